@@ -4,10 +4,12 @@
     python -m benchmarks.robustness [PART ...]    what was tried to break it: docs/trust.md
     python -m benchmarks.outputs store|compare    whether the commands give what they gave before a change
 
-A part is a function with a name. It yields rows, in a process of its own; the rows of all parts are one table (`running`).
+A part is a function with a name. It yields rows, in a process of its own; the rows of all parts are
+one table (`running`).
 """
 
 import sys
 from pathlib import Path
 
-sys.path.append(str(Path(__file__).parents[1] / "tests" / "support"))  # processes that are forked, and pages in Chromium
+# processes that are forked, and pages in Chromium
+sys.path.append(str(Path(__file__).parents[1] / "tests" / "support"))

@@ -1,8 +1,10 @@
-"""`python -m benchmarks.cost [PART ...]`: what everything costs, as a table and a page in figures/bench.
+"""`python -m benchmarks.cost [PART ...]`: what everything costs, as a table and a page in
+figures/bench.
 
-Every part measures in one process what its rows are compared with: a ratio of two rows of a part holds on other machines too.
-docs/bench.md says how to read the table. A minute or two: `make bench PARTS="layer/512 commands/niah"`. With a GPU, and without one what
-can be counted: `make bench PARTS=accelerator`.
+Every part measures in one process what its rows are compared with: a ratio of two rows of a part
+holds on other machines too. docs/bench.md says how to read the table. A minute or two: `make bench
+PARTS="layer/512 commands/niah"`. With a GPU, and without one what can be counted: `make bench
+PARTS=accelerator`.
 """
 
 from __future__ import annotations
@@ -36,24 +38,54 @@ from repo_interp.measures.statistics import share
 from repo_interp.models.capture import capture
 from repo_interp.models.reposition import with_layout
 
-COLUMNS = ("what", "beside", "cpu_seconds", "wall_seconds", "megabytes", "operations", "operators", "note")
+COLUMNS = (
+    "what",
+    "beside",
+    "cpu_seconds",
+    "wall_seconds",
+    "megabytes",
+    "operations",
+    "operators",
+    "note",
+)
 SMOLLM2, OLMO2, GEMMA3 = "smollm2-135m", "olmo-2-1b", "gemma-3-270m"
 FORWARD, ALL = "forward pass", "all measures"
 CHEAP_NAMES = ("positions", "patterns", "attention_mass")
-STOCK, CHEAP, PATTERNS_CACHED = "forward pass of transformers", ", ".join(CHEAP_NAMES), "run_with_cache of patterns"
+STOCK, CHEAP, PATTERNS_CACHED = (
+    "forward pass of transformers",
+    ", ".join(CHEAP_NAMES),
+    "run_with_cache of patterns",
+)
 SILENT: dict[str, Any] = {"progress": lambda done, total: None}
 TEXTBOOK_UP_TO = 4096
 """Tokens up to which the textbook way is measured: its solve takes n^3."""
 EVERY = 200
 """Steps between two measurements of `ri.PositionsCallback`, by default."""
-NAMES = ("positions", "patterns", "attention_mass", "components", "three_axis", "fake_distance", "rotation")
-"""All measures that a whole prompt is reduced by; others look at some rows, or are taken when named."""
+NAMES = (
+    "positions",
+    "patterns",
+    "attention_mass",
+    "components",
+    "three_axis",
+    "fake_distance",
+    "rotation",
+)
+"""All measures that a whole prompt is reduced by; others look at some rows, or are taken when
+named.
+"""
 _TRAINED = {"training_length": 4096}
-OPTIONS = {"components": _TRAINED, "rotation": _TRAINED, "three_axis": {"extras": ()}, "fake_distance": {"axes": "none"}}
+OPTIONS = {
+    "components": _TRAINED,
+    "rotation": _TRAINED,
+    "three_axis": {"extras": ()},
+    "fake_distance": {"axes": "none"},
+}
 
 
 def layer(given: Namespace, tokens: int, subject: str = "olmo-2-1b layer") -> Iterator[Row]:
-    """One layer of OLMo-2-1B's shape: every measure beside the layer's own forward pass, and the textbook way beside the measure."""
+    """One layer of OLMo-2-1B's shape: every measure beside the layer's own forward pass, and the
+    textbook way beside the measure.
+    """
     config, layout = SHAPES[subject]
     prompt = prompt_of(tokens, config.vocab_size)
     (batch,) = make_batches([prompt], 1)
@@ -63,7 +95,13 @@ def layer(given: Namespace, tokens: int, subject: str = "olmo-2-1b layer") -> It
         own_pass = cost(lambda: stock.model(input_ids=batch.tokens, use_cache=False), repeats)
         yield {"what": FORWARD, **own_pass, "operations": operations(config, tokens)}
         captured: list[Any] = []
-        capture(bridged(stock, layout, prompt)[0], batch.tokens, batch.valid, torch.arange(1), captured.append)
+        capture(
+            bridged(stock, layout, prompt)[0],
+            batch.tokens,
+            batch.valid,
+            torch.arange(1),
+            captured.append,
+        )
 
         def together() -> object:
             afresh = replace(captured[-1])  # a copy remembers nothing of what was made before
@@ -71,7 +109,9 @@ def layer(given: Namespace, tokens: int, subject: str = "olmo-2-1b layer") -> It
             return [measure.observe(afresh, batch.spans) for measure in measures]
 
         for measure in measures:
-            spent = cost(lambda measure=measure: measure.observe(replace(captured[-1]), batch.spans), repeats)
+            spent = cost(
+                lambda measure=measure: measure.observe(replace(captured[-1]), batch.spans), repeats
+            )
             yield {"what": measure.name, "beside": FORWARD, **spent}
         yield {"what": ALL, "beside": FORWARD, **cost(together, repeats)}
         if tokens <= TEXTBOOK_UP_TO:
@@ -79,21 +119,33 @@ def layer(given: Namespace, tokens: int, subject: str = "olmo-2-1b layer") -> It
 
 
 def model(given: Namespace, subject: str, tokens: int, dtype: str = "float32") -> Iterator[Row]:
-    """Whole models, random weights: `analyze` of one prompt beside the model's own forward pass without its unembedding."""
+    """Whole models, random weights: `analyze` of one prompt beside the model's own forward pass
+    without its unembedding.
+    """
     config, layout = SHAPES[subject]
     prompt = prompt_of(tokens, config.vocab_size)
     made, own_pass = bridged(model_of(config, dtype), layout, prompt)
     ri.analyze(made, [prompt_of(64, config.vocab_size)])  # what is imported and made once
     yield {"what": FORWARD, **cost(own_pass), "operations": operations(config, tokens)}
-    yield {"what": f"{FORWARD} and {ALL}", "beside": FORWARD, **cost(lambda: ri.analyze(made, [prompt], _measures()))}
+    yield {
+        "what": f"{FORWARD} and {ALL}",
+        "beside": FORWARD,
+        **cost(lambda: ri.analyze(made, [prompt], _measures())),
+    }
     if tokens <= 2048 and subject != "olmo-2-1b":  # elsewhere minutes more
         spent = cost(lambda: ri.analyze(made, [prompt]))
         yield {"what": f"{FORWARD} and measures by default", "beside": FORWARD, **spent}
-    yield {"what": "the process", "megabytes": resident("VmHWM"), "note": "all that it held since the row above began"}
+    yield {
+        "what": "the process",
+        "megabytes": resident("VmHWM"),
+        "note": "all that it held since the row above began",
+    }
 
 
 def operators(given: Namespace, tokens: int, subject: str = "olmo-2-1b layer") -> Iterator[Row]:
-    """Operators that one analysis of one layer dispatches, with the memory of an accelerator allowed; counted on the processor."""
+    """Operators that one analysis of one layer dispatches, with the memory of an accelerator
+    allowed; counted on the processor.
+    """
     config, layout = SHAPES[subject]
     prompt, stocked = prompt_of(tokens, config.vocab_size), model_of(config)
     ids = torch.tensor([prompt.tokens])
@@ -105,7 +157,10 @@ def operators(given: Namespace, tokens: int, subject: str = "olmo-2-1b layer") -
 
     yield {"what": FORWARD, **counted(lambda: stocked.model(input_ids=ids, use_cache=False))}
     made, _ = bridged(stocked, layout, prompt)
-    for what, measures in ((CHEAP, [measure_named(name) for name in CHEAP_NAMES]), (ALL, _measures())):
+    for what, measures in (
+        (CHEAP, [measure_named(name) for name in CHEAP_NAMES]),
+        (ALL, _measures()),
+    ):
         spent = counted(lambda measures=measures: ri.analyze(made, [prompt], measures, **SILENT))
         yield {"what": f"{FORWARD} and {what}", "beside": FORWARD, **spent}
 
@@ -115,24 +170,43 @@ class Operators(TorchDispatchMode):
 
     count = 0
 
-    def __torch_dispatch__(self, operator: Any, types: Any, arguments: tuple = (), keywords: dict[str, Any] | None = None) -> Any:
+    def __torch_dispatch__(
+        self,
+        operator: Any,
+        types: Any,
+        arguments: tuple = (),
+        keywords: dict[str, Any] | None = None,
+    ) -> Any:
         """Run `operator`."""
         self.count += 1
         return operator(*arguments, **(keywords or {}))
 
 
-def accelerator(given: Namespace, subject: str, tokens: int, dtype: str, device: str | None = None) -> Iterator[Row]:
-    """Whole models, random weights, on an accelerator: seconds by the clock until it is done, the least of three after one to warm up, and
-    the most memory of the device beside the weights. Our pass beside the stock model's; TransformerLens' cache of all patterns. Without an
-    accelerator nothing is measured, and the rows say so. `operators` are counted anywhere: those that one analysis of one layer of
-    OLMo-2-1B's shape dispatches, each of which costs an accelerator 5 to 10 microseconds whatever its size.
+def accelerator(
+    given: Namespace, subject: str, tokens: int, dtype: str, device: str | None = None
+) -> Iterator[Row]:
+    """Whole models, random weights, on an accelerator: seconds by the clock until it is done, the
+    least of three after one to warm up, and the most memory of the device beside the weights.
+
+    Our pass beside the stock model's; TransformerLens' cache of all patterns. Without an
+    accelerator nothing is measured, and the rows say so. `operators` are counted anywhere: those
+    that one analysis of one layer of OLMo-2-1B's shape dispatches, each of which costs an
+    accelerator 5 to 10 microseconds whatever its size.
     """
-    place = device or next((kind for kind in ("cuda", "mps") if getattr(torch, kind).is_available()), None)
+    place = device or next(
+        (kind for kind in ("cuda", "mps") if getattr(torch, kind).is_available()), None
+    )
     whats = (STOCK, FORWARD, f"{FORWARD} and {CHEAP}", f"{FORWARD} and {ALL}", PATTERNS_CACHED)
-    beside: dict[str, str | None] = dict(zip(whats, (None, STOCK, FORWARD, FORWARD, FORWARD), strict=True))
+    beside: dict[str, str | None] = dict(
+        zip(whats, (None, STOCK, FORWARD, FORWARD, FORWARD), strict=True)
+    )
     if place is None:
         yield from (
-            {"what": what, "note": f"not measured: this needs an accelerator, and none is here ({dtype})"} for what in whats
+            {
+                "what": what,
+                "note": f"not measured: this needs an accelerator, and none is here ({dtype})",
+            }
+            for what in whats
         )
         return
     config, layout = SHAPES[subject]
@@ -156,7 +230,12 @@ def accelerator(given: Namespace, subject: str, tokens: int, dtype: str, device:
         except torch.OutOfMemoryError:
             return {**row, "note": f"out of memory, {name}"}
         peak = getattr(module, "max_memory_allocated", lambda: math.nan)() - held
-        return {**row, "wall_seconds": min(seconds), "megabytes": peak / 2**20, "note": f"{dtype}, {name}"}
+        return {
+            **row,
+            "wall_seconds": min(seconds),
+            "megabytes": peak / 2**20,
+            "note": f"{dtype}, {name}",
+        }
 
     with torch.inference_mode():
         yield spent(STOCK, lambda: stocked.model(input_ids=ids, use_cache=False))
@@ -166,16 +245,28 @@ def accelerator(given: Namespace, subject: str, tokens: int, dtype: str, device:
     yield spent(f"{FORWARD} and {CHEAP}", lambda: ri.analyze(made, [prompt], cheap, **SILENT))
     yield spent(f"{FORWARD} and {ALL}", lambda: ri.analyze(made, [prompt], every, **SILENT))
     with torch.inference_mode():
-        cached = partial(made.run_with_cache, ids, names_filter=lambda name: name.endswith("hook_pattern"), return_type=None)  # pyright: ignore
+        cached = partial(
+            made.run_with_cache,  # pyright: ignore[reportArgumentType]
+            ids,
+            names_filter=lambda name: name.endswith("hook_pattern"),
+            return_type=None,
+        )
         yield spent(PATTERNS_CACHED, cached)
 
 
 def stock(given: Namespace, subject: str, tokens: int = 512) -> Iterator[Row]:
-    """Our forward pass beside the stock model's, with the same random weights; and 32 tokens generated with a key-value cache."""
+    """Our forward pass beside the stock model's, with the same random weights; and 32 tokens
+    generated with a key-value cache.
+    """
     config, _ = SHAPES[subject]
     theirs, ours = model_of(config).eval(), with_layout(model_of(config), None).eval()
     prompt = torch.tensor([prompt_of(tokens, config.vocab_size).tokens])
-    options = {"max_new_tokens": 32, "min_new_tokens": 32, "do_sample": False, "attention_mask": torch.ones_like(prompt)}
+    options = {
+        "max_new_tokens": 32,
+        "min_new_tokens": 32,
+        "do_sample": False,
+        "attention_mask": torch.ones_like(prompt),
+    }
 
     def passed(model: Any) -> object:
         return model(input_ids=prompt, use_cache=False)
@@ -185,18 +276,27 @@ def stock(given: Namespace, subject: str, tokens: int = 512) -> Iterator[Row]:
 
     with torch.inference_mode():
         for what, call in ((FORWARD, passed), ("32 tokens", generated)):
-            spent = [[cost(partial(call, model), 2) for model in (theirs, ours)] for _ in range(3)]  # in turns: clocks drift
+            # in turns: clocks drift
+            spent = [[cost(partial(call, model), 2) for model in (theirs, ours)] for _ in range(3)]
             for place, name in enumerate((f"{what} of transformers", what)):
                 least = min((pair[place] for pair in spent), key=lambda each: each["cpu_seconds"])
-                yield {"what": name, **({"beside": f"{what} of transformers"} if place else {}), **least}
+                yield {
+                    "what": name,
+                    **({"beside": f"{what} of transformers"} if place else {}),
+                    **least,
+                }
 
 
 def training(given: Namespace, subject: str, tokens: int = 512) -> Iterator[Row]:
-    """A training step, and what `ri.PositionsCallback` adds to it by default: one measurement of four prompts in 200 steps, written."""
+    """A training step, and what `ri.PositionsCallback` adds to it by default: one measurement of
+    four prompts in 200 steps, written.
+    """
     config, _ = SHAPES[subject]
     trained = model_of(config).train()
     optimiser = torch.optim.AdamW(trained.parameters())
-    batch = torch.tensor([prompt_of(tokens - number, config.vocab_size).tokens[: tokens - 4] for number in range(4)])
+    batch = torch.tensor(
+        [prompt_of(tokens - number, config.vocab_size).tokens[: tokens - 4] for number in range(4)]
+    )
     prompts = [prompt_of(256 - number, config.vocab_size) for number in range(4)]
 
     def step() -> None:
@@ -208,7 +308,12 @@ def training(given: Namespace, subject: str, tokens: int = 512) -> Iterator[Row]
     with tempfile.TemporaryDirectory() as folder:
         spent = cost(lambda: ri.training_scalars(ri.measure_step(trained, 1, prompts, folder)), 2)
     each = {name: spent[name] / EVERY for name in ("cpu_seconds", "wall_seconds")}
-    yield {"what": "measuring", "beside": "training step", **spent, "note": "4 prompts of 256 tokens"}
+    yield {
+        "what": "measuring",
+        "beside": "training step",
+        **spent,
+        "note": "4 prompts of 256 tokens",
+    }
     note = f"one of {EVERY} steps"
     yield {"what": "measuring, per step", "beside": "training step", **spent, **each, "note": note}
 
@@ -219,44 +324,81 @@ def loading(given: Namespace, subject: str, dtype: str = "float32") -> Iterator[
     with tempfile.TemporaryDirectory() as folder:
         directory, loaded = checkpoint_of(subject, dtype, folder), []
         spent = cost(lambda: loaded.append(ri.load(directory, dtype=dtype)))
-    weights = {parameter.data_ptr(): parameter for parameter in loaded[0].original_model.parameters()}.values()
+    weights = {
+        parameter.data_ptr(): parameter for parameter in loaded[0].original_model.parameters()
+    }.values()
     size = sum(parameter.numel() * parameter.element_size() for parameter in weights)
     yield {"what": "weights", "megabytes": size / 2**20, "note": dtype}
     yield {"what": "load", "beside": "weights", **spent}
 
 
-def commands(given: Namespace, subject: str, dtype: str = "float32", tokens: int = 256) -> Iterator[Row]:
-    """Imports and commands as processes of their own, beside a process that imports torch and transformers with its model classes."""
+def commands(
+    given: Namespace, subject: str, dtype: str = "float32", tokens: int = 256
+) -> Iterator[Row]:
+    """Imports and commands as processes of their own, beside a process that imports torch and
+    transformers with its model classes.
+    """
     libraries = "import torch and transformers"
-    code = "import torch, transformers; from transformers import AutoModelForCausalLM, LlamaForCausalLM"
+    code = (
+        "import torch, transformers; from transformers import AutoModelForCausalLM, "
+        "LlamaForCausalLM"
+    )
     yield {"what": libraries, **process([sys.executable, "-c", code])}
-    yield {"what": "import repo_interp", "beside": libraries, **process([sys.executable, "-c", "import repo_interp"])}
+    yield {
+        "what": "import repo_interp",
+        "beside": libraries,
+        **process([sys.executable, "-c", "import repo_interp"]),
+    }
     with tempfile.TemporaryDirectory() as folder:
-        checkpoint, prompts = checkpoint_of(subject, dtype, folder), str(Path(folder) / "prompts.jsonl")
+        checkpoint, prompts = (
+            checkpoint_of(subject, dtype, folder),
+            str(Path(folder) / "prompts.jsonl"),
+        )
         ri.write_prompts([prompt_of(tokens - number, 100) for number in range(4)], prompts)
-        analyze = ("analyze", checkpoint, "--prompts", prompts, "--dtype", dtype, "--out", f"{folder}/run")
+        analyze = (
+            "analyze",
+            checkpoint,
+            "--prompts",
+            prompts,
+            "--dtype",
+            dtype,
+            "--out",
+            f"{folder}/run",
+        )
         for words in (("--help",), ("inspect", checkpoint), analyze):
             spent = process([sys.executable, "-m", "repo_interp", *words])
-            note = f"4 prompts of {tokens} tokens, measures by default, figures and page" if words == analyze else None
+            note = (
+                f"4 prompts of {tokens} tokens, measures by default, figures and page"
+                if words == analyze
+                else None
+            )
             yield {"what": f"repo-interp {words[0]}", "beside": libraries, **spent, "note": note}
 
 
 def page(given: Namespace, subject: str) -> Iterator[Row]:
-    """`analyze` as a new user types it, as a process of its own; and the sizes of what it writes."""
+    """`analyze` as a new user types it, as a process of its own; and the sizes of what it
+    writes.
+    """
     with tempfile.TemporaryDirectory() as folder:
         yield {
             "what": "repo-interp analyze",
-            **process([sys.executable, "-m", "repo_interp", "analyze", subject, "--out", f"{folder}/run"]),
+            **process(
+                [sys.executable, "-m", "repo_interp", "analyze", subject, "--out", f"{folder}/run"]
+            ),
         }
         for name in ("report.html", "run.nc"):
             size = (Path(folder) / "run" / name).stat().st_size
             yield {"what": name, "megabytes": size / 2**20, "note": "on disk"}
 
 
-def explorer(given: Namespace, subject: str, edited: Sequence[int], tokens: int = 0) -> Iterator[Row]:
-    """The explorer beside a forward pass: the answer to a new edit in a layer; and in Chromium, where there is one, the page until its
-    first paint and until all is drawn, and an edit from the click until it is drawn. `tokens` of a prompt that is made; 0: the model's
-    own first prompt.
+def explorer(
+    given: Namespace, subject: str, edited: Sequence[int], tokens: int = 0
+) -> Iterator[Row]:
+    """The explorer beside a forward pass: the answer to a new edit in a layer; and in Chromium,
+    where there is one, the page until its first paint and until all is drawn, and an edit from the
+    click until it is drawn.
+
+    `tokens` of a prompt that is made; 0: the model's own first prompt.
     """
     bridge = ri.load(subject)
     prompt = prompt_of(tokens, bridge.cfg.d_vocab) if tokens else default_prompts(bridge)[0][0]
@@ -264,10 +406,18 @@ def explorer(given: Namespace, subject: str, edited: Sequence[int], tokens: int 
     layers = bridge.cfg.n_layers
 
     def view(**asked: object) -> None:
-        json.dumps(explored.answer(message({"ask": "view", "heads": [[layers - 1, 0]], "token": last, **asked})))
+        json.dumps(
+            explored.answer(
+                message({"ask": "view", "heads": [[layers - 1, 0]], "token": last, **asked})
+            )
+        )
 
     with torch.inference_mode():
-        yield {"what": FORWARD, **cost(lambda: bridge(torch.tensor([prompt.tokens])), 3), "note": f"{len(prompt.tokens)} tokens"}
+        yield {
+            "what": FORWARD,
+            **cost(lambda: bridge(torch.tensor([prompt.tokens])), 3),
+            "note": f"{len(prompt.tokens)} tokens",
+        }
     yield {"what": "first view", "beside": FORWARD, **cost(view)}
     for layer in edited:
         edit = {"kind": "frozen", "layer": layer}
@@ -316,17 +466,28 @@ def _in_browser(explored: Any, edited: Sequence[int]) -> Iterator[Row]:
         browser.open(served.address)
         browser.wait("'alive' in document.getElementById('explorer').dataset")
         drawn = time.perf_counter() - began
-        painted = browser.run("performance.getEntriesByName('first-contentful-paint')[0].startTime") / 1000
+        painted = (
+            browser.run("performance.getEntriesByName('first-contentful-paint')[0].startTime")
+            / 1000
+        )
         yield {"what": "page, first paint", "wall_seconds": painted}
         yield {"what": "page, all drawn", "beside": FORWARD, "wall_seconds": drawn}
         browser.run(
             "document.querySelector('section[aria-label=Continuation] input').click()"
         )  # no continuation after every change
-        stops = "[...document.querySelectorAll('button')].filter((one) => one.textContent === 'Stop')"
+        stops = (
+            "[...document.querySelectorAll('button')].filter((one) => one.textContent === 'Stop')"
+        )
         browser.run(f"{stops}.forEach((one) => one.click())")
         for layer in edited:
-            spent = min(browser.run(_EDIT.format(layer=layer, value=3.25 + turn)) for turn in range(4))
-            yield {"what": f"edit in layer {layer}, until it is drawn", "beside": FORWARD, "wall_seconds": spent}
+            spent = min(
+                browser.run(_EDIT.format(layer=layer, value=3.25 + turn)) for turn in range(4)
+            )
+            yield {
+                "what": f"edit in layer {layer}, until it is drawn",
+                "beside": FORWARD,
+                "wall_seconds": spent,
+            }
         browser.close()
 
 
@@ -335,7 +496,13 @@ def _measures() -> list[Any]:
 
 
 LENGTHS = (512, 1024, 2048, 4096, 8192, 16384)
-WHOLE = [*((SMOLLM2, tokens) for tokens in (512, 1024, 2048, 4096)), (GEMMA3, 512), (GEMMA3, 1024), (OLMO2, 2048), (OLMO2, 4096)]
+WHOLE = [
+    *((SMOLLM2, tokens) for tokens in (512, 1024, 2048, 4096)),
+    (GEMMA3, 512),
+    (GEMMA3, 1024),
+    (OLMO2, 2048),
+    (OLMO2, 4096),
+]
 ON_ACCELERATOR = (
     *((OLMO2, tokens, "bfloat16") for tokens in (1024, 4096, 16384)),
     (OLMO2, 4096, "float32"),
@@ -343,7 +510,10 @@ ON_ACCELERATOR = (
 )
 PARTS: dict[str, Part] = {
     **{f"layer/{tokens}": partial(layer, tokens=tokens) for tokens in LENGTHS},
-    **{f"model/{name}/{tokens}": partial(model, subject=name, tokens=tokens) for name, tokens in WHOLE},
+    **{
+        f"model/{name}/{tokens}": partial(model, subject=name, tokens=tokens)
+        for name, tokens in WHOLE
+    },
     **{f"stock/{name}": partial(stock, subject=name) for name in (SMOLLM2, GEMMA3, "mixtral")},
     f"training/{SMOLLM2}": partial(training, subject=SMOLLM2),
     f"loading/{SMOLLM2}": partial(loading, subject=SMOLLM2),
@@ -351,7 +521,10 @@ PARTS: dict[str, Part] = {
     "commands/niah/repo": partial(commands, subject="niah/repo"),
     f"commands/{SMOLLM2}": partial(commands, subject=SMOLLM2, tokens=512),
     f"commands/{OLMO2}": partial(commands, subject=OLMO2, dtype="bfloat16"),
-    **{f"page/{name}": partial(page, subject=name) for name in ("reversal/repo", "niah/repo", "language/rope", SMOLLM2)},
+    **{
+        f"page/{name}": partial(page, subject=name)
+        for name in ("reversal/repo", "niah/repo", "language/rope", SMOLLM2)
+    },
     "explorer/reversal/repo": partial(explorer, subject="reversal/repo", edited=(0, 2)),
     f"explorer/{SMOLLM2}/512": partial(explorer, subject=SMOLLM2, edited=(5, 28), tokens=512),
     f"explorer/{SMOLLM2}/4096": partial(explorer, subject=SMOLLM2, edited=(5, 28), tokens=4096),
@@ -362,15 +535,22 @@ PARTS: dict[str, Part] = {
         for job in JOBS
     },
     **{
-        f"accelerator/{name}/{tokens}/{dtype}": partial(accelerator, subject=name, tokens=tokens, dtype=dtype)
+        f"accelerator/{name}/{tokens}/{dtype}": partial(
+            accelerator, subject=name, tokens=tokens, dtype=dtype
+        )
         for name, tokens, dtype in ON_ACCELERATOR
     },
-    **{f"accelerator/operators/{tokens}": partial(operators, tokens=tokens) for tokens in (1024, 4096)},
+    **{
+        f"accelerator/operators/{tokens}": partial(operators, tokens=tokens)
+        for tokens in (1024, 4096)
+    },
     f"long/{SMOLLM2}": partial(model, subject=SMOLLM2, tokens=16384),
     f"long/{OLMO2}": partial(model, subject=OLMO2, tokens=16384, dtype="bfloat16"),
 }
 BY_NAME = ("long", "accelerator")
-"""Sections that run when they are named: 16,384 tokens take an hour, and not every machine has an accelerator."""
+"""Sections that run when they are named: 16,384 tokens take an hour, and not every machine has an
+accelerator.
+"""
 
 
 def write_page(file: Path, table: Frame) -> None:
@@ -387,18 +567,33 @@ def write_page(file: Path, table: Frame) -> None:
 
 
 def with_ratios(table: Frame) -> Frame:
-    """The columns of the page: `time ×` and `memory ×` are over the row `beside`, empty where there is none."""
-    other = table[["part", "beside"]].merge(table, how="left", left_on=["part", "beside"], right_on=["part", "what"])
+    """The columns of the page: `time ×` and `memory ×` are over the row `beside`, empty where there
+    is none.
+    """
+    other = table[["part", "beside"]].merge(
+        table, how="left", left_on=["part", "beside"], right_on=["part", "what"]
+    )
     other.index = table.index
-    times = (table["cpu_seconds"] / other["cpu_seconds"]).fillna(table["wall_seconds"] / other["wall_seconds"])
+    times = (table["cpu_seconds"] / other["cpu_seconds"]).fillna(
+        table["wall_seconds"] / other["wall_seconds"]
+    )
     ratios = {"time ×": times, "memory ×": table["megabytes"] / other["megabytes"]}
-    shown = ["part", "what", "cpu_seconds", "wall_seconds", "megabytes", *(("operators",) if "operators" in table else ())]
+    shown = [
+        "part",
+        "what",
+        "cpu_seconds",
+        "wall_seconds",
+        "megabytes",
+        *(("operators",) if "operators" in table else ()),
+    ]
     return table.assign(**ratios)[[*shown, *ratios, "beside", "note"]]
 
 
 def main() -> None:
     """Measure."""
-    parser = ArgumentParser(prog="python -m benchmarks.cost", description=(__doc__ or "").splitlines()[0])
+    parser = ArgumentParser(
+        prog="python -m benchmarks.cost", description=(__doc__ or "").splitlines()[0]
+    )
     run(parser, PARTS, COLUMNS, Path("figures/bench/bench.csv"), write_page, BY_NAME)
 
 

@@ -1,4 +1,5 @@
-"""`python -m benchmarks.families [FAMILY ...]`: which causal-LM families of the installed transformers open, and what works on them.
+"""`python -m benchmarks.families [FAMILY ...]`: which causal-LM families of the installed
+transformers open, and what works on them.
 
 Each family is built with tiny random weights in a process of its own, and tried:
 
@@ -50,16 +51,40 @@ SCALINGS: dict[str, dict[str, Any]] = {
     "dynamic": {"factor": 4.0},
     "yarn": {"factor": 4.0, "original_max_position_embeddings": ORIGINAL},
     "longrope": {"factor": 4.0, "original_max_position_embeddings": ORIGINAL},
-    "llama3": {"factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": ORIGINAL},
+    "llama3": {
+        "factor": 4.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": ORIGINAL,
+    },
 }
-KEPT = ("rope_theta", "partial_rotary_factor", "llama_4_scaling_beta", "mrope_section", "mrope_interleaved")
+KEPT = (
+    "rope_theta",
+    "partial_rotary_factor",
+    "llama_4_scaling_beta",
+    "mrope_section",
+    "mrope_interleaved",
+)
 """Parameters of a rotation that do not scale it."""
 GOOD = ("yes", "no positions", "yes (ours)", "none")
 REFUSED, UNKNOWN = "refused: ", "transformers: "
-"""How the reason begins why a scaling is not tried: because `ri.load` refuses it, or because the stock model does not run with it."""
-HOOKS = ("hook_q", "hook_k", "hook_v", "hook_rot_q", "hook_rot_k", "hook_attn_scores", "hook_pattern", "hook_z")
+"""How the reason begins why a scaling is not tried: because `ri.load` refuses it, or because the
+stock model does not run with it.
+"""
+HOOKS = (
+    "hook_q",
+    "hook_k",
+    "hook_v",
+    "hook_rot_q",
+    "hook_rot_k",
+    "hook_attn_scores",
+    "hook_pattern",
+    "hook_z",
+)
 PAGE = Path(__file__).parents[1] / "docs" / "families.md"
-INTRODUCTION = Path(__file__).with_name("families_introduction.md").read_text(encoding="utf-8").rstrip("\n")
+INTRODUCTION = (
+    Path(__file__).with_name("families_introduction.md").read_text(encoding="utf-8").rstrip("\n")
+)
 
 
 def small_configuration(family: str, **changes: Any) -> Any:
@@ -68,13 +93,19 @@ def small_configuration(family: str, **changes: Any) -> Any:
 
     kind = CONFIG_MAPPING[family]
     default = kind()
-    sizes = SIZES["every"] | (SIZES["latent"] if hasattr(default, "qk_rope_head_dim") else {}) | changes
+    sizes = (
+        SIZES["every"] | (SIZES["latent"] if hasattr(default, "qk_rope_head_dim") else {}) | changes
+    )
     small = {name: value for name, value in sizes.items() if _settable(default, name, value)}
     for name in LISTS:
         named = getattr(default, name, None)
         if isinstance(named, list | tuple) and _settable(default, name, named):
             small[name] = _varied(list(named))
-    return kind(**small | SIZES["family"].get(family, {}) | {name: value for name, value in changes.items() if name in small})
+    return kind(
+        **small
+        | SIZES["family"].get(family, {})
+        | {name: value for name, value in changes.items() if name in small}
+    )
 
 
 def _settable(default: Any, name: str, value: Any) -> bool:
@@ -94,7 +125,9 @@ def _varied(named: list[Any]) -> list[Any]:
 
 
 def scaled_configuration(family: str, scaling: str) -> Any:
-    """A small configuration of `family` with a scaled rotation in every kind of layer; None where it states no rotation."""
+    """A small configuration of `family` with a scaled rotation in every kind of layer; None where
+    it states no rotation.
+    """
     from accelerate import init_empty_weights
     from transformers import AutoModelForCausalLM
 
@@ -110,12 +143,16 @@ def scaled_configuration(family: str, scaling: str) -> Any:
 
     def scaled(parameters: Any, prefix: str) -> Any:
         buffer = getattr(rotary, f"{prefix}inv_freq", None)
-        if buffer is None or parameters["rope_type"] == "proportional":  # not rotated, or scaled otherwise (Gemma 4)
+        # not rotated, or scaled otherwise (Gemma 4)
+        if buffer is None or parameters["rope_type"] == "proportional":
             return parameters
         kept = {name: value for name, value in parameters.items() if name in KEPT}
         if scaling == "longrope":
             pairs = range(len(buffer))
-            kept |= {"short_factor": [1.0 + 0.1 * r for r in pairs], "long_factor": [1.5 + 0.2 * r for r in pairs]}
+            kept |= {
+                "short_factor": [1.0 + 0.1 * r for r in pairs],
+                "long_factor": [1.5 + 0.2 * r for r in pairs],
+            }
         return kept | {"rope_type": scaling} | SCALINGS[scaling] | SIZES["rope"].get(family, {})
 
     if any(isinstance(value, dict) for value in stated.values()):
@@ -141,7 +178,9 @@ def small_model(family: str, config: Any = None) -> Any:
 
 
 def scaled(family: str, scaling: str) -> str:
-    """Whether `family` opens with a scaled rotation, with the stock model's logits: "yes", a number, or the reason why not."""
+    """Whether `family` opens with a scaled rotation, with the stock model's logits: "yes", a
+    number, or the reason why not.
+    """
     import torch
 
     import repo_interp as ri
@@ -158,7 +197,8 @@ def scaled(family: str, scaling: str) -> str:
         with torch.no_grad():
             expected = [stock(tokens[:, :length], use_cache=False).logits for length in lengths]
     except Exception as error:
-        first = re.split(r": \{|\. [A-Z]", " ".join(str(error).split()))[0]  # without sets, whose order changes
+        # without sets, whose order changes
+        first = re.split(r": \{|\. [A-Z]", " ".join(str(error).split()))[0]
         return f"{UNKNOWN}{type(error).__name__}: {first.strip(chr(34))}"
     errors = []
     with tempfile.TemporaryDirectory() as directory, torch.no_grad():
@@ -218,8 +258,16 @@ def tried(family: str, columns: Collection[str] = COLUMNS) -> dict[str, str]:
         mask = torch.ones_like(tokens)
         mask[0, :3] = 0
         wrong = []
-        for name, options in {"greedy": {}, "sampled": {"do_sample": True}, "padded": {"attention_mask": mask}}.items():
-            given = {"attention_mask": torch.ones_like(tokens), "max_new_tokens": 8, "do_sample": False} | options
+        for name, options in {
+            "greedy": {},
+            "sampled": {"do_sample": True},
+            "padded": {"attention_mask": mask},
+        }.items():
+            given = {
+                "attention_mask": torch.ones_like(tokens),
+                "max_new_tokens": 8,
+                "do_sample": False,
+            } | options
             outputs = []
             for each in (stock, model):
                 torch.manual_seed(3)
@@ -232,12 +280,19 @@ def tried(family: str, columns: Collection[str] = COLUMNS) -> dict[str, str]:
         if all(each.scheme == "nope" for each in layers):
             return "no positions"
         does, some = ri.interventions, {"tokens": range(2, 6)}
-        moving = {"shifted": partial(does.shifted, model, 3.0, **some), "frozen": partial(does.frozen, model, **some)}
+        moving = {
+            "shifted": partial(does.shifted, model, 3.0, **some),
+            "frozen": partial(does.frozen, model, **some),
+        }
         moving |= {"permuted": partial(does.permuted, model, **some)}
         still: dict[str, Any] = {"linearised": partial(does.linearised, model)}
         if heads := does.heads_with_positions(model):  # none where a table at the input is all
-            still["transplanted"] = partial(does.transplanted, model, does.positions_of(model, tokens))
-            still["set"] = partial(does.set_positions, model, heads[0][0], None, torch.arange(float(tokens.shape[1])))
+            still["transplanted"] = partial(
+                does.transplanted, model, does.positions_of(model, tokens)
+            )
+            still["set"] = partial(
+                does.set_positions, model, heads[0][0], None, torch.arange(float(tokens.shape[1]))
+            )
         wrong = []
         with torch.no_grad():
             before = model(tokens).logits
@@ -245,12 +300,21 @@ def tried(family: str, columns: Collection[str] = COLUMNS) -> dict[str, str]:
                 with change():
                     inside = model(tokens).logits
                 changed = float((inside - before).abs().max() / before.abs().max())
-                wrong += [] if (changed > 1e-4 if name in moving else changed < 1e-5) else [f"{name} changes by {changed:.1e}"]
-                wrong += [] if torch.equal(before, model(tokens).logits) else [f"{name} leaves a trace"]
+                wrong += (
+                    []
+                    if (changed > 1e-4 if name in moving else changed < 1e-5)
+                    else [f"{name} changes by {changed:.1e}"]
+                )
+                wrong += (
+                    [] if torch.equal(before, model(tokens).logits) else [f"{name} leaves a trace"]
+                )
         return "; ".join(wrong) or "yes"
 
     def experiments() -> str:
-        prompts = [Prompt(tokens=tuple(row), spans={"needle": (8,)}, generated=(10, 11)) for row in tokens.tolist()]
+        prompts = [
+            Prompt(tokens=tuple(row), spans={"needle": (8,)}, generated=(10, 11))
+            for row in tokens.tolist()
+        ]
         atlas = ri.experiments.Atlas(twins=1, sequences=1)
         wanted = [atlas]
         learning = copy.deepcopy(model)
@@ -258,14 +322,21 @@ def tried(family: str, columns: Collection[str] = COLUMNS) -> dict[str, str]:
             with_layout(learning, "repo")
             wanted.append(ri.experiments.Saliency(steps=2))
         run = ri.analyze(ri.bridge(learning), prompts, ["positions"], experiments=wanted)
-        values = [run["atlas"]["source_mass"], *([run["saliency"]["saliency_size"]] if len(wanted) > 1 else [])]
-        return "yes" if all(bool((abs(value) > 0).any()) for value in values) else "nothing measured"
+        values = [
+            run["atlas"]["source_mass"],
+            *([run["saliency"]["saliency_size"]] if len(wanted) > 1 else []),
+        ]
+        return (
+            "yes" if all(bool((abs(value) > 0).any()) for value in values) else "nothing measured"
+        )
 
     def bridged() -> str:
         wrapped = ri.bridge(copy.deepcopy(model))
         with torch.no_grad():
             given, cache = wrapped.run_with_cache(tokens)
-        missing = [name for name in HOOKS if f"blocks.{layers[0].layer_idx}.attn.{name}" not in cache]
+        missing = [
+            name for name in HOOKS if f"blocks.{layers[0].layer_idx}.attn.{name}" not in cache
+        ]
         if missing:
             return f"without {', '.join(missing)}"
         said = as_expected(given)
@@ -279,7 +350,13 @@ def tried(family: str, columns: Collection[str] = COLUMNS) -> dict[str, str]:
         with torch.no_grad():
             return as_expected(again(tokens))
 
-    trials = dict(zip(COLUMNS, (logits, attention, generation, interventions, experiments, bridged, loaded), strict=True))
+    trials = dict(
+        zip(
+            COLUMNS,
+            (logits, attention, generation, interventions, experiments, bridged, loaded),
+            strict=True,
+        )
+    )
     for column, does in ((column, does) for column, does in trials.items() if column in columns):
         try:
             row[column] = does()
@@ -308,21 +385,43 @@ def page(rows: dict[str, dict[str, str]], version: str) -> str:
     """docs/families.md."""
     opened = [{"family": family, **row} for family, row in rows.items() if "refused" not in row]
     columns = (*COLUMNS, *SCALINGS)
-    whole = [row for row in opened if all(row[column] in GOOD or row[column].startswith(UNKNOWN) for column in columns)]
-    counts = ", ".join(f"{sum(row[column].startswith('yes') for row in opened)} {column}" for column in columns)
+    whole = [
+        row
+        for row in opened
+        if all(row[column] in GOOD or row[column].startswith(UNKNOWN) for column in columns)
+    ]
+    counts = ", ".join(
+        f"{sum(row[column].startswith('yes') for row in opened)} {column}" for column in columns
+    )
     not_tried: dict[tuple[str, str], list[str]] = {}
     for row in opened:
         for scaling in SCALINGS:
             if row[scaling].startswith((REFUSED, UNKNOWN)):
-                not_tried.setdefault((row["family"], row[scaling].replace("|", "/")), []).append(scaling)
+                not_tried.setdefault((row["family"], row[scaling].replace("|", "/")), []).append(
+                    scaling
+                )
                 row[scaling] = row[scaling].partition(":")[0]
-    unscaled = [(family, ", ".join(scalings), reason) for (family, reason), scalings in not_tried.items()]
+    unscaled = [
+        (family, ", ".join(scalings), reason) for (family, reason), scalings in not_tried.items()
+    ]
     # The message of a refusal without what the table says already.
-    said = {family: f"model_type {family!r} cannot be opened: " for family, row in rows.items() if "refused" in row}
-    reasons = [(family, rows[family]["refused"].removeprefix(known).replace("|", "/")) for family, known in said.items()]
+    said = {
+        family: f"model_type {family!r} cannot be opened: "
+        for family, row in rows.items()
+        if "refused" in row
+    }
+    reasons = [
+        (family, rows[family]["refused"].removeprefix(known).replace("|", "/"))
+        for family, known in said.items()
+    ]
     parts = [
         INTRODUCTION.format(
-            version=version, all=len(rows), opened=len(opened), whole=len(whole), counts=counts, original=ORIGINAL
+            version=version,
+            all=len(rows),
+            opened=len(opened),
+            whole=len(whole),
+            counts=counts,
+            original=ORIGINAL,
         ),
         markdown(pandas.DataFrame(opened, columns=["family", "layers", "positions", *columns])),
         "## Scaled rotations that are not tried",

@@ -1,15 +1,20 @@
-"""Commands in processes that are forked, so that what is heavy is imported once, and interrupted: what stands is whole. Linux.
+"""Commands in processes that are forked, so that what is heavy is imported once, and interrupted:
+what stands is whole.
+
+Linux.
 
     (done,) = team(1, ("analyze", ...), directory)                to its end
     done = team(4, words, directory, kill=(1, 0.8))               four that know of each other, the second gets SIGKILL after 0.8 s
 
-SIGKILL at random moments, and several processes on one command: given again, it ends with the bytes of one that nobody disturbed; nothing
-half-written is left. 2 and 4 processes leave the bytes of one; where one of two is killed, the other ends on its own, and one or two go on
-with what both have kept. Moments are drawn by a seed, even over the CPU time of an undisturbed run, which a busy machine does not change.
+SIGKILL at random moments, and several processes on one command: given again, it ends with the bytes
+of one that nobody disturbed; nothing half-written is left. 2 and 4 processes leave the bytes of
+one; where one of two is killed, the other ends on its own, and one or two go on with what both have
+kept. Moments are drawn by a seed, even over the CPU time of an undisturbed run, which a busy
+machine does not change.
 
-A file system of 32 MB that is nearly full: a command that finds no room says so in one line, and what stood there stands. Exit code 2:
-nothing was changed. Exit code 1: the numbers are there and whole, and the line says which pictures are not. Where no tmpfs may be mounted
-the part fails.
+A file system of 32 MB that is nearly full: a command that finds no room says so in one line, and
+what stood there stands. Exit code 2: nothing was changed. Exit code 1: the numbers are there and
+whole, and the line says which pictures are not. Where no tmpfs may be mounted the part fails.
 """
 
 from __future__ import annotations
@@ -40,16 +45,45 @@ from benchmarks.running import Row
 Work = tuple[str, ...] | Callable[[], int]
 """The words of a command, or a function that returns an exit code."""
 _SOME = ("--measures", "positions,attention_mass", "--layers", "1", "--heads", "0,1")
-_TINY = ("--layers", "1", "--width", "16", "--heads", "2", "--steps", "60", "--log-every", "10", "--score-prompts", "8")
+_TINY = (
+    "--layers",
+    "1",
+    "--width",
+    "16",
+    "--heads",
+    "2",
+    "--steps",
+    "60",
+    "--log-every",
+    "10",
+    "--score-prompts",
+    "8",
+)
 _ROPE = "copying/rope_scattered"
 COMMANDS = {
     "score": ("score", "reversal/repo", "--count", "8", "--out", "out"),
     "train": ("train", "reversal", *_TINY, "--checkpoint-every", "20", "--out", "out"),
     "analyze": ("analyze", "niah/repo", "--count", "6", *_SOME, "--out", "out"),
-    "figures": ("figures", "hope", "--no-zoo", "--fast", "--checkpoint", f"{_ROPE}={_ROPE}", "--jobs", "1", "--out", "out"),
+    "figures": (
+        "figures",
+        "hope",
+        "--no-zoo",
+        "--fast",
+        "--checkpoint",
+        f"{_ROPE}={_ROPE}",
+        "--jobs",
+        "1",
+        "--out",
+        "out",
+    ),
 }
 """What is tried, small enough for seconds."""
-AGAIN = {"score": "--overwrite", "train": "--resume", "analyze": "--overwrite", "figures": "--overwrite"}
+AGAIN = {
+    "score": "--overwrite",
+    "train": "--resume",
+    "analyze": "--overwrite",
+    "figures": "--overwrite",
+}
 """With which each is given again after an interruption."""
 LAST = {".png": b"IEND\xaeB`\x82", ".pdf": b"%%EOF", ".svg": b"</svg>", ".html": b"</html>"}
 """Last bytes of whole files."""
@@ -60,7 +94,9 @@ ROOMS = (0, 4096, 32768, 131072)
 
 @dataclass(frozen=True)
 class Done:
-    """How a process ended: exit code (-9 where it was killed), CPU seconds, and what it wrote to stderr without its progress."""
+    """How a process ended: exit code (-9 where it was killed), CPU seconds, and what it wrote to
+    stderr without its progress.
+    """
 
     code: int
     cpu: float
@@ -82,13 +118,20 @@ def preload() -> None:
                 import_module(module.name)
 
 
-def team(count: int, what: Work, directory: Path, kill: tuple[int, float] | None = None) -> list[Done]:
-    """Do `what` in `count` processes, several launched as by torch.distributed; `kill`: which one, after how many CPU seconds."""
+def team(
+    count: int, what: Work, directory: Path, kill: tuple[int, float] | None = None
+) -> list[Done]:
+    """Do `what` in `count` processes, several launched as by torch.distributed; `kill`: which one,
+    after how many CPU seconds.
+    """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
     where |= dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(count))
-    ranks = [where | dict.fromkeys(("RANK", "LOCAL_RANK"), str(rank)) if count > 1 else {} for rank in range(count)]
+    ranks = [
+        where | dict.fromkeys(("RANK", "LOCAL_RANK"), str(rank)) if count > 1 else {}
+        for rank in range(count)
+    ]
     members = [Forked(partial(_work, what, variables), directory) for variables in ranks]
     if kill is not None:
         _kill_at(members[kill[0]].pid, kill[1])
@@ -109,7 +152,9 @@ def _work(what: Work, variables: dict[str, str]) -> int:
 
 
 def _kill_at(process: int, seconds: float) -> None:
-    """SIGKILL a process when it has used so many seconds of CPU time, if it has not ended before."""
+    """SIGKILL a process when it has used so many seconds of CPU time, if it has not ended
+    before.
+    """
     while os.waitid(os.P_PID, process, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
         if int(Path(f"/proc/{process}/schedstat").read_text().split()[0]) / 1e9 >= seconds:
             os.kill(process, signal.SIGKILL)
@@ -124,18 +169,33 @@ def _done(member: Forked, patience: float | None) -> Done:
     code, printed, errors = member.wait()
     ending.cancel()
     cpu = float("nan") if code < 0 else float(printed.splitlines()[-1])
-    return Done(code, cpu, "\n".join(line for line in errors.splitlines() if line.strip() and line[0] != "\x1b"))
+    return Done(
+        code,
+        cpu,
+        "\n".join(line for line in errors.splitlines() if line.strip() and line[0] != "\x1b"),
+    )
 
 
 def kills(given: Namespace, name: str, count: int = 1) -> Iterator[Row]:
-    """SIGKILL of one process at random moments; given again: the bytes of an undisturbed run, nothing half-written."""
+    """SIGKILL of one process at random moments; given again: the bytes of an undisturbed run,
+    nothing half-written.
+    """
     preload()
     with tempfile.TemporaryDirectory() as scratch:
-        first, again = (COMMANDS[name], (*COMMANDS[name], AGAIN[name])) if name in COMMANDS else (resumed, resumed)
+        first, again = (
+            (COMMANDS[name], (*COMMANDS[name], AGAIN[name]))
+            if name in COMMANDS
+            else (resumed, resumed)
+        )
         clocked = (".jsonl", ".pt") if name == "train" else ()  # clock times; gone at the end
         calm = team(count, first, place := _empty(scratch, "calm"))
         expected = files(place / "out", clocked)
-        wrong, kept, ended, generator = different(calm, expected, expected), [0], 0, np.random.default_rng(0)
+        wrong, kept, ended, generator = (
+            different(calm, expected, expected),
+            [0],
+            0,
+            np.random.default_rng(0),
+        )
         moments = np.sort(generator.uniform(0, 1, 0 if wrong else given.kills))
         for moment in moments:
             victim = int(generator.integers(count))
@@ -146,10 +206,22 @@ def kills(given: Namespace, name: str, count: int = 1) -> Iterator[Row]:
             complaints = half_written(place / "out")
             done = team(1 + int(generator.integers(count)), again, place)
             complaints += different(done, files(place / "out", clocked), expected)
-            complaints += [path.name for path in (place / "out").rglob(".*") if path.name.endswith((".unfinished", ".previous"))]
-            wrong += [f"process {victim} killed at {moment:.0%}: {complaint}" for complaint in complaints[:1]]
-        note = f"{calm[0].cpu:.1f} CPU s undisturbed, {len(expected)} files compared; killed with up to {max(kept)} files there"
-        yield row(name, len(moments) or 1, wrong, note + (f"; {ended} had ended before" if ended else ""))
+            complaints += [
+                path.name
+                for path in (place / "out").rglob(".*")
+                if path.name.endswith((".unfinished", ".previous"))
+            ]
+            wrong += [
+                f"process {victim} killed at {moment:.0%}: {complaint}"
+                for complaint in complaints[:1]
+            ]
+        note = (
+            f"{calm[0].cpu:.1f} CPU s undisturbed, {len(expected)} files compared; "
+            f"killed with up to {max(kept)} files there"
+        )
+        yield row(
+            name, len(moments) or 1, wrong, note + (f"; {ended} had ended before" if ended else "")
+        )
 
 
 def processes(given: Namespace, name: str) -> Iterator[Row]:
@@ -163,8 +235,13 @@ def processes(given: Namespace, name: str) -> Iterator[Row]:
             found = files(place / "out")
             expected = expected or found
             cpu.append(f"{max(each.cpu for each in done):.1f}")
-            wrong += [f"{count} processes: {complaint}" for complaint in different(done, found, expected)]
-        note = f"2, 4 processes against 1, {len(expected)} files; CPU s of the busiest: {', '.join(cpu)}"
+            wrong += [
+                f"{count} processes: {complaint}" for complaint in different(done, found, expected)
+            ]
+        note = (
+            f"2, 4 processes against 1, {len(expected)} files; CPU s of the busiest: "
+            f"{', '.join(cpu)}"
+        )
         yield row(name, 2, wrong, note)
 
 
@@ -176,8 +253,11 @@ def disk(given: Namespace, name: str) -> Iterator[Row]:
         (calm,) = team(1, COMMANDS[name], before)
         if calm.code:
             raise RuntimeError(f"fails undisturbed: {calm.errors}")
-        # Other results than the earlier ones. Training goes elsewhere, for `--overwrite` removes first.
-        other = (*COMMANDS[name][:-1], "other") if name == "train" else (*COMMANDS[name], AGAIN[name])
+        # Other results than the earlier ones. Training goes elsewhere, for `--overwrite` removes
+        # first.
+        other = (
+            (*COMMANDS[name][:-1], "other") if name == "train" else (*COMMANDS[name], AGAIN[name])
+        )
         seed = () if name == "analyze" else ("--seed", "1")
         wrong, refused = [], 0
         for room in ROOMS:
@@ -185,7 +265,9 @@ def disk(given: Namespace, name: str) -> Iterator[Row]:
                 stood = files(place / "out")
                 (done,) = team(1, (*other, *seed), place)
                 refused += done.code != 0
-                wrong += [f"{room:,} bytes left: {said}" for said in _complaints(done, place, stood)]
+                wrong += [
+                    f"{room:,} bytes left: {said}" for said in _complaints(done, place, stood)
+                ]
         yield row(name, len(ROOMS), wrong, f"tmpfs of 32 MB; {refused} found no room")
 
 
@@ -195,7 +277,9 @@ def _complaints(done: Done, place: Path, stood: dict[str, str]) -> list[str]:
     said = [line for line in done.errors.splitlines() if "s so far" not in line]
     if done.code == 2:
         if there != stood:
-            return [f"what stood there changed: {sorted(set(stood.items()) ^ set(there.items()))[0][0]}"]
+            return [
+                f"what stood there changed: {sorted(set(stood.items()) ^ set(there.items()))[0][0]}"
+            ]
         return [] if len(said) == 1 else [f"{len(said)} lines: {' / '.join(said)[-300:]}"]
     if done.code == 1:
         if any("Traceback" in line for line in said):
@@ -206,9 +290,16 @@ def _complaints(done: Done, place: Path, stood: dict[str, str]) -> list[str]:
 
 @contextmanager
 def nearly_full(at: Path, before: Path, room: int) -> Iterator[Path]:
-    """A directory with a copy of `before` in it and `room` bytes left. Raises CalledProcessError where nothing may be mounted."""
+    """A directory with a copy of `before` in it and `room` bytes left.
+
+    Raises CalledProcessError where nothing may be mounted.
+    """
     at.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={SIZE}", "tmpfs", str(at)], check=True, capture_output=True)
+    subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={SIZE}", "tmpfs", str(at)],
+        check=True,
+        capture_output=True,
+    )
     try:
         shutil.copytree(before / "out", at / "out")
         with (at / "filler").open("wb") as filler:
@@ -243,12 +334,20 @@ def different(done: list[Done], found: dict[str, str], expected: dict[str, str])
     """Complaints about processes that failed, and files that are not as `expected`."""
     failed = [f"it ends with {each.code}: {each.errors[-300:]}" for each in done if each.code]
     other = sorted(name for name in {*found, *expected} if found.get(name) != expected.get(name))
-    return failed or ([f"other bytes than undisturbed: {', '.join(other[:5])}"] if other or not found else [])
+    return failed or (
+        [f"other bytes than undisturbed: {', '.join(other[:5])}"] if other or not found else []
+    )
 
 
 def row(what: str, tried: int, wrong: list[str], note: str) -> Row:
     """A row of the table; what went wrong is in its note."""
-    return {"what": what, "tried": tried, "held": max(0, tried - len(wrong)), "needed": 1.0, "note": "; ".join([note, *wrong])}
+    return {
+        "what": what,
+        "tried": tried,
+        "held": max(0, tried - len(wrong)),
+        "needed": 1.0,
+        "note": "; ".join([note, *wrong]),
+    }
 
 
 def _empty(scratch: str, name: str) -> Path:
@@ -262,10 +361,19 @@ def _empty(scratch: str, name: str) -> Path:
 def files(directory: Path, clocked: tuple[str, ...] = ()) -> dict[str, str]:
     """Digests of all results below `directory` by their path.
 
-    Left out are hidden files, which are kept to go on from, and those with the endings `clocked`: they hold clock times.
+    Left out are hidden files, which are kept to go on from, and those with the endings `clocked`:
+    they hold clock times.
     """
-    paths = [path for path in sorted(directory.rglob("*")) if path.is_file() and path.suffix not in clocked]
-    shown = {str(path.relative_to(directory)): path for path in paths if "/." not in f"/{path.relative_to(directory)}"}
+    paths = [
+        path
+        for path in sorted(directory.rglob("*"))
+        if path.is_file() and path.suffix not in clocked
+    ]
+    shown = {
+        str(path.relative_to(directory)): path
+        for path in paths
+        if "/." not in f"/{path.relative_to(directory)}"
+    }
     return {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in shown.items()}
 
 
@@ -281,7 +389,14 @@ def resumed() -> int:
         bridge = ri.zoo("niah/repo")
         prompts = task_of(zoo_path("niah/repo")).prompts(8, seed=1, test_set="96")
         measures = ["positions", "patterns", "attention_mass"]
-        run = ri.analyze(bridge, prompts, measures, store=".store", store_every=0.0, experiments=[Saliency(steps=1)])
+        run = ri.analyze(
+            bridge,
+            prompts,
+            measures,
+            store=".store",
+            store_every=0.0,
+            experiments=[Saliency(steps=1)],
+        )
         if processes.is_first():
             Path("out").mkdir(exist_ok=True)
             ri.write_run(run, "out/run.nc")

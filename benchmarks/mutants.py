@@ -1,8 +1,9 @@
 """Mutants of positions/ and measures/ by mutmut.
 
-mutmut (pyproject.toml, [tool.mutmut]) writes every mutant into mutants/, runs for each the tests that reach its function, and remembers
-verdicts, so that a later run goes on. All of them are hours: `--share 0.1` tries a tenth, drawn by the digest of their names, so that a
-larger share holds a smaller one; `--minutes` ends earlier. survivors.toml says why each survivor lives.
+mutmut (pyproject.toml, [tool.mutmut]) writes every mutant into mutants/, runs for each the tests
+that reach its function, and remembers verdicts, so that a later run goes on. All of them are hours:
+`--share 0.1` tries a tenth, drawn by the digest of their names, so that a larger share holds a
+smaller one; `--minutes` ends earlier. survivors.toml says why each survivor lives.
 """
 
 from __future__ import annotations
@@ -21,7 +22,11 @@ import pandas
 
 from benchmarks.running import Frame, Row
 
-FLOORS = {"positions.": "positions", "measures.kernels.": "measures/kernels", "measures.": "measures"}
+FLOORS = {
+    "positions.": "positions",
+    "measures.kernels.": "measures/kernels",
+    "measures.": "measures",
+}
 """By the beginning of a name, the row that a mutant counts in; the first that fits."""
 KILLED = (1, 3, 24, 36, 152, 255, -24)
 """mutmut's exit codes of tests that fail or do not end; 0 where they pass."""
@@ -32,21 +37,43 @@ def mutants(given: Namespace) -> Iterator[Row]:
     here = Path("mutants")
     if not here.exists():
         _mutmut(["repo_interp.positions.embedding*"], given.minutes)  # which writes all of them
-    left = [name for name, code in verdicts(here).items() if code is None and drawn(name, given.share)]
+    left = [
+        name for name, code in verdicts(here).items() if code is None and drawn(name, given.share)
+    ]
     if left:
         _mutmut([f"repo_interp.{name}" for name in left], given.minutes)
-    looked_at = tomllib.loads((Path(__file__).parent / "survivors.toml").read_text(encoding="utf-8"))
-    table: Frame = pandas.Series(verdicts(here), dtype=float).rename_axis("name").reset_index(name="code")
-    table["floor"] = [next(row for begin, row in FLOORS.items() if name.startswith(begin)) for name in table["name"]]
+    looked_at = tomllib.loads(
+        (Path(__file__).parent / "survivors.toml").read_text(encoding="utf-8")
+    )
+    table: Frame = (
+        pandas.Series(verdicts(here), dtype=float).rename_axis("name").reset_index(name="code")
+    )
+    table["floor"] = [
+        next(row for begin, row in FLOORS.items() if name.startswith(begin))
+        for name in table["name"]
+    ]
     table["killed"] = table["code"].isin(KILLED)
     for floor, rows in table.groupby("floor", sort=False):
         tried, held = rows["code"].count(), rows["killed"].sum()
-        yield {"what": floor, "tried": tried, "held": held, "needed": 0.85, "note": f"of {len(rows):,} mutants"}
+        yield {
+            "what": floor,
+            "tried": tried,
+            "held": held,
+            "needed": 0.85,
+            "note": f"of {len(rows):,} mutants",
+        }
     survivors = table[table["code"].notna() & ~table["killed"]]
-    unknown = survivors["code"].map(lambda code: "not looked at" if code == 0 else "no test reaches it")
-    known = survivors["name"].map({name: reason for reason, names in looked_at.items() for name in names})
+    unknown = survivors["code"].map(
+        lambda code: "not looked at" if code == 0 else "no test reaches it"
+    )
+    known = survivors["name"].map(
+        {name: reason for reason, names in looked_at.items() for name in names}
+    )
     reasons = known.fillna(unknown).value_counts().sort_index()
-    yield {"what": "survivors", "note": "; ".join(f"{count} live: {reason}" for reason, count in reasons.items())}
+    yield {
+        "what": "survivors",
+        "note": "; ".join(f"{count} live: {reason}" for reason, count in reasons.items()),
+    }
 
 
 def drawn(name: str, share: float) -> bool:
@@ -55,7 +82,9 @@ def drawn(name: str, share: float) -> bool:
 
 
 def verdicts(directory: Path) -> dict[str, int | None]:
-    """mutmut's exit code of every mutant, None where it has none yet, by its name without "repo_interp."."""
+    """mutmut's exit code of every mutant, None where it has none yet, by its name without
+    "repo_interp.".
+    """
     found = {}
     for file in sorted(directory.glob("repo_interp/**/*.meta")):
         found |= json.loads(file.read_text())["exit_code_by_key"]
@@ -63,7 +92,15 @@ def verdicts(directory: Path) -> dict[str, int | None]:
 
 
 def _mutmut(names: list[str], minutes: float) -> None:
-    command = [sys.executable, "-c", "from mutmut.__main__ import cli; cli()", "run", "--max-children", "1", *names]
+    command = [
+        sys.executable,
+        "-c",
+        "from mutmut.__main__ import cli; cli()",
+        "run",
+        "--max-children",
+        "1",
+        *names,
+    ]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
         try:
             process.wait(60 * minutes)

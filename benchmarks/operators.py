@@ -1,7 +1,9 @@
-"""Operators that measuring one layer more dispatches, within an accelerator's memory: `python -m benchmarks.operators [TOKENS ...]`.
+"""Operators that measuring one layer more dispatches, within an accelerator's memory: `python -m
+benchmarks.operators [TOKENS ...]`.
 
-One layer of OLMo-2-1B's shape and its forward pass, seven measures. An accelerator needs 5 to 10 microseconds for each, whatever its
-size; counted on a processor, where a triangle is solved by scipy instead of by some 70 operators.
+One layer of OLMo-2-1B's shape and its forward pass, seven measures. An accelerator needs 5 to 10
+microseconds for each, whatever its size; counted on a processor, where a triangle is solved by
+scipy instead of by some 70 operators.
 """
 
 from __future__ import annotations
@@ -20,7 +22,15 @@ from repo_interp.measures.three_axis import ThreeAxis
 
 MEMORY = 2**31
 """Bytes of a kernel."""
-MEASURES = ("positions", "patterns", "attention_mass", "components", ThreeAxis(extras=()), "fake_distance", "rotation")
+MEASURES = (
+    "positions",
+    "patterns",
+    "attention_mass",
+    "components",
+    ThreeAxis(extras=()),
+    "fake_distance",
+    "rotation",
+)
 """Without the fit over learned positions, whose steps depend on how fast it converges."""
 
 
@@ -38,7 +48,9 @@ class Counted(TorchDispatchMode):
 
 
 def operators(model: Any, tokens: int, layers: Sequence[int]) -> Counter[str]:
-    """Return how often an analysis of some layers of a prompt of `tokens` tokens dispatches each operator."""
+    """Return how often an analysis of some layers of a prompt of `tokens` tokens dispatches each
+    operator.
+    """
     prompt = prompt_of(tokens, 1024)
     with ri.working_memory(MEMORY), Counted() as counted:
         ri.analyze(model, [prompt], MEASURES, layers=layers, progress=lambda done, total: None)
@@ -52,7 +64,10 @@ def main(lengths: Sequence[int]) -> None:
         operators(model, tokens, (0,))  # tables that depend on a length are made once
         one, two = operators(model, tokens, (0,)), operators(model, tokens, (0, 1))
         per_layer = (two - one).total()
-        sys.stdout.write(f"{tokens} tokens: {per_layer} operators per layer, {one.total()} for a call with one layer\n")
+        sys.stdout.write(
+            f"{tokens} tokens: {per_layer} operators per layer, {one.total()} for a call "
+            "with one layer\n"
+        )
 
 
 if __name__ == "__main__":

@@ -1,10 +1,12 @@
-"""`python -m benchmarks.outputs store|compare DIRECTORY`: whether the commands give what they gave before a change.
+"""`python -m benchmarks.outputs store|compare DIRECTORY`: whether the commands give what they gave
+before a change.
 
     store     run the commands below and keep in DIRECTORY what they leave
     compare   run them again beside it, and name every value, picture and row that differs
 
-Compared are the numbers (run.nc, compare.nc, every variable and attribute), figures pixel for pixel (PNG), tables (CSV), and the tables of
-pages as text. Left out is what may differ between two runs of one and the same code: digests of our sources, and measured times.
+Compared are the numbers (run.nc, compare.nc, every variable and attribute), figures pixel for pixel
+(PNG), tables (CSV), and the tables of pages as text. Left out is what may differ between two runs
+of one and the same code: digests of our sources, and measured times.
 """
 
 from __future__ import annotations
@@ -29,16 +31,57 @@ from repo_interp.plots.style import with_palette
 _ALL = "positions,patterns,attention_mass,components,three_axis,fake_distance,rotation,maps,segments,position_sources"
 COMMANDS: dict[str, tuple[str, ...]] = {
     "niah_repo": (
-        *("analyze", "niah/repo", "--count", "4", "--measures", _ALL, "--experiments", "perturbation,extrapolation,saliency"),
-        *("--set", "extrapolation.sequences=8", "--set", "perturbation.gammas=0.1", "--set", "perturbation.l_maxes=2,4"),
+        *(
+            "analyze",
+            "niah/repo",
+            "--count",
+            "4",
+            "--measures",
+            _ALL,
+            "--experiments",
+            "perturbation,extrapolation,saliency",
+        ),
+        *(
+            "--set",
+            "extrapolation.sequences=8",
+            "--set",
+            "perturbation.gammas=0.1",
+            "--set",
+            "perturbation.l_maxes=2,4",
+        ),
     ),
     "niah_rope": ("analyze", "niah/rope", "--count", "4", "--measures", _ALL),
     "counting_cope": ("analyze", "counting/cope", "--count", "4", "--measures", f"{_ALL},gates"),
-    "llama": ("analyze", "{model}/tiny_llama", "--prompts", "{model}/prompts.jsonl", "--measures", _ALL, "--batch-size", "2"),
+    "llama": (
+        "analyze",
+        "{model}/tiny_llama",
+        "--prompts",
+        "{model}/prompts.jsonl",
+        "--measures",
+        _ALL,
+        "--batch-size",
+        "2",
+    ),
     "score_niah": ("score", "niah/repo", "--count", "12"),
     "score_reversal": ("score", "reversal/repo", "--count", "12"),
-    "reversal_repo": ("analyze", "reversal/repo", "--count", "4", "--measures", _ALL, "--experiments", "effects,atlas"),
-    "language_rope": ("analyze", "language/rope", "--count", "4", "--measures", _ALL.replace("attention_mass,", "")),
+    "reversal_repo": (
+        "analyze",
+        "reversal/repo",
+        "--count",
+        "4",
+        "--measures",
+        _ALL,
+        "--experiments",
+        "effects,atlas",
+    ),
+    "language_rope": (
+        "analyze",
+        "language/rope",
+        "--count",
+        "4",
+        "--measures",
+        _ALL.replace("attention_mass,", ""),
+    ),
     "smollm2": (
         *("analyze", "smollm2-135m", "--count", "2", "--length", "512"),
         *("--measures", "attention_rows,predictions,components,three_axis,fake_distance,rotation"),
@@ -58,20 +101,34 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("what", choices=("store", "compare"))
     parser.add_argument("directory", type=Path)
-    parser.add_argument("--only", nargs="*", choices=COMMANDS, default=list(COMMANDS), help="some of the commands")
+    parser.add_argument(
+        "--only", nargs="*", choices=COMMANDS, default=list(COMMANDS), help="some of the commands"
+    )
     given = parser.parse_args()
     work = given.directory / ("stored" if given.what == "store" else "again")
     _run(work, given.only)
     if given.what == "store":
         return 0
-    differences = [line for name in given.only for line in differing(given.directory / "stored" / name, work / name)]
-    sys.stdout.write("\n".join([*differences, f"{len(differences)} differences in {', '.join(given.only)}"]) + "\n")
+    differences = [
+        line
+        for name in given.only
+        for line in differing(given.directory / "stored" / name, work / name)
+    ]
+    sys.stdout.write(
+        "\n".join([*differences, f"{len(differences)} differences in {', '.join(given.only)}"])
+        + "\n"
+    )
     return 1 if differences else 0
 
 
 def differing(before: Path, after: Path) -> Iterator[str]:
     """A line for everything that differs between two directories of results."""
-    names = {path.relative_to(root) for root in (before, after) for path in root.rglob("*") if path.is_file()}
+    names = {
+        path.relative_to(root)
+        for root in (before, after)
+        for path in root.rglob("*")
+        if path.is_file()
+    }
     for name in sorted(names):
         if ".cache" in name.parts or _TIMED.search(name.stem) or name.suffix not in CONTENTS:
             continue
@@ -110,7 +167,10 @@ def _tiny_llama(directory: Path) -> None:
 
     model = small_model("llama")
     model.save_pretrained(directory / "tiny_llama")
-    ri.write_prompts([prompt_of(tokens, model.config.vocab_size) for tokens in (96, 112, 128)], directory / "prompts.jsonl")
+    ri.write_prompts(
+        [prompt_of(tokens, model.config.vocab_size) for tokens in (96, 112, 128)],
+        directory / "prompts.jsonl",
+    )
 
 
 def _netcdf(file: Path) -> dict[str, Any]:
@@ -118,22 +178,39 @@ def _netcdf(file: Path) -> dict[str, Any]:
     items: dict[str, Any] = {}
     with xr.open_datatree(file, engine="h5netcdf") as tree:
         for path, node in ((node.path, node.to_dataset(inherit=False)) for node in tree.subtree):
-            attributes = {path: node.attrs} | {f"{path}/{name}": array.attrs for name, array in node.variables.items()}
+            attributes = {path: node.attrs} | {
+                f"{path}/{name}": array.attrs for name, array in node.variables.items()
+            }
             items |= {f"{path}/{name}": array.values for name, array in node.variables.items()}
-            items |= {f"axes of {path}/{name}": array.dims for name, array in node.variables.items()}
-            items |= {f"{owner}: {name}": str(value) for owner, some in attributes.items() for name, value in some.items()}
-    return {name: value for name, value in items.items() if name.rpartition(": ")[2] not in _NOT_COMPARED}
+            items |= {
+                f"axes of {path}/{name}": array.dims for name, array in node.variables.items()
+            }
+            items |= {
+                f"{owner}: {name}": str(value)
+                for owner, some in attributes.items()
+                for name, value in some.items()
+            }
+    return {
+        name: value
+        for name, value in items.items()
+        if name.rpartition(": ")[2] not in _NOT_COMPARED
+    }
 
 
 def page_rows(html: str) -> list[str]:
     """The rows of all tables of a page, as text; those of its provenance are left out."""
     html = re.sub(r'<table class="provenance".*?</table>', "", html, flags=re.DOTALL)
     rows = re.findall(r"<tr\b.*?</tr>", html, re.DOTALL)
-    return [" | ".join(" ".join(text.split()) for text in re.split(r"<[^>]*>", row) if text.strip()) for row in rows]
+    return [
+        " | ".join(" ".join(text.split()) for text in re.split(r"<[^>]*>", row) if text.strip())
+        for row in rows
+    ]
 
 
 def _pixels(file: Path) -> dict[str, Any]:
-    """The colours of a picture, with a palette as figures have it: a file of another compression or without a palette may be the same."""
+    """The colours of a picture, with a palette as figures have it: a file of another compression or
+    without a palette may be the same.
+    """
     with Image.open(io.BytesIO(with_palette(file.read_bytes()))) as picture:
         return {"pixels": np.asarray(picture.convert("RGBA"))}
 
@@ -145,7 +222,11 @@ def _lines(text: str) -> dict[str, Any]:
 def _same(old: Any, new: Any) -> bool:
     if not isinstance(old, np.ndarray) or not isinstance(new, np.ndarray):
         return type(old) is type(new) and old == new
-    return old.dtype == new.dtype and old.shape == new.shape and np.array_equal(old, new, equal_nan=old.dtype.kind in "fc")
+    return (
+        old.dtype == new.dtype
+        and old.shape == new.shape
+        and np.array_equal(old, new, equal_nan=old.dtype.kind in "fc")
+    )
 
 
 def _short(value: Any) -> str:

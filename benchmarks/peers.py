@@ -1,10 +1,11 @@
-"""What a user would write instead: five lines of transformers, and TransformerLens, beside ours, in fresh processes, in turns.
+"""What a user would write instead: five lines of transformers, and TransformerLens, beside ours, in
+fresh processes, in turns.
 
     python -m benchmarks.peers JOB SIDE CHECKPOINT TOKENS FILE     one side of one job: costs as JSON, its numbers to FILE
 
-A job is timed from an opened model to its numbers, `loading` from the start of the process. Each side of a job runs `TURNS` times, in
-turns, and its least CPU time counts: clocks drift, and other processes come and go. The numbers of all sides agree to `TOLERANCE`, or
-the part fails.
+A job is timed from an opened model to its numbers, `loading` from the start of the process. Each
+side of a job runs `TURNS` times, in turns, and its least CPU time counts: clocks drift, and other
+processes come and go. The numbers of all sides agree to `TOLERANCE`, or the part fails.
 """
 
 from __future__ import annotations
@@ -50,7 +51,8 @@ def spans_of(tokens: list[int]) -> dict[str, list[int]]:
     return {"needle": [*range(begin, begin + ROWS)], "first": [0]}
 
 
-# transformers, five lines each ---------------------------------------------------------------------------------------
+# transformers, five lines each
+# ---------------------------------------------------------------------------------------
 
 
 def _stock(checkpoint: str) -> Any:
@@ -63,7 +65,9 @@ def _stock(checkpoint: str) -> Any:
 
 
 def _rows_over_the_cache(model: Any, tokens: list[int]) -> tuple[Any, Any]:
-    """Attention [layer, head, row, key] of the rows that produce the answer, and their logits: the tokens before them fused."""
+    """Attention [layer, head, row, key] of the rows that produce the answer, and their logits: the
+    tokens before them fused.
+    """
     import torch
     from transformers import DynamicCache
 
@@ -77,7 +81,10 @@ def _rows_over_the_cache(model: Any, tokens: list[int]) -> tuple[Any, Any]:
 
 def _mass_of_rows(model: Any, tokens: list[int]) -> Numbers:
     weights, _ = _rows_over_the_cache(model, tokens)
-    return np.stack([weights[..., places].sum(-1).mean(-1).numpy() for places in spans_of(tokens).values()], axis=-1)
+    return np.stack(
+        [weights[..., places].sum(-1).mean(-1).numpy() for places in spans_of(tokens).values()],
+        axis=-1,
+    )
 
 
 def _retrieval_of_rows(model: Any, tokens: list[int]) -> Numbers:
@@ -87,11 +94,16 @@ def _retrieval_of_rows(model: Any, tokens: list[int]) -> Numbers:
     strongest, answer = weights.argmax(-1), torch.tensor(tokens[-ROWS:])
     in_needle = torch.zeros(len(tokens), dtype=torch.bool)
     in_needle[spans_of(tokens)["needle"]] = True
-    copied = in_needle[strongest] & (torch.tensor(tokens)[strongest] == answer) & (logits.argmax(-1) == answer)
+    copied = (
+        in_needle[strongest]
+        & (torch.tensor(tokens)[strongest] == answer)
+        & (logits.argmax(-1) == answer)
+    )
     return copied.double().mean(-1).numpy()
 
 
-# TransformerLens -----------------------------------------------------------------------------------------------------
+# TransformerLens
+# --------------------------------------------------------------------------------------------------
 
 
 def _lens(checkpoint: str) -> Any:
@@ -99,8 +111,11 @@ def _lens(checkpoint: str) -> Any:
     from transformer_lens.model_bridge.sources import build_bridge_from_module
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(checkpoint, attn_implementation="eager")  # as boot_transformers has it
-    return build_bridge_from_module(model, type(model).__name__, hf_config=model.config, model_name="peer")
+    # as boot_transformers has it
+    model = AutoModelForCausalLM.from_pretrained(checkpoint, attn_implementation="eager")
+    return build_bridge_from_module(
+        model, type(model).__name__, hf_config=model.config, model_name="peer"
+    )
 
 
 def _patterns_of_names(tokens: list[int]) -> list[Any]:
@@ -116,15 +131,22 @@ def _detected(model: Any, tokens: list[int]) -> Numbers:
     from transformer_lens.head_detector import detect_head
 
     _read_as(model, tokens)
-    return np.stack([detect_head(model, "", each).numpy() for each in _patterns_of_names(tokens)], axis=-1)
+    return np.stack(
+        [detect_head(model, "", each).numpy() for each in _patterns_of_names(tokens)], axis=-1
+    )
 
 
 def _detected_over_one_cache(model: Any, tokens: list[int]) -> Numbers:
     from transformer_lens.head_detector import detect_head
 
     ids = _read_as(model, tokens)
-    _, cache = model.run_with_cache(ids, remove_batch_dim=True, names_filter=lambda name: name.endswith("hook_pattern"))
-    return np.stack([detect_head(model, "", each, cache=cache).numpy() for each in _patterns_of_names(tokens)], axis=-1)
+    _, cache = model.run_with_cache(
+        ids, remove_batch_dim=True, names_filter=lambda name: name.endswith("hook_pattern")
+    )
+    return np.stack(
+        [detect_head(model, "", each, cache=cache).numpy() for each in _patterns_of_names(tokens)],
+        axis=-1,
+    )
 
 
 def _read_as(model: Any, tokens: list[int]) -> Any:
@@ -136,7 +158,8 @@ def _read_as(model: Any, tokens: list[int]) -> Any:
     return ids
 
 
-# ours ----------------------------------------------------------------------------------------------------------------
+# ours
+# --------------------------------------------------------------------------------------------------
 
 
 def _ours(checkpoint: str) -> Any:
@@ -162,21 +185,33 @@ def _prompt(tokens: list[int]) -> Any:
     from repo_interp.tasks.prompt import Prompt
 
     generated = tuple(range(len(tokens) - ROWS, len(tokens)))
-    return Prompt(tuple(tokens), {name: tuple(places) for name, places in spans_of(tokens).items()}, generated)
+    return Prompt(
+        tuple(tokens), {name: tuple(places) for name, places in spans_of(tokens).items()}, generated
+    )
 
 
 def _our_mass(model: Any, tokens: list[int]) -> Numbers:
     import repo_interp as ri
 
-    run = ri.analyze(model, [_prompt(tokens)], ("attention_mass",), progress=lambda done, total: None)
-    return run["attention_mass"]["mass"].sel(span=list(spans_of(tokens)), prompt=0).transpose("layer", "head", "span").values
+    run = ri.analyze(
+        model, [_prompt(tokens)], ("attention_mass",), progress=lambda done, total: None
+    )
+    return (
+        run["attention_mass"]["mass"]
+        .sel(span=list(spans_of(tokens)), prompt=0)
+        .transpose("layer", "head", "span")
+        .values
+    )
 
 
 def _atlas(model: Any, tokens: list[int], names: tuple[str, ...], **options: Any) -> Numbers:
     import repo_interp as ri
 
     atlas = ri.experiments.Atlas(**options)
-    silent = {"progress": lambda done, total: None, "experiment_progress": lambda name, done, total: None}
+    silent = {
+        "progress": lambda done, total: None,
+        "experiment_progress": lambda name, done, total: None,
+    }
     group = ri.analyze(model, [_prompt(tokens)], (), experiments=[atlas], **silent)["atlas"]
     return np.stack([group[name].transpose("layer", "head").values for name in names], axis=-1)
 
@@ -186,7 +221,9 @@ def _our_names(model: Any, tokens: list[int], **options: Any) -> Numbers:
 
 
 def _our_four_names(model: Any, tokens: list[int]) -> Numbers:
-    return _our_names(model, tokens, twins=0, scores=tuple(f"{name}_on_prompts" for name in DETECTED))
+    return _our_names(
+        model, tokens, twins=0, scores=tuple(f"{name}_on_prompts" for name in DETECTED)
+    )
 
 
 def _our_retrieval(model: Any, tokens: list[int]) -> Numbers:
@@ -204,7 +241,10 @@ JOBS: Mapping[str, Mapping[str, Side]] = {
         "open_model, and all that analyze imports": (_ours_with_analyze, _nothing),
         "load, a TransformerLens bridge": (_bridge, _nothing),
     },
-    "mass on spans": {"rows over the cache": (_stock, _mass_of_rows), "attention_mass": (_ours_with_analyze, _our_mass)},
+    "mass on spans": {
+        "rows over the cache": (_stock, _mass_of_rows),
+        "attention_mass": (_ours_with_analyze, _our_mass),
+    },
     "names of heads": {
         "detect_head, called for each": (_lens, _detected),
         "atlas, twins kept": (_ours_with_analyze, _our_names),
@@ -220,9 +260,11 @@ JOBS: Mapping[str, Mapping[str, Side]] = {
 
 
 def peers(given: Namespace, subject: str, job: str, tokens: tuple[int, ...]) -> Iterator[Row]:
-    """A five-line script over transformers' cache, TransformerLens' detect_head and transformers' loading beside ours: fresh processes in
-    turns, the least of two each; CPU seconds without loading (of `loading`, from the start), and all that the process held. The numbers
-    agree to 1e-5.
+    """A five-line script over transformers' cache, TransformerLens' detect_head and transformers'
+    loading beside ours: fresh processes in turns, the least of two each; CPU seconds without
+    loading (of `loading`, from the start), and all that the process held.
+
+    The numbers agree to 1e-5.
     """
     with tempfile.TemporaryDirectory() as folder:
         directory = _directory(subject, folder)
@@ -232,7 +274,9 @@ def peers(given: Namespace, subject: str, job: str, tokens: tuple[int, ...]) -> 
 
 
 def _directory(subject: str, folder: str) -> str:
-    """The directory of a fetched model or of one that comes with the package; without either, one with random weights of that shape."""
+    """The directory of a fetched model or of one that comes with the package; without either, one
+    with random weights of that shape.
+    """
     from benchmarks.shapes import checkpoint_of
     from repo_interp.checkpoint_files.fetched import fetched_directory
     from repo_interp.shipped import zoo_path
@@ -251,7 +295,9 @@ def _in_turns(job: str, directory: str, tokens: int, folder: Path, what: str) ->
     first, *others = JOBS[job]
     expected = np.load(folder / "0.npy")
     for number, side in enumerate(others, 1):
-        require_equal(np.load(folder / f"{number}.npy"), expected, f"{what}: {side} differs from {first}")
+        require_equal(
+            np.load(folder / f"{number}.npy"), expected, f"{what}: {side} differs from {first}"
+        )
     for side, turns in spent.items():
         beside = {} if side == first else {"beside": f"{what}: {first}"}
         least = {name: min(turn[name] for turn in turns) for name in turns[0]}
@@ -259,18 +305,41 @@ def _in_turns(job: str, directory: str, tokens: int, folder: Path, what: str) ->
 
 
 def require_equal(found: Numbers, expected: Numbers, what: str) -> None:
-    """Raise ValueError, saying `what` it is, where numbers differ by more than `TOLERANCE`, or are none."""
+    """Raise ValueError, saying `what` it is, where numbers differ by more than `TOLERANCE`, or are
+    none.
+    """
     difference = np.abs(found - expected).max(initial=0.0)
     if not difference <= TOLERANCE:
         raise ValueError(f"{what} by {difference:.2g}; wanted at most {TOLERANCE}")
 
 
 def _one(job: str, side: str, directory: str, tokens: int, file: Path) -> Row:
-    """What one side costs in a process of its own. Raises OSError with the last line that it said where it fails."""
-    command = [sys.executable, "-W", "ignore", "-m", "benchmarks.peers", job, side, directory, str(tokens), str(file)]
-    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"TRANSFORMERS_VERBOSITY": "error"})
+    """What one side costs in a process of its own.
+
+    Raises OSError with the last line that it said where it fails.
+    """
+    command = [
+        sys.executable,
+        "-W",
+        "ignore",
+        "-m",
+        "benchmarks.peers",
+        job,
+        side,
+        directory,
+        str(tokens),
+        str(file),
+    ]
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        env=os.environ | {"TRANSFORMERS_VERBOSITY": "error"},
+    )
     if done.returncode:
-        raise OSError(f"{job}, {side}: {(done.stderr.strip().splitlines() or ['no word'])[-1][:200]}")
+        raise OSError(
+            f"{job}, {side}: {(done.stderr.strip().splitlines() or ['no word'])[-1][:200]}"
+        )
     return json.loads(done.stdout.splitlines()[-1])
 
 
@@ -280,7 +349,10 @@ def main(job: str, side: str, directory: str, tokens: str, file: str) -> None:
     begun = time.perf_counter()
     model = open_model(directory)
     cpu, wall = (0.0, begun) if job == "loading" else (time.process_time(), time.perf_counter())
-    ids = prompt_tokens(int(tokens), json.loads((Path(directory) / "config.json").read_text(encoding="utf-8"))["vocab_size"])
+    ids = prompt_tokens(
+        int(tokens),
+        json.loads((Path(directory) / "config.json").read_text(encoding="utf-8"))["vocab_size"],
+    )
     np.save(file, compute(model, ids))
     spent = {"cpu_seconds": time.process_time() - cpu, "wall_seconds": time.perf_counter() - wall}
     from benchmarks.running import resident

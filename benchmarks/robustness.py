@@ -1,6 +1,8 @@
-"""`python -m benchmarks.robustness [PART ...]`: what the package promises when things go wrong, tried; docs/trust.md is the table.
+"""`python -m benchmarks.robustness [PART ...]`: what the package promises when things go wrong,
+tried; docs/trust.md is the table.
 
-Exit code 1 where something did not hold. All parts take hours, most of them for mutants; `kills/score --kills 3` takes a minute.
+Exit code 1 where something did not hold. All parts take hours, most of them for mutants;
+`kills/score --kills 3` takes a minute.
 """
 
 from __future__ import annotations
@@ -41,61 +43,111 @@ CATALOGUE = {
     "two writers, full disks, damaged files": ("test_losing_nothing",),
     "packages that fail": ("test_extension",),
     "files of others that name paths": ("cli/test_files_of_others",),
-    "scaled rotations, frequencies by length, models as they run": ("models/test_measured_rotation", "models/test_families"),
+    "scaled rotations, frequencies by length, models as they run": (
+        "models/test_measured_rotation",
+        "models/test_families",
+    ),
     "audits of sound and broken models": ("models/test_audit",),
-    "text parts of larger models, wrapped models": ("models/test_text_parts", "models/test_wrapped"),
+    "text parts of larger models, wrapped models": (
+        "models/test_text_parts",
+        "models/test_wrapped",
+    ),
     "logs of evaluations": ("tasks/test_tasks_prompts",),
     "measures that change what others see": ("measures/test_new_measure",),
     "schemes with positions and a bias": ("positions/test_schemes",),
-    "degenerate prompts, small samples, controls": ("analysis/test_odd_inputs", "experiments/test_extrapolation"),
+    "degenerate prompts, small samples, controls": (
+        "analysis/test_odd_inputs",
+        "experiments/test_extrapolation",
+    ),
     "wrong names before a model is loaded": ("cli/test_names_first",),
 }
 """Tests of the suite by what they try to break."""
 OFFICIAL = ("models/test_official", "models/test_parity", "analysis/test_run_goldens")
 RANGED = ("transformers", "transformer-lens")
-"""Libraries whose oldest and newest versions are tried, by the ranges in pyproject.toml; torch is as in constraints.txt."""
+"""Libraries whose oldest and newest versions are tried, by the ranges in pyproject.toml; torch is
+as in constraints.txt.
+"""
 
 
 def catalogue(given: Namespace) -> Iterator[Row]:
-    """Every bad input is one line and exit code 2; no answer is silently wrong; nothing is lost; no code of a checkpoint runs."""
+    """Every bad input is one line and exit code 2; no answer is silently wrong; nothing is lost; no
+    code of a checkpoint runs.
+    """
     for what, tests in CATALOGUE.items():
         yield _tested(what, tests)
 
 
 def fuzz(given: Namespace) -> Iterator[Row]:
-    """Layouts, prompts, config.json, runs, flags: a value or a refusal, and what is written is read back."""
-    yield _tested("fuzzing", ["cli/test_fuzz"], HYPOTHESIS_PROFILE="fuzz", FUZZ_EXAMPLES=str(given.examples))
+    """Layouts, prompts, config.json, runs, flags: a value or a refusal, and what is written is read
+    back.
+    """
+    yield _tested(
+        "fuzzing", ["cli/test_fuzz"], HYPOTHESIS_PROFILE="fuzz", FUZZ_EXAMPLES=str(given.examples)
+    )
 
 
 def versions(given: Namespace, end: str) -> Iterator[Row]:
-    """Official checkpoints and Hugging Face's logits with other libraries, in an environment of their own in .versions/."""
+    """Official checkpoints and Hugging Face's logits with other libraries, in an environment of
+    their own in .versions/.
+    """
     place = Path(".versions") / end
     python = str(place / "bin" / "python")
     if not place.exists():
         venv.create(place, with_pip=True)
 
     def pip(*words: str) -> str:
-        return subprocess.run([python, "-m", "pip", *words], check=True, stdout=subprocess.PIPE, text=True).stdout
+        return subprocess.run(
+            [python, "-m", "pip", *words], check=True, stdout=subprocess.PIPE, text=True
+        ).stdout
 
-    stated = tomllib.loads(Path("pyproject.toml").read_text(encoding="utf-8"))["project"]["dependencies"]
+    stated = tomllib.loads(Path("pyproject.toml").read_text(encoding="utf-8"))["project"][
+        "dependencies"
+    ]
     lower = dict(re.findall(r"^([\w-]+)>=([\d.]+)", "\n".join(stated), re.MULTILINE))
-    pip("install", "--quiet", "--constraint", "constraints.txt", "torch")  # an open range fetches gigabytes of CUDA libraries
-    pip("install", "--quiet", "--upgrade", ".", "pytest", *(f"{name}=={lower[name]}" for name in RANGED if end == "oldest"))
-    found = re.findall(r"^(?:torch|transformers|transformer-lens)==\S+", pip("freeze"), re.MULTILINE)
+    # an open range fetches gigabytes of CUDA libraries
+    pip("install", "--quiet", "--constraint", "constraints.txt", "torch")
+    pip(
+        "install",
+        "--quiet",
+        "--upgrade",
+        ".",
+        "pytest",
+        *(f"{name}=={lower[name]}" for name in RANGED if end == "oldest"),
+    )
+    found = re.findall(
+        r"^(?:torch|transformers|transformer-lens)==\S+", pip("freeze"), re.MULTILINE
+    )
     # The installed package is tested, not the checkout.
     options = ("-W", "default", "--import-mode=append", "-o", "pythonpath=tests/support")
-    yield _tested(end, OFFICIAL, *options, python=python, PYTHONPATH="") | {"note": ", ".join(found)}
+    yield _tested(end, OFFICIAL, *options, python=python, PYTHONPATH="") | {
+        "note": ", ".join(found)
+    }
 
 
-def _tested(what: str, tests: Sequence[str], *options: str, python: str = sys.executable, **variables: str) -> Row:
+def _tested(
+    what: str, tests: Sequence[str], *options: str, python: str = sys.executable, **variables: str
+) -> Row:
     """Run tests of the suite: a row of those that ran and those that passed."""
     paths = [f"tests/instrument/{name}.py" for name in tests]
     with TemporaryDirectory() as scratch:
         report = f"{scratch}/report.xml"
-        command = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}", *options, *paths]
+        command = [
+            python,
+            "-m",
+            "pytest",
+            "-q",
+            "-p",
+            "no:cacheprovider",
+            f"--junitxml={report}",
+            *options,
+            *paths,
+        ]
         subprocess.run(command, env=os.environ | variables)
         suites = list(ElementTree.parse(report).getroot().iter("testsuite"))
-    count = {name: sum(int(suite.get(name, 0)) for suite in suites) for name in ("tests", "skipped", "failures", "errors")}
+    count = {
+        name: sum(int(suite.get(name, 0)) for suite in suites)
+        for name in ("tests", "skipped", "failures", "errors")
+    }
     tried = count["tests"] - count["skipped"]
     held = tried - count["failures"] - count["errors"]
     return {"what": what, "tried": tried, "held": held, "needed": 1.0, "note": ", ".join(paths)}
@@ -105,7 +157,10 @@ PARTS: dict[str, Part] = {
     "catalogue": catalogue,
     "fuzz": fuzz,
     **{f"kills/{name}": partial(kills, name=name) for name in COMMANDS},
-    **{f"processes/{name}": partial(processes, name=name) for name in ("score", "analyze", "figures")},
+    **{
+        f"processes/{name}": partial(processes, name=name)
+        for name in ("score", "analyze", "figures")
+    },
     "processes/resumed": partial(kills, name="resumed", count=2),
     **{f"disk/{name}": partial(disk, name=name) for name in COMMANDS},
     "mutants": mutants,
@@ -119,21 +174,29 @@ def write_page(file: Path, table: Frame) -> None:
     shown = table[["part", "what", "tried", "held", "note"]].assign(verdict=verdicts)
     page = PAGE if file == TABLE else file.with_suffix(".md")
     written_by_hand = PAGE.read_text(encoding="utf-8").partition("\n\n## catalogue")[0]
-    page.write_text("\n".join([written_by_hand, *sections(table, shown, PARTS)]) + "\n", encoding="utf-8")
+    page.write_text(
+        "\n".join([written_by_hand, *sections(table, shown, PARTS)]) + "\n", encoding="utf-8"
+    )
 
 
 def holds(row: Any) -> bool:
     """Whether enough of what a row tried held; a remark, which tries nothing, does."""
-    return bool(pandas.isna(row.get("tried"))) or bool(row["tried"] > 0 and row["held"] >= row["needed"] * row["tried"])
+    return bool(pandas.isna(row.get("tried"))) or bool(
+        row["tried"] > 0 and row["held"] >= row["needed"] * row["tried"]
+    )
 
 
 def main() -> int:
     """Try."""
-    parser = ArgumentParser(prog="python -m benchmarks.robustness", description=(__doc__ or "").splitlines()[0])
+    parser = ArgumentParser(
+        prog="python -m benchmarks.robustness", description=(__doc__ or "").splitlines()[0]
+    )
     parser.add_argument("--kills", type=int, default=20, help="moments per command")
     parser.add_argument("--examples", type=int, default=5000, help="of each fuzzed property")
     parser.add_argument("--share", type=float, default=1.0, help="of the mutants")
-    parser.add_argument("--minutes", type=float, default=600.0, help="for the mutants; the next time goes on")
+    parser.add_argument(
+        "--minutes", type=float, default=600.0, help="for the mutants; the next time goes on"
+    )
     return 0 if all(map(holds, run(parser, PARTS, COLUMNS, TABLE, write_page))) else 1
 
 

@@ -1,10 +1,13 @@
-"""Parts, each in a process of its own, the table that their rows go to, and what a call or a command costs.
+"""Parts, each in a process of its own, the table that their rows go to, and what a call or a
+command costs.
 
-A part is a function that takes the options of the command line and yields rows. Its name has sections: "layer" selects "layer/512"
-and "layer/4096". The table is one CSV file, written after each part; the rows of parts that did not run stay.
+A part is a function that takes the options of the command line and yields rows. Its name has
+sections: "layer" selects "layer/512" and "layer/4096". The table is one CSV file, written after
+each part; the rows of parts that did not run stay.
 
-CPU time is user and system time of all threads: ratios of it hold on a machine that does other things too. Memory is the high-water mark
-of the resident set above where it stood before the call, where the system tells it (Linux): results are in it, inputs are not.
+CPU time is user and system time of all threads: ratios of it hold on a machine that does other
+things too. Memory is the high-water mark of the resident set above where it stood before the call,
+where the system tells it (Linux): results are in it, inputs are not.
 """
 
 from __future__ import annotations
@@ -31,10 +34,16 @@ import pandas
 Row = dict[str, Any]
 Frame = Any  # a pandas.DataFrame: pandas' own types do not know what its columns give
 Cost = dict[str, float]
-"""`cpu_seconds`, `wall_seconds`, `megabytes` (2^20 bytes); NaN for what the system does not tell."""
+"""`cpu_seconds`, `wall_seconds`, `megabytes` (2^20 bytes); NaN for what the system does not tell.
+"""
 Part = Callable[[Namespace], Iterable[Row]]
 LIBRARIES = ("torch", "transformers", "transformer-lens", "xarray", "h5py", "repo-interp")
-ENVIRONMENT = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
+ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "HF_HUB_OFFLINE": "1",
+}
 _CLEAR = Path("/proc/self/clear_refs")
 
 
@@ -46,20 +55,35 @@ def run(
     write_page: Callable[[Path, Frame], None],
     by_name: Sequence[str] = (),
 ) -> list[Row]:
-    """Run the parts that the command line names, by default all but those of the sections `by_name`; return their rows.
+    """Run the parts that the command line names, by default all but those of the sections
+    `by_name`; return their rows.
 
-    Their rows go to `table`, or where the command line says. A part that fails, or whose process is killed, costs the others nothing:
-    the program ends with a line on each such part and exit code 1.
+    Their rows go to `table`, or where the command line says. A part that fails, or whose process is
+    killed, costs the others nothing: the program ends with a line on each such part and exit code
+    1.
     """
     every = list(dict.fromkeys(name.partition("/")[0] for name in parts))
     parser.add_argument(
-        "parts", nargs="*", metavar="PART", help=f"{', '.join(every)}, or a whole name such as {next(iter(parts))}"
+        "parts",
+        nargs="*",
+        metavar="PART",
+        help=f"{', '.join(every)}, or a whole name such as {next(iter(parts))}",
     )
-    parser.add_argument("--table", type=Path, default=table, metavar="FILE", help=f"where rows go (default: {table})")
-    parser.add_argument("--page", action="store_true", help="run nothing, write the page from the table")
+    parser.add_argument(
+        "--table",
+        type=Path,
+        default=table,
+        metavar="FILE",
+        help=f"where rows go (default: {table})",
+    )
+    parser.add_argument(
+        "--page", action="store_true", help="run nothing, write the page from the table"
+    )
     given = parser.parse_args()
     names = given.parts or [name for name in every if name not in by_name]
-    selected = {name: [part for part in parts if f"{part}/".startswith(f"{name}/")] for name in names}
+    selected = {
+        name: [part for part in parts if f"{part}/".startswith(f"{name}/")] for name in names
+    }
     if missing := [name for name, some in selected.items() if not some]:
         parser.error(f"there is no part {missing[0]!r}; there are {', '.join(parts)}")
     os.environ |= ENVIRONMENT
@@ -83,7 +107,10 @@ def run(
 
 
 def in_a_process(work: Callable[..., Any], *arguments: Any, start: str = "spawn") -> Any:
-    """What `work` returns in a new process. Raises what it raises, and BrokenProcessPool where the process was killed."""
+    """What `work` returns in a new process.
+
+    Raises what it raises, and BrokenProcessPool where the process was killed.
+    """
     with ProcessPoolExecutor(1, get_context(start)) as pool:
         return pool.submit(work, *arguments).result()
 
@@ -94,14 +121,27 @@ def _rows(part: Part, given: Namespace) -> list[Row]:
 
 def read(table: Path, columns: Sequence[str]) -> Frame:
     """The table in the file `table`; empty where there is none."""
-    return pandas.read_csv(table) if table.is_file() else pandas.DataFrame(columns=["part", *columns, "with"])
+    return (
+        pandas.read_csv(table)
+        if table.is_file()
+        else pandas.DataFrame(columns=["part", *columns, "with"])
+    )
 
 
-def keep(table: Path, columns: Sequence[str], part: str, rows: Sequence[Row], order: Sequence[str]) -> None:
-    """Put `rows` in the place of the rows of `part`, with what they were made with; parts stand in `order`, others go."""
+def keep(
+    table: Path, columns: Sequence[str], part: str, rows: Sequence[Row], order: Sequence[str]
+) -> None:
+    """Put `rows` in the place of the rows of `part`, with what they were made with; parts stand in
+    `order`, others go.
+    """
     before = read(table, columns)
-    new = pandas.DataFrame([{"part": part, **row, "with": circumstances()} for row in rows], columns=["part", *columns, "with"])
-    whole: Frame = pandas.concat([before[before["part"].isin(order) & (before["part"] != part)], new.astype(object)])
+    new = pandas.DataFrame(
+        [{"part": part, **row, "with": circumstances()} for row in rows],
+        columns=["part", *columns, "with"],
+    )
+    whole: Frame = pandas.concat(
+        [before[before["part"].isin(order) & (before["part"] != part)], new.astype(object)]
+    )
     table.parent.mkdir(parents=True, exist_ok=True)
     unfinished = table.with_suffix(".unfinished")
     whole.sort_values("part", key=lambda names: names.map(order.index), kind="stable").to_csv(
@@ -111,7 +151,9 @@ def keep(table: Path, columns: Sequence[str], part: str, rows: Sequence[Row], or
 
 
 def sections(table: Frame, shown: Frame, parts: Mapping[str, Part]) -> list[str]:
-    """The lines of a page: by section what its function says and its rows of `shown`, then what the rows of `table` were made with."""
+    """The lines of a page: by section what its function says and its rows of `shown`, then what the
+    rows of `table` were made with.
+    """
     lines = []
     of_row = table["part"].str.partition("/")[0]
     for section, names in groupby(parts, lambda name: name.partition("/")[0]):
@@ -122,7 +164,10 @@ def sections(table: Frame, shown: Frame, parts: Mapping[str, Part]) -> list[str]
         lines += ["", f"## {section}", "", about] + ([] if rows.empty else ["", markdown(rows)])
         lines += ["", f"Not run: {', '.join(missing)}."] if missing else []
     lines += ["", "## Run with", ""]
-    return lines + [f"- {', '.join(rows['part'].unique())}: {name}" for name, rows in table.groupby("with", sort=False)]
+    return lines + [
+        f"- {', '.join(rows['part'].unique())}: {name}"
+        for name, rows in table.groupby("with", sort=False)
+    ]
 
 
 def circumstances() -> str:
@@ -131,13 +176,22 @@ def circumstances() -> str:
     lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
     models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     machine = f"{(models or [platform.machine()])[0]}, {os.cpu_count()} cores, {platform.system()}"
-    return "; ".join([machine, f"python {platform.python_version()}", *(f"{name} {version(name)}" for name in LIBRARIES)])
+    return "; ".join(
+        [
+            machine,
+            f"python {platform.python_version()}",
+            *(f"{name} {version(name)}" for name in LIBRARIES),
+        ]
+    )
 
 
 def markdown(frame: Frame) -> str:
     """`frame` as a table of Markdown: numbers with three digits, nothing for what is missing."""
     numeric = [pandas.api.types.is_numeric_dtype(frame[name]) for name in frame]
-    lines = ["| " + " | ".join(map(str, frame.columns)) + " |", "|" + "".join("---:|" if one else "---|" for one in numeric)]
+    lines = [
+        "| " + " | ".join(map(str, frame.columns)) + " |",
+        "|" + "".join("---:|" if one else "---|" for one in numeric),
+    ]
     lines += ["| " + " | ".join(map(_cell, row)) + " |" for row in frame.itertuples(index=False)]
     return "\n".join(lines)
 
@@ -145,11 +199,19 @@ def markdown(frame: Frame) -> str:
 def _cell(value: Any) -> str:
     if isinstance(value, str):
         return " ".join(value.split()).replace("|", "\\|")
-    return "" if pandas.isna(value) else f"{value:,.0f}" if value == int(value) or value >= 1000 else f"{value:.3g}"
+    return (
+        ""
+        if pandas.isna(value)
+        else f"{value:,.0f}"
+        if value == int(value) or value >= 1000
+        else f"{value:.3g}"
+    )
 
 
 def cost(call: Callable[[], object], repeats: int = 1) -> Cost:
-    """The least seconds of `repeats` calls after one to warm up (none where `repeats` is 1), and the peak memory of the first."""
+    """The least seconds of `repeats` calls after one to warm up (none where `repeats` is 1), and
+    the peak memory of the first.
+    """
 
     def seconds() -> tuple[float, float]:
         cpu, wall = time.process_time(), time.perf_counter()
@@ -173,12 +235,17 @@ def resident(field: str, process: int | str = "self") -> float:
     """Megabytes that a process holds (VmRSS) or held at most (VmHWM); NaN where it has ended."""
     with suppress(OSError):
         lines = Path(f"/proc/{process}/status").read_text().splitlines()
-        return next((int(line.split()[1]) / 1024 for line in lines if line.startswith(field)), math.nan)
+        return next(
+            (int(line.split()[1]) / 1024 for line in lines if line.startswith(field)), math.nan
+        )
     return math.nan
 
 
 def process(command: Sequence[str]) -> Cost:
-    """What a process costs as a whole, with all that it ever held. Raises OSError where it fails."""
+    """What a process costs as a whole, with all that it ever held.
+
+    Raises OSError where it fails.
+    """
     begun, peak = time.perf_counter(), 0.0
     silent = [(os.POSIX_SPAWN_OPEN, stream, os.devnull, os.O_WRONLY, 0) for stream in (1, 2)]
     child = os.posix_spawn(command[0], list(command), os.environ, file_actions=silent)

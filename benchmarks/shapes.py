@@ -1,7 +1,8 @@
 """What is benchmarked: decoders with random weights in the shape of released ones, and a prompt.
 
-Costs do not depend on what the weights are. SmolLM2-135M (HuggingFaceTB/SmolLM2-135M) is of the Llama type, OLMo-2-1B
-(allenai/OLMo-2-0425-1B) of the OLMo-2 type with RePo from layer 5 on, as in RePo's paper.
+Costs do not depend on what the weights are. SmolLM2-135M (HuggingFaceTB/SmolLM2-135M) is of the
+Llama type, OLMo-2-1B (allenai/OLMo-2-0425-1B) of the OLMo-2 type with RePo from layer 5 on, as in
+RePo's paper.
 """
 
 from __future__ import annotations
@@ -14,7 +15,14 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, Gemma3TextConfig, LlamaConfig, MixtralConfig, Olmo2Config, PreTrainedModel
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma3TextConfig,
+    LlamaConfig,
+    MixtralConfig,
+    Olmo2Config,
+    PreTrainedModel,
+)
 from transformers.initialization import no_init_weights
 
 import repo_interp as ri
@@ -23,7 +31,14 @@ from repo_interp.models.capture import decode
 from repo_interp.models.provenance import Origin, mark
 from repo_interp.tasks.prompt import Prompt
 
-_SIZES = ("num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads", "intermediate_size", "vocab_size")
+_SIZES = (
+    "num_hidden_layers",
+    "hidden_size",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "intermediate_size",
+    "vocab_size",
+)
 _TOKENS = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": 0}
 
 
@@ -37,7 +52,10 @@ SHAPES = {
     "smollm2-135m": (_config(LlamaConfig, 30, 576, 9, 3, 1536, 49_152), "rope"),
     "olmo-2-1b": (_config(Olmo2Config, 16, 2048, 16, 16, 8192, 100_352), "repo@5"),
     "olmo-2-1b layer": (_config(Olmo2Config, 1, 2048, 16, 16, 8192, 1024), "repo"),
-    "gemma-3-270m": (_config(Gemma3TextConfig, 18, 640, 4, 1, 2048, 262_144, head_dim=256, sliding_window=512), "rope"),
+    "gemma-3-270m": (
+        _config(Gemma3TextConfig, 18, 640, 4, 1, 2048, 262_144, head_dim=256, sliding_window=512),
+        "rope",
+    ),
     "mixtral": (_config(MixtralConfig, 4, 256, 8, 4, 512, 1024, num_local_experts=4), "rope"),
     "tiny": (_config(LlamaConfig, 2, 32, 2, 2, 64, 128), "repo@1"),  # for tests
 }
@@ -49,38 +67,55 @@ def operations(config: Any, tokens: int) -> float:
 
     L layers of P parameters each, with h heads of size d; n tokens.
     """
-    width, heads, kv_heads = config.hidden_size, config.num_attention_heads, config.num_key_value_heads
+    width, heads, kv_heads = (
+        config.hidden_size,
+        config.num_attention_heads,
+        config.num_key_value_heads,
+    )
     size = getattr(config, "head_dim", None) or width // heads
     parameters = 2 * width * size * (heads + kv_heads) + 3 * width * config.intermediate_size
     return config.num_hidden_layers * (2.0 * parameters * tokens + 2.0 * heads * size * tokens**2)
 
 
 def prompt_of(tokens: int, vocabulary: int) -> Prompt:
-    """A prompt of `tokens` random tokens with a needle, a query, and generated tokens at the end."""
+    """A prompt of `tokens` random tokens with a needle, a query, and generated tokens at the
+    end.
+    """
     drawn = np.random.default_rng([0, tokens]).integers(3, vocabulary, tokens)
     size = max(1, min(32, tokens // 8))
     end = tokens - 2 * size
-    spans = {"needle": tuple(range(tokens // 3, tokens // 3 + size)), "query": tuple(range(end - size, end))}
+    spans = {
+        "needle": tuple(range(tokens // 3, tokens // 3 + size)),
+        "query": tuple(range(end - size, end)),
+    }
     return Prompt(tokens=tuple(drawn.tolist()), spans=spans, generated=tuple(range(end, tokens)))
 
 
 @torch.no_grad()
 def model_of(config: Any, dtype: str = "float32") -> PreTrainedModel:
-    """A stock decoder on the CPU. Every matrix has the same few million random numbers, which is quick; norms are 1."""
+    """A stock decoder on the CPU.
+
+    Every matrix has the same few million random numbers, which is quick; norms are 1.
+    """
     with no_init_weights():
         made = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype))
     drawn = 0.02 * torch.randn(2**21, generator=torch.Generator().manual_seed(0))
     for parameter in made.parameters():
         flat = parameter.view(-1)
         for start in range(0, len(flat), len(drawn)):
-            flat[start : start + len(drawn)] = drawn[: len(flat) - start] if parameter.dim() > 1 else 1.0
+            flat[start : start + len(drawn)] = (
+                drawn[: len(flat) - start] if parameter.dim() > 1 else 1.0
+            )
     return made.eval()
 
 
-def bridged(stock: PreTrainedModel, layout: str, prompt: Prompt) -> tuple[nn.Module, Callable[[], Tensor]]:
+def bridged(
+    stock: PreTrainedModel, layout: str, prompt: Prompt
+) -> tuple[nn.Module, Callable[[], Tensor]]:
     """`stock` repositioned and bridged, and its own forward pass over `prompt` as a call."""
     made = ri.bridge(ri.reposition(stock, layout))
-    mark(made, Origin("random weights", "", len(prompt.tokens), Path()))  # else an analysis digests the weights
+    # else an analysis digests the weights
+    mark(made, Origin("random weights", "", len(prompt.tokens), Path()))
     tokens = torch.tensor([prompt.tokens], device=stock.device)
 
     @torch.inference_mode()
@@ -91,7 +126,9 @@ def bridged(stock: PreTrainedModel, layout: str, prompt: Prompt) -> tuple[nn.Mod
 
 
 def checkpoint_of(subject: str, dtype: str, folder: str) -> str:
-    """A checkpoint that comes with the package, or one with random weights in the shape of `subject`, written by another process."""
+    """A checkpoint that comes with the package, or one with random weights in the shape of
+    `subject`, written by another process.
+    """
     if "/" in subject:
         return subject
     directory = str(Path(folder) / subject)

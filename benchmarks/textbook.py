@@ -1,7 +1,8 @@
 """The textbook way of four measures: make the maps, as the formulas in the papers read.
 
-What would take minutes or gigabytes is done for some heads or components, and its time multiplied: a sample is a call, how often its work
-occurs in the whole, and what it made. Memory is what the call took. Maps are float32; the ridge fit is solved in float64.
+What would take minutes or gigabytes is done for some heads or components, and its time multiplied:
+a sample is a call, how often its work occurs in the whole, and what it made. Memory is what the
+call took. Maps are float32; the ridge fit is solved in float64.
 """
 
 from __future__ import annotations
@@ -23,18 +24,27 @@ def textbook_rows(inputs: AttentionInputs, spans: Spans) -> Iterator[Row]:
     for way in (attention_mass, components, three_axis, fake_distance):
         samples = way(inputs, spans)
         costs = [(times, cost(call)) for call, times, _ in samples]
-        seconds = {unit: sum(times * spent[unit] for times, spent in costs) for unit in ("cpu_seconds", "wall_seconds")}
+        seconds = {
+            unit: sum(times * spent[unit] for times, spent in costs)
+            for unit in ("cpu_seconds", "wall_seconds")
+        }
         megabytes = max(spent["megabytes"] for _, spent in costs)
         note = f"made: {' and '.join(what for *_, what in samples)}; time multiplied"
         rows.append({"beside": way.__name__, **seconds, "megabytes": megabytes, "note": note})
     total = {unit: sum(row[unit] for row in rows) for unit in ("cpu_seconds", "wall_seconds")}
-    rows.append({"beside": "all measures", **total, "megabytes": max(row["megabytes"] for row in rows)})
+    rows.append(
+        {"beside": "all measures", **total, "megabytes": max(row["megabytes"] for row in rows)}
+    )
     yield from ({"what": f"{row['beside']}, textbook", **row} for row in rows)
 
 
 def attention_mass(inputs: AttentionInputs, spans: Spans) -> list[Sample]:
     """The softmax of the whole map of every head; four heads are made."""
-    queries, keys, causal = inputs.rotated_queries[0, :4], inputs.rotated_keys[0, :4], _causal(inputs)
+    queries, keys, causal = (
+        inputs.rotated_queries[0, :4],
+        inputs.rotated_keys[0, :4],
+        _causal(inputs),
+    )
     masks = torch.stack([mask[0] for mask in spans.values()]).float()
 
     def run() -> Tensor:
@@ -46,7 +56,10 @@ def attention_mass(inputs: AttentionInputs, spans: Spans) -> list[Sample]:
 
 
 def components(inputs: AttentionInputs, spans: Spans) -> list[Sample]:
-    """The map of every component of every head: its mean along each diagonal, its VAF over pairs. Two of one head are made."""
+    """The map of every component of every head: its mean along each diagonal, its VAF over pairs.
+
+    Two of one head are made.
+    """
     queries, keys, causal = inputs.rotated_queries[0, 0], inputs.rotated_keys[0, 0], _causal(inputs)
     tokens, half = queries.shape[0], queries.shape[1] // 2
     made = queries @ keys.T
@@ -66,7 +79,9 @@ def components(inputs: AttentionInputs, spans: Spans) -> list[Sample]:
 
 
 def three_axis(inputs: AttentionInputs, spans: Spans) -> list[Sample]:
-    """The normal equations of the ridge fit, 3 n unknowns, solved densely for every head; one is made."""
+    """The normal equations of the ridge fit, 3 n unknowns, solved densely for every head; one is
+    made.
+    """
     queries, keys = inputs.rotated_queries[0, 0], inputs.rotated_keys[0, 0]
     tokens = queries.shape[0]
 
@@ -100,7 +115,13 @@ def fake_distance(inputs: AttentionInputs, spans: Spans) -> list[Sample]:
         results = []
         for query, key in zip(queries, keys, strict=True):
             first, second = query[:half], query[half:]
-            turned = torch.cat((first * angles.cos() - second * angles.sin(), second * angles.cos() + first * angles.sin()), -1)
+            turned = torch.cat(
+                (
+                    first * angles.cos() - second * angles.sin(),
+                    second * angles.cos() + first * angles.sin(),
+                ),
+                -1,
+            )
             logits = turned @ key.T * inputs.logit_scale
             fitted = logits.mean(1)[:, None] + logits.mean(0) - logits.mean()
             results.append(torch.corrcoef(torch.stack((logits.flatten(), fitted.flatten())))[0, 1])

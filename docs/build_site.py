@@ -24,7 +24,8 @@ LINK = re.compile(r"\]\(([^)\s]+)\)|^\[[^\]]+\]: (\S+)", re.MULTILINE)
 QUIET = {"NO_MKDOCS_2_WARNING": "1"}
 """No advertisement of another program in the output."""
 MODULES = ("tasks", "measures", "experiments", "interventions", "plots", "explorer")
-"""The public modules of the package, in the order in which its docstring names what they are for."""
+"""The public modules of the package, in the order in which its docstring names what they are for.
+"""
 GROUPS = {
     "Open a model": ("repo_interp.models",),
     "Prompts": ("repo_interp.tasks", "repo_interp.analysis.coercion"),
@@ -47,7 +48,9 @@ GROUPS = {
 
 def linked(page: Path) -> Iterator[Path]:
     """The files of the repository that a page links to; of a directory its README."""
-    for target in filter(None, (inline or below for inline, below in LINK.findall(page.read_text(encoding="utf-8")))):
+    for target in filter(
+        None, (inline or below for inline, below in LINK.findall(page.read_text(encoding="utf-8")))
+    ):
         there = (page.parent / target.partition("#")[0]).resolve()
         there = there / "README.md" if there.is_dir() else there
         if "://" not in target and there.is_file() and there.is_relative_to(ROOT):
@@ -56,7 +59,10 @@ def linked(page: Path) -> Iterator[Path]:
 
 def reachable() -> list[Path]:
     """README.md, the pages of docs/, and all that they lead to."""
-    waiting, found = [ROOT / "README.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").glob("*.md"))], []
+    waiting, found = (
+        [ROOT / "README.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").glob("*.md"))],
+        [],
+    )
     while waiting:
         file = waiting.pop(0)
         if file not in found:
@@ -70,11 +76,17 @@ def api_pages() -> Iterator[tuple[str, str]]:
     package = importlib.import_module("repo_interp")
     groups: dict[str, list[str]] = defaultdict(list)
     for name, there in _public(package):
-        groups[next(title for title, places in GROUPS.items() if f"{there}.".startswith(tuple(f"{p}." for p in places)))] += [
-            _directive(f"ri.{name}", there)
-        ]
+        groups[
+            next(
+                title
+                for title, places in GROUPS.items()
+                if f"{there}.".startswith(tuple(f"{p}." for p in places))
+            )
+        ] += [_directive(f"ri.{name}", there)]
     lines = ["# ri.*", "", "`import repo_interp as ri`", ""]
-    lines += [line for title in GROUPS if groups[title] for line in (f"## {title}", "", *groups[title])]
+    lines += [
+        line for title in GROUPS if groups[title] for line in (f"## {title}", "", *groups[title])
+    ]
     yield "api/index.md", "\n".join(lines)
     for short in MODULES:
         module = importlib.import_module(f"repo_interp.{short}")
@@ -103,7 +115,10 @@ def stage() -> None:
         place.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(file, place)
     errors = STAGED / "docs" / "errors.md"
-    errors.write_text("---\nhide: [toc]\nsearch: { boost: 4 }\n---\n\n" + errors.read_text(encoding="utf-8"), encoding="utf-8")
+    errors.write_text(
+        "---\nhide: [toc]\nsearch: { boost: 4 }\n---\n\n" + errors.read_text(encoding="utf-8"),
+        encoding="utf-8",
+    )
     for name, text in api_pages():
         page = STAGED / "docs" / name
         page.parent.mkdir(exist_ok=True)
@@ -112,4 +127,8 @@ def stage() -> None:
 
 if __name__ == "__main__":
     stage()
-    sys.exit(subprocess.run([sys.executable, "-m", "mkdocs", "build", "--strict"], cwd=ROOT, env=os.environ | QUIET).returncode)
+    sys.exit(
+        subprocess.run(
+            [sys.executable, "-m", "mkdocs", "build", "--strict"], cwd=ROOT, env=os.environ | QUIET
+        ).returncode
+    )

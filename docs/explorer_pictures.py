@@ -1,4 +1,5 @@
-"""Draws figures/first/explorer_*.png, the first pictures of the README: the explorer as it opens, after a click, and after Undo.
+"""Draws figures/first/explorer_*.png, the first pictures of the README: the explorer as it opens,
+after a click, and after Undo.
 
 python docs/explorer_pictures.py        needs Chromium and the extra [explore]
 """
@@ -23,9 +24,14 @@ TOLD = "document.querySelectorAll('.continued .{}').length >= {}"
 
 
 def sections(browser: Browser) -> bytes:
-    """The sections that the story is told by, as a PNG: from the map of heads to the edits, from the prompt to the continuation."""
+    """The sections that the story is told by, as a PNG: from the map of heads to the edits, from
+    the prompt to the continuation.
+    """
     names = ("Heads", "Edits", "Prompt", "Continuation")
-    places = [f"document.querySelector('section[aria-label={name}]').getBoundingClientRect()" for name in names]
+    places = [
+        f"document.querySelector('section[aria-label={name}]').getBoundingClientRect()"
+        for name in names
+    ]
     top, bottom = (
         browser.run(f"Math.{end}(...[{', '.join(places)}].map((one) => one.{side}))")
         for end, side in (("min", "top"), ("max", "bottom"))
@@ -40,20 +46,28 @@ def main() -> None:
     browser = Browser(Path(tempfile.mkdtemp()), executable() or "chromium")
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as served:
         assert served.stdout is not None
-        address = next(word for line in served.stdout for word in line.split() if word.startswith("http"))
+        address = next(
+            word for line in served.stdout for word in line.split() if word.startswith("http")
+        )
         browser.size(WIDTH, HEIGHT)
         browser.open(address)
         shots = {}
         for name, act, told in (
-            ("1_opens", "", TOLD.format("right", 20) + " && document.querySelectorAll('.suggested').length > 0"),
+            (
+                "1_opens",
+                "",
+                TOLD.format("right", 20) + " && document.querySelectorAll('.suggested').length > 0",
+            ),
             (
                 "2_edited",
                 "document.querySelector('.suggested').click()",
-                TOLD.format("wrong", 8) + " && document.querySelectorAll('.continued span').length === 40",
+                TOLD.format("wrong", 8)
+                + " && document.querySelectorAll('.continued span').length === 40",
             ),
             (
                 "3_undone",
-                "[...document.querySelectorAll('button')].find((one) => one.textContent === 'Undo').click()",
+                "[...document.querySelectorAll('button')].find((one) => one.textContent === "
+                "'Undo').click()",
                 "document.querySelectorAll('.continued span').length === 20",
             ),
         ):

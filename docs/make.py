@@ -3,7 +3,8 @@
 commands.md            every command with its options, from the parsers
 errors.md              every message of an error or a warning, from the code that raises it
 measures.md, tasks.md  the tables between <!-- made: KIND NAME --> and <!-- end -->: `variables` of a group, from a run of tiny random
-                       models; `parameters` of a measure or an experiment, from its fields and their docstrings; `options` of a task
+                       models; `parameters` of a measure or an experiment, from its fields and their
+                       docstrings; `options` of a task
 """
 
 from __future__ import annotations
@@ -34,14 +35,19 @@ CHECKPOINT is a directory, a hub id (`owner/name`), or a name of the [zoo](zoo.m
 """
 EXAMPLES = {
     "analyze": (
-        "repo-interp analyze                                            # niah/repo, on needles in a haystack",
+        "repo-interp analyze                                            # niah/repo, on "
+        "needles in a haystack",
         "repo-interp analyze CHECKPOINT --prompts prompts.jsonl --out runs/mine",
-        "repo-interp analyze niah/rope --measures components,rotation --set components.first_token=1 --layers 2-3",
+        "repo-interp analyze niah/rope --measures components,rotation --set "
+        "components.first_token=1 --layers 2-3",
     ),
     "explore": (
-        "repo-interp explore reversal/repo                              # opens with suggested edits: click one, then Undo",
-        "repo-interp explore reversal/repo --against reversal/rope      # two checkpoints over the same texts",
-        "repo-interp explore runs/mine                                  # the prompts and the atlas of a run",
+        "repo-interp explore reversal/repo                              # opens with "
+        "suggested edits: click one, then Undo",
+        "repo-interp explore reversal/repo --against reversal/rope      # two checkpoints "
+        "over the same texts",
+        "repo-interp explore runs/mine                                  # the prompts and "
+        "the atlas of a run",
     ),
     "inspect": ("repo-interp inspect niah/repo",),
     "verify": (
@@ -51,18 +57,23 @@ EXAMPLES = {
     "train": (
         "repo-interp train reversal --scheme repo --seeds 0-2 --jobs 2",
         "repo-interp train niah --continue-from niah/rope --scheme repo@1/3 --out runs/mine",
-        "repo-interp train language --continue-from CHECKPOINT --scheme repo@1/3 --set corpus=texts --set length=2048 --out runs/mine",
-        "repo-interp train language --continue-from smollm2-135m --adapter --scheme repo@1/3 --set corpus=installed --out runs/mine",
+        "repo-interp train language --continue-from CHECKPOINT --scheme repo@1/3 --set "
+        "corpus=texts --set length=2048 --out runs/mine",
+        "repo-interp train language --continue-from smollm2-135m --adapter --scheme repo@1/3 "
+        "--set corpus=installed --out runs/mine",
         "repo-interp train --resume --out runs/mine",
     ),
     "score": (
         "repo-interp score niah/repo --test-sets 256,512 --scaling yarn:2",
         "repo-interp score runs/reversal-repo/seed-0 --count 500",
         "repo-interp score CHECKPOINT ruler --test-sets 4096,8192 --count 20",
-        "repo-interp score CHECKPOINT language --set corpus=texts --set length=2048 --set longest_test=8192",
+        "repo-interp score CHECKPOINT language --set corpus=texts --set length=2048 --set "
+        "longest_test=8192",
     ),
     "zoo": ("repo-interp zoo",),
-    "figures": ("repo-interp figures hope --checkpoint rope=CHECKPOINT --checkpoint hope=CHECKPOINT",),
+    "figures": (
+        "repo-interp figures hope --checkpoint rope=CHECKPOINT --checkpoint hope=CHECKPOINT",
+    ),
     "compare": ("repo-interp compare runs/niah-rope runs/niah-repo",),
 }
 
@@ -71,9 +82,17 @@ def commands_page() -> str:
     """commands.md."""
     from repo_interp.cli import _parser
 
-    (commands,) = (action for action in _parser([])._actions if isinstance(action, argparse._SubParsersAction))
+    (commands,) = (
+        action for action in _parser([])._actions if isinstance(action, argparse._SubParsersAction)
+    )
     parsers: dict[str, argparse.ArgumentParser] = dict(commands.choices)
-    lines = [COMMANDS_HEAD, *(f"- [`{name}`](#{name.replace(' ', '-')}): {one.description}" for name, one in parsers.items())]
+    lines = [
+        COMMANDS_HEAD,
+        *(
+            f"- [`{name}`](#{name.replace(' ', '-')}): {one.description}"
+            for name, one in parsers.items()
+        ),
+    ]
     for name, parser in parsers.items():
         lines += ["", f"## {name}", "", str(parser.description), ""]
         if name in EXAMPLES:
@@ -92,10 +111,16 @@ def _options(parser: argparse.ArgumentParser) -> list[str]:
         lines += [f"*{str(group.title)[0].upper()}{str(group.title)[1:]}*", ""] if own else []
         lines += ["| | |", "|---|---|"]
         for action in shown:
-            value = formatter._metavar_formatter(action, action.dest.upper())(1)[0] if action.nargs != 0 else ""
+            value = (
+                formatter._metavar_formatter(action, action.dest.upper())(1)[0]
+                if action.nargs != 0
+                else ""
+            )
             names = ", ".join(action.option_strings) or value
             written = f"{names} {value}".strip() if action.option_strings else names
-            lines.append(_row(f"`{written}`", formatter._expand_help(action) if action.help else ""))
+            lines.append(
+                _row(f"`{written}`", formatter._expand_help(action) if action.help else "")
+            )
         lines.append("")
     return lines[:-1]
 
@@ -131,8 +156,18 @@ THEMES = {
     "The command line": ("cli",),
     "Everything else": (),
 }
-"""Sections of errors.md: the parts of the package whose messages each has; the last has those of all others."""
-KINDS = ("InputError", "Taken", "Unfinished", "NotFinite", "NotFinitePrediction", "ArgumentTypeError", "ValueError")
+"""Sections of errors.md: the parts of the package whose messages each has; the last has those of
+all others.
+"""
+KINDS = (
+    "InputError",
+    "Taken",
+    "Unfinished",
+    "NotFinite",
+    "NotFinitePrediction",
+    "ArgumentTypeError",
+    "ValueError",
+)
 WARNINGS = ("warn", "Note", "OtherQuestion", "Damaged", "RoundedPositions")
 ELLIPSIS = re.compile(r"(\.\.\.)(\W*\.\.\.)+")
 
@@ -152,15 +187,19 @@ def errors_page(package: Path = HERE.parent / "repo_interp") -> str:
     lines = [ERRORS_HEAD]
     for theme, by_message in found.items():
         lines += [f"## {theme}", ""]
-        for message, places in sorted(by_message.items(), key=lambda item: item[0].strip(". ").lower()):
+        for message, places in sorted(
+            by_message.items(), key=lambda item: item[0].strip(". ").lower()
+        ):
             lines += [f"### `{message}`", "", *(f"- {place}" for place in places), ""]
     return "\n".join(lines).rstrip("\n") + "\n"
 
 
 def messages(source: str) -> Iterator[tuple[str, str, str]]:
-    """The messages that the code `source` can give: kind, text with `...` for what it fills in, function.
+    """The messages that the code `source` can give: kind, text with `...` for what it fills in,
+    function.
 
-    Text that a local name holds is filled in; a message without words of its own is another one's, and left out.
+    Text that a local name holds is filled in; a message without words of its own is another one's,
+    and left out.
     """
     tree = ast.parse(source)
     within = {child: parent for parent in ast.walk(tree) for child in ast.iter_child_nodes(parent)}
@@ -171,20 +210,38 @@ def messages(source: str) -> Iterator[tuple[str, str, str]]:
         above = [node]
         while above[-1] in within:
             above.append(within[above[-1]])
-        owners = [each for each in above if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)]
+        owners = [
+            each
+            for each in above
+            if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+        ]
         texts = _texts_of_names(owners[0]) if owners else {}
         for argument in _alternatives(given):
             message = " ".join(ELLIPSIS.sub(r"\1", _template(argument, texts)).split())
             if "wanted" in message or len(re.findall(r"[a-z]{2,}", message)) > 2:
                 function = ".".join(owner.name for owner in reversed(owners))
-                shown = "a warning" if kind in WARNINGS else "`InputError`" if kind == "refused" else f"`{kind}`"
-                yield shown, message.replace("`", "'") + (": ..." if kind == "refused" else ""), function
+                shown = (
+                    "a warning"
+                    if kind in WARNINGS
+                    else "`InputError`"
+                    if kind == "refused"
+                    else f"`{kind}`"
+                )
+                yield (
+                    shown,
+                    message.replace("`", "'") + (": ..." if kind == "refused" else ""),
+                    function,
+                )
 
 
 def _said(node: ast.AST) -> tuple[str, ast.expr | None]:
-    """Which kind of error or warning a piece of code gives, and its text; None where it gives none."""
+    """Which kind of error or warning a piece of code gives, and its text; None where it gives
+    none.
+    """
     if isinstance(node, ast.Return) and isinstance(node.value, ast.JoinedStr | ast.IfExp):
-        refuses = re.search("wanted|; (leave|add) it|cannot be opened|is no causal", ast.unparse(node.value))
+        refuses = re.search(
+            "wanted|; (leave|add) it|cannot be opened|is no causal", ast.unparse(node.value)
+        )
         return "InputError", node.value if refuses else None
     if not isinstance(node, ast.Call) or not node.args:
         return "", None
@@ -205,7 +262,11 @@ def _texts_of_names(function: ast.AST) -> dict[str, ast.expr]:
     """The text that each name of a function stands for, where it is given once."""
     given: dict[str, list[ast.expr]] = defaultdict(list)
     for node in ast.walk(function):
-        if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
+        if (
+            isinstance(node, ast.Assign)
+            and len(node.targets) == 1
+            and isinstance(node.targets[0], ast.Name)
+        ):
             given[node.targets[0].id].append(node.value)
     return {
         name: values[0]
@@ -223,7 +284,9 @@ def _template(node: ast.expr, texts: Mapping[str, ast.expr]) -> str:
         case ast.FormattedValue(value=ast.Name() | ast.Constant() as value):
             return _template(value, texts)
         case ast.Name(id=name) if name in texts:
-            return _template(texts[name], {other: text for other, text in texts.items() if other != name})
+            return _template(
+                texts[name], {other: text for other, text in texts.items() if other != name}
+            )
         case ast.BinOp(left=left, op=ast.Add(), right=right):
             return _template(left, texts) + _template(right, texts)
     return "..."
@@ -235,7 +298,9 @@ def filled(page: str, table: Callable[[str, str], str]) -> str:
 
 
 def maker_of_tables() -> Callable[[str, str], str]:
-    """A function of a kind and a name that returns the table; the models run once, when the first variables are needed."""
+    """A function of a kind and a name that returns the table; the models run once, when the first
+    variables are needed.
+    """
     groups: dict[str, Any] = {}
 
     def table(kind: str, name: str) -> str:
@@ -252,7 +317,9 @@ def maker_of_tables() -> Callable[[str, str], str]:
 
 
 def tiny_run() -> dict[str, Any]:
-    """Every group that a run can have, with all optional variables, from tiny models with random weights."""
+    """Every group that a run can have, with all optional variables, from tiny models with random
+    weights.
+    """
     from repo_interp.analysis.analyze import analyze
     from repo_interp.experiments import Atlas, Effects, Extrapolation, Kinds, Perturbation, Saliency
     from repo_interp.experiments.extrapolation import output_traces
@@ -263,12 +330,23 @@ def tiny_run() -> dict[str, Any]:
     task, words = make_task("random_tokens", symbols=16, length=16), make_task("reversal", words=4)
     optional: dict[str, dict[str, Any]] = {
         "components": {"curves": "head"},
-        "three_axis": {"axes": "first_prompt", "extras": ("attention", "position", "shuffled", "held_out")},
+        "three_axis": {
+            "axes": "first_prompt",
+            "extras": ("attention", "position", "shuffled", "held_out"),
+        },
         "maps": {"side": 4},
     }
-    measures = [dataclasses.replace(measure_named(name), **optional.get(name, {})) for name in measure_names()]  # pyright: ignore
+    measures = [
+        dataclasses.replace(measure_named(name), **optional.get(name, {}))
+        for name in measure_names()
+    ]  # pyright: ignore
     atlas = Atlas(twins=1, sequences=2)
-    run = analyze(_tiny_model("rope,repo,cope"), words.prompts(2, test_set="8"), measures, experiments=[atlas, Kinds()])
+    run = analyze(
+        _tiny_model("rope,repo,cope"),
+        words.prompts(2, test_set="8"),
+        measures,
+        experiments=[atlas, Kinds()],
+    )
     model, prompts = _tiny_model("repo"), task.prompts(4)
     longer = task.prompts(4, test_set="32")
     return {name: node.to_dataset() for name, node in run.children.items()} | {
@@ -308,24 +386,40 @@ def _parameters(name: str) -> Iterator[str]:
 
     measure: Any = experiment_named(name) if name in experiment_names() else measure_named(name)
     meanings = _docstrings_of_fields(type(measure))
-    fields = [field.name for field in dataclasses.fields(measure) if field.name not in ("name", "required_spans")]
+    fields = [
+        field.name
+        for field in dataclasses.fields(measure)
+        if field.name not in ("name", "required_spans")
+    ]
     if not fields:
         yield "No parameters."
         return
     yield from ("| parameter | default | meaning |", "|---|---|---|")
     for field in fields:
         value = getattr(measure, field)
-        listed = ", ".join(map(str, value)) if isinstance(value, tuple) else f"{value:.4g}" if isinstance(value, float) else value
+        listed = (
+            ", ".join(map(str, value))
+            if isinstance(value, tuple)
+            else f"{value:.4g}"
+            if isinstance(value, float)
+            else value
+        )
         yield _row(f"`{field}`", "none" if listed in ("", None) else str(listed), meanings[field])
 
 
 def _docstrings_of_fields(kind: type) -> dict[str, str]:
     """The text below each field of a dataclass, by the field's name."""
-    (body,) = (node.body for node in ast.parse(textwrap.dedent(inspect.getsource(kind))).body if isinstance(node, ast.ClassDef))
+    (body,) = (
+        node.body
+        for node in ast.parse(textwrap.dedent(inspect.getsource(kind))).body
+        if isinstance(node, ast.ClassDef)
+    )
     return {
         ast.unparse(field.target): str(text.value.value)
         for field, text in pairwise(body)
-        if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant)
+        if isinstance(field, ast.AnnAssign)
+        and isinstance(text, ast.Expr)
+        and isinstance(text.value, ast.Constant)
     }
 
 

@@ -29,7 +29,11 @@ def on_page_markdown(text: str, **more: Any) -> str:
     fenced = False
     for line in text.splitlines():
         kind, before = _kind(line), _kind(lines[-1]) if lines else ""
-        if kind in ("heading", "list", "table") and before not in ("", kind, "inside") and not fenced:
+        if (
+            kind in ("heading", "list", "table")
+            and before not in ("", kind, "inside")
+            and not fenced
+        ):
             lines.append("")
         fenced ^= line.startswith(FENCE)
         lines.append(line)
@@ -37,7 +41,9 @@ def on_page_markdown(text: str, **more: Any) -> str:
 
 
 def _kind(line: str) -> str:
-    return next((name for name, begin in BEGINS.items() if begin.match(line)), "text") if line else ""
+    return (
+        next((name for name, begin in BEGINS.items() if begin.match(line)), "text") if line else ""
+    )
 
 
 def on_page_content(text: str, **more: Any) -> str:

@@ -1,4 +1,6 @@
-"""Puts the zoo, which stands beside the package, into a wheel as position_papers/zoo; an editable installation reads it where it is."""
+"""Puts the zoo, which stands beside the package, into a wheel as position_papers/zoo; an editable
+installation reads it where it is.
+"""
 
 from __future__ import annotations
 

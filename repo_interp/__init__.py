@@ -14,7 +14,8 @@
     ri.explain_cell(scores, depth=50, length=512)             the heads behind a cell that fails
     audited = ri.verify("path or hub-id")                     whether a model rotates as its configuration says
 
-Everything is imported when it is first asked for: importing the package loads neither torch nor transformers. `__init__.pyi` lists it.
+Everything is imported when it is first asked for: importing the package loads neither torch nor
+transformers. `__init__.pyi` lists it.
 """
 
 from __future__ import annotations

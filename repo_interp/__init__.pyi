@@ -1,4 +1,6 @@
-"""The names of the package, for type checkers, and for `__init__.py`, which imports each when it is first asked for."""
+"""The names of the package, for type checkers, and for `__init__.py`, which imports each when it is
+first asked for.
+"""
 
 from repo_interp import experiments as experiments
 from repo_interp import explorer as explorer

@@ -2,8 +2,8 @@
 
     console.print(bold(path, "  the page to look at"))
 
-Nothing in a text is markup, so that brackets and colons of a name are printed as they are; control characters, escape sequences and bytes
-that are no text stand as \\x1b and the like.
+Nothing in a text is markup, so that brackets and colons of a name are printed as they are; control
+characters, escape sequences and bytes that are no text stand as \\x1b and the like.
 """
 
 from __future__ import annotations
@@ -19,7 +19,10 @@ from repo_interp.processes import is_first
 
 
 class Console(rich.console.Console):
-    """A console that shows control characters instead of sending them on. Of several processes the first alone prints."""
+    """A console that shows control characters instead of sending them on.
+
+    Of several processes the first alone prints.
+    """
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**{"quiet": not is_first(), "markup": False, "emoji": False, **options})

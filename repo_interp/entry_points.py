@@ -1,10 +1,12 @@
-"""What is chosen by name - measures, experiments, views, schemes, tasks, commands - as entry points, ours and those of other packages.
+"""What is chosen by name - measures, experiments, views, schemes, tasks, commands - as entry
+points, ours and those of other packages.
 
     [project.entry-points."repo_interp.measures"]     name = "package.module:object"
 
-Ours stand in `OWN` in the very form in which another package writes its own, and are found by the same code. `names` reads names alone;
-`find` imports the one object that was asked for, so a package that nobody asks for costs nothing and breaks nothing. A name of ours always
-means ours. Knows nothing about what the objects are.
+Ours stand in `OWN` in the very form in which another package writes its own, and are found by the
+same code. `names` reads names alone; `find` imports the one object that was asked for, so a package
+that nobody asks for costs nothing and breaks nothing. A name of ours always means ours. Knows
+nothing about what the objects are.
 """
 
 from __future__ import annotations
@@ -18,7 +20,11 @@ from typing import Any
 from repo_interp.errors import InputError, one_line
 from repo_interp.installed_points import installed_points
 
-MEASURES, EXPERIMENTS, VIEWS = "repo_interp.measures", "repo_interp.experiments", "repo_interp.plots"
+MEASURES, EXPERIMENTS, VIEWS = (
+    "repo_interp.measures",
+    "repo_interp.experiments",
+    "repo_interp.plots",
+)
 SCHEMES, TASKS = "repo_interp.schemes", "repo_interp.tasks"
 COMMANDS, CHECKPOINTS = "repo_interp.commands", "repo_interp.checkpoints"
 
@@ -77,14 +83,18 @@ OWN: Mapping[str, Mapping[str, str]] = {
         "random_tokens": "repo_interp.tasks.random_tokens:SIZES",
     },
     COMMANDS: {
-        name: f"repo_interp.cli.{name}" for name in ("analyze", "explore", "inspect", "verify", "fetch", "score", "compare")
+        name: f"repo_interp.cli.{name}"
+        for name in ("analyze", "explore", "inspect", "verify", "fetch", "score", "compare")
     },
 }
 """By group, names and objects of ours; views stand in the order of the page."""
 
 
 def names(group: str) -> tuple[str, ...]:
-    """Every name of `group`: ours in order, then those of other packages, sorted. Imports nothing."""
+    """Every name of `group`: ours in order, then those of other packages, sorted.
+
+    Imports nothing.
+    """
     own = OWN.get(group, {})
     return (*own, *sorted({point.name for point in installed_points(group)} - set(own)))
 
@@ -92,7 +102,8 @@ def names(group: str) -> tuple[str, ...]:
 def find(group: str, name: str) -> Any:
     """The object that is known as `name` in `group`; None where there is none.
 
-    Raises InputError, in one line, when it cannot be imported, or when two packages give the same name.
+    Raises InputError, in one line, when it cannot be imported, or when two packages give the same
+    name.
     """
     if name in OWN.get(group, {}):
         return EntryPoint(name, OWN[group][name], group).load()
@@ -101,18 +112,24 @@ def find(group: str, name: str) -> Any:
         return None
     if len(points) > 1:
         packages = " and ".join(sorted(package_of(point) for point in points))
-        raise InputError(f"the {_kind(group)} {name!r} is given by {packages}; uninstall one of them")
+        raise InputError(
+            f"the {_kind(group)} {name!r} is given by {packages}; uninstall one of them"
+        )
     try:
         return points[0].load()
     except (Exception, SystemExit) as error:
         reason = one_line(f"{type(error).__name__}: {error}", 200)
         raise InputError(
-            f"{called(group, name)} ({points[0].value}) cannot be imported: {reason}; mend or uninstall it"
+            f"{called(group, name)} ({points[0].value}) cannot be imported: {reason}; mend "
+            "or uninstall it"
         ) from None
 
 
 def require_names(group: str, given: Iterable[str], *more: str) -> None:
-    """Raise InputError for the first of `given` that is neither in `group` nor one of `more`. Imports nothing."""
+    """Raise InputError for the first of `given` that is neither in `group` nor one of `more`.
+
+    Imports nothing.
+    """
     known = (*more, *names(group))
     for name in given:
         if name not in known:
@@ -127,14 +144,17 @@ def require_once(group: str, given: Sequence[str]) -> None:
 
 
 def named(group: str, name: str, is_one: Callable[[Any], bool], wanted: str) -> Any:
-    """The object, called `name` itself, that the callable `name` of `group` gives. Raises InputError as `find`, where there is none, naming
-    those there are, and for what is no callable or not `wanted`, as `is_one` says.
+    """The object, called `name` itself, that the callable `name` of `group` gives.
+
+    Raises InputError as `find`, where there is none, naming those there are, and for what is no
+    callable or not `wanted`, as `is_one` says.
     """
     require_names(group, [name])
     factory = find(group, name)
     if not callable(factory):
         raise InputError(
-            f"{called(group, name)} is a {type(factory).__name__}; wanted a callable without arguments that gives it"
+            f"{called(group, name)} is a {type(factory).__name__}; wanted a callable without "
+            "arguments that gives it"
         )
     made = factory()
     if getattr(made, "name", None) != name or not is_one(made):
@@ -143,26 +163,44 @@ def named(group: str, name: str, is_one: Callable[[Any], bool], wanted: str) -> 
 
 
 def called(group: str, name: str) -> str:
-    """What is known as `name` in `group`, in words, with the package that gives it where that is another: for messages."""
+    """What is known as `name` in `group`, in words, with the package that gives it where that is
+    another: for messages.
+    """
     return f"the {_kind(group)} {name!r}{given_by(group, name)}"
 
 
 def given_by(group: str, name: str) -> str:
     """ " of the package P" where another package gives `name`, else nothing."""
-    others = [] if name in OWN.get(group, {}) else [package_of(point) for point in installed_points(group) if point.name == name]
+    others = (
+        []
+        if name in OWN.get(group, {})
+        else [package_of(point) for point in installed_points(group) if point.name == name]
+    )
     return f" of the package {others[0]}" if others else ""
 
 
 def failure_of(error: BaseException) -> str | None:
-    """What failed in the code of another package that is found here, and where in it; None where `error` did not pass through any."""
-    packages = {point.module.partition(".")[0]: package_of(point) for group in OWN for point in installed_points(group)}
+    """What failed in the code of another package that is found here, and where in it; None where
+    `error` did not pass through any.
+    """
+    packages = {
+        point.module.partition(".")[0]: package_of(point)
+        for group in OWN
+        for point in installed_points(group)
+    }
     of_ours = __name__.partition(".")[0]
     for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
         package = frame.f_globals.get("__name__", "").partition(".")[0]
         if package in packages and package != of_ours:
-            place = f"{os.path.basename(frame.f_code.co_filename)}, line {line}, in {frame.f_code.co_name}"
+            place = (
+                f"{os.path.basename(frame.f_code.co_filename)}, line {line}, in "
+                f"{frame.f_code.co_name}"
+            )
             reason = one_line(f"{type(error).__name__}: {error}", 200)
-            return f"code of the package {packages[package]} failed ({place}): {reason}; mend or uninstall it"
+            return (
+                f"code of the package {packages[package]} failed ({place}): {reason}; "
+                "mend or uninstall it"
+            )
     return None
 
 

@@ -3,8 +3,9 @@
     for name, figure in until_failure(lambda: draw(run), "the figures of 'gates'", failures): ...
     with noted(failures, "the page"): ...
 
-A failure becomes one line in a list that the caller shows; where there is no list, it is raised. Also `sys.exit`, called by somebody
-else's code, is such a failure; an interruption by the user is none. Knows nothing about what fails.
+A failure becomes one line in a list that the caller shows; where there is no list, it is raised.
+Also `sys.exit`, called by somebody else's code, is such a failure; an interruption by the user is
+none. Knows nothing about what fails.
 """
 
 from __future__ import annotations
@@ -18,8 +19,12 @@ from repo_interp.errors import one_line
 Item = TypeVar("Item")
 
 
-def until_failure(make: Callable[[], Iterable[Item]], what: str, failures: list[str] | None) -> Iterator[Item]:
-    """The items that `make` gives, up to the first that cannot be made; a line in `failures` then says that `what` failed, and why."""
+def until_failure(
+    make: Callable[[], Iterable[Item]], what: str, failures: list[str] | None
+) -> Iterator[Item]:
+    """The items that `make` gives, up to the first that cannot be made; a line in `failures` then
+    says that `what` failed, and why.
+    """
     try:
         yield from make()
     except (Exception, SystemExit) as error:
@@ -30,7 +35,10 @@ def until_failure(make: Callable[[], Iterable[Item]], what: str, failures: list[
 
 @contextmanager
 def noted(failures: list[str] | None, what: str) -> Iterator[None]:
-    """A context whose failure becomes a line in `failures`. OSError passes through: what cannot be written is the caller's to say."""
+    """A context whose failure becomes a line in `failures`.
+
+    OSError passes through: what cannot be written is the caller's to say.
+    """
     try:
         yield
     except OSError:
@@ -42,10 +50,14 @@ def noted(failures: list[str] | None, what: str) -> Iterator[None]:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether `error` says that memory was lacking: Python's, numpy's, or that of torch on any device."""
+    """Whether `error` says that memory was lacking: Python's, numpy's, or that of torch on any
+    device.
+    """
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return True
-    return isinstance(error, RuntimeError) and any(text in str(error) for text in ("DefaultCPUAllocator", "not enough memory"))
+    return isinstance(error, RuntimeError) and any(
+        text in str(error) for text in ("DefaultCPUAllocator", "not enough memory")
+    )
 
 
 def _line(what: str, error: BaseException) -> str:

@@ -1,11 +1,12 @@
-"""Files and directories that appear whole or not at all, and directories to which one process at a time writes.
+"""Files and directories that appear whole or not at all, and directories to which one process at a
+time writes.
 
     with replaced(path) as unfinished: ...     what is written to `unfinished`, a file or a directory beside `path`, takes its place
     claim(directory) ... release()             refused where another process holds the directory
     unsealed(sealed(content)) == content       and damaged content is refused
 
-What stood at `path` stands there still when writing fails, for lack of room, by an error or an interruption. Knows nothing about what is
-written.
+What stood at `path` stands there still when writing fails, for lack of room, by an error or an
+interruption. Knows nothing about what is written.
 """
 
 from __future__ import annotations
@@ -39,28 +40,39 @@ _SEAL = b"\nsha256 of what stands before this line: "
 
 
 def cache_directory() -> Path:
-    """Where what is converted and fetched is kept: $REPO_INTERP_CACHE, else repo_interp in the user's cache directory.
+    """Where what is converted and fetched is kept: $REPO_INTERP_CACHE, else repo_interp in the
+    user's cache directory.
 
     Raises InputError where the user has no home.
     """
     chosen = os.environ.get("REPO_INTERP_CACHE")
     try:
-        return Path(chosen) if chosen else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "repo_interp"
+        return (
+            Path(chosen)
+            if chosen
+            else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "repo_interp"
+        )
     except RuntimeError:
-        raise InputError("there is no home directory to keep files in; name a directory with REPO_INTERP_CACHE") from None
+        raise InputError(
+            "there is no home directory to keep files in; name a directory with REPO_INTERP_CACHE"
+        ) from None
 
 
 @contextmanager
 def replaced(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """A path beside `path` to write a file or a directory to; it is flushed to the disk and moved to `path` at the end.
+    """A path beside `path` to write a file or a directory to; it is flushed to the disk and moved
+    to `path` at the end.
 
-    What is written may be read and written by whom the process's umask lets, whatever library wrote it (safetensors: by its owner alone).
-    A directory at `path` is replaced as a whole, in one step where the system has one, and by a directory alone. Where nothing was written,
-    or the block raises, `path` stays as it was and nothing else is left. Raises OSError with a file name where the disk refuses, whichever
-    library was told so, and where a file would replace a directory.
+    What is written may be read and written by whom the process's umask lets, whatever library wrote
+    it (safetensors: by its owner alone). A directory at `path` is replaced as a whole, in one step
+    where the system has one, and by a directory alone. Where nothing was written, or the block
+    raises, `path` stays as it was and nothing else is left. Raises OSError with a file name where
+    the disk refuses, whichever library was told so, and where a file would replace a directory.
     """
     path = Path(path)
-    unfinished, previous = (path.with_name(f".{path.name}.{_writer()}{state}") for state in LEFT_BEHIND)
+    unfinished, previous = (
+        path.with_name(f".{path.name}.{_writer()}{state}") for state in LEFT_BEHIND
+    )
     remove(unfinished)
     for left_behind in _of_killed_processes(path):
         if left_behind.suffix == previous.suffix and not path.exists():
@@ -104,9 +116,14 @@ def _system_errors(path: Path) -> Iterator[None]:
 
 
 def _exchange(unfinished: Path, path: Path, previous: Path) -> None:
-    """Let two directories take each other's place, in one step where the system can; else `path` is missing for a moment."""
+    """Let two directories take each other's place, in one step where the system can; else `path` is
+    missing for a moment.
+    """
     rename = getattr(ctypes.CDLL(None), "renameat2", None)
-    if rename is not None and rename(_HERE, os.fsencode(unfinished), _HERE, os.fsencode(path), _EXCHANGE) == 0:
+    if (
+        rename is not None
+        and rename(_HERE, os.fsencode(unfinished), _HERE, os.fsencode(path), _EXCHANGE) == 0
+    ):
         return
     os.replace(path, previous)
     try:
@@ -119,7 +136,9 @@ def _exchange(unfinished: Path, path: Path, previous: Path) -> None:
 
 @dataclass(frozen=True)
 class Claim:
-    """A directory to which this process alone writes, until it releases it or ends, however it ends."""
+    """A directory to which this process alone writes, until it releases it or ends, however it
+    ends.
+    """
 
     directory: Path
     lock: int
@@ -138,10 +157,16 @@ class Claim:
 
 
 def claim(directory: Path) -> Claim:
-    """`directory`, made where it is not there, for this process alone. Raises Taken where another has it, OSError where it cannot be."""
+    """`directory`, made where it is not there, for this process alone.
+
+    Raises Taken where another has it, OSError where it cannot be.
+    """
     import fcntl  # POSIX alone has it
 
-    file, made = directory / LOCK, tuple(parent for parent in directory.parents if not parent.exists())
+    file, made = (
+        directory / LOCK,
+        tuple(parent for parent in directory.parents if not parent.exists()),
+    )
     while True:
         directory.mkdir(parents=True, exist_ok=True)
         try:
@@ -154,7 +179,9 @@ def claim(directory: Path) -> Claim:
                 return Claim(directory, lock, made)
         except BlockingIOError:
             os.close(lock)
-            raise Taken(f"another process writes to {directory}; wait for it, or give another --out") from None
+            raise Taken(
+                f"another process writes to {directory}; wait for it, or give another --out"
+            ) from None
         except FileNotFoundError:  # its holder has removed it, so that the next one makes another
             pass
         except OSError as error:
@@ -166,7 +193,9 @@ def claim(directory: Path) -> Claim:
 
 
 def is_left_behind(name: str) -> bool:
-    """Whether a file or directory `name` is what a killed process leaves: half of what it wrote, or its lock."""
+    """Whether a file or directory `name` is what a killed process leaves: half of what it wrote, or
+    its lock.
+    """
     return name == LOCK or (name.startswith(".") and name.endswith(LEFT_BEHIND))
 
 
@@ -176,12 +205,18 @@ def sealed(content: bytes | memoryview) -> bytes:
 
 
 def unsealed(content: bytes, what: object) -> bytes:
-    """`content` without its seal, where it has one. Raises InputError, naming `what` it is of, where the seal says otherwise."""
+    """`content` without its seal, where it has one.
+
+    Raises InputError, naming `what` it is of, where the seal says otherwise.
+    """
     length = max(0, len(content) - len(sealed(b"")))
     if not content.startswith(_SEAL, length):
         return content
     if content != sealed(memoryview(content)[:length]):
-        raise InputError(f"{what} is damaged: its bytes are not those that were written; take another copy, or make it again")
+        raise InputError(
+            f"{what} is damaged: its bytes are not those that were written; take another "
+            "copy, or make it again"
+        )
     return content[:length]
 
 
@@ -193,17 +228,27 @@ def path_of(given: Any, wanted: str) -> Path:
 
 
 def file_to_write(given: Any, name: str) -> Path:
-    """`given` as the path of a file that can be written, called `name`, say. Raises InputError for a directory, and where there is none."""
+    """`given` as the path of a file that can be written, called `name`, say.
+
+    Raises InputError for a directory, and where there is none.
+    """
     path = path_of(given, f"such as runs/mine/{name}")
     if path.is_dir():
-        raise InputError(f"{path} cannot be written: a directory stands there; name a file, such as {path / name}")
+        raise InputError(
+            f"{path} cannot be written: a directory stands there; name a file, such as "
+            f"{path / name}"
+        )
     if not path.parent.is_dir():
-        raise InputError(f"{path} cannot be written: there is no directory {path.parent}; make it first")
+        raise InputError(
+            f"{path} cannot be written: there is no directory {path.parent}; make it first"
+        )
     return path
 
 
 def regular(path: Path) -> Path:
-    """`path`, which is to be read. Raises OSError for a pipe, which may never give anything, and for a device, which may never end.
+    """`path`, which is to be read.
+
+    Raises OSError for a pipe, which may never give anything, and for a device, which may never end.
 
     What is not there, or a directory, is for the reader to refuse.
     """
@@ -220,7 +265,9 @@ def write_text(path: str | os.PathLike[str], text: str) -> None:
 
 
 def require_directory(path: Path) -> None:
-    """Raise InputError where neither a directory stands at `path` nor one can be made there, since a file stands in its way."""
+    """Raise InputError where neither a directory stands at `path` nor one can be made there, since
+    a file stands in its way.
+    """
     for place in (path, *path.parents):
         if place.exists() or place.is_symlink():
             if not place.is_dir():
@@ -237,7 +284,9 @@ def remove(path: Path) -> None:
 
 
 def _writer() -> str:
-    """The number of this process; with its machine where several work together, for on another one its number says nothing."""
+    """The number of this process; with its machine where several work together, for on another one
+    its number says nothing.
+    """
     return str(os.getpid()) if launched() == 1 else f"{os.getpid()}-{machine()}"
 
 
@@ -265,7 +314,10 @@ def _is_running(process: int) -> bool:
 
 
 def _umask() -> int:
-    """The permissions that this process withholds from its files. Asking means setting: in between, those of others are withheld."""
+    """The permissions that this process withholds from its files.
+
+    Asking means setting: in between, those of others are withheld.
+    """
     mask = os.umask(0o077)
     os.umask(mask)
     return mask

@@ -1,11 +1,13 @@
-"""`AttentionInputs`: what one attention layer computes with, the record that capture hands to measures; `Predictions`: what comes out.
+"""`AttentionInputs`: what one attention layer computes with, the record that capture hands to
+measures; `Predictions`: what comes out.
 
 The logit of query i and key j of a head is
 
     W_ij = logit_scale * rotate(q_i, z_i) . rotate(k_j, z_j) + bias_ij        (j <= i, j in the window, both valid)
 
-with q, k after any QK-norm and before rotation, in half-split order, z the positions. A sink is a further column of the softmax. Rotated
-queries and keys are derived here, not stored twice. Knows nothing about models, prompts or measures.
+with q, k after any QK-norm and before rotation, in half-split order, z the positions. A sink is a
+further column of the softmax. Rotated queries and keys are derived here, not stored twice. Knows
+nothing about models, prompts or measures.
 """
 
 from __future__ import annotations
@@ -34,12 +36,16 @@ _LARGEST = 1e18
 """Of a logit: its square is a finite float32."""
 
 PositionLogits = Callable[[Int[Tensor, "row"]], Float[Tensor, "prompt head row key"]]
-"""The position part that a scheme adds to the logits, for the asked query rows only - never the whole map."""
+"""The position part that a scheme adds to the logits, for the asked query rows only - never the
+whole map.
+"""
 
 
 @dataclass(frozen=True)
 class Predictions:
-    """What a model expects after the tokens of a batch of prompts: made for the rows that are asked for, never for all at once."""
+    """What a model expects after the tokens of a batch of prompts: made for the rows that are asked
+    for, never for all at once.
+    """
 
     tokens: Int[Tensor, "prompt token"]
     valid: Bool[Tensor, "prompt token"]
@@ -47,7 +53,9 @@ class Predictions:
     """Number of each prompt of the batch within the whole analysis."""
     vocabulary: int
     logits: Callable[[int, Int[Tensor, "row"]], Float[Tensor, "row token_id"]]
-    """Next-token logits after the tokens `row` of one prompt of the batch, given by its place in it, float32."""
+    """Next-token logits after the tokens `row` of one prompt of the batch, given by its place in
+    it, float32.
+    """
 
     @property
     def row_of_first_prompt(self) -> int | None:
@@ -57,14 +65,19 @@ class Predictions:
 
 @dataclass(frozen=True)
 class AttentionInputs:
-    """Inputs of one attention layer for a batch of prompts. Token order is causal order; padding may stand on either side."""
+    """Inputs of one attention layer for a batch of prompts.
+
+    Token order is causal order; padding may stand on either side.
+    """
 
     layer: int
     scheme: str
     queries: Float[Tensor, "prompt head token d_head"]
     keys: Float[Tensor, "prompt kv_head token d_head"]
     positions: Float[Tensor, "prompt any token"] | None
-    """One row per head, per key-value head, or one for all; None where the scheme has no positions (NoPE)."""
+    """One row per head, per key-value head, or one for all; None where the scheme has no positions
+    (NoPE).
+    """
     frequencies: Float[Tensor, "component"] | None
     """theta_r of the rotation, None where nothing is rotated (NoPE, additive schemes)."""
     attention_scaling: float | Float[Tensor, "component"]
@@ -72,18 +85,23 @@ class AttentionInputs:
     logit_scale: float
     valid: Bool[Tensor, "prompt token"]
     prompts: Int[Tensor, "prompt"]
-    """Number of each prompt of the batch within the whole analysis: the label of the axis `prompt`."""
+    """Number of each prompt of the batch within the whole analysis: the label of the axis `prompt`.
+    """
     window: int | None = None
     """Query i sees keys i - window + 1 .. i; None sees all earlier keys."""
     softcap: float | None = None
     """Of `soft_capped`, for the logits before position logits are added; None: they stay."""
     position_logits: PositionLogits | None = None
     gate_features: Float[Tensor, "prompt kv_head token d_head"] | None = None
-    """x_j of CoPE: what decides, with a query, which tokens that query counts; None where nothing is counted."""
+    """x_j of CoPE: what decides, with a query, which tokens that query counts; None where nothing
+    is counted.
+    """
     tokens: Int[Tensor, "prompt token"] | None = None
     """Token ids; None where the pass was not one of tokens."""
     sinks: Float[Tensor, "head"] | None = None
-    """A logit of each head that takes a part of the softmax and moves no value (gpt-oss); None: there is none."""
+    """A logit of each head that takes a part of the softmax and moves no value (gpt-oss); None:
+    there is none.
+    """
     largest_position: float = math.inf
     """Contextual positions beyond this one are taken for it (CoPE's p_max - 1)."""
 
@@ -109,11 +127,18 @@ class AttentionInputs:
 
     @cached_property
     def pair_scaling(self) -> Float[Tensor, "component"]:
-        """Factor of each pair's product of query and key, float64: attention_scaling^2; 1 where nothing is rotated."""
-        pairs = torch.ones(self.queries.shape[-1] // 2, dtype=torch.float64, device=self.queries.device)
+        """Factor of each pair's product of query and key, float64: attention_scaling^2; 1 where
+        nothing is rotated.
+        """
+        pairs = torch.ones(
+            self.queries.shape[-1] // 2, dtype=torch.float64, device=self.queries.device
+        )
         if self.frequencies is None or self.positions is None:
             return pairs
-        return pairs * torch.as_tensor(self.attention_scaling, dtype=pairs.dtype, device=pairs.device) ** 2
+        return (
+            pairs
+            * torch.as_tensor(self.attention_scaling, dtype=pairs.dtype, device=pairs.device) ** 2
+        )
 
     @property
     def head_positions(self) -> Float[Tensor, "prompt head token"] | None:
@@ -127,7 +152,9 @@ class AttentionInputs:
 
     @cached_property
     def rotated_keys(self) -> Float[Tensor, "prompt head token d_head"]:
-        """Keys as they enter the dot product: one per key-value head, or per query head where each has positions of its own."""
+        """Keys as they enter the dot product: one per key-value head, or per query head where each
+        has positions of its own.
+        """
         if self.positions is not None and self.positions.shape[1] > self.kv_heads:
             return self._rotated(expand_heads(self.keys, self.heads))
         return self._rotated(self.keys)
@@ -139,42 +166,68 @@ class AttentionInputs:
 
     @cached_property
     def faults(self) -> dict[str, str]:
-        """By tensor (of `TENSORS`), the layer, head and prompt where it is first NaN or infinite, or too large; empty where all is well.
+        """By tensor (of `TENSORS`), the layer, head and prompt where it is first NaN or infinite,
+        or too large; empty where all is well.
 
-        Padding does not count. |q| |k| bounds the logits: beyond `_LARGEST`, what is computed of them is no number any more. One norm per
-        tensor, finite where every number is, is all that this costs then.
+        Padding does not count. |q| |k| bounds the logits: beyond `_LARGEST`, what is computed of
+        them is no number any more. One norm per tensor, finite where every number is, is all that
+        this costs then.
         """
         given = {name: tensor for name in TENSORS if (tensor := getattr(self, name)) is not None}
-        norms = {name: torch.linalg.vector_norm(tensor, dtype=_wide(tensor)) for name, tensor in given.items()}
+        norms = {
+            name: torch.linalg.vector_norm(tensor, dtype=_wide(tensor))
+            for name, tensor in given.items()
+        }
         largest = norms["queries"] * norms["keys"] * abs(self.logit_scale)
         # Times 0, a norm that is finite adds nothing, and another one makes this no number.
         others = [norm for name, norm in norms.items() if name not in ("queries", "keys")]
         if bool(sum((0 * norm for norm in others), largest) < _LARGEST):
             return {}
-        found = {name: self._first_fault(tensor) for name, tensor in given.items() if not bool(torch.isfinite(norms[name]))}
+        found = {
+            name: self._first_fault(tensor)
+            for name, tensor in given.items()
+            if not bool(torch.isfinite(norms[name]))
+        }
         faults = {
-            name: f"{name} of layer {self.layer}{place} are NaN or infinite" for name, place in found.items() if place is not None
+            name: f"{name} of layer {self.layer}{place} are NaN or infinite"
+            for name, place in found.items()
+            if place is not None
         }
         if not found and not bool(largest < _LARGEST):
-            too_large = f"queries and keys of layer {self.layer} are too large for logits to be numbers"
+            too_large = (
+                f"queries and keys of layer {self.layer} are too large for logits to be numbers"
+            )
             faults = {"queries": too_large, "keys": too_large}
         return faults
 
     def _first_fault(self, tensor: Tensor) -> str | None:
         """Head and prompt of the first number that is not finite and no padding."""
         wrong = ~torch.isfinite(tensor)
-        wrong = (wrong.any(-1) if wrong.dim() == 4 else wrong) & self.valid[:, None]  # [prompt, head, token]
+        # [prompt, head, token]
+        wrong = (wrong.any(-1) if wrong.dim() == 4 else wrong) & self.valid[:, None]
         if not bool(wrong.any()):
             return None
         row, head, _ = wrong.nonzero()[0].tolist()
-        of_head = f", head {head}" if wrong.shape[1] == self.heads else f", key-value head {head}" if wrong.shape[1] > 1 else ""
+        of_head = (
+            f", head {head}"
+            if wrong.shape[1] == self.heads
+            else f", key-value head {head}"
+            if wrong.shape[1] > 1
+            else ""
+        )
         return f"{of_head} in prompt {int(self.prompts[row])}"
 
     def _logits_of_heads(self, rows: Tensor, key: Tensor, first: int, heads: int) -> Tensor:
-        """Scaled products of `heads` query heads from `first` on with the one key that they share: one key is rotated at a time."""
+        """Scaled products of `heads` query heads from `first` on with the one key that they share:
+        one key is rotated at a time.
+        """
         queries, positions = self.queries[:, first : first + heads, rows], self.positions
         if positions is not None and self.frequencies is not None:
-            z = positions if positions.shape[1] == 1 else expand_heads(positions, self.heads)[:, first : first + 1]
+            z = (
+                positions
+                if positions.shape[1] == 1
+                else expand_heads(positions, self.heads)[:, first : first + 1]
+            )
             queries = rotate(queries, z[..., rows], self.frequencies, self.attention_scaling)
             key = rotate(key, z, self.frequencies, self.attention_scaling)
         return queries @ key.transpose(-1, -2) * self.logit_scale
@@ -190,11 +243,15 @@ class AttentionInputs:
         )
 
     def compared_length(self, training_length: int) -> int:
-        """min(window, training length), in tokens: how far apart tokens were that the layer compared in training."""
+        """min(window, training length), in tokens: how far apart tokens were that the layer
+        compared in training.
+        """
         return training_length if self.window is None else min(self.window, training_length)
 
     def visible(self, rows: Int[Tensor, "row"]) -> Bool[Tensor, "prompt row key"]:
-        """Which keys the queries at `rows` may attend to: causal, inside the window, both tokens valid."""
+        """Which keys the queries at `rows` may attend to: causal, inside the window, both tokens
+        valid.
+        """
         keys = torch.arange(self.valid.shape[1], device=rows.device)
         distance = rows[:, None] - keys
         seen = distance >= 0
@@ -203,20 +260,28 @@ class AttentionInputs:
         return seen & self.valid[:, None, :] & self.valid[:, rows, None]
 
     def logits(self, rows: Int[Tensor, "row"]) -> Float[Tensor, "prompt head row key"]:
-        """Pre-softmax logits of the queries at `rows` against every key; -inf where the key is not visible.
+        """Pre-softmax logits of the queries at `rows` against every key; -inf where the key is not
+        visible.
 
-        Costs rows x tokens: ask for the rows that a measure needs. Includes logit_scale, the soft cap and the position logits.
+        Costs rows x tokens: ask for the rows that a measure needs. Includes logit_scale, the soft
+        cap and the position logits.
         """
         shared = max(self.kv_heads, 1 if self.positions is None else self.positions.shape[1])
         keys, group = expand_heads(self.keys, shared), self.heads // shared
-        blocks = [self._logits_of_heads(rows, keys[:, head : head + 1], head * group, group) for head in range(shared)]
+        blocks = [
+            self._logits_of_heads(rows, keys[:, head : head + 1], head * group, group)
+            for head in range(shared)
+        ]
         logits = soft_capped(torch.cat(blocks, dim=1), self.softcap)
         if self.position_logits is not None:
             logits = logits + self.position_logits(rows)
-        return logits.masked_fill_(~self.visible(rows)[:, None], float("-inf"))  # they are made here
+        # they are made here
+        return logits.masked_fill_(~self.visible(rows)[:, None], float("-inf"))
 
     def pattern(self, rows: Int[Tensor, "row"]) -> Float[Tensor, "prompt head row key"]:
-        """Attention of the queries at `rows`: the softmax of their logits, over keys and the sink; keys alone are returned."""
+        """Attention of the queries at `rows`: the softmax of their logits, over keys and the sink;
+        keys alone are returned.
+        """
         return weights_of(self.logits(rows), self.sinks)
 
 
@@ -226,7 +291,9 @@ def with_sinks(
     """Logits with a last column for the sink; as they are where there is none."""
     if sinks is None:
         return logits
-    return torch.cat([logits, sinks.to(logits)[:, None, None].expand(*logits.shape[:-1], 1)], dim=-1)
+    return torch.cat(
+        [logits, sinks.to(logits)[:, None, None].expand(*logits.shape[:-1], 1)], dim=-1
+    )
 
 
 def weights_of(
@@ -244,9 +311,15 @@ def _wide(tensor: Tensor) -> torch.dtype | None:
 def select_prompts(inputs: AttentionInputs, chosen: slice) -> AttentionInputs:
     """The same layer for some prompts of the batch."""
     position_logits = inputs.position_logits
-    some = {name: tensor[chosen] for name in _BY_PROMPT if (tensor := getattr(inputs, name)) is not None}
+    some = {
+        name: tensor[chosen] for name in _BY_PROMPT if (tensor := getattr(inputs, name)) is not None
+    }
     return replace(
-        inputs, **some, position_logits=None if position_logits is None else lambda rows: position_logits(rows)[chosen]
+        inputs,
+        **some,
+        position_logits=None
+        if position_logits is None
+        else lambda rows: position_logits(rows)[chosen],
     )
 
 
@@ -261,7 +334,10 @@ def _row_of_first(prompts: Int[Tensor, "prompt"]) -> int | None:
 
 
 def select_heads(inputs: AttentionInputs, heads: Sequence[int]) -> AttentionInputs:
-    """The same layer for some heads, each with its own copy of the key it shares. Raises IndexError for a head that it lacks."""
+    """The same layer for some heads, each with its own copy of the key it shares.
+
+    Raises IndexError for a head that it lacks.
+    """
     chosen = torch.as_tensor(heads, device=inputs.queries.device)
     position_logits = inputs.position_logits
     return replace(
@@ -269,7 +345,11 @@ def select_heads(inputs: AttentionInputs, heads: Sequence[int]) -> AttentionInpu
         queries=inputs.queries[:, chosen],
         keys=expand_heads(inputs.keys, inputs.heads)[:, chosen],
         positions=None if inputs.head_positions is None else inputs.head_positions[:, chosen],
-        position_logits=None if position_logits is None else lambda rows: position_logits(rows)[:, chosen],
-        gate_features=None if inputs.gate_features is None else expand_heads(inputs.gate_features, inputs.heads)[:, chosen],
+        position_logits=None
+        if position_logits is None
+        else lambda rows: position_logits(rows)[:, chosen],
+        gate_features=None
+        if inputs.gate_features is None
+        else expand_heads(inputs.gate_features, inputs.heads)[:, chosen],
         sinks=None if inputs.sinks is None else inputs.sinks[chosen],
     )

@@ -1,7 +1,8 @@
 """Entry points of the installed packages by group, read once as long as nothing is installed.
 
-Reading what all packages declare takes milliseconds, and the layout of thirty layers asks thirty times. What was read counts until the
-import path, or a folder on it, has changed. Stands below every floor.
+Reading what all packages declare takes milliseconds, and the layout of thirty layers asks thirty
+times. What was read counts until the import path, or a folder on it, has changed. Stands below
+every floor.
 """
 
 from __future__ import annotations

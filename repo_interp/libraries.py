@@ -1,9 +1,10 @@
-"""Versions of the libraries that we stand on: the ranges of pyproject.toml, as the installed package states them.
+"""Versions of the libraries that we stand on: the ranges of pyproject.toml, as the installed
+package states them.
 
     require("transformers", "torch")      at the head of the part that needs them
 
-What is too old or too new is one line where it is needed, not a traceback from somewhere inside. Ranges are of versions that were seen to
-work (docs/trust.md). Imports none of the libraries.
+What is too old or too new is one line where it is needed, not a traceback from somewhere inside.
+Ranges are of versions that were seen to work (docs/trust.md). Imports none of the libraries.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ from repo_interp.errors import InputError
 
 
 def require(*names: str) -> None:
-    """Raise InputError that names the first of the libraries `names` that is not there, or not of a version that works."""
+    """Raise InputError that names the first of the libraries `names` that is not there, or not of a
+    version that works.
+    """
     from packaging.requirements import Requirement
 
     try:
@@ -26,8 +29,11 @@ def require(*names: str) -> None:
         try:
             found = version(name)
         except PackageNotFoundError:
-            raise InputError(f"{name} is not installed; pip install '{name}{ranges[name]}'") from None
+            raise InputError(
+                f"{name} is not installed; pip install '{name}{ranges[name]}'"
+            ) from None
         if not ranges[name].contains(found, prereleases=True):
             raise InputError(
-                f"{name} {found} is installed, and repo_interp works with {ranges[name]}; pip install '{name}{ranges[name]}'"
+                f"{name} {found} is installed, and repo_interp works with {ranges[name]}; "
+                f"pip install '{name}{ranges[name]}'"
             )

@@ -1,17 +1,21 @@
-"""The processes that work on one command together: those of `accelerate launch`, `torchrun`, or any launcher of `torch.distributed`.
+"""The processes that work on one command together: those of `accelerate launch`, `torchrun`, or any
+launcher of `torch.distributed`.
 
     with together(): ...                the processes that were launched meet; one alone where nobody launched several
     spread(items, work)                 [work(item) for item in items], every item done by one process, whichever is free
     from_first(work)                    what `work` gives in the first process, in every process
     meet()                              wait until all are here
 
-Every process runs the same program on the same input, so all of them call these functions in the same order. Items are taken in their
-order: with the longest first, whoever is done with a short one takes the next, so that all end at about the same time, however fast each
-of them is. Results are put together in the order of the items: as long as those of an item do not depend on who works on it, one process
-and a hundred give the same. What `work` calls does not spread again. Where `work` fails in one process, the others take nothing more, and
-all raise the same error; where a process ends on its own - killed, or its machine is gone - the others raise `Deserted`.
+Every process runs the same program on the same input, so all of them call these functions in the
+same order. Items are taken in their order: with the longest first, whoever is done with a short one
+takes the next, so that all end at about the same time, however fast each of them is. Results are
+put together in the order of the items: as long as those of an item do not depend on who works on
+it, one process and a hundred give the same. What `work` calls does not spread again. Where `work`
+fails in one process, the others take nothing more, and all raise the same error; where a process
+ends on its own - killed, or its machine is gone - the others raise `Deserted`.
 
-Nothing here is loaded before it is needed: `--help` needs no torch. Knows nothing about what the work is.
+Nothing here is loaded before it is needed: `--help` needs no torch. Knows nothing about what the
+work is.
 """
 
 from __future__ import annotations
@@ -33,7 +37,9 @@ from repo_interp.errors import InputError, one_line
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 _MEETING, _PATIENCE = timedelta(minutes=1), timedelta(days=30)
-"""How long a process waits for the others to come, and then for what they do: as long as the longest item takes."""
+"""How long a process waits for the others to come, and then for what they do: as long as the
+longest item takes.
+"""
 _SILENCE = 10.0
 """Seconds of waiting for the others that need no word."""
 _sections = numbers()
@@ -45,11 +51,16 @@ _groups: dict[Any, Any] = {}
 
 
 class Deserted(KeyboardInterrupt):
-    """Another process of the same command has ended before its work was done: an interruption, after which the same command goes on."""
+    """Another process of the same command has ended before its work was done: an interruption,
+    after which the same command goes on.
+    """
 
 
 def launched() -> int:
-    """How many processes were launched together, as the environment of a launcher says. Raises InputError where it says nonsense."""
+    """How many processes were launched together, as the environment of a launcher says.
+
+    Raises InputError where it says nonsense.
+    """
     if not os.environ.get("RANK"):
         return 1
     size = _of_launcher("WORLD_SIZE", 1, 1_000_000)
@@ -69,22 +80,32 @@ def is_first() -> bool:
 
 
 def count() -> int:
-    """How many processes work together here: 1 where none met, and within work that is spread already."""
+    """How many processes work together here: 1 where none met, and within work that is spread
+    already.
+    """
     if launched() == 1 or getattr(_solitude, "depth", 0):
         return 1
     import torch.distributed
 
-    return torch.distributed.get_world_size() if torch.distributed.is_available() and torch.distributed.is_initialized() else 1
+    return (
+        torch.distributed.get_world_size()
+        if torch.distributed.is_available() and torch.distributed.is_initialized()
+        else 1
+    )
 
 
 @contextmanager
-def together(asked: Sequence[str] = (), waiting: Callable[[str], None] | None = None) -> Iterator[None]:
-    """While the context lasts, the processes that were launched are one team. Each uses the accelerator of its own number on its machine.
+def together(
+    asked: Sequence[str] = (), waiting: Callable[[str], None] | None = None
+) -> Iterator[None]:
+    """While the context lasts, the processes that were launched are one team.
 
-    `asked`: the command, the same in all. `waiting` is called with a line where the others do not come at once.
-    A request to terminate - of a launcher, a scheduler - is an interruption then, so that what was measured is kept.
-    Raises InputError for an environment that no launcher leaves and where the processes were given different commands, Deserted where they
-    do not meet.
+    Each uses the accelerator of its own number on its machine.
+
+    `asked`: the command, the same in all. `waiting` is called with a line where the others do not
+    come at once. A request to terminate - of a launcher, a scheduler - is an interruption then, so
+    that what was measured is kept. Raises InputError for an environment that no launcher leaves and
+    where the processes were given different commands, Deserted where they do not meet.
     """
     global _commands
     _commands += 1
@@ -105,7 +126,11 @@ def together(asked: Sequence[str] = (), waiting: Callable[[str], None] | None = 
     state = _met(lambda: PartialState(cpu=True, timeout=2 * _MEETING), waiting)
     if torch.cuda.is_available():
         torch.cuda.set_device(state.local_process_index % torch.cuda.device_count())
-    before = signal.signal(signal.SIGTERM, end) if threading.current_thread() is threading.main_thread() else None
+    before = (
+        signal.signal(signal.SIGTERM, end)
+        if threading.current_thread() is threading.main_thread()
+        else None
+    )
     try:
         _require_same(asked)
         yield
@@ -129,9 +154,14 @@ def speaks() -> bool:
 
 
 def spread(
-    items: Sequence[Item], work: Callable[[Item], Result], progress: Callable[[int, int], None] | None = None
+    items: Sequence[Item],
+    work: Callable[[Item], Result],
+    progress: Callable[[int, int], None] | None = None,
 ) -> list[Result]:
-    """`work` of every item, in the order of `items`, in every process. `progress` is called with items done, by all, and in all."""
+    """`work` of every item, in the order of `items`, in every process.
+
+    `progress` is called with items done, by all, and in all.
+    """
     if count() == 1:
         results = []
         for item in items:
@@ -143,7 +173,9 @@ def spread(
     mine: dict[int, Result] = {}
     failure: tuple[int, Exception] | None = None
     with _lost_ones():
-        while not store.check([f"{section}/failed"]) and (place := store.add(f"{section}/taken", 1) - 1) < len(items):
+        while not store.check([f"{section}/failed"]) and (
+            place := store.add(f"{section}/taken", 1) - 1
+        ) < len(items):
             try:
                 with alone():
                     mine[place] = work(items[place])
@@ -155,7 +187,9 @@ def spread(
             if progress is not None:
                 progress(done, len(items))
     found = _gathered((mine, None if failure is None else (failure[0], _portable(failure[1]))))
-    failures = sorted((failed for _, failed in found if failed is not None), key=lambda failed: failed[0])
+    failures = sorted(
+        (failed for _, failed in found if failed is not None), key=lambda failed: failed[0]
+    )
     if failures:
         raise failure[1] if failure is not None and failure[0] == failures[0][0] else failures[0][1]
     by_place = {place: result for results, _ in found for place, result in results.items()}
@@ -187,7 +221,9 @@ def from_first(work: Callable[[], Result]) -> Result:
 
 @contextmanager
 def alone() -> Iterator[None]:
-    """While the context lasts, this process works for itself: nothing is spread, nothing is waited for."""
+    """While the context lasts, this process works for itself: nothing is spread, nothing is waited
+    for.
+    """
     _solitude.depth = getattr(_solitude, "depth", 0) + 1
     try:
         yield
@@ -196,7 +232,9 @@ def alone() -> Iterator[None]:
 
 
 def meet() -> None:
-    """Wait until every process is here: what the first writes from now on was not there when the others looked."""
+    """Wait until every process is here: what the first writes from now on was not there when the
+    others looked.
+    """
     if count() > 1:
         _gathered(None)
 
@@ -207,29 +245,38 @@ def machine() -> str:
 
 
 def _of_launcher(name: str, least: int, most: int) -> int:
-    """A number that a launcher leaves in the environment, `least` where it leaves none. Raises InputError for what is none."""
+    """A number that a launcher leaves in the environment, `least` where it leaves none.
+
+    Raises InputError for what is none.
+    """
     text = os.environ.get(name) or str(least)
     if not (text.isascii() and text.isdecimal() and least <= int(text) <= most):
         raise InputError(
-            f"{name}={one_line(text, 40)} in the environment; wanted a whole number from {least} to {most:,}, as accelerate launch and "
+            f"{name}={one_line(text, 40)} in the environment; wanted a whole number from "
+            f"{least} to {most:,}, as accelerate launch and "
             "torchrun set it"
         )
     return int(text)
 
 
 def _met(connect: Callable[[], Result], waiting: Callable[[str], None] | None) -> Result:
-    """What `connect` gives once all processes are here; `waiting` is told of where that takes long. Raises as `together`."""
+    """What `connect` gives once all processes are here; `waiting` is told of where that takes long.
+
+    Raises as `together`.
+    """
     beside()
     _of_launcher("LOCAL_RANK", 0, launched() - 1)
     _of_launcher("MASTER_PORT", 1, 65_535)
     absent = [name for name in ("MASTER_ADDR", "MASTER_PORT") if not os.environ.get(name)]
     if absent:
         raise InputError(
-            f"{launched()} processes were launched, and {absent[0]} is not in the environment: where they meet; use accelerate launch or "
+            f"{launched()} processes were launched, and {absent[0]} is not in the "
+            "environment: where they meet; use accelerate launch or "
             "torchrun, which set it"
         )
     others = (
-        f"the other processes of this command ({launched()} in all) at {os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+        f"the other processes of this command ({launched()} in all) at "
+        f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
     )
     ended: list[Any] = []
 
@@ -239,7 +286,8 @@ def _met(connect: Callable[[], Result], waiting: Callable[[str], None] | None) -
         except Exception as error:
             ended.append(error)
 
-    # torch waits without looking at interruptions, for longer than it is told to, and says so in lines of its own
+    # torch waits without looking at interruptions, for longer than it is told to, and says so in
+    # lines of its own
     meeting, seconds = threading.Thread(target=meet, daemon=True), _MEETING.total_seconds()
     meeting.start()
     meeting.join(_SILENCE)
@@ -254,12 +302,17 @@ def _met(connect: Callable[[], Result], waiting: Callable[[str], None] | None) -
 
 
 def _require_same(asked: Sequence[str]) -> None:
-    """Raise InputError where the processes were given different commands: they would wait for each other in vain."""
+    """Raise InputError where the processes were given different commands: they would wait for each
+    other in vain.
+    """
     everyones = _gathered(list(asked))
     for number, others in enumerate(everyones):
         if others != everyones[0]:
             one, other = (one_line(" ".join(given), 160) for given in (everyones[0], others))
-            raise InputError(f"process 0 was given {one!r}, process {number} {other!r}; launch the same command in all of them")
+            raise InputError(
+                f"process 0 was given {one!r}, process {number} {other!r}; launch the same "
+                "command in all of them"
+            )
 
 
 @contextmanager
@@ -268,7 +321,9 @@ def _lost_ones() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:  # of gloo and of the store
-        raise Deserted(f"another process of this command has ended ({one_line(error, 80)})") from None
+        raise Deserted(
+            f"another process of this command has ended ({one_line(error, 80)})"
+        ) from None
 
 
 def _gathered(mine: Any) -> list[Any]:
@@ -281,9 +336,13 @@ def _gathered(mine: Any) -> list[Any]:
 
 
 def _group() -> Any:
-    """The processes, connected by gloo, whatever else connects them: numbers and names are exchanged, and no tensor of a model."""
+    """The processes, connected by gloo, whatever else connects them: numbers and names are
+    exchanged, and no tensor of a model.
+    """
     import torch.distributed
-    from torch.distributed.distributed_c10d import _set_pg_timeout  # of gloo there is no public way to set it later
+
+    # of gloo there is no public way to set it later
+    from torch.distributed.distributed_c10d import _set_pg_timeout
 
     whole = torch.distributed.group.WORLD
     if whole not in _groups:
@@ -294,7 +353,9 @@ def _group() -> Any:
 
 
 def _portable(error: Exception) -> Exception:
-    """`error`, or where it cannot be sent another that says the same; of another package's code the line that says where it failed."""
+    """`error`, or where it cannot be sent another that says the same; of another package's code the
+    line that says where it failed.
+    """
     if not isinstance(error, InputError) and (line := failure_of(error)) is not None:
         return InputError(line)
     try:
@@ -304,7 +365,9 @@ def _portable(error: Exception) -> Exception:
 
 
 def _store() -> Any:
-    """The key-value store by which the processes found each other; torch gives it to no public function."""
+    """The key-value store by which the processes found each other; torch gives it to no public
+    function.
+    """
     from torch.distributed.distributed_c10d import _get_default_store
 
     return _get_default_store()

@@ -1,4 +1,5 @@
-"""One bar over the steps of long work; where there is no terminal, a plain line on standard error about every ten seconds.
+"""One bar over the steps of long work; where there is no terminal, a plain line on standard error
+about every ten seconds.
 
 with steps(console) as step:
     step("observing layers", 3, 60)      step 3 of 60
@@ -25,14 +26,17 @@ FIRST, EVERY = 1.5, 10.0
 
 _showing: ContextVar[bool] = ContextVar("showing", default=False)
 Step = Callable[..., None]
-"""Called with what is being done, how much of it is done and how much there is in all where that is known, and a text beside it."""
+"""Called with what is being done, how much of it is done and how much there is in all where that is
+known, and a text beside it.
+"""
 
 
 @contextmanager
 def steps(console: Console, every: float = EVERY) -> Iterator[Step]:
     """A function that shows what is being done, until the context ends; the bar is gone then.
 
-    Nothing where the console is quiet, and inside another such context, whose work this is a part of.
+    Nothing where the console is quiet, and inside another such context, whose work this is a part
+    of.
     """
     if console.quiet or _showing.get():
         yield lambda *done: None
@@ -47,12 +51,20 @@ def steps(console: Console, every: float = EVERY) -> Iterator[Step]:
 
 @contextmanager
 def _bar(console: Console) -> Iterator[Step]:
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), TextColumn("{task.fields[count]}", markup=False))
-    with Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console, transient=True) as progress:
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        TextColumn("{task.fields[count]}", markup=False),
+    )
+    with Progress(
+        *columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console, transient=True
+    ) as progress:
         bar = progress.add_task("", total=None, count="")
         current = ""
 
-        def step(name: str, done: int | None = None, total: int | None = None, text: str = "") -> None:
+        def step(
+            name: str, done: int | None = None, total: int | None = None, text: str = ""
+        ) -> None:
             nonlocal current
             if name != current:  # the time that remains is that of this step
                 progress.reset(bar, description=name, total=total, completed=0, count="")
@@ -69,7 +81,9 @@ def _lines(every: float) -> Iterator[Step]:
     name, done, total, text = "working", None, None, ""
     begun = since = time.monotonic()
 
-    def step(what: str, so_far: int | None = None, in_all: int | None = None, more: str = "") -> None:
+    def step(
+        what: str, so_far: int | None = None, in_all: int | None = None, more: str = ""
+    ) -> None:
         nonlocal name, done, total, text, since
         with lock:
             since = since if what == name else time.monotonic()
@@ -83,7 +97,10 @@ def _lines(every: float) -> Iterator[Step]:
             with lock:
                 line = " ".join(filter(None, (name, _count(done, total), text)))
                 if done and total:
-                    line += f" ({100 * done // total} %), about {duration((now - since) * (total - done) / done)} left"
+                    line += (
+                        f" ({100 * done // total} %), about "
+                        f"{duration((now - since) * (total - done) / done)} left"
+                    )
                 line += f", {duration(now - begun)} so far"
             sys.stderr.write(f"{line}\n")
             sys.stderr.flush()

@@ -1,8 +1,10 @@
-"""JSON from outside, held to a pydantic model: config.json, an index of weights, prompts.jsonl, rows of data sets.
+"""JSON from outside, held to a pydantic model: config.json, an index of weights, prompts.jsonl,
+rows of data sets.
 
     modelled(read_json(file, "an index"), Index, str(file))
 
-A model says every type and range; what pydantic finds wrong becomes one line here, `complaint`. Knows nothing about what the files mean.
+A model says every type and range; what pydantic finds wrong becomes one line here, `complaint`.
+Knows nothing about what the files mean.
 """
 
 from __future__ import annotations
@@ -26,8 +28,11 @@ _DEEPEST = 64
 
 
 def parsed(text: str, source: str = "") -> Any:
-    """What a JSON text holds. Raises InputError that begins with `source` for what is no JSON, an object with a key that stands twice, NaN
-    and infinities, half a character, and for lists and objects nested deeper than a machine wants to follow.
+    """What a JSON text holds.
+
+    Raises InputError that begins with `source` for what is no JSON, an object with a key that
+    stands twice, NaN and infinities, half a character, and for lists and objects nested deeper than
+    a machine wants to follow.
     """
 
     before = f"{source}: " if source else ""
@@ -37,7 +42,9 @@ def parsed(text: str, source: str = "") -> Any:
         if len(named) < len(pairs):
             names = [name for name, _ in pairs]
             twice = next(name for name in names if names.count(name) > 1)
-            raise InputError(f'{before}the key "{shortened(twice)}" stands twice in one object; keep one')
+            raise InputError(
+                f'{before}the key "{shortened(twice)}" stands twice in one object; keep one'
+            )
         return named
 
     def constant(name: str) -> NoReturn:
@@ -50,14 +57,22 @@ def parsed(text: str, source: str = "") -> Any:
     except RecursionError:
         value = _TOO_DEEP
     except ValueError as error:
-        where = f" at line {error.lineno}, column {error.colno}" if isinstance(error, json.JSONDecodeError) else ""
-        reason = error.msg if isinstance(error, json.JSONDecodeError) else str(error).partition(";")[0]
+        where = (
+            f" at line {error.lineno}, column {error.colno}"
+            if isinstance(error, json.JSONDecodeError)
+            else ""
+        )
+        reason = (
+            error.msg if isinstance(error, json.JSONDecodeError) else str(error).partition(";")[0]
+        )
         raise InputError(f"{before}broken JSON ({reason}{where}); mend it") from None
     if "\\ud" in text.lower():
         try:
             json.dumps(value, ensure_ascii=False).encode()
         except UnicodeEncodeError:
-            raise InputError(f"{before}half of a surrogate pair stands in a text; write whole characters") from None
+            raise InputError(
+                f"{before}half of a surrogate pair stands in a text; write whole characters"
+            ) from None
         except RecursionError:
             value = _TOO_DEEP
     level, depth = [value], 0
@@ -65,17 +80,26 @@ def parsed(text: str, source: str = "") -> Any:
         level = [part for parent in level for part in _parts(parent)]
         depth += 1
     if value is _TOO_DEEP or level:
-        raise InputError(f"{before}lists and objects stand more than {_DEEPEST} levels deep in each other; wanted fewer")
+        raise InputError(
+            f"{before}lists and objects stand more than {_DEEPEST} levels deep in each "
+            "other; wanted fewer"
+        )
     return value
 
 
 def read_json(file: Path, wanted: str) -> Any:
-    """What a file of JSON holds. Raises InputError that names the file and says what was `wanted`."""
+    """What a file of JSON holds.
+
+    Raises InputError that names the file and says what was `wanted`.
+    """
     return parsed(read_text(file, wanted), str(file))
 
 
 def read_text(file: Path, wanted: str) -> str:
-    """The text of a file in UTF-8. Raises InputError that names the file and says what was `wanted`."""
+    """The text of a file in UTF-8.
+
+    Raises InputError that names the file and says what was `wanted`.
+    """
     try:
         return regular(file).read_text(encoding="utf-8-sig")
     except FileNotFoundError:
@@ -83,15 +107,21 @@ def read_text(file: Path, wanted: str) -> str:
     except OSError as error:
         raise InputError(f"{file} cannot be read: {error.strerror}; wanted {wanted}") from None
     except ValueError as error:
-        reason = f"byte {error.start} is not UTF-8" if isinstance(error, UnicodeDecodeError) else str(error)
+        reason = (
+            f"byte {error.start} is not UTF-8"
+            if isinstance(error, UnicodeDecodeError)
+            else str(error)
+        )
         raise InputError(f"{file} is no text: {reason}; wanted {wanted}") from None
 
 
 def require_no_code(directory: Path) -> None:
-    """Raise InputError where a configuration in `directory` - of a model, its tokenizer or a processor - names classes of its own.
+    """Raise InputError where a configuration in `directory` - of a model, its tokenizer or a
+    processor - names classes of its own.
 
-    transformers would ask whether to run them, or run a stock class in their place. A text that is the name of a file here is refused too:
-    tokenizers read vocabularies from any file that their configuration names.
+    transformers would ask whether to run them, or run a stock class in their place. A text that is
+    the name of a file here is refused too: tokenizers read vocabularies from any file that their
+    configuration names.
     """
     files = [*directory.glob("*config*.json"), *directory.glob("special_tokens_map.json")]
     for file in sorted(file for file in files if file.is_file()):
@@ -101,25 +131,38 @@ def require_no_code(directory: Path) -> None:
             continue  # whoever needs the file refuses it
         if (named := next(_files_named(stated), None)) is not None:
             raise InputError(
-                f"{file} names a file of this machine, {shown(named)}, and a checkpoint does not choose what is read; remove it"
+                f"{file} names a file of this machine, {shown(named)}, and a checkpoint does "
+                "not choose what is read; remove it"
             )
         if isinstance(stated, dict) and "auto_map" in stated:
             raise InputError(
-                f"{file} names code of its own (auto_map), and no code of a checkpoint is ever run; "
+                f"{file} names code of its own (auto_map), and no code of a checkpoint is "
+                "ever run; "
                 "wanted a model and a tokenizer that transformers has itself"
             )
 
 
 def _files_named(value: Any, key: str = "") -> Iterator[str]:
-    """Texts in `value`, as JSON gives it, that are names of files here; but for a key that nothing reads, and many files have."""
+    """Texts in `value`, as JSON gives it, that are names of files here; but for a key that nothing
+    reads, and many files have.
+    """
     if isinstance(value, str) and key != "special_tokens_map_file" and os.path.isfile(value):
         yield value
-    for name, part in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
+    for name, part in (
+        value.items()
+        if isinstance(value, dict)
+        else enumerate(value)
+        if isinstance(value, list)
+        else ()
+    ):
         yield from _files_named(part, str(name))
 
 
 def modelled(value: Any, model: type[Model], source: str = "") -> Model:
-    """`value`, as JSON gives it, as the pydantic `model`. Raises InputError that begins with `source` and names the first wrong place."""
+    """`value`, as JSON gives it, as the pydantic `model`.
+
+    Raises InputError that begins with `source` and names the first wrong place.
+    """
     from pydantic import ValidationError
 
     try:
@@ -129,7 +172,10 @@ def modelled(value: Any, model: type[Model], source: str = "") -> Model:
 
 
 def typed(value: Any, kind: Any, source: str) -> Any:
-    """`value`, as JSON gives it, where it is of the type `kind`. Raises InputError that begins with `source`."""
+    """`value`, as JSON gives it, where it is of the type `kind`.
+
+    Raises InputError that begins with `source`.
+    """
     from pydantic import ValidationError
 
     try:
@@ -144,10 +190,17 @@ _UNION = ("constrained-", "list[", "function-")
 
 
 def complaint(error: ValidationError) -> str:
-    """The first thing that pydantic's ValidationError complains of, as a part of a line: where, what was wanted, what came."""
-    first = min(error.errors(include_url=False), key=lambda each: each["type"] not in ("extra_forbidden", "missing"))
+    """The first thing that pydantic's ValidationError complains of, as a part of a line: where,
+    what was wanted, what came.
+    """
+    first = min(
+        error.errors(include_url=False),
+        key=lambda each: each["type"] not in ("extra_forbidden", "missing"),
+    )
     named = [part for part in first["loc"] if isinstance(part, int) or not part.startswith(_UNION)]
-    place = "".join(f", item {part + 1}" if isinstance(part, int) else f" {json.dumps(part)}" for part in named).lstrip(", ")
+    place = "".join(
+        f", item {part + 1}" if isinstance(part, int) else f" {json.dumps(part)}" for part in named
+    ).lstrip(", ")
     context, came = first.get("ctx", {}), shown(first["input"])
     if first["type"] == "extra_forbidden":
         return f"unknown key {shortened(place)}; leave it out"
@@ -157,14 +210,29 @@ def complaint(error: ValidationError) -> str:
         return f"{place}: {context['error']}" if place else str(context["error"])
     wanted = _WANTED.get(first["type"], "")
     if first["type"] in ("too_short", "too_long", "string_too_long"):
-        fewest, parts = context.get("min_length"), "characters" if first["type"].startswith("string") else "items"
-        wanted = f"at least {fewest} {parts}" if fewest is not None else f"at most {context['max_length']} {parts}"
+        fewest, parts = (
+            context.get("min_length"),
+            "characters" if first["type"].startswith("string") else "items",
+        )
+        wanted = (
+            f"at least {fewest} {parts}"
+            if fewest is not None
+            else f"at most {context['max_length']} {parts}"
+        )
     elif not wanted:
         wanted = first["msg"].removeprefix("Input should be ").removeprefix("a valid ")
     elif wanted in _LIMITS:
         (limit,) = context.values()
-        wanted = f"a number {wanted} {limit:,}" if isinstance(limit, int) else f"a number {wanted} {limit:g}"
-    return f"{shortened(place)}: wanted {wanted}, got {came}" if place else f"wanted {wanted}, got {came}"
+        wanted = (
+            f"a number {wanted} {limit:,}"
+            if isinstance(limit, int)
+            else f"a number {wanted} {limit:g}"
+        )
+    return (
+        f"{shortened(place)}: wanted {wanted}, got {came}"
+        if place
+        else f"wanted {wanted}, got {came}"
+    )
 
 
 def shown(value: Any) -> str:

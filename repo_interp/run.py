@@ -1,9 +1,11 @@
 """A run: labelled results of an analysis, with where they come from, in one netCDF file.
 
-A run is an `xarray.DataTree` with one node per measure; `run.nc` holds it with one group per measure, opened by
-`xarray.open_datatree("run.nc")` too. Every variable has `long_name` and `units`; nodes with an axis `layer` have the coordinate
-`scheme (layer)`; the root's attributes say what was measured: checkpoint and its digest, layout, dtype, prompts and their digest,
-versions, and each measure's parameters in its group's attributes. No clock time is stored: the same input gives the same bytes.
+A run is an `xarray.DataTree` with one node per measure; `run.nc` holds it with one group per
+measure, opened by `xarray.open_datatree("run.nc")` too. Every variable has `long_name` and `units`;
+nodes with an axis `layer` have the coordinate `scheme (layer)`; the root's attributes say what was
+measured: checkpoint and its digest, layout, dtype, prompts and their digest, versions, and each
+measure's parameters in its group's attributes. No clock time is stored: the same input gives the
+same bytes.
 
 Knows nothing about models or measures.
 """
@@ -41,60 +43,91 @@ KEPT = ("run", *DESCRIBED, "training_step")
 
 
 def make_run(groups: Mapping[str, xr.Dataset], provenance: Mapping[str, Any]) -> xr.DataTree:
-    """A run of `groups`, by name, with `provenance` as its attributes. Raises ValueError for a variable without `long_name` or `units`."""
+    """A run of `groups`, by name, with `provenance` as its attributes.
+
+    Raises ValueError for a variable without `long_name` or `units`.
+    """
     for name, group in groups.items():
         for variable, array in group.data_vars.items():
             if "long_name" not in array.attrs or "units" not in array.attrs:
                 raise ValueError(f"{name}/{variable} lacks long_name or units")
-    tree = xr.DataTree.from_dict({"/": xr.Dataset(), **{f"/{name}": group for name, group in groups.items()}})
+    tree = xr.DataTree.from_dict(
+        {"/": xr.Dataset(), **{f"/{name}": group for name, group in groups.items()}}
+    )
     tree.attrs = dict(provenance)
     return _each(tree, _with_plain_attributes)
 
 
 def checked_group(given: Any, what: str) -> xr.Dataset:
-    """`given`, which `what` gives, as a group of a run. Raises InputError for no Dataset, and for what a file cannot explain or hold."""
+    """`given`, which `what` gives, as a group of a run.
+
+    Raises InputError for no Dataset, and for what a file cannot explain or hold.
+    """
     if not isinstance(given, xr.Dataset):
         raise InputError(f"{what} gives {type(given).__name__}; wanted an xarray.Dataset")
     for variable in {**given.variables, **given.sizes}:
-        if variable != "scheme" or variable not in given.coords or given[variable].dims != ("layer",):
+        if (
+            variable != "scheme"
+            or variable not in given.coords
+            or given[variable].dims != ("layer",)
+        ):
             require_name(variable, f"a variable of {what}", ("scheme", "run"))
     for variable, array in given.data_vars.items():
         if "long_name" not in array.attrs or "units" not in array.attrs:
             raise InputError(
-                f"{what} gives {variable!r} without long_name or units; describe it, as measures.labels.described does"
+                f"{what} gives {variable!r} without long_name or units; describe it, as "
+                "measures.labels.described does"
             )
-        if array.dtype.kind == "O" and not all(isinstance(value, str) for value in array.values.flat):
-            raise InputError(f"{what} gives {variable!r} of Python objects; wanted numbers or texts")
+        if array.dtype.kind == "O" and not all(
+            isinstance(value, str) for value in array.values.flat
+        ):
+            raise InputError(
+                f"{what} gives {variable!r} of Python objects; wanted numbers or texts"
+            )
     if "layer" in given.dims and "layer" not in given.indexes:
-        raise InputError(f"{what} gives the axis 'layer' without the numbers of the layers; keep those that were observed")
+        raise InputError(
+            f"{what} gives the axis 'layer' without the numbers of the layers; keep those "
+            "that were observed"
+        )
     return given
 
 
 def require_name(name: Any, what: str, reserved: Collection[str]) -> None:
-    """Raise InputError where `what` - a group of a run, or a variable - has a `name` that no file holds, or that is `reserved`."""
+    """Raise InputError where `what` - a group of a run, or a variable - has a `name` that no file
+    holds, or that is `reserved`.
+    """
     if not isinstance(name, str) or not name.strip(".") or "/" in name or name in reserved:
         raise InputError(
-            f"{what} has the name {name!r:.80}, which a run keeps for something else or cannot hold; name it otherwise"
+            f"{what} has the name {name!r:.80}, which a run keeps for something else or "
+            "cannot hold; name it otherwise"
         )
 
 
 def with_schemes(group: xr.Dataset, schemes: Sequence[str]) -> xr.Dataset:
-    """`group` with the coordinate `scheme (layer)`; unchanged where it has no axis `layer`. `schemes` names every layer's."""
+    """`group` with the coordinate `scheme (layer)`; unchanged where it has no axis `layer`.
+
+    `schemes` names every layer's.
+    """
     if "layer" not in group.dims:
         return group
-    return group.assign_coords(scheme=("layer", [schemes[int(layer)] for layer in group.layer.values]))
+    return group.assign_coords(
+        scheme=("layer", [schemes[int(layer)] for layer in group.layer.values])
+    )
 
 
 @cache
 def versions() -> dict[str, str]:
     """Versions of what computes a run, as attributes."""
-    return {"python": platform.python_version()} | {name.replace("-", "_"): version(name) for name in _VERSIONED}
+    return {"python": platform.python_version()} | {
+        name.replace("-", "_"): version(name) for name in _VERSIONED
+    }
 
 
 def write_run(run: xr.DataTree, path: str | os.PathLike[str]) -> None:
     """Write `run` to `path` as netCDF, whole or not at all.
 
-    Raises OSError where the disk refuses, InputError where there is no directory for it, or one stands in its place, and for no run.
+    Raises OSError where the disk refuses, InputError where there is no directory for it, or one
+    stands in its place, and for no run.
 
     A text with a NUL is escaped (`_escaped`).
     """
@@ -118,23 +151,30 @@ def write_run(run: xr.DataTree, path: str | os.PathLike[str]) -> None:
 def _require_attributes(run: xr.DataTree) -> None:
     """Raise InputError for the first attribute that no file can hold."""
     for node in run.subtree:
-        owners = {node.path: node.dataset, **{f"{node.path}/{name}": array for name, array in node.dataset.variables.items()}}
+        owners = {
+            node.path: node.dataset,
+            **{f"{node.path}/{name}": array for name, array in node.dataset.variables.items()},
+        }
         for place, owner in owners.items():
             for name, value in owner.attrs.items():
                 try:
                     xr.Dataset(attrs={name: value}).to_netcdf(engine=_ENGINE)
                 except Exception:  # of xarray, h5netcdf, h5py or numpy
                     raise InputError(
-                        f"the attribute {name!r} of {place} is {one_line(repr(value), 80)}, which no netCDF file holds; wanted a text, "
+                        f"the attribute {name!r} of {place} is {one_line(repr(value), 80)}, "
+                        "which no netCDF file holds; wanted a text, "
                         "a number, or a list of either"
                     ) from None
 
 
-def write_netcdf(data: xr.Dataset | xr.DataTree, path: Path, encoding: Mapping[str, Any] | None = None) -> None:
+def write_netcdf(
+    data: xr.Dataset | xr.DataTree, path: Path, encoding: Mapping[str, Any] | None = None
+) -> None:
     """Write `data` to `path`, whole or not at all. Raises OSError where the disk refuses.
 
-    The file is made in memory: after a write to the disk that fails, HDF5 ends the interpreter with a segmentation fault. Its last line,
-    which HDF5 does not look at, is the SHA-256 of what stands before it.
+    The file is made in memory: after a write to the disk that fails, HDF5 ends the interpreter with
+    a segmentation fault. Its last line, which HDF5 does not look at, is the SHA-256 of what stands
+    before it.
     """
     image = data.to_netcdf(engine=_ENGINE, encoding=encoding)
     with replaced(path) as unfinished:
@@ -142,44 +182,63 @@ def write_netcdf(data: xr.Dataset | xr.DataTree, path: Path, encoding: Mapping[s
 
 
 def read_netcdf(file: Path) -> xr.DataTree:
-    """What `write_netcdf` wrote, in memory. Raises InputError where it is damaged: of wrong bytes HDF5 can read for ever, or crash."""
+    """What `write_netcdf` wrote, in memory.
+
+    Raises InputError where it is damaged: of wrong bytes HDF5 can read for ever, or crash.
+    """
     try:
         unsealed(file.read_bytes(), file)
     except OSError as error:
         raise InputError(f"{file} cannot be read: {error.strerror}") from None
     try:
-        with h5py.File(file) as stored:  # h5netcdf leaves a file open, and complains later, when it fails at this
+        # h5netcdf leaves a file open, and complains later, when it fails at this
+        with h5py.File(file) as stored:
             stored.attrs.get("_nc3_strict")
         with xr.open_datatree(file, engine=_ENGINE) as stored:
             if sum(node.nbytes for node in stored.subtree) > _MOST_PACKED * file.stat().st_size:
                 raise ValueError("it states more numbers than such a file can hold")
             return stored.load()
-    except Exception as error:  # of a broken file HDF5 and its readers raise whatever they stumble over
-        raise InputError(f"{file} is not a run file: {' '.join(str(error).split())[:200]}") from None
+    except Exception as error:
+        # of a broken file HDF5 and its readers raise whatever they stumble over
+        raise InputError(
+            f"{file} is not a run file: {' '.join(str(error).split())[:200]}"
+        ) from None
 
 
 def read_run(path: str | os.PathLike[str]) -> xr.DataTree:
-    """Read a run from a run file, or from the directory that has one as run.nc, into memory. Raises InputError when there is none."""
+    """Read a run from a run file, or from the directory that has one as run.nc, into memory.
+
+    Raises InputError when there is none.
+    """
     path = path_of(path, "a run.nc or its directory")
     file = path / "run.nc" if path.is_dir() else path
     if not file.is_file():
-        raise InputError(f"there is no run at {path}; wanted a run.nc, or the directory that `repo-interp analyze --out` wrote")
+        raise InputError(
+            f"there is no run at {path}; wanted a run.nc, or the directory that `repo-interp "
+            "analyze --out` wrote"
+        )
     return _each(read_netcdf(file), lambda node: _with_plain_attributes(_unescaped(node)))
 
 
 def require_run(run: object) -> None:
     """Raise InputError where `run` is none."""
     if not isinstance(run, xr.DataTree):
-        raise InputError(f"a run is what ri.analyze returns, an xarray.DataTree; got {one_line(repr(run), 80)}")
+        raise InputError(
+            f"a run is what ri.analyze returns, an xarray.DataTree; got {one_line(repr(run), 80)}"
+        )
 
 
 def _each(run: xr.DataTree, change: Callable[[xr.Dataset], xr.Dataset]) -> xr.DataTree:
     """`run` with every node changed; its own datasets stay as they are."""
-    return xr.DataTree.from_dict({node.path: change(node.to_dataset(inherit=False)) for node in run.subtree}, name=run.name)
+    return xr.DataTree.from_dict(
+        {node.path: change(node.to_dataset(inherit=False)) for node in run.subtree}, name=run.name
+    )
 
 
 def _with_plain_attributes(node: xr.Dataset) -> xr.Dataset:
-    """`node` with attributes as they are after a file, however they were made: numbers and texts of Python, and lists of several."""
+    """`node` with attributes as they are after a file, however they were made: numbers and texts of
+    Python, and lists of several.
+    """
     node = node.copy()
     for owner in (node, *node.variables.values()):
         owner.attrs = {name: _plain_attribute(value) for name, value in owner.attrs.items()}
@@ -191,14 +250,24 @@ def _plain_attribute(value: Any) -> Any:
         return _plain_attribute(value[0])  # netCDF does not tell one number from a list of one
     if isinstance(value, np.ndarray) and value.size == 1:
         return value.item()
-    return value.tolist() if isinstance(value, np.ndarray | np.generic) else list(value) if isinstance(value, tuple) else value
+    return (
+        value.tolist()
+        if isinstance(value, np.ndarray | np.generic)
+        else list(value)
+        if isinstance(value, tuple)
+        else value
+    )
 
 
 def _escaped(node: xr.Dataset) -> xr.Dataset:
-    """`node` as HDF5 can store it, whose texts end at the first NUL: a variable that has one is escaped, and says so."""
+    """`node` as HDF5 can store it, whose texts end at the first NUL: a variable that has one is
+    escaped, and says so.
+    """
     for name, variable in node.variables.items():
         if variable.dtype.kind in "OU" and any("\0" in str(text) for text in variable.values.flat):
-            node = _with_texts(node, name, lambda text: text.replace("\\", r"\\").replace("\0", r"\0")).copy()
+            node = _with_texts(
+                node, name, lambda text: text.replace("\\", r"\\").replace("\0", r"\0")
+            ).copy()
             node[name].attrs[_ESCAPED] = "backslash 0 is NUL, two backslashes are one"
     return node
 
@@ -206,7 +275,11 @@ def _escaped(node: xr.Dataset) -> xr.Dataset:
 def _unescaped(node: xr.Dataset) -> xr.Dataset:
     for name, variable in node.variables.items():
         if _ESCAPED in variable.attrs:
-            node = _with_texts(node, name, lambda text: re.sub(r"\\([\\0])", lambda found: found[1].replace("0", "\0"), text))
+            node = _with_texts(
+                node,
+                name,
+                lambda text: re.sub(r"\\([\\0])", lambda found: found[1].replace("0", "\0"), text),
+            )
             del node[name].attrs[_ESCAPED]
     return node
 
@@ -214,7 +287,9 @@ def _unescaped(node: xr.Dataset) -> xr.Dataset:
 def _with_texts(node: xr.Dataset, name: Hashable, change: Callable[[str], str]) -> xr.Dataset:
     """`node` with the texts of one of its variables changed."""
     variable = node.variables[name]
-    texts = np.array([change(str(text)) for text in variable.values.flat], dtype=object).reshape(variable.shape)
+    texts = np.array([change(str(text)) for text in variable.values.flat], dtype=object).reshape(
+        variable.shape
+    )
     changed = {name: (variable.dims, texts, dict(variable.attrs))}
     return node.assign_coords(changed) if name in node.coords else node.assign(changed)
 

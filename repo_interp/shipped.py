@@ -1,10 +1,13 @@
-"""Names and directories of the checkpoints that ship, with this package and with others. Loads nothing.
+"""Names and directories of the checkpoints that ship, with this package and with others.
+
+Loads nothing.
 
 TASK/NAME           such as "niah/repo", of seed 0
 TASK/NAME/seed-N    the same training with another seed, where its weights ship
 MODEL/NAME          an adapter on top of the fetched model MODEL, such as "smollm2-135m/repo"
 
-Another package gives a directory of such checkpoints by an entry point of the group `repo_interp.checkpoints`; our names go first.
+Another package gives a directory of such checkpoints by an entry point of the group
+`repo_interp.checkpoints`; our names go first.
 """
 
 from __future__ import annotations
@@ -21,7 +24,8 @@ from repo_interp.errors import InputError, refused, warn
 DIRECTORY = Path(__file__).parent / "zoo"
 """The checkpoints of this package."""
 RUNS = "runs.jsonl"
-"""Beside TASK/NAME: a line for each training run of the task, the seeds of a checkpoint ascending."""
+"""Beside TASK/NAME: a line for each training run of the task, the seeds of a checkpoint ascending.
+"""
 _ADAPTER = "adapter_config.json"
 
 
@@ -38,18 +42,29 @@ def shipped_directories() -> tuple[Path, ...]:
 
 
 def training_record(directory: Path) -> dict[str, Any] | None:
-    """How the checkpoint that ships in `directory` was trained: the fields of a training.toml, from its line in TASK/runs.jsonl.
+    """How the checkpoint that ships in `directory` was trained: the fields of a training.toml, from
+    its line in TASK/runs.jsonl.
 
     None if it does not ship, or has no such line.
     """
     directory = directory.resolve()
     of_seed_0 = directory.parent if directory.name.startswith("seed-") else directory
     file = of_seed_0.parent / RUNS
-    if not file.is_file() or not any(directory.is_relative_to(root.resolve()) for root in shipped_directories()):
+    if not file.is_file() or not any(
+        directory.is_relative_to(root.resolve()) for root in shipped_directories()
+    ):
         return None
     lines = map(json.loads, file.read_text(encoding="utf-8").splitlines())
-    own = (line for line in lines if line["name"] == of_seed_0.name)  # by seed, the first of TASK/NAME itself
-    return next((line["training"] for line in own if directory.name in (of_seed_0.name, f"seed-{line['seed']}")), None)
+    # by seed, the first of TASK/NAME itself
+    own = (line for line in lines if line["name"] == of_seed_0.name)
+    return next(
+        (
+            line["training"]
+            for line in own
+            if directory.name in (of_seed_0.name, f"seed-{line['seed']}")
+        ),
+        None,
+    )
 
 
 def zoo_names() -> tuple[str, ...]:
@@ -59,11 +74,16 @@ def zoo_names() -> tuple[str, ...]:
 
 def shipped_names() -> tuple[str, ...]:
     """Those names, and then those of the adapters, sorted."""
-    return zoo_names() + tuple(sorted({name for name, path in _all() if (path / _ADAPTER).is_file()}))
+    return zoo_names() + tuple(
+        sorted({name for name, path in _all() if (path / _ADAPTER).is_file()})
+    )
 
 
 def zoo_path(name: str) -> Path:
-    """The directory of checkpoint or adapter `name`. Raises InputError when no installed package has one of that name."""
+    """The directory of checkpoint or adapter `name`.
+
+    Raises InputError when no installed package has one of that name.
+    """
     if not isinstance(name, str):
         raise InputError(f"a checkpoint that ships has a name such as niah/repo; got {name!r}")
     known = shipped_names()
@@ -74,31 +94,53 @@ def zoo_path(name: str) -> Path:
         seeds = zoo_seeds(of_seed_0)
         if last in {f"seed-{seed}" for seed in seeds[1:]}:
             return _directory(name)
-        others = f"{of_seed_0}/seed-N for N of {', '.join(map(str, seeds[1:]))}" if seeds[1:] else "no other seed"
-        raise InputError(f"no checkpoint {name!r} is installed; these are: {of_seed_0} (seed 0), and {others}")
+        others = (
+            f"{of_seed_0}/seed-N for N of {', '.join(map(str, seeds[1:]))}"
+            if seeds[1:]
+            else "no other seed"
+        )
+        raise InputError(
+            f"no checkpoint {name!r} is installed; these are: {of_seed_0} (seed 0), and {others}"
+        )
     close = get_close_matches(name, known, n=1)
     meant = f"did you mean {close[0]}? " if close else ""
     same_task = [one for one in known if one.split("/")[0] == name.split("/")[0]]
     more = "" if names(CHECKPOINTS) else "; the package position-papers brings more"
-    raise InputError(f"no checkpoint {name!r} is installed; {meant}these are: {', '.join(same_task or known) or 'none'}{more}")
+    raise InputError(
+        f"no checkpoint {name!r} is installed; {meant}these are: "
+        f"{', '.join(same_task or known) or 'none'}{more}"
+    )
 
 
 def zoo_seeds(name: str) -> tuple[int, ...]:
-    """Seeds whose weights ship of the checkpoint `name`, ascending; 0 is the first. Raises InputError as `zoo_path` does."""
+    """Seeds whose weights ship of the checkpoint `name`, ascending; 0 is the first.
+
+    Raises InputError as `zoo_path` does.
+    """
     zoo_path(name)
-    others = (file.parent.name for directory in shipped_directories() for file in (directory / name).glob("seed-*/config.json"))
+    others = (
+        file.parent.name
+        for directory in shipped_directories()
+        for file in (directory / name).glob("seed-*/config.json")
+    )
     return (0, *sorted({int(other.removeprefix("seed-")) for other in others}))
 
 
 def means_zoo(name: str) -> bool:
-    """Whether `name` is TASK/SOMETHING with a task of the zoo, or MODEL/SOMETHING with a model that has adapters: such a name is never
-    looked for elsewhere, where anyone could own it.
+    """Whether `name` is TASK/SOMETHING with a task of the zoo, or MODEL/SOMETHING with a model that
+    has adapters: such a name is never looked for elsewhere, where anyone could own it.
     """
-    return name.count("/") in (1, 2) and name.split("/")[0] in {known.split("/")[0] for known in shipped_names()}
+    return name.count("/") in (1, 2) and name.split("/")[0] in {
+        known.split("/")[0] for known in shipped_names()
+    }
 
 
 def _directory(name: str) -> Path:
-    return next(directory / name for directory in shipped_directories() if (directory / name / "config.json").is_file())
+    return next(
+        directory / name
+        for directory in shipped_directories()
+        if (directory / name / "config.json").is_file()
+    )
 
 
 def _all() -> Iterator[tuple[str, Path]]:

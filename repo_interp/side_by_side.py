@@ -1,7 +1,9 @@
-"""Which prompts go through a model side by side: of similar length, at most so many, and no more tokens than are given room.
+"""Which prompts go through a model side by side: of similar length, at most so many, and no more
+tokens than are given room.
 
     batches(order, lengths, 8)                       at most 8 prompts
-    batches(order, lengths, SideBySide(tokens=4096)) as many as fit into 4096 tokens with their padding, at least one
+    batches(order, lengths, SideBySide(tokens=4096)) as many as fit into 4096 tokens with their
+    padding, at least one
     restored(cut, results)                           what was made of each batch, in the order of the prompts
 
 Knows nothing about models and prompts.
@@ -19,8 +21,8 @@ Item = TypeVar("Item")
 WORTHWHILE = {"cpu": 2048, "cuda": 32_768}
 """Tokens side by side by kind of device, beyond which a pass gets no faster per token.
 
-Measured on one thread of a processor (54 us per token with 128 side by side, 17 with 2,048 and with 16,384, of a small model; the same
-with all of them, of a large one); of CUDA it was not.
+Measured on one thread of a processor (54 us per token with 128 side by side, 17 with 2,048 and with
+16,384, of a small model; the same with all of them, of a large one); of CUDA it was not.
 """
 
 
@@ -56,15 +58,22 @@ def limit(size: BatchSize) -> SideBySide:
 
 
 def restored(cut: Iterable[Sequence[int]], results: Iterable[Sequence[Item]]) -> list[Item]:
-    """What was made of the numbers of every batch of `cut`, in the order of the numbers: 0, 1, ..."""
+    """What was made of the numbers of every batch of `cut`, in the order of the numbers: 0, 1,
+    ...
+    """
     by_number = {
-        number: made for some, of_some in zip(cut, results, strict=True) for number, made in zip(some, of_some, strict=True)
+        number: made
+        for some, of_some in zip(cut, results, strict=True)
+        for number, made in zip(some, of_some, strict=True)
     }
     return [by_number[number] for number in range(len(by_number))]
 
 
 def batches(order: Sequence[int], lengths: Sequence[int], size: BatchSize) -> list[list[int]]:
-    """The numbers in `order`, cut into batches; `lengths` in tokens, by number. With the order sorted by length, little is padded."""
+    """The numbers in `order`, cut into batches; `lengths` in tokens, by number.
+
+    With the order sorted by length, little is padded.
+    """
     most, longest = limit(size), 0
     cut: list[list[int]] = []
     for number in order:

@@ -1,12 +1,14 @@
-"""Values by key on the disk, from which interrupted work goes on: batches of an analysis, points of an experiment, answers, measurements.
+"""Values by key on the disk, from which interrupted work goes on: batches of an analysis, points of
+an experiment, answers, measurements.
 
     store.get_or_compute({key: compute, ...})     {key: value, ...}: what `compute` returns, or what it returned before
     store.stream({key: compute, ...})             the values alone, one after the other, for those that do not fit into memory together
     DIRECTORY/KEY.json, DIRECTORY/KEY.nc          a value, by its `Form`: written whole or not at all, with a seal
 
-A value comes back as it was, to the last bit; one whose file is damaged is computed again, with a note. Several processes share the keys
-(`processes.spread`). Whether writing pays is decided by the time that has passed: a short analysis writes nothing, and one that is
-interrupted writes what it still holds. Without a directory nothing is kept. Knows nothing about what is computed.
+A value comes back as it was, to the last bit; one whose file is damaged is computed again, with a
+note. Several processes share the keys (`processes.spread`). Whether writing pays is decided by the
+time that has passed: a short analysis writes nothing, and one that is interrupted writes what it
+still holds. Without a directory nothing is kept. Knows nothing about what is computed.
 """
 
 from __future__ import annotations
@@ -26,9 +28,13 @@ from repo_interp.errors import Note, warn
 from repo_interp.files import replaced, sealed, unsealed, write_text
 
 _WRITING_SHARE = 0.1
-"""Of the time, at most, that goes into writing where writing takes long beside computing, as with small batches of a small model."""
+"""Of the time, at most, that goes into writing where writing takes long beside computing, as with
+small batches of a small model.
+"""
 _MOST_WAITING = 256
-"""Values that one of several processes holds at most before it writes them, however long that takes."""
+"""Values that one of several processes holds at most before it writes them, however long that
+takes.
+"""
 Progress = Callable[[int, int], None]
 """Called with how many values there are so far, and in all."""
 
@@ -43,7 +49,10 @@ class Damaged(Note):
 
 @dataclass(frozen=True)
 class Form:
-    """How values of one kind are written. `read` raises ValueError or OSError for a damaged file."""
+    """How values of one kind are written.
+
+    `read` raises ValueError or OSError for a damaged file.
+    """
 
     suffix: str
     write: Callable[[Any, Path], None]
@@ -91,7 +100,9 @@ class _Waiting:
             self.write_first()
         if time.monotonic() - self.last < self.every:
             return
-        while self.values and (self.every == 0 or self.writing < _WRITING_SHARE * (time.monotonic() - self.begun)):
+        while self.values and (
+            self.every == 0 or self.writing < _WRITING_SHARE * (time.monotonic() - self.begun)
+        ):
             self.write_first()
         self.last = time.monotonic()
 
@@ -110,15 +121,23 @@ class _Waiting:
 
 
 class Store:
-    """Values by key. As a context, it writes what it still holds when the context ends with an error or an interruption."""
+    """Values by key.
+
+    As a context, it writes what it still holds when the context ends with an error or an
+    interruption.
+    """
 
     def __init__(
-        self, directory: str | Path | None = None, every: float = 0.0, question: Callable[[], str] | None = None
+        self,
+        directory: str | Path | None = None,
+        every: float = 0.0,
+        question: Callable[[], str] | None = None,
     ) -> None:
-        """Values are written to `directory` together, once `every` seconds have passed since the last were (0: each at once).
+        """Values are written to `directory` together, once `every` seconds have passed since the
+        last were (0: each at once).
 
-        `question` returns a digest of all that decides the values; what the directory keeps of another one is thrown away, with a
-        warning OtherQuestion before. None: the keys say it.
+        `question` returns a digest of all that decides the values; what the directory keeps of
+        another one is thrown away, with a warning OtherQuestion before. None: the keys say it.
         """
         self._directory = None if directory is None else Path(directory)
         self._waiting = _Waiting(every)
@@ -126,22 +145,38 @@ class Store:
             processes.from_first(lambda: _make_room(question(), Path(directory)))
 
     def part(self, name: str) -> Store:
-        """The values of a part of the work, in a folder of their own: they wait and are written with all others."""
+        """The values of a part of the work, in a folder of their own: they wait and are written
+        with all others.
+        """
         part = copy(self)
         part._directory = None if self._directory is None else self._directory / name
         return part
 
     def get_or_compute(
-        self, computations: Mapping[str, Callable[[], Any]], progress: Progress | None = None, form: Form = POINTS
+        self,
+        computations: Mapping[str, Callable[[], Any]],
+        progress: Progress | None = None,
+        form: Form = POINTS,
     ) -> dict[str, Any]:
-        """The value of each key: what its function returns, or what it returned before. Of several processes each computes some."""
+        """The value of each key: what its function returns, or what it returned before.
+
+        Of several processes each computes some.
+        """
         return dict(zip(computations, self.stream(computations, progress, form), strict=True))
 
     def stream(
-        self, computations: Mapping[str, Callable[[], Any]], progress: Progress | None = None, form: Form = POINTS
+        self,
+        computations: Mapping[str, Callable[[], Any]],
+        progress: Progress | None = None,
+        form: Form = POINTS,
     ) -> Iterator[Any]:
-        """The values that `get_or_compute` returns, in the order of the keys. One process computes each when it is asked for it."""
-        shared = self._computed_together(computations, progress, form) if processes.count() > 1 else {}
+        """The values that `get_or_compute` returns, in the order of the keys.
+
+        One process computes each when it is asked for it.
+        """
+        shared = (
+            self._computed_together(computations, progress, form) if processes.count() > 1 else {}
+        )
         return self._in_order(computations, shared, None if shared else progress, form)
 
     def clear(self) -> None:
@@ -166,8 +201,12 @@ class Store:
     def _computed_together(
         self, computations: Mapping[str, Callable[[], Any]], progress: Progress | None, form: Form
     ) -> dict[str, _Computed]:
-        """What was not there, computed by all processes; a value that was written is not sent to the others."""
-        missing = processes.from_first(lambda: [key for key in computations if self._read(key, form) is None])
+        """What was not there, computed by all processes; a value that was written is not sent to
+        the others.
+        """
+        missing = processes.from_first(
+            lambda: [key for key in computations if self._read(key, form) is None]
+        )
         there, total = len(computations) - len(missing), len(computations)
 
         def compute(key: str) -> _Computed:
@@ -205,7 +244,10 @@ class Store:
 
     def _read(self, key: str, form: Form) -> Any:
         """The value of `key`; None where it is not kept, or damaged."""
-        if self._directory is None or not (file := self._directory / f"{key}{form.suffix}").is_file():
+        if (
+            self._directory is None
+            or not (file := self._directory / f"{key}{form.suffix}").is_file()
+        ):
             return None
         try:
             return form.read(file)
@@ -224,7 +266,11 @@ def _make_room(question: str, directory: Path) -> None:
     if mark.is_file() and mark.read_text(encoding="utf-8") == question:
         return
     if mark.is_file() and any(path.is_file() and path != mark for path in directory.rglob("*")):
-        warn(f"{directory} keeps finished parts of another question (prompts, measures or options differ)", OtherQuestion)
+        warn(
+            f"{directory} keeps finished parts of another question (prompts, measures or "
+            "options differ)",
+            OtherQuestion,
+        )
     shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir(parents=True)
     write_text(mark, question)

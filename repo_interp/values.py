@@ -3,8 +3,8 @@
     epsilon: Annotated[float, Interval(ge=0, le=1e6)] = 0.2      a field says its type and range; text and Python are held to them alike
     "0.1,0.2" as tuple[float, ...] -> (0.1, 0.2)        95 seconds -> "2 min"        NaN -> None
 
-Ranges are those of `annotated_types`, and pydantic checks them; what it finds wrong is said here, for options as for files. No number is
-NaN or infinite. Knows nothing about what the values mean.
+Ranges are those of `annotated_types`, and pydantic checks them; what it finds wrong is said here,
+for options as for files. No number is NaN or infinite. Knows nothing about what the values mean.
 """
 
 from __future__ import annotations
@@ -14,7 +14,17 @@ import math
 from collections.abc import Collection, Mapping
 from functools import cache
 from types import NoneType, UnionType
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    Literal,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from annotated_types import Interval, MinLen
 
@@ -44,7 +54,8 @@ _SHOWN = 80
 
 
 def value_of(text: str, kind: Any, name: str) -> Any:
-    """`text` as a value of the type `kind`; items of a tuple stand between commas, "none" is None where `kind` allows it.
+    """`text` as a value of the type `kind`; items of a tuple stand between commas, "none" is None
+    where `kind` allows it.
 
     Raises InputError that names `name` and the wanted type and range.
     """
@@ -53,7 +64,11 @@ def value_of(text: str, kind: Any, name: str) -> Any:
     if _may_be_none(kind) and text.strip().lower() == "none":
         return None
     is_tuple = get_origin(_bare(kind)) is tuple
-    parsed = tuple(part.strip() for part in text.split(",") if part.strip()) if is_tuple else text.strip()
+    parsed = (
+        tuple(part.strip() for part in text.split(",") if part.strip())
+        if is_tuple
+        else text.strip()
+    )
     try:
         return adapter(_without_none(kind), strict=False).validate_python(parsed)
     except ValidationError:
@@ -61,9 +76,11 @@ def value_of(text: str, kind: Any, name: str) -> Any:
 
 
 def checked(value: Any, kind: Any, name: str) -> Any:
-    """`value` as a value of the type `kind`; a whole number is taken for a float, a list for a tuple, numpy's numbers for Python's.
+    """`value` as a value of the type `kind`; a whole number is taken for a float, a list for a
+    tuple, numpy's numbers for Python's.
 
-    Raises InputError that names `name`, the wanted type and range, for a value of another type, out of range, or not finite.
+    Raises InputError that names `name`, the wanted type and range, for a value of another type, out
+    of range, or not finite.
     """
     from pydantic import ValidationError
 
@@ -74,34 +91,49 @@ def checked(value: Any, kind: Any, name: str) -> Any:
 
 
 def check_fields(options: DataclassInstance, called: str = "") -> None:
-    """Hold every field of a dataclass to the type and range that it states; what is wanted of all is `__post_init__`.
+    """Hold every field of a dataclass to the type and range that it states; what is wanted of all
+    is `__post_init__`.
 
-    `called` is what the user calls `options`. Raises InputError for the first field that does not hold.
+    `called` is what the user calls `options`. Raises InputError for the first field that does not
+    hold.
     """
     kinds = _kinds(type(options))
     for field in dataclasses.fields(options):
         if field.init and field.name in kinds:
             given = getattr(options, field.name)
-            value = checked(given, kinds[field.name], f"{called}.{field.name}" if called else field.name)
+            value = checked(
+                given, kinds[field.name], f"{called}.{field.name}" if called else field.name
+            )
             if value is not given:
                 object.__setattr__(options, field.name, value)
 
 
-def field_value(options: Any, name: str, text: str, called: str, fixed: Collection[str] = ()) -> Any:
+def field_value(
+    options: Any, name: str, text: str, called: str, fixed: Collection[str] = ()
+) -> Any:
     """`text` as a value of the type of the field `name` of the dataclass `options`.
 
-    `called` is what the user calls `options`; fields in `fixed` cannot be set. Raises InputError for a field that it lacks and for a text
-    of another type.
+    `called` is what the user calls `options`; fields in `fixed` cannot be set. Raises InputError
+    for a field that it lacks and for a text of another type.
     """
     fields = dataclasses.fields(options) if dataclasses.is_dataclass(options) else ()
     known = [field.name for field in fields if field.init and field.name not in fixed]
     if name not in known:
-        raise InputError(f"{called} has no option {shortened(repr(name))}; it has {', '.join(known) or 'none'}")
-    return value_of(text, _kinds(options if isinstance(options, type) else type(options))[name], f"{called}.{name}")
+        raise InputError(
+            f"{called} has no option {shortened(repr(name))}; it has {', '.join(known) or 'none'}"
+        )
+    return value_of(
+        text,
+        _kinds(options if isinstance(options, type) else type(options))[name],
+        f"{called}.{name}",
+    )
 
 
-def with_field(options: Options, name: str, text: str, called: str, fixed: Collection[str] = ()) -> Options:
-    """`options`, a dataclass, with its field `name` set to what `text` says, as `field_value` reads it.
+def with_field(
+    options: Options, name: str, text: str, called: str, fixed: Collection[str] = ()
+) -> Options:
+    """`options`, a dataclass, with its field `name` set to what `text` says, as `field_value` reads
+    it.
 
     Raises InputError as `field_value`, and for a value that `options` refuses.
     """
@@ -113,13 +145,23 @@ def with_field(options: Options, name: str, text: str, called: str, fixed: Colle
 
 
 def in_words(kind: Any) -> str:
-    """A type and its range as people say them: "a whole number from 1 on", "numbers with commas between them", "a word or none"."""
+    """A type and its range as people say them: "a whole number from 1 on", "numbers with commas
+    between them", "a word or none".
+    """
     if _may_be_none(kind):
         return f"{in_words(_without_none(kind))} or none"
-    fewest = any(isinstance(part, MinLen) for part in get_args(kind)[1:]) if _is_annotated(kind) else False
+    fewest = (
+        any(isinstance(part, MinLen) for part in get_args(kind)[1:])
+        if _is_annotated(kind)
+        else False
+    )
     bounds, kind = _bounds(kind), _bare(kind)
     if get_origin(kind) is tuple:
-        return _several(get_args(kind)[0]) + " with commas between them" + (", at least one" if fewest else "")
+        return (
+            _several(get_args(kind)[0])
+            + " with commas between them"
+            + (", at least one" if fewest else "")
+        )
     if get_origin(kind) is Mapping:
         return "a table of numbers and words"
     if get_origin(kind) is Literal:
@@ -147,7 +189,9 @@ def json_number(value: float, digits: int = 6) -> float | None:
 
 @cache
 def _kinds(options: type) -> dict[str, Any]:
-    """Types and ranges of the fields of a dataclass; none where its module does not say where the names of its types come from."""
+    """Types and ranges of the fields of a dataclass; none where its module does not say where the
+    names of its types come from.
+    """
     try:
         return get_type_hints(options, include_extras=True)
     except NameError:
@@ -166,7 +210,9 @@ def adapter(kind: Any, strict: bool) -> TypeAdapter:
 def _cached_adapter(kind: Any, strict: bool) -> TypeAdapter:
     from pydantic import ConfigDict, TypeAdapter
 
-    return TypeAdapter(kind, config=ConfigDict(strict=strict, allow_inf_nan=False, arbitrary_types_allowed=True))
+    return TypeAdapter(
+        kind, config=ConfigDict(strict=strict, allow_inf_nan=False, arbitrary_types_allowed=True)
+    )
 
 
 def _as_python(value: Any) -> Any:
@@ -185,13 +231,21 @@ def _several(kind: Any) -> str:
 
 def _bounds(kind: Any) -> str:
     """The range of an annotated type, in words that follow its name."""
-    limits = next((part for part in get_args(kind)[1:] if isinstance(part, Interval)), None) if _is_annotated(kind) else None
+    limits = (
+        next((part for part in get_args(kind)[1:] if isinstance(part, Interval)), None)
+        if _is_annotated(kind)
+        else None
+    )
     if limits is None:
         return ""
     if limits.ge is not None and limits.le is not None:
         return f" from {_written(limits.ge)} to {_written(limits.le)}"
     words = {"ge": "of at least", "gt": "above", "le": "of at most", "lt": "below"}
-    stated = [f"{word} {_written(getattr(limits, end))}" for end, word in words.items() if getattr(limits, end) is not None]
+    stated = [
+        f"{word} {_written(getattr(limits, end))}"
+        for end, word in words.items()
+        if getattr(limits, end) is not None
+    ]
     return f" {' and '.join(stated)}"
 
 

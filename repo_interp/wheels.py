@@ -1,8 +1,10 @@
-"""Wheels of PyPI as files: fetched with pip, pinned by version and SHA-256, read as the zip archives that they are.
+"""Wheels of PyPI as files: fetched with pip, pinned by version and SHA-256, read as the zip
+archives that they are.
 
     downloaded(Wheel("django==5.2.19", digest), folder) -> folder/django-5.2.19-py3-none-any.whl
 
-Nothing in a wheel is installed or run. Source distributions are never asked for: pip runs their build to learn their names.
+Nothing in a wheel is installed or run. Source distributions are never asked for: pip runs their
+build to learn their names.
 """
 
 from __future__ import annotations
@@ -33,7 +35,8 @@ class Wheel:
 def downloaded(wheel: Wheel, folder: Path) -> Path:
     """The file of `wheel`, fetched with pip into `folder`, which is empty.
 
-    Raises InputError where pip cannot give it, and for a file with another digest, of which nothing was read.
+    Raises InputError where pip cannot give it, and for a file with another digest, of which nothing
+    was read.
     """
     file = _by_pip(wheel, folder)
     require_digest(file, wheel.digest)
@@ -43,7 +46,9 @@ def downloaded(wheel: Wheel, folder: Path) -> Path:
 def require_digest(file: Path, wanted: str) -> None:
     """Raise InputError for a file with another SHA-256 than `wanted`."""
     if (digest := digest_of(file)) != wanted:
-        raise InputError(f"{file.name} has the digest {digest[:16]}..., not {wanted[:16]}...; nothing was kept")
+        raise InputError(
+            f"{file.name} has the digest {digest[:16]}..., not {wanted[:16]}...; nothing was kept"
+        )
 
 
 def digest_of(file: Path) -> str:
@@ -53,7 +58,15 @@ def digest_of(file: Path) -> str:
 
 
 def _by_pip(wheel: Wheel, folder: Path) -> Path:
-    asked = ("download", "--quiet", "--no-deps", "--only-binary=:all:", "--dest", str(folder), wheel.requirement)
+    asked = (
+        "download",
+        "--quiet",
+        "--no-deps",
+        "--only-binary=:all:",
+        "--dest",
+        str(folder),
+        wheel.requirement,
+    )
     done = subprocess.run([sys.executable, "-m", "pip", *asked], capture_output=True, text=True)
     wheels = list(folder.glob("*.whl"))
     if done.returncode or len(wheels) != 1:

@@ -1,4 +1,6 @@
-"""Shared fixtures: the authors' tiny checkpoints with what their code computed, and tiny random decoders of every family."""
+"""Shared fixtures: the authors' tiny checkpoints with what their code computed, and tiny random
+decoders of every family.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,8 @@ from places import OFFICIAL
 
 from repo_interp.files import cache_directory
 
-# The user's fetched models and texts, and nothing that an earlier analysis left there: scores of twins are drawn, and kept here.
+# The user's fetched models and texts, and nothing that an earlier analysis left there: scores of
+# twins are drawn, and kept here.
 _CACHE = tempfile.TemporaryDirectory()
 for _name in ("models", "texts", "gguf"):
     if (_there := cache_directory() / _name).is_dir():
@@ -42,7 +45,9 @@ def expected():
 
 @pytest.fixture
 def no_pictures():
-    """Figures are drawn and not rendered, which costs most of a page: their files and pictures are empty."""
+    """Figures are drawn and not rendered, which costs most of a page: their files and pictures are
+    empty.
+    """
     from drawn import without_pictures
 
     with without_pictures():
@@ -62,10 +67,13 @@ def no_figures():
 def _seeded():
     import torch
 
-    torch.default_generator.manual_seed(0)  # `torch.manual_seed` notes the stack for every kind of device: 5 s in all
+    # `torch.manual_seed` notes the stack for every kind of device: 5 s in all
+    torch.default_generator.manual_seed(0)
 
 
 def pytest_collection_finish():
-    """What is imported and collected by now stays to the end; looking through it again and again takes time."""
+    """What is imported and collected by now stays to the end; looking through it again and again
+    takes time.
+    """
     gc.collect()
     gc.freeze()

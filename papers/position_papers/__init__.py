@@ -1,7 +1,8 @@
-"""The laboratory: four papers on token positions, by name, in the order of the page over all of them.
+"""The laboratory: four papers on token positions, by name, in the order of the page over all of
+them.
 
-Each is an object `PAPER` (`kit.experiment.Paper`) that is imported when it is needed: each figure or claim as data, a verdict by a rule
-that was there before the data, and a drawing.
+Each is an object `PAPER` (`kit.experiment.Paper`) that is imported when it is needed: each figure
+or claim as data, a verdict by a rule that was there before the data, and a drawing.
 """
 
 from __future__ import annotations
@@ -25,7 +26,10 @@ def require_papers(names: Iterable[str]) -> None:
     """Raise InputError for the first of `names` that is no paper. Imports none."""
     for name in names:
         if name not in PAPERS:
-            raise InputError(f"there are no figures of {name!r}; there are those of {', '.join(PAPERS)}, and {ALL}")
+            raise InputError(
+                f"there are no figures of {name!r}; there are those of {', '.join(PAPERS)}, "
+                f"and {ALL}"
+            )
 
 
 def paper(name: str) -> Paper:
@@ -35,7 +39,10 @@ def paper(name: str) -> Paper:
 
 
 def named(names: Iterable[str]) -> dict[str, Paper]:
-    """The papers that a user names, each once, in our order; all of them for none, or "all". Raises InputError as `paper` does."""
+    """The papers that a user names, each once, in our order; all of them for none, or "all".
+
+    Raises InputError as `paper` does.
+    """
     wanted = list(names) or [ALL]
     asked = {name: paper(name) for name in wanted if name != ALL}
     return {name: paper(name) for name in PAPERS if ALL in wanted or name in asked}

@@ -1,10 +1,12 @@
-"""Where the checkpoints of the laboratory are: beside the package in a checkout, inside it where it was installed from a wheel.
+"""Where the checkpoints of the laboratory are: beside the package in a checkout, inside it where it
+was installed from a wheel.
 
     DIRECTORY/TASK/NAME              weights of seed 0 and config.json          NAME/seed-N        the same of another seed
     DIRECTORY/TASK/tokenizer.json    of all checkpoints of the task             TASK/runs.jsonl    a record per training run
     DIRECTORY/registry.csv           name, size, SHA-256 and a description of all weights
 
-niah/repo and reversal/repo come with the instrument; their records, and the weights of their other seeds, are here.
+niah/repo and reversal/repo come with the instrument; their records, and the weights of their other
+seeds, are here.
 """
 
 from __future__ import annotations
@@ -20,6 +22,8 @@ DIRECTORY = next((place for place in _PLACES if (place / REGISTRY).is_file()), _
 
 
 def recorded_at(directory: Path) -> Path:
-    """The directory with the records and the other seeds of the checkpoint in `directory`: itself, unless the instrument ships it."""
+    """The directory with the records and the other seeds of the checkpoint in `directory`: itself,
+    unless the instrument ships it.
+    """
     within = directory.is_relative_to(shipped.DIRECTORY)
     return DIRECTORY / directory.relative_to(shipped.DIRECTORY) if within else directory

@@ -1,9 +1,10 @@
-"""What heads are needed for: the answer's log-probability without them, and without as many other heads of the same layers.
+"""What heads are needed for: the answer's log-probability without them, and without as many other
+heads of the same layers.
 
     effect = mean over prompts of  mean over targets of log p(target | heads ablated) - log p(target)       in nats
 
-Targets are the generated tokens where every prompt has some, else all tokens but the first. Brings together prompts, models and
-interventions.
+Targets are the generated tokens where every prompt has some, else all tokens but the first. Brings
+together prompts, models and interventions.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ if TYPE_CHECKING:
 
 @torch.no_grad()
 def head_means(bridge: nn.Module, prompts: Prompts) -> dict[int, Float[Tensor, "head d_head"]]:
-    """What every head writes on average over all tokens of `prompts`, by layer, for `ri.ablate(bridge, heads, means)`.
+    """What every head writes on average over all tokens of `prompts`, by layer, for
+    `ri.ablate(bridge, heads, means)`.
 
     Raises InputError for what is no prompt, and for tokens that the model lacks.
     """
@@ -56,7 +58,10 @@ def head_means(bridge: nn.Module, prompts: Prompts) -> dict[int, Float[Tensor, "
     if not count:
         raise InputError("there are no prompts")
     heads = {attention.layer_idx: attention.heads for attention in as_decoder(bridge).layers}
-    return {layer: (total / count).float().unflatten(0, (heads[layer], -1)) for layer, total in sums.items()}
+    return {
+        layer: (total / count).float().unflatten(0, (heads[layer], -1))
+        for layer, total in sums.items()
+    }
 
 
 def ablation_effects(
@@ -67,32 +72,45 @@ def ablation_effects(
     controls: int = 10,
     seed: int = 0,
 ) -> pd.DataFrame:
-    """What ablating `heads` does to the answers of `prompts`, and what `controls` random sets of as many other heads of the same layers do.
+    """What ablating `heads` does to the answers of `prompts`, and what `controls` random sets of as
+    many other heads of the same layers do.
 
         table = ri.ablation_effects(bridge, [(0, 0), (0, 3)], prompts)
 
-    One row for the whole model, one for `heads`, one per control: which heads, the mean log-probability of the targets in nats, its change
-    (effect), and the standard error of the change over prompts. `means`: as for `ri.ablate`. No set is drawn twice: where there are fewer
-    than `controls`, a warning says how many. Raises InputError as `ri.ablate`, and where a layer has too few other heads for a control.
+    One row for the whole model, one for `heads`, one per control: which heads, the mean
+    log-probability of the targets in nats, its change (effect), and the standard error of the
+    change over prompts. `means`: as for `ri.ablate`. No set is drawn twice: where there are fewer
+    than `controls`, a warning says how many. Raises InputError as `ri.ablate`, and where a layer
+    has too few other heads for a control.
     """
     import pandas as pd
 
     pairs, given = head_pairs(heads), as_prompts(prompts, bridge)
     tokens(given, bridge)  # refuses no prompts, and tokens that the model lacks
     sets = {"whole model": [], "ablated": pairs}
-    controls, generator = checked(controls, CountOrNone, "controls"), np.random.default_rng(checked(seed, Seed, "seed"))
+    controls, generator = (
+        checked(controls, CountOrNone, "controls"),
+        np.random.default_rng(checked(seed, Seed, "seed")),
+    )
     others = _others(bridge, pairs) if controls else {}
     there_are = prod(comb(len(left), count) for count, left in others.values())
     if there_are < controls:
         warn(
-            f"{controls} controls were asked for, but there are {there_are} different sets of as many other heads of these layers"
+            f"{controls} controls were asked for, but there are {there_are} different sets "
+            "of as many other heads of these layers"
         )
 
     def draw() -> list[tuple[int, int]]:
-        chosen = {layer: generator.choice(left, count, replace=False) for layer, (count, left) in others.items()}
+        chosen = {
+            layer: generator.choice(left, count, replace=False)
+            for layer, (count, left) in others.items()
+        }
         return sorted((layer, int(head)) for layer, drawn in chosen.items() for head in drawn)
 
-    sets |= {f"control {number}": drawn for number, drawn in enumerate(distinct(draw, there_are, controls))}
+    sets |= {
+        f"control {number}": drawn
+        for number, drawn in enumerate(distinct(draw, there_are, controls))
+    }
     read = log_probabilities(bridge, [*sets.values()], given, means)
     rows = []
     for name, values in zip(sets, read, strict=True):
@@ -100,15 +118,25 @@ def ablation_effects(
         error = standard_error(change)
         named = ", ".join(f"L{layer} H{head}" for layer, head in sets[name])
         rows.append(
-            {"ablation": name, "heads": named, "log_probability": values.mean(), "effect": change.mean(), "standard_error": error}
+            {
+                "ablation": name,
+                "heads": named,
+                "log_probability": values.mean(),
+                "effect": change.mean(),
+                "standard_error": error,
+            }
         )
     return pd.DataFrame(rows)
 
 
 def log_probabilities(
-    bridge: nn.Module, sets: Sequence[list[tuple[int, int]]], prompts: Sequence[Prompt], means: HeadMeans | None = None
+    bridge: nn.Module,
+    sets: Sequence[list[tuple[int, int]]],
+    prompts: Sequence[Prompt],
+    means: HeadMeans | None = None,
 ) -> Float[np.ndarray, "set prompt"]:
-    """The mean log-probability of the targets of each of `prompts`, in nats, without the heads of each of `sets`; one may be empty.
+    """The mean log-probability of the targets of each of `prompts`, in nats, without the heads of
+    each of `sets`; one may be empty.
 
     Raises InputError as `ri.ablate`, and NotFinitePrediction.
     """
@@ -116,7 +144,9 @@ def log_probabilities(
     read = np.empty((len(sets), len(prompts)))
     for number, prompt in enumerate(prompts):
         batch = Batch(model, scoring, [prompt])
-        read[:, number] = np.array(batch.under_edits(sets, lambda of_rows: ablate(bridge, means=means, sets=of_rows)))[:, 0, 0]
+        read[:, number] = np.array(
+            batch.under_edits(sets, lambda of_rows: ablate(bridge, means=means, sets=of_rows))
+        )[:, 0, 0]
         if not np.isfinite(read[:, number]).all():
             raise NotFinitePrediction(number)
     return read
@@ -127,7 +157,9 @@ def standard_error(changes: Float[np.ndarray, "prompt"]) -> float:
     return float(changes.std(ddof=1) / np.sqrt(len(changes))) if len(changes) > 1 else float("nan")
 
 
-def _others(bridge: nn.Module, pairs: Sequence[tuple[int, int]]) -> dict[int, tuple[int, list[int]]]:
+def _others(
+    bridge: nn.Module, pairs: Sequence[tuple[int, int]]
+) -> dict[int, tuple[int, list[int]]]:
     """By layer of `pairs`, how many heads a control draws there, and from which."""
     counts = Counter(layer for layer, _ in pairs)
     others = {}
@@ -136,7 +168,8 @@ def _others(bridge: nn.Module, pairs: Sequence[tuple[int, int]]) -> dict[int, tu
         left = [head for head in range(attention.heads) if (layer, head) not in pairs]
         if len(left) < count:
             raise InputError(
-                f"a control ablates {count} other heads of layer {layer}, which has {len(left)}; ablate fewer heads, or set controls=0"
+                f"a control ablates {count} other heads of layer {layer}, which has "
+                f"{len(left)}; ablate fewer heads, or set controls=0"
             )
         others[layer] = (count, left)
     return others

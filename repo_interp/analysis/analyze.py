@@ -1,11 +1,13 @@
-"""The main job: prompts through a model, every attention layer observed once, each measure's results in a run.
+"""The main job: prompts through a model, every attention layer observed once, each measure's
+results in a run.
 
     prompts -> request -> batches -> observe -> merge -> conclude -> run
     request -> plans of experiments -> run
 
-A batch holds prompts of similar length, padded on the right. Finished batches, and finished points of an experiment, may be kept on disk
-(`store`), so that an interrupted analysis goes on where it stopped and ends with the same run. Launched as several processes
-(`processes`), each observes some of the batches and computes some points, and all end with the same run.
+A batch holds prompts of similar length, padded on the right. Finished batches, and finished points
+of an experiment, may be kept on disk (`store`), so that an interrupted analysis goes on where it
+stopped and ends with the same run. Launched as several processes (`processes`), each observes some
+of the batches and computes some points, and all end with the same run.
 
 Brings together models, tasks, measures and experiments; knows nothing about how any of them works.
 """
@@ -64,32 +66,42 @@ def analyze(
     store_every: float = 0.0,
     finished: Callable[[xr.DataTree], None] | None = None,
 ) -> xr.DataTree:
-    """A run of `prompts` on a bridge or a model, with one node per measure, and those of each experiment.
+    """A run of `prompts` on a bridge or a model, with one node per measure, and those of each
+    experiment.
 
-    Without anything else it does what `repo-interp analyze` does. A model of Hugging Face that was not repositioned is observed as it is,
-    and stays as it is.
-    `prompts`: Prompts, texts or tokens, one or many (see `analysis.coercion`); None: of the task that the checkpoint was trained on, else
-    a short text (`defaults.default_prompts`). `measures` are names of the catalogue or objects like a `Measure`; None: what says something
-    about the schemes of the layers (`request.default_measures`). `experiments`: names ("perturbation", "extrapolation", "effects",
-    "kinds", "saliency", "atlas"), objects that follow `Experiment`, or what `planned` made of them; None: where no measures and layers
-    are named either, what `defaults.default_experiments` says. `layers` and `heads` (numbers; None: all) restrict what is
-    measured. `task`: what experiments score `prompts` by; None: their generated tokens where all have some, else the log perplexity
-    of every token. `batch_size`: prompts of a forward pass, limits of it, or "auto": as much as is worthwhile and fits into memory.
-    `progress` is called with layers observed and in all, `experiment_progress` with the name of an experiment and its points; None for
-    both: a bar on standard error, or a line now and then where that is no terminal.
-    `store`, a directory, keeps finished batches so that a repeated call goes on after an interruption; it is emptied at the end,
-    after `finished`, where it is given, has taken the run. Batches are written there together, once `store_every` seconds have passed
-    since the last ones were (0: each at once), and whenever the analysis ends early. What meets NaN or infinity stops alone, and the
-    run's attribute `stopped` says where, and so does a measure that cannot conclude, for which `store` keeps what was observed; `notes` has
-    lines about the whole. Raises InputError where prompts, layers or heads do not
-    fit the model, the measures or the experiments, and NotFinite where everything stopped.
+    Without anything else it does what `repo-interp analyze` does. A model of Hugging Face that was
+    not repositioned is observed as it is, and stays as it is. `prompts`: Prompts, texts or tokens,
+    one or many (see `analysis.coercion`); None: of the task that the checkpoint was trained on,
+    else a short text (`defaults.default_prompts`). `measures` are names of the catalogue or objects
+    like a `Measure`; None: what says something about the schemes of the layers
+    (`request.default_measures`). `experiments`: names ("perturbation", "extrapolation", "effects",
+    "kinds", "saliency", "atlas"), objects that follow `Experiment`, or what `planned` made of them;
+    None: where no measures and layers are named either, what `defaults.default_experiments` says.
+    `layers` and `heads` (numbers; None: all) restrict what is measured. `task`: what experiments
+    score `prompts` by; None: their generated tokens where all have some, else the log perplexity of
+    every token. `batch_size`: prompts of a forward pass, limits of it, or "auto": as much as is
+    worthwhile and fits into memory. `progress` is called with layers observed and in all,
+    `experiment_progress` with the name of an experiment and its points; None for both: a bar on
+    standard error, or a line now and then where that is no terminal. `store`, a directory, keeps
+    finished batches so that a repeated call goes on after an interruption; it is emptied at the
+    end, after `finished`, where it is given, has taken the run. Batches are written there together,
+    once `store_every` seconds have passed since the last ones were (0: each at once), and whenever
+    the analysis ends early. What meets NaN or infinity stops alone, and the run's attribute
+    `stopped` says where, and so does a measure that cannot conclude, for which `store` keeps what
+    was observed; `notes` has lines about the whole. Raises InputError where prompts, layers or
+    heads do not fit the model, the measures or the experiments, and NotFinite where everything
+    stopped.
     """
     with ExitStack() as shown:
         if progress is None and experiment_progress is None:
             step = shown.enter_context(steps(Console(stderr=True)))
             progress, experiment_progress = partial(step, "observing layers"), step
-        execution = Execution(batch_size, store, store_every, progress, experiment_progress, finished=finished)
-        return carried_out(Request(bridge, prompts, measures, layers, heads, experiments, task, execution))
+        execution = Execution(
+            batch_size, store, store_every, progress, experiment_progress, finished=finished
+        )
+        return carried_out(
+            Request(bridge, prompts, measures, layers, heads, experiments, task, execution)
+        )
 
 
 def carried_out(request: Request) -> xr.DataTree:
@@ -99,7 +111,8 @@ def carried_out(request: Request) -> xr.DataTree:
     notes = notes_kept(bridge, request.prompts, request.measures, provenance.get("changed", ""))
     if (rounded := rounded_positions(bridge)) is not None:
         warn(rounded, RoundedPositions)
-    gradients = torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext()  # which experiments may need
+    # which experiments may need
+    gradients = torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext()
     with gradients, at_rest(bridge), _store(request) as store:
         faults = Faults()
         observed = observations(request, store, faults.stopped)
@@ -125,7 +138,9 @@ def carried_out(request: Request) -> xr.DataTree:
     return run
 
 
-def _concluded(request: Request, observed: Iterable[Observation], faults: Faults) -> tuple[dict[str, xr.Dataset], Faults]:
+def _concluded(
+    request: Request, observed: Iterable[Observation], faults: Faults
+) -> tuple[dict[str, xr.Dataset], Faults]:
     """The groups of all measures, with the tokens that they go with, and what was not finite.
 
     Raises NotFinite where all measures stopped and nothing else was asked for.
@@ -148,7 +163,9 @@ def _concluded(request: Request, observed: Iterable[Observation], faults: Faults
         except Exception as error:  # of another package, after what may be hours of observing
             if is_out_of_memory(error):
                 raise
-            faults.stop(measure.name, f"it cannot conclude ({one_line(f'{type(error).__name__}: {error}')})")
+            faults.stop(
+                measure.name, f"it cannot conclude ({one_line(f'{type(error).__name__}: {error}')})"
+            )
             faults.unconcluded.add(measure.name)
     return groups | _described(groups, request), faults
 
@@ -162,16 +179,33 @@ def _described(groups: Mapping[str, xr.Dataset], request: Request) -> dict[str, 
     if "attention_rows" in groups:
         rows = groups["attention_rows"]
         count = 1 + int(rows["prompt"].max()) if "prompt" in rows else 1
-        described["attention_rows"] = rows.merge(describe_prompts(prompts[:count], tokenizer), fill_value={"prompt_key": -1})
+        described["attention_rows"] = rows.merge(
+            describe_prompts(prompts[:count], tokenizer), fill_value={"prompt_key": -1}
+        )
     if "predictions" in groups:
-        described["predictions"] = describe_predictions(groups["predictions"], prompts[0], tokenizer)
+        described["predictions"] = describe_predictions(
+            groups["predictions"], prompts[0], tokenizer
+        )
     return described
 
 
-def _made_by(plan: Plan, execution: Execution, store: Store, taken: Collection[str]) -> dict[str, xr.Dataset]:
-    """The groups of an experiment, with its parameters, none by a name that is `taken`. Raises NotFinite where it met such numbers."""
-    name, parameters, told = plan.experiment.name, parameter_attributes(plan.experiment.parameters), execution.experiment_progress
-    made = plan.run(execution.prompts_together, store, None if told is None else lambda done, total: told(name, done, total))
+def _made_by(
+    plan: Plan, execution: Execution, store: Store, taken: Collection[str]
+) -> dict[str, xr.Dataset]:
+    """The groups of an experiment, with its parameters, none by a name that is `taken`.
+
+    Raises NotFinite where it met such numbers.
+    """
+    name, parameters, told = (
+        plan.experiment.name,
+        parameter_attributes(plan.experiment.parameters),
+        execution.experiment_progress,
+    )
+    made = plan.run(
+        execution.prompts_together,
+        store,
+        None if told is None else lambda done, total: told(name, done, total),
+    )
     what = called(EXPERIMENTS, name)
     if not isinstance(made, Mapping):
         raise InputError(f"{what} gives {type(made).__name__}; wanted groups of a run by name")
@@ -196,12 +230,24 @@ def _store(request: Request) -> Store:
     """What is kept of just this request."""
     question = {
         "prompts": prompts_digest(request.prompts),
-        "measures": {measure.name: parameter_attributes(measure.parameters) for measure in request.measures},
+        "measures": {
+            measure.name: parameter_attributes(measure.parameters) for measure in request.measures
+        },
         "layers": request.layers,
         "heads": request.heads,
         "batch_size": str(request.size),
         "structure": request.structure,
-        "experiments": {plan.experiment.name: dict(plan.experiment.parameters) for plan in request.experiments},
-        "task": None if request.task is None else {"name": request.task.name, **request.task.options()},
+        "experiments": {
+            plan.experiment.name: dict(plan.experiment.parameters) for plan in request.experiments
+        },
+        "task": None
+        if request.task is None
+        else {"name": request.task.name, **request.task.options()},
     }
-    return store_of(request.bridge, request.prompts[0], question, request.execution.store, request.execution.store_every)
+    return store_of(
+        request.bridge,
+        request.prompts[0],
+        question,
+        request.execution.store,
+        request.execution.store_every,
+    )

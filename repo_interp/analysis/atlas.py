@@ -1,4 +1,5 @@
-"""The atlas of heads: one row per head, with everything that a run knows of it - its own group and what other groups hold of single heads.
+"""The atlas of heads: one row per head, with everything that a run knows of it - its own group and
+what other groups hold of single heads.
 
     of group            variables, and what becomes of them                                              columns
     atlas               scores and names, as they are                                                    name, induction, retrieval, ...
@@ -35,34 +36,46 @@ if TYPE_CHECKING:
 GROUP = "atlas"
 FILES = ("atlas.csv", "atlas.parquet")
 """The table beside a run file; the second where pyarrow is installed."""
-NO_PARQUET = "atlas.parquet was not written: it needs pyarrow (pip install 'repo-interp[tables]'); atlas.csv has the same table"
+NO_PARQUET = (
+    "atlas.parquet was not written: it needs pyarrow (pip install "
+    "'repo-interp[tables]'); atlas.csv has the same table"
+)
 _HEAD, _FIRST = ("layer", "head"), ("scheme", "name")
 
 
 def atlas(run: xr.DataTree) -> HeadTable:
-    """One row per layer and head of `run`: layer, head, scheme, name, and a column for every number that the atlas has of a head.
+    """One row per layer and head of `run`: layer, head, scheme, name, and a column for every number
+    that the atlas has of a head.
 
-    A pandas DataFrame, which `to_json` and `to_parquet` write with its provenance (`attrs`), and `to_duo_attention` and
-    `to_retrieval_head` for other libraries. Columns of variables with labels are named VARIABLE[LABEL]: "mass[needle]". Units and long
-    names: `run["atlas"]`. Names and scores are
-    there where the run was made with the experiment `atlas`. Raises InputError where no group has anything for the atlas.
+    A pandas DataFrame, which `to_json` and `to_parquet` write with its provenance (`attrs`), and
+    `to_duo_attention` and `to_retrieval_head` for other libraries. Columns of variables with labels
+    are named VARIABLE[LABEL]: "mass[needle]". Units and long names: `run["atlas"]`. Names and
+    scores are there where the run was made with the experiment `atlas`. Raises InputError where no
+    group has anything for the atlas.
     """
     require_run(run)
     group = joined({name: node.to_dataset() for name, node in run.children.items()})
     if not set(_HEAD) <= set(group.dims):
-        raise InputError("this run has nothing for an atlas of heads; analyse with the experiment atlas: --experiments atlas")
+        raise InputError(
+            "this run has nothing for an atlas of heads; analyse with the experiment atlas: "
+            "--experiments atlas"
+        )
     import pandas as pd
 
     from repo_interp.analysis.head_file import HeadTable, provenance
 
     columns: dict[str, xr.DataArray] = {}
     if "scheme" in group.coords:
-        columns["scheme"] = group["scheme"].broadcast_like(group["head"]).transpose(*_HEAD).reset_coords(drop=True)
+        columns["scheme"] = (
+            group["scheme"].broadcast_like(group["head"]).transpose(*_HEAD).reset_coords(drop=True)
+        )
     for name, variable in group.data_vars.items():
         if set(_HEAD) <= set(variable.dims) and "label" not in variable.dims:
             columns |= columns_of(str(name), variable)
     columns = {name: columns[name] for name in sorted(columns, key=lambda name: name not in _FIRST)}
-    table = pd.DataFrame({name: values.stack(row=_HEAD).to_series() for name, values in columns.items()})
+    table = pd.DataFrame(
+        {name: values.stack(row=_HEAD).to_series() for name, values in columns.items()}
+    )
     table = table.loc[:, table.notna().any()]  # of a label that no head has a number for
     table = HeadTable(table.rename_axis(list(_HEAD)).reset_index())
     table.attrs.update(provenance(run))
@@ -70,9 +83,11 @@ def atlas(run: xr.DataTree) -> HeadTable:
 
 
 def joined(groups: Mapping[str, xr.Dataset]) -> xr.Dataset:
-    """The group `atlas` of `groups`, with what the others hold of single heads, at the layers and heads of the atlas.
+    """The group `atlas` of `groups`, with what the others hold of single heads, at the layers and
+    heads of the atlas.
 
-    Groups that hold nothing of the kind change nothing. Without a group `atlas` the columns of the others alone.
+    Groups that hold nothing of the kind change nothing. Without a group `atlas` the columns of the
+    others alone.
     """
     base = groups.get(GROUP, xr.Dataset())
     found: dict[str, xr.DataArray] = {}
@@ -91,8 +106,12 @@ def joined(groups: Mapping[str, xr.Dataset]) -> xr.Dataset:
     return xr.Dataset(made).assign_coords(scheme=next(iter(found.values()))["scheme"])
 
 
-def write_atlas(run: xr.DataTree, directory: str | os.PathLike[str]) -> tuple[list[Path], list[str]]:
-    """Write the atlas of `run` as CSV and Parquet into `directory`; return the files, and a line for what could not be written."""
+def write_atlas(
+    run: xr.DataTree, directory: str | os.PathLike[str]
+) -> tuple[list[Path], list[str]]:
+    """Write the atlas of `run` as CSV and Parquet into `directory`; return the files, and a line
+    for what could not be written.
+    """
     directory, table = Path(directory), atlas(run)
     file, parquet = (directory / name for name in FILES)
     write_text(file, table.to_csv(index=False, lineterminator="\n"))
@@ -105,7 +124,9 @@ def write_atlas(run: xr.DataTree, directory: str | os.PathLike[str]) -> tuple[li
 
 
 def _over_prompts(values: xr.DataArray) -> xr.DataArray:
-    return values.mean("prompt", skipna=True, keep_attrs=True) if "prompt" in values.dims else values
+    return (
+        values.mean("prompt", skipna=True, keep_attrs=True) if "prompt" in values.dims else values
+    )
 
 
 def _band(by_band: xr.DataArray) -> xr.DataArray:
@@ -114,7 +135,9 @@ def _band(by_band: xr.DataArray) -> xr.DataArray:
     largest = np.where(np.isfinite(by_band.values), by_band.values, -np.inf).argmax(-1)
     text = np.where(known, by_band["band"].values.astype(object)[largest], "")
     band = by_band.isel(band=0, drop=True).copy(data=text)
-    return described(band, "band of rotary components that accounts for most of the variance of the logits", "1")
+    return described(
+        band, "band of rotary components that accounts for most of the variance of the logits", "1"
+    )
 
 
 def _slow_pairs(slow: xr.DataArray) -> xr.DataArray:
@@ -132,7 +155,9 @@ _TAKEN: tuple[tuple[str, str, str, Callable[[xr.DataArray], xr.DataArray] | None
     ("rotation", "slow_dominating", "slow_pairs", _slow_pairs),
     ("effects", "effect", "effect", None),
 )
-"""Group, its variable that belongs to the atlas, the name of the column, and what becomes of its mean over prompts."""
+"""Group, its variable that belongs to the atlas, the name of the column, and what becomes of its
+mean over prompts.
+"""
 
 
 def _says_something(values: xr.DataArray) -> bool:
@@ -141,7 +166,9 @@ def _says_something(values: xr.DataArray) -> bool:
 
 
 def _placed(values: xr.DataArray, place: Mapping[str, xr.DataArray]) -> xr.DataArray:
-    """`values` at the layers and heads of `place`, empty where they have none, layer and head first, without coordinates of their own."""
+    """`values` at the layers and heads of `place`, empty where they have none, layer and head
+    first, without coordinates of their own.
+    """
     values = values.reset_coords(drop=True).transpose("layer", "head", ...)
     empty: Any = "" if values.dtype.kind in "OU" else np.nan
     return values.reindex(place, fill_value=empty)

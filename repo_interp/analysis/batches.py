@@ -1,4 +1,5 @@
-"""Prompts side by side: batches padded on the right with the masks of their spans; and what a run says of its prompts.
+"""Prompts side by side: batches padded on the right with the masks of their spans; and what a run
+says of its prompts.
 
 Prompts of similar length share a batch, the longest come first.
 
@@ -51,14 +52,17 @@ def make_batches(
     device: torch.device | str = "cpu",
     structure: Sequence[Mapping[str, Sequence[int]]] | None = None,
 ) -> list[Batch]:
-    """Batches of `batch_size`, padded on the right, the longest prompts first so that what does not fit fails at once.
+    """Batches of `batch_size`, padded on the right, the longest prompts first so that what does not
+    fit fails at once.
 
     `structure`: for every prompt, named token indices that are no spans of it.
     """
     order = sorted(range(len(prompts)), key=lambda number: (-len(prompts[number].tokens), number))
     names = sorted({name for prompt in prompts for name in prompt.spans} | {"generated", "rest"})
     batches = []
-    for numbers in side_by_side.batches(order, [len(prompt.tokens) for prompt in prompts], batch_size):
+    for numbers in side_by_side.batches(
+        order, [len(prompt.tokens) for prompt in prompts], batch_size
+    ):
         longest = len(prompts[numbers[0]].tokens)
         tokens = torch.zeros(len(numbers), longest, dtype=torch.long)
         for row, number in enumerate(numbers):
@@ -79,7 +83,12 @@ def make_batches(
     return batches
 
 
-def _masks(names: Sequence[str], places: Sequence[Mapping[str, Sequence[int]]], tokens: int, device: torch.device | str) -> Spans:
+def _masks(
+    names: Sequence[str],
+    places: Sequence[Mapping[str, Sequence[int]]],
+    tokens: int,
+    device: torch.device | str,
+) -> Spans:
     masks = {name: torch.zeros(len(places), tokens, dtype=torch.bool) for name in names}
     for row, named in enumerate(places):
         for name, where in named.items():
@@ -88,17 +97,28 @@ def _masks(names: Sequence[str], places: Sequence[Mapping[str, Sequence[int]]], 
 
 
 def structure_for(
-    prompts: Sequence[Prompt], measures: Sequence[Measure], tokenizer: PreTrainedTokenizerBase | None
+    prompts: Sequence[Prompt],
+    measures: Sequence[Measure],
+    tokenizer: PreTrainedTokenizerBase | None,
 ) -> list[dict[str, tuple[int, ...]]] | None:
-    """Separators and segments of every prompt, of the kinds that `measures` declare; None where none declares any."""
+    """Separators and segments of every prompt, of the kinds that `measures` declare; None where
+    none declares any.
+    """
     kinds = sorted({kind for measure in measures for kind in measure.needs.segments})
     if not kinds:
         return None
-    return [prompt_structure(kinds, len(prompt.tokens), prompt.spans, _texts(prompt, tokenizer)) for prompt in prompts]
+    return [
+        prompt_structure(kinds, len(prompt.tokens), prompt.spans, _texts(prompt, tokenizer))
+        for prompt in prompts
+    ]
 
 
-def describe_prompts(prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase | None = None) -> xr.Dataset:
-    """What a run says of its prompts: tokens, the spans they belong to, and their texts - the prompts' own, or the tokenizer's."""
+def describe_prompts(
+    prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase | None = None
+) -> xr.Dataset:
+    """What a run says of its prompts: tokens, the spans they belong to, and their texts - the
+    prompts' own, or the tokenizer's.
+    """
     longest = max(len(prompt.tokens) for prompt in prompts)
     names = sorted({name for prompt in prompts for name in prompt.all_spans()})
     ids = np.full((len(prompts), longest), -1, dtype=np.int64)
@@ -111,18 +131,37 @@ def describe_prompts(prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBa
         for name, where in prompt.all_spans().items():
             masks[names.index(name), row, list(where)] = 1
     axes, counts = ("prompt", "token"), [len(prompt.tokens) for prompt in prompts]
-    values = {"token_id": (axes, ids), "token_count": (("prompt",), counts), "span_mask": (("span", *axes), masks)}
+    values = {
+        "token_id": (axes, ids),
+        "token_count": (("prompt",), counts),
+        "span_mask": (("span", *axes), masks),
+    }
     values |= {"token_text": (axes, texts)} if texts.any() else {}
-    return described_group(values, _TEXTS, {"prompt": np.arange(len(prompts)), "token": np.arange(longest), "span": names})
+    return described_group(
+        values,
+        _TEXTS,
+        {"prompt": np.arange(len(prompts)), "token": np.arange(longest), "span": names},
+    )
 
 
-def describe_predictions(group: xr.Dataset, prompt: Prompt, tokenizer: PreTrainedTokenizerBase | None = None) -> xr.Dataset:
-    """`group` of the measure `predictions` with the texts of next tokens: the tokenizer's, or those that tokens have in `prompt`."""
-    known = dict(zip(prompt.tokens, prompt.token_text, strict=True)) if prompt.token_text is not None else {}
+def describe_predictions(
+    group: xr.Dataset, prompt: Prompt, tokenizer: PreTrainedTokenizerBase | None = None
+) -> xr.Dataset:
+    """`group` of the measure `predictions` with the texts of next tokens: the tokenizer's, or those
+    that tokens have in `prompt`.
+    """
+    known = (
+        dict(zip(prompt.tokens, prompt.token_text, strict=True))
+        if prompt.token_text is not None
+        else {}
+    )
     if tokenizer is None and not known:
         return group
     ids = group["next_token"]
-    named = {token: known.get(token) or ("" if tokenizer is None else str(tokenizer.decode([token]))) for token in np.unique(ids)}
+    named = {
+        token: known.get(token) or ("" if tokenizer is None else str(tokenizer.decode([token])))
+        for token in np.unique(ids)
+    }
     texts = np.array([named[token] for token in ids.values.flat], dtype=object).reshape(ids.shape)
     return group.assign(next_text=described(ids.copy(data=texts), "text of the next token", "1"))
 

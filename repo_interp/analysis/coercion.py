@@ -1,9 +1,10 @@
-"""Prompts in whatever form they are given: Prompts, texts, numbers of tokens; one or many, lists, arrays, tensors or generators.
+"""Prompts in whatever form they are given: Prompts, texts, numbers of tokens; one or many, lists,
+arrays, tensors or generators.
 
     "a text"  ["a text", ...]  [5, 17, 3]  tensor [token]  array [prompt, token]  Prompt  (a generator of any)   ->  [Prompt, ...]
 
-Text is encoded by the checkpoint's own tokenizer, with the special tokens that it puts before a text and none else. Brings together
-bridges and prompts; knows nothing about measures.
+Text is encoded by the checkpoint's own tokenizer, with the special tokens that it puts before a
+text and none else. Brings together bridges and prompts; knows nothing about measures.
 """
 
 from __future__ import annotations
@@ -29,7 +30,10 @@ _WANTED = "wanted a Prompt, a text, or whole numbers of tokens"
 
 
 def as_prompts(prompts: Prompts, bridge: nn.Module) -> list[Prompt]:
-    """`prompts` as a list of Prompts, in order. Raises InputError, in one line, for what is none."""
+    """`prompts` as a list of Prompts, in order.
+
+    Raises InputError, in one line, for what is none.
+    """
     tokenizer = getattr(bridge, "tokenizer", None)
     if isinstance(prompts, Prompt | str):
         return [_prompt(prompts, tokenizer, "the prompt")]
@@ -38,7 +42,9 @@ def as_prompts(prompts: Prompts, bridge: nn.Module) -> list[Prompt]:
     if isinstance(prompts, Tensor | np.ndarray):
         rows = prompts[None] if prompts.ndim == 1 else prompts
         if rows.ndim != 2:
-            raise InputError(f"prompts are an array of {list(prompts.shape)}; wanted [token] or [prompt, token]")
+            raise InputError(
+                f"prompts are an array of {list(prompts.shape)}; wanted [token] or [prompt, token]"
+            )
         return [_prompt(row, tokenizer, f"prompt {number}") for number, row in enumerate(rows)]
     given = list(prompts)
     if given and all(isinstance(item, int | np.integer) for item in given):
@@ -46,14 +52,18 @@ def as_prompts(prompts: Prompts, bridge: nn.Module) -> list[Prompt]:
     return [_prompt(item, tokenizer, f"prompt {number}") for number, item in enumerate(given)]
 
 
-def tokens(prompts: Prompts, bridge: nn.Module) -> tuple[Int[Tensor, "prompt token"], Bool[Tensor, "prompt token"]]:
-    """The tokens of `prompts`, padded on the right with 0, and which of them are valid; on the bridge's device.
+def tokens(
+    prompts: Prompts, bridge: nn.Module
+) -> tuple[Int[Tensor, "prompt token"], Bool[Tensor, "prompt token"]]:
+    """The tokens of `prompts`, padded on the right with 0, and which of them are valid; on the
+    bridge's device.
 
         tokens, valid = ri.tokens(prompts, bridge)
         logits, cache = bridge.run_with_cache(tokens)
 
-    They are the tokens that `analyze` measures. No token sees a later one, so that padding changes nothing of what stands before it. Raises
-    InputError for what is no prompt, and for tokens that the model lacks.
+    They are the tokens that `analyze` measures. No token sees a later one, so that padding changes
+    nothing of what stands before it. Raises InputError for what is no prompt, and for tokens that
+    the model lacks.
     """
     sequences = [prompt.tokens for prompt in as_prompts(prompts, bridge)]
     if not sequences:
@@ -63,7 +73,10 @@ def tokens(prompts: Prompts, bridge: nn.Module) -> tuple[Int[Tensor, "prompt tok
     vocabulary = int(model.config.vocab_size)
     for number, sequence in enumerate(sequences):
         if max(sequence) >= vocabulary:
-            raise InputError(f"prompt {number} has token {max(sequence)}; the model's tokens are 0 to {vocabulary - 1}")
+            raise InputError(
+                f"prompt {number} has token {max(sequence)}; the model's tokens are 0 to "
+                f"{vocabulary - 1}"
+            )
     device = as_decoder(bridge).device
     rows = [torch.tensor(sequence, device=device) for sequence in sequences]
     lengths = torch.tensor([len(row) for row in rows], device=device)
@@ -80,10 +93,12 @@ def prompt(
 ) -> Prompt:
     """A prompt of `text` with named spans.
 
-        ri.prompt("The first man on the moon was Neil Armstrong.", bridge, needle="Neil Armstrong", generated=-2)
+        ri.prompt("The first man on the moon was Neil Armstrong.", bridge, needle="Neil Armstrong",
+        generated=-2)
 
-    A span is a part of the text that occurs once, a pair of characters (start, end), or several of these. `generated` marks what was
-    generated: -k for the last k tokens, or a part of the text. Raises InputError for a part that does not occur, or more than once.
+    A span is a part of the text that occurs once, a pair of characters (start, end), or several of
+    these. `generated` marks what was generated: -k for the last k tokens, or a part of the text.
+    Raises InputError for a part that does not occur, or more than once.
     """
     tokenizer = getattr(bridge, "tokenizer", None)
     if not isinstance(text, str):
@@ -95,7 +110,9 @@ def prompt(
         characters["generated"] = _intervals(text, "generated", generated)
     elif generated is not None:
         characters["generated"] = (_last_tokens(encode(text, tokenizer), generated),)
-    return prompt_from_text(text, characters, tokenizer, (answers,) if isinstance(answers, str) else answers)
+    return prompt_from_text(
+        text, characters, tokenizer, (answers,) if isinstance(answers, str) else answers
+    )
 
 
 def _prompt(given: Any, tokenizer: Any, what: str) -> Prompt:
@@ -109,31 +126,43 @@ def _prompt(given: Any, tokenizer: Any, what: str) -> Prompt:
             given = given.tolist()
         except RuntimeError:  # on "meta", sparse, quantised
             raise InputError(
-                f"{what} is a tensor of {kind} whose numbers cannot be read; {_WANTED}, on a device and dense"
+                f"{what} is a tensor of {kind} whose numbers cannot be read; {_WANTED}, on a "
+                "device and dense"
             ) from None
-        if not isinstance(given, list) or any(isinstance(token, list | float | bool) for token in given):
+        if not isinstance(given, list) or any(
+            isinstance(token, list | float | bool) for token in given
+        ):
             raise InputError(f"{what} is an array of {kind}; {_WANTED}")
     if not isinstance(given, Sequence) or isinstance(given, bytes):
         raise InputError(f"{what} is a {type(given).__name__}; {_WANTED}")
-    wrong = [item for item in given if not isinstance(item, int | np.integer) or isinstance(item, bool) or item < 0]
+    wrong = [
+        item
+        for item in given
+        if not isinstance(item, int | np.integer) or isinstance(item, bool) or item < 0
+    ]
     if wrong:
         raise InputError(f"{what} holds {str(wrong[0])[:40]!r}; {_WANTED}")
     numbers = tuple(int(token) for token in given)
     if numbers and max(numbers) >= 1 << 31:
         raise InputError(f"{what} holds {max(numbers)}; {_WANTED}")
-    texts = None if tokenizer is None else tuple(str(tokenizer.decode([token])) for token in numbers)
+    texts = (
+        None if tokenizer is None else tuple(str(tokenizer.decode([token])) for token in numbers)
+    )
     return Prompt(tokens=numbers, token_text=texts)
 
 
 def _intervals(text: str, name: str, parts: Any) -> tuple[tuple[int, int], ...]:
-    if isinstance(parts, str) or (isinstance(parts, tuple) and all(isinstance(end, int) for end in parts)):
+    if isinstance(parts, str) or (
+        isinstance(parts, tuple) and all(isinstance(end, int) for end in parts)
+    ):
         parts = [parts]
     intervals = []
     for part in parts if isinstance(parts, Iterable) else [parts]:
         if not isinstance(part, str):
             if not isinstance(part, Sequence) or len(part) != 2 or not all(map(_is_whole, part)):
                 raise InputError(
-                    f"the span {name!r}: {shortened(repr(part))} is no part of the text; give a text, or (start, end)"
+                    f"the span {name!r}: {shortened(repr(part))} is no part of the text; "
+                    "give a text, or (start, end)"
                 )
             intervals.append((int(part[0]), int(part[1])))
             continue
@@ -141,7 +170,8 @@ def _intervals(text: str, name: str, parts: Any) -> tuple[tuple[int, int], ...]:
         if count != 1:
             how_often = "does not occur" if count == 0 else f"occurs {count} times"
             raise InputError(
-                f"the span {name!r}: {part[:40]!r} {how_often} in the text; give a part that occurs once, or (start, end)"
+                f"the span {name!r}: {part[:40]!r} {how_often} in the text; give a part that "
+                "occurs once, or (start, end)"
             )
         intervals.append((text.index(part), text.index(part) + len(part)))
     return tuple(intervals)
@@ -152,10 +182,13 @@ def _is_whole(number: Any) -> bool:
 
 
 def _last_tokens(encoded: EncodedText, count: int) -> tuple[int, int]:
-    """The characters of the last -`count` tokens that cover some; a character of several tokens is among them with all of these."""
+    """The characters of the last -`count` tokens that cover some; a character of several tokens is
+    among them with all of these.
+    """
     covering = [(start, end) for start, end in encoded.offsets if start < end]
     if not _is_whole(count) or not -len(covering) <= count < 0:
         raise InputError(
-            f"generated is {shortened(repr(count))}; wanted -1 to -{len(covering)}, minus the number of last tokens, or a part of the text"
+            f"generated is {shortened(repr(count))}; wanted -1 to -{len(covering)}, minus "
+            "the number of last tokens, or a part of the text"
         )
     return covering[count][0], covering[-1][1]

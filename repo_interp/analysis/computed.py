@@ -3,8 +3,8 @@
     question = SHA-256(checkpoint, versions, what the model computes, what is asked of it)
     computes = round(100 mean_i h_i / max |mean_i h_i|),   h_i the last hidden state of token i of one prompt
 
-No name and no digest of files says that an intervention is under way, or that weights were edited in memory. The hidden states are coarse,
-so that another number of threads gives the same.
+No name and no digest of files says that an intervention is under way, or that weights were edited
+in memory. The hidden states are coarse, so that another number of threads gives the same.
 """
 
 from __future__ import annotations
@@ -28,20 +28,39 @@ from repo_interp.tasks.prompt import Prompt
 
 
 def store_of(
-    bridge: nn.Module, prompt: Prompt, question: Mapping[str, Any], directory: str | Path | None, every: float = 0.0
+    bridge: nn.Module,
+    prompt: Prompt,
+    question: Mapping[str, Any],
+    directory: str | Path | None,
+    every: float = 0.0,
 ) -> Store:
-    """What `directory` keeps of just this `question` to just this model; `prompt` is one that it is asked. None: nothing is kept."""
+    """What `directory` keeps of just this `question` to just this model; `prompt` is one that it is
+    asked.
+
+    None: nothing is kept.
+    """
 
     def digest() -> str:
-        decisive = {"model": identity(bridge), "computes": _computed(bridge, prompt), "versions": versions(), **question}
-        return hashlib.sha256(json.dumps(decisive, sort_keys=True, default=str).encode()).hexdigest()
+        decisive = {
+            "model": identity(bridge),
+            "computes": _computed(bridge, prompt),
+            "versions": versions(),
+            **question,
+        }
+        return hashlib.sha256(
+            json.dumps(decisive, sort_keys=True, default=str).encode()
+        ).hexdigest()
 
-    return Store(None if directory is None else path_of(directory, "the directory of a store"), every, digest)
+    return Store(
+        None if directory is None else path_of(directory, "the directory of a store"), every, digest
+    )
 
 
 def _computed(bridge: nn.Module, prompt: Prompt) -> list[float]:
     """What a model makes of `prompt`, with the hooks and weights that it has now."""
     tokens = torch.tensor([prompt.tokens], device=as_decoder(bridge).device)
     with torch.inference_mode():
-        mean = decode(bridge, tokens, torch.ones_like(tokens, dtype=torch.bool)).float().mean((0, 1))
+        mean = (
+            decode(bridge, tokens, torch.ones_like(tokens, dtype=torch.bool)).float().mean((0, 1))
+        )
     return (100 * mean / mean.abs().max()).round().tolist()

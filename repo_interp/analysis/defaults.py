@@ -1,9 +1,12 @@
-"""What is analysed where nobody says it: prompts, experiments. `request.default_measures` has the measures.
+"""What is analysed where nobody says it: prompts, experiments.
+
+`request.default_measures` has the measures.
 
     prompts        those of the task that the checkpoint was trained on, else one short text
     experiments    the atlas of heads, quickly, where every layer's positions are the token index, or none; elsewhere, where their passes
-                   are few - tokens times parameters at most FEW or QUICK -, what kinds of heads are for, where some learn positions, and,
-                   on prompts of a task, the effects of changed positions and the atlas
+                   are few - tokens times parameters at most FEW or QUICK -, what kinds of heads are
+                   for, where some learn positions, and, on prompts of a task, the effects of
+                   changed positions and the atlas
 
 Brings together tasks, experiments and where a model came from; knows nothing about commands.
 """
@@ -35,16 +38,22 @@ COUNT = 20
 """Prompts of a task."""
 
 QUICK = 2e11
-"""Tokens times parameters of an experiment that is made unasked: about half a minute on one core."""
+"""Tokens times parameters of an experiment that is made unasked: about half a minute on one core.
+"""
 FEW = 1e11
-"""The same of `kinds`, whose passes are long, so that a model of 1e8 parameters is not analyzed for twice as long unasked."""
+"""The same of `kinds`, whose passes are long, so that a model of 1e8 parameters is not analyzed for
+twice as long unasked.
+"""
 
 
-def default_prompts(bridge: nn.Module, count: int = COUNT, **options: Any) -> tuple[list[Prompt], Task | None]:
-    """`count` prompts of the task that `bridge` was trained on, as far as its files say, and that task; else a short text, and None.
+def default_prompts(
+    bridge: nn.Module, count: int = COUNT, **options: Any
+) -> tuple[list[Prompt], Task | None]:
+    """`count` prompts of the task that `bridge` was trained on, as far as its files say, and that
+    task; else a short text, and None.
 
-    `options` of the task go before the recorded ones. Raises InputError for a model without such a task and without a tokenizer, and for
-    a task that would read a file which the user did not give.
+    `options` of the task go before the recorded ones. Raises InputError for a model without such a
+    task and without a tokenizer, and for a task that would read a file which the user did not give.
     """
     decoder = as_decoder(bridge)
     source, tokenizer = decoder.origin, decoder.tokenizer
@@ -53,19 +62,28 @@ def default_prompts(bridge: nn.Module, count: int = COUNT, **options: Any) -> tu
         return task.prompts(count), task
     if tokenizer is None:
         raise InputError(
-            "this model has no tokenizer, so no prompts can be made for it; give prompts as tokens, or load it: repo_interp.load(path)"
+            "this model has no tokenizer, so no prompts can be made for it; give prompts as "
+            "tokens, or load it: repo_interp.load(path)"
         )
     return [short_text(tokenizer, min(TOKENS, length_trained(bridge)))], None
 
 
 def origin_of(task: Task | None) -> str:
     """Return where default prompts of `task` come from, in words; None: the short text."""
-    return "Python's documentation" if task is None else f"{task.origin}, as the checkpoint says that it was trained"
+    return (
+        "Python's documentation"
+        if task is None
+        else f"{task.origin}, as the checkpoint says that it was trained"
+    )
 
 
-def default_experiments(bridge: nn.Module, prompts: Sequence[Prompt], task: Task | None) -> list[Experiment]:
-    """The atlas, where no layer learns positions or counts gates: then what heads do tells most. Else what is quick of kinds and, on
-    prompts of `task`, of effects and atlas. An experiment that cannot work on the model or its prompts is left out.
+def default_experiments(
+    bridge: nn.Module, prompts: Sequence[Prompt], task: Task | None
+) -> list[Experiment]:
+    """The atlas, where no layer learns positions or counts gates: then what heads do tells most.
+
+    Else what is quick of kinds and, on prompts of `task`, of effects and atlas. An experiment that
+    cannot work on the model or its prompts is left out.
     """
     atlas = Atlas(sequences=2, twins=2)
     if set(as_decoder(bridge).schemes) <= {*FIXED, NO_ATTENTION}:
@@ -78,7 +96,10 @@ def default_experiments(bridge: nn.Module, prompts: Sequence[Prompt], task: Task
     parameters = sum(parameter.numel() for parameter in model_of(bridge).parameters())
     quick: list[Experiment] = []
     dear: list[str] = []
-    for experiment, most in ((Kinds(), FEW), *((each, QUICK) for each in (Effects(), atlas) if task is not None)):
+    for experiment, most in (
+        (Kinds(), FEW),
+        *((each, QUICK) for each in (Effects(), atlas) if task is not None),
+    ):
         with suppress(InputError):
             (plan,) = planned(bridge, prompts, [experiment], task)
             if parameters * sum(plan.passes) <= most:
@@ -86,5 +107,8 @@ def default_experiments(bridge: nn.Module, prompts: Sequence[Prompt], task: Task
             else:
                 dear.append(experiment.name)
     if dear:
-        warn(f"left out, since they take many passes of this model: {', '.join(dear)}; --experiments {','.join(dear)} makes them")
+        warn(
+            f"left out, since they take many passes of this model: {', '.join(dear)}; "
+            f"--experiments {','.join(dear)} makes them"
+        )
     return quick

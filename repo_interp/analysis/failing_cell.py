@@ -1,10 +1,12 @@
-"""From a cell of a map of scores that fails to its heads: which look at the needle less there, and what each is worth where it works.
+"""From a cell of a map of scores that fails to its heads: which look at the needle less there, and
+what each is worth where it works.
 
     change_h = mean over failing prompts of mass_h(needle) - mean over passing ones           from the rows that produce the answer
     effect_h = mean over passing prompts of log p(answer | h ablated) - log p(answer)         nats, of the heads of the largest change
 
-The cell's prompts are made again, from what the run of scores says of them. Passing prompts are those of the cell and of the nearest
-cells, of its length before others, until there are `FEWEST`. Knows nothing about tasks and how scores are drawn.
+The cell's prompts are made again, from what the run of scores says of them. Passing prompts are
+those of the cell and of the nearest cells, of its length before others, until there are `FEWEST`.
+Knows nothing about tasks and how scores are drawn.
 """
 
 from __future__ import annotations
@@ -37,31 +39,45 @@ FEWEST = 5
 """Passing prompts that failing ones are compared with, where the run has them."""
 
 
-def explain_cell(scores: xr.DataTree, depth: float, length: int, bridge: nn.Module | None = None, most: int = 10) -> pd.DataFrame:
-    """The heads behind a failing cell of the map of `scores`, a run of `ri.score` or `repo-interp score` by depth and length, in per cent.
+def explain_cell(
+    scores: xr.DataTree, depth: float, length: int, bridge: nn.Module | None = None, most: int = 10
+) -> pd.DataFrame:
+    """The heads behind a failing cell of the map of `scores`, a run of `ri.score` or `repo-interp
+    score` by depth and length, in per cent.
 
         ri.explain_cell(scores, depth=10, length=512)
 
-    One row per head, the largest effects first, then the largest changes: layer, head, `failing` and `passing`, the mass on the needle in
-    per cent, `change` between them, and of the `most` heads of the largest change `effect` and `standard_error`. `attrs` says which prompts
-    were compared. `bridge`: the model that was scored; None: it is loaded by its name. Raises InputError for a run without such a map, a
-    cell that it lacks or in which nothing fails, and for a model or prompts other than those that were scored.
+    One row per head, the largest effects first, then the largest changes: layer, head, `failing`
+    and `passing`, the mass on the needle in per cent, `change` between them, and of the `most`
+    heads of the largest change `effect` and `standard_error`. `attrs` says which prompts were
+    compared. `bridge`: the model that was scored; None: it is loaded by its name. Raises InputError
+    for a run without such a map, a cell that it lacks or in which nothing fails, and for a model or
+    prompts other than those that were scored.
     """
     require_run(scores)
     group = scores["scores"].to_dataset() if "scores" in scores.children else xr.Dataset()
     if "score_map" not in group or group["score_map"].dims != ("depth", "length"):
-        raise InputError("this run has no map of scores by depth and length; score a task that has both, such as niah or ruler")
+        raise InputError(
+            "this run has no map of scores by depth and length; score a task that has both, "
+            "such as niah or ruler"
+        )
     bridge = open_model(str(scores.attrs["checkpoint"])) if bridge is None else bridge
     if identity(bridge).get("checkpoint_digest") != scores.attrs.get("checkpoint_digest"):
         raise InputError(
-            f"the run scored other weights of {scores.attrs.get('checkpoint')} than those of this model; give the model that it scored"
+            f"the run scored other weights of {scores.attrs.get('checkpoint')} than those of "
+            "this model; give the model that it scored"
         )
     prompts, passed, cells = _scored_prompts(group, bridge)
     here = [number for number, cell in enumerate(cells) if cell == (depth, length)]
     failing = [number for number in here if not passed[number]]
     if not failing:
-        known = ", ".join(f"({d}, {n})" for d, n in sorted({cells[number] for number in np.flatnonzero(~passed)}))
-        raise InputError(f"no prompt fails at depth {depth} and length {length}; cells with failing prompts: {known or 'none'}")
+        known = ", ".join(
+            f"({d}, {n})" for d, n in sorted({cells[number] for number in np.flatnonzero(~passed)})
+        )
+        raise InputError(
+            f"no prompt fails at depth {depth} and length {length}; cells with failing "
+            f"prompts: {known or 'none'}"
+        )
     passing = _nearest(cells, passed, (depth, length))
     span, chosen = main_span(prompts), [*failing, *passing]
     if span is None:
@@ -69,30 +85,55 @@ def explain_cell(scores: xr.DataTree, depth: float, length: int, bridge: nn.Modu
     run = analyze(bridge, [prompts[number] for number in chosen], ("attention_mass",))
     mass = 100 * run["attention_mass"]["mass"].sel(span=span)
     sides = {"failing": slice(len(failing)), "passing": slice(len(failing), None)}
-    means = {name: mass.isel(prompt=side).mean("prompt").reset_coords(drop=True) for name, side in sides.items()}
+    means = {
+        name: mass.isel(prompt=side).mean("prompt").reset_coords(drop=True)
+        for name, side in sides.items()
+    }
     table = xr.Dataset(means).to_dataframe(["layer", "head"]).dropna().reset_index()
     table["change"] = table["failing"] - table["passing"]
     table = table.sort_values("change", key=abs, ascending=False, ignore_index=True)
     pairs = [(int(layer), int(head)) for layer, head in table[["layer", "head"]].to_numpy()[:most]]
-    whole, *ablated = log_probabilities(bridge, [[], *([pair] for pair in pairs)], [prompts[number] for number in passing])
+    whole, *ablated = log_probabilities(
+        bridge, [[], *([pair] for pair in pairs)], [prompts[number] for number in passing]
+    )
     for row, values in zip(table.index, ablated, strict=False):
-        table.loc[row, ["effect", "standard_error"]] = (values - whole).mean(), standard_error(values - whole)
-    table = table.sort_values("effect", key=abs, ascending=False, kind="stable", na_position="last", ignore_index=True)
+        table.loc[row, ["effect", "standard_error"]] = (
+            (values - whole).mean(),
+            standard_error(values - whole),
+        )
+    table = table.sort_values(
+        "effect", key=abs, ascending=False, kind="stable", na_position="last", ignore_index=True
+    )
     passing_cells = sorted({cells[number] for number in passing})
-    table.attrs = {"failing": len(failing), "passing": len(passing), "passing_cells": passing_cells, "span": span}
+    table.attrs = {
+        "failing": len(failing),
+        "passing": len(passing),
+        "passing_cells": passing_cells,
+        "span": span,
+    }
     return table
 
 
-def _scored_prompts(group: xr.Dataset, bridge: Any) -> tuple[list[Prompt], np.ndarray, list[tuple[int, int]]]:
-    """Every prompt that was scored, with its answer; whether the model answered it; and its cell."""
+def _scored_prompts(
+    group: xr.Dataset, bridge: Any
+) -> tuple[list[Prompt], np.ndarray, list[tuple[int, int]]]:
+    """Every prompt that was scored, with its answer; whether the model answered it; and its
+    cell.
+    """
     count, seed, prompts = group.sizes["prompt"], int(group.attrs["seed"]), []
     for test_set in group["test_set"].values:
         made, asked = _made_again(group, str(test_set), count, seed, bridge)
         if digest(asked) != str(group["prompts_digest"].sel(test_set=test_set).values):
-            raise InputError(f"the prompts of test set {test_set} cannot be made again as they were scored; score again")
+            raise InputError(
+                f"the prompts of test set {test_set} cannot be made again as they were "
+                "scored; score again"
+            )
         prompts += made
     passed = group["score"].transpose("test_set", "prompt").values.ravel() >= 1
-    cells = [(round(float(prompt.attributes["depth"]), -1), int(prompt.attributes["length"])) for prompt in prompts]
+    cells = [
+        (round(float(prompt.attributes["depth"]), -1), int(prompt.attributes["length"]))
+        for prompt in prompts
+    ]
     return prompts, passed, [(int(depth), length) for depth, length in cells]
 
 
@@ -104,19 +145,38 @@ def _made_again(
         options = {name: group.attrs[name] for name in ("dialect", "depth") if name in group.attrs}
         length = whole_number(test_set, "the number of tokens", 1 << 22)
         made, asked = (
-            niah(as_decoder(bridge).tokenizer, str(group.attrs["variant"]), length, count, seed, answer=answer, **options)
+            niah(
+                as_decoder(bridge).tokenizer,
+                str(group.attrs["variant"]),
+                length,
+                count,
+                seed,
+                answer=answer,
+                **options,
+            )
             for answer in ("reference", "none")
         )
         return made, asked
     task = make_task(str(group.attrs["task"]))
-    stored = {name: group.attrs[f"task_{name}"] for name in task.options() if f"task_{name}" in group.attrs}
-    options = {name: text if isinstance(task.options()[name], str) else ast.literal_eval(text) for name, text in stored.items()}
+    stored = {
+        name: group.attrs[f"task_{name}"]
+        for name in task.options()
+        if f"task_{name}" in group.attrs
+    }
+    options = {
+        name: text if isinstance(task.options()[name], str) else ast.literal_eval(text)
+        for name, text in stored.items()
+    }
     made = recorded_task("the run", task.name, "small", options, {}).prompts(count, seed, test_set)
     return made, made
 
 
-def _nearest(cells: Sequence[tuple[int, int]], passed: np.ndarray, cell: tuple[float, int]) -> list[int]:
-    """Prompts that pass, from the cells nearest to `cell`: of its length before others, then by depth."""
+def _nearest(
+    cells: Sequence[tuple[int, int]], passed: np.ndarray, cell: tuple[float, int]
+) -> list[int]:
+    """Prompts that pass, from the cells nearest to `cell`: of its length before others, then by
+    depth.
+    """
     depth, length = cell
 
     def far(place: int) -> tuple[float, float]:

@@ -1,11 +1,13 @@
-"""The atlas of heads as a file that others read: JSON and Parquet with their provenance, and the formats of two libraries.
+"""The atlas of heads as a file that others read: JSON and Parquet with their provenance, and the
+formats of two libraries.
 
     to_json, to_parquet     every column, and `attrs`: model, digest of its weights, dtype, prompts; rules, thresholds and nulls of names
     to_duo_attention        full_attention_heads.tsv [layer, key-value head] in 0 .. 1, and config.json, of DuoAttention (Xiao et al. 2024)
     to_retrieval_head       {"LAYER-HEAD": [score]}, of Retrieval_Head (Wu et al. 2024)
 
-A key-value head has the largest score of the query heads that share it. Other libraries' formats know no missing score, so they are refused
-where a head has none. Knows nothing about how heads were measured.
+A key-value head has the largest score of the query heads that share it. Other libraries' formats
+know no missing score, so they are refused where a head has none. Knows nothing about how heads were
+measured.
 """
 
 from __future__ import annotations
@@ -30,38 +32,57 @@ SCORE = "retrieval"
 
 
 class HeadTable(pd.DataFrame):
-    """One row per head: a pandas DataFrame whose `attrs` say what it was measured on, and which writes itself for other libraries."""
+    """One row per head: a pandas DataFrame whose `attrs` say what it was measured on, and which
+    writes itself for other libraries.
+    """
 
     @property
     def _constructor(self) -> type[HeadTable]:
         return HeadTable
 
-    def to_json(self, path_or_buf: str | os.PathLike[str] | None = None, **options: Any) -> str | None:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """{"attrs": `attrs`, "heads": a record per row}, into a file or as text; with options of pandas, what pandas writes."""
+    def to_json(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, path_or_buf: str | os.PathLike[str] | None = None, **options: Any
+    ) -> str | None:
+        """{"attrs": `attrs`, "heads": a record per row}, into a file or as text; with options of
+        pandas, what pandas writes.
+        """
         if options:
             return super().to_json(path_or_buf, **options)
         heads = json.loads(super().to_json(orient="records") or "[]")
-        text = json.dumps({"attrs": self.attrs, "heads": heads}, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+        text = (
+            json.dumps(
+                {"attrs": self.attrs, "heads": heads}, indent=1, ensure_ascii=False, allow_nan=False
+            )
+            + "\n"
+        )
         if path_or_buf is None:
             return text
         write_text(Path(path_or_buf), text)
         return None
 
     def to_duo_attention(
-        self, directory: str | os.PathLike[str], score: str = SCORE, sink_size: int = 128, recent_size: int = 256
+        self,
+        directory: str | os.PathLike[str],
+        score: str = SCORE,
+        sink_size: int = 128,
+        recent_size: int = 256,
     ) -> Path:
-        """Write full_attention_heads.tsv and config.json into `directory`, as DuoAttention and kvpress' DuoAttentionPress read them.
+        """Write full_attention_heads.tsv and config.json into `directory`, as DuoAttention and
+        kvpress' DuoAttentionPress read them.
 
-        `sink_size`, `recent_size`: tokens that other heads keep, at the beginning and at the end. Scores are cut to 0 .. 1; layers without
-        attention have 0. Raises InputError for a size that is no number of tokens, for a table without the column, and where a head or a
-        layer has no score.
+        `sink_size`, `recent_size`: tokens that other heads keep, at the beginning and at the end.
+        Scores are cut to 0 .. 1; layers without attention have 0. Raises InputError for a size that
+        is no number of tokens, for a table without the column, and where a head or a layer has no
+        score.
         """
         sizes = {
             "sink_size": checked(sink_size, TokensOrNone, "sink_size"),
             "recent_size": checked(recent_size, Tokens, "recent_size"),
         }
         by_head = self._of_all_heads(score)
-        scores = np.clip(by_head, 0, 1).reshape(len(by_head), int(self.attrs["kv_heads"]), -1).max(-1)
+        scores = (
+            np.clip(by_head, 0, 1).reshape(len(by_head), int(self.attrs["kv_heads"]), -1).max(-1)
+        )
         directory = Path(directory)
         directory.mkdir(parents=True, exist_ok=True)
         write_text(directory / "config.json", json.dumps(sizes) + "\n")
@@ -70,7 +91,10 @@ class HeadTable(pd.DataFrame):
         return directory / "full_attention_heads.tsv"
 
     def to_retrieval_head(self, file: str | os.PathLike[str], score: str = SCORE) -> Path:
-        """Write {"LAYER-HEAD": [score]} into `file`, as Retrieval_Head reads it. Raises InputError as `to_duo_attention`."""
+        """Write {"LAYER-HEAD": [score]} into `file`, as Retrieval_Head reads it.
+
+        Raises InputError as `to_duo_attention`.
+        """
         by_head = self._of_all_heads(score)
         places = zip(self["layer"], self["head"], strict=True)
         named = {f"{layer}-{head}": [float(by_head[layer, head])] for layer, head in places}
@@ -78,14 +102,21 @@ class HeadTable(pd.DataFrame):
         return Path(file)
 
     def _of_all_heads(self, score: str) -> np.ndarray:
-        """The column `score` as [layer, head], 0 in layers without attention. Raises InputError where another head has none."""
+        """The column `score` as [layer, head], 0 in layers without attention.
+
+        Raises InputError where another head has none.
+        """
         if score not in self.columns or self[score].dtype.kind != "f":
             given = ", ".join(str(name) for name, kind in self.dtypes.items() if kind.kind == "f")
             raise InputError(
-                f"the atlas has no numbers {score!r}; it has {given}. retrieval needs prompts that mark an answer and its source"
+                f"the atlas has no numbers {score!r}; it has {given}. retrieval needs "
+                "prompts that mark an answer and its source"
             )
         if not {"layout", "heads", "kv_heads"} <= self.attrs.keys():
-            raise InputError("the table does not say how many heads the model has; analyse with the experiment atlas")
+            raise InputError(
+                "the table does not say how many heads the model has; analyse with the "
+                "experiment atlas"
+            )
         layout, heads = str(self.attrs["layout"]).split(","), int(self.attrs["heads"])
         by_head = np.full((len(layout), heads), np.nan)
         by_head[[scheme == NO_ATTENTION for scheme in layout]] = 0.0
@@ -94,17 +125,23 @@ class HeadTable(pd.DataFrame):
         absent = [f"L{layer} H{head}" for layer, head in np.argwhere(~np.isfinite(by_head))]
         if absent or len(self) != attending:
             raise InputError(
-                f"wanted a row with {score} for each of {attending} heads; the atlas has {len(self)} rows, and {len(absent)} heads have "
-                f"none ({', '.join(absent[:3])}): analyse all layers and heads, keep all rows, or name a score that all heads have"
+                f"wanted a row with {score} for each of {attending} heads; the atlas has "
+                f"{len(self)} rows, and {len(absent)} heads have "
+                f"none ({', '.join(absent[:3])}): analyse all layers and heads, keep all "
+                "rows, or name a score that all heads have"
             )
         return by_head
 
 
 def provenance(run: xr.DataTree) -> dict[str, Any]:
-    """What `run` was measured on, and the rule, threshold and nulls of every name of its atlas, as JSON holds it."""
+    """What `run` was measured on, and the rule, threshold and nulls of every name of its atlas, as
+    JSON holds it.
+    """
     named = {str(name): value for name, value in run.attrs.items()}
     attributes = {
-        name: value for name, value in named.items() if not name.startswith("version_") and name not in ("asked", "notes")
+        name: value
+        for name, value in named.items()
+        if not name.startswith("version_") and name not in ("asked", "notes")
     }
     attributes["version_repo_interp"] = run.attrs.get("version_repo_interp", "")
     attributes["layers"] = len(str(run.attrs["layout"]).split(",")) if "layout" in run.attrs else 0
@@ -120,7 +157,13 @@ def provenance(run: xr.DataTree) -> dict[str, Any]:
         for label in group["label"].values
     }
     attributes["heads"] = group.sizes["head"]  # unless the group says it, as of late
-    return _plain({**attributes, **{name: value for name, value in group.attrs.items() if name != "prompts"}, "names": names})
+    return _plain(
+        {
+            **attributes,
+            **{name: value for name, value in group.attrs.items() if name != "prompts"},
+            "names": names,
+        }
+    )
 
 
 def _plain(value: Any) -> Any:

@@ -1,4 +1,7 @@
-"""A run as a table with one row per head: what is sorted, filtered and correlated with pandas. Knows no measure."""
+"""A run as a table with one row per head: what is sorted, filtered and correlated with pandas.
+
+Knows no measure.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +22,9 @@ _MOST_LABELS = 32
 def head_table(run: xr.DataTree) -> pd.DataFrame:
     """One row per layer and head, one column per number that the run has of a head.
 
-    Columns are named GROUP.VARIABLE, and GROUP.VARIABLE[LABEL] where a variable has labels beside the head, such as its spans:
-    "attention_mass.mass[needle]". Values of several prompts are averaged, NaN left out.
-    Left out is what has further axes of numbers: tokens, distances,
+    Columns are named GROUP.VARIABLE, and GROUP.VARIABLE[LABEL] where a variable has labels beside
+    the head, such as its spans: "attention_mass.mass[needle]". Values of several prompts are
+    averaged, NaN left out. Left out is what has further axes of numbers: tokens, distances,
     components. Raises InputError when the run has no heads.
     """
     import pandas as pd
@@ -36,12 +39,16 @@ def head_table(run: xr.DataTree) -> pd.DataFrame:
                 columns |= columns_of(f"{node.path.strip('/').replace('/', '.')}.{name}", variable)
     if not columns:
         raise InputError("this run has no numbers per head; wanted a run of ri.analyze")
-    table = pd.DataFrame({name: values.stack(row=("layer", "head")).to_series() for name, values in columns.items()})
+    table = pd.DataFrame(
+        {name: values.stack(row=("layer", "head")).to_series() for name, values in columns.items()}
+    )
     return table.rename_axis(["layer", "head"]).reset_index()
 
 
 def columns_of(name: str, variable: xr.DataArray) -> dict[str, xr.DataArray]:
-    """The columns [layer, head] that `variable` has in a table of heads, by name: one, or one for each of its labels."""
+    """The columns [layer, head] that `variable` has in a table of heads, by name: one, or one for
+    each of its labels.
+    """
     if "prompt" in variable.dims:
         variable = variable.mean("prompt", skipna=True)
     further = [dim for dim in variable.dims if dim not in ("layer", "head")]
@@ -49,13 +56,21 @@ def columns_of(name: str, variable: xr.DataArray) -> dict[str, xr.DataArray]:
         return {}
     if not further:
         return {name: _bare(variable)}
-    labels = variable.stack(label=further) if len(further) > 1 else variable.rename({further[0]: "label"})
+    labels = (
+        variable.stack(label=further)
+        if len(further) > 1
+        else variable.rename({further[0]: "label"})
+    )
     parts = [labels.isel(label=number) for number in range(labels.sizes["label"])]
     return {f"{name}[{_label(part)}]": _bare(part) for part in parts}
 
 
 def _labelled(variable: xr.DataArray, dim: str) -> bool:
-    return dim in variable.coords and variable[dim].dtype.kind in "OUT" and variable.sizes[dim] <= _MOST_LABELS
+    return (
+        dim in variable.coords
+        and variable[dim].dtype.kind in "OUT"
+        and variable.sizes[dim] <= _MOST_LABELS
+    )
 
 
 def _label(part: xr.DataArray) -> str:

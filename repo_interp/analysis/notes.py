@@ -1,4 +1,5 @@
-"""What a reader of a run must know beside its numbers, one line each: said before it begins, and kept in the run as `notes`.
+"""What a reader of a run must know beside its numbers, one line each: said before it begins, and
+kept in the run as `notes`.
 
 Knows what makes a measurement say less than it seems to; knows nothing about how it is made.
 """
@@ -23,9 +24,13 @@ class RoundedPositions(Note):
 
 
 def notes_on(
-    bridge: nn.Module, prompts: Sequence[Prompt] = (), measures: Sequence[Measure] = (), changed: str | None = None
+    bridge: nn.Module,
+    prompts: Sequence[Prompt] = (),
+    measures: Sequence[Measure] = (),
+    changed: str | None = None,
 ) -> tuple[str, ...]:
-    """Lines about measuring `measures` of `prompts` on a repositioned model or bridge; empty where there is nothing to say.
+    """Lines about measuring `measures` of `prompts` on a repositioned model or bridge; empty where
+    there is nothing to say.
 
     `changed`: what `changes` says of the model, where that is known.
     """
@@ -33,7 +38,10 @@ def notes_on(
     schemes, origin = decoder.schemes, decoder.origin
     changed = changes(bridge) if changed is None else changed
     if changed:
-        notes.append(f"the model is not as it was loaded or configured ({changed}): what is measured is what it computes now")
+        notes.append(
+            f"the model is not as it was loaded or configured ({changed}): what is measured "
+            "is what it computes now"
+        )
     rounded = rounded_positions(bridge)
     if rounded is not None:
         notes.append(rounded)
@@ -41,32 +49,53 @@ def notes_on(
     if of_positions != of_model:
         named = [str(dtype).removeprefix("torch.") for dtype in (of_model, of_positions)]
         notes.append(
-            f"computed in {named[0]}, learned positions in {named[1]}: what they are computed from is rounded, they are not"
+            f"computed in {named[0]}, learned positions in {named[1]}: what they are "
+            "computed from is rounded, they are not"
         )
-    if origin is not None and origin.scaling and all(attention.frequencies is None for attention in decoder.layers):
-        notes.append(f"scaling ({origin.scaling}) changes nothing: no layer of the layout {format_layout(schemes)} rotates")
+    if (
+        origin is not None
+        and origin.scaling
+        and all(attention.frequencies is None for attention in decoder.layers)
+    ):
+        notes.append(
+            f"scaling ({origin.scaling}) changes nothing: no layer of the layout "
+            f"{format_layout(schemes)} rotates"
+        )
     lengths = [len(prompt.tokens) for prompt in prompts]
     following = next((each for each in decoder.layers if each.follows_length), None)
-    if following is not None and len({tuple(following.frequencies_at(length).flatten().tolist()) for length in lengths}) > 1:
+    if (
+        following is not None
+        and len({tuple(following.frequencies_at(length).flatten().tolist()) for length in lengths})
+        > 1
+    ):
         notes.append(
-            "frequencies depend on the length of a pass, and prompts of this run have different ones: `components` gives no frequency "
+            "frequencies depend on the length of a pass, and prompts of this run have "
+            "different ones: `components` gives no frequency "
             "for all (NaN); `prompt_frequency` has those of every prompt"
         )
     longer = sum(length > trained for length in lengths)
     if longer:
         which = "the prompt is" if len(lengths) == 1 else f"{longer} of {len(lengths)} prompts are"
-        notes.append(f"{which} longer (up to {max(lengths)} tokens) than the training length, {trained} tokens")
+        notes.append(
+            f"{which} longer (up to {max(lengths)} tokens) than the training length, "
+            f"{trained} tokens"
+        )
     for measure in measures:
         wanted = as_measure(measure).needs.schemes
         if wanted and set(schemes) <= set(SCHEMES) and not set(schemes) & set(wanted):
             notes.append(
-                f"{measure.name} gives nothing here: it measures {', '.join(wanted)}, and the layout is {format_layout(schemes)}"
+                f"{measure.name} gives nothing here: it measures {', '.join(wanted)}, and "
+                f"the layout is {format_layout(schemes)}"
             )
     return tuple(notes)
 
 
-def notes_kept(bridge: nn.Module, prompts: Sequence[Prompt], measures: Sequence[Measure], changed: str) -> tuple[str, ...]:
-    """`notes_on`, and before them what was said when the checkpoint was loaded: what a run keeps as `notes`."""
+def notes_kept(
+    bridge: nn.Module, prompts: Sequence[Prompt], measures: Sequence[Measure], changed: str
+) -> tuple[str, ...]:
+    """`notes_on`, and before them what was said when the checkpoint was loaded: what a run keeps as
+    `notes`.
+    """
     origin = as_decoder(bridge).origin
     remarks = (f"config.json {origin.remarks}",) if origin is not None and origin.remarks else ()
     return (*remarks, *notes_on(bridge, prompts, measures, changed))
@@ -77,4 +106,7 @@ def rounded_positions(bridge: nn.Module) -> str | None:
     dtype = positions_dtype(bridge)
     if dtype.itemsize > 2 or not as_decoder(bridge).learned_layers:
         return None
-    return f"positions are rounded in {str(dtype).removeprefix('torch.')}; measure them in float32 (positions_dtype)"
+    return (
+        f"positions are rounded in {str(dtype).removeprefix('torch.')}; measure them in "
+        "float32 (positions_dtype)"
+    )

@@ -1,10 +1,12 @@
-"""Batches through a model, each observed once and merged with those before it: what `analyze` and `stream` share.
+"""Batches through a model, each observed once and merged with those before it: what `analyze` and
+`stream` share.
 
     total <- merge(total, observe(batch))
 
-Sums are merged as they come, so that they take the memory of one batch; what belongs to single prompts is put side by side. `stream`
-takes any number of prompts in constant memory: they are drawn from an iterator as they are needed, and every measure's statistics are
-sums (`Components(prompts="mean")`), since those of single prompts would pile up.
+Sums are merged as they come, so that they take the memory of one batch; what belongs to single
+prompts is put side by side. `stream` takes any number of prompts in constant memory: they are drawn
+from an iterator as they are needed, and every measure's statistics are sums
+(`Components(prompts="mean")`), since those of single prompts would pile up.
 
 Knows nothing about how prompts are made or what is measured.
 """
@@ -32,7 +34,15 @@ from repo_interp.entry_points import MEASURES, OWN, called
 from repo_interp.errors import InputError
 from repo_interp.inputs import AttentionInputs, Spans, select_heads
 from repo_interp.measures.labels import Arrays, parameter_attributes
-from repo_interp.measures.statistics import STATISTICS, Measure, Statistics, checked_statistics, merge, read_only, share
+from repo_interp.measures.statistics import (
+    STATISTICS,
+    Measure,
+    Statistics,
+    checked_statistics,
+    merge,
+    read_only,
+    share,
+)
 from repo_interp.models.capture import decode, observing, predictions_of
 from repo_interp.models.decoder import as_decoder
 from repo_interp.models.reposition import batch_limits
@@ -70,7 +80,11 @@ class Observation:
 
 
 def _write_observation(observation: Observation, file: Path) -> None:
-    groups = {f"/{name}/{part}": getattr(of, part) for name, of in observation.statistics.items() for part in STATISTICS}
+    groups = {
+        f"/{name}/{part}": getattr(of, part)
+        for name, of in observation.statistics.items()
+        for part in STATISTICS
+    }
     tree = xr.DataTree.from_dict({"/": xr.Dataset(), **groups})
     tree.attrs["faults"] = json.dumps([observation.faults.stopped, observation.faults.outputs])
     write_netcdf(tree, file)
@@ -80,7 +94,8 @@ def _read_observation(file: Path) -> Observation:
     tree = read_netcdf(file)
     stopped, outputs = json.loads(tree.attrs.get("faults", "[{}, []]"))
     statistics = {
-        name: Statistics(**{part: node[part].to_dataset() for part in node.children}) for name, node in tree.children.items()
+        name: Statistics(**{part: node[part].to_dataset() for part in node.children})
+        for name, node in tree.children.items()
     }
     return Observation(statistics, Faults(stopped, outputs))
 
@@ -92,38 +107,64 @@ BATCHES = Form(".nc", _write_observation, _read_observation)
 def observations(request: Request, store: Store, stopped: Collection[str]) -> Iterator[Observation]:
     """Every batch of `request` observed, in order; finished ones come from `store`.
 
-    One process observes each when it is asked for it, and leaves out what has `stopped` by then; several share them beforehand.
+    One process observes each when it is asked for it, and leaves out what has `stopped` by then;
+    several share them beforehand.
     """
-    layers, progress, several = len(request.layers), request.execution.progress, processes.count() > 1
+    layers, progress, several = (
+        len(request.layers),
+        request.execution.progress,
+        processes.count() > 1,
+    )
     device = request.decoder.device
-    batches = make_batches(request.prompts, request.size, device, request.structure) if request.measures else []
+    batches = (
+        make_batches(request.prompts, request.size, device, request.structure)
+        if request.measures
+        else []
+    )
 
     def tell(done: int) -> None:
         if progress is not None:
             progress(done, len(batches) * layers)
 
     def observe(number: int) -> Observation:
-        return observe_batch(request, batches[number], lambda layer: None if several else tell(number * layers + layer), stopped)
+        return observe_batch(
+            request,
+            batches[number],
+            lambda layer: None if several else tell(number * layers + layer),
+            stopped,
+        )
 
-    computations = {f"batch-{number:05d}": partial(observe, number) for number in range(len(batches))}
+    computations = {
+        f"batch-{number:05d}": partial(observe, number) for number in range(len(batches))
+    }
     return store.stream(computations, lambda done, _: tell(done * layers), BATCHES)
 
 
 @torch.no_grad()
 def observe_batch(
-    request: Request, batch: Batch, advance: Callable[[int], None] = lambda observed: None, stopped: Collection[str] = ()
+    request: Request,
+    batch: Batch,
+    advance: Callable[[int], None] = lambda observed: None,
+    stopped: Collection[str] = (),
 ) -> Observation:
-    """What one forward pass of `batch` shows. `advance` is called with the number of layers observed.
+    """What one forward pass of `batch` shows.
 
-    Measures that have `stopped` are left out; one that meets numbers that are not finite stops, and is told to the faults.
+    `advance` is called with the number of layers observed.
+
+    Measures that have `stopped` are left out; one that meets numbers that are not finite stops, and
+    is told to the faults.
     """
-    measures, layers = [measure for measure in request.measures if measure.name not in stopped], request.layers
+    measures, layers = (
+        [measure for measure in request.measures if measure.name not in stopped],
+        request.layers,
+    )
     parts: dict[str, list[Statistics]] = {measure.name: [] for measure in measures}
     found, observed, padded = Faults(), 0, not bool(batch.valid.all())
     judged: list[tuple[str, Callable[[], str | None]]] = []
 
     def settle() -> None:
-        # On an accelerator after the pass: statistics leave it once, and no layer waits for those before it.
+        # On an accelerator after the pass: statistics leave it once, and no layer waits for those
+        # before it.
         for name, fault_of in judged:
             if name not in found.stopped and (fault := fault_of()) is not None:
                 found.stop(name, fault)
@@ -134,7 +175,9 @@ def observe_batch(
         whole = replace(inputs, tokens=batch.tokens.to(inputs.queries.device))
         common = _of_heads(whole, request.heads)
         going_on = [measure for measure in measures if measure.name not in found.stopped]
-        sound = [each for each in going_on if each.needs.heads is None and common.fault(each) is None]
+        sound = [
+            each for each in going_on if each.needs.heads is None and common.fault(each) is None
+        ]
         share(sound, common.inputs, common.on_device(batch.spans))
         for measure in going_on:
             own = measure.needs.heads
@@ -145,7 +188,9 @@ def observe_batch(
                 statistics = of.observed_by(measure, batch)
                 parts[measure.name].append(statistics)
                 without = inputs.positions is None or inputs.frequencies is None
-                judged.append((measure.name, partial(fault_in, statistics, measure, without, padded)))
+                judged.append(
+                    (measure.name, partial(fault_in, statistics, measure, without, padded))
+                )
             else:
                 judged.append((measure.name, partial(str, fault)))
             if inputs.queries.device.type == "cpu":
@@ -156,7 +201,12 @@ def observe_batch(
     numbers = torch.as_tensor(batch.numbers)
     reading = [measure for measure in measures if measure.needs.predictions]
     with observing(request.bridge, batch.valid, numbers, receive, layers):
-        hidden = decode(request.bridge, batch.tokens, batch.valid, None if reading else max(layers, default=None))
+        hidden = decode(
+            request.bridge,
+            batch.tokens,
+            batch.valid,
+            None if reading else max(layers, default=None),
+        )
     settle()
     fault = fault_of_outputs(hidden, batch.valid, batch.numbers)
     if fault is not None and not found.stopped:
@@ -165,14 +215,25 @@ def observe_batch(
         if fault is not None:
             found.stop(measure.name, fault)
             continue
-        predictions = predictions_of(request.bridge, hidden.to(batch.tokens.device), batch.tokens, batch.valid, numbers)
+        predictions = predictions_of(
+            request.bridge, hidden.to(batch.tokens.device), batch.tokens, batch.valid, numbers
+        )
         with read_only(measure, predictions, batch.spans):
             parts[measure.name].append(measure.observe_predictions(predictions, batch.spans))
-    return Observation({name: merge(statistics) for name, statistics in parts.items() if name not in found.stopped}, found)
+    return Observation(
+        {
+            name: merge(statistics)
+            for name, statistics in parts.items()
+            if name not in found.stopped
+        },
+        found,
+    )
 
 
 def group_of(measure: Measure, statistics: Statistics, schemes: Sequence[str]) -> xr.Dataset:
-    """The group of a run that `measure` concludes from merged statistics, with its parameters; `schemes` names every layer's."""
+    """The group of a run that `measure` concludes from merged statistics, with its parameters;
+    `schemes` names every layer's.
+    """
     group = checked_group(measure.conclude(statistics), called(MEASURES, measure.name))
     return with_schemes(group, schemes).assign_attrs(parameter_attributes(measure.parameters))
 
@@ -184,10 +245,12 @@ def stream(
     batch_size: int = 8,
     layers: Sequence[int] | None = None,
 ) -> dict[str, xr.Dataset]:
-    """Groups of a run over `prompts`, by measure, as `analyze` makes them. `layers`: which are observed, None: all; a pass ends after
-    the last of them.
+    """Groups of a run over `prompts`, by measure, as `analyze` makes them.
 
-    Raises InputError where there is no prompt, and for a measure that keeps something of every single one.
+    `layers`: which are observed, None: all; a pass ends after the last of them.
+
+    Raises InputError where there is no prompt, and for a measure that keeps something of every
+    single one.
     """
     schemes, device = as_decoder(bridge).schemes, as_decoder(bridge).device
     merged = {measure.name: MergedStatistics() for measure in measures}
@@ -197,16 +260,22 @@ def stream(
         request = Request(bridge, some, measures, layers)
         chosen = request.measures
         for batch in make_batches(some, batch_limits(bridge, batch_size), device):
-            observation = observe_batch(request, replace(batch, numbers=tuple(begun + number for number in batch.numbers)))
+            observation = observe_batch(
+                request, replace(batch, numbers=tuple(begun + number for number in batch.numbers))
+            )
             observation.faults.require_none()
             for name, statistics in observation.statistics.items():
                 if kept := statistics.arrays["per_prompt"].values:
-                    raise InputError(f"{name} keeps {', '.join(kept)} of every prompt: use analyze, or sums")
+                    raise InputError(
+                        f"{name} keeps {', '.join(kept)} of every prompt: use analyze, or sums"
+                    )
                 merged[name].add(statistics)
         begun += len(some)
     if not begun:
         raise InputError("there are no prompts to measure")
-    return {measure.name: group_of(measure, merged[measure.name].total(), schemes) for measure in chosen}
+    return {
+        measure.name: group_of(measure, merged[measure.name].total(), schemes) for measure in chosen
+    }
 
 
 @dataclass(frozen=True)
@@ -218,8 +287,12 @@ class _Observed:
     broken: Mapping[str, str]
 
     def fault(self, measure: Measure) -> str | None:
-        """What is wrong with the first tensor that `measure` reads and that is broken; None where none is."""
-        return next((self.broken[name] for name in measure.needs.tensors if name in self.broken), None)
+        """What is wrong with the first tensor that `measure` reads and that is broken; None where
+        none is.
+        """
+        return next(
+            (self.broken[name] for name in measure.needs.tensors if name in self.broken), None
+        )
 
     def on_device(self, masks: Spans) -> Spans:
         """`masks` where the inputs are."""
@@ -230,7 +303,8 @@ class _Observed:
         named = {**batch.spans, **batch.structure} if measure.needs.segments else batch.spans
         given = self.inputs, self.on_device(named)
         if measure.name not in OWN[MEASURES]:
-            # Torch does not count what is written through numpy, or into what was made of the inputs: another package has its own.
+            # Torch does not count what is written through numpy, or into what was made of the
+            # inputs: another package has its own.
             given = copy.deepcopy(given)
         with read_only(measure, *given):
             observed = measure.observe(*given)
@@ -249,4 +323,5 @@ def _of_heads(whole: AttentionInputs, heads: Sequence[int] | None) -> _Observed:
     if heads is None:
         return _Observed(whole, None, whole.faults)
     inputs = select_heads(whole, heads)
-    return _Observed(inputs, heads, whole.faults if inputs.faults else {})  # else of heads that nobody asked for
+    # else of heads that nobody asked for
+    return _Observed(inputs, heads, whole.faults if inputs.faults else {})

@@ -3,10 +3,11 @@
     logit(i, j) = sum_r pair_r + soft cap + bias         pair_r = scale (q_ir k_jr + q_ir' k_jr'), rotated; r' = r + d / 2       exact
                 = level + distance(i - j) + query(i) + key(j) + remainder       the ridge fit of `three_axis` over all pairs of the prompt
 
-A pair at equal positions, scale q_r . k_r without rotation, is what the two tokens say without their distance; where nothing is rotated
-(NoPE, additive schemes, the rest of a partial rotation) that is all of it. A fit leaves the levels of its axes open, and a common slope
-(`measures.three_axis`). Here each axis has mean 0 over the seen pairs, and the key axis has no slope over the tokens: what grows with the
-distance is the distance's.
+A pair at equal positions, scale q_r . k_r without rotation, is what the two tokens say without
+their distance; where nothing is rotated (NoPE, additive schemes, the rest of a partial rotation)
+that is all of it. A fit leaves the levels of its axes open, and a common slope
+(`measures.three_axis`). Here each axis has mean 0 over the seen pairs, and the key axis has no
+slope over the tokens: what grows with the distance is the distance's.
 
 Brings together models, prompts and the kernels of measures.
 """
@@ -26,7 +27,12 @@ from repo_interp.analysis.batches import describe_prompts
 from repo_interp.analysis.coercion import Prompts, as_prompts, tokens
 from repo_interp.errors import InputError
 from repo_interp.inputs import AttentionInputs, select_heads
-from repo_interp.measures.kernels.axis_fit import AdditivePairs, additive_pairs, fit_axes, fit_correlation
+from repo_interp.measures.kernels.axis_fit import (
+    AdditivePairs,
+    additive_pairs,
+    fit_axes,
+    fit_correlation,
+)
 from repo_interp.measures.kernels.logit_sums import logit_sums
 from repo_interp.measures.kernels.solvers import Axes
 from repo_interp.measures.labels import described, described_group
@@ -54,9 +60,11 @@ _TEXTS = {
 
 @torch.no_grad()
 def attention_pattern(bridge: nn.Module, prompt: Prompts, layer: int, head: int) -> xr.DataArray:
-    """Attention [query, key] of one head over one prompt of up to 512 tokens, for `ri.plots.attention_pattern`.
+    """Attention [query, key] of one head over one prompt of up to 512 tokens, for
+    `ri.plots.attention_pattern`.
 
-    NaN where a query does not see a key. Raises InputError for a longer prompt, for several, and for a layer or head that the model lacks.
+    NaN where a query does not see a key. Raises InputError for a longer prompt, for several, and
+    for a layer or head that the model lacks.
     """
     inputs, labels = _captured(bridge, prompt, layer, head, MOST_TOKENS)
     rows = torch.arange(inputs.queries.shape[2], device=inputs.queries.device)
@@ -74,26 +82,39 @@ def attention_pattern(bridge: nn.Module, prompt: Prompts, layer: int, head: int)
 
 
 @torch.no_grad()
-def explain_logit(bridge: nn.Module, prompt: Prompts, layer: int, head: int, query: int, key: int) -> xr.Dataset:
-    """The logit of the tokens `query` and `key` of a prompt in one head, in parts (see the module), for `ri.plots.logit_parts`.
+def explain_logit(
+    bridge: nn.Module, prompt: Prompts, layer: int, head: int, query: int, key: int
+) -> xr.Dataset:
+    """The logit of the tokens `query` and `key` of a prompt in one head, in parts (see the module),
+    for `ri.plots.logit_parts`.
 
         parts = ri.explain_logit(bridge, prompt, layer=2, head=1, query=19, key=7)
 
-    `logit` is the sum of `pair` + `soft_cap` + `bias` + `rounding`, and the sum of `fit`, whose part "remainder" is what the fit misses.
-    Raises InputError for a key that the query does not see, for several prompts, and for tokens, layers and heads that are not there.
+    `logit` is the sum of `pair` + `soft_cap` + `bias` + `rounding`, and the sum of `fit`, whose
+    part "remainder" is what the fit misses. Raises InputError for a key that the query does not
+    see, for several prompts, and for tokens, layers and heads that are not there.
     """
     inputs, labels = _captured(bridge, prompt, layer, head)
     length, here = inputs.queries.shape[2], inputs.queries.device
     for name, token in (("query", query), ("key", key)):
         if checked(token, CountOrNone, name) >= length:
-            raise InputError(f"{name} {token} was asked for; the prompt's tokens are 0 to {length - 1}")
+            raise InputError(
+                f"{name} {token} was asked for; the prompt's tokens are 0 to {length - 1}"
+            )
     rows = torch.tensor([query], device=here)
     if not bool(inputs.visible(rows)[0, 0, key]):
         window = "" if inputs.window is None else f", and no more than {inputs.window - 1} earlier"
-        raise InputError(f"token {query} does not see token {key}: it sees itself and earlier tokens{window}")
+        raise InputError(
+            f"token {query} does not see token {key}: it sees itself and earlier tokens{window}"
+        )
     logit = float(inputs.logits(rows)[0, 0, 0, key])
-    turned = _pairs(inputs.rotated_queries[0, 0, query], inputs.rotated_keys[0, 0, key]) * inputs.logit_scale
-    still = _pairs(inputs.queries[0, 0, query], inputs.keys[0, 0, key]) * (inputs.logit_scale * inputs.pair_scaling)
+    turned = (
+        _pairs(inputs.rotated_queries[0, 0, query], inputs.rotated_keys[0, 0, key])
+        * inputs.logit_scale
+    )
+    still = _pairs(inputs.queries[0, 0, query], inputs.keys[0, 0, key]) * (
+        inputs.logit_scale * inputs.pair_scaling
+    )
     frequencies, angles = torch.zeros_like(still), torch.zeros_like(still)
     if inputs.positions is not None and inputs.frequencies is not None:
         frequencies = inputs.frequencies.to(still)
@@ -101,7 +122,9 @@ def explain_logit(bridge: nn.Module, prompt: Prompts, layer: int, head: int, que
         angles = frequencies * (positions[query] - positions[key])
     total = float(turned.sum())
     soft_cap = float(soft_capped(turned.sum(), inputs.softcap)) - total
-    bias = 0.0 if inputs.position_logits is None else float(inputs.position_logits(rows)[0, 0, 0, key])
+    bias = (
+        0.0 if inputs.position_logits is None else float(inputs.position_logits(rows)[0, 0, 0, key])
+    )
     fitted, correlation = _fitted(inputs, query, key)
     fitted["remainder"] = logit - sum(fitted.values())
     pair, alone = ("component",), ()
@@ -118,21 +141,32 @@ def explain_logit(bridge: nn.Module, prompt: Prompts, layer: int, head: int, que
         "fit": (("part",), list(fitted.values())),
     }
     text = labels.pop("text")
-    named = {"query": query, "key": key, "query_text": text[query], "key_text": text[key], "fit_r": correlation}
-    parts = described_group(values, _TEXTS, {"component": np.arange(len(still)), "part": list(fitted)})
+    named = {
+        "query": query,
+        "key": key,
+        "query_text": text[query],
+        "key_text": text[key],
+        "fit_r": correlation,
+    }
+    parts = described_group(
+        values, _TEXTS, {"component": np.arange(len(still)), "part": list(fitted)}
+    )
     return parts.assign_attrs(labels | named)
 
 
 def _captured(
     bridge: nn.Module, prompt: Prompts, layer: int, head: int, most: int | None = None
 ) -> tuple[AttentionInputs, dict[str, Any]]:
-    """What the head computes with on the only prompt, in float64, and what a reader is told of it."""
+    """What the head computes with on the only prompt, in float64, and what a reader is told of
+    it.
+    """
     given = as_prompts(prompt, bridge)
     if len(given) != 1:
         raise InputError(f"one prompt was wanted; got {len(given)}")
     if most is not None and len(given[0].tokens) > most:
         raise InputError(
-            f"the prompt has {len(given[0].tokens)} tokens, and patterns are made of up to {most}; give a part of it, or analyze it with "
+            f"the prompt has {len(given[0].tokens)} tokens, and patterns are made of up to "
+            f"{most}; give a part of it, or analyze it with "
             'measures=("attention_rows",), which keeps the strongest keys of every row'
         )
     (attention,) = attentions_of(bridge, [checked(layer, CountOrNone, "layer")])
@@ -142,11 +176,22 @@ def _captured(
     found: list[AttentionInputs] = []
     capture(bridge, ids, valid, torch.arange(1), found.append, [layer])
     described_prompt = describe_prompts(given, as_decoder(bridge).tokenizer)
-    text = described_prompt["token_text"].values[0].tolist() if "token_text" in described_prompt else [""] * len(given[0].tokens)
-    return select_heads(found[0], [head]), {"layer": layer, "head": head, "scheme": found[0].scheme, "text": text}
+    text = (
+        described_prompt["token_text"].values[0].tolist()
+        if "token_text" in described_prompt
+        else [""] * len(given[0].tokens)
+    )
+    return select_heads(found[0], [head]), {
+        "layer": layer,
+        "head": head,
+        "scheme": found[0].scheme,
+        "text": text,
+    }
 
 
-def _pairs(one: Float[Tensor, "d_head"], other: Float[Tensor, "d_head"]) -> Float[Tensor, "component"]:
+def _pairs(
+    one: Float[Tensor, "d_head"], other: Float[Tensor, "d_head"]
+) -> Float[Tensor, "component"]:
     """The dot product of two vectors in half-split order, pair by pair, in float64."""
     products = one.double() * other.double()
     return products.unflatten(0, (2, -1)).sum(0)
@@ -169,7 +214,9 @@ def _fitted(inputs: AttentionInputs, query: int, key: int) -> tuple[dict[str, fl
 
 
 def centred(axes: Axes, pairs: AdditivePairs) -> tuple[Float[Tensor, ""], Axes]:
-    """The level of the map of one head's `axes`, and axes of mean 0 over the seen pairs whose key axis has no slope."""
+    """The level of the map of one head's `axes`, and axes of mean 0 over the seen pairs whose key
+    axis has no slope.
+    """
     steps = torch.arange(axes.key.shape[-1], dtype=torch.float64, device=axes.key.device)
 
     def mean(values: Tensor, counts: Tensor) -> Tensor:
@@ -178,6 +225,12 @@ def centred(axes: Axes, pairs: AdditivePairs) -> tuple[Float[Tensor, ""], Axes]:
     deviation = steps - mean(steps, pairs.counts.key)
     spread = mean(deviation**2, pairs.counts.key).clamp(min=torch.finfo(torch.float64).tiny)
     slope = mean(deviation * axes.key, pairs.counts.key) / spread
-    sloped: Sequence[Tensor] = (axes.distance - slope * steps, axes.query + slope * steps, axes.key - slope * steps)
+    sloped: Sequence[Tensor] = (
+        axes.distance - slope * steps,
+        axes.query + slope * steps,
+        axes.key - slope * steps,
+    )
     levels = [mean(axis, counts) for axis, counts in zip(sloped, pairs.counts, strict=True)]
-    return sum(levels)[0, 0, 0], Axes(*(axis - level for axis, level in zip(sloped, levels, strict=True)))  # pyright: ignore
+    return sum(levels)[0, 0, 0], Axes(  # pyright: ignore[reportIndexIssue]
+        *(axis - level for axis, level in zip(sloped, levels, strict=True))
+    )

@@ -1,12 +1,14 @@
-"""A directory of results, to which one process at a time writes: run.nc or compare.nc, report.html and figures/; atlas.csv and .parquet.
+"""A directory of results, to which one process at a time writes: run.nc or compare.nc, report.html
+and figures/; atlas.csv and .parquet.
 
     with claimed(out, "niah-repo", overwrite) as results:          refused where it holds other things or another process writes
         run = analyze(..., store=results.store)
         published = results.publish(run, write_report)
 
-The data file is written first. From then on it stays, whatever happens to the figures and the page: what cannot be drawn is named in
-`Published.failures`. Each of the three appears whole or not at all. Where nothing is published, nothing is left - except finished
-batches after an interruption or on a full disk, from which the same command goes on.
+The data file is written first. From then on it stays, whatever happens to the figures and the page:
+what cannot be drawn is named in `Published.failures`. Each of the three appears whole or not at
+all. Where nothing is published, nothing is left - except finished batches after an interruption or
+on a full disk, from which the same command goes on.
 
 Knows run files; knows nothing about how a run is measured or drawn.
 """
@@ -37,12 +39,16 @@ _STORE = ".batches"
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 Draw = Callable[[xr.DataTree, Path, Path], Sequence[str]]
-"""Writes the page (a file) and the figures (a directory, not there yet) of a run; returns one line per failure."""
+"""Writes the page (a file) and the figures (a directory, not there yet) of a run; returns one line
+per failure.
+"""
 
 
 @dataclass(frozen=True)
 class Published:
-    """The files that were written, and one line for each figure, page or table that could not be."""
+    """The files that were written, and one line for each figure, page or table that could not
+    be.
+    """
 
     files: tuple[Path, ...]
     failures: tuple[str, ...]
@@ -66,21 +72,31 @@ class Results:
     def __init__(self, directory: Path, data_file: str, claim: Claim | None) -> None:
         """`claim`: None where another process of the command has claimed `directory`."""
         self.directory, self.data_file = directory, directory / data_file
-        self.page, self.figures, self.store = directory / _PAGE, directory / _FIGURES, directory / _STORE
+        self.page, self.figures, self.store = (
+            directory / _PAGE,
+            directory / _FIGURES,
+            directory / _STORE,
+        )
         self._claim = claim
 
     @property
     def has_batches(self) -> bool:
-        """Whether finished batches, or finished points of an experiment, are kept: the same analysis goes on from them."""
+        """Whether finished batches, or finished points of an experiment, are kept: the same
+        analysis goes on from them.
+        """
         return any(path.suffix in (".nc", ".json") for path in self.store.rglob("*"))
 
     def publish(self, run: xr.DataTree, draw: Draw) -> Published:
-        """Write `run`, then its page and figures, in the place of what stood there; `write` and `draw` in one."""
+        """Write `run`, then its page and figures, in the place of what stood there; `write` and
+        `draw` in one.
+        """
         self.write(run)
         return self.draw(run, draw)
 
     def write(self, run: xr.DataTree) -> None:
-        """Write `run` in the place of what stood there. Of several processes the one that claimed the directory does.
+        """Write `run` in the place of what stood there.
+
+        Of several processes the one that claimed the directory does.
 
         Raises InputError where the run cannot be written; what stood there stands then.
         """
@@ -89,12 +105,18 @@ class Results:
         try:
             write_run(run, self.data_file)
         except OSError as error:
-            raise InputError(f"{self.data_file} cannot be written ({error.strerror or error}); nothing was changed") from None
+            raise InputError(
+                f"{self.data_file} cannot be written ({error.strerror or error}); nothing "
+                "was changed"
+            ) from None
         for path in (self.page, self.figures, *(self.directory / name for name in FILES)):
             remove(path)
 
     def draw(self, run: xr.DataTree, draw: Draw) -> Published:
-        """Draw the page and figures of `run`, which was written. A failure of `draw` leaves the run."""
+        """Draw the page and figures of `run`, which was written.
+
+        A failure of `draw` leaves the run.
+        """
         tables, notes = self._tables(run)
         try:
             with replaced(self.page) as page, replaced(self.figures) as figures:
@@ -102,10 +124,16 @@ class Results:
         except OSError as error:
             failures = (f"figures and page cannot be written ({error.strerror or error})",)
         drawn = sorted(self.figures.iterdir()) if self.figures.is_dir() else []
-        return Published((self.data_file, *([self.page] if self.page.exists() else []), *tables, *drawn), failures, tuple(notes))
+        return Published(
+            (self.data_file, *([self.page] if self.page.exists() else []), *tables, *drawn),
+            failures,
+            tuple(notes),
+        )
 
     def _tables(self, run: xr.DataTree) -> tuple[list[Path], list[str]]:
-        """The atlas of a run that has one, as tables beside the run file; and a line for what could not be written."""
+        """The atlas of a run that has one, as tables beside the run file; and a line for what could
+        not be written.
+        """
         if self.data_file.name != RUN or GROUP not in run.children:
             return [], []
         try:
@@ -125,7 +153,9 @@ class Results:
 
 
 def stage(directory: Path) -> Literal["nothing", "begun", "measured", "finished"]:
-    """How far the work on the results in `directory` has come: `measured` lacks the page and the figures, which come last."""
+    """How far the work on the results in `directory` has come: `measured` lacks the page and the
+    figures, which come last.
+    """
     if (directory / _STORE).is_dir():
         return "begun"
     if not (directory / RUN).is_file():
@@ -135,16 +165,25 @@ def stage(directory: Path) -> Literal["nothing", "begun", "measured", "finished"
 
 @contextmanager
 def claimed(
-    directory: str | os.PathLike[str] | None, default: str, overwrite: bool = False, data_file: str = RUN
+    directory: str | os.PathLike[str] | None,
+    default: str,
+    overwrite: bool = False,
+    data_file: str = RUN,
 ) -> Iterator[Results]:
-    """The results in `directory`, made where it is not there; None: runs/`default`, with a number where that is taken.
+    """The results in `directory`, made where it is not there; None: runs/`default`, with a number
+    where that is taken.
 
-    Raises InputError where it is a file, cannot be written, holds other things, holds results and not `overwrite`, or where another
-    process writes its results. Errors leave nothing behind but finished batches, if the same command can go on from them. Of several
-    processes of one command the first claims it for all, and alone publishes.
+    Raises InputError where it is a file, cannot be written, holds other things, holds results and
+    not `overwrite`, or where another process writes its results. Errors leave nothing behind but
+    finished batches, if the same command can go on from them. Of several processes of one command
+    the first claims it for all, and alone publishes.
     """
     results = processes.from_first(
-        lambda: _free(Path("runs") / default, data_file) if directory is None else _claim(Path(directory), data_file, overwrite)
+        lambda: (
+            _free(Path("runs") / default, data_file)
+            if directory is None
+            else _claim(Path(directory), data_file, overwrite)
+        )
     )
     if not processes.is_first():
         results = Results(results.directory, data_file, None)
@@ -157,7 +196,8 @@ def claimed(
             results.withdraw()
             raise
         raise InputError(
-            f"{results.directory} cannot be written ({error.strerror}); make room and give the same command"
+            f"{results.directory} cannot be written ({error.strerror}); make room and give "
+            "the same command"
         ) from None
     except BaseException:
         results.withdraw()
@@ -170,7 +210,11 @@ def _free(first: Path, data_file: str) -> Results:
     """The first of `first`, `first`-2, ... that is not taken."""
     for number in count(1):
         with suppress(Taken):
-            return _claim(first if number == 1 else first.with_name(f"{first.name}-{number}"), data_file, overwrite=False)
+            return _claim(
+                first if number == 1 else first.with_name(f"{first.name}-{number}"),
+                data_file,
+                overwrite=False,
+            )
     raise AssertionError
 
 
@@ -179,7 +223,8 @@ def _claim(directory: Path, data_file: str, overwrite: bool) -> Results:
         _require_free(directory, data_file, overwrite)
         results = Results(directory, data_file, claim(directory))
         try:
-            _require_free(directory, data_file, overwrite)  # another process may have published in between
+            # another process may have published in between
+            _require_free(directory, data_file, overwrite)
             for path in directory.iterdir():
                 if path.name != LOCK and is_left_behind(path.name):
                     remove(path)
@@ -187,19 +232,27 @@ def _claim(directory: Path, data_file: str, overwrite: bool) -> Results:
             results.release()
             raise
     except OSError as error:
-        raise InputError(f"{directory} cannot be written ({error.strerror or error}); choose another --out") from None
+        raise InputError(
+            f"{directory} cannot be written ({error.strerror or error}); choose another --out"
+        ) from None
     return results
 
 
 def _require_free(directory: Path, data_file: str, overwrite: bool) -> None:
-    """Raises Taken where `directory` is a file, holds other things, or results that may not be replaced."""
+    """Raises Taken where `directory` is a file, holds other things, or results that may not be
+    replaced.
+    """
     if not directory.exists():
         return
     if not directory.is_dir():
         raise Taken(f"{directory} is a file; wanted a directory for the results")
     names = {path.name for path in directory.iterdir() if not is_left_behind(path.name)}
     if not overwrite and names & {data_file, _PAGE, _FIGURES}:
-        raise Taken(f"{directory} holds results already; give another --out, or --overwrite to replace them")
+        raise Taken(
+            f"{directory} holds results already; give another --out, or --overwrite to replace them"
+        )
     foreign = sorted(names - {data_file, _PAGE, _FIGURES, _STORE, *FILES})
     if foreign:
-        raise Taken(f"{directory} holds other things ({foreign[0]}); give --out a directory of its own")
+        raise Taken(
+            f"{directory} holds other things ({foreign[0]}); give --out a directory of its own"
+        )

@@ -1,6 +1,7 @@
 """What is asked of a model: `Request`, checked as a whole before anything is computed.
 
-    request = Request(bridge, prompts, measures, layers, heads, experiments, task, Execution(batch_size=8))
+    request = Request(bridge, prompts, measures, layers, heads, experiments, task,
+    Execution(batch_size=8))
 
 Brings together models, tasks, measures and experiments; computes nothing.
 """
@@ -29,7 +30,12 @@ from repo_interp.experiments.experiment import Experiment, Plan
 from repo_interp.files import path_of
 from repo_interp.interventions.replacing import require_named_tokens
 from repo_interp.measures.catalogue import measure_named
-from repo_interp.measures.statistics import Measure, as_measure, of_training_length, require_declared
+from repo_interp.measures.statistics import (
+    Measure,
+    as_measure,
+    of_training_length,
+    require_declared,
+)
 from repo_interp.measures.three_axis import ThreeAxis
 from repo_interp.models.decoder import as_decoder, attentions_of
 from repo_interp.models.provenance import length_trained
@@ -45,7 +51,9 @@ from repo_interp.values import PositiveOrZero, checked
 
 @dataclass(frozen=True)
 class Execution:
-    """How a request is carried out: what goes through the model together, what is kept meanwhile, and who is told."""
+    """How a request is carried out: what goes through the model together, what is kept meanwhile,
+    and who is told.
+    """
 
     batch_size: BatchSize | Literal["auto"] = 1
     store: str | Path | None = None
@@ -90,10 +98,11 @@ class Request:
     ) -> None:
         """The arguments of `analyze`, and where `prompts` come from, in words.
 
-        Raises InputError where prompts, layers or heads do not fit the model, the measures or the experiments, and where an intervention
-        is under way whose attention the measures cannot see.
+        Raises InputError where prompts, layers or heads do not fit the model, the measures or the
+        experiments, and where an intervention is under way whose attention the measures cannot see.
         """
-        chosen = None if measures is None else measures_named(measures)  # names first: the rest may take long
+        # names first: the rest may take long
+        chosen = None if measures is None else measures_named(measures)
         experiments = None if experiments is None else experiments_named(experiments)
         self.bridge, self.execution = observable(bridge), execution
         decoder = self.decoder = as_decoder(self.bridge)
@@ -105,15 +114,28 @@ class Request:
         else:
             self.prompts = as_prompts(prompts, self.bridge)
         if task is not None and not isinstance(task, Task):
-            raise InputError(f"task is {one_line(repr(task), 80)}; wanted a task, as ri.tasks.make_task returns it")
+            raise InputError(
+                f"task is {one_line(repr(task), 80)}; wanted a task, as ri.tasks.make_task "
+                "returns it"
+            )
         self.prompts_from, self.task = prompts_from, task
         """What experiments score the prompts by."""
         if experiments is None:
-            experiments = default_experiments(self.bridge, self.prompts, task) if measures is None and layers is None else ()
+            experiments = (
+                default_experiments(self.bridge, self.prompts, task)
+                if measures is None and layers is None
+                else ()
+            )
         schemes, length = decoder.schemes, length_trained(self.bridge)
-        chosen = measures_named(default_measures(self.prompts, schemes, layers)) if chosen is None else chosen
+        chosen = (
+            measures_named(default_measures(self.prompts, schemes, layers))
+            if chosen is None
+            else chosen
+        )
         self.measures = [of_training_length(as_measure(measure), length) for measure in chosen]
-        self.layers = list(decoder.by_layer) if layers is None else _within(layers, len(schemes), "layer")
+        self.layers = (
+            list(decoder.by_layer) if layers is None else _within(layers, len(schemes), "layer")
+        )
         attentions_of(self.bridge, self.layers)  # refuses a layer without attention
         self.heads = None if heads is None else _within(heads, config.num_attention_heads, "head")
         """None: all."""
@@ -124,16 +146,28 @@ class Request:
         _require_prompts(self.prompts, self.measures, decoder.vocabulary_size)
         self.experiments = planned(self.bridge, self.prompts, experiments, task)
         self._require_names()
-        structure_for(self.prompts[:1], self.measures, decoder.tokenizer)  # refuses kinds of segments that are not known
-        require_named_tokens(self.bridge, len(self.prompts), [*(self.lengths if self.measures else ()), *self.passes])
+        # refuses kinds of segments that are not known
+        structure_for(self.prompts[:1], self.measures, decoder.tokenizer)
+        require_named_tokens(
+            self.bridge, len(self.prompts), [*(self.lengths if self.measures else ()), *self.passes]
+        )
 
     def _require_names(self) -> None:
-        """Raise InputError for a measure or an experiment whose results would stand in the place of others, or vanish."""
-        kinds = {MEASURES: self.measures, EXPERIMENTS: [plan.experiment for plan in self.experiments]}
+        """Raise InputError for a measure or an experiment whose results would stand in the place of
+        others, or vanish.
+        """
+        kinds = {
+            MEASURES: self.measures,
+            EXPERIMENTS: [plan.experiment for plan in self.experiments],
+        }
         taken = [*KEPT]
         for group, each in [(group, each) for group, several in kinds.items() for each in several]:
-            ours = OWN[group].get(each.name) in [f"{kind.__module__}:{kind.__qualname__}" for kind in type(each).__mro__]
-            require_name(each.name, called(group, each.name), taken if ours else [*taken, *OWN[VIEWS]])
+            ours = OWN[group].get(each.name) in [
+                f"{kind.__module__}:{kind.__qualname__}" for kind in type(each).__mro__
+            ]
+            require_name(
+                each.name, called(group, each.name), taken if ours else [*taken, *OWN[VIEWS]]
+            )
             taken.append(each.name)
 
     @cached_property
@@ -154,7 +188,10 @@ class Request:
     @property
     def names(self) -> list[str]:
         """Of the measures, then of the experiments."""
-        return [*(measure.name for measure in self.measures), *(plan.experiment.name for plan in self.experiments)]
+        return [
+            *(measure.name for measure in self.measures),
+            *(plan.experiment.name for plan in self.experiments),
+        ]
 
     @cached_property
     def size(self) -> SideBySide:
@@ -165,34 +202,52 @@ class Request:
 def default_measures(
     prompts: Sequence[Prompt], schemes: Sequence[str] = (), layers: Sequence[int] | None = None
 ) -> tuple[str, ...]:
-    """What is measured on `prompts` when no measure is named: what the positions say, where tokens look, and what the model expects next.
+    """What is measured on `prompts` when no measure is named: what the positions say, where tokens
+    look, and what the model expects next.
 
-    `schemes`: those of a checkpoint's layers, where the measures are to follow them: of gates, what they count; where every layer's
-    positions are the token index, or none, they say nothing, and what they do to the logits is measured instead. `layers`: those that are
-    measured; where these are some, predictions would need the others too.
+    `schemes`: those of a checkpoint's layers, where the measures are to follow them: of gates, what
+    they count; where every layer's positions are the token index, or none, they say nothing, and
+    what they do to the logits is measured instead. `layers`: those that are measured; where these
+    are some, predictions would need the others too.
     """
     mass = ("attention_mass",) if all(prompt.generated for prompt in prompts) else ()
     tokens = ("attention_rows", *(("predictions",) if layers is None else ()))
     if schemes and set(schemes) <= set(FIXED):
-        # the fit of a sum is exact by construction, so fake_distance and rotation are of rotated layers alone
+        # the fit of a sum is exact by construction, so fake_distance and rotation are of rotated
+        # layers alone
         rotated = ("fake_distance", "rotation") if set(schemes) & set(ROTATED_BY_INDEX) else ()
         return ("components", "three_axis", *rotated, *mass, *tokens)
-    of_positions = ("positions", "patterns", "position_sources") if not schemes or set(schemes) - {*FIXED, *CONTEXTUAL} else ()
+    of_positions = (
+        ("positions", "patterns", "position_sources")
+        if not schemes or set(schemes) - {*FIXED, *CONTEXTUAL}
+        else ()
+    )
     of_gates = ("position_sources", "gates") if set(schemes) & set(CONTEXTUAL) else ()
     return tuple(dict.fromkeys((*of_positions, *of_gates, *mass, *tokens)))
 
 
 def measures_named(measures: Sequence[str | Measure]) -> list[Measure]:
-    """`measures` as objects. Beside `maps`, a `three_axis` that is only named keeps the axes that its figure shows."""
+    """`measures` as objects.
+
+    Beside `maps`, a `three_axis` that is only named keeps the axes that its figure shows.
+    """
     if not isinstance(measures, str | Iterable):
-        raise InputError(f"measures are {one_line(repr(measures), 160)}; wanted names, or objects like a Measure")
+        raise InputError(
+            f"measures are {one_line(repr(measures), 160)}; wanted names, or objects like a Measure"
+        )
     given = [measures] if isinstance(measures, str) else list(measures)
     objects = [measure_named(measure) if isinstance(measure, str) else measure for measure in given]
     for measure in objects:
         if isinstance(measure, type):
-            raise InputError(f"the measure {measure.__name__} is a class; make one, {measure.__name__}(), or give its name")
+            raise InputError(
+                f"the measure {measure.__name__} is a class; make one, {measure.__name__}(), "
+                "or give its name"
+            )
         if not all(hasattr(measure, part) for part in ("name", "observe", "conclude")):
-            raise InputError(f"{one_line(repr(measure), 160)} is no measure; wanted names, or objects like a Measure")
+            raise InputError(
+                f"{one_line(repr(measure), 160)} is no measure; wanted names, or objects "
+                "like a Measure"
+            )
     names = [measure.name for measure in objects]
     require_once(MEASURES, names)
     if "maps" in names and "three_axis" in given:
@@ -201,12 +256,23 @@ def measures_named(measures: Sequence[str | Measure]) -> list[Measure]:
 
 
 def _require_seen(bridge: nn.Module, measures: Sequence[Measure]) -> None:
-    """Raise InputError where an intervention is under way whose attention one of `measures` cannot see."""
-    changed = [attention.layer_idx for attention in as_decoder(bridge).layers if not attention.attends_as_built]
-    blind = [each.name for each in measures if {"queries", "keys"} & set(each.needs.tensors) and not each.needs.predictions]
+    """Raise InputError where an intervention is under way whose attention one of `measures` cannot
+    see.
+    """
+    changed = [
+        attention.layer_idx
+        for attention in as_decoder(bridge).layers
+        if not attention.attends_as_built
+    ]
+    blind = [
+        each.name
+        for each in measures
+        if {"queries", "keys"} & set(each.needs.tensors) and not each.needs.predictions
+    ]
     if changed and blind:
         raise InputError(
-            f"layer {changed[0]} attends otherwise while an intervention lasts (LM-Infinite), which {blind[0]} cannot see; measure outside "
+            f"layer {changed[0]} attends otherwise while an intervention lasts "
+            f"(LM-Infinite), which {blind[0]} cannot see; measure outside "
             "of it, or read blocks.N.attn.hook_pattern under run_with_cache"
         )
 
@@ -214,13 +280,23 @@ def _require_seen(bridge: nn.Module, measures: Sequence[Measure]) -> None:
 def _require_chosen(measure: Measure, layers: Sequence[int], heads: int) -> None:
     for layer, chosen in (measure.needs.heads or {}).items():
         if layer not in layers:
-            measured = ", ".join(map(str, layers)) if len(layers) <= 8 else f"{len(layers)} of {layers[0]} to {layers[-1]}"
-            raise InputError(f"{measure.name} was asked for in layer {layer}; the layers that are measured: {measured}")
+            measured = (
+                ", ".join(map(str, layers))
+                if len(layers) <= 8
+                else f"{len(layers)} of {layers[0]} to {layers[-1]}"
+            )
+            raise InputError(
+                f"{measure.name} was asked for in layer {layer}; the layers that are "
+                f"measured: {measured}"
+            )
         _within(chosen, heads, f"{measure.name} in layer {layer}: head")
 
 
 def _within(chosen: Sequence[int] | None, count: int, what: str) -> list[int]:
-    """The numbers `chosen` (None: all), sorted. Raises InputError for what is no number below `count`."""
+    """The numbers `chosen` (None: all), sorted.
+
+    Raises InputError for what is no number below `count`.
+    """
     if chosen is None:
         return list(range(count))
     try:
@@ -229,7 +305,9 @@ def _within(chosen: Sequence[int] | None, count: int, what: str) -> list[int]:
             raise TypeError("a mask")
         chosen = [operator.index(number) for number in chosen]
     except TypeError:
-        raise InputError(f"{what} {chosen!r} was asked for; wanted whole numbers from 0 to {count - 1}") from None
+        raise InputError(
+            f"{what} {chosen!r} was asked for; wanted whole numbers from 0 to {count - 1}"
+        ) from None
     for number in chosen:
         if not 0 <= number < count:
             raise InputError(f"{what} {number} was asked for; the model's are 0 to {count - 1}")
@@ -238,21 +316,28 @@ def _within(chosen: Sequence[int] | None, count: int, what: str) -> list[int]:
     return sorted(set(chosen))
 
 
-def _require_prompts(prompts: Sequence[Prompt], measures: Sequence[Measure], vocabulary: int) -> None:
+def _require_prompts(
+    prompts: Sequence[Prompt], measures: Sequence[Measure], vocabulary: int
+) -> None:
     if not prompts:
         raise InputError("there are no prompts to analyse")
     for number, prompt in enumerate(prompts):
         if max(prompt.tokens) >= vocabulary:
-            raise InputError(f"prompt {number} has token {max(prompt.tokens)}; the model's tokens are 0 to {vocabulary - 1}")
+            raise InputError(
+                f"prompt {number} has token {max(prompt.tokens)}; the model's tokens are 0 "
+                f"to {vocabulary - 1}"
+            )
         for measure in measures:
             if len(prompt.tokens) < measure.needs.tokens:
                 raise InputError(
-                    f"prompt {number} has {len(prompt.tokens)} tokens, and {measure.name} with these parameters needs "
+                    f"prompt {number} has {len(prompt.tokens)} tokens, and {measure.name} "
+                    "with these parameters needs "
                     f"{measure.needs.tokens}; give longer prompts, or other parameters"
                 )
             absent = [name for name in measure.needs.spans if not prompt.all_spans().get(name)]
             if absent:
                 raise InputError(
-                    f"prompt {number} has no span {absent[0]!r}, which the measure {measure.name!r} needs; "
+                    f"prompt {number} has no span {absent[0]!r}, which the measure "
+                    f"{measure.name!r} needs; "
                     f"mark it in the prompt or leave the measure out"
                 )

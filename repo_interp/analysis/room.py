@@ -1,14 +1,17 @@
 """How much goes through a model at a time, and what does not fit into memory however it is cut.
 
     bytes of a pass = tokens * itemsize * (8 d_model + 4 d_feed_forward)        what a layer holds at once: the residual stream, queries,
-                                                                                 keys, values and its feed-forward part
+                                                                                 keys, values and
+                                                                                 its feed-forward
+                                                                                 part
     bytes of a run  = the larger of the peak so far (loading) and what is held now + activations + statistics + drawing
     statistics      = 8 * layers * heads * tokens of all prompts                 one number per token and head, such as its position
     batch "auto"    = as many prompts as have min(WORTHWHILE, SHARE * memory / (2 * bytes of a token)) tokens, with their padding
 
-Memory is that of the machine, divided by the processes that share it, not what happens to be free: so a command that is given again cuts
-the same batches. Of an accelerator it is what is free, which others may share, and tokens are cut to a power of two, so that about as much
-memory gives the same batches. The factor 2 is room for measures. Knows nothing about prompts but their lengths.
+Memory is that of the machine, divided by the processes that share it, not what happens to be free:
+so a command that is given again cuts the same batches. Of an accelerator it is what is free, which
+others may share, and tokens are cut to a power of two, so that about as much memory gives the same
+batches. The factor 2 is room for measures. Knows nothing about prompts but their lengths.
 """
 
 from __future__ import annotations
@@ -38,18 +41,25 @@ _DRAWING_BYTES = 110 * 2**20
 
 
 def batch_limit(bridge: nn.Module, size: BatchSize | Literal["auto"]) -> SideBySide:
-    """What goes through `bridge` side by side: `size`, or "auto" as much as is worthwhile and fits."""
+    """What goes through `bridge` side by side: `size`, or "auto" as much as is worthwhile and
+    fits.
+    """
     if size != "auto":
         return batch_limits(bridge, size)
     device = as_decoder(bridge).device
     fitting = int(_SHARE * _present(device) / (2 * bytes_per_token(bridge)))
     if device.type != "cpu":  # about as much is free the next time: it is cut alike
         fitting = 1 << max(0, fitting.bit_length() - 1)
-    return batch_limits(bridge, SideBySide(tokens=max(1, min(WORTHWHILE.get(device.type, WORTHWHILE["cpu"]), fitting))))
+    return batch_limits(
+        bridge,
+        SideBySide(tokens=max(1, min(WORTHWHILE.get(device.type, WORTHWHILE["cpu"]), fitting))),
+    )
 
 
 def _present(device: torch.device) -> float:
-    """Bytes that are free on an accelerator, what torch holds in reserve among them; of a processor all, by the processes that share it."""
+    """Bytes that are free on an accelerator, what torch holds in reserve among them; of a processor
+    all, by the processes that share it.
+    """
     if device.type == "cuda":
         reserve = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return torch.cuda.mem_get_info(device)[0] + reserve
@@ -63,10 +73,14 @@ def bytes_per_token(bridge: nn.Module) -> int:
     return decoder.dtype.itemsize * (8 * config.hidden_size + 4 * config.intermediate_size)
 
 
-def require_memory_for_run(bridge: nn.Module, lengths: Sequence[int], size: SideBySide, passes: Sequence[int] = ()) -> None:
-    """Raise InputError where an analysis of prompts of `lengths` tokens, `size` of them together, does not fit into memory.
+def require_memory_for_run(
+    bridge: nn.Module, lengths: Sequence[int], size: SideBySide, passes: Sequence[int] = ()
+) -> None:
+    """Raise InputError where an analysis of prompts of `lengths` tokens, `size` of them together,
+    does not fit into memory.
 
-    `passes`: tokens of every prompt of every pass of the experiments. What an accelerator holds is not looked at.
+    `passes`: tokens of every prompt of every pass of the experiments. What an accelerator holds is
+    not looked at.
     """
     decoder = as_decoder(bridge)
     config, device = decoder.config, decoder.device
@@ -94,7 +108,8 @@ def require_memory(needed: float, what: str) -> None:
     present = memory()
     if needed > present:
         raise InputError(
-            f"{what} would need about {needed / 2**30:,.0f} GiB of memory, and there are {present / 2**30:,.0f}; "
+            f"{what} would need about {needed / 2**30:,.0f} GiB of memory, and there are "
+            f"{present / 2**30:,.0f}; "
             "ask for fewer or shorter prompts"
         )
 
@@ -105,19 +120,27 @@ def require_room_for_prompts(count: int, length: int) -> None:
 
 
 def require_memory_for_pass(bridge: nn.Module, tokens: int, prompts: int) -> None:
-    """Raise InputError where a forward pass of `prompts` prompts of `tokens` tokens side by side does not fit into memory.
+    """Raise InputError where a forward pass of `prompts` prompts of `tokens` tokens side by side
+    does not fit into memory.
 
-    What a layer holds at once: the residual stream, queries, keys, values and its feed-forward part; a number for every pair of tokens
-    where a scheme adds to the logits, or they are soft-capped.
+    What a layer holds at once: the residual stream, queries, keys, values and its feed-forward
+    part; a number for every pair of tokens where a scheme adds to the logits, or they are
+    soft-capped.
     """
     decoder = as_decoder(bridge)
     if decoder.device.type == "cpu":
         every_pair = any(
-            layer.position_logits is not None or layer.attn_logit_softcapping is not None for layer in decoder.layers
+            layer.position_logits is not None or layer.attn_logit_softcapping is not None
+            for layer in decoder.layers
         )
-        pairs = decoder.config.num_attention_heads * decoder.dtype.itemsize * tokens if every_pair else 0
+        pairs = (
+            decoder.config.num_attention_heads * decoder.dtype.itemsize * tokens
+            if every_pair
+            else 0
+        )
         require_memory(
-            tokens * prompts * (bytes_per_token(bridge) + pairs), f"a pass of {prompts} prompts of {tokens:,} tokens side by side"
+            tokens * prompts * (bytes_per_token(bridge) + pairs),
+            f"a pass of {prompts} prompts of {tokens:,} tokens side by side",
         )
 
 
@@ -149,4 +172,6 @@ def _of_status(field: str) -> float:
         lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
     except OSError:
         return 0.0
-    return next((1024.0 * int(line.split()[1]) for line in lines if line.startswith(f"{field}:")), 0.0)
+    return next(
+        (1024.0 * int(line.split()[1]) for line in lines if line.startswith(f"{field}:")), 0.0
+    )

@@ -1,10 +1,11 @@
-"""Scores of a model as a run with one group, `scores`: on a task (`score`), or on needles in a haystack in its own tokens
-(`score_needles`).
+"""Scores of a model as a run with one group, `scores`: on a task (`score`), or on needles in a
+haystack in its own tokens (`score_needles`).
 
-    model, task -> prompts of every test set -> answers -> score [test_set, prompt] -> run -> figures, page, run.nc
+    model, task -> prompts of every test set -> answers -> score [test_set, prompt] -> run ->
+    figures, page, run.nc
 
-A run of scores is a run like those of `analyze`: it is written, read, drawn and shown as they are. Brings together models, tasks and
-`experiments`; knows nothing about how an answer is judged.
+A run of scores is a run like those of `analyze`: it is written, read, drawn and shown as they are.
+Brings together models, tasks and `experiments`; knows nothing about how an answer is judged.
 """
 
 from __future__ import annotations
@@ -20,7 +21,12 @@ from torch import nn
 from repo_interp.analysis.computed import store_of
 from repo_interp.analysis.notes import notes_kept
 from repo_interp.analysis.room import batch_limit, require_memory_for_pass
-from repo_interp.analysis.trained_task import in_tokens_of, puts_into_any_tokens, trained_name, trained_task
+from repo_interp.analysis.trained_task import (
+    in_tokens_of,
+    puts_into_any_tokens,
+    trained_name,
+    trained_task,
+)
 from repo_interp.errors import InputError
 from repo_interp.experiments.generated_scores import needle_scores
 from repo_interp.experiments.task_scores import sets_named, task_scores
@@ -47,35 +53,59 @@ def score(
     store: str | Path | None = None,
     store_every: float = 0.0,
 ) -> xr.DataTree:
-    """A run of scores: how well a repositioned model or bridge answers `task`, by test set and over the axes that the task names.
+    """A run of scores: how well a repositioned model or bridge answers `task`, by test set and over
+    the axes that the task names.
 
-    `task`: a task or the name of one - the one that the model was trained on as it was then, another at its small size; None: the one it
-    was trained on. Group `scores`: `score [test_set, prompt]`, `mean_score`, `standard_error`, `prompts_digest`, with `answers` "forced"
-    `log_perplexity` [test_set]; `score_map` over the task's own axes, such as depth and length. Hooks on the bridge take part, so what an
-    intervention costs can be scored. `test_sets`: names (None: all that fit the model); `count` prompts of each, drawn with `seed`;
-    `answers` "generated": token by token. `progress` is called with batches done and in all. `store`, a
-    directory, keeps the answers of finished batches as that of `analyze` does. Raises InputError for a task that is not
-    known or has other tokens than the model, and for what `task_scores` refuses.
+    `task`: a task or the name of one - the one that the model was trained on as it was then,
+    another at its small size; None: the one it was trained on. Group `scores`: `score [test_set,
+    prompt]`, `mean_score`, `standard_error`, `prompts_digest`, with `answers` "forced"
+    `log_perplexity` [test_set]; `score_map` over the task's own axes, such as depth and length.
+    Hooks on the bridge take part, so what an intervention costs can be scored. `test_sets`: names
+    (None: all that fit the model); `count` prompts of each, drawn with `seed`; `answers`
+    "generated": token by token. `progress` is called with batches done and in all. `store`, a
+    directory, keeps the answers of finished batches as that of `analyze` does. Raises InputError
+    for a task that is not known or has other tokens than the model, and for what `task_scores`
+    refuses.
     """
     decoder = as_decoder(bridge)
     present, origin = decoder.vocabulary_size, decoder.origin
     require_drawable(count, seed)
-    chosen = task if isinstance(task, Task) else task_of(None if origin is None else origin.directory, task)
+    chosen = (
+        task
+        if isinstance(task, Task)
+        else task_of(None if origin is None else origin.directory, task)
+    )
     wanted = chosen.vocabulary_size
-    if wanted != present and not (wanted < present and puts_into_any_tokens(chosen)):  # embeddings are often padded
+    # embeddings are often padded
+    if wanted != present and not (wanted < present and puts_into_any_tokens(chosen)):
         raise InputError(
-            f"the task {chosen.name} has {wanted} tokens, the checkpoint {present}; wanted a checkpoint trained on it"
+            f"the task {chosen.name} has {wanted} tokens, the checkpoint {present}; wanted a "
+            "checkpoint trained on it"
         )
     size = batch_limit(bridge, batch_size)
     test_sets = None if test_sets is None else sets_named(test_sets)
     for name in test_sets or ():
         longest = max(len(prompt.tokens) for prompt in chosen.prompts(1, seed, name))
         require_memory_for_pass(bridge, longest, min(count, size.of_length(longest)))
-    asked = {"task": chosen.name, **chosen.options(), "test_sets": test_sets, "count": count, "seed": seed, "answers": answers}
+    asked = {
+        "task": chosen.name,
+        **chosen.options(),
+        "test_sets": test_sets,
+        "count": count,
+        "seed": seed,
+        "answers": answers,
+    }
     first = chosen.prompts(1, seed, str((test_sets or chosen.test_sets)[0]))
     kept = store_of(bridge, first[0], {**asked, "batch_size": size}, store, store_every)
-    scores = task_scores(model_of(bridge), chosen, test_sets, count, seed, answers, size, progress, kept)
-    return _run(bridge, scores, [chosen.prompts(count, seed, str(name)) for name in scores["test_set"].values], chosen.origin)
+    scores = task_scores(
+        model_of(bridge), chosen, test_sets, count, seed, answers, size, progress, kept
+    )
+    return _run(
+        bridge,
+        scores,
+        [chosen.prompts(count, seed, str(name)) for name in scores["test_set"].values],
+        chosen.origin,
+    )
 
 
 def score_needles(
@@ -90,35 +120,55 @@ def score_needles(
     store_every: float = 0.0,
     **options: Any,
 ) -> xr.DataTree:
-    """A run of scores: how well a bridge finds needles in a haystack (`tasks.niah`) in its own tokens, by length and depth.
+    """A run of scores: how well a bridge finds needles in a haystack (`tasks.niah`) in its own
+    tokens, by length and depth.
 
-    Group `scores` as `score` makes it; answers are generated. `lengths`: tokens of a prompt with its answer (None: the training length,
-    twice and four times it); `options`: those of `tasks.niah` (dialect, essay, depth). Raises InputError for a bridge without a
-    tokenizer, and for what `needle_scores` refuses.
+    Group `scores` as `score` makes it; answers are generated. `lengths`: tokens of a prompt with
+    its answer (None: the training length, twice and four times it); `options`: those of
+    `tasks.niah` (dialect, essay, depth). Raises InputError for a bridge without a tokenizer, and
+    for what `needle_scores` refuses.
     """
     tokenizer = _tokenizer(bridge)
     if lengths is None:
         lengths = [multiple * length_trained(bridge) for multiple in (1, 2, 4)]
-    lengths = [whole_number(length, "the number of tokens", 1 << 22) for length in sets_named(lengths)]
+    lengths = [
+        whole_number(length, "the number of tokens", 1 << 22) for length in sets_named(lengths)
+    ]
     size = batch_limit(bridge, batch_size)
     require_memory_for_pass(bridge, max(lengths), min(count, size.of_length(max(lengths))))
-    asked = {"task": "ruler", "lengths": lengths, "variant": variant, "count": count, "seed": seed, **options}
+    asked = {
+        "task": "ruler",
+        "lengths": lengths,
+        "variant": variant,
+        "count": count,
+        "seed": seed,
+        **options,
+    }
     first, longest = (
-        niah(tokenizer, variant, length, 1, seed, answer="none", **options) for length in (lengths[0], max(lengths))
+        niah(tokenizer, variant, length, 1, seed, answer="none", **options)
+        for length in (lengths[0], max(lengths))
     )
     asked |= {"longest": prompts_digest(longest), "batch_size": size}
     kept = store_of(bridge, first[0], asked, store, store_every)
-    scores = needle_scores(model_of(bridge), tokenizer, lengths, variant, count, seed, size, progress, kept, **options)
-    prompts = [niah(tokenizer, variant, length, count, seed, answer="none", **options) for length in lengths]
+    scores = needle_scores(
+        model_of(bridge), tokenizer, lengths, variant, count, seed, size, progress, kept, **options
+    )
+    prompts = [
+        niah(tokenizer, variant, length, count, seed, answer="none", **options)
+        for length in lengths
+    ]
     return _run(bridge, scores, prompts, "the task ruler")
 
 
-def task_of(directory: Path | None, name: str | None = None, size: str | None = None, **options: Any) -> Task:
-    """The task `name` for the checkpoint in `directory`: as it was trained on it, where no `size` is asked for, else at `size` ("small").
+def task_of(
+    directory: Path | None, name: str | None = None, size: str | None = None, **options: Any
+) -> Task:
+    """The task `name` for the checkpoint in `directory`: as it was trained on it, where no `size`
+    is asked for, else at `size` ("small").
 
-    None: the one that it was trained on. A task that can be put into any tokens, such as language, is put into the model's. `options`
-    change single things. Raises InputError where nothing says what it was trained on, for an unknown task or size, and for options that
-    the task lacks.
+    None: the one that it was trained on. A task that can be put into any tokens, such as language,
+    is put into the model's. `options` change single things. Raises InputError where nothing says
+    what it was trained on, for an unknown task or size, and for options that the task lacks.
     """
     name = task_name(directory, name)
     if directory is not None and name == trained_name(directory) and size is None:
@@ -130,11 +180,15 @@ def task_of(directory: Path | None, name: str | None = None, size: str | None = 
 
 
 def task_name(directory: Path | None, name: str | None = None) -> str:
-    """Return `name`, or that of the task on which the checkpoint in `directory` was trained. Raises InputError where nothing says it."""
+    """Return `name`, or that of the task on which the checkpoint in `directory` was trained.
+
+    Raises InputError where nothing says it.
+    """
     name = trained_name(directory) if name is None and directory else name
     if name is None:
         raise InputError(
-            f"{directory.name if directory else 'the model'} does not say which task it was trained on; name one, or ruler"
+            f"{directory.name if directory else 'the model'} does not say which task it was "
+            "trained on; name one, or ruler"
         )
     return name
 
@@ -142,20 +196,31 @@ def task_name(directory: Path | None, name: str | None = None) -> str:
 def _tokenizer(bridge: Any) -> Any:
     tokenizer = as_decoder(bridge).tokenizer
     if tokenizer is None:
-        raise InputError("this checkpoint has no tokenizer to make prompts with; put its tokenizer there")
+        raise InputError(
+            "this checkpoint has no tokenizer to make prompts with; put its tokenizer there"
+        )
     return tokenizer
 
 
-def _run(bridge: nn.Module, scores: xr.Dataset, prompts: Sequence[Sequence[Prompt]], origin: str) -> xr.DataTree:
-    """The run of `scores`, with `prompts_digest [test_set]`, by which a comparison knows what it may pair; of files their names alone."""
+def _run(
+    bridge: nn.Module, scores: xr.Dataset, prompts: Sequence[Sequence[Prompt]], origin: str
+) -> xr.DataTree:
+    """The run of `scores`, with `prompts_digest [test_set]`, by which a comparison knows what it
+    may pair; of files their names alone.
+    """
     digests = np.array([prompts_digest(of_set) for of_set in prompts])
     described = {"long_name": "SHA-256 over the prompts", "units": "1"}
-    options = {name: Path(value).name if _is_path(value) else value for name, value in scores.attrs.items()}
+    options = {
+        name: Path(value).name if _is_path(value) else value for name, value in scores.attrs.items()
+    }
     scores = scores.assign(prompts_digest=("test_set", digests, described)).assign_attrs(options)
     of_model = identity(bridge)
     said = notes_kept(bridge, (), (), str(of_model.get("changed", "")))
     notes = {"notes": "\n".join(said)} if said else {}
-    known = {"prompts_from": origin, **{f"version_{name}": number for name, number in versions().items()}}
+    known = {
+        "prompts_from": origin,
+        **{f"version_{name}": number for name, number in versions().items()},
+    }
     return make_run({"scores": scores}, {**of_model, **known, **notes})
 
 

@@ -1,11 +1,14 @@
-"""Measure a model while it is trained: a callback of transformers' Trainer, and the function below it for training loops of one's own.
+"""Measure a model while it is trained: a callback of transformers' Trainer, and the function below
+it for training loops of one's own.
 
     every k steps    attach -> analyze a few prompts -> detach -> OUT/step-K/run.nc, and a few numbers for the log
 
-The model is measured where it stands, without a copy. Afterwards every module, its configuration and torch's random numbers are as they
-were, so that a training with the callback ends with the same bits as one without. `compare OUT/step-*` reads the runs as a series.
+The model is measured where it stands, without a copy. Afterwards every module, its configuration
+and torch's random numbers are as they were, so that a training with the callback ends with the same
+bits as one without. `compare OUT/step-*` reads the runs as a series.
 
-Of several processes the first measures, and the others wait for it at their next exchange of gradients.
+Of several processes the first measures, and the others wait for it at their next exchange of
+gradients.
 """
 
 from __future__ import annotations
@@ -42,20 +45,25 @@ from repo_interp.run import require_run, write_run
 from repo_interp.values import Count, CountOrNone, checked
 
 _FUSED = ("eager", "sdpa")
-"""Attention that takes weights of any precision; others need the half precision that a training step casts to."""
+"""Attention that takes weights of any precision; others need the half precision that a training
+step casts to.
+"""
 
 
 class PositionsCallback(TrainerCallback):
-    """Measures `prompts` on the model in training: before the first step, every `every` steps, and after the last.
+    """Measures `prompts` on the model in training: before the first step, every `every` steps, and
+    after the last.
 
-        Trainer(model, arguments, train_dataset=data, callbacks=[ri.PositionsCallback(every=200, prompts=prompts)])
+        Trainer(model, arguments, train_dataset=data, callbacks=[ri.PositionsCallback(every=200,
+        prompts=prompts)])
 
-    `prompts`: a handful, as `ri.analyze` takes them; texts are encoded by the Trainer's `processing_class`. Runs are written to
-    `out`/step-K (None: positions/step-K in the Trainer's output directory), runs of an earlier training there are moved to
-    `out`/earlier-N; `ri.training_scalars` of each go to `state.log_history` and to
-    whatever the Trainer reports to. `measures` None: those that the command `analyze` chooses for the model. What does not fit the model is
-    refused before the first step. A later step whose numbers are not finite, or that finds no room in memory or on the disk, is left out
-    with a warning, and the training goes on.
+    `prompts`: a handful, as `ri.analyze` takes them; texts are encoded by the Trainer's
+    `processing_class`. Runs are written to `out`/step-K (None: positions/step-K in the Trainer's
+    output directory), runs of an earlier training there are moved to `out`/earlier-N;
+    `ri.training_scalars` of each go to `state.log_history` and to whatever the Trainer reports to.
+    `measures` None: those that the command `analyze` chooses for the model. What does not fit the
+    model is refused before the first step. A later step whose numbers are not finite, or that finds
+    no room in memory or on the disk, is left out with a warning, and the training goes on.
     """
 
     def __init__(
@@ -69,22 +77,36 @@ class PositionsCallback(TrainerCallback):
         self.every = checked(every, Count, "every")
         if not isinstance(prompts, Iterable) and not hasattr(prompts, "tokens"):
             raise InputError(f"prompts are a {type(prompts).__name__}; wanted a few, prompts=[...]")
-        self.prompts = prompts if isinstance(prompts, str) or hasattr(prompts, "tokens") else list(cast(Any, prompts))
+        self.prompts = (
+            prompts
+            if isinstance(prompts, str) or hasattr(prompts, "tokens")
+            else list(cast(Any, prompts))
+        )
         self.out = None if out is None else _directory(out)
         self.measures = measures if measures is None else measures_named(measures)
         self._reporters: list[Any] | None = None
         self._last: int | None = None
         if not self.prompts:
-            raise InputError("there are no prompts to measure; give PositionsCallback a few, prompts=[...]")
+            raise InputError(
+                "there are no prompts to measure; give PositionsCallback a few, prompts=[...]"
+            )
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-        """Measure the model as it comes. A training that begins puts runs of an earlier one aside. Raises InputError as `measure_step`."""
+        """Measure the model as it comes.
+
+        A training that begins puts runs of an earlier one aside. Raises InputError as
+        `measure_step`.
+        """
         if not state.is_world_process_zero:
             return
         self.out = self.out or Path(args.output_dir) / "positions"
         earlier = [file.parent for file in self.out.glob("step-*/run.nc")]
         if state.global_step == 0 and earlier:
-            aside = next(place for number in count(1) if not (place := self.out / f"earlier-{number}").exists())
+            aside = next(
+                place
+                for number in count(1)
+                if not (place := self.out / f"earlier-{number}").exists()
+            )
             aside.mkdir()
             for run in earlier:
                 run.rename(aside / run.name)
@@ -103,7 +125,9 @@ class PositionsCallback(TrainerCallback):
         if state.is_world_process_zero and state.global_step != self._last:
             self._measure_if_possible(args, state, control, given)
 
-    def _measure_if_possible(self, args: Any, state: Any, control: Any, given: Mapping[str, Any]) -> None:
+    def _measure_if_possible(
+        self, args: Any, state: Any, control: Any, given: Mapping[str, Any]
+    ) -> None:
         try:
             self._measure(args, state, control, given)
         except (NotFinite, OSError, MemoryError, torch.OutOfMemoryError) as error:
@@ -113,10 +137,15 @@ class PositionsCallback(TrainerCallback):
         self._last = state.global_step
         run = measure_step(given["model"], state.global_step, self.prompts, self.out, self.measures)
         scalars = training_scalars(run)
-        state.log_history.append({**scalars, "epoch": state.epoch or 0.0, "step": state.global_step})
+        state.log_history.append(
+            {**scalars, "epoch": state.epoch or 0.0, "step": state.global_step}
+        )
         if self._reporters is None:
-            # The Trainer shows its callbacks neither itself nor each other: these are the reporters of the same run a second time.
-            self._reporters = [reporter() for reporter in get_reporting_integration_callbacks(args.report_to)]
+            # The Trainer shows its callbacks neither itself nor each other: these are the reporters
+            # of the same run a second time.
+            self._reporters = [
+                reporter() for reporter in get_reporting_integration_callbacks(args.report_to)
+            ]
         for reporter in self._reporters:
             reporter.on_log(args, state, control, model=given["model"], logs=dict(scalars))
 
@@ -128,26 +157,37 @@ def measure_step(
     out: str | PathLike[str] | None = None,
     measures: Sequence[str | Measure] | None = None,
 ) -> xr.DataTree:
-    """The run of `prompts` on `model` after `step` steps of its training, stock or repositioned; written to `out`/step-K/run.nc.
+    """The run of `prompts` on `model` after `step` steps of its training, stock or repositioned;
+    written to `out`/step-K/run.nc.
 
         for step, batch in enumerate(batches):
             ...
             if step % 200 == 0:
                 run = ri.measure_step(model, step, prompts, out="runs/mine")
 
-    The model may be in training mode, under autocast or hold gradients; all stays as it is. It has no tokenizer, so that prompts are tokens
-    or Prompts. `measures` None: those that the command `analyze` chooses for the model. A peft model is measured with its adapter, one in
-    DistributedDataParallel or torch.compile by itself. Raises InputError as `analyze`, for a decoder that `reposition` refuses, and for
-    weights that are spread over processes (FSDP, ZeRO-3), NotFinite where everything stopped.
+    The model may be in training mode, under autocast or hold gradients; all stays as it is. It has
+    no tokenizer, so that prompts are tokens or Prompts. `measures` None: those that the command
+    `analyze` chooses for the model. A peft model is measured with its adapter, one in
+    DistributedDataParallel or torch.compile by itself. Raises InputError as `analyze`, for a
+    decoder that `reposition` refuses, and for weights that are spread over processes (FSDP,
+    ZeRO-3), NotFinite where everything stopped.
     """
     step = checked(step, CountOrNone, "step")
-    inner = model if not isinstance(model, nn.Module) else extract_model_from_parallel(model, keep_torch_compile=False)
+    inner = (
+        model
+        if not isinstance(model, nn.Module)
+        else extract_model_from_parallel(model, keep_torch_compile=False)
+    )
     require_model(inner)
     inner = cast(Any, model_of(inner))
     _require_whole(inner)
     kind = inner.device.type
-    devices = sorted({each.device.index or 0 for each in inner.parameters() if each.device.type == kind})
-    forked: dict[str, Any] = {"devices": devices, "device_type": kind} if kind != "cpu" else {"devices": []}
+    devices = sorted(
+        {each.device.index or 0 for each in inner.parameters() if each.device.type == kind}
+    )
+    forked: dict[str, Any] = (
+        {"devices": devices, "device_type": kind} if kind != "cpu" else {"devices": []}
+    )
     given = as_prompts(prompts, inner)
     with (
         torch.random.fork_rng(**forked),
@@ -162,9 +202,16 @@ def measure_step(
         if inner.config._attn_implementation not in _FUSED:
             inner.config._attn_implementation = "sdpa"
         require_parity(inner)
-        run = analyze(inner, given, default_measures(given, as_decoder(inner).schemes) if measures is None else measures)
+        run = analyze(
+            inner,
+            given,
+            default_measures(given, as_decoder(inner).schemes) if measures is None else measures,
+        )
     name = Path(getattr(inner.config, "name_or_path", "") or "").name
-    run.attrs |= {"training_step": step, "checkpoint": f"{name}/step-{step}" if name else f"step-{step}"}
+    run.attrs |= {
+        "training_step": step,
+        "checkpoint": f"{name}/step-{step}" if name else f"step-{step}",
+    }
     if out is not None:
         directory = _directory(out) / f"step-{step}"
         directory.mkdir(parents=True, exist_ok=True)
@@ -192,27 +239,35 @@ def training_scalars(run: xr.DataTree) -> dict[str, float]:
             found |= {name: float(values.isel(layer=learned).mean())} if learned.any() else {}
     span = str(run.attrs.get("main_span", ""))
     if span and "attention_mass" in run.children:
-        found[f"{span}_mass"] = float(run["attention_mass"].to_dataset()["mass"].sel(span=span).mean("prompt").max())
+        found[f"{span}_mass"] = float(
+            run["attention_mass"].to_dataset()["mass"].sel(span=span).mean("prompt").max()
+        )
     found["findings"] = float(len(findings(run)))
     return {f"positions_{name}": value for name, value in found.items()}
 
 
 @contextmanager
 def as_before(model: nn.Module) -> Iterator[None]:
-    """After the context every module of `model`, and its configuration, has the attributes, children, buffers and hooks that it had before.
+    """After the context every module of `model`, and its configuration, has the attributes,
+    children, buffers and hooks that it had before.
 
     Tensors are not copied: their values must stay as they are inside.
     """
     owners: list[Any] = [*model.modules(), model.config]
     kinds = type(model.config)
     before = [
-        (owner, dict(vars(owner)), [(table, dict(table)) for table in vars(owner).values() if isinstance(table, dict)])
+        (
+            owner,
+            dict(vars(owner)),
+            [(table, dict(table)) for table in vars(owner).values() if isinstance(table, dict)],
+        )
         for owner in owners
     ]
     try:
         yield
     finally:
-        # The class is what `vars` lacks: `reposition` exchanged it on the object that the user's model holds.
+        # The class is what `vars` lacks: `reposition` exchanged it on the object that the user's
+        # model holds.
         model.config.__class__ = kinds  # pyright: ignore[reportAttributeAccessIssue]
         for owner, attributes, tables in before:
             for table, content in [(vars(owner), attributes), *tables]:
@@ -231,5 +286,6 @@ def _require_whole(model: nn.Module) -> None:
     for name, parameter in model.named_parameters():
         if parameter.numel() == 0 or hasattr(parameter, "device_mesh"):
             raise InputError(
-                f"{name} is spread over processes (FSDP, ZeRO-3), and the first process alone measures; save checkpoints and analyze these"
+                f"{name} is spread over processes (FSDP, ZeRO-3), and the first process "
+                "alone measures; save checkpoints and analyze these"
             )

@@ -1,4 +1,6 @@
-"""The files of a checkpoint: where they are, what they state, what they hold. Knows no model, no task and no measure.
+"""The files of a checkpoint: where they are, what they state, what they hold.
+
+Knows no model, no task and no measure.
 
 directories, stored, fetched            where a checkpoint is, which files it has, where fetched models are kept
 stated, fields, options, released       what its configuration states, checked

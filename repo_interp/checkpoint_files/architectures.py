@@ -1,9 +1,11 @@
-"""What is known of a decoder from its configuration alone: whether it opens, which layers rotate, the length that it was trained on.
+"""What is known of a decoder from its configuration alone: whether it opens, which layers rotate,
+the length that it was trained on.
 
-Nothing here is needed to open a family: how a layer rotates is measured on its module (`rotation`), and a family that follows the
-interfaces of transformers opens without a line of code. The tables below name what measurement would refuse, so that it is refused
-before weights are read, and what configurations leave to classes. Reads no weights, builds no model and loads no torch: a `config` is a
-configuration of transformers or any object with the same attributes.
+Nothing here is needed to open a family: how a layer rotates is measured on its module (`rotation`),
+and a family that follows the interfaces of transformers opens without a line of code. The tables
+below name what measurement would refuse, so that it is refused before weights are read, and what
+configurations leave to classes. Reads no weights, builds no model and loads no torch: a `config` is
+a configuration of transformers or any object with the same attributes.
 """
 
 from __future__ import annotations
@@ -17,7 +19,17 @@ from repo_interp.positions.layouts import NO_ATTENTION
 from repo_interp.records import shown
 
 _ENCODERS = (
-    *("bert", "bert-generation", "big_bird", "camembert", "data2vec-text", "electra", "ernie", "megatron-bert", "rembert"),
+    *(
+        "bert",
+        "bert-generation",
+        "big_bird",
+        "camembert",
+        "data2vec-text",
+        "electra",
+        "ernie",
+        "megatron-bert",
+        "rembert",
+    ),
     *(
         "roberta",
         "roberta-prelayernorm",
@@ -32,7 +44,18 @@ _ENCODERS = (
     ),
 )
 _ENCODER_DECODERS = (
-    *("bart", "bigbird_pegasus", "blenderbot", "blenderbot-small", "marian", "mbart", "mvp", "pegasus", "plbart", "prophetnet"),
+    *(
+        "bart",
+        "bigbird_pegasus",
+        "blenderbot",
+        "blenderbot-small",
+        "marian",
+        "mbart",
+        "mvp",
+        "pegasus",
+        "plbart",
+        "prophetnet",
+    ),
     *("trocr", "whisper", "musicgen", "musicgen_melody", "git"),
 )
 _ONE_MODULE_FOR_MANY_LAYERS = ("hrm_text", "zamba", "zamba2")
@@ -40,34 +63,57 @@ _DRAFTS = ("gemma4_assistant", "gemma4_unified_assistant")
 _OWN_TABLES = ("moshi", "recurrent_gemma")
 _NORM_AFTER = ("hunyuan_v1_dense", "hunyuan_v1_moe")
 _WITHOUT_ATTENTION = ("mamba", "mamba2", "falcon_mamba", "rwkv", "xlstm")
-_OWN_ATTENTION = (*("codegen", "cpmant", "ctrl", "gpt_neo", "gpt_neox_japanese", "mpt", "openai-gpt", "xglm"),)
+_OWN_ATTENTION = (
+    *("codegen", "cpmant", "ctrl", "gpt_neo", "gpt_neox_japanese", "mpt", "openai-gpt", "xglm"),
+)
 REASONS = {
     **dict.fromkeys(_ENCODERS, "is an encoder, which sees later tokens too; wanted a decoder"),
     **dict.fromkeys(_ENCODER_DECODERS, "attends to an encoder too; wanted a decoder alone"),
-    **dict.fromkeys(_DRAFTS, "drafts tokens for another model, whose keys it reads; gemma4_text is supported"),
-    **dict.fromkeys(_OWN_TABLES, "makes its tables inside its attention, where they cannot be exchanged; gemma2 is supported"),
     **dict.fromkeys(
-        _NORM_AFTER, "has a norm with gains after the rotation, so positions cannot be exchanged; qwen3 is supported"
+        _DRAFTS, "drafts tokens for another model, whose keys it reads; gemma4_text is supported"
     ),
-    "deepseek_v4": "attends to keys that stand for several tokens, which have no position of their own; deepseek_v32 is supported",
-    "inkling2_text": "makes keys, values and queries of different states; inkling_text is supported",
-    **dict.fromkeys(("aya_vision", "cohere2_vision"), "scales its logits otherwise than its text part does alone"),
     **dict.fromkeys(
-        ("blip-2", "instructblip", "instructblipvideo"), "reads an image with every text, so its text part never runs alone"
+        _OWN_TABLES,
+        "makes its tables inside its attention, where they cannot be exchanged; gemma2 is "
+        "supported",
     ),
-    "emu3": "has a text part that transformers makes no causal language model of by itself; llama is supported",
+    **dict.fromkeys(
+        _NORM_AFTER,
+        "has a norm with gains after the rotation, so positions cannot be exchanged; qwen3 "
+        "is supported",
+    ),
+    "deepseek_v4": "attends to keys that stand for several tokens, which have no position of "
+    "their own; deepseek_v32 is supported",
+    "inkling2_text": "makes keys, values and queries of different states; inkling_text is "
+    "supported",
+    **dict.fromkeys(
+        ("aya_vision", "cohere2_vision"),
+        "scales its logits otherwise than its text part does alone",
+    ),
+    **dict.fromkeys(
+        ("blip-2", "instructblip", "instructblipvideo"),
+        "reads an image with every text, so its text part never runs alone",
+    ),
+    "emu3": "has a text part that transformers makes no causal language model of by itself; "
+    "llama is supported",
     "mllama": "has layers of text that attend to images; llama4 is supported",
     "paligemma": "attends to later tokens of a prompt too; gemma3 is supported",
-    "blt": "reads bytes in patches, by an encoder and a decoder of its own; wanted a decoder of tokens, such as llama",
-    "diffllama": "subtracts two patterns of attention, so one pattern does not explain its output; llama is supported",
+    "blt": "reads bytes in patches, by an encoder and a decoder of its own; wanted a decoder "
+    "of tokens, such as llama",
+    "diffllama": "subtracts two patterns of attention, so one pattern does not explain its "
+    "output; llama is supported",
     **dict.fromkeys(
         _ONE_MODULE_FOR_MANY_LAYERS,
-        "runs one attention module several times in a pass, so its layers cannot be kept apart; bamba is supported",
+        "runs one attention module several times in a pass, so its layers cannot be kept "
+        "apart; bamba is supported",
     ),
-    **dict.fromkeys(_WITHOUT_ATTENTION, "has no attention, so its tokens have no positions to see or to change"),
+    **dict.fromkeys(
+        _WITHOUT_ATTENTION, "has no attention, so its tokens have no positions to see or to change"
+    ),
     **dict.fromkeys(
         _OWN_ATTENTION,
-        "computes attention itself instead of calling the attention interface of transformers, so it cannot be observed; gpt_neox, gptj "
+        "computes attention itself instead of calling the attention interface of "
+        "transformers, so it cannot be observed; gpt_neox, gptj "
         "and bloom are supported",
     ),
 }
@@ -77,7 +123,8 @@ _WITHOUT_ATTENTION_TYPES = ("linear_attention", "conv", "moe", "mamba", "recurre
 """Types of layers, as configurations name them, that have no attention."""
 _NAMED_LAYERS = ("layer_types", "layers_block_type")
 _HONOURS_NO_ROPE_LAYERS = ("smollm3", "llama4_text")
-"""Families whose modules read `no_rope_layers` (1: rotates); others, such as Llama, ignore the key."""
+"""Families whose modules read `no_rope_layers` (1: rotates); others, such as Llama, ignore the key.
+"""
 _FULL_LAYERS_DO_NOT_ROTATE = ("afmoe", "cohere2", "cohere2_moe", "exaone4", "exaone_moe", "flint")
 """Families whose layers with full attention have no rotation, beside sliding ones that have."""
 _DO_NOT_ROTATE = ("inkling_text", "jamba", "kimi_linear", "nemotron_h")
@@ -86,23 +133,44 @@ _SLOPES = ("bloom",)
 """Families that add a slope per head times the distance to their logits."""
 _LEARNED_AT_INPUT = ("biogpt", "gpt-sw3", "gpt2", "gpt_bigcode", "opt")
 """Families that add a learned vector per position to the token embeddings."""
-LENGTHS = ("max_position_embeddings", "n_positions", "n_ctx", "max_sequence_length", "max_seq_len", "seq_length")
+LENGTHS = (
+    "max_position_embeddings",
+    "n_positions",
+    "n_ctx",
+    "max_sequence_length",
+    "max_seq_len",
+    "seq_length",
+)
 
 
 def class_name(family: str) -> str:
-    """The class of a decoder of `model_type` `family`, as transformers and TransformerLens call it."""
+    """The class of a decoder of `model_type` `family`, as transformers and TransformerLens call
+    it.
+    """
     return decoders()[family]
 
 
 def refusal(family: Any) -> str | None:
-    """Why decoders of this `model_type` cannot be opened; None where nothing is known against it."""
+    """Why decoders of this `model_type` cannot be opened; None where nothing is known against
+    it.
+    """
     if not isinstance(family, str):
-        return f"model_type is {shown(family)}; wanted the name of a decoder, such as llama or qwen3"
+        return (
+            f"model_type is {shown(family)}; wanted the name of a decoder, such as llama or qwen3"
+        )
     if family not in decoders():
         near = difflib.get_close_matches(family, decoders(), 3, 0.5)
-        meant = f"; nearest by name: {', '.join(near)}" if near else "; wanted a decoder, such as llama or qwen3"
+        meant = (
+            f"; nearest by name: {', '.join(near)}"
+            if near
+            else "; wanted a decoder, such as llama or qwen3"
+        )
         return f"model_type {str(family)[:80]!r} is no causal language model of transformers{meant}"
-    return f"model_type {family!r} cannot be opened: it {REASONS[family]}" if family in REASONS else None
+    return (
+        f"model_type {family!r} cannot be opened: it {REASONS[family]}"
+        if family in REASONS
+        else None
+    )
 
 
 def require_family(config: Any) -> None:
@@ -114,15 +182,25 @@ def require_family(config: Any) -> None:
     if part is not None:
         text = part.model_type
         opens = text in decoders() and refusal(text) is None
-        nearest = f"ri.load opens its text part, type {text!r}" if opens else "wanted a decoder of text alone, such as llama"
+        nearest = (
+            f"ri.load opens its text part, type {text!r}"
+            if opens
+            else "wanted a decoder of text alone, such as llama"
+        )
         raise InputError(
-            f"model_type {config.model_type!r} cannot be opened: its decoder is one part of a larger model; {nearest}"
+            f"model_type {config.model_type!r} cannot be opened: its decoder is one part of "
+            f"a larger model; {nearest}"
         )
     if config.model_type == "falcon" and config.alibi:
-        raise InputError("a Falcon with ALiBi scales what it adds to its logits, which is not supported; one that rotates is")
-    if getattr(config, "use_bidirectional_attention", False) not in (False, None, "vision"):  # Gemma 4's images alone
         raise InputError(
-            f"this {config.model_type} decoder attends to later tokens (use_bidirectional_attention); wanted a causal one"
+            "a Falcon with ALiBi scales what it adds to its logits, which is not supported; "
+            "one that rotates is"
+        )
+    # Gemma 4's images alone
+    if getattr(config, "use_bidirectional_attention", False) not in (False, None, "vision"):
+        raise InputError(
+            f"this {config.model_type} decoder attends to later tokens "
+            "(use_bidirectional_attention); wanted a causal one"
         )
     for parameters in _rope_parameters(config):
         kind = parameters.get("rope_type", "default")
@@ -131,26 +209,36 @@ def require_family(config: Any) -> None:
 
 
 def native_layout(config: Any) -> tuple[str, ...]:
-    """The scheme of every layer of the stock decoder, as far as its configuration says: `rope`, `nope`, or `-` without attention.
+    """The scheme of every layer of the stock decoder, as far as its configuration says: `rope`,
+    `nope`, or `-` without attention.
 
     A model that is loaded has the layout that was measured on its modules.
     """
     family, layers = config.model_type, config.num_hidden_layers
-    kinds = next((kinds for name in _NAMED_LAYERS if (kinds := getattr(config, name, None))), None) or ["attention"] * layers
+    kinds = (
+        next((kinds for name in _NAMED_LAYERS if (kinds := getattr(config, name, None))), None)
+        or ["attention"] * layers
+    )
     rotates = [family not in (*_DO_NOT_ROTATE, *_LEARNED_AT_INPUT, *_SLOPES)] * layers
     if family in _HONOURS_NO_ROPE_LAYERS and getattr(config, "no_rope_layers", None):
         rotates = [bool(each) for each in config.no_rope_layers]
     if family in _FULL_LAYERS_DO_NOT_ROTATE and "sliding_attention" in kinds:
         rotates = [kind != "full_attention" for kind in kinds]
     parameters = getattr(config, "rope_parameters", None) or {}
-    rotates = [turns and parameters.get(kind, {}) is not None for turns, kind in zip(rotates, kinds, strict=True)]
+    rotates = [
+        turns and parameters.get(kind, {}) is not None
+        for turns, kind in zip(rotates, kinds, strict=True)
+    ]
     if thetas := getattr(config, "layer_rope_theta", None):  # Granite
         rotates = [turns and theta != 0 for turns, theta in zip(rotates, thetas, strict=True)]
     if (attending := getattr(config, "attn_layer_indices", None)) is not None:  # Bamba
         kinds = ["attention" if layer in attending else "mamba" for layer in range(layers)]
     attends = [kind not in _WITHOUT_ATTENTION_TYPES for kind in kinds]
     still = "learned" if family in _LEARNED_AT_INPUT else "alibi" if family in _SLOPES else "nope"
-    return tuple(("rope" if turns else still) if sees else NO_ATTENTION for turns, sees in zip(rotates, attends, strict=True))
+    return tuple(
+        ("rope" if turns else still) if sees else NO_ATTENTION
+        for turns, sees in zip(rotates, attends, strict=True)
+    )
 
 
 def training_length(config: Any) -> int:
@@ -160,9 +248,14 @@ def training_length(config: Any) -> int:
     """
     lengths = [p.get("original_max_position_embeddings") for p in _rope_parameters(config)]
     known = [length for length in lengths if length]
-    known = known or [length for name in LENGTHS if isinstance(length := getattr(config, name, None), int)]
+    known = known or [
+        length for name in LENGTHS if isinstance(length := getattr(config, name, None), int)
+    ]
     if not known:
-        raise InputError(f"the {config.model_type} configuration does not say how long its training prompts were ({LENGTHS[0]})")
+        raise InputError(
+            f"the {config.model_type} configuration does not say how long its training "
+            f"prompts were ({LENGTHS[0]})"
+        )
     return int(min(known))
 
 

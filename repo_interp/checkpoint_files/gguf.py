@@ -2,10 +2,12 @@
 
     model.gguf -> CACHE/gguf/SHA256-VERSION/{config.json, model.safetensors, tokenizer.json, ...}
 
-Every tensor of the model comes from the file and every tensor of the file is used, in the model's shape, or the file is refused by name;
-how the model rotates and attends is read in `gguf_metadata`. Weights of a quantised file are those that its blocks stand for, in float32.
-The kept directory is named after the file's content, so that a changed file is converted anew, and it appears whole or not at all. A file
-is data: nothing of it is run, and files beside it are not looked at. Needs the package `gguf` (the extra `[gguf]`).
+Every tensor of the model comes from the file and every tensor of the file is used, in the model's
+shape, or the file is refused by name; how the model rotates and attends is read in `gguf_metadata`.
+Weights of a quantised file are those that its blocks stand for, in float32. The kept directory is
+named after the file's content, so that a changed file is converted anew, and it appears whole or
+not at all. A file is data: nothing of it is run, and files beside it are not looked at. Needs the
+package `gguf` (the extra `[gguf]`).
 """
 
 from __future__ import annotations
@@ -24,7 +26,13 @@ import numpy as np
 import torch
 from accelerate import init_empty_weights
 from safetensors.torch import save_file
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PretrainedConfig, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PretrainedConfig,
+    PreTrainedModel,
+)
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from repo_interp.checkpoint_files.gguf_header import FACTORS, Header, header_of, require_magic
@@ -35,17 +43,22 @@ from repo_interp.errors import InputError, one_line, refused
 from repo_interp.files import cache_directory, replaced
 
 _VERSION = 2
-"""Raised whenever the same file is converted to something else, so that what an older version kept is not taken."""
+"""Raised whenever the same file is converted to something else, so that what an older version kept
+is not taken.
+"""
 _LLAMA_3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
-"""The same in every release of Llama 3.1 to 3.3; llama.cpp's converter takes them where a configuration lacks them."""
+"""The same in every release of Llama 3.1 to 3.3; llama.cpp's converter takes them where a
+configuration lacks them.
+"""
 _LLAMA_3_LENGTH = 8192
 
 
 def converted(file: str | os.PathLike[str]) -> Path:
     """The checkpoint directory that the GGUF file stands for, converted on the first call and kept.
 
-    Raises InputError for a file that is no GGUF, holds a model of a family that cannot be repositioned, cannot be read, or has tensors
-    or metadata that do not fit, and where the disk has no room.
+    Raises InputError for a file that is no GGUF, holds a model of a family that cannot be
+    repositioned, cannot be read, or has tensors or metadata that do not fit, and where the disk has
+    no room.
     """
     file = Path(file)
     require_magic(file)
@@ -58,17 +71,21 @@ def converted(file: str | os.PathLike[str]) -> Path:
 
 
 def write_converted(file: Path, directory: Path, texts: Iterable[Path] = ()) -> None:
-    """Write what the GGUF `file` stands for into `directory`, with copies of `texts`, whole or not at all.
+    """Write what the GGUF `file` stands for into `directory`, with copies of `texts`, whole or not
+    at all.
 
     Raises InputError as `converted` does.
     """
     header, model, names = fitted(file)
     with refused(f"{file} cannot be read as GGUF", 200):
         weights = {
-            name: torch.from_numpy(_as_hugging_face(header.values(stored), stored, header, model.config))
+            name: torch.from_numpy(
+                _as_hugging_face(header.values(stored), stored, header, model.config)
+            )
             for name, stored in names.items()
         }
-        with tempfile.TemporaryDirectory() as alone:  # files beside it say nothing about the tokenizer
+        # files beside it say nothing about the tokenizer
+        with tempfile.TemporaryDirectory() as alone:
             (Path(alone) / "model.gguf").symlink_to(file.resolve())
             tokenizer = AutoTokenizer.from_pretrained(
                 alone, gguf_file="model.gguf", local_files_only=True, trust_remote_code=False
@@ -85,15 +102,19 @@ def write_converted(file: Path, directory: Path, texts: Iterable[Path] = ()) -> 
             tokenizer.save_pretrained(unfinished)
             for text in texts:
                 shutil.copy(text, unfinished)
-    except Exception as error:  # safetensors and tokenizers have errors of their own for a full disk
+    except Exception as error:
+        # safetensors and tokenizers have errors of their own for a full disk
         raise InputError(
-            f"{file} could not be converted into {directory}: {one_line(error)}; make room there, or set REPO_INTERP_CACHE"
+            f"{file} could not be converted into {directory}: {one_line(error)}; make room "
+            "there, or set REPO_INTERP_CACHE"
         ) from None
 
 
 def fitted(file: Path) -> tuple[Header, PreTrainedModel, dict[str, str]]:
-    """The header of a GGUF `file`; the model that it describes, without weights (on the meta device); and the tensor of every weight of the
-    model, by the weight's name. Raises InputError as `converted` does, but for what is wrong with values.
+    """The header of a GGUF `file`; the model that it describes, without weights (on the meta
+    device); and the tensor of every weight of the model, by the weight's name.
+
+    Raises InputError as `converted` does, but for what is wrong with values.
     """
     header = header_of(file)
     with init_empty_weights(include_buffers=False):
@@ -102,50 +123,82 @@ def fitted(file: Path) -> tuple[Header, PreTrainedModel, dict[str, str]]:
 
 
 def _configuration(header: Header) -> PretrainedConfig:
-    """The configuration of the decoder in a GGUF file. Raises InputError as `keys_of`, and for a rotation that transformers lacks."""
+    """The configuration of the decoder in a GGUF file.
+
+    Raises InputError as `keys_of`, and for a rotation that transformers lacks.
+    """
     raw = keys_of(header)
     with refused(f"{header.file} describes no decoder"):
         config = AutoConfig.for_model(raw.pop("model_type"), **raw)
     if not _has_factors(header):
         return config
     factors = header.values(FACTORS)
-    return config if np.array_equal(factors, np.ones(config.head_dim // 2)) else _with_factors(config, factors, str(header.file))
+    return (
+        config
+        if np.array_equal(factors, np.ones(config.head_dim // 2))
+        else _with_factors(config, factors, str(header.file))
+    )
 
 
 def _has_factors(header: Header) -> bool:
-    """Whether factors divide its frequencies: llama.cpp reads them for no other of our architectures."""
-    return FACTORS in header.tensors and architecture_of(header.metadata, str(header.file)).interleaved
+    """Whether factors divide its frequencies: llama.cpp reads them for no other of our
+    architectures.
+    """
+    return (
+        FACTORS in header.tensors and architecture_of(header.metadata, str(header.file)).interleaved
+    )
 
 
 def _with_factors(config: PretrainedConfig, factors: Any, file: str) -> PretrainedConfig:
-    """`config` with the llama3 rule that divides its frequencies by `factors`. Raises InputError where no such rule does."""
+    """`config` with the llama3 rule that divides its frequencies by `factors`.
+
+    Raises InputError where no such rule does.
+    """
     plain, config = config.rope_parameters, copy.deepcopy(config)
     if factors.shape != (config.head_dim // 2,):
-        raise InputError(f"{file}: {FACTORS} has shape {list(factors.shape)}; wanted {[config.head_dim // 2]}")
+        raise InputError(
+            f"{file}: {FACTORS} has shape {list(factors.shape)}; wanted {[config.head_dim // 2]}"
+        )
     if plain.get("rope_type") != "default":
-        raise InputError(f"{file}: {FACTORS} stands beside another scaling, which no Hugging Face decoder combines; refused")
-    frequencies = plain["rope_theta"] ** (-torch.arange(0, config.head_dim, 2, dtype=torch.float64) / config.head_dim)
+        raise InputError(
+            f"{file}: {FACTORS} stands beside another scaling, which no Hugging Face decoder "
+            "combines; refused"
+        )
+    frequencies = plain["rope_theta"] ** (
+        -torch.arange(0, config.head_dim, 2, dtype=torch.float64) / config.head_dim
+    )
     factors = torch.as_tensor(np.array(factors, dtype=np.float64))
     largest = float(factors.max())
     low, high = _LLAMA_3.values()
-    # Between the two ends 1 / factor = (1 - s) / largest + s, and s = (length * frequency / 2 pi - low) / (high - low).
+    # Between the two ends 1 / factor = (1 - s) / largest + s, and s = (length * frequency / 2 pi -
+    # low) / (high - low).
     share = (1 / factors - 1 / largest) / (1 - 1 / largest)
     between = (share > 1e-3) & (share < 1 - 1e-3)
     lengths = ((low + share * (high - low)) * 2 * math.pi / frequencies)[between]
-    for length in (_LLAMA_3_LENGTH, *(max(1, round(float(length))) for length in lengths[:1])) if largest > 1 else ():
+    for length in (
+        (_LLAMA_3_LENGTH, *(max(1, round(float(length))) for length in lengths[:1]))
+        if largest > 1
+        else ()
+    ):
         config.rope_parameters = (
-            plain | {"rope_type": "llama3", "factor": largest, "original_max_position_embeddings": length} | _LLAMA_3
+            plain
+            | {"rope_type": "llama3", "factor": largest, "original_max_position_embeddings": length}
+            | _LLAMA_3
         )
         given, _ = ROPE_INIT_FUNCTIONS["llama3"](config, torch.device("cpu"))
         if torch.allclose(given.double() * factors, frequencies, rtol=1e-4, atol=0):
             return config
     raise InputError(
-        f"{file}: {FACTORS} does not follow the rule of Llama 3.1, the only one that Hugging Face's decoders know; refused"
+        f"{file}: {FACTORS} does not follow the rule of Llama 3.1, the only one that Hugging "
+        "Face's decoders know; refused"
     )
 
 
 def _fitting(model: PreTrainedModel, header: Header) -> dict[str, str]:
-    """The tensor in the file of every weight of `model`, by the weight's name. Raises InputError where the two do not fit."""
+    """The tensor in the file of every weight of `model`, by the weight's name.
+
+    Raises InputError where the two do not fit.
+    """
     from gguf import MODEL_ARCH_NAMES, get_tensor_name_map
 
     file, shapes, architecture = header.file, header.shapes, header.metadata["general.architecture"]
@@ -156,13 +209,21 @@ def _fitting(model: PreTrainedModel, header: Header) -> dict[str, str]:
     wanted = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     if model.config.tie_word_embeddings:
         wanted.pop("lm_head.weight", None)
-    names = {name: f"{known.get_name(name.rpartition('.')[0])}.{name.rpartition('.')[2]}" for name in wanted}
+    names = {
+        name: f"{known.get_name(name.rpartition('.')[0])}.{name.rpartition('.')[2]}"
+        for name in wanted
+    }
     described = f"a {architecture} of {model.config.num_hidden_layers} blocks"
     missing = [stored for stored in names.values() if stored not in shapes]
-    require_fit(file, described, missing=missing, unexpected=sorted(shapes.keys() - set(names.values())))
+    require_fit(
+        file, described, missing=missing, unexpected=sorted(shapes.keys() - set(names.values()))
+    )
     for name, stored in names.items():
         if shapes[stored] != wanted[name]:
-            raise InputError(f"{file}: {stored} has shape {list(shapes[stored])}; {described} wants {list(wanted[name])}")
+            raise InputError(
+                f"{file}: {stored} has shape {list(shapes[stored])}; {described} wants "
+                f"{list(wanted[name])}"
+            )
     return names
 
 

@@ -1,9 +1,13 @@
-"""The header of a GGUF file: its metadata, and where it has each tensor. Loads no torch; `values` reads a tensor.
+"""The header of a GGUF file: its metadata, and where it has each tensor.
 
-    "GGUF" version tensors pairs | key type value ... | name axes kind offset ... | padding | values of tensors, in order, without gaps
+Loads no torch; `values` reads a tensor.
 
-Texts are skipped by their lengths: a list of them, as long as the vocabulary, is kept as a range of its length. Everything is checked
-against the end of the file before it is followed. Needs the package `gguf` (the extra `[gguf]`), for the kinds of blocks.
+    "GGUF" version tensors pairs | key type value ... | name axes kind offset ... | padding | values
+    of tensors, in order, without gaps
+
+Texts are skipped by their lengths: a list of them, as long as the vocabulary, is kept as a range of
+its length. Everything is checked against the end of the file before it is followed. Needs the
+package `gguf` (the extra `[gguf]`), for the kinds of blocks.
 """
 
 from __future__ import annotations
@@ -22,7 +26,9 @@ from repo_interp.errors import InputError, one_line, refused
 
 SUFFIX = ".gguf"
 FACTORS = "rope_freqs.weight"
-"""The tensor that divides the frequency of every rotary pair; it belongs to the rotation, not to the weights."""
+"""The tensor that divides the frequency of every rotary pair; it belongs to the rotation, not to
+the weights.
+"""
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
 _NUMBERS = "BbHhIif?..Qqd"
@@ -67,13 +73,22 @@ class Header:
         tensor = self.tensors[name]
         kind = GGMLQuantizationType(tensor.kind)
         stored = np.memmap(self.file, np.uint8, "r", tensor.offset, (tensor.size,))
-        return np.array(dequantize(stored.reshape(quant_shape_to_byte_shape(tensor.shape, kind)), kind), np.float32)
+        return np.array(
+            dequantize(stored.reshape(quant_shape_to_byte_shape(tensor.shape, kind)), kind),
+            np.float32,
+        )
 
 
 def header_of(file: Path) -> Header:
-    """The header of a GGUF file. Raises InputError for one that is none, ends too early, or whose tensors overlap."""
+    """The header of a GGUF file.
+
+    Raises InputError for one that is none, ends too early, or whose tensors overlap.
+    """
     if find_spec("gguf") is None:
-        raise InputError(f"{file} is a GGUF file; to read it install the package gguf: pip install 'repo-interp[gguf]'")
+        raise InputError(
+            f"{file} is a GGUF file; to read it install the package gguf: pip install "
+            "'repo-interp[gguf]'"
+        )
     require_magic(file)
     with refused(f"{file} cannot be read as GGUF", 200):
         return _read(file)
@@ -83,7 +98,10 @@ def require_magic(file: Path) -> None:
     """Raise InputError for a file that does not begin as GGUF files do."""
     with file.open("rb") as stream:
         if stream.read(len(_MAGIC)) != _MAGIC:
-            raise InputError(f"{file} does not begin as a GGUF file does; wanted one that llama.cpp or a model hub gives")
+            raise InputError(
+                f"{file} does not begin as a GGUF file does; wanted one that llama.cpp or a "
+                "model hub gives"
+            )
 
 
 class _Reader:
@@ -95,7 +113,9 @@ class _Reader:
     def taken(self, size: int) -> memoryview:
         """The next `size` bytes."""
         if size > len(self.data) - self.place:
-            raise InputError(f"{self._file} cannot be read as GGUF: it ends before all that its header announces")
+            raise InputError(
+                f"{self._file} cannot be read as GGUF: it ends before all that its header announces"
+            )
         self.place += size
         return memoryview(self.data)[self.place - size : self.place]  # pyright: ignore[reportArgumentType]
 
@@ -106,7 +126,9 @@ class _Reader:
         return bytes(self.taken(self.number("Q"))).decode()
 
     def value(self, kind: int) -> Any:
-        """A value of this type: a number, a text or a list; of a long list, or one of texts, a range of its length."""
+        """A value of this type: a number, a text or a list; of a long list, or one of texts, a
+        range of its length.
+        """
         if kind == _TEXT:
             return self.text()
         if kind != _LIST:
@@ -115,12 +137,15 @@ class _Reader:
         if of == _LIST:
             raise ValueError("a list of lists")
         if of == _TEXT:
-            for _ in range(count):  # a false count ends at the end of the file: each text takes 8 bytes or more
+            # a false count ends at the end of the file: each text takes 8 bytes or more
+            for _ in range(count):
                 self.taken(self.number("Q"))
             return range(count)
         letter = _NUMBERS[of]
         stored = self.taken(count * struct.calcsize(f"<{letter}"))
-        return list(struct.unpack(f"<{count}{letter}", stored)) if count <= _LONGEST else range(count)
+        return (
+            list(struct.unpack(f"<{count}{letter}", stored)) if count <= _LONGEST else range(count)
+        )
 
 
 def _read(file: Path) -> Header:
@@ -129,7 +154,9 @@ def _read(file: Path) -> Header:
     reader = _Reader(file)
     version = reader.number("I")
     if version not in _VERSIONS:
-        raise ValueError(f"version {version}; wanted {' or '.join(map(str, _VERSIONS))}, little-endian")
+        raise ValueError(
+            f"version {version}; wanted {' or '.join(map(str, _VERSIONS))}, little-endian"
+        )
     tensors, pairs = reader.number("Q"), reader.number("Q")
     metadata: dict[str, Any] = {}
     for _ in range(pairs):
@@ -146,22 +173,30 @@ def _read(file: Path) -> Header:
         infos.append((name, shape[::-1], reader.number("I"), reader.number("Q")))
     alignment = metadata.get("general.alignment", 32)
     if not isinstance(alignment, int) or alignment < 1 or alignment & (alignment - 1):
-        raise ValueError(f"general.alignment is {one_line(repr(alignment), 40)}; wanted a power of two")
+        raise ValueError(
+            f"general.alignment is {one_line(repr(alignment), 40)}; wanted a power of two"
+        )
     begin = first = -(-reader.place // alignment) * alignment
     found: dict[str, Tensor] = {}
     for name, shape, kind, offset in infos:
         if name in found:
             raise ValueError(f"the tensor {one_line(name, 100)} stands twice")
-        if first + offset != begin:  # as llama.cpp has it: else two tensors could have the same values
+        # as llama.cpp has it: else two tensors could have the same values
+        if first + offset != begin:
             raise InputError(
-                f"{file}: {one_line(name, 100)} begins at byte {first + offset:,}; the tensor before it ends at {begin:,}"
+                f"{file}: {one_line(name, 100)} begins at byte {first + offset:,}; the "
+                f"tensor before it ends at {begin:,}"
             )
         in_block, bytes_of_block = GGML_QUANT_SIZES[GGMLQuantizationType(kind)]
         if not shape or shape[-1] % in_block:
-            raise ValueError(f"{one_line(name, 100)} has shape {list(shape)}, and blocks of {in_block}")
+            raise ValueError(
+                f"{one_line(name, 100)} has shape {list(shape)}, and blocks of {in_block}"
+            )
         size = math.prod(shape) // in_block * bytes_of_block
         if begin + size > len(reader.data):
-            raise InputError(f"{file} cannot be read as GGUF: it ends before all that its header announces")
+            raise InputError(
+                f"{file} cannot be read as GGUF: it ends before all that its header announces"
+            )
         found[name] = Tensor(shape, kind, begin, size)
         begin += -(-size // alignment) * alignment
     return Header(file, metadata, found)

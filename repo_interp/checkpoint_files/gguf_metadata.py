@@ -1,10 +1,13 @@
-"""The metadata of a GGUF file as a Hugging Face configuration, rotation included, with llama.cpp's defaults.
+"""The metadata of a GGUF file as a Hugging Face configuration, rotation included, with llama.cpp's
+defaults.
 
-    llama.block_count -> num_hidden_layers, llama.rope.scaling.{type, factor, ...} and rope_freqs.weight -> rope_parameters, ...
+    llama.block_count -> num_hidden_layers, llama.rope.scaling.{type, factor, ...} and
+    rope_freqs.weight -> rope_parameters, ...
 
-llama.cpp turns pair i by theta^(-2i/d) / (factors_i * scale): the factors are rope_freqs.weight, which converters write for Llama 3.1 and
-later. Hugging Face has no such list, so the llama3 rule that gives the same factors is looked for, and a file without one is refused.
-So is every key of the architecture that is neither mapped nor known to change nothing: it might say how the model attends.
+llama.cpp turns pair i by theta^(-2i/d) / (factors_i * scale): the factors are rope_freqs.weight,
+which converters write for Llama 3.1 and later. Hugging Face has no such list, so the llama3 rule
+that gives the same factors is looked for, and a file without one is refused. So is every key of the
+architecture that is neither mapped nor known to change nothing: it might say how the model attends.
 """
 
 from __future__ import annotations
@@ -29,7 +32,12 @@ _REQUIRED = {
     "attention.head_count": "num_attention_heads",
     "attention.layer_norm_rms_epsilon": "rms_norm_eps",
 }
-_TOKENS = {"bos": "bos_token_id", "eos": "eos_token_id", "padding": "pad_token_id", "unknown": "unk_token_id"}
+_TOKENS = {
+    "bos": "bos_token_id",
+    "eos": "eos_token_id",
+    "padding": "pad_token_id",
+    "unknown": "unk_token_id",
+}
 
 
 @dataclass(frozen=True)
@@ -39,18 +47,25 @@ class Architecture:
     model_type: str
     """Its `model_type` in transformers."""
     interleaved: bool = False
-    """Rotary pairs stand side by side in the rows of the query and key maps, where Hugging Face has halves."""
+    """Rotary pairs stand side by side in the rows of the query and key maps, where Hugging Face has
+    halves.
+    """
     offset_norms: bool = False
     """Norms are stored as 1 + weight."""
     own: Mapping[str, str] = field(default_factory=dict)
     """Keys of this architecture alone, with the names of the configuration."""
     full_every: int = 0
-    """Every so many layers one attends to all tokens, the others within a window; 0: there are no windows."""
+    """Every so many layers one attends to all tokens, the others within a window; 0: there are no
+    windows.
+    """
     wide_layers: int = 0
     """With so many layers the logits are scaled by the width per head, not by the head's own."""
 
 
-_CAPPED = {"final_logit_softcapping": "final_logit_softcapping", "attention.sliding_window": "sliding_window"}
+_CAPPED = {
+    "final_logit_softcapping": "final_logit_softcapping",
+    "attention.sliding_window": "sliding_window",
+}
 ARCHITECTURES = {
     "llama": Architecture("llama", interleaved=True),
     "qwen2": Architecture("qwen2"),
@@ -62,31 +77,40 @@ ARCHITECTURES = {
         full_every=2,
         wide_layers=46,
     ),
-    "gemma3": Architecture("gemma3_text", offset_norms=True, own=_CAPPED, full_every=6, wide_layers=62),
+    "gemma3": Architecture(
+        "gemma3_text", offset_norms=True, own=_CAPPED, full_every=6, wide_layers=62
+    ),
 }
 """By `general.architecture`."""
 
 
 def architecture_of(metadata: Mapping[str, Any], file: str) -> Architecture:
-    """The architecture that a file with this `metadata` names. Raises InputError for one that cannot be read or repositioned."""
+    """The architecture that a file with this `metadata` names.
+
+    Raises InputError for one that cannot be read or repositioned.
+    """
     name = metadata.get("general.architecture")
     if name not in ARCHITECTURES:
         known = ", ".join(ARCHITECTURES)
         raise InputError(
-            f"{file} holds a model of architecture {shortened(repr(name))}; wanted one that can be repositioned: {known}"
+            f"{file} holds a model of architecture {shortened(repr(name))}; wanted one that "
+            f"can be repositioned: {known}"
         )
     return ARCHITECTURES[name]
 
 
 def keys_of(header: Header) -> dict[str, Any]:
-    """What config.json of the decoder in a GGUF file would hold, but for the factors of its rotation; each number is checked.
+    """What config.json of the decoder in a GGUF file would hold, but for the factors of its
+    rotation; each number is checked.
 
-    Raises InputError, naming the key, for what is missing, out of range, or says that the model attends otherwise than a Hugging Face
-    decoder can.
+    Raises InputError, naming the key, for what is missing, out of range, or says that the model
+    attends otherwise than a Hugging Face decoder can.
     """
     file, metadata, shapes = str(header.file), header.metadata, header.shapes
     architecture, prefix = architecture_of(metadata, file), f"{metadata['general.architecture']}."
-    stated = {key.removeprefix(prefix): value for key, value in metadata.items() if key.startswith(prefix)}
+    stated = {
+        key.removeprefix(prefix): value for key, value in metadata.items() if key.startswith(prefix)
+    }
     kinds = get_type_hints(Fields, include_extras=True)
 
     def taken(key: str, default: Any, name: str) -> Any:
@@ -94,7 +118,10 @@ def keys_of(header: Header) -> dict[str, Any]:
 
     lacking = [key for key in _REQUIRED if key not in stated]
     if lacking:
-        raise InputError(f"{file} lacks {prefix}{lacking[0]}; wanted a whole model as llama.cpp's converters write it")
+        raise InputError(
+            f"{file} lacks {prefix}{lacking[0]}; wanted a whole model as llama.cpp's "
+            "converters write it"
+        )
     raw: dict[str, Any] = {name: taken(key, None, name) for key, name in _REQUIRED.items()}
     layers, width, heads = raw["num_hidden_layers"], raw["hidden_size"], raw["num_attention_heads"]
     raw["num_key_value_heads"] = taken("attention.head_count_kv", heads, "num_key_value_heads")
@@ -111,15 +138,28 @@ def keys_of(header: Header) -> dict[str, Any]:
     raw |= {name: True for name, tensor in biased.items() if tensor in shapes}
     scale = head
     if architecture.full_every:
-        scale = raw["query_pre_attn_scalar"] = width // heads if layers == architecture.wide_layers else head
+        scale = raw["query_pre_attn_scalar"] = (
+            width // heads if layers == architecture.wide_layers else head
+        )
         kinds_of_layers = ("sliding_attention", "full_attention")
-        raw["layer_types"] = [kinds_of_layers[(layer + 1) % architecture.full_every == 0] for layer in range(layers)]
+        raw["layer_types"] = [
+            kinds_of_layers[(layer + 1) % architecture.full_every == 0] for layer in range(layers)
+        ]
     raw["rope_parameters"] = _rotation(stated, prefix, raw, file)
     if architecture.model_type == "gemma3_text":
         if "sliding_window" not in raw:
-            raise InputError(f"{file} lacks {prefix}attention.sliding_window; without one its layers would attend otherwise")
-        local = {"rope_type": "default", "rope_theta": taken("rope.freq_base_swa", 10000.0, "rope_theta")}
-        raw["rope_parameters"] = {"full_attention": raw["rope_parameters"], "sliding_attention": local}
+            raise InputError(
+                f"{file} lacks {prefix}attention.sliding_window; without one its layers "
+                "would attend otherwise"
+            )
+        local = {
+            "rope_type": "default",
+            "rope_theta": taken("rope.freq_base_swa", 10000.0, "rope_theta"),
+        }
+        raw["rope_parameters"] = {
+            "full_attention": raw["rope_parameters"],
+            "sliding_attention": local,
+        }
     windows = [kind == "sliding_attention" for kind in raw.get("layer_types", ())]
     harmless = {
         "attention.value_length": (head,),
@@ -132,15 +172,24 @@ def keys_of(header: Header) -> dict[str, Any]:
     for key, value in stated.items():
         if value and not any(_same(value, same) for same in harmless.get(key, ())):
             raise InputError(
-                f"{file} says {prefix}{key} = {shortened(str(value))}, which the Hugging Face decoder does not follow; refused"
+                f"{file} says {prefix}{key} = {shortened(str(value))}, which the Hugging "
+                "Face decoder does not follow; refused"
             )
-    raw |= {"model_type": architecture.model_type, "dtype": "float32", "architectures": [class_name(architecture.model_type)]}
+    raw |= {
+        "model_type": architecture.model_type,
+        "dtype": "float32",
+        "architectures": [class_name(architecture.model_type)],
+    }
     modelled(raw, Fields, file)
     return raw
 
 
-def _rotation(stated: dict[str, Any], prefix: str, raw: Mapping[str, Any], file: str) -> dict[str, Any]:
-    """How layers rotate, with its keys taken out of what is `stated`; YaRN's numbers are those that llama.cpp takes."""
+def _rotation(
+    stated: dict[str, Any], prefix: str, raw: Mapping[str, Any], file: str
+) -> dict[str, Any]:
+    """How layers rotate, with its keys taken out of what is `stated`; YaRN's numbers are those that
+    llama.cpp takes.
+    """
 
     def number(key: str, default: float, kind: Any = PositiveOrZero) -> float:
         return checked(stated.pop(f"rope.{key}", default), kind, f"{file}: {prefix}rope.{key}")
@@ -151,18 +200,33 @@ def _rotation(stated: dict[str, Any], prefix: str, raw: Mapping[str, Any], file:
     stated.pop("rope.scaling.finetuned", None)  # llama.cpp prints it
     parameters = {"rope_type": "default", "rope_theta": number("freq_base", 10000.0, Theta)}
     if kind not in ("none", "linear", "yarn"):
-        raise InputError(f"{file} says {prefix}rope.scaling.type = {shortened(str(kind))}; wanted none, linear or yarn")
+        raise InputError(
+            f"{file} says {prefix}rope.scaling.type = {shortened(str(kind))}; wanted none, "
+            "linear or yarn"
+        )
     temperature = number("scaling.attn_factor", 1.0) * number("scaling.yarn_attn_factor", 1.0)
     if kind == "yarn":
-        length = stated.pop("rope.scaling.original_context_length", 0) or raw["max_position_embeddings"]
-        parameters |= {"beta_fast": number("scaling.yarn_beta_fast", 32.0), "beta_slow": number("scaling.yarn_beta_slow", 1.0)}
-        parameters |= {"original_max_position_embeddings": length, "attention_factor": temperature * (1 + 0.1 * math.log(factor))}
+        length = (
+            stated.pop("rope.scaling.original_context_length", 0) or raw["max_position_embeddings"]
+        )
+        parameters |= {
+            "beta_fast": number("scaling.yarn_beta_fast", 32.0),
+            "beta_slow": number("scaling.yarn_beta_slow", 1.0),
+        }
+        parameters |= {
+            "original_max_position_embeddings": length,
+            "attention_factor": temperature * (1 + 0.1 * math.log(factor)),
+        }
         if (extended := number("scaling.yarn_ext_factor", 1.0)) != 1.0:
             raise InputError(
-                f"{file} says {prefix}rope.scaling.yarn_ext_factor = {extended:g}; Hugging Face's YaRN knows 1 alone"
+                f"{file} says {prefix}rope.scaling.yarn_ext_factor = {extended:g}; Hugging "
+                "Face's YaRN knows 1 alone"
             )
     elif temperature != 1.0:
-        raise InputError(f"{file} says {prefix}rope.scaling.attn_factor = {temperature:g}, which only YaRN can follow; refused")
+        raise InputError(
+            f"{file} says {prefix}rope.scaling.attn_factor = {temperature:g}, which only "
+            "YaRN can follow; refused"
+        )
     if kind == "yarn" or (kind == "linear" and factor != 1.0):
         parameters |= {"rope_type": kind, "factor": factor}
     return parameters
@@ -170,5 +234,7 @@ def _rotation(stated: dict[str, Any], prefix: str, raw: Mapping[str, Any], file:
 
 def _same(value: Any, wanted: Any) -> bool:
     return (
-        math.isclose(value, wanted, rel_tol=1e-5) if isinstance(value, float) and isinstance(wanted, float) else value == wanted
+        math.isclose(value, wanted, rel_tol=1e-5)
+        if isinstance(value, float) and isinstance(wanted, float)
+        else value == wanted
     )

@@ -1,7 +1,8 @@
-"""What a checkpoint is, from config.json and the headers of its weights alone: no torch, no model, no values.
+"""What a checkpoint is, from config.json and the headers of its weights alone: no torch, no model,
+no values.
 
-Whether the weights fit is known of a plain decoder alone (`is_plain`); how layers rotate is checked when it is loaded, and
-`repo-interp verify` measures it.
+Whether the weights fit is known of a plain decoder alone (`is_plain`); how layers rotate is checked
+when it is loaded, and `repo-interp verify` measures it.
 """
 
 from __future__ import annotations
@@ -16,28 +17,50 @@ from repo_interp.checkpoint_files.architectures import native_layout, require_fa
 from repo_interp.checkpoint_files.fetched import PACKAGED
 from repo_interp.checkpoint_files.gguf_header import FACTORS, SUFFIX, header_of
 from repo_interp.checkpoint_files.gguf_metadata import keys_of
-from repo_interp.checkpoint_files.stated import HUGGING_FACE, Checkpoint, described, described_base, outlined
+from repo_interp.checkpoint_files.stated import (
+    HUGGING_FACE,
+    Checkpoint,
+    described,
+    described_base,
+    outlined,
+)
 from repo_interp.checkpoint_files.stored import file_key, stored_weights
 from repo_interp.positions.layouts import CONTEXTUAL, NO_ATTENTION, PARAMETERS, SCHEMES
 
 _UNROTATED = ("nope", "learned", NO_ATTENTION)
-_TABLE, _EMBEDDING, _UNEMBEDDING = "model.position_table.weight", "model.embed_tokens.weight", "lm_head.weight"
+_TABLE, _EMBEDDING, _UNEMBEDDING = (
+    "model.position_table.weight",
+    "model.embed_tokens.weight",
+    "lm_head.weight",
+)
 _IN_LAYER = ".layers.{}.self_attn."
 _OUTSIDE = {"model.embed_tokens": "VD", "model.norm": "D", "lm_head": "VD"}
 _LAYER = {
-    **{"self_attn.q_proj": "QD", "self_attn.k_proj": "KD", "self_attn.v_proj": "KD", "self_attn.o_proj": "DQ"},
-    **{"mlp.gate_proj": "FD", "mlp.up_proj": "FD", "mlp.down_proj": "DF", "post_attention_layernorm": "D"},
+    **{
+        "self_attn.q_proj": "QD",
+        "self_attn.k_proj": "KD",
+        "self_attn.v_proj": "KD",
+        "self_attn.o_proj": "DQ",
+    },
+    **{
+        "mlp.gate_proj": "FD",
+        "mlp.up_proj": "FD",
+        "mlp.down_proj": "DF",
+        "post_attention_layernorm": "D",
+    },
 }
 _OF_FAMILY = {
     "llama": {"input_layernorm": "D"},
     "olmo2": {"post_feedforward_layernorm": "D", "self_attn.q_norm": "Q", "self_attn.k_norm": "K"},
 }
 _PHI = {"self_attn.gate_map": "PD", "self_attn.content_map": "PD", "self_attn.final_map": "RP"}
-"""Weights of plain decoders, of their layers, and of f_phi, with axes: vocabulary V, width D, queries Q, keys K, feed-forward F,
-representation P, rows R.
+"""Weights of plain decoders, of their layers, and of f_phi, with axes: vocabulary V, width D,
+queries Q, keys K, feed-forward F, representation P, rows R.
 """
 
-_TEXT_PART = re.compile(r"(?:model\.)*(?:language_model|text_model|llm)\.(?:(?:model|backbone)\.)?(.+)")
+_TEXT_PART = re.compile(
+    r"(?:model\.)*(?:language_model|text_model|llm)\.(?:(?:model|backbone)\.)?(.+)"
+)
 
 
 @dataclass(frozen=True)
@@ -52,30 +75,58 @@ class Inspected:
 
     @property
     def is_plain(self) -> bool:
-        """Whether names and shapes are those of a Llama or OLMo 2, with or without f_phi; of others the decoder itself has to say."""
+        """Whether names and shapes are those of a Llama or OLMo 2, with or without f_phi; of others
+        the decoder itself has to say.
+        """
         config = self.checkpoint.config
-        if config.model_type not in _OF_FAMILY or any(getattr(config, name, False) for name in ("attention_bias", "mlp_bias")):
+        if config.model_type not in _OF_FAMILY or any(
+            getattr(config, name, False) for name in ("attention_bias", "mlp_bias")
+        ):
             return False
-        heads, kv_heads, width = config.num_attention_heads, config.num_key_value_heads, config.hidden_size
+        heads, kv_heads, width = (
+            config.num_attention_heads,
+            config.num_key_value_heads,
+            config.hidden_size,
+        )
         head = getattr(config, "head_dim", None) or width // heads
-        rows = {"head": heads, "layer": 1}.get(self.checkpoint.options.get("assignment", ""), kv_heads)
-        sizes = {"V": config.vocab_size, "D": width, "F": config.intermediate_size, "Q": heads * head, "K": kv_heads * head}
+        rows = {"head": heads, "layer": 1}.get(
+            self.checkpoint.options.get("assignment", ""), kv_heads
+        )
+        sizes = {
+            "V": config.vocab_size,
+            "D": width,
+            "F": config.intermediate_size,
+            "Q": heads * head,
+            "K": kv_heads * head,
+        }
         sizes |= {"P": width // 8, "R": rows}
-        names = {name: axes for name, axes in _OUTSIDE.items() if not (name == "lm_head" and config.tie_word_embeddings)}
+        names = {
+            name: axes
+            for name, axes in _OUTSIDE.items()
+            if not (name == "lm_head" and config.tie_word_embeddings)
+        }
         for layer, scheme in enumerate(self.checkpoint.layout):
             in_layer = _LAYER | _OF_FAMILY[config.model_type] | (_PHI if scheme == "repo" else {})
             names |= {f"model.layers.{layer}.{name}": axes for name, axes in in_layer.items()}
-        wanted = {f"{name}.weight": tuple(sizes[axis] for axis in axes) for name, axes in names.items()}
-        return sorted((file_key(name), shape) for name, shape in self.shapes.items()) == sorted(wanted.items())
+        wanted = {
+            f"{name}.weight": tuple(sizes[axis] for axis in axes) for name, axes in names.items()
+        }
+        return sorted((file_key(name), shape) for name, shape in self.shapes.items()) == sorted(
+            wanted.items()
+        )
 
     @property
     def parameters(self) -> int:
-        """Numbers that the model has; an unembedding that is the embedding counts once, matrices that change others do not count."""
+        """Numbers that the model has; an unembedding that is the embedding counts once, matrices
+        that change others do not count.
+        """
         tied = getattr(self.checkpoint.config, "tie_word_embeddings", False)
         return sum(
             math.prod(shape)
             for name, shape in self.shapes.items()
-            if ".lora_" not in name and name != FACTORS and not (tied and name == _UNEMBEDDING and _EMBEDDING in self.shapes)
+            if ".lora_" not in name
+            and name != FACTORS
+            and not (tied and name == _UNEMBEDDING and _EMBEDDING in self.shapes)
         )
 
     @property
@@ -110,7 +161,10 @@ class Inspected:
     def window(self, layer: int) -> int | None:
         """Tokens that `layer` sees; None: all."""
         config = self.checkpoint.config
-        kinds, window = getattr(config, "layer_types", None), getattr(config, "sliding_window", None)
+        kinds, window = (
+            getattr(config, "layer_types", None),
+            getattr(config, "sliding_window", None),
+        )
         if kinds:
             return window if kinds[layer] == "sliding_attention" else None
         return None if getattr(config, "use_sliding_window", True) is False else window
@@ -118,12 +172,17 @@ class Inspected:
     def _learned(self, layer: int) -> dict[str, tuple[int, ...]]:
         """Shapes of what the scheme of `layer` has learned, by their names under `self_attn`."""
         own = PARAMETERS.get(self.checkpoint.layout[layer], ())
-        parts = ((file_key(name).partition(_IN_LAYER.format(layer))[2], shape) for name, shape in self.shapes.items())
+        parts = (
+            (file_key(name).partition(_IN_LAYER.format(layer))[2], shape)
+            for name, shape in self.shapes.items()
+        )
         return {name: shape for name, shape in parts if name and name.partition(".")[0] in own}
 
 
 def _text_key(name: str) -> str:
-    """The name of a weight in the text part of a larger model; empty for weights of its other parts."""
+    """The name of a weight in the text part of a larger model; empty for weights of its other
+    parts.
+    """
     if name.startswith("lm_head."):
         return name
     part = _TEXT_PART.match(name)
@@ -131,18 +190,27 @@ def _text_key(name: str) -> str:
 
 
 def inspected(path: str) -> Inspected:
-    """The checkpoint at `path`, as `stated.described` finds it, or a GGUF file. Raises InputError for what cannot be read."""
+    """The checkpoint at `path`, as `stated.described` finds it, or a GGUF file.
+
+    Raises InputError for what cannot be read.
+    """
     file = Path(path)
     if file.suffix.lower() == SUFFIX and file.is_file():
         header = header_of(file)
         config = outlined(keys_of(header), path)
         require_family(config)
-        return Inspected(Checkpoint(file, HUGGING_FACE, config, native_layout(config)), header.shapes)
+        return Inspected(
+            Checkpoint(file, HUGGING_FACE, config, native_layout(config)), header.shapes
+        )
     checkpoint = described(path)
     directories = [checkpoint.directory]
     if checkpoint.base is not None:
         directories.append(described_base(checkpoint.directory, checkpoint.base).directory)
-    shapes = {weight.key: weight.shape for directory in directories for weight in stored_weights(directory)}
+    shapes = {
+        weight.key: weight.shape
+        for directory in directories
+        for weight in stored_weights(directory)
+    }
     if checkpoint.larger is not None:
         shapes = {key: shape for name, shape in shapes.items() if (key := _text_key(name))}
     return Inspected(checkpoint, shapes, PACKAGED[path].described if path in PACKAGED else "")

@@ -1,6 +1,8 @@
-"""Choices within position schemes: one record for all layers of a model, and which schemes each choice changes.
+"""Choices within position schemes: one record for all layers of a model, and which schemes each
+choice changes.
 
-Part of a checkpoint's configuration (`position_layout`). Loads no torch: `schemes` builds what is chosen here.
+Part of a checkpoint's configuration (`position_layout`). Loads no torch: `schemes` builds what is
+chosen here.
 """
 
 from __future__ import annotations
@@ -19,12 +21,28 @@ _USED_BY: dict[str, tuple[str, ...]] = {
     "gates": CONTEXTUAL,
     "map": CONTEXTUAL,
     "p_max": ("cope", "cope_rope"),
-    "training_length": ("learned", "fire", "cope", "cope_rope", "rope_high", "hope", "hope_ab1", "hope_ab2", "hope_ab3"),
+    "training_length": (
+        "learned",
+        "fire",
+        "cope",
+        "cope_rope",
+        "rope_high",
+        "hope",
+        "hope_ab1",
+        "hope_ab2",
+        "hope_ab3",
+    ),
 }
-"""Which schemes an option changes. `scheme_deviation` is part of every training's record, whatever the scheme, so it is not among these."""
+"""Which schemes an option changes.
+
+`scheme_deviation` is part of every training's record, whatever the scheme, so it is not among
+these.
+"""
 
 Assignment = Literal["kv_head", "head", "layer"]
-"""What has a row of learned positions of its own: each key-value head, each head, or the layer as a whole."""
+"""What has a row of learned positions of its own: each key-value head, each head, or the layer as a
+whole.
+"""
 
 
 @dataclass(frozen=True)
@@ -39,9 +57,12 @@ class SchemeOptions:
     p_max: TokensOrNone = 0
     """Whole positions of CoPE's map; 0: the training length."""
     scheme_deviation: PositiveOrZero = 0.0
-    """Standard deviation of what the schemes learn, as it is drawn; 0: the configuration's initializer_range."""
+    """Standard deviation of what the schemes learn, as it is drawn; 0: the configuration's
+    initializer_range.
+    """
     training_length: TokensOrNone = 0
-    """L of HoPE, of FIRE's threshold and of the learned table, in tokens; 0: the configuration's."""
+    """L of HoPE, of FIRE's threshold and of the learned table, in tokens; 0: the configuration's.
+    """
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -57,16 +78,23 @@ def scheme_options(stated: Mapping[str, Any]) -> SchemeOptions:
 
 
 def options_of(schemes: Collection[str]) -> tuple[str, ...]:
-    """The options that change something in a layout of `schemes`; all, where one of them is another package's."""
+    """The options that change something in a layout of `schemes`; all, where one of them is another
+    package's.
+    """
     if not set(schemes) <= set(SCHEMES):
         return tuple(_USED_BY)
     return tuple(name for name, used_by in _USED_BY.items() if set(schemes) & set(used_by))
 
 
 def require_useful(schemes: Collection[str], options: SchemeOptions) -> None:
-    """Raise InputError for an option that was set and changes nothing in a layout of `schemes`, naming those that do."""
+    """Raise InputError for an option that was set and changes nothing in a layout of `schemes`,
+    naming those that do.
+    """
     useful = options_of(schemes)
     for name in _USED_BY:
         if name not in useful and getattr(options, name) != getattr(SchemeOptions(), name):
             named = ", ".join(dict.fromkeys(schemes))
-            raise InputError(f"{name} changes nothing in {named}, which has {', '.join(useful) or 'no options'}; leave it out")
+            raise InputError(
+                f"{name} changes nothing in {named}, which has "
+                f"{', '.join(useful) or 'no options'}; leave it out"
+            )

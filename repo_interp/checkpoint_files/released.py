@@ -1,11 +1,14 @@
-"""The checkpoints that the RePo authors released: which layers `pe_config` in config.json repositions, and how.
+"""The checkpoints that the RePo authors released: which layers `pe_config` in config.json
+repositions, and how.
 
     dynamic_pe_mode                                 what the repositioned layers do
     dynmaic_pe_start_layer, dynmaic_pe_layer_ids    which layers those are: misspelt so; the released code reads this
-                                                    spelling; files have the correct one too, with the same value
+                                                    spelling; files have the correct one too, with
+                                                    the same value
 
-Repositioned are the layers from the start on - where layer ids are given, only those among them; the rest is RoPE. Modes that the
-released code does not know run RoPE there without a word; here they are refused. Knows nothing about the rest of config.json.
+Repositioned are the layers from the start on - where layer ids are given, only those among them;
+the rest is RoPE. Modes that the released code does not know run RoPE there without a word; here
+they are refused. Knows nothing about the rest of config.json.
 """
 
 from __future__ import annotations
@@ -25,23 +28,40 @@ _MODES = {
 }
 _KEYS = (
     "dynamic_pe_mode",
-    *(f"{spelling}_pe_{key}" for spelling in ("dynmaic", "dynamic") for key in ("start_layer", "layer_ids")),
+    *(
+        f"{spelling}_pe_{key}"
+        for spelling in ("dynmaic", "dynamic")
+        for key in ("start_layer", "layer_ids")
+    ),
     *("dynamic_pe_init_pdrop", "dynamic_pe_dropout_anneal_step"),  # of training alone
 )
 
 
 def released_layout(pe_config: Mapping[str, Any], layers: int) -> tuple[str, ...]:
-    """The scheme of every layer. Raises InputError for unknown keys and modes, layers that the model lacks, and spellings that disagree."""
-    unknown = [key for key in pe_config if key.startswith(("dyn", "pe_")) and key not in _KEYS]  # others are not about positions
+    """The scheme of every layer.
+
+    Raises InputError for unknown keys and modes, layers that the model lacks, and spellings that
+    disagree.
+    """
+    # others are not about positions
+    unknown = [key for key in pe_config if key.startswith(("dyn", "pe_")) and key not in _KEYS]
     if unknown:
-        raise InputError(f"pe_config has {unknown[0]!r}, which the released format does not have; it has {', '.join(_KEYS)}")
+        raise InputError(
+            f"pe_config has {unknown[0]!r}, which the released format does not have; it has "
+            f"{', '.join(_KEYS)}"
+        )
     mode = pe_config.get("dynamic_pe_mode", "none")
     if mode not in _MODES:
         raise InputError(f"pe_config has dynamic_pe_mode {mode!r}; known are {', '.join(_MODES)}")
     start = _either_spelling(pe_config, "start_layer", 0)
     if not isinstance(start, int) or isinstance(start, bool) or not 0 <= start <= layers:
-        raise InputError(f"pe_config starts repositioning at layer {start!r}; the model's layers are 0 to {layers - 1}")
-    chosen = set(range(start, layers)) & _layer_ids(_either_spelling(pe_config, "layer_ids", ""), layers)
+        raise InputError(
+            f"pe_config starts repositioning at layer {start!r}; the model's layers are 0 to "
+            f"{layers - 1}"
+        )
+    chosen = set(range(start, layers)) & _layer_ids(
+        _either_spelling(pe_config, "layer_ids", ""), layers
+    )
     return tuple(_MODES[mode] if layer in chosen else "rope" for layer in range(layers))
 
 
@@ -49,7 +69,8 @@ def _either_spelling(pe_config: Mapping[str, Any], key: str, default: Any) -> An
     misspelt, correct = f"dynmaic_pe_{key}", f"dynamic_pe_{key}"
     if misspelt in pe_config and correct in pe_config and pe_config[misspelt] != pe_config[correct]:
         raise InputError(
-            f"pe_config says {misspelt} {pe_config[misspelt]!r} but {correct} {pe_config[correct]!r}; "
+            f"pe_config says {misspelt} {pe_config[misspelt]!r} but {correct} "
+            f"{pe_config[correct]!r}; "
             "make them equal (the released code reads the former)"
         )
     return pe_config.get(misspelt, pe_config.get(correct, default))
@@ -59,8 +80,12 @@ def _layer_ids(text: Any, layers: int) -> set[int]:
     if text in ("", None):
         return set(range(layers))
     if not isinstance(text, str) or not re.fullmatch(r"\s*\d+\s*(,\s*\d+\s*)*", text):
-        raise InputError(f"pe_config has layer ids {text!r}; wanted layer numbers with commas, such as '1,3'")
+        raise InputError(
+            f"pe_config has layer ids {text!r}; wanted layer numbers with commas, such as '1,3'"
+        )
     chosen = {int(part) for part in text.split(",")}
     if max(chosen) >= layers:
-        raise InputError(f"pe_config repositions layer {max(chosen)}; the model's layers are 0 to {layers - 1}")
+        raise InputError(
+            f"pe_config repositions layer {max(chosen)}; the model's layers are 0 to {layers - 1}"
+        )
     return chosen

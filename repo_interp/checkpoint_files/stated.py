@@ -1,4 +1,7 @@
-"""What config.json says: which of three formats, which decoder, which position scheme in every layer. Reads no weights, loads no torch.
+"""What config.json says: which of three formats, which decoder, which position scheme in every
+layer.
+
+Reads no weights, loads no torch.
 
     released        `pe_config`, written by the RePo authors (`released`)
     repo_interp     `position_layout`, model_type "repo_interp", and a text in place of the number of layers (`COUNTED`)
@@ -17,7 +20,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from repo_interp.checkpoint_files.architectures import LENGTHS, REASONS, native_layout, refusal, require_family
+from repo_interp.checkpoint_files.architectures import (
+    LENGTHS,
+    REASONS,
+    native_layout,
+    refusal,
+    require_family,
+)
 from repo_interp.checkpoint_files.directories import directory_of
 from repo_interp.checkpoint_files.fetched import fetched_directory
 from repo_interp.checkpoint_files.fields import LAYER_TYPES, Base, Fields
@@ -32,15 +41,24 @@ from repo_interp.shipped import means_zoo, shipped_directories, zoo_path
 
 OURS = "repo_interp"
 HUGGING_FACE = "hugging face"
-COUNTED = "one for each scheme of position_layout; load it with repo_interp, since no other class has its positions"
-"""What config.json of our format has as num_hidden_layers: no class of another library can be built with it."""
+COUNTED = (
+    "one for each scheme of position_layout; load it with repo_interp, since no other "
+    "class has its positions"
+)
+"""What config.json of our format has as num_hidden_layers: no class of another library can be built
+with it.
+"""
 _OF_OURS = ("pe_config", "position_layout", "base_model_type", "adapter")
 """Keys of config.json that are not the plain decoder's."""
 _OF_OTHERS = ("return_dict", "torchscript", "quantization_config")
-"""Keys that say in what form a decoder gives its outputs to other programs, or how weights were stored that are plain numbers now."""
+"""Keys that say in what form a decoder gives its outputs to other programs, or how weights were
+stored that are plain numbers now.
+"""
 
 _FULL_EVERY = {"gemma3_text": 6, "cohere2": 4}
-"""Families of which one layer in so many sees all tokens, where config.json names no types of layers."""
+"""Families of which one layer in so many sees all tokens, where config.json names no types of
+layers.
+"""
 
 
 @dataclass(frozen=True)
@@ -51,7 +69,9 @@ class Checkpoint:
     format: str
     """"released", "repo_interp" or "hugging face"."""
     config: Any
-    """A configuration of transformers; or, of a checkpoint that is inspected, an object with the attributes that are read (`outlined`)."""
+    """A configuration of transformers; or, of a checkpoint that is inspected, an object with the
+    attributes that are read (`outlined`).
+    """
     layout: tuple[str, ...]
     """The scheme of every layer."""
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -59,32 +79,46 @@ class Checkpoint:
     base: Base | None = None
     """The base of an adapter; None for a whole checkpoint."""
     remarks: str = ""
-    """What a user must know of config.json, in words: the larger model it describes, what it leaves to transformers."""
+    """What a user must know of config.json, in words: the larger model it describes, what it leaves
+    to transformers.
+    """
     larger: Mapping[str, Any] | None = None
-    """config.json of a larger model, such as one that sees images, whose text part is opened; None for a decoder alone."""
+    """config.json of a larger model, such as one that sees images, whose text part is opened; None
+    for a decoder alone.
+    """
 
 
 Configure = Callable[[dict[str, Any], str], Any]
-"""A configuration of the keys of a plain decoder, whose file is named; `outlined`, or `configuration.configured`."""
+"""A configuration of the keys of a plain decoder, whose file is named; `outlined`, or
+`configuration.configured`.
+"""
 
 
-def described(path: str | os.PathLike[str], configure: Configure | None = None, **hub: Any) -> Checkpoint:
-    """The checkpoint at `path`: a directory, the name of a checkpoint of the zoo, or a hub id (fetched with the options `hub`).
+def described(
+    path: str | os.PathLike[str], configure: Configure | None = None, **hub: Any
+) -> Checkpoint:
+    """The checkpoint at `path`: a directory, the name of a checkpoint of the zoo, or a hub id
+    (fetched with the options `hub`).
 
-    Raises InputError where none can be read. A name of the zoo is never looked for on the hub. Warns, with a Note, of each of `remarks`.
+    Raises InputError where none can be read. A name of the zoo is never looked for on the hub.
+    Warns, with a Note, of each of `remarks`.
     """
     directory = directory_of(path, hub)
     whole, file = stated(directory), str(directory / "config.json")
     raw = text_keys(whole, file)
     source = file if raw is whole else f"{file}, text_config"
-    plain = plain_keys(raw, source)  # first, because other keys of another family may mean something else
+    # first, because other keys of another family may mean something else
+    plain = plain_keys(raw, source)
     base = modelled(raw, Fields, source).adapter
     config = (configure or outlined)(plain, source)
     require_family(config)
     layers = config.num_hidden_layers
     options: Mapping[str, Any] = {}
     if raw.get("pe_config") is not None and raw.get("position_layout") is not None:
-        raise InputError(f"{source}: pe_config and position_layout both say which scheme a layer has; leave one of them out")
+        raise InputError(
+            f"{source}: pe_config and position_layout both say which scheme a layer has; "
+            "leave one of them out"
+        )
     if raw.get("pe_config") is not None:
         form, schemes = "released", released_layout(raw["pe_config"], layers)
     elif "position_layout" in raw or raw.get("model_type") == OURS:
@@ -93,19 +127,26 @@ def described(path: str | os.PathLike[str], configure: Configure | None = None, 
         form, schemes = HUGGING_FACE, native_layout(config)
     remarks, larger = [], None if raw is whole else whole
     if larger is not None:
-        remarks.append(f"describes a {larger['model_type']}; only its text part is opened, a {config.model_type}")
+        remarks.append(
+            f"describes a {larger['model_type']}; only its text part is opened, a "
+            f"{config.model_type}"
+        )
     if defaults := _defaults(raw, config):
         taken = ", ".join(f"{name} ({number:,.15g} is taken)" for name, number in defaults.items())
         remarks.append(
-            f"lacks {taken}: transformers' default for {config.model_type}; add the key if the model was trained with another"
+            f"lacks {taken}: transformers' default for {config.model_type}; add the key if "
+            "the model was trained with another"
         )
     for remark in remarks:
         warn(f"{file} {remark}")
     if isinstance(quantised := whole.get("quantization_config"), Mapping):
         warn(
-            f"{source} names a quantisation ({quantised.get('quant_method')}), which its weights do not have: they are read as they are"
+            f"{source} names a quantisation ({quantised.get('quant_method')}), which its "
+            "weights do not have: they are read as they are"
         )
-    return Checkpoint(directory, form, config, schemes, options, base, "; it ".join(remarks), larger)
+    return Checkpoint(
+        directory, form, config, schemes, options, base, "; it ".join(remarks), larger
+    )
 
 
 def text_keys(raw: dict[str, Any], source: str) -> dict[str, Any]:
@@ -131,9 +172,13 @@ def text_keys(raw: dict[str, Any], source: str) -> dict[str, Any]:
 
 
 def tokens_of(directory: Path) -> Path:
-    """The directory with the tokenizer of the checkpoint in `directory`: that of its base for an adapter. Raises InputError for no base.
+    """The directory with the tokenizer of the checkpoint in `directory`: that of its base for an
+    adapter.
 
-    A checkpoint that ships as TASK/NAME or TASK/NAME/seed-N and has none of its own shares that of TASK.
+    Raises InputError for no base.
+
+    A checkpoint that ships as TASK/NAME or TASK/NAME/seed-N and has none of its own shares that of
+    TASK.
     """
     file = directory / "config.json"
     base = modelled(stated(directory), Fields, str(file)).adapter if file.is_file() else None
@@ -147,60 +192,88 @@ def tokens_of(directory: Path) -> Path:
 
 
 def described_base(adapter: Path, base: Base, configure: Configure | None = None) -> Checkpoint:
-    """The checkpoint `base` that the adapter in a directory names. Raises InputError that says so where it is not there.
+    """The checkpoint `base` that the adapter in a directory names.
 
-    An adapter is somebody else's file: of a folder that it names by its whole path nothing is read but weights, until their SHA-256 is
-    that which the adapter states, and a shorter name is never that of a folder.
+    Raises InputError that says so where it is not there.
+
+    An adapter is somebody else's file: of a folder that it names by its whole path nothing is read
+    but weights, until their SHA-256 is that which the adapter states, and a shorter name is never
+    that of a folder.
     """
     try:
         if os.path.isabs(base.name):
             place = directory_of(base.name, {})
             require_base(adapter, base, place)
         else:
-            place = zoo_path(base.name) if means_zoo(base.name) else fetched_directory(base.name) or base.name
+            place = (
+                zoo_path(base.name)
+                if means_zoo(base.name)
+                else fetched_directory(base.name) or base.name
+            )
             if os.path.exists(base.name) and place == base.name:
-                raise InputError("that is a folder or a file here; name it by its whole path in the adapter's config.json")
+                raise InputError(
+                    "that is a folder or a file here; name it by its whole path in the "
+                    "adapter's config.json"
+                )
         return described(place, configure)
     except InputError as error:
         raise InputError(f"{adapter} is an adapter on top of {base.name}: {error}") from None
 
 
 def require_base(adapter: Path, base: Base, directory: Path) -> None:
-    """Raise InputError where the weights in `directory` are not those of the `base` on which an adapter was trained."""
+    """Raise InputError where the weights in `directory` are not those of the `base` on which an
+    adapter was trained.
+    """
     digest = stored_digest(directory)
     if digest != base.weights_digest:
         raise InputError(
-            f"{adapter} is an adapter on top of weights with the sha256 {base.weights_digest[:16]}...; those of {base.name} "
+            f"{adapter} is an adapter on top of weights with the sha256 "
+            f"{base.weights_digest[:16]}...; those of {base.name} "
             f"have {digest[:16]}...; wanted the checkpoint that it was trained on"
         )
 
 
 def stated(directory: Path) -> dict[str, Any]:
-    """What config.json in `directory` says, its number of layers as a number. Raises InputError when there is none."""
+    """What config.json in `directory` says, its number of layers as a number.
+
+    Raises InputError when there is none.
+    """
     file = directory / "config.json"
     if not file.exists() and (directory / "adapter_config.json").is_file():
         raise InputError(
-            f"{directory} is an adapter of peft, no whole checkpoint; load it with peft, and save what merge_and_unload() returns"
+            f"{directory} is an adapter of peft, no whole checkpoint; load it with peft, and "
+            "save what merge_and_unload() returns"
         )
     return counted(json_object(file), str(file))
 
 
 def counted(raw: dict[str, Any], source: str) -> dict[str, Any]:
-    """`raw` with its number of layers as a number. Raises InputError, naming `source`, where the layout of our format names none."""
+    """`raw` with its number of layers as a number.
+
+    Raises InputError, naming `source`, where the layout of our format names none.
+    """
     if raw.get("num_hidden_layers") != COUNTED:
         return raw
     named = raw.get("position_layout")
     layers = named.get("layers") if isinstance(named, Mapping) else None
     if not isinstance(layers, list) or not layers:
-        raise InputError(f"{source}: position_layout is {shown(named)}; wanted one known scheme for each layer")
+        raise InputError(
+            f"{source}: position_layout is {shown(named)}; wanted one known scheme for each layer"
+        )
     return raw | {"num_hidden_layers": len(layers)}
 
 
 def digested(directory: Path) -> bytes:
-    """config.json as digests of checkpoints have it: with the number of layers in the place of `COUNTED`, as it once was written."""
+    """config.json as digests of checkpoints have it: with the number of layers in the place of
+    `COUNTED`, as it once was written.
+    """
     file = directory / "config.json"
     content, marker = file.read_bytes(), json.dumps(COUNTED).encode()
-    return content if marker not in content else content.replace(marker, str(stated(directory)["num_hidden_layers"]).encode())
+    return (
+        content
+        if marker not in content
+        else content.replace(marker, str(stated(directory)["num_hidden_layers"]).encode())
+    )
 
 
 def json_object(file: Path) -> dict[str, Any]:
@@ -212,19 +285,26 @@ def json_object(file: Path) -> dict[str, Any]:
 
 
 def plain_keys(raw: Mapping[str, Any], source: str) -> dict[str, Any]:
-    """The keys of the plain decoder in config.json. Raises InputError, naming `source`, for a family that cannot be opened."""
+    """The keys of the plain decoder in config.json.
+
+    Raises InputError, naming `source`, for a family that cannot be opened.
+    """
     plain = {key: value for key, value in raw.items() if key not in (*_OF_OURS, *_OF_OTHERS)}
     if raw.get("model_type") == OURS:
         plain["model_type"] = raw.get("base_model_type")
     if reason := refusal(plain.get("model_type")):
         raise InputError(f"{source}: {reason}")
     if "transformers_weights" in plain:
-        raise InputError(f"{source} names other weights (transformers_weights); wanted model.safetensors beside it")
+        raise InputError(
+            f"{source} names other weights (transformers_weights); wanted model.safetensors "
+            "beside it"
+        )
     return plain
 
 
 def outlined(raw: Mapping[str, Any], source: str) -> SimpleNamespace:
-    """The attributes of a configuration that are read of it, from config.json and the defaults of its class, without making one.
+    """The attributes of a configuration that are read of it, from config.json and the defaults of
+    its class, without making one.
 
     Raises InputError, naming `source`, where they describe no decoder.
     """
@@ -236,15 +316,21 @@ def outlined(raw: Mapping[str, Any], source: str) -> SimpleNamespace:
     by_type = any(isinstance(value, Mapping) for value in parameters.values())
     if known.get("layer_types") is None and raw["model_type"] in _FULL_EVERY:
         every = raw.get("sliding_window_pattern", _FULL_EVERY[raw["model_type"]])
-        kinds = (LAYER_TYPES[(layer + 1) % every > 0] for layer in range(known["num_hidden_layers"]))
+        kinds = (
+            LAYER_TYPES[(layer + 1) % every > 0] for layer in range(known["num_hidden_layers"])
+        )
         known["layer_types"] = list(kinds)
-    if isinstance(bases, Mapping) and not by_type:  # Gemma 3: a base for each type of layers, and scaling for one
+    # Gemma 3: a base for each type of layers, and scaling for one
+    if isinstance(bases, Mapping) and not by_type:
         full = {
             "rope_theta": raw.get("rope_theta", bases["global"]),
             "rope_type": parameters.pop("type", "default"),
             **parameters,
         }
-        local = {"rope_theta": raw.get("rope_local_base_freq", bases["local"]), "rope_type": "default"}
+        local = {
+            "rope_theta": raw.get("rope_local_base_freq", bases["local"]),
+            "rope_type": "default",
+        }
         parameters, by_type = dict(zip(LAYER_TYPES, (full, local), strict=True)), True
     if "rope_parameters" in known and not by_type:
         parameters = {"rope_theta": theta, **parameters}
@@ -261,24 +347,41 @@ def outlined(raw: Mapping[str, Any], source: str) -> SimpleNamespace:
 
 
 def common_keys(keys: Mapping[str, Any], raw: Mapping[str, Any]) -> dict[str, Any]:
-    """`keys` by the names that all configurations have: num_hidden_layers for the n_layer of GPT-2, whose configuration `raw` is."""
-    own = {name: other for other, name in (class_defaults(raw["model_type"]).get("attribute_map") or {}).items()}
+    """`keys` by the names that all configurations have: num_hidden_layers for the n_layer of GPT-2,
+    whose configuration `raw` is.
+    """
+    own = {
+        name: other
+        for other, name in (class_defaults(raw["model_type"]).get("attribute_map") or {}).items()
+    }
     return {own.get(name, name): value for name, value in keys.items()}
 
 
 def require_decoder(raw: Mapping[str, Any], config: Any) -> None:
-    """Raise ValueError, or another error, where the configuration `config` of `raw` describes no decoder."""
+    """Raise ValueError, or another error, where the configuration `config` of `raw` describes no
+    decoder.
+    """
     family = config.model_type
     for name in ("layer_types", "no_rope_layers"):
         if raw.get(name) is not None and len(raw[name]) != config.num_hidden_layers:
-            raise ValueError(f"{name} names {len(raw[name])} layers; the model has {config.num_hidden_layers}")
+            raise ValueError(
+                f"{name} names {len(raw[name])} layers; the model has {config.num_hidden_layers}"
+            )
     kinds = [kind for kind in raw.get("layer_types") or () if kind != "full_attention"]
     if kinds and "layer_types" not in class_defaults(family):
-        raise ValueError(f"layer_types has {shown(kinds[0])}, and every layer of a {family} is the same; leave it out")
+        raise ValueError(
+            f"layer_types has {shown(kinds[0])}, and every layer of a {family} is the same; "
+            "leave it out"
+        )
     if "sliding_attention" in kinds and getattr(config, "use_sliding_window", True) is False:
-        raise ValueError("layer_types has sliding_attention, and use_sliding_window is false; change one of them")
+        raise ValueError(
+            "layer_types has sliding_attention, and use_sliding_window is false; change one of them"
+        )
     if "sliding_attention" in kinds and config.sliding_window is None:
-        raise ValueError("layer_types has sliding_attention, and no sliding_window says how far such a layer sees; add it")
+        raise ValueError(
+            "layer_types has sliding_attention, and no sliding_window says how far such a "
+            "layer sees; add it"
+        )
     heads, width = config.num_attention_heads, config.hidden_size
     kv_heads = getattr(config, "num_key_value_heads", None) or heads
     if heads % kv_heads:
@@ -301,24 +404,49 @@ def _thetas(config: Any) -> dict[str, float | None]:
         return {}
     if not any(isinstance(value, Mapping) for value in parameters.values()):
         return {"rope_theta": parameters.get("rope_theta")}
-    kinds = [kind for kind in dict.fromkeys(config.layer_types) if kind in parameters or kind in LAYER_TYPES]
-    given = {kind: parameters.get(kind, {}) for kind in kinds}  # null: a type of layers that does not rotate
-    return {f"rope_theta of {kind}": each.get("rope_theta") for kind, each in given.items() if each is not None}
+    kinds = [
+        kind
+        for kind in dict.fromkeys(config.layer_types)
+        if kind in parameters or kind in LAYER_TYPES
+    ]
+    # null: a type of layers that does not rotate
+    given = {kind: parameters.get(kind, {}) for kind in kinds}
+    return {
+        f"rope_theta of {kind}": each.get("rope_theta")
+        for kind, each in given.items()
+        if each is not None
+    }
 
 
 def _defaults(raw: Mapping[str, Any], config: Any) -> dict[str, float]:
-    """The numbers of `config`, by name, that decide how it rotates and how long its prompts were, and that `raw` does not say."""
+    """The numbers of `config`, by name, that decide how it rotates and how long its prompts were,
+    and that `raw` does not say.
+    """
     said = [raw, *(raw.get(name) or {} for name in ("rope_parameters", "rope_scaling"))]
-    said += [value for parameters in said[1:] for value in parameters.values() if isinstance(value, Mapping)]
+    said += [
+        value
+        for parameters in said[1:]
+        for value in parameters.values()
+        if isinstance(value, Mapping)
+    ]
     thetas = {each.get(name) for each in said for name in ("rope_theta", "rope_local_base_freq")}
-    defaults = {name: theta for name, theta in _thetas(config).items() if theta is not None and theta not in thetas}
+    defaults = {
+        name: theta
+        for name, theta in _thetas(config).items()
+        if theta is not None and theta not in thetas
+    }
     if not set(LENGTHS) & raw.keys() and hasattr(config, "max_position_embeddings"):
         defaults["max_position_embeddings"] = config.max_position_embeddings
     return defaults
 
 
-def own_layout(raw: Mapping[str, Any], layers: int, source: str) -> tuple[tuple[str, ...], dict[str, Any]]:
-    """The scheme of every layer and the options of `position_layout`. Raises InputError, naming `source`, for unknown ones."""
+def own_layout(
+    raw: Mapping[str, Any], layers: int, source: str
+) -> tuple[tuple[str, ...], dict[str, Any]]:
+    """The scheme of every layer and the options of `position_layout`.
+
+    Raises InputError, naming `source`, for unknown ones.
+    """
     stored = raw.get("position_layout")
     options = dict(stored) if isinstance(stored, Mapping) else {}
     schemes = options.pop("layers", None)
@@ -327,7 +455,10 @@ def own_layout(raw: Mapping[str, Any], layers: int, source: str) -> tuple[tuple[
         or len(schemes) != layers
         or not all(scheme in (*scheme_names(), NO_ATTENTION) for scheme in schemes)
     ):
-        raise InputError(f"{source}: position_layout is {stored!r}; wanted one known scheme for each of {layers} layers")
+        raise InputError(
+            f"{source}: position_layout is {stored!r}; wanted one known scheme for each of "
+            f"{layers} layers"
+        )
     try:
         scheme_options(options)
     except InputError as error:

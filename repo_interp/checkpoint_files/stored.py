@@ -1,7 +1,9 @@
-"""Where the weights of a checkpoint are stored, known from the headers of its safetensors files alone.
+"""Where the weights of a checkpoint are stored, known from the headers of its safetensors files
+alone.
 
-Which files are read is decided as Hugging Face does: `model.safetensors` before `model.safetensors.index.json`. Loads no torch and reads no
-values; `weights` does. Knows nothing about layouts and configurations.
+Which files are read is decided as Hugging Face does: `model.safetensors` before
+`model.safetensors.index.json`. Loads no torch and reads no values; `weights` does. Knows nothing
+about layouts and configurations.
 """
 
 from __future__ import annotations
@@ -34,7 +36,12 @@ ADAPTER = "adapter_model.safetensors"
 
 
 def _beside(name: str) -> str:
-    if os.path.basename(name) != name or not name.endswith(".safetensors") or len(name) > 255 or not name.isprintable():
+    if (
+        os.path.basename(name) != name
+        or not name.endswith(".safetensors")
+        or len(name) > 255
+        or not name.isprintable()
+    ):
         raise ValueError(f"{shortened(repr(name))} is no safetensors file that stands beside it")
     return name
 
@@ -61,37 +68,54 @@ class StoredWeight:
 
 
 def file_key(name: str) -> str:
-    """A parameter's name in the file: the released format has what a scheme learns directly under self_attn."""
-    return name.replace(".self_attn.assigner.", ".self_attn.").replace(".self_attn.position_logits.", ".self_attn.")
+    """A parameter's name in the file: the released format has what a scheme learns directly under
+    self_attn.
+    """
+    return name.replace(".self_attn.assigner.", ".self_attn.").replace(
+        ".self_attn.position_logits.", ".self_attn."
+    )
 
 
 def weight_files(directory: Path) -> list[Path]:
-    """The safetensors files of a checkpoint directory, all present. Raises InputError naming what is missing."""
+    """The safetensors files of a checkpoint directory, all present.
+
+    Raises InputError naming what is missing.
+    """
     whole, index = directory / "model.safetensors", directory / "model.safetensors.index.json"
     files = [whole]
     if index.is_file() and not whole.is_file():
-        named = modelled(read_json(index, "the index that save_pretrained writes"), _Index, str(index)).weight_map
+        named = modelled(
+            read_json(index, "the index that save_pretrained writes"), _Index, str(index)
+        ).weight_map
         files = sorted(directory / name for name in set(named.values()))
     if files == [whole] and not whole.is_file() and (directory / ADAPTER).is_file():
         files = [directory / ADAPTER]
     for file in files:
         if not file.is_file():
-            raise InputError(f"{directory} has no {file.name}; weights are read from safetensors only")
+            raise InputError(
+                f"{directory} has no {file.name}; weights are read from safetensors only"
+            )
     return files
 
 
 def stored_weights(directory: Path) -> Iterator[StoredWeight]:
-    """Every weight that the files of a checkpoint hold. Raises InputError for files that cannot be read, and for other than numbers."""
+    """Every weight that the files of a checkpoint hold.
+
+    Raises InputError for files that cannot be read, and for other than numbers.
+    """
     for file in weight_files(directory):
         try:
-            with safe_open(regular(file), "np") as weights:  # checks that header and file fit together
+            # checks that header and file fit together
+            with safe_open(regular(file), "np") as weights:
                 with file.open("rb") as stream:
                     offset = 8 + int.from_bytes(stream.read(8), "little")
                 for key in weights.offset_keys():
                     if key.startswith(_WRAPPERS):
                         raise InputError(
-                            f"{file} holds {key}, a name as torch.compile and DataParallel make them; save the model inside "
-                            f"(model._orig_mod, model.module), or take {key.partition('.')[0]}. off every name"
+                            f"{file} holds {key}, a name as torch.compile and DataParallel "
+                            "make them; save the model inside "
+                            "(model._orig_mod, model.module), or take "
+                            f"{key.partition('.')[0]}. off every name"
                         )
                     part = weights.get_slice(key)
                     shape, stored = tuple(part.get_shape()), part.get_dtype()
@@ -100,18 +124,27 @@ def stored_weights(directory: Path) -> Iterator[StoredWeight]:
                         continue
                     if stored not in BYTES:
                         raise InputError(
-                            f"{file}: {key} is stored as {stored}; wanted floating point, one of {', '.join(BYTES)}: "
+                            f"{file}: {key} is stored as {stored}; wanted floating point, "
+                            f"one of {', '.join(BYTES)}: "
                             "convert or dequantise the checkpoint"
                         )
                     yield StoredWeight(key, file, offset, shape, stored)
                     offset += math.prod(shape) * BYTES[stored]
         except (SafetensorError, OSError) as error:
-            raise InputError(f"{file} cannot be read as safetensors: {' '.join(str(error).split())[:300]}") from None
+            raise InputError(
+                f"{file} cannot be read as safetensors: {' '.join(str(error).split())[:300]}"
+            ) from None
 
 
 def stored_digest(directory: Path) -> str:
-    """SHA-256 over the weight files of a checkpoint alone, in hexadecimal: another version of transformers writes another config.json."""
-    return _digest_of_files(tuple((file, file.stat().st_size, file.stat().st_mtime_ns) for file in weight_files(directory)))
+    """SHA-256 over the weight files of a checkpoint alone, in hexadecimal: another version of
+    transformers writes another config.json.
+    """
+    return _digest_of_files(
+        tuple(
+            (file, file.stat().st_size, file.stat().st_mtime_ns) for file in weight_files(directory)
+        )
+    )
 
 
 @lru_cache
@@ -133,8 +166,12 @@ def digest_of(*contents: Path | bytes) -> str:
 
 
 def is_whole(directory: Path) -> bool:
-    """Whether a converted checkpoint in `directory` still has its configuration and all weights, as far as their headers say."""
+    """Whether a converted checkpoint in `directory` still has its configuration and all weights, as
+    far as their headers say.
+    """
     try:
-        return (directory / "config.json").is_file() and sum(1 for _ in stored_weights(directory)) > 0
+        return (directory / "config.json").is_file() and sum(
+            1 for _ in stored_weights(directory)
+        ) > 0
     except InputError:
         return False

@@ -1,9 +1,12 @@
-"""What the installed transformers lists - decoders, activations, kinds of layers and rotation -, read from its source without running it.
+"""What the installed transformers lists - decoders, activations, kinds of layers and rotation -,
+read from its source without running it.
 
-    named("models/auto/modeling_auto.py", "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES")["llama"] == "LlamaForCausalLM"
+    named("models/auto/modeling_auto.py", "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES")["llama"] ==
+    "LlamaForCausalLM"
 
-Importing transformers' configurations imports torch, which takes seconds; parsing three files takes a tenth of one. Values that are no
-literals, such as classes, read None: their names are what is wanted.
+Importing transformers' configurations imports torch, which takes seconds; parsing three files takes
+a tenth of one. Values that are no literals, such as classes, read None: their names are what is
+wanted.
 """
 
 from __future__ import annotations
@@ -37,15 +40,21 @@ def rope_types() -> tuple[str, ...]:
 
 
 def class_defaults(family: str) -> dict[str, Any]:
-    """What the configuration class of `family` takes for keys that config.json lacks; and `attribute_map`, other names of keys."""
+    """What the configuration class of `family` takes for keys that config.json lacks; and
+    `attribute_map`, other names of keys.
+    """
     family = _ALIASES.get(family, family)
     modules = _assigned("models/auto/auto_mappings.py").get("SPECIAL_MODEL_TYPE_TO_MODULE_NAME", {})
     module = modules.get(family, family).replace("-", "_")
     file = _ROOT / "models" / module / f"configuration_{module}.py"
     if not file.is_file():
         return {}
-    classes = [node for node in ast.parse(file.read_text("utf-8")).body if isinstance(node, ast.ClassDef)]
-    return next((found for found in map(_literals, classes) if found.get("model_type") == family), {})
+    classes = [
+        node for node in ast.parse(file.read_text("utf-8")).body if isinstance(node, ast.ClassDef)
+    ]
+    return next(
+        (found for found in map(_literals, classes) if found.get("model_type") == family), {}
+    )
 
 
 _ALIASES = {"gpt-sw3": "gpt2"}
@@ -64,16 +73,31 @@ def _literals(body: ast.Module | ast.ClassDef) -> dict[str, Any]:
     for node in body.body:
         if isinstance(node, ast.FunctionDef):  # a property: its name is all that is read
             found[node.name] = None
-        target = node.targets[0] if isinstance(node, ast.Assign) else node.target if isinstance(node, ast.AnnAssign) else None
-        if isinstance(target, ast.Name) and isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
+        target = (
+            node.targets[0]
+            if isinstance(node, ast.Assign)
+            else node.target
+            if isinstance(node, ast.AnnAssign)
+            else None
+        )
+        if (
+            isinstance(target, ast.Name)
+            and isinstance(node, ast.Assign | ast.AnnAssign)
+            and node.value is not None
+        ):
             value = node.value
             if isinstance(value, ast.Call) and value.args:  # OrderedDict([...])
                 value = value.args[0]
             if isinstance(value, ast.Dict):
-                found[target.id] = {_literal(key): _literal(each) for key, each in zip(value.keys, value.values, strict=True)}
+                found[target.id] = {
+                    _literal(key): _literal(each)
+                    for key, each in zip(value.keys, value.values, strict=True)
+                }
             else:
                 literal = _literal(value)
-                is_pairs = isinstance(literal, list) and all(isinstance(pair, tuple) and len(pair) == 2 for pair in literal)
+                is_pairs = isinstance(literal, list) and all(
+                    isinstance(pair, tuple) and len(pair) == 2 for pair in literal
+                )
                 found[target.id] = dict(literal) if is_pairs and literal else literal
     return found
 
@@ -82,7 +106,9 @@ def _literal(node: ast.expr | None) -> Any:
     """The value of a literal, or of a product of two; None for anything else."""
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
         factors = _literal(node.left), _literal(node.right)
-        return factors[0] * factors[1] if all(isinstance(factor, int) for factor in factors) else None
+        return (
+            factors[0] * factors[1] if all(isinstance(factor, int) for factor in factors) else None
+        )
     try:
         return None if node is None else ast.literal_eval(node)
     except ValueError:

@@ -1,14 +1,17 @@
-"""The weights of a checkpoint: safetensors files whose headers fit a model, read once, straight into the wanted dtype.
+"""The weights of a checkpoint: safetensors files whose headers fit a model, read once, straight
+into the wanted dtype.
 
     stored weights -> chunks of 4 MB -> the parameter, on its device
-    stored weights of the wanted dtype, on a processor -> the file, mapped: parts that are written to are copied, the others are the file's
+    stored weights of the wanted dtype, on a processor -> the file, mapped: parts that are written
+    to are copied, the others are the file's
 
 What does not fit the
-model - a weight missing, one too many, one of another shape, not floating point, not finite - is refused by name. Reading needs as much
-memory as the model, and one chunk.
+model - a weight missing, one too many, one of another shape, not floating point, not finite - is
+refused by name. Reading needs as much memory as the model, and one chunk.
 
-Weights of a stock checkpoint that transformers renames or merges on loading - experts stored one by one, for example - are read by
-transformers, just as strictly and without running code of the checkpoint. Knows nothing about layouts.
+Weights of a stock checkpoint that transformers renames or merges on loading - experts stored one by
+one, for example - are read by transformers, just as strictly and without running code of the
+checkpoint. Knows nothing about layouts.
 """
 
 from __future__ import annotations
@@ -23,7 +26,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, AutoModelForMultimodalLM, PretrainedConfig, PreTrainedModel
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForMultimodalLM,
+    PretrainedConfig,
+    PreTrainedModel,
+)
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.utils import logging
 
@@ -33,14 +41,16 @@ from repo_interp.errors import InputError, one_line, refused
 _CHUNK = 4 << 20
 _STORED = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _REMADE = ".rotary_emb.inv_freq"
-"""End of the name of a weight that older checkpoints store; its values follow from the configuration, and Hugging Face skips it too."""
+"""End of the name of a weight that older checkpoints store; its values follow from the
+configuration, and Hugging Face skips it too.
+"""
 
 
 def fitting_weights(model: nn.Module, directory: Path, described: str) -> dict[str, StoredWeight]:
     """The stored weight of every parameter of `model`, by parameter; read from headers alone.
 
-    A weight that several parts of the model share may be stored once. Raises InputError where names, shapes or
-    dtypes do not fit; `described`: what they should fit, in words.
+    A weight that several parts of the model share may be stored once. Raises InputError where
+    names, shapes or dtypes do not fit; `described`: what they should fit, in words.
     """
     state = model.state_dict(keep_vars=True)
     shapes = {name: tuple(tensor.shape) for name, tensor in state.items()}
@@ -49,12 +59,17 @@ def fitting_weights(model: nn.Module, directory: Path, described: str) -> dict[s
     unexpected = []
     prefix = getattr(model, "base_model_prefix", "")  # which transformers adds to names without it
     for weight in stored_weights(directory):
-        name = parameters.get(file_key(weight.key)) or parameters.get(f"{prefix}.{file_key(weight.key)}")
+        name = parameters.get(file_key(weight.key)) or parameters.get(
+            f"{prefix}.{file_key(weight.key)}"
+        )
         if name is None or name in stored:
             unexpected += [] if _is_ignored(model, weight.key) else [weight.key]
             continue
         if weight.shape != shapes[name]:
-            raise InputError(f"{directory}: {weight.key} has shape {list(weight.shape)}, {described} wants {list(shapes[name])}")
+            raise InputError(
+                f"{directory}: {weight.key} has shape {list(weight.shape)}, {described} "
+                f"wants {list(shapes[name])}"
+            )
         stored[name] = weight
     tied = set(tied_parameters(model))
     present = {id(state[name]) for name in (*stored, *(tied if tied & set(stored) else ()))}
@@ -64,44 +79,70 @@ def fitting_weights(model: nn.Module, directory: Path, described: str) -> dict[s
 
 
 def require_as_many_numbers(model: PreTrainedModel, directory: Path) -> None:
-    """Raise InputError where the weights in `directory`, which transformers converts, are not as many numbers as `model` has."""
+    """Raise InputError where the weights in `directory`, which transformers converts, are not as
+    many numbers as `model` has.
+    """
     sizes = {name: tensor.numel() for name, tensor in model.state_dict(keep_vars=True).items()}
     tied = [sizes.pop(name) for name in tied_parameters(model)[1:]]  # may be stored as well
-    shapes = [weight.shape for weight in stored_weights(directory) if not _is_ignored(model, weight.key)]
+    shapes = [
+        weight.shape for weight in stored_weights(directory) if not _is_ignored(model, weight.key)
+    ]
     found, wanted = sum(map(math.prod, shapes)), sum(sizes.values())
     if found not in (wanted, wanted + sum(tied)):
         raise InputError(
-            f"{directory}: the weights are {found:,} numbers, and a {model.config.model_type} of its config.json has {wanted:,}"
+            f"{directory}: the weights are {found:,} numbers, and a "
+            f"{model.config.model_type} of its config.json has {wanted:,}"
         )
 
 
 def _is_ignored(model: nn.Module, key: str) -> bool:
-    """Whether transformers passes over the weight `key` where such a model has none of that name."""
+    """Whether transformers passes over the weight `key` where such a model has none of that
+    name.
+    """
     patterns = getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()
     return key.endswith(_REMADE) or any(re.search(pattern, key) for pattern in patterns)
 
 
 def require_fit(source: object, described: str, **faults: Sequence[str]) -> None:
-    """Raise InputError where weights of `source` do not fit what is `described`: their names, by what is wrong with them."""
-    found = [f"{len(names)} {what} (first: {one_line(names[0], 100)})" for what, names in faults.items() if names]
+    """Raise InputError where weights of `source` do not fit what is `described`: their names, by
+    what is wrong with them.
+    """
+    found = [
+        f"{len(names)} {what} (first: {one_line(names[0], 100)})"
+        for what, names in faults.items()
+        if names
+    ]
     if found:
-        raise InputError(f"{source}: the weights do not fit {described}: {', '.join(found)}; nothing was loaded")
+        raise InputError(
+            f"{source}: the weights do not fit {described}: {', '.join(found)}; nothing was loaded"
+        )
 
 
 def tied_parameters(model: Any) -> tuple[str, ...]:
-    """Names of the embedding and unembedding where the configuration ties them; empty where it does not."""
+    """Names of the embedding and unembedding where the configuration ties them; empty where it does
+    not.
+    """
     tied = model._tied_weights_keys if getattr(model.config, "tie_word_embeddings", False) else None
     return next(((embedding, unembedding) for unembedding, embedding in (tied or {}).items()), ())
 
 
 def is_converted(model: PreTrainedModel, directory: Path) -> bool:
-    """Whether the weights in `directory` are not stored under the names and in the shapes that `model` has."""
-    keys = {weight.key for weight in stored_weights(directory)}  # refuses what is not floating point
-    return bool(get_model_conversion_mapping(model, add_legacy=False)) or not keys & model.state_dict().keys()
+    """Whether the weights in `directory` are not stored under the names and in the shapes that
+    `model` has.
+    """
+    # refuses what is not floating point
+    keys = {weight.key for weight in stored_weights(directory)}
+    return (
+        bool(get_model_conversion_mapping(model, add_legacy=False))
+        or not keys & model.state_dict().keys()
+    )
 
 
-def loaded_by_transformers(directory: Path, config: PretrainedConfig, dtype: torch.dtype, **placement: Any) -> PreTrainedModel:
-    """The stock model of a checkpoint in `directory`, a larger one whole; `placement`: `device_map` and `max_memory`.
+def loaded_by_transformers(
+    directory: Path, config: PretrainedConfig, dtype: torch.dtype, **placement: Any
+) -> PreTrainedModel:
+    """The stock model of a checkpoint in `directory`, a larger one whole; `placement`: `device_map`
+    and `max_memory`.
 
     Raises InputError where its weights do not fit.
     """
@@ -109,7 +150,8 @@ def loaded_by_transformers(directory: Path, config: PretrainedConfig, dtype: tor
     logging.disable_progress_bar()
     kind = AutoModelForMultimodalLM if "text_config" in config.sub_configs else AutoModelForCausalLM
     try:
-        with refused(f"{directory}: the weights do not load"):  # by transformers, safetensors or accelerate
+        # by transformers, safetensors or accelerate
+        with refused(f"{directory}: the weights do not load"):
             loaded: Any = kind.from_pretrained(
                 directory,
                 config=config,
@@ -124,12 +166,17 @@ def loaded_by_transformers(directory: Path, config: PretrainedConfig, dtype: tor
         if shown:
             logging.enable_progress_bar()
     model, report = loaded
-    faults = {what: sorted(map(_name, report[f"{what}_keys"])) for what in ("missing", "unexpected", "mismatched")}
+    faults = {
+        what: sorted(map(_name, report[f"{what}_keys"]))
+        for what in ("missing", "unexpected", "mismatched")
+    }
     require_fit(directory, f"a {config.model_type}", **faults)
     for name, parameter in model.named_parameters():
-        if parameter.dtype not in (dtype, torch.float32) or getattr(model, "hf_quantizer", None):  # some routers stay in float32
+        # some routers stay in float32
+        if parameter.dtype not in (dtype, torch.float32) or getattr(model, "hf_quantizer", None):
             raise InputError(
-                f"{directory}: transformers loads {name} as {parameter.dtype}, quantised or not as asked; wanted {dtype}"
+                f"{directory}: transformers loads {name} as {parameter.dtype}, quantised or "
+                f"not as asked; wanted {dtype}"
             )
         if parameter.device.type != "meta":
             require_finite_weight(parameter.detach(), name, directory)
@@ -144,10 +191,11 @@ def _name(reported: str | tuple) -> str:
 def read_weights(
     stored: Mapping[str, StoredWeight], dtype: torch.dtype, places: Mapping[str, Any] | None = None
 ) -> dict[str, Tensor]:
-    """The values of `stored`, by the same names, each on its device in `places` (None: the processor).
+    """The values of `stored`, by the same names, each on its device in `places` (None: the
+    processor).
 
-    Weights whose place is the disk are read once and dropped, so that damage is found now. Raises InputError naming the first weight that
-    is not finite.
+    Weights whose place is the disk are read once and dropped, so that damage is found now. Raises
+    InputError naming the first weight that is not finite.
     """
     # One chunk for all: one per weight would leave a gap between each two of them.
     chunk, values = torch.empty(_CHUNK, dtype=torch.uint8), {}
@@ -173,7 +221,9 @@ def require_finite_weight(values: Tensor, key: str, directory: Path) -> tuple[Te
     """The smallest and the largest of `values`. Raises InputError where one is NaN or infinite."""
     smallest, largest = values.aminmax()  # one pass; NaN in either where there is one
     if not (torch.isfinite(smallest) and torch.isfinite(largest)):
-        raise InputError(f"{directory}: {key} holds values that are not finite; the checkpoint is damaged")
+        raise InputError(
+            f"{directory}: {key} holds values that are not finite; the checkpoint is damaged"
+        )
     return smallest, largest
 
 
@@ -188,13 +238,17 @@ def _view(weight: StoredWeight, content: mmap.mmap, dtype: torch.dtype) -> Tenso
     count = math.prod(weight.shape)
     if weight.offset + count * dtype.itemsize > len(content):
         raise _cut_off(weight)
-    values = torch.frombuffer(content, dtype=dtype, count=count, offset=weight.offset).view(weight.shape)
+    values = torch.frombuffer(content, dtype=dtype, count=count, offset=weight.offset).view(
+        weight.shape
+    )
     require_finite_weight(values, weight.key, weight.file.parent)
     return values
 
 
 def _cut_off(weight: StoredWeight) -> InputError:
-    return InputError(f"{weight.file} ends within {weight.key}; the checkpoint was changed while it was read")
+    return InputError(
+        f"{weight.file} ends within {weight.key}; the checkpoint was changed while it was read"
+    )
 
 
 def _read(weight: StoredWeight, device: torch.device, dtype: torch.dtype, memory: Tensor) -> Tensor:
@@ -209,6 +263,9 @@ def _read(weight: StoredWeight, device: torch.device, dtype: torch.dtype, memory
                 raise _cut_off(weight)
             smallest, largest = require_finite_weight(part, weight.key, weight.file.parent)
             if max(-float(smallest), float(largest)) > torch.finfo(dtype).max:
-                raise InputError(f"{weight.file.parent}: {weight.key} holds values too large for {dtype}; load it in float32")
+                raise InputError(
+                    f"{weight.file.parent}: {weight.key} holds values too large for {dtype}; "
+                    "load it in float32"
+                )
             flat[start : start + part.numel()].copy_(part)
     return values

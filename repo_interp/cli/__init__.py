@@ -1,11 +1,13 @@
 """The commands: parse, call, print. Nothing below prints.
 
-A command is a module with `SUMMARY`, `add_arguments(parser)` and `run(arguments) -> exit code`; it imports what is heavy inside `run`,
-so that `repo-interp --help` is fast. Bad input is one line and exit code 2, an interruption 130; 1 says that
-the numbers are there, but a figure, the page or what was printed is not. A Note, which refuses nothing, is one line beside.
+A command is a module with `SUMMARY`, `add_arguments(parser)` and `run(arguments) -> exit code`; it
+imports what is heavy inside `run`, so that `repo-interp --help` is fast. Bad input is one line and
+exit code 2, an interruption 130; 1 says that the numbers are there, but a figure, the page or what
+was printed is not. A Note, which refuses nothing, is one line beside.
 
-Launched as several processes (`accelerate launch -m repo_interp ...`), a command with `SHARED` is done by all of them, others by the
-first alone. One process prints, and one says why the command ends.
+Launched as several processes (`accelerate launch -m repo_interp ...`), a command with `SHARED` is
+done by all of them, others by the first alone. One process prints, and one says why the command
+ends.
 """
 
 from __future__ import annotations
@@ -43,11 +45,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _said(error.command, str(error), 2)
     except KeyboardInterrupt:  # while what the commands are made of is imported
         return _said("repo-interp", "interrupted", 130)
-    # Libraries must neither look for a network nor talk over our progress bars; a hub id still goes to the hub.
+    # Libraries must neither look for a network nor talk over our progress bars; a hub id still goes
+    # to the hub.
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("TQDM_DISABLE", "1")
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # else torch prints a stack where another process has ended
+    # else torch prints a stack where another process has ended
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
     command = f"repo-interp {parsed.command}"
     try:
         if not getattr(_module(parsed.command), "SHARED", False):
@@ -70,15 +74,22 @@ def _run(parsed: argparse.Namespace) -> int:
         if output.failure is not None:
             line = f"standard output cannot be written ({output.failure})"
             return _said(
-                command, f"{line}; the results are there" if hasattr(parsed, "out") else line, 1 if hasattr(parsed, "out") else 2
+                command,
+                f"{line}; the results are there" if hasattr(parsed, "out") else line,
+                1 if hasattr(parsed, "out") else 2,
             )
         return code
     except InputError as error:
         return _said(command, str(error), 2)
     except KeyboardInterrupt as interruption:
-        return _said(command, f"interrupted: {interruption}" if str(interruption) else "interrupted", 130)
+        return _said(
+            command, f"interrupted: {interruption}" if str(interruption) else "interrupted", 130
+        )
     except SystemExit as end:  # ours return a code
-        line = failure_of(end) or f"code of another package called sys.exit({end.code!r}); nothing was finished"
+        line = (
+            failure_of(end)
+            or f"code of another package called sys.exit({end.code!r}); nothing was finished"
+        )
         return _said(command, line, 1)
     except BrokenPipeError:
         _close(sys.stdout)
@@ -87,14 +98,19 @@ def _run(parsed: argparse.Namespace) -> int:
         what = "the output" if error.filename is None else one_line(error.filename)
         return _said(command, f"{what} cannot be read or written ({error.strerror or error})", 2)
     except Exception as error:
-        line = "not enough memory; give shorter prompts, fewer of them at a time (--batch-size), or a smaller model"
+        line = (
+            "not enough memory; give shorter prompts, fewer of them at a time "
+            "(--batch-size), or a smaller model"
+        )
         if not is_out_of_memory(error) and (line := failure_of(error)) is None:
             raise
         return _said(command, line, 2)
 
 
 class _Output:
-    """Standard output that a command can go on without: the first write that is refused is noted, and all after it go nowhere."""
+    """Standard output that a command can go on without: the first write that is refused is noted,
+    and all after it go nowhere.
+    """
 
     def __init__(self, stream: Any) -> None:
         self._stream, self.failure = stream, None
@@ -133,7 +149,9 @@ def _require_no_nul(given: Sequence[str]) -> None:
     for word in given:
         if "\0" in word:
             raise _WrongUsage(
-                "repo-interp", f"the argument {one_line(word, 80)} has a NUL character, which no path and no name can have"
+                "repo-interp",
+                f"the argument {one_line(word, 80)} has a NUL character, which no path and "
+                "no name can have",
             )
 
 
@@ -151,7 +169,9 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _said(command: str, line: str, code: int) -> int:
-    """`code`, after one line on standard error, where there is somebody to read it; of several processes one says it."""
+    """`code`, after one line on standard error, where there is somebody to read it; of several
+    processes one says it.
+    """
     if processes.speaks():
         _write(f"{command}: {line}")
     return code
@@ -163,13 +183,17 @@ def _write(line: str) -> None:
 
 
 def _close(stream: Any) -> None:
-    """Close a stream whose reader is gone, or whose disk is full; what it holds still goes nowhere."""
+    """Close a stream whose reader is gone, or whose disk is full; what it holds still goes
+    nowhere.
+    """
     with suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _joined(given: list[str]) -> list[str]:
-    """`given` with a command of two words as one; `steps` alone is what `train steps` was called before."""
+    """`given` with a command of two words as one; `steps` alone is what `train steps` was called
+    before.
+    """
     if given[:2] == ["train", "steps"]:
         return ["train steps", *given[2:]]
     return ["train steps", *given[1:]] if given[:1] == ["steps"] else given
@@ -182,7 +206,8 @@ def _module(command: str) -> Any:
 def _parser(given: Sequence[str]) -> argparse.ArgumentParser:
     parser = _Parser(
         prog="repo-interp",
-        description="A microscope for token positions in attention: RePo, RoPE, NoPE and their relatives.",
+        description="A microscope for token positions in attention: RePo, RoPE, NoPE and "
+        "their relatives.",
     )
     parser.add_argument("--version", action="version", version=f"repo-interp {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
@@ -196,15 +221,22 @@ def _parser(given: Sequence[str]) -> argparse.ArgumentParser:
         except (Exception, SystemExit) as error:
             if name in OWN[COMMANDS]:
                 raise
-            reason = f"{called(COMMANDS, name)} fails: {one_line(f'{type(error).__name__}: {error}')}; mend or uninstall it"
+            reason = (
+                f"{called(COMMANDS, name)} fails: "
+                f"{one_line(f'{type(error).__name__}: {error}')}; mend or uninstall it"
+            )
             reason = str(error) if isinstance(error, InputError) else reason
             if name == wanted:
                 raise _WrongUsage("repo-interp", reason) from None
             _said("repo-interp", reason, 0)
             continue
-        module.add_arguments(commands.add_parser(name.replace("-", " "), help=summary, description=module.SUMMARY))
+        module.add_arguments(
+            commands.add_parser(name.replace("-", " "), help=summary, description=module.SUMMARY)
+        )
     if wanted in LABORATORY and wanted not in installed:
         raise _WrongUsage(
-            "repo-interp", f"{given[0]} comes with the package position-papers; install it: pip install ./papers in a checkout"
+            "repo-interp",
+            f"{given[0]} comes with the package position-papers; install it: pip install "
+            "./papers in a checkout",
         )
     return parser

@@ -1,4 +1,6 @@
-"""`repo-interp analyze [CHECKPOINT]`: from a checkpoint and prompts to a run, figures and a report page."""
+"""`repo-interp analyze [CHECKPOINT]`: from a checkpoint and prompts to a run, figures and a report
+page.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,10 @@ if TYPE_CHECKING:
     from repo_interp.console import Console
     from repo_interp.progress import Step
 
-SUMMARY = "Measure what the heads of a checkpoint do with positions: a run file, figures and a report page."
+SUMMARY = (
+    "Measure what the heads of a checkpoint do with positions: a run file, figures "
+    "and a report page."
+)
 SHARED = True
 
 _VARIANTS = (
@@ -58,26 +63,36 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "checkpoint",
         nargs="?",
         metavar="CHECKPOINT",
-        help="a directory, a hub id, or the name of a checkpoint that comes with the package (default: niah/repo)",
+        help="a directory, a hub id, or the name of a checkpoint that comes with the package "
+        "(default: niah/repo)",
     )
     parser.add_argument(
         "--prompts",
         metavar="FILE",
-        help="prompts.jsonl, plain text, or logged samples of lm-evaluation-harness or inspect-ai, to analyse; - is standard input "
-        "(default: prompts of the task that the checkpoint was trained on, else one text of 512 tokens from the documentation of Python's "
+        help="prompts.jsonl, plain text, or logged samples of lm-evaluation-harness or "
+        "inspect-ai, to analyse; - is standard input "
+        "(default: prompts of the task that the checkpoint was trained on, else one text of "
+        "512 tokens from the documentation of Python's "
         "standard library)",
     )
     parser.add_argument("--text", metavar="TEXT", help="one text to analyse")
-    parser.add_argument("--out", metavar="DIR", help="where results go (default: runs/NAME, numbered when there is one)")
+    parser.add_argument(
+        "--out",
+        metavar="DIR",
+        help="where results go (default: runs/NAME, numbered when there is one)",
+    )
     add_resume(parser)
     parser.add_argument(
         "--measures",
         type=name_list,
         default=None,
         metavar="A,B",
-        help="measures to take (default: positions,patterns,position_sources where a layer learns positions, position_sources,gates where "
-        "one has CoPE's; where all positions are the token index, or none, components,three_axis, and fake_distance,rotation where "
-        "layers rotate; attention_mass where prompts mark generated tokens; and attention_rows and, where all --layers are measured, "
+        help="measures to take (default: positions,patterns,position_sources where a layer "
+        "learns positions, position_sources,gates where "
+        "one has CoPE's; where all positions are the token index, or none, "
+        "components,three_axis, and fake_distance,rotation where "
+        "layers rotate; attention_mass where prompts mark generated tokens; and "
+        "attention_rows and, where all --layers are measured, "
         "predictions)",
     )
     parser.add_argument(
@@ -85,32 +100,48 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=name_list,
         default=None,
         metavar="A,B",
-        help="experiments, which need many forward passes (default: atlas where no layer learns positions or counts gates, elsewhere, "
-        "on prompts of its task, effects and atlas where they take seconds): effects (of changed positions of heads, on these prompts), "
-        "saliency (of positions, on these prompts), atlas (what every head does and is called), perturbation (of order and positions, "
-        "on these prompts), extrapolation (beyond the training length, on longer prompts of the same task); scored by the task of the "
-        "prompts, and prompts of a file by their generated tokens or, without these, by log perplexity",
+        help="experiments, which need many forward passes (default: atlas where no layer "
+        "learns positions or counts gates, elsewhere, "
+        "on prompts of its task, effects and atlas where they take seconds): effects (of "
+        "changed positions of heads, on these prompts), "
+        "saliency (of positions, on these prompts), atlas (what every head does and is "
+        "called), perturbation (of order and positions, "
+        "on these prompts), extrapolation (beyond the training length, on longer prompts of "
+        "the same task); scored by the task of the "
+        "prompts, and prompts of a file by their generated tokens or, without these, by log "
+        "perplexity",
     )
     parser.add_argument(
         "--save-maps",
         metavar="5:0-3,7:2",
-        help="keep pictures of these LAYERS:HEADS, the logits of the first prompt as means over blocks, beside the measures",
+        help="keep pictures of these LAYERS:HEADS, the logits of the first prompt as means "
+        "over blocks, beside the measures",
     )
     add_settings(
         parser,
         "parameters",
-        "a parameter of a measure or an experiment, such as patterns.epsilon=0.5 or perturbation.gammas=0.05,0.1, or epsilon=0.5 alone "
+        "a parameter of a measure or an experiment, such as patterns.epsilon=0.5 or "
+        "perturbation.gammas=0.05,0.1, or epsilon=0.5 alone "
         "where only one has it; or of the task that prompts are made of, such as corpus=FILE",
     )
     parser.add_argument(
-        "--layers", type=number_list, metavar="5-15", help="layers to measure (default: all); experiments take all"
+        "--layers",
+        type=number_list,
+        metavar="5-15",
+        help="layers to measure (default: all); experiments take all",
     )
-    parser.add_argument("--heads", type=number_list, metavar="0,3", help="heads to measure (default: all); experiments take all")
+    parser.add_argument(
+        "--heads",
+        type=number_list,
+        metavar="0,3",
+        help="heads to measure (default: all); experiments take all",
+    )
     generated = parser.add_argument_group("prompts that are made, when no --prompts are given")
     generated.add_argument(
         "--task",
         metavar="NAME",
-        help="ruler (needle in a haystack), or a synthetic task of ours (default: the task that the checkpoint was trained on by "
+        help="ruler (needle in a haystack), or a synthetic task of ours (default: the task "
+        "that the checkpoint was trained on by "
         "repo-interp train, else ruler)",
     )
     generated.add_argument("--variant", choices=_VARIANTS, help="of ruler (default: multikey_1)")
@@ -118,14 +149,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--length",
         type=tokens,
         metavar="N",
-        help="tokens of a ruler prompt (default: the training length, at most 4096), or the test set of a synthetic task",
+        help="tokens of a ruler prompt (default: the training length, at most 4096), or the "
+        "test set of a synthetic task",
     )
-    generated.add_argument("--count", type=count, metavar="N", help="how many prompts (default: 20)")
+    generated.add_argument(
+        "--count", type=count, metavar="N", help="how many prompts (default: 20)"
+    )
     generated.add_argument("--seed", type=seed, help="seed of the prompts (default: 0)")
     add_device(parser)
     add_batch_size(parser, default=1)
     add_formats(parser)
-    parser.add_argument("--tables", action="store_true", help="print the tables of all measures too, after the findings")
+    parser.add_argument(
+        "--tables",
+        action="store_true",
+        help="print the tables of all measures too, after the findings",
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -160,13 +198,18 @@ def run(arguments: argparse.Namespace) -> int:
         console.print(f"not measured: {line}", style="yellow", highlight=False)
     if results.has_batches:
         console.print(
-            f"finished batches are kept; go on by --resume --out {plain(results.directory)}", style="yellow", highlight=False
+            f"finished batches are kept; go on by --resume --out {plain(results.directory)}",
+            style="yellow",
+            highlight=False,
         )
     return print_results(console, results, published) or int("stopped" in run.attrs)
 
 
 def _request(arguments: argparse.Namespace, name: str, step: Step) -> Request:
-    """What `arguments` ask of the checkpoint `name`. Raises InputError for what does not fit, unknown names before anything is read."""
+    """What `arguments` ask of the checkpoint `name`.
+
+    Raises InputError for what does not fit, unknown names before anything is read.
+    """
     step(f"loading {name}")
     from repo_interp.analysis.defaults import default_experiments
     from repo_interp.analysis.request import Execution, Request, default_measures, measures_named
@@ -191,10 +234,15 @@ def _request(arguments: argparse.Namespace, name: str, step: Step) -> Request:
     if arguments.prompts is not None or arguments.text is not None:
         _require_none_made(arguments)
         prompts, task = _given_prompts(arguments, bridge), None
-        source = "--text" if arguments.prompts is None else f"the file {Path(arguments.prompts).name}"
+        source = (
+            "--text" if arguments.prompts is None else f"the file {Path(arguments.prompts).name}"
+        )
     else:
         prompts, task, source = _make_prompts(arguments, bridge)
-    wanted, parameters = arguments.measures or default_measures(prompts, layout(bridge), arguments.layers), arguments.parameters
+    wanted, parameters = (
+        arguments.measures or default_measures(prompts, layout(bridge), arguments.layers),
+        arguments.parameters,
+    )
     if arguments.experiments is None and arguments.measures is None and arguments.layers is None:
         experiments = default_experiments(bridge, prompts, task)
     if arguments.save_maps is not None:
@@ -202,21 +250,41 @@ def _request(arguments: argparse.Namespace, name: str, step: Step) -> Request:
         parameters = [*parameters, ("maps.heads", arguments.save_maps)]
     measures, experiments = _with_parameters(measures_named(wanted), experiments, parameters)
     execution = Execution(arguments.batch_size)
-    return Request(bridge, prompts, measures, arguments.layers, arguments.heads, experiments, task, execution, source)
+    return Request(
+        bridge,
+        prompts,
+        measures,
+        arguments.layers,
+        arguments.heads,
+        experiments,
+        task,
+        execution,
+        source,
+    )
 
 
 def _announce(console: Console, name: str, request: Request) -> None:
-    """Print what is measured, and the notes on it. Raises InputError where there is not enough memory."""
+    """Print what is measured, and the notes on it.
+
+    Raises InputError where there is not enough memory.
+    """
     from repo_interp.analysis.notes import notes_on
     from repo_interp.analysis.room import require_memory_for_run
     from repo_interp.console import bold
 
     require_memory_for_run(request.bridge, request.lengths, request.size, request.passes)
     many = "s" if len(request.prompts) > 1 else ""
-    line = f": {len(request.prompts)} prompt{many} of up to {max(request.lengths)} tokens from {request.prompts_from}; measures "
+    line = (
+        f": {len(request.prompts)} prompt{many} of up to {max(request.lengths)} tokens "
+        f"from {request.prompts_from}; measures "
+    )
     line += ", ".join(measure.name for measure in request.measures)
     if request.experiments:
-        line += f", experiments {', '.join(plan.experiment.name for plan in request.experiments)} ({len(request.passes):,} more prompts)"
+        line += (
+            ", experiments "
+            f"{', '.join(plan.experiment.name for plan in request.experiments)} "
+            f"({len(request.passes):,} more prompts)"
+        )
     line += f", on {request.decoder.device}"
     if processes.count() > 1:
         line += f", in {processes.count()} processes"
@@ -225,8 +293,12 @@ def _announce(console: Console, name: str, request: Request) -> None:
         console.print(note, style="yellow", highlight=False)
 
 
-def _measured(request: Request, results: Results, step: Step, asked: str, console: Console) -> xr.DataTree:
-    """The run, written to `results` with what was `asked`; what its measures show is printed before the experiments begin."""
+def _measured(
+    request: Request, results: Results, step: Step, asked: str, console: Console
+) -> xr.DataTree:
+    """The run, written to `results` with what was `asked`; what its measures show is printed before
+    the experiments begin.
+    """
     from repo_interp.analysis.analyze import carried_out
     from repo_interp.analysis.notes import RoundedPositions
     from repo_interp.analysis.request import Execution
@@ -256,11 +328,17 @@ def _measured(request: Request, results: Results, step: Step, asked: str, consol
         try:
             return carried_out(request)
         except (KeyboardInterrupt, Unfinished) as interruption:
-            kept = "finished batches are kept; the same command goes on from there" if results.has_batches else ""
+            kept = (
+                "finished batches are kept; the same command goes on from there"
+                if results.has_batches
+                else ""
+            )
             raise type(interruption)("; ".join(filter(None, (str(interruption), kept)))) from None
         except BaseException as error:
             if is_out_of_memory(error):
-                raise InputError("not enough memory; give shorter prompts or a smaller --batch-size") from None
+                raise InputError(
+                    "not enough memory; give shorter prompts or a smaller --batch-size"
+                ) from None
             raise
 
 
@@ -272,26 +350,46 @@ def _with_parameters(measures, experiments, parameters):
         name, dot, option = key.rpartition(".")
         if not dot:
             having = [
-                each for each, part in configured.items() if is_dataclass(part) and option in {f.name for f in fields(part)}
+                each
+                for each, part in configured.items()
+                if is_dataclass(part) and option in {f.name for f in fields(part)}
             ]
             if len(having) != 1:
-                those = f"of {', '.join(having)}: say whose" if having else f"of none of {', '.join(configured)}"
-                raise InputError(f"--set {option}={text}: {option!r} is an option {those}, as in OWNER.{option}={text}")
+                those = (
+                    f"of {', '.join(having)}: say whose"
+                    if having
+                    else f"of none of {', '.join(configured)}"
+                )
+                raise InputError(
+                    f"--set {option}={text}: {option!r} is an option {those}, as in "
+                    f"OWNER.{option}={text}"
+                )
             (name,) = having
         if name not in configured:
-            raise InputError(f"--set {key}: the measure {name!r} is not among those measured, {', '.join(configured)}")
+            raise InputError(
+                f"--set {key}: the measure {name!r} is not among those measured, "
+                f"{', '.join(configured)}"
+            )
         configured[name] = with_field(configured[name], option, text, name, fixed=("name",))
-    return [configured[measure.name] for measure in measures], [configured[experiment.name] for experiment in experiments]
+    return [configured[measure.name] for measure in measures], [
+        configured[experiment.name] for experiment in experiments
+    ]
 
 
 def _require_none_made(arguments: argparse.Namespace) -> None:
-    """Raise InputError for options of prompts that are made, beside prompts that are given, and for a text beside a file."""
+    """Raise InputError for options of prompts that are made, beside prompts that are given, and for
+    a text beside a file.
+    """
     if arguments.prompts is not None and arguments.text is not None:
-        raise InputError("--text gives a prompt, and --prompts a file of them; leave one of the two out")
+        raise InputError(
+            "--text gives a prompt, and --prompts a file of them; leave one of the two out"
+        )
     given = "--text gives one" if arguments.prompts is None else "--prompts gives a file of them"
     for option in _MADE_BY:
         if getattr(arguments, option) is not None:
-            raise InputError(f"--{option} is of prompts that are made, and {given}; leave one of the two out")
+            raise InputError(
+                f"--{option} is of prompts that are made, and {given}; leave one of the two out"
+            )
 
 
 _MADE_BY = ("task", "variant", "length", "count", "seed")
@@ -299,7 +397,9 @@ _MADE_BY = ("task", "variant", "length", "count", "seed")
 
 
 def _given_prompts(arguments: argparse.Namespace, bridge: Any) -> list[Any]:
-    """The prompts of --text or --prompts; a plain text that is longer than the training length is cut, with a note."""
+    """The prompts of --text or --prompts; a plain text that is longer than the training length is
+    cut, with a note.
+    """
     from repo_interp.errors import warn
     from repo_interp.models.provenance import length_trained
     from repo_interp.tasks.prompt.jsonl import read_prompts
@@ -309,19 +409,34 @@ def _given_prompts(arguments: argparse.Namespace, bridge: Any) -> list[Any]:
     if arguments.text is not None:
         prompts = [prompt_from_text(arguments.text, {}, bridge.tokenizer)]
     else:
-        prompts = read_prompts(arguments.prompts, tokenizer=bridge.tokenizer, vocab_size=bridge.config.vocab_size)
+        prompts = read_prompts(
+            arguments.prompts, tokenizer=bridge.tokenizer, vocab_size=bridge.config.vocab_size
+        )
     longest = length_trained(bridge)
-    if len(prompts) == 1 and not (prompts[0].spans or prompts[0].generated) and len(prompts[0].tokens) > longest:
-        warn(f"the text has {len(prompts[0].tokens):,} tokens; its first {longest:,}, the training length, are analysed")
+    if (
+        len(prompts) == 1
+        and not (prompts[0].spans or prompts[0].generated)
+        and len(prompts[0].tokens) > longest
+    ):
+        warn(
+            f"the text has {len(prompts[0].tokens):,} tokens; its first {longest:,}, the "
+            "training length, are analysed"
+        )
         prompts = [first_tokens(prompts[0], longest)]
     return prompts
 
 
 def _make_prompts(arguments: argparse.Namespace, bridge: Any) -> tuple[list[Any], Any, str]:
-    """Prompts, their task, None for ruler, whose prompts are judged by the tokens that they mark as generated, and where they are from."""
+    """Prompts, their task, None for ruler, whose prompts are judged by the tokens that they mark as
+    generated, and where they are from.
+    """
     from repo_interp import tasks
     from repo_interp.analysis.defaults import COUNT, default_prompts, origin_of
-    from repo_interp.analysis.room import batch_limit, require_memory_for_pass, require_room_for_prompts
+    from repo_interp.analysis.room import (
+        batch_limit,
+        require_memory_for_pass,
+        require_room_for_prompts,
+    )
     from repo_interp.analysis.score import task_of
     from repo_interp.analysis.trained_task import trained_name
     from repo_interp.models.decoder import as_decoder
@@ -338,17 +453,30 @@ def _make_prompts(arguments: argparse.Namespace, bridge: Any) -> tuple[list[Any]
     if name == "ruler":
         length = arguments.length or min(4096, origin.training_length)
         if bridge.tokenizer is None:
-            raise InputError("this checkpoint has no tokenizer, so no prompts can be made for it; give --prompts with token ids")
+            raise InputError(
+                "this checkpoint has no tokenizer, so no prompts can be made for it; give "
+                "--prompts with token ids"
+            )
         require_room_for_prompts(count, length)
-        require_memory_for_pass(bridge, length, min(count, batch_limit(bridge, arguments.batch_size).of_length(length)))
+        require_memory_for_pass(
+            bridge, length, min(count, batch_limit(bridge, arguments.batch_size).of_length(length))
+        )
         variant = arguments.variant or "multikey_1"
-        return tasks.niah(bridge.tokenizer, variant, length, count, seed), None, f"the task ruler, {variant}"
+        return (
+            tasks.niah(bridge.tokenizer, variant, length, count, seed),
+            None,
+            f"the task ruler, {variant}",
+        )
     if arguments.variant is not None:
-        raise InputError(f"--variant is of the task ruler, and this checkpoint is asked {name}; give --task ruler with it")
+        raise InputError(
+            f"--variant is of the task ruler, and this checkpoint is asked {name}; give "
+            "--task ruler with it"
+        )
     task = task_of(origin.directory, name, **options)
     if bridge.config.vocab_size < task.vocabulary_size:
         raise InputError(
-            f"the task {name} has {task.vocabulary_size} tokens, the checkpoint {bridge.config.vocab_size}; "
+            f"the task {name} has {task.vocabulary_size} tokens, the checkpoint "
+            f"{bridge.config.vocab_size}; "
             "wanted a checkpoint trained on it, or --prompts"
         )
     require_room_for_prompts(count, arguments.length or task.training_length)
@@ -357,7 +485,9 @@ def _make_prompts(arguments: argparse.Namespace, bridge: Any) -> tuple[list[Any]
 
 
 def _task_options(arguments: argparse.Namespace, name: str) -> dict[str, Any]:
-    """The options of the task `name`, taken from the settings of `arguments`: those with its name before them, and its texts."""
+    """The options of the task `name`, taken from the settings of `arguments`: those with its name
+    before them, and its texts.
+    """
     from repo_interp.tasks import make_task
 
     task = make_task(name)

@@ -1,4 +1,6 @@
-"""A checkpoint as users name it: a path, a hub id, or one that comes with the package, such as niah/repo."""
+"""A checkpoint as users name it: a path, a hub id, or one that comes with the package, such as
+niah/repo.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,10 @@ DEFAULT = "niah/repo"
 
 
 def find(name: str) -> str:
-    """The path or hub id that `name` means. A directory of that name goes before a checkpoint of the zoo."""
+    """The path or hub id that `name` means.
+
+    A directory of that name goes before a checkpoint of the zoo.
+    """
     from repo_interp.shipped import means_zoo, zoo_path
 
     if means_zoo(name) and not Path(name).exists():

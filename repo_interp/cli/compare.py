@@ -11,7 +11,8 @@ from repo_interp.cli.options import add_formats
 from repo_interp.errors import InputError
 
 SUMMARY = (
-    "Compare runs of several checkpoints, or of steps of one training: tables, figures and a page of every measure they share."
+    "Compare runs of several checkpoints, or of steps of one training: tables, "
+    "figures and a page of every measure they share."
 )
 
 
@@ -21,11 +22,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "runs",
         nargs="+",
         metavar="RUN",
-        help="a run.nc, or the directory that `analyze` or `score` wrote; NAME=RUN names it (default: its checkpoint's name). "
+        help="a run.nc, or the directory that `analyze` or `score` wrote; NAME=RUN names it "
+        "(default: its checkpoint's name). "
         "An analysis and the scores of one checkpoint are one run",
     )
-    parser.add_argument("--out", metavar="DIR", help="where results go (default: runs/compare-NAMES, numbered when there is one)")
-    parser.add_argument("--overwrite", action="store_true", help="replace the comparison that stands in --out")
+    parser.add_argument(
+        "--out",
+        metavar="DIR",
+        help="where results go (default: runs/compare-NAMES, numbered when there is one)",
+    )
+    parser.add_argument(
+        "--overwrite", action="store_true", help="replace the comparison that stands in --out"
+    )
     add_formats(parser)
 
 
@@ -43,7 +51,12 @@ def run(arguments: argparse.Namespace) -> int:
 
     console = Console()
     compared = compare_named([_named(text) for text in arguments.runs])
-    with claimed(arguments.out, _stem(compared["/"].coords["run"].values.tolist()), arguments.overwrite, COMPARISON) as results:
+    with claimed(
+        arguments.out,
+        _stem(compared["/"].coords["run"].values.tolist()),
+        arguments.overwrite,
+        COMPARISON,
+    ) as results:
         for line in notes(compared):
             console.print(line, style="yellow", highlight=False)
         with steps(console) as step:
@@ -55,7 +68,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _named(text: str) -> tuple[str | None, str]:
-    """The name and the path in NAME=RUN or RUN; a path with an equals sign is a path where it exists."""
+    """The name and the path in NAME=RUN or RUN; a path with an equals sign is a path where it
+    exists.
+    """
     name, equals, path = text.partition("=")
     if not equals or Path(text).exists():
         return None, text
@@ -66,5 +81,7 @@ def _named(text: str) -> tuple[str | None, str]:
 
 def _stem(names: Sequence[str]) -> str:
     """The name of a directory for the comparison of the runs `names`."""
-    joined = "-".join("".join(c if c.isalnum() or c in "._" else "-" for c in str(name)) for name in names)
+    joined = "-".join(
+        "".join(c if c.isalnum() or c in "._" else "-" for c in str(name)) for name in names
+    )
     return f"compare-{joined if len(joined) <= 60 else f'{len(names)}-runs'}"

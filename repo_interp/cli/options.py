@@ -1,4 +1,7 @@
-"""Values of options that several commands share. Each function raises argparse's own error for what it cannot read."""
+"""Values of options that several commands share.
+
+Each function raises argparse's own error for what it cannot read.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,9 @@ def number_list(text: str) -> tuple[int, ...]:
     for part in text.split(","):
         found = re.fullmatch(r"\s*([0-9]{1,18})\s*(?:-\s*([0-9]{1,18})\s*)?", part)
         if found is None:
-            raise argparse.ArgumentTypeError(f"wanted numbers or ranges such as 0,3 or 5-15, not {text[:80]!r}")
+            raise argparse.ArgumentTypeError(
+                f"wanted numbers or ranges such as 0,3 or 5-15, not {text[:80]!r}"
+            )
         first, last = int(found[1]), int(found[2] or found[1])
         if last < first:
             raise argparse.ArgumentTypeError(f"the range {part.strip()} runs backwards")
@@ -48,7 +53,9 @@ def _reader(kind: Any) -> Callable[[str], Any]:
         try:
             return value_of(text, kind, "")
         except InputError:
-            raise argparse.ArgumentTypeError(f"wanted {in_words(kind)}, not {shortened(repr(text))}") from None
+            raise argparse.ArgumentTypeError(
+                f"wanted {in_words(kind)}, not {shortened(repr(text))}"
+            ) from None
 
     return read
 
@@ -67,14 +74,20 @@ def batch_size(text: str) -> Any:
 
 
 SETTING = "[OWNER.]NAME=VALUE"
-"""How every `--set` is written: OWNER is what has the option - a measure, an experiment, a task, a paper - and may be left out."""
+"""How every `--set` is written: OWNER is what has the option - a measure, an experiment, a task, a
+paper - and may be left out.
+"""
 
 
 def setting(text: str) -> tuple[str, str]:
-    """NAME=VALUE or OWNER.NAME=VALUE: what stands on both sides, as text; what the option is for knows the value's type."""
+    """NAME=VALUE or OWNER.NAME=VALUE: what stands on both sides, as text; what the option is for
+    knows the value's type.
+    """
     name, equals, value = text.partition("=")
     if not (name.strip(".") == name and name and equals and value):
-        raise argparse.ArgumentTypeError(f"wanted {SETTING}, such as longest=20 or patterns.epsilon=0.5, not {text[:80]!r}")
+        raise argparse.ArgumentTypeError(
+            f"wanted {SETTING}, such as longest=20 or patterns.epsilon=0.5, not {text[:80]!r}"
+        )
     return name, value
 
 
@@ -97,20 +110,29 @@ def of_owner(texts: Iterable[tuple[str, str]], owner: str) -> list[tuple[str, st
     for name, text in texts:
         named, dot, option = name.rpartition(".")
         if dot and named != owner:
-            raise InputError(f"--set {name}={text}: there is no {named!r} here; wanted {owner}.{option} or {option}")
+            raise InputError(
+                f"--set {name}={text}: there is no {named!r} here; wanted {owner}.{option} "
+                f"or {option}"
+            )
         settings.append((option, text))
     return settings
 
 
 def typed(texts: Iterable[tuple[str, str]] | None, owner: Any, called: str) -> dict[str, Any]:
-    """The values of named texts, read as the types of the fields of the dataclass `owner`, which the user calls `called`."""
+    """The values of named texts, read as the types of the fields of the dataclass `owner`, which
+    the user calls `called`.
+    """
     return {name: field_value(owner, name, text, called) for name, text in texts or ()}
 
 
 def add_resume(parser: argparse.ArgumentParser) -> None:
     """Declare `--overwrite` and `--resume`."""
     parser.add_argument("--overwrite", action="store_true", help="replace the run in --out")
-    parser.add_argument("--resume", action="store_true", help="continue the interrupted work in --out, or start if there is none")
+    parser.add_argument(
+        "--resume",
+        action="store_true",
+        help="continue the interrupted work in --out, or start if there is none",
+    )
 
 
 def add_formats(parser: argparse.ArgumentParser) -> None:
@@ -120,7 +142,8 @@ def add_formats(parser: argparse.ArgumentParser) -> None:
         type=_formats,
         default=_FORMATS[:1],
         metavar="A,B",
-        help=f"formats that figures are written in, of {', '.join(_FORMATS)} (default: {_FORMATS[0]})",
+        help=f"formats that figures are written in, of {', '.join(_FORMATS)} (default: "
+        f"{_FORMATS[0]})",
     )
 
 
@@ -128,7 +151,9 @@ def _formats(text: str) -> tuple[str, ...]:
     formats = name_list(text)
     unknown = [name for name in formats if name not in _FORMATS]
     if unknown:
-        raise argparse.ArgumentTypeError(f"wanted formats of {', '.join(_FORMATS)}, not {unknown[0][:80]!r}")
+        raise argparse.ArgumentTypeError(
+            f"wanted formats of {', '.join(_FORMATS)}, not {unknown[0][:80]!r}"
+        )
     return formats
 
 
@@ -139,7 +164,8 @@ def add_batch_size(parser: argparse.ArgumentParser, default: int) -> None:
         type=batch_size,
         default=default,
         metavar="N",
-        help=f"prompts in one forward pass; auto: as many of similar length as pay off and fit into memory (default: {default})",
+        help="prompts in one forward pass; auto: as many of similar length as pay off and "
+        f"fit into memory (default: {default})",
     )
 
 
@@ -148,24 +174,28 @@ def add_device(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--device",
         default="auto",
-        help="where the model runs: cpu, cuda, cuda:1, mps (default: auto: cuda where there is one, else cpu)",
+        help="where the model runs: cpu, cuda, cuda:1, mps (default: auto: cuda where there "
+        "is one, else cpu)",
     )
     parser.add_argument(
         "--dtype",
         default="float32",
         choices=("float32", "float64", "bfloat16", "float16", "auto"),
-        help="precision of the model; auto: bfloat16 on an accelerator where the checkpoint has it, else float32; below float32 "
+        help="precision of the model; auto: bfloat16 on an accelerator where the checkpoint "
+        "has it, else float32; below float32 "
         "it rounds learned positions too, unless --positions-dtype is wider (default: float32)",
     )
     parser.add_argument(
         "--positions-dtype",
         choices=("float32",),
-        help="precision of learned positions and of the maps that produce them (default: that of the model)",
+        help="precision of learned positions and of the maps that produce them (default: "
+        "that of the model)",
     )
     parser.add_argument(
         "--device-map",
         choices=("auto",),
-        help="auto: spread a model that is larger than a device over all accelerators, memory and the disk; replaces --device",
+        help="auto: spread a model that is larger than a device over all accelerators, "
+        "memory and the disk; replaces --device",
     )
     parser.add_argument(
         "--max-memory",
@@ -178,14 +208,21 @@ def add_device(parser: argparse.ArgumentParser) -> None:
 def _sizes(text: str) -> dict[str, str]:
     pairs = [part.strip().partition("=") for part in text.split(",")]
     if not all(device and equals and size for device, equals, size in pairs):
-        raise argparse.ArgumentTypeError(f"wanted sizes by device, such as 0=20GiB,cpu=60GiB, not {text[:80]!r}")
+        raise argparse.ArgumentTypeError(
+            f"wanted sizes by device, such as 0=20GiB,cpu=60GiB, not {text[:80]!r}"
+        )
     return {device: size for device, _, size in pairs}
 
 
 def placed(arguments: argparse.Namespace) -> dict[str, Any]:
-    """What `add_device` declared, as arguments of `load`. Raises InputError for memory without a device map."""
+    """What `add_device` declared, as arguments of `load`.
+
+    Raises InputError for memory without a device map.
+    """
     if arguments.max_memory is not None and arguments.device_map is None:
-        raise InputError("--max-memory is for a model that is spread over devices; give --device-map auto")
+        raise InputError(
+            "--max-memory is for a model that is spread over devices; give --device-map auto"
+        )
     return {
         "device": arguments.device,
         "dtype": arguments.dtype,

@@ -27,7 +27,9 @@ if TYPE_CHECKING:
 
 
 KEEP_EVERY = 30.0
-"""Seconds between writes of finished batches to disk, from which an interrupted or killed command goes on."""
+"""Seconds between writes of finished batches to disk, from which an interrupted or killed command
+goes on.
+"""
 ASKED = "asked"
 """Attribute of a run: what the command that made it was asked."""
 _UNDECIDING = (
@@ -51,17 +53,28 @@ _REMEDY = "give --resume with the command that it was begun with, another --out,
 class Command:
     """What a command does with --out, and what it is asked."""
 
-    def __init__(self, arguments: argparse.Namespace, checkpoint: str, makes: Literal["analysis", "scores"]) -> None:
-        """That of `arguments`. Raises InputError for a `--resume` without `--out`, or beside `--overwrite`."""
+    def __init__(
+        self, arguments: argparse.Namespace, checkpoint: str, makes: Literal["analysis", "scores"]
+    ) -> None:
+        """That of `arguments`.
+
+        Raises InputError for a `--resume` without `--out`, or beside `--overwrite`.
+        """
         if arguments.resume and arguments.overwrite:
             raise InputError("--resume goes on and --overwrite begins anew; give one of them")
         if arguments.resume and arguments.out is None:
             raise InputError("--resume needs to know what; give --out DIR")
         self.checkpoint, self.makes, self.formats = checkpoint, makes, arguments.formats
         self.out, self.resume, self.overwrite = arguments.out, arguments.resume, arguments.overwrite
-        decisive = {name: _without_paths(value) for name, value in vars(arguments).items() if name not in _UNDECIDING}
+        decisive = {
+            name: _without_paths(value)
+            for name, value in vars(arguments).items()
+            if name not in _UNDECIDING
+        }
         self.asked = json.dumps(decisive, sort_keys=True)
-        """Every option that decides a number, as JSON, files by their content: the same question from another folder is the same."""
+        """Every option that decides a number, as JSON, files by their content: the same question
+        from another folder is the same.
+        """
 
     @property
     def replaces(self) -> bool:
@@ -69,7 +82,8 @@ class Command:
         return self.resume or self.overwrite
 
     def resumed(self, console: Console) -> int | None:
-        """The exit code, where `--resume` finds all measured in --out, after drawing what is not drawn yet; else None.
+        """The exit code, where `--resume` finds all measured in --out, after drawing what is not
+        drawn yet; else None.
 
         Raises InputError where what is measured there is not what is asked.
         """
@@ -96,40 +110,55 @@ class Command:
         return print_results(console, results, published)
 
     def _require_same(self, run: xr.DataTree) -> None:
-        """Raise InputError where `run`, which --out holds, was made by another command, of another checkpoint, or with other options."""
+        """Raise InputError where `run`, which --out holds, was made by another command, of another
+        checkpoint, or with other options.
+        """
         from repo_interp.models.checkpoints import identify
         from repo_interp.models.provenance import checkpoint_digest
 
         held = "scores" if "scores" in run.children else "analysis"
         if held != self.makes:
             kind = "an analysis" if held == "analysis" else held
-            raise InputError(f"{self.out} holds {kind}, which --resume of this command cannot go on with; give another --out")
-        if run.attrs.get("checkpoint_digest") != checkpoint_digest(identify(find(self.checkpoint)).directory):
             raise InputError(
-                f"{self.out} holds results of another checkpoint ({run.attrs.get('checkpoint')}); give another --out, or --overwrite"
+                f"{self.out} holds {kind}, which --resume of this command cannot go on with; "
+                "give another --out"
+            )
+        if run.attrs.get("checkpoint_digest") != checkpoint_digest(
+            identify(find(self.checkpoint)).directory
+        ):
+            raise InputError(
+                f"{self.out} holds results of another checkpoint "
+                f"({run.attrs.get('checkpoint')}); give another --out, or --overwrite"
             )
         if ASKED not in run.attrs:
             raise InputError(
-                f"{self.out} holds a run that does not say what it was asked ({_described(run)}); give another --out, or --overwrite"
+                f"{self.out} holds a run that does not say what it was asked "
+                f"({_described(run)}); give another --out, or --overwrite"
             )
         before, now = json.loads(run.attrs[ASKED]), json.loads(self.asked)
         name = next((name for name in now if now[name] != before.get(name)), None)
         if name is not None:
             raise InputError(
-                f"{self.out} holds the answer to another question: --{_SPELT.get(name) or name.replace('_', '-')} was "
+                f"{self.out} holds the answer to another question: "
+                f"--{_SPELT.get(name) or name.replace('_', '-')} was "
                 f"{_in_words(before.get(name))}, now {_in_words(now[name])}; {_REMEDY}"
             )
 
     @contextmanager
     def same_question(self, console: Console) -> Iterator[None]:
-        """While the context lasts, what is kept of another question is thrown away with a line that says so; with --resume, refused.
+        """While the context lasts, what is kept of another question is thrown away with a line that
+        says so; with --resume, refused.
 
         Raises Taken, and what is kept stays then.
         """
         from repo_interp.store import OtherQuestion
 
         def show(kept: str) -> None:
-            console.print(f"{kept}: thrown away, all is measured from the beginning", style="yellow", highlight=False)
+            console.print(
+                f"{kept}: thrown away, all is measured from the beginning",
+                style="yellow",
+                highlight=False,
+            )
 
         with shown_as(OtherQuestion, show, "error" if self.resume else "always"):
             try:
@@ -143,7 +172,10 @@ def _described(run: xr.DataTree) -> str:
     if "scores" in run.children:
         scores = run["scores"].to_dataset()
         sets = ", ".join(map(str, scores["test_set"].values))
-        return f"scores of {scores.sizes['prompt']} prompts of {sets}, scaling {run.attrs.get('scaling', 'none')}"
+        return (
+            f"scores of {scores.sizes['prompt']} prompts of {sets}, scaling "
+            f"{run.attrs.get('scaling', 'none')}"
+        )
     return f"{run.attrs['prompts']} prompts, {', '.join(run.children)}"
 
 
@@ -152,41 +184,66 @@ def _without_paths(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_without_paths(each) for each in value]
     try:
-        return hashlib.sha256(Path(value).read_bytes()).hexdigest() if isinstance(value, str) and Path(value).is_file() else value
+        return (
+            hashlib.sha256(Path(value).read_bytes()).hexdigest()
+            if isinstance(value, str) and Path(value).is_file()
+            else value
+        )
     except (OSError, ValueError):
         return value
 
 
 def _in_words(value: Any) -> str:
-    """The value of an option as it is typed; files are told apart by the beginning of their digest."""
+    """The value of an option as it is typed; files are told apart by the beginning of their
+    digest.
+    """
     if value is None or value == []:
         return "not given"
     if isinstance(value, list):
-        return ",".join("=".join(map(str, each)) if isinstance(each, list) else str(each) for each in value)
-    return f"another file or folder ({value[:12]}...)" if isinstance(value, str) and len(value) == 64 else str(value)
+        return ",".join(
+            "=".join(map(str, each)) if isinstance(each, list) else str(each) for each in value
+        )
+    return (
+        f"another file or folder ({value[:12]}...)"
+        if isinstance(value, str) and len(value) == 64
+        else str(value)
+    )
 
 
 def drawn(results: Results, run: xr.DataTree, step: Step, formats: Sequence[str]) -> Published:
-    """What was published of `run`, which is written already, and stays whatever interrupts the drawing."""
+    """What was published of `run`, which is written already, and stays whatever interrupts the
+    drawing.
+    """
     from repo_interp.plots.pages.report import write_report
 
     step("drawing")
     try:
-        return results.draw(run, partial(write_report, formats=formats, drawn=lambda figure: step(f"drawing {figure}")))
+        return results.draw(
+            run,
+            partial(write_report, formats=formats, drawn=lambda figure: step(f"drawing {figure}")),
+        )
     except KeyboardInterrupt:
         raise KeyboardInterrupt(f"while drawing; the numbers are in {results.data_file}") from None
 
 
 def print_results(console: Console, results: Results, published: Published) -> int:
-    """Print the paths of the page, the numbers and the figures, and one line per failure; return the exit code, 1 after a failure."""
+    """Print the paths of the page, the numbers and the figures, and one line per failure; return
+    the exit code, 1 after a failure.
+    """
     from repo_interp.console import bold, plain
 
     if results.page in published.files:
         console.print(bold(results.page, "  the page to look at"), highlight=False)
     figures = f"{published.figures} figure{'' if published.figures == 1 else 's'}"
-    console.print(f"{plain(results.data_file)}  the numbers; {plain(results.figures)}  {figures}", highlight=False)
+    console.print(
+        f"{plain(results.data_file)}  the numbers; {plain(results.figures)}  {figures}",
+        highlight=False,
+    )
     if published.tables:
-        console.print(f"{', '.join(plain(file) for file in published.tables)}  the atlas of heads as a table", highlight=False)
+        console.print(
+            f"{', '.join(plain(file) for file in published.tables)}  the atlas of heads as a table",
+            highlight=False,
+        )
     for line in (*published.notes, *(f"not drawn: {failure}" for failure in published.failures)):
         console.print(line, style="yellow", highlight=False)
     return 1 if published.failures else 0

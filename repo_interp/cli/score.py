@@ -1,4 +1,6 @@
-"""`repo-interp score CHECKPOINT [TASK]`: the scores of a checkpoint on a task, by length, by depth, in and out of distribution."""
+"""`repo-interp score CHECKPOINT [TASK]`: the scores of a checkpoint on a task, by length, by depth,
+in and out of distribution.
+"""
 
 from __future__ import annotations
 
@@ -38,17 +40,25 @@ _SCALING = Annotated[float, Interval(ge=1, le=1024)]
 """How many times longer than in training prompts may become."""
 _RULER_OPTIONS = ("variant", "dialect", "essay", "depth")
 SHARED = True
-SUMMARY = "Score a checkpoint on a task, by test set and over the task's axes: a table, figures, a page and a run file."
+SUMMARY = (
+    "Score a checkpoint on a task, by test set and over the task's axes: a table, "
+    "figures, a page and a run file."
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    parser.add_argument("checkpoint", metavar="CHECKPOINT", help="a directory, a hub id, or the name of a zoo checkpoint")
+    parser.add_argument(
+        "checkpoint",
+        metavar="CHECKPOINT",
+        help="a directory, a hub id, or the name of a zoo checkpoint",
+    )
     parser.add_argument(
         "task",
         nargs="?",
         metavar="TASK",
-        help=f"the task (default: the checkpoint's own); {RULER}: needles in a haystack in the checkpoint's own tokens",
+        help=f"the task (default: the checkpoint's own); {RULER}: needles in a haystack in "
+        "the checkpoint's own tokens",
     )
     parser.add_argument(
         "--out",
@@ -56,22 +66,43 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="directory of the results (default: runs/score-NAME, with a number if it exists)",
     )
     add_resume(parser)
-    parser.add_argument("--test-sets", type=name_list, metavar="A,B", help="test sets, such as lengths (default: all)")
-    parser.add_argument("--count", type=count, default=200, metavar="N", help="prompts of each test set (default: 200)")
+    parser.add_argument(
+        "--test-sets",
+        type=name_list,
+        metavar="A,B",
+        help="test sets, such as lengths (default: all)",
+    )
+    parser.add_argument(
+        "--count",
+        type=count,
+        default=200,
+        metavar="N",
+        help="prompts of each test set (default: 200)",
+    )
     parser.add_argument("--seed", type=seed, default=0, help="seed of the prompts (default: 0)")
     parser.add_argument(
         "--answers",
         choices=("forced", "generated"),
-        help="read the answer off one teacher-forced pass, or generate it token by token (default: forced; exact match is the same); "
+        help="read the answer off one teacher-forced pass, or generate it token by token "
+        "(default: forced; exact match is the same); "
         f"{RULER} always generates",
     )
     parser.add_argument(
         "--scaling",
         metavar="KIND:FACTOR",
-        help="scale the rotation for longer prompts: yarn:2, linear:4 (position interpolation), from the training length",
+        help="scale the rotation for longer prompts: yarn:2, linear:4 (position "
+        "interpolation), from the training length",
     )
-    parser.add_argument("--task-size", metavar="NAME", help="size of the task (default: the size in training, else small)")
-    add_settings(parser, "task_options", f"an option of the task; of {RULER}, such as variant=multivalue or ruler.dialect=repo")
+    parser.add_argument(
+        "--task-size",
+        metavar="NAME",
+        help="size of the task (default: the size in training, else small)",
+    )
+    add_settings(
+        parser,
+        "task_options",
+        f"an option of the task; of {RULER}, such as variant=multivalue or ruler.dialect=repo",
+    )
     add_device(parser)
     add_batch_size(parser, default=32)
     add_formats(parser)
@@ -122,7 +153,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _task(arguments: argparse.Namespace, directory: Path) -> Task:
-    """The task that the checkpoint in `directory` is scored on. Raises InputError for names that it does not know."""
+    """The task that the checkpoint in `directory` is scored on.
+
+    Raises InputError for names that it does not know.
+    """
     from repo_interp.analysis.score import task_name, task_of
     from repo_interp.tasks import make_task
 
@@ -137,7 +171,8 @@ def _task(arguments: argparse.Namespace, directory: Path) -> Task:
 def _scoring(
     arguments: argparse.Namespace, bridge, task: Task | None
 ) -> Callable[[Path, Callable[[int, int], None]], xr.DataTree]:
-    """A function that scores the task or ruler, given where to keep answers and a function to report progress to.
+    """A function that scores the task or ruler, given where to keep answers and a function to
+    report progress to.
 
     Raises InputError beforehand.
     """
@@ -151,10 +186,17 @@ def _scoring(
         "store_every": KEEP_EVERY,
     }
     if task is None:
-        lengths = None if arguments.test_sets is None else [int(name) for name in arguments.test_sets]
+        lengths = (
+            None if arguments.test_sets is None else [int(name) for name in arguments.test_sets]
+        )
         texts = of_owner(arguments.task_options, RULER)
-        options = {name: value_of(text, float if name == "depth" else str, f"{RULER}.{name}") for name, text in texts}
-        return lambda store, progress: score_needles(bridge, lengths, progress=progress, store=store, **amount, **options)
+        options = {
+            name: value_of(text, float if name == "depth" else str, f"{RULER}.{name}")
+            for name, text in texts
+        }
+        return lambda store, progress: score_needles(
+            bridge, lengths, progress=progress, store=store, **amount, **options
+        )
     answers = arguments.answers or "forced"
     return lambda store, progress: score(
         bridge, task, arguments.test_sets, answers=answers, progress=progress, store=store, **amount
@@ -170,14 +212,20 @@ def _require_fitting_options(arguments: argparse.Namespace) -> None:
     if arguments.task == RULER:
         for name, value in (("--task-size", arguments.task_size), ("--answers", arguments.answers)):
             if value is not None:
-                raise InputError(f"{name} is for tasks; ruler has no sizes, and its answers are always generated")
+                raise InputError(
+                    f"{name} is for tasks; ruler has no sizes, and its answers are always generated"
+                )
         for name in arguments.test_sets or ():
             if not name.isdecimal() or int(name) < 1:
-                raise InputError(f"ruler's test sets are lengths in tokens, such as 4096; got {name!r}")
+                raise InputError(
+                    f"ruler's test sets are lengths in tokens, such as 4096; got {name!r}"
+                )
         known = {"variant": VARIANTS, "dialect": DIALECTS}
         for name, text in of_owner(arguments.task_options, RULER):
             if name not in _RULER_OPTIONS:
-                raise InputError(f"ruler has no option {name!r}; it has {', '.join(_RULER_OPTIONS)}")
+                raise InputError(
+                    f"ruler has no option {name!r}; it has {', '.join(_RULER_OPTIONS)}"
+                )
             one_of(name, text, known.get(name, {text: None}))
 
 
@@ -188,4 +236,6 @@ def _scaling(text: str | None, trained: int) -> dict[str, str | float | int] | N
     if kind not in ("yarn", "linear") or not colon:
         raise InputError(f"scaling {text!r} is unknown; wanted yarn:FACTOR or linear:FACTOR")
     value = value_of(factor, _SCALING, f"--scaling {kind}:FACTOR")
-    return {"rope_type": kind, "factor": value} | ({"original_max_position_embeddings": trained} if kind == "yarn" else {})
+    return {"rope_type": kind, "factor": value} | (
+        {"original_max_position_embeddings": trained} if kind == "yarn" else {}
+    )

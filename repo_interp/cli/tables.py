@@ -1,7 +1,9 @@
-"""A run in the terminal: its findings; and where they are wanted, a table for each group that says something, one line for each other.
+"""A run in the terminal: its findings; and where they are wanted, a table for each group that says
+something, one line for each other.
 
-Neighbouring layers with the same numbers share a row. A table has as many rows as the window has room for, twelve at most: of layers some
-from first to last, of ranked heads the first. The report page has all.
+Neighbouring layers with the same numbers share a row. A table has as many rows as the window has
+room for, twelve at most: of layers some from first to last, of ranked heads the first. The report
+page has all.
 """
 
 from __future__ import annotations
@@ -44,16 +46,22 @@ def print_findings(console: Console, run: xr.DataTree) -> None:
         console.print(Text.assemble(f"{place}. {one_line(finding.sentence)}", (where, "cyan")))
         console.print(Text(f"   {one_line(finding.evidence)}", "dim"))
     if not place:
-        console.print("Nothing in this run is beyond its null; --tables prints the numbers.", highlight=False)
+        console.print(
+            "Nothing in this run is beyond its null; --tables prints the numbers.", highlight=False
+        )
 
 
 def print_tables(console: Console, run: xr.DataTree) -> None:
-    """Print every group of `run` in the order of the page; the page has already named what has failed."""
+    """Print every group of `run` in the order of the page; the page has already named what has
+    failed.
+    """
     views = views_of(run)
     silent, tables = [], []
     for view in views:
         made = list(until_failure(partial(view.tables, run), f"the tables of {view.group!r}", []))
-        informative = next(until_failure(lambda view=view: [view.informative(run)], view.group, []), True)
+        informative = next(
+            until_failure(lambda view=view: [view.informative(run)], view.group, []), True
+        )
         if informative:
             tables += made
         elif made:
@@ -62,42 +70,72 @@ def print_tables(console: Console, run: xr.DataTree) -> None:
     left_out = 0
     for table in tables:
         said = _without_dashes(table)
-        if len(said.columns) < len(table.columns) and not any(isinstance(cell, float) for row in said.rows for cell in row):
-            console.print(f"{table.title}: no number could be measured. {table.note}", highlight=False)
+        if len(said.columns) < len(table.columns) and not any(
+            isinstance(cell, float) for row in said.rows for cell in row
+        ):
+            console.print(
+                f"{table.title}: no number could be measured. {table.note}", highlight=False
+            )
             continue
         grouped = _grouped(said)
         shown = _shortened(grouped, rows)
         left_out += len(grouped.rows) - len(shown.rows)
         print_table(console, shown)
     for view in silent:
-        console.print(f"{view.title}: {_nothing_to_say(run)}; folded away in report.html", highlight=False)
+        console.print(
+            f"{view.title}: {_nothing_to_say(run)}; folded away in report.html", highlight=False
+        )
     if left_out:
-        console.print(f"{left_out:,} more rows of these tables are in report.html.", highlight=False)
+        console.print(
+            f"{left_out:,} more rows of these tables are in report.html.", highlight=False
+        )
 
 
 def print_table(console: Console, table: Table) -> None:
-    """Print `table`. In a narrow window long names break, no number does; without room for that every row is a line of its own."""
+    """Print `table`.
+
+    In a narrow window long names break, no number does; without room for that every row is a line
+    of its own.
+    """
     rows = [[one_line(cell) for cell in row] for row in table.formatted()]
     widths = _widths(table, rows, console.width - 3 * len(table.columns) - 1)
     if widths is None:
         _print_lines(console, table, rows)
         return
-    drawn = Drawn(title=table.title, title_justify="left", caption=table.note, caption_justify="left")
+    drawn = Drawn(
+        title=table.title, title_justify="left", caption=table.note, caption_justify="left"
+    )
     for column, numeric, width in zip(table.columns, table.numeric, widths, strict=True):
-        drawn.add_column(column, justify="right" if numeric else "left", overflow="fold", width=width)
+        drawn.add_column(
+            column, justify="right" if numeric else "left", overflow="fold", width=width
+        )
     for row in rows:
         drawn.add_row(*map(Text, row))
     console.print(drawn)
 
 
 def _widths(table: Table, rows: Sequence[Sequence[str]], room: int) -> list[int] | None:
-    """The width of every column, together at most `room`: all as wide as their texts where that fits, else no word broken, else no number;
-    None where that does not fit either. What is left goes to the columns that lack most.
+    """The width of every column, together at most `room`: all as wide as their texts where that
+    fits, else no word broken, else no number; None where that does not fit either.
+
+    What is left goes to the columns that lack most.
     """
-    columns = list(zip(table.columns, table.numeric, zip(*rows, strict=True) if rows else [()] * len(table.columns), strict=True))
+    columns = list(
+        zip(
+            table.columns,
+            table.numeric,
+            zip(*rows, strict=True) if rows else [()] * len(table.columns),
+            strict=True,
+        )
+    )
     whole = [max(map(cell_len, (name, *cells))) for name, _, cells in columns]
-    words = [max(map(cell_len, " ".join((name, *cells)).split()), default=1) for name, _, cells in columns]
-    numbers = [max(map(cell_len, cells), default=1) if numeric else _WORD for _, numeric, cells in columns]
+    words = [
+        max(map(cell_len, " ".join((name, *cells)).split()), default=1)
+        for name, _, cells in columns
+    ]
+    numbers = [
+        max(map(cell_len, cells), default=1) if numeric else _WORD for _, numeric, cells in columns
+    ]
     widths = next((each for each in (whole, words, numbers) if sum(each) <= room), None)
     if widths is not None:
         for _ in range(min(room, sum(whole)) - sum(widths)):
@@ -106,18 +144,28 @@ def _widths(table: Table, rows: Sequence[Sequence[str]], room: int) -> list[int]
 
 
 def _print_lines(console: Console, table: Table, rows: Sequence[Sequence[str]]) -> None:
-    """Print `table` as its title, a line for each of its `rows` - what is named, then every number after its column - and its note."""
+    """Print `table` as its title, a line for each of its `rows` - what is named, then every number
+    after its column - and its note.
+    """
     console.print(Text(table.title, "italic"))
     for row in rows:
         named = [cell for cell, numeric in zip(row, table.numeric, strict=True) if not numeric]
-        numbers = [f"{column} {cell}" for column, cell, numeric in zip(table.columns, row, table.numeric, strict=True) if numeric]
-        console.print(Text(f"{', '.join(named)}: {', '.join(numbers)}" if named else ", ".join(numbers)))
+        numbers = [
+            f"{column} {cell}"
+            for column, cell, numeric in zip(table.columns, row, table.numeric, strict=True)
+            if numeric
+        ]
+        console.print(
+            Text(f"{', '.join(named)}: {', '.join(numbers)}" if named else ", ".join(numbers))
+        )
     if table.note:
         console.print(Text(table.note, "dim italic"))
 
 
 def _rows_for(console: Console, tables: int) -> int:
-    """Rows of each of `tables` tables, so that all of them fit into the window where there is one."""
+    """Rows of each of `tables` tables, so that all of them fit into the window where there is
+    one.
+    """
     if not console.is_terminal or not tables:
         return MOST_ROWS
     return min(MOST_ROWS, max(_FEWEST_ROWS, (console.size.height - _END) // tables - _FRAME))
@@ -125,9 +173,17 @@ def _rows_for(console: Console, tables: int) -> int:
 
 def _without_dashes(table: Table) -> Table:
     """`table` without the columns that have no number in any row."""
-    places = [place for place in range(len(table.columns)) if any(row[place] is not None for row in table.rows)] or [0]
+    places = [
+        place
+        for place in range(len(table.columns))
+        if any(row[place] is not None for row in table.rows)
+    ] or [0]
     columns = tuple(table.columns[place] for place in places)
-    return replace(table, columns=columns, rows=tuple(tuple(row[place] for place in places) for row in table.rows))
+    return replace(
+        table,
+        columns=columns,
+        rows=tuple(tuple(row[place] for place in places) for row in table.rows),
+    )
 
 
 def _grouped(table: Table) -> Table:
@@ -145,7 +201,9 @@ def _grouped(table: Table) -> Table:
 
 
 def _shortened(table: Table, count: int) -> Table:
-    """At most `count` rows of `table`: of layers from the first to the last at equal steps beside all other rows, else the first rows."""
+    """At most `count` rows of `table`: of layers from the first to the last at equal steps beside
+    all other rows, else the first rows.
+    """
     if len(table.rows) <= count:
         return table
     layers = [place for place, layer in enumerate(_layers(table)) if layer is not None]
@@ -153,12 +211,22 @@ def _shortened(table: Table, count: int) -> Table:
     room = count - len(others)
     if not layers or room < 2:
         return replace(table, rows=table.rows[:count])
-    chosen = {layers[place] for place in np.linspace(0, len(layers) - 1, min(room, len(layers))).round().astype(int)}
-    return replace(table, rows=tuple(row for place, row in enumerate(table.rows) if place in chosen or place in others))
+    chosen = {
+        layers[place]
+        for place in np.linspace(0, len(layers) - 1, min(room, len(layers))).round().astype(int)
+    }
+    return replace(
+        table,
+        rows=tuple(
+            row for place, row in enumerate(table.rows) if place in chosen or place in others
+        ),
+    )
 
 
 def _layers(table: Table) -> list[int | None]:
-    """The layer (the first of several) or the rotary component that each row is about; None for rows and tables that name none."""
+    """The layer (the first of several) or the rotary component that each row is about; None for
+    rows and tables that name none.
+    """
     if table.columns[0] not in ("layer", "layers", "component"):
         return [None] * len(table.rows)
     named = (re.match(r"(?:layers? )?(\d+)", str(row[0])) for row in table.rows)
@@ -173,4 +241,8 @@ def _nothing_to_say(run: xr.DataTree) -> str:
         count = len(list(layers))
         parts.append(f"layers {span_of(range(begun, begun + count))} {scheme}")
         begun += count
-    return f"says little about this run ({', '.join(parts)})" if layout != [""] else "says little about this run"
+    return (
+        f"says little about this run ({', '.join(parts)})"
+        if layout != [""]
+        else "says little about this run"
+    )

@@ -1,4 +1,6 @@
-"""`repo-interp verify A [B]`: whether a model rotates as its configuration says, at every distance."""
+"""`repo-interp verify A [B]`: whether a model rotates as its configuration says, at every
+distance.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +8,23 @@ import argparse
 from pathlib import Path
 
 SUMMARY = (
-    "Audit how a checkpoint rotates: the angle of every pair at every distance, against its configuration or a second checkpoint."
+    "Audit how a checkpoint rotates: the angle of every pair at every distance, "
+    "against its configuration or a second checkpoint."
 )
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    parser.add_argument("checkpoint", metavar="A", help="a directory, a hub id, a GGUF file, or the name of a zoo checkpoint")
     parser.add_argument(
-        "other", metavar="B", nargs="?", help="the same model in another form, whose rotation, queries and keys are compared"
+        "checkpoint",
+        metavar="A",
+        help="a directory, a hub id, a GGUF file, or the name of a zoo checkpoint",
+    )
+    parser.add_argument(
+        "other",
+        metavar="B",
+        nargs="?",
+        help="the same model in another form, whose rotation, queries and keys are compared",
     )
     parser.add_argument(
         "--dtype",
@@ -23,7 +33,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="precision of the tables (default: float32)",
     )
     parser.add_argument(
-        "--longest", type=int, metavar="N", help="the last distance in tokens (default: twice the training length)"
+        "--longest",
+        type=int,
+        metavar="N",
+        help="the last distance in tokens (default: twice the training length)",
     )
     parser.add_argument("--out", metavar="DIR", help="write rotation.png and rotation.nc there")
 
@@ -37,9 +50,14 @@ def run(arguments: argparse.Namespace) -> int:
 
     if arguments.out is not None:
         require_directory(Path(arguments.out))
-    console, named = Console(), [arguments.checkpoint, *([arguments.other] if arguments.other else [])]
+    console, named = (
+        Console(),
+        [arguments.checkpoint, *([arguments.other] if arguments.other else [])],
+    )
     console.print(f"auditing {' and '.join(named)}", highlight=False)
-    audited = verify(*(find(name) for name in named), dtype=arguments.dtype, longest=arguments.longest)
+    audited = verify(
+        *(find(name) for name in named), dtype=arguments.dtype, longest=arguments.longest
+    )
     findings = audited.attrs["findings"].splitlines()
     for finding in findings:
         console.print(finding, style="yellow", highlight=False, soft_wrap=True)
@@ -47,8 +65,10 @@ def run(arguments: argparse.Namespace) -> int:
     console.print(
         bold(
             arguments.checkpoint,
-            f"  {audited.sizes['layer']} layers with attention, {turning} of them rotate; distances 1 to "
-            f"{audited.attrs['longest']:,} in {audited.attrs['dtype']}; largest error {float(audited['largest_error'].max()):.2g} rad; "
+            f"  {audited.sizes['layer']} layers with attention, {turning} of them rotate; "
+            "distances 1 to "
+            f"{audited.attrs['longest']:,} in {audited.attrs['dtype']}; largest error "
+            f"{float(audited['largest_error'].max()):.2g} rad; "
             f"{len(findings) or 'no'} finding{'' if len(findings) == 1 else 's'}",
         ),
         highlight=False,

@@ -1,1 +1,3 @@
-"""Runs side by side: aligned by labels, with notes on what cannot be compared, and their tables, figures and page."""
+"""Runs side by side: aligned by labels, with notes on what cannot be compared, and their tables,
+figures and page.
+"""

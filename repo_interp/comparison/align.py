@@ -1,11 +1,13 @@
 """Runs of several checkpoints, or of several steps of one training, as one tree with an axis `run`.
 
-    comparison[measure][variable] [run, ...] = the variable of every run, at the labels that any run has (an outer join)
+    comparison[measure][variable] [run, ...] = the variable of every run, at the labels that any run
+    has (an outer join)
 
 Where a run lacks one there is NaN, -1 for whole numbers, "" for texts.
 
-Layers, heads, tokens, distances and spans are aligned by their labels, never by their places. `named_runs` names the runs and decides
-which are one; the attribute `notes` has one line for everything that cannot be compared or was measured differently.
+Layers, heads, tokens, distances and spans are aligned by their labels, never by their places.
+`named_runs` names the runs and decides which are one; the attribute `notes` has one line for
+everything that cannot be compared or was measured differently.
 
     root       checkpoint, layout, checkpoint_digest, prompts_digest, dtype (run); training_step (run) for steps of one training
     a measure  every variable that two runs or more have, with `run` first; scheme (run, layer)
@@ -27,25 +29,39 @@ from repo_interp.errors import InputError
 from repo_interp.run import DESCRIBED, versions
 
 _BLOCK = "block_size"
-"""The variable that sets what axes of blocks count: where it differs, equal labels mean different things."""
+"""The variable that sets what axes of blocks count: where it differs, equal labels mean different
+things.
+"""
 
 
 def compare(runs: Sequence[Run] | Mapping[str, Run]) -> xr.DataTree:
-    """`runs` as one tree: one node per measure, every variable with the axis `run` first (see the module).
+    """`runs` as one tree: one node per measure, every variable with the axis `run` first (see the
+    module).
 
-    A mapping names the runs; otherwise their checkpoints do. Steps of one training are put in order. Raises InputError for fewer than
-    two runs, for names that are given twice, for two steps of a training with the same weights, and when no measure is common to two runs.
+    A mapping names the runs; otherwise their checkpoints do. Steps of one training are put in
+    order. Raises InputError for fewer than two runs, for names that are given twice, for two steps
+    of a training with the same weights, and when no measure is common to two runs.
     """
     if isinstance(runs, str) or not isinstance(runs, Iterable):
-        raise InputError(f"several runs were wanted, as a list or by name; got a {type(runs).__name__}")
-    return compare_named(list(runs.items()) if isinstance(runs, Mapping) else [(None, run) for run in runs])
+        raise InputError(
+            f"several runs were wanted, as a list or by name; got a {type(runs).__name__}"
+        )
+    return compare_named(
+        list(runs.items()) if isinstance(runs, Mapping) else [(None, run) for run in runs]
+    )
 
 
 def compare_named(runs: Sequence[tuple[str | None, Run]]) -> xr.DataTree:
-    """`compare` for pairs of name and run; None: the checkpoint names it. Pairs of one name and one checkpoint are one run."""
+    """`compare` for pairs of name and run; None: the checkpoint names it.
+
+    Pairs of one name and one checkpoint are one run.
+    """
     by_name = runs_by_name(runs)
     if len(by_name) < 2:
-        raise InputError(f"two runs or more were wanted to compare, of different checkpoints; got {', '.join(by_name) or 'none'}")
+        raise InputError(
+            "two runs or more were wanted to compare, of different checkpoints; got "
+            f"{', '.join(by_name) or 'none'}"
+        )
     steps = training_steps(by_name)
     if steps is not None:
         order = sorted(zip(steps, by_name, strict=True))
@@ -55,13 +71,19 @@ def compare_named(runs: Sequence[tuple[str | None, Run]]) -> xr.DataTree:
     measures: dict[str, xr.Dataset] = {}
     single: dict[str, list[str]] = {}
     for measure in dict.fromkeys(name for run in by_name.values() for name in run.children):
-        groups = {name: run[measure].to_dataset() for name, run in by_name.items() if measure in run.children}
+        groups = {
+            name: run[measure].to_dataset()
+            for name, run in by_name.items()
+            if measure in run.children
+        }
         missing = [name for name in by_name if name not in groups]
         if len(groups) < 2:
             single.setdefault(next(iter(groups)), []).append(measure)
             continue
         if missing:
-            lines.append(f"{measure}: {', '.join(missing)} {'have' if len(missing) > 1 else 'has'} none")
+            lines.append(
+                f"{measure}: {', '.join(missing)} {'have' if len(missing) > 1 else 'has'} none"
+            )
         comparable, of_measure = _comparable(measure, groups)
         lines += of_measure
         if comparable:
@@ -73,10 +95,16 @@ def compare_named(runs: Sequence[tuple[str | None, Run]]) -> xr.DataTree:
         for name, alone in single.items()
     ]
     if not measures:
-        has = "; ".join(f"{name} has {', '.join(run.children) or 'none'}" for name, run in by_name.items())
-        raise InputError(f"these runs have no measure in common ({has}); analyse them with the same --measures")
+        has = "; ".join(
+            f"{name} has {', '.join(run.children) or 'none'}" for name, run in by_name.items()
+        )
+        raise InputError(
+            f"these runs have no measure in common ({has}); analyse them with the same --measures"
+        )
     main_spans = {str(run.attrs.get("main_span", "")) for run in by_name.values()}
-    tree = xr.DataTree.from_dict({"/": _root(by_name, steps), **{f"/{name}": joined for name, joined in measures.items()}})
+    tree = xr.DataTree.from_dict(
+        {"/": _root(by_name, steps), **{f"/{name}": joined for name, joined in measures.items()}}
+    )
     tree.attrs = {
         "runs": "steps of one training" if steps is not None else "checkpoints",
         "same_prompts": "no" if on_prompts(by_name) else "yes",
@@ -88,30 +116,55 @@ def compare_named(runs: Sequence[tuple[str | None, Run]]) -> xr.DataTree:
 
 
 def _root(runs: Mapping[str, xr.DataTree], steps: Sequence[int] | None) -> xr.Dataset:
-    described = {name: [str(run.attrs.get(name, "")) for run in runs.values()] for name in DESCRIBED}
+    described = {
+        name: [str(run.attrs.get(name, "")) for run in runs.values()] for name in DESCRIBED
+    }
     described["layout"] = [layout_of(run) for run in runs.values()]
     root = xr.Dataset(
         {
-            name: ("run", values, {"long_name": f"{name.replace('_', ' ')} of each run", "units": "1"})
+            name: (
+                "run",
+                values,
+                {"long_name": f"{name.replace('_', ' ')} of each run", "units": "1"},
+            )
             for name, values in described.items()
         },
         coords={"run": list(runs)},
     )
     if steps is not None:
-        root["training_step"] = ("run", list(steps), {"long_name": "step of the training", "units": "steps"})
+        root["training_step"] = (
+            "run",
+            list(steps),
+            {"long_name": "step of the training", "units": "steps"},
+        )
     return root
 
 
 def _comparable(measure: str, groups: Mapping[str, xr.Dataset]) -> tuple[list[Hashable], list[str]]:
-    """The variables that two of `groups` or more have, with the same axes and units; and a line for each of the others."""
+    """The variables that two of `groups` or more have, with the same axes and units; and a line for
+    each of the others.
+    """
     for name, group in groups.items():
         if twice := [axis for axis, labels in group.indexes.items() if not labels.is_unique]:
             raise InputError(
-                f"{measure} of {name} has a label of the axis {twice[0]!r} twice, so that it names nothing; analyse again"
+                f"{measure} of {name} has a label of the axis {twice[0]!r} twice, so that it "
+                "names nothing; analyse again"
             )
     lines = list(on_measure(measure, groups))
-    if len({float(group[_BLOCK]) for group in groups.values() if _BLOCK in group and not group[_BLOCK].ndim}) > 1:
-        return [], [*lines, f"{measure}: {_BLOCK} differs, so that labels do not mean the same; not compared"]
+    if (
+        len(
+            {
+                float(group[_BLOCK])
+                for group in groups.values()
+                if _BLOCK in group and not group[_BLOCK].ndim
+            }
+        )
+        > 1
+    ):
+        return [], [
+            *lines,
+            f"{measure}: {_BLOCK} differs, so that labels do not mean the same; not compared",
+        ]
     comparable: list[Hashable] = []
     for variable in dict.fromkeys(name for group in groups.values() for name in group.data_vars):
         arrays = {name: group[variable] for name, group in groups.items() if variable in group}
@@ -121,7 +174,10 @@ def _comparable(measure: str, groups: Mapping[str, xr.Dataset]) -> tuple[list[Ha
         if len(arrays) < 2:
             lines.append(f"{measure}: only {next(iter(arrays))} has {variable}")
         elif axes or units:
-            lines.append(f"{measure}: {variable} has other {'axes' if axes else 'units'} in {(axes or units)[0]}; not compared")
+            lines.append(
+                f"{measure}: {variable} has other {'axes' if axes else 'units'} in "
+                f"{(axes or units)[0]}; not compared"
+            )
         else:
             comparable.append(variable)
     return comparable, lines
@@ -137,10 +193,19 @@ def _units(array: xr.DataArray) -> tuple[Any, bool]:
     return array.attrs.get("units", ""), array.dtype.kind in "OUST"
 
 
-def _joined(groups: Mapping[str, xr.Dataset], variables: Sequence[Hashable], names: Sequence[str]) -> xr.Dataset:
-    """`variables` of all `groups` along `run`, which has all of `names`, at the labels that any of them has."""
-    plain = [_labelled(group, [name for name in variables if name in group]) for group in groups.values()]
-    empty = {name: _empty([group[name] for group in plain if name in group]) for name in [*variables, "scheme"]}
+def _joined(
+    groups: Mapping[str, xr.Dataset], variables: Sequence[Hashable], names: Sequence[str]
+) -> xr.Dataset:
+    """`variables` of all `groups` along `run`, which has all of `names`, at the labels that any of
+    them has.
+    """
+    plain = [
+        _labelled(group, [name for name in variables if name in group]) for group in groups.values()
+    ]
+    empty = {
+        name: _empty([group[name] for group in plain if name in group])
+        for name in [*variables, "scheme"]
+    }
     joined = xr.concat(
         plain,
         xr.Variable("run", list(groups)),
@@ -152,23 +217,47 @@ def _joined(groups: Mapping[str, xr.Dataset], variables: Sequence[Hashable], nam
         combine_attrs="override",
     )
     for dim in joined.dims:  # the join sorts names, which have an order of their own
-        order = list(dict.fromkeys(label for group in plain if dim in group.dims for label in group[dim].values.tolist()))
-        if dim != "run" and joined[dim].dtype.kind in "OUST" and joined[dim].values.tolist() != order:
+        order = list(
+            dict.fromkeys(
+                label
+                for group in plain
+                if dim in group.dims
+                for label in group[dim].values.tolist()
+            )
+        )
+        if (
+            dim != "run"
+            and joined[dim].dtype.kind in "OUST"
+            and joined[dim].values.tolist() != order
+        ):
             joined = joined.sel({dim: order})
     if list(groups) != list(names):
         joined = joined.reindex(run=list(names), fill_value=empty)
     joined = joined.set_coords("scheme") if "scheme" in joined else joined
-    stated = {name: {run: group.attrs.get(name) for run, group in groups.items()} for name in plain[0].attrs}
-    joined.attrs = {name: plain[0].attrs[name] for name, of_runs in stated.items() if not differing(of_runs)}
+    stated = {
+        name: {run: group.attrs.get(name) for run, group in groups.items()}
+        for name in plain[0].attrs
+    }
+    joined.attrs = {
+        name: plain[0].attrs[name] for name, of_runs in stated.items() if not differing(of_runs)
+    }
     return joined[list(variables)]
 
 
 def _labelled(group: xr.Dataset, variables: Sequence[Hashable]) -> xr.Dataset:
-    """`variables` of `group` with a label at every place, and the scheme of its layers as a variable."""
+    """`variables` of `group` with a label at every place, and the scheme of its layers as a
+    variable.
+    """
     kept = group[list(variables)]
-    scheme = {"scheme": kept["scheme"].variable} if "scheme" in kept.coords and "layer" in kept.dims else {}
+    scheme = (
+        {"scheme": kept["scheme"].variable}
+        if "scheme" in kept.coords and "layer" in kept.dims
+        else {}
+    )
     kept = kept.reset_coords(drop=True)
-    return kept.assign_coords({dim: np.arange(kept.sizes[dim]) for dim in kept.dims if dim not in kept.coords}).assign(scheme)
+    return kept.assign_coords(
+        {dim: np.arange(kept.sizes[dim]) for dim in kept.dims if dim not in kept.coords}
+    ).assign(scheme)
 
 
 def _empty(arrays: Sequence[xr.DataArray]) -> Any:
@@ -178,13 +267,22 @@ def _empty(arrays: Sequence[xr.DataArray]) -> Any:
 
 
 def _on_values(measure: str, joined: xr.Dataset) -> list[str]:
-    """A line for every run that alone has values of some variables, and one where components have other frequencies."""
+    """A line for every run that alone has values of some variables, and one where components have
+    other frequencies.
+    """
     alone: dict[str, list[str]] = {}
     for variable, array in joined.data_vars.items():
-        having = [str(run) for run in joined["run"].values if array.dtype.kind == "f" and np.isfinite(array.sel(run=run)).any()]
+        having = [
+            str(run)
+            for run in joined["run"].values
+            if array.dtype.kind == "f" and np.isfinite(array.sel(run=run)).any()
+        ]
         if len(having) == 1:
             alone.setdefault(having[0], []).append(str(variable))
-    lines = [f"{measure}: only {name} has a value of {', '.join(of_one)}" for name, of_one in alone.items()]
+    lines = [
+        f"{measure}: only {name} has a value of {', '.join(of_one)}"
+        for name, of_one in alone.items()
+    ]
     if "frequency" in joined:
         rotated = joined["frequency"].where(joined["frequency"] > 0)
         low, high = rotated.min("run"), rotated.max("run")

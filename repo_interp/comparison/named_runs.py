@@ -1,7 +1,8 @@
 """Trees, run files and directories as runs by name.
 
-Runs of one checkpoint that measure different things - an analysis and its scores - are one run. The caller names a run; else its checkpoint
-does, where all checkpoints differ; else its directory. Knows nothing about what they are compared by.
+Runs of one checkpoint that measure different things - an analysis and its scores - are one run. The
+caller names a run; else its checkpoint does, where all checkpoints differ; else its directory.
+Knows nothing about what they are compared by.
 """
 
 from __future__ import annotations
@@ -19,11 +20,15 @@ from repo_interp.positions.layouts import format_layout
 from repo_interp.run import read_run
 
 Run = xr.DataTree | str | os.PathLike[str]
-"""A run in memory, its run file, or the directory that holds run.nc - and, in folders score*, those of its scores."""
+"""A run in memory, its run file, or the directory that holds run.nc - and, in folders score*, those
+of its scores.
+"""
 
 
 def runs_by_name(runs: Sequence[tuple[str | None, Run]]) -> dict[str, xr.DataTree]:
-    """The runs of pairs of name and run, by name; None: the checkpoint names it. Pairs of one name and one checkpoint are one run.
+    """The runs of pairs of name and run, by name; None: the checkpoint names it.
+
+    Pairs of one name and one checkpoint are one run.
 
     Raises InputError for a name that is given to runs of two checkpoints.
     """
@@ -33,18 +38,23 @@ def runs_by_name(runs: Sequence[tuple[str | None, Run]]) -> dict[str, xr.DataTre
 def training_steps(runs: Mapping[str, xr.DataTree]) -> list[int] | None:
     """The step of every run, where they are of one training and layout; None otherwise.
 
-    A run has the attribute `training_step`, or is of a saved step (steps/000100). Raises InputError where two steps have the same weights.
+    A run has the attribute `training_step`, or is of a saved step (steps/000100). Raises InputError
+    where two steps have the same weights.
     """
     steps = {name: _step(run) for name, run in runs.items()}
     found = [step for step in steps.values() if step is not None]
-    if not len(found) == len(runs) == len(set(found)) or len({layout_of(run) for run in runs.values()}) > 1:
+    if (
+        not len(found) == len(runs) == len(set(found))
+        or len({layout_of(run) for run in runs.values()}) > 1
+    ):
         return None
     by_digest: dict[str, str] = {}
     for name, run in runs.items():
         digest = str(run.attrs.get("checkpoint_digest", "")) or name
         if by_digest.setdefault(digest, name) != name:
             raise InputError(
-                f"steps {steps[by_digest[digest]]} and {steps[name]} of a training have the same weights ({digest[:8]}), so one of them "
+                f"steps {steps[by_digest[digest]]} and {steps[name]} of a training have the "
+                f"same weights ({digest[:8]}), so one of them "
                 "is not of its step; leave one out"
             )
     return found
@@ -73,12 +83,18 @@ def _opened(run: Run) -> list[tuple[str, xr.DataTree]]:
     return [(directory, read_run(file)) for file in (path, *beside)]
 
 
-def _merged(opened: Sequence[tuple[str | None, str, xr.DataTree]]) -> list[tuple[str | None, str, xr.DataTree]]:
-    """Runs with their given name and that of their directory; those of one checkpoint that complement each other are one run."""
+def _merged(
+    opened: Sequence[tuple[str | None, str, xr.DataTree]],
+) -> list[tuple[str | None, str, xr.DataTree]]:
+    """Runs with their given name and that of their directory; those of one checkpoint that
+    complement each other are one run.
+    """
     merged: list[tuple[str | None, str, xr.DataTree]] = []
     for name, directory, run in opened:
         for place, (other_name, other_directory, other) in enumerate(merged):
-            if (name is None or other_name is None or name == other_name) and _complements(run, other):
+            if (name is None or other_name is None or name == other_name) and _complements(
+                run, other
+            ):
                 nodes = {**_nodes(other), **_nodes(run)}
                 both = xr.DataTree.from_dict({f"/{node}": group for node, group in nodes.items()})
                 both.attrs = {**run.attrs, **other.attrs}
@@ -97,20 +113,30 @@ def _complements(run: xr.DataTree, other: xr.DataTree) -> bool:
     """Whether both measure different things of one checkpoint, in the same way."""
     digest = run.attrs.get("checkpoint_digest")
     agree = all(
-        name not in run.attrs or name not in other.attrs or str(run.attrs[name]) == str(other.attrs[name])
+        name not in run.attrs
+        or name not in other.attrs
+        or str(run.attrs[name]) == str(other.attrs[name])
         for name in ("prompts_digest", "dtype", "scaling")
     ) and run.attrs.get("changed", "") == other.attrs.get("changed", "")
     return (
-        bool(digest) and digest == other.attrs.get("checkpoint_digest") and agree and not set(run.children) & set(other.children)
+        bool(digest)
+        and digest == other.attrs.get("checkpoint_digest")
+        and agree
+        and not set(run.children) & set(other.children)
     )
 
 
 def _named(runs: Sequence[tuple[str | None, str, xr.DataTree]]) -> dict[str, xr.DataTree]:
-    """Runs by name: the given one, else the checkpoint's where that tells them apart, else the directory's."""
+    """Runs by name: the given one, else the checkpoint's where that tells them apart, else the
+    directory's.
+    """
     given = [name for name, _, _ in runs if name is not None]
     twice = next((name for name in given if given.count(name) > 1), None)
     if twice is not None:
-        raise InputError(f"the name {twice!r} was given to two runs that are not of one checkpoint; wanted a name for each")
+        raise InputError(
+            f"the name {twice!r} was given to two runs that are not of one checkpoint; "
+            "wanted a name for each"
+        )
     checkpoints = [str(run.attrs.get("checkpoint") or directory) for _, directory, run in runs]
     tell_apart = len(set(checkpoints)) == len(checkpoints) and all(checkpoints)
     by_name: dict[str, xr.DataTree] = {}

@@ -1,4 +1,5 @@
-"""Notes of a comparison: one line for everything that cannot be compared or was measured differently.
+"""Notes of a comparison: one line for everything that cannot be compared or was measured
+differently.
 
 Knows the attributes that describe a measurement; nothing about how runs are joined.
 """
@@ -13,7 +14,11 @@ import xarray as xr
 
 _DIGITS = 8
 """Characters of a digest that a note shows."""
-_OF_RUNS = {"dtype": "the precision", "training_length": "the training length", "scaling": "the scaling"}
+_OF_RUNS = {
+    "dtype": "the precision",
+    "training_length": "the training length",
+    "scaling": "the scaling",
+}
 
 
 def notes(comparison: xr.DataTree) -> list[str]:
@@ -23,17 +28,25 @@ def notes(comparison: xr.DataTree) -> list[str]:
 
 def on_prompts(runs: Mapping[str, xr.DataTree]) -> list[str]:
     """A line where the runs saw different prompts."""
-    said = differing({name: str(digest)[:_DIGITS] for name, digest in _stated(runs, "prompts_digest").items()})
+    said = differing(
+        {name: str(digest)[:_DIGITS] for name, digest in _stated(runs, "prompts_digest").items()}
+    )
     why = "only what is averaged over prompts is compared, and differences may be the prompts'"
     return [f"the prompts differ ({said}): {why}"] if said else []
 
 
 def on_runs(runs: Mapping[str, xr.DataTree]) -> Iterator[str]:
-    """A line each where precision, training length or scaling differ, and for every run of a model that was changed."""
+    """A line each where precision, training length or scaling differ, and for every run of a model
+    that was changed.
+    """
     for attribute, named in _OF_RUNS.items():
         if said := differing(_stated(runs, attribute)):
             yield f"{named} differs: {said}"
-    yield from (f"{name} is of a changed model: {changed}" for name, changed in _stated(runs, "changed").items() if changed)
+    yield from (
+        f"{name} is of a changed model: {changed}"
+        for name, changed in _stated(runs, "changed").items()
+        if changed
+    )
 
 
 def on_shapes(groups: Mapping[str, xr.Dataset], joined: xr.Dataset) -> Iterator[str]:
@@ -46,29 +59,54 @@ def on_shapes(groups: Mapping[str, xr.Dataset], joined: xr.Dataset) -> Iterator[
 
 
 def on_measure(measure: str, groups: Mapping[str, xr.Dataset]) -> Iterator[str]:
-    """A line for every parameter of a measure that differs between its `groups`, and one for test sets with different prompts.
+    """A line for every parameter of a measure that differs between its `groups`, and one for test
+    sets with different prompts.
 
-    Options of a task make its prompts. Where the digests of prompts agree, none of these options is named.
+    Options of a task make its prompts. Where the digests of prompts agree, none of these options is
+    named.
     """
     digests = [group["prompts_digest"] for group in groups.values() if "prompts_digest" in group]
-    asked = [(str(name), str(digest)) for own in digests for name, digest in zip(own["test_set"].values, own.values, strict=True)]
-    sets = [name for name in dict.fromkeys(name for name, _ in asked) if len({digest for of, digest in asked if of == name}) > 1]
+    asked = [
+        (str(name), str(digest))
+        for own in digests
+        for name, digest in zip(own["test_set"].values, own.values, strict=True)
+    ]
+    sets = [
+        name
+        for name in dict.fromkeys(name for name, _ in asked)
+        if len({digest for of, digest in asked if of == name}) > 1
+    ]
     same = len(digests) == len(groups) and not sets
     for parameter in dict.fromkeys(name for group in groups.values() for name in group.attrs):
-        said = differing({name: group.attrs.get(parameter, "not stated") for name, group in groups.items()})
+        said = differing(
+            {name: group.attrs.get(parameter, "not stated") for name, group in groups.items()}
+        )
         if said and not (same and str(parameter).startswith("task_")):
             yield f"{measure}: {parameter} differs, {said}"
     if sets:
-        yield f"{measure}: the prompts of {', '.join(sets)} differ, so that differences may be the prompts'"
+        yield (
+            f"{measure}: the prompts of {', '.join(sets)} differ, so that differences may "
+            "be the prompts'"
+        )
 
 
 def differing(values: Mapping[str, Any]) -> str:
-    """Values with the runs that have them: "0.2 for rope, nope; 0.5 for repo"; "" where all are the same."""
+    """Values with the runs that have them: "0.2 for rope, nope; 0.5 for repo"; "" where all are the
+    same.
+    """
     names: dict[str, list[str]] = {}
     for name, value in values.items():
-        text = ",".join(map(str, np.atleast_1d(value).tolist())) if isinstance(value, list | tuple | np.ndarray) else str(value)
+        text = (
+            ",".join(map(str, np.atleast_1d(value).tolist()))
+            if isinstance(value, list | tuple | np.ndarray)
+            else str(value)
+        )
         names.setdefault(text, []).append(name)
-    return "; ".join(f"{text} for {', '.join(of)}" for text, of in names.items()) if len(names) > 1 else ""
+    return (
+        "; ".join(f"{text} for {', '.join(of)}" for text, of in names.items())
+        if len(names) > 1
+        else ""
+    )
 
 
 def _stated(runs: Mapping[str, xr.DataTree], attribute: str) -> dict[str, Any]:

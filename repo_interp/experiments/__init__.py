@@ -1,8 +1,11 @@
-"""Measurements that need several forward passes. Brings together models, tasks and measures; prints nothing.
+"""Measurements that need several forward passes.
+
+Brings together models, tasks and measures; prints nothing.
 
     repo_interp.experiments.Effects(kinds=("frozen",))      an experiment with parameters, for `analyze(..., experiments=[...])`
 
-The classes of our experiments are names of this module, imported when they are first asked for, as is `Experiment`, which others extend.
+The classes of our experiments are names of this module, imported when they are first asked for, as
+is `Experiment`, which others extend.
 """
 
 from __future__ import annotations
@@ -12,7 +15,9 @@ from typing import Any
 
 from repo_interp.entry_points import EXPERIMENTS, OWN
 
-_CLASSES = {place.rpartition(":")[2]: place.rpartition(":")[0] for place in OWN[EXPERIMENTS].values()}
+_CLASSES = {
+    place.rpartition(":")[2]: place.rpartition(":")[0] for place in OWN[EXPERIMENTS].values()
+}
 _CLASSES["Experiment"] = _CLASSES["Plan"] = "repo_interp.experiments.experiment"
 
 

@@ -1,12 +1,14 @@
-"""The atlas of a model: the scores of every head, names for what heads do, and the random-weight controls behind the names.
+"""The atlas of a model: the scores of every head, names for what heads do, and the random-weight
+controls behind the names.
 
     scores [layer, head]                     `head_scores`
     null [label, twin]                       the largest score of a head of a control, among those that the rule is about
     threshold [label]                        max(at_least, 1.25 times the `quantile` of its nulls)
     named [label, layer, head], name         which heads have the name; all names of a head as text            `head_names`
 
-Random tokens are drawn once, for the model and every control; the weights of controls have the seeds seed, seed + 1, ..., and their
-scores are kept for the next analysis (`twins`). Knows nothing about how scores are computed and what names mean.
+Random tokens are drawn once, for the model and every control; the weights of controls have the
+seeds seed, seed + 1, ..., and their scores are kept for the next analysis (`twins`). Knows nothing
+about how scores are computed and what names mean.
 """
 
 from __future__ import annotations
@@ -61,25 +63,39 @@ def default_twins(model: PreTrainedModel) -> int:
 
 
 def repeated_half(model: PreTrainedModel, training_length: int) -> int:
-    """Random tokens that fit twice into the training length, and into a learned table, after a first one."""
+    """Random tokens that fit twice into the training length, and into a learned table, after a
+    first one.
+    """
     longest = longest_prompt(model)
     return min(HALF, (min(training_length, longest or training_length) - 1) // 2)
 
 
 def first_token(model: PreTrainedModel, prompts: Sequence[Prompt]) -> int | None:
-    """The BOS that the model's tokenizer puts before a text, else the special token that all prompts begin with; None without either."""
+    """The BOS that the model's tokenizer puts before a text, else the special token that all
+    prompts begin with; None without either.
+    """
     begins = {prompt.tokens[0] for prompt in prompts}
     if (bos := as_decoder(model).prepended) is not None or len(begins) > 1:
         return bos
     first = begins.pop()
     text = prompts[0].token_text
-    return first if (text and SPECIAL.fullmatch(text[0])) or first == getattr(model.config, "bos_token_id", None) else None
+    return (
+        first
+        if (text and SPECIAL.fullmatch(text[0]))
+        or first == getattr(model.config, "bos_token_id", None)
+        else None
+    )
 
 
 def _special(config: PretrainedConfig) -> list[int]:
     """The tokens that begin, end and pad texts, as far as the configuration names them."""
     named = [getattr(config, f"{name}_token_id", None) for name in ("bos", "eos", "pad")]
-    return [token for some in named if some is not None for token in (some if isinstance(some, list) else [some])]
+    return [
+        token
+        for some in named
+        if some is not None
+        for token in (some if isinstance(some, list) else [some])
+    ]
 
 
 @dataclass(frozen=True)
@@ -95,13 +111,17 @@ class Atlas(Experiment):
     top: Count = 1
     """Strongest keys of a row that count for retrieval."""
     twins: CountOrNone | None = None
-    """Models with random weights that set thresholds of names; 0: no such models; none: 10, or 3 beyond 30 million parameters."""
+    """Models with random weights that set thresholds of names; 0: no such models; none: 10, or 3
+    beyond 30 million parameters.
+    """
     quantile: Share = 0.95
     """Quantile of the random models' largest scores; no head below it has a name."""
     seed: Seed = 0
     """Seed of the random tokens and the random models."""
     scores: tuple[str, ...] = ()
-    """Scores that are measured, such as retrieval,induction, and names that follow from them; empty: all."""
+    """Scores that are measured, such as retrieval,induction, and names that follow from them;
+    empty: all.
+    """
     name: ClassVar[str] = "atlas"
 
     def __post_init__(self) -> None:
@@ -109,7 +129,9 @@ class Atlas(Experiment):
         super().__post_init__()
         for score in self.scores:
             if score not in SCORES:
-                raise InputError(f"atlas.scores has {shortened(repr(score))}; wanted some of {', '.join(SCORES)}")
+                raise InputError(
+                    f"atlas.scores has {shortened(repr(score))}; wanted some of {', '.join(SCORES)}"
+                )
 
     @property
     def parameters(self) -> Mapping[str, Any]:
@@ -120,15 +142,31 @@ class Atlas(Experiment):
     def _asked(self) -> frozenset[str]:
         return frozenset(self.scores or SCORES)
 
-    def plan(self, model: PreTrainedModel, scoring: Scoring, prompts: Sequence[Prompt], training_length: int) -> Plan:
-        """The scores of the model and its controls. Raises InputError where two repeated tokens do not fit into the training length."""
-        half, twins = repeated_half(model, training_length), default_twins(model) if self.twins is None else self.twins
+    def plan(
+        self,
+        model: PreTrainedModel,
+        scoring: Scoring,
+        prompts: Sequence[Prompt],
+        training_length: int,
+    ) -> Plan:
+        """The scores of the model and its controls.
+
+        Raises InputError where two repeated tokens do not fit into the training length.
+        """
+        half, twins = (
+            repeated_half(model, training_length),
+            default_twins(model) if self.twins is None else self.twins,
+        )
         if half < SHORTEST_HALF and ON_RANDOM & self._asked:
-            raise InputError(f"atlas repeats random tokens, which a training length of {training_length} tokens has no room for")
+            raise InputError(
+                f"atlas repeats random tokens, which a training length of {training_length} "
+                "tokens has no room for"
+            )
         chosen = list(prompts[: self.prompts])
         if self._asked <= OF_ANSWERS and not any(map(answers_of, chosen)):
             raise InputError(
-                f"{', '.join(self.scores)} are of answers, and no prompt marks a generated token and its source; mark them, as in "
+                f"{', '.join(self.scores)} are of answers, and no prompt marks a generated "
+                "token and its source; mark them, as in "
                 "ri.prompt(text, bridge, needle=..., generated=...)"
             )
         lengths = (
@@ -142,15 +180,25 @@ class Atlas(Experiment):
         return Plan(self, lengths * (1 + twins), run)
 
     def _measured(
-        self, model: PreTrainedModel, prompts: Sequence[Prompt], half: int, twins: int, progress: Progress | None, store: Store
+        self,
+        model: PreTrainedModel,
+        prompts: Sequence[Prompt],
+        half: int,
+        twins: int,
+        progress: Progress | None,
+        store: Store,
     ) -> xr.Dataset:
-        """The group `atlas` of a run: every score over [layer, head] as `head_scores.SCORES` describes it, `name`, and
+        """The group `atlas` of a run: every score over [layer, head] as `head_scores.SCORES`
+        describes it, `name`, and
 
-        `named [label, layer, head]`, `null [label, twin]`, `threshold [label]`, NaN for names whose rule no head of this run can meet.
+        `named [label, layer, head]`, `null [label, twin]`, `threshold [label]`, NaN for names whose
+        rule no head of this run can meet.
         """
         schemes, config, asked = as_decoder(model).schemes, model.config, self._asked
         first = first_token(model, prompts)
-        tokens = repeated_tokens(self.sequences, half, config.vocab_size, _special(config), first, self.seed)
+        tokens = repeated_tokens(
+            self.sequences, half, config.vocab_size, _special(config), first, self.seed
+        )
 
         of_prompts = {
             "prompts": digest(prompts),
@@ -158,19 +206,37 @@ class Atlas(Experiment):
             "rows": self.rows,
             "top": self.top,
         }
-        parts: tuple[tuple[frozenset[str], dict[str, Any], Callable[[PreTrainedModel], Scores]], ...] = (
-            (asked & ON_RANDOM, {"tokens": tokens.tolist()}, lambda one: random_scores(one, tokens, asked)),
-            (asked - ON_RANDOM, of_prompts, lambda one: prompt_scores(one, prompts, self.rows, self.top, asked)),
+        parts: tuple[
+            tuple[frozenset[str], dict[str, Any], Callable[[PreTrainedModel], Scores]], ...
+        ] = (
+            (
+                asked & ON_RANDOM,
+                {"tokens": tokens.tolist()},
+                lambda one: random_scores(one, tokens, asked),
+            ),
+            (
+                asked - ON_RANDOM,
+                of_prompts,
+                lambda one: prompt_scores(one, prompts, self.rows, self.top, asked),
+            ),
         )
 
         def measured() -> dict[str, Any]:
-            scores = {name: values.tolist() for *_, measure in parts for name, values in measure(model).items()}
+            scores = {
+                name: values.tolist()
+                for *_, measure in parts
+                for name, values in measure(model).items()
+            }
             if not scores:
-                raise InputError(f"no layer of this model has {', '.join(self.scores)} on these prompts; name other atlas.scores")
+                raise InputError(
+                    f"no layer of this model has {', '.join(self.scores)} on these prompts; "
+                    "name other atlas.scores"
+                )
             return {name: scores[name] for name in SCORES if name in scores}
 
         def of_twin(seed: int) -> dict[str, float]:
-            twin, found = cache(lambda: fresh_twin(model, seed)), {}  # drawn where something of it is not kept
+            # drawn where something of it is not kept
+            twin, found = cache(lambda: fresh_twin(model, seed)), {}
             for names, question, measure in parts:
                 rules = [rule for rule in RULES if rule.score in names]
 
@@ -178,18 +244,36 @@ class Atlas(Experiment):
                     scores = measure(twin())
                     return {rule.name: rule.largest(scores, schemes) for rule in rules}
 
-                found |= kept_scores(model, seed, question | {"scores": sorted(names)}, [rule.name for rule in rules], largest)
+                found |= kept_scores(
+                    model,
+                    seed,
+                    question | {"scores": sorted(names)},
+                    [rule.name for rule in rules],
+                    largest,
+                )
             return {rule.name: found.get(rule.name, np.nan) for rule in RULES}
 
         points: dict[str, Callable[[], dict[str, Any]]] = {"model": measured}
         points |= {f"twin-{twin}": partial(of_twin, self.seed + twin) for twin in range(twins)}
         computed = store.get_or_compute(points, progress)
-        scores = {name: np.array(values, dtype=np.float64) for name, values in computed.pop("model").items()}
-        nulls = np.array([[largest[rule.name] for largest in computed.values()] for rule in RULES], dtype=np.float64)
-        limits = {rule.name: null_of(of_rule, self.quantile) for rule, of_rule in zip(RULES, nulls, strict=True)}
+        scores = {
+            name: np.array(values, dtype=np.float64)
+            for name, values in computed.pop("model").items()
+        }
+        nulls = np.array(
+            [[largest[rule.name] for largest in computed.values()] for rule in RULES],
+            dtype=np.float64,
+        )
+        limits = {
+            rule.name: null_of(of_rule, self.quantile)
+            for rule, of_rule in zip(RULES, nulls, strict=True)
+        }
         named = name_heads(scores, schemes, limits)
         thresholds = [
-            np.fmax(rule.at_least, limits[rule.name]) if np.isfinite(rule.largest(scores, schemes)) else np.nan for rule in RULES
+            np.fmax(rule.at_least, limits[rule.name])
+            if np.isfinite(rule.largest(scores, schemes))
+            else np.nan
+            for rule in RULES
         ]
         of_head = ("layer", "head")
         values = {name: (of_head, each) for name, each in scores.items()} | {
@@ -198,7 +282,10 @@ class Atlas(Experiment):
             "null": (("label", "twin"), nulls),
             "threshold": (("label",), np.array(thresholds)),
         }
-        coordinates = {axis: np.arange(size) for axis, size in zip(of_head, next(iter(scores.values())).shape, strict=True)} | {
+        coordinates = {
+            axis: np.arange(size)
+            for axis, size in zip(of_head, next(iter(scores.values())).shape, strict=True)
+        } | {
             "scheme": ("layer", list(schemes)),
             "label": [rule.name for rule in RULES],
             "rule": ("label", [rule.words for rule in RULES]),
@@ -208,4 +295,6 @@ class Atlas(Experiment):
         attention = as_decoder(model).layers[0]
         sizes = {"heads": attention.heads, "kv_heads": attention.kv_heads}
         begins = {} if first is None else {"first_token": first}
-        return group.assign_attrs(twins=twins, repeated_tokens=half, prompts=len(prompts), **sizes, **begins)
+        return group.assign_attrs(
+            twins=twins, repeated_tokens=half, prompts=len(prompts), **sizes, **begins
+        )

@@ -1,13 +1,16 @@
-"""All heads screened by one backward pass: the estimated change of an objective when a head's positions are changed.
+"""All heads screened by one backward pass: the estimated change of an objective when a head's
+positions are changed.
 
     positions    sum_i  dF / dz_i . (z'_i - z_i)        attribution patching (Nanda 2023): gradient times change of the positions
     output       sum_i  dF / do_i . (o'_i - o_i)        the same behind the softmax (Kramar et al. 2024, AtP*), o_i a head's output
 
-F is the objective, one number per prompt; primes stand for the head with changed positions, everything before it as it was. Both are the
-first term of a series. The first takes rotation and softmax as linear, though rotation turns over many times while a position moves by a
-few, and a softmax that is sure of one token has no gradient. The second computes the head anew - attention of every layer once
-more per kind, no MLP and no backward pass - and takes only what comes after the head as linear. Later layers that read what
-changes are seen, f_phi's included. Where heads share positions each has a copy of them, so that every head has its own gradient.
+F is the objective, one number per prompt; primes stand for the head with changed positions,
+everything before it as it was. Both are the first term of a series. The first takes rotation and
+softmax as linear, though rotation turns over many times while a position moves by a few, and a
+softmax that is sure of one token has no gradient. The second computes the head anew - attention of
+every layer once more per kind, no MLP and no backward pass - and takes only what comes after the
+head as linear. Later layers that read what changes are seen, f_phi's included. Where heads share
+positions each has a copy of them, so that every head has its own gradient.
 """
 
 from __future__ import annotations
@@ -32,11 +35,15 @@ SCREENINGS = ("positions", "output")
 
 
 def attributed(
-    model: nn.Module, objective: Callable[[], Float[Tensor, "prompt"]], changes: Mapping[str, PlacedChange]
+    model: nn.Module,
+    objective: Callable[[], Float[Tensor, "prompt"]],
+    changes: Mapping[str, PlacedChange],
 ) -> dict[str, Float[Tensor, "screening layer head prompt"]]:
-    """For every change the estimated rise of `objective`, float64, NaN for layers without positions.
+    """For every change the estimated rise of `objective`, float64, NaN for layers without
+    positions.
 
-    `objective` runs the model, once, on prompts padded on the right, and returns one number per prompt. Parameters get no gradient.
+    `objective` runs the model, once, on prompts padded on the right, and returns one number per
+    prompt. Parameters get no gradient.
     """
     decoder = as_decoder(model)
     watched = {layer: _Watched(attention) for layer, attention in decoder.positioned.items()}
@@ -50,7 +57,9 @@ def attributed(
     estimates = {}
     for name, placed in changes.items():
         heads, prompts = next(iter(watched.values())).positions.shape[1::-1]
-        estimate = torch.full((len(SCREENINGS), decoder.layer_count, heads, prompts), torch.nan, dtype=torch.float64)
+        estimate = torch.full(
+            (len(SCREENINGS), decoder.layer_count, heads, prompts), torch.nan, dtype=torch.float64
+        )
         with torch.no_grad(), replaced(model, placed.change, tokens=placed.tokens):
             for layer, each in watched.items():
                 estimate[:, layer] = each.first_order(*by_layer[layer]).cpu()
@@ -60,7 +69,9 @@ def attributed(
 
 @dataclass
 class _Watched:
-    """One layer: what its attention was called with, its positions and its heads' outputs in the pass that is differentiated."""
+    """One layer: what its attention was called with, its positions and its heads' outputs in the
+    pass that is differentiated.
+    """
 
     attention: RepositionedAttention
     called: tuple[tuple, dict[str, Any]] = ((), {})
@@ -71,11 +82,17 @@ class _Watched:
 
     def attach(self, hooks: ExitStack) -> None:
         """Note them in the next pass."""
-        hooks.callback(self.attention.module.register_forward_pre_hook(self._call, with_kwargs=True, prepend=True).remove)
+        hooks.callback(
+            self.attention.module.register_forward_pre_hook(
+                self._call, with_kwargs=True, prepend=True
+            ).remove
+        )
         hooks.callback(self.attention.sites.positions.register_forward_hook(self._copy).remove)
         hooks.callback(self.attention.sites.attended.register_forward_hook(self._output).remove)
 
-    def first_order(self, by_position: Tensor, by_output: Tensor) -> Float[Tensor, "screening head prompt"]:
+    def first_order(
+        self, by_position: Tensor, by_output: Tensor
+    ) -> Float[Tensor, "screening head prompt"]:
         """Gradients times changes, under the change that is in force."""
         before = self.positions, self.output
         arguments, keywords = self.called
@@ -103,7 +120,9 @@ class _Watched:
 
 @contextmanager
 def frozen_weights(model: nn.Module) -> Iterator[None]:
-    """While the context lasts no weight takes a gradient: a pass keeps nothing for one, and a backward pass half as much."""
+    """While the context lasts no weight takes a gradient: a pass keeps nothing for one, and a
+    backward pass half as much.
+    """
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     for parameter in trained:
         parameter.requires_grad_(False)

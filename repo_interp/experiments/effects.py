@@ -1,18 +1,21 @@
-"""What the positions of heads cause: a head's positions are changed during the pass, and the answer is read again.
+"""What the positions of heads cause: a head's positions are changed during the pass, and the answer
+is read again.
 
     effect [kind, layer, head]    mean over prompts of  log p(answer | that head's positions changed) - log p(answer)        in nats
     interaction [kind, layer]     effect of all heads of a layer together - the sum of each head's
     control [kind, draw]          the heads with the most needed effects together, against as many others drawn at random, no set twice
 
-Of every prompt three numbers are taken (`readings`): the log-probability of the answer; its logit difference, the answer's logit less
-that of the strongest other candidate - the values of other needles where the prompt marks a `distractor`, else all other tokens -;
-and the task's score.
+Of every prompt three numbers are taken (`readings`): the log-probability of the answer; its logit
+difference, the answer's logit less that of the strongest other candidate - the values of other
+needles where the prompt marks a `distractor`, else all other tokens -; and the task's score.
 
-Exact effects cost little: what enters each layer is kept from one undisturbed pass, and a pass starts at the first layer that is changed
-(`models.resuming`, equal to the whole pass to the last bit). In a model with more than `ALL` heads that go by positions, all are
-screened by one backward pass (`attribution`), and the `top` with the largest estimates are measured, with as many others at random,
-so that the rank correlation of both says how far the screening can be trusted. Screening estimates the logit difference: a
-log-probability is flat where a model is sure. What is NaN was not measured, or the layer has no positions.
+Exact effects cost little: what enters each layer is kept from one undisturbed pass, and a pass
+starts at the first layer that is changed (`models.resuming`, equal to the whole pass to the last
+bit). In a model with more than `ALL` heads that go by positions, all are screened by one backward
+pass (`attribution`), and the `top` with the largest estimates are measured, with as many others at
+random, so that the rank correlation of both says how far the screening can be trusted. Screening
+estimates the logit difference: a log-probability is flat where a model is sure. What is NaN was not
+measured, or the layer has no positions.
 """
 
 from __future__ import annotations
@@ -30,8 +33,20 @@ from transformers import PreTrainedModel
 
 from repo_interp.errors import InputError
 from repo_interp.experiments.attribution import SCREENINGS
-from repo_interp.experiments.experiment import PATH_TOKENS, Experiment, Plan, Progress, require_targets, with_attention
-from repo_interp.experiments.position_changes import PositionChange, Strength, default_kinds, require_kinds
+from repo_interp.experiments.experiment import (
+    PATH_TOKENS,
+    Experiment,
+    Plan,
+    Progress,
+    require_targets,
+    with_attention,
+)
+from repo_interp.experiments.position_changes import (
+    PositionChange,
+    Strength,
+    default_kinds,
+    require_kinds,
+)
 from repo_interp.experiments.readings import READINGS, Heads, Measurement
 from repo_interp.interventions.replacing import heads_with_positions
 from repo_interp.measures.labels import described, described_group
@@ -51,15 +66,21 @@ TOP = 16
 def whole_passes(model: PreTrainedModel, kinds: int, top: int, draws: int) -> int:
     """What `effects` costs per prompt, in whole forward passes, rounded up.
 
-    Two undisturbed ones and one more with its gradient (three); attention of all layers per kind (a third); from layer l on, the
-    share (L - l) / L for each layer and each head that is measured.
+    Two undisturbed ones and one more with its gradient (three); attention of all layers per kind (a
+    third); from layer l on, the share (L - l) / L for each layer and each head that is measured.
     """
     heads = heads_with_positions(model)
     count = as_decoder(model).layer_count
     share = {layer: (count - layer) / count for layer, _ in heads}
     measured = _confirmed(len(heads), top)
     mean = sum(share[layer] for layer, _ in heads) / len(heads)
-    return int(np.ceil(6 + kinds * (1 / 3 + sum(share.values()) + measured * mean + (1 + draws) * max(share.values()))))
+    return int(
+        np.ceil(
+            6
+            + kinds
+            * (1 / 3 + sum(share.values()) + measured * mean + (1 + draws) * max(share.values()))
+        )
+    )
 
 
 def _confirmed(heads: int, top: int) -> int:
@@ -67,20 +88,32 @@ def _confirmed(heads: int, top: int) -> int:
     return min(heads, wanted if wanted >= heads else 2 * wanted)
 
 
-def to_confirm(screened: Float[np.ndarray, "screening layer head prompt"], heads: Heads, top: int, seed: int) -> Heads:
-    """The heads that are measured exactly: all, or the `top` largest estimates and as many others at random."""
+def to_confirm(
+    screened: Float[np.ndarray, "screening layer head prompt"], heads: Heads, top: int, seed: int
+) -> Heads:
+    """The heads that are measured exactly: all, or the `top` largest estimates and as many others
+    at random.
+    """
     count = _confirmed(len(heads), top)
     if count == len(heads):
         return heads
     sizes = np.abs(screened[SCREENINGS.index("output")].mean(-1))
     ranked = sorted(heads, key=lambda head: -sizes[head])
-    others = np.random.default_rng([seed, len(heads)]).permutation(len(heads) - count // 2)[: count - count // 2]
+    others = np.random.default_rng([seed, len(heads)]).permutation(len(heads) - count // 2)[
+        : count - count // 2
+    ]
     return sorted(ranked[: count // 2] + [ranked[count // 2 + int(other)] for other in others])
 
 
-def sets_of_heads(effect: Float[np.ndarray, "layer head"], heads: Heads, size: int, draws: int, seed: int) -> list[Heads]:
-    """The `size` heads with the lowest known effect, as many as there are, at most half; then `draws` different sets of as many others."""
-    known = sorted((head for head in heads if np.isfinite(effect[head])), key=lambda head: (effect[head], head))
+def sets_of_heads(
+    effect: Float[np.ndarray, "layer head"], heads: Heads, size: int, draws: int, seed: int
+) -> list[Heads]:
+    """The `size` heads with the lowest known effect, as many as there are, at most half; then
+    `draws` different sets of as many others.
+    """
+    known = sorted(
+        (head for head in heads if np.isfinite(effect[head])), key=lambda head: (effect[head], head)
+    )
     size = min(size, len(known), max(1, len(heads) // 2))
     others = [head for head in heads if head not in known[:size]]
     return [known[:size], *drawn_sets(others, size, draws, seed)]
@@ -89,12 +122,18 @@ def sets_of_heads(effect: Float[np.ndarray, "layer head"], heads: Heads, size: i
 def drawn_sets(others: Sequence[Any], size: int, draws: int, seed: int) -> list[list[Any]]:
     """`draws` different sets of `size` of `others`, in their order, as far as there are so many."""
     generator = np.random.default_rng([seed, size])
-    drawn = distinct(lambda: sorted(generator.permutation(len(others))[:size].tolist()), comb(len(others), size), draws)
+    drawn = distinct(
+        lambda: sorted(generator.permutation(len(others))[:size].tolist()),
+        comb(len(others), size),
+        draws,
+    )
     return [[others[place] for place in places] for places in drawn]
 
 
 def distinct(draw: Callable[[], Any], there_are: int, wanted: int) -> list[Any]:
-    """`wanted` different results of `draw`, in the order in which they are drawn; all of them where `there_are` fewer."""
+    """`wanted` different results of `draw`, in the order in which they are drawn; all of them where
+    `there_are` fewer.
+    """
     found = []
     while len(found) < min(there_are, wanted):
         drawn = draw()
@@ -118,24 +157,39 @@ _MEANS = {
     "set_effect": (f"{_MEAN}, the most needed heads together", "nat"),
     "control_effect": (f"{_MEAN}, as many other heads together", "nat"),
     "in_set": ("1 for the most needed heads, which are changed together", "1"),
-    "screened_effect": ("change of the logit difference as one backward pass estimates it", "logit"),
-    "rank_correlation": ("rank correlation of estimated and exact changes of the logit difference over heads", "1"),
+    "screened_effect": (
+        "change of the logit difference as one backward pass estimates it",
+        "logit",
+    ),
+    "rank_correlation": (
+        "rank correlation of estimated and exact changes of the logit difference over heads",
+        "1",
+    ),
 }
 
 
 def _changes(scoring: Scoring, clean: xr.DataArray, changed: xr.Dataset) -> xr.Dataset:
-    """What is read of every prompt undisturbed, `clean` [reading, prompt], and how it changes, by the names of `_CHANGED`."""
+    """What is read of every prompt undisturbed, `clean` [reading, prompt], and how it changes, by
+    the names of `_CHANGED`.
+    """
     texts = {
         "log_probability": ("log-probability of the answer, mean over its tokens", "nat"),
-        "logit_difference": ("logit of the answer less that of the strongest other candidate", "logit"),
+        "logit_difference": (
+            "logit of the answer less that of the strongest other candidate",
+            "logit",
+        ),
         "score": (scoring.metric, scoring.units),
     }
     variables: dict[str, xr.DataArray] = {}
     for name, (text, units) in texts.items():
-        variables[f"clean_{name}"] = described(clean.sel(reading=name, drop=True), f"{text}, undisturbed", units)
+        variables[f"clean_{name}"] = described(
+            clean.sel(reading=name, drop=True), f"{text}, undisturbed", units
+        )
         for prefix, whose in _CHANGED.items():
             change = changed[prefix].sel(reading=name, drop=True)
-            variables[f"{prefix}{name}_change"] = described(change, f"change of the {text}, {whose}", units)
+            variables[f"{prefix}{name}_change"] = described(
+                change, f"change of the {text}, {whose}", units
+            )
     return xr.Dataset(variables)
 
 
@@ -143,7 +197,11 @@ def _means(changed: xr.Dataset) -> dict[str, xr.DataArray]:
     """Changes of the log-probability of the answer over prompts, by name."""
     nats = changed.sel(reading="log_probability", drop=True)
     means = {name: nats[name].mean("prompt", skipna=False) for name in nats}
-    spread = nats[""].std("prompt", ddof=1, skipna=False) if nats.sizes["prompt"] > 1 else xr.full_like(means[""], np.nan)
+    spread = (
+        nats[""].std("prompt", ddof=1, skipna=False)
+        if nats.sizes["prompt"] > 1
+        else xr.full_like(means[""], np.nan)
+    )
     return {
         "effect": means[""],
         "effect_spread": spread,
@@ -155,7 +213,9 @@ def _means(changed: xr.Dataset) -> dict[str, xr.DataArray]:
 
 
 def _rank_correlations(screened: np.ndarray, exact: np.ndarray) -> np.ndarray:
-    """[kind, screening]: Spearman's, over the heads that were measured; NaN where either is the same for all."""
+    """[kind, screening]: Spearman's, over the heads that were measured; NaN where either is the
+    same for all.
+    """
     result = np.full(screened.shape[:2], np.nan)
     for kind, screening in np.ndindex(*result.shape):
         known = np.isfinite(exact[kind])
@@ -170,11 +230,15 @@ class Effects(Experiment):
     """The experiment `effects`: what the positions of heads cause."""
 
     kinds: tuple[PositionChange, ...] = ()
-    """Changes of positions (`position_changes`); empty: linearised where positions are learned, frozen, permuted."""
+    """Changes of positions (`position_changes`); empty: linearised where positions are learned,
+    frozen, permuted.
+    """
     top: CountOrNone = 0
     """Heads that are measured exactly, with as many others; 0: all where there are few."""
     set_size: CountOrNone = 0
-    """Most needed heads that are changed together, half of those with positions at most; 0: as many as a layer has."""
+    """Most needed heads that are changed together, half of those with positions at most; 0: as many
+    as a layer has.
+    """
     draws: Count = 8
     """Controls: different sets of as many other heads, as far as there are so many."""
     scale: Finite = 0.5
@@ -194,8 +258,17 @@ class Effects(Experiment):
         """How strongly positions are changed."""
         return Strength(self.scale, self.step, self.shift, self.span, self.seed)
 
-    def plan(self, model: PreTrainedModel, scoring: Scoring, prompts: Sequence[Prompt], training_length: int) -> Plan:
-        """All kinds on `prompts`. Raises InputError for prompts and models that cannot be measured."""
+    def plan(
+        self,
+        model: PreTrainedModel,
+        scoring: Scoring,
+        prompts: Sequence[Prompt],
+        training_length: int,
+    ) -> Plan:
+        """All kinds on `prompts`.
+
+        Raises InputError for prompts and models that cannot be measured.
+        """
         kinds = self._kinds(model, scoring, prompts)
         lengths = tuple(len(prompt.tokens) for prompt in prompts)
 
@@ -205,18 +278,25 @@ class Effects(Experiment):
 
         return Plan(self, lengths * whole_passes(model, len(kinds), self.top, self.draws), run)
 
-    def _kinds(self, model: PreTrainedModel, scoring: Scoring, prompts: Sequence[Prompt]) -> tuple[str, ...]:
-        """The kinds of changes, each once. Raises InputError for what cannot be measured on `model`."""
+    def _kinds(
+        self, model: PreTrainedModel, scoring: Scoring, prompts: Sequence[Prompt]
+    ) -> tuple[str, ...]:
+        """The kinds of changes, each once.
+
+        Raises InputError for what cannot be measured on `model`.
+        """
         if not heads_with_positions(model):
             schemes = dict.fromkeys(attention.scheme for attention in as_decoder(model).layers)
             raise InputError(
-                f"no layer of this model ({', '.join(schemes)}) assigns positions, so none can be changed; leave effects out"
+                f"no layer of this model ({', '.join(schemes)}) assigns positions, so none "
+                "can be changed; leave effects out"
             )
         heads = len(heads_with_positions(model))
         most = max(1, min(_confirmed(heads, self.top), heads // 2))
         if self.set_size > most:
             raise InputError(
-                f"effects.set_size is {self.set_size}; wanted {most} at most: of the heads that are measured, half of the "
+                f"effects.set_size is {self.set_size}; wanted {most} at most: of the heads "
+                "that are measured, half of the "
                 f"{heads} heads with positions, so that as many others are left to compare with"
             )
         kinds = tuple(dict.fromkeys(self.kinds or default_kinds(model)))
@@ -233,14 +313,22 @@ class Effects(Experiment):
         progress: Progress | None = None,
         store: Store = NOT_KEPT,
     ) -> xr.Dataset:
-        """The group `effects` of a run: changes of log-probability, logit difference and score, per head, layer and set of heads.
+        """The group `effects` of a run: changes of log-probability, logit difference and score, per
+        head, layer and set of heads.
 
-        `store` keeps finished points for when it is called again. Raises InputError for prompts and models that cannot be measured.
+        `store` keeps finished points for when it is called again. Raises InputError for prompts and
+        models that cannot be measured.
         """
-        kinds, seed, heads = self._kinds(model, scoring, prompts), self.seed, heads_with_positions(model)
+        kinds, seed, heads = (
+            self._kinds(model, scoring, prompts),
+            self.seed,
+            heads_with_positions(model),
+        )
         layers = sorted({layer for layer, _ in heads})
         points = 1 + len(kinds) * (len(layers) + 1)
-        measurement = Measurement(model, scoring, prompts, self.strength, batch_size, store, points, progress)
+        measurement = Measurement(
+            model, scoring, prompts, self.strength, batch_size, store, points, progress
+        )
         clean, screened = measurement.screen(kinds)
         jobs = {}
         for kind in kinds:
@@ -270,7 +358,12 @@ class Effects(Experiment):
             in_set[place][tuple(np.transpose(chosen[kind][0]))] = 1
         estimates = np.stack([screened[kind] for kind in kinds]).mean(-1)
         read, axes = ("reading", "prompt"), ("kind", "layer", "head")
-        coordinates = {"kind": list(kinds), "layer": np.arange(size[0]), "head": np.arange(size[1]), "reading": list(READINGS)}
+        coordinates = {
+            "kind": list(kinds),
+            "layer": np.arange(size[0]),
+            "head": np.arange(size[1]),
+            "reading": list(READINGS),
+        }
         coordinates |= {"prompt": np.arange(len(prompts))}
         changed = xr.Dataset(
             {
@@ -284,10 +377,19 @@ class Effects(Experiment):
         over_prompts = _means(changed) | {
             "in_set": (axes, in_set),
             "screened_effect": (("kind", "screening", *axes[1:]), estimates),
-            "rank_correlation": (("kind", "screening"), _rank_correlations(estimates, by_head[..., 1, :].mean(-1))),
+            "rank_correlation": (
+                ("kind", "screening"),
+                _rank_correlations(estimates, by_head[..., 1, :].mean(-1)),
+            ),
         }
-        of_prompts = _changes(scoring, xr.DataArray(clean, {"reading": list(READINGS)}, read), changed)
-        group = of_prompts.assign(described_group(over_prompts, _MEANS, {"screening": list(SCREENINGS)}))
-        group = group.assign_attrs(scoring.attributes | {"prompts": len(prompts), "set_heads": len(chosen[kinds[0]][0])})
+        of_prompts = _changes(
+            scoring, xr.DataArray(clean, {"reading": list(READINGS)}, read), changed
+        )
+        group = of_prompts.assign(
+            described_group(over_prompts, _MEANS, {"screening": list(SCREENINGS)})
+        )
+        group = group.assign_attrs(
+            scoring.attributes | {"prompts": len(prompts), "set_heads": len(chosen[kinds[0]][0])}
+        )
         group = group.assign_attrs(control_sets=min(len(sets) - 1 for sets in chosen.values()))
         return with_schemes(with_attention(group, model), as_decoder(model).schemes)

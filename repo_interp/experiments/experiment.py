@@ -1,9 +1,11 @@
-"""What an experiment is: a measurement that needs several forward passes, with its parameters, which plans before anything is run.
+"""What an experiment is: a measurement that needs several forward passes, with its parameters,
+which plans before anything is run.
 
     experiment.plan(model, scoring, prompts, training_length)     refuses what cannot work; how many passes, of how many tokens
     plan.run(batch_size, store, progress)                         groups of a run, by name
 
-Prompts and scores are a task's; prompts that were given are scored as `prompt_sets.scoring_of` says.
+Prompts and scores are a task's; prompts that were given are scored as `prompt_sets.scoring_of`
+says.
 """
 
 from __future__ import annotations
@@ -38,11 +40,15 @@ class Plan:
     passes: tuple[int, ...]
     """Tokens of every prompt of every forward pass."""
     run: Callable[[int, Store, Progress | None], dict[str, xr.Dataset]]
-    """Returns groups of a run; takes the number of prompts side by side, the store of finished points, and a function of progress."""
+    """Returns groups of a run; takes the number of prompts side by side, the store of finished
+    points, and a function of progress.
+    """
 
 
 class Experiment(ABC):
-    """A measurement that needs several forward passes: a frozen dataclass whose fields are its parameters."""
+    """A measurement that needs several forward passes: a frozen dataclass whose fields are its
+    parameters.
+    """
 
     name: ClassVar[str]
     """Its name, and that of its main group."""
@@ -57,29 +63,43 @@ class Experiment(ABC):
         return {each.name: getattr(self, each.name) for each in fields(self)}  # pyright: ignore[reportArgumentType]
 
     @abstractmethod
-    def plan(self, model: PreTrainedModel, scoring: Scoring, prompts: Sequence[Prompt], training_length: int) -> Plan:
+    def plan(
+        self,
+        model: PreTrainedModel,
+        scoring: Scoring,
+        prompts: Sequence[Prompt],
+        training_length: int,
+    ) -> Plan:
         """What it will do. Raises InputError where it cannot."""
 
 
 def with_attention(group: xr.Dataset, model: nn.Module) -> xr.Dataset:
-    """`group`, whose axis `layer` counts all layers of `model`, without the layers that have no attention."""
+    """`group`, whose axis `layer` counts all layers of `model`, without the layers that have no
+    attention.
+    """
     return group.sel(layer=list(as_decoder(model).by_layer))
 
 
 def require_targets(experiment: str, scoring: Scoring, prompts: Sequence[Prompt]) -> None:
-    """Raise InputError for the first of `prompts` that has nothing to predict, or nothing to predict it from."""
+    """Raise InputError for the first of `prompts` that has nothing to predict, or nothing to
+    predict it from.
+    """
     for number, prompt in enumerate(prompts):
         if not scoring.targets(prompt):
             raise InputError(
-                f"{experiment} judges what is predicted, but prompt {number} has nothing to predict for {scoring.name}"
+                f"{experiment} judges what is predicted, but prompt {number} has nothing to "
+                f"predict for {scoring.name}"
             )
         if 0 in scoring.targets(prompt):
             raise InputError(
-                f"{experiment} judges what is predicted, but nothing stands before token 0 of prompt {number}; "
+                f"{experiment} judges what is predicted, but nothing stands before token 0 "
+                f"of prompt {number}; "
                 "leave it out of the generated tokens, or begin the prompt with another one"
             )
 
 
 def side_by_side(batch_size: int, longest: int) -> int:
-    """Prompts of at most `longest` tokens that are run side by side: `batch_size`, more where they are short."""
+    """Prompts of at most `longest` tokens that are run side by side: `batch_size`, more where they
+    are short.
+    """
     return max(batch_size, TOKENS // longest)

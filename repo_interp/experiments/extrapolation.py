@@ -1,28 +1,33 @@
-"""Prompts longer than the training length, run in several ways (Position Generalization sec. 4.2, table 2, fig. 6).
+"""Prompts longer than the training length, run in several ways (Position Generalization sec. 4.2,
+table 2, fig. 6).
 
     KL(N_n || N_L)      N_n: Gaussian fitted to the attention outputs of a layer at the judged tokens of prompts of length n
                         N_L: the same for prompts of the training length, run plainly
 
-methods: plain, lm_infinite (window and cap L), interpolation and yarn (both by the factor n / L, or 1).
+methods: plain, lm_infinite (window and cap L), interpolation and yarn (both by the factor n / L, or
+1).
 
-An attention output is the vector o_i = sum_j w_ij v_j of one head, as in eq. 1, before Wo; a layer's divergence is the mean over its
-heads. Choices where the paper is silent.
-The judged tokens are the last `judged` of a prompt: those furthest beyond training; log perplexity is theirs too. N_L comes from the
-even prompts, N_n from the odd ones: what remains at n = L, plain, is the noise of the fit and of the choice of documents. It is
-in every other number too, large where prompts are few, and methods are ranked by what is above it. The same prompts are cut to every
-length, so lengths differ in nothing else but which tokens are judged.
+An attention output is the vector o_i = sum_j w_ij v_j of one head, as in eq. 1, before Wo; a
+layer's divergence is the mean over its heads. Choices where the paper is silent. The judged tokens
+are the last `judged` of a prompt: those furthest beyond training; log perplexity is theirs too. N_L
+comes from the even prompts, N_n from the odd ones: what remains at n = L, plain, is the noise of
+the fit and of the choice of documents. It is in every other number too, large where prompts are
+few, and methods are ranked by what is above it. The same prompts are cut to every length, so
+lengths differ in nothing else but which tokens are judged.
 
     kl_above_noise                             KL(N_n || N_L) - KL(plain N_L || N_L)
     kl_above_noise_low, kl_above_noise_high    95 % interval of its mean over layers: Student's, by a jackknife that leaves out each of up
-                                               to `FOLDS` groups of prompts, reference and judged, in turn
+                                               to `FOLDS` groups of prompts, reference and judged,
+                                               in turn
 
-Beside the distances, where outputs are (`output_traces`, fig. 6). Dots: outputs of a layer at all tokens of prompts of the training
-length, run plainly; the plane is that of their two largest variances (PCA). Lines: a token beyond the training length of one longer
-prompt - run by LM-Infinite, so that its features are in distribution; its query over every `step`-th window of the training length's
-keys and values (see `models.outputs`).
+Beside the distances, where outputs are (`output_traces`, fig. 6). Dots: outputs of a layer at all
+tokens of prompts of the training length, run plainly; the plane is that of their two largest
+variances (PCA). Lines: a token beyond the training length of one longer prompt - run by
+LM-Infinite, so that its features are in distribution; its query over every `step`-th window of the
+training length's keys and values (see `models.outputs`).
 
-An axis named `method` is chosen by `group.sel({"method": "plain"})`: as a keyword xarray takes it for a way of filling.
-Knows nothing about how a method works.
+An axis named `method` is chosen by `group.sel({"method": "plain"})`: as a keyword xarray takes it
+for a way of filling. Knows nothing about how a method works.
 """
 
 from __future__ import annotations
@@ -45,7 +50,12 @@ from transformers import PreTrainedModel
 
 from repo_interp.errors import InputError, numbered, warn
 from repo_interp.experiments.experiment import Experiment, Plan, Progress, side_by_side
-from repo_interp.experiments.gaussians import VectorSums, gaussian_divergence, principal_plane, vector_sums
+from repo_interp.experiments.gaussians import (
+    VectorSums,
+    gaussian_divergence,
+    principal_plane,
+    vector_sums,
+)
 from repo_interp.experiments.prompt_sets import LEAST, prompts_by_length
 from repo_interp.experiments.responses import forced_responses
 from repo_interp.interventions.extension import GLOBAL_TOKENS, Method, allowed_methods, extended
@@ -90,7 +100,9 @@ class _Judged:
         prompts: Sequence[Prompt],
         context: AbstractContextManager[None],
     ) -> dict[str, Any]:
-        """The numbers of one method and length; among them `without` [layer, group], divergences without a group of prompts."""
+        """The numbers of one method and length; among them `without` [layer, group], divergences
+        without a group of prompts.
+        """
         normal = reference()
         fits, scores, log_perplexity = self.gaussians(prompts, context)
         divergences = [_divergences(fits[layer], normal[layer]) for layer in sorted(normal)]
@@ -105,10 +117,12 @@ class _Judged:
     def gaussians(
         self, prompts: Sequence[Prompt], context: AbstractContextManager[None]
     ) -> tuple[dict[int, list[VectorSums]], np.ndarray, float]:
-        """Sums of the outputs of every head over the judged tokens, by layer, of each group of prompts; scores; -log p over the targets
-        among these tokens.
+        """Sums of the outputs of every head over the judged tokens, by layer, of each group of
+        prompts; scores; -log p over the targets among these tokens.
         """
-        d_head = {attention.layer_idx: attention.d_head for attention in as_decoder(self.model).layers}
+        d_head = {
+            attention.layer_idx: attention.d_head for attention in as_decoder(self.model).layers
+        }
         sums: dict[int, dict[int, VectorSums]] = {layer: {} for layer in d_head}
         counts: list[int] = []
         groups: list[int] = []
@@ -121,32 +135,60 @@ class _Judged:
 
         responses = []
         with context, attention_outputs(self.model, receive):
-            lengths, limits = [len(prompt.tokens) for prompt in prompts], batch_limits(self.model, self.batch_size)
+            lengths, limits = (
+                [len(prompt.tokens) for prompt in prompts],
+                batch_limits(self.model, self.batch_size),
+            )
             parts = batches(range(len(prompts)), lengths, self.batch_size)
-            for numbers in (some for part in parts for some in batches(sorted(part, key=lengths.__getitem__), lengths, limits)):
+            for numbers in (
+                some
+                for part in parts
+                for some in batches(sorted(part, key=lengths.__getitem__), lengths, limits)
+            ):
                 some = [prompts[number] for number in numbers]
                 counts[:] = [len(prompt.tokens) for prompt in some]
                 groups[:] = [number % FOLDS for number in numbers]
                 with numbered(numbers):
-                    responses += list(zip(some, forced_responses(self.model, self.scoring, some, len(some)), strict=True))
+                    responses += list(
+                        zip(
+                            some,
+                            forced_responses(self.model, self.scoring, some, len(some)),
+                            strict=True,
+                        )
+                    )
         asked, answered = (list(part) for part in zip(*responses, strict=True))
         negative_log_likelihoods = [
             -value
             for prompt, answer in responses
-            for target, value in zip(self.scoring.targets(prompt), answer.log_probabilities, strict=True)
+            for target, value in zip(
+                self.scoring.targets(prompt), answer.log_probabilities, strict=True
+            )
             if target >= len(prompt.tokens) - self.judged
         ]
         scores = np.asarray(self.scoring.score(answered, asked), dtype=np.float64)
-        of_groups = {layer: [of_group for _, of_group in sorted(parts.items())] for layer, parts in sums.items()}
-        return of_groups, scores, float(np.mean(negative_log_likelihoods)) if negative_log_likelihoods else float("nan")
+        of_groups = {
+            layer: [of_group for _, of_group in sorted(parts.items())]
+            for layer, parts in sums.items()
+        }
+        return (
+            of_groups,
+            scores,
+            float(np.mean(negative_log_likelihoods)) if negative_log_likelihoods else float("nan"),
+        )
 
 
 def _divergences(judged: Sequence[VectorSums], reference: Sequence[VectorSums]) -> list[float]:
-    """KL of the sums of all groups, then without each group that both have; mean over heads. NaN where too few vectors are left."""
+    """KL of the sums of all groups, then without each group that both have; mean over heads.
+
+    NaN where too few vectors are left.
+    """
     whole = [reduce(VectorSums.__add__, groups) for groups in (judged, reference)]
-    without = [(whole[0] - own, whole[1] - other) for own, other in zip(judged, reference, strict=False)]
+    without = [
+        (whole[0] - own, whole[1] - other) for own, other in zip(judged, reference, strict=False)
+    ]
     return [
-        float(gaussian_divergence(of, to).mean()) if min(of.count, to.count) > 1 else float("nan") for of, to in (whole, *without)
+        float(gaussian_divergence(of, to).mean()) if min(of.count, to.count) > 1 else float("nan")
+        for of, to in (whole, *without)
     ]
 
 
@@ -162,18 +204,22 @@ def output_traces(
     method: str = "lm_infinite",
     global_tokens: int = GLOBAL_TOKENS,
 ) -> xr.Dataset:
-    """The group `output_traces` of a run: `pca_reference [point, axis]`, `pca_trace [trace, step, axis]`, `pca_share [axis]`, and
-    `trace_outside [trace]`: the share of a trace's outputs further from the mean than 99 % of the reference, in the whole space, by
-    Mahalanobis' distance.
+    """The group `output_traces` of a run: `pca_reference [point, axis]`, `pca_trace [trace, step,
+    axis]`, `pca_share [axis]`, and `trace_outside [trace]`: the share of a trace's outputs further
+    from the mean than 99 % of the reference, in the whole space, by Mahalanobis' distance.
 
-    `reference`: prompts, cut to the training length. Windows have as many keys, or those of the layer's own window where these are fewer.
-    `queries`: how many tokens of `longer`, evenly spaced beyond the training
-    length. Raises InputError for a prompt that is not longer, and an unknown layer.
+    `reference`: prompts, cut to the training length. Windows have as many keys, or those of the
+    layer's own window where these are fewer. `queries`: how many tokens of `longer`, evenly spaced
+    beyond the training length. Raises InputError for a prompt that is not longer, and an unknown
+    layer.
     """
     (attention,) = attentions_of(model, [layer])
     tokens = len(longer.tokens)
     if tokens <= training_length:
-        raise InputError(f"a prompt longer than {training_length} tokens, the training length, was wanted; got {tokens}")
+        raise InputError(
+            f"a prompt longer than {training_length} tokens, the training length, was "
+            f"wanted; got {tokens}"
+        )
     outputs: list[Tensor] = []
     with attention_outputs(model, lambda _, some: outputs.append(some[0]), [layer]):
         for prompt in reference:
@@ -181,15 +227,25 @@ def output_traces(
     normal = torch.cat(outputs).double()
     sums = vector_sums(normal)
     plane, shares = principal_plane(sums)
-    with layer_tensors(model, layer) as tensors, extended(model, method, tokens, training_length, global_tokens):
+    with (
+        layer_tensors(model, layer) as tensors,
+        extended(model, method, tokens, training_length, global_tokens),
+    ):
         _run(model, longer.tokens)
     window = min(attention.sliding_window or training_length, training_length)
     starts = range(0, tokens - window + 1, step)
     asked = np.unique(np.linspace(training_length, tokens - 1, queries).round().astype(int))
-    traces = torch.stack([outputs_over_windows(model, layer, tensors, int(query), starts, window) for query in asked]).double()
+    traces = torch.stack(
+        [outputs_over_windows(model, layer, tensors, int(query), starts, window) for query in asked]
+    ).double()
     drawn = normal[:: max(1, len(normal) // REFERENCE_POINTS)]
     limit = torch.quantile(_distances(drawn, sums), 0.99)
-    outside = (_distances(traces.flatten(0, 1), sums) > limit).double().unflatten(0, traces.shape[:2]).mean(-1)
+    outside = (
+        (_distances(traces.flatten(0, 1), sums) > limit)
+        .double()
+        .unflatten(0, traces.shape[:2])
+        .mean(-1)
+    )
     values = {
         "pca_reference": (("point", "axis"), (drawn - sums.mean) @ plane),
         "pca_trace": (("trace", "step", "axis"), (traces - sums.mean) @ plane),
@@ -209,9 +265,13 @@ def _run(model: PreTrainedModel, tokens: Sequence[int]) -> None:
 
 
 def _distances(vectors: Tensor, sums: VectorSums) -> Tensor:
-    """Mahalanobis distance from the Gaussian fitted to `sums`, slightly widened where it is flat."""
+    """Mahalanobis distance from the Gaussian fitted to `sums`, slightly widened where it is
+    flat.
+    """
     covariance = sums.covariance
-    covariance = covariance + 1e-4 * covariance.trace() / len(covariance) * torch.eye(len(covariance)).to(covariance)
+    covariance = covariance + 1e-4 * covariance.trace() / len(covariance) * torch.eye(
+        len(covariance)
+    ).to(covariance)
     factor = torch.linalg.cholesky(covariance)
     return torch.linalg.solve_triangular(factor, (vectors - sums.mean).mT, upper=False).norm(dim=0)
 
@@ -223,9 +283,13 @@ class Extrapolation(Experiment):
     methods: tuple[Method, ...] = ()
     """Methods of extension beside the plain model; empty: all that the model's positions allow."""
     lengths: tuple[Tokens, ...] = ()
-    """Lengths in tokens; empty: the training length and its doublings up to four times it, or test sets of the task."""
+    """Lengths in tokens; empty: the training length and its doublings up to four times it, or test
+    sets of the task.
+    """
     sequences: Annotated[int, Interval(ge=LEAST, le=1_000_000)] = 32
-    """Prompts of each length, of which half are measured; the other half of those of the training length are the reference."""
+    """Prompts of each length, of which half are measured; the other half of those of the training
+    length are the reference.
+    """
     judged: TokensOrNone = 0
     """Last tokens of a prompt that are judged; 0: a quarter of the training length."""
     global_tokens: Tokens = GLOBAL_TOKENS
@@ -238,19 +302,33 @@ class Extrapolation(Experiment):
     """Seed of the longer prompts."""
     name: ClassVar[str] = "extrapolation"
 
-    def plan(self, model: PreTrainedModel, scoring: Scoring, prompts: Sequence[Prompt], training_length: int) -> Plan:
-        """Every method at every length. Raises InputError for methods and lengths that the model or the task lacks."""
+    def plan(
+        self,
+        model: PreTrainedModel,
+        scoring: Scoring,
+        prompts: Sequence[Prompt],
+        training_length: int,
+    ) -> Plan:
+        """Every method at every length.
+
+        Raises InputError for methods and lengths that the model or the task lacks.
+        """
         table, allowed = longest_prompt(model), allowed_methods(model)
         if table is not None and table <= training_length:
             raise InputError(
-                f"extrapolation needs longer prompts than the {table} tokens of this model's learned table; leave it out"
+                f"extrapolation needs longer prompts than the {table} tokens of this model's "
+                "learned table; leave it out"
             )
         wrong = [method for method in self.methods if method not in allowed]
         if wrong:
-            raise InputError(f"extrapolation by {wrong[0]!r}: this model's positions allow {', '.join(allowed)}")
+            raise InputError(
+                f"extrapolation by {wrong[0]!r}: this model's positions allow {', '.join(allowed)}"
+            )
         layers = list(as_decoder(model).by_layer)
         attentions_of(model, [] if self.traced_layer == -1 else [self.traced_layer])
-        judge, by_length = prompts_by_length(scoring, prompts, training_length, self.lengths, self.sequences, self.seed)
+        judge, by_length = prompts_by_length(
+            scoring, prompts, training_length, self.lengths, self.sequences, self.seed
+        )
         first, last = min(by_length), max(by_length)
         half = [len(prompt.tokens) for some in by_length.values() for prompt in some[1::2]]
         reference = [len(prompt.tokens) for prompt in by_length[first]]
@@ -258,19 +336,34 @@ class Extrapolation(Experiment):
 
         def run(batch_size: int, store: Store, progress: Progress | None) -> dict[str, xr.Dataset]:
             size = side_by_side(batch_size, last)
-            groups = {self.name: self.measured(model, judge, by_length, first, size, progress, store)}
+            groups = {
+                self.name: self.measured(model, judge, by_length, first, size, progress, store)
+            }
             if traced:
                 layer = layers[len(layers) // 2] if self.traced_layer < 0 else self.traced_layer
                 longer = max(by_length[last], key=lambda prompt: len(prompt.tokens))
                 step = max(1, first // 8)
                 shorter = [prompt for prompt in by_length[first] if len(prompt.tokens) == first]
                 traces = output_traces(
-                    model, shorter, longer, first, layer, self.traced_queries, step, "lm_infinite", self.global_tokens
+                    model,
+                    shorter,
+                    longer,
+                    first,
+                    layer,
+                    self.traced_queries,
+                    step,
+                    "lm_infinite",
+                    self.global_tokens,
                 )
                 groups["output_traces"] = traces
             return groups
 
-        passes = (*reference[::2], *half * len(self._methods(model)), *(reference if traced else ()), last)
+        passes = (
+            *reference[::2],
+            *half * len(self._methods(model)),
+            *(reference if traced else ()),
+            last,
+        )
         return Plan(self, passes, run)
 
     def _methods(self, model: PreTrainedModel) -> list[str]:
@@ -286,32 +379,54 @@ class Extrapolation(Experiment):
         progress: Progress | None = None,
         store: Store = NOT_KEPT,
     ) -> xr.Dataset:
-        """The group `extrapolation` of a run: `prompts` by length in tokens (see `prompt_sets`; the training length must be among them,
-        with at least 4 prompts). Variables `kl [method, length, layer]` in nats, `kl_above_noise` with an interval of its mean over layers
-        [method, length], `log_perplexity [method, length]` of the judged tokens in nats, `task_score [method, length]` with
-        `task_score_error` over prompts. Warns where most of a divergence beyond the training length is noise.
+        """The group `extrapolation` of a run: `prompts` by length in tokens (see `prompt_sets`; the
+        training length must be among them, with at least 4 prompts).
 
-        `store` keeps finished points for when it is called again. Raises InputError for methods that the model cannot use.
+        Variables `kl [method, length, layer]` in nats, `kl_above_noise` with an interval of its
+        mean over layers [method, length], `log_perplexity [method, length]` of the judged tokens in
+        nats, `task_score [method, length]` with `task_score_error` over prompts. Warns where most
+        of a divergence beyond the training length is noise.
+
+        `store` keeps finished points for when it is called again. Raises InputError for methods
+        that the model cannot use.
         """
         if training_length not in prompts or len(prompts[training_length]) < LEAST:
             raise InputError(
-                f"at least {LEAST} prompts of the training length, {training_length} tokens, were wanted to compare with"
+                f"at least {LEAST} prompts of the training length, {training_length} tokens, "
+                "were wanted to compare with"
             )
         methods, lengths = self._methods(model), sorted(prompts)
         judged = self.judged or max(2, training_length // 4)
         measurement = _Judged(model, scoring, judged, batch_size)
-        reference = cache(lambda: measurement.gaussians(prompts[training_length][::2], nullcontext())[0])
+        reference = cache(
+            lambda: measurement.gaussians(prompts[training_length][::2], nullcontext())[0]
+        )
         points = {}
         for method, length in product(methods, lengths):
             context = extended(model, method, length, training_length, self.global_tokens)
-            points[f"{method}-{length}"] = partial(measurement.compared, reference, prompts[length][1::2], context)
+            points[f"{method}-{length}"] = partial(
+                measurement.compared, reference, prompts[length][1::2], context
+            )
         found = list(store.get_or_compute(points, progress).values())
         layers = list(as_decoder(model).by_layer)
         texts = {
-            "kl": ("divergence of attention outputs from those at the training length, mean over heads", "nat"),
-            "kl_above_noise": ("that divergence less the plain one at the training length, mean over heads", "nat"),
-            "kl_above_noise_low": ("lower end of the 95 % interval of kl_above_noise, mean over layers", "nat"),
-            "kl_above_noise_high": ("upper end of the 95 % interval of kl_above_noise, mean over layers", "nat"),
+            "kl": (
+                "divergence of attention outputs from those at the training length, mean "
+                "over heads",
+                "nat",
+            ),
+            "kl_above_noise": (
+                "that divergence less the plain one at the training length, mean over heads",
+                "nat",
+            ),
+            "kl_above_noise_low": (
+                "lower end of the 95 % interval of kl_above_noise, mean over layers",
+                "nat",
+            ),
+            "kl_above_noise_high": (
+                "upper end of the 95 % interval of kl_above_noise, mean over layers",
+                "nat",
+            ),
             "log_perplexity": ("mean of -log p over the judged targets", "nat"),
             "task_score": (f"{scoring.metric}, mean over prompts", scoring.units),
             "task_score_error": (f"standard error of {scoring.metric} over prompts", scoring.units),
@@ -320,21 +435,42 @@ class Extrapolation(Experiment):
         for name in found[0]:
             by_point = np.array([point[name] for point in found], dtype=np.float64)
             values[name] = by_point.reshape(len(methods), len(lengths), *by_point.shape[1:])
-        noise, without = (values[name][0, lengths.index(training_length)] for name in ("kl", "without"))  # plain
+        # plain
+        noise, without = (
+            values[name][0, lengths.index(training_length)] for name in ("kl", "without")
+        )
         above, jackknife = values["kl"] - noise, (values.pop("without") - without).mean(-2)
         freedom = jackknife.shape[-1] - 1
         width = student.ppf(0.975, freedom) * freedom * sem(jackknife, axis=-1)
-        ends = {"kl_above_noise_low": above.mean(-1) - width, "kl_above_noise_high": above.mean(-1) + width}
+        ends = {
+            "kl_above_noise_low": above.mean(-1) - width,
+            "kl_above_noise_high": above.mean(-1) + width,
+        }
         beyond = values["kl"].mean(-1)[:, lengths.index(training_length) + 1 :]
-        mostly = [name for name, of in zip(methods, beyond, strict=True) if (noise.mean() > MOSTLY * of).any()]
+        mostly = [
+            name
+            for name, of in zip(methods, beyond, strict=True)
+            if (noise.mean() > MOSTLY * of).any()
+        ]
         if mostly:
             warn(
-                f"most of extrapolation.kl is noise, {noise.mean():.3g} nats at the training length, for {', '.join(mostly)}: it ranks no "
-                "methods; read kl_above_noise with its interval, or take more prompts (extrapolation.sequences)"
+                f"most of extrapolation.kl is noise, {noise.mean():.3g} nats at the training "
+                f"length, for {', '.join(mostly)}: it ranks no "
+                "methods; read kl_above_noise with its interval, or take more prompts "
+                "(extrapolation.sequences)"
             )
         axes = ("method", "length", "layer")
-        labelled = {name: (axes[: of.ndim], of) for name, of in (values | ends | {"kl_above_noise": above}).items()}
-        group = described_group(labelled, texts, {"method": methods, "length": lengths, "layer": layers})
-        own = {"training_length": training_length, "judged": judged, "global_tokens": self.global_tokens}
+        labelled = {
+            name: (axes[: of.ndim], of)
+            for name, of in (values | ends | {"kl_above_noise": above}).items()
+        }
+        group = described_group(
+            labelled, texts, {"method": methods, "length": lengths, "layer": layers}
+        )
+        own = {
+            "training_length": training_length,
+            "judged": judged,
+            "global_tokens": self.global_tokens,
+        }
         attributes = scoring.attributes | own | {"prompts": len(prompts[training_length])}
         return with_schemes(group, as_decoder(model).schemes).assign_attrs(attributes)

@@ -1,11 +1,13 @@
-"""Gaussians fitted to feature vectors, and the divergence between two (Position Generalization sec. 4.2, table 2).
+"""Gaussians fitted to feature vectors, and the divergence between two (Position Generalization sec.
+4.2, table 2).
 
     KL(N_0 || N_1) = 1/2 (tr(C_1^-1 C_0) + (m_1 - m_0)^T C_1^-1 (m_1 - m_0) - d + ln det C_1 - ln det C_0)      nats
 
-m, C: mean and covariance of the vectors, both from sums of x and x x^T, so that fits of two batches add up. To C is added
-`shrinkage` times its mean variance on the diagonal: heads whose outputs fill fewer than d dimensions would give an infinite
-divergence. A fit to n independent vectors is off by about d^2 / 4n nats for each of the two - and tokens of one document are far
-from independent - so compare only fits to equally many. Several Gaussians at once, along leading axes. Float64.
+m, C: mean and covariance of the vectors, both from sums of x and x x^T, so that fits of two batches
+add up. To C is added `shrinkage` times its mean variance on the diagonal: heads whose outputs fill
+fewer than d dimensions would give an infinite divergence. A fit to n independent vectors is off by
+about d^2 / 4n nats for each of the two - and tokens of one document are far from independent - so
+compare only fits to equally many. Several Gaussians at once, along leading axes. Float64.
 
 Knows nothing about where vectors come from.
 """
@@ -21,17 +23,23 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class VectorSums:
-    """Sums over vectors; the sum of two is the sums over the vectors of both, and the difference takes vectors away again."""
+    """Sums over vectors; the sum of two is the sums over the vectors of both, and the difference
+    takes vectors away again.
+    """
 
     count: int
     total: Float[Tensor, "*item d"]
     square: Float[Tensor, "*item d d"]
 
     def __add__(self, other: VectorSums) -> VectorSums:
-        return VectorSums(self.count + other.count, self.total + other.total, self.square + other.square)
+        return VectorSums(
+            self.count + other.count, self.total + other.total, self.square + other.square
+        )
 
     def __sub__(self, other: VectorSums) -> VectorSums:
-        return VectorSums(self.count - other.count, self.total - other.total, self.square - other.square)
+        return VectorSums(
+            self.count - other.count, self.total - other.total, self.square - other.square
+        )
 
     @property
     def mean(self) -> Float[Tensor, "*item d"]:
@@ -50,7 +58,9 @@ def vector_sums(vectors: Float[Tensor, "*item vector d"]) -> VectorSums:
     return VectorSums(exact.shape[-2], exact.sum(-2), exact.mT @ exact)
 
 
-def gaussian_divergence(of: VectorSums, to: VectorSums, shrinkage: float = 1e-4) -> Float[Tensor, "*item"]:
+def gaussian_divergence(
+    of: VectorSums, to: VectorSums, shrinkage: float = 1e-4
+) -> Float[Tensor, "*item"]:
     """KL(N_of || N_to) in nats. Raises ValueError where either has fewer than 2 vectors."""
     if min(of.count, to.count) < 2:
         raise ValueError(f"a Gaussian needs at least 2 vectors; got {of.count} and {to.count}")
@@ -61,12 +71,17 @@ def gaussian_divergence(of: VectorSums, to: VectorSums, shrinkage: float = 1e-4)
     factor, apart = torch.linalg.cholesky(second), (to.mean - of.mean)[..., None]
     distance = (apart.mT @ torch.cholesky_solve(apart, factor))[..., 0, 0]
     spread = torch.cholesky_solve(first, factor).diagonal(0, -2, -1).sum(-1)
-    logarithms = 2 * factor.diagonal(0, -2, -1).log().sum(-1) - torch.linalg.slogdet(first).logabsdet
+    logarithms = (
+        2 * factor.diagonal(0, -2, -1).log().sum(-1) - torch.linalg.slogdet(first).logabsdet
+    )
     return (spread + distance - width + logarithms) / 2
 
 
 def principal_plane(sums: VectorSums) -> tuple[Float[Tensor, "d 2"], Float[Tensor, "2"]]:
-    """The two directions of largest variance, and their shares of it (PCA). The largest entry of a direction is positive."""
+    """The two directions of largest variance, and their shares of it (PCA).
+
+    The largest entry of a direction is positive.
+    """
     variances, directions = torch.linalg.eigh(sums.covariance)
     plane, shares = directions[:, [-1, -2]], variances[[-1, -2]] / variances.sum()
     largest = plane.gather(0, plane.abs().argmax(0, keepdim=True))

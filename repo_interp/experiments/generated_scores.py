@@ -3,7 +3,8 @@
     output      tokens up to the model's end of text, without special tokens, greedily
     score       share of the reference values that the output holds (RULER, Hsieh et al. 2024; RePo fig. 1)
 
-A test set is a length in tokens, the answer's among them. Knows nothing about files, checkpoints and how prompts are made.
+A test set is a length in tokens, the answer's among them. Knows nothing about files, checkpoints
+and how prompts are made.
 """
 
 from __future__ import annotations
@@ -39,33 +40,59 @@ def needle_scores(
     store: Store = NOT_KEPT,
     **options: Any,
 ) -> xr.Dataset:
-    """Scores of `count` prompts of every length. Variables as `task_scores` names them, with answers "generated":
+    """Scores of `count` prompts of every length.
 
-    `score [test_set, prompt]`, `mean_score`, `standard_error`, `tokens` [test_set]; `score_map [depth, length]` for variants that ask
-    for one needle. `options`: those of `tasks.niah` (dialect, essay, depth). `progress` is called with batches done and in all;
-    `store` keeps the answers of finished ones. Raises InputError for what `tasks.niah` refuses, and for lengths beyond a learned
-    table.
+    Variables as `task_scores` names them, with answers "generated":
+
+    `score [test_set, prompt]`, `mean_score`, `standard_error`, `tokens` [test_set]; `score_map
+    [depth, length]` for variants that ask for one needle. `options`: those of `tasks.niah`
+    (dialect, essay, depth). `progress` is called with batches done and in all; `store` keeps the
+    answers of finished ones. Raises InputError for what `tasks.niah` refuses, and for lengths
+    beyond a learned table.
     """
     longest = longest_prompt(model)
     if longest is not None and max(lengths) > longest:
-        raise InputError(f"{max(lengths)} tokens were asked for, the model's learned table has {longest}; give shorter lengths")
-    asked = {str(length): niah(tokenizer, variant, length, count, seed, answer="none", **options) for length in lengths}
+        raise InputError(
+            f"{max(lengths)} tokens were asked for, the model's learned table has {longest}; "
+            "give shorter lengths"
+        )
+    asked = {
+        str(length): niah(tokenizer, variant, length, count, seed, answer="none", **options)
+        for length in lengths
+    }
     flat = [prompt for prompts in asked.values() for prompt in prompts]
     texts = generated_texts(model, tokenizer, flat, batch_size, store, progress)
-    scores, label = (niah_scores(texts, flat) / 100).reshape(len(lengths), count), "share of the needles found"
+    scores, label = (
+        (niah_scores(texts, flat) / 100).reshape(len(lengths), count),
+        "share of the needles found",
+    )
     result = labelled_scores(asked, scores, label, f"{label}, of every prompt", "1")
     if all(prompt.attributes.get("depth") is not None for prompt in flat):
         mapped = score_map(flat, scores.ravel(), ("depth", "length"))
         assert mapped is not None  # every prompt has both
         result["score_map"] = described(mapped, f"{label}, by depth and length", "1")
-    attributes = {"task": "ruler", "metric": label, "test_sets_count": "tokens", "count": count, "seed": seed, "variant": variant}
-    return result.assign_attrs(attributes | options, answers="generated", left_out=[], higher_is_better="True")
+    attributes = {
+        "task": "ruler",
+        "metric": label,
+        "test_sets_count": "tokens",
+        "count": count,
+        "seed": seed,
+        "variant": variant,
+    }
+    return result.assign_attrs(
+        attributes | options, answers="generated", left_out=[], higher_is_better="True"
+    )
 
 
 def found_needles(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompts: Sequence[Prompt], batch_size: BatchSize = 8
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: Sequence[Prompt],
+    batch_size: BatchSize = 8,
 ) -> np.ndarray:
-    """Share of the needles that the model's greedy answer to each of `prompts` (`tasks.niah`, without answers) holds."""
+    """Share of the needles that the model's greedy answer to each of `prompts` (`tasks.niah`,
+    without answers) holds.
+    """
     return niah_scores(generated_texts(model, tokenizer, prompts, batch_size), prompts) / 100
 
 
@@ -77,28 +104,54 @@ def generated_texts(
     store: Store = NOT_KEPT,
     progress: Callable[[int, int], None] | None = None,
 ) -> list[str]:
-    """The model's greedy answer to each prompt, in at most as many tokens as the prompt's attribute `new_tokens` says."""
+    """The model's greedy answer to each prompt, in at most as many tokens as the prompt's attribute
+    `new_tokens` says.
+    """
     counts = [int(prompt.attributes["new_tokens"]) for prompt in prompts]
     lengths = [len(prompt.tokens) + count for prompt, count in zip(prompts, counts, strict=True)]
     require_named_tokens(model, len(prompts), lengths, counts)
-    order = sorted(range(len(prompts)), key=lambda number: (len(prompts[number].tokens), counts[number]))
+    order = sorted(
+        range(len(prompts)), key=lambda number: (len(prompts[number].tokens), counts[number])
+    )
     ends = _ends(model, tokenizer)
 
     def answers(numbers: Sequence[int]) -> dict[str, Any]:
         asked = [prompts[number].tokens for number in numbers]
         made = continue_greedily(model, asked, [counts[number] for number in numbers], len(numbers))
-        return {"texts": [str(tokenizer.decode(_until(tokens, ends), skip_special_tokens=True)) for tokens in made]}
+        return {
+            "texts": [
+                str(tokenizer.decode(_until(tokens, ends), skip_special_tokens=True))
+                for tokens in made
+            ]
+        }
 
-    cut = dict(reversed([(f"batch-{place}", some) for place, some in enumerate(batches(order, lengths, batch_size))]))
-    found = store.get_or_compute({name: partial(answers, some) for name, some in cut.items()}, progress)  # the longest first
+    cut = dict(
+        reversed(
+            [
+                (f"batch-{place}", some)
+                for place, some in enumerate(batches(order, lengths, batch_size))
+            ]
+        )
+    )
+    # the longest first
+    found = store.get_or_compute(
+        {name: partial(answers, some) for name, some in cut.items()}, progress
+    )
     return restored(cut.values(), (point["texts"] for point in found.values()))
 
 
 def _ends(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> set[int]:
     """Tokens that end a text."""
     known = [getattr(model.generation_config, "eos_token_id", None), tokenizer.eos_token_id]
-    return {token for ends in known for token in (ends if isinstance(ends, list) else [ends]) if token is not None}
+    return {
+        token
+        for ends in known
+        for token in (ends if isinstance(ends, list) else [ends])
+        if token is not None
+    }
 
 
 def _until(tokens: Sequence[int], ends: set[int]) -> list[int]:
-    return list(tokens[: next((place for place, token in enumerate(tokens) if token in ends), len(tokens))])
+    return list(
+        tokens[: next((place for place, token in enumerate(tokens) if token in ends), len(tokens))]
+    )

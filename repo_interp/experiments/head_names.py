@@ -1,12 +1,15 @@
-"""What heads are called, by what they do: rules as data, and the random-weight controls that set their thresholds.
+"""What heads are called, by what they do: rules as data, and the random-weight controls that set
+their thresholds.
 
-    a head has a name where its score is beyond max(at_least, null), and each score of `also` lies within its limits
-    null = 1.25 times the `quantile` over controls of the largest score of a head that the rule is about; of two values the higher
+    a head has a name where its score is beyond max(at_least, null), and each score of `also` lies
+    within its limits null = 1.25 times the `quantile` over controls of the largest score of a head
+    that the rule is about; of two values the higher
 
-A control is the same decoder with the same layout and freshly drawn weights, measured in the same way. Since the largest head counts, it
-does not matter how many heads a model has. Of ten controls the quantile is the largest, which an eleventh random model exceeds in one case
-of eleven: hence a quarter more. `at_least` asks for an effect besides: attention of random weights is nearly equal weights, and much less
-than a clear head is beyond that. Knows nothing about models.
+A control is the same decoder with the same layout and freshly drawn weights, measured in the same
+way. Since the largest head counts, it does not matter how many heads a model has. Of ten controls
+the quantile is the largest, which an eleventh random model exceeds in one case of eleven: hence a
+quarter more. `at_least` asks for an effect besides: attention of random weights is nearly equal
+weights, and much less than a clear head is beyond that. Knows nothing about models.
 """
 
 from __future__ import annotations
@@ -38,7 +41,9 @@ class Rule:
     @property
     def words(self) -> str:
         """The rule in words, without the null."""
-        also = "".join(f", {name} from {low:g} to {high:g}" for name, (low, high) in self.also.items())
+        also = "".join(
+            f", {name} from {low:g} to {high:g}" for name, (low, high) in self.also.items()
+        )
         where = f", in layers of {', '.join(self.schemes)}" if self.schemes else ""
         return f"{self.score} above {self.at_least:g}{also}{where}"
 
@@ -51,13 +56,21 @@ class Rule:
         values = np.where(self.applies(layout), scores.get(self.score, np.nan), np.nan)
         return float(np.nanmax(values)) if np.isfinite(values).any() else float("nan")
 
-    def holds(self, scores: Scores, layout: Sequence[str], null: float) -> Bool[np.ndarray, "layer head"]:
+    def holds(
+        self, scores: Scores, layout: Sequence[str], null: float
+    ) -> Bool[np.ndarray, "layer head"]:
         """Whether each head has the name. Scores that are not there say no."""
-        values = scores[self.score] if self.score in scores else np.full_like(next(iter(scores.values())), np.nan)
+        values = (
+            scores[self.score]
+            if self.score in scores
+            else np.full_like(next(iter(scores.values())), np.nan)
+        )
         with np.errstate(invalid="ignore"):
             holding = self.applies(layout) & (values > np.fmax(self.at_least, null))
             for name, (low, high) in self.also.items():
-                holding &= (low <= scores[name]) & (scores[name] <= high) if name in scores else False
+                holding &= (
+                    (low <= scores[name]) & (scores[name] <= high) if name in scores else False
+                )
         return holding
 
 
@@ -81,8 +94,8 @@ RULES = (
     Rule("mono", "mono", 0.5, schemes=LEARNED),
     Rule("semantic", "departure", ATTENDS, {"content": (0.9, 1.0), "sink": (0.0, LITTLE)}),
 )
-"""In the order of the names of a head that has several. Retrieval above 0.1 is Wu et al.'s; for induction and duplicates one half is all
-there is.
+"""In the order of the names of a head that has several. Retrieval above 0.1 is Wu et al.'s; for
+induction and duplicates one half is all there is.
 """
 
 
@@ -98,12 +111,20 @@ def null_of(largest: Float[np.ndarray, "twin"], quantile: float) -> float:
 def name_heads(
     scores: Scores, layout: Sequence[str], nulls: Mapping[str, float], rules: Sequence[Rule] = RULES
 ) -> dict[str, Bool[np.ndarray, "layer head"]]:
-    """By name, which heads have it. `nulls`: by name, the threshold that controls set, NaN where none does."""
+    """By name, which heads have it.
+
+    `nulls`: by name, the threshold that controls set, NaN where none does.
+    """
     return {rule.name: rule.holds(scores, layout, nulls[rule.name]) for rule in rules}
 
 
 def joined(named: Mapping[str, Bool[np.ndarray, "layer head"]]) -> np.ndarray:
-    """The names of every head [layer, head] as text, with commas between them; empty where it has none."""
+    """The names of every head [layer, head] as text, with commas between them; empty where it has
+    none.
+    """
     shape = next(iter(named.values())).shape
-    texts = [", ".join(name for name, which in named.items() if which[place]) for place in np.ndindex(shape)]
+    texts = [
+        ", ".join(name for name, which in named.items() if which[place])
+        for place in np.ndindex(shape)
+    ]
     return np.array(texts, dtype=object).reshape(shape)

@@ -2,20 +2,24 @@
 
     random tokens   <first token> r r                  previous, duplicate, induction, sink; where in the context attention goes
     prompts         as they are                        the same; distances attended; departure from equal weights; share of content;
-                                                       patterns and range of positions, who shares them, whether copies have their sources'
+                                                       patterns and range of positions, who shares
+                                                       them, whether copies have their sources'
     answers         the rows that produce them         mass on the source, retrieval, contribution
 
-The source of an answer is the span `needle`; where a prompt lacks one, the token that its attribute `source` names for each generated one.
-Retrieval (Wu et al. 2024), top-k copy, averaged over prompts:
+The source of an answer is the span `needle`; where a prompt lacks one, the token that its attribute
+`source` names for each generated one. Retrieval (Wu et al. 2024), top-k copy, averaged over
+prompts:
 
-    R_h = share of the generated t that stand in the source for which the model says t, and one of h's k strongest keys is that t in it
+    R_h = share of the generated t that stand in the source for which the model says t, and one of
+    h's k strongest keys is that t in it
 
-Wu et al. divide by the tokens of the whole needle, all of which their answers repeat. The model says t where t is its most likely token
-after the reference before it, which is greedy generation up to the first wrong token. `models.direct_path` defines the contribution;
-a layer without a direct path has none (NaN).
+Wu et al. divide by the tokens of the whole needle, all of which their answers repeat. The model
+says t where t is its most likely token after the reference before it, which is greedy generation up
+to the first wrong token. `models.direct_path` defines the contribution; a layer without a direct
+path has none (NaN).
 
-Rows of attention are computed in parts of at most `CELLS` weights, and of a long prompt `rows` of them, evenly spread; no map of a head is
-kept. Knows nothing about names and thresholds.
+Rows of attention are computed in parts of at most `CELLS` weights, and of a long prompt `rows` of
+them, evenly spread; no map of a head is kept. Knows nothing about names and thresholds.
 """
 
 from __future__ import annotations
@@ -61,15 +65,38 @@ _DETECTED = {
 }
 SCORES: Mapping[str, tuple[str, str]] = {
     **{name: (f"{text}, on random tokens", "1") for name, text in _DETECTED.items()},
-    "place_u": ("positional U: attention to both ends of random tokens above that to the middle; 1: equal weights", "1"),
-    "source_mass": ("source: attention to the answer's source, from the rows that produce the answer", "1"),
-    "retrieval": ("retrieval: share of the answer said while the strongest key is that token in the source", "1"),
-    "contribution": ("contribution: what the head moves from the source adds to the answer's logit, directly", "nat"),
-    "mirror": ("mirror: how much nearer a copy's position is to its source's than to other places'; 1: the same", "1"),
+    "place_u": (
+        "positional U: attention to both ends of random tokens above that to the middle; 1: "
+        "equal weights",
+        "1",
+    ),
+    "source_mass": (
+        "source: attention to the answer's source, from the rows that produce the answer",
+        "1",
+    ),
+    "retrieval": (
+        "retrieval: share of the answer said while the strongest key is that token in the source",
+        "1",
+    ),
+    "contribution": (
+        "contribution: what the head moves from the source adds to the answer's logit, directly",
+        "nat",
+    ),
+    "mirror": (
+        "mirror: how much nearer a copy's position is to its source's than to other places'; "
+        "1: the same",
+        "1",
+    ),
     "distance": ("mean attended distance", "tokens"),
     "position_distance": ("mean attended distance in positions", "positions"),
-    "departure": ("departure: attention's distance from equal weights, ln(keys seen) - entropy", "nat"),
-    "content": ("content: share of the variance of a row's logits that distance does not explain", "1"),
+    "departure": (
+        "departure: attention's distance from equal weights, ln(keys seen) - entropy",
+        "nat",
+    ),
+    "content": (
+        "content: share of the variance of a row's logits that distance does not explain",
+        "1",
+    ),
     "constant": ("share of chunks of prompts whose positions are constant", "1"),
     "mono": ("share of chunks of prompts whose positions are mono", "1"),
     "hybrid": ("share of chunks of prompts whose positions are hybrid", "1"),
@@ -104,20 +131,26 @@ class Answers:
 def repeated_tokens(
     sequences: int, half: int, vocabulary: int, special: Sequence[int], first: int | None, seed: int
 ) -> Int[np.ndarray, "sequence token"]:
-    """`sequences` times `half` random tokens and the same again, after the token `first` (None: nothing before them).
+    """`sequences` times `half` random tokens and the same again, after the token `first` (None:
+    nothing before them).
 
     Drawn from 0 .. vocabulary - 1 without `special`, all different where there are enough.
     """
     alphabet = np.setdiff1d(np.arange(vocabulary), [*special, *([] if first is None else [first])])
     generator = np.random.default_rng(seed)
-    drawn = np.stack([generator.choice(alphabet, half, replace=half > len(alphabet)) for _ in range(sequences)])
+    drawn = np.stack(
+        [generator.choice(alphabet, half, replace=half > len(alphabet)) for _ in range(sequences)]
+    )
     before = np.full((sequences, 0 if first is None else 1), first or 0)
     return np.concatenate([before, drawn, drawn], axis=1)
 
 
 def answers_of(prompt: Prompt, device: torch.device | str = "cpu") -> Answers | None:
     """The answers of `prompt`; None where it marks no generated token, or no source of them."""
-    tokens, generated = torch.tensor(prompt.tokens, device=device), [place for place in prompt.generated if place > 0]
+    tokens, generated = (
+        torch.tensor(prompt.tokens, device=device),
+        [place for place in prompt.generated if place > 0],
+    )
     if not generated:
         return None
     source = torch.zeros(len(generated), len(prompt.tokens), device=device)
@@ -134,12 +167,18 @@ def answers_of(prompt: Prompt, device: torch.device | str = "cpu") -> Answers | 
 
 
 def head_scores(
-    model: nn.Module, prompts: Sequence[Prompt], sequences: Int[np.ndarray, "sequence token"], rows: int = 512, top: int = 1
+    model: nn.Module,
+    prompts: Sequence[Prompt],
+    sequences: Int[np.ndarray, "sequence token"],
+    rows: int = 512,
+    top: int = 1,
 ) -> dict[str, Float[np.ndarray, "layer head"]]:
-    """Every score of `SCORES` that `model`, repositioned, has on `prompts` and on repeated `sequences`; NaN where a layer has none.
+    """Every score of `SCORES` that `model`, repositioned, has on `prompts` and on repeated
+    `sequences`; NaN where a layer has none.
 
-    `rows`: most rows of attention of a prompt. `top`: strongest keys that count for retrieval. Scores whose prompts lack what they need are
-    left out. Costs a forward pass per prompt, one for all sequences, and one of a few tokens.
+    `rows`: most rows of attention of a prompt. `top`: strongest keys that count for retrieval.
+    Scores whose prompts lack what they need are left out. Costs a forward pass per prompt, one for
+    all sequences, and one of a few tokens.
     """
     scores = random_scores(model, sequences) | prompt_scores(model, prompts, rows, top)
     return {name: scores[name] for name in SCORES if name in scores}
@@ -149,18 +188,28 @@ def head_scores(
 def random_scores(
     model: nn.Module, sequences: Int[np.ndarray, "sequence token"], asked: Collection[str] = SCORES
 ) -> dict[str, Float[np.ndarray, "layer head"]]:
-    """Those of `ON_RANDOM` that are `asked`, by one pass of repeated `sequences`; no pass where none is."""
+    """Those of `ON_RANDOM` that are `asked`, by one pass of repeated `sequences`; no pass where
+    none is.
+    """
     if not ON_RANDOM & set(asked):
         return {}
     decoder = as_decoder(model)
-    return _known(_on_random(model, torch.from_numpy(sequences).to(decoder.device), decoder.shape), asked)
+    return _known(
+        _on_random(model, torch.from_numpy(sequences).to(decoder.device), decoder.shape), asked
+    )
 
 
 @torch.no_grad()
 def prompt_scores(
-    model: nn.Module, prompts: Sequence[Prompt], rows: int = 512, top: int = 1, asked: Collection[str] = SCORES
+    model: nn.Module,
+    prompts: Sequence[Prompt],
+    rows: int = 512,
+    top: int = 1,
+    asked: Collection[str] = SCORES,
 ) -> dict[str, Float[np.ndarray, "layer head"]]:
-    """Those of the other scores that are `asked`, as `head_scores`, by a pass per prompt; none of a prompt that has nothing for them."""
+    """Those of the other scores that are `asked`, as `head_scores`, by a pass per prompt; none of a
+    prompt that has nothing for them.
+    """
     wanted, decoder = set(asked) - ON_RANDOM, as_decoder(model)
     shape, device = decoder.shape, decoder.device
     if wanted <= OF_ANSWERS:
@@ -168,10 +217,15 @@ def prompt_scores(
     if not wanted or not prompts:
         return {}
     of_prompts: dict[str, list[np.ndarray]] = {}
-    content = [ContentSums.empty(shape[1], max(len(prompt.tokens) for prompt in prompts), device) for _ in range(shape[0])]
+    content = [
+        ContentSums.empty(shape[1], max(len(prompt.tokens) for prompt in prompts), device)
+        for _ in range(shape[0])
+    ]
     with direct_path(model) if "contribution" in wanted else nullcontext() as path:
         for number, prompt in enumerate(prompts):
-            for name, values in _on_prompt(model, path, number, prompt, content, shape, rows, top, wanted).items():
+            for name, values in _on_prompt(
+                model, path, number, prompt, content, shape, rows, top, wanted
+            ).items():
                 of_prompts.setdefault(name, []).append(values)
     scores = {name: _mean(values) for name, values in of_prompts.items()}
     scores["content"] = torch.stack([sums.share() for sums in content]).cpu().numpy()
@@ -179,16 +233,25 @@ def prompt_scores(
 
 
 def _known(scores: Mapping[str, np.ndarray], asked: Collection[str]) -> dict[str, np.ndarray]:
-    return {name: scores[name] for name in SCORES if name in asked and name in scores and np.isfinite(scores[name]).any()}
+    return {
+        name: scores[name]
+        for name in SCORES
+        if name in asked and name in scores and np.isfinite(scores[name]).any()
+    }
 
 
-def _on_random(model: nn.Module, tokens: Int[Tensor, "sequence token"], shape: tuple[int, int]) -> dict[str, np.ndarray]:
+def _on_random(
+    model: nn.Module, tokens: Int[Tensor, "sequence token"], shape: tuple[int, int]
+) -> dict[str, np.ndarray]:
     scores = {name: np.full(shape, np.nan) for name in ON_RANDOM}
     count = tokens.shape[1]
 
     def receive(inputs: AttentionInputs) -> None:
         sums: dict[str, Tensor] = {}
-        places, enough = torch.zeros(*inputs.queries.shape[:2], 3, dtype=torch.float64, device=tokens.device), 0
+        places, enough = (
+            torch.zeros(*inputs.queries.shape[:2], 3, dtype=torch.float64, device=tokens.device),
+            0,
+        )
         for part in _parts(torch.arange(count, device=tokens.device), inputs):
             weights = inputs.pattern(part)
             _add(sums, detection_sums(weights, part, tokens))
@@ -219,18 +282,26 @@ def _on_prompt(
     """The scores [layer, head] of one prompt but `content`, to which its rows are added."""
     device = as_decoder(model).device
     tokens, answers = torch.tensor([prompt.tokens], device=device), answers_of(prompt, device)
-    scores = {name: np.full(shape, np.nan) for name in SCORES if name not in ON_RANDOM and name != "content"}
+    scores = {
+        name: np.full(shape, np.nan)
+        for name in SCORES
+        if name not in ON_RANDOM and name != "content"
+    }
     moved: dict[int, Tensor] = {}
     on_token: dict[int, Tensor] = {}
 
     def receive(inputs: AttentionInputs) -> None:
         if not _OF_ROWS.isdisjoint(asked):
-            for name, values in _of_rows(inputs, tokens, content[inputs.layer], most, asked).items():
+            for name, values in _of_rows(
+                inputs, tokens, content[inputs.layer], most, asked
+            ).items():
                 scores[name][inputs.layer] = values[0].cpu().numpy()
         if not _OF_POSITIONS.isdisjoint(asked):
             for name, values in _of_positions(inputs, prompt).items():
                 scores[name][inputs.layer] = values
-        values = None if path is None else expand_heads(path.values.pop(inputs.layer), inputs.heads)[0]
+        values = (
+            None if path is None else expand_heads(path.values.pop(inputs.layer), inputs.heads)[0]
+        )
         if answers is not None and not OF_ANSWERS.isdisjoint(asked):
             weights = inputs.pattern(answers.rows)[0]  # [head, answer, key]
             on_source = weights * answers.source
@@ -263,17 +334,30 @@ def _finish(
             scores["retrieval"][layer] = ((found * said).sum(-1) / copied.sum()).cpu().numpy()
     for layer, values in moved.items():
         if path is not None and layer in path.layers:
-            scores["contribution"][layer] = path.contributions(layer, values, answers.rows, answers.tokens).mean(0).cpu().numpy()
+            scores["contribution"][layer] = (
+                path.contributions(layer, values, answers.rows, answers.tokens)
+                .mean(0)
+                .cpu()
+                .numpy()
+            )
 
 
 def _of_rows(
-    inputs: AttentionInputs, tokens: Int[Tensor, "1 token"], content: ContentSums, most: int, asked: Collection[str]
+    inputs: AttentionInputs,
+    tokens: Int[Tensor, "1 token"],
+    content: ContentSums,
+    most: int,
+    asked: Collection[str],
 ) -> dict[str, Float[Tensor, "1 head"]]:
     """Means over the rows of one prompt, of those `asked`; its logits are added to `content`."""
     count = tokens.shape[1]
     rows = torch.arange(count, device=tokens.device)
     if count > most:
-        rows = torch.linspace(0, count - 1, most, dtype=torch.float64, device=tokens.device).round().long()
+        rows = (
+            torch.linspace(0, count - 1, most, dtype=torch.float64, device=tokens.device)
+            .round()
+            .long()
+        )
     learned = inputs.head_positions if inputs.scheme in LEARNED else None
     sums: dict[str, Tensor] = {}
     for part in _parts(rows, inputs):
@@ -297,8 +381,8 @@ def _of_rows(
 
 
 def _of_positions(inputs: AttentionInputs, prompt: Prompt) -> dict[str, np.ndarray]:
-    """Patterns and range of the positions of one prompt; where they are learned, who shares them, and whether copies have their
-    sources'.
+    """Patterns and range of the positions of one prompt; where they are learned, who shares them,
+    and whether copies have their sources'.
     """
     positions = inputs.head_positions
     if positions is None:
@@ -308,19 +392,29 @@ def _of_positions(inputs: AttentionInputs, prompt: Prompt) -> dict[str, np.ndarr
     # NaN where a prompt has no chunk
     shares = [((labels == code).sum(-1) / found).cpu().numpy() for code in range(len(PATTERNS))]
     scores = dict[str, np.ndarray](zip(PATTERNS, shares, strict=True))
-    scores["position_range"] = position_range(positions.double(), inputs.valid[:, None])[0].cpu().numpy()
+    scores["position_range"] = (
+        position_range(positions.double(), inputs.valid[:, None])[0].cpu().numpy()
+    )
     if inputs.scheme not in LEARNED:
         return scores
     assert inputs.positions is not None
     scores["heads_per_map"] = np.full(inputs.heads, inputs.heads / inputs.positions.shape[1])
     if prompt.sources is not None:
         by_head = positions[0].double().cpu().numpy()
-        scores["mirror"] = np.array([mirror_score(mirror(z, prompt.tokens, prompt.sources, prompt.generated)) for z in by_head])
+        scores["mirror"] = np.array(
+            [
+                mirror_score(mirror(z, prompt.tokens, prompt.sources, prompt.generated))
+                for z in by_head
+            ]
+        )
     return scores
 
 
 def _pass(model: nn.Module, tokens: Int[Tensor, "prompt token"], receive, first: int = 0) -> Tensor:
-    """A forward pass that hands every layer to `receive`; its last hidden states. `first`: the number of the first prompt."""
+    """A forward pass that hands every layer to `receive`; its last hidden states.
+
+    `first`: the number of the first prompt.
+    """
     valid = torch.ones_like(tokens, dtype=torch.bool)
     with observing(model, valid, torch.arange(first, first + len(tokens)), receive):
         return decode(model, tokens, valid)

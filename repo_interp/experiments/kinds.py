@@ -1,20 +1,23 @@
-"""What each kind of heads is for: the positions of all its heads are frozen together, and every token is predicted again.
+"""What each kind of heads is for: the positions of all its heads are frozen together, and every
+token is predicted again.
 
     change       -log p(token | the kind's heads frozen, each at its mean position) + log p(token)      nats
     controls     the same of as many other heads with learned positions, drawn at random, no set twice; mean over draws
     difference   change - controls, token by token
 
-Kinds are those of `measures.position_sources` on the same prompts. Heads that share their positions are frozen together,
-in controls too. `EVERY` are all heads that learn positions; they, and a kind of more than half of them, have no controls.
+Kinds are those of `measures.position_sources` on the same prompts. Heads that share their positions
+are frozen together, in controls too. `EVERY` are all heads that learn positions; they, and a kind
+of more than half of them, have no controls.
 
-Intervals are Student's, at 95 %, of a ratio: with x_b the sum of changes over the n_b tokens of block b of B,
+Intervals are Student's, at 95 %, of a ratio: with x_b the sum of changes over the n_b tokens of
+block b of B,
 
     m = sum x_b / sum n_b        s^2 = B / (B - 1)  sum (x_b - m n_b)^2 / (sum n_b)^2
 
-A block is a prompt where there are `PROMPTS` or more, else a stretch of `BLOCK` tokens or more of one. They are about other
-text; how much other controls would differ, the draws show. A token is of the first class that fits: generated, a number
-(its text has a digit), the first of a line, a copy (it and the token before it stood side by side earlier in
-the prompt), another.
+A block is a prompt where there are `PROMPTS` or more, else a stretch of `BLOCK` tokens or more of
+one. They are about other text; how much other controls would differ, the draws show. A token is of
+the first class that fits: generated, a number (its text has a digit), the first of a line, a copy
+(it and the token before it stood side by side earlier in the prompt), another.
 """
 
 from __future__ import annotations
@@ -66,10 +69,13 @@ Heads = list[tuple[int, int]]
 
 
 def rows_by_kind(model: PreTrainedModel, prompts: Sequence[Prompt]) -> list[tuple[str, Heads]]:
-    """Heads that learn positions and share them, with their kind on `prompts`; a forward pass per prompt."""
+    """Heads that learn positions and share them, with their kind on `prompts`; a forward pass per
+    prompt.
+    """
     measure, parts, shared = PositionSources(), list[Statistics](), dict[int, int]()
     named = [
-        {**prompt.spans} | prompt_structure(measure.kinds, len(prompt.tokens), prompt.spans, prompt.token_text)
+        {**prompt.spans}
+        | prompt_structure(measure.kinds, len(prompt.tokens), prompt.spans, prompt.token_text)
         for prompt in prompts
     ]
     device = as_decoder(model).device
@@ -81,12 +87,20 @@ def rows_by_kind(model: PreTrainedModel, prompts: Sequence[Prompt]) -> list[tupl
 
     for number, prompt in enumerate(prompts):
         tokens, index = torch.tensor([prompt.tokens], device=device), np.arange(len(prompt.tokens))
-        spans = {name: torch.tensor(np.isin(index, named[number].get(name, ()))[None]) for name in set().union(*named)}
+        spans = {
+            name: torch.tensor(np.isin(index, named[number].get(name, ()))[None])
+            for name in set().union(*named)
+        }
         valid, receiver = torch.ones_like(tokens, dtype=torch.bool), partial(receive, spans)
-        capture(model, tokens, valid, torch.tensor([number]), receiver, as_decoder(model).learned_layers)
+        capture(
+            model, tokens, valid, torch.tensor([number]), receiver, as_decoder(model).learned_layers
+        )
     kind = measure.conclude(merge(parts))["kind"]
     return [
-        (str(kind.sel(layer=layer, head=first).values), [(layer, first + each) for each in range(size)])
+        (
+            str(kind.sel(layer=layer, head=first).values),
+            [(layer, first + each) for each in range(size)],
+        )
         for layer, size in shared.items()
         for first in range(0, kind.sizes["head"], size)
     ]
@@ -96,7 +110,10 @@ def token_classes(prompt: Prompt) -> list[str]:
     """The class of every token."""
     pairs = [(-1, -1), *pairwise(prompt.tokens)]
     structure = prompt_structure(("lines",), len(pairs), prompt.spans, prompt.token_text)
-    texts, lines = prompt.token_text or [""] * len(pairs), structure.get(f"{INSIDE}lines{STARTS}", ())
+    texts, lines = (
+        prompt.token_text or [""] * len(pairs),
+        structure.get(f"{INSIDE}lines{STARTS}", ()),
+    )
     return [
         CLASSES[
             [
@@ -115,34 +132,47 @@ def blocks_of(lengths: Sequence[int]) -> list[Int[np.ndarray, " token"]]:
     """The block of every token but the first of every prompt, numbered over prompts."""
     counts = [1 if len(lengths) >= PROMPTS else max(1, length // BLOCK) for length in lengths]
     return [
-        sum(counts[:number]) + np.arange(length - 1) * counts[number] // (length - 1) for number, length in enumerate(lengths)
+        sum(counts[:number]) + np.arange(length - 1) * counts[number] // (length - 1)
+        for number, length in enumerate(lengths)
     ]
 
 
 def intervals(changes: xr.DataArray) -> xr.DataArray:
-    """Means of `changes` [..., draw, sample], the kind's and those of controls, and both ends of their 95 % intervals over the
-    coordinate `block`; NaN where all blocks are equal.
+    """Means of `changes` [..., draw, sample], the kind's and those of controls, and both ends of
+    their 95 % intervals over the coordinate `block`; NaN where all blocks are equal.
     """
     own, others = changes.isel(draw=0), changes.isel(draw=slice(1, None)).mean("draw")
     groups = xr.concat([own, others, own - others], "of").groupby("block")
     sums, counts = groups.sum(), groups.count()
     mean, blocks = sums.sum("block") / counts.sum("block"), (counts > 0).sum("block")
-    error = (((sums - mean * counts) ** 2).sum("block") * blocks / (blocks - 1)) ** 0.5 / counts.sum("block")
+    error = (
+        ((sums - mean * counts) ** 2).sum("block") * blocks / (blocks - 1)
+    ) ** 0.5 / counts.sum("block")
     reach = error.where(error > 0) * student.ppf(0.975, blocks - 1)
-    return xr.concat([mean, mean - reach, mean + reach], "bound").transpose("kind", ..., "of", "bound")
+    return xr.concat([mean, mean - reach, mean + reach], "bound").transpose(
+        "kind", ..., "of", "bound"
+    )
 
 
 @torch.no_grad()
 def _read(
-    model: PreTrainedModel, scoring: Scoring, prompt: Prompt, recording: Callable[[], Recording], heads: Heads | None
+    model: PreTrainedModel,
+    scoring: Scoring,
+    prompt: Prompt,
+    recording: Callable[[], Recording],
+    heads: Heads | None,
 ) -> dict[str, Any]:
-    """The score of one prompt and the losses of its tokens with the positions of `heads` frozen; None: undisturbed, of none: NaN."""
+    """The score of one prompt and the losses of its tokens with the positions of `heads` frozen;
+    None: undisturbed, of none: NaN.
+    """
     clean, losses, likeliest = recording(), list[float](), list[int]()
     if heads == []:
         return {"reading": [np.nan] * len(prompt.tokens)}
     with nullcontext() if heads is None else frozen(model, heads):
         hidden = clean.last_hidden if heads is None else resumed(model, clean, min(heads)[0])
-    for states, following in zip(hidden[0, :-1].split(AT_ONCE), clean.tokens[0, 1:].split(AT_ONCE), strict=True):
+    for states, following in zip(
+        hidden[0, :-1].split(AT_ONCE), clean.tokens[0, 1:].split(AT_ONCE), strict=True
+    ):
         logits = next_token_logits(model, states)
         losses += torch.nn.functional.cross_entropy(logits, following, reduction="none").tolist()
         likeliest += logits.argmax(-1).tolist()
@@ -160,26 +190,45 @@ class Kinds(Experiment):
     """Seed of the controls."""
     name: ClassVar[str] = "kinds"
 
-    def plan(self, model: PreTrainedModel, scoring: Scoring, prompts: Sequence[Prompt], training_length: int) -> Plan:
-        """Passes for all kinds that there can be. Raises InputError where no layer learns positions, or nothing is predicted."""
+    def plan(
+        self,
+        model: PreTrainedModel,
+        scoring: Scoring,
+        prompts: Sequence[Prompt],
+        training_length: int,
+    ) -> Plan:
+        """Passes for all kinds that there can be.
+
+        Raises InputError where no layer learns positions, or nothing is predicted.
+        """
         decoder = as_decoder(model)
         learned = decoder.learned_layers
         if not learned:
             schemes = ", ".join(dict.fromkeys(decoder.schemes))
             raise InputError(
-                f"kinds are told by learned positions, and no layer of this model ({schemes}) learns any; leave them out"
+                "kinds are told by learned positions, and no layer of this model "
+                f"({schemes}) learns any; leave them out"
             )
         for each in (scoring, Windows()):
             require_targets(self.name, each, prompts)
-        changed = (1 + len(KINDS_OF_HEADS) * (1 + self.draws)) * (1 - learned[0] / decoder.layer_count)
+        changed = (1 + len(KINDS_OF_HEADS) * (1 + self.draws)) * (
+            1 - learned[0] / decoder.layer_count
+        )
 
         def run(batch_size: int, store: Store, progress: Progress | None) -> dict[str, xr.Dataset]:
             return {self.name: self._measured(model, scoring, prompts, store, progress)}
 
-        return Plan(self, tuple(len(prompt.tokens) for prompt in prompts) * (2 + ceil(changed)), run)
+        return Plan(
+            self, tuple(len(prompt.tokens) for prompt in prompts) * (2 + ceil(changed)), run
+        )
 
     def _measured(
-        self, model: PreTrainedModel, scoring: Scoring, prompts: Sequence[Prompt], store: Store, progress: Progress | None
+        self,
+        model: PreTrainedModel,
+        scoring: Scoring,
+        prompts: Sequence[Prompt],
+        store: Store,
+        progress: Progress | None,
     ) -> xr.Dataset:
         rows, sets = rows_by_kind(model, prompts), dict[str, list[list[Heads]]]()
         for kind in (EVERY, *KINDS_OF_HEADS):
@@ -189,29 +238,49 @@ class Kinds(Experiment):
             sets |= {kind: [own, *drawn, *[[]] * (self.draws - len(drawn))]} if own else {}
         heads = [sum(some, start=Heads()) for of_kind in sets.values() for some in of_kind]
         device = as_decoder(model).device
-        recording = lru_cache(1)(lambda tokens: recorded(model, torch.tensor([tokens], device=device)))
+        recording = lru_cache(1)(
+            lambda tokens: recorded(model, torch.tensor([tokens], device=device))
+        )
         points = {
-            f"prompt-{number}-{place}": partial(_read, model, scoring, prompt, partial(recording, prompt.tokens), some)
+            f"prompt-{number}-{place}": partial(
+                _read, model, scoring, prompt, partial(recording, prompt.tokens), some
+            )
             for number, prompt in enumerate(prompts)
             for place, some in enumerate([None, *heads])
         }
         found = [point["reading"] for point in store.get_or_compute(points, progress).values()]
-        read = [np.array(found[first : first + 1 + len(heads)]) for first in range(0, len(found), 1 + len(heads))]
+        read = [
+            np.array(found[first : first + 1 + len(heads)])
+            for first in range(0, len(found), 1 + len(heads))
+        ]
 
         def changes(readings: list[np.ndarray], block: Any) -> xr.DataArray:
-            values = np.concatenate([each[1:] - each[0] for each in readings], axis=1).reshape(len(sets), 1 + self.draws, -1)
-            return xr.DataArray(values, {"kind": [*sets], "block": ("sample", block)}, ("kind", "draw", "sample"))
+            values = np.concatenate([each[1:] - each[0] for each in readings], axis=1).reshape(
+                len(sets), 1 + self.draws, -1
+            )
+            return xr.DataArray(
+                values, {"kind": [*sets], "block": ("sample", block)}, ("kind", "draw", "sample")
+            )
 
-        losses = changes([each[:, 1:] for each in read], np.concatenate(blocks_of([len(prompt.tokens) for prompt in prompts])))
+        losses = changes(
+            [each[:, 1:] for each in read],
+            np.concatenate(blocks_of([len(prompt.tokens) for prompt in prompts])),
+        )
         scores = changes([each[:, :1] for each in read], np.arange(len(prompts)))
         named = np.concatenate([token_classes(prompt)[1:] for prompt in prompts])
-        in_class = xr.DataArray([named != "", *(named == name for name in CLASSES)], dims=("token_class", "sample"))
-        ends = "of the kind, of controls, and the difference; mean and ends of the 95 % interval over"
+        in_class = xr.DataArray(
+            [named != "", *(named == name for name in CLASSES)], dims=("token_class", "sample")
+        )
+        ends = (
+            "of the kind, of controls, and the difference; mean and ends of the 95 % interval over"
+        )
         block = "prompt" if len(prompts) >= PROMPTS else f"stretch of {BLOCK} tokens"
         group = xr.Dataset(
             {
                 "heads": described(
-                    xr.DataArray([len(some) for some in heads[:: 1 + self.draws]], dims="kind"), "heads of the kind", "heads"
+                    xr.DataArray([len(some) for some in heads[:: 1 + self.draws]], dims="kind"),
+                    "heads of the kind",
+                    "heads",
                 ),
                 "tokens": described(in_class.sum("sample"), "tokens of the class", "tokens"),
                 "block_change": described(
@@ -219,9 +288,21 @@ class Kinds(Experiment):
                     "change of the mean -log p of a block; draw 0: of the kind, then of controls",
                     "nat",
                 ),
-                "loss_change": described(intervals(losses.where(in_class)), f"change of -log p of a token, {ends} blocks", "nat"),
-                "score_change": described(intervals(scores), f"change of the {scoring.metric}, {ends} prompts", scoring.units),
+                "loss_change": described(
+                    intervals(losses.where(in_class)),
+                    f"change of -log p of a token, {ends} blocks",
+                    "nat",
+                ),
+                "score_change": described(
+                    intervals(scores),
+                    f"change of the {scoring.metric}, {ends} prompts",
+                    scoring.units,
+                ),
             },
-            {"token_class": ["all", *CLASSES], "of": ["change", "controls", "difference"], "bound": ["mean", "low", "high"]},
+            {
+                "token_class": ["all", *CLASSES],
+                "of": ["change", "controls", "difference"],
+                "bound": ["mean", "low", "high"],
+            },
         )
         return group.assign_attrs(scoring.attributes | {"block": block})

@@ -1,24 +1,29 @@
-"""How far a model tolerates disturbed positions (Position Generalization sec. 4.1, fig. 5, table 1).
+"""How far a model tolerates disturbed positions (Position Generalization sec. 4.1, fig. 5, table
+1).
 
     text_order           tokens of the prompt change places
     feature_order        keys change places in each chosen layer; values and positions stay
     position_offset      keys stand elsewhere in each chosen layer, by up to l_max positions
     feature_placement    keys change places with each other's positions; which token sees which stays (ours)
 
-each for a share gamma of the tokens, within l_max, drawn afresh for every prompt and layer, the same for all heads. The first token
-(<bos>) and generated ones - the answer - are never moved. Which of the others are, and how far:
+each for a share gamma of the tokens, within l_max, drawn afresh for every prompt and layer, the
+same for all heads. The first token (<bos>) and generated ones - the answer - are never moved. Which
+of the others are, and how far:
 
     transposed    disjoint pairs (j, j') with 1 <= |j - j'| <= l_max change places, until round(gamma n / 2) pairs have
     offset        round(gamma n) tokens are moved by a whole number from -l_max .. l_max without 0
 
-The order in which tokens are drawn does not depend on gamma, so the tokens of a smaller share are among those of a larger one.
-Where no free partner is within reach a token is passed over: near gamma = 1 a few tokens stay.
+The order in which tokens are drawn does not depend on gamma, so the tokens of a smaller share are
+among those of a larger one. Where no free partner is within reach a token is passed over: near
+gamma = 1 a few tokens stay.
 
-Choices where the paper is silent. Text is judged as it then stands: its log perplexity contains that it has become stranger text.
-`log_perplexity_rise` leaves that out: over the targets that no move touched (for text: neither target nor the token before it), the
-difference to the same targets undisturbed. A key from a later token tells a little about it, through the weights alone
-(feature_order, literally the paper's); feature_placement tells nothing. With learned positions an offset in positions is not one in
-tokens: `offset_unit="range"` scales it by the reach of a head's positions over the prompt's tokens less one; the same for an index.
+Choices where the paper is silent. Text is judged as it then stands: its log perplexity contains
+that it has become stranger text. `log_perplexity_rise` leaves that out: over the targets that no
+move touched (for text: neither target nor the token before it), the difference to the same targets
+undisturbed. A key from a later token tells a little about it, through the weights alone
+(feature_order, literally the paper's); feature_placement tells nothing. With learned positions an
+offset in positions is not one in tokens: `offset_unit="range"` scales it by the reach of a head's
+positions over the prompt's tokens less one; the same for an index.
 """
 
 from __future__ import annotations
@@ -41,7 +46,13 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from repo_interp.errors import InputError, numbered
-from repo_interp.experiments.experiment import Experiment, Plan, Progress, require_targets, side_by_side
+from repo_interp.experiments.experiment import (
+    Experiment,
+    Plan,
+    Progress,
+    require_targets,
+    side_by_side,
+)
 from repo_interp.experiments.responses import forced_responses
 from repo_interp.interventions import Shift, exchanged_keys, moved_keys
 from repo_interp.interventions.keys import has_keys_to_move
@@ -79,7 +90,10 @@ _DESCRIBED = {
     "log_perplexity": ("mean of -log p over all targets", "nat"),
     "task_score": ("{}, mean over prompts", ""),
     "task_score_error": ("standard error of {} over prompts", ""),
-    "log_perplexity_rise": ("rise of -log p against no perturbation, over the targets that no move touched", "nat"),
+    "log_perplexity_rise": (
+        "rise of -log p against no perturbation, over the targets that no move touched",
+        "nat",
+    ),
     "moved_share": ("share of all tokens that were moved, mean over layers and prompts", "1"),
 }
 
@@ -87,9 +101,11 @@ _DESCRIBED = {
 def disturbed(
     model: nn.Module, prompts: Sequence[Prompt], numbers: Sequence[int], point: Disturbance
 ) -> tuple[list[Prompt], AbstractContextManager[None], np.ndarray]:
-    """`prompts` as they are to be run, the context to run them in - padded on the right - and which tokens move [prompt, layer, token].
+    """`prompts` as they are to be run, the context to run them in - padded on the right - and which
+    tokens move [prompt, layer, token].
 
-    `numbers` are the prompts' numbers in the whole experiment: with the seed, the layer and l_max they fix what is drawn.
+    `numbers` are the prompts' numbers in the whole experiment: with the seed, the layer and l_max
+    they fix what is drawn.
     """
     longest = max(len(prompt.tokens) for prompt in prompts)
     layers = (0,) if point.kind == "text_order" else point.layers
@@ -97,10 +113,16 @@ def disturbed(
     offsets = np.zeros_like(orders)
     for row, (number, prompt) in enumerate(zip(numbers, prompts, strict=True)):
         fixed = {0, *prompt.generated}
-        movable = np.array([token for token in range(len(prompt.tokens)) if token not in fixed], dtype=np.int64)
+        movable = np.array(
+            [token for token in range(len(prompt.tokens)) if token not in fixed], dtype=np.int64
+        )
         for place, layer in enumerate(layers):
-            generator = np.random.default_rng([point.seed, zlib.crc32(point.kind.encode()), number, layer, point.l_max])
-            draw, into = (offset, offsets) if point.kind == "position_offset" else (transposed, orders)
+            generator = np.random.default_rng(
+                [point.seed, zlib.crc32(point.kind.encode()), number, layer, point.l_max]
+            )
+            draw, into = (
+                (offset, offsets) if point.kind == "position_offset" else (transposed, orders)
+            )
             count = len(prompt.tokens)
             into[place, row, :count] = draw(generator, movable, count, point.gamma, point.l_max)
     moved = ((orders != np.arange(longest)) | (offsets != 0)).swapaxes(0, 1)
@@ -116,7 +138,10 @@ def disturbed(
         return changed, nullcontext(), moved
     device = as_decoder(model).device
     if point.kind == "feature_order":
-        by_layer = {layer: torch.from_numpy(order).to(device) for layer, order in zip(layers, orders, strict=True)}
+        by_layer = {
+            layer: torch.from_numpy(order).to(device)
+            for layer, order in zip(layers, orders, strict=True)
+        }
         return list(prompts), exchanged_keys(model, by_layer), moved
     counts = torch.tensor([len(prompt.tokens) for prompt in prompts], device=device)
     shifts: dict[int, Shift] = {}
@@ -143,7 +168,9 @@ def _moved(offsets: Tensor, counts: Tensor, unit: str) -> Shift:
             return moves
         positions = positions.expand(offsets.shape[0], -1, -1)
         padding = torch.arange(offsets.shape[1], device=positions.device) >= counts[:, None, None]
-        reach = positions.masked_fill(padding, -torch.inf).amax(-1) - positions.masked_fill(padding, torch.inf).amin(-1)
+        reach = positions.masked_fill(padding, -torch.inf).amax(-1) - positions.masked_fill(
+            padding, torch.inf
+        ).amin(-1)
         return moves * (reach / (counts[:, None] - 1).clamp(min=1))[..., None]
 
     return shift
@@ -166,9 +193,13 @@ class Answers:
         scores = np.asarray(scoring.score(self.answered, self.asked), dtype=np.float64)
         rise = np.concatenate(self.rises)
         return {
-            "log_perplexity": -float(np.mean(np.concatenate([answer.log_probabilities for answer in self.answered]))),
+            "log_perplexity": -float(
+                np.mean(np.concatenate([answer.log_probabilities for answer in self.answered]))
+            ),
             "task_score": float(scores.mean()),
-            "task_score_error": float(scores.std(ddof=1) / np.sqrt(len(scores))) if len(scores) > 1 else float("nan"),
+            "task_score_error": float(scores.std(ddof=1) / np.sqrt(len(scores)))
+            if len(scores) > 1
+            else float("nan"),
             "log_perplexity_rise": float(rise.mean()) if len(rise) else float("nan"),
             "moved_share": float(np.mean(self.shares)),
         }
@@ -182,12 +213,24 @@ def answers_at(
     point: Disturbance,
     batch_size: int,
 ) -> Answers:
-    """The answers to `prompts` at one point, beside the undisturbed ones, `plain`. Prompts of similar length are run side by side."""
+    """The answers to `prompts` at one point, beside the undisturbed ones, `plain`.
+
+    Prompts of similar length are run side by side.
+    """
     lengths = [len(prompt.tokens) for prompt in prompts]
-    cut, found = batches(sorted(range(len(prompts)), key=lengths.__getitem__), lengths, batch_limits(model, batch_size)), []
+    cut, found = (
+        batches(
+            sorted(range(len(prompts)), key=lengths.__getitem__),
+            lengths,
+            batch_limits(model, batch_size),
+        ),
+        [],
+    )
     for numbers in cut:
         found.append([])
-        some, context, moved = disturbed(model, [prompts[number] for number in numbers], numbers, point)
+        some, context, moved = disturbed(
+            model, [prompts[number] for number in numbers], numbers, point
+        )
         with context, numbered(numbers):
             answers = forced_responses(model, scoring, some, len(some))
         for number, prompt, answer, moves in zip(numbers, some, answers, moved, strict=True):
@@ -202,9 +245,16 @@ def answers_at(
 
 
 def transposed(
-    generator: np.random.Generator, movable: Int[np.ndarray, " token"], count: int, gamma: float, l_max: int
+    generator: np.random.Generator,
+    movable: Int[np.ndarray, " token"],
+    count: int,
+    gamma: float,
+    l_max: int,
 ) -> Int[np.ndarray, " token"]:
-    """An order of `count` tokens: token j becomes token order[j]. Only tokens of `movable` change places, in pairs."""
+    """An order of `count` tokens: token j becomes token order[j].
+
+    Only tokens of `movable` change places, in pairs.
+    """
     order = np.arange(count)
     free = np.zeros(count, dtype=bool)
     free[movable] = True
@@ -228,9 +278,15 @@ def transposed(
 
 
 def offset(
-    generator: np.random.Generator, movable: Int[np.ndarray, " token"], count: int, gamma: float, l_max: int
+    generator: np.random.Generator,
+    movable: Int[np.ndarray, " token"],
+    count: int,
+    gamma: float,
+    l_max: int,
 ) -> Int[np.ndarray, " token"]:
-    """How far each of `count` tokens is moved, in tokens: 0 for most; only tokens of `movable` are moved."""
+    """How far each of `count` tokens is moved, in tokens: 0 for most; only tokens of `movable` are
+    moved.
+    """
     chosen = generator.permutation(movable)[: round(gamma * len(movable))]
     sizes = generator.integers(1, l_max + 1, len(movable))
     signs = generator.choice((-1, 1), len(movable))
@@ -244,7 +300,9 @@ class Perturbation(Experiment):
     """The experiment `perturbation` (Position Generalization sec. 4.1)."""
 
     kinds: Annotated[tuple[Kind, ...], MinLen(1)] = PAPER_KINDS
-    """What is disturbed; also `feature_placement`: keys change places with each other's positions (ours)."""
+    """What is disturbed; also `feature_placement`: keys change places with each other's positions
+    (ours).
+    """
     gammas: Annotated[tuple[Share, ...], MinLen(1)] = GAMMAS
     """Shares of tokens that are moved; none is always among them."""
     l_maxes: Annotated[tuple[Tokens, ...], MinLen(1)] = L_MAX
@@ -257,8 +315,18 @@ class Perturbation(Experiment):
     """Seed of the moves."""
     name: ClassVar[str] = "perturbation"
 
-    def plan(self, model: PreTrainedModel, scoring: Scoring, prompts: Sequence[Prompt], training_length: int) -> Plan:
-        """The grid over `prompts`. Raises InputError for layers that have nothing to disturb, and prompts without anything to predict."""
+    def plan(
+        self,
+        model: PreTrainedModel,
+        scoring: Scoring,
+        prompts: Sequence[Prompt],
+        training_length: int,
+    ) -> Plan:
+        """The grid over `prompts`.
+
+        Raises InputError for layers that have nothing to disturb, and prompts without anything to
+        predict.
+        """
         self._layers(model)
         require_targets(self.name, scoring, prompts)
         points = len(self.kinds) * len(set(self.gammas) - {0.0}) * len(self.l_maxes)
@@ -280,15 +348,23 @@ class Perturbation(Experiment):
         store: Store = NOT_KEPT,
         undisturbed: Sequence[Response] | None = None,
     ) -> xr.Dataset:
-        """The group `perturbation` of a run: `prompts`, teacher-forced, for every kind, share and reach. Variables over
-        [kind, gamma, l_max]: `log_perplexity` (nats per target), `task_score` (by `scoring`, in its own unit) with `task_score_error`
-        (over prompts), `log_perplexity_rise`, `moved_share`; gamma = 0 is always among them.
+        """The group `perturbation` of a run: `prompts`, teacher-forced, for every kind, share and
+        reach.
 
-        Costs a forward pass per prompt and point, and one for gamma = 0, unless `undisturbed` responses are given. `store` keeps finished
-        points for when it is called again. Raises InputError for layers that have nothing to disturb.
+        Variables over [kind, gamma, l_max]: `log_perplexity` (nats per target), `task_score` (by
+        `scoring`, in its own unit) with `task_score_error` (over prompts), `log_perplexity_rise`,
+        `moved_share`; gamma = 0 is always among them.
+
+        Costs a forward pass per prompt and point, and one for gamma = 0, unless `undisturbed`
+        responses are given. `store` keeps finished points for when it is called again. Raises
+        InputError for layers that have nothing to disturb.
         """
         layers, shares = self._layers(model), sorted({0.0, *self.gammas})
-        plain = forced_responses(model, scoring, prompts, batch_size) if undisturbed is None else undisturbed
+        plain = (
+            forced_responses(model, scoring, prompts, batch_size)
+            if undisturbed is None
+            else undisturbed
+        )
         of_plain = Answers(list(prompts), list(plain), [np.zeros(1)], [0.0]).summary(scoring)
 
         def numbers_at(point: Disturbance) -> dict[str, float]:
@@ -304,22 +380,46 @@ class Perturbation(Experiment):
         computed = store.get_or_compute(points, progress)
         found = [computed.get(name, of_plain) for name in names]
         axes, shape = ("kind", "gamma", "l_max"), (len(self.kinds), len(shares), len(self.l_maxes))
-        values = {name: (axes, np.array([numbers[name] for numbers in found], float).reshape(shape)) for name in _DESCRIBED}
-        texts = {name: (text.format(scoring.metric), units or scoring.units) for name, (text, units) in _DESCRIBED.items()}
-        group = described_group(values, texts, {"kind": list(self.kinds), "gamma": shares, "l_max": list(self.l_maxes)})
+        values = {
+            name: (axes, np.array([numbers[name] for numbers in found], float).reshape(shape))
+            for name in _DESCRIBED
+        }
+        texts = {
+            name: (text.format(scoring.metric), units or scoring.units)
+            for name, (text, units) in _DESCRIBED.items()
+        }
+        group = described_group(
+            values, texts, {"kind": list(self.kinds), "gamma": shares, "l_max": list(self.l_maxes)}
+        )
         group["l_max"].attrs = {"long_name": "largest distance of a move", "units": "tokens"}
         group["gamma"].attrs = {"long_name": "share of tokens moved", "units": "1"}
-        own = {"layers": list(layers), "offset_unit": self.offset_unit, "seed": self.seed, "prompts": len(prompts)}
+        own = {
+            "layers": list(layers),
+            "offset_unit": self.offset_unit,
+            "seed": self.seed,
+            "prompts": len(prompts),
+        }
         return group.assign_attrs(scoring.attributes | own)
 
     def _layers(self, model: nn.Module) -> tuple[int, ...]:
-        """The layers that are disturbed. Raises InputError for some that the model lacks, or where no key has a position to move."""
+        """The layers that are disturbed.
+
+        Raises InputError for some that the model lacks, or where no key has a position to move.
+        """
         layers = attentions_of(model, self.layers)
         moving = [kind for kind in self.kinds if kind in ("position_offset", "feature_placement")]
         if moving and layers and not any(map(has_keys_to_move, layers)):
-            learned = " (a learned table acts in layer 0)" if any(attention.scheme == "learned" for attention in layers) else ""
-            named = f"layer{'s' if len(layers) > 1 else ''} {', '.join(str(attention.layer_idx) for attention in layers)}"
+            learned = (
+                " (a learned table acts in layer 0)"
+                if any(attention.scheme == "learned" for attention in layers)
+                else ""
+            )
+            named = (
+                f"layer{'s' if len(layers) > 1 else ''} "
+                f"{', '.join(str(attention.layer_idx) for attention in layers)}"
+            )
             raise InputError(
-                f"{moving[0]} moves the positions of keys, and there are none in {named}{learned}; name other layers, or leave the kind out"
+                f"{moving[0]} moves the positions of keys, and there are none in "
+                f"{named}{learned}; name other layers, or leave the kind out"
             )
         return tuple(sorted(set(self.layers) or as_decoder(model).by_layer))

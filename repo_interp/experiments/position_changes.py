@@ -10,8 +10,8 @@
     shifted        the tokens of `span` alone, by `shift` times the head's range over the prompt
     transplanted   those of the next prompt with as many tokens or more
 
-They are those of `models.interventions`, on the prompt's own tokens: padding is left alone, and no mean or range sees it.
-Knows nothing about what their effects are.
+They are those of `models.interventions`, on the prompt's own tokens: padding is left alone, and no
+mean or range sees it. Knows nothing about what their effects are.
 """
 
 from __future__ import annotations
@@ -25,13 +25,30 @@ import torch
 from torch import Tensor, nn
 
 from repo_interp.errors import InputError
-from repo_interp.interventions.positions import from_recorded, positions_of, reordered, to_index, to_mean, to_multiples
+from repo_interp.interventions.positions import (
+    from_recorded,
+    positions_of,
+    reordered,
+    to_index,
+    to_mean,
+    to_multiples,
+)
 from repo_interp.interventions.replacing import Change, Here
 from repo_interp.models.decoder import as_decoder
 from repo_interp.positions.assigners import TokenIndex
 from repo_interp.tasks import Prompt
 
-PositionChange = Literal["linearised", "frozen", "permuted", "swapped", "scaled", "rounded", "clipped", "shifted", "transplanted"]
+PositionChange = Literal[
+    "linearised",
+    "frozen",
+    "permuted",
+    "swapped",
+    "scaled",
+    "rounded",
+    "clipped",
+    "shifted",
+    "transplanted",
+]
 KINDS: tuple[PositionChange, ...] = get_args(PositionChange)
 
 
@@ -62,28 +79,46 @@ def default_kinds(model: nn.Module) -> tuple[str, ...]:
 
 
 def require_kinds(kinds: Sequence[str], prompts: Sequence[Prompt], span: str) -> None:
-    """Raise InputError for prompts that lack what a kind needs; `span` is that whose tokens are shifted."""
+    """Raise InputError for prompts that lack what a kind needs; `span` is that whose tokens are
+    shifted.
+    """
     for number, prompt in enumerate(prompts):
         if "shifted" in kinds and _span(prompt, span) is None:
             named = repr(span) if span else "at all"
-            raise InputError(f"prompt {number} has no span {named}, whose tokens are shifted; mark it, or leave the kind out")
+            raise InputError(
+                f"prompt {number} has no span {named}, whose tokens are shifted; mark it, or "
+                "leave the kind out"
+            )
         if "transplanted" in kinds:
             partner(prompts, number)
 
 
 def partner(prompts: Sequence[Prompt], number: int) -> int:
-    """The prompt whose positions prompt `number` is given: the next other one, in order and around, with as many tokens or more."""
+    """The prompt whose positions prompt `number` is given: the next other one, in order and around,
+    with as many tokens or more.
+    """
     own, others = prompts[number].tokens, [*range(number + 1, len(prompts)), *range(number)]
-    longer = (other for other in others if len(prompts[other].tokens) >= len(own) and prompts[other].tokens != own)
+    longer = (
+        other
+        for other in others
+        if len(prompts[other].tokens) >= len(own) and prompts[other].tokens != own
+    )
     found = next(longer, None)
     if found is None:
         raise InputError(
-            f"no other prompt has as many tokens as prompt {number}, to transplant positions from; leave the kind out"
+            f"no other prompt has as many tokens as prompt {number}, to transplant positions "
+            "from; leave the kind out"
         )
     return found
 
 
-def placed(model: nn.Module, kind: str, prompts: Sequence[Prompt], numbers: Sequence[int], strength: Strength) -> PlacedChange:
+def placed(
+    model: nn.Module,
+    kind: str,
+    prompts: Sequence[Prompt],
+    numbers: Sequence[int],
+    strength: Strength,
+) -> PlacedChange:
     """`kind` for the prompts `numbers`, side by side and padded on the right."""
     some = [prompts[number] for number in numbers]
     longest = max(len(prompt.tokens) for prompt in some)
@@ -92,7 +127,8 @@ def placed(model: nn.Module, kind: str, prompts: Sequence[Prompt], numbers: Sequ
     if kind == "shifted":
         spans = [_span(prompt, strength.span) for prompt in some]
         return PlacedChange(
-            _by_range(valid, lambda z, low, high: z + strength.shift * (high - low)), [span or () for span in spans]
+            _by_range(valid, lambda z, low, high: z + strength.shift * (high - low)),
+            [span or () for span in spans],
         )
     if kind == "transplanted":
         rows = torch.zeros(len(some), longest, dtype=torch.long)
@@ -108,13 +144,17 @@ def placed(model: nn.Module, kind: str, prompts: Sequence[Prompt], numbers: Sequ
         "swapped": lambda: reordered(_neighbours(tokens, longest)),
         "scaled": lambda: lambda positions, here: strength.scale * positions,
         "rounded": lambda: to_multiples(strength.step),
-        "clipped": lambda: _by_range(valid, lambda z, low, high: z.clamp((3 * low + high) / 4, (low + 3 * high) / 4)),
+        "clipped": lambda: _by_range(
+            valid, lambda z, low, high: z.clamp((3 * low + high) / 4, (low + 3 * high) / 4)
+        ),
     }
     return PlacedChange(changes[kind](), tokens)
 
 
 def _by_range(valid: Tensor, change: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Change:
-    """A change that is given the smallest and the largest position of each row over the prompt's own tokens."""
+    """A change that is given the smallest and the largest position of each row over the prompt's
+    own tokens.
+    """
 
     def changed(positions: Tensor, here: Here) -> Tensor:
         padding = ~valid.to(positions.device)[:, None]
@@ -125,7 +165,9 @@ def _by_range(valid: Tensor, change: Callable[[Tensor, Tensor, Tensor], Tensor])
     return changed
 
 
-def _orders(numbers: Sequence[int], tokens: Sequence[Sequence[int]], longest: int, seed: int) -> Tensor:
+def _orders(
+    numbers: Sequence[int], tokens: Sequence[Sequence[int]], longest: int, seed: int
+) -> Tensor:
     orders = np.tile(np.arange(longest), (len(numbers), 1))
     for row, (number, own) in enumerate(zip(numbers, tokens, strict=True)):
         orders[row, : len(own)] = np.random.default_rng([seed, number]).permutation(len(own))

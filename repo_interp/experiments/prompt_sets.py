@@ -46,57 +46,95 @@ class Windows(PlainText):
 
 
 def scoring_of(prompts: Sequence[Prompt]) -> Scoring:
-    """How given `prompts` are scored: by their generated tokens where all have some, else by every token but the first."""
+    """How given `prompts` are scored: by their generated tokens where all have some, else by every
+    token but the first.
+    """
     return Answers() if all(prompt.generated for prompt in prompts) else Windows()
 
 
 def prompts_by_length(
-    scoring: Scoring, prompts: Sequence[Prompt], training_length: int, lengths: Sequence[int], count: int, seed: int
+    scoring: Scoring,
+    prompts: Sequence[Prompt],
+    training_length: int,
+    lengths: Sequence[int],
+    count: int,
+    seed: int,
 ) -> tuple[Scoring, dict[int, list[Prompt]]]:
-    """Prompts by length in tokens, the shortest of the training length or - a task's - below it; and how they are scored.
+    """Prompts by length in tokens, the shortest of the training length or - a task's - below it;
+    and how they are scored.
 
-    `lengths` in tokens; empty: the training length and its doublings up to `MOST` times it, as far as there are prompts. `prompts` are
-    taken where `scoring` is no task that makes others. Raises InputError where nothing is longer than the training length.
+    `lengths` in tokens; empty: the training length and its doublings up to `MOST` times it, as far
+    as there are prompts. `prompts` are taken where `scoring` is no task that makes others. Raises
+    InputError where nothing is longer than the training length.
     """
     if not isinstance(scoring, Task):
         # Each text once: half of them are compared with the other half.
-        windows = list({prompt.tokens: prompt for prompt in prompts if len(prompt.tokens) > training_length}.values())
+        windows = list(
+            {
+                prompt.tokens: prompt for prompt in prompts if len(prompt.tokens) > training_length
+            }.values()
+        )
         if len(windows) < LEAST:
             raise InputError(
-                f"extrapolation needs at least {LEAST} different prompts longer than the training length, {training_length} tokens; "
-                f"{len(windows)} of the given prompts are. Give longer ones, or leave the experiment out"
+                f"extrapolation needs at least {LEAST} different prompts longer than the "
+                f"training length, {training_length} tokens; "
+                f"{len(windows)} of the given prompts are. Give longer ones, or leave the "
+                "experiment out"
             )
         shortest = min(len(prompt.tokens) for prompt in windows)
-        wanted = _doublings(training_length, shortest) if not lengths else _wanted(lengths, training_length)
+        wanted = (
+            _doublings(training_length, shortest)
+            if not lengths
+            else _wanted(lengths, training_length)
+        )
         return Windows(), cut(Prompt, windows[:count], wanted)
     if scoring.metric == "log perplexity":
-        wanted = _wanted(lengths, training_length) if lengths else [training_length, *_longer_text(scoring, training_length)]
-        return scoring, cut(scoring.describe, scoring.prompts(count, seed, str(max(wanted))), wanted)
+        wanted = (
+            _wanted(lengths, training_length)
+            if lengths
+            else [training_length, *_longer_text(scoring, training_length)]
+        )
+        return scoring, cut(
+            scoring.describe, scoring.prompts(count, seed, str(max(wanted))), wanted
+        )
     return scoring, _test_sets(scoring, training_length, lengths, count, seed)
 
 
 def cut(
     describe: Callable[[tuple[int, ...]], Prompt], prompts: Sequence[Prompt], lengths: Sequence[int]
 ) -> dict[int, list[Prompt]]:
-    """The first tokens of `prompts`, for every length; `describe` makes a prompt of them (`Task.describe`, or `Prompt` itself).
+    """The first tokens of `prompts`, for every length; `describe` makes a prompt of them
+    (`Task.describe`, or `Prompt` itself).
 
     Raises InputError where a prompt is too short.
     """
     shortest = min(len(prompt.tokens) for prompt in prompts)
     if max(lengths) > shortest:
-        raise InputError(f"a length of {max(lengths)} tokens was asked for, but a prompt has {shortest}; ask for longer prompts")
+        raise InputError(
+            f"a length of {max(lengths)} tokens was asked for, but a prompt has {shortest}; "
+            "ask for longer prompts"
+        )
     return {length: [describe(prompt.tokens[:length]) for prompt in prompts] for length in lengths}
 
 
 def _doublings(training_length: int, shortest: int) -> list[int]:
-    """The training length, its doublings, and - where that is less than its double - what the shortest prompt has."""
-    lengths = [training_length << power for power in range(MOST.bit_length()) if training_length << power <= shortest]
+    """The training length, its doublings, and - where that is less than its double - what the
+    shortest prompt has.
+    """
+    lengths = [
+        training_length << power
+        for power in range(MOST.bit_length())
+        if training_length << power <= shortest
+    ]
     return lengths if len(lengths) > 1 else [training_length, shortest]
 
 
 def _wanted(lengths: Sequence[int], training_length: int) -> list[int]:
     if min(lengths) < 2 or max(lengths) <= training_length:
-        raise InputError(f"lengths of extrapolation must reach beyond the training length, {training_length} tokens")
+        raise InputError(
+            "lengths of extrapolation must reach beyond the training length, "
+            f"{training_length} tokens"
+        )
     return sorted({training_length, *lengths})
 
 
@@ -114,22 +152,41 @@ def _longer_text(task: Task, training_length: int) -> list[int]:
     return lengths
 
 
-def _test_sets(task: Task, training_length: int, lengths: Sequence[int], count: int, seed: int) -> dict[int, list[Prompt]]:
-    """Prompts of the longest test set within the training length, and of some longer ones; of sets of one length, the first."""
+def _test_sets(
+    task: Task, training_length: int, lengths: Sequence[int], count: int, seed: int
+) -> dict[int, list[Prompt]]:
+    """Prompts of the longest test set within the training length, and of some longer ones; of sets
+    of one length, the first.
+    """
     sizes: dict[int, str] = {}
     for name in (task.default_test_set, *task.test_sets):
-        sizes.setdefault(max(len(prompt.tokens) for prompt in task.prompts(LEAST, seed, name)), name)
-    within, beyond = [size for size in sizes if size <= training_length], sorted(size for size in sizes if size > training_length)
+        sizes.setdefault(
+            max(len(prompt.tokens) for prompt in task.prompts(LEAST, seed, name)), name
+        )
+    within, beyond = (
+        [size for size in sizes if size <= training_length],
+        sorted(size for size in sizes if size > training_length),
+    )
     if not within or not beyond:
         raise InputError(
-            f"extrapolation needs test sets of task {task.name} within the training length, {training_length} tokens, and beyond it; "
+            f"extrapolation needs test sets of task {task.name} within the training length, "
+            f"{training_length} tokens, and beyond it; "
             f"theirs have {min(sizes)} to {max(sizes)} tokens. Leave the experiment out"
         )
     if lengths:
         absent = [length for length in lengths if length not in sizes]
         if absent:
             known = ", ".join(map(str, sorted(sizes)))
-            raise InputError(f"task {task.name} has no test set of {absent[0]} tokens; its test sets have {known}")
+            raise InputError(
+                f"task {task.name} has no test set of {absent[0]} tokens; its test sets have "
+                f"{known}"
+            )
         beyond = sorted(length for length in lengths if length > training_length)
-    chosen = [beyond[place] for place in np.unique(np.linspace(0, len(beyond) - 1, SETS - 1).round().astype(int))]
-    return {size: task.prompts(count, seed, sizes[size]) for size in (max(within), *(beyond if lengths else chosen))}
+    chosen = [
+        beyond[place]
+        for place in np.unique(np.linspace(0, len(beyond) - 1, SETS - 1).round().astype(int))
+    ]
+    return {
+        size: task.prompts(count, seed, sizes[size])
+        for size in (max(within), *(beyond if lengths else chosen))
+    }

@@ -1,10 +1,12 @@
-"""What a model says at the targets of sequences: teacher-forced in one forward pass, or generated greedily with a key-value cache.
+"""What a model says at the targets of sequences: teacher-forced in one forward pass, or generated
+greedily with a key-value cache.
 
     forced       argmax p(. | reference tokens before t), and log p(token_t | ...)
     generated    argmax p(. | prompt, own tokens so far), t by t
 
-Both agree on the first wrong token and so on exact match; after it they may differ. Sequences are padded on the right, where a causal
-model's answers cannot see it. Knows nothing about how answers are scored.
+Both agree on the first wrong token and so on exact match; after it they may differ. Sequences are
+padded on the right, where a causal model's answers cannot see it. Knows nothing about how answers
+are scored.
 """
 
 from __future__ import annotations
@@ -30,7 +32,10 @@ from repo_interp.tasks import Batch, Prompt, Response, Task
 from repo_interp.tasks.task import Scoring
 
 MOST_LOGITS = 1 << 24
-"""Made at a time: a third of a GB with their log-probabilities. Text models have as many for a few hundred targets."""
+"""Made at a time: a third of a GB with their log-probabilities.
+
+Text models have as many for a few hundred targets.
+"""
 
 
 @dataclass(frozen=True)
@@ -65,7 +70,9 @@ def tiled(question: Question, copies: int) -> Question:
 
 def target_logits(model: PreTrainedModel, question: Question) -> Float[Tensor, "target token_id"]:
     """What the model predicts at every target, float32; logits of other tokens are never made."""
-    return logits_at(model, as_decoder(model).stack(question.tokens, use_cache=False).last_hidden_state, question)
+    return logits_at(
+        model, as_decoder(model).stack(question.tokens, use_cache=False).last_hidden_state, question
+    )
 
 
 def logits_at(
@@ -81,10 +88,18 @@ def forced_responses(
 ) -> list[Response]:
     """Teacher-forced responses, one per prompt, with log-probabilities in nats."""
     order = sorted(range(len(prompts)), key=lambda number: len(prompts[number].tokens))
-    cut, responses = batches(order, [len(prompt.tokens) for prompt in prompts], batch_limits(model, batch_size)), []
+    cut, responses = (
+        batches(order, [len(prompt.tokens) for prompt in prompts], batch_limits(model, batch_size)),
+        [],
+    )
     for chosen in cut:
-        question = to_question(padded([prompts[number] for number in chosen], task), as_decoder(model).device)
-        with at_rest(model), padded_on_the_right([len(prompts[number].tokens) for number in chosen]):
+        question = to_question(
+            padded([prompts[number] for number in chosen], task), as_decoder(model).device
+        )
+        with (
+            at_rest(model),
+            padded_on_the_right([len(prompts[number].tokens) for number in chosen]),
+        ):
             hidden = as_decoder(model).stack(question.tokens, use_cache=False).last_hidden_state
         reference, likeliest = [], []
         for part in parts(question, max(1, MOST_LOGITS // int(model.config.vocab_size))):
@@ -101,12 +116,17 @@ def forced_responses(
 
 def parts(question: Question, size: int) -> Iterator[Question]:
     """The same sequences with `size` of the targets at a time."""
-    targets = zip(*(part.split(size) for part in (question.rows, question.columns, question.targets)), strict=True)
+    targets = zip(
+        *(part.split(size) for part in (question.rows, question.columns, question.targets)),
+        strict=True,
+    )
     return (Question(question.tokens, *part) for part in targets)
 
 
 def _require_finite(logits: Float[Tensor, "target token_id"], numbers: Sequence[int]) -> None:
-    """Raise NotFinitePrediction where the logits of a target are NaN or infinite; `numbers`: the prompt of each."""
+    """Raise NotFinitePrediction where the logits of a target are NaN or infinite; `numbers`: the
+    prompt of each.
+    """
     if bool(torch.isfinite(logits.sum())):
         return
     for number, is_finite in zip(numbers, torch.isfinite(logits).all(-1).tolist(), strict=True):
@@ -119,14 +139,16 @@ def generated_responses(
 ) -> list[Response]:
     """Greedy responses, one per prompt.
 
-    Raises InputError where targets are not the last tokens of the prompt, so that a model cannot go on from before them.
+    Raises InputError where targets are not the last tokens of the prompt, so that a model cannot go
+    on from before them.
     """
     starts = []
     for prompt in prompts:
         targets = task.targets(prompt)
         if targets != tuple(range(len(prompt.tokens) - len(targets), len(prompt.tokens))):
             raise InputError(
-                f"task {task.name} asks for tokens in the midst of its prompts, which cannot be generated; "
+                f"task {task.name} asks for tokens in the midst of its prompts, which cannot "
+                "be generated; "
                 "score it by the teacher-forced answers"
             )
         starts.append(targets[0])
@@ -136,8 +158,13 @@ def generated_responses(
 
 
 def prompts_of(task: Task, batch: Batch) -> list[Prompt]:
-    """The sequences of a batch, read back as prompts without their padding; 0 is a token like others up to the last target."""
-    ends = [np.flatnonzero((row != 0) | asked)[-1] + 1 for row, asked in zip(batch.tokens, batch.targets, strict=True)]
+    """The sequences of a batch, read back as prompts without their padding; 0 is a token like
+    others up to the last target.
+    """
+    ends = [
+        np.flatnonzero((row != 0) | asked)[-1] + 1
+        for row, asked in zip(batch.tokens, batch.targets, strict=True)
+    ]
     return [task.describe(row[:end].tolist()) for row, end in zip(batch.tokens, ends, strict=True)]
 
 

@@ -1,22 +1,28 @@
-"""Which positions an answer hangs on: the gradient of its log-probability, and what each position adds on the way from a baseline.
+"""Which positions an answer hangs on: the gradient of its log-probability, and what each position
+adds on the way from a baseline.
 
     f           = sum_t log p(token_t | tokens before t) over the targets t of a prompt, nats
     saliency    = d f / d z_{l,h,i}                                            one forward and one backward pass for all tokens and heads
     integrated  = (z - z') int_0^1 (dF / dz)(z' + a (z - z')) da               (Sundararajan, Taly and Yan 2017, eq. 1)
     completeness: sum over l, h, i of integrated = F(z) - F(z')                its error is kept; it falls with the number of steps
 
-z_{l,h,i}: position of token i in head h of layer l, as query and as key. Layers that rotate have positions, learned ones and the token
-index alike; others (NoPE, ALiBi, CoPE, ...) have NaN. Heads that share positions - those of a layer, or of a key-value head - are given
-rows of their own, so a derivative is that of moving one head alone, keys included, as `interventions.set_positions` does.
+z_{l,h,i}: position of token i in head h of layer l, as query and as key. Layers that rotate have
+positions, learned ones and the token index alike; others (NoPE, ALiBi, CoPE, ...) have NaN. Heads
+that share positions - those of a layer, or of a key-value head - are given rows of their own, so a
+derivative is that of moving one head alone, keys included, as `interventions.set_positions` does.
 
-The two differ in what is held. `saliency` is what a small intervention at one place does: f_phi of later layers reads hidden states that
-changed, and answers. In `F` all positions of all layers are inputs, moved together along one straight path, and none answers another.
-The baseline z' is `constant`, the mean of a head's positions over the prompt (no position tells tokens apart), or `index`. A common shift
-of a head's positions changes nothing, so a head's saliencies sum to 0 over tokens.
+The two differ in what is held. `saliency` is what a small intervention at one place does: f_phi of
+later layers reads hidden states that changed, and answers. In `F` all positions of all layers are
+inputs, moved together along one straight path, and none answers another. The baseline z' is
+`constant`, the mean of a head's positions over the prompt (no position tells tokens apart), or
+`index`. A common shift of a head's positions changes nothing, so a head's saliencies sum to 0 over
+tokens.
 
-The integral is Captum's `IntegratedGradients` (Gauss-Legendre): positions are inputs of `F`, one tensor per layer, which is the form it
-takes. Its `LayerIntegratedGradients` does not fit: it takes a layer's values at another *prompt* for the baseline, not given ones.
-Where z - z' turns pairs by many radians the integrand swings and a path needs thousands of steps; look at the completeness error first.
+The integral is Captum's `IntegratedGradients` (Gauss-Legendre): positions are inputs of `F`, one
+tensor per layer, which is the form it takes. Its `LayerIntegratedGradients` does not fit: it takes
+a layer's values at another *prompt* for the baseline, not given ones. Where z - z' turns pairs by
+many radians the integrand swings and a path needs thousands of steps; look at the completeness
+error first.
 
 Knows nothing about how prompts are chosen or drawn.
 """
@@ -38,7 +44,14 @@ from transformers import PreTrainedModel
 
 from repo_interp.errors import InputError
 from repo_interp.experiments.attribution import frozen_weights
-from repo_interp.experiments.experiment import PATH_TOKENS, Experiment, Plan, Progress, require_targets, with_attention
+from repo_interp.experiments.experiment import (
+    PATH_TOKENS,
+    Experiment,
+    Plan,
+    Progress,
+    require_targets,
+    with_attention,
+)
 from repo_interp.experiments.responses import target_logits, to_question
 from repo_interp.measures.labels import described_group
 from repo_interp.models.attention import RepositionedAttention
@@ -56,8 +69,15 @@ BACKWARD = 3
 Baseline = Literal["constant", "index"]
 
 _BY_TOKEN = {
-    "saliency": ("derivative of the answer's log-probability by the position of each token", "nat/position"),
-    "integrated_gradients": ("what the position of each token adds to the answer's log-probability, from the baseline on", "nat"),
+    "saliency": (
+        "derivative of the answer's log-probability by the position of each token",
+        "nat/position",
+    ),
+    "integrated_gradients": (
+        "what the position of each token adds to the answer's log-probability, from the "
+        "baseline on",
+        "nat",
+    ),
 }
 _TOKENS = {
     "token_id": ("token, -1 for padding", "1"),
@@ -71,12 +91,20 @@ _BY_HEAD = {
 }
 _BY_PROMPT = {
     "log_probability": ("log-probability of the answer", "nat"),
-    "baseline_log_probability": ("log-probability of the answer with every position at its baseline", "nat"),
-    "completeness_error": ("sum of integrated gradients minus the difference of both log-probabilities", "nat"),
+    "baseline_log_probability": (
+        "log-probability of the answer with every position at its baseline",
+        "nat",
+    ),
+    "completeness_error": (
+        "sum of integrated gradients minus the difference of both log-probabilities",
+        "nat",
+    ),
 }
 
 
-def _labelled(by_token: Mapping[str, np.ndarray], by_prompt: Mapping[str, np.ndarray]) -> xr.Dataset:
+def _labelled(
+    by_token: Mapping[str, np.ndarray], by_prompt: Mapping[str, np.ndarray]
+) -> xr.Dataset:
     axes = ("prompt", "layer", "head", "token")
     sizes = dict(zip(axes, next(iter(by_token.values())).shape, strict=True))
     known: dict[str, Any] = {name: (axes, array) for name, array in by_token.items()}
@@ -88,9 +116,16 @@ def _labelled(by_token: Mapping[str, np.ndarray], by_prompt: Mapping[str, np.nda
 
 
 def _of_prompt(
-    model: PreTrainedModel, scoring: Scoring, prompt: Prompt, baseline: str, steps: int, tokens_at_once: int
+    model: PreTrainedModel,
+    scoring: Scoring,
+    prompt: Prompt,
+    baseline: str,
+    steps: int,
+    tokens_at_once: int,
 ) -> dict[str, Any]:
-    """Values of one prompt as lists: `_BY_TOKEN` [layer with positions, head, token], `_BY_PROMPT` numbers."""
+    """Values of one prompt as lists: `_BY_TOKEN` [layer with positions, head, token], `_BY_PROMPT`
+    numbers.
+    """
     with frozen_weights(model):
         positions, gradients, log_probability = position_gradients(model, scoring, prompt)
         values: dict[str, Any] = {
@@ -102,7 +137,9 @@ def _of_prompt(
         }
         if steps:
             copies = max(1, tokens_at_once // len(prompt.tokens))
-            attributions, start, end = integrated_gradients(model, scoring, prompt, positions, baseline, steps, copies)
+            attributions, start, end = integrated_gradients(
+                model, scoring, prompt, positions, baseline, steps, copies
+            )
             total = sum(float(each.double().sum()) for each in attributions)
             values |= {
                 "integrated_gradients": _lists(attributions),
@@ -115,7 +152,9 @@ def _of_prompt(
 def position_gradients(
     model: PreTrainedModel, scoring: Scoring, prompt: Prompt
 ) -> tuple[list[Float[Tensor, "1 head token"]], list[Float[Tensor, "1 head token"]], float]:
-    """Positions of every layer that assigns some, a row for each head, d f / d z there, and f, in nats; one pass forward and back."""
+    """Positions of every layer that assigns some, a row for each head, d f / d z there, and f, in
+    nats; one pass forward and back.
+    """
     decoder = as_decoder(model)
     layers, device = list(decoder.positioned.values()), decoder.device
     heads = layers[0].heads
@@ -124,7 +163,8 @@ def position_gradients(
 
     def move(place: int, assigned: Tensor) -> Tensor:
         """`assigned` with a row of its own for every head, plus 0, by which is differentiated."""
-        rows = exact(expand_heads(assigned, heads))  # in half precision a path in steps of 0.5 would be none
+        # in half precision a path in steps of 0.5 would be none
+        rows = exact(expand_heads(assigned, heads))
         positions.append(rows.detach())
         moves.append(torch.zeros_like(rows, requires_grad=True))
         return rows + moves[-1]
@@ -144,11 +184,13 @@ def integrated_gradients(
     steps: int,
     copies: int,
 ) -> tuple[list[Float[Tensor, "1 head token"]], float, float]:
-    """Integrated gradients by the `positions` of these layers, and F in nats at the baseline and at them.
+    """Integrated gradients by the `positions` of these layers, and F in nats at the baseline and at
+    them.
 
     `copies` points of the path are run side by side.
     """
-    from captum.attr import IntegratedGradients  # takes most of a second: only who asks for a path pays it
+    # takes most of a second: only who asks for a path pays it
+    from captum.attr import IntegratedGradients
 
     decoder = as_decoder(model)
     layers, device = list(decoder.positioned.values()), decoder.device
@@ -160,13 +202,19 @@ def integrated_gradients(
     inputs = tuple(each.contiguous() for each in positions)
     index = torch.arange(len(prompt.tokens), device=device)
     origin = tuple(
-        (index.to(each.dtype) if baseline == "index" else each.mean(-1, keepdim=True)).expand_as(each).contiguous()
+        (index.to(each.dtype) if baseline == "index" else each.mean(-1, keepdim=True))
+        .expand_as(each)
+        .contiguous()
         for each in inputs
     )
     with torch.no_grad():
         start, end = float(probability(*origin)), float(probability(*inputs))
     integral = IntegratedGradients(probability)
-    return list(integral.attribute(inputs, origin, n_steps=steps, internal_batch_size=copies)), start, end
+    return (
+        list(integral.attribute(inputs, origin, n_steps=steps, internal_batch_size=copies)),
+        start,
+        end,
+    )
 
 
 def _log_probabilities(
@@ -176,12 +224,16 @@ def _log_probabilities(
     targets = np.zeros((copies, len(prompt.tokens)), dtype=bool)
     targets[:, list(scoring.targets(prompt))] = True
     question = to_question(Batch(np.tile(prompt.tokens, (copies, 1)), targets), device)
-    by_target = target_logits(model, question).log_softmax(-1).gather(-1, question.targets[:, None])[:, 0]
+    by_target = (
+        target_logits(model, question).log_softmax(-1).gather(-1, question.targets[:, None])[:, 0]
+    )
     return by_target.new_zeros(copies).index_add(0, question.rows, by_target)
 
 
 @contextmanager
-def _positions_changed(layers: Sequence[RepositionedAttention], change: Callable[[int, Tensor], Tensor]) -> Iterator[None]:
+def _positions_changed(
+    layers: Sequence[RepositionedAttention], change: Callable[[int, Tensor], Tensor]
+) -> Iterator[None]:
     """While the context lasts, the n-th of `layers` goes on with change(n, its positions)."""
 
     def hook(place: int) -> Callable[..., Tensor]:
@@ -208,7 +260,11 @@ def _described_tokens(prompts: Sequence[Prompt], scoring: Scoring) -> xr.Dataset
         targets[row, list(scoring.targets(prompt))] = 1
         texts[row, : len(prompt.tokens)] = prompt.token_text or ""
     axes = ("prompt", "token")
-    values: dict[str, Any] = {"token_id": (axes, ids), "token_count": ("prompt", (ids >= 0).sum(1)), "answer": (axes, targets)}
+    values: dict[str, Any] = {
+        "token_id": (axes, ids),
+        "token_count": ("prompt", (ids >= 0).sum(1)),
+        "answer": (axes, targets),
+    }
     if all(prompt.token_text is not None for prompt in prompts):
         values["token_text"] = (axes, texts)
     return described_group(values, _TOKENS)
@@ -219,18 +275,30 @@ class Saliency(Experiment):
     """The experiment `saliency` (ours; integrated gradients: Sundararajan, Taly and Yan 2017)."""
 
     baseline: Baseline = "constant"
-    """Where the path of integrated gradients begins: `constant`, the mean of a head's positions over the prompt, or `index`."""
+    """Where the path of integrated gradients begins: `constant`, the mean of a head's positions
+    over the prompt, or `index`.
+    """
     steps: CountOrNone = 64
     """Points of the path; 0: derivatives at the model's own positions alone."""
     name: ClassVar[str] = "saliency"
 
-    def plan(self, model: PreTrainedModel, scoring: Scoring, prompts: Sequence[Prompt], training_length: int) -> Plan:
-        """Every step of every prompt, forward and back. Raises InputError where no layer assigns positions, or nothing is predicted."""
+    def plan(
+        self,
+        model: PreTrainedModel,
+        scoring: Scoring,
+        prompts: Sequence[Prompt],
+        training_length: int,
+    ) -> Plan:
+        """Every step of every prompt, forward and back.
+
+        Raises InputError where no layer assigns positions, or nothing is predicted.
+        """
         decoder = as_decoder(model)
         if not decoder.positioned:
             schemes = ", ".join(dict.fromkeys(decoder.schemes))
             raise InputError(
-                f"saliency is a derivative by positions, and no layer of this model assigns any ({schemes}); leave it out"
+                "saliency is a derivative by positions, and no layer of this model assigns "
+                f"any ({schemes}); leave it out"
             )
         require_targets(self.name, scoring, prompts)
 
@@ -238,7 +306,11 @@ class Saliency(Experiment):
             at_once = max(PATH_TOKENS, batch_size * max(len(prompt.tokens) for prompt in prompts))
             return {self.name: self.measured(model, scoring, prompts, at_once, progress, store)}
 
-        return Plan(self, tuple(len(prompt.tokens) for prompt in prompts) * (BACKWARD * (1 + self.steps)), run)
+        return Plan(
+            self,
+            tuple(len(prompt.tokens) for prompt in prompts) * (BACKWARD * (1 + self.steps)),
+            run,
+        )
 
     def measured(
         self,
@@ -249,21 +321,30 @@ class Saliency(Experiment):
         progress: Progress | None = None,
         store: Store = NOT_KEPT,
     ) -> xr.Dataset:
-        """The group `saliency` of a run. `saliency` and `integrated_gradients` [prompt, layer, head, token], in nats per position and nats;
-        `saliency_size` and `integrated_size` [prompt, layer, head] (mean, and sum, of their sizes over tokens); `log_probability`,
-        `baseline_log_probability` and `completeness_error` [prompt], nats; and the prompts' tokens.
+        """The group `saliency` of a run.
 
-        Without `steps` NaN stands in place of a path. As many of its points are run side by side as have `tokens_at_once` tokens. Costs a
-        forward and a backward pass per prompt and step. `store` keeps finished prompts for when it is called again.
+        `saliency` and `integrated_gradients` [prompt, layer, head, token], in nats per position and
+        nats; `saliency_size` and `integrated_size` [prompt, layer, head] (mean, and sum, of their
+        sizes over tokens); `log_probability`, `baseline_log_probability` and `completeness_error`
+        [prompt], nats; and the prompts' tokens.
+
+        Without `steps` NaN stands in place of a path. As many of its points are run side by side as
+        have `tokens_at_once` tokens. Costs a forward and a backward pass per prompt and step.
+        `store` keeps finished prompts for when it is called again.
         """
         decoder = as_decoder(model)
         names = decoder.schemes
         longest = max(len(prompt.tokens) for prompt in prompts)
-        by_token = {name: np.full((len(prompts), *decoder.shape, longest), np.nan, dtype=np.float32) for name in _BY_TOKEN}
+        by_token = {
+            name: np.full((len(prompts), *decoder.shape, longest), np.nan, dtype=np.float32)
+            for name in _BY_TOKEN
+        }
         by_prompt = {name: np.full(len(prompts), np.nan) for name in _BY_PROMPT}
         places = list(decoder.positioned)
         points = {
-            f"prompt-{number}": partial(_of_prompt, model, scoring, prompt, self.baseline, self.steps, tokens_at_once)
+            f"prompt-{number}": partial(
+                _of_prompt, model, scoring, prompt, self.baseline, self.steps, tokens_at_once
+            )
             for number, prompt in enumerate(prompts)
         }
         for number, values in enumerate(store.get_or_compute(points, progress).values()):

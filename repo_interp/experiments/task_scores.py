@@ -1,10 +1,11 @@
-"""How well a model answers a task, by test set and over the axes that the task names (length; depth x length).
+"""How well a model answers a task, by test set and over the axes that the task names (length; depth
+x length).
 
     score       mean over prompts of the task's score; error = 1 - score where the score is a share of right answers
     log p       mean over all targets t of -log p(token_t | tokens before t), nats; perplexity = exp of it
 
-Prompts of a test set depend on the seed and the set alone. Depths are rounded to the nearest ten percent for the map.
-Knows nothing about how models were trained.
+Prompts of a test set depend on the seed and the set alone. Depths are rounded to the nearest ten
+percent for the map. Knows nothing about how models were trained.
 """
 
 from __future__ import annotations
@@ -43,59 +44,108 @@ def task_scores(
     progress: Callable[[int, int], None] | None = None,
     store: Store = NOT_KEPT,
 ) -> xr.Dataset:
-    """The group `scores` of a run: `count` prompts of every test set (default: all that the task has).
+    """The group `scores` of a run: `count` prompts of every test set (default: all that the task
+    has).
 
-    `score [test_set, prompt]`, `mean_score`, `standard_error`, `tokens` (of the longest prompt) [test_set]; with forced answers
-    `log_perplexity [test_set]` in nats per target; `score_map` over the task's own axes where its prompts have them. Test sets that
-    nobody named and that are longer than a learned position table are left out, and named in the attribute `left_out`. `progress` is
-    called with batches done and in all; `store` keeps the answers of finished ones for when it is called again. Raises InputError for
-    unknown test sets, prompts that the model cannot take, and answers that cannot be generated.
+    `score [test_set, prompt]`, `mean_score`, `standard_error`, `tokens` (of the longest prompt)
+    [test_set]; with forced answers `log_perplexity [test_set]` in nats per target; `score_map` over
+    the task's own axes where its prompts have them. Test sets that nobody named and that are longer
+    than a learned position table are left out, and named in the attribute `left_out`. `progress` is
+    called with batches done and in all; `store` keeps the answers of finished ones for when it is
+    called again. Raises InputError for unknown test sets, prompts that the model cannot take, and
+    answers that cannot be generated.
     """
     if answers not in ANSWERS:
         raise InputError(f"answers {answers!r} are unknown; wanted one of {', '.join(ANSWERS)}")
     if answers == "generated" and isinstance(task, PlainText):
         raise InputError(
-            f"{task.name} is scored by the log perplexity of its text, so nothing is generated; leave the answers out"
+            f"{task.name} is scored by the log perplexity of its text, so nothing is "
+            "generated; leave the answers out"
         )
     sets = list(task.test_sets) if test_sets is None else sets_named(test_sets)
     longest = longest_prompt(model)
     asked = {test_set: task.prompts(count, seed, test_set) for test_set in sets}
     if test_sets is None and longest is not None:
-        asked = {test_set: prompts for test_set, prompts in asked.items() if _longest(prompts) <= longest}
+        asked = {
+            test_set: prompts for test_set, prompts in asked.items() if _longest(prompts) <= longest
+        }
     if not asked:
-        raise InputError(f"every prompt of {task.name} is longer than the {longest} tokens that the model's learned table has")
-    require_named_tokens(model, count, [len(prompt.tokens) for prompts in asked.values() for prompt in prompts])
+        raise InputError(
+            f"every prompt of {task.name} is longer than the {longest} tokens that the "
+            "model's learned table has"
+        )
+    require_named_tokens(
+        model, count, [len(prompt.tokens) for prompts in asked.values() for prompt in prompts]
+    )
     answered = _responses(model, task, asked, answers, batch_size, store, progress)
-    options = {f"task_{name}": value if isinstance(value, str) else repr(value) for name, value in task.options().items()}
-    drawn = {"test_sets_count": task.test_sets_count, "count": count, "seed": seed, "answers": answers}
+    options = {
+        f"task_{name}": value if isinstance(value, str) else repr(value)
+        for name, value in task.options().items()
+    }
+    drawn = {
+        "test_sets_count": task.test_sets_count,
+        "count": count,
+        "seed": seed,
+        "answers": answers,
+    }
     left_out = [test_set for test_set in sets if test_set not in asked]
-    return _scored(task, asked, answered, answers).assign_attrs(task.attributes | drawn | options, left_out=left_out)
+    return _scored(task, asked, answered, answers).assign_attrs(
+        task.attributes | drawn | options, left_out=left_out
+    )
 
 
 def _scored(
-    task: Task, asked: Mapping[str, Sequence[Prompt]], answered: Mapping[str, Sequence[Response]], answers: str
+    task: Task,
+    asked: Mapping[str, Sequence[Prompt]],
+    answered: Mapping[str, Sequence[Response]],
+    answers: str,
 ) -> xr.Dataset:
     """Scores of the responses to as many prompts of every test set, labelled."""
-    by_prompt = np.stack([np.asarray(task.score(answered[test_set], asked[test_set]), dtype=np.float64) for test_set in asked])
-    result = labelled_scores(asked, by_prompt, task.metric, f"{task.metric} of every prompt", task.units)
+    by_prompt = np.stack(
+        [
+            np.asarray(task.score(answered[test_set], asked[test_set]), dtype=np.float64)
+            for test_set in asked
+        ]
+    )
+    result = labelled_scores(
+        asked, by_prompt, task.metric, f"{task.metric} of every prompt", task.units
+    )
     if answers == "forced":
-        mean = xr.DataArray([_log_perplexity(responses) for responses in answered.values()], dims="test_set")
+        mean = xr.DataArray(
+            [_log_perplexity(responses) for responses in answered.values()], dims="test_set"
+        )
         result["log_perplexity"] = described(mean, "mean of -log p over all targets", "nat")
-    mapped = score_map([prompt for prompts in asked.values() for prompt in prompts], by_prompt.ravel(), task.axes)
+    mapped = score_map(
+        [prompt for prompts in asked.values() for prompt in prompts], by_prompt.ravel(), task.axes
+    )
     if mapped is not None:
-        result["score_map"] = described(mapped, f"{task.metric} by {' and '.join(task.axes)}", task.units)
+        result["score_map"] = described(
+            mapped, f"{task.metric} by {' and '.join(task.axes)}", task.units
+        )
     return result
 
 
 def labelled_scores(
-    asked: Mapping[str, Sequence[Prompt]], scores: Float[np.ndarray, "test_set prompt"], metric: str, of_every: str, units: str
+    asked: Mapping[str, Sequence[Prompt]],
+    scores: Float[np.ndarray, "test_set prompt"],
+    metric: str,
+    of_every: str,
+    units: str,
 ) -> xr.Dataset:
-    """`scores` of the prompts of every test set with their means, standard errors, axes, units and long names."""
+    """`scores` of the prompts of every test set with their means, standard errors, axes, units and
+    long names.
+    """
     count = scores.shape[1]
     deviation = scores.std(axis=1, ddof=1) if count > 1 else np.full(len(asked), np.nan)
     tokens = np.array([_longest(prompts) for prompts in asked.values()])
-    by_set = {"mean_score": scores.mean(axis=1), "standard_error": deviation / np.sqrt(count), "tokens": tokens}
-    values = {"score": (("test_set", "prompt"), scores)} | {name: (("test_set",), each) for name, each in by_set.items()}
+    by_set = {
+        "mean_score": scores.mean(axis=1),
+        "standard_error": deviation / np.sqrt(count),
+        "tokens": tokens,
+    }
+    values = {"score": (("test_set", "prompt"), scores)} | {
+        name: (("test_set",), each) for name, each in by_set.items()
+    }
     texts = {
         "score": (of_every, units),
         "mean_score": (f"{metric}, mean over prompts", units),
@@ -111,26 +161,42 @@ def _longest(prompts: Sequence[Prompt]) -> int:
 
 def _log_perplexity(responses: Sequence[Response]) -> float:
     """Mean of -log p over all targets; NaN where one response has none."""
-    return -float(np.mean([value for response in responses for value in response.log_probabilities or (np.nan,)]))
+    return -float(
+        np.mean(
+            [value for response in responses for value in response.log_probabilities or (np.nan,)]
+        )
+    )
 
 
 def sets_named(test_sets: Sequence[str | int] | str | int) -> list[str]:
-    """Names of test sets, from one or several, which may be whole numbers. Raises InputError for none, and for one that is named twice."""
-    several = [test_sets] if isinstance(test_sets, str) or not isinstance(test_sets, Iterable) else test_sets
+    """Names of test sets, from one or several, which may be whole numbers.
+
+    Raises InputError for none, and for one that is named twice.
+    """
+    several = (
+        [test_sets]
+        if isinstance(test_sets, str) or not isinstance(test_sets, Iterable)
+        else test_sets
+    )
     names = [str(int(name)) if str(name).isdecimal() else str(name) for name in several]
     twice = [name for place, name in enumerate(names) if name in names[:place]]
     if not names or twice:
         wanted = (
-            f"{twice[0]} was asked for twice; give each number or name once" if twice else "none was given; give a number or name"
+            f"{twice[0]} was asked for twice; give each number or name once"
+            if twice
+            else "none was given; give a number or name"
         )
         raise InputError(f"test sets: {wanted}")
     return names
 
 
-def score_map(prompts: Sequence[Prompt], scores: np.ndarray, axes: Sequence[str]) -> xr.DataArray | None:
+def score_map(
+    prompts: Sequence[Prompt], scores: np.ndarray, axes: Sequence[str]
+) -> xr.DataArray | None:
     """The mean score over every combination of the attributes `axes`; NaN where no prompt has it.
 
-    None where a prompt lacks one of these attributes. Depths, which are real, are rounded to the nearest ten percent.
+    None where a prompt lacks one of these attributes. Depths, which are real, are rounded to the
+    nearest ten percent.
     """
     if not axes or not all(axis in prompt.attributes for prompt in prompts for axis in axes):
         return None
@@ -160,29 +226,55 @@ def _responses(
     for row, (test_set, prompts) in enumerate(asked.items()):
         lengths = [len(prompt.tokens) for prompt in prompts]
         order = sorted(range(len(prompts)), key=lambda number: lengths[number])
-        cut |= {f"{row}-{place}": (test_set, some) for place, some in enumerate(batches(order, lengths, batch_size))}
-    longest_first = sorted(cut, key=lambda name: -max(len(asked[cut[name][0]][number].tokens) for number in cut[name][1]))
-    points = {name: partial(_respond, model, task, *cut[name], asked[cut[name][0]], answers) for name in longest_first}
+        cut |= {
+            f"{row}-{place}": (test_set, some)
+            for place, some in enumerate(batches(order, lengths, batch_size))
+        }
+    longest_first = sorted(
+        cut,
+        key=lambda name: -max(len(asked[cut[name][0]][number].tokens) for number in cut[name][1]),
+    )
+    points = {
+        name: partial(_respond, model, task, *cut[name], asked[cut[name][0]], answers)
+        for name in longest_first
+    }
     found: dict[str, dict[int, Response]] = {test_set: {} for test_set in asked}
     for name, point in store.get_or_compute(points, progress).items():
         test_set, numbers = cut[name]
-        for number, predicted, known in zip(numbers, point["tokens"], point["log_probabilities"], strict=True):
+        for number, predicted, known in zip(
+            numbers, point["tokens"], point["log_probabilities"], strict=True
+        ):
             found[test_set][number] = Response(tuple(predicted), tuple(known))
-    return {test_set: [responses[number] for number in range(len(responses))] for test_set, responses in found.items()}
+    return {
+        test_set: [responses[number] for number in range(len(responses))]
+        for test_set, responses in found.items()
+    }
 
 
 def _respond(
-    model: PreTrainedModel, task: Task, test_set: str, numbers: Sequence[int], prompts: Sequence[Prompt], answers: str
+    model: PreTrainedModel,
+    task: Task,
+    test_set: str,
+    numbers: Sequence[int],
+    prompts: Sequence[Prompt],
+    answers: str,
 ) -> dict[str, Any]:
-    """Tokens, and log-probabilities where they are known, of the responses to some of `prompts` in one pass."""
-    make, some = forced_responses if answers == "forced" else generated_responses, [prompts[number] for number in numbers]
+    """Tokens, and log-probabilities where they are known, of the responses to some of `prompts` in
+    one pass.
+    """
+    make, some = (
+        forced_responses if answers == "forced" else generated_responses,
+        [prompts[number] for number in numbers],
+    )
     try:
         with numbered(numbers, f"test set {test_set}"):
             responses = make(model, task, some, len(some))
     except InputError:
         raise
     except ValueError as error:
-        raise InputError(f"the model cannot take prompts of {_longest(some)} tokens of task {task.name}: {error}") from None
+        raise InputError(
+            f"the model cannot take prompts of {_longest(some)} tokens of task {task.name}: {error}"
+        ) from None
     return {
         "tokens": [response.tokens for response in responses],
         "log_probabilities": [response.log_probabilities for response in responses],

@@ -1,9 +1,11 @@
-"""Random-weight controls of a model, its twins: drawn once per configuration, their largest scores kept for every later analysis.
+"""Random-weight controls of a model, its twins: drawn once per configuration, their largest scores
+kept for every later analysis.
 
     CACHE/twins/SHA-256(configuration, layout, seed, libraries, our code, tokens, scores).json        largest score by rule, with a seal
 
-Neither a model's weights nor its name are in the key: a twin of one checkpoint is a twin of every one of its configuration. A file
-that is damaged, or that cannot be written, costs the time of drawing again. Knows nothing about what is scored.
+Neither a model's weights nor its name are in the key: a twin of one checkpoint is a twin of every
+one of its configuration. A file that is damaged, or that cannot be written, costs the time of
+drawing again. Knows nothing about what is scored.
 """
 
 from __future__ import annotations
@@ -52,7 +54,9 @@ def kept_scores(
         return {}
     config = model.config
     question = {
-        "config": {name: value for name, value in plain(config).to_dict().items() if name not in _IDLE},
+        "config": {
+            name: value for name, value in plain(config).to_dict().items() if name not in _IDLE
+        },
         "layout": layout(model),
         "options": own_layout_of(config)[1],
         "seed": seed,
@@ -67,11 +71,16 @@ def kept_scores(
     if file.is_file():
         try:
             point = POINTS.read(file)
-            if point.keys() != set(names) or not all(isinstance(number, float) for number in point.values()):
+            if point.keys() != set(names) or not all(
+                isinstance(number, float) for number in point.values()
+            ):
                 raise ValueError("other names")
             return point
         except (OSError, ValueError, RecursionError):
-            warn(f"{file} is damaged: the scores of a model with random weights are measured again", Damaged)
+            warn(
+                f"{file} is damaged: the scores of a model with random weights are measured again",
+                Damaged,
+            )
     point = compute()
     with suppress(OSError):  # a full disk, or one that is read alone
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -81,7 +90,9 @@ def kept_scores(
 
 @cache
 def _own_code() -> str:
-    """SHA-256 over our code that twins and their scores come from: a version number does not change with every line."""
+    """SHA-256 over our code that twins and their scores come from: a version number does not change
+    with every line.
+    """
     root, running = Path(__file__).parents[1], hashlib.sha256()
     for file in sorted(file for package in _OWN for file in (root / package).rglob("*.py")):
         running.update(file.read_bytes())

@@ -1,4 +1,5 @@
-"""The explorer: change the positions of tokens in a model and see what follows, live; the library's side, the server and the widget.
+"""The explorer: change the positions of tokens in a model and see what follows, live; the library's
+side, the server and the widget.
 
     edits      one change of positions: where and what, as data that a page may send
     passes     forward passes under edits; what lies before the first edited layer is not computed again
@@ -8,7 +9,8 @@
     server     answers over HTTP on this machine, for `repo-interp explore`
     widget     answers in a notebook, for `ri.explore`
 
-Stands above `analysis` and `plots` and below `cli`. The page in `page/` computes nothing: each number it shows is an answer of a session.
+Stands above `analysis` and `plots` and below `cli`. The page in `page/` computes nothing: each
+number it shows is an answer of a session.
 """
 
 from __future__ import annotations
@@ -25,12 +27,15 @@ __all__ = ["Edit", "Session", "explore"]
 
 
 def explore(bridge: Any, prompts: Any, against: Any = None) -> ExplorerWidget:
-    """The explorer of a bridge in a notebook: change positions of tokens, and see attention, the answer and the continuation follow.
+    """The explorer of a bridge in a notebook: change positions of tokens, and see attention, the
+    answer and the continuation follow.
 
-        ri.explore(bridge, ri.prompt("The first man on the moon was Neil Armstrong.", bridge, generated=-2))
+        ri.explore(bridge, ri.prompt("The first man on the moon was Neil Armstrong.", bridge,
+        generated=-2))
 
-    `prompts`: one or several, in any form that `ri.analyze` takes. `against`: another bridge, to compare with over the same texts. Raises
-    InputError for what is no prompt, for a bridge that cannot read the texts, and without anywidget.
+    `prompts`: one or several, in any form that `ri.analyze` takes. `against`: another bridge, to
+    compare with over the same texts. Raises InputError for what is no prompt, for a bridge that
+    cannot read the texts, and without anywidget.
     """
     from repo_interp.explorer.messages import Explored, over_the_same_texts
     from repo_interp.explorer.widget import ExplorerWidget

@@ -8,8 +8,8 @@
     scaled       value times as much                   value            scaled
     shifted      value more                            value            shifted
 
-An edit comes from a page or from Python and is held to the same types either way. It names no file and holds no code. Knows nothing about
-prompts beyond the spans that it is given.
+An edit comes from a page or from Python and is held to the same types either way. It names no file
+and holds no code. Knows nothing about prompts beyond the spans that it is given.
 """
 
 from __future__ import annotations
@@ -46,7 +46,11 @@ Tokens = Annotated[tuple[Index, ...], Len(0, 1 << 16), BeforeValidator(as_tuple)
 
 
 class Edit(BaseModel):
-    """A change of positions. Name `heads` as (layer, head) pairs, or a `layer`; name `tokens`, or a `span`, or neither for all tokens."""
+    """A change of positions.
+
+    Name `heads` as (layer, head) pairs, or a `layer`; name `tokens`, or a `span`, or neither for
+    all tokens.
+    """
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
 
@@ -67,13 +71,19 @@ class Edit(BaseModel):
     @model_validator(mode="after")
     def _fits(self) -> Edit:
         if bool(self.heads) == (self.layer is not None):
-            raise ValueError("an edit names heads as (layer, head) pairs or a layer; give one of the two")
+            raise ValueError(
+                "an edit names heads as (layer, head) pairs or a layer; give one of the two"
+            )
         if self.tokens and self.span:
             raise ValueError("an edit names tokens or a span; give one of the two")
         given = {name for name in ("value", "source", "seed") if getattr(self, name) is not None}
         wanted, optional = _PARAMETERS[self.kind]
         if not wanted <= given <= wanted | optional:
-            needs = f"needs {', '.join(wanted)}" if wanted else f"takes {', '.join(optional) or 'no parameter'}"
+            needs = (
+                f"needs {', '.join(wanted)}"
+                if wanted
+                else f"takes {', '.join(optional) or 'no parameter'}"
+            )
             raise ValueError(f"{self.kind} {needs}; got {', '.join(sorted(given)) or 'none'}")
         return self
 
@@ -83,21 +93,42 @@ class Edit(BaseModel):
         return min(layer for layer, _ in self.heads) if self.layer is None else self.layer
 
     def tokens_in(self, spans: Mapping[str, Sequence[int]], count: int) -> tuple[int, ...] | None:
-        """The tokens in a prompt of `count` tokens with `spans`; None for all. Raises InputError for those that it lacks."""
+        """The tokens in a prompt of `count` tokens with `spans`; None for all.
+
+        Raises InputError for those that it lacks.
+        """
         if self.span and self.span not in spans:
-            raise InputError(f"the prompt has no span {self.span!r}; it has {', '.join(spans) or 'none'}")
+            raise InputError(
+                f"the prompt has no span {self.span!r}; it has {', '.join(spans) or 'none'}"
+            )
         tokens = tuple(spans[self.span]) if self.span else self.tokens
-        beyond = [token for token in (*tokens, *(() if self.source is None else (self.source,))) if token >= count]
+        beyond = [
+            token
+            for token in (*tokens, *(() if self.source is None else (self.source,)))
+            if token >= count
+        ]
         if beyond:
-            raise InputError(f"an edit names token {beyond[0]}; the prompt's tokens are 0 to {count - 1}")
+            raise InputError(
+                f"an edit names token {beyond[0]}; the prompt's tokens are 0 to {count - 1}"
+            )
         return tokens or None
 
     def sentence(self) -> str:
         """The edit in words: "layer 2: the token index"."""
         named = ", ".join(f"L{layer} H{head}" for layer, head in self.heads[:4])
-        where = f"layer {self.layer}" if self.layer is not None else self.named or named + (" ..." if len(self.heads) > 4 else "")
+        where = (
+            f"layer {self.layer}"
+            if self.layer is not None
+            else self.named or named + (" ..." if len(self.heads) > 4 else "")
+        )
         shown = ", ".join(map(str, self.tokens[:4])) + (" ..." if len(self.tokens) > 4 else "")
-        which = f", span {self.span}" if self.span else f", token{'s' if len(self.tokens) > 1 else ''} {shown}" if shown else ""
+        which = (
+            f", span {self.span}"
+            if self.span
+            else f", token{'s' if len(self.tokens) > 1 else ''} {shown}"
+            if shown
+            else ""
+        )
         number = None if self.value is None else f"{self.value:g}"
         what = {
             "linearised": "the token index",
@@ -111,10 +142,17 @@ class Edit(BaseModel):
 
     def python(self, tokens: Sequence[int] | None) -> str:
         """The call of the library that makes the same change, given `tokens_in` of the prompt."""
-        arguments = ["bridge", *([] if self.kind not in _FIRST else [repr(getattr(self, _FIRST[self.kind]))])]
-        arguments.append(f"layer={self.layer}" if self.layer is not None else f"heads={list(self.heads)}")
+        arguments = [
+            "bridge",
+            *([] if self.kind not in _FIRST else [repr(getattr(self, _FIRST[self.kind]))]),
+        ]
+        arguments.append(
+            f"layer={self.layer}" if self.layer is not None else f"heads={list(self.heads)}"
+        )
         arguments += [] if tokens is None else [f"tokens={listed(tokens)}"]
-        arguments += [f"value={self.value!r}"] if self.kind == "frozen" and self.value is not None else []
+        arguments += (
+            [f"value={self.value!r}"] if self.kind == "frozen" and self.value is not None else []
+        )
         arguments += [f"seed={self.seed or 0}"] if self.kind == "permuted" else []
         return f"ri.interventions.{self.kind}({', '.join(arguments)})"
 
@@ -133,11 +171,17 @@ _FIRST = {"copied": "source", "scaled": "value", "shifted": "value"}
 
 
 class Placed:
-    """An edit for one prompt, ready to be entered again and again: a continuation enters it anew for every token."""
+    """An edit for one prompt, ready to be entered again and again: a continuation enters it anew
+    for every token.
+    """
 
     def __init__(self, model: nn.Module, edit: Edit, tokens: Sequence[int] | None) -> None:
         """`tokens`: of the prompt; None: all, also those that are generated."""
-        self.model, self.edit, self.tokens = model, edit, None if tokens is None else torch.tensor(tokens)
+        self.model, self.edit, self.tokens = (
+            model,
+            edit,
+            None if tokens is None else torch.tensor(tokens),
+        )
         self._change = self._made()
 
     def applied(self) -> AbstractContextManager[None]:
@@ -157,10 +201,15 @@ class Placed:
         return changes[self.edit.kind]()
 
     def _of_tokens(self, positions: Tensor, here: Here) -> Tensor:
-        """The change of the chosen tokens alone. Not the `tokens` of `replaced`, which notes those that a prompt does not reach yet."""
+        """The change of the chosen tokens alone.
+
+        Not the `tokens` of `replaced`, which notes those that a prompt does not reach yet.
+        """
         if self.tokens is None:
             return self._change(positions, here)
-        chosen = torch.isin(here.index, self.tokens.to(here.index.device)).expand(len(positions), -1)
+        chosen = torch.isin(here.index, self.tokens.to(here.index.device)).expand(
+            len(positions), -1
+        )
         chosen = chosen if here.chosen is None else chosen & here.chosen
         return changed_rows(positions, self._change, replace(here, chosen=chosen))
 

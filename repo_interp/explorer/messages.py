@@ -1,4 +1,5 @@
-"""What a page may ask, held to types and ranges, and the answers as JSON: the same over HTTP and in a notebook.
+"""What a page may ask, held to types and ranges, and the answers as JSON: the same over HTTP and in
+a notebook.
 
     {"ask": "open", "model": 0}                       the model, its heads, how many prompts there are, the atlas of a run
     {"ask": "prompt", "prompt": 0}                    tokens, spans, the map of heads, and which head and token to begin with
@@ -6,8 +7,8 @@
     {"ask": "continue", ...}  {"ask": "suggest", ...}                        events, one after the other
     {"ask": "python", ...}  {"ask": "csv", ...}  {"ask": "netcdf", ...}      the cell, and the numbers of the view as files
 
-A model is a number of those that are compared. A prompt is a number of those that were given, or a text. A message
-names no file and holds no code; what does not fit is an InputError.
+A model is a number of those that are compared. A prompt is a number of those that were given, or a
+text. A message names no file and holds no code; what does not fit is an InputError.
 """
 
 from __future__ import annotations
@@ -71,7 +72,9 @@ class Asked(BaseModel):
     prompt: Index = 0
     text: Annotated[str, Len(0, MOST_TEXT)] | None = None
     """Read in place of a numbered prompt."""
-    heads: Annotated[tuple[tuple[Index, Index], ...], Len(0, MOST_SHOWN), BeforeValidator(as_tuple)] = ()
+    heads: Annotated[
+        tuple[tuple[Index, Index], ...], Len(0, MOST_SHOWN), BeforeValidator(as_tuple)
+    ] = ()
     token: Index = 0
     selection: Annotated[tuple[Index, Index], BeforeValidator(as_tuple)] | None = None
     """The first and the last of the tokens that are selected."""
@@ -82,12 +85,22 @@ class Asked(BaseModel):
 
 
 class Explored:
-    """A bridge and its prompts, as a page explores them. One answer is made at a time; whoever calls sees to that."""
+    """A bridge and its prompts, as a page explores them.
+
+    One answer is made at a time; whoever calls sees to that.
+    """
 
     def __init__(
-        self, bridge: nn.Module, prompts: Any, name: str = "", run: xr.DataTree | None = None, others: Sequence[Explored] = ()
+        self,
+        bridge: nn.Module,
+        prompts: Any,
+        name: str = "",
+        run: xr.DataTree | None = None,
+        others: Sequence[Explored] = (),
     ) -> None:
-        """`name`: what `ri.load` is given; `run`: whose atlas is shown; `others`: what it is compared with, over the same texts."""
+        """`name`: what `ri.load` is given; `run`: whose atlas is shown; `others`: what it is
+        compared with, over the same texts.
+        """
         self.bridge, self.name, self.others = bridge, name, others
         self.decoder = as_decoder(bridge)
         self.prompts = as_prompts(prompts, bridge)
@@ -103,17 +116,27 @@ class Explored:
         return self.name or ("a model" if origin is None else origin.name)
 
     def answer(self, asked: Asked, check: Callable[[], None] = lambda: None) -> dict[str, Any]:
-        """The answer to a message that has one. Raises InputError for what does not fit the model or the prompt."""
+        """The answer to a message that has one.
+
+        Raises InputError for what does not fit the model or the prompt.
+        """
         if asked.model:
             return self._other(asked).answer(asked.model_copy(update={"model": 0}), check)
-        answers = {"open": self._open, "prompt": self._prompt, "view": self._view, "python": self._python}
+        answers = {
+            "open": self._open,
+            "prompt": self._prompt,
+            "view": self._view,
+            "python": self._python,
+        }
         if asked.ask in ("csv", "netcdf"):
             return self._file(asked, check)
         if asked.ask not in answers:
             raise InputError(f"{asked.ask} is answered by events; read them one by one")
         return answers[asked.ask](asked, check)
 
-    def events(self, asked: Asked, check: Callable[[], None] = lambda: None) -> Iterator[dict[str, Any]]:
+    def events(
+        self, asked: Asked, check: Callable[[], None] = lambda: None
+    ) -> Iterator[dict[str, Any]]:
         """The events of "continue" and "suggest"."""
         if asked.model:
             yield from self._other(asked).events(asked.model_copy(update={"model": 0}), check)
@@ -125,7 +148,11 @@ class Explored:
             suggested = steps.result
             yield {
                 "suggested": [
-                    {"edit": edit.model_dump(mode="json", exclude_defaults=True), "sentence": edit.sentence(), "effect": effect}
+                    {
+                        "edit": edit.model_dump(mode="json", exclude_defaults=True),
+                        "sentence": edit.sentence(),
+                        "effect": effect,
+                    }
                     for edit, effect in suggested
                 ]
             }
@@ -136,7 +163,12 @@ class Explored:
             for state in ("clean", "changed") if session.active else ("clean",):
                 if (token := next(streams[state], None)) is not None:
                     right = token == given[number] if given else None
-                    yield {"state": state, "token": token, "text": self._text(session.prompt, token), "right": right}
+                    yield {
+                        "state": state,
+                        "token": token,
+                        "text": self._text(session.prompt, token),
+                        "right": right,
+                    }
 
     def _other(self, asked: Asked) -> Explored:
         if asked.model > len(self.others):
@@ -144,7 +176,9 @@ class Explored:
         return self.others[asked.model - 1]
 
     def session(self, asked: Asked, check: Callable[[], None] = lambda: None) -> Session:
-        """The session that `asked` describes, with the passes of earlier ones over the same prompt."""
+        """The session that `asked` describes, with the passes of earlier ones over the same
+        prompt.
+        """
         key = asked.prompt if asked.text is None else asked.text
         if key not in self._passes:
             prompt = self._read(asked)
@@ -158,15 +192,21 @@ class Explored:
     def _read(self, asked: Asked) -> Prompt:
         if asked.text is None:
             if asked.prompt >= len(self.prompts):
-                raise InputError(f"there is no prompt {asked.prompt}; prompts are 0 to {len(self.prompts) - 1}")
+                raise InputError(
+                    f"there is no prompt {asked.prompt}; prompts are 0 to {len(self.prompts) - 1}"
+                )
             prompt = self.prompts[asked.prompt]
         else:
             if self.decoder.tokenizer is None:
-                raise InputError("this checkpoint has no tokenizer, so it reads no text; choose a numbered prompt")
+                raise InputError(
+                    "this checkpoint has no tokenizer, so it reads no text; choose a "
+                    "numbered prompt"
+                )
             (prompt,) = as_prompts(asked.text, self.bridge)
         if len(prompt.tokens) > MOST_TOKENS:
             raise InputError(
-                f"the prompt has {len(prompt.tokens):,} tokens; the explorer shows up to {MOST_TOKENS:,}: give a part of it"
+                f"the prompt has {len(prompt.tokens):,} tokens; the explorer shows up to "
+                f"{MOST_TOKENS:,}: give a part of it"
             )
         require_memory_for_pass(self.bridge, len(prompt.tokens), 1)
         return prompt
@@ -207,17 +247,37 @@ class Explored:
         colours = span_colours(names)
         scores = heads["head_score"]
         about = ("" if self.run is None else self.run.attrs.get("main_span")) or main_span([prompt])
-        known = [str(name) for name in scores["score"].values if np.ptp(scores.sel(score=name).fillna(0.0).values) > 0]
+        known = [
+            str(name)
+            for name in scores["score"].values
+            if np.ptp(scores.sel(score=name).fillna(0.0).values) > 0
+        ]
         first = next(
-            (name for name in ("mirror", f"attention to {about}", "position range", LOOKS[1]) if name in known), LOOKS[1]
+            (
+                name
+                for name in ("mirror", f"attention to {about}", "position range", LOOKS[1])
+                if name in known
+            ),
+            LOOKS[1],
         )
-        ranked = ranked_heads(scores.sel(score=first, drop=True)) or [(layer, 0) for layer in self.decoder.by_layer]
-        texts = [self._text(prompt, token) for token in prompt.tokens] if prompt.token_text is None else list(prompt.token_text)
+        ranked = ranked_heads(scores.sel(score=first, drop=True)) or [
+            (layer, 0) for layer in self.decoder.by_layer
+        ]
+        texts = (
+            [self._text(prompt, token) for token in prompt.tokens]
+            if prompt.token_text is None
+            else list(prompt.token_text)
+        )
         return {
             "tokens": texts,
-            "joint": "" if any(character.isspace() for text in texts for character in text) else " ",
+            "joint": ""
+            if any(character.isspace() for text in texts for character in text)
+            else " ",
             "spans": {
-                name: {"at": [list(map(int, each)) for each in contiguous(spans[name])], "colour": colours[name]}
+                name: {
+                    "at": [list(map(int, each)) for each in contiguous(spans[name])],
+                    "colour": colours[name],
+                }
                 for name in names
             },
             "answer": list(session.scoring.targets(prompt)),
@@ -232,7 +292,8 @@ class Explored:
         session = self.session(asked, check)
         seen = self._seen(asked, session)
         numbers = {
-            name: {"dims": list(map(str, each.dims)), "values": _plain(each.values)} for name, each in seen.data_vars.items()
+            name: {"dims": list(map(str, each.dims)), "values": _plain(each.values)}
+            for name, each in seen.data_vars.items()
         }
         numbers["span"] = {"dims": ["span"], "values": [str(name) for name in seen["span"].values]}
         return {
@@ -248,24 +309,39 @@ class Explored:
         return call(asked.heads, asked.token, asked.selection, asked.count)
 
     def _python(self, asked: Asked, check: Callable[[], None]) -> dict[str, Any]:
-        return {"python": self.session(asked, check).as_python(asked.heads, asked.token, asked.count)}
+        return {
+            "python": self.session(asked, check).as_python(asked.heads, asked.token, asked.count)
+        }
 
     def _file(self, asked: Asked, check: Callable[[], None]) -> dict[str, Any]:
-        """The numbers of the view as a file: netCDF with the cell that repeats them, or one row per state, head and token as CSV."""
+        """The numbers of the view as a file: netCDF with the cell that repeats them, or one row per
+        state, head and token as CSV.
+        """
         session = self.session(asked, check)
         seen = self._seen(asked, session)
         if asked.ask == "csv":
             table = seen[["position", "weight", "logit"]].rename(key="token_of_key")
             rows = xr.merge(
-                [table["position"], *(table[name].rename(token_of_key="token") for name in ("weight", "logit"))],
+                [
+                    table["position"],
+                    *(table[name].rename(token_of_key="token") for name in ("weight", "logit")),
+                ],
                 compat="override",
             )
-            content = rows.to_dataframe().reset_index().to_csv(index=False, lineterminator="\n").encode()
+            content = (
+                rows.to_dataframe().reset_index().to_csv(index=False, lineterminator="\n").encode()
+            )
         else:
-            attributes = {"python": session.as_python(asked.heads, asked.token, asked.count), "token": asked.token}
+            attributes = {
+                "python": session.as_python(asked.heads, asked.token, asked.count),
+                "token": asked.token,
+            }
             attributes["edits"] = [edit.sentence() for edit in session.active] or "none"
             content = bytes(seen.assign_attrs(attributes).to_netcdf(engine="h5netcdf"))
-        return {"name": f"explored.{'csv' if asked.ask == 'csv' else 'nc'}", "base64": base64.b64encode(content).decode()}
+        return {
+            "name": f"explored.{'csv' if asked.ask == 'csv' else 'nc'}",
+            "base64": base64.b64encode(content).decode(),
+        }
 
     def _text(self, prompt: Prompt, token: int) -> str:
         if prompt.token_text is not None and token in prompt.tokens:
@@ -275,15 +351,19 @@ class Explored:
 
 
 def over_the_same_texts(explored: Explored, bridge: nn.Module, name: str = "") -> Explored:
-    """`explored`, compared with `bridge`: the same tokens where both have one vocabulary, else the same texts in the tokens of each.
+    """`explored`, compared with `bridge`: the same tokens where both have one vocabulary, else the
+    same texts in the tokens of each.
 
     Raises InputError where the two can have neither in common.
     """
     first, second = explored.decoder, as_decoder(bridge)
     reads, other = first.tokenizer, second.tokenizer
-    if (reads is None) != (other is None) or (reads is None and first.vocabulary_size != second.vocabulary_size):
+    if (reads is None) != (other is None) or (
+        reads is None and first.vocabulary_size != second.vocabulary_size
+    ):
         raise InputError(
-            "the two checkpoints have no tokens and no texts in common; compare those of one tokenizer, or two that read text"
+            "the two checkpoints have no tokens and no texts in common; compare those of one "
+            "tokenizer, or two that read text"
         )
     prompts = explored.prompts
     if reads is not None and other is not None and reads.get_vocab() != other.get_vocab():
@@ -309,29 +389,45 @@ def prompts_of(run: xr.DataTree) -> list[Prompt]:
     require_run(run)
     group = described_prompts(run)
     if group is None or "token_id" not in group:
-        raise InputError("this run does not hold its prompts; analyse again with the measure positions or attention_rows")
+        raise InputError(
+            "this run does not hold its prompts; analyse again with the measure positions or "
+            "attention_rows"
+        )
     prompts = []
     for number in map(int, group["prompt"].values):
         told = prompt_tokens(group, number)
         ids = group["token_id"].sel(prompt=number).values[: told.count].tolist()
-        spans = {name: tuple(places) for name, places in told.spans.items() if name not in (REST, GENERATED)}
+        spans = {
+            name: tuple(places)
+            for name, places in told.spans.items()
+            if name not in (REST, GENERATED)
+        }
         texts = told.texts if told.texts_are == "text" else None
-        prompts.append(Prompt(tuple(ids), spans, tuple(told.spans.get(GENERATED, ())), token_text=texts))
+        prompts.append(
+            Prompt(tuple(ids), spans, tuple(told.spans.get(GENERATED, ())), token_text=texts)
+        )
     return prompts
 
 
 def _map(heads: xr.Dataset, clean: xr.Dataset | None = None) -> dict[str, Any]:
-    """Scores with their colours, by name, and outlines [layer, head, point]; of edited ones the colours are those of `clean` ones."""
+    """Scores with their colours, by name, and outlines [layer, head, point]; of edited ones the
+    colours are those of `clean` ones.
+    """
     scores = {}
     for name in heads["score"].values:
         values, all_values = (
-            np.stack([each["head_score"].sel(score=name).values for each in some if each is not None])
+            np.stack(
+                [each["head_score"].sel(score=name).values for each in some if each is not None]
+            )
             for some in ((heads,), (heads, clean))
         )
         colours, norm = scale(all_values)
         shades = mpl.colormaps[colours](norm(values[0]))
         named = [
-            [to_hex(shade) if np.isfinite(value) else MISSING for value, shade in zip(*row, strict=True)]
+            [
+                to_hex(shade) if np.isfinite(value) else MISSING
+                for value, shade in zip(*row, strict=True)
+            ]
             for row in zip(values[0], shades, strict=True)
         ]
         scores[str(name)] = {

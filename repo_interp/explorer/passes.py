@@ -1,10 +1,13 @@
-"""Forward passes of one prompt under lists of edits. What lies before the first edited layer is taken from the pass without edits.
+"""Forward passes of one prompt under lists of edits.
+
+What lies before the first edited layer is taken from the pass without edits.
 
     of(edits)               hidden states that enter each layer, those that leave the last, positions and scores of every head
     inputs(edits, layer)    what one layer attends with (`AttentionInputs`), at the cost of that layer's projections
 
-An edit in layer l of L costs the L - l layers after it (`models.resuming`). The last `MOST` passes are kept, and forgotten in the order of
-their use. Hooks are gone when a call returns, also by an error. Knows nothing about what a page shows.
+An edit in layer l of L costs the L - l layers after it (`models.resuming`). The last `MOST` passes
+are kept, and forgotten in the order of their use. Hooks are gone when a call returns, also by an
+error. Knows nothing about what a page shows.
 """
 
 from __future__ import annotations
@@ -38,7 +41,9 @@ MOST = 6
 ROWS = 32
 """Rows in which the map of heads sees where tokens look."""
 BUDGET = 1 << 30
-"""Bytes of hidden states that are kept, beyond those of the pass without edits and of one with some."""
+"""Bytes of hidden states that are kept, beyond those of the pass without edits and of one with
+some.
+"""
 Kept = TypeVar("Kept")
 Edits = tuple[Edit, ...]
 
@@ -63,8 +68,13 @@ class Pass:
     @cached_property
     def groups(self) -> dict[str, xr.Dataset]:
         """The groups that `ri.analyze` gives for the measures of heads."""
-        parts = {measure.name: [layer[measure.name] for layer in self.observed.values()] for measure in self.measures}
-        return {measure.name: measure.conclude(merge(parts[measure.name])) for measure in self.measures}
+        parts = {
+            measure.name: [layer[measure.name] for layer in self.observed.values()]
+            for measure in self.measures
+        }
+        return {
+            measure.name: measure.conclude(merge(parts[measure.name])) for measure in self.measures
+        }
 
 
 class Passes:
@@ -83,7 +93,10 @@ class Passes:
         self._inputs: OrderedDict[Any, AttentionInputs] = OrderedDict()
 
     def placed(self, edits: Edits) -> list[Placed]:
-        """`edits` for this prompt. Raises InputError for layers, heads, spans and tokens that there are not."""
+        """`edits` for this prompt.
+
+        Raises InputError for layers, heads, spans and tokens that there are not.
+        """
         spans, count = self.prompt.all_spans(), len(self.prompt.tokens)
         found = [Placed(self.model, edit, edit.tokens_in(spans, count)) for edit in edits]
         for placed in found:
@@ -93,7 +106,10 @@ class Passes:
         return found
 
     def of(self, edits: Edits, check: Callable[[], None]) -> Pass:
-        """The pass under `edits`. `check` is called before each layer; what it raises ends the pass."""
+        """The pass under `edits`.
+
+        `check` is called before each layer; what it raises ends the pass.
+        """
         return _kept(self._kept, edits, lambda: self._passed(edits, check), self._most)
 
     def inputs(self, edits: Edits, layer: int, check: Callable[[], None]) -> AttentionInputs:
@@ -108,14 +124,18 @@ class Passes:
         observed: dict[int, dict[str, Statistics]] = {}
         looks: dict[int, Tensor] = {}
 
-        def enter(number: int, layer: nn.Module, arguments: tuple, keywords: dict[str, Any]) -> None:
+        def enter(
+            number: int, layer: nn.Module, arguments: tuple, keywords: dict[str, Any]
+        ) -> None:
             check()
             if number >= first:
                 entered[number] = arguments[0] if arguments else keywords["hidden_states"]
 
         def receive(inputs: AttentionInputs) -> None:
             require_finite(inputs)
-            observed[inputs.layer] = {measure.name: measure.observe(inputs, self.batch.spans) for measure in self.measures}
+            observed[inputs.layer] = {
+                measure.name: measure.observe(inputs, self.batch.spans) for measure in self.measures
+            }
             looks[inputs.layer] = looked(inputs)
 
         with ExitStack() as stack:
@@ -123,17 +143,35 @@ class Passes:
                 stack.enter_context(placed.applied())
             stack.enter_context(self._observing(receive))
             for number, layer in enumerate(self.decoder.blocks):
-                stack.callback(layer.register_forward_pre_hook(partial(enter, number), with_kwargs=True).remove)
+                stack.callback(
+                    layer.register_forward_pre_hook(partial(enter, number), with_kwargs=True).remove
+                )
             if clean is None:
                 recording = recorded(self.model, self.batch.tokens)
             else:
                 hidden = resumed(self.model, clean.recording, first)
-                before, later = clean.recording.residuals[: first + 1], range(first + 1, len(self.decoder.blocks))
-                recording = Recording(self.batch.tokens, (*before, *(entered[number] for number in later)), hidden)
+                before, later = (
+                    clean.recording.residuals[: first + 1],
+                    range(first + 1, len(self.decoder.blocks)),
+                )
+                recording = Recording(
+                    self.batch.tokens, (*before, *(entered[number] for number in later)), hidden
+                )
         if not bool(recording.last_hidden.isfinite().all()):
-            raise NotFinite("the model's outputs under these edits are NaN or infinite; make the edit smaller")
-        earlier = {} if clean is None else {layer: seen for layer, seen in clean.observed.items() if layer not in observed}
-        return Pass(recording, earlier | observed, self.measures, ({} if clean is None else clean.looks) | looks)
+            raise NotFinite(
+                "the model's outputs under these edits are NaN or infinite; make the edit smaller"
+            )
+        earlier = (
+            {}
+            if clean is None
+            else {layer: seen for layer, seen in clean.observed.items() if layer not in observed}
+        )
+        return Pass(
+            recording,
+            earlier | observed,
+            self.measures,
+            ({} if clean is None else clean.looks) | looks,
+        )
 
     @torch.no_grad()
     def _looked(self, edits: Edits, layer: int, check: Callable[[], None]) -> AttentionInputs:
@@ -153,7 +191,9 @@ class Passes:
                 return found[0]
         raise AssertionError(f"the pass did not reach layer {layer}")
 
-    def _observing(self, receive: Callable[[AttentionInputs], None], layers: Sequence[int] | None = None) -> Any:
+    def _observing(
+        self, receive: Callable[[AttentionInputs], None], layers: Sequence[int] | None = None
+    ) -> Any:
         return observing(self.model, self.batch.valid, torch.arange(1), receive, layers)
 
     def _block(self, layer: int) -> int:
@@ -162,7 +202,9 @@ class Passes:
 
 
 def looked(inputs: AttentionInputs) -> Float[Tensor, "where head"]:
-    """Attention to token 0 and to the previous token of every head, mean over up to `ROWS` evenly spaced rows of the only prompt."""
+    """Attention to token 0 and to the previous token of every head, mean over up to `ROWS` evenly
+    spaced rows of the only prompt.
+    """
     last = inputs.valid.shape[1] - 1
     rows = torch.linspace(1, last, min(ROWS, last), device=inputs.queries.device).round().long()
     weights = inputs.pattern(rows)[0]

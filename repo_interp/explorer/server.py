@@ -3,9 +3,10 @@
     GET  /TOKEN/            the page                GET /TOKEN/page/NAME     one of its modules, by a name of a fixed list
     POST /TOKEN/ask         an answer as JSON; or, for "continue" and "suggest", server-sent events
 
-Bound to 127.0.0.1. The address holds a secret token, Host must name this machine and Origin, where there is one, this server: another page
-in the same browser can neither read nor ask. No name that a page sends is a path. There is one model, so messages wait for each other; a
-newer view of a tab ends its older one between two layers.
+Bound to 127.0.0.1. The address holds a secret token, Host must name this machine and Origin, where
+there is one, this server: another page in the same browser can neither read nor ask. No name that a
+page sends is a path. There is one model, so messages wait for each other; a newer view of a tab
+ends its older one between two layers.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ MOST_BYTES = 8 << 20
 _STREAMED = ("continue", "suggest")
 _TYPES = {"js": "text/javascript; charset=utf-8", "css": "text/css; charset=utf-8"}
 _HEADERS = {
-    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src data: blob:; "
+    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self' "
+    "'unsafe-inline'; img-src data: blob:; "
     "connect-src 'self'; form-action 'none'; frame-ancestors 'none'; base-uri 'none'",
     "referrer-policy": "no-referrer",
     "x-content-type-options": "nosniff",
@@ -77,7 +79,9 @@ class Turns:
         self._latest: dict[tuple[str, str], threading.Event] = {}
 
     def begin(self, asked: Asked) -> Callable[[], None]:
-        """End what the page asked before of the same kind; return what raises Superseded once a newer message has come."""
+        """End what the page asked before of the same kind; return what raises Superseded once a
+        newer message has come.
+        """
         ended, key = threading.Event(), (asked.tab, asked.ask)
         older = self._latest.pop(key, None)
         if older is not None and asked.ask in ("view", *_STREAMED):
@@ -108,13 +112,19 @@ def application(explored: Explored, token: str, port: int) -> Starlette:
         if request.headers.get("host") not in names:
             return _said(f"this server answers to {HOST}:{port} alone", 421)
         if request.headers.get("origin", next(iter(origins))) not in origins:
-            return _said("another page asks; open the address that repo-interp explore printed", 403)
+            return _said(
+                "another page asks; open the address that repo-interp explore printed", 403
+            )
         if not secrets.compare_digest(request.path_params["token"].encode(), token.encode()):
-            return _said("the address lacks the token; open the one that repo-interp explore printed", 403)
+            return _said(
+                "the address lacks the token; open the one that repo-interp explore printed", 403
+            )
         return None
 
     async def page(request: Request) -> Response:
-        return refusal(request) or Response(_PAGE, headers=_HEADERS, media_type="text/html; charset=utf-8")
+        return refusal(request) or Response(
+            _PAGE, headers=_HEADERS, media_type="text/html; charset=utf-8"
+        )
 
     async def asset(request: Request) -> Response:
         name = request.path_params["name"]
@@ -122,7 +132,9 @@ def application(explored: Explored, token: str, port: int) -> Starlette:
             return refused
         if name not in assets():
             return _said("there is no such file", 404)
-        return Response(assets()[name], headers=_HEADERS, media_type=_TYPES[name.rpartition(".")[2]])
+        return Response(
+            assets()[name], headers=_HEADERS, media_type=_TYPES[name.rpartition(".")[2]]
+        )
 
     async def ask(request: Request) -> Response:
         if (refused := refusal(request)) is not None:
@@ -131,13 +143,16 @@ def application(explored: Explored, token: str, port: int) -> Starlette:
             asked = message(parsed((await _body(request)).decode(), "the request"))
             check = turns.begin(asked)
             if asked.ask in _STREAMED:
-                return StreamingResponse(events(asked, check), headers=_HEADERS, media_type="text/event-stream")
+                return StreamingResponse(
+                    events(asked, check), headers=_HEADERS, media_type="text/event-stream"
+                )
             answer = await turns.take(lambda: explored.answer(asked, check), check)
             return JSONResponse(answer, headers=_HEADERS)
         except (Superseded, ClientDisconnect):  # of the second nobody reads the answer
             return JSONResponse({"superseded": True}, headers=_HEADERS)
         except (InputError, UnicodeDecodeError) as error:
-            return _said(one_line(error), 200)  # an answer, too: a browser counts other states as errors of the page
+            # an answer, too: a browser counts other states as errors of the page
+            return _said(one_line(error), 200)
 
     async def events(asked: Asked, check: Callable[[], None]) -> AsyncIterator[str]:
         source = explored.events(asked, check)
@@ -154,7 +169,9 @@ def application(explored: Explored, token: str, port: int) -> Starlette:
                     return
 
     paths = [("", page, "GET"), ("page/{name}", asset, "GET"), ("ask", ask, "POST")]
-    return Starlette(routes=[Route(f"/{{token}}/{path}", call, methods=[method]) for path, call, method in paths])
+    return Starlette(
+        routes=[Route(f"/{{token}}/{path}", call, methods=[method]) for path, call, method in paths]
+    )
 
 
 async def _body(request: Request) -> bytes:
@@ -162,7 +179,9 @@ async def _body(request: Request) -> bytes:
     async for part in request.stream():
         content += part
         if len(content) > MOST_BYTES:
-            raise InputError(f"the request has more than {MOST_BYTES >> 20} MB; give a shorter text")
+            raise InputError(
+                f"the request has more than {MOST_BYTES >> 20} MB; give a shorter text"
+            )
     return bytes(content)
 
 
@@ -171,34 +190,54 @@ def _said(line: str, status: int) -> Response:
 
 
 def listening(port: int | None) -> socket.socket:
-    """A socket of this machine at `port`; None: any that is free. Raises InputError where another program has it."""
+    """A socket of this machine at `port`; None: any that is free.
+
+    Raises InputError where another program has it.
+    """
     place = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         place.bind((HOST, port or 0))
     except OSError as error:
         place.close()
-        raise InputError(f"port {port} cannot be used ({error.strerror}); give another with --port") from None
+        raise InputError(
+            f"port {port} cannot be used ({error.strerror}); give another with --port"
+        ) from None
     place.listen()
     return place
 
 
 def server(explored: Explored, token: str, place: socket.socket) -> uvicorn.Server:
-    """The server of `explored` on `place`; its `run(sockets=[place])` answers until the process is interrupted."""
+    """The server of `explored` on `place`; its `run(sockets=[place])` answers until the process is
+    interrupted.
+    """
     app = application(explored, token, place.getsockname()[1])
-    settings = uvicorn.Config(app, log_level="warning", access_log=False, lifespan="off", ws="none", timeout_graceful_shutdown=1)
+    settings = uvicorn.Config(
+        app,
+        log_level="warning",
+        access_log=False,
+        lifespan="off",
+        ws="none",
+        timeout_graceful_shutdown=1,
+    )
     return uvicorn.Server(settings)
 
 
 def kept_token() -> str:
-    """The token of this user, the same every time, so that a page finds a server that was started again; a fresh one where none is kept."""
+    """The token of this user, the same every time, so that a page finds a server that was started
+    again; a fresh one where none is kept.
+    """
     fresh = secrets.token_urlsafe(32)
     with suppress(OSError, ValueError):
         file = cache_directory() / "explore-token"
         file.parent.mkdir(parents=True, exist_ok=True)
         with suppress(FileExistsError), open(file, "x", opener=_private) as made:
             made.write(fresh)
-        if not file.is_symlink() and file.stat().st_mode & 0o077 == 0 and len(kept := file.read_text("ascii")) == len(fresh):
+        if (
+            not file.is_symlink()
+            and file.stat().st_mode & 0o077 == 0
+            and len(kept := file.read_text("ascii")) == len(fresh)
+        ):
             return kept
     return fresh
 

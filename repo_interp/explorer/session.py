@@ -1,4 +1,5 @@
-"""A session: one model, one prompt and a list of edits; its methods are the answers that the explorer shows.
+"""A session: one model, one prompt and a list of edits; its methods are the answers that the
+explorer shows.
 
     session = ri.explorer.Session(bridge, prompt, [Edit(kind="linearised", layer=2)])
     session.look([(2, 0)], token=25)            positions, attention and logits of heads, next tokens: as the model is
@@ -7,8 +8,9 @@
     session.suggest()                           the edits that the answer depends on most
     print(session.as_python([(2, 0)], token=25))    the cell that repeats it and gives the same numbers
 
-Edits that are off are kept and have no effect. Between two calls no hook is attached, also between two tokens of a continuation. Each
-answer is an `xarray.Dataset` with units. Knows nothing about pages and servers.
+Edits that are off are kept and have no effect. Between two calls no hook is attached, also between
+two tokens of a continuation. Each answer is an `xarray.Dataset` with units. Knows nothing about
+pages and servers.
 """
 
 from __future__ import annotations
@@ -88,26 +90,38 @@ class Session:
     answer: Sequence[int] = ()
     """Tokens whose log-probability is followed; empty: the generated ones, else the last."""
     name: str = ""
-    """What `ri.load` is given in `as_python`; empty: the directory that the bridge was loaded from."""
+    """What `ri.load` is given in `as_python`; empty: the directory that the bridge was loaded from.
+    """
     passes: Passes | None = None
     """Of another session with the same bridge and prompt, whose passes are used again."""
     check: Callable[[], None] = field(default=lambda: None, repr=False)
     """Called before each layer of a pass; what it raises ends the answer that is being made."""
 
     def __post_init__(self) -> None:
-        """Raises InputError for several prompts, and for edits and answers that do not fit the prompt."""
+        """Raises InputError for several prompts, and for edits and answers that do not fit the
+        prompt.
+        """
         given = as_prompts(self.prompt, self.bridge)
         if len(given) != 1:
             raise InputError(f"a session has one prompt; got {len(given)}")
         (self.prompt,) = given
         tokens(given, self.bridge)  # refuses those that the model lacks
         if self.count < 2:
-            raise InputError("the prompt has one token, and nothing is to be expected after others; give at least two")
-        if not isinstance(self.edits, Sequence) or not all(isinstance(edit, Edit) for edit in self.edits):
-            raise InputError("edits of a session are a list of Edits, such as [Edit(kind='linearised', layer=2)]")
+            raise InputError(
+                "the prompt has one token, and nothing is to be expected after others; give "
+                "at least two"
+            )
+        if not isinstance(self.edits, Sequence) or not all(
+            isinstance(edit, Edit) for edit in self.edits
+        ):
+            raise InputError(
+                "edits of a session are a list of Edits, such as [Edit(kind='linearised', layer=2)]"
+            )
         self.answer = tuple(dict.fromkeys(sorted(checked(self.answer, tuple[int, ...], "answer"))))
         if self.answer and not 1 <= self.answer[0] <= self.answer[-1] < self.count:
-            raise InputError(f"an answer has tokens from 1 to {self.count - 1}; got {listed(self.answer)}")
+            raise InputError(
+                f"an answer has tokens from 1 to {self.count - 1}; got {listed(self.answer)}"
+            )
         if self.passes is None:
             self.passes = Passes(self.bridge, self.prompt)
         self._passes.placed(tuple(self.edits))
@@ -130,7 +144,11 @@ class Session:
     @cached_property
     def scoring(self) -> Scoring:
         """How the answer is scored."""
-        return scoring_of([self.prompt]) if self.prompt.generated and not self.answer else Marked(self._places)
+        return (
+            scoring_of([self.prompt])
+            if self.prompt.generated and not self.answer
+            else Marked(self._places)
+        )
 
     @property
     def _places(self) -> tuple[int, ...]:
@@ -138,10 +156,12 @@ class Session:
         return tuple(self.answer) or tuple(sorted(self.prompt.generated)) or (self.count - 1,)
 
     def heads(self, edited: bool = False) -> xr.Dataset:
-        """The map of heads: scores [score, layer, head], and positions at up to `POINTS` tokens, as the model is or under the edits.
+        """The map of heads: scores [score, layer, head], and positions at up to `POINTS` tokens, as
+        the model is or under the edits.
 
-        Scores are those of the measures `positions` and `attention_mass`; where tokens look (`passes.looked`); and, where the prompt
-        names the source of each generated token, how well positions mirror it (`measures.kernels.mirror`).
+        Scores are those of the measures `positions` and `attention_mass`; where tokens look
+        (`passes.looked`); and, where the prompt names the source of each generated token, how well
+        positions mirror it (`measures.kernels.mirror`).
         """
         passed = self._passes.of(self.active if edited else (), self.check)
         groups, layers = passed.groups, passed.groups["positions"]["layer"].values
@@ -149,44 +169,80 @@ class Session:
         scores = {"position range": groups["positions"]["position_range"].isel(prompt=0, drop=True)}
         if "attention_mass" in groups:
             mass = groups["attention_mass"]["mass"].isel(prompt=0, drop=True)
-            scores |= {f"attention to {span}": mass.sel(span=span, drop=True) for span in map(str, mass["span"].values)}
+            scores |= {
+                f"attention to {span}": mass.sel(span=span, drop=True)
+                for span in map(str, mass["span"].values)
+            }
         looks = torch.stack([passed.looks[int(layer)] for layer in layers], dim=1).numpy()
-        scores |= {name: scores["position range"].copy(data=values) for name, values in zip(LOOKS, looks, strict=True)}
+        scores |= {
+            name: scores["position range"].copy(data=values)
+            for name, values in zip(LOOKS, looks, strict=True)
+        }
         if self.prompt.sources is not None:
-            scores = {"mirror": xr.apply_ufunc(self._mirror, position, input_core_dims=[["token"]], vectorize=True)} | scores
+            scores = {
+                "mirror": xr.apply_ufunc(
+                    self._mirror, position, input_core_dims=[["token"]], vectorize=True
+                )
+            } | scores
         stacked = xr.concat(
-            [each.reset_coords(drop=True) for each in scores.values()], "score", coords="minimal", compat="override"
+            [each.reset_coords(drop=True) for each in scores.values()],
+            "score",
+            coords="minimal",
+            compat="override",
         )
         stacked = stacked.assign_coords(score=list(scores)).transpose("score", "layer", "head")
-        sampled = position.isel(token=np.unique(np.linspace(0, self.count - 1, POINTS).round().astype(int)), drop=True)
-        sampled = sampled.reset_coords(drop=True).transpose("layer", "head", "token").rename(token="point")
+        sampled = position.isel(
+            token=np.unique(np.linspace(0, self.count - 1, POINTS).round().astype(int)), drop=True
+        )
+        sampled = (
+            sampled.reset_coords(drop=True)
+            .transpose("layer", "head", "token")
+            .rename(token="point")
+        )
         named = {
             "head_score": described(stacked.astype("float64"), "score of each head", "1"),
             "outline": described(sampled, "position at evenly spaced tokens", "positions"),
         }
         return with_schemes(xr.Dataset(named), as_decoder(self.bridge).schemes)
 
-    def look(self, heads: Sequence[Head], token: int, selection: tuple[int, int] | None = None, count: int = NEXT) -> xr.Dataset:
+    def look(
+        self,
+        heads: Sequence[Head],
+        token: int,
+        selection: tuple[int, int] | None = None,
+        count: int = NEXT,
+    ) -> xr.Dataset:
         """What `heads` do in the row of `token`, and what the model expects next, as the model is.
 
-        `position` [shown, token], `weight` and `logit` [shown, key] of the row of `token`, `span_mass` [shown, span] of every span and of
-        the tokens of `selection` (first, last), `probability`, `next_token` and `next_text` [rank], and the answer's `log_probability`.
+        `position` [shown, token], `weight` and `logit` [shown, key] of the row of `token`,
+        `span_mass` [shown, span] of every span and of the tokens of `selection` (first, last),
+        `probability`, `next_token` and `next_text` [rank], and the answer's `log_probability`.
         """
         return self._seen((), heads, token, selection, count)
 
     def changed(
-        self, heads: Sequence[Head], token: int, selection: tuple[int, int] | None = None, count: int = NEXT
+        self,
+        heads: Sequence[Head],
+        token: int,
+        selection: tuple[int, int] | None = None,
+        count: int = NEXT,
     ) -> xr.Dataset:
-        """`look` with the axis `state`, clean and changed; `weight_difference` [shown, key]; and `curve` [edit], the log-probability of
-        the answer after each edit that is on, in order.
+        """`look` with the axis `state`, clean and changed; `weight_difference` [shown, key]; and
+        `curve` [edit], the log-probability of the answer after each edit that is on, in order.
         """
         states = [self._seen(edits, heads, token, selection, count) for edits in ((), self.active)]
-        both = xr.concat(states, xr.DataArray(list(STATES), dims="state", name="state"), coords="minimal", compat="override")
+        both = xr.concat(
+            states,
+            xr.DataArray(list(STATES), dims="state", name="state"),
+            coords="minimal",
+            compat="override",
+        )
         prefixes = [self.active[:length] for length in range(len(self.active) + 1)]
         curve = [self._log_probability(edits) for edits in prefixes]
         return both.assign(
             weight_difference=described(
-                both["weight"].sel(state="changed", drop=True) - both["weight"].sel(state="clean", drop=True),
+                both["weight"].sel(state="changed", drop=True)
+                - both["weight"].sel(state="clean", drop=True),
                 "attention under the edits less attention without them",
                 "1",
             ),
@@ -198,22 +254,34 @@ class Session:
         )
 
     def continuation(self, edited: bool = True, most: int | None = None) -> Iterator[int]:
-        """Greedy next tokens after the prompt - where it marks an answer, after what stands before it -, under the edits.
+        """Greedy next tokens after the prompt - where it marks an answer, after what stands before
+        it -, under the edits.
 
-        Ends after `most` tokens (None: as many as the answer has, else 32), or with a token that ends a text. Close it to stop.
+        Ends after `most` tokens (None: as many as the answer has, else 32), or with a token that
+        ends a text. Close it to stop.
         """
         start = self.start
-        count = min(MOST_NEW, self.count - start or 32) if most is None else int(checked(most, Count, "most"))
+        count = (
+            min(MOST_NEW, self.count - start or 32)
+            if most is None
+            else int(checked(most, Count, "most"))
+        )
         placed = self._passes.placed(self.active if edited else ())
         model: Any = self._passes.model
-        ends = np.atleast_1d(model.generation_config.eos_token_id if model.generation_config.eos_token_id is not None else -1)
+        ends = np.atleast_1d(
+            model.generation_config.eos_token_id
+            if model.generation_config.eos_token_id is not None
+            else -1
+        )
         cache, given = DynamicCache(config=model.config), self._passes.batch.tokens[:, :start]
         for _ in range(count):
             self.check()
             with torch.no_grad(), at_rest(model), ExitStack() as stack:
                 for each in placed:
                     stack.enter_context(each.applied())
-                logits = model(given, past_key_values=cache, use_cache=True, logits_to_keep=1).logits[0, -1]
+                logits = model(
+                    given, past_key_values=cache, use_cache=True, logits_to_keep=1
+                ).logits[0, -1]
             if not bool(logits.isfinite().all()):
                 raise NotFinitePrediction(0)
             given = logits.argmax()[None, None]
@@ -223,16 +291,21 @@ class Session:
 
     @property
     def start(self) -> int:
-        """The first token that a continuation replaces: the answer's first, where it is the end of the prompt; else none."""
+        """The first token that a continuation replaces: the answer's first, where it is the end of
+        the prompt; else none.
+        """
         answer = tuple(self.answer) or tuple(sorted(self.prompt.generated))
         return answer[0] if answer and answer == tuple(range(answer[0], self.count)) else self.count
 
-    def suggest(self, progress: Callable[[int, int], None] | None = None) -> list[tuple[Edit, float]]:
-        """Up to `SUGGESTED` edits of one head or one layer that lower the log-probability of the answer most, and by how many nats; then
-        those of all heads of one kind (`measures.position_sources.head_kinds`) on this prompt, whatever they change.
+    def suggest(
+        self, progress: Callable[[int, int], None] | None = None
+    ) -> list[tuple[Edit, float]]:
+        """Up to `SUGGESTED` edits of one head or one layer that lower the log-probability of the
+        answer most, and by how many nats; then those of all heads of one kind
+        (`measures.position_sources.head_kinds`) on this prompt, whatever they change.
 
-        From the experiment `effects`: the token index where positions are learned, else one constant for all tokens. Raises InputError
-        where no layer assigns positions.
+        From the experiment `effects`: the token index where positions are learned, else one
+        constant for all tokens. Raises InputError where no layer assigns positions.
         """
 
         def advance(done: int, total: int) -> None:
@@ -242,20 +315,34 @@ class Session:
 
         kind: Any = default_kinds(self._passes.model)[0]
         with at_rest(self._passes.model):
-            effects = Effects((kind,), draws=1).measured(self._passes.model, self.scoring, [self.prompt], progress=advance)
+            effects = Effects((kind,), draws=1).measured(
+                self._passes.model, self.scoring, [self.prompt], progress=advance
+            )
         group = effects.isel(kind=0)
         layers: list[int] = group["layer"].values.tolist()
-        heads: list[Head] = [(layer, head) for layer in layers for head in group["head"].values.tolist()]
-        changes = [Edit(kind=kind, layer=layer) for layer in layers] + [Edit(kind=kind, heads=(head,)) for head in heads]
-        lost = [*group["layer_effect"].values.tolist(), *group["effect"].transpose("layer", "head").values.ravel().tolist()]
-        needed = [each for each in zip(changes, lost, strict=True) if each[1] < 0]  # NaN where no head was measured
+        heads: list[Head] = [
+            (layer, head) for layer in layers for head in group["head"].values.tolist()
+        ]
+        changes = [Edit(kind=kind, layer=layer) for layer in layers] + [
+            Edit(kind=kind, heads=(head,)) for head in heads
+        ]
+        lost = [
+            *group["layer_effect"].values.tolist(),
+            *group["effect"].transpose("layer", "head").values.ravel().tolist(),
+        ]
+        # NaN where no head was measured
+        needed = [each for each in zip(changes, lost, strict=True) if each[1] < 0]
         with at_rest(self._passes.model):
-            sources = analyze(self.bridge, [self.prompt], ("position_sources",))["position_sources"].to_dataset()
+            sources = analyze(self.bridge, [self.prompt], ("position_sources",))[
+                "position_sources"
+            ].to_dataset()
         clean, whole = self._log_probability(()), []
         for name in KINDS_OF_HEADS:
             found = tuple(heads_where(sources["kind"].sel(layer=layers) == name))
             for move in MOVES if found else ():
-                edit = Edit(kind=move, heads=found, named=f"the {len(found)} heads of kind “{name}”")
+                edit = Edit(
+                    kind=move, heads=found, named=f"the {len(found)} heads of kind “{name}”"
+                )
                 whole.append((edit, self._log_probability((edit,)) - clean))
         return [*sorted(needed, key=lambda each: each[1])[:SUGGESTED], *whole]
 
@@ -264,7 +351,9 @@ class Session:
         return float(self._readings(self._passes.of(edits, self.check))[0])
 
     def as_python(self, heads: Sequence[Head], token: int, count: int = NEXT) -> str:
-        """A cell that repeats the session with the library: `clean` and `changed` have the numbers of `changed(heads, token)`."""
+        """A cell that repeats the session with the library: `clean` and `changed` have the numbers
+        of `changed(heads, token)`.
+        """
         self._require(heads, token)
         spans = self.prompt.all_spans()
         source = as_decoder(self.bridge).origin
@@ -279,24 +368,42 @@ class Session:
             count=count,
             start=self.start,
             most=min(MOST_NEW, self.count - self.start or 32),
-            weight=_WEIGHT if self.count <= MOST_TOKENS else "        # attention: patterns are made of up to 512 tokens\n",
-            edits="\n".join(f"    edits.enter_context({call})" for call in calls) or "    # no edit is on",
+            weight=_WEIGHT
+            if self.count <= MOST_TOKENS
+            else "        # attention: patterns are made of up to 512 tokens\n",
+            edits="\n".join(f"    edits.enter_context({call})" for call in calls)
+            or "    # no edit is on",
         )
 
     @torch.no_grad()
     def _seen(
-        self, edits: tuple[Edit, ...], heads: Sequence[Head], token: int, selection: tuple[int, int] | None, count: int
+        self,
+        edits: tuple[Edit, ...],
+        heads: Sequence[Head],
+        token: int,
+        selection: tuple[int, int] | None,
+        count: int,
     ) -> xr.Dataset:
         self._require(heads, token)
         passed = self._passes.of(edits, self.check)
-        position = passed.groups["positions"]["position"].isel(prompt=0, drop=True).reset_coords(drop=True)
+        position = (
+            passed.groups["positions"]["position"].isel(prompt=0, drop=True).reset_coords(drop=True)
+        )
         spans = {name: list(places) for name, places in self.prompt.all_spans().items()}
         if selection is not None:
             first, last = sorted(selection)
             self._require((), last)
             spans["selection"] = list(range(first, last + 1))
-        shown = {name: ("shown", [head[place] for head in heads]) for place, name in enumerate(("layer", "head"))}
-        coords = {**shown, "key": np.arange(self.count), "token": np.arange(self.count), "span": list(spans)}
+        shown = {
+            name: ("shown", [head[place] for head in heads])
+            for place, name in enumerate(("layer", "head"))
+        }
+        coords = {
+            **shown,
+            "key": np.arange(self.count),
+            "token": np.arange(self.count),
+            "span": list(spans),
+        }
         logits, weights, masses = [], [], []
         for layer, head in heads:
             logit, weight = row_of(self._passes.inputs(edits, layer, self.check), head, token)
@@ -304,19 +411,47 @@ class Session:
             weights.append(weight)
             masses.append([float(np.nansum(weight[places])) for places in spans.values()])
         rows = np.stack([position.sel(layer=layer, head=head).values for layer, head in heads])
-        expected = next_token_logits(self._passes.model, passed.recording.last_hidden[0, [token]])[0].double().log_softmax(-1)
+        expected = (
+            next_token_logits(self._passes.model, passed.recording.last_hidden[0, [token]])[0]
+            .double()
+            .log_softmax(-1)
+        )
         largest, ids = expected.topk(min(count, len(expected)))
         log_probability, logit_difference, score = self._readings(passed)
         seen = xr.Dataset(
             {
-                "position": described(xr.DataArray(rows, dims=("shown", "token")), "position of each token", "positions"),
-                "logit": described(xr.DataArray(np.stack(logits), dims=("shown", "key")), "logit of each key", "logits"),
-                "weight": described(xr.DataArray(np.stack(weights), dims=("shown", "key")), "attention to each key", "1"),
-                "span_mass": described(xr.DataArray(masses, dims=("shown", "span")), "attention to each span", "1"),
-                "probability": described(xr.DataArray(largest.exp().cpu().numpy(), dims="rank"), "of the next token", "1"),
-                "next_token": described(xr.DataArray(ids.cpu().numpy(), dims="rank"), "likeliest next tokens", "1"),
-                "log_probability": described(xr.DataArray(log_probability), "log-probability of the answer", "nat"),
-                "logit_difference": described(xr.DataArray(logit_difference), "the answer's logit less the next one's", "logit"),
+                "position": described(
+                    xr.DataArray(rows, dims=("shown", "token")),
+                    "position of each token",
+                    "positions",
+                ),
+                "logit": described(
+                    xr.DataArray(np.stack(logits), dims=("shown", "key")),
+                    "logit of each key",
+                    "logits",
+                ),
+                "weight": described(
+                    xr.DataArray(np.stack(weights), dims=("shown", "key")),
+                    "attention to each key",
+                    "1",
+                ),
+                "span_mass": described(
+                    xr.DataArray(masses, dims=("shown", "span")), "attention to each span", "1"
+                ),
+                "probability": described(
+                    xr.DataArray(largest.exp().cpu().numpy(), dims="rank"), "of the next token", "1"
+                ),
+                "next_token": described(
+                    xr.DataArray(ids.cpu().numpy(), dims="rank"), "likeliest next tokens", "1"
+                ),
+                "log_probability": described(
+                    xr.DataArray(log_probability), "log-probability of the answer", "nat"
+                ),
+                "logit_difference": described(
+                    xr.DataArray(logit_difference),
+                    "the answer's logit less the next one's",
+                    "logit",
+                ),
                 "score": described(xr.DataArray(score), self.scoring.metric, self.scoring.units),
             },
             coords,
@@ -335,17 +470,24 @@ class Session:
     def _mirror(self, position: np.ndarray) -> float:
         if not np.isfinite(position).all():
             return np.nan
-        return mirror_score(mirror(position, self.prompt.tokens, self.prompt.sources or (), self.prompt.generated))
+        return mirror_score(
+            mirror(position, self.prompt.tokens, self.prompt.sources or (), self.prompt.generated)
+        )
 
     def _require(self, heads: Sequence[Head], token: int) -> None:
         """Raise InputError for a token or a head that there is not."""
         if not 0 <= token < self.count:
-            raise InputError(f"token {token} was chosen; the prompt's tokens are 0 to {self.count - 1}")
-        known = {attention.layer_idx: attention.heads for attention in as_decoder(self.bridge).layers}
+            raise InputError(
+                f"token {token} was chosen; the prompt's tokens are 0 to {self.count - 1}"
+            )
+        known = {
+            attention.layer_idx: attention.heads for attention in as_decoder(self.bridge).layers
+        }
         for layer, head in heads:
             if not 0 <= head < known.get(layer, 0):
                 raise InputError(
-                    f"layer {layer}, head {head} was chosen; layers are {min(known)} to {max(known)}, heads 0 to {max(known.values()) - 1}"
+                    f"layer {layer}, head {head} was chosen; layers are {min(known)} to "
+                    f"{max(known)}, heads 0 to {max(known.values()) - 1}"
                 )
 
 

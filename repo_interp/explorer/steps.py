@@ -1,11 +1,12 @@
-"""Long work, one step at a time: a function that tells its progress, as an iterator that stops at each of its calls.
+"""Long work, one step at a time: a function that tells its progress, as an iterator that stops at
+each of its calls.
 
     for done, total in (steps := Steps(work)): ...     `work(progress)` goes on until it calls `progress(done, total)`, and waits there
     steps.result                                        what `work` returned, once the iterator has ended
     steps.close()                                       ends `work` where it waits
 
-The work has a thread of its own, and runs only while the next step is awaited: between two steps others may use the model. Knows nothing
-about models and pages.
+The work has a thread of its own, and runs only while the next step is awaited: between two steps
+others may use the model. Knows nothing about models and pages.
 """
 
 from __future__ import annotations
@@ -26,7 +27,10 @@ class Steps(Iterator[tuple[int, int]]):
     def __init__(self, work: Callable[[Callable[[int, int], None]], Any]) -> None:
         self.result: Any = None
         self._work, self._closed = work, False
-        self._awaited, self._given = threading.Semaphore(0), SimpleQueue[tuple[int, int] | BaseException]()
+        self._awaited, self._given = (
+            threading.Semaphore(0),
+            SimpleQueue[tuple[int, int] | BaseException](),
+        )
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 

@@ -1,12 +1,14 @@
-"""The explorer in a notebook: the page's own modules in an anywidget, whose kernel answers; no port is opened.
+"""The explorer in a notebook: the page's own modules in an anywidget, whose kernel answers; no port
+is opened.
 
     page -> kernel    {"number": n, "message": {"ask": ...}}     a message of `messages`; of "continue" and "suggest" the first event
                       {"number": n, "message": {"more": stream}} the next event of a stream
     kernel -> page    {"number": n, "answer": {...}}             the answer, or one of
                       {"refused": line}  {"stream": s, "event": {...}}  {"done": true}
 
-Each event of a stream is asked for, so that a page stops one by asking no more, and the kernel is free between two events. Each widget has
-passes of its own, and no hook stays on the bridge between two messages: several widgets on one bridge do not disturb each other.
+Each event of a stream is asked for, so that a page stops one by asking no more, and the kernel is
+free between two events. Each widget has passes of its own, and no hook stays on the bridge between
+two messages: several widgets on one bridge do not disturb each other.
 """
 
 from __future__ import annotations
@@ -25,9 +27,20 @@ from repo_interp.plots.pages.frame import packaged, packed
 try:
     import anywidget
 except ImportError:
-    raise InputError("anywidget is not installed, and ri.explore needs it; pip install 'repo-interp[widget]'") from None
+    raise InputError(
+        "anywidget is not installed, and ri.explore needs it; pip install 'repo-interp[widget]'"
+    ) from None
 
-MODULES = ("dom.js", "charts.js", "map.js", "table.js", "explorer.js", "link.js", "sides.js", "sources.js")
+MODULES = (
+    "dom.js",
+    "charts.js",
+    "map.js",
+    "table.js",
+    "explorer.js",
+    "link.js",
+    "sides.js",
+    "sources.js",
+)
 """In the order of their imports."""
 MOST_STREAMS = 4
 
@@ -118,7 +131,9 @@ class ExplorerWidget(anywidget.AnyWidget):
         return self._next(stream)
 
     def _next(self, stream: Any) -> dict[str, Any]:
-        """The next event of a stream; it is done where there is none, and where it was let go for newer ones."""
+        """The next event of a stream; it is done where there is none, and where it was let go for
+        newer ones.
+        """
         known = isinstance(stream, int) and stream in self._streams
         event = next(self._streams[stream], None) if known else None
         if event is None and known:

@@ -1,4 +1,6 @@
-"""Change what attention computes during forward passes; nothing is left behind. Public as `ri.interventions`.
+"""Change what attention computes during forward passes; nothing is left behind.
+
+Public as `ri.interventions`.
 
     replacing    below those on positions: rows of positions replaced by a function, for heads and tokens      `replaced`, `positions_of`
     positions    linearised, frozen, permuted, swapped, scaled, rounded, clipped, shifted, copied, transplanted, set
@@ -7,15 +9,19 @@
     ablation     what heads write replaced by zero, or by their mean over prompts
     extension    position interpolation, YaRN, LM-Infinite; other frequencies for single heads
 
-Each is a context manager; what it changes is undone when it ends, also when the pass raised. They nest, `with frozen(...), shifted(...):`,
-and end in any order. While one lasts, its model cannot be copied (`copy.deepcopy`): the copy would keep what it changes for good.
-They work on repositioned models and the bridges around them. Knows no task and no measure.
+Each is a context manager; what it changes is undone when it ends, also when the pass raised. They
+nest, `with frozen(...), shifted(...):`, and end in any order. While one lasts, its model cannot be
+copied (`copy.deepcopy`): the copy would keep what it changes for good. They work on repositioned
+models and the bridges around them. Knows no task and no measure.
 """
 
 from repo_interp.interventions.ablation import ablate
 from repo_interp.interventions.extension import interpolated, lm_infinite, rescaled, yarn
 from repo_interp.interventions.keys import Shift, exchanged_keys, moved_keys
-from repo_interp.interventions.patching import get_act_patch_positions_all_pos, get_act_patch_positions_by_pos
+from repo_interp.interventions.patching import (
+    get_act_patch_positions_all_pos,
+    get_act_patch_positions_by_pos,
+)
 from repo_interp.interventions.positions import (
     clipped,
     copied,

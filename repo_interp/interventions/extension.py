@@ -1,4 +1,5 @@
-"""Extend a model beyond its training length without training: change how its distances count, while a context lasts.
+"""Extend a model beyond its training length without training: change how its distances count, while
+a context lasts.
 
     interpolated     theta_r <- theta_r / s                                                     (Chen et al. 2023)
     yarn             theta_r <- YaRN's, cosines and sines times 0.1 ln s + 1                    (Peng et al. 2024)
@@ -6,13 +7,16 @@
 
 Schemes that add a function of the distance are given divided indices, or the capped distance.
 
-LM-Infinite's capped distance is no position of a token: it depends on the pair. Only the G global keys are ever further than L,
-so their logits alone are computed anew, rotate(q_i, min(z_i - z_j, L)) . k_j - what the authors get from a second pass with the query
-at L and global keys at 0 - in O(n G d); the other far keys are never computed. ROWS queries at a time meet the keys that they may see:
-ROWS (L + G + ROWS) scores per head at once, n (L + G) in all; the whole map where a hook asks for it, or a scheme adds to the logits.
-Learned positions are masked by the index; of global keys their difference is capped to +-L.
+LM-Infinite's capped distance is no position of a token: it depends on the pair. Only the G global
+keys are ever further than L, so their logits alone are computed anew, rotate(q_i, min(z_i - z_j,
+L)) . k_j - what the authors get from a second pass with the query at L and global keys at 0 - in
+O(n G d); the other far keys are never computed. ROWS queries at a time meet the keys that they may
+see: ROWS (L + G + ROWS) scores per head at once, n (L + G) in all; the whole map where a hook asks
+for it, or a scheme adds to the logits. Learned positions are masked by the index; of global keys
+their difference is capped to +-L.
 
-By name: `METHODS`, those that a model's positions allow (`allowed_methods`), and the context of one of them (`extended`).
+By name: `METHODS`, those that a model's positions allow (`allowed_methods`), and the context of one
+of them (`extended`).
 
 Whole prompts only, padded on the right, without cached keys.
 """
@@ -40,7 +44,12 @@ from repo_interp.models.masks import visible
 from repo_interp.positions.biases import PositionBias
 from repo_interp.positions.logits import soft_capped
 from repo_interp.positions.rotary import expand_heads, rotate
-from repo_interp.positions.scaling import interpolate, with_base, yarn_attention_scaling, yarn_frequencies
+from repo_interp.positions.scaling import (
+    interpolate,
+    with_base,
+    yarn_attention_scaling,
+    yarn_frequencies,
+)
 from repo_interp.values import TokensOrNone, checked
 
 _Factor = Annotated[float, Interval(ge=1e-9, le=1e9)]
@@ -54,9 +63,16 @@ ROWS = 256
 
 
 def extended(
-    model: nn.Module, method: str, length: int, training_length: int, global_tokens: int = GLOBAL_TOKENS
+    model: nn.Module,
+    method: str,
+    length: int,
+    training_length: int,
+    global_tokens: int = GLOBAL_TOKENS,
 ) -> AbstractContextManager[None]:
-    """The context in which `model` runs prompts of `length` tokens by `method`. Raises InputError for an unknown one."""
+    """The context in which `model` runs prompts of `length` tokens by `method`.
+
+    Raises InputError for an unknown one.
+    """
     factor = max(1.0, length / training_length)
     ways: Mapping[str, Callable[[], AbstractContextManager[None]]] = {
         "plain": nullcontext,
@@ -86,7 +102,10 @@ def allowed_methods(model: nn.Module) -> tuple[str, ...]:
 
 @contextmanager
 def interpolated(model: nn.Module, factor: float) -> Iterator[None]:
-    """Position interpolation by `factor`: every distance counts as 1 / factor of it. Raises InputError where nothing has distances."""
+    """Position interpolation by `factor`: every distance counts as 1 / factor of it.
+
+    Raises InputError where nothing has distances.
+    """
     factor = checked(factor, _Factor, "the factor of an extension")
     rotating, biased = _with_distances(model, "position interpolation")
     with lasting(model) as undo:
@@ -103,16 +122,26 @@ def interpolated(model: nn.Module, factor: float) -> Iterator[None]:
 
 @contextmanager
 def yarn(model: nn.Module, factor: float, training_length: int) -> Iterator[None]:
-    """YaRN by `factor` from `training_length` tokens, in every layer that rotates. Raises InputError where none does."""
+    """YaRN by `factor` from `training_length` tokens, in every layer that rotates.
+
+    Raises InputError where none does.
+    """
     factor = checked(factor, _Factor, "the factor of an extension")
     training_length = checked(training_length, Length, "the training length")
     rotating, _ = _with_distances(model, "YaRN")
     if not rotating:
-        raise InputError("YaRN changes how layers rotate, and no layer of this model does; leave the method out")
+        raise InputError(
+            "YaRN changes how layers rotate, and no layer of this model does; leave the method out"
+        )
     scaling = yarn_attention_scaling(factor)
     with lasting(model) as undo:
         for attention in rotating:
-            _retune(undo, attention, lambda frequencies: yarn_frequencies(frequencies, factor, training_length), scaling)
+            _retune(
+                undo,
+                attention,
+                lambda frequencies: yarn_frequencies(frequencies, factor, training_length),
+                scaling,
+            )
         yield
 
 
@@ -128,25 +157,39 @@ def rescaled(
 ) -> Iterator[None]:
     """While the context lasts, one head of `layer` (None: all) rotates by other frequencies.
 
-    `yarn`, `linear`: the factor of YaRN (from the model's training length) or of position interpolation. `theta`: another base,
-    theta_r = theta^(-r/n) of n pairs. Raises InputError unless one of them is given, and where the layer does not rotate.
+    `yarn`, `linear`: the factor of YaRN (from the model's training length) or of position
+    interpolation. `theta`: another base, theta_r = theta^(-r/n) of n pairs. Raises InputError
+    unless one of them is given, and where the layer does not rotate.
     """
-    given = {name: value for name, value in (("yarn", yarn), ("theta", theta), ("linear", linear)) if value is not None}
+    given = {
+        name: value
+        for name, value in (("yarn", yarn), ("theta", theta), ("linear", linear))
+        if value is not None
+    }
     if len(given) != 1:
-        raise InputError(f"one of yarn, theta and linear was wanted; got {', '.join(given) or 'none'}")
+        raise InputError(
+            f"one of yarn, theta and linear was wanted; got {', '.join(given) or 'none'}"
+        )
     ((name, value),) = given.items()
     value = checked(value, _Factor, "the factor of an extension")
     layer, head = number_of(layer, "a layer"), None if head is None else number_of(head, "a head")
     (attention,) = attentions_of(model, [layer])
     if attention.frequencies is None or attention.assigner is None:
-        raise InputError(f"layer {layer} ({attention.scheme}) does not rotate, so it has no frequencies to change")
+        raise InputError(
+            f"layer {layer} ({attention.scheme}) does not rotate, so it has no frequencies "
+            "to change"
+        )
     if head is not None and not 0 <= head < attention.heads:
-        raise InputError(f"head {head} was named; the heads of layer {layer} are 0 to {attention.heads - 1}")
+        raise InputError(
+            f"head {head} was named; the heads of layer {layer} are 0 to {attention.heads - 1}"
+        )
     length = training_length(attention.config)
     changes: Mapping[str, Callable[[Tensor], Tensor]] = {
         "yarn": lambda frequencies: yarn_frequencies(frequencies, value, length),
         "linear": lambda frequencies: interpolate(frequencies, value),
-        "theta": lambda frequencies: with_base(frequencies, attention.rotation.unscaled.to(frequencies), value),
+        "theta": lambda frequencies: with_base(
+            frequencies, attention.rotation.unscaled.to(frequencies), value
+        ),
     }
     scaling = yarn_attention_scaling(value) if name == "yarn" else 1.0
     with lasting(model) as undo:
@@ -155,8 +198,11 @@ def rescaled(
 
 
 @contextmanager
-def lm_infinite(model: nn.Module, length: int, global_tokens: int = GLOBAL_TOKENS) -> Iterator[None]:
-    """LM-Infinite's Lambda-shaped mask and capped distance: window and cap of `length` tokens, and `global_tokens` first ones.
+def lm_infinite(
+    model: nn.Module, length: int, global_tokens: int = GLOBAL_TOKENS
+) -> Iterator[None]:
+    """LM-Infinite's Lambda-shaped mask and capped distance: window and cap of `length` tokens, and
+    `global_tokens` first ones.
 
     Of two such contexts the one that was entered last acts.
 
@@ -166,9 +212,12 @@ def lm_infinite(model: nn.Module, length: int, global_tokens: int = GLOBAL_TOKEN
     global_tokens = checked(global_tokens, TokensOrNone, "the number of global tokens")
     with lasting(model) as undo:
         for attention in as_decoder(model).layers:
-            if attention.position_logits is not None and not isinstance(attention.position_logits, PositionBias):
+            if attention.position_logits is not None and not isinstance(
+                attention.position_logits, PositionBias
+            ):
                 raise InputError(
-                    f"layer {attention.layer_idx} counts positions by context ({attention.scheme}): LM-Infinite has no distance to cap"
+                    f"layer {attention.layer_idx} counts positions by context "
+                    f"({attention.scheme}): LM-Infinite has no distance to cap"
                 )
             instead = _Lambda(attention, length, global_tokens)
             put(undo, attention, "attend", lambda present, instead=instead: instead.attend)
@@ -192,15 +241,23 @@ class _Lambda:
         added: Tensor | None,
         keywords: dict,
     ) -> tuple[Float[Tensor, "batch token head d_head"], Tensor | None]:
-        """In place of the layer's own `attend`: every row over its window and the global keys; the pattern where a hook asks for one."""
+        """In place of the layer's own `attend`: every row over its window and the global keys; the
+        pattern where a hook asks for one.
+        """
         attention, tokens = self.attention, queries.shape[2]
         now = attention.running
         assert now.content is not None
         if keys.shape[2] != tokens:
-            raise InputError("LM-Infinite is offered for whole prompts, not with cached keys; pass use_cache=False")
-        if attention_mask is not None and not bool(visible(1, tokens, attention_mask[..., :1, :], queries.device)[..., 0].all()):
             raise InputError(
-                "LM-Infinite shows the first tokens of every prompt, and one is padded there; pad prompts on the right"
+                "LM-Infinite is offered for whole prompts, not with cached keys; pass "
+                "use_cache=False"
+            )
+        if attention_mask is not None and not bool(
+            visible(1, tokens, attention_mask[..., :1, :], queries.device)[..., 0].all()
+        ):
+            raise InputError(
+                "LM-Infinite shows the first tokens of every prompt, and one is padded "
+                "there; pad prompts on the right"
             )
         index = torch.arange(tokens, device=queries.device)
         dropout = keywords.get("dropout") or 0.0
@@ -209,11 +266,17 @@ class _Lambda:
         for rows in index.split(tokens if whole else ROWS):
             begin, end = int(rows[0]), int(rows[-1]) + 1
             window = max(0, begin - self.length + 1)
-            shown = torch.cat([index[: min(self.global_tokens, window)], index[window:end]])  # the global keys come first
+            # the global keys come first
+            shown = torch.cat([index[: min(self.global_tokens, window)], index[window:end]])
             distance = rows[:, None] - shown
             seen = (distance >= 0) & ((distance < self.length) | (shown < self.global_tokens))
             if attention_mask is not None:
-                seen = seen & visible(end - begin, tokens, attention_mask[..., begin:end, :], queries.device)[..., shown]
+                seen = (
+                    seen
+                    & visible(
+                        end - begin, tokens, attention_mask[..., begin:end, :], queries.device
+                    )[..., shown]
+                )
             scores = attention.scores(
                 queries[:, :, begin:end],
                 keys[:, :, shown],
@@ -224,28 +287,45 @@ class _Lambda:
                 far, capped = self._global_scores(
                     now.content.queries[:, :, begin:end], now.content.keys, now.positions, rows, key
                 )
-                scores[..., key] = torch.where(far & seen[..., key], capped.to(scores.dtype), scores[..., key])
+                scores[..., key] = torch.where(
+                    far & seen[..., key], capped.to(scores.dtype), scores[..., key]
+                )
             attended, of_rows = attention.weigh(scores, values[:, :, shown], dropout, now.sinks)
             parts.append(attended)
             pattern = of_rows if whole else None
         return torch.cat(parts, dim=1), pattern
 
     def _global_scores(
-        self, queries: Tensor, keys: Tensor, positions: Tensor | None, rows: Int[Tensor, "row"], key: int
+        self,
+        queries: Tensor,
+        keys: Tensor,
+        positions: Tensor | None,
+        rows: Int[Tensor, "row"],
+        key: int,
     ) -> tuple[Tensor, Float[Tensor, "batch head row"]]:
-        """Which pairs of `rows` with the global token `key` are too far apart, and all their scores at the capped distance."""
+        """Which pairs of `rows` with the global token `key` are too far apart, and all their scores
+        at the capped distance.
+        """
         attention, heads = self.attention, queries.shape[1]
         its_key = expand_heads(keys[:, :, key, None], heads).mT
         if positions is None:
-            positions = torch.arange(keys.shape[2], dtype=torch.float32, device=queries.device)[None, None]
+            positions = torch.arange(keys.shape[2], dtype=torch.float32, device=queries.device)[
+                None, None
+            ]
         its_position = positions[..., key, None]
         distance = expand_heads(positions[..., rows] - its_position, heads)
         # Without a rotation and without a bias no logit depends on the distance.
-        far = (distance.abs() > self.length) & (attention.frequencies is not None or attention.position_logits is not None)
+        far = (distance.abs() > self.length) & (
+            attention.frequencies is not None or attention.position_logits is not None
+        )
         distance = distance.clamp(-self.length, self.length)
         if attention.frequencies is not None:
-            queries = rotate(queries, distance, attention.frequencies, attention.attention_scaling**2)
-        scores = soft_capped((queries @ its_key)[..., 0] * attention.scaling, attention.attn_logit_softcapping)
+            queries = rotate(
+                queries, distance, attention.frequencies, attention.attention_scaling**2
+            )
+        scores = soft_capped(
+            (queries @ its_key)[..., 0] * attention.scaling, attention.attn_logit_softcapping
+        )
         if attention.position_logits is not None:
             its_position = expand_heads(its_position, heads)
             added = attention.position_logits(
@@ -260,13 +340,18 @@ class _Lambda:
         return far, scores
 
 
-def _with_distances(model: nn.Module, method: str) -> tuple[list[RepositionedAttention], list[RepositionedAttention]]:
+def _with_distances(
+    model: nn.Module, method: str
+) -> tuple[list[RepositionedAttention], list[RepositionedAttention]]:
     """Layers that rotate, and layers that add a function of the distance."""
     layers = as_decoder(model).layers
     rotating = [layer for layer in layers if layer.frequencies is not None]
     biased = [layer for layer in layers if isinstance(layer.position_logits, PositionBias)]
     if not rotating and not biased:
-        raise InputError(f"{method} changes how distances count, and no layer of this model has any; leave the method out")
+        raise InputError(
+            f"{method} changes how distances count, and no layer of this model has any; "
+            "leave the method out"
+        )
     return rotating, biased
 
 
@@ -277,13 +362,20 @@ def _retune(
     scaling: float,
     head: int | None = None,
 ) -> None:
-    """Rotate one head (None: all) by what `change` makes of its frequencies, their attention scaling times `scaling`."""
+    """Rotate one head (None: all) by what `change` makes of its frequencies, their attention
+    scaling times `scaling`.
+    """
 
     def changed(present: Tensor) -> Tensor:
         if present.ndim == 1 and head is None:
             return change(present)
         by_head = present.expand(attention.heads, 1, -1)
-        return torch.stack([change(row[0]) if head in (None, number) else row[0] for number, row in enumerate(by_head)])[:, None]
+        return torch.stack(
+            [
+                change(row[0]) if head in (None, number) else row[0]
+                for number, row in enumerate(by_head)
+            ]
+        )[:, None]
 
     factors: Any = attention.rotation.by_pair(scaling)
     if head is not None:

@@ -3,11 +3,13 @@
     exchanged_keys    k_j <- k_order(j)        features change places; values and positions stay
     moved_keys        z_j <- z_j + shift_j(z)  for keys alone; the query keeps its own position
 
-A rotated key is turned by theta_r shift_j once more, which is exact: rotations add up. Schemes that add a function of the distance
-are given the moved position of the key. Layers without positions (NoPE) and contextual ones (CoPE) have nothing to move; a learned
-absolute position is an embedding, so its token - query, key and value - gets another position's vector, at the model's input.
+A rotated key is turned by theta_r shift_j once more, which is exact: rotations add up. Schemes that
+add a function of the distance are given the moved position of the key. Layers without positions
+(NoPE) and contextual ones (CoPE) have nothing to move; a learned absolute position is an embedding,
+so its token - query, key and value - gets another position's vector, at the model's input.
 
-Whole prompts only, padded on the right, without cached keys. Knows nothing about how orders, shifts and prompts are chosen.
+Whole prompts only, padded on the right, without cached keys. Knows nothing about how orders, shifts
+and prompts are chosen.
 """
 
 from __future__ import annotations
@@ -31,23 +33,31 @@ from repo_interp.positions.biases import PositionBias
 from repo_interp.positions.rotary import expand_heads, rotation_tables, turn
 
 Shift = Callable[[Float[Tensor, "batch any token"]], Float[Tensor, "batch any token"]]
-"""What is added to the positions of keys, in positions, given those positions; axes of 1 broadcast."""
+"""What is added to the positions of keys, in positions, given those positions; axes of 1 broadcast.
+"""
 KEY_INDEX = 3
 """Place of `key_index` among the arguments of PositionLogits."""
 
 
 @contextmanager
-def exchanged_keys(model: nn.Module, orders: Mapping[int, Int[Tensor, "batch token"]]) -> Iterator[None]:
-    """In the layers named by `orders`, the key at token j is that of token `orders[layer][prompt, j]`, before any norm and rotation.
+def exchanged_keys(
+    model: nn.Module, orders: Mapping[int, Int[Tensor, "batch token"]]
+) -> Iterator[None]:
+    """In the layers named by `orders`, the key at token j is that of token `orders[layer][prompt,
+    j]`, before any norm and rotation.
 
-    What a scheme reads of keys (CoPE's gates) changes with them. Raises InputError for a layer that the model lacks, and for no orders.
+    What a scheme reads of keys (CoPE's gates) changes with them. Raises InputError for a layer that
+    the model lacks, and for no orders.
     """
     _require_by_layer(orders, "orders", "tokens [prompt, token] as whole numbers from 0", _is_order)
 
     def exchange(attention: RepositionedAttention, keys: Tensor) -> Tensor:
         order = orders[attention.layer_idx]
         if (len(keys), keys.shape[2]) != tuple(order.shape):
-            raise InputError(f"an order of {tuple(order.shape)} prompts and tokens came to keys of {(len(keys), keys.shape[2])}")
+            raise InputError(
+                f"an order of {tuple(order.shape)} prompts and tokens came to keys of "
+                f"{(len(keys), keys.shape[2])}"
+            )
         return keys.gather(2, order.to(keys.device)[:, None, :, None].expand_as(keys))
 
     with lasting(model), called_at(model, "keys", exchange, orders):
@@ -56,10 +66,13 @@ def exchanged_keys(model: nn.Module, orders: Mapping[int, Int[Tensor, "batch tok
 
 @contextmanager
 def moved_keys(model: nn.Module, shifts: Mapping[int, Shift]) -> Iterator[None]:
-    """In the layers named by `shifts`, keys have the positions `z + shifts[layer](z)`. Raises InputError for a layer that the model lacks.
+    """In the layers named by `shifts`, keys have the positions `z + shifts[layer](z)`.
+
+    Raises InputError for a layer that the model lacks.
 
     Raises InputError too for what is no function, and in the pass for shifts of another shape.
-    With learned absolute positions the shift of layer 0 acts, once for the whole model; an index is rounded, and kept in the table.
+    With learned absolute positions the shift of layer 0 acts, once for the whole model; an index is
+    rounded, and kept in the table.
     """
     _require_by_layer(shifts, "shifts", "functions of positions", callable)
 
@@ -76,15 +89,23 @@ def moved_keys(model: nn.Module, shifts: Mapping[int, Shift]) -> Iterator[None]:
         for attention in attentions_of(model, shifts):
             shift = shifts[attention.layer_idx]
             if isinstance(attention.position_logits, PositionBias):
-                undo.callback(attention.position_logits.register_forward_pre_hook(_shift_index(shift)).remove)
+                undo.callback(
+                    attention.position_logits.register_forward_pre_hook(_shift_index(shift)).remove
+                )
             if attention.scheme == "learned" and attention.layer_idx == 0:
-                undo.callback(change_index(table_of(as_decoder(model).stack), _shifted_by(shift)).remove)
+                undo.callback(
+                    change_index(table_of(as_decoder(model).stack), _shifted_by(shift)).remove
+                )
         yield
 
 
 def has_keys_to_move(attention: RepositionedAttention) -> bool:
-    """Whether `moved_keys` changes anything where this layer is named: not in NoPE, nor with CoPE's positions alone."""
-    by_distance = attention.frequencies is not None or isinstance(attention.position_logits, PositionBias)
+    """Whether `moved_keys` changes anything where this layer is named: not in NoPE, nor with CoPE's
+    positions alone.
+    """
+    by_distance = attention.frequencies is not None or isinstance(
+        attention.position_logits, PositionBias
+    )
     return by_distance or (attention.scheme == "learned" and attention.layer_idx == 0)
 
 
@@ -94,16 +115,30 @@ def _require_by_layer(given: Any, what: str, wanted: str, fits: Callable[[Any], 
 
 
 def _is_order(given: Any) -> bool:
-    whole = isinstance(given, Tensor) and given.dtype == torch.int64 and given.ndim == 2 and given.numel() > 0
+    whole = (
+        isinstance(given, Tensor)
+        and given.dtype == torch.int64
+        and given.ndim == 2
+        and given.numel() > 0
+    )
     return whole and 0 <= int(given.min()) <= int(given.max()) < given.shape[1]
 
 
 def _shift_of(shift: Shift, positions: Tensor) -> Tensor:
-    """What `shift` adds to `positions` of keys. Raises InputError where that is not finite, no numbers, or of another shape."""
+    """What `shift` adds to `positions` of keys.
+
+    Raises InputError where that is not finite, no numbers, or of another shape.
+    """
     shifts = finite_positions(shift(positions), positions, "the shifts of keys")
-    pairs = zip(shifts.shape[::-1], positions.shape[::-1], strict=False)  # positions may be the same in all prompts, or heads
-    if shifts.ndim > positions.ndim or any(here != there and 1 not in (here, there) for here, there in pairs):
-        raise InputError(f"the shifts of keys are {list(shifts.shape)}; wanted what broadcasts to {list(positions.shape)}")
+    # positions may be the same in all prompts, or heads
+    pairs = zip(shifts.shape[::-1], positions.shape[::-1], strict=False)
+    if shifts.ndim > positions.ndim or any(
+        here != there and 1 not in (here, there) for here, there in pairs
+    ):
+        raise InputError(
+            f"the shifts of keys are {list(shifts.shape)}; wanted what broadcasts to "
+            f"{list(positions.shape)}"
+        )
     return shifts
 
 
@@ -111,7 +146,11 @@ def _shift_index(shift: Shift) -> Callable:
     def hook(module: nn.Module, arguments: tuple) -> tuple:
         index = arguments[KEY_INDEX]
         index = (index if index.ndim == 3 else index[:, None]).to(torch.float32)
-        return (*arguments[:KEY_INDEX], index + _shift_of(shift, index), *arguments[KEY_INDEX + 1 :])
+        return (
+            *arguments[:KEY_INDEX],
+            index + _shift_of(shift, index),
+            *arguments[KEY_INDEX + 1 :],
+        )
 
     return hook
 

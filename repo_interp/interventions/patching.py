@@ -1,11 +1,14 @@
-"""Activation patching of `hook_positions` between a clean and a corrupted prompt, as TransformerLens' `patching` does it.
+"""Activation patching of `hook_positions` between a clean and a corrupted prompt, as
+TransformerLens' `patching` does it.
 
     clean cache = run_with_cache(clean tokens)
-    result[layer, head] = metric(logits of the corrupted tokens, with that head's positions from the clean cache)
+    result[layer, head] = metric(logits of the corrupted tokens, with that head's positions from the
+    clean cache)
 
-`transformer_lens.patching.generic_activation_patch` does the work, with all its options (`reduce`, `baseline`, several metrics); its names
-are "blocks.{layer}.hook_{activation}", so while it works each block answers to that name too. Where heads share positions, a row per
-head is made first. A layer without positions keeps the corrupted prompt's metric.
+`transformer_lens.patching.generic_activation_patch` does the work, with all its options (`reduce`,
+`baseline`, several metrics); its names are "blocks.{layer}.hook_{activation}", so while it works
+each block answers to that name too. Where heads share positions, a row per head is made first. A
+layer without positions keeps the corrupted prompt's metric.
 """
 
 from __future__ import annotations
@@ -29,24 +32,39 @@ _SHORT = "blocks.{}.hook_positions"
 
 
 def get_act_patch_positions_all_pos(
-    model: Any, corrupted_tokens: Tensor, clean_cache: Mapping[str, Tensor], patching_metric: Any, **options: Any
+    model: Any,
+    corrupted_tokens: Tensor,
+    clean_cache: Mapping[str, Tensor],
+    patching_metric: Any,
+    **options: Any,
 ) -> Any:
     """The metric [layer, head] with each head's positions, over all tokens, from the clean cache.
 
-    Arguments and result as of `transformer_lens.patching.get_act_patch_attn_head_z_all_pos`. Raises InputError for a model that is no
-    bridge of ours, for prompts of different length, and for a cache of other prompts, or without their axis.
+    Arguments and result as of `transformer_lens.patching.get_act_patch_attn_head_z_all_pos`. Raises
+    InputError for a model that is no bridge of ours, for prompts of different length, and for a
+    cache of other prompts, or without their axis.
     """
-    return _patched(model, corrupted_tokens, clean_cache, patching_metric, ("layer", "head"), options)
+    return _patched(
+        model, corrupted_tokens, clean_cache, patching_metric, ("layer", "head"), options
+    )
 
 
 def get_act_patch_positions_by_pos(
-    model: Any, corrupted_tokens: Tensor, clean_cache: Mapping[str, Tensor], patching_metric: Any, **options: Any
+    model: Any,
+    corrupted_tokens: Tensor,
+    clean_cache: Mapping[str, Tensor],
+    patching_metric: Any,
+    **options: Any,
 ) -> Any:
-    """The metric [layer, token, head] with each head's position of each token from the clean cache, one at a time.
+    """The metric [layer, token, head] with each head's position of each token from the clean cache,
+    one at a time.
 
-    Arguments and result as of `transformer_lens.patching.get_act_patch_attn_head_z_by_pos`. Raises InputError as above.
+    Arguments and result as of `transformer_lens.patching.get_act_patch_attn_head_z_by_pos`. Raises
+    InputError as above.
     """
-    return _patched(model, corrupted_tokens, clean_cache, patching_metric, ("layer", "pos", "head"), options)
+    return _patched(
+        model, corrupted_tokens, clean_cache, patching_metric, ("layer", "pos", "head"), options
+    )
 
 
 def _patched(
@@ -63,26 +81,39 @@ def _patched(
     from repo_interp.models.bridge import RepositionedBridge
 
     if not isinstance(model, RepositionedBridge):
-        raise InputError("patching was asked of a model that is no bridge of ours; give what ri.load or ri.bridge returns")
-    tokens = token_ids(model, tokens[None] if isinstance(tokens, Tensor) and tokens.ndim == 1 else tokens)
+        raise InputError(
+            "patching was asked of a model that is no bridge of ours; give what ri.load or "
+            "ri.bridge returns"
+        )
+    tokens = token_ids(
+        model, tokens[None] if isinstance(tokens, Tensor) and tokens.ndim == 1 else tokens
+    )
     heads = int(model.cfg.n_heads)
     clean = {
-        _SHORT.format(layer): cache[HOOK.format(layer)] for layer in range(model.cfg.n_layers) if HOOK.format(layer) in cache
+        _SHORT.format(layer): cache[HOOK.format(layer)]
+        for layer in range(model.cfg.n_layers)
+        if HOOK.format(layer) in cache
     }
     for name, positions in clean.items():
         if positions.ndim != 3 or len(positions) not in (1, len(tokens)):
             raise InputError(
-                f"clean positions are {list(positions.shape)} at {name}; wanted [prompt, row, token] of 1 or {len(tokens)} prompts, as the "
-                "corrupted ones: record with run_with_cache(tokens), which keeps the batch dimension"
+                f"clean positions are {list(positions.shape)} at {name}; wanted [prompt, "
+                f"row, token] of 1 or {len(tokens)} prompts, as the "
+                "corrupted ones: record with run_with_cache(tokens), which keeps the batch "
+                "dimension"
             )
         if positions.shape[-1] != tokens.shape[-1]:
             raise InputError(
-                f"the clean prompt has {positions.shape[-1]} tokens at {name}, the corrupted one {tokens.shape[-1]}; give prompts alike"
+                f"the clean prompt has {positions.shape[-1]} tokens at {name}, the corrupted "
+                f"one {tokens.shape[-1]}; give prompts alike"
             )
-    lacking = [layer for layer, _ in heads_with_positions(model) if _SHORT.format(layer) not in clean]
+    lacking = [
+        layer for layer, _ in heads_with_positions(model) if _SHORT.format(layer) not in clean
+    ]
     if lacking:
         raise InputError(
-            f"the clean cache has no positions of layer {lacking[0]}; record with run_with_cache(tokens), all names or these"
+            f"the clean cache has no positions of layer {lacking[0]}; record with "
+            "run_with_cache(tokens), all names or these"
         )
     for layer in range(model.cfg.n_layers):
         clean.setdefault(_SHORT.format(layer), torch.empty(0))
@@ -95,9 +126,15 @@ def _patched(
 
     def judged(given: Any, logits: Tensor) -> Any:
         value = given(logits)
-        several = options.get("reduce", "scalar") == "scalar" and math.prod(getattr(value, "shape", ())) != 1
+        several = (
+            options.get("reduce", "scalar") == "scalar"
+            and math.prod(getattr(value, "shape", ())) != 1
+        )
         if several or not hasattr(value, "__float__"):
-            raise InputError(f"the metric of patching gives {one_line(repr(value), 80)}; wanted one number of the logits")
+            raise InputError(
+                f"the metric of patching gives {one_line(repr(value), 80)}; wanted one "
+                "number of the logits"
+            )
         return value
 
     if isinstance(metric, Mapping):
@@ -105,7 +142,18 @@ def _patched(
     elif callable(metric):
         metric = partial(judged, metric)
     with _named_shortly(model):
-        return generic_activation_patch(model, tokens, clean, metric, set_rows, "positions", index_axis_names=axes, **options)  # pyright: ignore
+        # Its annotations ask for classes of TransformerLens where it takes any mapping and callable.
+        patch: Any = generic_activation_patch
+        return patch(
+            model,
+            tokens,
+            clean,
+            metric,
+            set_rows,
+            "positions",
+            index_axis_names=axes,
+            **options,
+        )
 
 
 @contextmanager
@@ -113,5 +161,10 @@ def _named_shortly(model: Any) -> Iterator[None]:
     """While it lasts, every block answers to "hook_positions" as to "attn.hook_positions"."""
     with lasting(model) as undo:
         for block in model.blocks:
-            put(undo, block, "hook_aliases", lambda aliases: dict(aliases) | {"hook_positions": "attn.hook_positions"})
+            put(
+                undo,
+                block,
+                "hook_aliases",
+                lambda aliases: dict(aliases) | {"hook_positions": "attn.hook_positions"},
+            )
         yield

@@ -1,15 +1,19 @@
-"""The one thing below every intervention on positions: rows of `hook_positions` replaced by a function, for chosen heads and tokens.
+"""The one thing below every intervention on positions: rows of `hook_positions` replaced by a
+function, for chosen heads and tokens.
 
     z[b, h, i] <- change(z)[b, h, i]        for heads h that are chosen and tokens i that are; all others keep theirs
 
-A key has one position per key-value head, and heads that share an f_phi share a row. Rows are repeated as far as the choice needs
-it, and no further: `hook_positions` then has a row per key-value head, or per head - and keys are repeated with it, so that every head
-rotates its own copy. How many rows there are depends on the choice alone, never on values, so that keys in a cache keep their shape.
+A key has one position per key-value head, and heads that share an f_phi share a row. Rows are
+repeated as far as the choice needs it, and no further: `hook_positions` then has a row per
+key-value head, or per head - and keys are repeated with it, so that every head rotates its own
+copy. How many rows there are depends on the choice alone, never on values, so that keys in a cache
+keep their shape.
 
-Tokens are counted as attention counts them: by their number among the prompt's, whatever the padding and however many the cache
-holds. Padding is never chosen where the pass says which tokens it is (`models.padding`): analyses, scores and attention masks do.
-While generating with a cache a change sees the new tokens alone. Positions in half precision are widened to float32 first.
-Knows nothing about what a change does.
+Tokens are counted as attention counts them: by their number among the prompt's, whatever the
+padding and however many the cache holds. Padding is never chosen where the pass says which tokens
+it is (`models.padding`): analyses, scores and attention masks do. While generating with a cache a
+change sees the new tokens alone. Positions in half precision are widened to float32 first. Knows
+nothing about what a change does.
 """
 
 from __future__ import annotations
@@ -39,7 +43,9 @@ Heads = Sequence[tuple[int, int]] | tuple[int, int] | None
 Layers = int | Sequence[int] | None
 """Layers, one or several; None: every layer that assigns positions."""
 Tokens = Sequence[int] | Sequence[Sequence[int]] | None
-"""Tokens by their index in a prompt: the same for all prompts, or a sequence for each; None: all, also those that are generated."""
+"""Tokens by their index in a prompt: the same for all prompts, or a sequence for each; None: all,
+also those that are generated.
+"""
 
 
 MOST_TOKENS = 1 << 24
@@ -58,11 +64,14 @@ class Here:
     start: int
     """Tokens in the cache, before those of this pass."""
     chosen: Bool[Tensor, "prompt token"] | None
-    """The tokens whose positions are replaced, padding left out as far as the pass says where it is (`models.padding`); None: all."""
+    """The tokens whose positions are replaced, padding left out as far as the pass says where it is
+    (`models.padding`); None: all.
+    """
 
 
 Change = Callable[[Float[Tensor, "prompt row token"], Here], Tensor]
-"""New positions of chosen rows, given those that they have; what it returns is broadcast to them."""
+"""New positions of chosen rows, given those that they have; what it returns is broadcast to them.
+"""
 
 
 @contextmanager
@@ -77,29 +86,41 @@ def replaced(
     prompts: int = 1,
     sets: Sequence[Sequence[tuple[int, int]]] | None = None,
 ) -> Iterator[None]:
-    """While the context lasts, `change(positions, here)` replaces the positions of the chosen heads and tokens.
+    """While the context lasts, `change(positions, here)` replaces the positions of the chosen heads
+    and tokens.
 
-        with replaced(bridge, lambda positions, here: positions.flip(-1), heads=[(2, 0), (2, 1)], tokens=range(5, 17)):
+        with replaced(bridge, lambda positions, here: positions.flip(-1), heads=[(2, 0), (2, 1)],
+        tokens=range(5, 17)):
             logits, cache = bridge.run_with_cache(tokens)
 
-    `heads` are (layer, head) pairs, or `layer` says one or several layers; neither: all heads of every layer that assigns positions.
-    `rows`: rows of positions that the change needs at least (1, the key-value heads, or the heads). `prompts`: how many prompts it has
-    values of, one by one; 1: the same for all, or made of what is there. `sets`: in place of `heads`, the (layer, head) pairs of each
-    prompt of the batch, so that one pass carries out many edits. Contexts nest: the inner one is given what the outer one left.
-    Where positions are learned vectors at the model's input, `change` is given the index of every token, and what it returns is rounded.
-    Measures, caches and hooks on `hook_positions` that are attached inside see what was put. Hooks are gone when the context ends, also by
-    an error. Raises InputError for layers and heads that the model lacks, for layers without positions to replace - by name -, for invalid
-    token indices, and, in the pass, for positions of another length or that are not finite. Warns at the end, with a Note, of tokens that
-    no pass came to.
+    `heads` are (layer, head) pairs, or `layer` says one or several layers; neither: all heads of
+    every layer that assigns positions. `rows`: rows of positions that the change needs at least (1,
+    the key-value heads, or the heads). `prompts`: how many prompts it has values of, one by one; 1:
+    the same for all, or made of what is there. `sets`: in place of `heads`, the (layer, head) pairs
+    of each prompt of the batch, so that one pass carries out many edits. Contexts nest: the inner
+    one is given what the outer one left. Where positions are learned vectors at the model's input,
+    `change` is given the index of every token, and what it returns is rounded. Measures, caches and
+    hooks on `hook_positions` that are attached inside see what was put. Hooks are gone when the
+    context ends, also by an error. Raises InputError for layers and heads that the model lacks, for
+    layers without positions to replace - by name -, for invalid token indices, and, in the pass,
+    for positions of another length or that are not finite. Warns at the end, with a Note, of tokens
+    that no pass came to.
     """
     if not callable(change):
-        raise InputError(f"a change is a function of positions and of where they are; got {one_line(repr(change), 80)}")
+        raise InputError(
+            "a change is a function of positions and of where they are; got "
+            f"{one_line(repr(change), 80)}"
+        )
     if sets is not None:
         heads, prompts = [head for some in sets for head in some], len(sets)
     named = _Named(None if tokens is None else token_table(tokens), prompts)
     decoder = as_decoder(model)
     learned = None if decoder.positioned else table_of(decoder.stack)
-    chosen = _chosen_heads(model, heads, layer) if learned is None or heads is not None or layer is not None else {}
+    chosen = (
+        _chosen_heads(model, heads, layer)
+        if learned is None or heads is not None or layer is not None
+        else {}
+    )
     with lasting(model) as undo:
         if learned is not None and not chosen:
             undo.callback(change_index(learned, partial(_changed_index, change, named)).remove)
@@ -107,72 +128,101 @@ def replaced(
             attention.interventions.append(named)
             undo.callback(attention.interventions.remove, named)
             layer_idx = attention.layer_idx
-            of_prompts = [frozenset(head for at, head in some if at == layer_idx) for some in sets or ()]
-            put = partial(_changed_positions, attention, chosen[layer_idx], of_prompts, change, named, rows)
+            of_prompts = [
+                frozenset(head for at, head in some if at == layer_idx) for some in sets or ()
+            ]
+            put = partial(
+                _changed_positions, attention, chosen[layer_idx], of_prompts, change, named, rows
+            )
             undo.callback(attention.sites.call("positions", put))
         yield
     missed = named.beyond(named.longest) if named.longest else []
     if missed:
         warn(
-            f"positions of token {missed[0]} were to be changed, and no prompt had more than {named.longest} tokens: "
+            f"positions of token {missed[0]} were to be changed, and no prompt had more than "
+            f"{named.longest} tokens: "
             "nothing changed there"
         )
 
 
-def require_named_tokens(model: nn.Module, count: int, lengths: Sequence[int], generated: Sequence[int] = (0,)) -> None:
-    """Raise InputError where an intervention is under way that names tokens beyond the end of every prompt of `lengths` tokens, of which
-    `generated` are the answer's.
+def require_named_tokens(
+    model: nn.Module, count: int, lengths: Sequence[int], generated: Sequence[int] = (0,)
+) -> None:
+    """Raise InputError where an intervention is under way that names tokens beyond the end of every
+    prompt of `lengths` tokens, of which `generated` are the answer's.
 
-    Also where it is of prompts one by one, and `count` others are measured together, or prompts of several lengths, which pass the model in
-    another order than they were given in.
+    Also where it is of prompts one by one, and `count` others are measured together, or prompts of
+    several lengths, which pass the model in another order than they were given in.
     """
-    under_way = [named for layer in as_decoder(model).repositioned for named in layer.interventions if isinstance(named, _Named)]
+    under_way = [
+        named
+        for layer in as_decoder(model).repositioned
+        for named in layer.interventions
+        if isinstance(named, _Named)
+    ]
     for named in under_way if lengths else ():
         if missed := named.beyond(max(lengths)):
             raise InputError(
-                f"an intervention names token {missed[0]}, and no prompt has more than {max(lengths)} tokens, so that nothing would "
+                f"an intervention names token {missed[0]}, and no prompt has more than "
+                f"{max(lengths)} tokens, so that nothing would "
                 "change there; name tokens within the prompts"
             )
         prompts = named.prompts
         if prompts > 1 and prompts != count:
             raise InputError(
-                f"an intervention says something else of each of {prompts} prompts, and {count} are measured, so that later ones would be "
+                f"an intervention says something else of each of {prompts} prompts, and "
+                f"{count} are measured, so that later ones would be "
                 f"taken for the first; measure these {prompts}, or let it say the same of all"
             )
         if prompts > 1 and (min(lengths) < max(lengths) or min(generated) < max(generated)):
             raise InputError(
-                f"an intervention says something else of each of {prompts} prompts, and prompts of several lengths do not pass the model "
-                "in the order in which they were given; let it say the same of all, or measure one prompt at a time"
+                f"an intervention says something else of each of {prompts} prompts, and "
+                "prompts of several lengths do not pass the model "
+                "in the order in which they were given; let it say the same of all, or "
+                "measure one prompt at a time"
             )
 
 
 def heads_with_positions(model: nn.Module) -> list[tuple[int, int]]:
-    """Every (layer, head) whose rotation or bias goes by positions, in the order of the model: the heads that `replaced` takes."""
-    return [(layer, head) for layer, attention in as_decoder(model).positioned.items() for head in range(attention.heads)]
+    """Every (layer, head) whose rotation or bias goes by positions, in the order of the model: the
+    heads that `replaced` takes.
+    """
+    return [
+        (layer, head)
+        for layer, attention in as_decoder(model).positioned.items()
+        for head in range(attention.heads)
+    ]
 
 
-def changed_rows(positions: Float[Tensor, "prompt row token"], change: Change, here: Here) -> Float[Tensor, "prompt row token"]:
+def changed_rows(
+    positions: Float[Tensor, "prompt row token"], change: Change, here: Here
+) -> Float[Tensor, "prompt row token"]:
     """`positions` after `change`, those of tokens that are not chosen as they were.
 
     Raises InputError for another length, and for what is not finite, or no numbers.
     """
-    new = finite_positions(change(positions, here), positions, f"positions to set in layer {here.layer}").to(positions.dtype)
+    new = finite_positions(
+        change(positions, here), positions, f"positions to set in layer {here.layer}"
+    ).to(positions.dtype)
     try:
         new = torch.broadcast_tensors(new, positions)[0]
     except RuntimeError:
         new = new.new_empty(0, 0, 0)
     if new.shape != positions.shape:
         raise InputError(
-            f"wanted positions that broadcast to {list(positions[:, 0].shape)} [prompt, token] in layer {here.layer}; "
+            f"wanted positions that broadcast to {list(positions[:, 0].shape)} [prompt, "
+            f"token] in layer {here.layer}; "
             "give one per token of the prompt"
         )
     return new if here.chosen is None else torch.where(here.chosen[:, None], new, positions)
 
 
 def finite_positions(given: Any, positions: Tensor, what: str) -> Tensor:
-    """`given` as a tensor on the device of `positions`, of any shape, whose numbers are finite in the type of `positions` too.
+    """`given` as a tensor on the device of `positions`, of any shape, whose numbers are finite in
+    the type of `positions` too.
 
-    Raises InputError that names `what` for no real numbers, and for NaN and infinities where `positions` have none.
+    Raises InputError that names `what` for no real numbers, and for NaN and infinities where
+    `positions` have none.
     """
     try:
         new = torch.as_tensor(given, device=positions.device)
@@ -181,7 +231,9 @@ def finite_positions(given: Any, positions: Tensor, what: str) -> Tensor:
     except (TypeError, ValueError, RuntimeError) as error:
         raise InputError(f"{what} are no numbers: {one_line(error)}") from None
     if new.is_complex() or new.dtype == torch.bool:
-        raise InputError(f"{what} are {'complex' if new.is_complex() else 'true and false'}; give real numbers")
+        raise InputError(
+            f"{what} are {'complex' if new.is_complex() else 'true and false'}; give real numbers"
+        )
     if not new.to(positions.dtype).isfinite().all() and positions.isfinite().all():
         raise InputError(f"{what} are NaN or infinite; give finite ones")
     return new
@@ -191,7 +243,10 @@ class _Named:
     """The tokens that an intervention names, and what has passed so far."""
 
     def __init__(self, table: Bool[Tensor, "prompt token"] | None, prompts: int) -> None:
-        """`table`: None where all tokens are meant. `prompts`: as many as the change has values of."""
+        """`table`: None where all tokens are meant.
+
+        `prompts`: as many as the change has values of.
+        """
         self.table = table
         self.prompts = max(prompts, 1 if table is None else len(table))
         self.longest = 0
@@ -204,13 +259,20 @@ class _Named:
         self.longest = max(self.longest, int(index.max()) + 1)
         prompts, longest = self.table.shape
         if prompts not in (1, len(index)):
-            raise InputError(f"tokens of {prompts} prompts were named, but {len(index)} prompts came; name those of each")
+            raise InputError(
+                f"tokens of {prompts} prompts were named, but {len(index)} prompts came; "
+                "name those of each"
+            )
         table = self.table.to(index.device).expand(len(index), -1)
         return table.gather(1, index.clamp(0, longest - 1)) & (index < longest)
 
     def beyond(self, count: int) -> list[int]:
         """The tokens from number `count` on that are named for some prompt."""
-        return [] if self.table is None else [count + number for number in self.table.any(0)[count:].nonzero()[:, 0].tolist()]
+        return (
+            []
+            if self.table is None
+            else [count + number for number in self.table.any(0)[count:].nonzero()[:, 0].tolist()]
+        )
 
 
 def _changed_positions(
@@ -222,8 +284,8 @@ def _changed_positions(
     least: int,
     positions: Float[Tensor, "prompt row token"],
 ) -> Float[Tensor, "prompt row token"]:
-    """Positions of a layer with those of the `chosen` heads replaced; `of_prompts`: those of each prompt, else all in all of them;
-    `least`: rows that there are to be at least.
+    """Positions of a layer with those of the `chosen` heads replaced; `of_prompts`: those of each
+    prompt, else all in all of them; `least`: rows that there are to be at least.
     """
     now, heads = attention.running, attention.heads
     index = now.index.expand(len(now.hidden_states), -1)
@@ -231,15 +293,25 @@ def _changed_positions(
     positions = expand_heads(exact(positions), rows).expand(len(index), -1, -1)
     firsts = [row * (heads // rows) for row in range(rows)]
     selected = [row for row, first in enumerate(firsts) if first in chosen]
-    valid, tokens = valid_tokens(now.hidden_states, now.attention_mask, now.start), named.chosen(index)
+    valid, tokens = (
+        valid_tokens(now.hidden_states, now.attention_mask, now.start),
+        named.chosen(index),
+    )
     tokens = valid if tokens is None else tokens if valid is None else tokens & valid
-    here = Here(attention.layer_idx, tuple(firsts[row] for row in selected), index, now.start, tokens)
+    here = Here(
+        attention.layer_idx, tuple(firsts[row] for row in selected), index, now.start, tokens
+    )
     own = positions[:, selected]
     new = changed_rows(own, change, here)
     if of_prompts:
         if len(of_prompts) != len(index):
-            raise InputError(f"heads of {len(of_prompts)} prompts were named, but {len(index)} prompts came; name those of each")
-        edited = torch.tensor([[head in some for head in here.heads] for some in of_prompts], device=new.device)
+            raise InputError(
+                f"heads of {len(of_prompts)} prompts were named, but {len(index)} prompts "
+                "came; name those of each"
+            )
+        edited = torch.tensor(
+            [[head in some for head in here.heads] for some in of_prompts], device=new.device
+        )
         new = torch.where(edited[:, :, None], new, own)
     if len(selected) == rows:
         return new
@@ -247,38 +319,62 @@ def _changed_positions(
     return torch.stack([parts.get(row, own) for row, own in enumerate(positions.unbind(1))], dim=1)
 
 
-def _changed_index(change: Change, named: _Named, index: Int[Tensor, "any token"]) -> Float[Tensor, "prompt token"]:
-    """The index that learned absolute positions are looked up by, for the whole model; padding is known by an index below 0 alone."""
+def _changed_index(
+    change: Change, named: _Named, index: Int[Tensor, "any token"]
+) -> Float[Tensor, "prompt token"]:
+    """The index that learned absolute positions are looked up by, for the whole model; padding is
+    known by an index below 0 alone.
+    """
     index = index.expand(max(len(index), named.prompts), -1)
     start = int(index[:, -1].max()) + 1 - index.shape[1]
     here = Here(0, (0,), index, max(0, start), named.chosen(index))
     return changed_rows(index[:, None].to(torch.float32), change, here)[:, 0]
 
 
-def _rows(present: int, kv_heads: int, heads: int, apart: Collection[frozenset[int]], least: int) -> int:
-    """The fewest rows that keep the heads of each set `apart` from the others, and are at least those present and `least`."""
+def _rows(
+    present: int, kv_heads: int, heads: int, apart: Collection[frozenset[int]], least: int
+) -> int:
+    """The fewest rows that keep the heads of each set `apart` from the others, and are at least
+    those present and `least`.
+    """
     for rows in sorted({present, kv_heads, heads}):
         group = heads // rows
-        together = [len(some.intersection(range(row * group, (row + 1) * group))) for some in apart for row in range(rows)]
+        together = [
+            len(some.intersection(range(row * group, (row + 1) * group)))
+            for some in apart
+            for row in range(rows)
+        ]
         if rows >= max(present, least) and all(count in (0, group) for count in together):
             return rows
-    raise InputError(f"a change needs {least} rows of positions, but this model has {heads} heads; give it fewer")
+    raise InputError(
+        f"a change needs {least} rows of positions, but this model has {heads} heads; give it fewer"
+    )
 
 
 def _chosen_heads(model: nn.Module, heads: Heads, layer: Layers) -> dict[int, frozenset[int]]:
     """The heads of every layer in question."""
     decoder = as_decoder(model)
-    every = {layer: frozenset(range(attention.heads)) for layer, attention in decoder.by_layer.items()}
+    every = {
+        layer: frozenset(range(attention.heads)) for layer, attention in decoder.by_layer.items()
+    }
     if heads is not None and layer is not None:
-        raise InputError("heads as (layer, head) pairs or a layer were wanted, not both; leave one out")
+        raise InputError(
+            "heads as (layer, head) pairs or a layer were wanted, not both; leave one out"
+        )
     if heads is None and layer is None:
         if not decoder.positioned:
             schemes = dict.fromkeys(attention.scheme for attention in decoder.layers)
-            raise InputError(f"no layer of this model ({', '.join(schemes)}) assigns positions, so none can be set")
+            raise InputError(
+                f"no layer of this model ({', '.join(schemes)}) assigns positions, so none "
+                "can be set"
+            )
         return {number: every[number] for number in decoder.positioned}
     if heads is None:
         named: Any = [layer] if np.ndim(layer) == 0 else layer  # pyright: ignore[reportArgumentType, reportCallIssue]
-        chosen = {number: every.get(number, frozenset()) for number in (number_of(each, "a layer") for each in named)}
+        chosen = {
+            number: every.get(number, frozenset())
+            for number in (number_of(each, "a layer") for each in named)
+        }
     else:
         chosen = heads_by_layer(model, heads)
     if not chosen:
@@ -286,13 +382,17 @@ def _chosen_heads(model: nn.Module, heads: Heads, layer: Layers) -> dict[int, fr
     for attention in attentions_of(model, chosen):
         if not attention.uses_positions:
             raise InputError(
-                f"layer {attention.layer_idx} ({attention.scheme}) assigns no positions, so none can be set; choose another layer"
+                f"layer {attention.layer_idx} ({attention.scheme}) assigns no positions, so "
+                "none can be set; choose another layer"
             )
     return chosen
 
 
 def heads_by_layer(model: nn.Module, heads: Any) -> dict[int, frozenset[int]]:
-    """The heads of every layer among `heads`. Raises InputError for what is no head of the model."""
+    """The heads of every layer among `heads`.
+
+    Raises InputError for what is no head of the model.
+    """
     counts = {attention.layer_idx: attention.heads for attention in as_decoder(model).layers}
     chosen: dict[int, frozenset[int]] = {}
     for layer, head in head_pairs(heads):
@@ -304,10 +404,20 @@ def heads_by_layer(model: nn.Module, heads: Any) -> dict[int, frozenset[int]]:
 
 
 def head_pairs(heads: Any) -> list[tuple[int, int]]:
-    """`heads`, one (layer, head) pair or several, each once, in order. Raises InputError for what is none."""
-    pairs = [heads] if isinstance(heads, tuple) and len(heads) == 2 and not hasattr(heads[0], "__len__") else heads
+    """`heads`, one (layer, head) pair or several, each once, in order.
+
+    Raises InputError for what is none.
+    """
+    pairs = (
+        [heads]
+        if isinstance(heads, tuple) and len(heads) == 2 and not hasattr(heads[0], "__len__")
+        else heads
+    )
     if not isinstance(pairs, Iterable):
-        raise InputError(f"heads are (layer, head) pairs, such as [(2, 0), (2, 3)]; got {one_line(repr(heads), 160)}")
+        raise InputError(
+            "heads are (layer, head) pairs, such as [(2, 0), (2, 3)]; got "
+            f"{one_line(repr(heads), 160)}"
+        )
     found = list(dict.fromkeys(layer_and_head(pair) for pair in pairs))
     if not found:
         raise InputError("no head was named; name (layer, head) pairs, such as [(2, 0), (2, 3)]")
@@ -317,33 +427,53 @@ def head_pairs(heads: Any) -> list[tuple[int, int]]:
 def layer_and_head(pair: Any) -> tuple[int, int]:
     """`pair` as the numbers of a layer and of a head. Raises InputError for what is none."""
     if isinstance(pair, str) or not hasattr(pair, "__len__") or len(pair) != 2:
-        raise InputError(f"heads are (layer, head) pairs, such as [(2, 0), (2, 3)]; got {one_line(repr(pair), 160)}")
+        raise InputError(
+            "heads are (layer, head) pairs, such as [(2, 0), (2, 3)]; got "
+            f"{one_line(repr(pair), 160)}"
+        )
     return number_of(pair[0], "a layer"), number_of(pair[1], "a head")
 
 
 def number_of(value: Any, what: str) -> int:
-    """A whole number as Python's own; numpy's and torch's are numbers too, truth values and fractions are not."""
+    """A whole number as Python's own; numpy's and torch's are numbers too, truth values and
+    fractions are not.
+    """
     if isinstance(value, bool | np.bool_) or not hasattr(value, "__index__"):
         raise InputError(f"{what} is a whole number from 0; got {value!r}")
     return int(value)
 
 
 def token_table(tokens: Any) -> Bool[Tensor, "prompt token"]:
-    """Which tokens are named: one row for all prompts, or one for each, as long as the last named token needs it."""
+    """Which tokens are named: one row for all prompts, or one for each, as long as the last named
+    token needs it.
+    """
     if not isinstance(tokens, Iterable):
-        raise InputError(f"tokens are indices from 0, for all prompts or a sequence for each; got {tokens!r}")
-    named = [tokens] if isinstance(tokens, range) else [each.tolist() if isinstance(each, Tensor) else each for each in tokens]
-    by_prompt: list[Any] = list(named) if named and all(hasattr(each, "__len__") for each in named) else [named]
+        raise InputError(
+            f"tokens are indices from 0, for all prompts or a sequence for each; got {tokens!r}"
+        )
+    named = (
+        [tokens]
+        if isinstance(tokens, range)
+        else [each.tolist() if isinstance(each, Tensor) else each for each in tokens]
+    )
+    by_prompt: list[Any] = (
+        list(named) if named and all(hasattr(each, "__len__") for each in named) else [named]
+    )
     # A range holds whole numbers: its ends say all.
     indices: list[Any] = [
-        token for each in by_prompt for token in ((each[0], each[-1]) if isinstance(each, range) and each else each)
+        token
+        for each in by_prompt
+        for token in ((each[0], each[-1]) if isinstance(each, range) and each else each)
     ]
     if any(isinstance(token, bool | np.bool_) for token in indices):
         raise InputError(
-            "tokens are indices from 0, and a mask was given; give mask.nonzero()[:, 0], or a sequence for each prompt"
+            "tokens are indices from 0, and a mask was given; give mask.nonzero()[:, 0], or "
+            "a sequence for each prompt"
         )
     if not indices or not all(hasattr(token, "__index__") for token in indices) or min(indices) < 0:
-        raise InputError(f"tokens are indices from 0, for all prompts or a sequence for each; got {tokens!r}")
+        raise InputError(
+            f"tokens are indices from 0, for all prompts or a sequence for each; got {tokens!r}"
+        )
     if max(indices) >= MOST_TOKENS:
         raise InputError(f"token {max(indices)} was named; no prompt has more than {MOST_TOKENS:,}")
     table = torch.zeros(len(by_prompt), max(indices) + 1, dtype=torch.bool)

@@ -2,7 +2,8 @@
 
     repo_interp.measures.Components(first_token=1)      a measure with parameters, for `analyze(..., measures=[...])`
 
-The classes of our measures are names of this module, imported when they are first asked for; `dir(measures)` lists them.
+The classes of our measures are names of this module, imported when they are first asked for;
+`dir(measures)` lists them.
 """
 
 from __future__ import annotations

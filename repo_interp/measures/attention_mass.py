@@ -3,10 +3,12 @@
     mass(span) = mean over generated rows i of sum_{j in span} A_ij          A = softmax of the logits, post-softmax weights
     mass per token = mass / number of tokens in the span;    table: mean over prompts, layers and heads, x 100
 
-Rows are those that produced the generated tokens, one earlier (`rows="producing"`), where a model looks for its answer; or the generated
-tokens' own rows (`rows="generated"`), the paper's literal wording, where the last one predicts nothing. With long answers the two nearly
-agree. A head with a sink (gpt-oss) gives the rest of its attention to it: `sink_mass`. `chance` is what equal weights on all tokens that
-a row sees would give a span. Only these rows are computed: O(rows n d) per head, no n x n map.
+Rows are those that produced the generated tokens, one earlier (`rows="producing"`), where a model
+looks for its answer; or the generated tokens' own rows (`rows="generated"`), the paper's literal
+wording, where the last one predicts nothing. With long answers the two nearly agree. A head with a
+sink (gpt-oss) gives the rest of its attention to it: `sink_mass`. `chance` is what equal weights on
+all tokens that a row sees would give a span. Only these rows are computed: O(rows n d) per head, no
+n x n map.
 
 Knows nothing about what the spans mean.
 """
@@ -43,8 +45,12 @@ _TEXTS = {
 }
 
 
-def span_mass(inputs: AttentionInputs, rows: Int[Tensor, "row"], spans: Bool[Tensor, "span token"]) -> Float[Tensor, "head span"]:
-    """Mean over `rows` of the attention weight on each span, for a batch of one prompt. float64; sums to 1 over a partition."""
+def span_mass(
+    inputs: AttentionInputs, rows: Int[Tensor, "row"], spans: Bool[Tensor, "span token"]
+) -> Float[Tensor, "head span"]:
+    """Mean over `rows` of the attention weight on each span, for a batch of one prompt. float64;
+    sums to 1 over a partition.
+    """
     weights = inputs.pattern(rows)[0].sum(-2, dtype=torch.float64)
     return weights @ spans.to(torch.float64).T / len(rows)
 
@@ -62,32 +68,48 @@ class SpanMass(Reduction):
 
     def start(self, inputs: AttentionInputs) -> Float[Tensor, "prompt head span"]:
         masks = self.masks.tensor
-        return torch.zeros(len(masks), inputs.heads, masks.shape[-1], dtype=torch.float64, device=masks.device)
+        return torch.zeros(
+            len(masks), inputs.heads, masks.shape[-1], dtype=torch.float64, device=masks.device
+        )
 
-    def add(self, result: Float[Tensor, "prompt head span"], inputs: AttentionInputs, block: HeadBlock) -> None:
+    def add(
+        self, result: Float[Tensor, "prompt head span"], inputs: AttentionInputs, block: HeadBlock
+    ) -> None:
         prompt, members = block.prompt[:, 0], block.head.shape[1]
         wanted, masks, parts = self.rows.tensor[prompt], self.masks.tensor[prompt], []
         sinks = None if inputs.sinks is None else inputs.sinks[block.head.flatten()]
-        at_once = max(1, memory_for(wanted.device, SHARED) // (8 * block.head.numel() * masks.shape[1]))
+        at_once = max(
+            1, memory_for(wanted.device, SHARED) // (8 * block.head.numel() * masks.shape[1])
+        )
         ragged = len(set(self.counts)) > 1
         for rows in wanted.split(at_once, -1):
             index = (rows.clamp(min=0) if ragged else rows)[:, None, :, None]
-            queries = block.queries.gather(2, index.expand(-1, members, -1, block.queries.shape[-1]))
+            queries = block.queries.gather(
+                2, index.expand(-1, members, -1, block.queries.shape[-1])
+            )
             logits = queries @ block.keys.mT * inputs.logit_scale
             logits.masked_fill_(_hidden(inputs, prompt, rows)[:, None], float("-inf"))
             of_rows = weights_of(logits.flatten(0, 1), sinks).view_as(logits)
             of_rows = of_rows.masked_fill((rows < 0)[:, None, :, None], 0) if ragged else of_rows
             parts.append(of_rows.sum(-2, dtype=torch.float64))
-        over_heads(result, block, torch.bmm(torch.stack(parts).sum(0) if parts[1:] else parts[0], masks))
+        over_heads(
+            result, block, torch.bmm(torch.stack(parts).sum(0) if parts[1:] else parts[0], masks)
+        )
 
     def written_out(self, inputs: AttentionInputs) -> Float[Tensor, "prompt head span"]:
         """The same for any logits, the rows of one prompt at a time."""
-        prompts = (select_prompts(inputs, slice(number, number + 1)) for number in range(len(self.counts)))
+        prompts = (
+            select_prompts(inputs, slice(number, number + 1)) for number in range(len(self.counts))
+        )
         parts = zip(prompts, self.rows.tensor, self.counts, self.masks.tensor, strict=True)
-        return torch.stack([span_mass(prompt, rows[:count], mask.T) * count for prompt, rows, count, mask in parts])
+        return torch.stack(
+            [span_mass(prompt, rows[:count], mask.T) * count for prompt, rows, count, mask in parts]
+        )
 
 
-def _hidden(inputs: AttentionInputs, prompt: Int[Tensor, "any"], rows: Int[Tensor, "any row"]) -> Bool[Tensor, "any row key"]:
+def _hidden(
+    inputs: AttentionInputs, prompt: Int[Tensor, "any"], rows: Int[Tensor, "any row"]
+) -> Bool[Tensor, "any row key"]:
     """The keys that each of the rows of some prompts may not attend to; all where a row is -1."""
     keys, rows = torch.arange(inputs.valid.shape[1], device=rows.device), rows[..., None]
     hidden = keys > rows
@@ -112,18 +134,24 @@ class AttentionMass(Measure, needs=Needs(spans=("generated",), nan=("mass", "cha
     """The measure `attention_mass`."""
 
     rows: Rows = "producing"
-    """`producing`: the rows that produced the generated tokens, one earlier each; `generated`: the rows of the generated tokens."""
+    """`producing`: the rows that produced the generated tokens, one earlier each; `generated`: the
+    rows of the generated tokens.
+    """
     name: str = "attention_mass"
 
     def observe(self, inputs: AttentionInputs, spans: Spans) -> Statistics:
-        """Mass [prompt, layer, head, span], chance and tokens [prompt, layer, span]; mass is NaN for a span that the prompt lacks."""
+        """Mass [prompt, layer, head, span], chance and tokens [prompt, layer, span]; mass is NaN
+        for a span that the prompt lacks.
+        """
         names, asked = list(spans), self._asked(inputs, spans)
         (mass,) = reduced(inputs, [asked.of_heads])
         mass, of_sinks, rows = mass / asked.rows, {}, asked.of_heads.rows.tensor
         if inputs.sinks is not None:  # the last mask is that of all tokens
             of_sinks["sink_mass"] = (("prompt", "layer", "head"), 1.0 - mass[..., -1])
             mass = mass[..., :-1]
-        chance = once(("chance", inputs.window), lambda: self._chance(inputs, asked), rows, inputs.valid)
+        chance = once(
+            ("chance", inputs.window), lambda: self._chance(inputs, asked), rows, inputs.valid
+        )
         mass = mass.masked_fill(asked.absent[:, None], float("nan"))
         return Statistics(
             per_prompt=arrays(
@@ -146,7 +174,9 @@ class AttentionMass(Measure, needs=Needs(spans=("generated",), nan=("mass", "cha
         rows, spans = asked.of_heads.rows.tensor, asked.tokens.shape[1]
         seen = (~_hidden(inputs, torch.arange(len(rows), device=rows.device), rows)).double()
         share = (seen / seen.sum(-1, keepdim=True).clamp(min=1)).sum(1, keepdim=True) / asked.rows
-        return torch.bmm(share, asked.of_heads.masks.tensor[..., :spans])[:, 0].masked_fill(asked.absent, float("nan"))
+        return torch.bmm(share, asked.of_heads.masks.tensor[..., :spans])[:, 0].masked_fill(
+            asked.absent, float("nan")
+        )
 
     def _asked(self, inputs: AttentionInputs, spans: Spans) -> _Asked:
         sinks = inputs.sinks is not None
@@ -163,14 +193,30 @@ class AttentionMass(Measure, needs=Needs(spans=("generated",), nan=("mass", "cha
     def _rows(
         self, generated: Bool[Tensor, "prompt token"], valid: Bool[Tensor, "prompt token"]
     ) -> tuple[Int[Tensor, "prompt row"], tuple[int, ...]]:
-        """Numbers of the rows of each prompt, ascending, then -1; and how many there are. Waits for the device, once per batch."""
+        """Numbers of the rows of each prompt, ascending, then -1; and how many there are.
+
+        Waits for the device, once per batch.
+        """
         of_prompts = generated.tolist()
         counts = tuple(map(sum, of_prompts))
-        unproduced = any(of_prompt[first] for of_prompt, (first, _, _) in zip(of_prompts, extents(valid), strict=True))
+        unproduced = any(
+            of_prompt[first]
+            for of_prompt, (first, _, _) in zip(of_prompts, extents(valid), strict=True)
+        )
         if unproduced and self.rows == "producing":
-            raise InputError("the first token of a prompt is marked generated, but no row produced it; wanted rows 'generated'")
-        rows = generated.to(torch.int8).sort(dim=-1, descending=True, stable=True).indices[:, : max(counts)]
-        there = torch.arange(max(counts), device=rows.device) < torch.tensor(counts, device=rows.device)[:, None]
+            raise InputError(
+                "the first token of a prompt is marked generated, but no row produced it; "
+                "wanted rows 'generated'"
+            )
+        rows = (
+            generated.to(torch.int8)
+            .sort(dim=-1, descending=True, stable=True)
+            .indices[:, : max(counts)]
+        )
+        there = (
+            torch.arange(max(counts), device=rows.device)
+            < torch.tensor(counts, device=rows.device)[:, None]
+        )
         return (rows - int(self.rows == "producing")).where(there, -1), counts
 
     def conclude(self, statistics: Statistics) -> xr.Dataset:

@@ -3,11 +3,12 @@
     A_ij = softmax_j W_ij        of row i the largest A_ij are kept, and the j that they stand at; the rest holds 1 - their sum
     W_ij = ln A_ij + L_i         L_i = ln sum_j exp W_ij, the row's `log_total`, so that logits can be had from weights
 
-Of the first prompt a head has room for `rows` x `keys` weights. Rows are all tokens of the prompt where these are no more than `rows`, each
-with as many keys as there is then room for, so that the rows of a short prompt are whole; else the tokens of its spans, as many as there
-is room for, and others evenly spread between them, each with `keys`. Of the first `prompts` prompts, those of up to `rows` tokens, every
-token's `prompt_keys` strongest keys are kept besides. Computed in parts of rows: no n x n map is kept of a long prompt, at most `_CELLS`
-cells exist at a time.
+Of the first prompt a head has room for `rows` x `keys` weights. Rows are all tokens of the prompt
+where these are no more than `rows`, each with as many keys as there is then room for, so that the
+rows of a short prompt are whole; else the tokens of its spans, as many as there is room for, and
+others evenly spread between them, each with `keys`. Of the first `prompts` prompts, those of up to
+`rows` tokens, every token's `prompt_keys` strongest keys are kept besides. Computed in parts of
+rows: no n x n map is kept of a long prompt, at most `_CELLS` cells exist at a time.
 
 Knows nothing about what the spans mean.
 """
@@ -47,7 +48,8 @@ _NOT_MARKED = ("rest", "separator")
 def strongest_keys(
     inputs: AttentionInputs, rows: Int[Tensor, "row"], count: int
 ) -> tuple[Float[Tensor, "head row rank"], Int[Tensor, "head row rank"], Float[Tensor, "head row"]]:
-    """The `count` largest attention weights of every row, for a batch of one prompt, and their keys; NaN and -1 where fewer are visible.
+    """The `count` largest attention weights of every row, for a batch of one prompt, and their
+    keys; NaN and -1 where fewer are visible.
 
     And of every row the logarithm of the sum of exponentials of its logits.
     """
@@ -55,7 +57,8 @@ def strongest_keys(
     step = max(1, _CELLS // (inputs.heads * inputs.valid.shape[1]))
     weights, keys, totals = [], [], []
     for part in rows.split(step):
-        logits = inputs.logits(part)[0, :, :, : max(count, int(part[-1]) + 1)]  # no row sees a later key
+        # no row sees a later key
+        logits = inputs.logits(part)[0, :, :, : max(count, int(part[-1]) + 1)]
         largest, places = logits.topk(count, dim=-1)
         seen = largest > float("-inf")
         total = torch.logsumexp(with_sinks(logits, inputs.sinks), dim=-1, keepdim=True).double()
@@ -65,8 +68,12 @@ def strongest_keys(
     return torch.cat(weights, dim=1), torch.cat(keys, dim=1), torch.cat(totals, dim=1)
 
 
-def rows_of_interest(valid: Bool[Tensor, "token"], spans: Spans, prompt: int, most: int) -> Int[Tensor, "row"]:
-    """Up to `most` of the valid tokens of row `prompt` of a batch, in order: all, or those of its spans first and others between them."""
+def rows_of_interest(
+    valid: Bool[Tensor, "token"], spans: Spans, prompt: int, most: int
+) -> Int[Tensor, "row"]:
+    """Up to `most` of the valid tokens of row `prompt` of a batch, in order: all, or those of its
+    spans first and others between them.
+    """
     names = [name for name in spans if name not in _NOT_MARKED and not name.startswith("segments.")]
     return _rows(valid, [spans[name][prompt] for name in names], most)
 
@@ -80,14 +87,20 @@ class AttentionRows(Measure, needs=Needs(nan=("weight", *_OF_PROMPTS))):
     keys: Annotated[int, Interval(ge=1, le=4096)] = 16
     """Strongest keys of a row; of fewer rows more, `rows` x `keys` in all."""
     prompts: Annotated[int, Interval(ge=1, le=65_536)] = 8
-    """Prompts, the first ones, of which every token has a row, where they have no more than `rows` tokens."""
+    """Prompts, the first ones, of which every token has a row, where they have no more than `rows`
+    tokens.
+    """
     prompt_keys: Annotated[int, Interval(ge=1, le=4096)] = 4
     """Strongest keys of each of these rows."""
     name: str = "attention_rows"
 
     def observe(self, inputs: AttentionInputs, spans: Spans) -> Statistics:
-        """Weights and keys, and totals of rows: of the first prompt [layer, head, query, rank], of several [..., token, strongest]."""
-        return Statistics(per_prompt=self._of_prompts(inputs), first_prompt=self._of_first_prompt(inputs, spans))
+        """Weights and keys, and totals of rows: of the first prompt [layer, head, query, rank], of
+        several [..., token, strongest].
+        """
+        return Statistics(
+            per_prompt=self._of_prompts(inputs), first_prompt=self._of_first_prompt(inputs, spans)
+        )
 
     def _of_first_prompt(self, inputs: AttentionInputs, spans: Spans) -> Arrays:
         first = inputs.row_of_first_prompt
@@ -95,25 +108,43 @@ class AttentionRows(Measure, needs=Needs(nan=("weight", *_OF_PROMPTS))):
             return Arrays()
         prompt = select_prompts(inputs, slice(first, first + 1))
         rows = rows_of_interest(prompt.valid[0], spans, first, self.rows)
-        weights, keys, totals = strongest_keys(prompt, rows, max(self.keys, self.rows * self.keys // len(rows)))
+        weights, keys, totals = strongest_keys(
+            prompt, rows, max(self.keys, self.rows * self.keys // len(rows))
+        )
         axes = ("layer", "head", "query", "rank")
-        # float32, and doubles that hold whole numbers exactly: so the compressed run file is smaller, and parts of it merge.
-        kept = {"weight": (axes, weights.float()), "key": (axes, keys.double()), "log_total": (axes[:-1], totals.float())}
+        # float32, and doubles that hold whole numbers exactly: so the compressed run file is
+        # smaller, and parts of it merge.
+        kept = {
+            "weight": (axes, weights.float()),
+            "key": (axes, keys.double()),
+            "log_total": (axes[:-1], totals.float()),
+        }
         return arrays(inputs, kept, query=rows.tolist(), rank=range(weights.shape[-1]))
 
     def _of_prompts(self, inputs: AttentionInputs) -> Arrays:
         counts = inputs.valid.sum(1)
-        chosen = ((inputs.prompts.to(counts.device) < self.prompts) & (counts <= self.rows)).nonzero()[:, 0].tolist()
+        chosen = (
+            ((inputs.prompts.to(counts.device) < self.prompts) & (counts <= self.rows))
+            .nonzero()[:, 0]
+            .tolist()
+        )
         if not chosen:
             return Arrays()
         shape = (len(chosen), inputs.heads, inputs.valid.shape[1], self.prompt_keys)
-        weights, keys, totals = (np.full(size, np.nan, np.float32) for size in (shape, shape, shape[:-1]))
+        weights, keys, totals = (
+            np.full(size, np.nan, np.float32) for size in (shape, shape, shape[:-1])
+        )
         for place, row in enumerate(chosen):
             tokens = inputs.valid[row].nonzero()[:, 0]
-            found = strongest_keys(select_prompts(inputs, slice(row, row + 1)), tokens, self.prompt_keys)
+            found = strongest_keys(
+                select_prompts(inputs, slice(row, row + 1)), tokens, self.prompt_keys
+            )
             weight, key, total = (each.float().cpu().numpy() for each in found)
             kept = slice(int(tokens[0]), int(tokens[-1]) + 1)
-            weights[place, :, kept, : weight.shape[-1]], keys[place, :, kept, : key.shape[-1]] = weight, key
+            weights[place, :, kept, : weight.shape[-1]], keys[place, :, kept, : key.shape[-1]] = (
+                weight,
+                key,
+            )
             totals[place, :, kept] = total
         axes = ("prompt", "layer", "head", "token", "strongest")
         values = zip(_OF_PROMPTS, (axes, axes, axes[:-1]), (weights, keys, totals), strict=True)
@@ -123,13 +154,23 @@ class AttentionRows(Measure, needs=Needs(nan=("weight", *_OF_PROMPTS))):
     def conclude(self, statistics: Statistics) -> xr.Dataset:
         """The group `attention_rows` of a run."""
         measured = {**statistics.first_prompt.data_vars, **statistics.per_prompt.data_vars}
-        keys = {name: measured[name].fillna(-1).astype("int32") for name in ("key", "prompt_key") if name in measured}
+        keys = {
+            name: measured[name].fillna(-1).astype("int32")
+            for name in ("key", "prompt_key")
+            if name in measured
+        }
         group = described_group(measured | keys, _TEXTS)
-        return group.assign_coords({axis: group[axis].astype("int64") for axis in ("query", "rank")})
+        return group.assign_coords(
+            {axis: group[axis].astype("int64") for axis in ("query", "rank")}
+        )
 
 
-def _rows(valid: Bool[Tensor, "token"], marked: list[Bool[Tensor, "token"]], most: int) -> Int[Tensor, "row"]:
-    """Up to `most` of the valid tokens, in order: `marked` ones first, then others, each evenly spread where they are too many."""
+def _rows(
+    valid: Bool[Tensor, "token"], marked: list[Bool[Tensor, "token"]], most: int
+) -> Int[Tensor, "row"]:
+    """Up to `most` of the valid tokens, in order: `marked` ones first, then others, each evenly
+    spread where they are too many.
+    """
     tokens = valid.nonzero()[:, 0]
     if len(tokens) <= most:
         return tokens
@@ -142,4 +183,8 @@ def _rows(valid: Bool[Tensor, "token"], marked: list[Bool[Tensor, "token"]], mos
 def _spread(tokens: Int[Tensor, "token"], most: int) -> Int[Tensor, "row"]:
     if len(tokens) <= most:
         return tokens
-    return tokens[torch.linspace(0, len(tokens) - 1, most, dtype=torch.float64).round().long()] if most else tokens[:0]
+    return (
+        tokens[torch.linspace(0, len(tokens) - 1, most, dtype=torch.float64).round().long()]
+        if most
+        else tokens[:0]
+    )

@@ -1,7 +1,8 @@
 """Measures by name, with their default parameters.
 
-Ours and those of other packages are entry points of the group `repo_interp.measures` (`entry_points`): a callable without arguments that
-returns a `measures.statistics.Measure`, or an object with the same parts.
+Ours and those of other packages are entry points of the group `repo_interp.measures`
+(`entry_points`): a callable without arguments that returns a `measures.statistics.Measure`, or an
+object with the same parts.
 """
 
 from __future__ import annotations

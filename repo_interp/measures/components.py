@@ -1,19 +1,23 @@
-"""The logit of a causal pair as a sum of rotary components, one per frequency (HoPE sec. 3.3, eq. 4-5, fig. 3, 6-8).
+"""The logit of a causal pair as a sum of rotary components, one per frequency (HoPE sec. 3.3, eq.
+4-5, fig. 3, 6-8).
 
     C_r(i, j) = (q_r k_r + q_r' k_r') cos(theta_r D) + (q_r' k_r - q_r k_r') sin(theta_r D),   D = z_j - z_i
     y = sum_r C_r
 
-q', k' the second half of the pair, z the index or the learned position, all times attention_scaling^2. Logits are
-linear and without 1/sqrt(d_head), as in the paper: neither the logit's scale nor a soft cap is in them. With L the
-`band_length` of a layer, min(window, training length), components are activated where pi/L < theta_r < 2 pi/L, low
-where theta_r <= pi/L, else high.
+q', k' the second half of the pair, z the index or the learned position, all times
+attention_scaling^2. Logits are linear and without 1/sqrt(d_head), as in the paper: neither the
+logit's scale nor a soft cap is in them. With L the `band_length` of a layer, min(window, training
+length), components are activated where pi/L < theta_r < 2 pi/L, low where theta_r <= pi/L, else
+high.
 
-Layers that rotate nothing have no frequency (NaN), no bands and no rotation angles; their components are the pairs of
-dimensions (r, r + d_head/2) all the same. What a scheme adds to its logits (ALiBi, KERPLE, FIRE, CoPE) belongs to the
-mean logit by distance, and is shown apart as well; it is in no component, and VAF speaks of the part that is.
+Layers that rotate nothing have no frequency (NaN), no bands and no rotation angles; their
+components are the pairs of dimensions (r, r + d_head/2) all the same. What a scheme adds to its
+logits (ALiBi, KERPLE, FIRE, CoPE) belongs to the mean logit by distance, and is shown apart as
+well; it is in no component, and VAF speaks of the part that is.
 
-Prompts of one run may have different frequencies, where these depend on the length of a pass (dynamic NTK, longrope): then there is none
-for all (NaN), and `prompt_frequency` has those of every prompt.
+Prompts of one run may have different frequencies, where these depend on the length of a pass
+(dynamic NTK, longrope): then there is none for all (NaN), and `prompt_frequency` has those of every
+prompt.
 
 Knows nothing about models; the training length is given to it.
 """
@@ -34,8 +38,19 @@ from repo_interp.errors import InputError
 from repo_interp.inputs import AttentionInputs, Spans
 from repo_interp.measures.kernels.gate_sums import position_bias_sums
 from repo_interp.measures.kernels.heads import Reduction, reduced, tokens_between
-from repo_interp.measures.kernels.rotary_components import BANDS, ComponentSums, frequency_bands, layer_frequencies
-from repo_interp.measures.kernels.rotation_angles import EDGES, PER_SIDE, RotationAngles, largest_difference, rotation_angles
+from repo_interp.measures.kernels.rotary_components import (
+    BANDS,
+    ComponentSums,
+    frequency_bands,
+    layer_frequencies,
+)
+from repo_interp.measures.kernels.rotation_angles import (
+    EDGES,
+    PER_SIDE,
+    RotationAngles,
+    largest_difference,
+    rotation_angles,
+)
 from repo_interp.measures.kernels.seen_pairs import is_whole, once, pair_counts
 from repo_interp.measures.labels import Arrays, arrays, described, described_group
 from repo_interp.measures.statistics import Measure, Needs, Statistics
@@ -43,7 +58,9 @@ from repo_interp.positions.rotary import expand_heads
 from repo_interp.values import Tokens, TokensOrNone
 
 _SAME = 1e-10
-"""Variance of a frequency over prompts, relative to its square, that rounding may make of equal ones."""
+"""Variance of a frequency over prompts, relative to its square, that rounding may make of equal
+ones.
+"""
 STILL = 0.1
 """Radians within which a component counts as unrotated."""
 
@@ -54,23 +71,41 @@ _BY_PROMPT = {
     "vaf": ("variance of the logits that a component accounts for", "%"),
     "vaf_printed": ("share of the logits' sum that is a component's (VAF as printed)", "%"),
     "vaf_curve": ("variance of the mean logit by distance that a component's accounts for", "%"),
-    "vaf_curve_printed": ("share of the sum of the mean logit by distance that is a component's", "%"),
+    "vaf_curve_printed": (
+        "share of the sum of the mean logit by distance that is a component's",
+        "%",
+    ),
     "vaf_band": ("variance of the logits that a band of components accounts for", "%"),
     "position_reach": ("largest difference of the positions of a seen pair", "positions"),
     "still_share": (f"share of components that no seen pair turns by more than {STILL} rad", "1"),
 }
 _FREQUENCIES = {
-    "prompt_frequency": ("frequency of a rotary component in a prompt, where prompts have different ones", "rad per position")
+    "prompt_frequency": (
+        "frequency of a rotary component in a prompt, where prompts have different ones",
+        "rad per position",
+    )
 }
 
 _SUMMARIES = {
     "frequency": ("frequency of a rotary component", "rad per position"),
-    "band_length": ("L of the bands: the training length, or a shorter window of the layer", "tokens"),
+    "band_length": (
+        "L of the bands: the training length, or a shorter window of the layer",
+        "tokens",
+    ),
     "activated": ("frequency between pi and 2 pi over L", "1"),
     "low_frequency": ("frequency of at most pi over L", "1"),
-    "distance_pairs": ("pairs of tokens at a distance; a layer with a window sees those within it", "pairs"),
-    "logit_by_distance": ("mean logit of the pairs at a distance, with what the scheme adds", "q·k"),
-    "position_logit_by_distance": ("mean of what the scheme adds to the logits at a distance", "q·k"),
+    "distance_pairs": (
+        "pairs of tokens at a distance; a layer with a window sees those within it",
+        "pairs",
+    ),
+    "logit_by_distance": (
+        "mean logit of the pairs at a distance, with what the scheme adds",
+        "q·k",
+    ),
+    "position_logit_by_distance": (
+        "mean of what the scheme adds to the logits at a distance",
+        "q·k",
+    ),
     "component_by_distance": ("mean component of the logits at a distance, over heads", "q·k"),
     "head_component_by_distance": ("mean component of the logits at a distance", "q·k"),
     "turn_share": ("share of pairs by how far positions turn a component, up to turn_upper", "1"),
@@ -84,7 +119,9 @@ class Components(Measure):
     """The measure `components`."""
 
     training_length: Tokens | None = None
-    """Largest L in tokens; none: `analyze` takes it from the checkpoint, and without it nothing is measured."""
+    """Largest L in tokens; none: `analyze` takes it from the checkpoint, and without it nothing is
+    measured.
+    """
     first_token: TokensOrNone = 0
     """Tokens left out at the start of each prompt: 1 drops the beginning of the sequence."""
     last_token: Tokens | None = None
@@ -92,20 +129,29 @@ class Components(Measure):
     curves: Literal["mean", "head"] = "mean"
     """Components by distance: their "mean" over heads, or also each "head"."""
     prompts: Literal["each", "mean"] = "each"
-    """VAF of "each" prompt, or "mean" and deviation over prompts: then memory does not grow with their number."""
+    """VAF of "each" prompt, or "mean" and deviation over prompts: then memory does not grow with
+    their number.
+    """
     sampled_per_side: Annotated[int, Interval(ge=1, le=65_536)] = PER_SIDE
-    """Queries and distances looked at for the histogram of rotation angles, where a prompt has more."""
+    """Queries and distances looked at for the histogram of rotation angles, where a prompt has
+    more.
+    """
     name: str = "components"
 
     def __post_init__(self) -> None:
         """Raises InputError too where no token is left."""
         super().__post_init__()
         if self.last_token is not None and self.last_token <= self.first_token:
-            raise InputError(f"tokens {self.first_token} to {self.last_token} are none; wanted first_token < last_token")
+            raise InputError(
+                f"tokens {self.first_token} to {self.last_token} are none; wanted "
+                "first_token < last_token"
+            )
 
     @property
     def needs(self) -> Needs:
-        """What some prompts, layers or heads lack, and ratios and correlations that are undefined, are NaN."""
+        """What some prompts, layers or heads lack, and ratios and correlations that are undefined,
+        are NaN.
+        """
         return Needs(tokens=self.first_token + 1, nan=(*_BY_PROMPT, *_FREQUENCIES))
 
     @property
@@ -115,7 +161,10 @@ class Components(Measure):
         return {**super().parameters, "last_token": last, "still_angle": STILL}
 
     def observe(self, inputs: AttentionInputs, spans: Spans) -> Statistics:
-        """Sums of profiles over prompts and pairs, and each prompt's VAF. InputError without a training length."""
+        """Sums of profiles over prompts and pairs, and each prompt's VAF.
+
+        InputError without a training length.
+        """
         tokens = tokens_between(inputs.valid, self.first_token, self.last_token)
         frequencies = layer_frequencies(inputs)
         (measured,) = reduced(inputs, self.reductions(inputs, spans))
@@ -131,10 +180,16 @@ class Components(Measure):
                 ("layer", "component"),
                 once(("sums", len(tokens)), of_prompts, frequencies),
             ),
-            "length_sum": (("layer",), np.array(float(len(tokens) * inputs.compared_length(self.training_length)))),
+            "length_sum": (
+                ("layer",),
+                np.array(float(len(tokens) * inputs.compared_length(self.training_length))),
+            ),
             "pairs": (("layer", "distance"), pair_counts(tokens, inputs.window).distance.sum(0)),
             "logit_sum": (("layer", "head", "distance"), measured.logits),
-            "position_logit_sum": (("layer", "head", "distance"), position_bias_sums(inputs, tokens)),
+            "position_logit_sum": (
+                ("layer", "head", "distance"),
+                position_bias_sums(inputs, tokens),
+            ),
             "component_sum": (("layer", "head", "component", "distance"), measured.components)
             if self.curves == "head"
             else (("layer", "component", "distance"), measured.components[0]),
@@ -145,18 +200,33 @@ class Components(Measure):
         if inputs.positions is None or inputs.frequencies is None:
             explained["vaf_band"] = torch.full_like(explained["vaf_band"], torch.nan)
         for name, values in explained.items():
-            by_prompt[name] = ("prompt", "layer", "head", "band" if name == "vaf_band" else "component"), values
+            by_prompt[name] = (
+                ("prompt", "layer", "head", "band" if name == "vaf_band" else "component"),
+                values,
+            )
         if self.prompts == "mean":
             return Statistics(sums=_labelled(inputs, sums | _summed(by_prompt)))
-        by_prompt["prompt_frequency"] = ("prompt", "layer", "component"), frequencies.expand(len(tokens), -1)
+        by_prompt["prompt_frequency"] = (
+            ("prompt", "layer", "component"),
+            frequencies.expand(len(tokens), -1),
+        )
         each = {name: (axes, values.float()) for name, (axes, values) in by_prompt.items()}
         return Statistics(per_prompt=_labelled(inputs, each), sums=_labelled(inputs, sums))
 
     def reductions(self, inputs: AttentionInputs, spans: Spans) -> tuple[Reduction, ...]:
-        """Profiles and variance accounted for of every component. InputError without a training length."""
+        """Profiles and variance accounted for of every component.
+
+        InputError without a training length.
+        """
         if self.training_length is None:
-            raise InputError("components are banded by the training length; give training_length in tokens")
-        return (ComponentSums(self.training_length, self.first_token, self.last_token, self.curves == "head"),)
+            raise InputError(
+                "components are banded by the training length; give training_length in tokens"
+            )
+        return (
+            ComponentSums(
+                self.training_length, self.first_token, self.last_token, self.curves == "head"
+            ),
+        )
 
     def conclude(self, statistics: Statistics) -> xr.Dataset:
         """The group `components` of a run."""
@@ -179,10 +249,14 @@ class Components(Measure):
             "distance_pairs": sums["pairs"].max("layer"),
             "logit_by_distance": (sums["logit_sum"] + sums["position_logit_sum"]) / pairs,
             "position_logit_by_distance": sums["position_logit_sum"] / pairs,
-            "component_by_distance": component.mean("head") if per_head else component / sums.sizes["head"],
+            "component_by_distance": component.mean("head")
+            if per_head
+            else component / sums.sizes["head"],
             "turn_share": sums["turn_pairs"] / rotated.where(rotated > 0),
             "turn_mean": sums["difference_sum"] / pairs.sum("distance") * frequency,
-            "turn_upper": xr.DataArray([*EDGES[1:], np.inf], dims="turn", coords={"turn": list(EDGES)}),
+            "turn_upper": xr.DataArray(
+                [*EDGES[1:], np.inf], dims="turn", coords={"turn": list(EDGES)}
+            ),
         }
         summaries = described_group(arrays, _SUMMARIES)
         if self.prompts == "mean":
@@ -193,14 +267,27 @@ class Components(Measure):
 
 def _labelled(inputs: AttentionInputs, record: Record) -> Arrays:
     components, distances = inputs.queries.shape[-1] // 2, inputs.valid.shape[1]
-    return arrays(inputs, record, component=range(components), distance=range(distances), band=BANDS, turn=EDGES)
+    return arrays(
+        inputs,
+        record,
+        component=range(components),
+        distance=range(distances),
+        band=BANDS,
+        turn=EDGES,
+    )
 
 
-def _angles(inputs: AttentionInputs, tokens: Tensor, frequencies: Tensor, per_side: int) -> tuple[Record, Record]:
-    """Rotation angles summed over prompts, and the reach of each prompt; zeros and NaN where nothing is rotated."""
+def _angles(
+    inputs: AttentionInputs, tokens: Tensor, frequencies: Tensor, per_side: int
+) -> tuple[Record, Record]:
+    """Rotation angles summed over prompts, and the reach of each prompt; zeros and NaN where
+    nothing is rotated.
+    """
     new = {"dtype": torch.float64, "device": tokens.device}
     if inputs.positions is None or inputs.frequencies is None:
-        sums = RotationAngles(torch.zeros(1, len(frequencies), len(EDGES), **new), torch.zeros(1, **new))
+        sums = RotationAngles(
+            torch.zeros(1, len(frequencies), len(EDGES), **new), torch.zeros(1, **new)
+        )
         reach = unrotated = torch.full((len(tokens), 1), torch.nan, **new)
     else:
         sums = rotation_angles(inputs.positions, frequencies, tokens, inputs.window, per_side)
@@ -208,12 +295,20 @@ def _angles(inputs: AttentionInputs, tokens: Tensor, frequencies: Tensor, per_si
         unrotated = (reach[..., None] * frequencies <= STILL).to(torch.float64).mean(-1)
         if not is_whole(tokens):
             none = reach.isinf()
-            reach, unrotated = reach.masked_fill(none, torch.nan), unrotated.masked_fill(none, torch.nan)
+            reach, unrotated = (
+                reach.masked_fill(none, torch.nan),
+                unrotated.masked_fill(none, torch.nan),
+            )
     pairs, difference = sums.pairs, sums.difference
     if len(difference) < inputs.heads:
-        pairs, difference = (expand_heads(part[None], inputs.heads)[0] for part in (pairs, difference))
+        pairs, difference = (
+            expand_heads(part[None], inputs.heads)[0] for part in (pairs, difference)
+        )
     return (
-        {"turn_pairs": (("layer", "head", "component", "turn"), pairs), "difference_sum": (("layer", "head"), difference)},
+        {
+            "turn_pairs": (("layer", "head", "component", "turn"), pairs),
+            "difference_sum": (("layer", "head"), difference),
+        },
         {
             "position_reach": (("prompt", "layer", "head"), expand_heads(reach, inputs.heads)),
             "still_share": (("prompt", "layer", "head"), expand_heads(unrotated, inputs.heads)),
@@ -238,10 +333,13 @@ def _averaged(sums: xr.Dataset) -> dict[str, xr.DataArray]:
     averages = {}
     for name, (long_name, units) in _BY_PROMPT.items():
         total, squares, count = (sums[f"{name}_{part}"] for part in ("total", "squares", "count"))
-        known = count.variable.where(count.variable > 0)  # variables: to align the labels of arrays takes ten times as long
+        # variables: to align the labels of arrays takes ten times as long
+        known = count.variable.where(count.variable > 0)
         mean = total.variable / known
         deviation = (squares.variable / known - mean**2).clip(min=0) ** 0.5
-        averages[f"{name}_mean"] = described(total.copy(data=mean.values), f"{long_name}, mean over prompts", units)
+        averages[f"{name}_mean"] = described(
+            total.copy(data=mean.values), f"{long_name}, mean over prompts", units
+        )
         text = f"{long_name}, standard deviation over prompts"
         averages[f"{name}_deviation"] = described(total.copy(data=deviation.values), text, units)
     return averages

@@ -3,16 +3,17 @@
     W'_dj = w(d, q, k_j): the logit that one query would give key j if it were d back         d, j = 0 .. n-1
     W'_dj ~ a_d + b_j,   r = Pearson correlation        (fake_logits: how, without making W')
 
-The distance rotates as in the model itself, which sees i - j = d (`sign="causal"`); the paper's formula, taken literally,
-rotates the other way ("printed"). Choices:
+The distance rotates as in the model itself, which sees i - j = d (`sign="causal"`); the paper's
+formula, taken literally, rotates the other way ("printed"). Choices:
 
-- A distance is in positions: 0 .. n-1 whatever positions the layer has learned (`distances="tokens"`), or n steps over
-  those that the last query really sees, z_last - z_j (`distances="positions"`; for RoPE the same).
+- A distance is in positions: 0 .. n-1 whatever positions the layer has learned
+  (`distances="tokens"`), or n steps over those that the last query really sees, z_last - z_j
+  (`distances="positions"`; for RoPE the same).
 - The query is the last token's, as in the paper; of several - the last ones - r is the mean.
-- A NoPE layer gives the same logit at every distance: r = 1, exactly and saying nothing. `nope_base` asks instead what
-  rotation by RoPE of that base would give.
-- What a scheme adds (ALiBi and the like) is taken, at distance d, from the last row's key d back; without rotation
-  r = 1 again, as the paper argues (sec. 3.3).
+- A NoPE layer gives the same logit at every distance: r = 1, exactly and saying nothing.
+  `nope_base` asks instead what rotation by RoPE of that base would give.
+- What a scheme adds (ALiBi and the like) is taken, at distance d, from the last row's key d back;
+  without rotation r = 1 again, as the paper argues (sec. 3.3).
 - With 1/sqrt(d_head), before a soft cap. All valid tokens are keys, whatever the layer's window.
 
 Knows nothing about what a prompt says.
@@ -30,7 +31,14 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from repo_interp.inputs import AttentionInputs, Spans
-from repo_interp.measures.kernels.fake_logits import FakeFit, Turns, fake_axes, fake_fit, key_moments, turns
+from repo_interp.measures.kernels.fake_logits import (
+    FakeFit,
+    Turns,
+    fake_axes,
+    fake_fit,
+    key_moments,
+    turns,
+)
 from repo_interp.measures.kernels.seen_pairs import extents, once
 from repo_interp.measures.labels import Arrays, arrays, described_group
 from repo_interp.measures.statistics import Measure, Needs, Statistics
@@ -56,7 +64,8 @@ class FakeDistance(Measure, needs=Needs(nan=("r",))):
     distances: Literal["tokens", "positions"] = "tokens"
     """`tokens`: $0 .. n-1$; `positions`: $n$ steps over those that the last query sees."""
     axes: Literal["none", "first_prompt"] = "first_prompt"
-    """Whose axes are kept: "none", or those of the "first_prompt" of the analysis, prompt number 0."""
+    """Whose axes are kept: "none", or those of the "first_prompt" of the analysis, prompt number 0.
+    """
     nope_base: PositiveOrZero = 0.0
     """0: NoPE layers as they are. Otherwise the RoPE base by which they are asked to rotate."""
     name: str = "fake_distance"
@@ -92,7 +101,10 @@ class FakeDistance(Measure, needs=Needs(nan=("r",))):
             shared = () if inputs.frequencies is None else (inputs.frequencies,)
             name = "turns", self, inputs.scheme if not shared else ""
             return once(name, lambda: self._by_tokens(inputs), inputs.valid, *shared)
-        frequencies, positions = self._frequencies(inputs), expand_heads(inputs.positions, inputs.heads)
+        frequencies, positions = (
+            self._frequencies(inputs),
+            expand_heads(inputs.positions, inputs.heads),
+        )
         positions, hidden = positions.to(torch.float64), ~inputs.valid[:, None]
         last, _ = _last_tokens(inputs.valid, 1)
         last = positions.gather(-1, last[:, None].expand(-1, positions.shape[1], -1))[..., 0]
@@ -105,7 +117,12 @@ class FakeDistance(Measure, needs=Needs(nan=("r",))):
         unit = torch.ones(len(inputs.valid), 1, dtype=torch.float64, device=inputs.valid.device)
         return turns(0 * unit, unit, inputs.valid, self._frequencies(inputs))
 
-    def _first_axes(self, inputs: AttentionInputs, fit: FakeFit, bias: Float[Tensor, "prompt head distance"] | None) -> Arrays:
+    def _first_axes(
+        self,
+        inputs: AttentionInputs,
+        fit: FakeFit,
+        bias: Float[Tensor, "prompt head distance"] | None,
+    ) -> Arrays:
         """Axes of the first prompt, where they are asked for and the prompt is in this batch."""
         row = inputs.row_of_first_prompt
         if self.axes == "none" or row is None:
@@ -121,11 +138,15 @@ class FakeDistance(Measure, needs=Needs(nan=("r",))):
             "position_axis": (("layer", "head", "distance"), position),
             "semantic_axis": (("layer", "head", "token"), semantic),
         }
-        return arrays(inputs, record, distance=np.arange(float(count)), token=np.arange(float(tokens)))
+        return arrays(
+            inputs, record, distance=np.arange(float(count)), token=np.arange(float(tokens))
+        )
 
     def conclude(self, statistics: Statistics) -> xr.Dataset:
         """The group `fake_distance` of a run."""
-        return described_group({**statistics.per_prompt.data_vars, **statistics.first_prompt.data_vars}, _DESCRIBED)
+        return described_group(
+            {**statistics.per_prompt.data_vars, **statistics.first_prompt.data_vars}, _DESCRIBED
+        )
 
 
 def bias_by_distance(inputs: AttentionInputs) -> Float[Tensor, "prompt head distance"] | None:
@@ -144,10 +165,14 @@ def bias_by_distance(inputs: AttentionInputs) -> Float[Tensor, "prompt head dist
 def last_queries(
     inputs: AttentionInputs, number: int
 ) -> tuple[Float[Tensor, "prompt head query d_head"], Bool[Tensor, "prompt query"]]:
-    """The last `number` valid queries of every prompt with the logit's scale, in float64, and which there are."""
+    """The last `number` valid queries of every prompt with the logit's scale, in float64, and which
+    there are.
+    """
     tokens, present = _last_tokens(inputs.valid, number)
     index = tokens[:, None, :, None].expand(-1, inputs.heads, -1, inputs.queries.shape[-1])
-    queries = inputs.queries.gather(2, index).to(torch.float64) * (inputs.logit_scale * inputs.pair_scaling.repeat(2))
+    queries = inputs.queries.gather(2, index).to(torch.float64) * (
+        inputs.logit_scale * inputs.pair_scaling.repeat(2)
+    )
     if min(count for _, _, count in extents(inputs.valid)) < number:
         queries = queries.masked_fill(~present[:, None, :, None], 0)
     return queries, present
@@ -156,10 +181,14 @@ def last_queries(
 def _last_tokens(
     valid: Bool[Tensor, "prompt token"], number: int
 ) -> tuple[Int[Tensor, "prompt query"], Bool[Tensor, "prompt query"]]:
-    """Indices of the last `number` valid tokens in order, and which there are: missing ones come first."""
+    """Indices of the last `number` valid tokens in order, and which there are: missing ones come
+    first.
+    """
     return once(("last", number), lambda: _found_last(valid, min(number, valid.shape[1])), valid)
 
 
-def _found_last(valid: Tensor, number: int) -> tuple[Int[Tensor, "prompt query"], Bool[Tensor, "prompt query"]]:
+def _found_last(
+    valid: Tensor, number: int
+) -> tuple[Int[Tensor, "prompt query"], Bool[Tensor, "prompt query"]]:
     order = valid.to(torch.int8).argsort(dim=-1, stable=True)[:, -number:]
     return order, valid.gather(-1, order)

@@ -1,4 +1,5 @@
-"""What CoPE's gates count, and where position alone sends attention (Golovneva et al. 2024, eq. 3-9, fig. 4, 6).
+"""What CoPE's gates count, and where position alone sends attention (Golovneva et al. 2024, eq.
+3-9, fig. 4, 6).
 
     g_ij = sigmoid(q_i . x_j / sqrt(d))      p_ij = sum_{t = j .. i} g_it, at most p_max - 1      a_ij = softmax_j of the position logits
 
@@ -9,12 +10,14 @@
                         whose attention has nowhere else to go, are left out
     position_attention  a_ij, every row scaled to a maximum of 1; of the first `maps` prompts
 
-Two things would say "separators" or "last paragraph" without any: equal gates, and attention that prefers what is near. So the share
-comes with that of equal gates and that of as many random tokens, the mass with that of even attention and that of shuffled segments
-(segmentation); `..._chance` is the share of those draws that are at least as high. Layers without gates (everything but CoPE) have
-NaN, but for the mass: whatever adds position logits (ALiBi, KERPLE, FIRE) attends by position alone too. Where a scheme rotates
-besides (cope_rope) the rotation is left out. p_ij of a key whose gate is open counts it: the token behind a separator is at position
-0 with what follows it, the separator at 1.
+Two things would say "separators" or "last paragraph" without any: equal gates, and attention that
+prefers what is near. So the share comes with that of equal gates and that of as many random tokens,
+the mass with that of even attention and that of shuffled segments (segmentation); `..._chance` is
+the share of those draws that are at least as high. Layers without gates (everything but CoPE) have
+NaN, but for the mass: whatever adds position logits (ALiBi, KERPLE, FIRE) attends by position alone
+too. Where a scheme rotates besides (cope_rope) the rotation is left out. p_ij of a key whose gate
+is open counts it: the token behind a separator is at position 0 with what follows it, the separator
+at 1.
 
 Knows nothing about what a text says: separators and segments are handed in.
 """
@@ -31,8 +34,20 @@ from torch import Tensor
 
 from repo_interp.errors import InputError
 from repo_interp.inputs import AttentionInputs, Spans, select_prompts
-from repo_interp.measures.kernels.gate_sums import GateSums, gate_sums, last_segment_sums, position_map
-from repo_interp.measures.kernels.segmentation import Draws, Kinds, chance, generator, segment_edges, shuffled_edges
+from repo_interp.measures.kernels.gate_sums import (
+    GateSums,
+    gate_sums,
+    last_segment_sums,
+    position_map,
+)
+from repo_interp.measures.kernels.segmentation import (
+    Draws,
+    Kinds,
+    chance,
+    generator,
+    segment_edges,
+    shuffled_edges,
+)
 from repo_interp.measures.labels import Record, arrays, described_group
 from repo_interp.measures.statistics import Needs, SegmentMeasure, Statistics
 from repo_interp.positions.layouts import CONTEXTUAL
@@ -48,22 +63,37 @@ _TOKENS = {
 _SEPARATORS = {
     "separator_share": ("share of the gates' sum on separators", "1"),
     "separator_share_shuffled": ("the same for as many random tokens, mean over draws", "1"),
-    "separator_share_chance": ("share of random choices of tokens with at least as much of the gates' sum", "1"),
+    "separator_share_chance": (
+        "share of random choices of tokens with at least as much of the gates' sum",
+        "1",
+    ),
     "separator_gate": ("mean gate of separators, over pairs", "1"),
     "other_gate": ("mean gate of all other tokens, over pairs", "1"),
 }
 _OTHERS = {
-    "last_segment_mass": ("attention from position alone on the query's own segment, mean over queries", "1"),
+    "last_segment_mass": (
+        "attention from position alone on the query's own segment, mean over queries",
+        "1",
+    ),
     "last_segment_shuffled": ("the same for shuffled segments, mean over draws", "1"),
-    "last_segment_chance": ("share of shuffled segments with at least as much attention from position alone", "1"),
+    "last_segment_chance": (
+        "share of shuffled segments with at least as much attention from position alone",
+        "1",
+    ),
     # Per layer: a layer with a window sees other pairs.
     "separator_share_even": ("share of equal gates on separators", "1"),
     "last_segment_even": ("even attention on the query's own segment, mean over queries", "1"),
     "largest_position": ("contextual positions beyond are taken for this one", "positions"),
-    "position_attention": ("attention from position alone, every row scaled to a maximum of 1", "1"),
+    "position_attention": (
+        "attention from position alone, every row scaled to a maximum of 1",
+        "1",
+    ),
 }
 _OF_PROMPTS = {
-    "last_segment_queries": ("queries behind the first segment, over which masses are means", "tokens"),
+    "last_segment_queries": (
+        "queries behind the first segment, over which masses are means",
+        "tokens",
+    ),
     "separator": ("1 where a token separates, -1 for padding", "1"),
 }
 
@@ -75,7 +105,9 @@ class Gates(SegmentMeasure):
     kinds: Kinds = KINDS
     """Kinds of segments that attention may stay within."""
     maps: CountOrNone = 0
-    """Prompts, from the first on, of which the map of attention from position alone, [query, key] per head, is kept."""
+    """Prompts, from the first on, of which the map of attention from position alone, [query, key]
+    per head, is kept.
+    """
     map_tokens: Tokens = 1024
     """Longest prompt of which a map is kept."""
     draws: Draws = 20
@@ -86,7 +118,10 @@ class Gates(SegmentMeasure):
 
     @property
     def needs(self) -> Needs:
-        """Segments of its kinds; layers whose gates count tokens. CoPE-ALiBi has no largest position."""
+        """Segments of its kinds; layers whose gates count tokens.
+
+        CoPE-ALiBi has no largest position.
+        """
         return Needs(
             segments=self.kinds,
             schemes=CONTEXTUAL,
@@ -95,7 +130,10 @@ class Gates(SegmentMeasure):
         )
 
     def observe(self, inputs: AttentionInputs, spans: Spans) -> Statistics:
-        """All quantities of one layer, prompt by prompt. Raises InputError where a map of too long a prompt is asked for."""
+        """All quantities of one layer, prompt by prompt.
+
+        Raises InputError where a map of too long a prompt is asked for.
+        """
         separators = spans.get(SEPARATOR, torch.zeros_like(inputs.valid)) & inputs.valid
         separates = torch.where(inputs.valid, separators.to(torch.int8), -1).to(torch.int8)
         record = {
@@ -105,18 +143,26 @@ class Gates(SegmentMeasure):
         }
         mapped = [row for row, number in enumerate(inputs.prompts.tolist()) if number < self.maps]
         if mapped:
-            record["position_attention"] = (("prompt", "layer", "head", "query", "key"), self._maps(inputs, mapped))
+            record["position_attention"] = (
+                ("prompt", "layer", "head", "query", "key"),
+                self._maps(inputs, mapped),
+            )
         places = np.arange(inputs.valid.shape[1])
-        return Statistics(per_prompt=arrays(inputs, record, query=places, key=places, kind=list(self.kinds)))
+        return Statistics(
+            per_prompt=arrays(inputs, record, query=places, key=places, kind=list(self.kinds))
+        )
 
-    def _maps(self, inputs: AttentionInputs, mapped: list[int]) -> Float[Tensor, "prompt head query key"]:
+    def _maps(
+        self, inputs: AttentionInputs, mapped: list[int]
+    ) -> Float[Tensor, "prompt head query key"]:
         prompts, heads, tokens, _ = inputs.queries.shape
         maps = torch.full((prompts, heads, tokens, tokens), torch.nan)
         for row in mapped:
             length = int(inputs.valid[row].sum())
             if length > self.map_tokens:
                 raise InputError(
-                    f"prompt {int(inputs.prompts[row])} has {length} tokens, and a map has token x token numbers per head; "
+                    f"prompt {int(inputs.prompts[row])} has {length} tokens, and a map has "
+                    "token x token numbers per head; "
                     f"ask for maps of shorter prompts, or raise map_tokens={self.map_tokens}"
                 )
             if inputs.position_logits is not None:
@@ -125,12 +171,18 @@ class Gates(SegmentMeasure):
 
     def conclude(self, statistics: Statistics) -> xr.Dataset:
         """The group `gates` of a run."""
-        measured = statistics.per_prompt.assign(largest_position=statistics.per_prompt["largest_position"].max("prompt"))
+        measured = statistics.per_prompt.assign(
+            largest_position=statistics.per_prompt["largest_position"].max("prompt")
+        )
         of_prompts = measured[list(_OF_PROMPTS)].isel(layer=0, drop=True)
-        return described_group(measured, _TOKENS | _SEPARATORS | _OTHERS).assign(described_group(of_prompts, _OF_PROMPTS))
+        return described_group(measured, _TOKENS | _SEPARATORS | _OTHERS).assign(
+            described_group(of_prompts, _OF_PROMPTS)
+        )
 
 
-def _by_token(inputs: AttentionInputs, separators: Bool[Tensor, "prompt token"], draws: int, seed: int) -> Record:
+def _by_token(
+    inputs: AttentionInputs, separators: Bool[Tensor, "prompt token"], draws: int, seed: int
+) -> Record:
     prompts, heads, tokens, _ = inputs.queries.shape
     sums = _unknown_sums(inputs) if inputs.gate_features is None else gate_sums(inputs)
     padding = ~inputs.valid[:, None]
@@ -139,7 +191,9 @@ def _by_token(inputs: AttentionInputs, separators: Bool[Tensor, "prompt token"],
         "counted": sums.by_query.clamp(max=inputs.largest_position),
         "gate_sum": sums.by_query,
     }
-    share = {name: torch.full((prompts, heads), torch.nan, dtype=torch.float64) for name in _SEPARATORS}
+    share = {
+        name: torch.full((prompts, heads), torch.nan, dtype=torch.float64) for name in _SEPARATORS
+    }
     even = torch.full((prompts,), torch.nan, dtype=torch.float64)
     for row, number in enumerate(inputs.prompts.tolist()):
         valid, chosen = inputs.valid[row], separators[row]
@@ -151,7 +205,10 @@ def _by_token(inputs: AttentionInputs, separators: Bool[Tensor, "prompt token"],
         by_key = sums.by_key[row][:, valid]
         total = by_key.sum(-1)
         random = generator(seed, number)
-        drawn = torch.as_tensor(np.stack([random.permutation(here.cpu().numpy()) for _ in range(draws)]), device=valid.device)
+        drawn = torch.as_tensor(
+            np.stack([random.permutation(here.cpu().numpy()) for _ in range(draws)]),
+            device=valid.device,
+        )
         shuffled = (drawn.double() @ by_key.T) / total
         observed = by_key[:, here].sum(-1) / total
         share["separator_share"][row] = observed
@@ -163,7 +220,10 @@ def _by_token(inputs: AttentionInputs, separators: Bool[Tensor, "prompt token"],
     of_heads, axis = ("prompt", "layer", "head"), {"gate_by_token": "key"}
     return {
         **{
-            name: ((*of_heads, axis.get(name, "query")), of_tokens.masked_fill(padding, torch.nan).float())
+            name: (
+                (*of_heads, axis.get(name, "query")),
+                of_tokens.masked_fill(padding, torch.nan).float(),
+            )
             for name, of_tokens in values.items()
         },
         **{name: (of_heads, of_prompts) for name, of_prompts in share.items()},
@@ -174,14 +234,20 @@ def _by_token(inputs: AttentionInputs, separators: Bool[Tensor, "prompt token"],
 
 def _unknown_sums(inputs: AttentionInputs) -> GateSums:
     """NaN in the place of the sums, for a layer without gates."""
-    unknown = torch.full(inputs.queries.shape[:3], torch.nan, dtype=torch.float64, device=inputs.valid.device)
+    unknown = torch.full(
+        inputs.queries.shape[:3], torch.nan, dtype=torch.float64, device=inputs.valid.device
+    )
     return GateSums(unknown, unknown, torch.ones_like(inputs.valid, dtype=torch.long))
 
 
-def _last_segment(inputs: AttentionInputs, spans: Spans, kinds: tuple[str, ...], draws: int, seed: int) -> Record:
+def _last_segment(
+    inputs: AttentionInputs, spans: Spans, kinds: tuple[str, ...], draws: int, seed: int
+) -> Record:
     prompts, tokens = inputs.valid.shape
     layouts = 1 + draws
-    first = torch.zeros(prompts, len(kinds), layouts, tokens, dtype=torch.long, device=inputs.valid.device)
+    first = torch.zeros(
+        prompts, len(kinds), layouts, tokens, dtype=torch.long, device=inputs.valid.device
+    )
     counted = torch.zeros_like(first, dtype=torch.bool)
     for row, number in enumerate(inputs.prompts.tolist()):
         for column, kind in enumerate(kinds):
@@ -189,9 +255,14 @@ def _last_segment(inputs: AttentionInputs, spans: Spans, kinds: tuple[str, ...],
             if len(edges):
                 drawn = shuffled_edges(edges, len(members), draws, generator(seed, number, kind))
                 begins = torch.zeros(layouts, len(members), dtype=torch.long, device=members.device)
-                begins.scatter_(1, torch.cat([edges[None], drawn]), torch.ones_like(torch.cat([edges[None], drawn])))
+                begins.scatter_(
+                    1,
+                    torch.cat([edges[None], drawn]),
+                    torch.ones_like(torch.cat([edges[None], drawn])),
+                )
                 places = torch.arange(len(members), device=members.device)
-                own = (places * begins).cummax(1).values  # the member that begins each member's segment
+                # the member that begins each member's segment
+                own = (places * begins).cummax(1).values
                 first[row, column][:, members] = members[own]
                 counted[row, column][:, members] = own > 0
     queries = counted.sum(-1)

@@ -1,9 +1,11 @@
-"""Labels for what kernels return: names of axes, coordinates, long names and units, so that a run file explains itself.
+"""Labels for what kernels return: names of axes, coordinates, long names and units, so that a run
+file explains itself.
 
     Arrays      arrays with the names and labels of their axes: what an xr.Dataset holds, without being one yet
 
-A layer of a batch leaves a handful of small arrays. Making a Dataset of each, and aligning Datasets, would take longer than measuring:
-they stay `Arrays` until all layers and prompts are together. Knows nothing about what is measured.
+A layer of a batch leaves a handful of small arrays. Making a Dataset of each, and aligning
+Datasets, would take longer than measuring: they stay `Arrays` until all layers and prompts are
+together. Knows nothing about what is measured.
 """
 
 from __future__ import annotations
@@ -21,7 +23,9 @@ from torch import Tensor
 from repo_interp.inputs import AttentionInputs
 
 Record = Mapping[Any, tuple[Sequence[str], Tensor | np.ndarray]]
-"""Axes and values by name; or, by several names, values of which each has one entry of a further first axis."""
+"""Axes and values by name; or, by several names, values of which each has one entry of a further
+first axis.
+"""
 
 
 class _Awaited(NamedTuple):
@@ -44,9 +48,15 @@ class Arrays:
 
     @property
     def values(self) -> Mapping[str, tuple[tuple[str, ...], np.ndarray]]:
-        """Axes and array by name. What is on an accelerator leaves it, with all that was made there since, in one copy."""
+        """Axes and array by name.
+
+        What is on an accelerator leaves it, with all that was made there since, in one copy.
+        """
         if any(isinstance(array, _Awaited) for _, array in self.given.values()):
-            waiting, _departing[:] = [made for reference in _departing if (made := reference()) is not None], []
+            waiting, _departing[:] = (
+                [made for reference in _departing if (made := reference()) is not None],
+                [],
+            )
             _fetch([self.given, *(made.given for made in waiting if made.given is not self.given)])
         return self.given
 
@@ -55,17 +65,27 @@ class Arrays:
         """What `given` holds; attributes are dropped."""
         if isinstance(given, Arrays):
             return given
-        values = {str(name): (tuple(map(str, array.dims)), array.values) for name, array in given.data_vars.items()}
+        values = {
+            str(name): (tuple(map(str, array.dims)), array.values)
+            for name, array in given.data_vars.items()
+        }
         return cls(values, {str(axis): np.asarray(given[axis].values) for axis in given.indexes})
 
     def dataset(self) -> xr.Dataset:
         """The same as a Dataset."""
-        return xr.Dataset(dict(self.values), coords={axis: (axis, labels) for axis, labels in self.labels.items()})
+        return xr.Dataset(
+            dict(self.values), coords={axis: (axis, labels) for axis, labels in self.labels.items()}
+        )
 
     def at(self, axis: str, place: int) -> Arrays:
         """The entry number `place` of `axis` alone, with an axis of length 1: views."""
         values = {
-            name: (axes, values[tuple(slice(place, place + 1) if each == axis else slice(None) for each in axes)])
+            name: (
+                axes,
+                values[
+                    tuple(slice(place, place + 1) if each == axis else slice(None) for each in axes)
+                ],
+            )
             for name, (axes, values) in self.values.items()
         }
         return Arrays(values, {**self.labels, axis: self.labels[axis][place : place + 1]})
@@ -76,7 +96,8 @@ class Arrays:
         if (order == np.arange(len(order))).all():
             return self
         values = {
-            name: (axes, np.take(v, order, axes.index(axis)) if axis in axes else v) for name, (axes, v) in self.values.items()
+            name: (axes, np.take(v, order, axes.index(axis)) if axis in axes else v)
+            for name, (axes, v) in self.values.items()
         }
         return Arrays(values, {**self.labels, axis: self.labels[axis][order]})
 
@@ -86,8 +107,15 @@ _departing: list[weakref.ref[Arrays]] = []
 
 
 def _fetch(records: Sequence[dict[str, tuple[tuple[str, ...], Any]]]) -> None:
-    """Put arrays in the places of what is awaited, by one copy for each device and kind of numbers."""
-    places = [(record, name) for record in records for name, (_, array) in record.items() if isinstance(array, _Awaited)]
+    """Put arrays in the places of what is awaited, by one copy for each device and kind of
+    numbers.
+    """
+    places = [
+        (record, name)
+        for record in records
+        for name, (_, array) in record.items()
+        if isinstance(array, _Awaited)
+    ]
     tensors = {id(tensor): tensor for record, name in places for tensor in record[name][1][:1]}
     kinds: dict[Any, list[Tensor]] = {}
     for tensor in tensors.values():
@@ -95,7 +123,9 @@ def _fetch(records: Sequence[dict[str, tuple[tuple[str, ...], Any]]]) -> None:
     here: dict[int, np.ndarray] = {}
     for of_kind in kinds.values():
         together = torch.cat([tensor.reshape(-1) for tensor in of_kind]).cpu()
-        for tensor, part in zip(of_kind, together.split([tensor.numel() for tensor in of_kind]), strict=True):
+        for tensor, part in zip(
+            of_kind, together.split([tensor.numel() for tensor in of_kind]), strict=True
+        ):
             here[id(tensor)] = part.view(tensor.shape).numpy()
     for record, name in places:
         axes, (tensor, entry, layer) = record[name]
@@ -103,7 +133,9 @@ def _fetch(records: Sequence[dict[str, tuple[tuple[str, ...], Any]]]) -> None:
 
 
 def joined(parts: Sequence[Arrays], axis: str) -> Arrays:
-    """Parts one after the other along `axis`, other axes aligned by their labels; absent entries are NaN, of integers -1."""
+    """Parts one after the other along `axis`, other axes aligned by their labels; absent entries
+    are NaN, of integers -1.
+    """
     if len(parts) == 1:
         return parts[0]
     labels, places = _aligned(parts, axis)
@@ -112,7 +144,14 @@ def joined(parts: Sequence[Arrays], axis: str) -> Arrays:
     for number, place in enumerate(places):
         place[axis] = np.arange(ends[number], ends[number + 1])
     return Arrays(
-        _put_together(parts, labels, places, _absent, lambda whole, place, values: whole.__setitem__(place, values)), labels
+        _put_together(
+            parts,
+            labels,
+            places,
+            _absent,
+            lambda whole, place, values: whole.__setitem__(place, values),
+        ),
+        labels,
     )
 
 
@@ -128,8 +167,12 @@ def added(parts: Sequence[Arrays]) -> Arrays:
     return Arrays(_put_together(parts, labels, places, np.zeros_like, add), labels)
 
 
-def _aligned(parts: Sequence[Arrays], joining: str | None = None) -> tuple[dict[str, np.ndarray], list[dict[str, np.ndarray]]]:
-    """Labels of all parts by axis, and of each part the places of its own among them; axes where all parts agree are left out."""
+def _aligned(
+    parts: Sequence[Arrays], joining: str | None = None
+) -> tuple[dict[str, np.ndarray], list[dict[str, np.ndarray]]]:
+    """Labels of all parts by axis, and of each part the places of its own among them; axes where
+    all parts agree are left out.
+    """
     labels: dict[str, np.ndarray] = {}
     places: list[dict[str, np.ndarray]] = [{} for _ in parts]
     for axis in dict.fromkeys(axis for part in parts for axis in part.labels if axis != joining):
@@ -156,21 +199,32 @@ def _put_together(
     for name in dict.fromkeys(name for part in parts for name in part.values):
         own = [part.values.get(name) for part in parts]
         axes, some = next(each for each in own if each is not None)
-        shape = [len(labels[axis]) if axis in labels else size for axis, size in zip(axes, some.shape, strict=True)]
+        shape = [
+            len(labels[axis]) if axis in labels else size
+            for axis, size in zip(axes, some.shape, strict=True)
+        ]
         kind = np.result_type(*(each[1].dtype for each in own if each is not None))
         values = empty(np.empty(shape, kind))
         for place, each in zip(places, own, strict=True):
             if each is not None:
-                # Along axes where the part has all entries, slices: then the rest needs no grid of places.
+                # Along axes where the part has all entries, slices: then the rest needs no grid of
+                # places.
                 index = [place.get(axis) for axis in axes]
                 runs = [
-                    slice(None) if i is None else slice(i[0], i[-1] + 1) if len(i) and (np.diff(i) == 1).all() else None
+                    slice(None)
+                    if i is None
+                    else slice(i[0], i[-1] + 1)
+                    if len(i) and (np.diff(i) == 1).all()
+                    else None
                     for i in index
                 ]
                 if all(run is not None for run in runs):
                     put(values, tuple(runs), each[1])
                 else:
-                    chosen = (np.arange(size) if i is None else i for i, size in zip(index, shape, strict=True))
+                    chosen = (
+                        np.arange(size) if i is None else i
+                        for i, size in zip(index, shape, strict=True)
+                    )
                     put(values, np.ix_(*chosen), each[1])
         whole[name] = axes, values
     return whole
@@ -178,14 +232,18 @@ def _put_together(
 
 def _absent(room: np.ndarray) -> np.ndarray:
     """`room` filled with what stands for an absent entry."""
-    room[...] = np.nan if room.dtype.kind in "fc" else -1 if room.dtype.kind == "i" else room.dtype.type()
+    room[...] = (
+        np.nan if room.dtype.kind in "fc" else -1 if room.dtype.kind == "i" else room.dtype.type()
+    )
     return room
 
 
 def arrays(inputs: AttentionInputs, record: Record, **labels: Any) -> Arrays:
-    """What was measured of one layer, by name: axes - among them `layer`, of length 1, which the values lack - and values.
+    """What was measured of one layer, by name: axes - among them `layer`, of length 1, which the
+    values lack - and values.
 
-    Prompts, heads and tokens have the labels that `of_layer` gives them; labels of other axes are given by name.
+    Prompts, heads and tokens have the labels that `of_layer` gives them; labels of other axes are
+    given by name.
     """
     known = {
         "layer": [inputs.layer],
@@ -212,12 +270,18 @@ def arrays(inputs: AttentionInputs, record: Record, **labels: Any) -> Arrays:
     return made
 
 
-def of_layer(inputs: AttentionInputs, axes: Sequence[str], values: Tensor | np.ndarray, **coordinates: Any) -> xr.DataArray:
-    """`values` of one layer with their `axes`, among them `layer` (length 1) and, where named, `prompt`, `head` and `token`.
+def of_layer(
+    inputs: AttentionInputs, axes: Sequence[str], values: Tensor | np.ndarray, **coordinates: Any
+) -> xr.DataArray:
+    """`values` of one layer with their `axes`, among them `layer` (length 1) and, where named,
+    `prompt`, `head` and `token`.
 
-    `values` come without the axis `layer`, which is put where `axes` has it; other coordinates are given by name.
+    `values` come without the axis `layer`, which is put where `axes` has it; other coordinates are
+    given by name.
     """
-    return arrays(inputs, {"values": (axes, values)}, **coordinates).dataset()["values"].rename(None)
+    return (
+        arrays(inputs, {"values": (axes, values)}, **coordinates).dataset()["values"].rename(None)
+    )
 
 
 def described(array: xr.DataArray, long_name: str, units: str) -> xr.DataArray:
@@ -226,16 +290,24 @@ def described(array: xr.DataArray, long_name: str, units: str) -> xr.DataArray:
 
 
 def described_group(
-    values: Mapping[Any, Any] | xr.Dataset, texts: Mapping[str, tuple[str, str]], coordinates: Mapping[str, Any] | None = None
+    values: Mapping[Any, Any] | xr.Dataset,
+    texts: Mapping[str, tuple[str, str]],
+    coordinates: Mapping[str, Any] | None = None,
 ) -> xr.Dataset:
     """The variables of `values` that `texts` names, in its order, with their long names and units.
 
-    `values`: a Dataset; or by name DataArrays, or axes and values, with the `coordinates` of their axes.
+    `values`: a Dataset; or by name DataArrays, or axes and values, with the `coordinates` of their
+    axes.
     """
     group = values if isinstance(values, xr.Dataset) else xr.Dataset(dict(values), coordinates)
-    return xr.Dataset({name: described(group[name], *text) for name, text in texts.items() if name in group})
+    return xr.Dataset(
+        {name: described(group[name], *text) for name, text in texts.items() if name in group}
+    )
 
 
 def parameter_attributes(parameters: Mapping[str, Any]) -> dict[str, Any]:
     """Parameters as attributes of a group: numbers and texts as they are, sequences as lists."""
-    return {name: list(value) if isinstance(value, tuple) else value for name, value in parameters.items()}
+    return {
+        name: list(value) if isinstance(value, tuple) else value
+        for name, value in parameters.items()
+    }

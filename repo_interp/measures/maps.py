@@ -1,7 +1,9 @@
-"""Pictures of a head: its logits, and its fake-distance logits, as means over blocks of the first prompt (fig. 2, 3).
+"""Pictures of a head: its logits, and its fake-distance logits, as means over blocks of the first
+prompt (fig. 2, 3).
 
-Exact block means (block_means), at most `side` blocks per side: 2 side^2 numbers per head in the run, so name the `heads` to keep where
-there are many. The fake map is that of the last token's query, its distances in tokens, rotated as the model rotates (fake_distance).
+Exact block means (block_means), at most `side` blocks per side: 2 side^2 numbers per head in the
+run, so name the `heads` to keep where there are many. The fake map is that of the last token's
+query, its distances in tokens, rotated as the model rotates (fake_distance).
 
 Knows nothing about what a prompt says.
 """
@@ -27,7 +29,11 @@ from repo_interp.values import shortened
 
 _DESCRIBED = {
     "logit_map": ("mean logit over a block of queries and keys of the first prompt", "logits"),
-    "fake_map": ("mean fake-distance logit of the last query of the first prompt, over a block of distances and keys", "logits"),
+    "fake_map": (
+        "mean fake-distance logit of the last query of the first prompt, over a block of "
+        "distances and keys",
+        "logits",
+    ),
     "block_size": ("tokens, or distances, a block", "tokens"),
 }
 _BLOCKS = ("query_block", "distance_block", "key_block")
@@ -41,11 +47,16 @@ class Maps(Measure):
     side: Annotated[int, Interval(ge=1, le=4096)] = 192
     """Most blocks per side. Coordinates of blocks are the first token, or distance, of each."""
     heads: tuple[str, ...] = ()
-    """LAYERS:HEADS, such as "5:0-3" or "2-4:7"; none: those of the analysis. Where layers differ, a head that was not named is NaN."""
+    """LAYERS:HEADS, such as "5:0-3" or "2-4:7"; none: those of the analysis.
+
+    Where layers differ, a head that was not named is NaN.
+    """
     name: str = "maps"
 
     def __post_init__(self) -> None:
-        """Raises InputError for fields as `Measure` does, and for heads that are not written LAYERS:HEADS."""
+        """Raises InputError for fields as `Measure` does, and for heads that are not written
+        LAYERS:HEADS.
+        """
         super().__post_init__()
         for text in self.heads:
             _layers_and_heads(text)
@@ -72,14 +83,23 @@ class Maps(Measure):
         logits = logit_block_means(prompt, size)[0, :, : len(starts), : len(starts)]
         maps = {"logit_map": logits, "fake_map": _fake_map(prompt, size, len(starts))}
         # Rounded to float32: so the compressed run file is smaller.
-        record = {name: (("layer", "head", *axes), maps[name].float().double()) for name, axes in _AXES.items()}
+        record = {
+            name: (("layer", "head", *axes), maps[name].float().double())
+            for name, axes in _AXES.items()
+        }
         labels = dict.fromkeys(_BLOCKS, starts)
-        return Statistics(first_prompt=arrays(inputs, record | {"block_size": (("layer",), torch.tensor(size))}, **labels))
+        return Statistics(
+            first_prompt=arrays(
+                inputs, record | {"block_size": (("layer",), torch.tensor(size))}, **labels
+            )
+        )
 
     def conclude(self, statistics: Statistics) -> xr.Dataset:
         """The group `maps` of a run."""
         measured = statistics.first_prompt
-        group = described_group(measured.assign(block_size=measured["block_size"].max()), _DESCRIBED)
+        group = described_group(
+            measured.assign(block_size=measured["block_size"].max()), _DESCRIBED
+        )
         return group.assign_coords({axis: group[axis].astype("int64") for axis in _BLOCKS})
 
 
@@ -88,15 +108,22 @@ def _layers_and_heads(text: str) -> tuple[range, range]:
     number = r"([0-9]{1,4})(?:-([0-9]{1,4}))?"
     found = re.fullmatch(f"{number}:{number}", text)
     if found is None:
-        raise InputError(f"heads of maps are named LAYERS:HEADS, such as 5:0-3, not {shortened(repr(text))}")
-    layers, heads = (range(int(first), int(last or first) + 1) for first, last in (found.group(1, 2), found.group(3, 4)))
+        raise InputError(
+            f"heads of maps are named LAYERS:HEADS, such as 5:0-3, not {shortened(repr(text))}"
+        )
+    layers, heads = (
+        range(int(first), int(last or first) + 1)
+        for first, last in (found.group(1, 2), found.group(3, 4))
+    )
     if not layers or not heads:
         raise InputError(f"heads of maps are named LAYERS:HEADS; a range in {text} runs backwards")
     return layers, heads
 
 
 def _fake_map(inputs: AttentionInputs, size: int, blocks: int) -> Tensor:
-    """[head, distance_block, key_block] of the only prompt's valid tokens; NaN in the blocks of padding on the left."""
+    """[head, distance_block, key_block] of the only prompt's valid tokens; NaN in the blocks of
+    padding on the left.
+    """
     valid = inputs.valid[0]
     count = int(valid.sum())
     query = last_queries(inputs, 1)[0][0, :, 0]
@@ -104,7 +131,9 @@ def _fake_map(inputs: AttentionInputs, size: int, blocks: int) -> Tensor:
     means = fake_block_means(
         query,
         inputs.keys[0][:, valid],
-        query.new_zeros(query.shape[-1] // 2) if inputs.frequencies is None else inputs.frequencies.to(query),
+        query.new_zeros(query.shape[-1] // 2)
+        if inputs.frequencies is None
+        else inputs.frequencies.to(query),
         query.new_zeros(inputs.heads, count) if bias is None else bias[0, :, :count],
         size,
     )

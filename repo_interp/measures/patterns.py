@@ -6,11 +6,13 @@ A prompt's positions are cut into chunks of C tokens. A chunk is
     mono (1)       else, strictly increasing or strictly decreasing
     hybrid (2)     else
 
-with C = 16 and epsilon = 0.2 positions in the paper. Constant is asked first. A shorter last chunk is dropped, or kept by
-`last_chunk="keep"`. -1 stands where a layer has no positions or a prompt no chunk. Shares over all heads count layers that learn
-positions; index positions are mono by definition.
+with C = 16 and epsilon = 0.2 positions in the paper. Constant is asked first. A shorter last chunk
+is dropped, or kept by `last_chunk="keep"`. -1 stands where a layer has no positions or a prompt no
+chunk. Shares over all heads count layers that learn positions; index positions are mono by
+definition.
 
-Counting with noise is hybrid too. So beside the classes stands the rank correlation of z and the token index (ours),
+Counting with noise is hybrid too. So beside the classes stands the rank correlation of z and the
+token index (ours),
 
     trend          over the valid tokens of a prompt           counts_tokens    |trend| > .8 and above its null in every prompt
     chunk_trend    within whole chunks, mean over chunks       trend_null       95 % of |trend| of permuted positions
@@ -35,7 +37,13 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from repo_interp.inputs import AttentionInputs, Spans
-from repo_interp.measures.kernels.rank_trend import Index, counts_tokens, rank_trend, slope, trend_null
+from repo_interp.measures.kernels.rank_trend import (
+    Index,
+    counts_tokens,
+    rank_trend,
+    slope,
+    trend_null,
+)
 from repo_interp.measures.kernels.seen_pairs import extents, once
 from repo_interp.measures.labels import arrays, described_group
 from repo_interp.measures.statistics import Measure, Needs, Statistics
@@ -49,13 +57,23 @@ EPSILONS = (0.05, 0.1, 0.2, 0.4, 0.8)
 _TEXTS = {
     "chunk_pattern": ("pattern of each chunk: 0 constant, 1 mono, 2 hybrid, -1 none", "1"),
     "pattern_share": ("share of a head's chunks with each pattern", "1"),
-    "pattern_share_all": ("share of the chunks with each pattern, over the layers that learn positions", "1"),
+    "pattern_share_all": (
+        "share of the chunks with each pattern, over the layers that learn positions",
+        "1",
+    ),
     "trend": ("rank correlation of a head's positions and the token index", "1"),
     "trend_slope": ("least-squares slope of positions on the token index", "positions per token"),
     "trend_null": ("size of the trend that 95 % of permuted positions stay within", "1"),
     "chunk_trend": ("rank correlation with the token index within chunks, mean over chunks", "1"),
-    "counts_tokens": ("1 where the size of the trend is above .8 and its null in every prompt, -1 without positions", "1"),
-    "sensitivity": ("share of each pattern by chunk size and tolerance, over the layers that learn positions", "1"),
+    "counts_tokens": (
+        "1 where the size of the trend is above .8 and its null in every prompt, -1 without "
+        "positions",
+        "1",
+    ),
+    "sensitivity": (
+        "share of each pattern by chunk size and tolerance, over the layers that learn positions",
+        "1",
+    ),
 }
 
 
@@ -68,8 +86,8 @@ def chunk_patterns(
 ) -> Int[Tensor, "... chunk"]:
     """The pattern of every chunk of the valid tokens: 0 constant, 1 mono, 2 hybrid, -1 no chunk.
 
-    Chunks count from a prompt's first valid token, on whichever side its padding stands. `last_chunk` is "drop" or "keep"; a kept
-    chunk of one token is constant.
+    Chunks count from a prompt's first valid token, on whichever side its padding stands.
+    `last_chunk` is "drop" or "keep"; a kept chunk of one token is constant.
     """
     found = _chunks(*_from_first_valid(positions, valid), (chunk_size,), last_chunk)
     return _patterns(found, epsilon)
@@ -92,10 +110,15 @@ class _Chunks:
 
 
 def _chunks(
-    positions: Float[Tensor, "... token"], valid: Bool[Tensor, "... token"], sizes: tuple[int, ...], last_chunk: str
+    positions: Float[Tensor, "... token"],
+    valid: Bool[Tensor, "... token"],
+    sizes: tuple[int, ...],
+    last_chunk: str,
 ) -> _Chunks:
     of_size, index, size = _places(positions.shape[-1], sizes, positions.device)
-    chunks, present = (torch.nn.functional.pad(values, (0, 1))[..., index] for values in (positions, valid))
+    chunks, present = (
+        torch.nn.functional.pad(values, (0, 1))[..., index] for values in (positions, valid)
+    )
     tokens, missing = present.sum(-1), ~present
     mean = (chunks * present).sum(-1) / tokens.clamp_min(1)
     spread = (chunks - mean[..., None]).abs_().masked_fill_(missing, 0).amax(-1)
@@ -111,14 +134,18 @@ def _chunks(
 def _places(
     tokens: int, sizes: tuple[int, ...], device: torch.device
 ) -> tuple[dict[int, slice], Int[Tensor, "chunk token"], Int[Tensor, "chunk"]]:
-    """Where the chunks of every size stand; the tokens of each, `tokens` where it has no more; and the size of each."""
+    """Where the chunks of every size stand; the tokens of each, `tokens` where it has no more; and
+    the size of each.
+    """
     step, of_size, index = torch.arange(max(sizes)), {}, []
     for size in sizes:
         starts = torch.arange(0, tokens, size)[:, None]
         first = sum(map(len, index))
         of_size[size] = slice(first, first + len(starts))
         index.append((starts + step).where(step < size, tokens).clamp_max(tokens))
-    size_of = torch.cat([torch.full((len(some),), size) for size, some in zip(sizes, index, strict=True)])
+    size_of = torch.cat(
+        [torch.full((len(some),), size) for size, some in zip(sizes, index, strict=True)]
+    )
     return of_size, torch.cat(index).to(device), size_of.to(device)
 
 
@@ -136,10 +163,14 @@ def _counts(chunks: _Chunks) -> Float[Tensor, "size epsilon pattern"]:
     return torch.stack([known - varied, mono, varied - mono], -1)
 
 
-def _grid(size: Int[Tensor, "chunk"]) -> tuple[Float[Tensor, "epsilon"], Float[Tensor, "size chunk"]]:
+def _grid(
+    size: Int[Tensor, "chunk"],
+) -> tuple[Float[Tensor, "epsilon"], Float[Tensor, "size chunk"]]:
     """The tolerances, and which chunks have each size."""
     of_size = size == torch.tensor(CHUNK_SIZES, device=size.device)[:, None]
-    return torch.tensor(EPSILONS, dtype=torch.float64, device=size.device), of_size.to(torch.float64)
+    return torch.tensor(EPSILONS, dtype=torch.float64, device=size.device), of_size.to(
+        torch.float64
+    )
 
 
 def _from_first_valid(positions: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
@@ -148,7 +179,9 @@ def _from_first_valid(positions: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]
     return positions.gather(-1, order), present
 
 
-def _order(valid: Bool[Tensor, "... token"]) -> tuple[Int[Tensor, "... token"], Bool[Tensor, "... token"]]:
+def _order(
+    valid: Bool[Tensor, "... token"],
+) -> tuple[Int[Tensor, "... token"], Bool[Tensor, "... token"]]:
     """The tokens of every prompt from its first valid one on, and which of these are valid."""
     first = valid.to(torch.int8).argmax(-1, keepdim=True)
     order = (torch.arange(valid.shape[-1], device=valid.device) + first) % valid.shape[-1]
@@ -156,7 +189,9 @@ def _order(valid: Bool[Tensor, "... token"]) -> tuple[Int[Tensor, "... token"], 
 
 
 @dataclass(frozen=True)
-class Patterns(Measure, needs=Needs(tensors=("positions",), nan=("trend", "trend_slope", "trend_null"))):
+class Patterns(
+    Measure, needs=Needs(tensors=("positions",), nan=("trend", "trend_slope", "trend_null"))
+):
     """The measure `patterns`."""
 
     chunk_size: Annotated[int, Interval(ge=2, le=65_536)] = 16
@@ -168,7 +203,9 @@ class Patterns(Measure, needs=Needs(tensors=("positions",), nan=("trend", "trend
     name: str = "patterns"
 
     def observe(self, inputs: AttentionInputs, spans: Spans) -> Statistics:
-        """Chunk patterns, trends, and where positions are learned the chunks of each pattern over a grid of sizes and tolerances."""
+        """Chunk patterns, trends, and where positions are learned the chunks of each pattern over a
+        grid of sizes and tolerances.
+        """
         learned, positions = inputs.scheme in LEARNED, inputs.positions
         if positions is None:
             positions = torch.full_like(inputs.valid[:, None], torch.nan, dtype=torch.double)
@@ -181,10 +218,16 @@ class Patterns(Measure, needs=Needs(tensors=("positions",), nan=("trend", "trend
             np.zeros((len(CHUNK_SIZES), len(EPSILONS), len(PATTERNS))),
         )
         if learned:
-            grid = found if sizes is CHUNK_SIZES else _chunks(aligned, present, CHUNK_SIZES, self.last_chunk)
+            grid = (
+                found
+                if sizes is CHUNK_SIZES
+                else _chunks(aligned, present, CHUNK_SIZES, self.last_chunk)
+            )
             counts = (inputs.heads // positions.shape[1]) * _counts(grid).double()
         some = found.of_size[self.chunk_size]
-        of_chunks = rank_trend(found.values[..., some, : self.chunk_size]).masked_fill_(~found.full[..., some], torch.nan)
+        of_chunks = rank_trend(found.values[..., some, : self.chunk_size]).masked_fill_(
+            ~found.full[..., some], torch.nan
+        )
         trend = rank_trend(aligned, index)
         if inputs.positions is None:
             of_chunks, trend = of_chunks.fill_(torch.nan), trend.fill_(torch.nan)
@@ -197,7 +240,9 @@ class Patterns(Measure, needs=Needs(tensors=("positions",), nan=("trend", "trend
             "trend_null": (of_head[:2], null),
             "chunk_pattern": (
                 (*of_head, "chunk"),
-                expand_heads(_patterns(found, self.epsilon)[..., some].to(torch.int8), inputs.heads),
+                expand_heads(
+                    _patterns(found, self.epsilon)[..., some].to(torch.int8), inputs.heads
+                ),
             ),
         }
         sums = {
@@ -214,7 +259,10 @@ class Patterns(Measure, needs=Needs(tensors=("positions",), nan=("trend", "trend
         """The group `patterns` of a run. Shares are NaN where there is no chunk."""
         of_prompts, sums = statistics.per_prompt, statistics.sums
         chunk_pattern = of_prompts["chunk_pattern"]
-        counts = xr.concat([(chunk_pattern == code).sum(("prompt", "chunk")) for code in range(len(PATTERNS))], dim="pattern")
+        counts = xr.concat(
+            [(chunk_pattern == code).sum(("prompt", "chunk")) for code in range(len(PATTERNS))],
+            dim="pattern",
+        )
         counts = counts.assign_coords(pattern=list(PATTERNS)).transpose("layer", "head", "pattern")
         learned = sums["learned"] > 0
         shares = {
@@ -222,14 +270,22 @@ class Patterns(Measure, needs=Needs(tensors=("positions",), nan=("trend", "trend
             "pattern_share_all": counts.where(learned, 0).sum(("layer", "head")),
             "sensitivity": sums["sensitivity_chunks"].sum("layer"),
         }
-        trend, null = of_prompts["trend"].transpose("prompt", "layer", "head"), of_prompts["trend_null"].isel(layer=0, drop=True)
-        counts = np.where(trend.notnull().any("prompt"), counts_tokens(trend.values, null.values), -1)
-        measured = {"chunk_pattern": chunk_pattern} | {name: _share(of) for name, of in shares.items()}
+        trend, null = (
+            of_prompts["trend"].transpose("prompt", "layer", "head"),
+            of_prompts["trend_null"].isel(layer=0, drop=True),
+        )
+        counts = np.where(
+            trend.notnull().any("prompt"), counts_tokens(trend.values, null.values), -1
+        )
+        measured = {"chunk_pattern": chunk_pattern} | {
+            name: _share(of) for name, of in shares.items()
+        }
         measured |= {
             "trend": trend,
             "trend_slope": of_prompts["trend_slope"],
             "trend_null": null,
-            "chunk_trend": sums["chunk_trend"] / sums["chunk_trend_chunks"].where(sums["chunk_trend_chunks"] > 0),
+            "chunk_trend": sums["chunk_trend"]
+            / sums["chunk_trend_chunks"].where(sums["chunk_trend_chunks"] > 0),
             "counts_tokens": (trend.dims[1:], counts.astype(np.int8)),
         }
         return described_group(measured, _TEXTS)

@@ -1,8 +1,11 @@
-"""What f_phi reads: how much of a head's position variance the token, its index, its segment and the previous token explain.
+"""What f_phi reads: how much of a head's position variance the token, its index, its segment and
+the previous token explain.
 
-    z_i = index(i) + segment(number and place of i in lines, sentences, ... and named spans) + token[t_i] + previous[t_{i-1}] + rest
+    z_i = index(i) + segment(number and place of i in lines, sentences, ... and named spans) +
+    token[t_i] + previous[t_{i-1}] + rest
 
-A sum, fitted by ridge regression (`kernels.held_out`) and judged on stretches of text that it was not fitted to.
+A sum, fitted by ridge regression (`kernels.held_out`) and judged on stretches of text that it was
+not fitted to.
 
     alone   R^2 of one source without the others
     share   what a source adds to those before it, in this order - from few effects to many; the shares and the rest sum to 1
@@ -10,17 +13,20 @@ A sum, fitted by ridge regression (`kernels.held_out`) and judged on stretches o
     token, previous    an effect per token id, shrunk: one that n tokens were fitted to keeps n / (n + shrinkage) of their mean
     index, numbers     a line, and departures from it at 0, 1, 4, 16, 64, ..., linear in between, shrunk alike
 
-Each different prompt is cut into stretches of `STRETCH` tokens or more, so that one text is enough; prompts too short to be cut are
-held out whole. Equal prompts are one. Held-out tokens count where they and the token before them occur in other folds, and
-`counted_share` says how many do. The first token of a prompt, which has no previous one and often stands apart, is left out. A shift of
-a whole prompt changes no logit, so variance is that within prompts. Where gates count positions (CoPE) it is the mean gate of a token
-that is explained. Held-out values may be negative: a source that misleads.
+Each different prompt is cut into stretches of `STRETCH` tokens or more, so that one text is enough;
+prompts too short to be cut are held out whole. Equal prompts are one. Held-out tokens count where
+they and the token before them occur in other folds, and `counted_share` says how many do. The first
+token of a prompt, which has no previous one and often stands apart, is left out. A shift of a whole
+prompt changes no logit, so variance is that within prompts. Where gates count positions (CoPE) it
+is the mean gate of a token that is explained. Held-out values may be negative: a source that
+misleads.
 
     alone_null    the largest `alone` of `DRAWS` permutations of a head's positions over the tokens of each prompt
     line_step     how far the last tokens of lines stand from the other tokens, in standard deviations
     kind          what a head of a layer that learns positions, or counts them by gates, does (`head_kinds`)
 
-Statistics keep positions of at most `tokens` tokens of each prompt, drawn by its content. Knows nothing about models.
+Statistics keep positions of at most `tokens` tokens of each prompt, drawn by its content. Knows
+nothing about models.
 """
 
 from __future__ import annotations
@@ -57,7 +63,8 @@ FOLLOWS = 0.9
 STRETCH = 32
 """Tokens of a held-out stretch, at least, where a prompt is not needed in smaller ones."""
 MOST = 4096
-"""Previous tokens that have an effect of their own: what is solved at once grows with their square."""
+"""Previous tokens that have an effect of their own: what is solved at once grows with their square.
+"""
 DRAWS = 3
 """Permutations of the null."""
 DOMINATES = 0.3
@@ -70,16 +77,26 @@ _UNNAMED = ("rest", "separator")
 """Spans that are no segments."""
 OfSources = Float[np.ndarray, "*head source"]
 _TEXTS = {
-    "share": ("held-out share of a head's position variance that a source adds to those before it", "1"),
+    "share": (
+        "held-out share of a head's position variance that a source adds to those before it",
+        "1",
+    ),
     "alone": ("held-out R squared of one source without the others", "1"),
-    "alone_null": (f"the same of positions permuted over the tokens of each prompt, largest of {DRAWS} draws", "1"),
+    "alone_null": (
+        f"the same of positions permuted over the tokens of each prompt, largest of {DRAWS} draws",
+        "1",
+    ),
     "r_squared": ("held-out R squared of all sources: the sum of their shares", "1"),
     "r_squared_error": ("standard error of R squared over folds", "1"),
     "follows_from_token": (
-        f"1 where the token alone explains {FOLLOWS:g} of a head's position variance, -1 for a head without any",
+        f"1 where the token alone explains {FOLLOWS:g} of a head's position variance, -1 for "
+        "a head without any",
         "1",
     ),
-    "line_step": ("positions of the last tokens of lines less those of other tokens, in standard deviations", "1"),
+    "line_step": (
+        "positions of the last tokens of lines less those of other tokens, in standard deviations",
+        "1",
+    ),
     "line_step_null": ("size of line_step that 95 % of permuted positions stay within", "1"),
     "kind": ("what a head with learned positions or gates does, in words", "1"),
     "counted_share": ("share of tokens that, with the one before them, occur in other folds", "1"),
@@ -98,20 +115,29 @@ def head_kinds(
     """Return what every head does, as text.
 
     Args:
-        counts: Whether the rank correlation with the token index is above .8 and its null in every prompt.
+        counts: Whether the rank correlation with the token index is above .8 and its null in every
+            prompt.
         share: What each of `SOURCES` adds to those before it; further ones are ignored.
-        alone: What each explains without the others. A head is called by the source with the largest share, where
-            this reaches `DOMINATES` and its null.
+        alone: What each explains without the others. A head is called by the source with the
+            largest share, where this reaches `DOMINATES` and its null.
         null: The same of permuted positions.
         line_step: Step at line ends, in standard deviations.
         line_step_null: The size that permuted positions stay within.
 
     Returns:
-        "counts tokens", "marks lines", "places words", "places in segments", or "other": the first that holds.
+        "counts tokens", "marks lines", "places words", "places in segments", or "other": the first
+        that holds.
     """
-    leads = (share == share[..., : len(SOURCES)].max(-1, keepdims=True)) & (alone >= np.fmax(null, DOMINATES))
+    leads = (share == share[..., : len(SOURCES)].max(-1, keepdims=True)) & (
+        alone >= np.fmax(null, DOMINATES)
+    )
     marks = np.abs(line_step) >= np.fmax(line_step_null, STEPS)
-    holds = (counts, marks, leads[..., SOURCES.index("token")], leads[..., SOURCES.index("segment")])
+    holds = (
+        counts,
+        marks,
+        leads[..., SOURCES.index("token")],
+        leads[..., SOURCES.index("segment")],
+    )
     return np.select(holds, KINDS_OF_HEADS, "other")
 
 
@@ -135,15 +161,20 @@ class PositionSources(SegmentMeasure):
         return Needs(segments=self.kinds, nan=("value",))
 
     def observe(self, inputs: AttentionInputs, spans: Spans) -> Statistics:
-        """Positions or gates of some tokens [prompt, layer, head, sample], and what stands beside them in the prompt.
+        """Positions or gates of some tokens [prompt, layer, head, sample], and what stands beside
+        them in the prompt.
 
         Raises InputError where token ids are not at hand.
         """
         if inputs.tokens is None:
             raise InputError(
-                "position_sources needs the ids of tokens, which these attention inputs lack; set AttentionInputs.tokens"
+                "position_sources needs the ids of tokens, which these attention inputs "
+                "lack; set AttentionInputs.tokens"
             )
-        segments, quantity = _segment_spans(spans, self.kinds), _quantity(inputs).float().cpu().numpy()
+        segments, quantity = (
+            _segment_spans(spans, self.kinds),
+            _quantity(inputs).float().cpu().numpy(),
+        )
         prompts, count = len(quantity), min(self.tokens, max(1, quantity.shape[-1] - 1))
         values = np.full((prompts, inputs.heads, count), np.nan, dtype=np.float32)
         ids, contents = np.full((prompts, 3, count), -1), np.zeros(prompts, dtype=np.int64)
@@ -156,8 +187,12 @@ class PositionSources(SegmentMeasure):
             if inputs.gate_features is None:  # gates that rise with the token index count no tokens
                 # Of all tokens, as in `patterns`, so that both call the same heads counters.
                 known = quantity[row][:, valid].astype(float)
-                trend[row] = np.where(np.isnan(known).any(-1), np.nan, rank_trend(torch.from_numpy(known)).numpy())
-            index = 1 + np.sort(np.random.default_rng(contents[row]).permutation(len(tokens) - 1)[:count])
+                trend[row] = np.where(
+                    np.isnan(known).any(-1), np.nan, rank_trend(torch.from_numpy(known)).numpy()
+                )
+            index = 1 + np.sort(
+                np.random.default_rng(contents[row]).permutation(len(tokens) - 1)[:count]
+            )
             used = slice(len(index))
             values[row, :, used] = quantity[row][:, valid][:, index]
             ids[row, :, used] = tokens[index], tokens[index - 1], index
@@ -173,34 +208,53 @@ class PositionSources(SegmentMeasure):
         }
         known = inputs.scheme in LEARNED or inputs.gate_features is not None
         learned = arrays(inputs, {"learned": (("layer",), np.array(known, dtype=float))})
-        return Statistics(arrays(inputs, record, segment=list(segments), sample=np.arange(count)), learned)
+        return Statistics(
+            arrays(inputs, record, segment=list(segments), sample=np.arange(count)), learned
+        )
 
     def conclude(self, statistics: Statistics) -> xr.Dataset:
-        """The group `position_sources` of a run; sources are NaN where no token that counts occurs in two folds."""
-        _, first = np.unique(statistics.per_prompt["content"].isel(layer=0).values, return_index=True)
+        """The group `position_sources` of a run; sources are NaN where no token that counts occurs
+        in two folds.
+        """
+        _, first = np.unique(
+            statistics.per_prompt["content"].isel(layer=0).values, return_index=True
+        )
         measured = statistics.per_prompt.isel(prompt=first)
         beside = measured.isel(layer=0)
         ids = beside["ids"].transpose("part", "prompt", "sample").values
         present = ids[2] > 0
-        places = beside["places"].transpose("segment", "part", "prompt", "sample").values[..., present]
+        places = (
+            beside["places"].transpose("segment", "part", "prompt", "sample").values[..., present]
+        )
         prompts, folds = np.nonzero(present)[0], _folds(present, self.folds)
         token, previous, index = ids[:, present]
         counted = _seen_elsewhere(token, folds) & _seen_elsewhere(previous, folds)
-        segments = [part for number, place, last in places for part in (_piecewise(number), _piecewise(place), last[:, None] > 0)]
+        segments = [
+            part
+            for number, place, last in places
+            for part in (_piecewise(number), _piecewise(place), last[:, None] > 0)
+        ]
         columns = {
             "index": sparse.csr_array(_piecewise(index)),
             "segment": sparse.csr_array(np.hstack(segments, dtype=float)),
             "token": one_hot(token),
             "previous": one_hot(_frequent(previous)),
         }
-        values = measured["value"].transpose("layer", "head", "prompt", "sample").values[:, :, present].astype(float)
+        values = (
+            measured["value"]
+            .transpose("layer", "head", "prompt", "sample")
+            .values[:, :, present]
+            .astype(float)
+        )
         known = np.isfinite(values).all(-1)
         # Heads that share positions are fitted once.
         different, same = np.unique(values[known], axis=0, return_inverse=True)
         lines = (places[beside["segment"].values == "lines", 2] > 0).any(0)
         fits, step_null = _by_prompt(different.T, prompts, lines)
         fits |= _explained(different.T, columns, HeldOut(prompts, folds, counted, self.shrinkage))
-        found = {name: np.full((*known.shape, *each.shape[1:]), np.nan) for name, each in fits.items()}
+        found = {
+            name: np.full((*known.shape, *each.shape[1:]), np.nan) for name, each in fits.items()
+        }
         for name, each in fits.items():
             found[name][known] = each[same.ravel()]
         judged = (found[name] for name in ("share", "alone", "alone_null", "line_step"))
@@ -208,8 +262,12 @@ class PositionSources(SegmentMeasure):
         counts = counts_tokens(trend, beside["trend_null"].values)
         kind = head_kinds(counts, *judged, line_step_null=step_null)
         alone = found["alone"][..., SOURCES.index("token")]
-        found["follows_from_token"] = np.where(np.isfinite(alone), alone >= FOLLOWS, -1).astype(np.int8)
-        found["kind"] = np.where(statistics.sums["learned"].values[:, None] > 0, kind, "").astype(object)
+        found["follows_from_token"] = np.where(np.isfinite(alone), alone >= FOLLOWS, -1).astype(
+            np.int8
+        )
+        found["kind"] = np.where(statistics.sums["learned"].values[:, None] > 0, kind, "").astype(
+            object
+        )
         axes = ("layer", "head", "source")
         group = {name: (axes[: each.ndim], each) for name, each in found.items()}
         single = {
@@ -218,11 +276,19 @@ class PositionSources(SegmentMeasure):
             "line_step_null": step_null,
         }
         group |= {name: ((), value) for name, value in single.items()}
-        return described_group(group, _TEXTS, {**{axis: measured[axis].values for axis in axes[:2]}, "source": [*SOURCES, REST]})
+        return described_group(
+            group,
+            _TEXTS,
+            {**{axis: measured[axis].values for axis in axes[:2]}, "source": [*SOURCES, REST]},
+        )
 
 
-def _explained(values: Rows, columns: dict[str, sparse.csr_array], held_out: HeldOut) -> dict[str, Float[np.ndarray, "row *any"]]:
-    """What is explained of every row, by name; NaN without variance, or without a sample that counts."""
+def _explained(
+    values: Rows, columns: dict[str, sparse.csr_array], held_out: HeldOut
+) -> dict[str, Float[np.ndarray, "row *any"]]:
+    """What is explained of every row, by name; NaN without variance, or without a sample that
+    counts.
+    """
     prompts, rows = one_hot(held_out.prompts), values.shape[1]
     flat = FLAT * np.square(values).sum(0)
     values = values - prompts @ ((prompts.T @ values) / prompts.sum(axis=0)[:, None])
@@ -239,34 +305,53 @@ def _explained(values: Rows, columns: dict[str, sparse.csr_array], held_out: Hel
         return held_out.errors(values, sparse.csr_array(dense), categories)
 
     with np.errstate(divide="ignore", invalid="ignore"):
-        alone = np.stack([1 - missed(drawn, (source,)).sum(0) / total.sum(0) for source in SOURCES], axis=-1)
-        alone = np.pad(alone.reshape(1 + DRAWS, rows, -1), ((0, 0), (0, 0), (0, 1)), constant_values=np.nan)
+        alone = np.stack(
+            [1 - missed(drawn, (source,)).sum(0) / total.sum(0) for source in SOURCES], axis=-1
+        )
+        alone = np.pad(
+            alone.reshape(1 + DRAWS, rows, -1), ((0, 0), (0, 0), (0, 1)), constant_values=np.nan
+        )
         total = total[:, :rows]
         errors = [missed(values, SOURCES[:count]) for count in range(1, 1 + len(SOURCES))]
         added = np.stack([1 - each.sum(0) / total.sum(0) for each in errors], axis=-1)
         error = (1 - errors[-1] / total).std(0) / np.sqrt(len(total) - 1 or np.nan)
     share = np.diff(added, axis=1, prepend=0.0, append=1.0)
     null = alone[1:].max(0)
-    return {"share": share, "alone": alone[0], "alone_null": null, "r_squared": added[:, -1], "r_squared_error": error}
+    return {
+        "share": share,
+        "alone": alone[0],
+        "alone_null": null,
+        "r_squared": added[:, -1],
+        "r_squared_error": error,
+    }
 
 
-def _by_prompt(values: Rows, prompts: Codes, line_ends: Marks) -> tuple[dict[str, Float[np.ndarray, " row"]], float]:
-    """The step of every row at line ends, mean over prompts that have some; and what 95 % of permutations stay within."""
+def _by_prompt(
+    values: Rows, prompts: Codes, line_ends: Marks
+) -> tuple[dict[str, Float[np.ndarray, " row"]], float]:
+    """The step of every row at line ends, mean over prompts that have some; and what 95 % of
+    permutations stay within.
+    """
     steps, variances = [], []
     for prompt in np.unique(prompts):
         here, ends = values[prompts == prompt], line_ends[prompts == prompt]
         count, last = len(ends), int(ends.sum())
         if 0 < last < count:
-            # Of a permutation: the variance of the mean of `last` of `count` numbers less the mean of the others.
+            # Of a permutation: the variance of the mean of `last` of `count` numbers less the mean
+            # of the others.
             variances.append(count**2 / (last * (count - last) * (count - 1)))
             with np.errstate(divide="ignore", invalid="ignore"):
                 steps.append((here[ends].mean(0) - here[~ends].mean(0)) / here.std(0))
     nothing = np.full((1, values.shape[1]), np.nan)
-    return {"line_step": np.mean(steps or nothing, axis=0)}, 1.96 * sum(variances) ** 0.5 / (len(variances) or np.nan)
+    return {"line_step": np.mean(steps or nothing, axis=0)}, 1.96 * sum(variances) ** 0.5 / (
+        len(variances) or np.nan
+    )
 
 
 def _quantity(inputs: AttentionInputs) -> Float[Tensor, "prompt head token"]:
-    """Gates of tokens where positions are counted by gates, else positions; NaN where a layer has neither."""
+    """Gates of tokens where positions are counted by gates, else positions; NaN where a layer has
+    neither.
+    """
     if inputs.gate_features is not None:
         sums = gate_sums(inputs)
         return sums.by_key / sums.queries[:, None].clamp_min(1)
@@ -276,14 +361,16 @@ def _quantity(inputs: AttentionInputs) -> Float[Tensor, "prompt head token"]:
 
 
 def _segment_spans(spans: Spans, kinds: tuple[str, ...]) -> dict[str, str]:
-    """The span of every kind of segments, and those named spans that are no part of another, by the names of their segments."""
+    """The span of every kind of segments, and those named spans that are no part of another, by the
+    names of their segments.
+    """
     named = sorted(name for name in spans if "." not in name and name not in _UNNAMED)
     return {**{kind: INSIDE + kind for kind in kinds}, **{f"span {name}": name for name in named}}
 
 
 def _places_in(spans: Spans, span: str, row: int, valid: Marks) -> Int[np.ndarray, "part token"]:
-    """For the `valid` tokens of prompt `row`: the number of the segment of `span` that each lies in, its place there, and 1 for
-    the last token before another segment, 0 for others; -1 for none.
+    """For the `valid` tokens of prompt `row`: the number of the segment of `span` that each lies
+    in, its place there, and 1 for the last token before another segment, 0 for others; -1 for none.
 
     Where a span does not say where segments start, every unbroken stretch is one.
     """
@@ -291,18 +378,26 @@ def _places_in(spans: Spans, span: str, row: int, valid: Marks) -> Int[np.ndarra
         return np.full((3, valid.sum()), -1)
     inside = spans[span][row].cpu().numpy()[valid]
     starts = spans.get(span + STARTS)
-    begins = inside & ~np.append(False, inside[:-1]) if starts is None else starts[row].cpu().numpy()[valid]
+    begins = (
+        inside & ~np.append(False, inside[:-1])
+        if starts is None
+        else starts[row].cpu().numpy()[valid]
+    )
     index = np.arange(len(inside))
     place = index - np.maximum.accumulate(np.where(begins, index, 0))
     return np.where(inside, [begins.cumsum() - 1, place, np.append(begins[1:], False)], -1)
 
 
 def _piecewise(counts: Codes) -> Rows:
-    """A line up to 10, so that it is hardly shrunk, and hat functions around 0, 1, 4, 16, ..., the last constant beyond; 0 for -1."""
+    """A line up to 10, so that it is hardly shrunk, and hat functions around 0, 1, 4, 16, ..., the
+    last constant beyond; 0 for -1.
+    """
     largest = int(counts.max(initial=0))
     knots = [0, *(4**power for power in range(16) if 4**power < largest)]
     hats = [np.interp(counts, knots, hat) for hat in np.eye(len(knots))]
-    return np.where(counts[:, None] >= 0, np.stack([10 * counts / max(largest, 1), *hats], axis=1), 0.0)
+    return np.where(
+        counts[:, None] >= 0, np.stack([10 * counts / max(largest, 1), *hats], axis=1), 0.0
+    )
 
 
 def _frequent(ids: Codes) -> Codes:
@@ -312,10 +407,14 @@ def _frequent(ids: Codes) -> Codes:
 
 
 def _folds(present: Bool[np.ndarray, "prompt sample"], folds: int) -> Codes:
-    """The fold of every sample: each prompt is cut into stretches, which folds take in turn, another one first in every prompt."""
+    """The fold of every sample: each prompt is cut into stretches, which folds take in turn,
+    another one first in every prompt.
+    """
     counts, number = present.sum(1, keepdims=True), np.arange(len(present))[:, None]
     stretches = np.clip(counts // STRETCH, -(-folds // len(present)), 2 * folds)
-    return (((present.cumsum(1) - 1) * stretches // np.maximum(counts, 1) + number) % folds)[present]
+    return (((present.cumsum(1) - 1) * stretches // np.maximum(counts, 1) + number) % folds)[
+        present
+    ]
 
 
 def _seen_elsewhere(ids: Codes, folds: Codes) -> Marks:

@@ -1,7 +1,9 @@
-"""What positions a layer gives its tokens, and how far they spread: d = max z - min z (RePo eq. 4-7, sec. 5.2, fig. 2, 6, 8).
+"""What positions a layer gives its tokens, and how far they spread: d = max z - min z (RePo eq.
+4-7, sec. 5.2, fig. 2, 6, 8).
 
-z_i is the position of token i in a head: the index for RoPE, the output of f_phi for RePo, none (NaN) for NoPE, where a constant for
-all tokens would give the same logits. Heads that share a key share its position and are listed each.
+z_i is the position of token i in a head: the index for RoPE, the output of f_phi for RePo, none
+(NaN) for NoPE, where a constant for all tokens would give the same logits. Heads that share a key
+share its position and are listed each.
 
 Knows nothing about what positions do to attention.
 """
@@ -26,8 +28,12 @@ _TEXTS = {
 }
 
 
-def position_range(positions: Float[Tensor, "... token"], valid: Bool[Tensor, "... token"]) -> Float[Tensor, "..."]:
-    """Largest minus smallest position of the valid tokens, in positions. 0 for a constant head; -inf where no token is valid."""
+def position_range(
+    positions: Float[Tensor, "... token"], valid: Bool[Tensor, "... token"]
+) -> Float[Tensor, "..."]:
+    """Largest minus smallest position of the valid tokens, in positions. 0 for a constant head;
+    -inf where no token is valid.
+    """
     if is_whole(valid):
         return positions.amax(-1) - positions.amin(-1)
     infinity = float("inf")
@@ -43,11 +49,16 @@ class Positions(Measure, needs=Needs(tensors=("positions",), nan=tuple(_TEXTS)))
     name: str = "positions"
 
     def observe(self, inputs: AttentionInputs, spans: Spans) -> Statistics:
-        """Positions [prompt, layer, head, token] and their ranges [prompt, layer, head]; NaN where a layer has no positions."""
+        """Positions [prompt, layer, head, token] and their ranges [prompt, layer, head]; NaN where
+        a layer has no positions.
+        """
         positions = inputs.head_positions
         if positions is None:
             positions = torch.full_like(inputs.queries[..., 0], torch.nan)
-        valid, ranges = once("heads", lambda: inputs.valid[:, None].clone(), inputs.valid), positions.double()
+        valid, ranges = (
+            once("heads", lambda: inputs.valid[:, None].clone(), inputs.valid),
+            positions.double(),
+        )
         positions = positions.float()
         record = {
             "position": (

@@ -1,10 +1,11 @@
-"""What the model expects next: the likeliest next tokens after tokens of the first prompt, and the token that does follow.
+"""What the model expects next: the likeliest next tokens after tokens of the first prompt, and the
+token that does follow.
 
     p(v | x_0 ... x_i) = softmax_v logits_i        of row i the `candidates` largest, their tokens v, and p(x_{i+1})
 
-Rows are those of `attention_rows`: all tokens of the prompt where these are no more than `rows`, else those of its spans first. From the
-hidden states of the forward pass that everything else is measured in, in parts of `_ROWS` rows. Knows no tokenizer: texts of tokens are
-added by who does.
+Rows are those of `attention_rows`: all tokens of the prompt where these are no more than `rows`,
+else those of its spans first. From the hidden states of the forward pass that everything else is
+measured in, in parts of `_ROWS` rows. Knows no tokenizer: texts of tokens are added by who does.
 """
 
 from __future__ import annotations
@@ -23,12 +24,20 @@ from repo_interp.measures.labels import Arrays, described_group
 from repo_interp.measures.statistics import Measure, Needs, Statistics
 
 _ROWS = 32
-"""Rows whose logits exist at a time: enough that reading the unembedding does not cost more than multiplying by it."""
+"""Rows whose logits exist at a time: enough that reading the unembedding does not cost more than
+multiplying by it.
+"""
 _TEXTS = {
-    "probability": ("largest probabilities of the next token, after a token of the first prompt", "1"),
+    "probability": (
+        "largest probabilities of the next token, after a token of the first prompt",
+        "1",
+    ),
     "next_token": ("token id that the probability is of", "1"),
     "probability_of_next": ("probability of the token that does follow; NaN after the last", "1"),
-    "rank_of_next": ("tokens that are likelier than the one that does follow; -1 after the last", "tokens"),
+    "rank_of_next": (
+        "tokens that are likelier than the one that does follow; -1 after the last",
+        "tokens",
+    ),
 }
 
 
@@ -47,19 +56,27 @@ class NextTokens(Measure, needs=Needs(tensors=(), predictions=True)):
         return Statistics()
 
     def observe_predictions(self, predictions: Predictions, spans: Spans) -> Statistics:
-        """Tokens and probabilities [token, rank] of the first prompt, and those of the token that follows [token]."""
+        """Tokens and probabilities [token, rank] of the first prompt, and those of the token that
+        follows [token].
+        """
         first = predictions.row_of_first_prompt
         if first is None:
             return Statistics()
         tokens, valid = predictions.tokens[first], predictions.valid[first]
         rows = rows_of_interest(valid, spans, first, self.rows)
-        following = torch.where(rows + 1 < int(valid.nonzero()[-1]) + 1, tokens[(rows + 1).clamp_max(len(tokens) - 1)], -1)
+        following = torch.where(
+            rows + 1 < int(valid.nonzero()[-1]) + 1,
+            tokens[(rows + 1).clamp_max(len(tokens) - 1)],
+            -1,
+        )
         count = min(self.candidates, predictions.vocabulary)
         parts = [
             _of_rows(predictions.logits(first, some), after, count)
             for some, after in zip(rows.split(_ROWS), following.split(_ROWS), strict=True)
         ]
-        probability, token, actual, place = (torch.cat(part).cpu() for part in zip(*parts, strict=True))
+        probability, token, actual, place = (
+            torch.cat(part).cpu() for part in zip(*parts, strict=True)
+        )
         both, one = ("token", "rank"), ("token",)
         values = {
             "probability": (both, probability.float().numpy()),
@@ -67,7 +84,9 @@ class NextTokens(Measure, needs=Needs(tensors=(), predictions=True)):
             "probability_of_next": (one, actual.float().numpy()),
             "rank_of_next": (one, place.int().numpy()),
         }
-        return Statistics(first_prompt=Arrays(values, {"token": rows.cpu().numpy(), "rank": np.arange(count)}))
+        return Statistics(
+            first_prompt=Arrays(values, {"token": rows.cpu().numpy(), "rank": np.arange(count)})
+        )
 
     def conclude(self, statistics: Statistics) -> xr.Dataset:
         """The group `predictions` of a run."""
@@ -75,7 +94,9 @@ class NextTokens(Measure, needs=Needs(tensors=(), predictions=True)):
 
 
 def _of_rows(logits: torch.Tensor, following: torch.Tensor, count: int) -> tuple[torch.Tensor, ...]:
-    """Of some rows: the largest probabilities and their tokens, and the probability and rank of the tokens that follow."""
+    """Of some rows: the largest probabilities and their tokens, and the probability and rank of the
+    tokens that follow.
+    """
     logarithms = torch.log_softmax(logits.double(), dim=-1)
     largest, tokens = logarithms.topk(count, dim=-1)
     known = following >= 0

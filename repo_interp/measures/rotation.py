@@ -1,19 +1,21 @@
-"""Which rotary pairs carry a head's logits, and how far they rotate (Position Generalization sec. 3.4, theorem 2).
+"""Which rotary pairs carry a head's logits, and how far they rotate (Position Generalization sec.
+3.4, theorem 2).
 
-Component r of a query or key is a complex number (dimensions r and r + d_head/2 before rotation); a pair of tokens
-adds |k_r| |q_r| cos(start angle + theta_r distance) to the logit (fig. 4, 9). Observation 1 names slow dominating
-components, without numbers; here component r is one where
+Component r of a query or key is a complex number (dimensions r and r + d_head/2 before rotation); a
+pair of tokens adds |k_r| |q_r| cos(start angle + theta_r distance) to the logit (fig. 4, 9).
+Observation 1 names slow dominating components, without numbers; here component r is one where
 
     prominent   s query_norm key_norm >= `prominence` x their median over the head's components; s = attention_scaling^2
     stable      key_deviation <= `stability` x |mean key|
     slow        max_rotation <= `slow`
     still       max_rotation <= `still`, asked where the start angle is within `near_pi` of pi (the proof's case 1)
 
-max_rotation is theta_r times L, min(window, training length), for schemes whose positions are the token index, and theta_r
-times the largest |z_i - z_j| of a seen pair, over all prompts, for those that learn positions. Norms and means are
-over the tokens of all prompts, deviations about the mean of each prompt. `closed_form_r` correlates the logits with
-theorem 2's f + g from the slow dominating components that the prompt itself has (see closed_form); NaN where there
-is none. Layers that rotate nothing have no rotary pairs: NaN, and slow_dominating -1.
+max_rotation is theta_r times L, min(window, training length), for schemes whose positions are the
+token index, and theta_r times the largest |z_i - z_j| of a seen pair, over all prompts, for those
+that learn positions. Norms and means are over the tokens of all prompts, deviations about the mean
+of each prompt. `closed_form_r` correlates the logits with theorem 2's f + g from the slow
+dominating components that the prompt itself has (see closed_form); NaN where there is none. Layers
+that rotate nothing have no rotary pairs: NaN, and slow_dominating -1.
 
 Knows nothing about what a prompt says.
 """
@@ -59,7 +61,10 @@ _ORDER = [name for side in ("query", "key") for name in _MEANS if name.startswit
 _OTHERS = {
     "start_angle": ("angle from the mean key pair to the mean query pair", "rad"),
     "max_rotation": ("largest rotation of the pair", "rad"),
-    "slow_dominating": ("whether the component is slow dominating: 1 yes, 0 no, -1 no rotary pairs", "1"),
+    "slow_dominating": (
+        "whether the component is slow dominating: 1 yes, 0 no, -1 no rotary pairs",
+        "1",
+    ),
     "closed_form_r": ("correlation of logits and f + g from the slow dominating components", "1"),
 }
 
@@ -78,8 +83,9 @@ class Rotation(Measure, needs=Needs(nan=("closed_form_r", "max_rotation"))):
     """The measure `rotation`."""
 
     training_length: Tokens | None = None
-    """Tokens that the model was trained on; none: `analyze` takes it from the checkpoint, and without it layers with index
-    positions are not measured."""
+    """Tokens that the model was trained on; none: `analyze` takes it from the checkpoint, and
+    without it layers with index positions are not measured.
+    """
     prominence: PositiveOrZero = 2.0
     """Least norm product of a prominent component, in medians of its head."""
     stability: PositiveOrZero = 0.5
@@ -95,7 +101,9 @@ class Rotation(Measure, needs=Needs(nan=("closed_form_r", "max_rotation"))):
     name: str = "rotation"
 
     def observe(self, inputs: AttentionInputs, spans: Spans) -> Statistics:
-        """Sums over tokens of each component; rotations and closed-form correlations of each prompt."""
+        """Sums over tokens of each component; rotations and closed-form correlations of each
+        prompt.
+        """
         tokens = once("tokens", lambda: inputs.valid.sum(-1, dtype=torch.float64), inputs.valid)
         if _rotates(inputs):
             statistics, rotation, closed_form = self._pairs(inputs)
@@ -109,7 +117,10 @@ class Rotation(Measure, needs=Needs(nan=("closed_form_r", "max_rotation"))):
         of_component = ("layer", "head", "component")
         components = range(rotation.shape[-1])
         sums = {tuple(_ORDER): (of_component, means)}
-        others = {"tokens": (("layer",), tokens.sum()), "scaling": (("layer", "component"), tokens.sum() * inputs.pair_scaling)}
+        others = {
+            "tokens": (("layer",), tokens.sum()),
+            "scaling": (("layer", "component"), tokens.sum() * inputs.pair_scaling),
+        }
         per_prompt = {
             "max_rotation": (("prompt", *of_component), rotation),
             "closed_form_r": (("prompt", "layer", "head"), correlation),
@@ -124,19 +135,38 @@ class Rotation(Measure, needs=Needs(nan=("closed_form_r", "max_rotation"))):
         return (self._pairs(inputs)[2],) if _rotates(inputs) else ()
 
     def _pairs(self, inputs: AttentionInputs) -> tuple[PairStatistics, Tensor, ClosedForm]:
-        """Statistics and rotations of pairs, and the closed form of those that are slow dominating: kept with `inputs`."""
+        """Statistics and rotations of pairs, and the closed form of those that are slow dominating:
+        kept with `inputs`.
+        """
         if self not in inputs.results:
-            statistics, rotation = pair_statistics(inputs), max_rotation(inputs, self.training_length)
+            statistics, rotation = (
+                pair_statistics(inputs),
+                max_rotation(inputs, self.training_length),
+            )
             chosen = self.slow_dominating(statistics, rotation, inputs.pair_scaling)
-            inputs.results[self] = statistics, rotation, ClosedForm(chosen, statistics.keys[1:3], self.semantic)
+            inputs.results[self] = (
+                statistics,
+                rotation,
+                ClosedForm(chosen, statistics.keys[1:3], self.semantic),
+            )
         return inputs.results[self]
 
     def slow_dominating(
-        self, pairs: PairStatistics, rotation: Float[Tensor, "*head component"], scaling: Float[Tensor, "*any component"]
+        self,
+        pairs: PairStatistics,
+        rotation: Float[Tensor, "*head component"],
+        scaling: Float[Tensor, "*any component"],
     ) -> Bool[Tensor, "*head component"]:
         """Whether each component is prominent, stable, slow, and still where it starts near pi."""
-        (query_norm, *query_mean, _), (key_norm, *key_mean, key_deviation) = pairs.queries, pairs.keys
-        product, query_mean, key_mean = query_norm * key_norm * scaling, torch.complex(*query_mean), torch.complex(*key_mean)
+        (query_norm, *query_mean, _), (key_norm, *key_mean, key_deviation) = (
+            pairs.queries,
+            pairs.keys,
+        )
+        product, query_mean, key_mean = (
+            query_norm * key_norm * scaling,
+            torch.complex(*query_mean),
+            torch.complex(*key_mean),
+        )
         prominent = product >= self.prominence * product.median(-1, keepdim=True).values
         stable = key_deviation <= self.stability * key_mean.abs()
         start = (query_mean * key_mean.conj_physical()).angle().abs()
@@ -154,11 +184,17 @@ class Rotation(Measure, needs=Needs(nan=("closed_form_r", "max_rotation"))):
         pairs = PairStatistics(*of_both.chunk(2))
         rotation = rotation.transpose(*key_mean.dims)
         scaling = torch.from_numpy((sums["scaling"] / sums["tokens"]).values)[:, None]
-        slow = self.slow_dominating(pairs, torch.from_numpy(rotation.values), scaling).numpy().astype(np.int8)
+        slow = (
+            self.slow_dominating(pairs, torch.from_numpy(rotation.values), scaling)
+            .numpy()
+            .astype(np.int8)
+        )
         product = query_mean * key_mean.conj()
         group["start_angle"] = product.copy(data=np.angle(product.values))
         group["max_rotation"] = rotation
-        group["slow_dominating"] = rotation.copy(data=np.where(np.isnan(rotation.values), -1, slow).astype(np.int8))
+        group["slow_dominating"] = rotation.copy(
+            data=np.where(np.isnan(rotation.values), -1, slow).astype(np.int8)
+        )
         group["closed_form_r"] = per_prompt["closed_form_r"]
         return described_group(group, _MEANS | _OTHERS)
 
@@ -168,26 +204,40 @@ def _rotates(inputs: AttentionInputs) -> bool:
 
 
 def pair_statistics(inputs: AttentionInputs) -> PairStatistics:
-    """Statistics [prompt, head, component] over the valid tokens of every prompt; NaN where it has none."""
+    """Statistics [prompt, head, component] over the valid tokens of every prompt; NaN where it has
+    none.
+    """
     if memory_for(inputs.valid.device, 0):
-        queries, keys = _moments((inputs.queries, inputs.keys), inputs.valid).split([inputs.heads, inputs.kv_heads], 2)
+        queries, keys = _moments((inputs.queries, inputs.keys), inputs.valid).split(
+            [inputs.heads, inputs.kv_heads], 2
+        )
     else:
-        queries, keys = (_moments((features,), inputs.valid) for features in (inputs.queries, inputs.keys))
+        queries, keys = (
+            _moments((features,), inputs.valid) for features in (inputs.queries, inputs.keys)
+        )
     if inputs.kv_heads < inputs.heads:
         keys = expand_heads(keys.flatten(0, 1), inputs.heads).unflatten(0, keys.shape[:2])
     return PairStatistics(queries, keys)
 
 
-def max_rotation(inputs: AttentionInputs, training_length: int | None) -> Float[Tensor, "prompt head component"]:
-    """Largest rotation of each component in radians: by learned positions, or over the length that the layer compared in training.
+def max_rotation(
+    inputs: AttentionInputs, training_length: int | None
+) -> Float[Tensor, "prompt head component"]:
+    """Largest rotation of each component in radians: by learned positions, or over the length that
+    the layer compared in training.
 
     InputError where the training length is needed and not given.
     """
     assert inputs.frequencies is not None and inputs.positions is not None
     if inputs.scheme in LEARNED:
-        reach = expand_heads(largest_difference(inputs.positions, inputs.valid, inputs.window), inputs.heads)
+        reach = expand_heads(
+            largest_difference(inputs.positions, inputs.valid, inputs.window), inputs.heads
+        )
     elif training_length is None:
-        raise InputError("the largest rotation of RoPE depends on the training length; give training_length in tokens")
+        raise InputError(
+            "the largest rotation of RoPE depends on the training length; give "
+            "training_length in tokens"
+        )
     else:
         shape, length = inputs.queries.shape[:2], float(inputs.compared_length(training_length))
         reach = torch.full(shape, length, dtype=torch.float64, device=inputs.valid.device)
@@ -195,9 +245,12 @@ def max_rotation(inputs: AttentionInputs, training_length: int | None) -> Float[
 
 
 def _moments(
-    features: tuple[Float[Tensor, "prompt some token d_head"], ...], valid: Bool[Tensor, "prompt token"]
+    features: tuple[Float[Tensor, "prompt some token d_head"], ...],
+    valid: Bool[Tensor, "prompt token"],
 ) -> Float[Tensor, "4 prompt head component"]:
-    """Mean norm, mean, and mean distance from the mean, of each pair of all the features' heads over the valid tokens."""
+    """Mean norm, mean, and mean distance from the mean, of each pair of all the features' heads
+    over the valid tokens.
+    """
     (prompts, _, tokens, width), heads = features[0].shape, sum(part.shape[1] for part in features)
     exact = torch.float64 if features[0].dtype == torch.float64 else torch.float32
     count = once("count", lambda: valid.sum(-1, dtype=torch.float64)[:, None, None], valid)
@@ -212,7 +265,11 @@ def _moments(
         sums = []
         for start in range(0, tokens, at_once):
             part = of(whole if whole is not None else stretch(start))
-            part = part if hidden is None else part.masked_fill(hidden[:, :, start : start + at_once], 0)
+            part = (
+                part
+                if hidden is None
+                else part.masked_fill(hidden[:, :, start : start + at_once], 0)
+            )
             sums.append(part.sum(-2).to(torch.float64))
         return (torch.stack(sums).sum(0) if sums[1:] else sums[0]) / count
 

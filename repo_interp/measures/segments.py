@@ -1,14 +1,17 @@
-"""How far the positions of a head follow the structure of a prompt (RePo fig. 8: few-shot examples).
+"""How far the positions of a head follow the structure of a prompt (RePo fig. 8: few-shot
+examples).
 
     variance_between   share of a head's position variance that lies between the segments of a kind, eta^2 (segmentation)
     boundary_f1        of the head's largest jumps |z_i - z_{i-1}|, as many as there are edges, the share at an edge
 
-They ask different things: a head with an outlier at every line break has jumps at the edges, into the outlier and out of it, and no
-variance between lines. Neither says anything alone: any trend over the prompt lies between segments, and where edges are dense every
-jump is near one. So each comes with its mean over shuffled edges (segmentation), the share of the shuffles that do at least as
-well, and what the token index would have. Kinds: examples, sections, paragraphs, lines, sentences, blocks; tokens in no segment of a
-kind are left out as if they were not there. NaN where a layer has no positions (NoPE, CoPE, learned), a prompt lacks two
-segments of a kind, or - for the variance - a head's positions are constant. A layer that rotates by the index (`scheme` rope, hope)
+They ask different things: a head with an outlier at every line break has jumps at the edges, into
+the outlier and out of it, and no variance between lines. Neither says anything alone: any trend
+over the prompt lies between segments, and where edges are dense every jump is near one. So each
+comes with its mean over shuffled edges (segmentation), the share of the shuffles that do at least
+as well, and what the token index would have. Kinds: examples, sections, paragraphs, lines,
+sentences, blocks; tokens in no segment of a kind are left out as if they were not there. NaN where
+a layer has no positions (NoPE, CoPE, learned), a prompt lacks two segments of a kind, or - for the
+variance - a head's positions are constant. A layer that rotates by the index (`scheme` rope, hope)
 has the index' values.
 
 Knows nothing about what a text says.
@@ -46,14 +49,21 @@ KINDS = ("examples", "sections", "paragraphs", "lines", "sentences", "blocks")
 _SCORES = {
     "variance_between": ("share of a head's position variance between segments (eta squared)", "1"),
     "variance_between_shuffled": ("the same for shuffled edges, mean over draws", "1"),
-    "variance_between_chance": ("share of shuffled edges with at least as much variance between segments", "1"),
+    "variance_between_chance": (
+        "share of shuffled edges with at least as much variance between segments",
+        "1",
+    ),
     "boundary_f1": ("F1 of a head's largest position jumps against the edges of segments", "1"),
     "boundary_f1_shuffled": ("the same for shuffled edges, mean over draws", "1"),
     "boundary_f1_chance": ("share of shuffled edges with at least as high an F1", "1"),
 }
 _INDEX = {
     "variance_between_index": ("share of the token index' variance between segments", "1"),
-    "boundary_f1_index": ("F1 of as many random tokens against the edges of segments: the token index has no largest jumps", "1"),
+    "boundary_f1_index": (
+        "F1 of as many random tokens against the edges of segments: the token index has no "
+        "largest jumps",
+        "1",
+    ),
 }
 _OF_PROMPTS = _INDEX | {
     "segment_count": ("segments of a prompt, 0 where it has no two", "segments"),
@@ -77,15 +87,26 @@ class Segments(SegmentMeasure):
 
     @property
     def needs(self) -> Needs:
-        """What some prompts, layers or heads lack, and ratios and correlations that are undefined, are NaN."""
-        return Needs(segments=self.kinds, nan=(*_SCORES, "variance_between_index", "boundary_f1_index"))
+        """What some prompts, layers or heads lack, and ratios and correlations that are undefined,
+        are NaN.
+        """
+        return Needs(
+            segments=self.kinds, nan=(*_SCORES, "variance_between_index", "boundary_f1_index")
+        )
 
     def observe(self, inputs: AttentionInputs, spans: Spans) -> Statistics:
-        """Scores [prompt, layer, head, kind], those of the index [prompt, layer, kind], and the segments themselves."""
+        """Scores [prompt, layer, head, kind], those of the index [prompt, layer, kind], and the
+        segments themselves.
+        """
         prompts, tokens = inputs.valid.shape
         labels = np.full((prompts, len(self.kinds), tokens), -1, dtype=np.int32)
-        scores = {name: torch.full((prompts, inputs.heads, len(self.kinds)), torch.nan).double() for name in _SCORES}
-        index = {name: torch.full((prompts, len(self.kinds)), torch.nan).double() for name in _INDEX}
+        scores = {
+            name: torch.full((prompts, inputs.heads, len(self.kinds)), torch.nan).double()
+            for name in _SCORES
+        }
+        index = {
+            name: torch.full((prompts, len(self.kinds)), torch.nan).double() for name in _INDEX
+        }
         counts = np.zeros((prompts, len(self.kinds)), dtype=np.int64)
         for row, number in enumerate(inputs.prompts.tolist()):
             for column, kind in enumerate(self.kinds):
@@ -95,14 +116,24 @@ class Segments(SegmentMeasure):
                 counts[row, column] = len(edges) + 1
                 begins = torch.zeros_like(members).index_fill_(0, edges, 1)
                 labels[row, column, members.cpu()] = begins.cumsum(0).cpu()
-                trial = Trial.drawn(edges, len(members), self.draws, self.tolerance, generator(self.seed, number, kind))
-                line = trial.scores(torch.arange(len(members), dtype=torch.float64, device=edges.device)[None])
+                trial = Trial.drawn(
+                    edges,
+                    len(members),
+                    self.draws,
+                    self.tolerance,
+                    generator(self.seed, number, kind),
+                )
+                line = trial.scores(
+                    torch.arange(len(members), dtype=torch.float64, device=edges.device)[None]
+                )
                 for name in _INDEX:
                     index[name][row, column] = line[name.removesuffix("_index")][0]
                 if inputs.positions is not None:
                     of_heads = trial.scores(inputs.positions[row][:, members])
                     for name, values in of_heads.items():
-                        scores[name][row, :, column] = expand_heads(values[None, :, None], inputs.heads)[0, :, 0].cpu()
+                        scores[name][row, :, column] = expand_heads(
+                            values[None, :, None], inputs.heads
+                        )[0, :, 0].cpu()
         axes, of_prompt = ("prompt", "layer", "head", "kind"), ("prompt", "layer", "kind")
         record = {name: (axes, values) for name, values in scores.items()}
         record |= {name: (of_prompt, values) for name, values in index.items()}
@@ -126,10 +157,19 @@ class Trial:
     tolerance: int
 
     @classmethod
-    def drawn(cls, edges: Int[Tensor, "edge"], tokens: int, draws: int, tolerance: int, random: np.random.Generator) -> Trial:
+    def drawn(
+        cls,
+        edges: Int[Tensor, "edge"],
+        tokens: int,
+        draws: int,
+        tolerance: int,
+        random: np.random.Generator,
+    ) -> Trial:
         """With `draws` shuffled layouts, and orders in which equal jumps come."""
         shuffled = shuffled_edges(edges, tokens, draws, random)
-        orders = torch.as_tensor(np.stack([random.permutation(tokens - 1) for _ in range(draws)]), device=edges.device)
+        orders = torch.as_tensor(
+            np.stack([random.permutation(tokens - 1) for _ in range(draws)]), device=edges.device
+        )
         return cls(edges, shuffled, orders, tolerance)
 
     def scores(self, values: Float[Tensor, "row token"]) -> dict[str, Float[Tensor, "row"]]:

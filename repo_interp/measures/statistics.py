@@ -2,9 +2,10 @@
 
     merge(observe(A), observe(B)) = observe(A and B)
 
-`sums` add; `per_prompt` concatenate along `prompt`; `first_prompt` comes from the one batch that holds prompt number 0. So many
-prompts, long prompts, several processes and an interrupted run that goes on are the same thing. Axes that grow with the prompt
-(`token`, `distance`, `chunk`) are aligned by their coordinate: absent entries of a sum count 0, absent entries of a per-prompt array
+`sums` add; `per_prompt` concatenate along `prompt`; `first_prompt` comes from the one batch that
+holds prompt number 0. So many prompts, long prompts, several processes and an interrupted run that
+goes on are the same thing. Axes that grow with the prompt (`token`, `distance`, `chunk`) are
+aligned by their coordinate: absent entries of a sum count 0, absent entries of a per-prompt array
 are NaN (-1 for integers).
 
 Knows nothing about what is measured.
@@ -36,9 +37,12 @@ STATISTICS = ("per_prompt", "sums", "first_prompt")
 
 
 class Statistics:
-    """Labelled arrays of some layers and prompts. Every variable has the axis `layer` with its coordinate; or, of predictions, none has.
+    """Labelled arrays of some layers and prompts.
 
-    Each part is given as `labels.Arrays` or as a Dataset, and read as a Dataset, made on first access.
+    Every variable has the axis `layer` with its coordinate; or, of predictions, none has.
+
+    Each part is given as `labels.Arrays` or as a Dataset, and read as a Dataset, made on first
+    access.
     """
 
     def __init__(
@@ -48,11 +52,15 @@ class Statistics:
         first_prompt: Arrays | xr.Dataset | None = None,
     ) -> None:
         given = zip(STATISTICS, (per_prompt, sums, first_prompt), strict=True)
-        self.arrays: dict[str, Arrays] = {name: Arrays() if part is None else Arrays.of(part) for name, part in given}
+        self.arrays: dict[str, Arrays] = {
+            name: Arrays() if part is None else Arrays.of(part) for name, part in given
+        }
 
     @cached_property
     def per_prompt(self) -> xr.Dataset:
-        """Variables with the axis `prompt` (and its coordinate): one entry per prompt, never added."""
+        """Variables with the axis `prompt` (and its coordinate): one entry per prompt, never
+        added.
+        """
         return self.arrays["per_prompt"].dataset()
 
     @cached_property
@@ -62,38 +70,52 @@ class Statistics:
 
     @cached_property
     def first_prompt(self) -> xr.Dataset:
-        """Variables without the axis `prompt`, of prompt number 0 alone; empty where the prompts are others."""
+        """Variables without the axis `prompt`, of prompt number 0 alone; empty where the prompts
+        are others.
+        """
         return self.arrays["first_prompt"].dataset()
 
 
 @dataclass(frozen=True)
 class Needs:
-    """What a measure needs beside the attention inputs, and where its statistics may be undefined."""
+    """What a measure needs beside the attention inputs, and where its statistics may be
+    undefined.
+    """
 
     spans: tuple[str, ...] = ()
     """Spans without which a prompt cannot be measured; checked before the first forward pass."""
     segments: tuple[str, ...] = ()
-    """Kinds of segments ("lines", "sentences", ...) that `observe` finds among its spans, from the prompt's spans or its text.
+    """Kinds of segments ("lines", "sentences", ...) that `observe` finds among its spans, from the
+    prompt's spans or its text.
 
-    For every kind K there are `segments.K` (tokens inside) and `segments.K.starts` (first tokens), and `separator` besides.
+    For every kind K there are `segments.K` (tokens inside) and `segments.K.starts` (first tokens),
+    and `separator` besides.
     """
     tokens: int = 1
     """Tokens that a prompt needs; checked before the first forward pass."""
     schemes: tuple[str, ...] = ()
     """Schemes of layers that the measure is about; empty: any."""
     heads: Mapping[int, Sequence[int]] | None = None
-    """Heads that it measures, by layer, whatever heads the others measure; None: those of the analysis."""
+    """Heads that it measures, by layer, whatever heads the others measure; None: those of the
+    analysis.
+    """
     tensors: tuple[str, ...] = TENSORS
-    """Which tensors of the attention inputs it reads: where one of them is not finite, the measure stops."""
+    """Which tensors of the attention inputs it reads: where one of them is not finite, the measure
+    stops.
+    """
     predictions: bool = False
-    """Whether `observe_predictions` is to be called; the forward pass then goes through all layers."""
+    """Whether `observe_predictions` is to be called; the forward pass then goes through all layers.
+    """
     nan: tuple[str, ...] = ()
     """Statistics per prompt in which NaN stands for what is absent or undefined.
 
-    Others may be NaN at padding, and in layers without positions or rotation; where they are elsewhere, the measure stops.
+    Others may be NaN at padding, and in layers without positions or rotation; where they are
+    elsewhere, the measure stops.
     """
     infinite: tuple[str, ...] = ()
-    """Statistics in which infinity is a value like any other, such as a bound that a scheme does not set."""
+    """Statistics in which infinity is a value like any other, such as a bound that a scheme does
+    not set.
+    """
 
 
 _AXES = {"per_prompt": ("prompt", "layer"), "sums": ("layer",), "first_prompt": ("layer",)}
@@ -101,29 +123,39 @@ _AXES = {"per_prompt": ("prompt", "layer"), "sums": ("layer",), "first_prompt": 
 
 
 def checked_statistics(given: Any, measure: str) -> Statistics:
-    """`given`, what `measure` observed in a layer. Raises InputError for no Statistics, and for a variable without the axes of its part."""
+    """`given`, what `measure` observed in a layer.
+
+    Raises InputError for no Statistics, and for a variable without the axes of its part.
+    """
     if not isinstance(given, Statistics):
-        raise InputError(f"{called(MEASURES, measure)} observes {type(given).__name__}; wanted Statistics")
+        raise InputError(
+            f"{called(MEASURES, measure)} observes {type(given).__name__}; wanted Statistics"
+        )
     for part, wanted in _AXES.items():
         arrays = given.arrays[part]
         for name, (axes, _) in arrays.given.items():
             absent = [axis for axis in wanted if axis not in axes or axis not in arrays.labels]
             if absent:
                 raise InputError(
-                    f"{called(MEASURES, measure)} observes {name!r} in {part} with the axes {', '.join(axes) or 'none'}; wanted "
-                    f"{absent[0]!r} among them, with its numbers, as measures.labels.of_layer gives it"
+                    f"{called(MEASURES, measure)} observes {name!r} in {part} with the axes "
+                    f"{', '.join(axes) or 'none'}; wanted "
+                    f"{absent[0]!r} among them, with its numbers, as "
+                    "measures.labels.of_layer gives it"
                 )
     return given
 
 
 class Measure(ABC):
-    """One way of reducing attention inputs to small labelled arrays: a frozen dataclass whose fields are its parameters.
+    """One way of reducing attention inputs to small labelled arrays: a frozen dataclass whose
+    fields are its parameters.
 
-    A field states its type and range (`Annotated[float, Interval(gt=0)]`, see `values`); an object with another value is refused.
-    A field `training_length` that is None gets the length that the model was trained on (`of_training_length`). What a measure needs is
-    stated beside its base, `class Mine(Measure, needs=Needs(...))`, or, where its fields decide, by overriding `needs`. Subclasses may
-    also override `reductions` and `observe_predictions`. An object of another package need not inherit from this class:
-    `as_measure` takes `name`, `required_spans`, `parameters`, `observe` and `conclude`.
+    A field states its type and range (`Annotated[float, Interval(gt=0)]`, see `values`); an object
+    with another value is refused. A field `training_length` that is None gets the length that the
+    model was trained on (`of_training_length`). What a measure needs is stated beside its base,
+    `class Mine(Measure, needs=Needs(...))`, or, where its fields decide, by overriding `needs`.
+    Subclasses may also override `reductions` and `observe_predictions`. An object of another
+    package need not inherit from this class: `as_measure` takes `name`, `required_spans`,
+    `parameters`, `observe` and `conclude`.
     """
 
     name: str
@@ -144,7 +176,11 @@ class Measure(ABC):
     @property
     def parameters(self) -> Mapping[str, Any]:
         """Values of the fields by name, as the group's attributes record them."""
-        values = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "name"}  # pyright: ignore[reportArgumentType]
+        values = {
+            each.name: getattr(self, each.name)
+            for each in fields(self)  # pyright: ignore[reportArgumentType]
+            if each.name != "name"
+        }
         return {name: "not given" if value is None else value for name, value in values.items()}
 
     @property
@@ -153,7 +189,9 @@ class Measure(ABC):
         return self._stated
 
     def reductions(self, inputs: AttentionInputs, spans: Spans) -> Sequence[Reduction]:
-        """What `observe` will ask of the heads of a layer (`heads.reduced`): made for all measures in one pass over the heads."""
+        """What `observe` will ask of the heads of a layer (`heads.reduced`): made for all measures
+        in one pass over the heads.
+        """
         return ()
 
     @abstractmethod
@@ -161,12 +199,16 @@ class Measure(ABC):
         """Statistics of one layer and one batch."""
 
     def observe_predictions(self, predictions: Predictions, spans: Spans) -> Statistics:
-        """Statistics, without the axis `layer`, of what the model expects after the tokens of one batch."""
+        """Statistics, without the axis `layer`, of what the model expects after the tokens of one
+        batch.
+        """
         return Statistics()
 
     @abstractmethod
     def conclude(self, statistics: Statistics) -> xr.Dataset:
-        """The group of the run file, with `units` and `long_name` on every variable, from the merged statistics."""
+        """The group of the run file, with `units` and `long_name` on every variable, from the
+        merged statistics.
+        """
 
 
 class SegmentMeasure(Measure):
@@ -181,13 +223,17 @@ class SegmentMeasure(Measure):
 
 
 def of_training_length(measure: Measure, tokens: int) -> Measure:
-    """`measure` for a model that was trained on prompts of `tokens` tokens: a field `training_length` that is None is filled in."""
+    """`measure` for a model that was trained on prompts of `tokens` tokens: a field
+    `training_length` that is None is filled in.
+    """
     unknown = is_dataclass(measure) and getattr(measure, "training_length", tokens) is None
     return replace(measure, training_length=tokens) if unknown else measure  # pyright: ignore[reportCallIssue, reportArgumentType]
 
 
 def share(measures: Iterable[Measure], inputs: AttentionInputs, spans: Spans) -> None:
-    """Make what `measures` will ask of the heads of a layer in one pass over them; `inputs` keep it for them."""
+    """Make what `measures` will ask of the heads of a layer in one pass over them; `inputs` keep it
+    for them.
+    """
     asked: list[Reduction] = []
     for measure in measures:
         with read_only(measure, inputs, spans):
@@ -196,16 +242,25 @@ def share(measures: Iterable[Measure], inputs: AttentionInputs, spans: Spans) ->
 
 
 @contextmanager
-def read_only(measure: Measure, record: AttentionInputs | Predictions, spans: Spans) -> Iterator[None]:
-    """While the context lasts, `measure` may read the tensors of `record` and `spans`. Raises InputError by its name where it changed one
-    in place: the model and other measures go on with it.
+def read_only(
+    measure: Measure, record: AttentionInputs | Predictions, spans: Spans
+) -> Iterator[None]:
+    """While the context lasts, `measure` may read the tensors of `record` and `spans`.
+
+    Raises InputError by its name where it changed one in place: the model and other measures go on
+    with it.
     """
-    seen = [(name, each, changes_of(each)) for name, each in (*vars(record).items(), *spans.items()) if isinstance(each, Tensor)]
+    seen = [
+        (name, each, changes_of(each))
+        for name, each in (*vars(record).items(), *spans.items())
+        if isinstance(each, Tensor)
+    ]
     yield
     for name, tensor, changes in seen:
         if changes_of(tensor) != changes:
             raise InputError(
-                f"{called(MEASURES, measure.name)} changes {name} in place, which the model and other measures go on with; "
+                f"{called(MEASURES, measure.name)} changes {name} in place, which the model "
+                "and other measures go on with; "
                 "change a copy of it, as clone() gives one"
             )
 
@@ -215,7 +270,9 @@ PARTS = ("name", "required_spans", "parameters", "observe", "conclude")
 
 
 def as_measure(candidate: Any) -> Measure:
-    """`candidate` itself where it is a `Measure`, else a measure that consists of its `PARTS` and declares nothing more."""
+    """`candidate` itself where it is a `Measure`, else a measure that consists of its `PARTS` and
+    declares nothing more.
+    """
     return candidate if isinstance(candidate, Measure) else _MeasureOfParts(candidate)
 
 
@@ -223,10 +280,16 @@ class _MeasureOfParts(Measure):
     def __init__(self, parts: Any) -> None:
         self._parts = parts
         self.name = parts.name
-        for part, kind, wanted in (("required_spans", Iterable, "names"), ("parameters", Mapping, "values by name")):
+        for part, kind, wanted in (
+            ("required_spans", Iterable, "names"),
+            ("parameters", Mapping, "values by name"),
+        ):
             given = getattr(parts, part)
             if not isinstance(given, kind) or isinstance(given, str):
-                raise InputError(f"{called(MEASURES, self.name)} has a {type(given).__name__} as {part}; wanted {wanted}")
+                raise InputError(
+                    f"{called(MEASURES, self.name)} has a {type(given).__name__} as {part}; "
+                    f"wanted {wanted}"
+                )
 
     @property
     def needs(self) -> Needs:
@@ -244,27 +307,41 @@ class _MeasureOfParts(Measure):
 
 
 def require_declared(measure: Measure) -> None:
-    """Raise InputError where spans that a measure needs are no names, or its parameters nothing that a file can hold."""
+    """Raise InputError where spans that a measure needs are no names, or its parameters nothing
+    that a file can hold.
+    """
     needs, parameters = measure.needs, measure.parameters
     if not isinstance(needs, Needs):
-        raise InputError(f"{called(MEASURES, measure.name)} needs a {type(needs).__name__}; wanted a record Needs")
+        raise InputError(
+            f"{called(MEASURES, measure.name)} needs a {type(needs).__name__}; wanted a "
+            "record Needs"
+        )
     spans = needs.spans
     if isinstance(spans, str) or not all(isinstance(name, str) for name in spans):
-        raise InputError(f"{called(MEASURES, measure.name)} needs the spans {one_line(repr(spans), 80)}; wanted their names")
+        raise InputError(
+            f"{called(MEASURES, measure.name)} needs the spans {one_line(repr(spans), 80)}; "
+            "wanted their names"
+        )
     for name, value in parameters.items():
         if np.asarray(value).dtype.kind not in "biufU":
             raise InputError(
-                f"{called(MEASURES, measure.name)} has a {type(value).__name__} as parameter {name}; wanted numbers or words"
+                f"{called(MEASURES, measure.name)} has a {type(value).__name__} as parameter "
+                f"{name}; wanted numbers or words"
             )
 
 
 def merge(parts: Sequence[Statistics]) -> Statistics:
-    """The statistics of all of `parts`, which hold disjoint (layer, prompt) pairs. Exact; their order does not matter.
+    """The statistics of all of `parts`, which hold disjoint (layer, prompt) pairs.
+
+    Exact; their order does not matter.
 
     Raises ValueError when two parts hold the same prompt of the same layer.
     """
     combined = {"per_prompt": _concatenate_prompts, "sums": added, "first_prompt": _only}
-    given = {name: [part.arrays[name] for part in parts if part.arrays[name].given] for name in STATISTICS}
+    given = {
+        name: [part.arrays[name] for part in parts if part.arrays[name].given]
+        for name in STATISTICS
+    }
     return Statistics(**{name: _by_layer(given[name], combined[name]) for name in STATISTICS})
 
 

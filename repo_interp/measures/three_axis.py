@@ -1,29 +1,35 @@
-"""Three-axis linear approximation of a head's logits (Position Generalization sec. 3.1, eq. 2, 7, 8, app. A).
+"""Three-axis linear approximation of a head's logits (Position Generalization sec. 3.1, eq. 2, 7,
+8, app.
+
+A).
 
     min over a, b, c of  sum over seen pairs (W_ij - a_{i-j} - b_i - c_j)^2 + ridge |a, b, c|^2
     r = Pearson correlation of W_ij and a_{i-j} + b_i + c_j over seen pairs
 
-W are the logits with 1/sqrt(d_head), as the model has them (soft cap and position bias included). Choices where the
-paper leaves them: the axes are those of the ridge solution, which has no part in the three directions that leave the
-map as it is (the level of two axes, and a common slope), so an axis means something up to its level and slope; pairs
-outside a layer's window are not seen; a distance is a difference of token indices.
+W are the logits with 1/sqrt(d_head), as the model has them (soft cap and position bias included).
+Choices where the paper leaves them: the axes are those of the ridge solution, which has no part in
+the three directions that leave the map as it is (the level of two axes, and a common slope), so an
+axis means something up to its level and slope; pairs outside a layer's window are not seen; a
+distance is a difference of token indices.
 
-Also fitted: learned positions in the place of indices, `r_position`, for the schemes that learn them (position_cells);
-on request the attention weights (O(n^2 d) time). Two controls, on request; the paper's own - freshly initialised
-weights - is this measure on such a model.
+Also fitted: learned positions in the place of indices, `r_position`, for the schemes that learn
+them (position_cells); on request the attention weights (O(n^2 d) time). Two controls, on request;
+the paper's own - freshly initialised weights - is this measure on such a model.
 
-`r_shuffled`: the map a_{s(i-j)} + b_i + c_j with s a random permutation of the distances that are seen. A trend
-a_t = alpha + beta t is no property of the distance axis: beta (i - j) is a row and a column effect as well (a gauge of
-the fit). It is given to them first - a keeps the least variance over pairs that it can have - so that shuffling destroys
-what only distances explain, and nothing else.
+`r_shuffled`: the map a_{s(i-j)} + b_i + c_j with s a random permutation of the distances that are
+seen. A trend a_t = alpha + beta t is no property of the distance axis: beta (i - j) is a row and a
+column effect as well (a gauge of the fit). It is given to them first - a keeps the least variance
+over pairs that it can have - so that shuffling destroys what only distances explain, and nothing
+else.
 
 `r2_held_out`: how well axes fitted on some rows predict the others,
 
     R^2 = 1 - sum (W_ij - W_i. - f_ij + f_i.)^2 / sum (W_ij - W_i.)^2    over held-out rows, f_ij = a_{i-j} + c_j
 
-W_i., f_i. are means over row i. A held-out row has no fitted b_i; its offset is left free, which is what the softmax
-does with it, and what the gauges of the fit change. Negative where the axes predict worse than the row's mean. Rows are
-drawn at random; the last one is always fitted on, so that every distance and every key has been seen.
+W_i., f_i. are means over row i. A held-out row has no fitted b_i; its offset is left free, which is
+what the softmax does with it, and what the gauges of the fit change. Negative where the axes
+predict worse than the row's mean. Rows are drawn at random; the last one is always fitted on, so
+that every distance and every key has been seen.
 
 Knows nothing about what a prompt says.
 """
@@ -66,9 +72,18 @@ Extra = Literal["attention", "position", "shuffled", "held_out"]
 _PER_PROMPT = {
     "r": ("correlation of logits and their three-axis fit", "1"),
     "r_attention": ("correlation of attention weights and their three-axis fit", "1"),
-    "r_position": ("correlation of logits and their three-axis fit with distances of learned positions", "1"),
-    "r_shuffled": ("correlation of logits and their three-axis fit with its distance axis shuffled", "1"),
-    "r2_held_out": ("share of variance within held-out rows explained by axes fitted on the other rows", "1"),
+    "r_position": (
+        "correlation of logits and their three-axis fit with distances of learned positions",
+        "1",
+    ),
+    "r_shuffled": (
+        "correlation of logits and their three-axis fit with its distance axis shuffled",
+        "1",
+    ),
+    "r2_held_out": (
+        "share of variance within held-out rows explained by axes fitted on the other rows",
+        "1",
+    ),
 }
 _AXES = {
     "distance_axis": ("distance axis of the first prompt", "logits"),
@@ -82,7 +97,8 @@ class ThreeAxis(Measure, needs=Needs(nan=tuple(_PER_PROMPT))):
     """The measure `three_axis`."""
 
     axes: Literal["none", "first_prompt"] = "none"
-    """Whose axes are kept: "none", or those of the "first_prompt" of the analysis, prompt number 0."""
+    """Whose axes are kept: "none", or those of the "first_prompt" of the analysis, prompt number 0.
+    """
     extras: tuple[Extra, ...] = ("position",)
     """Optional variables, of "attention", "position", "shuffled", "held_out"."""
     ridge: Positive = 1e-6
@@ -90,7 +106,8 @@ class ThreeAxis(Measure, needs=Needs(nan=tuple(_PER_PROMPT))):
     position_width: Positive = 1.0
     """Width of a cell of learned positions, in positions."""
     most_cells: Count = 4096
-    """`r_position` is NaN for a head whose positions reach over more cells than this in a prompt."""
+    """`r_position` is NaN for a head whose positions reach over more cells than this in a prompt.
+    """
     held_out_share: Annotated[float, Interval(gt=0, lt=1)] = 0.5
     """Share of the rows that is held out."""
     seed: Seed = 0
@@ -111,7 +128,9 @@ class ThreeAxis(Measure, needs=Needs(nan=tuple(_PER_PROMPT))):
         if "attention" in self.extras:
             weights = attention_sums(inputs)
             of_weights = fit_axes(weights.lines, inputs.valid, inputs.window, self.ridge)
-            values["r_attention"] = fit_correlation(of_weights, weights.lines, weights.square, pairs)
+            values["r_attention"] = fit_correlation(
+                of_weights, weights.lines, weights.square, pairs
+            )
         if "position" in self.extras:
             values["r_position"] = self._by_position(inputs, sums)
         if "shuffled" in self.extras:
@@ -119,9 +138,13 @@ class ThreeAxis(Measure, needs=Needs(nan=tuple(_PER_PROMPT))):
             values["r_shuffled"] = fit_correlation(shuffled, sums.lines, sums.square, pairs)
         if "held_out" in self.extras:
             rows = draw_rows(inputs.valid, self.held_out_share, self.seed)
-            values["r2_held_out"] = held_out_r2(sums, logit_sums(inputs, rows), rows, inputs.valid, inputs.window, self.ridge)
+            values["r2_held_out"] = held_out_r2(
+                sums, logit_sums(inputs, rows), rows, inputs.valid, inputs.window, self.ridge
+            )
         record = {name: (("prompt", "layer", "head"), value) for name, value in values.items()}
-        return Statistics(per_prompt=arrays(inputs, record), first_prompt=self._first_axes(inputs, axes))
+        return Statistics(
+            per_prompt=arrays(inputs, record), first_prompt=self._first_axes(inputs, axes)
+        )
 
     def reductions(self, inputs: AttentionInputs, spans: Spans) -> tuple[Reduction, ...]:
         """Sums of the logits."""
@@ -152,37 +175,57 @@ class ThreeAxis(Measure, needs=Needs(nan=tuple(_PER_PROMPT))):
 
 
 def shuffle_distances(axes: Axes, pairs: AdditivePairs, seed: int) -> Axes:
-    """`axes` [prompt, head, n] with the trend of a moved to b and c, and a permuted, by `seed` and n alone."""
+    """`axes` [prompt, head, n] with the trend of a moved to b and c, and a permuted, by `seed` and
+    n alone.
+    """
     steady = without_trend(axes, pairs)
     distance = steady.distance.clone()
     seen = pairs.counts.distance > 0
     for prompt in range(len(distance)):
         distances = seen[prompt, 0].cpu().nonzero()[:, 0]
-        order = torch.randperm(len(distances), generator=torch.Generator().manual_seed(seed), device="cpu")
+        order = torch.randperm(
+            len(distances), generator=torch.Generator().manual_seed(seed), device="cpu"
+        )
         distance[prompt][:, distances] = steady.distance[prompt][:, distances[order]]
     return Axes(distance, steady.query, steady.key)
 
 
 def without_trend(axes: Axes, pairs: AdditivePairs) -> Axes:
-    """Axes of the same map whose distance axis has mean 0 and no slope, distances weighted by their pairs."""
-    steps = torch.arange(axes.distance.shape[-1], dtype=axes.distance.dtype, device=axes.distance.device)
+    """Axes of the same map whose distance axis has mean 0 and no slope, distances weighted by their
+    pairs.
+    """
+    steps = torch.arange(
+        axes.distance.shape[-1], dtype=axes.distance.dtype, device=axes.distance.device
+    )
     share = pairs.counts.distance / pairs.total.clamp(min=1)[..., None]
     centred = steps - _mean(share, steps)
-    slope = _mean(share, centred * axes.distance) / _mean(share, centred**2).clamp(min=torch.finfo(steps.dtype).tiny)
+    slope = _mean(share, centred * axes.distance) / _mean(share, centred**2).clamp(
+        min=torch.finfo(steps.dtype).tiny
+    )
     level = _mean(share, axes.distance) - slope * _mean(share, steps)
-    return Axes(axes.distance - level - slope * steps, axes.query + level + slope * steps, axes.key - slope * steps)
+    return Axes(
+        axes.distance - level - slope * steps,
+        axes.query + level + slope * steps,
+        axes.key - slope * steps,
+    )
 
 
 def _mean(share: Tensor, values: Tensor) -> Tensor:
     return (share * values).sum(-1, keepdim=True)
 
 
-def draw_rows(valid: Bool[Tensor, "prompt token"], share: float, seed: int) -> Bool[Tensor, "prompt token"]:
-    """Rows to hold out: `share` of the valid ones but the last, drawn by `seed` and their number alone."""
+def draw_rows(
+    valid: Bool[Tensor, "prompt token"], share: float, seed: int
+) -> Bool[Tensor, "prompt token"]:
+    """Rows to hold out: `share` of the valid ones but the last, drawn by `seed` and their number
+    alone.
+    """
     drawn = torch.zeros_like(valid)
     for prompt, tokens in enumerate(valid.cpu()):
         rows = tokens.nonzero()[:-1, 0]
-        order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed), device="cpu")
+        order = torch.randperm(
+            len(rows), generator=torch.Generator().manual_seed(seed), device="cpu"
+        )
         drawn[prompt, rows[order[: round(share * len(rows))]]] = True
     return drawn
 
@@ -195,15 +238,25 @@ def held_out_r2(
     window: int | None,
     ridge: float,
 ) -> Float[Tensor, "prompt head"]:
-    """R^2 on the held-out `rows`, from sums over all rows and over those; NaN where nothing is to be explained."""
+    """R^2 on the held-out `rows`, from sums over all rows and over those; NaN where nothing is to
+    be explained.
+    """
     fitted_on = additive_pairs((valid & ~rows)[:, None], valid[:, None], window)
     judged_on = additive_pairs(rows[:, None], valid[:, None], window)
-    sums = Axes(*(all_rows - some for all_rows, some in zip(every.lines, held_out.lines, strict=True)))
+    sums = Axes(
+        *(all_rows - some for all_rows, some in zip(every.lines, held_out.lines, strict=True))
+    )
     axes = fit_pairs(sums, fitted_on, ridge)
     axes = Axes(axes.distance, torch.zeros_like(axes.query), axes.key)
     of_fit = judged_on.sums(axes)
     per_row = 1 / judged_on.counts.query.clamp(min=1)
     scatter = held_out.square - (per_row * held_out.lines.query**2).sum(-1)
     fitted_scatter = inner_product(axes, of_fit) - (per_row * of_fit.query**2).sum(-1)
-    product = inner_product(axes, held_out.lines) - (per_row * of_fit.query * held_out.lines.query).sum(-1)
-    return torch.where(scatter > ROUNDING * held_out.square, 1 - (scatter - 2 * product + fitted_scatter) / scatter, torch.nan)
+    product = inner_product(axes, held_out.lines) - (
+        per_row * of_fit.query * held_out.lines.query
+    ).sum(-1)
+    return torch.where(
+        scatter > ROUNDING * held_out.square,
+        1 - (scatter - 2 * product + fitted_scatter) / scatter,
+        torch.nan,
+    )

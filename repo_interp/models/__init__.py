@@ -5,7 +5,8 @@
     reposition, load, bridge        layouts of schemes in a decoder; checkpoints; TransformerLens bridges
     capture, audit                  observe, verify
 
-Knows no task and no measure. What its files state is read in `checkpoint_files`; what changes a pass stands in `interventions`.
+Knows no task and no measure. What its files state is read in `checkpoint_files`; what changes a
+pass stands in `interventions`.
 """
 
 from repo_interp.libraries import require

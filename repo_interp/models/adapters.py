@@ -3,10 +3,12 @@
     W <- W + (alpha / r) B A      every projection of attention: LoRA (Hu et al. 2021), A [r, in], B [out, r], alpha = 2 r
     phi                           what the position schemes learn (f_phi), in full
 
-A directory of peft's format - adapter_config.json, adapter_model.safetensors in float16 - beside our config.json, which says the layout,
-the configuration, and the base by name and by the SHA-256 of its weights: a base of other weights, or of a configuration that computes
-otherwise, is refused. B starts at zero, so a fresh adapter changes nothing but positions. Loading merges: the sums are made in float64,
-the model that results is a whole one, and peft is needed for training alone. Knows nothing about training.
+A directory of peft's format - adapter_config.json, adapter_model.safetensors in float16 - beside
+our config.json, which says the layout, the configuration, and the base by name and by the SHA-256
+of its weights: a base of other weights, or of a configuration that computes otherwise, is refused.
+B starts at zero, so a fresh adapter changes nothing but positions. Loading merges: the sums are
+made in float64, the model that results is a whole one, and peft is needed for training alone. Knows
+nothing about training.
 """
 
 from __future__ import annotations
@@ -40,10 +42,14 @@ from repo_interp.values import shortened
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")
 STORED = torch.float16
-"""What an adapter is stored in: with as many bytes as bfloat16 it has eight times finer steps, and its weights are small."""
+"""What an adapter is stored in: with as many bytes as bfloat16 it has eight times finer steps, and
+its weights are small.
+"""
 _CONFIGURATION = "adapter_config.json"
 _POSITIONED = "LORA of repo_interp; load it with repo_interp, since peft has none of its positions"
-"""The peft_type of an adapter that changes positions: peft knows none of that name, and would run plain RoPE of what is called LORA."""
+"""The peft_type of an adapter that changes positions: peft knows none of that name, and would run
+plain RoPE of what is called LORA.
+"""
 _PREFIX = "base_model.model."
 _NOT_THE_BASE = {
     "max_position_embeddings",
@@ -54,13 +60,18 @@ _NOT_THE_BASE = {
     "attn_implementation",
 }
 _NOT_THE_BASE |= {*SpecialTokens.model_fields, "pe_config", "adapter"}
-"""What an adapter's config.json says otherwise than its base's, or what changes no number that its weights do not say."""
+"""What an adapter's config.json says otherwise than its base's, or what changes no number that its
+weights do not say.
+"""
 _LEARNED = ("assigner", "position_logits", TABLE)
 """Names of the modules that position schemes learn."""
 
 
 class _LoRA(BaseModel):
-    """adapter_config.json of peft. Every option but those named here may change numbers, so it must be off: false, null or empty."""
+    """adapter_config.json of peft.
+
+    Every option but those named here may change numbers, so it must be off: false, null or empty.
+    """
 
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
     peft_type: Literal["LORA", _POSITIONED]  # pyright: ignore[reportInvalidTypeForm]
@@ -85,7 +96,10 @@ class _LoRA(BaseModel):
     def _off(self) -> _LoRA:
         on = [name for name, value in (self.model_extra or {}).items() if value]
         if on:
-            raise ValueError(f"{shortened(on[0])} is on, an option of LoRA that is not supported here; wanted it off")
+            raise ValueError(
+                f"{shortened(on[0])} is on, an option of LoRA that is not supported here; "
+                "wanted it off"
+            )
         return self
 
 
@@ -103,37 +117,55 @@ class Changes:
 
 
 def attach(model: PreTrainedModel, rank: int, first_layer: int = 0) -> None:
-    """Freeze a repositioned `model`, in place, but for its schemes, and for matrices of `rank` dimensions added to those of attention.
+    """Freeze a repositioned `model`, in place, but for its schemes, and for matrices of `rank`
+    dimensions added to those of attention.
 
-    `first_layer`: attention below it stays as it is. Raises InputError where peft is not installed, for a layer that the model lacks, and
-    for more dimensions than its matrices have.
+    `first_layer`: attention below it stays as it is. Raises InputError where peft is not installed,
+    for a layer that the model lacks, and for more dimensions than its matrices have.
     """
     layers = model.config.num_hidden_layers
     if first_layer >= layers:
-        raise InputError(f"the adapter is to begin at layer {first_layer}; the model's are 0 to {layers - 1}")
-    names = [f"model.layers.{layer}.self_attn.{name}" for layer in range(first_layer, layers) for name in PROJECTIONS]
+        raise InputError(
+            f"the adapter is to begin at layer {first_layer}; the model's are 0 to {layers - 1}"
+        )
+    names = [
+        f"model.layers.{layer}.self_attn.{name}"
+        for layer in range(first_layer, layers)
+        for name in PROJECTIONS
+    ]
     lacking = sorted(set(names) - {name for name, _ in model.named_modules()})
     if lacking:
         raise InputError(
-            f"an adapter changes the projections {', '.join(PROJECTIONS)}, and a {model.config.model_type} lacks {lacking[0]}"
+            f"an adapter changes the projections {', '.join(PROJECTIONS)}, and a "
+            f"{model.config.model_type} lacks {lacking[0]}"
         )
     most = min(min(model.get_submodule(name).weight.shape) for name in names)  # type: ignore[union-attr]
     if rank > most:
         raise InputError(
-            f"the adapter is to have rank {rank:,}; the smallest matrix that it changes has {most:,}, so wanted at most that"
+            f"the adapter is to have rank {rank:,}; the smallest matrix that it changes has "
+            f"{most:,}, so wanted at most that"
         )
     if find_spec("peft") is None:
-        raise InputError("an adapter is trained with the package peft; install it: pip install 'repo-interp[adapter]'")
+        raise InputError(
+            "an adapter is trained with the package peft; install it: pip install "
+            "'repo-interp[adapter]'"
+        )
     from peft import LoraConfig, inject_adapter_in_model
 
-    changed = {"target_modules": list(PROJECTIONS), "layers_to_transform": list(range(first_layer, layers))}
+    changed = {
+        "target_modules": list(PROJECTIONS),
+        "layers_to_transform": list(range(first_layer, layers)),
+    }
     inject_adapter_in_model(LoraConfig(r=rank, lora_alpha=2 * rank, **changed), model)
     for module in scheme_modules(model):
         module.requires_grad_(True)
 
 
 def base_of(checkpoint: Checkpoint) -> Checkpoint:
-    """The base checkpoint of an adapter. Raises InputError where it is missing, has other weights, or is an adapter itself."""
+    """The base checkpoint of an adapter.
+
+    Raises InputError where it is missing, has other weights, or is an adapter itself.
+    """
     base = checkpoint.base
     assert base is not None
     known = described_base(checkpoint.directory, base, configured)
@@ -143,19 +175,24 @@ def base_of(checkpoint: Checkpoint) -> Checkpoint:
         trained_on, found = (getattr(each.config, name, None) for each in (checkpoint, known))
         if trained_on != found:
             raise InputError(
-                f"{checkpoint.directory} is an adapter on top of a model whose {name} is {shown(trained_on)}; that of {base.name} is "
+                f"{checkpoint.directory} is an adapter on top of a model whose {name} is "
+                f"{shown(trained_on)}; that of {base.name} is "
                 f"{shown(found)}; wanted the checkpoint that it was trained on, as it was"
             )
     return known
 
 
 def as_base(checkpoint: Checkpoint, name: str) -> Base:
-    """How an adapter on top of `checkpoint`, which the user called `name`, names it: a directory or a file by its whole path.
+    """How an adapter on top of `checkpoint`, which the user called `name`, names it: a directory or
+    a file by its whole path.
 
     Raises InputError for a checkpoint that is an adapter itself.
     """
     if checkpoint.base is not None:
-        raise InputError(f"{name} is an adapter itself; wanted a whole checkpoint, such as {checkpoint.base.name}")
+        raise InputError(
+            f"{name} is an adapter itself; wanted a whole checkpoint, such as "
+            f"{checkpoint.base.name}"
+        )
     name = os.path.abspath(name) if os.path.exists(name) else name
     return Base(name=name, weights_digest=stored_digest(checkpoint.directory))
 
@@ -169,29 +206,56 @@ def rounded(model: nn.Module) -> None:
 
 
 def save_adapter(model: PreTrainedModel, directory: Path, base: Base) -> None:
-    """Write what `attach` let a model train, on top of `base`. The same values give the same bytes."""
-    trained = {name.replace(".default.", "."): value for name, value in model.named_parameters() if value.requires_grad}
+    """Write what `attach` let a model train, on top of `base`.
+
+    The same values give the same bytes.
+    """
+    trained = {
+        name.replace(".default.", "."): value
+        for name, value in model.named_parameters()
+        if value.requires_grad
+    }
     rank = next(value.shape[0] for name, value in trained.items() if ".lora_A." in name)
     learned = [name for name in _LEARNED if any(f".{name}." in key for key in trained)]
     configuration = written_configuration(model)
     kind = _POSITIONED if configuration["model_type"] == OURS else "LORA"
-    lora = {"peft_type": kind, "task_type": "CAUSAL_LM", "r": rank, "lora_alpha": 2 * rank, "lora_dropout": 0.0, "bias": "none"}
+    lora = {
+        "peft_type": kind,
+        "task_type": "CAUSAL_LM",
+        "r": rank,
+        "lora_alpha": 2 * rank,
+        "lora_dropout": 0.0,
+        "bias": "none",
+    }
     layers = sorted({int(name.split(".")[2]) for name in trained if ".lora_A." in name})
-    lora |= {"target_modules": list(PROJECTIONS), "layers_to_transform": layers, "modules_to_save": learned or None}
+    lora |= {
+        "target_modules": list(PROJECTIONS),
+        "layers_to_transform": layers,
+        "modules_to_save": learned or None,
+    }
     lora |= {"base_model_name_or_path": base.name}
     directory.mkdir(parents=True, exist_ok=True)
-    values = {_PREFIX + name: value.detach().to("cpu", STORED).contiguous() for name, value in trained.items()}
+    values = {
+        _PREFIX + name: value.detach().to("cpu", STORED).contiguous()
+        for name, value in trained.items()
+    }
     with replaced(directory / ADAPTER) as unfinished:
         save_file(values, unfinished, metadata={"format": "pt"})
-    write_text(directory / _CONFIGURATION, json.dumps(lora | {"inference_mode": True}, indent=1, sort_keys=True) + "\n")
+    write_text(
+        directory / _CONFIGURATION,
+        json.dumps(lora | {"inference_mode": True}, indent=1, sort_keys=True) + "\n",
+    )
     write_text(
         directory / "config.json",
         json.dumps(configuration | {"adapter": base.model_dump()}, indent=1, sort_keys=True) + "\n",
     )
 
 
-def adapted(model: PreTrainedModel, checkpoint: Checkpoint, of_positions: torch.dtype = torch.float32) -> PreTrainedModel:
-    """The loaded base of the adapter `checkpoint`, changed as it says, in place; what assigns positions has the dtype `of_positions`.
+def adapted(
+    model: PreTrainedModel, checkpoint: Checkpoint, of_positions: torch.dtype = torch.float32
+) -> PreTrainedModel:
+    """The loaded base of the adapter `checkpoint`, changed as it says, in place; what assigns
+    positions has the dtype `of_positions`.
 
     Raises InputError for an adapter that does not fit.
     """
@@ -204,7 +268,10 @@ def adapted(model: PreTrainedModel, checkpoint: Checkpoint, of_positions: torch.
     parameters = dict(model.named_parameters())
     down, up = (read_weights(part, torch.float64) for part in (changes.down, changes.up))
     values = read_weights(changes.full, torch.float32)
-    values |= {name: parameters[name].cpu().double() + changes.scale * (up[name] @ down[name]) for name in down}
+    values |= {
+        name: parameters[name].cpu().double() + changes.scale * (up[name] @ down[name])
+        for name in down
+    }
     with torch.no_grad():
         for name, value in values.items():
             parameters[name].copy_(value)
@@ -212,14 +279,18 @@ def adapted(model: PreTrainedModel, checkpoint: Checkpoint, of_positions: torch.
 
 
 def fitting_changes(model: nn.Module, directory: Path) -> Changes:
-    """Where the adapter in `directory` stores what it changes of the repositioned `model`; read from headers alone.
+    """Where the adapter in `directory` stores what it changes of the repositioned `model`; read
+    from headers alone.
 
-    Raises InputError where it changes what the model lacks, in another shape, or not all that the schemes learn.
+    Raises InputError where it changes what the model lacks, in another shape, or not all that the
+    schemes learn.
     """
     file = directory / _CONFIGURATION
     lora = modelled(read_json(file, "the configuration that peft writes"), _LoRA, str(file))
     shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
-    learned = {id(parameter) for module in scheme_modules(model) for parameter in module.parameters()}
+    learned = {
+        id(parameter) for module in scheme_modules(model) for parameter in module.parameters()
+    }
     missing = {name for name, parameter in model.named_parameters() if id(parameter) in learned}
     changed = {name for name in shapes if _is_changed(name, lora)}
     full, down, up = {}, {}, {}
@@ -228,23 +299,39 @@ def fitting_changes(model: nn.Module, directory: Path) -> Changes:
         name = key.replace(".lora_A.", ".").replace(".lora_B.", ".")
         place, wanted = full, shapes.get(name, ())
         if key != name and name in changed and len(wanted) == 2:
-            place, wanted = (down, (lora.r, wanted[1])) if ".lora_A." in key else (up, (wanted[0], lora.r))
+            place, wanted = (
+                (down, (lora.r, wanted[1])) if ".lora_A." in key else (up, (wanted[0], lora.r))
+            )
         elif name not in missing:
-            raise InputError(f"{directory}: the adapter holds {weight.key}, which changes nothing that such a model has")
+            raise InputError(
+                f"{directory}: the adapter holds {weight.key}, which changes nothing that "
+                "such a model has"
+            )
         if name in place:
-            raise InputError(f"{directory}: the adapter holds {weight.key} twice, under two names; keep one")
+            raise InputError(
+                f"{directory}: the adapter holds {weight.key} twice, under two names; keep one"
+            )
         if weight.shape != wanted:
-            raise InputError(f"{directory}: {weight.key} has shape {list(weight.shape)}; wanted {list(wanted)}")
+            raise InputError(
+                f"{directory}: {weight.key} has shape {list(weight.shape)}; wanted {list(wanted)}"
+            )
         place[name] = weight
     absent = sorted((missing - full.keys()) | (changed - down.keys()) | (changed - up.keys()))
     if absent:
-        raise InputError(f"{directory}: the adapter lacks {len(absent)} of its weights (first: {absent[0]}); nothing was loaded")
+        raise InputError(
+            f"{directory}: the adapter lacks {len(absent)} of its weights (first: "
+            f"{absent[0]}); nothing was loaded"
+        )
     return Changes(full, down, up, lora.lora_alpha / lora.r)
 
 
 def _is_changed(name: str, lora: _LoRA) -> bool:
     """Whether the weight `name` is one of the matrices that LoRA is to change."""
     path = name.split(".")
-    if path[-1] != "weight" or path[:2] != ["model", "layers"] or path[-2] not in lora.target_modules:
+    if (
+        path[-1] != "weight"
+        or path[:2] != ["model", "layers"]
+        or path[-2] not in lora.target_modules
+    ):
         return False
     return lora.layers_to_transform is None or int(path[2]) in lora.layers_to_transform

@@ -1,21 +1,25 @@
-"""The rotation audit: the angle by which a model turns each pair of each head, as a function of distance, against what it should be.
+"""The rotation audit: the angle by which a model turns each pair of each head, as a function of
+distance, against what it should be.
 
     error(l, h, r, delta) = | angle(q_r, R q_r at position delta) - theta_r delta |   mod 2 pi, in radians
 
-A model that does not rotate as its configuration says gives plausible short texts, and fails at long ones. So the angle is measured on the
-attention modules themselves, called with the tables that the model's own rotary module makes for the positions delta: powers of two and
-their neighbours, to the longest length. The angle is computed in float64 from passes in float32 (or in `dtype`). Expected are
+A model that does not rotate as its configuration says gives plausible short texts, and fails at
+long ones. So the angle is measured on the attention modules themselves, called with the tables that
+the model's own rotary module makes for the positions delta: powers of two and their neighbours, to
+the longest length. The angle is computed in float64 from passes in float32 (or in `dtype`).
+Expected are
 
     theta_r      transformers' rope functions, from the configuration; 1 / theta^(2r/d) in float64 for the default kind
     pairs        those of a module of the same class, built anew
     length       |R q_r| / |q_r| = attention_scaling (YaRN's factor)
     no rotation  where the configuration says that a layer has none
 
-Frequencies that depend on the length of a pass (dynamic NTK, longrope) are those of a pass that is one token longer than the longest
-distance.
+Frequencies that depend on the length of a pass (dynamic NTK, longrope) are those of a pass that is
+one token longer than the longest distance.
 
-A second model is compared by its angles, and by the queries, the keys and the products of both that its weights make of the same hidden
-states: pairs that a conversion put into another order are found there. `UNSEEN` says what is not looked at. Knows no scheme of ours.
+A second model is compared by its angles, and by the queries, the keys and the products of both that
+its weights make of the same hidden states: pairs that a conversion put into another order are found
+there. `UNSEEN` says what is not looked at. Knows no scheme of ours.
 """
 
 from __future__ import annotations
@@ -58,20 +62,30 @@ from repo_interp.positions.rotary import expand_heads
 TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-3, torch.bfloat16: 1e-2, torch.float16: 1e-2}
 """Radians: a larger error is a finding."""
 ROUNDING = 2.0**-22
-"""Of an angle that is computed in float32: theta delta has this relative error, whatever the tables are stored in."""
+"""Of an angle that is computed in float32: theta delta has this relative error, whatever the tables
+are stored in.
+"""
 LENGTH_TOLERANCE = 1e-2
 """Relative error of the length of a turned pair that is a finding."""
 CORRELATION = 0.9
-"""Between queries, or keys, of two models: less is a finding; more is what quantised weights may do."""
+"""Between queries, or keys, of two models: less is a finding; more is what quantised weights may
+do.
+"""
 PRODUCT_TOLERANCE = 0.3
-"""Relative error of the products of queries and keys of two models that is a finding, by the same measure."""
-UNSEEN = "values, what attention writes, feed-forward parts, norms between layers, embeddings and masks"
+"""Relative error of the products of queries and keys of two models that is a finding, by the same
+measure.
+"""
+UNSEEN = (
+    "values, what attention writes, feed-forward parts, norms between layers, embeddings and masks"
+)
 """What no audit looks at."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One fault: what was expected, what was measured, in which pairs (none named: all), and from which distance on it shows."""
+    """One fault: what was expected, what was measured, in which pairs (none named: all), and from
+    which distance on it shows.
+    """
 
     pairs: tuple[int, ...]
     expected: str
@@ -80,9 +94,12 @@ class Finding:
 
     def line(self, layers: Sequence[int]) -> str:
         """The fault in words, as it was found in `layers`."""
-        pairs = f", pair{'s' if len(self.pairs) > 1 else ''} {spans(self.pairs)}" if self.pairs else ""
+        pairs = (
+            f", pair{'s' if len(self.pairs) > 1 else ''} {spans(self.pairs)}" if self.pairs else ""
+        )
         return (
-            f"layer{'s' if len(layers) > 1 else ''} {spans(layers)}{pairs}: expected {self.expected}, measured {self.measured}, "
+            f"layer{'s' if len(layers) > 1 else ''} {spans(layers)}{pairs}: expected "
+            f"{self.expected}, measured {self.measured}, "
             f"from distance {self.first_distance} on"
         )
 
@@ -115,31 +132,48 @@ class _Measured:
 def distances(longest: int) -> list[int]:
     """Powers of two and their neighbours from 1 to `longest`, and `longest`."""
     powers = [1 << exponent for exponent in range(longest.bit_length())]
-    return sorted({near for power in powers for near in (power - 1, power, power + 1) if 1 <= near <= longest} | {longest})
+    return sorted(
+        {near for power in powers for near in (power - 1, power, power + 1) if 1 <= near <= longest}
+        | {longest}
+    )
 
 
-def audit(model: Any, other: Any = None, dtype: torch.dtype = torch.float32, longest: int | None = None) -> xr.Dataset:
-    """The rotation of a stock `model` of Hugging Face, on any device, against its configuration, and against an `other` model.
+def audit(
+    model: Any, other: Any = None, dtype: torch.dtype = torch.float32, longest: int | None = None
+) -> xr.Dataset:
+    """The rotation of a stock `model` of Hugging Face, on any device, against its configuration,
+    and against an `other` model.
 
-    `dtype`: of the hidden states that the rotary module makes tables for. `longest`: the last distance; None: twice the training length.
-    Returns `error [layer, component, distance]` (largest of the heads, radians), `largest_error` and `first_distance [layer, head,
-    component]` (-1 where the error stays below the tolerance), `frequency [layer, component]`; the attribute `findings` has one line each,
-    and `not_compared` says what was not looked at.
-    Raises InputError for a model whose attention cannot be observed.
+    `dtype`: of the hidden states that the rotary module makes tables for. `longest`: the last
+    distance; None: twice the training length. Returns `error [layer, component, distance]` (largest
+    of the heads, radians), `largest_error` and `first_distance [layer, head, component]` (-1 where
+    the error stays below the tolerance), `frequency [layer, component]`; the attribute `findings`
+    has one line each, and `not_compared` says what was not looked at. Raises InputError for a model
+    whose attention cannot be observed.
     """
     config = model.config
     longest = 2 * training_length(config) if longest is None else longest
     if not isinstance(longest, int) or not 1 <= longest <= 1 << 24:
-        raise InputError(f"the longest distance is {longest!r}; wanted a whole number from 1 to {1 << 24}")
+        raise InputError(
+            f"the longest distance is {longest!r}; wanted a whole number from 1 to {1 << 24}"
+        )
     deltas = distances(longest)
     layers = {stock.layer_idx: stock for stock in attention_modules(as_decoder(model).stack)}
     if not layers:
-        raise InputError(f"this {config.model_type} has no attention module whose rotation could be measured")
+        raise InputError(
+            f"this {config.model_type} has no attention module whose rotation could be measured"
+        )
     expected = {layer: _expected(model, stock, longest + 1) for layer, stock in layers.items()}
     measured = {layer: _measured(model, stock, deltas, dtype) for layer, stock in layers.items()}
     errors = {layer: _errors(expected[layer], measured[layer], deltas) for layer in layers}
-    wrong = {layer: each > _allowed(expected[layer], each.shape[1], deltas, TOLERANCE[dtype]) for layer, each in errors.items()}
-    found = [_faults(expected, measured, errors, wrong, deltas), _exchanged_pairs(config, measured, deltas)]
+    wrong = {
+        layer: each > _allowed(expected[layer], each.shape[1], deltas, TOLERANCE[dtype])
+        for layer, each in errors.items()
+    }
+    found = [
+        _faults(expected, measured, errors, wrong, deltas),
+        _exchanged_pairs(config, measured, deltas),
+    ]
     if other is not None:
         found.append(_differences(model, other, layers, measured, deltas, dtype))
     return _table(expected, errors, wrong, deltas).assign_attrs(
@@ -164,44 +198,67 @@ def _expected(model: Any, stock: Any, length: int) -> _Expected:
     kind = kinds[layer] if kinds and isinstance(parameters.get(kinds[layer]), dict) else None
     of_layer = parameters[kind] if kind is not None else parameters
     width = (
-        getattr(stock, "head_dim", None) or getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        getattr(stock, "head_dim", None)
+        or getattr(config, "head_dim", None)
+        or config.hidden_size // config.num_attention_heads
     )
-    rotated = getattr(config, "qk_rope_head_dim", None) or int(width * (of_layer.get("partial_rotary_factor") or 1.0))
+    rotated = getattr(config, "qk_rope_head_dim", None) or int(
+        width * (of_layer.get("partial_rotary_factor") or 1.0)
+    )
     name = of_layer.get("rope_type", "default")
     if name == "default":
         exponents = torch.arange(0, rotated, 2, dtype=torch.float64) / rotated
         return _Expected(float(of_layer["rope_theta"]) ** -exponents, 1.0)
-    frequencies, factor = ROPE_INIT_FUNCTIONS[name](config, torch.device("cpu"), seq_len=length, layer_type=kind)
+    frequencies, factor = ROPE_INIT_FUNCTIONS[name](
+        config, torch.device("cpu"), seq_len=length, layer_type=kind
+    )
     factor = float(factor) if source is None else lengthening(replica(stock), source, float(factor))
     return _Expected(frequencies.double(), factor)
 
 
 def _measured(model: Any, stock: Any, deltas: Sequence[int], dtype: torch.dtype) -> _Measured:
-    """Angles that the attention module turns by at the positions `deltas`, with the tables of the model's rotary module."""
+    """Angles that the attention module turns by at the positions `deltas`, with the tables of the
+    model's rotary module.
+    """
     source = source_of([*rotaries(as_decoder(model).stack)], stock, stock.config)
     if source is None:
         return _Measured((), torch.empty(0, 0, len(deltas)), torch.empty(0, 0, len(deltas)))
     copied = replica(stock)
-    hidden = torch.randn(1, len(deltas), stock.config.hidden_size, generator=torch.Generator().manual_seed(0))
+    hidden = torch.randn(
+        1, len(deltas), stock.config.hidden_size, generator=torch.Generator().manual_seed(0)
+    )
     device = next(source.rotary.buffers()).device
     with torch.no_grad():
         tables = source.tables(hidden.to(device, dtype), torch.tensor([deltas], device=device))
-    tables = tables.cpu() if isinstance(tables, Tensor) else tuple(table.cpu().float() for table in tables)
+    tables = (
+        tables.cpu()
+        if isinstance(tables, Tensor)
+        else tuple(table.cpu().float() for table in tables)
+    )
     plain, turned = (queries_and_keys(copied, hidden, by)[0] for by in (identity(tables), tables))
     pairs = turning_pairs(copied, tables)
-    first, second = (torch.tensor([pair[place] for pair in pairs], dtype=torch.long) for place in (0, 1))
-    x, y = ((queries[0].double()[..., first], queries[0].double()[..., second]) for queries in (plain, turned))
+    first, second = (
+        torch.tensor([pair[place] for pair in pairs], dtype=torch.long) for place in (0, 1)
+    )
+    x, y = (
+        (queries[0].double()[..., first], queries[0].double()[..., second])
+        for queries in (plain, turned)
+    )
     angles = torch.atan2(x[0] * y[1] - x[1] * y[0], x[0] * y[0] + x[1] * y[1])
     lengths = ((y[0] ** 2 + y[1] ** 2) / (x[0] ** 2 + x[1] ** 2).clamp_min(1e-12)).sqrt()
     return _Measured(tuple(pairs), angles.transpose(1, 2), lengths.transpose(1, 2))
 
 
 def _errors(expected: _Expected, measured: _Measured, deltas: Sequence[int]) -> Tensor:
-    """[head, pair, distance]: pairs are compared in order; a pair too many is expected not to turn, one too few not to have turned."""
+    """[head, pair, distance]: pairs are compared in order; a pair too many is expected not to turn,
+    one too few not to have turned.
+    """
     count = max(len(expected.frequencies), len(measured.pairs))
     heads = measured.angles.shape[0] if len(measured.pairs) else 1
     wanted = torch.zeros(count, len(deltas), dtype=torch.float64)
-    wanted[: len(expected.frequencies)] = expected.frequencies[:, None] * torch.tensor(deltas, dtype=torch.float64)
+    wanted[: len(expected.frequencies)] = expected.frequencies[:, None] * torch.tensor(
+        deltas, dtype=torch.float64
+    )
     found = torch.zeros(heads, count, len(deltas), dtype=torch.float64)
     if len(measured.pairs):
         found[:, : len(measured.pairs)] = measured.angles
@@ -243,33 +300,67 @@ def _faults(
         to_turn, turning = len(wanted.frequencies), len(seen.pairs)
         first = _first(off, deltas) if bool(off.any()) else deltas[0]
         if not to_turn and turning:
-            yield layer, Finding((), "no rotation, as the configuration says", f"{turning} pairs that turn", deltas[0])
+            yield (
+                layer,
+                Finding(
+                    (),
+                    "no rotation, as the configuration says",
+                    f"{turning} pairs that turn",
+                    deltas[0],
+                ),
+            )
         elif to_turn and not turning:
             yield layer, Finding((), f"{to_turn} pairs that turn", "no rotation", deltas[0])
         elif to_turn != turning:
-            yield layer, Finding((), f"{to_turn} pairs that turn (partial rotation)", f"{turning}", first)
+            yield (
+                layer,
+                Finding((), f"{to_turn} pairs that turn (partial rotation)", f"{turning}", first),
+            )
         elif bool(off.any()):
             worst = int(errors[layer].amax((0, 2)).argmax())
-            actual = f"{float(seen.angles[0, worst, deltas.index(1)]):.6g}, {float(errors[layer].max()):.2g} rad off"
-            yield layer, Finding(_numbers(off), f"theta {float(wanted.frequencies[worst]):.6g} (pair {worst})", actual, first)
-        if to_turn and turning and abs((length := float(seen.lengths.median())) / wanted.length - 1) > LENGTH_TOLERANCE:
+            actual = (
+                f"{float(seen.angles[0, worst, deltas.index(1)]):.6g}, "
+                f"{float(errors[layer].max()):.2g} rad off"
+            )
+            yield (
+                layer,
+                Finding(
+                    _numbers(off),
+                    f"theta {float(wanted.frequencies[worst]):.6g} (pair {worst})",
+                    actual,
+                    first,
+                ),
+            )
+        if (
+            to_turn
+            and turning
+            and abs((length := float(seen.lengths.median())) / wanted.length - 1) > LENGTH_TOLERANCE
+        ):
             wished = f"queries lengthened by {wanted.length:.4g} (attention factor)"
             yield layer, Finding((), wished, f"{length:.4g}", deltas[0])
 
 
-def _exchanged_pairs(config: Any, measured: dict[int, _Measured], deltas: Sequence[int]) -> Findings:
+def _exchanged_pairs(
+    config: Any, measured: dict[int, _Measured], deltas: Sequence[int]
+) -> Findings:
     """Pairs of other entries than those of a module of the same family that is built anew."""
     with init_empty_weights(include_buffers=False):
         fresh = as_decoder(AutoModelForCausalLM.from_config(config)).stack
     for stock in attention_modules(fresh):
-        source, seen = source_of([*rotaries(fresh)], stock, stock.config), measured.get(stock.layer_idx)
+        source, seen = (
+            source_of([*rotaries(fresh)], stock, stock.config),
+            measured.get(stock.layer_idx),
+        )
         if source is None or seen is None or not seen.pairs:
             continue
         with torch.no_grad():
             tables = source.tables(torch.zeros(1, 1, 1), torch.tensor([[1]]))
         wanted = turning_pairs(replica(stock), tables)
         if tuple(wanted) != seen.pairs and len(wanted) == len(seen.pairs):
-            yield stock.layer_idx, Finding((), f"entries {_shown(wanted)} as pairs", _shown(seen.pairs), deltas[0])
+            yield (
+                stock.layer_idx,
+                Finding((), f"entries {_shown(wanted)} as pairs", _shown(seen.pairs), deltas[0]),
+            )
 
 
 def _differences(
@@ -280,13 +371,14 @@ def _differences(
     deltas: Sequence[int],
     dtype: torch.dtype,
 ) -> Findings:
-    """Where a second model of the same family turns by other angles, or makes other queries, keys or products of both of the same hidden
-    states.
+    """Where a second model of the same family turns by other angles, or makes other queries, keys
+    or products of both of the same hidden states.
     """
     others = {stock.layer_idx: stock for stock in attention_modules(as_decoder(other).stack)}
     if others.keys() != layers.keys() or other.config.model_type != model.config.model_type:
         raise InputError(
-            f"two models of one family with as many layers were wanted; got a {model.config.model_type} of {len(layers)} layers and a "
+            "two models of one family with as many layers were wanted; got a "
+            f"{model.config.model_type} of {len(layers)} layers and a "
             f"{other.config.model_type} of {len(others)}"
         )
     for layer, stock in layers.items():
@@ -294,38 +386,66 @@ def _differences(
         if mine.angles.shape != theirs.angles.shape:
             yield (
                 layer,
-                Finding((), f"{len(mine.pairs)} pairs that turn, as in the first model", f"{len(theirs.pairs)}", deltas[0]),
+                Finding(
+                    (),
+                    f"{len(mine.pairs)} pairs that turn, as in the first model",
+                    f"{len(theirs.pairs)}",
+                    deltas[0],
+                ),
             )
             continue
         error = _between(mine.angles, theirs.angles)
         off = (error > TOLERANCE[dtype]).any(0)
         if bool(off.any()):
             by = f"{float(error.max()):.2g} rad off"
-            yield layer, Finding(_numbers(off), "the angles of the first model", by, _first(off, deltas))
-        first, second = (_of_weights(as_decoder(each).stack, module) for each, module in ((model, stock), (other, others[layer])))
+            yield (
+                layer,
+                Finding(_numbers(off), "the angles of the first model", by, _first(off, deltas)),
+            )
+        first, second = (
+            _of_weights(as_decoder(each).stack, module)
+            for each, module in ((model, stock), (other, others[layer]))
+        )
         texts = {name: _difference(first[name], second[name]) for name in ("queries", "keys")}
         if not any(texts.values()) and not bool(off.any()):
-            difference = float((first["products"] - second["products"]).norm() / first["products"].norm().clamp_min(1e-12))
-            texts["products of queries and keys"] = f"{difference:.0%} of them off" if difference > PRODUCT_TOLERANCE else ""
+            difference = float(
+                (first["products"] - second["products"]).norm()
+                / first["products"].norm().clamp_min(1e-12)
+            )
+            texts["products of queries and keys"] = (
+                f"{difference:.0%} of them off" if difference > PRODUCT_TOLERANCE else ""
+            )
         for name, text in texts.items():
             if text:
                 yield layer, Finding((), f"the {name} of the first model", text, deltas[0])
 
 
 def _of_weights(decoder: Any, stock: Any) -> dict[str, Tensor]:
-    """Queries and keys [head, token, d_head] that a module makes of some hidden states, unrotated, and the products of rotated ones."""
+    """Queries and keys [head, token, d_head] that a module makes of some hidden states, unrotated,
+    and the products of rotated ones.
+    """
     source = source_of([*rotaries(decoder)], stock, stock.config)
-    hidden, copied = torch.randn(1, 8, stock.config.hidden_size, generator=torch.Generator().manual_seed(1)), replica(stock, True)
+    hidden, copied = (
+        torch.randn(1, 8, stock.config.hidden_size, generator=torch.Generator().manual_seed(1)),
+        replica(stock, True),
+    )
     index = torch.arange(8)[None]
     # At position 0 nothing turns.
-    tables = [None if source is None else source.tables(hidden, each) for each in (torch.zeros_like(index), index)]
-    still, turned = ([each[0].double() for each in queries_and_keys(copied, hidden, by)] for by in tables)
+    tables = [
+        None if source is None else source.tables(hidden, each)
+        for each in (torch.zeros_like(index), index)
+    ]
+    still, turned = (
+        [each[0].double() for each in queries_and_keys(copied, hidden, by)] for by in tables
+    )
     products = turned[0] @ expand_heads(turned[1][None], len(turned[0]))[0].mT
     return {"queries": still[0], "keys": still[1], "products": products}
 
 
 def _difference(mine: Tensor, theirs: Tensor) -> str:
-    """How queries, or keys, that two modules make of the same hidden states differ, in words; empty where they agree."""
+    """How queries, or keys, that two modules make of the same hidden states differ, in words; empty
+    where they agree.
+    """
     if mine.shape != theirs.shape:
         return f"{list(theirs.shape)} instead of {list(mine.shape)}"
     if torch.equal(mine, theirs) or _agreement(mine, theirs) > CORRELATION:
@@ -355,7 +475,10 @@ def _by_fault(findings: Findings) -> Iterator[str]:
 
 
 def _table(
-    expected: dict[int, _Expected], errors: dict[int, Tensor], wrong: dict[int, Tensor], deltas: Sequence[int]
+    expected: dict[int, _Expected],
+    errors: dict[int, Tensor],
+    wrong: dict[int, Tensor],
+    deltas: Sequence[int],
 ) -> xr.Dataset:
     heads, components = (max(1, *(each.shape[axis] for each in errors.values())) for axis in (0, 1))
     shape = (len(errors), heads, components)
@@ -365,30 +488,50 @@ def _table(
     for row, layer in enumerate(errors):
         error, off = errors[layer].numpy(), wrong[layer].numpy()
         largest[row, : error.shape[0], : error.shape[1]] = error.max(-1, initial=0.0)
-        first[row, : error.shape[0], : error.shape[1]] = np.where(off.any(-1), np.asarray(deltas)[off.argmax(-1)], -1)
+        first[row, : error.shape[0], : error.shape[1]] = np.where(
+            off.any(-1), np.asarray(deltas)[off.argmax(-1)], -1
+        )
         by_distance[row, : error.shape[1]] = error.max(0)
         frequency[row, : len(expected[layer].frequencies)] = expected[layer].frequencies
     by_component, by_head = ("layer", "component"), ("layer", "head", "component")
     variables = {
-        "error": ((*by_component, "distance"), by_distance, "error of the angle, largest of the heads", "rad"),
+        "error": (
+            (*by_component, "distance"),
+            by_distance,
+            "error of the angle, largest of the heads",
+            "rad",
+        ),
         "largest_error": (by_head, largest, "largest error of the angle", "rad"),
         "first_distance": (by_head, first, "first distance with an error", "token"),
         "frequency": (by_component, frequency, "expected frequency", "rad"),
     }
     return xr.Dataset(
-        {name: (axes, values, {"long_name": long, "units": units}) for name, (axes, values, long, units) in variables.items()},
-        coords={"layer": list(errors), "head": range(heads), "component": range(components), "distance": list(deltas)},
+        {
+            name: (axes, values, {"long_name": long, "units": units})
+            for name, (axes, values, long, units) in variables.items()
+        },
+        coords={
+            "layer": list(errors),
+            "head": range(heads),
+            "component": range(components),
+            "distance": list(deltas),
+        },
     )
 
 
 def spans(numbers: Sequence[int]) -> str:
     """Whole numbers as ranges: 0-3, 5."""
-    runs = [[number for _, number in run] for _, run in groupby(enumerate(numbers), key=lambda each: each[1] - each[0])]
+    runs = [
+        [number for _, number in run]
+        for _, run in groupby(enumerate(numbers), key=lambda each: each[1] - each[0])
+    ]
     return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
 
 
 def _shown(pairs: Sequence[tuple[int, int]]) -> str:
-    return ", ".join(f"({first}, {second})" for first, second in pairs[:2]) + (", ..." if len(pairs) > 2 else "")
+    return ", ".join(f"({first}, {second})" for first, second in pairs[:2]) + (
+        ", ..." if len(pairs) > 2 else ""
+    )
 
 
 def verify(
@@ -397,31 +540,41 @@ def verify(
     dtype: str = "float32",
     longest: int | None = None,
 ) -> xr.Dataset:
-    """The rotation of a checkpoint or of a Hugging Face model against its configuration, and against another one: see `audit`.
+    """The rotation of a checkpoint or of a Hugging Face model against its configuration, and
+    against another one: see `audit`.
 
-    A checkpoint is a path, a hub id, a name of the zoo or a GGUF file. Without an `other` its weights are not read, since angles do not
-    depend on them. Raises InputError for what cannot be opened.
+    A checkpoint is a path, a hub id, a name of the zoo or a GGUF file. Without an `other` its
+    weights are not read, since angles do not depend on them. Raises InputError for what cannot be
+    opened.
     """
     if dtype not in (names := {str(each).removeprefix("torch."): each for each in TOLERANCE}):
         raise InputError(f"dtype {dtype!r} is unknown; wanted one of {', '.join(names)}")
     opened = _opened(model, weights=other is not None)
-    return audit(opened, None if other is None else _opened(other, weights=True), names[dtype], longest)
+    return audit(
+        opened, None if other is None else _opened(other, weights=True), names[dtype], longest
+    )
 
 
 def _opened(model: Any, weights: bool) -> Any:
     if isinstance(model, nn.Module):
         owner = model_of(model)
-        if any(buffer.is_meta for buffer in owner.buffers()):  # those of rotation, which alone matter
+        # those of rotation, which alone matter
+        if any(buffer.is_meta for buffer in owner.buffers()):
             require_weights(owner)
         return owner
     checkpoint = known(path_of(model, "a checkpoint or a model"))
     config = checkpoint.config
     others = sorted(
-        {ours for ours, own in zip(checkpoint.layout, native_layout(config), strict=True) if ours not in (own, *LEARNED)}
+        {
+            ours
+            for ours, own in zip(checkpoint.layout, native_layout(config), strict=True)
+            if ours not in (own, *LEARNED)
+        }
     )
     if others:
         warn(
-            f"layers of {model} are {', '.join(others)}; audited is how the {config.model_type} that it stands on rotates, not these"
+            f"layers of {model} are {', '.join(others)}; audited is how the "
+            f"{config.model_type} that it stands on rotates, not these"
         )
     if weights:
         return load_model(model)

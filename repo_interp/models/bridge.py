@@ -3,12 +3,14 @@
     blocks.{i}.attn.hook_positions      [batch, P, token], P in {1, key-value heads, heads}; editable, also on RoPE layers
     blocks.{i}.attn.hook_q, hook_k, hook_v, hook_z, hook_rot_q, hook_rot_k, hook_attn_scores, hook_pattern, ...     TransformerLens' own
 
-TransformerLens re-implements attention, and a stock adapter would silently rotate by the token index. Here its hook points are the
-hook sites of `RepositionedAttention` instead, on the stock module, so bridge and Hugging Face model run the same code; scores and
-patterns are materialised only in layers where a hook reads them, elsewhere the fused kernel runs.
+TransformerLens re-implements attention, and a stock adapter would silently rotate by the token
+index. Here its hook points are the hook sites of `RepositionedAttention` instead, on the stock
+module, so bridge and Hugging Face model run the same code; scores and patterns are materialised
+only in layers where a hook reads them, elsewhere the fused kernel runs.
 
-Decoders that TransformerLens has no adapter for get one of their own: embed, blocks.{i}.hook_in / hook_out, blocks.{i}.attn, unembed. Names
-of parts are read off the model; norms and feed-forward parts stay inside their blocks, without hook points.
+Decoders that TransformerLens has no adapter for get one of their own: embed, blocks.{i}.hook_in /
+hook_out, blocks.{i}.attn, unembed. Names of parts are read off the model; norms and feed-forward
+parts stay inside their blocks, without hook points.
 """
 
 from __future__ import annotations
@@ -18,11 +20,19 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 from transformer_lens import ActivationCache
-from transformer_lens.factories.architecture_adapter_factory import SUPPORTED_ARCHITECTURES, ArchitectureAdapterFactory
+from transformer_lens.factories.architecture_adapter_factory import (
+    SUPPORTED_ARCHITECTURES,
+    ArchitectureAdapterFactory,
+)
 from transformer_lens.hook_points import HookPoint
 from transformer_lens.model_bridge import TransformerBridge
 from transformer_lens.model_bridge.architecture_adapter import ArchitectureAdapter
-from transformer_lens.model_bridge.generalized_components import BlockBridge, EmbeddingBridge, LinearBridge, UnembeddingBridge
+from transformer_lens.model_bridge.generalized_components import (
+    BlockBridge,
+    EmbeddingBridge,
+    LinearBridge,
+    UnembeddingBridge,
+)
 from transformer_lens.model_bridge.generalized_components.base import GeneralizedComponent
 from transformer_lens.model_bridge.sources import build_bridge_from_module
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -37,7 +47,9 @@ from repo_interp.models.wrapped import unwrapped
 
 
 class RepositionedBridge(TransformerBridge):
-    """A TransformerBridge that turns text into the tokens that `analyze` measures: its tokenizer's own, none added and none cut."""
+    """A TransformerBridge that turns text into the tokens that `analyze` measures: its tokenizer's
+    own, none added and none cut.
+    """
 
     def to_tokens(
         self,
@@ -47,13 +59,18 @@ class RepositionedBridge(TransformerBridge):
         move_to_device: bool = True,
         truncate: bool | None = None,
     ) -> Tensor:
-        """[text, token]. `truncate` True cuts at the length that the model was trained on; None warns there, and cuts nothing.
+        """[text, token].
 
-        `prepend_bos` None: a BOS where the tokenizer puts one. Raises InputError for a text that holds that BOS itself.
+        `truncate` True cuts at the length that the model was trained on; None warns there, and cuts
+        nothing.
+
+        `prepend_bos` None: a BOS where the tokenizer puts one. Raises InputError for a text that
+        holds that BOS itself.
         """
         if self.tokenizer is None:
             raise InputError(
-                "this checkpoint has no tokenizer; give tokens instead of text, such as ri.tokens(prompts, bridge)[0]"
+                "this checkpoint has no tokenizer; give tokens instead of text, such as "
+                "ri.tokens(prompts, bridge)[0]"
             )
         tokens = super().to_tokens(input, prepend_bos, padding_side, move_to_device, bool(truncate))
         bos = self.tokenizer.bos_token_id
@@ -63,15 +80,21 @@ class RepositionedBridge(TransformerBridge):
             and bool(((tokens[:, :-1] == bos) & (tokens[:, 1:] == bos)).any())
         ):
             raise InputError(
-                f"the text begins with {self.tokenizer.bos_token!r}, which the tokenizer puts before every text: leave it out, "
+                f"the text begins with {self.tokenizer.bos_token!r}, which the tokenizer "
+                "puts before every text: leave it out, "
                 "or give the tokens, ri.tokens(prompts, bridge)[0]"
             )
         if truncate is None and tokens.shape[1] > self.cfg.n_ctx:
-            warn(f"a text of {tokens.shape[1]} tokens, trained on up to {self.cfg.n_ctx}; it was not cut")
+            warn(
+                f"a text of {tokens.shape[1]} tokens, trained on up to {self.cfg.n_ctx}; it "
+                "was not cut"
+            )
         return tokens
 
     def run_with_cache(self, *args: Any, **kwargs: Any) -> Any:
-        """As TransformerLens has it, with a cache that also knows positions: cache["positions", layer]."""
+        """As TransformerLens has it, with a cache that also knows positions: cache["positions",
+        layer].
+        """
         output, cache = super().run_with_cache(*args, **kwargs)
         if isinstance(cache, ActivationCache):
             cache = PositionCache(cache.cache_dict, cache.model, cache.has_batch_dim)
@@ -87,13 +110,19 @@ class PositionCache(ActivationCache):
             return super().__getitem__(key)
         name = f"blocks.{key[1]}.attn.hook_positions" if len(key) > 1 else "positions"
         if name not in self.cache_dict:
-            held = [part.split(".")[1] for part in self.cache_dict if part.endswith("hook_positions")]
-            raise InputError(f"the cache has no {name}; it holds positions of layers {', '.join(held) or 'none'}")
+            held = [
+                part.split(".")[1] for part in self.cache_dict if part.endswith("hook_positions")
+            ]
+            raise InputError(
+                f"the cache has no {name}; it holds positions of layers {', '.join(held) or 'none'}"
+            )
         return self.cache_dict[name]
 
 
 class _TokensFirst(nn.Module):
-    """A hook point [batch, token, head, d_head], or [batch, token, head x d_head], at a tensor [batch, head, token, d_head]."""
+    """A hook point [batch, token, head, d_head], or [batch, token, head x d_head], at a tensor
+    [batch, head, token, d_head].
+    """
 
     def __init__(self, point: nn.Module, flat: bool) -> None:
         """`flat`: the point's heads stand side by side, as those of a norm that spans all heads."""
@@ -103,17 +132,25 @@ class _TokensFirst(nn.Module):
     def forward(self, tensor: Tensor) -> Tensor:
         """The tensor after the hooks."""
         tensor = tensor.transpose(1, 2)
-        hooked = self.point(tensor.flatten(2)).unflatten(2, tensor.shape[2:]) if self.flat else self.point(tensor)
+        hooked = (
+            self.point(tensor.flatten(2)).unflatten(2, tensor.shape[2:])
+            if self.flat
+            else self.point(tensor)
+        )
         return hooked.transpose(1, 2)
 
 
 class RepositionedAttentionBridge:
-    """Mixed into the attention of an adapter of TransformerLens: the stock module runs, and its hook points are our hook sites."""
+    """Mixed into the attention of an adapter of TransformerLens: the stock module runs, and its
+    hook points are our hook sites.
+    """
 
     rope_optional = True
 
     def set_original_component(self: Any, component: nn.Module) -> None:
-        """Make the hook points the hook sites of `component`; one without a scheme (linear attention, in a hybrid) has none."""
+        """Make the hook points the hook sites of `component`; one without a scheme (linear
+        attention, in a hybrid) has none.
+        """
         super().set_original_component(component)  # pyright: ignore[reportAttributeAccessIssue]
         attention = attached(component)
         if attention is None:
@@ -143,30 +180,54 @@ class RepositionedAttentionBridge:
         if "o" not in self.submodules:
             self.hook_z = HookPoint()
             attention.sites.attended = self.hook_z
-        if "q" not in self.submodules or any(getattr(component, name, None) is None for name in ("q_proj", "k_proj", "v_proj")):
-            # Projections are fused, or unknown to the adapter: the hooks on single ones fire where the parts arrive.
-            points: list[Any] = [getattr(getattr(self, name, None), "hook_out", None) for name in ("q", "k", "v")]
+        if "q" not in self.submodules or any(
+            getattr(component, name, None) is None for name in ("q_proj", "k_proj", "v_proj")
+        ):
+            # Projections are fused, or unknown to the adapter: the hooks on single ones fire where
+            # the parts arrive.
+            points: list[Any] = [
+                getattr(getattr(self, name, None), "hook_out", None) for name in ("q", "k", "v")
+            ]
             if None in points:
                 aliases = getattr(self, "hook_aliases", {})
-                self.hook_aliases = {alias: at for alias, at in aliases.items() if alias not in ("hook_q", "hook_k", "hook_v")}
-                self.hook_q, self.hook_k, self.hook_v = points = [HookPoint(), HookPoint(), HookPoint()]
+                self.hook_aliases = {
+                    alias: at
+                    for alias, at in aliases.items()
+                    if alias not in ("hook_q", "hook_k", "hook_v")
+                }
+                self.hook_q, self.hook_k, self.hook_v = points = [
+                    HookPoint(),
+                    HookPoint(),
+                    HookPoint(),
+                ]
             # A point of the adapter that splits heads itself is given them side by side.
-            sites = [_TokensFirst(point, flat=point.hook_conversion is not None) for point in points]
+            sites = [
+                _TokensFirst(point, flat=point.hook_conversion is not None) for point in points
+            ]
             attention.sites.queries, attention.sites.keys, attention.sites.values = sites
 
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        """Run the stock module between hook_in and hook_out; the hooks inside it fire at its hook sites."""
+        """Run the stock module between hook_in and hook_out; the hooks inside it fire at its hook
+        sites.
+        """
         for switch in ("use_attn_result", "use_split_qkv_input", "use_attn_in"):
             if getattr(self.config, switch, False):
                 raise InputError(
-                    f"{switch} is not offered by repositioned attention; read hook_z, hook_q, hook_k, hook_v instead"
+                    f"{switch} is not offered by repositioned attention; read hook_z, "
+                    "hook_q, hook_k, hook_v instead"
                 )
         hidden_states = kwargs.pop("hidden_states") if "hidden_states" in kwargs else args[0]
         result = self.original_component(self.hook_in(hidden_states), *args[1:], **kwargs)
-        return self.hook_out(result) if isinstance(result, Tensor) else (self.hook_out(result[0]), *result[1:])
+        return (
+            self.hook_out(result)
+            if isinstance(result, Tensor)
+            else (self.hook_out(result[0]), *result[1:])
+        )
 
 
-def bridge(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = None) -> TransformerBridge:
+def bridge(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = None
+) -> TransformerBridge:
     """Wrap a repositioned `model`. This changes the model in place: train and save it first.
 
     Raises InputError when the model was not repositioned.
@@ -189,14 +250,19 @@ def bridge(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = N
         wrapped = adapted(architecture_of(model))
     except _Unfit:
         wrapped = adapted(adapter_for(model))
-    wrapped.__class__ = RepositionedBridge  # TransformerLens builds its own class, and takes no other
+    # TransformerLens builds its own class, and takes no other
+    wrapped.__class__ = RepositionedBridge
     _put_output_projections(wrapped)
     wrapped.cfg.default_prepend_bos = False  # as long as no tokenizer puts one
     if tokenizer is not None:
-        # TransformerLens would load it anew to prepend BOS and add tokens beyond the vocabulary: prompts would not be the model's own.
+        # TransformerLens would load it anew to prepend BOS and add tokens beyond the vocabulary:
+        # prompts would not be the model's own.
         wrapped.tokenizer = tokenizer
-        wrapped.cfg.tokenizer_prepends_bos, wrapped.cfg.tokenizer_appends_eos = special_tokens_around(tokenizer)
-        wrapped.cfg.default_prepend_bos = wrapped.cfg.tokenizer_prepends_bos  # the tokens that `analyze` measures, none added
+        wrapped.cfg.tokenizer_prepends_bos, wrapped.cfg.tokenizer_appends_eos = (
+            special_tokens_around(tokenizer)
+        )
+        # the tokens that `analyze` measures, none added
+        wrapped.cfg.default_prepend_bos = wrapped.cfg.tokenizer_prepends_bos
         reads_with(model, tokenizer)
     # Some adapters force eager attention for the whole model.
     model.set_attn_implementation("sdpa" if implementation is None else implementation)
@@ -206,9 +272,18 @@ def bridge(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = N
 
 
 def _put_output_projections(wrapped: Any) -> None:
-    """Put the adapter's output projection into stock modules whose own it does not stand for (GPT-2), so that hook_z fires."""
+    """Put the adapter's output projection into stock modules whose own it does not stand for
+    (GPT-2), so that hook_z fires.
+    """
     for attention in as_decoder(wrapped).layers:
-        holder = next((each for each in wrapped.modules() if getattr(each, "original_component", None) is attention.module), None)
+        holder = next(
+            (
+                each
+                for each in wrapped.modules()
+                if getattr(each, "original_component", None) is attention.module
+            ),
+            None,
+        )
         output = getattr(holder, "o", None)
         for name, child in list(attention.module.named_children()):
             if output is not None and child is output.original_component:
@@ -222,13 +297,22 @@ class _Unfit(Exception):
 def _exchange_attention(model: PreTrainedModel, adapter: Any) -> None:
     present = {name for name, _ in model.named_modules()}
     parts = adapter.component_mapping
-    if "attn" not in parts["blocks"].submodules or not {part.name for part in parts.values()} <= present:
+    if (
+        "attn" not in parts["blocks"].submodules
+        or not {part.name for part in parts.values()} <= present
+    ):
         raise _Unfit
-    adapter.supports_fold_ln = False  # ln1 would be folded into q, k, v but not into the maps of f_phi
+    # ln1 would be folded into q, k, v but not into the maps of f_phi
+    adapter.supports_fold_ln = False
     stock = adapter.component_mapping["blocks"].submodules["attn"]
     kind = type(stock)
-    # The adapter has built its part, with the arguments of its family; the class of a part says what a bridge builds by it.
-    stock.__class__ = type(f"Repositioned{kind.__name__}", (RepositionedAttentionBridge, kind), {"__module__": __name__})
+    # The adapter has built its part, with the arguments of its family; the class of a part says
+    # what a bridge builds by it.
+    stock.__class__ = type(
+        f"Repositioned{kind.__name__}",
+        (RepositionedAttentionBridge, kind),
+        {"__module__": __name__},
+    )
     for learned in ("gate_map", "content_map", "final_map", "dynamic_map"):
         stock.submodules[learned] = LinearBridge(name=f"assigner.{learned}", optional=True)
 
@@ -241,17 +325,25 @@ _POINTS = (
 
 
 class AnyAttention(GeneralizedComponent):
-    """An attention module as it is; its hook points are those that `bridge` puts at the hook sites."""
+    """An attention module as it is; its hook points are those that `bridge` puts at the hook
+    sites.
+    """
 
 
 class AnyBlock(BlockBridge):
     """A layer, whose residual stream is seen before and after it."""
 
-    hook_aliases: ClassVar = {"hook_resid_pre": "hook_in", "hook_resid_post": "hook_out", "hook_attn_out": "attn.hook_out"}
+    hook_aliases: ClassVar = {
+        "hook_resid_pre": "hook_in",
+        "hook_resid_post": "hook_out",
+        "hook_attn_out": "attn.hook_out",
+    }
 
 
 def architecture_of(model: Any) -> str:
-    """The name of TransformerLens' adapter for `model`; where it has none, that of one made for this model."""
+    """The name of TransformerLens' adapter for `model`; where it has none, that of one made for
+    this model.
+    """
     name = type(model).__name__
     return name if name in SUPPORTED_ARCHITECTURES else adapter_for(model)
 
@@ -261,7 +353,9 @@ def adapter_for(model: Any) -> str:
     made = f"{type(model).__name__} (repo_interp)"
     parts = {id(module): path for path, module in model.named_modules()}
     stack = as_decoder(model).blocks
-    attention = next(path for path, module in stack.named_modules() if attached(module) is not None).partition(".")[2]
+    attention = next(
+        path for path, module in stack.named_modules() if attached(module) is not None
+    ).partition(".")[2]
 
     class Adapter(ArchitectureAdapter):
         """Parts of the model by name."""
@@ -271,9 +365,12 @@ def adapter_for(model: Any) -> str:
             self.component_mapping = {
                 "embed": EmbeddingBridge(name=parts[id(model.get_input_embeddings())]),
                 "blocks": AnyBlock(
-                    name=parts[id(stack)], submodules={"attn": AnyAttention(name=attention, config=cfg, optional=True)}
+                    name=parts[id(stack)],
+                    submodules={"attn": AnyAttention(name=attention, config=cfg, optional=True)},
                 ),
-                "unembed": UnembeddingBridge(name=parts[id(model.get_output_embeddings())], config=cfg),
+                "unembed": UnembeddingBridge(
+                    name=parts[id(model.get_output_embeddings())], config=cfg
+                ),
             }
 
     ArchitectureAdapterFactory.register_adapter(made, Adapter)
@@ -282,4 +379,6 @@ def adapter_for(model: Any) -> str:
 
 def has_hook(component: nn.Module, name: str) -> bool:
     """Whether a component of a bridge has a hook point or an alias called `name`."""
-    return name in getattr(component, "hook_aliases", {}) or name in dict(component.named_children())
+    return name in getattr(component, "hook_aliases", {}) or name in dict(
+        component.named_children()
+    )

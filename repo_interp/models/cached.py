@@ -2,10 +2,12 @@
 
     cached key of token j:   [ k_j | z_j | length | gate keys ]        k_j unrotated
 
-The length is that of the pass of token j, where frequencies depend on it: as in a stock cache, a key keeps the frequencies it came with.
+The length is that of the pass of token j, where frequencies depend on it: as in a stock cache, a
+key keeps the frequencies it came with.
 
-So whatever a cache does to keys - growing, reordering for beams, cropping, sliding windows - it does to their positions. A cached position
-keeps all its bits: where keys are of half precision, it takes two columns of theirs.
+So whatever a cache does to keys - growing, reordering for beams, cropping, sliding windows - it
+does to their positions. A cached position keeps all its bits: where keys are of half precision, it
+takes two columns of theirs.
 """
 
 from __future__ import annotations
@@ -19,7 +21,9 @@ from repo_interp.positions.rotary import expand_heads
 
 
 class CacheOfPositions:
-    """A layer's view of a cache: `update` stores positions beside keys; everything else is the cache's own."""
+    """A layer's view of a cache: `update` stores positions beside keys; everything else is the
+    cache's own.
+    """
 
     def __init__(self, cache: Any, attention: Any) -> None:
         """`attention`: the `RepositionedAttention` whose pass this is."""
@@ -28,8 +32,12 @@ class CacheOfPositions:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._cache, name)
 
-    def update(self, keys: Tensor, values: Tensor, layer: int, *arguments: Any, **keywords: Any) -> tuple[Tensor, Tensor]:
-        """Keys and values of all tokens so far, as those of a stock cache; positions and gate keys go to the pass."""
+    def update(
+        self, keys: Tensor, values: Tensor, layer: int, *arguments: Any, **keywords: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Keys and values of all tokens so far, as those of a stock cache; positions and gate keys
+        go to the pass.
+        """
         now = self._attention.running
         if (keys.shape[1], keys.shape[-1]) == (self._attention.kv_heads, self._attention.d_head):
             keys, values = self._attention.entering(keys, values)
@@ -40,16 +48,28 @@ class CacheOfPositions:
         if now.positions is not None:
             parts.append(_columns(now.positions.expand(len(keys), -1, -1), keys))
         if now.length is not None:
-            parts.append(_columns(torch.full((len(keys), 1, keys.shape[2]), float(now.length), device=keys.device), keys))
+            parts.append(
+                _columns(
+                    torch.full(
+                        (len(keys), 1, keys.shape[2]), float(now.length), device=keys.device
+                    ),
+                    keys,
+                )
+            )
         if now.gate_keys is not None:
             parts.append(expand_heads(now.gate_keys, keys.shape[1]))
         sizes = [part.shape[-1] for part in parts]
-        stored, values = self._cache.update(torch.cat(parts, dim=-1), values, layer, *arguments, **keywords)
+        stored, values = self._cache.update(
+            torch.cat(parts, dim=-1), values, layer, *arguments, **keywords
+        )
         keys, *beside = stored.split(sizes, dim=-1)
         if now.positions is not None:
-            fresh = stored.shape[2] == now.positions.shape[-1]  # with their gradient, which bits do not have
+            # with their gradient, which bits do not have
+            fresh = stored.shape[2] == now.positions.shape[-1]
             columns = beside.pop(0)
-            now.key_positions = now.positions if fresh else _rows(columns, now.positions.dtype, rows)
+            now.key_positions = (
+                now.positions if fresh else _rows(columns, now.positions.dtype, rows)
+            )
         if now.length is not None:
             now.key_lengths = _rows(beside.pop(0), torch.float32, 1)[:, 0]
         if now.gate_keys is not None:
@@ -58,10 +78,14 @@ class CacheOfPositions:
 
 
 def _columns(positions: Tensor, keys: Tensor) -> Tensor:
-    """Positions [batch, P, token] as columns [batch, kv_head, token, column] of the keys' dtype, without rounding."""
+    """Positions [batch, P, token] as columns [batch, kv_head, token, column] of the keys' dtype,
+    without rounding.
+    """
     kv_heads = keys.shape[1]
     groups = max(1, positions.shape[1] // kv_heads)  # heads that share a key
-    by_key = expand_heads(positions, kv_heads * groups).unflatten(1, (kv_heads, groups)).transpose(2, 3)
+    by_key = (
+        expand_heads(positions, kv_heads * groups).unflatten(1, (kv_heads, groups)).transpose(2, 3)
+    )
     if positions.dtype == keys.dtype:
         return by_key
     if positions.dtype.itemsize < keys.dtype.itemsize:

@@ -1,8 +1,10 @@
 """A forward pass becomes a stream of `AttentionInputs`, one layer at a time.
 
-The receiver is called inside the pass, as soon as a layer has its queries, keys and positions; nothing of a layer is kept once it
-returns, so memory does not grow with layers. Interventions made by hooks before attention - on hook_q, hook_k, hook_positions - are
-seen; those on hook_rot_q, hook_rot_k and later come after and are not. Observers are gone when the pass ends, also when it raised.
+The receiver is called inside the pass, as soon as a layer has its queries, keys and positions;
+nothing of a layer is kept once it returns, so memory does not grow with layers. Interventions made
+by hooks before attention - on hook_q, hook_k, hook_positions - are seen; those on hook_rot_q,
+hook_rot_k and later come after and are not. Observers are gone when the pass ends, also when it
+raised.
 """
 
 from __future__ import annotations
@@ -38,11 +40,13 @@ def capture(
     receive: Callable[[AttentionInputs], None],
     layers: Collection[int] | None = None,
 ) -> None:
-    """Run `tokens` through a repositioned model or bridge and hand every layer in `layers` (None: all) to `receive`.
+    """Run `tokens` through a repositioned model or bridge and hand every layer in `layers` (None:
+    all) to `receive`.
 
     The pass ends after the last of `layers`: later ones are not computed.
-    `valid` marks tokens that are not padding, which may be on either side. `prompts` numbers the prompts. Queries, keys and
-    positions arrive in float32 or wider. Raises InputError naming layer and prompt where a value is not finite.
+    `valid` marks tokens that are not padding, which may be on either side. `prompts` numbers the
+    prompts. Queries, keys and positions arrive in float32 or wider. Raises InputError naming layer
+    and prompt where a value is not finite.
     """
 
     def receive_finite(inputs: AttentionInputs) -> None:
@@ -63,9 +67,11 @@ def decode(
     valid: Bool[Tensor, "prompt token"],
     last_layer: int | None = None,
 ) -> Tensor:
-    """The decoder's last hidden states: the forward pass without the unembedding, which at long prompts is the largest array.
+    """The decoder's last hidden states: the forward pass without the unembedding, which at long
+    prompts is the largest array.
 
-    With a `last_layer` the pass ends after it: its hidden states, before the final norm. Feed-forward parts work in blocks of tokens.
+    With a `last_layer` the pass ends after it: its hidden states, before the final norm.
+    Feed-forward parts work in blocks of tokens.
     """
     with at_rest(model), in_blocks(model), padding_known(valid):
         return _decoded(model, tokens, valid, last_layer)
@@ -74,12 +80,21 @@ def decode(
 def _decoded(model: nn.Module, tokens: Tensor, valid: Tensor, last_layer: int | None) -> Tensor:
     decoder, layers = as_decoder(model).stack, as_decoder(model).blocks
     if not bool(valid.all()) and length_matters(model):
-        raise InputError("frequencies of this model depend on the length of a pass; give prompts of equal length to one pass")
+        raise InputError(
+            "frequencies of this model depend on the length of a pass; give prompts of equal "
+            "length to one pass"
+        )
     starts_late = not bool(valid[:, 0].all())
-    # Right padding needs no mask, since no token sees a later one: then the fused causal kernel runs.
+    # Right padding needs no mask, since no token sees a later one: then the fused causal kernel
+    # runs.
     mask = valid.to(torch.long) if starts_late else None
     index = (valid.cumsum(1) - 1).clamp_min(0) if starts_late else None
-    inputs = {"input_ids": tokens, "attention_mask": mask, "position_ids": index, "use_cache": False}
+    inputs = {
+        "input_ids": tokens,
+        "attention_mask": mask,
+        "position_ids": index,
+        "use_cache": False,
+    }
     inputs = {name: value for name, value in inputs.items() if value is not None}
     if last_layer is None or last_layer + 1 >= len(layers):
         return decoder(**inputs).last_hidden_state
@@ -97,10 +112,13 @@ def _decoded(model: nn.Module, tokens: Tensor, valid: Tensor, last_layer: int | 
     raise AssertionError(f"the pass did not reach layer {last_layer + 1}")
 
 
-def next_token_logits(model: nn.Module, hidden: Float[Tensor, "row width"]) -> Float[Tensor, "row token_id"]:
+def next_token_logits(
+    model: nn.Module, hidden: Float[Tensor, "row width"]
+) -> Float[Tensor, "row token_id"]:
     """Logits of the next token, float32, from last hidden states that `decode` gave."""
     owner: Any = model_of(model)
-    # The head's own forward does what a family does with logits: soft caps, scales, biases. No hook on the decoder is called.
+    # The head's own forward does what a family does with logits: soft caps, scales, biases. No hook
+    # on the decoder is called.
     prefix = owner.base_model_prefix
     name = prefix if prefix in owner._modules else "model"  # Llama 4's prefix names another model
     decoder = owner._modules[name]
@@ -112,7 +130,9 @@ def next_token_logits(model: nn.Module, hidden: Float[Tensor, "row width"]) -> F
 
 
 class _GivenDecoder:
-    """Stands in for `decoder`, whose last hidden states are known; has its numbers (Falcon H1 reads the head's factor there)."""
+    """Stands in for `decoder`, whose last hidden states are known; has its numbers (Falcon H1 reads
+    the head's factor there).
+    """
 
     def __init__(self, hidden: Tensor, decoder: nn.Module) -> None:
         self._hidden, self._decoder = hidden, decoder
@@ -139,9 +159,17 @@ def predictions_of(
     valid: Bool[Tensor, "prompt token"],
     prompts: Int[Tensor, "prompt"],
 ) -> Predictions:
-    """What the model expects after `tokens`, of which `hidden` are the last hidden states; arguments as those of `capture`."""
+    """What the model expects after `tokens`, of which `hidden` are the last hidden states;
+    arguments as those of `capture`.
+    """
     vocabulary = as_decoder(model).vocabulary_size
-    return Predictions(tokens, valid, prompts, vocabulary, lambda row, rows: next_token_logits(model, hidden[row, rows]))
+    return Predictions(
+        tokens,
+        valid,
+        prompts,
+        vocabulary,
+        lambda row, rows: next_token_logits(model, hidden[row, rows]),
+    )
 
 
 @contextmanager
@@ -152,7 +180,9 @@ def observing(
     receive: Callable[[AttentionInputs], None],
     layers: Collection[int] | None = None,
 ) -> Iterator[None]:
-    """While the context lasts, every forward pass hands its attention inputs to `receive`, finite or not."""
+    """While the context lasts, every forward pass hands its attention inputs to `receive`, finite
+    or not.
+    """
 
     def observe(
         attention: RepositionedAttention,
@@ -163,7 +193,8 @@ def observing(
     ) -> None:
         if attention.frequencies is not None and attention.frequencies.ndim == 3:
             raise InputError(
-                f"single heads of layer {attention.layer_idx} are rescaled, and measures read one set of frequencies per layer; rescale "
+                f"single heads of layer {attention.layer_idx} are rescaled, and measures "
+                "read one set of frequencies per layer; rescale "
                 "the whole layer, or leave this layer out"
             )
         here = queries.device  # of several that hold the model, the one with this layer
@@ -172,7 +203,9 @@ def observing(
             scheme=attention.scheme,
             queries=exact(queries),
             keys=exact(keys),
-            positions=None if positions is None else exact(positions).expand(valid.shape[0], -1, -1),
+            positions=None
+            if positions is None
+            else exact(positions).expand(valid.shape[0], -1, -1),
             frequencies=attention.frequencies,
             attention_scaling=attention.attention_scaling,
             logit_scale=attention.scaling,
@@ -184,12 +217,18 @@ def observing(
         )
         if logits_of_rows is not None:
             visible = inputs.visible
-            inputs = replace(inputs, position_logits=lambda rows: logits_of_rows(rows, visible(rows)[:, None]))
+            inputs = replace(
+                inputs, position_logits=lambda rows: logits_of_rows(rows, visible(rows)[:, None])
+            )
             scheme, content = logits_of_rows.position_logits, logits_of_rows.content
             if isinstance(scheme, ContextualPositions):
                 features = scheme.counted_by(content.keys, content.values, content.gate_keys)
                 if features is not None:
-                    inputs = replace(inputs, gate_features=exact(features), largest_position=scheme.position_map.maximum)
+                    inputs = replace(
+                        inputs,
+                        gate_features=exact(features),
+                        largest_position=scheme.position_map.maximum,
+                    )
         receive(inputs)
 
     with ExitStack() as undo:
@@ -201,8 +240,11 @@ def observing(
 
 
 def require_finite(inputs: AttentionInputs) -> None:
-    """Raise NotFinite naming tensor, layer, head and prompt where what one layer computes with is NaN or infinite."""
+    """Raise NotFinite naming tensor, layer, head and prompt where what one layer computes with is
+    NaN or infinite.
+    """
     for fault in inputs.faults.values():
         raise NotFinite(
-            f"{fault}, the first place where that happens; if the checkpoint was loaded in float16, load it in float32"
+            f"{fault}, the first place where that happens; if the checkpoint was loaded in "
+            "float16, load it in float32"
         )

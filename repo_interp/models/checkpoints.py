@@ -1,10 +1,11 @@
 """Load and save the model of a checkpoint, strictly, and let Hugging Face's Auto classes do so too.
 
-Weights are safetensors only. A checkpoint whose weights do not fit its layout - one missing, one too many, one of another shape, one not
-finite - is refused by name: there is no fallback to RoPE.
+Weights are safetensors only. A checkpoint whose weights do not fit its layout - one missing, one
+too many, one of another shape, one not finite - is refused by name: there is no fallback to RoPE.
 
-Importing this module, as `ri.load_model`, `ri.reposition` and `ri.save` do, registers our format with AutoConfig and
-AutoModelForCausalLM; without it they refuse it, since its model_type is "repo_interp", and so does every stock class (`COUNTED`).
+Importing this module, as `ri.load_model`, `ri.reposition` and `ri.save` do, registers our format
+with AutoConfig and AutoModelForCausalLM; without it they refuse it, since its model_type is
+"repo_interp", and so does every stock class (`COUNTED`).
 """
 
 from __future__ import annotations
@@ -69,7 +70,13 @@ from repo_interp.models.configuration import (
     scaled_configuration,
     written_configuration,
 )
-from repo_interp.models.dispatch import DeviceMap, MostMemory, device_of_weights, dispatched, is_dispatched
+from repo_interp.models.dispatch import (
+    DeviceMap,
+    MostMemory,
+    device_of_weights,
+    dispatched,
+    is_dispatched,
+)
 from repo_interp.models.reposition import (
     assigner_parameters,
     layout,
@@ -86,7 +93,9 @@ from repo_interp.values import shortened
 
 
 def known(path: str | os.PathLike[str]) -> Checkpoint:
-    """The checkpoint at `path`, as `identify` gives it; of a GGUF file its header is read alone, and nothing is converted."""
+    """The checkpoint at `path`, as `identify` gives it; of a GGUF file its header is read alone,
+    and nothing is converted.
+    """
     if Path(path).suffix.lower() != SUFFIX or not Path(path).is_file():
         return identify(path)
     config = fitted(Path(path))[1].config
@@ -102,43 +111,62 @@ def load_model(
     most_memory: MostMemory | None = None,
     positions_dtype: str | None = None,
 ) -> PreTrainedModel:
-    """The repositioned Hugging Face model of a checkpoint, to train or to run, every layer checked, in evaluation mode.
+    """The repositioned Hugging Face model of a checkpoint, to train or to run, every layer checked,
+    in evaluation mode.
 
-    `checkpoint` is a directory, a name of the zoo or a hub id. Needs as much memory as the model. `rope_scaling` exchanges how frequencies
-    are scaled, e.g. {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 4096}; it reaches every layer that rotates,
-    learned positions included. `device_map`, in the place of `device`: "auto" or a device for every module, for a model that is larger than
-    one of them (`models.dispatch`), with `most_memory` by device.
-    `dtype` "auto": bfloat16 on an accelerator where the checkpoint has it. `positions_dtype`: of the maps that learned positions come from,
-    and of these positions; None: `dtype`. Raises InputError for what does not fit.
+    `checkpoint` is a directory, a name of the zoo or a hub id. Needs as much memory as the model.
+    `rope_scaling` exchanges how frequencies are scaled, e.g. {"rope_type": "yarn", "factor": 2.0,
+    "original_max_position_embeddings": 4096}; it reaches every layer that rotates, learned
+    positions included. `device_map`, in the place of `device`: "auto" or a device for every module,
+    for a model that is larger than one of them (`models.dispatch`), with `most_memory` by device.
+    `dtype` "auto": bfloat16 on an accelerator where the checkpoint has it. `positions_dtype`: of
+    the maps that learned positions come from, and of these positions; None: `dtype`. Raises
+    InputError for what does not fit.
     """
     if not isinstance(checkpoint, Checkpoint):
         checkpoint = identify(checkpoint)
     if dtype == "auto":
-        half = device_named(device).type != "cpu" and checkpoint.config.dtype in (torch.bfloat16, "bfloat16")
+        half = device_named(device).type != "cpu" and checkpoint.config.dtype in (
+            torch.bfloat16,
+            "bfloat16",
+        )
         dtype = "bfloat16" if half else "float32"
     precision, of_positions = (_dtype_named(name) for name in (dtype, positions_dtype or dtype))
     if checkpoint.base is not None and device_map is not None:
         raise InputError(
-            f"{checkpoint.directory} is an adapter, which is merged in memory; save it whole, then give a device map"
+            f"{checkpoint.directory} is an adapter, which is merged in memory; save it "
+            "whole, then give a device map"
         )
     if checkpoint.base is not None:
-        return adapted(load_model(base_of(checkpoint), device, dtype, rope_scaling), checkpoint, of_positions)
+        return adapted(
+            load_model(base_of(checkpoint), device, dtype, rope_scaling), checkpoint, of_positions
+        )
     place = device_named(device)
     config = checkpoint.config
     if rope_scaling is not None:
         config = scaled_configuration(config, rope_scaling)
-    placement = {"device_map": place if device_map is None else device_map, "max_memory": most_memory}
+    placement = {
+        "device_map": place if device_map is None else device_map,
+        "max_memory": most_memory,
+    }
     if checkpoint.larger is not None:
         return with_layout(text_model(checkpoint, config, precision, **placement), None).eval()
     model, stored = _skeleton(checkpoint, config)
     if stored is None:
-        return with_layout(loaded_by_transformers(checkpoint.directory, config, precision, **placement), None).eval()
+        return with_layout(
+            loaded_by_transformers(checkpoint.directory, config, precision, **placement), None
+        ).eval()
     places: dict[str, Any] = dict.fromkeys(stored, place)
     if device_map is not None:
         places = device_of_weights(model, device_map, most_memory, precision)
     exact, values = assigner_parameters(model), {}
-    for names, wanted in ((stored.keys() - exact.keys(), precision), (stored.keys() & exact.keys(), of_positions)):
-        values |= read_weights({name: stored[name] for name in stored if name in names}, wanted, places)
+    for names, wanted in (
+        (stored.keys() - exact.keys(), precision),
+        (stored.keys() & exact.keys(), of_positions),
+    ):
+        values |= read_weights(
+            {name: stored[name] for name in stored if name in names}, wanted, places
+        )
     _tie(model, values)
     model.load_state_dict(values, strict=False, assign=True)
     model.tie_weights()
@@ -161,7 +189,8 @@ def _dtype_named(name: str) -> torch.dtype:
 
 
 def device_named(name: str) -> torch.device:
-    """The device that a user calls `name`: "cpu", "cuda:1"; "auto" is cuda where there is one, else cpu: mps has no float64.
+    """The device that a user calls `name`: "cpu", "cuda:1"; "auto" is cuda where there is one, else
+    cpu: mps has no float64.
 
     Raises InputError where it is not there, or holds no numbers.
     """
@@ -180,12 +209,19 @@ def device_named(name: str) -> torch.device:
 
 
 def load_tokenizer(checkpoint: Checkpoint) -> PreTrainedTokenizerBase | None:
-    """The tokenizer in the directory of the weights, of an adapter in that of its base; None where there is none."""
+    """The tokenizer in the directory of the weights, of an adapter in that of its base; None where
+    there is none.
+    """
     directory = tokens_of(checkpoint.directory)
-    if not any((directory / name).is_file() for name in ("tokenizer.json", "tokenizer.model", "tokenizer_config.json")):
+    if not any(
+        (directory / name).is_file()
+        for name in ("tokenizer.json", "tokenizer.model", "tokenizer_config.json")
+    ):
         return None
     with refused(f"{directory} has a tokenizer that does not load"):
-        return AutoTokenizer.from_pretrained(directory, config=checkpoint.config, trust_remote_code=False)
+        return AutoTokenizer.from_pretrained(
+            directory, config=checkpoint.config, trust_remote_code=False
+        )
 
 
 def save(
@@ -193,27 +229,38 @@ def save(
     directory: str | os.PathLike[str],
     tokenizer: PreTrainedTokenizerBase | None = None,
 ) -> None:
-    """Write a repositioned model, or the model inside a bridge, as config.json, generation_config.json and model.safetensors.
+    """Write a repositioned model, or the model inside a bridge, as config.json,
+    generation_config.json and model.safetensors.
 
-    The tokenizer's files are written too: those of `tokenizer`, else of the bridge's. Loading gives the same bits back. A layout that is
-    the stock decoder's own is written as a stock checkpoint. An earlier checkpoint in `directory` is replaced as a whole, in one step at
-    the end; other files there stay. Raises InputError for a model that was never repositioned, for a bridge in compatibility mode, whose
-    weights are no longer the model's, and for a directory that cannot be replaced; OSError where the disk refuses.
+    The tokenizer's files are written too: those of `tokenizer`, else of the bridge's. Loading gives
+    the same bits back. A layout that is the stock decoder's own is written as a stock checkpoint.
+    An earlier checkpoint in `directory` is replaced as a whole, in one step at the end; other files
+    there stay. Raises InputError for a model that was never repositioned, for a bridge in
+    compatibility mode, whose weights are no longer the model's, and for a directory that cannot be
+    replaced; OSError where the disk refuses.
     """
     if getattr(unwrapped(model), "compatibility_mode", False):
         raise InputError(
-            "this bridge is in compatibility mode, which changes weights; save it before enable_compatibility_mode()"
+            "this bridge is in compatibility mode, which changes weights; save it before "
+            "enable_compatibility_mode()"
         )
     tokenizer = tokenizer if tokenizer is not None else getattr(model, "tokenizer", None)
     if tokenizer is not None and not hasattr(tokenizer, "save_pretrained"):
-        raise InputError(f"wanted a tokenizer of transformers to save, got {shortened(repr(tokenizer))}")
+        raise InputError(
+            f"wanted a tokenizer of transformers to save, got {shortened(repr(tokenizer))}"
+        )
     model = unwrapped(model)
     decoder: Any = model_of(model)
     require_model(model)
     if any(name.endswith(".base_layer") for name, _ in decoder.named_modules()):
-        raise InputError("this model has an adapter of peft; give what merge_and_unload() of the PeftModel returns, to save it")
+        raise InputError(
+            "this model has an adapter of peft; give what merge_and_unload() of the "
+            "PeftModel returns, to save it"
+        )
     if is_dispatched(decoder):
-        raise InputError("weights of this model are offloaded; load it without a device map to save it")
+        raise InputError(
+            "weights of this model are offloaded; load it without a device map to save it"
+        )
     layout(decoder)  # refuses a model that was never repositioned
     require_weights(decoder)
     place = _replaceable(directory)
@@ -225,7 +272,9 @@ def save(
         configuration, tied = written_configuration(decoder), set(tied_parameters(decoder))
         if tied and tied <= stored.keys():  # they differ, whatever the configuration says
             configuration["tie_word_embeddings"] = False
-        write_text(unfinished / "config.json", json.dumps(configuration, indent=1, sort_keys=True) + "\n")
+        write_text(
+            unfinished / "config.json", json.dumps(configuration, indent=1, sort_keys=True) + "\n"
+        )
         if decoder.generation_config is not None:
             decoder.generation_config.save_pretrained(unfinished)
         if tokenizer is not None:
@@ -234,24 +283,34 @@ def save(
 
 
 def _replaceable(directory: str | os.PathLike[str]) -> Path:
-    """`directory` without links. Raises InputError where it is a file, or cannot be exchanged for another directory."""
+    """`directory` without links.
+
+    Raises InputError where it is a file, or cannot be exchanged for another directory.
+    """
     place = path_of(directory, "a directory for the checkpoint").resolve()
     require_directory(place)
     if place.is_mount() or Path.cwd().is_relative_to(place):
         raise InputError(
-            f"{place} cannot be replaced as a whole: it is the working directory or above it, or a disk is mounted there; name another "
+            f"{place} cannot be replaced as a whole: it is the working directory or above "
+            "it, or a disk is mounted there; name another "
             f"directory, such as {place / 'checkpoint'}"
         )
     return place
 
 
 def _keep_others(directory: Path, unfinished: Path) -> None:
-    """Put the files in `directory` that belong to no checkpoint into `unfinished` too, as links where the disk has such."""
+    """Put the files in `directory` that belong to no checkpoint into `unfinished` too, as links
+    where the disk has such.
+    """
 
     def of_checkpoint(folder: str, names: list[str]) -> list[str]:
         if Path(folder) != directory:
             return []
-        return [name for name in names if is_of_checkpoint(name) or is_left_behind(name) or (unfinished / name).exists()]
+        return [
+            name
+            for name in names
+            if is_of_checkpoint(name) or is_left_behind(name) or (unfinished / name).exists()
+        ]
 
     def link(source: str, target: str) -> None:
         try:
@@ -260,11 +319,22 @@ def _keep_others(directory: Path, unfinished: Path) -> None:
             shutil.copy2(source, target, follow_symlinks=False)
 
     if directory.is_dir():
-        shutil.copytree(directory, unfinished, symlinks=True, ignore=of_checkpoint, copy_function=link, dirs_exist_ok=True)
+        shutil.copytree(
+            directory,
+            unfinished,
+            symlinks=True,
+            ignore=of_checkpoint,
+            copy_function=link,
+            dirs_exist_ok=True,
+        )
 
 
-def _skeleton(checkpoint: Checkpoint, config: PretrainedConfig) -> tuple[PreTrainedModel, dict[str, StoredWeight] | None]:
-    """The model without weights, and where each is stored; None for weights that only transformers can read."""
+def _skeleton(
+    checkpoint: Checkpoint, config: PretrainedConfig
+) -> tuple[PreTrainedModel, dict[str, StoredWeight] | None]:
+    """The model without weights, and where each is stored; None for weights that only transformers
+    can read.
+    """
     stock = checkpoint.format == HUGGING_FACE
     model = _empty_model(config, None if stock else checkpoint.layout, checkpoint.options)
     if stock and is_converted(model, checkpoint.directory):
@@ -273,17 +343,20 @@ def _skeleton(checkpoint: Checkpoint, config: PretrainedConfig) -> tuple[PreTrai
     return model, fitting_weights(model, checkpoint.directory, described)
 
 
-def _empty_model(config: PretrainedConfig, schemes: tuple[str, ...] | None, options: Mapping[str, Any]) -> PreTrainedModel:
+def _empty_model(
+    config: PretrainedConfig, schemes: tuple[str, ...] | None, options: Mapping[str, Any]
+) -> PreTrainedModel:
     with init_empty_weights(include_buffers=False), no_init_weights():
         model = AutoModelForCausalLM.from_config(copy.deepcopy(config))
         return with_layout(model, None if schemes is None else ",".join(schemes), **options)
 
 
 def require_fitting_headers(checkpoint: Checkpoint) -> None:
-    """Raise InputError where names or shapes of weights, as headers state them, are not those of the decoder of a checkpoint.
+    """Raise InputError where names or shapes of weights, as headers state them, are not those of
+    the decoder of a checkpoint.
 
-    Of weights that transformers converts on loading, such as experts one by one, all numbers are counted instead; those of a larger
-    model, whose text part is opened, are looked at in loading.
+    Of weights that transformers converts on loading, such as experts one by one, all numbers are
+    counted instead; those of a larger model, whose text part is opened, are looked at in loading.
     """
     if checkpoint.larger is not None:
         return
@@ -300,7 +373,9 @@ def require_fitting_headers(checkpoint: Checkpoint) -> None:
 
 
 def _tie(model: PreTrainedModel, values: dict[str, Tensor]) -> None:
-    """Decide as Hugging Face does: two equal stored weights are one, two that differ stay two, one is both."""
+    """Decide as Hugging Face does: two equal stored weights are one, two that differ stay two, one
+    is both.
+    """
     stored = [name for name in tied_parameters(model) if name in values]
     if len(stored) == 2:
         embedding, unembedding = stored
@@ -313,11 +388,17 @@ def _tie(model: PreTrainedModel, values: dict[str, Tensor]) -> None:
 
 
 def _stored_form(decoder: PreTrainedModel) -> dict[str, Tensor]:
-    """Every weight by its key in the file, each with memory of its own; of a bridged decoder under its names before bridging."""
+    """Every weight by its key in the file, each with memory of its own; of a bridged decoder under
+    its names before bridging.
+    """
     state = decoder.state_dict()
     if any(_BRIDGED in name for name in state):
         config = decoder.config
-        names = _empty_model(plain(config), layout(decoder), own_layout_of(config)[1]).state_dict().keys()
+        names = (
+            _empty_model(plain(config), layout(decoder), own_layout_of(config)[1])
+            .state_dict()
+            .keys()
+        )
         before = {name.replace(_BRIDGED, ""): tensor for name, tensor in state.items()}
         state = {name: before[name] for name in names}
     tied = [name for name in tied_parameters(decoder) if name in state]
@@ -347,18 +428,25 @@ class RepositionedForCausalLM:
         attn_implementation: str | None = None,
         **options: Any,
     ) -> PreTrainedModel:
-        """The checkpoint at `path` as `load_model` gives it; `dtype` None or "auto": that of its configuration.
+        """The checkpoint at `path` as `load_model` gives it; `dtype` None or "auto": that of its
+        configuration.
 
         Raises InputError for options of Hugging Face that are not offered, such as quantisation.
         """
         most_memory = options.pop("max_memory", None)
         hub = {name: options.pop(name, None) for name in _HUB_OPTIONS}
-        unknown = [name for name, value in options.items() if name not in _IDLE_OPTIONS and value not in (None, False, "")]
+        unknown = [
+            name
+            for name, value in options.items()
+            if name not in _IDLE_OPTIONS and value not in (None, False, "")
+        ]
         if unknown:
             raise InputError(f"repositioned checkpoints take no {unknown[0]}; leave it out")
         several = device_map if device_map == "auto" or isinstance(device_map, Mapping) else None
         known = identify(path, **{name: value for name, value in hub.items() if value is not None})
-        checkpoint = Checkpoint(known.directory, OURS, plain(config), *own_layout_of(config), known.base)
+        checkpoint = Checkpoint(
+            known.directory, OURS, plain(config), *own_layout_of(config), known.base
+        )
         wanted = config.dtype if dtype in (None, "auto") else dtype
         name = "float32" if wanted is None else str(wanted).removeprefix("torch.")
         one = "cpu" if device_map is None or several is not None else str(device_map)
@@ -376,7 +464,15 @@ class RepositionedForCausalLM:
 
 _BRIDGED = "._original_component"
 _HUB_OPTIONS = ("revision", "token", "cache_dir", "local_files_only", "force_download")
-_IDLE_OPTIONS = ("trust_remote_code", "adapter_kwargs", "use_safetensors", "low_cpu_mem_usage", "weights_only")
+_IDLE_OPTIONS = (
+    "trust_remote_code",
+    "adapter_kwargs",
+    "use_safetensors",
+    "low_cpu_mem_usage",
+    "weights_only",
+)
 
 AutoConfig.register(OURS, RepositionedConfig, exist_ok=True)
-REGISTER.append(lambda kind: AutoModelForCausalLM.register(kind, RepositionedForCausalLM, exist_ok=True))  # pyright: ignore[reportArgumentType]
+REGISTER.append(
+    lambda kind: AutoModelForCausalLM.register(kind, RepositionedForCausalLM, exist_ok=True)
+)  # pyright: ignore[reportArgumentType]

@@ -1,7 +1,9 @@
-"""Make configurations of transformers from config.json (`stated`), and the configuration that a repositioned model is saved with.
+"""Make configurations of transformers from config.json (`stated`), and the configuration that a
+repositioned model is saved with.
 
-A model that `reposition` changed has a configuration that is written in our format, whatever code saves it (`repositioned_class`). A
-class of another library would take every other key and run plain RoPE; a number of layers that is no number makes it fail.
+A model that `reposition` changed has a configuration that is written in our format, whatever code
+saves it (`repositioned_class`). A class of another library would take every other key and run plain
+RoPE; a number of layers that is no number makes it fail.
 """
 
 from __future__ import annotations
@@ -36,25 +38,42 @@ from repo_interp.records import modelled, shown
 
 
 def identify(path: str | os.PathLike[str], **hub: Any) -> Checkpoint:
-    """The checkpoint at `path`, as `stated.described` gives it, with its configuration of transformers."""
+    """The checkpoint at `path`, as `stated.described` gives it, with its configuration of
+    transformers.
+    """
     return described(path, configured, **hub)
 
 
-def scaled_configuration(config: PretrainedConfig, rope_scaling: Mapping[str, Any]) -> PretrainedConfig:
-    """`config` with its rotation scaled otherwise; what scales no frequency (rope_theta, the share of each head) stays unless given."""
+def scaled_configuration(
+    config: PretrainedConfig, rope_scaling: Mapping[str, Any]
+) -> PretrainedConfig:
+    """`config` with its rotation scaled otherwise; what scales no frequency (rope_theta, the share
+    of each head) stays unless given.
+    """
     if not isinstance(rope_scaling, Mapping):
-        raise InputError(f"rope_scaling is {rope_scaling!r}; wanted a table such as {{'rope_type': 'yarn', 'factor': 2.0}}")
+        raise InputError(
+            f"rope_scaling is {rope_scaling!r}; wanted a table such as {{'rope_type': "
+            f"'yarn', 'factor': 2.0}}"
+        )
     raw = config.to_dict()
     base = raw.get("rope_parameters") or {}
     if any(isinstance(value, Mapping) for value in base.values()):
-        raise InputError(f"{config.model_type} scales each kind of layer by itself; rope_scaling cannot be exchanged for it")
-    kept = {name: base[name] for name in ("partial_rotary_factor", "llama_4_scaling_beta") if name in base}
+        raise InputError(
+            f"{config.model_type} scales each kind of layer by itself; rope_scaling cannot "
+            "be exchanged for it"
+        )
+    kept = {
+        name: base[name]
+        for name in ("partial_rotary_factor", "llama_4_scaling_beta")
+        if name in base
+    }
     parameters = {"rope_theta": base.get("rope_theta"), **kept, **rope_scaling}
     if "type" in parameters:
         parameters["rope_type"] = parameters.pop("type")
     if "rope_type" not in parameters:
         raise InputError(
-            f"rope_scaling is {shown(dict(rope_scaling))}; wanted a rope_type, such as yarn or linear, beside the factor"
+            f"rope_scaling is {shown(dict(rope_scaling))}; wanted a rope_type, such as yarn "
+            "or linear, beside the factor"
         )
     raw["rope_parameters"] = parameters
     scaled = configured(raw, "rope_scaling")
@@ -63,14 +82,22 @@ def scaled_configuration(config: PretrainedConfig, rope_scaling: Mapping[str, An
 
 
 class RepositionedConfig(PretrainedConfig):
-    """What `AutoConfig` reads config.json of our format with; it gives the configuration of the decoder inside, with its layout."""
+    """What `AutoConfig` reads config.json of our format with; it gives the configuration of the
+    decoder inside, with its layout.
+    """
 
     model_type = OURS
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
-        """The configuration of the decoder and its layout. Raises InputError where it describes none."""
-        raw = counted({key: value for key, value in config_dict.items() if not key.startswith("_")}, "config.json")
+        """The configuration of the decoder and its layout.
+
+        Raises InputError where it describes none.
+        """
+        raw = counted(
+            {key: value for key, value in config_dict.items() if not key.startswith("_")},
+            "config.json",
+        )
         layers, options = own_layout(raw, int(raw.get("num_hidden_layers", 0)), "config.json")
         return_unused = kwargs.pop("return_unused_kwargs", False)
         config = configured(plain_keys(raw, "config.json"), "config.json")
@@ -84,9 +111,14 @@ class RepositionedConfig(PretrainedConfig):
         return (config, kwargs) if return_unused else config
 
 
-def repositioned(config: PretrainedConfig, schemes: tuple[str, ...], options: Mapping[str, Any]) -> None:
-    """Make `config`, in place, the configuration of a repositioned decoder: it is written in our format from now on."""
-    # Not a new object: modules of the decoder hold this one, and each writes what the user sets on it.
+def repositioned(
+    config: PretrainedConfig, schemes: tuple[str, ...], options: Mapping[str, Any]
+) -> None:
+    """Make `config`, in place, the configuration of a repositioned decoder: it is written in our
+    format from now on.
+    """
+    # Not a new object: modules of the decoder hold this one, and each writes what the user sets on
+    # it.
     config.__class__ = repositioned_class(config.model_type)
     config.position_layout = {"layers": list(schemes), **options}
 
@@ -94,7 +126,10 @@ def repositioned(config: PretrainedConfig, schemes: tuple[str, ...], options: Ma
 def written_configuration(decoder: Any) -> dict[str, Any]:
     """The content of config.json for a repositioned model."""
     dtype = str(decoder.dtype).removeprefix("torch.")
-    config = decoder.config.to_dict() | {"dtype": dtype, "architectures": [class_name(decoder.config.model_type)]}
+    config = decoder.config.to_dict() | {
+        "dtype": dtype,
+        "architectures": [class_name(decoder.config.model_type)],
+    }
     config.pop("_name_or_path", None)
     return config
 
@@ -102,7 +137,8 @@ def written_configuration(decoder: Any) -> dict[str, Any]:
 def plain(config: PretrainedConfig) -> PretrainedConfig:
     """A copy of `config` as the stock decoder's own, without a layout."""
     stock = copy.deepcopy(config)
-    # Not built anew: a constructor of a family may change what it is given, and fills in what is not.
+    # Not built anew: a constructor of a family may change what it is given, and fills in what is
+    # not.
     stock.__class__ = CONFIG_MAPPING[config.model_type]
     stock.__dict__.pop("position_layout", None)
     return stock
@@ -110,16 +146,21 @@ def plain(config: PretrainedConfig) -> PretrainedConfig:
 
 def own_layout_of(config: PretrainedConfig) -> tuple[tuple[str, ...], dict[str, Any]]:
     """The scheme of every layer of a repositioned model's configuration, and its options."""
-    return own_layout({"position_layout": config.position_layout}, config.num_hidden_layers, "the configuration")
+    return own_layout(
+        {"position_layout": config.position_layout}, config.num_hidden_layers, "the configuration"
+    )
 
 
 REGISTER: list[Callable[[type[PretrainedConfig]], None]] = []
-"""Called with every class that `repositioned_class` makes: `checkpoints` gives it to Auto classes."""
+"""Called with every class that `repositioned_class` makes: `checkpoints` gives it to Auto classes.
+"""
 
 
 @cache
 def repositioned_class(family: str) -> type[PretrainedConfig]:
-    """The family's configuration class, but for how it is written: as ours, unless the layout is the stock decoder's own."""
+    """The family's configuration class, but for how it is written: as ours, unless the layout is
+    the stock decoder's own.
+    """
     stock = CONFIG_MAPPING[family]
 
     def to_dict(self: PretrainedConfig) -> dict[str, Any]:
@@ -131,33 +172,49 @@ def repositioned_class(family: str) -> type[PretrainedConfig]:
         return raw | {"model_type": OURS, "base_model_type": family, "num_hidden_layers": COUNTED}
 
     name = f"Repositioned{stock.__name__}"
-    made = type(name, (stock,), {"to_dict": to_dict, "__module__": __name__, "__doc__": f"{stock.__name__} with a layout."})
+    made = type(
+        name,
+        (stock,),
+        {"to_dict": to_dict, "__module__": __name__, "__doc__": f"{stock.__name__} with a layout."},
+    )
     for register in REGISTER:
         register(made)
     return made
 
 
 def __getattr__(name: str) -> Any:
-    """The class that `repositioned_class` made, by its name: configurations are unpickled with it."""
+    """The class that `repositioned_class` made, by its name: configurations are unpickled with
+    it.
+    """
     stock = name.removeprefix("Repositioned")
-    families = [family for family, kind in CONFIG_MAPPING_NAMES.items() if kind == stock and stock != name]
+    families = [
+        family for family, kind in CONFIG_MAPPING_NAMES.items() if kind == stock and stock != name
+    ]
     if families:
         return repositioned_class(families[0])
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def configured(raw: Mapping[str, Any], source: str) -> PretrainedConfig:
-    """The Hugging Face configuration of `raw`. Raises InputError, naming `source`, where it describes no decoder."""
+    """The Hugging Face configuration of `raw`.
+
+    Raises InputError, naming `source`, where it describes no decoder.
+    """
     modelled(common_keys(raw, raw), Fields, source)
     with refused(f"{source} describes no decoder"):
-        raw = dict(PretrainedConfig._decode_special_floats(copy.deepcopy(dict(raw))))  # transformers writes into it
+        # transformers writes into it
+        raw = dict(PretrainedConfig._decode_special_floats(copy.deepcopy(dict(raw))))
         layers = raw.get("num_hidden_layers")
         for name in ("layer_types", "no_rope_layers"):
             if layers is not None and raw.get(name) is not None and len(raw[name]) != layers:
                 raise ValueError(f"{name} names {len(raw[name])} layers; the model has {layers}")
         family = raw.pop("model_type")
         config = AutoConfig.for_model(family, **raw)
-    modelled({name: value for name, value in config.to_dict().items() if name in Fields.model_fields}, Fields, source)
+    modelled(
+        {name: value for name, value in config.to_dict().items() if name in Fields.model_fields},
+        Fields,
+        source,
+    )
     with refused(f"{source} describes no decoder"):
         require_decoder(raw, config)
     return config

@@ -2,9 +2,10 @@
 
     as_decoder(model)    a model of Hugging Face, a bridge, or what torch.compile or peft put around one, once made and then found again
 
-Modules are looked up again only after a module above them was exchanged; attributes of layers are never kept, since schemes and
-interventions change them. A model and the bridge around it have a `Decoder` each, with the same layers: what is remembered of a bridge,
-such as the hooks that it began with, is not true of the model inside.
+Modules are looked up again only after a module above them was exchanged; attributes of layers are
+never kept, since schemes and interventions change them. A model and the bridge around it have a
+`Decoder` each, with the same layers: what is remembered of a bridge, such as the hooks that it
+began with, is not true of the model inside.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ from repo_interp.models.wrapped import model_of, unwrapped
 from repo_interp.positions.layouts import LEARNED, NO_ATTENTION
 
 _DECODER = "_repo_interp_decoder"
-"""The one attribute of a model for all of this: unlike the entry of a weak table it goes with copies of the model, and with torch.save."""
+"""The one attribute of a model for all of this: unlike the entry of a weak table it goes with
+copies of the model, and with torch.save.
+"""
 
 
 @dataclass(frozen=True)
@@ -31,8 +34,9 @@ class Origin:
     """Where a loaded model came from."""
 
     name: str
-    """The directory's or hub repository's name, without the path to it; for a directory of our own training its parent's too
-    ("language/rope", "reversal-repo/seed-0"), since a scheme or a seed alone names nothing.
+    """The directory's or hub repository's name, without the path to it; for a directory of our own
+    training its parent's too ("language/rope", "reversal-repo/seed-0"), since a scheme or a seed
+    alone names nothing.
     """
     digest: str
     """SHA-256 over config.json and the weight files."""
@@ -41,7 +45,9 @@ class Origin:
     directory: Path
     """Where its files are on this machine."""
     scaling: str = ""
-    """How its rotation was scaled when it was loaded, otherwise than its configuration says; empty where it was not."""
+    """How its rotation was scaled when it was loaded, otherwise than its configuration says; empty
+    where it was not.
+    """
     remarks: str = ""
     """What its config.json leaves open or describes beside the decoder, as `Checkpoint` has it."""
 
@@ -55,7 +61,9 @@ class Decoder:
     origin: Origin | None = None
     """The checkpoint that it was loaded from; None for a model made in memory."""
     prepended: int | None = None
-    """The BOS that its tokenizer puts before a text; None where it puts none, and without a tokenizer."""
+    """The BOS that its tokenizer puts before a text; None where it puts none, and without a
+    tokenizer.
+    """
     weights: tuple[Mapping[str, Any], Mapping[str, int]] | None = None
     """States and fingerprints of the weights that it was loaded with (`changes`)."""
     rotations: Mapping[str, Any] | None = None
@@ -74,7 +82,8 @@ class Decoder:
     def stack(self) -> Any:
         """The model of Hugging Face without its unembedding."""
         owner = self.owner
-        return owner.base_model if owner.base_model is not owner else owner.model  # Llama 4's prefix names another model
+        # Llama 4's prefix names another model
+        return owner.base_model if owner.base_model is not owner else owner.model
 
     @property
     def blocks(self) -> nn.ModuleList:
@@ -91,11 +100,15 @@ class Decoder:
 
     @property
     def layers(self) -> list[RepositionedAttention]:
-        """The attention of every layer that has one, from the first layer to the last. Raises InputError for a stock decoder."""
+        """The attention of every layer that has one, from the first layer to the last.
+
+        Raises InputError for a stock decoder.
+        """
         found = self.repositioned
         if not found:
             raise InputError(
-                "this model was never repositioned; call repo_interp.reposition(model, layout) or load it with repo_interp.load"
+                "this model was never repositioned; call repo_interp.reposition(model, "
+                "layout) or load it with repo_interp.load"
             )
         return found
 
@@ -106,7 +119,9 @@ class Decoder:
 
     @property
     def layer_count(self) -> int:
-        """Layers with and without attention; where one has two attention modules (LongCat), they count as two."""
+        """Layers with and without attention; where one has two attention modules (LongCat), they
+        count as two.
+        """
         return max(len(self.blocks), 1 + self.layers[-1].layer_idx)
 
     @property
@@ -128,7 +143,11 @@ class Decoder:
     @property
     def positioned(self) -> dict[int, RepositionedAttention]:
         """The layers whose rotation or bias goes by positions."""
-        return {layer: attention for layer, attention in self.by_layer.items() if attention.uses_positions}
+        return {
+            layer: attention
+            for layer, attention in self.by_layer.items()
+            if attention.uses_positions
+        }
 
     @property
     def assigners(self) -> list[nn.Module]:
@@ -179,14 +198,18 @@ class Decoder:
         return self.weight.dtype
 
     def modules(self, name: str, find: Callable[[Any], list[nn.Module]]) -> list[nn.Module]:
-        """The modules that `find` gives of a decoder, kept by `name` while every module above them has the same children.
+        """The modules that `find` gives of a decoder, kept by `name` while every module above them
+        has the same children.
 
-        A walk through all modules of a bridge takes milliseconds, and an analysis would walk it for each of its steps.
+        A walk through all modules of a bridge takes milliseconds, and an analysis would walk it for
+        each of its steps.
         """
         owner = self.owner
         kept = as_decoder(owner).found
         found, above = kept.get(name, ([], []))
-        if not found or any(tuple(module._modules.values()) != children for module, children in above):
+        if not found or any(
+            tuple(module._modules.values()) != children for module, children in above
+        ):
             found = find(self)
             wanted = {id(module) for module in found}
             holds = (module for module in owner.modules() if id(module) not in wanted)
@@ -216,22 +239,30 @@ def as_decoder(model: Any) -> Decoder:
     known = vars(module).get(_DECODER) or Decoder(module)
     if known.module is not module:  # a shallow copy of a model
         known = replace(known, module=module, found={})
-    object.__setattr__(module, _DECODER, known)  # not by a bridge's own, which would give it to the model inside
+    # not by a bridge's own, which would give it to the model inside
+    object.__setattr__(module, _DECODER, known)
     return known
 
 
 def require_model(model: object) -> None:
     """Raise InputError where `model` is no model of Hugging Face, and no bridge around one."""
     if not isinstance(model, nn.Module):
-        raise InputError(f"a model or a bridge was wanted, as ri.load returns it; got {one_line(repr(model), 80)}")
+        raise InputError(
+            "a model or a bridge was wanted, as ri.load returns it; got "
+            f"{one_line(repr(model), 80)}"
+        )
     if not hasattr(model_of(model), "config"):  # DataParallel, say
         raise InputError(
-            f"a model or a bridge was wanted, as ri.load returns it; got a {type(model).__name__}: give the model inside, if it has one"
+            "a model or a bridge was wanted, as ri.load returns it; got a "
+            f"{type(model).__name__}: give the model inside, if it has one"
         )
 
 
 def attentions_of(model: nn.Module, layers: Collection[int]) -> list[RepositionedAttention]:
-    """The attention modules of `layers`, in the order of the model. Raises InputError for a layer that the model lacks."""
+    """The attention modules of `layers`, in the order of the model.
+
+    Raises InputError for a layer that the model lacks.
+    """
     by_layer = as_decoder(model).by_layer
     for layer in layers:
         if layer not in by_layer:
@@ -242,7 +273,11 @@ def attentions_of(model: nn.Module, layers: Collection[int]) -> list[Repositione
 def _listed(layers: Collection[int]) -> str:
     """Numbers of layers, for messages."""
     whole = list(layers) == list(range(len(layers)))
-    return f"0 to {len(layers) - 1}" if whole else f"{', '.join(map(str, layers))} (others have no attention)"
+    return (
+        f"0 to {len(layers) - 1}"
+        if whole
+        else f"{', '.join(map(str, layers))} (others have no attention)"
+    )
 
 
 def _attending(decoder: Decoder) -> list[nn.Module]:
@@ -251,5 +286,10 @@ def _attending(decoder: Decoder) -> list[nn.Module]:
 
 def _numbered_layers(decoder: Decoder) -> list[nn.Module]:
     lists = [module for module in decoder.stack.modules() if isinstance(module, nn.ModuleList)]
-    # The outermost list of numbered layers: some families keep lists of norms or of experts beside it.
-    return [next(each for each in lists if any(hasattr(module, "layer_idx") for module in each.modules()))]
+    # The outermost list of numbered layers: some families keep lists of norms or of experts beside
+    # it.
+    return [
+        next(
+            each for each in lists if any(hasattr(module, "layer_idx") for module in each.modules())
+        )
+    ]

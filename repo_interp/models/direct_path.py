@@ -1,16 +1,19 @@
-"""What a head writes straight into a logit: the direct path of Elhage et al. (2021), with every norm taken as the factor that it was.
+"""What a head writes straight into a logit: the direct path of Elhage et al. (2021), with every
+norm taken as the factor that it was.
 
     c_h(i, t) = sum_{j in S} A^h_ij v_j G_i W_O^h . r N_i (u_t - mean_t' u_t') s        S: the tokens that the head moves something from
 
-u_t is token t's row of the unembedding, without the mean of all rows, which no softmax sees; s the factor of the logits. N_i is the final
-norm, linear but for its factor at row i (a layer norm subtracts a mean besides); where attention's output is normed before it is added to
-the residual stream (OLMo-2, Gemma 3, GLM-4), that norm stands before it. r is what the output is multiplied by when it is added (Granite),
-G_i a gate between the heads and W_O (Qwen3-Next). A soft cap on the logits is left out. Later layers that read what the head writes are no
-part of it.
+u_t is token t's row of the unembedding, without the mean of all rows, which no softmax sees; s the
+factor of the logits. N_i is the final norm, linear but for its factor at row i (a layer norm
+subtracts a mean besides); where attention's output is normed before it is added to the residual
+stream (OLMo-2, Gemma 3, GLM-4), that norm stands before it. r is what the output is multiplied by
+when it is added (Granite), G_i a gate between the heads and W_O (Qwen3-Next). A soft cap on the
+logits is left out. Later layers that read what the head writes are no part of it.
 
-Which norms and factors a family has is measured on one short pass, not listed: `_added` looks for the place where a layer's input and what
-its attention wrote are added. Where there is no such place (a convolution behind attention, experts as its output projection, several
-streams), the layer has no direct path. Knows nothing about which rows, tokens and sources are of interest.
+Which norms and factors a family has is measured on one short pass, not listed: `_added` looks for
+the place where a layer's input and what its attention wrote are added. Where there is no such place
+(a convolution behind attention, experts as its output projection, several streams), the layer has
+no direct path. Knows nothing about which rows, tokens and sources are of interest.
 """
 
 from __future__ import annotations
@@ -45,13 +48,17 @@ TOKENS = 8
 
 @dataclass(frozen=True)
 class Norm:
-    """A norm in one pass: norm(x) = gain * factor * (x - mean of x, where it is `centred`) + a constant."""
+    """A norm in one pass: norm(x) = gain * factor * (x - mean of x, where it is `centred`) + a
+    constant.
+    """
 
     gain: Float[Tensor, "width"]
     factor: Float[Tensor, "token"]
     centred: bool
 
-    def pulled_back(self, directions: Float[Tensor, "row width"], rows: Int[Tensor, "row"]) -> Float[Tensor, "row width"]:
+    def pulled_back(
+        self, directions: Float[Tensor, "row width"], rows: Int[Tensor, "row"]
+    ) -> Float[Tensor, "row width"]:
         """Directions before the norm that do what `directions` do behind it, at tokens `rows`."""
         before = directions * self.gain * self.factor[rows, None]
         return before - before.mean(-1, keepdim=True) if self.centred else before
@@ -63,7 +70,9 @@ class DirectPath:
 
     model: Any
     factors: dict[int, float]
-    """What attention's output of each layer is multiplied by when it is added to the residual stream."""
+    """What attention's output of each layer is multiplied by when it is added to the residual
+    stream.
+    """
     logit_factor: float
     values: dict[int, Float[Tensor, "1 kv_head token d_head"]] = field(default_factory=dict)
     """Of each layer, until they are taken."""
@@ -83,17 +92,22 @@ class DirectPath:
         rows: Int[Tensor, "row"],
         answers: Int[Tensor, "row"],
     ) -> Float[Tensor, "row head"]:
-        """What `moved`, sums of weighted values of one of `layers`, add to the logit of `answers[r]` at token `rows[r]`, once the pass has
-        ended.
+        """What `moved`, sums of weighted values of one of `layers`, add to the logit of
+        `answers[r]` at token `rows[r]`, once the pass has ended.
         """
         assert self.final is not None
-        directions = self.final.pulled_back((self._unembedding[answers] - self._mean_row).float(), rows)
+        directions = self.final.pulled_back(
+            (self._unembedding[answers] - self._mean_row).float(), rows
+        )
         directions = directions * self.factors[layer] * self.logit_factor
         if layer in self.after_attention:
             directions = self.after_attention[layer].pulled_back(directions, rows)
         (attention,) = attentions_of(self.model, [layer])
         projection = inner(attention.output_projection)
-        written = _pulled_through(projection, directions, self.gates[layer].shape[-1]) * self.gates[layer][rows]
+        written = (
+            _pulled_through(projection, directions, self.gates[layer].shape[-1])
+            * self.gates[layer][rows]
+        )
         return (written.unflatten(-1, (attention.heads, -1)) * moved.float()).sum(-1)
 
     @cached_property
@@ -108,9 +122,16 @@ class DirectPath:
 
 @contextmanager
 def direct_path(model: nn.Module) -> Iterator[DirectPath]:
-    """While the context lasts, what the latest pass of one prompt leaves behind. `model`: repositioned, or a bridge."""
+    """While the context lasts, what the latest pass of one prompt leaves behind.
+
+    `model`: repositioned, or a bridge.
+    """
     final, added = _measured(model)
-    path = DirectPath(model_of(model), {layer: factor for layer, (_, factor) in added.items()}, _logit_factor(model))
+    path = DirectPath(
+        model_of(model),
+        {layer: factor for layer, (_, factor) in added.items()},
+        _logit_factor(model),
+    )
 
     def store_final(norm: Norm) -> None:
         path.final = norm
@@ -122,7 +143,11 @@ def direct_path(model: nn.Module) -> Iterator[DirectPath]:
                 continue
             after = added[attention.layer_idx][0]
             if after is not None:
-                store = _remembering(lambda norm, layer=attention.layer_idx: path.after_attention.__setitem__(layer, norm))
+                store = _remembering(
+                    lambda norm, layer=attention.layer_idx: path.after_attention.__setitem__(
+                        layer, norm
+                    )
+                )
                 hooks.callback(after.register_forward_hook(store).remove)
             _remember_gate(attention, path.gates, hooks)
         if final is not None:
@@ -137,7 +162,9 @@ def _remembering(store: Callable[[Norm], None]) -> Callable:
         given, norm = arguments[0][0].float(), inner(module).forward  # no hook is called
         signs = torch.ones_like(arguments[0][:1, :1])
         signs[..., 1::2] = -1  # without a mean; a width is even
-        up, down, flat = (norm(LARGE * probe)[0, 0].float() for probe in (signs, -signs, torch.ones_like(signs)))
+        up, down, flat = (
+            norm(LARGE * probe)[0, 0].float() for probe in (signs, -signs, torch.ones_like(signs))
+        )
         constant, gain = (up + down) / 2, (up - down) / 2 * signs[0, 0].float()
         centred = bool(((flat - constant).abs() < TOLERANCE * gain.abs().clamp_min(1e-6)).all())
         straight = gain * (given - given.mean(-1, keepdim=True) if centred else given)
@@ -148,8 +175,12 @@ def _remembering(store: Callable[[Norm], None]) -> Callable:
     return hook
 
 
-def _remember_gate(attention: RepositionedAttention, gates: dict[int, Tensor], hooks: ExitStack) -> None:
-    """Keep what stands between the heads' outputs and their projection: 1 but where a family gates them."""
+def _remember_gate(
+    attention: RepositionedAttention, gates: dict[int, Tensor], hooks: ExitStack
+) -> None:
+    """Keep what stands between the heads' outputs and their projection: 1 but where a family gates
+    them.
+    """
     attended: list[Tensor] = []
     projection = attention.output_projection
     assert projection is not None  # `_added` has seen it
@@ -165,11 +196,19 @@ def _remember_gate(attention: RepositionedAttention, gates: dict[int, Tensor], h
     hooks.callback(projection.register_forward_pre_hook(projected).remove)
 
 
-def _pulled_through(projection: Any, directions: Float[Tensor, "row width"], width: int) -> Float[Tensor, "row inner"]:
+def _pulled_through(
+    projection: Any, directions: Float[Tensor, "row width"], width: int
+) -> Float[Tensor, "row inner"]:
     """`directions` times the matrix of a linear map, whichever way it stores it."""
     with torch.enable_grad():
-        zeros = directions.new_zeros(len(directions), width).to(inner(projection).weight.dtype).requires_grad_()
-        (pulled,) = torch.autograd.grad(projection.forward(zeros), zeros, directions.to(zeros.dtype))
+        zeros = (
+            directions.new_zeros(len(directions), width)
+            .to(inner(projection).weight.dtype)
+            .requires_grad_()
+        )
+        (pulled,) = torch.autograd.grad(
+            projection.forward(zeros), zeros, directions.to(zeros.dtype)
+        )
     return pulled.float()
 
 
@@ -184,12 +223,17 @@ def _logit_factor(model: nn.Module) -> float:
     hidden = SMALL * unembedding[:TOKENS]
     with torch.no_grad():
         plain = (hidden @ unembedding.mT).float()
-        given = next_token_logits(owner, hidden) - next_token_logits(owner, torch.zeros_like(hidden))
+        given = next_token_logits(owner, hidden) - next_token_logits(
+            owner, torch.zeros_like(hidden)
+        )
     return float((plain * given).sum() / plain.square().sum())
 
 
-def _measured(model: nn.Module) -> tuple[nn.Module | None, dict[int, tuple[nn.Module | None, float]]]:
-    """The norm outside of layers that a pass calls last, None without one; and what `_added` finds, by layer where it finds something.
+def _measured(
+    model: nn.Module,
+) -> tuple[nn.Module | None, dict[int, tuple[nn.Module | None, float]]]:
+    """The norm outside of layers that a pass calls last, None without one; and what `_added` finds,
+    by layer where it finds something.
 
     Costs one pass of `TOKENS` tokens, in which `calls` are noted in the order in which they end.
     """
@@ -201,7 +245,9 @@ def _measured(model: nn.Module) -> tuple[nn.Module | None, dict[int, tuple[nn.Mo
     calls: list[tuple[nn.Module, Tensor, Tensor]] = []
 
     def see(module: nn.Module, arguments: tuple, keywords: dict[str, Any], output: Any) -> None:
-        given = next((each for each in (*arguments, *keywords.values()) if isinstance(each, Tensor)), None)
+        given = next(
+            (each for each in (*arguments, *keywords.values()) if isinstance(each, Tensor)), None
+        )
         gave = output[0] if isinstance(output, tuple) else output
         if given is not None and isinstance(gave, Tensor):
             calls.append((module, given.float(), gave.float()))
@@ -213,13 +259,17 @@ def _measured(model: nn.Module) -> tuple[nn.Module | None, dict[int, tuple[nn.Mo
         tokens = torch.arange(TOKENS, device=decoder.device)[None] % decoder.vocabulary_size
         decode(model, tokens, torch.ones_like(tokens, dtype=torch.bool))
     width = inner(decoder.owner.get_output_embeddings()).weight.shape[-1]
-    final = [module for module, _, gave in calls if id(module) not in inside and gave.shape[-1] == width]
+    final = [
+        module for module, _, gave in calls if id(module) not in inside and gave.shape[-1] == width
+    ]
     if not final:
         return None, {}
     found = {}
     for attention in decoder.layers:
         (block,) = [modules for modules in layers if id(attention.module) in modules]
-        added = _added([call for call in calls if id(call[0]) in block], attention.output_projection)
+        added = _added(
+            [call for call in calls if id(call[0]) in block], attention.output_projection
+        )
         if added is not None:
             found[attention.layer_idx] = added
     return final[-1], found
@@ -228,20 +278,27 @@ def _measured(model: nn.Module) -> tuple[nn.Module | None, dict[int, tuple[nn.Mo
 def _added(
     calls: Sequence[tuple[nn.Module, Tensor, Tensor]], projection: nn.Module | None
 ) -> tuple[nn.Module | None, float] | None:
-    """The norm of attention's output, None without one, and the factor r with which it is added; None where the place is not found.
+    """The norm of attention's output, None without one, and the factor r with which it is added;
+    None where the place is not found.
 
-    x + r w is looked for among what parts of the layer were given, and what the layer gave, less what one of its parts gave (a feed-forward
-    part beside attention); x is the layer's input, w attention's output, normed where a part was given just it.
+    x + r w is looked for among what parts of the layer were given, and what the layer gave, less
+    what one of its parts gave (a feed-forward part beside attention); x is the layer's input, w
+    attention's output, normed where a part was given just it.
     """
     _, entered, left = calls[-1]  # the layer itself ends last
     wrote = next((gave for module, _, gave in calls if module is projection), None)
     if wrote is None:
         return None
-    norm = next((module for module, given, _ in calls if _is_norm(module) and _same(given, wrote)), None)
+    norm = next(
+        (module for module, given, _ in calls if _is_norm(module) and _same(given, wrote)), None
+    )
     written = wrote if norm is None else next(gave for module, _, gave in calls if module is norm)
     if written.numel() != entered.numel():
         return None
-    places = [given for _, given, _ in calls] + [left, *(left - gave for _, _, gave in calls if gave.shape == left.shape)]
+    places = [given for _, given, _ in calls] + [
+        left,
+        *(left - gave for _, _, gave in calls if gave.shape == left.shape),
+    ]
     whole = (place.reshape(entered.shape) for place in places if place.numel() == entered.numel())
     factors = (_multiple(place, entered, written.reshape(entered.shape)) for place in whole)
     factor = next((factor for factor in factors if factor is not None), None)
@@ -253,12 +310,17 @@ def _same(one: Tensor, other: Tensor) -> bool:
 
 
 def _multiple(place: Tensor, entered: Tensor, written: Tensor) -> float | None:
-    """r where `place` = `entered` + r `written`, else None; 1 before any other number that rounding allows."""
+    """r where `place` = `entered` + r `written`, else None; 1 before any other number that rounding
+    allows.
+    """
     difference = place - entered
     measured = float((difference * written).sum() / written.square().sum().clamp_min(1e-30))
     for factor in (1.0, measured):
         added = factor * written
-        if factor and (difference - added).norm() <= TOLERANCE * added.norm() + ROUNDING * entered.norm():
+        if (
+            factor
+            and (difference - added).norm() <= TOLERANCE * added.norm() + ROUNDING * entered.norm()
+        ):
             return factor
     return None
 

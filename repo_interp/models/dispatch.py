@@ -1,11 +1,13 @@
-"""A model that is larger than a device: its layers over several accelerators, memory and the disk, by Accelerate.
+"""A model that is larger than a device: its layers over several accelerators, memory and the disk,
+by Accelerate.
 
     device map "auto"     each accelerator is filled, then memory, then the disk; `most_memory` says how much each may take
     offloaded weights     matrices of layers that found no place on an accelerator; read again in every pass - from the checkpoint's own
                           files where they are on the disk, so that nothing is copied
     never offloaded       the token embeddings, norms, and what position schemes learn: small, and read by others than their own module
 
-A pass through an offloaded layer takes at least as long as reading its weights. Knows nothing about layouts.
+A pass through an offloaded layer takes at least as long as reading its weights. Knows nothing about
+layouts.
 """
 
 from __future__ import annotations
@@ -33,33 +35,57 @@ _OFFLOADED = ("cpu", "disk")
 
 
 def device_of_weights(
-    model: PreTrainedModel, device_map: DeviceMap, most_memory: MostMemory | None, dtype: torch.dtype
+    model: PreTrainedModel,
+    device_map: DeviceMap,
+    most_memory: MostMemory | None,
+    dtype: torch.dtype,
 ) -> dict[str, str | int]:
-    """The device of every weight of `model`, which may be without them. Raises InputError for an invalid map or memory."""
+    """The device of every weight of `model`, which may be without them.
+
+    Raises InputError for an invalid map or memory.
+    """
     if isinstance(device_map, str) and device_map != "auto":
-        raise InputError(f"device map {device_map!r} is unknown; wanted auto, or in Python a device for every module")
+        raise InputError(
+            f"device map {device_map!r} is unknown; wanted auto, or in Python a device for "
+            "every module"
+        )
     if device_map == "auto":
         classes = model._no_split_modules or []
         room = get_max_memory(None if most_memory is None else _sizes(most_memory))  # pyright: ignore[reportArgumentType]
-        device_map = infer_auto_device_map(model, room, no_split_module_classes=list(classes), dtype=dtype)  # pyright: ignore
+        device_map = infer_auto_device_map(
+            model, room, no_split_module_classes=list(classes), dtype=dtype
+        )  # pyright: ignore
     assert not isinstance(device_map, str)
     main = _main_device(device_map)
     resident = _resident(model)
     placed = {}
     for name in model.state_dict():
         module = max(
-            (part for part in device_map if part == "" or name == part or name.startswith(f"{part}.")), key=len, default=None
+            (
+                part
+                for part in device_map
+                if part == "" or name == part or name.startswith(f"{part}.")
+            ),
+            key=len,
+            default=None,
         )
         if module is None:
             raise InputError(f"the device map has no place for {name}")
-        placed[name] = main if name in resident and device_map[module] in _OFFLOADED else device_map[module]
+        placed[name] = (
+            main if name in resident and device_map[module] in _OFFLOADED else device_map[module]
+        )
     return placed
 
 
 def dispatched(
-    model: PreTrainedModel, stored: Mapping[str, StoredWeight], placed: Mapping[str, str | int], dtype: torch.dtype
+    model: PreTrainedModel,
+    stored: Mapping[str, StoredWeight],
+    placed: Mapping[str, str | int],
+    dtype: torch.dtype,
 ) -> PreTrainedModel:
-    """`model`, whose weights are in place but for those on the disk, ready to run: weights come to where they compute, and go again."""
+    """`model`, whose weights are in place but for those on the disk, ready to run: weights come to
+    where they compute, and go again.
+    """
     index = {
         name: {
             "safetensors_file": str(weight.file),
@@ -86,16 +112,21 @@ def dispatched(
 
 def is_dispatched(model: nn.Module) -> bool:
     """Whether weights of `model` stand elsewhere than where they compute."""
-    return any(device in _OFFLOADED for device in getattr(model, "hf_device_map", {}).values()) and any(
-        parameter.device.type == "meta" for parameter in model.parameters()
-    )
+    return any(
+        device in _OFFLOADED for device in getattr(model, "hf_device_map", {}).values()
+    ) and any(parameter.device.type == "meta" for parameter in model.parameters())
 
 
 def _resident(model: PreTrainedModel) -> set[str]:
     """Names of the weights that are never offloaded."""
-    schemes = {id(parameter) for module in scheme_modules(model) for parameter in module.parameters()}
+    schemes = {
+        id(parameter) for module in scheme_modules(model) for parameter in module.parameters()
+    }
     embedding = model.get_input_embeddings().weight
-    tied = {*tied_parameters(model), *(name for name, weight in model.named_parameters() if weight is embedding)}
+    tied = {
+        *tied_parameters(model),
+        *(name for name, weight in model.named_parameters() if weight is embedding),
+    }
     return {
         name
         for name, weight in model.state_dict(keep_vars=True).items()
@@ -114,10 +145,13 @@ def _sizes(most_memory: MostMemory) -> dict[str | int, int]:
         key = int(device) if str(device).isdecimal() else str(device)
         if key != "cpu" and not (isinstance(key, int) and key < torch.cuda.device_count()):
             raise InputError(
-                f"there is no device {device!r} here to set memory apart on; wanted cpu or the number of an accelerator"
+                f"there is no device {device!r} here to set memory apart on; wanted cpu or "
+                "the number of an accelerator"
             )
         try:
             sizes[key] = convert_file_size_to_int(size)
         except ValueError:
-            raise InputError(f"memory of device {device} is {size!r}; wanted a size such as 20GiB") from None
+            raise InputError(
+                f"memory of device {device} is {size!r}; wanted a size such as 20GiB"
+            ) from None
     return sizes

@@ -1,7 +1,8 @@
 """Greedy continuations of many prompts at once, with a key-value cache.
 
-Prompts of different lengths are padded on the left, with each token's number among the valid ones as its index, so that a prompt's
-continuation does not depend on the prompts beside it. Knows nothing about tasks.
+Prompts of different lengths are padded on the left, with each token's number among the valid ones
+as its index, so that a prompt's continuation does not depend on the prompts beside it. Knows
+nothing about tasks.
 """
 
 from __future__ import annotations
@@ -20,29 +21,42 @@ from repo_interp.side_by_side import BatchSize, batches
 
 @torch.inference_mode()
 def continue_greedily(
-    model: PreTrainedModel, prompts: Sequence[Sequence[int]], counts: Sequence[int], batch_size: BatchSize = 32
+    model: PreTrainedModel,
+    prompts: Sequence[Sequence[int]],
+    counts: Sequence[int],
+    batch_size: BatchSize = 32,
 ) -> list[tuple[int, ...]]:
     """The most probable next tokens of every prompt, `counts[i]` of them for prompt i.
 
     Prompts of similar length share a forward pass, whatever their order.
     """
     if len(prompts) != len(counts):
-        raise ValueError(f"one count per prompt was wanted; got {len(counts)} for {len(prompts)} prompts")
+        raise ValueError(
+            f"one count per prompt was wanted; got {len(counts)} for {len(prompts)} prompts"
+        )
     order = sorted(range(len(prompts)), key=lambda number: (len(prompts[number]), counts[number]))
     continuations: dict[int, tuple[int, ...]] = {}
     size = batch_limits(model, batch_size)
-    ahead = counts if size.padding else [max(counts, default=0)] * len(counts)  # then prompts of one length have one length
-    for chosen in batches(order, [len(prompt) + count for prompt, count in zip(prompts, ahead, strict=True)], size):
+    # then prompts of one length have one length
+    ahead = counts if size.padding else [max(counts, default=0)] * len(counts)
+    for chosen in batches(
+        order, [len(prompt) + count for prompt, count in zip(prompts, ahead, strict=True)], size
+    ):
         wanted = [counts[number] for number in chosen]
         with at_rest(model):
-            made = _continue_batch(model, [prompts[number] for number in chosen], max(wanted), chosen)
+            made = _continue_batch(
+                model, [prompts[number] for number in chosen], max(wanted), chosen
+            )
         continuations.update(
-            (number, tuple(row[:count])) for number, row, count in zip(chosen, made.tolist(), wanted, strict=True)
+            (number, tuple(row[:count]))
+            for number, row, count in zip(chosen, made.tolist(), wanted, strict=True)
         )
     return [continuations[number] for number in range(len(prompts))]
 
 
-def _continue_batch(model: PreTrainedModel, prompts: Sequence[Sequence[int]], count: int, numbers: Sequence[int]) -> Tensor:
+def _continue_batch(
+    model: PreTrainedModel, prompts: Sequence[Sequence[int]], count: int, numbers: Sequence[int]
+) -> Tensor:
     """[prompt, count] tokens; `numbers` of the prompts, for what is said of them."""
     device = as_decoder(model).device
     tokens, valid = pad_left(prompts, device)

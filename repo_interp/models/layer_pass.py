@@ -1,6 +1,8 @@
-"""What one call of an attention module is about: its tensors, and the points at which hooks read or replace them.
+"""What one call of an attention module is about: its tensors, and the points at which hooks read or
+replace them.
 
-    hidden states -> positions, queries, keys, values -> rotated queries and keys -> scores -> pattern -> attended
+    hidden states -> positions, queries, keys, values -> rotated queries and keys -> scores ->
+    pattern -> attended
 
 Knows nothing about how they are computed.
 """
@@ -27,16 +29,33 @@ class Content:
     gate_keys: Float[Tensor, "batch kv_head key d_head"] | None
 
     def added(
-        self, scheme: PositionLogits, rows: Any, positions: Tensor, key_positions: Tensor, seen: Tensor, logit_scale: float
+        self,
+        scheme: PositionLogits,
+        rows: Any,
+        positions: Tensor,
+        key_positions: Tensor,
+        seen: Tensor,
+        logit_scale: float,
     ) -> Float[Tensor, "batch head row key"]:
         """What `scheme` adds to the logits of `rows` of the queries, which have `positions`."""
         queries = self.queries[:, :, rows]
-        return scheme(queries, self.keys, positions, key_positions, seen, logit_scale, self.values, self.gate_keys)
+        return scheme(
+            queries,
+            self.keys,
+            positions,
+            key_positions,
+            seen,
+            logit_scale,
+            self.values,
+            self.gate_keys,
+        )
 
 
 @dataclass(frozen=True)
 class LogitsOfRows:
-    """What a scheme, or the stock module, adds to the logits of some rows of one pass, and the content that this depends on."""
+    """What a scheme, or the stock module, adds to the logits of some rows of one pass, and the
+    content that this depends on.
+    """
 
     position_logits: PositionLogits | None
     content: Content
@@ -46,28 +65,41 @@ class LogitsOfRows:
     bias: Float[Tensor, "any any row key"] | None = None
     """Of the stock module."""
 
-    def __call__(self, rows: Int[Tensor, "row"], seen: Bool[Tensor, "batch 1 row key"]) -> Float[Tensor, "batch head row key"]:
+    def __call__(
+        self, rows: Int[Tensor, "row"], seen: Bool[Tensor, "batch 1 row key"]
+    ) -> Float[Tensor, "batch head row key"]:
         """Position logits of `rows` against all keys, given which keys each may see."""
         bias = self.bias
         if bias is not None:
-            bias = bias[:, :, rows].expand(len(self.content.keys), self.content.queries.shape[1], -1, -1)
+            bias = bias[:, :, rows].expand(
+                len(self.content.keys), self.content.queries.shape[1], -1, -1
+            )
         if self.position_logits is None:
             assert bias is not None
             return bias
-        added = self.content.added(self.position_logits, rows, self.positions[..., rows], self.positions, seen, self.logit_scale)
+        added = self.content.added(
+            self.position_logits,
+            rows,
+            self.positions[..., rows],
+            self.positions,
+            seen,
+            self.logit_scale,
+        )
         return added if bias is None else added + bias
 
 
 @dataclass
 class HookSites:
-    """The points inside attention where a hook may read a tensor or replace it: one module per point.
+    """The points inside attention where a hook may read a tensor or replace it: one module per
+    point.
 
-    Each is called with the tensor named, and attention goes on with its result. Without a bridge every point is the identity; the bridge
-    puts TransformerLens' HookPoints there.
+    Each is called with the tensor named, and attention goes on with its result. Without a bridge
+    every point is the identity; the bridge puts TransformerLens' HookPoints there.
     """
 
     queries: nn.Module = field(default_factory=nn.Identity)
-    """[batch, head, token, d_head], after everything that the module does to them, before rotation."""
+    """[batch, head, token, d_head], after everything that the module does to them, before rotation.
+    """
     keys: nn.Module = field(default_factory=nn.Identity)
     """[batch, kv_head, token, d_head], those of this pass."""
     values: nn.Module = field(default_factory=nn.Identity)
@@ -90,13 +122,21 @@ class HookSites:
     """[batch, token, head, d_value]: weighted values, before the output projection."""
 
     def call(self, site: str, act: Callable[[Tensor], Tensor | None]) -> Callable[[], None]:
-        """Call `act` with the tensor at `site` in every pass, which goes on with what `act` returns, if anything; the result ends that."""
-        return getattr(self, site).register_forward_hook(lambda module, arguments, tensor: act(tensor)).remove
+        """Call `act` with the tensor at `site` in every pass, which goes on with what `act`
+        returns, if anything; the result ends that.
+        """
+        return (
+            getattr(self, site)
+            .register_forward_hook(lambda module, arguments, tensor: act(tensor))
+            .remove
+        )
 
     @property
     def needs_eager(self) -> bool:
         """Whether a hook reads or edits scores or pattern, so that they must be materialised."""
-        return any(site._forward_hooks or site._backward_hooks for site in (self.scores, self.pattern))
+        return any(
+            site._forward_hooks or site._backward_hooks for site in (self.scores, self.pattern)
+        )
 
 
 @dataclass

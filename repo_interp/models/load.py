@@ -1,8 +1,9 @@
-"""A checkpoint as a model, or as a TransformerBridge: identified, loaded strictly, with its tokenizer and a record of where it came from.
+"""A checkpoint as a model, or as a TransformerBridge: identified, loaded strictly, with its
+tokenizer and a record of where it came from.
 
-TransformerLens is imported where a bridge is made, and nowhere else: `analyze` and the commands need none, and importing it takes seconds.
-`load_fresh` and `fresh_twin` give the same decoder and layout with freshly drawn weights: the control for every claim about what
-training did to a model.
+TransformerLens is imported where a bridge is made, and nowhere else: `analyze` and the commands
+need none, and importing it takes seconds. `load_fresh` and `fresh_twin` give the same decoder and
+layout with freshly drawn weights: the control for every claim about what training did to a model.
 """
 
 from __future__ import annotations
@@ -14,7 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoModelForCausalLM,
+    PretrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
 from repo_interp.errors import InputError
 from repo_interp.models.changes import unchanged_computation
@@ -34,7 +40,9 @@ if TYPE_CHECKING:
 
 _TOKENS = 12
 _TOLERANCE, _TOLERANCE_HALF = 5e-3, 0.5
-"""Largest difference of outputs over the largest output: rounding of large logits stays below, another window or scale does not."""
+"""Largest difference of outputs over the largest output: rounding of large logits stays below,
+another window or scale does not.
+"""
 
 
 def open_model(
@@ -46,14 +54,17 @@ def open_model(
     most_memory: MostMemory | None = None,
     positions_dtype: str | None = None,
 ) -> PreTrainedModel:
-    """The checkpoint at `path` as the model that `load` puts into a bridge, to measure: with its tokenizer, and without TransformerLens.
+    """The checkpoint at `path` as the model that `load` puts into a bridge, to measure: with its
+    tokenizer, and without TransformerLens.
 
         model = ri.open_model("smollm2-135m")
         run = ri.analyze(model, "some text", ("attention_mass",))
 
     Arguments and errors as of `load`; the results of `analyze` are the same.
     """
-    model, tokenizer, source = _opened(path, device, dtype, rope_scaling, device_map, most_memory, positions_dtype)
+    model, tokenizer, source = _opened(
+        path, device, dtype, rope_scaling, device_map, most_memory, positions_dtype
+    )
     reads_with(model, tokenizer)
     unchanged_computation(model)
     mark(model, source)
@@ -69,16 +80,20 @@ def load(
     most_memory: MostMemory | None = None,
     positions_dtype: str | None = None,
 ) -> TransformerBridge:
-    """The checkpoint at `path` - a directory, a name of the zoo, a hub id; released, ours or stock - as a TransformerBridge.
+    """The checkpoint at `path` - a directory, a name of the zoo, a hub id; released, ours or stock
+    - as a TransformerBridge.
 
-    Positions are analysed in float32 for good reason: in bfloat16 a position near 100 is rounded to steps of 0.5. Of a model in
-    bfloat16, `positions_dtype` "float32" keeps learned positions unrounded. `rope_scaling` exchanges how frequencies are scaled,
-    `device_map` and `most_memory` spread a model that is larger than a device (see `load_model`). Raises InputError, naming what is
-    wrong, for anything that would not run exactly as it was trained.
+    Positions are analysed in float32 for good reason: in bfloat16 a position near 100 is rounded to
+    steps of 0.5. Of a model in bfloat16, `positions_dtype` "float32" keeps learned positions
+    unrounded. `rope_scaling` exchanges how frequencies are scaled, `device_map` and `most_memory`
+    spread a model that is larger than a device (see `load_model`). Raises InputError, naming what
+    is wrong, for anything that would not run exactly as it was trained.
     """
     from repo_interp.models.bridge import bridge
 
-    model, tokenizer, source = _opened(path, device, dtype, rope_scaling, device_map, most_memory, positions_dtype)
+    model, tokenizer, source = _opened(
+        path, device, dtype, rope_scaling, device_map, most_memory, positions_dtype
+    )
     wrapped = bridge(model, tokenizer)
     mark(wrapped, source)
     wrapped.cfg.model_name = source.name
@@ -86,44 +101,67 @@ def load(
 
 
 def _opened(
-    path: str | os.PathLike[str], device: str, dtype: str, rope_scaling: Mapping[str, Any] | None, *further: Any
+    path: str | os.PathLike[str],
+    device: str,
+    dtype: str,
+    rope_scaling: Mapping[str, Any] | None,
+    *further: Any,
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase | None, Origin]:
-    """The model of a checkpoint, which attends as measures see it, its tokenizer, and where it came from."""
+    """The model of a checkpoint, which attends as measures see it, its tokenizer, and where it came
+    from.
+    """
     checkpoint = identify(path)
-    tokenizer = load_tokenizer(checkpoint)  # before the weights: what reading it needs and gives back is theirs then
+    # before the weights: what reading it needs and gives back is theirs then
+    tokenizer = load_tokenizer(checkpoint)
     model = load_model(checkpoint, device, dtype, rope_scaling, *further)
     require_parity(model)
     return model, tokenizer, origin(checkpoint, path, rope_scaling)
 
 
 def zoo(name: str, device: str = "cpu", dtype: str = "float32") -> TransformerBridge:
-    """A checkpoint that ships, such as "niah/repo", as a TransformerBridge. Raises InputError naming those there are."""
+    """A checkpoint that ships, such as "niah/repo", as a TransformerBridge.
+
+    Raises InputError naming those there are.
+    """
     return load(zoo_path(name), device, dtype)
 
 
 def require_parity(model: nn.Module) -> None:
-    """Raise InputError where measures would see other attention than that which the model computes, tried on a few tokens.
+    """Raise InputError where measures would see other attention than that which the model computes,
+    tried on a few tokens.
 
     Windows longer than 64 tokens are not reached by them.
     """
     layers = as_decoder(model).layers
-    windows = [layer.sliding_window for layer in layers if layer.sliding_window is not None and layer.sliding_window <= 64]
-    count = min(max([_TOKENS, *(window + 4 for window in windows)]), longest_prompt(model) or sys.maxsize)
+    windows = [
+        layer.sliding_window
+        for layer in layers
+        if layer.sliding_window is not None and layer.sliding_window <= 64
+    ]
+    count = min(
+        max([_TOKENS, *(window + 4 for window in windows)]), longest_prompt(model) or sys.maxsize
+    )
     weight = as_decoder(model).weight
     tokens = torch.arange(count, device=weight.device)[None] * 7919 % layers[0].config.vocab_size
     tolerance = _TOLERANCE if torch.finfo(weight.dtype).bits >= 32 else _TOLERANCE_HALF
     for layer, error in zip(layers, parity_errors(model, tokens), strict=True):
         if not error <= tolerance:
             raise InputError(
-                f"layer {layer.layer_idx} ({layer.scheme}) attends otherwise than its captured queries, keys and positions say "
-                f"(outputs differ by {error:.2g} of their size): measures would be wrong; report it with the checkpoint's config.json"
+                f"layer {layer.layer_idx} ({layer.scheme}) attends otherwise than its "
+                "captured queries, keys and positions say "
+                f"(outputs differ by {error:.2g} of their size): measures would be wrong; "
+                "report it with the checkpoint's config.json"
             )
 
 
-def load_fresh(path: str | os.PathLike[str], seed: int = 0, device: str = "cpu") -> TransformerBridge:
-    """The checkpoint at `path` with freshly drawn weights instead of its own, in float32, as a bridge; `seed` decides them.
+def load_fresh(
+    path: str | os.PathLike[str], seed: int = 0, device: str = "cpu"
+) -> TransformerBridge:
+    """The checkpoint at `path` with freshly drawn weights instead of its own, in float32, as a
+    bridge; `seed` decides them.
 
-    The state of torch's random numbers is left as it was. Raises InputError where there is no checkpoint to read.
+    The state of torch's random numbers is left as it was. Raises InputError where there is no
+    checkpoint to read.
     """
     from repo_interp.models.bridge import bridge
 
@@ -133,7 +171,8 @@ def load_fresh(path: str | os.PathLike[str], seed: int = 0, device: str = "cpu")
 
 
 def fresh_twin(model: nn.Module, seed: int = 0) -> PreTrainedModel:
-    """A repositioned model like `model` (or the one inside a bridge), with freshly drawn weights, in float32, on its device.
+    """A repositioned model like `model` (or the one inside a bridge), with freshly drawn weights,
+    in float32, on its device.
 
     The state of torch's random numbers is left as it was.
     """
@@ -142,8 +181,12 @@ def fresh_twin(model: nn.Module, seed: int = 0) -> PreTrainedModel:
     return twin.to(as_decoder(model).device).eval()  # pyright: ignore[reportArgumentType]
 
 
-def drawn(config: PretrainedConfig, schemes: Sequence[str], options: Mapping[str, Any], seed: int) -> PreTrainedModel:
-    """A repositioned model of that configuration with freshly drawn weights, in float32; torch's random numbers are left as they were."""
+def drawn(
+    config: PretrainedConfig, schemes: Sequence[str], options: Mapping[str, Any], seed: int
+) -> PreTrainedModel:
+    """A repositioned model of that configuration with freshly drawn weights, in float32; torch's
+    random numbers are left as they were.
+    """
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)

@@ -1,4 +1,5 @@
-"""What a stock attention module hides or adds by itself, read off the call of its attention function.
+"""What a stock attention module hides or adds by itself, read off the call of its attention
+function.
 
 mask        the decoder's: causal, windows, padding; boolean, additive, or none (plainly causal)
 window      as the call says, else as the configuration says where the mask of this pass confirms it
@@ -16,7 +17,15 @@ from torch import Tensor
 
 from repo_interp.errors import InputError
 
-_KNOWN = ("s_aux", "indices", "position_bias", "position_ids", "cu_seq_lens_q", "cu_seq_lens_k", "num_items_in_batch")
+_KNOWN = (
+    "s_aux",
+    "indices",
+    "position_bias",
+    "position_ids",
+    "cu_seq_lens_q",
+    "cu_seq_lens_k",
+    "num_items_in_batch",
+)
 """Tensors that stock modules give attention functions, which are used or change nothing here."""
 _HIDDEN = -1e4
 """Logit of a key that a module hides by itself, for measures: its weight is 0 in float32."""
@@ -38,22 +47,34 @@ class Masked:
         if self.hidden is None:
             return self.bias
         return (
-            torch.where(self.hidden, _HIDDEN, 0.0) if self.bias is None else self.bias.float().masked_fill(self.hidden, _HIDDEN)
+            torch.where(self.hidden, _HIDDEN, 0.0)
+            if self.bias is None
+            else self.bias.float().masked_fill(self.hidden, _HIDDEN)
         )
 
 
 def masked_by(
-    module: Any, queries: Tensor, keys: int, attention_mask: Tensor | None, given: Tensor | None, keywords: dict[str, Any]
+    module: Any,
+    queries: Tensor,
+    keys: int,
+    attention_mask: Tensor | None,
+    given: Tensor | None,
+    keywords: dict[str, Any],
 ) -> Masked:
-    """What `module` masks and adds in a call with `keys` keys; `given`: the mask that the decoder gave it.
+    """What `module` masks and adds in a call with `keys` keys; `given`: the mask that the decoder
+    gave it.
 
     Takes what it uses out of `keywords`. Raises InputError for a tensor that is not known.
     """
     for name, value in keywords.items():
         if isinstance(value, Tensor) and name not in _KNOWN:
-            raise InputError(f"{type(module).__name__} gives attention {name!r}, which is not supported")
+            raise InputError(
+                f"{type(module).__name__} gives attention {name!r}, which is not supported"
+            )
     selected, bias = keywords.pop("indices", None), keywords.pop("position_bias", None)
-    own = attention_mask is not None and (given is None or attention_mask.data_ptr() != given.data_ptr())
+    own = attention_mask is not None and (
+        given is None or attention_mask.data_ptr() != given.data_ptr()
+    )
     if selected is None and bias is None and not own:
         return Masked(attention_mask)
     rows, device = queries.shape[2], queries.device
@@ -64,10 +85,16 @@ def masked_by(
     if selected is not None:
         chosen = torch.zeros(len(queries), 1, rows, keys, dtype=torch.bool, device=device)
         seen = seen & chosen.scatter(-1, selected.long()[:, None], True)
-    return Masked(seen, bias, None if selected is None and not own else visible(rows, keys, None, device) & ~seen)
+    return Masked(
+        seen,
+        bias,
+        None if selected is None and not own else visible(rows, keys, None, device) & ~seen,
+    )
 
 
-def window_of(config: Any, keywords: dict[str, Any], attention_mask: Tensor | None, keys: int) -> int | None:
+def window_of(
+    config: Any, keywords: dict[str, Any], attention_mask: Tensor | None, keys: int
+) -> int | None:
     """Keys that a query sees; None: all earlier ones."""
     if "sliding_window" in keywords:
         return keywords["sliding_window"]
@@ -78,12 +105,20 @@ def window_of(config: Any, keywords: dict[str, Any], attention_mask: Tensor | No
     return None if bool(last[..., : keys - window].any()) else window
 
 
-def visible(rows: int, keys: int, attention_mask: Tensor | None, device: torch.device) -> Bool[Tensor, "batch 1 row key"]:
-    """Which of the keys the last `rows` tokens may see: `attention_mask` boolean, additive, or none (plainly causal)."""
+def visible(
+    rows: int, keys: int, attention_mask: Tensor | None, device: torch.device
+) -> Bool[Tensor, "batch 1 row key"]:
+    """Which of the keys the last `rows` tokens may see: `attention_mask` boolean, additive, or none
+    (plainly causal).
+    """
     if attention_mask is None:
         return torch.ones(rows, keys, dtype=torch.bool, device=device).tril(keys - rows)[None, None]
     attention_mask = attention_mask[..., :keys]
-    return attention_mask if attention_mask.dtype == torch.bool else attention_mask > torch.finfo(attention_mask.dtype).min / 2
+    return (
+        attention_mask
+        if attention_mask.dtype == torch.bool
+        else attention_mask > torch.finfo(attention_mask.dtype).min / 2
+    )
 
 
 def masked(scores: Float[Tensor, "batch head row key"], attention_mask: Tensor | None) -> Tensor:

@@ -1,9 +1,11 @@
-"""Outputs of attention: those of a pass, and those of one query over sliding windows (Position Generalization sec. 4.2, fig. 6).
+"""Outputs of attention: those of a pass, and those of one query over sliding windows (Position
+Generalization sec. 4.2, fig. 6).
 
     o_s = sum_{j = s .. s + L - 1} softmax_j(w(q, k_j, distance)) v_j
 
-The query takes the last place of every window, so distances are L - 1 .. 0, as length extension makes them look; where positions
-are learned, distances are those of the query's own position to the keys'. Knows nothing about which queries and windows.
+The query takes the last place of every window, so distances are L - 1 .. 0, as length extension
+makes them look; where positions are learned, distances are those of the query's own position to the
+keys'. Knows nothing about which queries and windows.
 """
 
 from __future__ import annotations
@@ -32,7 +34,9 @@ def attention_outputs(
     receive: Callable[[int, Float[Tensor, "batch token width"]], object],
     layers: Collection[int] | None = None,
 ) -> AbstractContextManager[None]:
-    """Every pass hands the outputs of `layers` (None: all) to `receive`: sum_j w_ij v_j, a layer's heads side by side, before Wo."""
+    """Every pass hands the outputs of `layers` (None: all) to `receive`: sum_j w_ij v_j, a layer's
+    heads side by side, before Wo.
+    """
 
     def hand_on(attention: RepositionedAttention, attended: Tensor) -> None:
         receive(attention.layer_idx, attended.flatten(2))
@@ -54,11 +58,13 @@ def attention_values(
 
 
 def parity_errors(model: nn.Module, tokens: Int[Tensor, "1 token"]) -> list[float]:
-    """By layer, how far attention's outputs on `tokens` are from those remade of what `capture` shows to measures.
+    """By layer, how far attention's outputs on `tokens` are from those remade of what `capture`
+    shows to measures.
 
         o_i = sum_j softmax_j(W_ij) v_j,    W from `AttentionInputs.logits`: scale, window, soft cap, positions, added logits
 
-    Largest difference over the largest output. Costs a forward pass and maps of these tokens, one layer at a time.
+    Largest difference over the largest output. Costs a forward pass and maps of these tokens, one
+    layer at a time.
     """
     values: dict[int, Tensor] = {}
     expected: dict[int, Tensor] = {}
@@ -71,16 +77,27 @@ def parity_errors(model: nn.Module, tokens: Int[Tensor, "1 token"]) -> list[floa
 
     def receive_outputs(layer: int, outputs: Tensor) -> None:
         remade = expected.pop(layer)
-        errors[layer] = float((outputs - remade).abs().amax() / remade.abs().amax().clamp_min(torch.finfo(torch.float32).tiny))
+        errors[layer] = float(
+            (outputs - remade).abs().amax()
+            / remade.abs().amax().clamp_min(torch.finfo(torch.float32).tiny)
+        )
 
     with attention_values(model, values.__setitem__), attention_outputs(model, receive_outputs):
-        capture(model, tokens, torch.ones_like(tokens, dtype=torch.bool), torch.zeros(1, dtype=torch.long), receive_inputs)
+        capture(
+            model,
+            tokens,
+            torch.ones_like(tokens, dtype=torch.bool),
+            torch.zeros(1, dtype=torch.long),
+            receive_inputs,
+        )
     return [errors[layer] for layer in sorted(errors)]
 
 
 @dataclass
 class LayerTensors:
-    """Queries, keys and values before rotation, and positions, of one layer in one pass of one prompt."""
+    """Queries, keys and values before rotation, and positions, of one layer in one pass of one
+    prompt.
+    """
 
     content: Content | None = None
     positions: Float[Tensor, "1 any token"] | None = None
@@ -101,9 +118,16 @@ def layer_tensors(model: nn.Module, layer: int) -> Iterator[LayerTensors]:
 
 
 def outputs_over_windows(
-    model: nn.Module, layer: int, tensors: LayerTensors, query: int, starts: Sequence[int], window: int
+    model: nn.Module,
+    layer: int,
+    tensors: LayerTensors,
+    query: int,
+    starts: Sequence[int],
+    window: int,
 ) -> Float[Tensor, "start width"]:
-    """Outputs of the query at token `query` over the `window` keys from each of `starts`, its heads side by side."""
+    """Outputs of the query at token `query` over the `window` keys from each of `starts`, its heads
+    side by side.
+    """
     (attention,) = attentions_of(model, [layer])
     content = tensors.content
     assert content is not None
@@ -122,13 +146,21 @@ def outputs_over_windows(
             at = here = None if tensors.positions is None else index[:, None].to(torch.float32)
             here = None if here is None else here[..., -1:]
         turned = attention.rotate(asked, raw[:, :, :1], here)[0]
-        keys = expand_heads(raw, at.shape[1]) if at is not None and at.shape[1] > raw.shape[1] else raw
-        logits = turned @ expand_heads(attention.rotate(keys, keys, at)[1], heads).mT * attention.scaling
+        keys = (
+            expand_heads(raw, at.shape[1]) if at is not None and at.shape[1] > raw.shape[1] else raw
+        )
+        logits = (
+            turned @ expand_heads(attention.rotate(keys, keys, at)[1], heads).mT * attention.scaling
+        )
         logits = soft_capped(logits, attention.attn_logit_softcapping)
         if attention.position_logits is not None:
             seen = torch.ones(1, 1, 1, window, dtype=torch.bool, device=asked.device)
             places = (index[:, -1:], index) if at is None else (here, at)
-            added = attention.position_logits(asked, raw, *places, seen, attention.scaling, values, None)
+            added = attention.position_logits(
+                asked, raw, *places, seen, attention.scaling, values, None
+            )
             logits = logits + added
-        outputs.append((weights_of(logits, tensors.sinks) @ expand_heads(values, heads))[0, :, 0].flatten())
+        outputs.append(
+            (weights_of(logits, tensors.sinks) @ expand_heads(values, heads))[0, :, 0].flatten()
+        )
     return torch.stack(outputs)

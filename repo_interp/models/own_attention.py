@@ -1,11 +1,14 @@
-"""Families that compute attention themselves: BLOOM, Falcon and GPT-J, made to call the attention interface of transformers.
+"""Families that compute attention themselves: BLOOM, Falcon and GPT-J, made to call the attention
+interface of transformers.
 
-    stock projections -> rotation by the tables that are given -> cache -> ALL_ATTENTION_FUNCTIONS -> stock output projection
+    stock projections -> rotation by the tables that are given -> cache -> ALL_ATTENTION_FUNCTIONS
+    -> stock output projection
 
-`follow` gives their attention modules a subclass of their own class, whose forward pass computes the same with the module's own parts; so
-whatever works on other families works on them, and weights and their names stay. GPT-J keeps its sines in every module: its decoder gets a
-rotary module that hands them on as tables. BLOOM adds a slope per head times the distance (ALiBi) to its logits: its layers have our scheme
-`alibi`, and where none is attached its own bias goes into the mask.
+`follow` gives their attention modules a subclass of their own class, whose forward pass computes
+the same with the module's own parts; so whatever works on other families works on them, and weights
+and their names stay. GPT-J keeps its sines in every module: its decoder gets a rotary module that
+hands them on as tables. BLOOM adds a slope per head times the distance (ALiBi) to its logits: its
+layers have our scheme `alibi`, and where none is attached its own bias goes into the mask.
 """
 # pyright: reportIncompatibleMethodOverride=false, reportArgumentType=false, reportOptionalIterable=false, reportOptionalOperand=false
 # pyright: reportOperatorIssue=false
@@ -35,11 +38,22 @@ class Following:
 
     calls_interface = True
 
-    def attend(self: Any, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, dropout: nn.Dropout) -> Any:
+    def attend(
+        self: Any,
+        queries: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        mask: Tensor | None,
+        dropout: nn.Dropout,
+    ) -> Any:
         """What the configured attention function gives, its heads side by side."""
-        function = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_attention_forward)
+        function = ALL_ATTENTION_FUNCTIONS.get_interface(
+            self.config._attn_implementation, eager_attention_forward
+        )
         rate = dropout.p if self.training else 0.0
-        attended, weights = function(self, queries, keys, values, mask, dropout=rate, scaling=self.head_dim**-0.5)
+        attended, weights = function(
+            self, queries, keys, values, mask, dropout=rate, scaling=self.head_dim**-0.5
+        )
         return attended.flatten(2), weights
 
 
@@ -50,7 +64,15 @@ class FollowingBloom(Following, BloomAttention):
     num_key_value_groups = 1
 
     def forward(
-        self, hidden_states, residual, alibi, attention_mask, layer_past=None, use_cache=False, output_attentions=False, **kwargs
+        self,
+        hidden_states,
+        residual,
+        alibi,
+        attention_mask,
+        layer_past=None,
+        use_cache=False,
+        output_attentions=False,
+        **kwargs,
     ) -> Any:
         """As the stock class."""
         queries, keys, values = self._reshape(self.query_key_value(hidden_states))
@@ -61,7 +83,9 @@ class FollowingBloom(Following, BloomAttention):
             bias = alibi.view(len(queries), self.num_heads, 1, -1)
             seen = visible(queries.shape[2], keys.shape[2], attention_mask, queries.device)
             attention_mask = torch.where(seen, bias, lowest)
-        attended, weights = self.attend(queries, keys, values, attention_mask, self.attention_dropout)
+        attended, weights = self.attend(
+            queries, keys, values, attention_mask, self.attention_dropout
+        )
         output = nn.functional.dropout(self.dense(attended), self.hidden_dropout, self.training)
         return output if residual is None else residual + output, weights
 
@@ -87,11 +111,15 @@ class FollowingFalcon(Following, FalconAttention):
         **kwargs,
     ) -> Any:
         """As the stock class."""
-        queries, keys, values = (part.transpose(1, 2) for part in self._split_heads(self.query_key_value(hidden_states)))
+        queries, keys, values = (
+            part.transpose(1, 2) for part in self._split_heads(self.query_key_value(hidden_states))
+        )
         queries, keys = turned_halves(queries, keys, *position_embeddings)
         if layer_past is not None:
             keys, values = layer_past.update(keys, values, self.layer_idx)
-        attended, weights = self.attend(queries, keys, values, attention_mask, self.attention_dropout)
+        attended, weights = self.attend(
+            queries, keys, values, attention_mask, self.attention_dropout
+        )
         return self.dense(attended), weights
 
 
@@ -113,11 +141,15 @@ class FollowingGPTJ(Following, GPTJAttention):
     ) -> Any:
         """As the stock class."""
         projected = (part(hidden_states) for part in (self.q_proj, self.k_proj, self.v_proj))
-        queries, keys, values = (part.unflatten(-1, (self.num_attention_heads, self.head_dim)) for part in projected)
+        queries, keys, values = (
+            part.unflatten(-1, (self.num_attention_heads, self.head_dim)) for part in projected
+        )
         cosines, sines = (table.to(keys.dtype) for table in position_embeddings)
         turning = 2 * cosines.shape[-1]
         queries, keys = (
-            torch.cat([turned_neighbours(part[..., :turning], sines, cosines), part[..., turning:]], -1)
+            torch.cat(
+                [turned_neighbours(part[..., :turning], sines, cosines), part[..., turning:]], -1
+            )
             for part in (queries, keys)
         )
         queries, keys, values = (part.transpose(1, 2) for part in (queries, keys, values))
@@ -145,25 +177,37 @@ class GPTJRotary(nn.Module):
         return angles.cos(), angles.sin()
 
 
-FOLLOWING: dict[type, type] = {BloomAttention: FollowingBloom, FalconAttention: FollowingFalcon, GPTJAttention: FollowingGPTJ}
+FOLLOWING: dict[type, type] = {
+    BloomAttention: FollowingBloom,
+    FalconAttention: FollowingFalcon,
+    GPTJAttention: FollowingGPTJ,
+}
 """By the stock class, ours."""
 _ROTARY = "rotary_of_repo_interp"
 
 
 def follow(decoder: Any) -> None:
-    """Let the attention modules of `decoder`, where they compute attention themselves, call the attention interface."""
+    """Let the attention modules of `decoder`, where they compute attention themselves, call the
+    attention interface.
+    """
     modules = [module for module in decoder.modules() if type(module) in FOLLOWING]
     for module in modules:
-        # Not a new module: weights, hooks and adapters of the user stay on this one, and its names in the model.
+        # Not a new module: weights, hooks and adapters of the user stay on this one, and its names
+        # in the model.
         module.__class__ = FOLLOWING[type(module)]
         module.config = decoder.config
     if modules and isinstance(modules[0], FollowingGPTJ):
         rotary = GPTJRotary(decoder.config).to(modules[0].embed_positions.device)
         decoder.add_module(_ROTARY, rotary)
 
-        def hand_on(module: nn.Module, arguments: tuple, keywords: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
+        def hand_on(
+            module: nn.Module, arguments: tuple, keywords: dict[str, Any]
+        ) -> tuple[tuple, dict[str, Any]]:
             return arguments, {
-                TABLES: rotary(arguments[0] if arguments else keywords["hidden_states"], keywords["position_ids"])
+                TABLES: rotary(
+                    arguments[0] if arguments else keywords["hidden_states"],
+                    keywords["position_ids"],
+                )
             } | keywords
 
         for module in modules:

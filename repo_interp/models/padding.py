@@ -1,7 +1,9 @@
-"""Which tokens of a forward pass belong to its prompts, for code that takes a mean over a prompt's tokens or draws among them.
+"""Which tokens of a forward pass belong to its prompts, for code that takes a mean over a prompt's
+tokens or draws among them.
 
-A pass over prompts padded on the right needs no attention mask, since no token sees a later one; so the pass itself does not say where
-its prompts end. Who runs it does, by `padding_known` around the pass. A pass that is given an attention mask says it by that.
+A pass over prompts padded on the right needs no attention mask, since no token sees a later one; so
+the pass itself does not say where its prompts end. Who runs it does, by `padding_known` around the
+pass. A pass that is given an attention mask says it by that.
 """
 
 from __future__ import annotations
@@ -21,7 +23,9 @@ _VALID: ContextVar[Tensor | None] = ContextVar("valid", default=None)
 
 @contextmanager
 def padding_known(valid: Bool[Tensor, "prompt token"]) -> Iterator[None]:
-    """While the context lasts, in passes over as many prompts and tokens what is not `valid` is padding."""
+    """While the context lasts, in passes over as many prompts and tokens what is not `valid` is
+    padding.
+    """
     before = _VALID.set(valid)
     try:
         yield
@@ -37,9 +41,12 @@ def padded_on_the_right(lengths: Sequence[int]) -> AbstractContextManager[None]:
 def valid_tokens(
     hidden_states: Float[Tensor, "prompt token d_model"], attention_mask: Tensor | None, start: int
 ) -> Bool[Tensor, "prompt token"] | None:
-    """The tokens of this pass that are no padding, as far as that was said; None: all. `start`: tokens in the cache before them.
+    """The tokens of this pass that are no padding, as far as that was said; None: all.
 
-    `attention_mask`: the layer's, boolean or additive, over rows and keys: padding does not see itself.
+    `start`: tokens in the cache before them.
+
+    `attention_mask`: the layer's, boolean or additive, over rows and keys: padding does not see
+    itself.
     """
     prompts, tokens, _ = hidden_states.shape
     said = _VALID.get()

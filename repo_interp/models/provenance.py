@@ -25,8 +25,14 @@ TRAINED = "training.toml"
 """The file that `repo-interp train` writes into the directory of the weights."""
 
 
-def origin(checkpoint: Checkpoint, asked_for: str | os.PathLike[str], rope_scaling: Mapping[str, Any] | None = None) -> Origin:
-    """The origin of what is loaded from `checkpoint`, which the user called `asked_for`, with its rotation scaled by `rope_scaling`."""
+def origin(
+    checkpoint: Checkpoint,
+    asked_for: str | os.PathLike[str],
+    rope_scaling: Mapping[str, Any] | None = None,
+) -> Origin:
+    """The origin of what is loaded from `checkpoint`, which the user called `asked_for`, with its
+    rotation scaled by `rope_scaling`.
+    """
     directory = Path(asked_for).resolve()
     if not directory.exists():
         name = os.fspath(asked_for)
@@ -35,7 +41,11 @@ def origin(checkpoint: Checkpoint, asked_for: str | os.PathLike[str], rope_scali
     else:
         name = directory.name
     scaling = (
-        " ".join(str(rope_scaling[key]) for key in ("rope_type", "type", "factor") if key in rope_scaling) if rope_scaling else ""
+        " ".join(
+            str(rope_scaling[key]) for key in ("rope_type", "type", "factor") if key in rope_scaling
+        )
+        if rope_scaling
+        else ""
     )
     digest, trained = checkpoint_digest(checkpoint.directory), training_length(checkpoint.config)
     return Origin(name, digest, trained, checkpoint.directory, scaling, checkpoint.remarks)
@@ -50,20 +60,30 @@ def mark(model: nn.Module, source: Origin) -> None:
 def length_trained(model: nn.Module) -> int:
     """Longest prompts that a repositioned model or bridge was trained on, in tokens."""
     decoder = as_decoder(model)
-    return training_length(decoder.config) if decoder.origin is None else decoder.origin.training_length
+    return (
+        training_length(decoder.config)
+        if decoder.origin is None
+        else decoder.origin.training_length
+    )
 
 
 def positions_dtype(model: nn.Module) -> torch.dtype:
     """The precision of a model's learned positions; its own where it learns none."""
     decoder = as_decoder(model)
-    return next((parameter for assigner in decoder.assigners for parameter in assigner.parameters()), decoder.weight).dtype
+    return next(
+        (parameter for assigner in decoder.assigners for parameter in assigner.parameters()),
+        decoder.weight,
+    ).dtype
 
 
 def identity(model: nn.Module) -> dict[str, str | int]:
-    """Names and digests of a repositioned model or bridge, for a run. No path is among them: a checkpoint may move.
+    """Names and digests of a repositioned model or bridge, for a run.
 
-    `positions_dtype` is there where learned positions have another precision than the model, `scaling` where its rotation was scaled when
-    it was loaded, `changed` where it is no longer as it was loaded: the digest of the checkpoint then says where it began.
+    No path is among them: a checkpoint may move.
+
+    `positions_dtype` is there where learned positions have another precision than the model,
+    `scaling` where its rotation was scaled when it was loaded, `changed` where it is no longer as
+    it was loaded: the digest of the checkpoint then says where it began.
     """
     decoder, changed = as_decoder(model), changes(model)
     checkpoint = decoder.origin
@@ -73,7 +93,9 @@ def identity(model: nn.Module) -> dict[str, str | int]:
         "dtype": _named(decoder.dtype),
         **({} if of_positions == decoder.dtype else {"positions_dtype": _named(of_positions)}),
         "training_length": length_trained(model),
-        **({"scaling": checkpoint.scaling} if checkpoint is not None and checkpoint.scaling else {}),
+        **(
+            {"scaling": checkpoint.scaling} if checkpoint is not None and checkpoint.scaling else {}
+        ),
         **({"changed": changed} if changed else {}),
         "checkpoint": checkpoint.name if checkpoint is not None else "",
         "checkpoint_digest": checkpoint.digest if checkpoint is not None else weights_digest(model),
@@ -86,7 +108,8 @@ def checkpoint_digest(directory: Path) -> str:
 
 
 def weights_digest(model: nn.Module) -> str:
-    """SHA-256 over names and values of a model's parameters, in hexadecimal: for models that came from no checkpoint.
+    """SHA-256 over names and values of a model's parameters, in hexadecimal: for models that came
+    from no checkpoint.
 
     It is kept beside the model while nothing is written to a parameter.
     """

@@ -1,12 +1,13 @@
 """Put a layout of position schemes into a stock Hugging Face decoder.
 
-A `RepositionedAttention` is attached to every stock attention module, which stays in place; only what a scheme learns (f_phi:
-2 d d_p + d_p P parameters per layer) is new, drawn from normal(0, initializer_range) as in the RePo paper, or with a deviation of
-its own.
+A `RepositionedAttention` is attached to every stock attention module, which stays in place; only
+what a scheme learns (f_phi: 2 d d_p + d_p P parameters per layer) is new, drawn from normal(0,
+initializer_range) as in the RePo paper, or with a deviation of its own.
 
-Learned absolute positions enter at the decoder's input, one vector per position added to the token embeddings, so they are no part of any
-attention layer, whose scheme is then "learned": no rotation. The table is `model.position_table`; the token embeddings are looked up as
-ever (a bridge's hook_embed fires), then the vectors are added.
+Learned absolute positions enter at the decoder's input, one vector per position added to the token
+embeddings, so they are no part of any attention layer, whose scheme is then "learned": no rotation.
+The table is `model.position_table`; the token embeddings are looked up as ever (a bridge's
+hook_embed fires), then the vectors are added.
 """
 
 from __future__ import annotations
@@ -30,7 +31,15 @@ from repo_interp.models.attention import RepositionedAttention, remember_index
 from repo_interp.models.configuration import repositioned
 from repo_interp.models.decoder import as_decoder, attentions_of, require_model
 from repo_interp.models.own_attention import follow
-from repo_interp.models.rotation import OF_TABLES, Prober, Rotation, attention_modules, depends_on_length, forget_length, rotaries
+from repo_interp.models.rotation import (
+    OF_TABLES,
+    Prober,
+    Rotation,
+    attention_modules,
+    depends_on_length,
+    forget_length,
+    rotaries,
+)
 from repo_interp.models.schemes import SchemeBuilder
 from repo_interp.models.tables import TABLE, positions_in, stock_table, table_of
 from repo_interp.models.wrapped import eager, model_of, unwrapped
@@ -42,16 +51,20 @@ from repo_interp.side_by_side import BatchSize, SideBySide, limit
 logger = logging.getLogger(__name__)
 
 _HANDLE = "_position_table_hook"
-"""Where a decoder keeps the handle of its table's hook: beside the table, with which it is copied."""
+"""Where a decoder keeps the handle of its table's hook: beside the table, with which it is copied.
+"""
 
 
 def reposition(model: PreTrainedModel, layout: str, **options: str | float) -> PreTrainedModel:
-    """Give `model` the position schemes of `layout` (see `positions.layouts`), in place, and return it, or the one `unwrapped` from it.
+    """Give `model` the position schemes of `layout` (see `positions.layouts`), in place, and return
+    it, or the one `unwrapped` from it.
 
-    `options` are choices within schemes (see `models.options.SchemeOptions`), above all `assignment`: what has a row of learned
-    positions of its own, "kv_head", "head" or "layer". A model that was repositioned before starts the new schemes afresh. The model
-    trains, generates, and keeps its weights' names; `added_parameters` counts what the schemes added. Raises InputError for decoders,
-    layouts and options that do not fit, options without effect in the layout among them.
+    `options` are choices within schemes (see `models.options.SchemeOptions`), above all
+    `assignment`: what has a row of learned positions of its own, "kv_head", "head" or "layer". A
+    model that was repositioned before starts the new schemes afresh. The model trains, generates,
+    and keeps its weights' names; `added_parameters` counts what the schemes added. Raises
+    InputError for decoders, layouts and options that do not fit, options without effect in the
+    layout among them.
     """
     model = unwrapped(model)
     require_model(model)
@@ -61,9 +74,11 @@ def reposition(model: PreTrainedModel, layout: str, **options: str | float) -> P
 
 
 def observable(model: nn.Module) -> nn.Module:
-    """`model`, a bridge or repositioned; of any other model of Hugging Face a copy of its modules that shares its tensors, with hook sites.
+    """`model`, a bridge or repositioned; of any other model of Hugging Face a copy of its modules
+    that shares its tensors, with hook sites.
 
-    So nothing of the model changes. Raises InputError for a family that cannot be observed, and for what is no model.
+    So nothing of the model changes. Raises InputError for a family that cannot be observed, and for
+    what is no model.
     """
     model = unwrapped(model)
     if not isinstance(model, PreTrainedModel) or as_decoder(model).repositioned:
@@ -73,10 +88,14 @@ def observable(model: nn.Module) -> nn.Module:
     return with_layout(copy.deepcopy(model, shared), None)
 
 
-def with_layout(model: PreTrainedModel, layout: str | None, **options: str | float) -> PreTrainedModel:
-    """`model` with the schemes of `layout`, as `reposition` returns it; None: those that its own modules were measured to have.
+def with_layout(
+    model: PreTrainedModel, layout: str | None, **options: str | float
+) -> PreTrainedModel:
+    """`model` with the schemes of `layout`, as `reposition` returns it; None: those that its own
+    modules were measured to have.
 
-    Unlike `reposition` it accepts options without effect in the layout: a stored configuration states every option.
+    Unlike `reposition` it accepts options without effect in the layout: a stored configuration
+    states every option.
     """
     if getattr(model.config, "text_config", None) is not None:
         require_family(model.config)
@@ -91,18 +110,26 @@ def with_layout(model: PreTrainedModel, layout: str | None, **options: str | flo
             stock.layer_idx: "rope" if rotation.rotates else getattr(stock, "native_scheme", still)
             for stock, rotation in rotations.items()
         }
-        schemes = tuple(measured.get(layer, NO_ATTENTION) for layer in range(model.config.num_hidden_layers))
+        schemes = tuple(
+            measured.get(layer, NO_ATTENTION) for layer in range(model.config.num_hidden_layers)
+        )
     else:
         attending = {stock.layer_idx for stock in rotations}
-        schemes = tuple(scheme if layer in attending else NO_ATTENTION for layer, scheme in enumerate(schemes))
+        schemes = tuple(
+            scheme if layer in attending else NO_ATTENTION for layer, scheme in enumerate(schemes)
+        )
         if still == "learned" and set(schemes) - {"learned", NO_ATTENTION}:
             raise InputError(
-                f"{model.config.model_type!r} cannot be repositioned: its positions are learned vectors at its input"
+                f"{model.config.model_type!r} cannot be repositioned: its positions are "
+                "learned vectors at its input"
             )
     for stock, rotation in rotations.items():
         parts = builder.build(schemes[stock.layer_idx], rotation, 2 * len(rotation.frequencies))
         if parts.frequencies is not None and not bool(rotation.frequencies.any()):
-            raise InputError(f"no layer of {model.config.model_type} rotates, so {parts.name!r} has no frequencies to rotate by")
+            raise InputError(
+                f"no layer of {model.config.model_type} rotates, so {parts.name!r} has no "
+                "frequencies to rotate by"
+            )
         if parts.assigner is not None:
             initialise(parts.assigner, builder.deviation)
             parts.assigner.train(stock.training)
@@ -118,13 +145,21 @@ def with_layout(model: PreTrainedModel, layout: str | None, **options: str | flo
 
 
 def _rotations(model: PreTrainedModel) -> dict[Any, Rotation]:
-    """How every attention module of the model's layers rotates. A layer that does not takes the frequencies of one that does."""
+    """How every attention module of the model's layers rotates.
+
+    A layer that does not takes the frequencies of one that does.
+    """
     decoder = as_decoder(model).stack
     follow(decoder)
     prober = Prober(decoder)
     attending = list(attention_modules(decoder))
-    if sum(module in attending for block in as_decoder(model).blocks for module in block.modules()) > len(attending):
-        raise InputError(f"layers of this {model.config.model_type} share an attention module, which is not supported")
+    if sum(
+        module in attending for block in as_decoder(model).blocks for module in block.modules()
+    ) > len(attending):
+        raise InputError(
+            f"layers of this {model.config.model_type} share an attention module, which is "
+            "not supported"
+        )
     measured = {stock: prober.measured(stock) for stock in attending}
     turning = {len(each.frequencies): each for each in reversed(measured.values()) if each.rotates}
     for stock, rotation in measured.items():
@@ -139,27 +174,42 @@ def _rotations(model: PreTrainedModel) -> dict[Any, Rotation]:
     differing = [stock.layer_idx for stock, each in measured.items() if each.differs]
     if differing:
         warn(
-            f"layers {', '.join(map(str, differing))} of this {model.config.model_type} rotate otherwise than its configuration says (it "
-            "was scaled later, or lost its scaling in a loader): measured is what they do; a saved copy follows the configuration"
+            f"layers {', '.join(map(str, differing))} of this {model.config.model_type} "
+            "rotate otherwise than its configuration says (it "
+            "was scaled later, or lost its scaling in a loader): measured is what they do; a "
+            "saved copy follows the configuration"
         )
     return measured
 
 
 def batch_limits(model: nn.Module, size: BatchSize) -> SideBySide:
-    """`size` as limits of a pass: of prompts of equal length where frequencies depend on the length of the pass."""
+    """`size` as limits of a pass: of prompts of equal length where frequencies depend on the length
+    of the pass.
+    """
     return replace(limit(size), padding=0) if length_matters(model) else limit(size)
 
 
 def length_matters(model: nn.Module) -> bool:
-    """Whether frequencies depend on the length of a pass, which is that of its longest prompt (dynamic NTK, longrope)."""
-    return any(map(depends_on_length, as_decoder(model).modules("rotaries", lambda decoder: list(rotaries(decoder.stack)))))
+    """Whether frequencies depend on the length of a pass, which is that of its longest prompt
+    (dynamic NTK, longrope).
+    """
+    return any(
+        map(
+            depends_on_length,
+            as_decoder(model).modules("rotaries", lambda decoder: list(rotaries(decoder.stack))),
+        )
+    )
 
 
 def _schemes(model: PreTrainedModel, layout: str) -> tuple[str, ...]:
-    """The scheme of every layer of `model` in `layout`. Raises InputError for a layout that is none of its."""
+    """The scheme of every layer of `model` in `layout`.
+
+    Raises InputError for a layout that is none of its.
+    """
     if not isinstance(layout, str):
         raise InputError(
-            f'a layout is a text such as "repo@1/3", or a name for every layer with commas between them; got {layout!r}'
+            'a layout is a text such as "repo@1/3", or a name for every layer with commas '
+            f"between them; got {layout!r}"
         )
     try:
         return parse_layout(layout, model.config.num_hidden_layers)
@@ -176,14 +226,17 @@ def initialise(scheme: nn.Module, deviation: float) -> None:
 
 @contextmanager
 def at_rest(model: nn.Module) -> Iterator[None]:
-    """Inside the context a model or bridge is in evaluation mode and PyTorch's autocast is off, so that dropout changes no number, and all
-    have the precision that the run states.
+    """Inside the context a model or bridge is in evaluation mode and PyTorch's autocast is off, so
+    that dropout changes no number, and all have the precision that the run states.
 
-    Raises InputError for a model whose weights are on "meta", unless Accelerate fetches them from a disk.
+    Raises InputError for a model whose weights are on "meta", unless Accelerate fetches them from a
+    disk.
     """
     owner: Any = model_of(model)
     require_weights(owner)
-    training = [vars(module) for module in owner.modules() if module.training] if owner.training else []
+    training = (
+        [vars(module) for module in owner.modules() if module.training] if owner.training else []
+    )
     with eager(), ExitStack() as exact:
         for device in filter(torch.is_autocast_enabled, ("cpu", "cuda", "mps")):
             exact.enter_context(torch.autocast(device, enabled=False))
@@ -197,9 +250,14 @@ def at_rest(model: nn.Module) -> Iterator[None]:
 
 
 def require_weights(model: nn.Module) -> None:
-    """Raise InputError where the weights of `model` are on "meta", and nothing fetches them from elsewhere."""
+    """Raise InputError where the weights of `model` are on "meta", and nothing fetches them from
+    elsewhere.
+    """
     if as_decoder(model).weight.is_meta and not hasattr(model, "hf_device_map"):
-        raise InputError("the weights of this model are on 'meta' and hold no numbers; load them first, as ri.load does")
+        raise InputError(
+            "the weights of this model are on 'meta' and hold no numbers; load them first, "
+            "as ri.load does"
+        )
 
 
 @contextmanager
@@ -209,17 +267,21 @@ def called_at(
     act: Callable[[RepositionedAttention, Tensor], Tensor | None],
     layers: Collection[int] | None = None,
 ) -> Iterator[None]:
-    """While the context lasts, every pass calls `act` with the tensor at a hook site of `layers` (None: all), and goes on with what `act`
-    returns, if anything.
+    """While the context lasts, every pass calls `act` with the tensor at a hook site of `layers`
+    (None: all), and goes on with what `act` returns, if anything.
     """
     with ExitStack() as undo:
-        for attention in as_decoder(model).layers if layers is None else attentions_of(model, layers):
+        for attention in (
+            as_decoder(model).layers if layers is None else attentions_of(model, layers)
+        ):
             undo.callback(attention.sites.call(site, partial(act, attention)))
         yield
 
 
 def layout(model: nn.Module) -> tuple[str, ...]:
-    """The position scheme of every layer of a repositioned model or bridge; "-" for a layer without attention."""
+    """The position scheme of every layer of a repositioned model or bridge; "-" for a layer without
+    attention.
+    """
     return as_decoder(model).schemes
 
 
@@ -227,29 +289,52 @@ def scheme_modules(model: nn.Module) -> list[nn.Module]:
     """Every module with parameters that the position schemes brought in, once each."""
     decoder = as_decoder(model)
     parts = [getattr(decoder.stack, TABLE, None)]
-    parts += [part for attention in decoder.layers for part in (attention.assigner, attention.position_logits)]
+    parts += [
+        part
+        for attention in decoder.layers
+        for part in (attention.assigner, attention.position_logits)
+    ]
     return [part for part in dict.fromkeys(parts) if part is not None]
 
 
 def assigner_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
-    """The parameters that positions are computed with, by every name that they have in the model."""
-    own = {id(parameter) for assigner in as_decoder(model).assigners for parameter in assigner.parameters()}
-    return {name: parameter for name, parameter in model.named_parameters(remove_duplicate=False) if id(parameter) in own}
+    """The parameters that positions are computed with, by every name that they have in the
+    model.
+    """
+    own = {
+        id(parameter)
+        for assigner in as_decoder(model).assigners
+        for parameter in assigner.parameters()
+    }
+    return {
+        name: parameter
+        for name, parameter in model.named_parameters(remove_duplicate=False)
+        if id(parameter) in own
+    }
 
 
 def added_parameters(model: nn.Module) -> int:
     """Number of parameters that the position schemes added to those of the stock decoder."""
-    return sum(each.numel() for each in {parameter for module in scheme_modules(model) for parameter in module.parameters()})
+    return sum(
+        each.numel()
+        for each in {
+            parameter for module in scheme_modules(model) for parameter in module.parameters()
+        }
+    )
 
 
 def longest_prompt(model: nn.Module) -> int | None:
-    """Tokens of the longest prompt that the model can take: the length of its learned table, None where it lacks one."""
+    """Tokens of the longest prompt that the model can take: the length of its learned table, None
+    where it lacks one.
+    """
     table = table_of(as_decoder(model).stack)
     return None if table is None else positions_in(table)
 
 
 def mix_with_index(model: nn.Module, share: float) -> None:
-    """Let learned positions be (1 - share) z + share i: 1 is plain RoPE, 0 the learned positions alone (the released code's pdrop)."""
+    """Let learned positions be (1 - share) z + share i: 1 is plain RoPE, 0 the learned positions
+    alone (the released code's pdrop).
+    """
     if not 0.0 <= share <= 1.0:
         raise ValueError(f"a share lies between 0 and 1, not {share}")
     for assigner in as_decoder(model).assigners:
@@ -258,10 +343,15 @@ def mix_with_index(model: nn.Module, share: float) -> None:
 
 
 def _declare_shared(model: PreTrainedModel) -> None:
-    """Tell Hugging Face which parameters layers share (one map of CoPE for all), else its save_pretrained refuses them."""
+    """Tell Hugging Face which parameters layers share (one map of CoPE for all), else its
+    save_pretrained refuses them.
+    """
     owners: dict[int, str] = {}
     for attention in as_decoder(model).layers:
-        names = {name: f"layers.{attention.layer_idx}.{name}" for name, _ in attention.module.named_parameters()}
+        names = {
+            name: f"layers.{attention.layer_idx}.{name}"
+            for name, _ in attention.module.named_parameters()
+        }
         shared = {
             name: owners[id(parameter)]
             for name, parameter in attention.module.named_parameters()
@@ -279,7 +369,9 @@ def _settle(model: PreTrainedModel) -> None:
 
 
 def learn_absolute_positions(model: PreTrainedModel, length: int | None, deviation: float) -> None:
-    """Give `model` a table of `length` positions, drawn with a standard `deviation`, in place of any that it has; None: no table."""
+    """Give `model` a table of `length` positions, drawn with a standard `deviation`, in place of
+    any that it has; None: no table.
+    """
     decoder = as_decoder(model).stack
     if getattr(decoder, TABLE, None) is not None:
         decoder.__dict__.pop(_HANDLE).remove()
@@ -290,10 +382,14 @@ def learn_absolute_positions(model: PreTrainedModel, length: int | None, deviati
             TABLE,
             AbsoluteEmbedding(length, model.config.hidden_size, deviation),
         )
-        decoder.__dict__[_HANDLE] = decoder.register_forward_pre_hook(_add_vectors, with_kwargs=True)
+        decoder.__dict__[_HANDLE] = decoder.register_forward_pre_hook(
+            _add_vectors, with_kwargs=True
+        )
 
 
-def _add_vectors(decoder: Any, arguments: tuple, keywords: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
+def _add_vectors(
+    decoder: Any, arguments: tuple, keywords: dict[str, Any]
+) -> tuple[tuple, dict[str, Any]]:
     names = ("input_ids", "attention_mask", "position_ids", "past_key_values", "inputs_embeds")
     inputs = dict(zip(names, arguments, strict=False)) | keywords
     tokens, embeddings = inputs.get("input_ids"), inputs.get("inputs_embeds")

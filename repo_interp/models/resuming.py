@@ -1,11 +1,13 @@
-"""A forward pass whose residual stream is kept at the input of every layer, and passes that start from there.
+"""A forward pass whose residual stream is kept at the input of every layer, and passes that start
+from there.
 
     residuals[l] = hidden states [prompt, token, d_model] that enter layer l
     resumed(l)   = layers l, l+1, ... applied to residuals[l]: what a whole pass gives while nothing below l differs
 
-What an intervention in layer l changes lies in the layers from l on, so those below need not run again: of L layers L - l do.
-The layers that are left out hand their input on; masks and rotation tables are the decoder's own, so every family is served. Whole
-prompts, padded on the right, without a cache. Knows nothing about what is changed.
+What an intervention in layer l changes lies in the layers from l on, so those below need not run
+again: of L layers L - l do. The layers that are left out hand their input on; masks and rotation
+tables are the decoder's own, so every family is served. Whole prompts, padded on the right, without
+a cache. Knows nothing about what is changed.
 """
 
 from __future__ import annotations
@@ -35,7 +37,9 @@ class Recording:
 
 @torch.no_grad()
 def recorded(model: nn.Module, tokens: Int[Tensor, "prompt token"]) -> Recording:
-    """A forward pass of a model or bridge with what enters every layer: L times [prompt, token, d_model] numbers."""
+    """A forward pass of a model or bridge with what enters every layer: L times [prompt, token,
+    d_model] numbers.
+    """
     decoder, residuals = as_decoder(model).stack, []
 
     def keep(layer: nn.Module, arguments: tuple, keywords: dict[str, Any]) -> None:
@@ -52,23 +56,34 @@ def recorded(model: nn.Module, tokens: Int[Tensor, "prompt token"]) -> Recording
 def resumed(
     model: nn.Module, recording: Recording, first_layer: int, copies: int = 1
 ) -> Float[Tensor, "copy_and_prompt token d_model"]:
-    """The decoder's last hidden states when layers from `first_layer` on run on what entered it in `recording`, `copies` times side by
-    side: all prompts, then all again.
+    """The decoder's last hidden states when layers from `first_layer` on run on what entered it in
+    `recording`, `copies` times side by side: all prompts, then all again.
     """
-    decoder, entering = as_decoder(model).stack, recording.residuals[first_layer].repeat(copies, 1, 1)
+    decoder, entering = (
+        as_decoder(model).stack,
+        recording.residuals[first_layer].repeat(copies, 1, 1),
+    )
 
-    def enter(layer: nn.Module, arguments: tuple, keywords: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
+    def enter(
+        layer: nn.Module, arguments: tuple, keywords: dict[str, Any]
+    ) -> tuple[tuple, dict[str, Any]]:
         keywords.pop("hidden_states", None)
         return (entering, *arguments[1:]), keywords
 
     with at_rest(model), ExitStack() as undo:
         for layer in as_decoder(model).blocks[:first_layer]:
-            object.__setattr__(layer, "forward", _hand_on)  # a bridge's own __setattr__ would give it to the layer inside
+            # a bridge's own __setattr__ would give it to the layer inside
+            object.__setattr__(layer, "forward", _hand_on)
             undo.callback(object.__delattr__, layer, "forward")
         undo.callback(
-            as_decoder(model).blocks[first_layer].register_forward_pre_hook(enter, with_kwargs=True, prepend=True).remove
+            as_decoder(model)
+            .blocks[first_layer]
+            .register_forward_pre_hook(enter, with_kwargs=True, prepend=True)
+            .remove
         )
-        return decoder(input_ids=recording.tokens.repeat(copies, 1), use_cache=False).last_hidden_state
+        return decoder(
+            input_ids=recording.tokens.repeat(copies, 1), use_cache=False
+        ).last_hidden_state
 
 
 def _hand_on(hidden_states: Tensor, *arguments: Any, **keywords: Any) -> Tensor:

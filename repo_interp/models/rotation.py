@@ -1,18 +1,22 @@
-"""How a stock attention module turns queries and keys, measured on a copy of it with random weights.
+"""How a stock attention module turns queries and keys, measured on a copy of it with random
+weights.
 
     x_e  <-  cos(a_c) x_e -+ sin(a_c) x_p        e, p: the two entries of a pair; c: the column of the table that turns them
 
-A module is run twice on a few tokens: with tables of angle 0, then with another angle a_c in every column. Least squares over tokens and
-heads give, for each entry that moved, its partner p, the sign and the angle, hence the column. So nothing of a family is known here:
-half-split and interleaved pairs, partial rotation and latent attention are found, not declared. A module whose result is no such turn
-(a norm with gains after the rotation) is refused.
+A module is run twice on a few tokens: with tables of angle 0, then with another angle a_c in every
+column. Least squares over tokens and heads give, for each entry that moved, its partner p, the sign
+and the angle, hence the column. So nothing of a family is known here: half-split and interleaved
+pairs, partial rotation and latent attention are found, not declared. A module whose result is no
+such turn (a norm with gains after the rotation) is refused.
 
     order[r], order[r + d_head/2]     the entries of pair r: a permutation to half-split pairs; entries that do not turn form pairs too,
                                       of frequency 0
     theta_r                           the frequency of column c of pair r, from the model's rotary module, in float32: those of its
-                                      configuration where it has these but for rounding, else those that it has
+                                      configuration where it has these but for rounding, else those
+                                      that it has
 
-Random weights make the copy independent of the model's precision, device and training, also on "meta". Knows no scheme.
+Random weights make the copy independent of the model's precision, device and training, also on
+"meta". Knows no scheme.
 """
 
 from __future__ import annotations
@@ -32,7 +36,9 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from repo_interp.errors import InputError, one_line
 
 TABLES = "position_embeddings"
-"""The argument in which a decoder gives its tables to an attention module: cosines and sines, or complex numbers."""
+"""The argument in which a decoder gives its tables to an attention module: cosines and sines, or
+complex numbers.
+"""
 OF_TABLES = ("frequencies", "turning", "table_scaling", "unscaled", "order", "source")
 """Fields of a `Rotation` that a layer without rotation takes from one that rotates."""
 _RECORD = "repo_interp_record"
@@ -58,7 +64,9 @@ class Rotation:
     order: Int[Tensor, "d_head"] | None
     """Entries of a head in half-split order; None where they are in it."""
     rotates: bool
-    """Whether the stock module rotates at all; if not, the frequencies are those of the model's other layers."""
+    """Whether the stock module rotates at all; if not, the frequencies are those of the model's
+    other layers.
+    """
     heads: int
     kv_heads: int
     scaling: float
@@ -74,7 +82,9 @@ class Rotation:
         return self.by_pair(self.table_scaling)
 
     def by_pair(self, factor: float) -> float | Float[Tensor, "component"]:
-        """Return `factor` for pairs that the tables turn and 1 for the others; a number where all pairs have the same."""
+        """Return `factor` for pairs that the tables turn and 1 for the others; a number where all
+        pairs have the same.
+        """
         pairs = len(self.frequencies)
         if factor == 1.0 or self.turning == pairs:
             return factor
@@ -97,7 +107,9 @@ class Source:
     pairs: Int[Tensor, "pair"] | None = None
     """Numbers of the frequencies that pairs of the layer turn by; None: all, in order."""
     differs: bool = False
-    """Whether the module has other frequencies than its configuration says, or another attention scaling."""
+    """Whether the module has other frequencies than its configuration says, or another attention
+    scaling.
+    """
 
     @property
     def changes(self) -> bool:
@@ -111,7 +123,9 @@ class Source:
         return stated.get(self.prefix.removesuffix("_"), stated) if self.prefix else stated
 
     def tables(self, like: Tensor, index: Tensor) -> Any:
-        """What the rotary module gives for token indices [1, token], whatever passes there were before."""
+        """What the rotary module gives for token indices [1, token], whatever passes there were
+        before.
+        """
         return self._passed(like, index)[1]
 
     @property
@@ -120,21 +134,31 @@ class Source:
         return float(getattr(self.rotary, f"{self.prefix}attention_scaling", 1.0))
 
     def at(self, length: int) -> Float[Tensor, "pair"]:
-        """Frequencies of the pairs in a pass whose last token has the index `length` - 1, float32, on the processor."""
+        """Frequencies of the pairs in a pass whose last token has the index `length` - 1, float32,
+        on the processor.
+        """
         length = length if self.changes else 0
         if length not in self._known:
             with torch.inference_mode(False), torch.no_grad():  # kept for passes with gradients too
-                module = self._passed(torch.zeros(1, 1, 1), torch.tensor([[length - 1]]))[0] if length else self.rotary
+                module = (
+                    self._passed(torch.zeros(1, 1, 1), torch.tensor([[length - 1]]))[0]
+                    if length
+                    else self.rotary
+                )
                 found = getattr(module, f"{self.prefix}inv_freq").detach().float().cpu()
                 self._known[length] = (found if self.pairs is None else found[self.pairs]).clone()
         return self._known[length]
 
     def settled(self) -> Source:
-        """This source without rounding (`.to(bfloat16)` rounds buffers), made anew from the configuration; itself where that differs."""
+        """This source without rounding (`.to(bfloat16)` rounds buffers), made anew from the
+        configuration; itself where that differs.
+        """
         try:
             fresh = replace(self, rotary=type(self.rotary)(self.config))
             same = abs(self.attention_scaling - fresh.attention_scaling) < 1e-6
-            same = same and all(_is_rounded(self.at(length), fresh.at(length)) for length in (1, _LONG))
+            same = same and all(
+                _is_rounded(self.at(length), fresh.at(length)) for length in (1, _LONG)
+            )
         except Exception:  # a constructor with other arguments: its buffers are what there is
             return self
         return fresh if same else replace(self, differs=True)
@@ -145,7 +169,9 @@ class Source:
         return {}
 
     def _passed(self, like: Tensor, index: Tensor) -> tuple[Any, Any]:
-        """The rotary module after a pass, and its tables; a copy where a pass would change the frequencies of the next one."""
+        """The rotary module after a pass, and its tables; a copy where a pass would change the
+        frequencies of the next one.
+        """
         module = self.rotary
         if self.changes:
             module = copy.deepcopy(module)
@@ -155,14 +181,20 @@ class Source:
 
 
 def depends_on_length(rotary: nn.Module) -> bool:
-    """Whether frequencies of a rotary module, of some type of layers, depend on the length of the pass."""
+    """Whether frequencies of a rotary module, of some type of layers, depend on the length of the
+    pass.
+    """
     kinds = getattr(rotary, "rope_type", None)
-    changing = any(kind in _CHANGING for kind in (kinds.values() if isinstance(kinds, Mapping) else [kinds]))
+    changing = any(
+        kind in _CHANGING for kind in (kinds.values() if isinstance(kinds, Mapping) else [kinds])
+    )
     return changing and not _recomputed(rotary)
 
 
 def forget_length(rotary: Any, *arguments: Any) -> None:
-    """A hook before a rotary module: frequencies follow the length of this pass, not that of the longest one before it (dynamic NTK)."""
+    """A hook before a rotary module: frequencies follow the length of this pass, not that of the
+    longest one before it (dynamic NTK).
+    """
     for name in [name for name in vars(rotary) if name.endswith("max_seq_len_cached")]:
         if getattr(rotary, name) > rotary.original_max_seq_len:
             prefix = name.removesuffix("max_seq_len_cached")
@@ -171,25 +203,38 @@ def forget_length(rotary: Any, *arguments: Any) -> None:
 
 
 def _is_rounded(live: Tensor, exact: Tensor) -> bool:
-    """Whether `live` frequencies are `exact` ones, as they are or rounded by a change of the model's precision."""
+    """Whether `live` frequencies are `exact` ones, as they are or rounded by a change of the
+    model's precision.
+    """
     rounded = [exact.to(dtype).float() for dtype in (torch.float32, torch.bfloat16, torch.float16)]
-    return live.shape == exact.shape and any(torch.allclose(live, each, rtol=1e-5, atol=0) for each in rounded)
+    return live.shape == exact.shape and any(
+        torch.allclose(live, each, rtol=1e-5, atol=0) for each in rounded
+    )
 
 
 def rotaries(decoder: nn.Module) -> Iterator[Any]:
     """The modules that make a decoder's tables."""
     # `dir` of every module would take longer than measuring the rotation.
     parts: Iterator[Any] = decoder.modules()
-    return (part for part in parts if any(name.endswith("inv_freq") for name in (*part._buffers, *vars(part))))
+    return (
+        part
+        for part in parts
+        if any(name.endswith("inv_freq") for name in (*part._buffers, *vars(part)))
+    )
 
 
 def source_of(several: Sequence[Any], stock: Any, config: Any) -> Source | None:
-    """The rotary module that the tables of the attention module `stock` come from, of the `rotaries` of its decoder; None without one."""
-    thetas = getattr(config, "layer_rope_theta", None)  # by layer (Granite); 0: the layer does not rotate
+    """The rotary module that the tables of the attention module `stock` come from, of the
+    `rotaries` of its decoder; None without one.
+    """
+    # by layer (Granite); 0: the layer does not rotate
+    thetas = getattr(config, "layer_rope_theta", None)
     if thetas:
         # Granite's own base has a module twice, and the first one is not used.
         theta = thetas[stock.layer_idx]
-        several = [part for part in reversed(several) if part.config.rope_parameters["rope_theta"] == theta]
+        several = [
+            part for part in reversed(several) if part.config.rope_parameters["rope_theta"] == theta
+        ]
     if not several:
         return None
     rotary = several[0]
@@ -197,7 +242,8 @@ def source_of(several: Sequence[Any], stock: Any, config: Any) -> Source | None:
     kinds = getattr(config, "layer_types", None)
     kind = getattr(stock, "layer_type", None) or (kinds[stock.layer_idx] if kinds else None)
     prefix = f"{kind}_" if kind is not None and hasattr(rotary, f"{kind}_inv_freq") else ""
-    return Source(rotary, prefix, config) if hasattr(rotary, f"{prefix}inv_freq") else None  # a type of layer without tables
+    # a type of layer without tables
+    return Source(rotary, prefix, config) if hasattr(rotary, f"{prefix}inv_freq") else None
 
 
 class Prober:
@@ -211,10 +257,21 @@ class Prober:
         """How `stock` turns. Raises InputError where that is no rotation of pairs."""
         config = stock.config
         source = source_of(self.rotaries, stock, config)
-        plain = {name: value for name, value in vars(stock).items() if isinstance(value, int | float | str | bool | None)}
+        plain = {
+            name: value
+            for name, value in vars(stock).items()
+            if isinstance(value, int | float | str | bool | None)
+        }
         plain.pop("layer_idx", None)
-        shapes = tuple((name, tuple(parameter.shape)) for name, parameter in stock.named_parameters())
-        key = (type(stock), tuple(sorted(plain.items(), key=repr)), shapes, source and (source.prefix, source.rotary))
+        shapes = tuple(
+            (name, tuple(parameter.shape)) for name, parameter in stock.named_parameters()
+        )
+        key = (
+            type(stock),
+            tuple(sorted(plain.items(), key=repr)),
+            shapes,
+            source and (source.prefix, source.rotary),
+        )
         if key not in self.known:
             self.known[key] = _measured(stock, source)
         return self.known[key]
@@ -226,7 +283,13 @@ def _measured(stock: Any, source: Source | None) -> Rotation:
     if getattr(stock, "is_causal", True) is False:
         raise InputError(f"{name} attends to later tokens too (an encoder); decoders are supported")
     hidden = _hidden_states(stock)
-    tables, frequencies, unscaled, scaling, settled = None, torch.empty(0), torch.empty(0), 1.0, None
+    tables, frequencies, unscaled, scaling, settled = (
+        None,
+        torch.empty(0),
+        torch.empty(0),
+        1.0,
+        None,
+    )
     entries: list[tuple[int, int, int]] = []
     if source is not None:
         with torch.no_grad():
@@ -234,26 +297,37 @@ def _measured(stock: Any, source: Source | None) -> Rotation:
         if not isinstance(given, Tensor | tuple | list):
             raise InputError(f"{name} is given tables by layer type, which is not supported")
         settled = source.settled()
-        frequencies, scaling = settled.at(1), lengthening(copied, settled, settled.attention_scaling)
+        frequencies, scaling = (
+            settled.at(1),
+            lengthening(copied, settled, settled.attention_scaling),
+        )
         unscaled = _unscaled(settled, len(frequencies))
-        # One angle per frequency, so that both entries of a pair turn by the same: what keeps norms, as rotation does, is then unchanged.
-        tables, entries = _turning(copied, given, _column_order(source, frequencies, _columns(given)))
+        # One angle per frequency, so that both entries of a pair turn by the same: what keeps
+        # norms, as rotation does, is then unchanged.
+        tables, entries = _turning(
+            copied, given, _column_order(source, frequencies, _columns(given))
+        )
     queries, keys, call = _passed(copied, hidden, tables)
     later, _, _ = _passed(copied, hidden, tables, start=3)
     if not torch.allclose(later, queries, rtol=1e-4, atol=1e-5):
-        raise InputError(f"{name} rotates by tables of its own, not by those that its decoder gives it; not supported")
+        raise InputError(
+            f"{name} rotates by tables of its own, not by those that its decoder gives it; "
+            "not supported"
+        )
     d_head = queries.shape[-1]
     firsts, seconds = [e for e, _, _ in entries], [p for _, p, _ in entries]
     rest = [e for e in range(d_head) if e not in {*firsts, *seconds}]
     share = source.parameters.get("partial_rotary_factor") or 1.0 if source is not None else 1.0
     if entries and not rest and share < 1.0 and bool((frequencies > 0).all()):
         raise InputError(
-            f"the configuration says that {share} of each head is rotated (partial_rotary_factor), and {name} rotates whole heads; "
+            f"the configuration says that {share} of each head is rotated "
+            f"(partial_rotary_factor), and {name} rotates whole heads; "
             "leave it out"
         )
     if entries and len(rest) % 2:
         raise InputError(
-            f"{name} rotates {d_head - len(rest)} of {d_head} entries of a head, which leaves an odd number; not supported"
+            f"{name} rotates {d_head - len(rest)} of {d_head} entries of a head, which "
+            "leaves an odd number; not supported"
         )
     half = len(rest) // 2
     order = torch.tensor([*firsts, *rest[:half], *seconds, *rest[half:]])
@@ -278,7 +352,9 @@ def _measured(stock: Any, source: Source | None) -> Rotation:
 
 
 def replica(stock: nn.Module, weights: bool = False) -> Any:
-    """A copy of `stock` in float32 on the processor, with random weights (or its own), and without its hooks."""
+    """A copy of `stock` in float32 on the processor, with random weights (or its own), and without
+    its hooks.
+    """
     generator = torch.Generator().manual_seed(1)
     memo: dict[int, Any] = {}
     for parameter in () if weights else stock.parameters():
@@ -294,8 +370,12 @@ def replica(stock: nn.Module, weights: bool = False) -> Any:
     return copied.float().cpu().eval()
 
 
-def _passed(replica: Any, hidden: Tensor, tables: Any, start: int = 0) -> tuple[Tensor, Tensor, dict[str, Any]]:
-    """Queries and keys that reach the attention function, and the arguments that it is called with."""
+def _passed(
+    replica: Any, hidden: Tensor, tables: Any, start: int = 0
+) -> tuple[Tensor, Tensor, dict[str, Any]]:
+    """Queries and keys that reach the attention function, and the arguments that it is called
+    with.
+    """
     name, wanted = type(replica).__name__, dict[str, inspect.Parameter]()
     for forward in _forwards(type(replica)):
         wanted |= dict(list(inspect.signature(forward).parameters.items())[1:])
@@ -305,11 +385,18 @@ def _passed(replica: Any, hidden: Tensor, tables: Any, start: int = 0) -> tuple[
         TABLES: tables,
         "position_ids": torch.arange(start, start + tokens)[None],
         "attention_mask": torch.ones(1, 1, tokens, tokens, dtype=torch.bool).tril(),
-        "prev_topk_indices": torch.arange(tokens).expand(1, tokens, tokens),  # of an earlier layer's sparse attention
+        # of an earlier layer's sparse attention
+        "prev_topk_indices": torch.arange(tokens).expand(1, tokens, tokens),
     }
-    required = [key for key, p in wanted.items() if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD]
+    required = [
+        key
+        for key, p in wanted.items()
+        if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD
+    ]
     keywords = {key: known.get(key) for key in wanted if key in known or key in required}
-    keywords |= {"shared_kv_states": _AnyKeys(replica, tokens)} if "shared_kv_states" in wanted else {}
+    keywords |= (
+        {"shared_kv_states": _AnyKeys(replica, tokens)} if "shared_kv_states" in wanted else {}
+    )
     try:
         with torch.no_grad():
             try:
@@ -319,12 +406,20 @@ def _passed(replica: Any, hidden: Tensor, tables: Any, start: int = 0) -> tuple[
                 replica.seen = {}
                 replica(**keywords | {"attention_mask": None})
     except Exception as error:
-        raise InputError(f"{name} does not run on its own ({one_line(error)}), so how it rotates cannot be measured") from None
+        raise InputError(
+            f"{name} does not run on its own ({one_line(error)}), so how it rotates cannot "
+            "be measured"
+        ) from None
     seen = replica.seen
     if "queries" not in seen:
-        raise InputError(f"{name} does not call the attention interface of transformers, so its attention cannot be observed")
+        raise InputError(
+            f"{name} does not call the attention interface of transformers, so its attention "
+            "cannot be observed"
+        )
     if seen.pop("calls") > 1:
-        raise InputError(f"{name} attends more than once in a pass (differential attention, say); not supported")
+        raise InputError(
+            f"{name} attends more than once in a pass (differential attention, say); not supported"
+        )
     return seen.pop("queries"), seen.pop("keys"), seen
 
 
@@ -340,11 +435,23 @@ class _AnyKeys(dict):
         return self.given, self.given
 
 
-def _record(module: Any, queries: Tensor, keys: Tensor, values: Tensor, mask: Any = None, *more: Any, **keywords: Any) -> tuple:
-    """The attention function of a replica: what it is called with is kept, and the output is of the right shape."""
+def _record(
+    module: Any,
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    mask: Any = None,
+    *more: Any,
+    **keywords: Any,
+) -> tuple:
+    """The attention function of a replica: what it is called with is kept, and the output is of the
+    right shape.
+    """
     calls = module.seen.get("calls", 0) + 1
     module.seen = {**keywords, "queries": queries, "keys": keys, "calls": calls}
-    return values.repeat_interleave(queries.shape[1] // values.shape[1], 1).transpose(1, 2).contiguous(), None
+    return values.repeat_interleave(queries.shape[1] // values.shape[1], 1).transpose(
+        1, 2
+    ).contiguous(), None
 
 
 ALL_ATTENTION_FUNCTIONS.register(_RECORD, _record)
@@ -354,7 +461,9 @@ def _tables(given: Any, angles: Float[Tensor, "column"]) -> Any:
     """Tables like `given`, with the same angles at every token."""
     if isinstance(given, Tensor):
         return torch.polar(torch.ones_like(angles), angles).to(given.dtype).expand_as(given)
-    return tuple(table.to(torch.float32).expand_as(given[0]) for table in (angles.cos(), angles.sin()))
+    return tuple(
+        table.to(torch.float32).expand_as(given[0]) for table in (angles.cos(), angles.sin())
+    )
 
 
 def identity(given: Any) -> Any:
@@ -365,15 +474,18 @@ def identity(given: Any) -> Any:
 
 
 def lengthening(copied: Any, source: Source, factor: float) -> float:
-    """Factor by which rotation lengthens what a replica turns by tables of `source`, whose rotary module states `factor`.
+    """Factor by which rotation lengthens what a replica turns by tables of `source`, whose rotary
+    module states `factor`.
 
-    1 where a norm follows that undoes it. Raises InputError where the norm is of heads of which a part turns, and for two factors.
+    1 where a norm follows that undoes it. Raises InputError where the norm is of heads of which a
+    part turns, and for two factors.
     """
     if _recomputed(source.rotary) and source.rotary.rope_type != "default":
         factor, long = (float(source.parameters[name]) for name in ("short_mscale", "long_mscale"))
         if factor != long:
             raise InputError(
-                f"{type(source.rotary).__name__} scales short passes by short_mscale {factor} and long ones by long_mscale {long}; only "
+                f"{type(source.rotary).__name__} scales short passes by short_mscale "
+                f"{factor} and long ones by long_mscale {long}; only "
                 "one value for both is supported"
             )
     if factor == 1.0:
@@ -382,38 +494,61 @@ def lengthening(copied: Any, source: Source, factor: float) -> float:
     with torch.no_grad():
         plain = identity(source.tables(hidden, torch.arange(_TOKENS)[None]))
     longer = plain * factor if isinstance(plain, Tensor) else (plain[0] * factor, plain[1])
-    before, after = (queries_and_keys(copied, hidden, by)[0][0].flatten(0, 1).norm(dim=0) for by in (plain, longer))
+    before, after = (
+        queries_and_keys(copied, hidden, by)[0][0].flatten(0, 1).norm(dim=0)
+        for by in (plain, longer)
+    )
     kept, undone = ((after / before - each).abs() < 1e-3 for each in (factor, 1.0))
     if not bool((kept | undone).all()):
         raise InputError(
-            f"{type(copied).__name__} has a norm after the rotation of a part of each head, which an attention factor of {factor:.4g} "
+            f"{type(copied).__name__} has a norm after the rotation of a part of each head, "
+            f"which an attention factor of {factor:.4g} "
             "changes; not supported"
         )
     return factor if bool(kept.any()) else 1.0
 
 
 def _recomputed(rotary: nn.Module) -> bool:
-    """Whether every pass has the frequencies of a short one, and a factor by its length, as PhiMoE's."""
+    """Whether every pass has the frequencies of a short one, and a factor by its length, as
+    PhiMoE's.
+    """
     return "long_mscale" in inspect.unwrap(type(rotary).forward).__code__.co_consts
 
 
 def queries_and_keys(copied: Any, hidden: Tensor, tables: Any) -> tuple[Tensor, Tensor]:
-    """The queries and keys [1, head, token, d_head] that a replica gives to attention, turned by `tables`."""
+    """The queries and keys [1, head, token, d_head] that a replica gives to attention, turned by
+    `tables`.
+    """
     return _passed(copied, hidden, tables)[:2]
 
 
 def turning_pairs(copied: Any, given: Any) -> list[tuple[int, int]]:
-    """First and second entry of every pair that a replica turns by tables like `given`, in the order of first entries."""
-    one, *more = (table[:, :1].expand(-1, _TOKENS, -1) for table in ([given] if isinstance(given, Tensor) else given))
+    """First and second entry of every pair that a replica turns by tables like `given`, in the
+    order of first entries.
+    """
+    one, *more = (
+        table[:, :1].expand(-1, _TOKENS, -1)
+        for table in ([given] if isinstance(given, Tensor) else given)
+    )
     one = (one, *more) if more else one
-    return [(first, second) for first, second, _ in _turning(copied, one, torch.arange(_columns(given)))[1]]
+    return [
+        (first, second)
+        for first, second, _ in _turning(copied, one, torch.arange(_columns(given)))[1]
+    ]
 
 
-def _turning(copied: Any, given: Any, by_column: Int[Tensor, "column"]) -> tuple[Any, list[tuple[int, int, int]]]:
-    """Tables like `given` with an angle of its own for each number in `by_column`, and what `_pairs` finds that a replica turns by them."""
+def _turning(
+    copied: Any, given: Any, by_column: Int[Tensor, "column"]
+) -> tuple[Any, list[tuple[int, int, int]]]:
+    """Tables like `given` with an angle of its own for each number in `by_column`, and what
+    `_pairs` finds that a replica turns by them.
+    """
     angles = torch.linspace(0.2, 1.3, int(by_column.max()) + 1, dtype=torch.float64)
     turned = _tables(given, angles[by_column])
-    plain, queries = (_passed(copied, _hidden_states(copied), by)[0][0].double() for by in (identity(turned), turned))
+    plain, queries = (
+        _passed(copied, _hidden_states(copied), by)[0][0].double()
+        for by in (identity(turned), turned)
+    )
     return turned, _pairs(plain, queries, angles, type(copied).__name__)
 
 
@@ -422,13 +557,20 @@ def _columns(given: Any) -> int:
 
 
 def _hidden_states(stock: Any) -> Float[Tensor, "1 token width"]:
-    return torch.randn(1, _TOKENS, stock.config.hidden_size, generator=torch.Generator().manual_seed(0))
+    return torch.randn(
+        1, _TOKENS, stock.config.hidden_size, generator=torch.Generator().manual_seed(0)
+    )
 
 
 def _pairs(
-    plain: Float[Tensor, "head token d_head"], turned: Float[Tensor, "head token d_head"], angles: Tensor, name: str
+    plain: Float[Tensor, "head token d_head"],
+    turned: Float[Tensor, "head token d_head"],
+    angles: Tensor,
+    name: str,
 ) -> list[tuple[int, int, int]]:
-    """(first entry, second entry, number of its frequency) of every pair, in the order of first entries; `angles` by frequency."""
+    """(first entry, second entry, number of its frequency) of every pair, in the order of first
+    entries; `angles` by frequency.
+    """
     x, y = plain.flatten(0, 1).T, turned.flatten(0, 1).T  # [entry, sample]
     moved = ((y - x).abs().amax(1) > 1e-5 * x.abs().amax()).nonzero().flatten().tolist()
     gram, mixed = x @ x.T, y @ x.T
@@ -443,9 +585,13 @@ def _pairs(
         partner = int(residual.argmin())
         angle = torch.atan2(beta[partner].abs(), alpha[partner])
         number = int((angles - angle).abs().argmin())
-        if residual[partner] > 1e-6 * y[entry].square().sum() or abs(float(angles[number] - angle)) > 1e-3:
+        if (
+            residual[partner] > 1e-6 * y[entry].square().sum()
+            or abs(float(angles[number] - angle)) > 1e-3
+        ):
             raise InputError(
-                f"{name} does something after rotating queries that is no rotation (a norm with gains, say), so positions cannot be "
+                f"{name} does something after rotating queries that is no rotation (a norm "
+                "with gains, say), so positions cannot be "
                 "exchanged there; qwen3, whose norm comes first, is supported"
             )
         if beta[partner] < 0:
@@ -456,18 +602,34 @@ def _pairs(
 
 
 def _column_order(source: Source, frequencies: Tensor, columns: int) -> Tensor:
-    """Which frequency each column of a table has: as many columns as frequencies, or two of each, in either order."""
+    """Which frequency each column of a table has: as many columns as frequencies, or two of each,
+    in either order.
+    """
     count = len(frequencies)
     first = torch.zeros(1, 2, 1)
     with torch.no_grad():
         given = source.tables(first, torch.tensor([[0, 1]]))
-    angle = (given.angle() if isinstance(given, Tensor) else torch.atan2(given[1].float(), given[0].float()))[0, 1].double().cpu()
+    angle = (
+        (
+            given.angle()
+            if isinstance(given, Tensor)
+            else torch.atan2(given[1].float(), given[0].float())
+        )[0, 1]
+        .double()
+        .cpu()
+    )
     orders = [torch.arange(columns) % count, torch.arange(columns) * count // columns]
     live = source.at(2)
-    wrong = [float((torch.atan2(live[o].sin(), live[o].cos()).double() - angle).abs().max()) for o in orders]
+    wrong = [
+        float((torch.atan2(live[o].sin(), live[o].cos()).double() - angle).abs().max())
+        for o in orders
+    ]
     best = 0 if wrong[0] <= wrong[1] else 1
     if not wrong[best] < 1e-2:
-        raise InputError(f"{type(source.rotary).__name__} makes tables that its frequencies do not explain; not supported")
+        raise InputError(
+            f"{type(source.rotary).__name__} makes tables that its frequencies do not "
+            "explain; not supported"
+        )
     return orders[best]
 
 
@@ -480,37 +642,64 @@ def _unscaled(source: Source, count: int) -> Tensor:
 
 
 def attention_modules(model: nn.Module) -> Iterator[Any]:
-    """The stock self-attention modules of a decoder: those with a layer's number that call transformers' attention functions.
+    """The stock self-attention modules of a decoder: those with a layer's number that call
+    transformers' attention functions.
 
     Raises InputError where there is none.
     """
     name, named = type(model).__name__, dict(model.named_modules())
     attending = [module for module in named.values() if _attends(type(module))]
-    # Towers for images and sound number no layers, or see later patches; where nothing else attends, the model is an encoder.
+    # Towers for images and sound number no layers, or see later patches; where nothing else
+    # attends, the model is an encoder.
     attending = [
-        module for module in attending if hasattr(module, "layer_idx") and getattr(module, "is_causal", True)
+        module
+        for module in attending
+        if hasattr(module, "layer_idx") and getattr(module, "is_causal", True)
     ] or attending
-    found = [module for module in attending if isinstance(number := getattr(module, "layer_idx", None), int) and number >= 0]
+    found = [
+        module
+        for module in attending
+        if isinstance(number := getattr(module, "layer_idx", None), int) and number >= 0
+    ]
     if any(path.endswith(("encoder_attn", "crossattention")) for path in named):
         raise InputError(f"{name} attends to an encoder; decoders alone are supported")
     if not attending:
-        others = [type(module).__name__ for module in named.values() if type(module).__name__.lower().endswith("attention")]
-        reason = f"{others[0]} does not call the attention functions of transformers" if others else "no layer has attention"
+        others = [
+            type(module).__name__
+            for module in named.values()
+            if type(module).__name__.lower().endswith("attention")
+        ]
+        reason = (
+            f"{others[0]} does not call the attention functions of transformers"
+            if others
+            else "no layer has attention"
+        )
         raise InputError(f"{name} cannot be observed: {reason}")
     if len({module.layer_idx for module in found}) < len(attending):
-        raise InputError(f"{name} runs an attention module more than once in a pass, which is not supported")
+        raise InputError(
+            f"{name} runs an attention module more than once in a pass, which is not supported"
+        )
     yield from found
 
 
 @cache
 def _attends(kind: type) -> bool:
-    """Whether a class of modules calls the attention functions of transformers in its forward pass."""
+    """Whether a class of modules calls the attention functions of transformers in its forward
+    pass.
+    """
     if getattr(kind, "calls_interface", False):
         return True
-    codes = [getattr(getattr(forward, "__wrapped__", forward), "__code__", None) for forward in _forwards(kind)]
+    codes = [
+        getattr(getattr(forward, "__wrapped__", forward), "__code__", None)
+        for forward in _forwards(kind)
+    ]
     return any("ALL_ATTENTION_FUNCTIONS" in code.co_names for code in codes if code is not None)
 
 
 def _forwards(kind: type) -> list[Any]:
     """The forward functions of a class of modules and of those that it inherits from."""
-    return [vars(each)["forward"] for each in kind.__mro__ if "forward" in vars(each) and each is not nn.Module]
+    return [
+        vars(each)["forward"]
+        for each in kind.__mro__
+        if "forward" in vars(each) and each is not nn.Module
+    ]

@@ -1,4 +1,5 @@
-"""The parts that each position scheme puts into an attention layer: its assigner, its frequencies, the logits it adds.
+"""The parts that each position scheme puts into an attention layer: its assigner, its frequencies,
+the logits it adds.
 
     scheme                      positions    rotation                        added to the logits
     rope                        index        theta_r                         -
@@ -11,10 +12,12 @@
     cope, cope_alibi, cope_mlp  -            -                               a function of gated counts
     cope_rope                   index        theta_r                         as cope
 
-Another package adds a scheme by an entry point of the group `repo_interp.schemes`: a function of (builder, rotation, d_head), the
-arguments of `SchemeBuilder.build` after the name, that returns a layer's `SchemeParts`.
+Another package adds a scheme by an entry point of the group `repo_interp.schemes`: a function of
+(builder, rotation, d_head), the arguments of `SchemeBuilder.build` after the name, that returns a
+layer's `SchemeParts`.
 
-Knows the names of the layout language and the modules of `positions`; knows nothing about checkpoints or bridges.
+Knows the names of the layout language and the modules of `positions`; knows nothing about
+checkpoints or bridges.
 """
 
 from __future__ import annotations
@@ -65,14 +68,18 @@ class SchemeBuilder:
         self._maps: dict[str, PositionMap] = {}
 
     def stated(self) -> dict[str, Any]:
-        """The options as the configuration is to state them: a deviation only where it is not the configuration's."""
+        """The options as the configuration is to state them: a deviation only where it is not the
+        configuration's.
+        """
         stated = dataclasses.asdict(self.options)
         if self.deviation == _drawn_with(self.config):
             del stated["scheme_deviation"]
         return stated
 
     def build(self, scheme: str, rotation: Rotation, d_head: int) -> SchemeParts:
-        """The parts of `scheme` for one layer, freshly made but for what the model's layers share."""
+        """The parts of `scheme` for one layer, freshly made but for what the model's layers
+        share.
+        """
         if scheme not in SCHEMES:
             return self._from_another_package(scheme, rotation, d_head)
         added = None
@@ -86,27 +93,41 @@ class SchemeBuilder:
         frequencies, components = rotation.frequencies, None
         try:
             if scheme in _FREQUENCIES:
-                frequencies = carried(_FREQUENCIES[scheme](rotation.unscaled, self.length), rotation)
+                frequencies = carried(
+                    _FREQUENCIES[scheme](rotation.unscaled, self.length), rotation
+                )
             if scheme == "rope_high":
                 components = hope.high_components(rotation.unscaled, self.length)
         except ValueError as error:
             raise InputError(str(error)) from None
-        return SchemeParts(scheme, self._assigner(scheme, rotation), frequencies, rotation.attention_scaling, components, added)
+        return SchemeParts(
+            scheme,
+            self._assigner(scheme, rotation),
+            frequencies,
+            rotation.attention_scaling,
+            components,
+            added,
+        )
 
     def _from_another_package(self, scheme: str, rotation: Rotation, d_head: int) -> SchemeParts:
         build = find(SCHEME_GROUP, scheme)
         if build is None:
-            raise InputError(f"no installed package gives the scheme {scheme!r}; install the one that does")
+            raise InputError(
+                f"no installed package gives the scheme {scheme!r}; install the one that does"
+            )
         parts = build(self, rotation, d_head) if callable(build) else build
         if not isinstance(parts, SchemeParts):
             raise InputError(
-                f"{called(SCHEME_GROUP, scheme)} gave {type(parts).__name__}; wanted a function that gives SchemeParts"
+                f"{called(SCHEME_GROUP, scheme)} gave {type(parts).__name__}; wanted a "
+                "function that gives SchemeParts"
             )
         return dataclasses.replace(parts, name=scheme)
 
     def _assigner(self, scheme: str, rotation: Rotation) -> nn.Module:
         width = self.config.hidden_size
-        rows = {"kv_head": rotation.kv_heads, "head": rotation.heads, "layer": 1}[self.options.assignment]
+        rows = {"kv_head": rotation.kv_heads, "head": rotation.heads, "layer": 1}[
+            self.options.assignment
+        ]
         if scheme in ("repo", "repo_alibi"):
             return LearnedPositions(width, rows)
         if scheme == "multihead_continuous":
@@ -118,7 +139,9 @@ class SchemeBuilder:
         if self.options.map == "model":
             position_map = self._maps.setdefault(scheme, position_map)
         if self.options.gates == "separate_keys":
-            return SeparatelyGatedPositions(position_map, self.config.hidden_size, rotation.kv_heads, d_head, self.deviation)
+            return SeparatelyGatedPositions(
+                position_map, self.config.hidden_size, rotation.kv_heads, d_head, self.deviation
+            )
         return ContextualPositions(position_map, self.options.gates)
 
     def _position_map(self, scheme: str, d_head: int, heads: int) -> PositionMap:
@@ -128,7 +151,10 @@ class SchemeBuilder:
             return PositionMLP(d_head)
         positions = self.options.p_max or self.length
         if positions < 2:
-            raise InputError(f"CoPE interpolates between whole positions and needs at least 2; got p_max = {positions}")
+            raise InputError(
+                "CoPE interpolates between whole positions and needs at least 2; got p_max "
+                f"= {positions}"
+            )
         return InterpolatedEmbedding(positions, d_head)
 
 
@@ -140,7 +166,8 @@ def _drawn_with(config: PretrainedConfig) -> float:
 def carried(chosen: Float[Tensor, "component"], rotation: Rotation) -> Float[Tensor, "component"]:
     """The scaled frequencies of components that were chosen by their unscaled ones; 0 stays 0.
 
-    Which components turn how far is decided by the frequencies of training, before position interpolation or YaRN.
+    Which components turn how far is decided by the frequencies of training, before position
+    interpolation or YaRN.
     """
     source = (chosen[:, None] == rotation.unscaled).to(torch.int8).argmax(1)
     return rotation.frequencies[source].where(chosen != 0, 0.0)

@@ -1,9 +1,11 @@
-"""Learned absolute positions: a decoder's table of vectors, one per token index, and changes of that index.
+"""Learned absolute positions: a decoder's table of vectors, one per token index, and changes of
+that index.
 
     h_i <- h_i + e[change(i)]
 
-The table is ours (`reposition`, the scheme "learned") or the stock decoder's own (GPT-2's wpe, OPT's embed_positions). Sinusoids count as
-none: they are computed, not learned. Knows nothing about attention.
+The table is ours (`reposition`, the scheme "learned") or the stock decoder's own (GPT-2's wpe,
+OPT's embed_positions). Sinusoids count as none: they are computed, not learned. Knows nothing about
+attention.
 """
 
 from __future__ import annotations
@@ -20,7 +22,9 @@ TABLE = "position_table"
 
 
 def stock_table(decoder: Any) -> nn.Embedding | None:
-    """The module that looks up a vector per token index in a stock decoder; None where it has none."""
+    """The module that looks up a vector per token index in a stock decoder; None where it has
+    none.
+    """
     tokens, config = decoder.get_input_embeddings(), decoder.config
     length = getattr(config, "max_position_embeddings", None)
     for module in decoder.modules():
@@ -43,14 +47,17 @@ def positions_in(table: Any) -> int:
 
 
 def change_index(table: Any, change: Callable[[Int[Tensor, "any token"]], Tensor]) -> Any:
-    """Look up `change(index)` in place of each token's index, below 0 for padding; the handle takes that back.
+    """Look up `change(index)` in place of each token's index, below 0 for padding; the handle takes
+    that back.
 
     Changed indices are rounded, and kept within the table.
     """
     names = list(inspect.signature(table.forward).parameters)
     name = next(each for each in ("index", "position_ids", "input") if each in names)
 
-    def hook(module: nn.Module, arguments: tuple, keywords: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
+    def hook(
+        module: nn.Module, arguments: tuple, keywords: dict[str, Any]
+    ) -> tuple[tuple, dict[str, Any]]:
         given = dict(zip(names, arguments, strict=False)) | keywords
         index = given[name]
         changed = change(index).round().to(index.dtype).clamp(0, positions_in(table) - 1)

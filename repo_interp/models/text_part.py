@@ -1,7 +1,8 @@
 """The text part of a larger model, such as one that sees images, as a decoder of its own.
 
-transformers loads the larger model; its decoder and its unembedding, the very modules, become a causal language model of the part's
-family. The logits of the two on a few tokens must be equal, so nothing that a family does around its text part is lost.
+transformers loads the larger model; its decoder and its unembedding, the very modules, become a
+causal language model of the part's family. The logits of the two on a few tokens must be equal, so
+nothing that a family does around its text part is lost.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ _TOLERANCE, _TOLERANCE_HALF = 1e-4, 0.05
 """Largest difference of logits over the largest logit; the same modules run twice."""
 
 
-def text_model(checkpoint: Checkpoint, config: PretrainedConfig, dtype: torch.dtype, **placement: Any) -> PreTrainedModel:
+def text_model(
+    checkpoint: Checkpoint, config: PretrainedConfig, dtype: torch.dtype, **placement: Any
+) -> PreTrainedModel:
     """Load the text part of a larger model.
 
     Args:
@@ -35,15 +38,19 @@ def text_model(checkpoint: Checkpoint, config: PretrainedConfig, dtype: torch.dt
         A causal language model of the part's family, which holds no other part.
 
     Raises:
-        InputError: The weights do not fit, or the part alone gives other logits than the larger model on text.
+        InputError: The weights do not fit, or the part alone gives other logits than the larger
+            model on text.
     """
     raw: dict[str, Any] = dict(checkpoint.larger or {})
     family, source = raw.pop("model_type"), f"{checkpoint.directory}/config.json"
     with refused(f"{source} describes no {family}"):
-        larger = AutoConfig.for_model(family, **PretrainedConfig._decode_special_floats(copy.deepcopy(raw)))
+        larger = AutoConfig.for_model(
+            family, **PretrainedConfig._decode_special_floats(copy.deepcopy(raw))
+        )
         larger.get_text_config().rope_parameters = getattr(config, "rope_parameters", None)
     whole: Any = loaded_by_transformers(checkpoint.directory, larger, dtype, **placement).eval()
-    beside = {value for name, value in raw.items() if name.endswith(("token_id", "token_index"))}  # stands for an image
+    # stands for an image
+    beside = {value for name, value in raw.items() if name.endswith(("token_id", "token_index"))}
     words = [number for number in range(min(config.vocab_size, 1000)) if number not in beside]
     tokens = torch.tensor([words[:: -(-len(words) // _TOKENS)]], device=whole.device)
     with torch.no_grad(), refused(f"{source}: the larger model does not run on text alone"):
@@ -52,27 +59,38 @@ def text_model(checkpoint: Checkpoint, config: PretrainedConfig, dtype: torch.dt
         error = float((text(input_ids=tokens).logits - wanted).abs().max() / wanted.abs().max())
     if not error <= (_TOLERANCE if dtype.itemsize >= 4 else _TOLERANCE_HALF):
         raise InputError(
-            f"{source}: the text part of this {family} alone, a {config.model_type}, gives other logits than the larger model "
+            f"{source}: the text part of this {family} alone, a {config.model_type}, gives "
+            "other logits than the larger model "
             f"(by {error:.2g} of the largest), so it cannot be opened"
         )
     return text
 
 
 def _taken_out(whole: Any) -> PreTrainedModel:
-    """The decoder and the unembedding of a larger model as a causal language model. Raises ValueError where it has another form."""
+    """The decoder and the unembedding of a larger model as a causal language model.
+
+    Raises ValueError where it has another form.
+    """
     decoder = whole.get_decoder()
     with init_empty_weights(include_buffers=False):
         text: Any = AutoModelForCausalLM.from_config(decoder.config)
     if type(decoder) is type(text):  # Llama 4
         text = decoder
     else:
-        place = next((name for name, child in text.named_children() if type(child) is type(decoder)), None)
+        place = next(
+            (name for name, child in text.named_children() if type(child) is type(decoder)), None
+        )
         if place is None:
-            raise ValueError(f"its text part is a {type(decoder).__name__}, which is no part of a {type(text).__name__}")
+            raise ValueError(
+                f"its text part is a {type(decoder).__name__}, which is no part of a "
+                f"{type(text).__name__}"
+            )
         setattr(text, place, decoder)
         text.set_output_embeddings(whole.get_output_embeddings())
         text.config = decoder.config
-    text.config.tie_word_embeddings = text.get_output_embeddings().weight is text.get_input_embeddings().weight
+    text.config.tie_word_embeddings = (
+        text.get_output_embeddings().weight is text.get_input_embeddings().weight
+    )
     text.generation_config = whole.generation_config
     if hasattr(whole, "hf_device_map"):
         text.hf_device_map = whole.hf_device_map

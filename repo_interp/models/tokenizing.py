@@ -1,4 +1,7 @@
-"""The tokenizer that reads text for a model, and the special tokens that it puts around one. Needs no TransformerLens."""
+"""The tokenizer that reads text for a model, and the special tokens that it puts around one.
+
+Needs no TransformerLens.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,9 @@ from repo_interp.models.decoder import as_decoder
 
 
 def reads_with(model: nn.Module, tokenizer: PreTrainedTokenizerBase | None) -> None:
-    """Remember on a model the tokenizer that reads for it, and the BOS that this puts before a text."""
+    """Remember on a model the tokenizer that reads for it, and the BOS that this puts before a
+    text.
+    """
     prepends = tokenizer is not None and special_tokens_around(tokenizer)[0]
     object.__setattr__(model, "tokenizer", tokenizer)
     bos: Any = tokenizer.bos_token_id if tokenizer is not None and prepends else None
@@ -23,11 +28,14 @@ def special_tokens_around(tokenizer: PreTrainedTokenizerBase) -> tuple[bool, boo
     special = set(tokenizer.all_special_ids)
     words = (token for token in range(len(tokenizer)) if token not in special)
     encoded: list[int] = []
-    for text in ("a", str(tokenizer.convert_ids_to_tokens(next(words)))):  # "a" may not be a word of a closed vocabulary
+    # "a" may not be a word of a closed vocabulary
+    for text in ("a", str(tokenizer.convert_ids_to_tokens(next(words)))):
         try:
             encoded = list(tokenizer(text)["input_ids"])  # pyright: ignore[reportArgumentType, reportCallIssue]
             break
         except Exception:  # tokenizers raise a bare one
             continue
     around = len(encoded) > 1
-    return around and encoded[0] == tokenizer.bos_token_id, around and encoded[-1] == tokenizer.eos_token_id
+    return around and encoded[0] == tokenizer.bos_token_id, around and encoded[
+        -1
+    ] == tokenizer.eos_token_id

@@ -52,7 +52,11 @@ def model_of(model: Any) -> Any:
 
 @contextmanager
 def eager() -> Iterator[None]:
-    """While it lasts, nothing that torch.compile made runs: compiled code does not see hooks that came later. Contexts end in any order."""
+    """While it lasts, nothing that torch.compile made runs: compiled code does not see hooks that
+    came later.
+
+    Contexts end in any order.
+    """
     if "torch._dynamo" not in sys.modules:
         yield
         return
@@ -75,7 +79,8 @@ def _with_adapter(model: Any) -> nn.Module:
     kind = str(getattr(model.active_peft_config, "peft_type", "")).rpartition(".")[2]
     if not isinstance(model.base_model, BaseTuner) or kind in _BESIDE:
         raise InputError(
-            f"this {type(model).__name__} has an adapter of the kind {kind}, which computes beside the modules of its model; "
+            f"this {type(model).__name__} has an adapter of the kind {kind}, which computes "
+            "beside the modules of its model; "
             "get_base_model() gives the model without it"
         )
     return model.get_base_model()

@@ -1,4 +1,7 @@
-"""Labelled arrays of a run -> matplotlib figures, plain tables, one page. Knows no torch, no model, no measure and no task."""
+"""Labelled arrays of a run -> matplotlib figures, plain tables, one page.
+
+Knows no torch, no model, no measure and no task.
+"""
 
 from repo_interp.plots.catalogue import figures_of
 from repo_interp.plots.catalogue import tables as tables

@@ -1,4 +1,6 @@
-"""The error of a model's rotation by distance: a line for each layer, the largest error of its pairs (`models.audit`)."""
+"""The error of a model's rotation by distance: a line for each layer, the largest error of its
+pairs (`models.audit`).
+"""
 
 from __future__ import annotations
 
@@ -15,8 +17,8 @@ NAMED = 6
 
 @style()
 def rotation_errors(audited: xr.Dataset) -> PaperFigure:
-    """Errors in radians over the distance, both on logarithmic axes; layers with the same errors share a line, those without a finding
-    are grey.
+    """Errors in radians over the distance, both on logarithmic axes; layers with the same errors
+    share a line, those without a finding are grey.
     """
     figure = paper_figure(COLUMN_WIDTH, 2.2)
     axes = figure.subplots()
@@ -31,8 +33,16 @@ def rotation_errors(audited: xr.Dataset) -> PaperFigure:
     for number, rows in enumerate(found):
         layers = audited["layer"].values[rows]
         name = f"layer {layers[0]}" if len(rows) == 1 else f"{len(rows)} layers, from {layers[0]}"
-        axes.plot(audited["distance"].values, errors[rows[0]], color=f"C{number % 10}", lw=1.2, label=name)
-    axes.set(xscale="log", yscale="log", xlabel="distance in tokens", ylabel="largest error in rad", ylim=(FLOOR / 2, 2 * np.pi))
+        axes.plot(
+            audited["distance"].values, errors[rows[0]], color=f"C{number % 10}", lw=1.2, label=name
+        )
+    axes.set(
+        xscale="log",
+        yscale="log",
+        xlabel="distance in tokens",
+        ylabel="largest error in rad",
+        ylim=(FLOOR / 2, 2 * np.pi),
+    )
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_formatter(lambda value, _: f"{value:g}")
     if 0 < len(found) <= NAMED:

@@ -6,7 +6,8 @@
     difference  second run - first, for two runs;  +-  its standard error over prompts, paired, where both saw the same ones: all of a
                 run's, or those of a test set
 
-A group without a view is drawn by the rule, whatever it holds. Knows no measure, no terminal and no page.
+A group without a view is drawn by the rule, whatever it holds. Knows no measure, no terminal and no
+page.
 """
 
 from __future__ import annotations
@@ -17,7 +18,18 @@ import numpy as np
 import xarray as xr
 
 from repo_interp.errors import InputError
-from repo_interp.plots.marks import Cell, Chart, Runs, Table, cells, charts_of, ordered_spans, runs_of, spread, unit_label
+from repo_interp.plots.marks import (
+    Cell,
+    Chart,
+    Runs,
+    Table,
+    cells,
+    charts_of,
+    ordered_spans,
+    runs_of,
+    spread,
+    unit_label,
+)
 from repo_interp.plots.view import View
 
 MOST = 6
@@ -27,7 +39,10 @@ NAMES = 24
 
 
 def beside(group: str, view_of: Callable[[str], View | None]) -> View:
-    """A view of the group `group` of several runs. `view_of`: the view of a single run; where it fails, that costs the figures alone."""
+    """A view of the group `group` of several runs.
+
+    `view_of`: the view of a single run; where it fails, that costs the figures alone.
+    """
     words = group.replace("_", " ").capitalize()
 
     def charts(tree: xr.DataTree) -> Iterator[Chart]:
@@ -36,8 +51,12 @@ def beside(group: str, view_of: Callable[[str], View | None]) -> View:
         for chart in () if view is None else view.beside.charts(tree):
             own.append(chart.name)
             yield chart
-        compared = list(dataset.data_vars) if view is None or view.compared is None else view.compared
-        for variable in [name for name in compared if name in dataset and f"{group}_{name}" not in own]:
+        compared = (
+            list(dataset.data_vars) if view is None or view.compared is None else view.compared
+        )
+        for variable in [
+            name for name in compared if name in dataset and f"{group}_{name}" not in own
+        ]:
             yield from charts_of(f"{group}_{variable}", dataset[variable], runs)
 
     def tables(tree: xr.DataTree) -> list[Table]:
@@ -46,7 +65,11 @@ def beside(group: str, view_of: Callable[[str], View | None]) -> View:
         except InputError:
             view = None
         own = _table(tree, group, words, () if view is None else view.not_averaged)
-        return [table for table in (own, *(() if view is None else view.beside.tables(tree))) if table.rows]
+        return [
+            table
+            for table in (own, *(() if view is None else view.beside.tables(tree)))
+            if table.rows
+        ]
 
     return View(group, words, "", charts, tables)
 
@@ -62,12 +85,21 @@ def _table(tree: xr.DataTree, group: str, title: str, not_averaged: tuple[str, .
         if array.dtype.kind == "f" and name not in not_averaged and array.notnull().any()
     }
     by_run = {name: array.transpose("run", ...).values for name, array in numbers.items()}
-    same = [name for name, each in by_run.items() if np.array_equal(*np.broadcast_arrays(each, each[:1]), equal_nan=True)]
+    same = [
+        name
+        for name, each in by_run.items()
+        if np.array_equal(*np.broadcast_arrays(each, each[:1]), equal_nan=True)
+    ]
     same = same if len(same) < len(numbers) else []
     rows: list[tuple[Cell, ...]] = []
     for name, array in numbers.items():
         axis = next(
-            (dim for dim in array.dims if dim != "run" and array[dim].dtype.kind in "OUST" and array[dim].size <= NAMES), None
+            (
+                dim
+                for dim in array.dims
+                if dim != "run" and array[dim].dtype.kind in "OUST" and array[dim].size <= NAMES
+            ),
+            None,
         )
         labels = [] if axis is None else [str(label) for label in array[axis].values]
         labels = ordered_spans(labels) if axis == "span" else labels or [None]
@@ -80,21 +112,40 @@ def _table(tree: xr.DataTree, group: str, title: str, not_averaged: tuple[str, .
                 words = unit_label(str(name).replace("_", " "), array)
                 rows.append((words, label or "", *cells(means.sel(run=shown).values), *difference))
     named = any(row[1] for row in rows)
-    columns = ("variable", *(("of",) if named else ()), *map(runs.title, shown), *(("difference", "±") if pair else ()))
+    columns = (
+        "variable",
+        *(("of",) if named else ()),
+        *map(runs.title, shown),
+        *(("difference", "±") if pair else ()),
+    )
     rows = rows if named else [(row[0], *row[2:]) for row in rows]
-    return Table(group, title, columns, tuple(rows), _note(dataset, runs, shown, paired, list(map(str, same))))
+    return Table(
+        group,
+        title,
+        columns,
+        tuple(rows),
+        _note(dataset, runs, shown, paired, list(map(str, same))),
+    )
 
 
 def _same_prompts(tree: xr.DataTree, dataset: xr.Dataset) -> xr.DataArray:
-    """Whether both runs saw the same prompts; by test set where the measure has prompts of its own."""
+    """Whether both runs saw the same prompts; by test set where the measure has prompts of its
+    own.
+    """
     if "prompts_digest" not in dataset:
-        return xr.DataArray("test_set" not in dataset.dims and tree.attrs.get("same_prompts") == "yes")
+        return xr.DataArray(
+            "test_set" not in dataset.dims and tree.attrs.get("same_prompts") == "yes"
+        )
     first, second = dataset["prompts_digest"].values
-    return xr.DataArray((first == second) & (first != ""), {"test_set": dataset["test_set"]}, ("test_set",))
+    return xr.DataArray(
+        (first == second) & (first != ""), {"test_set": dataset["test_set"]}, ("test_set",)
+    )
 
 
 def _difference(values: xr.DataArray, paired: bool) -> tuple[Cell, Cell]:
-    """Second run minus first over what both have, and its standard error over prompts; of different prompts the means are subtracted."""
+    """Second run minus first over what both have, and its standard error over prompts; of different
+    prompts the means are subtracted.
+    """
     if not paired and "prompt" in values.dims:
         values = values.mean("prompt")
     change = values.isel(run=1, drop=True) - values.isel(run=0, drop=True)
@@ -104,13 +155,32 @@ def _difference(values: xr.DataArray, paired: bool) -> tuple[Cell, Cell]:
     return cells([change.mean()])[0], error
 
 
-def _note(dataset: xr.Dataset, runs: Runs, shown: list[str], paired: xr.DataArray, same: list[str]) -> str:
-    counts = [f"{dataset.sizes[axis]} {axis}s" for axis in ("prompt", "layer", "head") if axis in dataset.sizes]
-    note = f"Means over all that a run has of {', '.join(counts)}." if counts else "Means over all that a run has."
+def _note(
+    dataset: xr.Dataset, runs: Runs, shown: list[str], paired: xr.DataArray, same: list[str]
+) -> str:
+    counts = [
+        f"{dataset.sizes[axis]} {axis}s"
+        for axis in ("prompt", "layer", "head")
+        if axis in dataset.sizes
+    ]
+    note = (
+        f"Means over all that a run has of {', '.join(counts)}."
+        if counts
+        else "Means over all that a run has."
+    )
     note += f" Score: {dataset.attrs['metric']}." if "metric" in dataset.attrs else ""
     if len(runs.names) == 2:
-        note += f" Difference: {runs.title(runs.names[1])} minus {runs.title(runs.names[0])}, over what both have"
+        note += (
+            f" Difference: {runs.title(runs.names[1])} minus "
+            f"{runs.title(runs.names[0])}, over what both have"
+        )
         everywhere = "" if paired.all() else ", where both saw the same ones"
-        note += f"; ±: its standard error over prompts, paired{everywhere}." if paired.any() else "."
+        note += (
+            f"; ±: its standard error over prompts, paired{everywhere}." if paired.any() else "."
+        )
     note += f" The same in every run: {', '.join(same).replace('_', ' ')}." if same else ""
-    return note + (f" {len(shown)} of {len(runs.names)} runs; compare.nc has all." if len(shown) < len(runs.names) else "")
+    return note + (
+        f" {len(shown)} of {len(runs.names)} runs; compare.nc has all."
+        if len(shown) < len(runs.names)
+        else ""
+    )

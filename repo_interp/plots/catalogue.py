@@ -1,9 +1,12 @@
-"""Which view shows a group of a run - ours in the order of the page, then those of other packages - and all that they draw.
+"""Which view shows a group of a run - ours in the order of the page, then those of other packages -
+and all that they draw.
 
-The groups of a comparison, a tree with an axis `run`, are shown by the same views, with all runs in one figure (`beside`).
+The groups of a comparison, a tree with an axis `run`, are shown by the same views, with all runs in
+one figure (`beside`).
 
-Views are entry points (`entry_points.VIEWS`) under the name of their group, ours like those of other packages. Another package gives a
-`View`, or a plain function of a run that yields (name, figure) pairs, which becomes a view whose other fields have their defaults.
+Views are entry points (`entry_points.VIEWS`) under the name of their group, ours like those of
+other packages. Another package gives a `View`, or a plain function of a run that yields (name,
+figure) pairs, which becomes a view whose other fields have their defaults.
 """
 
 from __future__ import annotations
@@ -53,18 +56,22 @@ MOST_MAPS = 8
 def view_of(group: str) -> View | None:
     """The view that shows `group`; None where there is none.
 
-    Raises InputError where that of another package cannot be imported, or is neither a `View` nor a function.
+    Raises InputError where that of another package cannot be imported, or is neither a `View` nor a
+    function.
     """
     given = find(VIEWS, group)
     if given is None or isinstance(given, View):
         return given
     if not callable(given):
         raise InputError(
-            f"{called(VIEWS, group)} is a {type(given).__name__}; wanted a View, or a function of a run that gives figures"
+            f"{called(VIEWS, group)} is a {type(given).__name__}; wanted a View, or a "
+            "function of a run that gives figures"
         )
 
     def lead(run: xr.DataTree) -> str:
-        shown: list[Any] = [array.attrs.get("long_name", name) for name, array in run[group].data_vars.items()]
+        shown: list[Any] = [
+            array.attrs.get("long_name", name) for name, array in run[group].data_vars.items()
+        ]
         return f"A measure of another package: {'; '.join(map(str, shown))}."
 
     def charts(run: xr.DataTree) -> list[Heads]:
@@ -74,15 +81,23 @@ def view_of(group: str) -> View | None:
 
 
 def views_of(run: xr.DataTree) -> list[View]:
-    """The views of the groups of `run`, in the order of the page. Raises InputError as `view_of`, except for several runs."""
+    """The views of the groups of `run`, in the order of the page.
+
+    Raises InputError as `view_of`, except for several runs.
+    """
     require_run(run)
     known = names(VIEWS)
     for group in set(run.children) & set(OWN[VIEWS]):
         _require_numbers(run[group].to_dataset(), group)
     if has_runs(run):
-        return [beside(group, view_of) for group in sorted(run.children, key=[*known, *run.children].index)]
+        return [
+            beside(group, view_of)
+            for group in sorted(run.children, key=[*known, *run.children].index)
+        ]
     views = (view_of(name) for name in known if name in run.children)
-    further = (_of_heads(name) for name in run.children if name not in known and _head_maps(run, name))
+    further = (
+        _of_heads(name) for name in run.children if name not in known and _head_maps(run, name)
+    )
     return [*(view for view in views if view is not None), *further]
 
 
@@ -91,11 +106,16 @@ def _require_numbers(group: xr.Dataset, name: str) -> None:
     numbers = {*map(str, group.data_vars), "layer", "head", "prompt", "token"} - {*_TEXTS}
     for variable, array in group.variables.items():
         if variable in numbers and array.dtype.kind not in "fiub":
-            raise InputError(f"{name}/{variable} of the run holds text; wanted numbers, as repo-interp analyze writes them")
+            raise InputError(
+                f"{name}/{variable} of the run holds text; wanted numbers, as repo-interp "
+                "analyze writes them"
+            )
 
 
 def _of_heads(group: str) -> View:
-    """The view of a group without one: the charts that follow from its axes, and a table of heads."""
+    """The view of a group without one: the charts that follow from its axes, and a table of
+    heads.
+    """
     return View(
         group,
         group.replace("_", " ").capitalize(),
@@ -106,7 +126,9 @@ def _of_heads(group: str) -> View:
 
 
 def _by_axes(run: xr.DataTree, group: str) -> Iterator[Chart]:
-    """Maps of what is given by layer and head; of other variables the charts that follow from their axes."""
+    """Maps of what is given by layer and head; of other variables the charts that follow from their
+    axes.
+    """
     maps = _head_maps(run, group)
     yield from maps
     for name, array in run[group].data_vars.items():
@@ -115,16 +137,24 @@ def _by_axes(run: xr.DataTree, group: str) -> Iterator[Chart]:
 
 
 def _head_maps(run: xr.DataTree, group: str) -> list[Heads]:
-    """A map of each numeric variable by layer and head (the mean over prompts), one per label of a further axis, by names for files."""
+    """A map of each numeric variable by layer and head (the mean over prompts), one per label of a
+    further axis, by names for files.
+    """
     maps = []
     for name, array in run[group].data_vars.items():
         further = [axis for axis in array.dims if axis not in ("prompt", "layer", "head")]
-        if array.dtype.kind not in "fiub" or not {"layer", "head"} <= {*array.dims} & {*array.coords}:
+        if array.dtype.kind not in "fiub" or not {"layer", "head"} <= {*array.dims} & {
+            *array.coords
+        }:
             continue
         if len(further) > 1 or any(array.sizes[axis] > MOST_MAPS for axis in further):
             continue
         title = str(array.attrs.get("long_name") or str(name).replace("_", " "))
-        labels = [(f"{title}, {axis} {label}", str(label)) for axis in further for label in array[axis].values]
+        labels = [
+            (f"{title}, {axis} {label}", str(label))
+            for axis in further
+            for label in array[axis].values
+        ]
         for place, (long_name, label) in enumerate(labels or [(title, "")]):
             one = array.isel(dict.fromkeys(further, place), drop=True)
             mean = over_prompts(one.astype(float)).transpose("layer", "head")
@@ -135,15 +165,23 @@ def _head_maps(run: xr.DataTree, group: str) -> list[Heads]:
 
 
 def _head_table(run: xr.DataTree, group: str) -> list[Table]:
-    """The heads with the largest values of the group's first map, and their values of the others."""
+    """The heads with the largest values of the group's first map, and their values of the
+    others.
+    """
     maps = [one.values for one in _head_maps(run, group)]
     if not maps:
         return []
     heads = ranked_heads(maps[0])[:MOST_ROWS]
-    rows = tuple((layer, head, *cells(one.sel(layer=layer, head=head) for one in maps)) for layer, head in heads)
+    rows = tuple(
+        (layer, head, *cells(one.sel(layer=layer, head=head) for one in maps))
+        for layer, head in heads
+    )
     columns = ("layer", "head", *(unit_label(str(one.attrs["long_name"]), one) for one in maps))
     words = group.replace("_", " ").capitalize()
-    note = f"{len(rows)} of {maps[0].size:,} heads, in descending order of the first number; means over prompts."
+    note = (
+        f"{len(rows)} of {maps[0].size:,} heads, in descending order of the first "
+        "number; means over prompts."
+    )
     return [Table(group, words, columns, rows, note)]
 
 
@@ -166,21 +204,29 @@ class Drawn(NamedTuple):
 
     @property
     def caption(self) -> str:
-        """What is drawn; without a caption of its own, its name in words: "gates_layer2_head0" -> "Gates, layer 2, head 0"."""
+        """What is drawn; without a caption of its own, its name in words: "gates_layer2_head0" ->
+        "Gates, layer 2, head 0".
+        """
         words = re.sub(r"_(layer|head)(\d+)", r", \1 \2", self.name).replace("_", " ")
-        return self.chart.caption or getattr(self.figure, "caption", "") or words[:1].upper() + words[1:]
+        return (
+            self.chart.caption
+            or getattr(self.figure, "caption", "")
+            or words[:1].upper() + words[1:]
+        )
 
 
 def figures_of(run: xr.DataTree, failures: list[str] | None = None) -> Iterator[Drawn]:
     """Every figure of `run`, one run or several, drawn one after the other.
 
-    A view whose figures cannot be drawn has one line in `failures`; without that list its error is raised, such as InputError for a name
-    that another figure has, or that is no plain name.
+    A view whose figures cannot be drawn has one line in `failures`; without that list its error is
+    raised, such as InputError for a name that another figure has, or that is no plain name.
     """
     taken: set[str] = set()
     for view in views_of(run):
         yield from until_failure(
-            partial(_drawn, view, run, taken), f"the figures of {view.group!r}{given_by(VIEWS, view.group)}", failures
+            partial(_drawn, view, run, taken),
+            f"the figures of {view.group!r}{given_by(VIEWS, view.group)}",
+            failures,
         )
 
 
@@ -188,7 +234,8 @@ def _drawn(view: View, run: xr.DataTree, taken: set[str]) -> Iterator[Drawn]:
     for chart in chain((chart for chart in view.charts(run) if chart.name), _given(view, run)):
         if chart.name in taken or chart.name != Path(chart.name).name:
             raise InputError(
-                f"the view of {view.group!r} draws a figure as {chart.name!r}; wanted a plain name that no other figure has"
+                f"the view of {view.group!r} draws a figure as {chart.name!r}; wanted a "
+                "plain name that no other figure has"
             )
         taken.add(chart.name)
         yield Drawn(view, chart, chart.figure())
@@ -199,29 +246,45 @@ def _given(view: View, run: xr.DataTree) -> Iterator[Own]:
     for drawn in view.given(run):
         pair = isinstance(drawn, tuple) and len(drawn) == 2
         if not pair or not isinstance(drawn[0], str) or not isinstance(drawn[1], Figure):
-            raise InputError(f"{called(VIEWS, view.group)} draws a {type(drawn).__name__}; wanted pairs of a name and a figure")
+            raise InputError(
+                f"{called(VIEWS, view.group)} draws a {type(drawn).__name__}; wanted pairs "
+                "of a name and a figure"
+            )
         yield Own(drawn[0], lambda figure=drawn[1]: figure)
 
 
-def write_figures(run: xr.DataTree, directory: str | os.PathLike[str], formats: Sequence[str] = FORMATS[:1]) -> list[Path]:
-    """Write all figures that the groups of `run` allow into `directory`, made where it is not there; return the files. `formats`: of png,
-    svg and pdf.
+def write_figures(
+    run: xr.DataTree, directory: str | os.PathLike[str], formats: Sequence[str] = FORMATS[:1]
+) -> list[Path]:
+    """Write all figures that the groups of `run` allow into `directory`, made where it is not
+    there; return the files.
+
+    `formats`: of png, svg and pdf.
 
     The same run gives the same bytes. Raises InputError as `figures_of`.
     """
     directory = path_of(directory, "a directory for figures")
     require_directory(directory)
     directory.mkdir(parents=True, exist_ok=True)
-    return [file for one in figures_of(run) for file in save_figure(one.figure, directory / one.name, formats)]
+    return [
+        file
+        for one in figures_of(run)
+        for file in save_figure(one.figure, directory / one.name, formats)
+    ]
 
 
 def tables(run: xr.DataTree, failures: list[str] | None = None) -> list[Table]:
     """The tables that the groups of `run` allow, in the order of the page.
 
-    A view whose tables cannot be made has one line in `failures`; without that list its error is raised.
+    A view whose tables cannot be made has one line in `failures`; without that list its error is
+    raised.
     """
     of_views = (
-        until_failure(partial(view.tables, run), f"the tables of {view.group!r}{given_by(VIEWS, view.group)}", failures)
+        until_failure(
+            partial(view.tables, run),
+            f"the tables of {view.group!r}{given_by(VIEWS, view.group)}",
+            failures,
+        )
         for view in views_of(run)
     )
     return [table for of_view in of_views for table in of_view]

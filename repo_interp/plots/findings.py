@@ -1,8 +1,10 @@
-"""What a run shows, in sentences: each states a number that passed its threshold or its null, and names the head, prompt and token.
+"""What a run shows, in sentences: each states a number that passed its threshold or its null, and
+names the head, prompt and token.
 
     finding = sentence + evidence (the numbers, the threshold and the null) + where to look        `View.findings` gives those of one group
 
-`findings` orders those of all views of a run by `weight` and keeps a few of each group, so that no group hides another.
+`findings` orders those of all views of a run by `weight` and keeps a few of each group, so that no
+group hides another.
 """
 
 from __future__ import annotations
@@ -21,10 +23,15 @@ MOST_OF_GROUP = 4
 
 
 def findings(run: xr.DataTree, most: int = MOST) -> list[Finding]:
-    """At most `most` findings of `run`, the heaviest first; of each group its heaviest `MOST_OF_GROUP` precede all its others."""
+    """At most `most` findings of `run`, the heaviest first; of each group its heaviest
+    `MOST_OF_GROUP` precede all its others.
+    """
     ranked: list[tuple[bool, float, int, Finding]] = []
     order = count()
     for view in views_of(run):
         given = sorted(view.findings(run), key=lambda finding: -finding.weight)
-        ranked += [(place >= MOST_OF_GROUP, -finding.weight, next(order), finding) for place, finding in enumerate(given)]
+        ranked += [
+            (place >= MOST_OF_GROUP, -finding.weight, next(order), finding)
+            for place, finding in enumerate(given)
+        ]
     return [finding for *_, finding in sorted(ranked, key=lambda entry: entry[:3])[:most]]

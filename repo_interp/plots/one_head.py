@@ -1,4 +1,6 @@
-"""One head of one prompt: its pattern, as `ri.attention_pattern` gives it, and one logit in parts, as `ri.explain_logit` gives it."""
+"""One head of one prompt: its pattern, as `ri.attention_pattern` gives it, and one logit in parts,
+as `ri.explain_logit` gives it.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ from repo_interp.plots.style import COLUMN_WIDTH, PAGE_WIDTH, PaperFigure, paper
 PAIRS = 8
 """Rotary pairs that have a bar each; the others together have one."""
 NOTHING = 1e-3
-"""Share of the longest bar below which a bar is not seen: its number stands to the right of the axis."""
+"""Share of the longest bar below which a bar is not seen: its number stands to the right of the
+axis.
+"""
 NAMED = 32
 """Tokens up to which the axes of a pattern name each by its text."""
 _PART, _REST, _WHOLE, _STILL = "#0072B2", "#B9B9B9", "#333333", "#D55E00"
@@ -22,12 +26,22 @@ _PART, _REST, _WHOLE, _STILL = "#0072B2", "#B9B9B9", "#333333", "#D55E00"
 
 @style()
 def attention_pattern(pattern: xr.DataArray) -> PaperFigure:
-    """The attention [query, key] of one head, of `ri.attention_pattern`. Colours follow its square root, so that weak attention is seen."""
+    """The attention [query, key] of one head, of `ri.attention_pattern`.
+
+    Colours follow its square root, so that weak attention is seen.
+    """
     if not isinstance(pattern, xr.DataArray) or pattern.dims != ("query", "key"):
-        raise InputError(f"a pattern is what ri.attention_pattern returns, [query, key]; got {one_line(repr(pattern), 80)}")
+        raise InputError(
+            "a pattern is what ri.attention_pattern returns, [query, key]; got "
+            f"{one_line(repr(pattern), 80)}"
+        )
     figure = paper_figure(COLUMN_WIDTH, COLUMN_WIDTH * 0.9)
     ax = figure.subplots()
-    text = [token_label(str(each)) for each in pattern["text"].values] if "text" in pattern.coords else []
+    text = (
+        [token_label(str(each)) for each in pattern["text"].values]
+        if "text" in pattern.coords
+        else []
+    )
     named = any(text) and len(text) <= NAMED
     look = {"cmap": "viridis", "norm": PowerNorm(0.5, 0, 1), "gid": "pattern"}
     image = draw_cells(ax, pattern, look, most=8)
@@ -44,13 +58,17 @@ def attention_pattern(pattern: xr.DataArray) -> PaperFigure:
 
 @style()
 def logit_parts(parts: xr.Dataset) -> PaperFigure:
-    """The parts of one logit, of `ri.explain_logit`: rotary pairs and what is added to them, and those of the three-axis fit.
+    """The parts of one logit, of `ri.explain_logit`: rotary pairs and what is added to them, and
+    those of the three-axis fit.
 
-    A dot marks what a pair would be if both tokens had one position: content alone. The last bar of each side is the logit, to which the
-    bars above it sum.
+    A dot marks what a pair would be if both tokens had one position: content alone. The last bar of
+    each side is the logit, to which the bars above it sum.
     """
     if not isinstance(parts, xr.Dataset) or not {"pair", "fit", "logit"} <= set(parts):
-        raise InputError(f"the parts of a logit are what ri.explain_logit returns; got {one_line(repr(parts), 80)}")
+        raise InputError(
+            "the parts of a logit are what ri.explain_logit returns; got "
+            f"{one_line(repr(parts), 80)}"
+        )
     pair, still = parts["pair"].values, parts["pair_at_equal_positions"].values
     largest = np.sort(np.argsort(-np.abs(pair), kind="stable")[:PAIRS])
     others = np.setdiff1d(np.arange(len(pair)), largest)
@@ -59,34 +77,64 @@ def logit_parts(parts: xr.Dataset) -> PaperFigure:
         name = f"pair {place}, θ {number(float(parts['frequency'][place]))}"
         bars.append((name, float(pair[place]), float(still[place]), _PART))
     if len(others):
-        bars.append((f"{len(others)} other pairs", float(pair[others].sum()), float(still[others].sum()), _REST))
-    added = [(name.replace("_", " "), float(parts[name]), None, _REST) for name in ("bias", "soft_cap", "rounding")]
+        bars.append(
+            (
+                f"{len(others)} other pairs",
+                float(pair[others].sum()),
+                float(still[others].sum()),
+                _REST,
+            )
+        )
+    added = [
+        (name.replace("_", " "), float(parts[name]), None, _REST)
+        for name in ("bias", "soft_cap", "rounding")
+    ]
     bars += [bar for bar in added if bar[0] == "rounding" or bar[1]]
     shades = {"remainder": _REST}
-    fit = [(str(name), float(value), None, shades.get(str(name), _PART)) for name, value in parts["fit"].to_series().items()]
+    fit = [
+        (str(name), float(value), None, shades.get(str(name), _PART))
+        for name, value in parts["fit"].to_series().items()
+    ]
     figure = paper_figure(PAGE_WIDTH, 0.75 + 0.155 * (len(bars) + 1))
     left, right = figure.subplots(1, 2)
     whole = ("logit", float(parts["logit"]), None, _WHOLE)
     _bars(left, [*bars, whole], "Rotary pairs, exact; dots: at equal positions")
     _bars(right, [*fit, whole], f"Three-axis fit of the head, r = {parts.attrs['fit_r']:.2f}")
     named = {name: parts.attrs[f"{name}_text"] for name in ("query", "key")}
-    tokens = [f"{name} {parts.attrs[name]}{f' ({token_label(text)})' if text else ''}" for name, text in named.items()]
-    figure.suptitle(f"Layer {parts.attrs['layer']}, head {parts.attrs['head']}: {', '.join(tokens)}", x=0.01, ha="left")
+    tokens = [
+        f"{name} {parts.attrs[name]}{f' ({token_label(text)})' if text else ''}"
+        for name, text in named.items()
+    ]
+    figure.suptitle(
+        f"Layer {parts.attrs['layer']}, head {parts.attrs['head']}: {', '.join(tokens)}",
+        x=0.01,
+        ha="left",
+    )
     return figure
 
 
 def _bars(ax: Axes, bars: list[tuple[str, float, float | None, str]], title: str) -> None:
-    """Horizontal bars of (name, length, place of a dot, colour) from the top down, each with its number."""
+    """Horizontal bars of (name, length, place of a dot, colour) from the top down, each with its
+    number.
+    """
     names, values, dots, colours = zip(*bars, strict=True)
     y = np.arange(len(bars))
     for bar, name in zip(ax.barh(y, values, color=colours, height=0.7), names, strict=True):
         bar.set_gid(f"part {name}")
     marked = [place for place, dot in enumerate(dots) if dot is not None]
-    ax.plot([dots[place] for place in marked], marked, "o", color=_STILL, markersize=2.6, gid="at equal positions")
+    ax.plot(
+        [dots[place] for place in marked],
+        marked,
+        "o",
+        color=_STILL,
+        markersize=2.6,
+        gid="at equal positions",
+    )
     for place, value in enumerate(values):
         side = -1 if value < 0 and abs(value) > NOTHING * max(map(abs, values)) else 1
         dot = dots[place]
-        end = value if dot is None else side * max(side * value, side * dot)  # behind the dot, which would hide the number
+        # behind the dot, which would hide the number
+        end = value if dot is None else side * max(side * value, side * dot)
         text = f"{value:+.3f}" if abs(value) >= 5e-4 or not value else f"{value:+.0e}"
         note(ax, text, (end, place), (3 * side, 0), 5.5, ha="right" if side < 0 else "left")
     ax.axvline(0, color="#333333", linewidth=0.6)

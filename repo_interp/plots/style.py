@@ -1,19 +1,21 @@
-"""One look for every figure: column and page widths of a paper, one colour per scheme, span and pattern, the same bytes every
-time.
+"""One look for every figure: column and page widths of a paper, one colour per scheme, span and
+pattern, the same bytes every time.
 
-The colours are those of Okabe and Ito (2008) and four more that stay apart from them for protanopes and deuteranopes; the
-lightest are darkened where they have to be read as text. Fonts travel with the file: TrueType in PDF (fonttype 42), text in
-SVG.
+The colours are those of Okabe and Ito (2008) and four more that stay apart from them for protanopes
+and deuteranopes; the lightest are darkened where they have to be read as text. Fonts travel with
+the file: TrueType in PDF (fonttype 42), text in SVG.
 
 A character that no font has is written as its code: "模型" -> "\\u6a21\\u578b".
 
     ri.plots.position_lines(run, 5, 1, figsize=(4, 2))        every figure takes a size in inches
     ri.plots.position_lines(run, 5, 1, ax=ax)                 one of a single axes is drawn on yours, which is returned
 
-What you set in matplotlib's rcParams, fonts above all, stays: the style fills in what has matplotlib's default.
+What you set in matplotlib's rcParams, fonts above all, stays: the style fills in what has
+matplotlib's default.
 
-Knows nothing about runs: names in, colours and figures out. It never touches pyplot, so nothing is left open and no state is
-global. A dollar sign is a dollar sign: names of checkpoints, spans and tokens are no mathematics.
+Knows nothing about runs: names in, colours and figures out. It never touches pyplot, so nothing is
+left open and no state is global. A dollar sign is a dollar sign: names of checkpoints, spans and
+tokens are no mathematics.
 """
 
 from __future__ import annotations
@@ -48,8 +50,9 @@ Drawn = TypeVar("Drawn")
 Inches = Annotated[float, Interval(gt=0, le=1000)]
 
 FONTS = ("DejaVu Sans", "STIXGeneral")
-"""Fonts of every figure, the first of which has a character draws it. They come with matplotlib, so that every machine gives the same
-bytes.
+"""Fonts of every figure, the first of which has a character draws it.
+
+They come with matplotlib, so that every machine gives the same bytes.
 """
 COLUMN_WIDTH = 3.3
 """Inches: one column of a two-column paper."""
@@ -98,8 +101,11 @@ _PART_SHADES = {"key": 0.7, "value": 0.5}
 _UNKNOWN = "#5A5A5A"
 
 _SETTINGS: Mapping[str, Any] = {
-    **mpl.rc_params_from_file(Path(__file__).with_name("paper.mplstyle"), use_default_template=False),
-    "font.family": [*FONTS, "sans-serif"],  # the last is what a viewer of SVG without the others falls back to
+    **mpl.rc_params_from_file(
+        Path(__file__).with_name("paper.mplstyle"), use_default_template=False
+    ),
+    # the last is what a viewer of SVG without the others falls back to
+    "font.family": [*FONTS, "sans-serif"],
 }
 _METADATA: Mapping[str, Mapping[str, None]] = {
     "png": {"Software": None},
@@ -111,14 +117,18 @@ FORMATS = tuple(_METADATA)
 
 
 class PaperFigure(Figure):
-    """A matplotlib figure that is saved in this style, with embedded fonts and without dates, and shows itself in a notebook."""
+    """A matplotlib figure that is saved in this style, with embedded fonts and without dates, and
+    shows itself in a notebook.
+    """
 
     caption = ""
     """A sentence for the page, where the figure's name does not say what is drawn."""
 
     def savefig(self, fname: Any, **options: Any) -> None:
         """Save as matplotlib does. The format follows the name unless `format` is given."""
-        suffix = options.get("format") or (Path(fname).suffix.lstrip(".") if isinstance(fname, str | Path) else "png")
+        suffix = options.get("format") or (
+            Path(fname).suffix.lstrip(".") if isinstance(fname, str | Path) else "png"
+        )
         metadata = {**_METADATA.get(suffix, {}), **options.pop("metadata", {})}
         with style(), _laid_out(self):
             super().savefig(fname, metadata=metadata, **options)
@@ -144,11 +154,17 @@ class Style:
 
         @wraps(draw)
         def drawn(*arguments: Any, ax: Any = None, figsize: Any = None, **keywords: Any) -> Any:
-            before = _ASKED.set(_ASKED.get() if ax is None and figsize is None else _asked(ax, figsize))
+            before = _ASKED.set(
+                _ASKED.get() if ax is None and figsize is None else _asked(ax, figsize)
+            )
             try:
                 with style():
                     figure = draw(*arguments, **keywords)
-                    return figure.finish() if isinstance(figure, _OnAxes) and ax is not None else figure
+                    return (
+                        figure.finish()
+                        if isinstance(figure, _OnAxes) and ax is not None
+                        else figure
+                    )
             finally:
                 _ASKED.reset(before)
 
@@ -158,19 +174,25 @@ class Style:
 def style() -> Style:
     """Draw in the paper style inside this context.
 
-    As a decorator, inside a whole function that makes its figure by `paper_figure`, which then takes `ax` and `figsize` too.
+    As a decorator, inside a whole function that makes its figure by `paper_figure`, which then
+    takes `ax` and `figsize` too.
     """
     return Style()
 
 
 def _settings() -> dict[str, Any]:
-    """The settings of the style that the user has not changed. Sizes of texts follow the user's; our fonts draw what the user's lack."""
+    """The settings of the style that the user has not changed.
+
+    Sizes of texts follow the user's; our fonts draw what the user's lack.
+    """
     known, default = cast(Any, mpl.rcParams), cast(Any, mpl.rcParamsDefault)
     settings = {name: value for name, value in _SETTINGS.items() if known[name] == default[name]}
     if "font.size" not in settings and known["font.size"] != _SETTINGS["font.size"]:
         larger = known["font.size"] / _SETTINGS["font.size"]
         settings |= {
-            name: larger * value for name, value in settings.items() if name.endswith(("titlesize", "labelsize", "fontsize"))
+            name: larger * value
+            for name, value in settings.items()
+            if name.endswith(("titlesize", "labelsize", "fontsize"))
         }
     if not {"font.family", "font.sans-serif"} <= settings.keys():
         settings["font.family"] = list(dict.fromkeys([*known["font.family"], *FONTS]))
@@ -187,12 +209,16 @@ def _asked(ax: Any, figsize: Any) -> Axes | tuple[float, float]:
         return checked(figsize, tuple[Inches, Inches], "figsize")
     if figsize is not None or not isinstance(ax, Axes):
         came = "also figsize" if isinstance(ax, Axes) else one_line(repr(ax), 80)
-        raise InputError(f"as ax, one matplotlib Axes was wanted, with the size that it has; got {came}")
+        raise InputError(
+            f"as ax, one matplotlib Axes was wanted, with the size that it has; got {came}"
+        )
     return ax
 
 
 class _OnAxes:
-    """The caller's axes in the place of a figure: what a figure of a single axes has around it is put on them."""
+    """The caller's axes in the place of a figure: what a figure of a single axes has around it is
+    put on them.
+    """
 
     def __init__(self, ax: Axes) -> None:
         self.ax = ax
@@ -207,7 +233,8 @@ class _OnAxes:
     def add_gridspec(self, *panels: Any, **options: Any) -> NoReturn:
         """Raises InputError: these are several axes."""
         raise InputError(
-            "this figure may have several axes, so that yours cannot hold it; leave ax out, and give figsize=(width, height)"
+            "this figure may have several axes, so that yours cannot hold it; leave ax out, "
+            "and give figsize=(width, height)"
         )
 
     subfigures = add_gridspec
@@ -216,23 +243,38 @@ class _OnAxes:
         """A legend below the axes and their labels, for which a constrained layout makes room."""
         depth = (self.finish().bbox.y0 - cast(Any, self.ax.get_tightbbox()).y0) / self.figure.dpi
         below = self.ax.transAxes + ScaledTranslation(0, -depth, self.figure.dpi_scale_trans)
-        self.ax.legend(**{**options, "loc": "upper center", "bbox_to_anchor": (0.5, 0), "bbox_transform": below})
+        self.ax.legend(
+            **{
+                **options,
+                "loc": "upper center",
+                "bbox_to_anchor": (0.5, 0),
+                "bbox_transform": below,
+            }
+        )
 
     def get_figwidth(self) -> float:
         """Width of the axes in inches."""
         return self.ax.bbox.width / self.figure.dpi
 
     def finish(self) -> Axes:
-        """The axes, whose labels of ticks are made now: later they would have the fonts of the caller alone, and dollars be mathematics."""
-        for label in [*self.ax.get_xticklabels(which="both"), *self.ax.get_yticklabels(which="both")]:
+        """The axes, whose labels of ticks are made now: later they would have the fonts of the
+        caller alone, and dollars be mathematics.
+        """
+        for label in [
+            *self.ax.get_xticklabels(which="both"),
+            *self.ax.get_yticklabels(which="both"),
+        ]:
             label.set(parse_math=False, fontfamily=mpl.rcParams["font.family"])
         return self.ax
 
 
 def paper_figure(width: float = PAGE_WIDTH, height: float = 2.4) -> PaperFigure:
-    """An empty figure of `width` x `height` inches, laid out by its content. Call inside `style()`, or from a function under `@style()`.
+    """An empty figure of `width` x `height` inches, laid out by its content.
 
-    From a function under `@style()` it is the figure that the function's caller asked for by `ax` or `figsize`.
+    Call inside `style()`, or from a function under `@style()`.
+
+    From a function under `@style()` it is the figure that the function's caller asked for by `ax`
+    or `figsize`.
     """
     asked = _ASKED.get()
     if isinstance(asked, Axes):
@@ -243,8 +285,11 @@ def paper_figure(width: float = PAGE_WIDTH, height: float = 2.4) -> PaperFigure:
     return figure
 
 
-def save_figure(figure: Figure, stem: str | Path, formats: Sequence[str] = FORMATS[:1]) -> list[Path]:
-    """Write `figure` as `stem`.png, or in `formats`, of png, svg and pdf; a figure drawn anew from the same data gives the same bytes.
+def save_figure(
+    figure: Figure, stem: str | Path, formats: Sequence[str] = FORMATS[:1]
+) -> list[Path]:
+    """Write `figure` as `stem`.png, or in `formats`, of png, svg and pdf; a figure drawn anew from
+    the same data gives the same bytes.
 
     Returns the paths written. Raises InputError for a format that is not one of FORMATS.
     """
@@ -260,17 +305,24 @@ def write_pictures(contents: Mapping[str, bytes], stem: str | Path) -> list[Path
 
 
 def rendered(figure: Figure, formats: Sequence[str] = FORMATS, **options: Any) -> dict[str, bytes]:
-    """The bytes of `figure` in each of `formats`, laid out once; `options` go to matplotlib's `savefig`.
+    """The bytes of `figure` in each of `formats`, laid out once; `options` go to matplotlib's
+    `savefig`.
 
     Raises InputError for a format that is not one of FORMATS.
     """
     formats = [formats] if isinstance(formats, str) else list(formats)
     if unknown := [name for name in formats if name not in FORMATS]:
-        raise InputError(f"a figure is written as {', '.join(FORMATS)}; got {', '.join(map(str, unknown))}")
+        raise InputError(
+            f"a figure is written as {', '.join(FORMATS)}; got {', '.join(map(str, unknown))}"
+        )
     contents = {}
     with style(), _laid_out(figure):
         for name in formats:
-            contents[name] = _written(figure, name, **options) if name != "png" else _small_png(figure, **options)
+            contents[name] = (
+                _written(figure, name, **options)
+                if name != "png"
+                else _small_png(figure, **options)
+            )
     return contents
 
 
@@ -289,19 +341,27 @@ def _small_png(figure: Figure, **options: Any) -> bytes:
 
 
 def with_palette(png: bytes) -> bytes:
-    """The picture `png` with a palette of at most 256 colours, which takes a third of the space; one with transparent parts as it is.
+    """The picture `png` with a palette of at most 256 colours, which takes a third of the space;
+    one with transparent parts as it is.
 
-    Every pixel keeps its colour where there are no more than 256 colours. In the others the edges of lines and letters, where colours mix,
-    and the steps of colour bars change by a few of 255 levels.
+    Every pixel keeps its colour where there are no more than 256 colours. In the others the edges
+    of lines and letters, where colours mix, and the steps of colour bars change by a few of 255
+    levels.
     """
     with Image.open(io.BytesIO(png)) as picture:
         pixels, dots_per_inch = picture.convert("RGBA"), picture.info.get("dpi")
     if pixels.getchannel("A").getextrema() != (255, 255):
         return png
-    found = sorted(cast(Any, pixels.getcolors(pixels.width * pixels.height)), key=lambda one: (-one[0], one[1]))
-    count, colours = np.array([number for number, _ in found]), np.array([colour[:3] for _, colour in found])
+    found = sorted(
+        cast(Any, pixels.getcolors(pixels.width * pixels.height)), key=lambda one: (-one[0], one[1])
+    )
+    count, colours = (
+        np.array([number for number, _ in found]),
+        np.array([colour[:3] for _, colour in found]),
+    )
     chosen, nearest = _palette(colours, count)
-    entry = np.zeros(1 << 24, np.uint8)  # by red + 256 green + 65536 blue, as the bytes of a pixel read as one number
+    # by red + 256 green + 65536 blue, as the bytes of a pixel read as one number
+    entry = np.zeros(1 << 24, np.uint8)
     entry[colours @ np.array([1, 1 << 8, 1 << 16])] = nearest
     smaller = Image.fromarray(entry[np.asarray(pixels).view("<u4")[..., 0] & 0xFFFFFF])
     smaller.putpalette(colours[chosen].astype(np.uint8).tobytes())
@@ -311,10 +371,13 @@ def with_palette(png: bytes) -> bytes:
 
 
 def _palette(colours: np.ndarray, count: np.ndarray) -> tuple[list[int], np.ndarray]:
-    """At most 256 rows of `colours` [colour, channel], and by colour which of them is nearest. `count`: pixels of each, the most first.
+    """At most 256 rows of `colours` [colour, channel], and by colour which of them is nearest.
 
-    Greedy: the next one is the colour whose pixels together are farthest from those chosen, by squared distance. Large areas are therefore
-    exact, and a rare colour that is like no other has an entry too.
+    `count`: pixels of each, the most first.
+
+    Greedy: the next one is the colour whose pixels together are farthest from those chosen, by
+    squared distance. Large areas are therefore exact, and a rare colour that is like no other has
+    an entry too.
     """
     chosen, nearest = [0], np.zeros(len(colours), np.uint8)
     distance = ((colours - colours[0]) ** 2).sum(1)
@@ -329,12 +392,15 @@ def _palette(colours: np.ndarray, count: np.ndarray) -> tuple[list[int], np.ndar
 
 @contextmanager
 def _laid_out(figure: Figure) -> Iterator[None]:
-    """Lay `figure` out once, and not again for each format - at whose resolution texts measure a little differently."""
+    """Lay `figure` out once, and not again for each format - at whose resolution texts measure a
+    little differently.
+    """
     _make_legible(figure)
     layout = figure.get_layout_engine()
     if layout is not None:
         layout.execute(figure)
-    figure.set_layout_engine(None)  # with "none", a placeholder, matplotlib would draw everything once more before each format
+    # with "none", a placeholder, matplotlib would draw everything once more before each format
+    figure.set_layout_engine(None)
     try:
         yield
     finally:
@@ -342,19 +408,27 @@ def _laid_out(figure: Figure) -> Iterator[None]:
 
 
 def legible(text: str) -> str:
-    """`text` with every character that no font has, or that is none to see, as its code; ends of lines stay."""
-    return "".join(character if character == "\n" or is_drawable(character) else code_of(character) for character in text)
+    """`text` with every character that no font has, or that is none to see, as its code; ends of
+    lines stay.
+    """
+    return "".join(
+        character if character == "\n" or is_drawable(character) else code_of(character)
+        for character in text
+    )
 
 
 def is_drawable(character: str) -> bool:
-    """Whether one of the fonts has `character`; control characters and halves of surrogate pairs are not drawn whatever fonts have."""
+    """Whether one of the fonts has `character`; control characters and halves of surrogate pairs
+    are not drawn whatever fonts have.
+    """
     return _is_in(character, tuple(dict.fromkeys([*mpl.rcParams["font.family"], *FONTS])))
 
 
 @cache
 def _is_in(character: str, families: tuple[str, ...]) -> bool:
     return unicodedata.category(character) not in ("Cc", "Cs") and any(
-        file is not None and get_font(file).get_char_index(ord(character)) for file in map(_file_of, families)
+        file is not None and get_font(file).get_char_index(ord(character))
+        for file in map(_file_of, families)
     )
 
 
@@ -374,7 +448,9 @@ def code_of(character: str) -> str:
 
 def _make_legible(figure: Figure) -> None:
     """Write every text of `figure`, labels of ticks among them, as `legible` does."""
-    for axis, minor in product([axis for ax in figure.axes for axis in (ax.xaxis, ax.yaxis)], (False, True)):
+    for axis, minor in product(
+        [axis for ax in figure.axes for axis in (ax.xaxis, ax.yaxis)], (False, True)
+    ):
         labels = [label.get_text() for label in axis.get_ticklabels(minor=minor)]
         # Labels of ticks belong to the axis, which writes them anew whenever it is drawn.
         if (shown := [legible(label) for label in labels]) != labels:
@@ -386,7 +462,9 @@ def _make_legible(figure: Figure) -> None:
 
 
 def scheme_colour(scheme: str) -> str:
-    """The colour of a position scheme; a variant ("hope_ab1") has its family's, and a family that is not known is dark grey."""
+    """The colour of a position scheme; a variant ("hope_ab1") has its family's, and a family that
+    is not known is dark grey.
+    """
     return SCHEME_COLOURS.get(scheme, SCHEME_COLOURS.get(scheme.split("_")[0], _UNKNOWN))
 
 
@@ -396,7 +474,8 @@ def scheme_name(scheme: str) -> str:
 
 
 def span_colours(spans: Sequence[str]) -> dict[str, str]:
-    """A colour for each span name: fixed for the usual ones, the next free one for others, a darker shade for a dotted part.
+    """A colour for each span name: fixed for the usual ones, the next free one for others, a darker
+    shade for a dotted part.
 
     The same names in the same order give the same colours.
     """
@@ -410,7 +489,9 @@ def span_colours(spans: Sequence[str]) -> dict[str, str]:
             other += 1
     for name in spans:
         if "." in name:
-            colours[name] = darker(colours[name.split(".")[0]], _PART_SHADES.get(name.rsplit(".")[-1], 0.88))
+            colours[name] = darker(
+                colours[name.split(".")[0]], _PART_SHADES.get(name.rsplit(".")[-1], 0.88)
+            )
     return {name: colours[name] for name in spans}
 
 

@@ -1,8 +1,10 @@
-"""One group of a run, and all that is shown of it: `View`, read by `figures/`, the report page and the terminal.
+"""One group of a run, and all that is shown of it: `View`, read by `figures/`, the report page and
+the terminal.
 
-Of several runs, a tree with an axis `run` as `repo_interp.compare` makes it, the variables that a view names are drawn by one rule
-(`plots.beside`). A view is data and functions of a run; the page and the terminal decide how to show it. Ours are
-listed in `entry_points.OWN`, in the form in which another package gives its own: "module:object", under the name of the group.
+Of several runs, a tree with an axis `run` as `repo_interp.compare` makes it, the variables that a
+view names are drawn by one rule (`plots.beside`). A view is data and functions of a run; the page
+and the terminal decide how to show it. Ours are listed in `entry_points.OWN`, in the form in which
+another package gives its own: "module:object", under the name of the group.
 """
 
 from __future__ import annotations
@@ -30,14 +32,20 @@ class PageOptions:
 
 @dataclass(frozen=True)
 class Interactive:
-    """The part of a section that a reader works with: markup, and the script that brings it to life with data of the run."""
+    """The part of a section that a reader works with: markup, and the script that brings it to life
+    with data of the run.
+    """
 
     markup: Traversable
     """A file of HTML, hidden until the script shows it."""
     script: Traversable
-    """A file of JavaScript that sets `reportSections[group] = function (section, data, page) {...}`; it may use Plotly."""
+    """A file of JavaScript that sets `reportSections[group] = function (section, data, page)
+    {...}`; it may use Plotly.
+    """
     data: Callable[[xr.DataTree, PageOptions], tuple[Any, Sequence[str]]]
-    """JSON for the script, None where there is nothing to work with; and sentences for what was left out."""
+    """JSON for the script, None where there is nothing to work with; and sentences for what was
+    left out.
+    """
     parts: tuple[Traversable, ...] = ()
     """Files of JavaScript that run before `script`."""
     leads: bool = False
@@ -51,7 +59,9 @@ def _nothing(run: xr.DataTree) -> Iterator[Any]:
 
 @dataclass(frozen=True)
 class Beside:
-    """What a view shows of a tree with an axis `run`, in addition to the variables in `View.compared`."""
+    """What a view shows of a tree with an axis `run`, in addition to the variables in
+    `View.compared`.
+    """
 
     charts: Callable[[xr.DataTree], Iterable[Chart]] = _nothing
     tables: Callable[[xr.DataTree], Iterable[Table]] = _nothing
@@ -66,22 +76,31 @@ class View:
     lead: str | Callable[[xr.DataTree], str]
     """A sentence, or a function of the run that gives it: what is shown, and its limits."""
     charts: Callable[[xr.DataTree], Iterable[Chart]] = _nothing
-    """Figures, maps of heads, and charts of the page that follow the head, prompt and token chosen in the explorer."""
+    """Figures, maps of heads, and charts of the page that follow the head, prompt and token chosen
+    in the explorer.
+    """
     tables: Callable[[xr.DataTree], Iterable[Table]] = _nothing
     """The same rows for the page, the terminal and the notebook."""
     findings: Callable[[xr.DataTree], Iterable[Finding]] = _nothing
     """What the group shows, in sentences that passed a threshold or a null."""
     informative: Callable[[xr.DataTree], bool] = lambda run: True
-    """Whether figures and tables are worth reading for this run. The page folds them where not, such as ranges of token indices."""
+    """Whether figures and tables are worth reading for this run.
+
+    The page folds them where not, such as ranges of token indices.
+    """
     describe: Callable[[xr.DataTree], str] = lambda run: ""
-    """What a run with this group is about, as the title of its page; "" to leave it to another group or to the title of a section."""
+    """What a run with this group is about, as the title of its page; "" to leave it to another
+    group or to the title of a section.
+    """
     interactive: Interactive | None = None
     compared: tuple[str, ...] | None = None
     """Variables that have a figure where runs are compared; None: all."""
     not_averaged: tuple[str, ...] = ()
-    """Variables without a useful mean over everything: signs cancel, or every run has its own axes."""
+    """Variables without a useful mean over everything: signs cancel, or every run has its own axes.
+    """
     given: Callable[[xr.DataTree], Iterable[tuple[str, Figure]]] = _nothing
-    """Names and figures that a plain function of another package gives, drawn one after the other."""
+    """Names and figures that a plain function of another package gives, drawn one after the other.
+    """
     beside: Beside = Beside()
     """What else is shown of several runs."""
 

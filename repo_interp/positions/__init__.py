@@ -1,1 +1,4 @@
-"""How a token gets a position, and how a position enters attention. Pure torch; imports nothing of ours."""
+"""How a token gets a position, and how a position enters attention.
+
+Pure torch; imports nothing of ours.
+"""

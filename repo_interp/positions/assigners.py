@@ -4,11 +4,13 @@
     learned      z_i = (silu(h_i Wg) * (h_i Wc)) Wz                             (RePo eq. 4-6, app. A)
     linear       z_i = h_i W                                                    (the released `continuous` modes)
 
-h_i is the input of the attention layer; Wg, Wc: d_model -> d_model // 8 (`gate_map`, `content_map`), Wz: d_model // 8 -> P (`final_map`);
-no biases. P is how many rows of positions the layer has: one per key-value head, one per head, or one for the whole layer - a key has
-one position, so heads that share a key share its position, unless keys are repeated for them.
+h_i is the input of the attention layer; Wg, Wc: d_model -> d_model // 8 (`gate_map`,
+`content_map`), Wz: d_model // 8 -> P (`final_map`); no biases. P is how many rows of positions the
+layer has: one per key-value head, one per head, or one for the whole layer - a key has one
+position, so heads that share a key share its position, unless keys are repeated for them.
 
-While a RoPE model learns to reposition, z may be mixed with the index: z <- (1 - p) z + p i (`index_share` p; the released code's `pdrop`).
+While a RoPE model learns to reposition, z may be mixed with the index: z <- (1 - p) z + p i
+(`index_share` p; the released code's `pdrop`).
 
 Knows nothing about how positions enter attention.
 """
@@ -46,7 +48,8 @@ class MixedAssigner(nn.Module, ABC):
     def forward(
         self, hidden_states: Float[Tensor, "batch token d_model"], index: Int[Tensor, "batch token"]
     ) -> Float[Tensor, "batch any token"]:
-        """Positions in the dtype of the maps that assign them: that of the hidden states, or a wider one to round positions less.
+        """Positions in the dtype of the maps that assign them: that of the hidden states, or a
+        wider one to round positions less.
 
         Under autocast too: bfloat16 would round them.
         """
@@ -55,34 +58,47 @@ class MixedAssigner(nn.Module, ABC):
             positions = self.assign(hidden_states.to(maps.dtype)).transpose(1, 2)
         if self.index_share == 0.0:
             return positions
-        return (1.0 - self.index_share) * positions + self.index_share * index[:, None].to(positions.dtype)
+        return (1.0 - self.index_share) * positions + self.index_share * index[:, None].to(
+            positions.dtype
+        )
 
 
 class LearnedPositions(MixedAssigner):
-    """RePo's f_phi: a gated representation of the position, then one linear map of it per row of positions."""
+    """RePo's f_phi: a gated representation of the position, then one linear map of it per row of
+    positions.
+    """
 
     def __init__(self, d_model: int, rows: int, representation: int | None = None) -> None:
-        """`rows` is P. `representation` is d_p, the width in between; d_model // 8 as in the paper unless given."""
+        """`rows` is P.
+
+        `representation` is d_p, the width in between; d_model // 8 as in the paper unless given.
+        """
         super().__init__()
         self.representation = d_model // 8 if representation is None else representation
         self.gate_map = nn.Linear(d_model, self.representation, bias=False)
         self.content_map = nn.Linear(d_model, self.representation, bias=False)
         self.final_map = nn.Linear(self.representation, rows, bias=False)
 
-    def assign(self, hidden_states: Float[Tensor, "batch token d_model"]) -> Float[Tensor, "batch token any"]:
+    def assign(
+        self, hidden_states: Float[Tensor, "batch token d_model"]
+    ) -> Float[Tensor, "batch token any"]:
         """Positions of every token, one column per row of positions."""
         gated = nn.functional.silu(self.gate_map(hidden_states)) * self.content_map(hidden_states)
         return self.final_map(gated)
 
 
 class LinearPositions(MixedAssigner):
-    """One linear map of the hidden state: for all heads together (`continuous`) or one per head (`multihead_continuous`)."""
+    """One linear map of the hidden state: for all heads together (`continuous`) or one per head
+    (`multihead_continuous`).
+    """
 
     def __init__(self, d_model: int, rows: int) -> None:
         """`rows` is P: 1, or the number of key-value heads."""
         super().__init__()
         self.dynamic_map = nn.Linear(d_model, rows, bias=False)
 
-    def assign(self, hidden_states: Float[Tensor, "batch token d_model"]) -> Float[Tensor, "batch token any"]:
+    def assign(
+        self, hidden_states: Float[Tensor, "batch token d_model"]
+    ) -> Float[Tensor, "batch token any"]:
         """Positions of every token, one column per row of positions."""
         return self.dynamic_map(hidden_states)

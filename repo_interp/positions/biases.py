@@ -1,15 +1,19 @@
-"""Biases that depend on positions alone: ALiBi, KERPLE, FIRE. For head h and distance D = |z_i - z_j|:
+"""Biases that depend on positions alone: ALiBi, KERPLE, FIRE.
+
+For head h and distance D = |z_i - z_j|:
 
     ALiBi         B = -m_h D,  m_h = 2^(-8 h / H),  h = 1 .. H              (Press et al. 2022, sec. 3)
     KERPLE log    B = -a_h log(1 + b_h D),  a, b > 0                         (Chi et al. 2022, as in HoPE)
     FIRE          B = f_h(psi(D) / psi(max(L, z_i))),  psi(x) = log(1 + c x) (Li et al. 2024, listing)
 
-z is the token's index, or any real-valued position, such as RePo's learned one. Distances are symmetric, as KERPLE's kernel is: a key
-that a learned position puts beyond its query is as far away as one behind it. ALiBi and KERPLE see differences of positions only;
-FIRE's normaliser grows with the query's own position above L, so it wants positions counted from 0.
+z is the token's index, or any real-valued position, such as RePo's learned one. Distances are
+symmetric, as KERPLE's kernel is: a key that a learned position puts beyond its query is as far away
+as one behind it. ALiBi and KERPLE see differences of positions only; FIRE's normaliser grows with
+the query's own position above L, so it wants positions counted from 0.
 
-KERPLE's constraints hold by construction: a = exp(.), b = exp(.) of unconstrained parameters. (The authors' code
-clamps a, b to at least 0.01 before every use instead; the starting values are drawn as there.)
+KERPLE's constraints hold by construction: a = exp(.), b = exp(.) of unconstrained parameters. (The
+authors' code clamps a, b to at least 0.01 before every use instead; the starting values are drawn
+as there.)
 
 Knows nothing about queries and keys: these logits are the same whatever the tokens are.
 """
@@ -29,12 +33,15 @@ from repo_interp.positions.rotary import expand_heads
 
 
 def geometric_slopes(
-    heads: int, first: float | None = None, ratio: float | None = None, device: torch.device | None = None
+    heads: int,
+    first: float | None = None,
+    ratio: float | None = None,
+    device: torch.device | None = None,
 ) -> Float[Tensor, "head"]:
     """Slopes first, first * ratio, first * ratio^2, ..., one per head, in logits per position.
 
-    Both are 2^(-8 / heads) unless given: 1/2 .. 1/256 for 8 heads. The paper's sentence is taken for any
-    number of heads; its code departs from it where that is no power of two.
+    Both are 2^(-8 / heads) unless given: 1/2 .. 1/256 for 8 heads. The paper's sentence is taken
+    for any number of heads; its code departs from it where that is no power of two.
     """
     if heads < 1:
         raise ValueError(f"slopes for at least one head were wanted; got {heads} heads")
@@ -53,7 +60,9 @@ class PositionBias(PositionLogits):
 
     @abstractmethod
     def bias(
-        self, query_positions: Float[Tensor, "batch any row"], key_positions: Float[Tensor, "batch any key"]
+        self,
+        query_positions: Float[Tensor, "batch any row"],
+        key_positions: Float[Tensor, "batch any key"],
     ) -> Float[Tensor, "batch head row key"]:
         """The bias of every pair, visible or not, finite everywhere."""
 
@@ -68,15 +77,23 @@ class PositionBias(PositionLogits):
         values: Float[Tensor, "batch kv_head key d_head"] | None = None,
         gate_keys: Float[Tensor, "batch kv_head key d_head"] | None = None,
     ) -> Float[Tensor, "batch head row key"]:
-        """Position logits of some rows against all keys, 0 where not visible; see PositionLogits."""
+        """Position logits of some rows against all keys, 0 where not visible; see
+        PositionLogits.
+        """
         with full_precision(query_index):
-            bias = self.bias(self._rows_of_positions(query_index), self._rows_of_positions(key_index))
+            bias = self.bias(
+                self._rows_of_positions(query_index), self._rows_of_positions(key_index)
+            )
         return bias.masked_fill(~visible, 0.0)
 
     def _rows_of_positions(self, index: Num[Tensor, "..."]) -> Float[Tensor, "batch any token"]:
         """Positions in float32 with an axis of heads: one row for all of them, or one per head."""
         positions = exact(index if index.ndim == 3 else index[:, None])
-        if len(positions) > 1 and not positions.requires_grad and torch.equal(positions, positions[:1].expand_as(positions)):
+        if (
+            len(positions) > 1
+            and not positions.requires_grad
+            and torch.equal(positions, positions[:1].expand_as(positions))
+        ):
             positions = positions[:1]  # the index: one bias for all prompts, not a copy for each
         return positions if positions.shape[1] == 1 else expand_heads(positions, self.heads)
 
@@ -85,12 +102,16 @@ class ALiBi(PositionBias):
     """-m_h D with fixed slopes; nothing to learn."""
 
     def __init__(self, heads: int, first: float | None = None, ratio: float | None = None) -> None:
-        """`first`, `ratio`: another geometric series of slopes than the paper's, see `geometric_slopes`."""
+        """`first`, `ratio`: another geometric series of slopes than the paper's, see
+        `geometric_slopes`.
+        """
         super().__init__(heads)
         self.first, self.ratio = first, ratio
 
     def bias(
-        self, query_positions: Float[Tensor, "batch any row"], key_positions: Float[Tensor, "batch any key"]
+        self,
+        query_positions: Float[Tensor, "batch any row"],
+        key_positions: Float[Tensor, "batch any key"],
     ) -> Float[Tensor, "batch head row key"]:
         """The bias of every pair."""
         # Made anew each time rather than kept in a buffer, which `.to(bfloat16)` would round.
@@ -107,7 +128,9 @@ class KerpleLog(PositionBias):
         self.log_rate = nn.Parameter(_uniform(heads, 1.0).log())
 
     def bias(
-        self, query_positions: Float[Tensor, "batch any row"], key_positions: Float[Tensor, "batch any key"]
+        self,
+        query_positions: Float[Tensor, "batch any row"],
+        key_positions: Float[Tensor, "batch any key"],
     ) -> Float[Tensor, "batch head row key"]:
         """The bias of every pair."""
         scale, rate = exact(self.log_scale).exp(), exact(self.log_rate).exp()
@@ -116,7 +139,9 @@ class KerpleLog(PositionBias):
 
 
 class FIRE(PositionBias):
-    """f_h(psi(D) / psi(max(L, z_i))) with a ReLU network f, learned c and L; starts as in the paper."""
+    """f_h(psi(D) / psi(max(L, z_i))) with a ReLU network f, learned c and L; starts as in the
+    paper.
+    """
 
     def __init__(
         self,
@@ -126,8 +151,10 @@ class FIRE(PositionBias):
         threshold: float = 512.0,
         margin: float = 1e-6,
     ) -> None:
-        """`width`: hidden units of f. `curvature`: c at the start. `threshold`: L at the start, in positions;
-        a factor of it is learned. `margin`: added to the normaliser. The defaults are those of the listing.
+        """`width`: hidden units of f.
+
+        `curvature`: c at the start. `threshold`: L at the start, in positions; a factor of it is
+        learned. `margin`: added to the normaliser. The defaults are those of the listing.
         """
         super().__init__(heads)
         self.hidden = nn.Linear(1, width)
@@ -137,17 +164,25 @@ class FIRE(PositionBias):
         self.first_threshold, self.margin = threshold, margin
 
     def bias(
-        self, query_positions: Float[Tensor, "batch any row"], key_positions: Float[Tensor, "batch any key"]
+        self,
+        query_positions: Float[Tensor, "batch any row"],
+        key_positions: Float[Tensor, "batch any key"],
     ) -> Float[Tensor, "batch head row key"]:
         """The bias of every pair."""
         curvature = exact(self.curvature).abs()
         threshold = (exact(self.threshold_factor) * self.first_threshold).abs()
-        reach = torch.log1p(curvature * torch.maximum(query_positions, threshold.to(query_positions.dtype)))
+        reach = torch.log1p(
+            curvature * torch.maximum(query_positions, threshold.to(query_positions.dtype))
+        )
         progress = torch.log1p(curvature * distances(query_positions, key_positions))
         progress = progress / (reach + self.margin)[..., None]
         hidden_weight, hidden_bias, output_weight = (
             parameter.to(progress.dtype)
-            for parameter in (self.hidden.weight[:, 0], self.hidden.bias, self.output.weight[:, None])
+            for parameter in (
+                self.hidden.weight[:, 0],
+                self.hidden.bias,
+                self.output.weight[:, None],
+            )
         )
         learned = relu_network(progress, hidden_weight, hidden_bias, output_weight)
         return learned + self.output.bias.to(progress.dtype)[:, None, None]

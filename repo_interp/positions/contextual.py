@@ -9,17 +9,18 @@
     MLP         q . e[p],  e[p] = W2 relu(W1 p / u + b1) + b2                                   (CoPE-MLP, app. C)
     slopes      m_h p, fixed or learned                                                         (CoPE-ALiBi, eq. 10)
 
-x_j is the key ("keys"), a key W_g h_j made for the gates alone ("separate_keys"), or the value ("values"). The gates are those of listing 1
-and of the released code: of the scaled logits, after masking. p_ij counts j itself; token order is causal order, so neither later keys nor
-padding are counted. With all gates at 1 ("open"), p_ij = i - j + 1: a relative position embedding, the paper's rival in tables 2 and 5,
-with one vector for all p from p_max - 1 on.
+x_j is the key ("keys"), a key W_g h_j made for the gates alone ("separate_keys"), or the value
+("values"). The gates are those of listing 1 and of the released code: of the scaled logits, after
+masking. p_ij counts j itself; token order is causal order, so neither later keys nor padding are
+counted. With all gates at 1 ("open"), p_ij = i - j + 1: a relative position embedding, the paper's
+rival in tables 2 and 5, with one vector for all p from p_max - 1 on.
 
-Positions are clamped to the map's `maximum`: p_max - 1 for a table of p_max vectors, as listing 1 and the released code do. A map is shared
-by all heads of a layer, and by layers that are given the same one. The table, the MLP's output and learned slopes start at zero (listing 1,
-app. C).
+Positions are clamped to the map's `maximum`: p_max - 1 for a table of p_max vectors, as listing 1
+and the released code do. A map is shared by all heads of a layer, and by layers that are given the
+same one. The table, the MLP's output and learned slopes start at zero (listing 1, app. C).
 
-CoPE + RoPE is a layer that rotates and adds this. Queries and keys that come in here are not rotated: the product of a rotated query with
-e[p] would depend on where the prompt starts.
+CoPE + RoPE is a layer that rotates and adds this. Queries and keys that come in here are not
+rotated: the product of a rotated query with e[p] would depend on where the prompt starts.
 """
 
 from __future__ import annotations
@@ -44,15 +45,23 @@ def gates(
     visible: Bool[Tensor, "batch 1 row key"],
     logit_scale: float,
 ) -> Float[Tensor, "batch head row key"]:
-    """g_ij, from 0 to 1: how much row i counts token j; 0 where not visible. `counted_by`: the x_j; None where all gates are open."""
+    """g_ij, from 0 to 1: how much row i counts token j; 0 where not visible.
+
+    `counted_by`: the x_j; None where all gates are open.
+    """
     if counted_by is None:
         return visible.to(exact(queries).dtype).expand(*queries.shape[:2], -1, -1)
     logits = grouped_product(exact(queries), exact(counted_by)).mul_(logit_scale)
     return logits.masked_fill_(~visible, -math.inf).sigmoid()
 
 
-def contextual_positions(gates: Float[Tensor, "... row key"], maximum: float = math.inf) -> Float[Tensor, "... row key"]:
-    """p_ij, what row i counts from key j on, in tokens, at most `maximum`. At key 0: all it counts."""
+def contextual_positions(
+    gates: Float[Tensor, "... row key"], maximum: float = math.inf
+) -> Float[Tensor, "... row key"]:
+    """p_ij, what row i counts from key j on, in tokens, at most `maximum`.
+
+    At key 0: all it counts.
+    """
     counted = gates.flip(-1).cumsum(-1).flip(-1)
     return counted if maximum == math.inf else counted.clamp(max=maximum)
 
@@ -67,9 +76,13 @@ class PositionMap(nn.Module, ABC):
 
     @abstractmethod
     def forward(
-        self, queries: Float[Tensor, "batch head row d_head"], positions: Float[Tensor, "batch head row key"]
+        self,
+        queries: Float[Tensor, "batch head row d_head"],
+        positions: Float[Tensor, "batch head row key"],
     ) -> Float[Tensor, "batch head row key"]:
-        """Position logits of positions from 0 to `maximum`, in float32 (float64 for float64 input)."""
+        """Position logits of positions from 0 to `maximum`, in float32 (float64 for float64
+        input).
+        """
 
 
 class InterpolatedEmbedding(PositionMap):
@@ -88,11 +101,17 @@ class InterpolatedEmbedding(PositionMap):
         return float(self.weight.shape[0] - 1)
 
     def forward(
-        self, queries: Float[Tensor, "batch head row d_head"], positions: Float[Tensor, "batch head row key"]
+        self,
+        queries: Float[Tensor, "batch head row d_head"],
+        positions: Float[Tensor, "batch head row key"],
     ) -> Float[Tensor, "batch head row key"]:
-        """Position logits. The products q . e[n] are made once per row, [row, p_max], and looked up."""
+        """Position logits.
+
+        The products q . e[n] are made once per row, [row, p_max], and looked up.
+        """
         queries = exact(queries)
-        reachable = self.weight[: positions.shape[-1] + 1]  # a row counts no more tokens than there are keys
+        # a row counts no more tokens than there are keys
+        reachable = self.weight[: positions.shape[-1] + 1]
         whole = queries @ reachable.to(queries.dtype).transpose(0, 1)
         rise = nn.functional.pad(whole.diff(dim=-1), (0, 1))
         below = positions.detach().floor()
@@ -104,7 +123,10 @@ class PositionMLP(PositionMap):
     """q . e[p] with e a network of one hidden ReLU layer: any position has a vector."""
 
     def __init__(self, d_head: int, width: int = 64, unit: float = 64.0) -> None:
-        """`width`: the hidden layer's N. `unit`: how many positions are 1 for the network (our choice)."""
+        """`width`: the hidden layer's N.
+
+        `unit`: how many positions are 1 for the network (our choice).
+        """
         super().__init__()
         self.unit = unit
         self.hidden = nn.Linear(1, width)
@@ -113,7 +135,9 @@ class PositionMLP(PositionMap):
         nn.init.zeros_(self.output.bias)
 
     def forward(
-        self, queries: Float[Tensor, "batch head row d_head"], positions: Float[Tensor, "batch head row key"]
+        self,
+        queries: Float[Tensor, "batch head row d_head"],
+        positions: Float[Tensor, "batch head row key"],
     ) -> Float[Tensor, "batch head row key"]:
         """Position logits; q . W2 is made once per row, so that no [row, key, N] array is."""
         queries = exact(queries)
@@ -127,25 +151,33 @@ class PositionMLP(PositionMap):
             )
         )
         row_weight, row_bias = queries @ output_weight, queries @ output_bias
-        return relu_network(positions / self.unit, hidden_weight, hidden_bias, row_weight) + row_bias[..., None]
+        return (
+            relu_network(positions / self.unit, hidden_weight, hidden_bias, row_weight)
+            + row_bias[..., None]
+        )
 
 
 class FixedSlopes(PositionMap):
     """m_h p with slopes fixed before training; nothing to learn.
 
-    Eq. 10 is printed with + m p and positive slopes, which would prefer the farthest token. ALiBi, which it
-    follows, subtracts: the default is ALiBi's slopes with a minus sign. The printed sign, or the paper's own
-    sets of slopes such as 1, 1/4, 1/16, 1/64, are a matter of `first` and `ratio`.
+    Eq. 10 is printed with + m p and positive slopes, which would prefer the farthest token. ALiBi,
+    which it follows, subtracts: the default is ALiBi's slopes with a minus sign. The printed sign,
+    or the paper's own sets of slopes such as 1, 1/4, 1/16, 1/64, are a matter of `first` and
+    `ratio`.
     """
 
     def __init__(self, heads: int, first: float | None = None, ratio: float | None = None) -> None:
-        """Slopes first, first * ratio, ... logits per position; -2^(-8/heads) and 2^(-8/heads) if not given."""
+        """Slopes first, first * ratio, ... logits per position; -2^(-8/heads) and 2^(-8/heads) if
+        not given.
+        """
         super().__init__()
         self.heads, self.ratio = heads, ratio
         self.first = -math.exp2(-8.0 / heads) if first is None else first
 
     def forward(
-        self, queries: Float[Tensor, "batch head row d_head"], positions: Float[Tensor, "batch head row key"]
+        self,
+        queries: Float[Tensor, "batch head row d_head"],
+        positions: Float[Tensor, "batch head row key"],
     ) -> Float[Tensor, "batch head row key"]:
         """Position logits; the queries are not used."""
         slopes = geometric_slopes(self.heads, self.first, self.ratio, positions.device)
@@ -160,7 +192,9 @@ class LearnedSlopes(PositionMap):
         self.slopes = nn.Parameter(torch.zeros(heads))
 
     def forward(
-        self, queries: Float[Tensor, "batch head row d_head"], positions: Float[Tensor, "batch head row key"]
+        self,
+        queries: Float[Tensor, "batch head row d_head"],
+        positions: Float[Tensor, "batch head row key"],
     ) -> Float[Tensor, "batch head row key"]:
         """Position logits; the queries are not used."""
         return exact(self.slopes)[:, None, None] * positions
@@ -170,17 +204,24 @@ class ContextualPositions(PositionLogits):
     """CoPE: gates, the positions they add up to, and a map from positions to logits."""
 
     def __init__(self, position_map: PositionMap, gate_source: GateSource = "keys") -> None:
-        """`position_map` is shared by the layer's heads, and by all layers that are given the same object."""
+        """`position_map` is shared by the layer's heads, and by all layers that are given the same
+        object.
+        """
         super().__init__()
         if gate_source not in get_args(GateSource):
-            raise ValueError(f"unknown gate source {gate_source!r}; known are {', '.join(get_args(GateSource))}")
+            raise ValueError(
+                f"unknown gate source {gate_source!r}; known are {', '.join(get_args(GateSource))}"
+            )
         self.position_map = position_map
         self.gate_source: GateSource = gate_source
 
     def counted_by(
         self, keys: Tensor, values: Tensor | None, gate_keys: Tensor | None
     ) -> Float[Tensor, "batch kv_head key d_head"] | None:
-        """The x_j that this layer's gates look at; None where all are open. ValueError where they were not given."""
+        """The x_j that this layer's gates look at; None where all are open.
+
+        ValueError where they were not given.
+        """
         if self.gate_source == "open":
             return None
         source = {"keys": keys, "separate_keys": gate_keys, "values": values}[self.gate_source]
@@ -199,7 +240,10 @@ class ContextualPositions(PositionLogits):
         values: Float[Tensor, "batch kv_head key d_head"] | None = None,
         gate_keys: Float[Tensor, "batch kv_head key d_head"] | None = None,
     ) -> Float[Tensor, "batch head row key"]:
-        """Position logits of some rows against all keys, 0 where not visible. The indices are not used."""
+        """Position logits of some rows against all keys, 0 where not visible.
+
+        The indices are not used.
+        """
         with full_precision(queries):
             counted = gates(queries, self.counted_by(keys, values, gate_keys), visible, logit_scale)
             positions = contextual_positions(counted, self.position_map.maximum)
@@ -223,6 +267,10 @@ class SeparatelyGatedPositions(ContextualPositions):
         self.gate_projection = nn.Linear(d_model, kv_heads * d_head, bias=False)
         nn.init.normal_(self.gate_projection.weight, std=initial_deviation)
 
-    def gate_keys(self, hidden_states: Float[Tensor, "batch token d_model"]) -> Float[Tensor, "batch kv_head token d_head"]:
+    def gate_keys(
+        self, hidden_states: Float[Tensor, "batch token d_model"]
+    ) -> Float[Tensor, "batch kv_head token d_head"]:
         """The gate keys of every token, to be cached like keys."""
-        return self.gate_projection(hidden_states).unflatten(-1, (self.kv_heads, -1)).transpose(1, 2)
+        return (
+            self.gate_projection(hidden_states).unflatten(-1, (self.kv_heads, -1)).transpose(1, 2)
+        )

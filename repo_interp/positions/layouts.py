@@ -7,8 +7,9 @@
     r2n1, n2r1                     two RoPE layers then a NoPE layer, repeated; two NoPE layers then a RoPE layer
     rope,rope,repo,...             an explicit list, one scheme a layer
 
-`@START` works for every scheme and for the two that repeat: `r2n1@1/3` counts its periods from there. Other packages add schemes by entry
-points of the group `repo_interp.schemes`; here only their names are read. Knows nothing about how a scheme is built.
+`@START` works for every scheme and for the two that repeat: `r2n1@1/3` counts its periods from
+there. Other packages add schemes by entry points of the group `repo_interp.schemes`; here only
+their names are read. Knows nothing about how a scheme is built.
 """
 
 from __future__ import annotations
@@ -27,15 +28,18 @@ SCHEMES: dict[str, str] = {
     "repo_alibi": "ALiBi's slopes times the distance of learned positions, added to the logits",
     "continuous": "rotation by one linear map of the hidden state, shared by all heads",
     "multihead_continuous": "rotation by one linear map of the hidden state per head",
-    "learned": "a learned vector per position, added to the token embeddings; for all layers at once",
+    "learned": "a learned vector per position, added to the token embeddings; for all layers "
+    "at once",
     "alibi": "a slope per head times the distance, added to the logits",
     "kerple": "minus a learned logarithm of the distance, added to the logits",
     "fire": "a learned function of the relative distance, added to the logits",
-    "cope": "contextual positions: gates counted along the keys, interpolated embeddings added to the logits",
+    "cope": "contextual positions: gates counted along the keys, interpolated embeddings "
+    "added to the logits",
     "cope_alibi": "contextual positions times a slope per head",
     "cope_mlp": "contextual positions through a small network",
     "cope_rope": "contextual positions beside rotation by the token index",
-    "hope": "rotation by the high frequencies only; the other components position-independent (HoPE)",
+    "hope": "rotation by the high frequencies only; the other components "
+    "position-independent (HoPE)",
     "hope_ab1": "HoPE's ablation: activated components position-independent, low ones rotated",
     "hope_ab2": "HoPE's ablation: low components position-independent, activated ones rotated",
     "hope_ab3": "HoPE's ablation: activated and low components given high frequencies",
@@ -49,9 +53,13 @@ PARAMETERS: dict[str, tuple[str, ...]] = {
     "multihead_continuous": ("dynamic_map",),
     "kerple": ("log_rate", "log_scale"),
     "fire": ("curvature", "hidden", "output", "threshold_factor"),
-    **dict.fromkeys(("cope", "cope_alibi", "cope_mlp", "cope_rope"), ("position_map", "gate_projection")),
+    **dict.fromkeys(
+        ("cope", "cope_alibi", "cope_mlp", "cope_rope"), ("position_map", "gate_projection")
+    ),
 }
-"""The modules and parameters in which schemes keep what they learn in a layer, as checkpoints name them under `self_attn`."""
+"""The modules and parameters in which schemes keep what they learn in a layer, as checkpoints name
+them under `self_attn`.
+"""
 
 LEARNED = ("repo", "repo_alibi", "continuous", "multihead_continuous")
 """Schemes that learn positions from the hidden state."""
@@ -75,7 +83,10 @@ _PERIODS = {"r2n1": ("rope", "rope", "nope"), "n2r1": ("nope", "nope", "rope")}
 
 
 def scheme_names() -> tuple[str, ...]:
-    """Every scheme that a layer can have: ours, then those that other packages add. Imports none of theirs."""
+    """Every scheme that a layer can have: ours, then those that other packages add.
+
+    Imports none of theirs.
+    """
     points = installed_points("repo_interp.schemes")
     return (*SCHEMES, *sorted({point.name for point in points if point.name not in SCHEMES}))
 
@@ -86,12 +97,17 @@ def meaning(scheme: str) -> str:
 
 
 def parse_layout(text: str, layers: int) -> tuple[str, ...]:
-    """The scheme of each of `layers` layers. Raises ValueError naming what is unknown or does not fit."""
+    """The scheme of each of `layers` layers.
+
+    Raises ValueError naming what is unknown or does not fit.
+    """
     text = text.strip()
     if "," in text:
         schemes = tuple(part.strip() for part in text.split(","))
         if len(schemes) != layers:
-            raise ValueError(f"layout {text!r:.80} names {len(schemes)} layers; the model has {layers}")
+            raise ValueError(
+                f"layout {text!r:.80} names {len(schemes)} layers; the model has {layers}"
+            )
         for scheme in schemes:
             _known(scheme)
         _whole(schemes, text)
@@ -107,23 +123,34 @@ def parse_layout(text: str, layers: int) -> tuple[str, ...]:
 
 
 def named_schemes(text: str) -> tuple[str, ...]:
-    """The schemes that a layout names, however many layers it is for, each once; RoPE below `@START` is not named. Raises ValueError naming
-    what is unknown.
+    """The schemes that a layout names, however many layers it is for, each once; RoPE below
+    `@START` is not named.
+
+    Raises ValueError naming what is unknown.
     """
     scheme = text.strip().partition("@")[0]
-    named = tuple(part.strip() for part in text.split(",")) if "," in text else _PERIODS.get(scheme, (scheme,))
+    named = (
+        tuple(part.strip() for part in text.split(","))
+        if "," in text
+        else _PERIODS.get(scheme, (scheme,))
+    )
     for each in named:
         _known(each)
     return tuple(dict.fromkeys(named))
 
 
 def format_layout(schemes: tuple[str, ...]) -> str:
-    """The shortest text that `parse_layout` reads back as `schemes`, but for layers without attention."""
+    """The shortest text that `parse_layout` reads back as `schemes`, but for layers without
+    attention.
+    """
     layers = len(schemes)
     for name in (*SCHEMES, *_PERIODS):
         if _fit(parse_layout(name, layers), schemes):
             return name
-    start = next(layer for layer, scheme in enumerate(schemes) if scheme not in ("rope", NO_ATTENTION))  # all rope has a name
+    # all rope has a name
+    start = next(
+        layer for layer, scheme in enumerate(schemes) if scheme not in ("rope", NO_ATTENTION)
+    )
     for name, period in ((schemes[start], (schemes[start],)), *_PERIODS.items()):
         first = start - next(place for place, scheme in enumerate(period) if scheme != "rope")
         if first >= 0 and _fit(_repeated(period, first, layers), schemes):
@@ -141,20 +168,29 @@ def _repeated(period: tuple[str, ...], start: int, layers: int) -> tuple[str, ..
 
 def _known(scheme: str) -> None:
     if scheme not in SCHEMES and scheme != NO_ATTENTION and scheme not in scheme_names():
-        raise ValueError(f"unknown position scheme {scheme!r:.80}; known are {', '.join((*scheme_names(), *_PERIODS))}")
+        raise ValueError(
+            f"unknown position scheme {scheme!r:.80}; known are "
+            f"{', '.join((*scheme_names(), *_PERIODS))}"
+        )
 
 
 def _whole(schemes: tuple[str, ...], layout: str) -> None:
     if "learned" in schemes and not set(schemes) <= {"learned", NO_ATTENTION}:
         raise ValueError(
-            f"layout {layout!r}: learned absolute positions enter at the model's input, so they are for all layers or none"
+            f"layout {layout!r}: learned absolute positions enter at the model's input, so "
+            "they are for all layers or none"
         )
 
 
 def _start(text: str, layers: int, layout: str) -> int:
     if not re.fullmatch(r"[0-9]{1,9}(/0*[1-9][0-9]{0,8})?", text):
-        raise ValueError(f"layout {layout!r:.80}: after @ stands a layer (5) or a share of the layers (1/3), not {text!r:.80}")
+        raise ValueError(
+            f"layout {layout!r:.80}: after @ stands a layer (5) or a share of the layers "
+            f"(1/3), not {text!r:.80}"
+        )
     start = math.floor(Fraction(text) * layers) if "/" in text else int(text)
     if start >= layers:
-        raise ValueError(f"layout {layout!r} starts at layer {start}; the model's layers are 0 to {layers - 1}")
+        raise ValueError(
+            f"layout {layout!r} starts at layer {start}; the model's layers are 0 to {layers - 1}"
+        )
     return start

@@ -2,9 +2,10 @@
 
     S_ij = soft_capped(logit_scale * q_i . k_j) + B_ij        B_ij: the position logits, of every head
 
-A row of B depends on that row's query and on the keys it sees, never on other rows: so rows may be asked in
-blocks, or one by one against cached keys, and equal the rows of the full computation. Sums and distances are
-made in float32 (float64 for float64 input), under autocast too: bfloat16 would round positions.
+A row of B depends on that row's query and on the keys it sees, never on other rows: so rows may be
+asked in blocks, or one by one against cached keys, and equal the rows of the full computation. Sums
+and distances are made in float32 (float64 for float64 input), under autocast too: bfloat16 would
+round positions.
 
 Knows nothing about models, masks' origin, or which scheme it is.
 """
@@ -24,9 +25,11 @@ class PositionLogits(nn.Module, ABC):
     def gate_keys(
         self, hidden_states: Float[Tensor, "batch token d_model"]
     ) -> Float[Tensor, "batch kv_head token d_head"] | None:
-        """Further keys that the scheme makes from the attention layer's input; None where it makes none.
+        """Further keys that the scheme makes from the attention layer's input; None where it makes
+        none.
 
-        They belong to tokens as keys do: who caches keys caches these too, and hands all to `forward`.
+        They belong to tokens as keys do: who caches keys caches these too, and hands all to
+        `forward`.
         """
         return None
 
@@ -42,13 +45,15 @@ class PositionLogits(nn.Module, ABC):
         values: Float[Tensor, "batch kv_head key d_head"] | None = None,
         gate_keys: Float[Tensor, "batch kv_head key d_head"] | None = None,
     ) -> Float[Tensor, "batch head row key"]:
-        """Position logits of some rows against all keys, to add to the scaled logits; 0 where not visible.
+        """Position logits of some rows against all keys, to add to the scaled logits; 0 where not
+        visible.
 
-        `queries`, `keys`: before any rotation. `query_index`, `key_index`: the positions that the layer's assigner gave, as
-        hooks left them, [batch, P, row] with P one of 1, the key-value heads, the heads; without an assigner each token's number
-        among the valid tokens of its prompt, [batch, row].
-        `visible`: which keys a row may attend to. Batch axes of 1 broadcast. Returns float32 (float64 for float64 input) whatever
-        the model's dtype; its batch axis is 1 where nothing it depends on differs between prompts.
+        `queries`, `keys`: before any rotation. `query_index`, `key_index`: the positions that the
+        layer's assigner gave, as hooks left them, [batch, P, row] with P one of 1, the key-value
+        heads, the heads; without an assigner each token's number among the valid tokens of its
+        prompt, [batch, row]. `visible`: which keys a row may attend to. Batch axes of 1 broadcast.
+        Returns float32 (float64 for float64 input) whatever the model's dtype; its batch axis is 1
+        where nothing it depends on differs between prompts.
         """
 
 
@@ -58,7 +63,9 @@ def exact(tensor: Tensor) -> Tensor:
 
 
 def soft_capped(logits: Tensor, cap: float | None) -> Tensor:
-    """`logits` between -cap and cap, nearly as they are where small: cap tanh(logit / cap) (Gemma 2); None: as they are."""
+    """`logits` between -cap and cap, nearly as they are where small: cap tanh(logit / cap) (Gemma
+    2); None: as they are.
+    """
     return logits if cap is None else torch.tanh(logits / cap) * cap
 
 
@@ -70,7 +77,10 @@ def full_precision(tensor: Tensor) -> torch.autocast:
 def grouped_product(
     queries: Float[Tensor, "batch head row d_head"], keys: Float[Tensor, "batch kv_head key d_head"]
 ) -> Float[Tensor, "batch head row key"]:
-    """q_i . k_j with the key of the head's group: consecutive heads share a key-value head. Copies no key."""
+    """q_i . k_j with the key of the head's group: consecutive heads share a key-value head.
+
+    Copies no key.
+    """
     batch, heads, rows, width = queries.shape
     kv_heads, tokens = keys.shape[1:3]
     if heads % kv_heads:

@@ -2,10 +2,11 @@
 
     f(x) = sum_n v_n relu(w_n x + b_n)  =  x sum_{n active at x} v_n w_n  +  sum_{n active at x} v_n b_n
 
-Unit n switches at its knot -b_n / w_n. Between two neighbouring knots the set of active units is fixed, so f
-needs one slope and one intercept per segment: (units + 1) of them, looked up by x. A map of x that is [row,
-key] then costs a few [row, key] arrays, never one with an axis of units; values and gradients are those of
-the network. FIRE and CoPE-MLP evaluate such networks at every pair of tokens.
+Unit n switches at its knot -b_n / w_n. Between two neighbouring knots the set of active units is
+fixed, so f needs one slope and one intercept per segment: (units + 1) of them, looked up by x. A
+map of x that is [row, key] then costs a few [row, key] arrays, never one with an axis of units;
+values and gradients are those of the network. FIRE and CoPE-MLP evaluate such networks at every
+pair of tokens.
 
 Knows nothing about positions.
 """
@@ -40,8 +41,13 @@ def relu_network(
     return slopes.gather(-1, segments) * inputs + intercepts.gather(-1, segments)
 
 
-def _active_units(weight: Float[Tensor, "unit"], bias: Float[Tensor, "unit"], rank: Tensor) -> Float[Tensor, "unit segment"]:
-    """Which units are active where. Segment s lies above the s lowest knots; `rank`: a unit's place."""
+def _active_units(
+    weight: Float[Tensor, "unit"], bias: Float[Tensor, "unit"], rank: Tensor
+) -> Float[Tensor, "unit segment"]:
+    """Which units are active where.
+
+    Segment s lies above the s lowest knots; `rank`: a unit's place.
+    """
     segment = torch.arange(len(weight) + 1, device=weight.device)
     above_knot = rank[:, None] < segment
     rising, falling = (weight > 0)[:, None], (weight < 0)[:, None]

@@ -2,11 +2,14 @@
 
     (x_r, x_r') -> (x_r cos(theta_r z) - x_r' sin(theta_r z),  x_r' cos(theta_r z) + x_r sin(theta_r z))
 
-x_r, x_r' are dimensions r and r + d_head/2 of a head (half-split pairs, component r = 0 the fastest), theta_r is the component's
-frequency in radians per position, z the token's position: its index for RoPE, the output of f_phi for RePo. Cosines and sines are
-scaled by `attention_scaling` (YaRN's), so logits are scaled by its square. Where a part of a head is rotated, it is 1 for other pairs.
+x_r, x_r' are dimensions r and r + d_head/2 of a head (half-split pairs, component r = 0 the
+fastest), theta_r is the component's frequency in radians per position, z the token's position: its
+index for RoPE, the output of f_phi for RePo. Cosines and sines are scaled by `attention_scaling`
+(YaRN's), so logits are scaled by its square. Where a part of a head is rotated, it is 1 for other
+pairs.
 
-Knows nothing about how positions were assigned, nor about models. Tables have d_head/2 columns, never d_head.
+Knows nothing about how positions were assigned, nor about models. Tables have d_head/2 columns,
+never d_head.
 """
 
 from __future__ import annotations
@@ -24,10 +27,12 @@ def rotate(
 ) -> Float[Tensor, "... token d_head"]:
     """Rotate `features` by `positions`; leading axes broadcast. Returns the dtype of `features`.
 
-    Angles are computed in float32 (float64 for float64 features), as the released models do; cosines and sines are then cast to the
-    features' dtype. Gradients reach the positions.
+    Angles are computed in float32 (float64 for float64 features), as the released models do;
+    cosines and sines are then cast to the features' dtype. Gradients reach the positions.
     """
-    cosines, sines = rotation_tables(positions, frequencies, attention_scaling, dtype=features.dtype)
+    cosines, sines = rotation_tables(
+        positions, frequencies, attention_scaling, dtype=features.dtype
+    )
     return turn(features, cosines, sines)
 
 
@@ -50,12 +55,15 @@ def rotation_tables(
     """Cosines and sines of theta_r z, each times `attention_scaling`, in `dtype`."""
     exact = torch.float64 if dtype == torch.float64 else torch.float32
     angles = positions.to(exact)[..., None] * frequencies.to(device=positions.device, dtype=exact)
-    scaling = attention_scaling.to(angles) if isinstance(attention_scaling, Tensor) else attention_scaling
+    scaling = (
+        attention_scaling.to(angles) if isinstance(attention_scaling, Tensor) else attention_scaling
+    )
     return (angles.cos() * scaling).to(dtype), (angles.sin() * scaling).to(dtype)
 
 
 def expand_heads(per_head: Tensor, heads: int) -> Tensor:
-    """Repeat axis 1 of `per_head` - 1, the key-value heads, or the heads - so that it has one entry per query head.
+    """Repeat axis 1 of `per_head` - 1, the key-value heads, or the heads - so that it has one entry
+    per query head.
 
     Consecutive query heads share a key-value head, the grouping of grouped-query attention.
     """

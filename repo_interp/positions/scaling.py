@@ -1,14 +1,17 @@
-"""Frequencies for contexts longer than the training length: position interpolation and YaRN, for any set.
+"""Frequencies for contexts longer than the training length: position interpolation and YaRN, for
+any set.
 
     interpolation   theta / s                                       (Chen et al. 2023: positions z / s)
     YaRN            theta ((1 - ramp) + ramp / s),                  (Peng et al. 2024, sec. 3.2-3.4)
                     cosines and sines times 0.1 ln s + 1
 
-s is the factor of the extension. A component that turns theta L / 2 pi times within the training length L is left alone where it
-turns at least beta_fast = 32 times, divided by s where it turns at most beta_slow = 1 time; the ramp between them is linear in
-the component's number, as in the authors' code and transformers, and starts and ends at whole components. In a set of any
-frequencies the component's number is where ln theta stands between the largest and the smallest frequency other than 0, in units
-of their mean spacing: the number itself for RoPE, the same number for the components that HoPE keeps. A frequency of 0 stays 0.
+s is the factor of the extension. A component that turns theta L / 2 pi times within the training
+length L is left alone where it turns at least beta_fast = 32 times, divided by s where it turns at
+most beta_slow = 1 time; the ramp between them is linear in the component's number, as in the
+authors' code and transformers, and starts and ends at whole components. In a set of any frequencies
+the component's number is where ln theta stands between the largest and the smallest frequency other
+than 0, in units of their mean spacing: the number itself for RoPE, the same number for the
+components that HoPE keeps. A frequency of 0 stays 0.
 
 Knows nothing about which layers use them.
 """
@@ -21,7 +24,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 
-def interpolate(frequencies: Float[Tensor, "component"], factor: float) -> Float[Tensor, "component"]:
+def interpolate(
+    frequencies: Float[Tensor, "component"], factor: float
+) -> Float[Tensor, "component"]:
     """Position interpolation: every frequency divided by `factor`."""
     return frequencies / _positive(factor, "factor")
 
@@ -29,20 +34,28 @@ def interpolate(frequencies: Float[Tensor, "component"], factor: float) -> Float
 def with_base(
     frequencies: Float[Tensor, "component"], unscaled: Float[Tensor, "component"], theta: float
 ) -> Float[Tensor, "component"]:
-    """`frequencies` for the base `theta` instead of that of `unscaled`, theta_r = base^(-r/n); a frequency of 0 stays 0.
+    """`frequencies` for the base `theta` instead of that of `unscaled`, theta_r = base^(-r/n); a
+    frequency of 0 stays 0.
 
-    A scaling that `frequencies` have over `unscaled` is kept. ValueError for fewer than two different frequencies.
+    A scaling that `frequencies` have over `unscaled` is kept. ValueError for fewer than two
+    different frequencies.
     """
     logs = unscaled[unscaled > 0].double().log().unique()
     if len(logs) < 2:
         raise ValueError("a base is defined by at least two different frequencies")
     log_base = float(logs[-1] - logs[0]) / (len(logs) - 1) * len(logs)
-    other = unscaled.double().where(unscaled > 0, 1.0) ** (math.log(_positive(theta, "base")) / log_base)
-    return (frequencies.double() / unscaled.double().where(unscaled > 0, 1.0) * other).to(frequencies)
+    other = unscaled.double().where(unscaled > 0, 1.0) ** (
+        math.log(_positive(theta, "base")) / log_base
+    )
+    return (frequencies.double() / unscaled.double().where(unscaled > 0, 1.0) * other).to(
+        frequencies
+    )
 
 
 def yarn_attention_scaling(factor: float) -> float:
-    """What YaRN multiplies cosines and sines with: 0.1 ln factor + 1; 1 where nothing is extended."""
+    """What YaRN multiplies cosines and sines with: 0.1 ln factor + 1; 1 where nothing is
+    extended.
+    """
     return 1.0 if _positive(factor, "factor") <= 1.0 else 0.1 * math.log(factor) + 1.0
 
 
@@ -53,9 +66,12 @@ def yarn_frequencies(
     beta_fast: float = 32.0,
     beta_slow: float = 1.0,
 ) -> Float[Tensor, "component"]:
-    """YaRN's frequencies in radians per position, order and dtype as given. With `yarn_attention_scaling`.
+    """YaRN's frequencies in radians per position, order and dtype as given.
 
-    `training_length`: before extension. `beta_fast`, `beta_slow`: turns within it where the ramp starts and ends.
+    With `yarn_attention_scaling`.
+
+    `training_length`: before extension. `beta_fast`, `beta_slow`: turns within it where the ramp
+    starts and ends.
     """
     _positive(factor, "factor")
     _positive(training_length, "training length")
@@ -71,7 +87,10 @@ def yarn_frequencies(
         return (fastest - log_frequency) / spacing
 
     start = max(math.floor(number(math.log(2.0 * math.pi * beta_fast / training_length))), 0)
-    end = min(math.ceil(number(math.log(2.0 * math.pi * beta_slow / training_length))), 2 * len(frequencies) - 1)
+    end = min(
+        math.ceil(number(math.log(2.0 * math.pi * beta_slow / training_length))),
+        2 * len(frequencies) - 1,
+    )
     numbers = (fastest - exact.where(turning, 1.0).log()) / spacing
     ramp = ((numbers - start) / max(end - start, 1e-3)).clamp(0.0, 1.0)
     return (exact * ((1.0 - ramp) + ramp / factor)).to(frequencies)

@@ -4,8 +4,9 @@
     task    = make_task("reversal", longest=20)                       a task to train and score on: see task.Task
     prompts = task.prompts(20, test_set="25")
 
-A task is imported when it is first made, and found by its entry point, ours (`entry_points.OWN`) as those of other packages: the group
-`repo_interp.tasks` has, by name, mappings from names of sizes to tasks, with a size "small".
+A task is imported when it is first made, and found by its entry point, ours (`entry_points.OWN`) as
+those of other packages: the group `repo_interp.tasks` has, by name, mappings from names of sizes to
+tasks, with a size "small".
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ def task_names() -> tuple[str, ...]:
 def make_task(name: str, size: str = "small", **options: Any) -> Task:
     """The task `name` at a named size ("small", "paper"), with some of its options changed.
 
-    Raises InputError for an unknown name, size or option, and for a value of another type or out of range.
+    Raises InputError for an unknown name, size or option, and for a value of another type or out of
+    range.
     """
     sizes = _sizes(name)
     if size not in sizes:
@@ -43,14 +45,22 @@ def make_task(name: str, size: str = "small", **options: Any) -> Task:
         if option not in known:
             raise InputError(f"task {name} has no option {option!r}; it has {', '.join(known)}")
     return dataclasses.replace(
-        task, **{option: checked(value, kinds[option], f"task {name}.{option}") for option, value in options.items()}
+        task,
+        **{
+            option: checked(value, kinds[option], f"task {name}.{option}")
+            for option, value in options.items()
+        },
     )
 
 
-def recorded_task(source: str, name: str, size: str, options: Mapping[str, Any], given: Mapping[str, Any]) -> Task:
-    """Return the task that a file from outside records, with the options `given` by the user over the recorded ones.
+def recorded_task(
+    source: str, name: str, size: str, options: Mapping[str, Any], given: Mapping[str, Any]
+) -> Task:
+    """Return the task that a file from outside records, with the options `given` by the user over
+    the recorded ones.
 
-    A record sets numbers, and texts that the task knows by name. It never says which file of its reader is read.
+    A record sets numbers, and texts that the task knows by name. It never says which file of its
+    reader is read.
 
     Args:
         source: The file, for messages.
@@ -60,16 +70,25 @@ def recorded_task(source: str, name: str, size: str, options: Mapping[str, Any],
         given: Options of the user.
 
     Raises:
-        InputError: As `make_task`, and for a recorded text that could name a file and is not `given`.
+        InputError: As `make_task`, and for a recorded text that could name a file and is not
+            `given`.
     """
     task = make_task(name, size)
     kinds = get_type_hints(type(task))
     for option in options.keys() & kinds.keys() - given.keys():
-        value, allowed = options[option], ("", *task.named_texts.get(option, ()), *get_args(kinds[option]))
-        if not all(isinstance(each, int | float) or each in allowed for each in (value if isinstance(value, list) else [value])):
+        value, allowed = (
+            options[option],
+            ("", *task.named_texts.get(option, ()), *get_args(kinds[option])),
+        )
+        if not all(
+            isinstance(each, int | float) or each in allowed
+            for each in (value if isinstance(value, list) else [value])
+        ):
             raise InputError(
-                f"{source} sets {option} of the task {name} to {one_line(repr(value), 80)}; no file from outside chooses what is "
-                f"read here, so if this is wanted, give --set {option}={option.upper()}, or other prompts by --prompts"
+                f"{source} sets {option} of the task {name} to {one_line(repr(value), 80)}; "
+                "no file from outside chooses what is "
+                f"read here, so if this is wanted, give --set {option}={option.upper()}, or "
+                "other prompts by --prompts"
             )
     return make_task(name, size, **{**options, **given})
 
@@ -80,6 +99,7 @@ def _sizes(name: str) -> Mapping[str, Task]:
     tasks = sizes.values() if isinstance(sizes, Mapping) else ()
     if not tasks or not all(isinstance(task, Task) and task.name == name for task in tasks):
         raise InputError(
-            f"{called(TASKS, name)}: wanted a mapping from sizes to tasks of that name, got {one_line(repr(sizes), 80)}"
+            f"{called(TASKS, name)}: wanted a mapping from sizes to tasks of that name, got "
+            f"{one_line(repr(sizes), 80)}"
         )
     return sizes

@@ -1,4 +1,6 @@
-"""The names of the tasks, for type checkers, and for `__init__.py`, which imports each when it is first asked for."""
+"""The names of the tasks, for type checkers, and for `__init__.py`, which imports each when it is
+first asked for.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -21,5 +23,7 @@ from repo_interp.tasks.task import Response as Response
 from repo_interp.tasks.task import Task as Task
 
 def task_names() -> tuple[str, ...]: ...
-def recorded_task(source: str, name: str, size: str, options: Mapping[str, Any], given: Mapping[str, Any]) -> Task: ...
+def recorded_task(
+    source: str, name: str, size: str, options: Mapping[str, Any], given: Mapping[str, Any]
+) -> Task: ...
 def make_task(name: str, size: str = "small", **options: Any) -> Task: ...

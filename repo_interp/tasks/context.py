@@ -2,9 +2,10 @@
 
     <bos> contents and filler ...   question answer   question answer ...         `length` tokens in all
 
-A curriculum grows the length from `first_length` to `length`, one length per batch, with `questions` questions. Test sets are named by
-the length: `length`, 2 x `length`, ... up to `longest_test`; their prompts have one question unless a task says otherwise. The filler is
-what is left of the length, so that contents and questions must fit into the shortest.
+A curriculum grows the length from `first_length` to `length`, one length per batch, with
+`questions` questions. Test sets are named by the length: `length`, 2 x `length`, ... up to
+`longest_test`; their prompts have one question unless a task says otherwise. The filler is what is
+left of the length, so that contents and questions must fit into the shortest.
 """
 
 from __future__ import annotations
@@ -20,7 +21,10 @@ from repo_interp.tasks.task import Batch, Number, WordTask, doublings, grown, wh
 
 
 class ContextTask(WordTask):
-    """Questions behind a context. A task states these options as its fields, in its own order and with its own defaults."""
+    """Questions behind a context.
+
+    A task states these options as its fields, in its own order and with its own defaults.
+    """
 
     axes: ClassVar[tuple[str, ...]] = ("length",)
 
@@ -48,11 +52,15 @@ class ContextTask(WordTask):
         """Tokens of a sequence without filler."""
 
     @abstractmethod
-    def _sequences(self, generator: np.random.Generator, size: int, length: int, questions: int) -> Batch:
+    def _sequences(
+        self, generator: np.random.Generator, size: int, length: int, questions: int
+    ) -> Batch:
         """`size` sequences of `length` tokens with `questions` questions each."""
 
     def _require_lengths(self) -> None:
-        self._require_ascending(self._shortest(self.questions), "first_length", "length", "longest_test")
+        self._require_ascending(
+            self._shortest(self.questions), "first_length", "length", "longest_test"
+        )
 
     @property
     def training_length(self) -> int:
@@ -66,16 +74,25 @@ class ContextTask(WordTask):
 
     def batch(self, generator: np.random.Generator, size: int, progress: float = 1.0) -> Batch:
         """Sequences of one length, which grows from `first_length` to `length`."""
-        return self._sequences(generator, size, grown(self.first_length, self.length, progress), self.questions)
+        return self._sequences(
+            generator, size, grown(self.first_length, self.length, progress), self.questions
+        )
 
     def sample(self, generator: np.random.Generator, size: int, test_set: str) -> Batch:
         """Sequences of one length with the questions of a test prompt."""
-        length, shortest = whole_number(test_set, "the number of tokens"), self._shortest(self._test_questions)
+        length, shortest = (
+            whole_number(test_set, "the number of tokens"),
+            self._shortest(self._test_questions),
+        )
         if length < shortest:
-            raise InputError(f"{self._contents} need at least {shortest} tokens, got {length}; ask for more")
+            raise InputError(
+                f"{self._contents} need at least {shortest} tokens, got {length}; ask for more"
+            )
         return self._sequences(generator, size, length, self._test_questions)
 
 
 def places(starts: Sequence[int], first: int, end: int) -> tuple[int, ...]:
-    """The places from `first` to before `end` behind each of `starts`: a part of several needles or questions of one width."""
+    """The places from `first` to before `end` behind each of `starts`: a part of several needles or
+    questions of one width.
+    """
     return tuple(at + step for at in starts for step in range(first, end))

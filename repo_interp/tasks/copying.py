@@ -1,24 +1,27 @@
-"""In-context copying (HoPE, sec. 4.1, table 1): given the first 8 tokens of a sequence that was seen, go on with its last 4.
+"""In-context copying (HoPE, sec. 4.1, table 1): given the first 8 tokens of a sequence that was
+seen, go on with its last 4.
 
     <bos> s_1 s_2 ... s_n  prefix(s_m)  suffix(s_m)          s_i = 8 tokens of prefix, 4 of suffix
 
-The prefix asked for stands once in the context, so the answer is determined. Test prompts have n sequences (30 to 80 in the
-paper, trained at 512 tokens) and ask for the middle one, m = n // 2. Tokens are drawn uniformly: from `symbols` words, or, for a
-pre-trained model (`copying_prompts`, the paper's way: its models were trained on text), from the ordinary tokens of its
-vocabulary.
+The prefix asked for stands once in the context, so the answer is determined. Test prompts have n
+sequences (30 to 80 in the paper, trained at 512 tokens) and ask for the middle one, m = n // 2.
+Tokens are drawn uniformly: from `symbols` words, or, for a pre-trained model (`copying_prompts`,
+the paper's way: its models were trained on text), from the ordinary tokens of its vocabulary.
 
-Training sequences have up to `sequences` sequences and ask for `questions` distinct ones, drawn uniformly. With `fewest` above 0 both
-numbers vary from batch to batch, so that no place in the context has the answer more often than another: from `fewest` to `sequences`
-sequences, of which 1 to all, at most `questions`, are asked for. With a `separator` of 1, the word | stands before every sequence and
-every question; with 0 nothing does. As many more of it as `filler` per sequence and question are scattered before them at random, in
-every way as likely, so that what is copied stands at no few distances from where it is asked for: without them all distances are
-multiples of one number, and a model that learns the most frequent ones copies without comparing tokens. Targets are the suffixes asked
-for; in training also the prefixes asked for from their second token on, which are to be found in the same way. Score: exact match of all
-4 tokens.
+Training sequences have up to `sequences` sequences and ask for `questions` distinct ones, drawn
+uniformly. With `fewest` above 0 both numbers vary from batch to batch, so that no place in the
+context has the answer more often than another: from `fewest` to `sequences` sequences, of which 1
+to all, at most `questions`, are asked for. With a `separator` of 1, the word | stands before every
+sequence and every question; with 0 nothing does. As many more of it as `filler` per sequence and
+question are scattered before them at random, in every way as likely, so that what is copied stands
+at no few distances from where it is asked for: without them all distances are multiples of one
+number, and a model that learns the most frequent ones copies without comparing tokens. Targets are
+the suffixes asked for; in training also the prefixes asked for from their second token on, which
+are to be found in the same way. Score: exact match of all 4 tokens.
 
-Spans: `needle` (the sequence asked for; `needle.1.key` its prefix, `needle.1.value` its suffix), `distractor` (the others),
-`query` (the prefix again); the suffix is generated. attributes: sequences, length (tokens), source: for each generated token the
-index that it copies.
+Spans: `needle` (the sequence asked for; `needle.1.key` its prefix, `needle.1.value` its suffix),
+`distractor` (the others), `query` (the prefix again); the suffix is generated. attributes:
+sequences, length (tokens), source: for each generated token the index that it copies.
 """
 
 from __future__ import annotations
@@ -59,7 +62,9 @@ class Copying(WordTask):
     first_sequences: Number = 4
     """The same where the curriculum begins."""
     fewest: CountOrNone = 0
-    """Fewest sequences of a training context; 0: half as many as the most, and always the same number of questions."""
+    """Fewest sequences of a training context; 0: half as many as the most, and always the same
+    number of questions.
+    """
     questions: Number = 4
     """Sequences asked for in training."""
     separator: Annotated[int, Interval(ge=0, le=1)] = 0
@@ -83,7 +88,10 @@ class Copying(WordTask):
 
     def task_words(self) -> tuple[str, ...]:
         """The symbols, and the separator where there is one."""
-        return (*(f"s{index}" for index in range(self.symbols)), *(SEPARATOR,) * bool(self.separator or self.filler))
+        return (
+            *(f"s{index}" for index in range(self.symbols)),
+            *(SEPARATOR,) * bool(self.separator or self.filler),
+        )
 
     @property
     def training_length(self) -> int:
@@ -97,18 +105,23 @@ class Copying(WordTask):
     @property
     def test_sets(self) -> tuple[str, ...]:
         """Numbers of sequences."""
-        return tuple(str(count) for count in range(self.test_from, self.test_to + 1, self.test_step))
+        return tuple(
+            str(count) for count in range(self.test_from, self.test_to + 1, self.test_step)
+        )
 
     def batch(self, generator: np.random.Generator, size: int, progress: float = 1.0) -> Batch:
-        """Contexts of one number of sequences, from `fewest` or half a limit to the limit, which grows from `first_sequences` to
-        `sequences`.
+        """Contexts of one number of sequences, from `fewest` or half a limit to the limit, which
+        grows from `first_sequences` to `sequences`.
         """
         limit = grown(self.first_sequences, self.sequences, progress)
         if self.fewest:
             count = int(generator.integers(self.fewest, limit + 1))
             questions = int(generator.integers(1, min(count, self.questions) + 1))
         else:
-            count, questions = int(generator.integers(max(self.questions, limit // 2), limit + 1)), self.questions
+            count, questions = (
+                int(generator.integers(max(self.questions, limit // 2), limit + 1)),
+                self.questions,
+            )
         asked = np.argsort(generator.random((size, count)))[:, :questions]
         return self._contexts(generator, count, asked, first_target=1)
 
@@ -118,10 +131,16 @@ class Copying(WordTask):
         return self._contexts(generator, count, np.full((size, 1), count // 2), first_target=PREFIX)
 
     def _contexts(
-        self, generator: np.random.Generator, count: int, asked: Int[np.ndarray, "sequence question"], first_target: int
+        self,
+        generator: np.random.Generator,
+        count: int,
+        asked: Int[np.ndarray, "sequence question"],
+        first_target: int,
     ) -> Batch:
         first = self.vocabulary["s0"]
-        sequences = _contexts(generator, np.arange(first, first + self.symbols), count, asked).reshape(len(asked), -1, WHOLE)
+        sequences = _contexts(
+            generator, np.arange(first, first + self.symbols), count, asked
+        ).reshape(len(asked), -1, WHOLE)
         places = sequences.shape[1]
         before = self.separator + _scattered(generator, len(asked), places, self.filler * places)
         starts = 1 + np.cumsum(before, axis=1) + WHOLE * np.arange(places)
@@ -140,8 +159,11 @@ class Copying(WordTask):
         return _describe(tokens, 1, text, " ", self.vocabulary["s0"] + self.symbols)
 
 
-def copying_prompts(tokenizer: PreTrainedTokenizerBase, sequences: int = 30, count: int = 20, seed: int = 0) -> list[Prompt]:
-    """Copying prompts for a pre-trained model: tokens drawn from its ordinary ones, after its BOS if it has one.
+def copying_prompts(
+    tokenizer: PreTrainedTokenizerBase, sequences: int = 30, count: int = 20, seed: int = 0
+) -> list[Prompt]:
+    """Copying prompts for a pre-trained model: tokens drawn from its ordinary ones, after its BOS
+    if it has one.
 
     Raises InputError for numbers below 1 and vocabularies of fewer than 2 ordinary tokens.
     """
@@ -161,10 +183,16 @@ def copying_prompts(tokenizer: PreTrainedTokenizerBase, sequences: int = 30, cou
 
 
 def ordinary_tokens(tokenizer: PreTrainedTokenizerBase) -> Int[np.ndarray, " token"]:
-    """Ids of a vocabulary without special tokens, ascending. Raises InputError where fewer than 2 are left."""
+    """Ids of a vocabulary without special tokens, ascending.
+
+    Raises InputError where fewer than 2 are left.
+    """
     ids = np.setdiff1d(np.unique(list(tokenizer.get_vocab().values())), tokenizer.all_special_ids)
     if len(ids) < 2:
-        raise InputError(f"wanted a vocabulary of at least 2 ordinary tokens, got {len(ids)}; use another tokenizer")
+        raise InputError(
+            f"wanted a vocabulary of at least 2 ordinary tokens, got {len(ids)}; use another "
+            "tokenizer"
+        )
     return ids
 
 
@@ -175,7 +203,10 @@ def beginning(tokenizer: PreTrainedTokenizerBase) -> list[int]:
 
 
 def _contexts(
-    generator: np.random.Generator, alphabet: Int[np.ndarray, " symbol"], count: int, asked: Int[np.ndarray, "row question"]
+    generator: np.random.Generator,
+    alphabet: Int[np.ndarray, " symbol"],
+    count: int,
+    asked: Int[np.ndarray, "row question"],
 ) -> Int[np.ndarray, "row token"]:
     """Sequences and questions with their answers, drawn again wherever a prefix is not unique."""
     size = len(asked)
@@ -188,11 +219,16 @@ def _contexts(
         wanting = wanting[~_determined(tokens[wanting], count)]
         if not len(wanting):
             return tokens
-    raise InputError(f"{len(alphabet)} symbols are too few for {count} sequences with unique prefixes; take more symbols")
+    raise InputError(
+        f"{len(alphabet)} symbols are too few for {count} sequences with unique prefixes; "
+        "take more symbols"
+    )
 
 
 def _determined(tokens: Int[np.ndarray, "row token"], count: int) -> Bool[np.ndarray, " row"]:
-    """Whether all prefixes of a context differ, and those asked for stand nowhere else in it, not even across sequences."""
+    """Whether all prefixes of a context differ, and those asked for stand nowhere else in it, not
+    even across sequences.
+    """
     context = tokens[:, : WHOLE * count]
     prefixes = np.ascontiguousarray(context.reshape(-1, count, WHOLE)[:, :, :PREFIX])
     once = np.array([len({prefix.tobytes() for prefix in row}) == count for row in prefixes])
@@ -203,24 +239,36 @@ def _determined(tokens: Int[np.ndarray, "row token"], count: int) -> Bool[np.nda
     return once
 
 
-def _scattered(generator: np.random.Generator, rows: int, places: int, total: int) -> Int[np.ndarray, "row place"]:
-    """How many of `total` things each of `places` gets, per row: every way to share them out is as likely (stars and bars)."""
+def _scattered(
+    generator: np.random.Generator, rows: int, places: int, total: int
+) -> Int[np.ndarray, "row place"]:
+    """How many of `total` things each of `places` gets, per row: every way to share them out is as
+    likely (stars and bars).
+    """
     if not total:
         return np.zeros((rows, places), dtype=int)
-    bars = np.sort(np.argsort(generator.random((rows, total + places - 1)), axis=1)[:, : places - 1], axis=1)
+    bars = np.sort(
+        np.argsort(generator.random((rows, total + places - 1)), axis=1)[:, : places - 1], axis=1
+    )
     return np.diff(bars, axis=1, prepend=-1, append=total + places - 1) - 1
 
 
-def _describe(tokens: Sequence[int], first: int, token_text: tuple[str, ...], space: str, separator: int = PAD) -> Prompt:
-    """Read a context back, any number of `separator` tokens before every sequence; its last sequences are questions as long as they stand
-    before, too.
+def _describe(
+    tokens: Sequence[int], first: int, token_text: tuple[str, ...], space: str, separator: int = PAD
+) -> Prompt:
+    """Read a context back, any number of `separator` tokens before every sequence; its last
+    sequences are questions as long as they stand before, too.
     """
     starts = tuple(_starts(tokens, first, separator))
     places = [tuple(range(start, start + WHOLE)) for start in starts]
     sequences = [tuple(tokens[start : start + WHOLE]) for start in starts]
-    count = next(index for index in range(1, len(sequences)) if sequences[index] in sequences[:index])
+    count = next(
+        index for index in range(1, len(sequences)) if sequences[index] in sequences[:index]
+    )
     asked = sorted(sequences[:count].index(sequence) for sequence in sequences[count:])
-    source = [at for sequence in sequences[count:] for at in places[sequences.index(sequence)][PREFIX:]]
+    source = [
+        at for sequence in sequences[count:] for at in places[sequences.index(sequence)][PREFIX:]
+    ]
     generated = [at for question in places[count:] for at in question[PREFIX:]]
     spans = {
         "needle": tuple(at for index in asked for at in places[index]),
@@ -238,7 +286,9 @@ def _describe(tokens: Sequence[int], first: int, token_text: tuple[str, ...], sp
         spans=spans,
         generated=tuple(generated),
         token_text=token_text,
-        answers=tuple(space.join(token_text[at] for at in question[PREFIX:]) for question in places[count:]),
+        answers=tuple(
+            space.join(token_text[at] for at in question[PREFIX:]) for question in places[count:]
+        ),
         attributes={"sequences": count, "length": len(tokens), "source": source},
     )
 

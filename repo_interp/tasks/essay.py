@@ -1,8 +1,10 @@
-"""English prose for haystacks: a file that the user names, or the docstrings of Python's standard library.
+"""English prose for haystacks: a file that the user names, or the docstrings of Python's standard
+library.
 
-White space is collapsed to single spaces. The docstrings are read module by module in the order of their names, as far as asked
-for, so the first n words are the same however many are taken; paragraphs that are not prose (code, tables, signatures) are left
-out. The text depends on the Python version. Knows nothing about needles or tokens.
+White space is collapsed to single spaces. The docstrings are read module by module in the order of
+their names, as far as asked for, so the first n words are the same however many are taken;
+paragraphs that are not prose (code, tables, signatures) are left out. The text depends on the
+Python version. Knows nothing about needles or tokens.
 """
 
 from __future__ import annotations
@@ -23,7 +25,16 @@ from repo_interp.files import regular
 
 SENTENCE_END = re.compile(r"(?<=[.!?])(?<!e\.g\.)(?<!i\.e\.) (?=[\"'(]?[A-Z0-9])")
 _LEFT_OUT = {
-    *("test", "tests", "idlelib", "lib2to3", "turtledemo", "site-packages", "dist-packages", "__pycache__"),
+    *(
+        "test",
+        "tests",
+        "idlelib",
+        "lib2to3",
+        "turtledemo",
+        "site-packages",
+        "dist-packages",
+        "__pycache__",
+    ),
     *("encodings", "pydoc_data"),  # tables
 }
 
@@ -53,7 +64,10 @@ class Essay:
 
 
 def essay(path: str | Path | None = None) -> Essay:
-    """The prose in a UTF-8 file, or the standard library's docstrings. Raises InputError: no file, no text in it, no sources."""
+    """The prose in a UTF-8 file, or the standard library's docstrings.
+
+    Raises InputError: no file, no text in it, no sources.
+    """
     return _standard_library() if path is None else _file(str(path))
 
 
@@ -62,9 +76,13 @@ def _file(path: str) -> Essay:
         text = regular(Path(path)).read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-        raise InputError(f"{path}: wanted a text file for the haystack, but {reason}; name a UTF-8 text file") from error
+        raise InputError(
+            f"{path}: wanted a text file for the haystack, but {reason}; name a UTF-8 text file"
+        ) from error
     if not text.split():
-        raise InputError(f"{path}: wanted prose for the haystack, the file is empty; name a file with text")
+        raise InputError(
+            f"{path}: wanted prose for the haystack, the file is empty; name a file with text"
+        )
     return _of(text)
 
 
@@ -78,14 +96,21 @@ def _standard_library() -> Essay:
     paragraphs = _docstring_prose(Path(sysconfig.get_paths()["stdlib"]))
     first = next(paragraphs, None)
     if first is None:
-        raise InputError("this Python comes without the standard library's sources; name a text file for the haystack")
+        raise InputError(
+            "this Python comes without the standard library's sources; name a text file for "
+            "the haystack"
+        )
     return Essay(itertools.chain([first], paragraphs))
 
 
 def standard_library_sources(root: Path) -> Iterator[Path]:
-    """Source files of the standard library, without its tests and tables, folder by folder in the order of their names."""
+    """Source files of the standard library, without its tests and tables, folder by folder in the
+    order of their names.
+    """
     for folder, folders, files in os.walk(root):
-        folders[:] = sorted(name for name in folders if name not in _LEFT_OUT and not name.startswith("config-"))
+        folders[:] = sorted(
+            name for name in folders if name not in _LEFT_OUT and not name.startswith("config-")
+        )
         yield from (Path(folder, name) for name in sorted(files) if name.endswith(".py"))
 
 
@@ -99,7 +124,9 @@ def _docstring_prose(root: Path) -> Iterator[str]:
 
 
 def docstring_prose(path: Path | zipfile.Path) -> Iterator[str]:
-    """Paragraphs of prose in the docstrings of a module, each in one line; none of a file that is no module of this Python."""
+    """Paragraphs of prose in the docstrings of a module, each in one line; none of a file that is
+    no module of this Python.
+    """
     try:
         with warnings.catch_warnings(action="ignore"):  # of the module's own author
             tree = ast.parse(path.read_bytes())
@@ -115,7 +142,12 @@ def docstring_prose(path: Path | zipfile.Path) -> Iterator[str]:
 def _is_prose(paragraph: str) -> bool:
     """Whole sentences of mostly letters: no code, tables, lists or signatures."""
     text = " ".join(paragraph.split())
-    if len(text.split()) < 12 or text[-1] not in ".!?" or not text[0].isupper() or not text.isascii():
+    if (
+        len(text.split()) < 12
+        or text[-1] not in ".!?"
+        or not text[0].isupper()
+        or not text.isascii()
+    ):
         return False
     if re.search(r">>>|::|[{}<>|\\*`@#$]|[=_/~^]{2}|\w\(|  \S.*\n  \S", paragraph):
         return False

@@ -1,4 +1,6 @@
-"""Few-shot following on text, for any tokenizer (HoPE, sec. 4.1, app. C): GLUE rows the user gives, or sentences of our own.
+"""Few-shot following on text, for any tokenizer (HoPE, sec. 4.1, app.
+
+C): GLUE rows the user gives, or sentences of our own.
 
     Sentence: The brave candle is calm.
     Label: 1
@@ -8,13 +10,15 @@
     Sentence: The icy harbor is grim.
     Label: 0
 
-As many meaningless sentences as fit: tokens with the answer <= length. A file is a table with tabs and a header, as GLUE's SST-2
-(sentence, label), QNLI (question, sentence, label) and RTE (sentence1, sentence2, label) are; other columns than `label` and
-`index` are text. Without a file the rows are about adjectives: 1 for kind ones, 0 for grim ones. All labels of a table are among
-the examples where shots allow it.
+As many meaningless sentences as fit: tokens with the answer <= length. A file is a table with tabs
+and a header, as GLUE's SST-2 (sentence, label), QNLI (question, sentence, label) and RTE
+(sentence1, sentence2, label) are; other columns than `label` and `index` are text. Without a file
+the rows are about adjectives: 1 for kind ones, 0 for grim ones. All labels of a table are among the
+examples where shots allow it.
 
-Following (table 2): the output begins, after white space, with a label of the prompt's examples. Spans: `examples` (`examples.1` ...,
-with `.label`), `padding`, `query`; the label is generated. attributes: length, labels.
+Following (table 2): the output begins, after white space, with a label of the prompt's examples.
+Spans: `examples` (`examples.1` ..., with `.label`), `padding`, `query`; the label is generated.
+attributes: length, labels.
 """
 
 from __future__ import annotations
@@ -32,14 +36,26 @@ from repo_interp.errors import InputError
 from repo_interp.records import read_text
 from repo_interp.tasks.haystacks import NOISE
 from repo_interp.tasks.prompt import GENERATED, Prompt
-from repo_interp.tasks.prompt.text import MarkedText, count_tokens, encode, largest_size, prompt_from_text
+from repo_interp.tasks.prompt.text import (
+    MarkedText,
+    count_tokens,
+    encode,
+    largest_size,
+    prompt_from_text,
+)
 from repo_interp.tasks.vocabulary import NOUNS
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-_KIND = "brave calm gentle jolly lively noble warm joyful polite steady tender honest merry cheerful patient"
-_GRIM = "bitter lonely weary grim abrupt fierce dusty empty hollow rough jagged gloomy hostile cruel broken"
+_KIND = (
+    "brave calm gentle jolly lively noble warm joyful polite steady tender honest merry "
+    "cheerful patient"
+)
+_GRIM = (
+    "bitter lonely weary grim abrupt fierce dusty empty hollow rough jagged gloomy "
+    "hostile cruel broken"
+)
 KIND, GRIM = _KIND.split(), _GRIM.split()
 
 
@@ -52,31 +68,57 @@ class Row:
 
 
 def read_rows(path: str | Path) -> list[Row]:
-    """Rows of a table with tabs and a header that has `label`. Raises InputError, with the line, for anything else."""
+    """Rows of a table with tabs and a header that has `label`.
+
+    Raises InputError, with the line, for anything else.
+    """
     path = Path(path)
     lines = read_text(path, "a table of labelled rows, a .tsv file like GLUE's").split("\n")
     table = [line.split("\t") for line in lines if line.strip()]
     header = [name.strip() for name in table[0]] if table else []
     columns = [name for name in header if name not in ("label", "index", "idx")]
     if "label" not in header or not columns:
-        raise InputError(f"{path}: wanted a header with `label` and columns of text, got {header}; name a .tsv file like GLUE's")
+        raise InputError(
+            f"{path}: wanted a header with `label` and columns of text, got {header}; name a "
+            ".tsv file like GLUE's"
+        )
     rows = []
     for number, cells in enumerate(table[1:], start=2):
         if len(cells) != len(header):
-            raise InputError(f"{path}, line {number}: wanted {len(header)} cells, got {len(cells)}; mend the table")
+            raise InputError(
+                f"{path}, line {number}: wanted {len(header)} cells, got {len(cells)}; mend "
+                "the table"
+            )
         named = dict(zip(header, (cell.strip() for cell in cells), strict=True))
         if not all(named[name] for name in (*columns, "label")):
-            raise InputError(f"{path}, line {number}: a text or the label is empty; fill it or drop the row")
-        rows.append(Row(tuple((name.capitalize(), named[name]) for name in columns), named["label"]))
+            raise InputError(
+                f"{path}, line {number}: a text or the label is empty; fill it or drop the row"
+            )
+        rows.append(
+            Row(tuple((name.capitalize(), named[name]) for name in columns), named["label"])
+        )
     if len({row.label for row in rows}) < 2:
-        raise InputError(f"{path}: wanted rows of at least two labels, got {len(rows)} rows; add rows")
+        raise InputError(
+            f"{path}: wanted rows of at least two labels, got {len(rows)} rows; add rows"
+        )
     return rows
 
 
 def own_rows() -> list[Row]:
-    """Every "The {adjective} {noun} is {adjective}." with both adjectives kind (1) or both grim (0), noun by noun."""
+    """Every "The {adjective} {noun} is {adjective}." with both adjectives kind (1) or both grim
+    (0), noun by noun.
+    """
     return [
-        Row((("Sentence", f"The {words[index % len(words)]} {noun} is {words[(index * 7 + 3) % len(words)]}."),), label)
+        Row(
+            (
+                (
+                    "Sentence",
+                    f"The {words[index % len(words)]} {noun} is "
+                    f"{words[(index * 7 + 3) % len(words)]}.",
+                ),
+            ),
+            label,
+        )
         for index, noun in enumerate(NOUNS)
         for label, words in (("1", KIND), ("0", GRIM))
     ]
@@ -90,15 +132,20 @@ def few_shot_prompts(
     shots: int = 5,
     seed: int = 0,
 ) -> list[Prompt]:
-    """`count` prompts of at most `length` tokens with their answers; `rows` names a table, None takes sentences of our own.
+    """`count` prompts of at most `length` tokens with their answers; `rows` names a table, None
+    takes sentences of our own.
 
-    Prompt i depends on the seed and i alone. Raises InputError: a table that cannot be read, too few rows, too short a length.
+    Prompt i depends on the seed and i alone. Raises InputError: a table that cannot be read, too
+    few rows, too short a length.
     """
     table = own_rows() if rows is None else read_rows(rows)
     if count < 1 or shots < 1:
         raise InputError(f"wanted at least one prompt and one shot, got {count} and {shots}")
     if len(table) <= shots:
-        raise InputError(f"wanted more rows than the {shots} shots, got {len(table)}; add rows or take fewer shots")
+        raise InputError(
+            f"wanted more rows than the {shots} shots, got {len(table)}; add rows or take "
+            "fewer shots"
+        )
     encode("One word.", tokenizer)
     prompts = []
     for index in range(count):
@@ -109,31 +156,56 @@ def few_shot_prompts(
 
         size = largest_size(tokens, length)
         if not size:
-            raise InputError(f"{shots} examples take at least {tokens(1)} tokens with this tokenizer, got a length of {length}")
+            raise InputError(
+                f"{shots} examples take at least {tokens(1)} tokens with this tokenizer, got "
+                f"a length of {length}"
+            )
         text = _write(examples, asked, size)
         labels = sorted({row.label for row in examples})
-        attributes = {"task": "few_shot", "length": length, "labels": labels, "seed": seed, "index": index}
-        prompts.append(prompt_from_text(text.text, text.characters, tokenizer, [asked.label], attributes))
+        attributes = {
+            "task": "few_shot",
+            "length": length,
+            "labels": labels,
+            "seed": seed,
+            "index": index,
+        }
+        prompts.append(
+            prompt_from_text(text.text, text.characters, tokenizer, [asked.label], attributes)
+        )
     return prompts
 
 
 def following(outputs: Sequence[str], prompts: Sequence[Prompt]) -> Float[np.ndarray, " prompt"]:
-    """1 where the output begins with a label of the prompt's examples, else 0. Raises InputError where numbers differ."""
+    """1 where the output begins with a label of the prompt's examples, else 0.
+
+    Raises InputError where numbers differ.
+    """
     if len(outputs) != len(prompts):
-        raise InputError(f"wanted one output per prompt, got {len(outputs)} for {len(prompts)} prompts")
+        raise InputError(
+            f"wanted one output per prompt, got {len(outputs)} for {len(prompts)} prompts"
+        )
     pairs = zip(outputs, prompts, strict=True)
-    return np.array([float(output.lstrip().startswith(tuple(prompt.attributes["labels"]))) for output, prompt in pairs])
+    return np.array(
+        [
+            float(output.lstrip().startswith(tuple(prompt.attributes["labels"])))
+            for output, prompt in pairs
+        ]
+    )
 
 
 def _draw(rng: random.Random, table: list[Row], shots: int) -> tuple[list[Row], Row]:
-    """Examples with as many of the labels as fit, in random order, and a question whose label is among theirs."""
+    """Examples with as many of the labels as fit, in random order, and a question whose label is
+    among theirs.
+    """
     labels = sorted({row.label for row in table})
     rng.shuffle(labels)
     first = [rng.choice([row for row in table if row.label == label]) for label in labels[:shots]]
     others = [row for row in table if row not in first]
     examples = first + rng.sample(others, shots - len(first))
     shown = {row.label for row in examples}
-    asked = rng.choice([row for row in table if row.label in shown and row not in examples] or examples)
+    asked = rng.choice(
+        [row for row in table if row.label in shown and row not in examples] or examples
+    )
     rng.shuffle(examples)
     return examples, asked
 

@@ -1,4 +1,5 @@
-"""What RULER's needle-in-a-haystack tasks hide and ask for, and the three haystacks that they hide it in.
+"""What RULER's needle-in-a-haystack tasks hide and ask for, and the three haystacks that they hide
+it in.
 
     One of the special magic {type} for {key} is: {value}.          type: numbers, words, uuids - always plural
 
@@ -7,8 +8,9 @@
     essay    the first `size` words of a prose text; a needle of depth p goes before sentence int(sentences * p / 100),
              depths drawn without replacement from round(linspace(0, 100, 40)) and sorted
 
-Numbers have 7 digits, words are "adjective-noun", uuids are version 4. Keys and values of one prompt are distinct, so the question has one
-answer. A haystack is a pure function of its size; how large a haystack fits is searched for by `niah`, which knows the tokens.
+Numbers have 7 digits, words are "adjective-noun", uuids are version 4. Keys and values of one
+prompt are distinct, so the question has one answer. A haystack is a pure function of its size; how
+large a haystack fits is searched for by `niah`, which knows the tokens.
 """
 
 from __future__ import annotations
@@ -42,7 +44,8 @@ class Needle:
     key: str
     value: str
     number: int | None
-    """1-based place among the needles asked for, in the order of the text; None for a distractor."""
+    """1-based place among the needles asked for, in the order of the text; None for a distractor.
+    """
 
     def write(self, text: MarkedText) -> None:
         """Write the needle with its spans at the end of `text`."""
@@ -58,7 +61,9 @@ class Needle:
 
 @dataclass(frozen=True)
 class Question:
-    """Needles, in the order in which they go into the text, and the keys asked for, in the order of the question."""
+    """Needles, in the order in which they go into the text, and the keys asked for, in the order of
+    the question.
+    """
 
     key_type: str
     value_type: str
@@ -67,8 +72,12 @@ class Question:
 
     @property
     def references(self) -> tuple[str, ...]:
-        """Values of the keys asked for: key by key as in the question, a key's values in the order of the text."""
-        return tuple(needle.value for query in self.queries for needle in self.needles if needle.key == query)
+        """Values of the keys asked for: key by key as in the question, a key's values in the order
+        of the text.
+        """
+        return tuple(
+            needle.value for query in self.queries for needle in self.needles if needle.key == query
+        )
 
     @property
     def singular(self) -> bool:
@@ -99,8 +108,12 @@ def joined(names: Sequence[str]) -> str:
     return f"{', '.join(names[:-1])}, and {names[-1]}"
 
 
-def draw_question(rng: random.Random, key_type: str, value_type: str, keys: int, values: int, queries: int) -> Question:
-    """Draw `keys` keys with `values` values each, in random order, `queries` of the keys asked for."""
+def draw_question(
+    rng: random.Random, key_type: str, value_type: str, keys: int, values: int, queries: int
+) -> Question:
+    """Draw `keys` keys with `values` values each, in random order, `queries` of the keys asked
+    for.
+    """
     drawn_keys: list[str] = []
     drawn_values: list[str] = []
     pairs = []
@@ -112,7 +125,10 @@ def draw_question(rng: random.Random, key_type: str, value_type: str, keys: int,
     rng.shuffle(pairs)
     asked = rng.sample(drawn_keys, queries)
     numbers = iter(range(1, len(pairs) + 1))
-    needles = tuple(Needle(value_type, key, value, next(numbers) if key in asked else None) for key, value in pairs)
+    needles = tuple(
+        Needle(value_type, key, value, next(numbers) if key in asked else None)
+        for key, value in pairs
+    )
     return Question(key_type, value_type, needles, tuple(asked))
 
 
@@ -124,7 +140,10 @@ def _draw(rng: random.Random, kind: str, taken: Collection[str]) -> str:
 
 @dataclass(frozen=True)
 class Haystack(ABC):
-    """Where the needles of a question go. `depth` (percent) fixes that of the needle asked for; None draws it."""
+    """Where the needles of a question go.
+
+    `depth` (percent) fixes that of the needle asked for; None draws it.
+    """
 
     question: Question
     seed: int
@@ -133,7 +152,9 @@ class Haystack(ABC):
 
     @abstractmethod
     def write(self, text: MarkedText, size: int) -> list[float]:
-        """Write a haystack of `size` units with the needles; the depths, in percent, of those asked for, in their order."""
+        """Write a haystack of `size` units with the needles; the depths, in percent, of those asked
+        for, in their order.
+        """
 
     def _with_depth(self, depths: Sequence[float]) -> list[tuple[float, Needle]]:
         """Needles with their depths, in the order of the text."""
@@ -153,7 +174,9 @@ class Essays(Haystack):
         """Needles stand between sentences."""
         assert self.essay is not None
         sentences = self.essay.sentences(size)
-        placed = self._with_depth(random.Random(self.seed).sample(DEPTHS, len(self.question.needles)))
+        placed = self._with_depth(
+            random.Random(self.seed).sample(DEPTHS, len(self.question.needles))
+        )
         written = 0
         for depth, needle in placed:
             place = int(len(sentences) * depth / 100)

@@ -1,25 +1,29 @@
-"""Needle in a haystack, compatible with RULER (Hsieh et al. 2024): eight variants, two dialects, for any tokenizer.
+"""Needle in a haystack, compatible with RULER (Hsieh et al. 2024): eight variants, two dialects,
+for any tokenizer.
 
-    A special magic number is hidden within the following text. Make sure to memorize it. I will quiz you about the number
-    afterwards.
-    [haystack, and in it] One of the special magic numbers for KEY is: VALUE.
-    What is the special magic number for KEY mentioned in the provided text?
+    A special magic number is hidden within the following text. Make sure to memorize it. I will
+    quiz you about the number afterwards. [haystack, and in it] One of the special magic numbers for
+    KEY is: VALUE. What is the special magic number for KEY mentioned in the provided text?
      The special magic number for KEY mentioned in the provided text is
 
-plural ("Some special magic numbers are ...") where several values are asked for. The haystack is as large as fits:
+plural ("Some special magic numbers are ...") where several values are asked for. The haystack is as
+large as fits:
 
     tokens(prompt and answer prefix, with BOS) + 128 <= length
 
-found by search for each prompt: one more line (noise, needle haystacks) or word (essay) would not fit. Depth: essay - percentages
-drawn without replacement from round(linspace(0, 100, 40)), a needle goes before sentence int(sentences * depth / 100); noise and
-needle - before uniformly drawn lines. Dialects: "ruler" puts the answer prefix behind the question after a space; "repo" (the
-evaluation RePo used) after a newline, without the space, generates 50 tokens in place of 128, and counts the prefix as a part of
-the output. RULER's keys, values and sentence ends come from libraries; ours from lists and a rule of our own.
+found by search for each prompt: one more line (noise, needle haystacks) or word (essay) would not
+fit. Depth: essay - percentages drawn without replacement from round(linspace(0, 100, 40)), a needle
+goes before sentence int(sentences * depth / 100); noise and needle - before uniformly drawn lines.
+Dialects: "ruler" puts the answer prefix behind the question after a space; "repo" (the evaluation
+RePo used) after a newline, without the space, generates 50 tokens in place of 128, and counts the
+prefix as a part of the output. RULER's keys, values and sentence ends come from libraries; ours
+from lists and a rule of our own.
 
-Spans: `needle` (whole sentences of the needles asked for; `needle.1`, `needle.1.key`, `needle.1.value`, numbered in the order of
-the text), `distractor` (other needles), `query` (question and answer prefix, as RePo's table 4 counts it; parts `query.question`,
-`query.key`, `query.prefix`); the reference answer is appended and generated. Prompt i depends on the seed and i, not on how many
-are made.
+Spans: `needle` (whole sentences of the needles asked for; `needle.1`, `needle.1.key`,
+`needle.1.value`, numbered in the order of the text), `distractor` (other needles), `query`
+(question and answer prefix, as RePo's table 4 counts it; parts `query.question`, `query.key`,
+`query.prefix`); the reference answer is appended and generated. Prompt i depends on the seed and i,
+not on how many are made.
 """
 
 from __future__ import annotations
@@ -37,7 +41,13 @@ from repo_interp.errors import InputError
 from repo_interp.tasks.essay import essay as essay_text
 from repo_interp.tasks.haystacks import HAYSTACKS, Haystack, Question, draw_question, joined
 from repo_interp.tasks.prompt import GENERATED, Prompt
-from repo_interp.tasks.prompt.text import MarkedText, count_tokens, encode, largest_size, prompt_from_text
+from repo_interp.tasks.prompt.text import (
+    MarkedText,
+    count_tokens,
+    encode,
+    largest_size,
+    prompt_from_text,
+)
 from repo_interp.tasks.task import require_drawable
 from repo_interp.values import Tokens, checked
 
@@ -50,7 +60,9 @@ RESERVE = 128
 
 @dataclass(frozen=True)
 class Variant:
-    """One of RULER's tasks: what the haystack is, what keys and values are, and how many of them."""
+    """One of RULER's tasks: what the haystack is, what keys and values are, and how many of
+    them.
+    """
 
     haystack: str
     key_type: str
@@ -74,7 +86,9 @@ VARIANTS = {
 
 @dataclass(frozen=True)
 class Dialect:
-    """How the answer prefix follows the question, how many tokens are generated, and what is put before the output to score it."""
+    """How the answer prefix follows the question, how many tokens are generated, and what is put
+    before the output to score it.
+    """
 
     before_prefix: str
     new_tokens: int
@@ -98,10 +112,11 @@ def niah(
 ) -> list[Prompt]:
     """`count` needle-in-a-haystack prompts of at most `length` tokens with 128 to generate.
 
-    `essay`: a text file for essay haystacks, by default the standard library's docstrings. `depth`: percent of the haystack
-    before the needle asked for (0-100), for variants that ask for one; drawn when None. `answer`: "reference" appends the
-    reference answer as generated tokens, "none" ends with the answer prefix. Raises InputError: unknown names, a length too short
-    for the variant, a tokenizer without offsets, a file that cannot be read.
+    `essay`: a text file for essay haystacks, by default the standard library's docstrings. `depth`:
+    percent of the haystack before the needle asked for (0-100), for variants that ask for one;
+    drawn when None. `answer`: "reference" appends the reference answer as generated tokens, "none"
+    ends with the answer prefix. Raises InputError: unknown names, a length too short for the
+    variant, a tokenizer without offsets, a file that cannot be read.
     """
     chosen = one_of("variant", variant, VARIANTS)
     spoken = one_of("dialect", dialect, DIALECTS)
@@ -115,7 +130,9 @@ def niah(
     prompts = []
     for index in range(count):
         rng = random.Random(f"{variant}/{seed}/{index}")
-        question = draw_question(rng, chosen.key_type, chosen.value_type, chosen.keys, chosen.values, chosen.queries)
+        question = draw_question(
+            rng, chosen.key_type, chosen.value_type, chosen.keys, chosen.values, chosen.queries
+        )
         haystack = HAYSTACKS[chosen.haystack](question, rng.randrange(2**32), depth, text)
         size = _fitting_size(question, haystack, variant, spoken, length, tokenizer)
         marked, depths = _write(question, haystack, size, spoken)
@@ -134,21 +151,31 @@ def niah(
             "prefix": _prefix(question, spoken),
             "new_tokens": spoken.new_tokens,
         }
-        prompts.append(prompt_from_text(marked.text, marked.characters, tokenizer, question.references, attributes))
+        prompts.append(
+            prompt_from_text(
+                marked.text, marked.characters, tokenizer, question.references, attributes
+            )
+        )
     return prompts
 
 
 def niah_scores(outputs: Sequence[str], prompts: Sequence[Prompt]) -> Float[np.ndarray, " prompt"]:
-    """Per prompt, 100 x the share of reference values found in the output, ignoring case; the output as the dialect counts it.
+    """Per prompt, 100 x the share of reference values found in the output, ignoring case; the
+    output as the dialect counts it.
 
-    `outputs` are the generated texts without the prompt. Raises InputError when prompts are not of this task or numbers differ.
+    `outputs` are the generated texts without the prompt. Raises InputError when prompts are not of
+    this task or numbers differ.
     """
     if len(outputs) != len(prompts):
-        raise InputError(f"wanted one output per prompt, got {len(outputs)} for {len(prompts)} prompts")
+        raise InputError(
+            f"wanted one output per prompt, got {len(outputs)} for {len(prompts)} prompts"
+        )
     scores = []
     for output, prompt in zip(outputs, prompts, strict=True):
         if not prompt.answers or not {"dialect", "prefix"} <= prompt.attributes.keys():
-            raise InputError("wanted prompts of the needle-in-a-haystack task with answers, dialect and prefix")
+            raise InputError(
+                "wanted prompts of the needle-in-a-haystack task with answers, dialect and prefix"
+            )
         dialect = one_of("dialect", str(prompt.attributes["dialect"]), DIALECTS)
         counted = (prompt.attributes["prefix"] if dialect.scored_from == "prefix" else "") + output
         present = [reference.lower() in counted.lower() for reference in prompt.answers]
@@ -172,11 +199,18 @@ def _require_depth(depth: float, variant: str) -> None:
     if isinstance(depth, bool) or not isinstance(depth, int | float) or not 0 <= depth <= 100:
         raise InputError(f"wanted a depth of 0 to 100 percent, got {depth}")
     if VARIANTS[variant].values * VARIANTS[variant].queries > 1:
-        raise InputError(f"{variant} asks for several needles, which have no one depth; leave the depth out")
+        raise InputError(
+            f"{variant} asks for several needles, which have no one depth; leave the depth out"
+        )
 
 
 def _fitting_size(
-    question: Question, haystack: Haystack, variant: str, dialect: Dialect, length: int, tokenizer: PreTrainedTokenizerBase
+    question: Question,
+    haystack: Haystack,
+    variant: str,
+    dialect: Dialect,
+    length: int,
+    tokenizer: PreTrainedTokenizerBase,
 ) -> int:
     """The largest haystack with which the prompt and its answer have at most `length` tokens."""
 
@@ -198,11 +232,17 @@ def _prefix(question: Question, dialect: Dialect) -> str:
     return f"{dialect.before_prefix}The {what} mentioned in the provided text {be}"
 
 
-def _write(question: Question, haystack: Haystack, size: int, dialect: Dialect) -> tuple[MarkedText, list[float]]:
-    """The prompt up to the answer prefix, and the depth of each needle asked for, in the order of the text."""
+def _write(
+    question: Question, haystack: Haystack, size: int, dialect: Dialect
+) -> tuple[MarkedText, list[float]]:
+    """The prompt up to the answer prefix, and the depth of each needle asked for, in the order of
+    the text.
+    """
     text = MarkedText()
     kind = question.asked_type
-    opening = f"A special magic {kind} is" if question.singular else f"Some special magic {kind} are"
+    opening = (
+        f"A special magic {kind} is" if question.singular else f"Some special magic {kind} are"
+    )
     text.add(f"{opening} hidden within the following text. Make sure to memorize it. ")
     text.add(f"I will quiz you about the {kind} afterwards.\n")
     depths = haystack.write(text, size)

@@ -1,21 +1,26 @@
-"""A needle in a haystack for small models: a small vocabulary, and one hop from the question to the value.
+"""A needle in a haystack for small models: a small vocabulary, and one hop from the question to the
+value.
 
     <bos> filler ... M M v ... filler ... M M v' ... filler  Q c v*
 
-A needle is the marker M twice and a value. There are `classes` x `values_per_class` values (16 x 8); value "c3v5" belongs to
-class c3, so the value itself says what it is a value of, and the question "Q c3" is answered by the one value of class c3 in the
-context. One hop of attention finds it - no key stands apart from its value, as it would in a two-hop key-value pair, which small
-models do not learn in minutes. Each context holds `needles` (8) needles of distinct classes, their classes, values and places
-drawn uniformly. The filler is drawn uniformly, with replacement, from `fillers` words. Chance: 1 / values_per_class for a model
-that knows the class of a value, 1 / needles for one that knows the context.
+A needle is the marker M twice and a value. There are `classes` x `values_per_class` values (16 x
+8); value "c3v5" belongs to class c3, so the value itself says what it is a value of, and the
+question "Q c3" is answered by the one value of class c3 in the context. One hop of attention finds
+it - no key stands apart from its value, as it would in a two-hop key-value pair, which small models
+do not learn in minutes. Each context holds `needles` (8) needles of distinct classes, their
+classes, values and places drawn uniformly. The filler is drawn uniformly, with replacement, from
+`fillers` words. Chance: 1 / values_per_class for a model that knows the class of a value, 1 /
+needles for one that knows the context.
 
-Test prompts ask one question. Training sequences ask `questions` of them, Q c v* Q c' v'* ..., about distinct needles: the first
-is what a test prompt asks, the others are as much to learn from again. Only answers are targets.
+Test prompts ask one question. Training sequences ask `questions` of them, Q c v* Q c' v'* ...,
+about distinct needles: the first is what a test prompt asks, the others are as much to learn from
+again. Only answers are targets.
 
-Context lengths, in tokens with everything: a curriculum grows them from `first_length` to `length`; one
-length per batch. Test sets are named by the length. Spans: `needle` (parts `needle.1`, `needle.1.key` the
-markers, `needle.1.value`), `distractor` (the other needles), `query` (Q c, part `query.key` c); answers are
-generated. attributes: length, and depth in percent of the haystack (0 first, 100 last).
+Context lengths, in tokens with everything: a curriculum grows them from `first_length` to `length`;
+one length per batch. Test sets are named by the length. Spans: `needle` (parts `needle.1`,
+`needle.1.key` the markers, `needle.1.value`), `distractor` (the other needles), `query` (Q c, part
+`query.key` c); answers are generated. attributes: length, and depth in percent of the haystack (0
+first, 100 last).
 """
 
 from __future__ import annotations
@@ -58,15 +63,27 @@ class SmallNiah(ContextTask):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._require(1 <= self.needles <= self.classes, f"wanted 1 to {self.classes} needles, got {self.needles}")
-        self._require(1 <= self.questions <= self.needles, f"wanted 1 to {self.needles} questions, got {self.questions}")
+        self._require(
+            1 <= self.needles <= self.classes,
+            f"wanted 1 to {self.classes} needles, got {self.needles}",
+        )
+        self._require(
+            1 <= self.questions <= self.needles,
+            f"wanted 1 to {self.needles} questions, got {self.questions}",
+        )
         self._require_lengths()
 
     def task_words(self) -> tuple[str, ...]:
         """M, Q, classes, values by class, filler words."""
         classes = [f"c{index}" for index in range(self.classes)]
         values = [f"{name}v{index}" for name in classes for index in range(self.values_per_class)]
-        return (MARKER, QUESTION, *classes, *values, *(f"w{index}" for index in range(self.fillers)))
+        return (
+            MARKER,
+            QUESTION,
+            *classes,
+            *values,
+            *(f"w{index}" for index in range(self.fillers)),
+        )
 
     @property
     def _contents(self) -> str:
@@ -75,7 +92,9 @@ class SmallNiah(ContextTask):
     def _shortest(self, questions: int) -> int:
         return 1 + NEEDLE * self.needles + ASKING * questions
 
-    def _sequences(self, generator: np.random.Generator, size: int, length: int, questions: int) -> Batch:
+    def _sequences(
+        self, generator: np.random.Generator, size: int, length: int, questions: int
+    ) -> Batch:
         vocabulary = self.vocabulary
         first_value, first_filler = vocabulary["c0v0"], vocabulary["w0"]
         tokens = generator.integers(first_filler, first_filler + self.fillers, (size, length))
@@ -96,8 +115,12 @@ class SmallNiah(ContextTask):
         targets[:, 3 + room :: ASKING] = True
         return Batch(tokens, targets)
 
-    def _starts(self, generator: np.random.Generator, size: int, room: int) -> Int[np.ndarray, "sequence needle"]:
-        """Uniform places of needles that do not overlap: choose among slots where a needle is one slot wide."""
+    def _starts(
+        self, generator: np.random.Generator, size: int, room: int
+    ) -> Int[np.ndarray, "sequence needle"]:
+        """Uniform places of needles that do not overlap: choose among slots where a needle is one
+        slot wide.
+        """
         slots = room - (NEEDLE - 1) * self.needles
         chosen = np.sort(np.argsort(generator.random((size, slots)))[:, : self.needles])
         return chosen + (NEEDLE - 1) * np.arange(self.needles)
@@ -130,8 +153,15 @@ class SmallNiah(ContextTask):
             generated=generated,
             token_text=text,
             answers=tuple(text[at] for at in generated),
-            attributes={"length": len(tokens), "depth": depths[0] if len(depths) == 1 else None, "depths": depths},
+            attributes={
+                "length": len(tokens),
+                "depth": depths[0] if len(depths) == 1 else None,
+                "depths": depths,
+            },
         )
 
 
-SIZES = {"small": SmallNiah(), "paper": SmallNiah(length=4096, first_length=256, longest_test=16384)}
+SIZES = {
+    "small": SmallNiah(),
+    "paper": SmallNiah(length=4096, first_length=256, longest_test=16384),
+}

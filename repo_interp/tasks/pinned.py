@@ -1,8 +1,10 @@
-"""Modules of packages of PyPI that are pinned by version and SHA-256: texts that are the same everywhere, whatever is installed.
+"""Modules of packages of PyPI that are pinned by version and SHA-256: texts that are the same
+everywhere, whatever is installed.
 
     `repo-interp fetch texts` -> CACHE/texts/{django-5.2.19.whl, ...}
 
-Wheels are kept as they are. Modules are read out of the archive once its digest was checked; nothing is unpacked, installed or run.
+Wheels are kept as they are. Modules are read out of the archive once its digest was checked;
+nothing is unpacked, installed or run.
 """
 
 from __future__ import annotations
@@ -22,21 +24,35 @@ TEXTS = "texts"
 PINNED = {
     "pinned-prose": (
         Wheel("django==5.2.19", "5965d974a5218a2b68a11dd1276434707f23886525c23f0598eccedaf4f4ca00"),
-        Wheel("twisted==26.10.0", "3732f42af218925a0fe78d6668db55853f7fb532245a89a2669babe7d3000fa8"),
-        Wheel("pennylane==0.45.1", "b8cc7f590c43281b6e35b3a35707e9583c6b7babeb31dcf6f1cbde32a754ab93"),
-        Wheel("music21==10.5.1", "dc3309498c4c95cebdf8d4f20c868deb6b63bce1d929cad4f51a7ccc982987b1"),
-        Wheel("openmdao==3.45.1", "2ac96fcd3ebd4f3096d527f6f792f4b5ddb8823093c2fff1f89f147159fab6da"),
+        Wheel(
+            "twisted==26.10.0", "3732f42af218925a0fe78d6668db55853f7fb532245a89a2669babe7d3000fa8"
+        ),
+        Wheel(
+            "pennylane==0.45.1", "b8cc7f590c43281b6e35b3a35707e9583c6b7babeb31dcf6f1cbde32a754ab93"
+        ),
+        Wheel(
+            "music21==10.5.1", "dc3309498c4c95cebdf8d4f20c868deb6b63bce1d929cad4f51a7ccc982987b1"
+        ),
+        Wheel(
+            "openmdao==3.45.1", "2ac96fcd3ebd4f3096d527f6f792f4b5ddb8823093c2fff1f89f147159fab6da"
+        ),
     ),
     "pinned-code": (
         Wheel("dask==2026.8.0", "ccc0c83a189b0398602435189771d28dad7b5773b6089bb8dce14ae732dd782c"),
         Wheel("sphinx==9.0.4", "5bebc595a5e943ea248b99c13814c1c5e10b3ece718976824ffa7959ff95fffb"),
     ),
 }
-"""Pure-Python wheels by corpus, so that every machine gets the same; no package is in two, nor one that ours need."""
+"""Pure-Python wheels by corpus, so that every machine gets the same; no package is in two, nor one
+that ours need.
+"""
 
 
 def fetch_texts() -> Path:
-    """The directory with every wheel of `PINNED`, fetched where it is not there, or no longer whole. Raises InputError as `downloaded`."""
+    """The directory with every wheel of `PINNED`, fetched where it is not there, or no longer
+    whole.
+
+    Raises InputError as `downloaded`.
+    """
     folder = cache_directory() / TEXTS
     folder.mkdir(parents=True, exist_ok=True)
     for wheel in (wheel for wheels in PINNED.values() for wheel in wheels):
@@ -48,7 +64,8 @@ def fetch_texts() -> Path:
 
 
 def pinned_modules(corpus: str, most: int) -> Iterator[zipfile.Path]:
-    """Every module of a corpus of `PINNED` of at most `most` bytes, package by package in the order of their names.
+    """Every module of a corpus of `PINNED` of at most `most` bytes, package by package in the order
+    of their names.
 
     Raises InputError where a wheel was not fetched, or is another one now.
     """
@@ -57,10 +74,15 @@ def pinned_modules(corpus: str, most: int) -> Iterator[zipfile.Path]:
         if not file.is_file():
             raise InputError(f"{corpus} has not been fetched yet; fetch it once {command}")
         if digest_of(file) != wheel.digest:
-            raise InputError(f"{file}, a part of {corpus}, is no longer what was fetched; fetch it again {command}")
+            raise InputError(
+                f"{file}, a part of {corpus}, is no longer what was fetched; fetch it again "
+                f"{command}"
+            )
         with zipfile.ZipFile(file) as archive:
             sizes = {info.filename: info.file_size for info in archive.infolist()}
-            names = sorted(name for name, size in sizes.items() if name.endswith(".py") and size <= most)
+            names = sorted(
+                name for name, size in sizes.items() if name.endswith(".py") and size <= most
+            )
             yield from (zipfile.Path(archive, name) for name in names)
 
 

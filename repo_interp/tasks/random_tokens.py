@@ -1,10 +1,12 @@
-"""Random tokens after BOS (HoPE, sec. 3.1): sequences without content, so that what attention does with position alone shows.
+"""Random tokens after BOS (HoPE, sec. 3.1): sequences without content, so that what attention does
+with position alone shows.
 
     <bos> t_1 t_2 ... t_{n-1}          t_i uniform over the ordinary tokens of a vocabulary
 
-The paper takes 5,000 sequences of lengths L and 2 L, L the training length. As a task it has a known best score: each token has
-the log perplexity ln(vocabulary), and a model that is trained on it can do no better. Every token but the first is a target;
-nothing is generated and there are no spans. Score: log perplexity, in nats per token.
+The paper takes 5,000 sequences of lengths L and 2 L, L the training length. As a task it has a
+known best score: each token has the log perplexity ln(vocabulary), and a model that is trained on
+it can do no better. Every token but the first is a target; nothing is generated and there are no
+spans. Score: log perplexity, in nats per token.
 """
 
 from __future__ import annotations
@@ -69,19 +71,32 @@ class RandomTokens(PlainText, WordTask):
 
     def describe(self, tokens: Sequence[int]) -> Prompt:
         """Tokens alone."""
-        return Prompt(tokens=tuple(tokens), token_text=self.vocabulary.text(tokens), attributes={"length": len(tokens)})
+        return Prompt(
+            tokens=tuple(tokens),
+            token_text=self.vocabulary.text(tokens),
+            attributes={"length": len(tokens)},
+        )
 
 
-def drawn(ids: Sequence[int] | np.ndarray, length: int, seed: Sequence[int], kind: Kind) -> list[int]:
+def drawn(
+    ids: Sequence[int] | np.ndarray, length: int, seed: Sequence[int], kind: Kind
+) -> list[int]:
     """`length` of `ids`, as `kind` says."""
-    choice = np.random.default_rng(list(seed)).choice(ids, 1 if kind == "repeated" else length).tolist()
+    choice = (
+        np.random.default_rng(list(seed)).choice(ids, 1 if kind == "repeated" else length).tolist()
+    )
     return choice * length if kind == "repeated" else choice
 
 
 def random_token_prompts(
-    tokenizer: PreTrainedTokenizerBase, length: int = 512, count: int = 20, seed: int = 0, kind: Kind = "independent"
+    tokenizer: PreTrainedTokenizerBase,
+    length: int = 512,
+    count: int = 20,
+    seed: int = 0,
+    kind: Kind = "independent",
 ) -> list[Prompt]:
-    """Random ordinary tokens of a pre-trained model's vocabulary, `length` of them with its BOS, if it has one, in front.
+    """Random ordinary tokens of a pre-trained model's vocabulary, `length` of them with its BOS, if
+    it has one, in front.
 
     Raises InputError for a length or count below 1, and a vocabulary without ordinary tokens.
     """

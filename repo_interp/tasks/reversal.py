@@ -2,13 +2,15 @@
 
     <bos> Reverse the following words: w_1 ... w_L Answer: w_L ... w_1
 
-w_i drawn with replacement from a fixed list, so that their places must be used; the answer is w_L ... w_1.
-Lengths 2-20 to train, 2-30 to test (Kazemnejad et al. 2023). A batch mixes all lengths up to a limit that the
-curriculum grows from `first_longest` to `longest`.
+w_i drawn with replacement from a fixed list, so that their places must be used; the answer is w_L
+... w_1. Lengths 2-20 to train, 2-30 to test (Kazemnejad et al. 2023). A batch mixes all lengths up
+to a limit that the curriculum grows from `first_longest` to `longest`.
 
-Spans: `instruction` (up to "words:"), `words`, `separator` ("Answer:"); the answer is generated. attributes["source"] holds, for
-each generated token in order, the index of the token that it copies: the mirror of the mirror effect (fig. 6). A pre-trained model
-is asked the same in its own tokens (`reversal_prompts`); a word of several tokens is copied as a whole, its tokens in their order.
+Spans: `instruction` (up to "words:"), `words`, `separator` ("Answer:"); the answer is generated.
+attributes["source"] holds, for each generated token in order, the index of the token that it
+copies: the mirror of the mirror effect (fig. 6). A pre-trained model is asked the same in its own
+tokens (`reversal_prompts`); a word of several tokens is copied as a whole, its tokens in their
+order.
 """
 
 from __future__ import annotations
@@ -24,7 +26,15 @@ from repo_interp.errors import InputError
 from repo_interp.tasks.copying import beginning
 from repo_interp.tasks.prompt import GENERATED, Prompt
 from repo_interp.tasks.prompt.text import MarkedText, encode, prompt_from_text
-from repo_interp.tasks.task import Batch, Number, Words, WordTask, grown, require_drawable, whole_number
+from repo_interp.tasks.task import (
+    Batch,
+    Number,
+    Words,
+    WordTask,
+    grown,
+    require_drawable,
+    whole_number,
+)
 from repo_interp.tasks.vocabulary import BOS, NOUNS, PAD
 from repo_interp.values import checked
 
@@ -37,7 +47,10 @@ SEPARATOR = "Answer:"
 
 @dataclass(frozen=True)
 class Reversal(WordTask):
-    """Text reversal; lengths are numbers of words. Test sets are named by the length: "2" ... "30", or any other."""
+    """Text reversal; lengths are numbers of words.
+
+    Test sets are named by the length: "2" ... "30", or any other.
+    """
 
     name: ClassVar[str] = "reversal"
     axes: ClassVar[tuple[str, ...]] = ("length",)
@@ -54,7 +67,9 @@ class Reversal(WordTask):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._require(2 <= self.words <= len(NOUNS), f"wanted 2 to {len(NOUNS)} words, got {self.words}")
+        self._require(
+            2 <= self.words <= len(NOUNS), f"wanted 2 to {len(NOUNS)} words, got {self.words}"
+        )
         self._require_ascending(1, "shortest", "first_longest", "longest", "longest_test")
 
     def task_words(self) -> tuple[str, ...]:
@@ -77,18 +92,24 @@ class Reversal(WordTask):
         return str(self.longest)
 
     def batch(self, generator: np.random.Generator, size: int, progress: float = 1.0) -> Batch:
-        """Lengths uniform from `shortest` to a limit that grows from `first_longest` to `longest`."""
+        """Lengths uniform from `shortest` to a limit that grows from `first_longest` to
+        `longest`.
+        """
         limit = grown(self.first_longest, self.longest, progress)
         return self._sequences(generator, generator.integers(self.shortest, limit + 1, size))
 
     def sample(self, generator: np.random.Generator, size: int, test_set: str) -> Batch:
         """Texts of one length."""
-        return self._sequences(generator, np.full(size, whole_number(test_set, "the number of words")))
+        return self._sequences(
+            generator, np.full(size, whole_number(test_set, "the number of words"))
+        )
 
     def _tokens(self, length: int) -> int:
         return 1 + len(INSTRUCTION) + length + 1 + length
 
-    def _sequences(self, generator: np.random.Generator, lengths: Int[np.ndarray, " sequence"]) -> Batch:
+    def _sequences(
+        self, generator: np.random.Generator, lengths: Int[np.ndarray, " sequence"]
+    ) -> Batch:
         size, longest = len(lengths), int(lengths.max())
         first = 1 + len(INSTRUCTION)
         listed = self.vocabulary.ids(NOUNS[: self.words])
@@ -127,19 +148,26 @@ class Reversal(WordTask):
 SIZES = {"small": Reversal(), "paper": Reversal()}
 
 
-def reversal_prompts(tokenizer: PreTrainedTokenizerBase, words: int = 20, count: int = 20, seed: int = 0) -> list[Prompt]:
-    """Texts of `words` words to be said backwards, for a pre-trained model, in its own tokens; spans as above, `words.1` and on each word.
+def reversal_prompts(
+    tokenizer: PreTrainedTokenizerBase, words: int = 20, count: int = 20, seed: int = 0
+) -> list[Prompt]:
+    """Texts of `words` words to be said backwards, for a pre-trained model, in its own tokens;
+    spans as above, `words.1` and on each word.
 
-    They begin with the BOS of a tokenizer that has one, so that the token on which attention rests is not the instruction's. Prompt i
-    depends on the seed, the number of words and i, not on how many are made. Raises InputError for numbers below 1, a tokenizer without
-    offsets, and one that splits a word otherwise behind "Answer:" than before it.
+    They begin with the BOS of a tokenizer that has one, so that the token on which attention rests
+    is not the instruction's. Prompt i depends on the seed, the number of words and i, not on how
+    many are made. Raises InputError for numbers below 1, a tokenizer without offsets, and one that
+    splits a word otherwise behind "Answer:" than before it.
     """
     require_drawable(count, seed)
     words = checked(words, Words, "words")
     listed, opening = NOUNS[: SIZES["paper"].words], _opening(tokenizer)
     prompts = []
     for index in range(count):
-        drawn = [listed[at] for at in np.random.default_rng([seed, index, words]).integers(0, len(listed), words)]
+        drawn = [
+            listed[at]
+            for at in np.random.default_rng([seed, index, words]).integers(0, len(listed), words)
+        ]
         prompts.append(_in_tokens(tokenizer, opening, drawn))
     return prompts
 
@@ -147,7 +175,11 @@ def reversal_prompts(tokenizer: PreTrainedTokenizerBase, words: int = 20, count:
 def _opening(tokenizer: PreTrainedTokenizerBase) -> str:
     """The BOS, where a tokenizer has one and does not put it before a text itself."""
     start = beginning(tokenizer)
-    return str(tokenizer.bos_token) if start and list(encode(SEPARATOR, tokenizer).tokens[:1]) != start else ""
+    return (
+        str(tokenizer.bos_token)
+        if start and list(encode(SEPARATOR, tokenizer).tokens[:1]) != start
+        else ""
+    )
 
 
 def _in_tokens(tokenizer: PreTrainedTokenizerBase, opening: str, words: Sequence[str]) -> Prompt:
@@ -163,7 +195,10 @@ def _in_tokens(tokenizer: PreTrainedTokenizerBase, opening: str, words: Sequence
     source = [at for number in range(len(words), 0, -1) for at in prompt.spans[f"words.{number}"]]
     if [prompt.tokens[at] for at in source] != [prompt.tokens[at] for at in prompt.generated]:
         raise InputError(
-            f"the tokenizer splits the words {backwards!r} otherwise behind {SEPARATOR!r} than before it, so that no token has a source; "
+            f"the tokenizer splits the words {backwards!r} otherwise behind {SEPARATOR!r} "
+            "than before it, so that no token has a source; "
             "use another tokenizer"
         )
-    return replace(prompt, attributes={"task": Reversal.name, "length": len(words), "source": source})
+    return replace(
+        prompt, attributes={"task": Reversal.name, "length": len(words), "source": source}
+    )

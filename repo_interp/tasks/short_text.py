@@ -1,6 +1,8 @@
-"""Plain texts as prompts: what a user typed or named, and one short text for a model that was trained on no task of ours.
+"""Plain texts as prompts: what a user typed or named, and one short text for a model that was
+trained on no task of ours.
 
-The short text is the beginning of the standard library's docstrings (`essay`), the same on every machine with the same Python.
+The short text is the beginning of the standard library's docstrings (`essay`), the same on every
+machine with the same Python.
 """
 
 from __future__ import annotations
@@ -27,4 +29,6 @@ def short_text(tokenizer: PreTrainedTokenizerBase, tokens: int = TOKENS) -> Prom
 def first_tokens(prompt: Prompt, tokens: int) -> Prompt:
     """The first `tokens` tokens of a `prompt` without spans and generated tokens."""
     texts = prompt.token_text
-    return replace(prompt, tokens=prompt.tokens[:tokens], token_text=None if texts is None else texts[:tokens])
+    return replace(
+        prompt, tokens=prompt.tokens[:tokens], token_text=None if texts is None else texts[:tokens]
+    )

@@ -1,14 +1,16 @@
-"""How prompts are scored (`Scoring`), and tasks, which make them as well: training batches, test sets, prompts with spans (`Task`).
+"""How prompts are scored (`Scoring`), and tasks, which make them as well: training batches, test
+sets, prompts with spans (`Task`).
 
     loss       mean over targets t of  -log p(tokens[t] | tokens[:t])          targets = Batch.targets
     response   for every target t of a prompt: argmax p(. | tokens[:t]) and log p(tokens[t] | tokens[:t]), teacher-forced
     score      one number per prompt from its response (`metric`); its mean over prompts is the task's score
 
-All targets right in the teacher-forced response is the same as greedy generation giving the reference, so exact match needs no
-generation. Tokens are padded on the right, so padding is never seen by a causal model and is never a target.
+All targets right in the teacher-forced response is the same as greedy generation giving the
+reference, so exact match needs no generation. Tokens are padded on the right, so padding is never
+seen by a causal model and is never a target.
 
-A task is a frozen dataclass whose fields - numbers, words and truth values - are its options; they rebuild it (`make_task`).
-Knows nothing about models, losses or optimizers.
+A task is a frozen dataclass whose fields - numbers, words and truth values - are its options; they
+rebuild it (`make_task`). Knows nothing about models, losses or optimizers.
 """
 
 from __future__ import annotations
@@ -47,22 +49,32 @@ class Batch(NamedTuple):
     tokens: Int[np.ndarray, "sequence token"]
     """int64 token ids."""
     targets: Bool[np.ndarray, "sequence token"]
-    """True where the token is to be predicted from those before it. Never at token 0, never at padding."""
+    """True where the token is to be predicted from those before it.
+
+    Never at token 0, never at padding.
+    """
 
 
 @dataclass(frozen=True)
 class Response:
-    """A model's predictions at the targets of one prompt (`Scoring.targets`, in their order), teacher-forced."""
+    """A model's predictions at the targets of one prompt (`Scoring.targets`, in their order),
+    teacher-forced.
+    """
 
     tokens: tuple[int, ...]
     """The most likely token at each target."""
     log_probabilities: tuple[float, ...] = ()
-    """Natural logarithm of the probability of each target's own token. Only tasks scored in nats need it."""
+    """Natural logarithm of the probability of each target's own token.
+
+    Only tasks scored in nats need it.
+    """
 
 
 @dataclass(frozen=True)
 class Scoring:
-    """Which tokens of a prompt a model is to predict, and what its predictions are worth; here exact match on the generated tokens."""
+    """Which tokens of a prompt a model is to predict, and what its predictions are worth; here
+    exact match on the generated tokens.
+    """
 
     name: ClassVar[str]
     metric: ClassVar[str] = "exact match"
@@ -74,32 +86,53 @@ class Scoring:
     @property
     def attributes(self) -> dict[str, str]:
         """What a group of a run says of the scores it holds."""
-        return {"task": self.name, "metric": self.metric, "higher_is_better": str(self.higher_is_better)}
+        return {
+            "task": self.name,
+            "metric": self.metric,
+            "higher_is_better": str(self.higher_is_better),
+        }
 
     def targets(self, prompt: Prompt) -> tuple[int, ...]:
-        """Indices of the tokens that are to be predicted, ascending: where a response is asked for."""
+        """Indices of the tokens that are to be predicted, ascending: where a response is asked
+        for.
+        """
         return tuple(sorted(prompt.generated))
 
-    def score(self, responses: Sequence[Response], prompts: Sequence[Prompt]) -> Float[np.ndarray, " prompt"]:
-        """One number per prompt, in the unit `metric` names; here exact match: 1 where every target is right, else 0."""
+    def score(
+        self, responses: Sequence[Response], prompts: Sequence[Prompt]
+    ) -> Float[np.ndarray, " prompt"]:
+        """One number per prompt, in the unit `metric` names; here exact match: 1 where every target
+        is right, else 0.
+        """
         return np.array([float(right.all()) for right in self.right(responses, prompts)])
 
-    def right(self, responses: Sequence[Response], prompts: Sequence[Prompt]) -> list[Bool[np.ndarray, " target"]]:
-        """For every prompt, whether each target was predicted. Raises ValueError where responses do not fit the prompts."""
+    def right(
+        self, responses: Sequence[Response], prompts: Sequence[Prompt]
+    ) -> list[Bool[np.ndarray, " target"]]:
+        """For every prompt, whether each target was predicted.
+
+        Raises ValueError where responses do not fit the prompts.
+        """
         if len(responses) != len(prompts):
-            raise ValueError(f"wanted one response per prompt, got {len(responses)} for {len(prompts)} prompts")
+            raise ValueError(
+                f"wanted one response per prompt, got {len(responses)} for {len(prompts)} prompts"
+            )
         right = []
         for response, prompt in zip(responses, prompts, strict=True):
             targets = self.targets(prompt)
             if len(response.tokens) != len(targets):
-                raise ValueError(f"wanted {len(targets)} tokens in a response, got {len(response.tokens)}")
+                raise ValueError(
+                    f"wanted {len(targets)} tokens in a response, got {len(response.tokens)}"
+                )
             right.append(np.array(response.tokens) == np.array(prompt.tokens)[list(targets)])
         return right
 
 
 @dataclass(frozen=True)
 class PlainText(Scoring):
-    """Text that is read, not answered: every token but the first is a target, and the score is the log perplexity in nats per token."""
+    """Text that is read, not answered: every token but the first is a target, and the score is the
+    log perplexity in nats per token.
+    """
 
     metric: ClassVar[str] = "log perplexity"
     units: ClassVar[str] = "nat"
@@ -109,7 +142,9 @@ class PlainText(Scoring):
         """All tokens but the first."""
         return tuple(range(1, len(prompt.tokens)))
 
-    def score(self, responses: Sequence[Response], prompts: Sequence[Prompt]) -> Float[np.ndarray, " prompt"]:
+    def score(
+        self, responses: Sequence[Response], prompts: Sequence[Prompt]
+    ) -> Float[np.ndarray, " prompt"]:
         """Log perplexity of each prompt, in nats per token."""
         return log_perplexity(self, responses, prompts)
 
@@ -123,7 +158,9 @@ class Task(Scoring, ABC):
     test_sets_count: ClassVar[str] = "tokens"
     """What test sets count whose names are numbers."""
     named_texts: ClassVar[Mapping[str, Collection[str]]] = {}
-    """By option that is a text, its values that name no file: all that the record of a checkpoint may set it to."""
+    """By option that is a text, its values that name no file: all that the record of a checkpoint
+    may set it to.
+    """
 
     def __post_init__(self) -> None:
         """Raises InputError for an option that is not of the type and range that it states."""
@@ -142,7 +179,9 @@ class Task(Scoring, ABC):
     @property
     @abstractmethod
     def training_length(self) -> int:
-        """Tokens of the longest sequence that `batch` gives: the context length a model is trained at."""
+        """Tokens of the longest sequence that `batch` gives: the context length a model is trained
+        at.
+        """
 
     @property
     @abstractmethod
@@ -160,7 +199,9 @@ class Task(Scoring, ABC):
 
     @abstractmethod
     def batch(self, generator: np.random.Generator, size: int, progress: float = 1.0) -> Batch:
-        """`size` training sequences at a difficulty `progress`: 0 where a curriculum begins, 1 the whole task."""
+        """`size` training sequences at a difficulty `progress`: 0 where a curriculum begins, 1 the
+        whole task.
+        """
 
     @abstractmethod
     def sample(self, generator: np.random.Generator, size: int, test_set: str) -> Batch:
@@ -168,7 +209,9 @@ class Task(Scoring, ABC):
 
     @abstractmethod
     def describe(self, tokens: Sequence[int]) -> Prompt:
-        """A sequence of this task (without padding) as a prompt: its spans, generated tokens, answer and attributes."""
+        """A sequence of this task (without padding) as a prompt: its spans, generated tokens,
+        answer and attributes.
+        """
 
     def prompts(self, count: int, seed: int = 0, test_set: str | None = None) -> list[Prompt]:
         """`count` prompts of one test set. Prompt i depends on the seed, the set and i alone."""
@@ -188,22 +231,36 @@ class Task(Scoring, ABC):
         return dataclasses.asdict(self)
 
     def sources(self) -> dict[str, str]:
-        """What the task is made of that its options do not say, for the record of a training run; nothing unless a task says so."""
+        """What the task is made of that its options do not say, for the record of a training run;
+        nothing unless a task says so.
+        """
         return {}
 
     def _require_test_set(self, name: str) -> None:
         if name not in self.test_sets:
-            raise InputError(f"task {self.name}: wanted a test set, one of {', '.join(self.test_sets)}; got {name!r}")
+            raise InputError(
+                f"task {self.name}: wanted a test set, one of {', '.join(self.test_sets)}; "
+                f"got {name!r}"
+            )
 
     def _require(self, holds: bool, message: str) -> None:
         if not holds:
             raise InputError(f"task {self.name}: {message}")
 
     def _require_ascending(self, *bounds: int | str) -> None:
-        """Raises InputError where `bounds` - numbers, and names of options - do not ascend; equal neighbours do."""
+        """Raises InputError where `bounds` - numbers, and names of options - do not ascend; equal
+        neighbours do.
+        """
         values = [getattr(self, bound) if isinstance(bound, str) else bound for bound in bounds]
-        options = [str(value) for bound, value in zip(bounds, values, strict=True) if isinstance(bound, str)]
-        self._require(values == sorted(values), f"wanted {' <= '.join(map(str, bounds))}, got {', '.join(options)}")
+        options = [
+            str(value)
+            for bound, value in zip(bounds, values, strict=True)
+            if isinstance(bound, str)
+        ]
+        self._require(
+            values == sorted(values),
+            f"wanted {' <= '.join(map(str, bounds))}, got {', '.join(options)}",
+        )
 
 
 @dataclass(frozen=True)
@@ -230,16 +287,27 @@ class WordTask(Task):
 
 
 def require_drawable(count: Any, seed: Any) -> None:
-    """Raise InputError where `count` is no number of prompts, or `seed` none that they can be drawn with."""
-    counts, seeds = (hasattr(each, "__index__") and not isinstance(each, bool) for each in (count, seed))
+    """Raise InputError where `count` is no number of prompts, or `seed` none that they can be drawn
+    with.
+    """
+    counts, seeds = (
+        hasattr(each, "__index__") and not isinstance(each, bool) for each in (count, seed)
+    )
     if not counts or count < 1:
-        raise InputError(f"wanted at least one prompt, got {shortened(repr(count))}; ask for 1 or more")
+        raise InputError(
+            f"wanted at least one prompt, got {shortened(repr(count))}; ask for 1 or more"
+        )
     if not seeds or seed < 0:
         raise InputError(f"wanted a seed of 0 or more, got {shortened(repr(seed))}")
 
 
-def log_perplexity(scoring: Scoring, responses: Sequence[Response], prompts: Sequence[Prompt]) -> Float[np.ndarray, " prompt"]:
-    """Mean of -log p(token) over the targets of each prompt, in nats. Raises ValueError where log-probabilities are wanting."""
+def log_perplexity(
+    scoring: Scoring, responses: Sequence[Response], prompts: Sequence[Prompt]
+) -> Float[np.ndarray, " prompt"]:
+    """Mean of -log p(token) over the targets of each prompt, in nats.
+
+    Raises ValueError where log-probabilities are wanting.
+    """
     scoring.right(responses, prompts)
     for response in responses:
         if len(response.log_probabilities) != len(response.tokens):
@@ -258,9 +326,14 @@ def doublings(length: int, longest: int) -> tuple[str, ...]:
 
 
 def whole_number(name: str, wanted: str, most: int = MOST) -> int:
-    """The positive number, `most` at most, that names a test set. Raises InputError where it is none."""
+    """The positive number, `most` at most, that names a test set.
+
+    Raises InputError where it is none.
+    """
     if not (name.isascii() and name.isdigit() and int(name) > 0):
-        raise InputError(f"wanted a test set named by {wanted}, got {name!r}; give a number like 64")
+        raise InputError(
+            f"wanted a test set named by {wanted}, got {name!r}; give a number like 64"
+        )
     if int(name) > most:
         raise InputError(f"wanted a test set named by {wanted}, {most:,} at most, got {name}")
     return int(name)

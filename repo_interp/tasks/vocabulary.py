@@ -1,7 +1,9 @@
-"""The vocabulary of a synthetic task: a list of words, token id = place in the list, their tokenizer; and English words to draw from.
+"""The vocabulary of a synthetic task: a list of words, token id = place in the list, their
+tokenizer; and English words to draw from.
 
-Ids 0 and 1 are <pad> and <bos>; the task's words follow. Text is words with one space between; the tokenizer puts <bos> in front. An
-unknown word is refused, never replaced. Knows nothing about what the words mean.
+Ids 0 and 1 are <pad> and <bos>; the task's words follow. Text is words with one space between; the
+tokenizer puts <bos> in front. An unknown word is refused, never replaced. Knows nothing about what
+the words mean.
 """
 
 from __future__ import annotations
@@ -21,14 +23,19 @@ PAD, BOS = 0, 1
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """Words of a task, without the two special ones. Raises InputError for doubled words and words with white space."""
+    """Words of a task, without the two special ones.
+
+    Raises InputError for doubled words and words with white space.
+    """
 
     task_words: tuple[str, ...]
 
     def __post_init__(self) -> None:
         for word in self.task_words:
             if not word or word.split() != [word]:
-                raise InputError(f"{word!r} is no word of a vocabulary: wanted text without white space")
+                raise InputError(
+                    f"{word!r} is no word of a vocabulary: wanted text without white space"
+                )
         if len(set(self.words)) < len(self.words):
             doubled = sorted(word for word in set(self.words) if self.words.count(word) > 1)
             raise InputError(f"the word {doubled[0]!r} stands twice in a vocabulary; keep one")
@@ -58,13 +65,17 @@ class Vocabulary:
         return tuple(self.words[token] for token in tokens)
 
     def tokenizer(self) -> PreTrainedTokenizerFast:
-        """A Hugging Face word-level tokenizer of this vocabulary, to be saved beside a checkpoint."""
+        """A Hugging Face word-level tokenizer of this vocabulary, to be saved beside a
+        checkpoint.
+        """
         from tokenizers import Tokenizer, models, pre_tokenizers, processors
         from transformers import PreTrainedTokenizerFast
 
         backend = Tokenizer(models.WordLevel(self._ids))
         backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-        backend.post_processor = processors.TemplateProcessing(single="<bos> $A", special_tokens=[("<bos>", BOS)])
+        backend.post_processor = processors.TemplateProcessing(
+            single="<bos> $A", special_tokens=[("<bos>", BOS)]
+        )
         return PreTrainedTokenizerFast(
             tokenizer_object=backend,
             pad_token="<pad>",

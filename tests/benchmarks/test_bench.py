@@ -1,4 +1,8 @@
-"""Parts run in processes of their own and go to one table; the parts of the cost have the rows that a page needs. No time is judged."""
+"""Parts run in processes of their own and go to one table; the parts of the cost have the rows that
+a page needs.
+
+No time is judged.
+"""
 
 from __future__ import annotations
 
@@ -46,8 +50,12 @@ def killed(given: Namespace):
 
 
 def run(monkeypatch, table: Path, parts, *words: str) -> list[running.Row]:
-    """Run parts of this file; a fork does not import torch again, as the start of every real part does."""
-    monkeypatch.setattr(running, "get_context", lambda real: get_context("fork" if real == "spawn" else None))
+    """Run parts of this file; a fork does not import torch again, as the start of every real part
+    does.
+    """
+    monkeypatch.setattr(
+        running, "get_context", lambda real: get_context("fork" if real == "spawn" else None)
+    )
     parser = ArgumentParser()
     parser.add_argument("--parent", type=int, default=os.getpid())
     monkeypatch.setattr(sys, "argv", ["benchmark", *words])
@@ -66,27 +74,49 @@ def test_parts_run_in_processes_of_their_own_and_replace_their_rows(monkeypatch,
     run(monkeypatch, table, parts, "a", "b/1")
     after = pandas.read_csv(table)
     assert list(before["part"]) == ["b/1"], "a section is a whole word"
-    assert list(after["part"]) == ["b/1", "a"] and list(after["note"]) == ["again | True", "a | True"], (
-        "in the order of the parts"
-    )
+    assert list(after["part"]) == ["b/1", "a"] and list(after["note"]) == [
+        "again | True",
+        "a | True",
+    ], "in the order of the parts"
     assert after["with"].str.contains(f"torch {torch.__version__}", regex=False).all()
     with pytest.raises(SystemExit) as end:
         run(monkeypatch, table, parts, "c")
-    assert end.value.code == 2 and "there is no part 'c'; there are b/1, b/10, a, long" in capsys.readouterr().err
+    assert (
+        end.value.code == 2
+        and "there is no part 'c'; there are b/1, b/10, a, long" in capsys.readouterr().err
+    )
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-def test_a_part_that_fails_or_is_killed_is_a_line_and_costs_the_others_nothing(monkeypatch, tmp_path):
-    parts = {"failing": failing, "killed": killed, "fine": partial(written, note="x"), "long": failing}
-    with pytest.raises(SystemExit, match=r"^failing: RuntimeError: no such thing\nkilled: BrokenProcessPool: [^\n]*$"):
+def test_a_part_that_fails_or_is_killed_is_a_line_and_costs_the_others_nothing(
+    monkeypatch, tmp_path
+):
+    parts = {
+        "failing": failing,
+        "killed": killed,
+        "fine": partial(written, note="x"),
+        "long": failing,
+    }
+    with pytest.raises(
+        SystemExit,
+        match=r"^failing: RuntimeError: no such thing\nkilled: BrokenProcessPool: [^\n]*$",
+    ):
         run(monkeypatch, tmp_path / "table.csv", parts)
     assert list(pandas.read_csv(tmp_path / "table.csv")["part"]) == ["fine"]
 
 
 def test_ratios_are_over_the_row_beside_of_the_same_part():
-    columns = ["part", *(name for name in cost.COLUMNS if name != "operators"), "with"]  # as an earlier table
-    lines = [("a", "forward pass", None, 2.0, 4.0), ("b", "forward pass", None, 8.0, 4.0), ("b", "all", "forward pass", 2.0, 8.0)]
-    rows = [dict(zip(("part", "what", "beside", "cpu_seconds", "megabytes"), line, strict=True)) for line in lines]
+    # as an earlier table
+    columns = ["part", *(name for name in cost.COLUMNS if name != "operators"), "with"]
+    lines = [
+        ("a", "forward pass", None, 2.0, 4.0),
+        ("b", "forward pass", None, 8.0, 4.0),
+        ("b", "all", "forward pass", 2.0, 8.0),
+    ]
+    rows = [
+        dict(zip(("part", "what", "beside", "cpu_seconds", "megabytes"), line, strict=True))
+        for line in lines
+    ]
     shown = cost.with_ratios(pandas.DataFrame(rows, columns=columns))
     assert shown["time ×"].isna().tolist() == [True, True, False]
     assert shown.loc[2, "time ×"] == 0.25 and shown.loc[2, "memory ×"] == 2.0
@@ -98,7 +128,12 @@ def test_ratios_are_over_the_row_beside_of_the_same_part():
         "of the clock where nothing else is known"
     )
     assert running.markdown(shown[["part", "what", "time ×"]]).splitlines()[1:] == [
-        *("|---|---|---:|", "| a | forward pass |  |", "| b | forward pass |  |", "| b | all | 0.25 |"),
+        *(
+            "|---|---|---:|",
+            "| a | forward pass |  |",
+            "| b | forward pass |  |",
+            "| b | all | 0.25 |",
+        ),
     ]
 
 
@@ -108,20 +143,27 @@ def test_every_row_of_a_tiny_model_is_beside_another(part):
     assert rows["forward pass"]["operations"] > 0
     assert all(row["beside"] in rows for row in rows.values() if "beside" in row)
     assert all(math.isfinite(row.get("cpu_seconds", 0.0)) for row in rows.values())
-    wanted = {"layer": {*cost.NAMES, "all measures, textbook"}, "model": {"forward pass and all measures", "the process"}}
+    wanted = {
+        "layer": {*cost.NAMES, "all measures, textbook"},
+        "model": {"forward pass and all measures", "the process"},
+    }
     assert wanted[part.__name__] <= rows.keys()
 
 
 def test_a_device_is_measured_where_there_is_one_and_operators_are_counted_anywhere():
     """The path of a GPU, rehearsed on the processor."""
-    rows = {row["what"]: row for row in cost.accelerator(GIVEN, "tiny", 48, "float32", device="cpu")}
+    rows = {
+        row["what"]: row for row in cost.accelerator(GIVEN, "tiny", 48, "float32", device="cpu")
+    }
     wanted = {cost.STOCK, cost.FORWARD, "forward pass and all measures", cost.PATTERNS_CACHED}
     assert wanted < rows.keys() and len(rows) == 5
     assert all(row["wall_seconds"] > 0 and row["note"] == "float32, cpu" for row in rows.values())
     assert {row["beside"] for row in rows.values()} == {None, cost.STOCK, cost.FORWARD}
     if not (torch.cuda.is_available() or torch.mps.is_available()):
         without = list(cost.accelerator(GIVEN, "tiny", 48, "float32"))
-        assert [row["what"] for row in without] == list(rows) and all("needs an accelerator" in row["note"] for row in without)
+        assert [row["what"] for row in without] == list(rows) and all(
+            "needs an accelerator" in row["note"] for row in without
+        )
     counts = [row["operators"] for row in cost.operators(GIVEN, 48, subject="tiny")]
     assert 0 < counts[0] < counts[1] < counts[2], "each is a pass and more"
 
@@ -136,7 +178,9 @@ def test_a_process_is_measured_by_itself_and_one_that_fails_is_not():
     held = bytearray(200_000_000)
     held[::4096] = b"x" * len(held[::4096])
     code = "import time; x = bytes(50_000_000).replace(bytes(1), b'a'); time.sleep(0.1)"
-    assert 50 < process([sys.executable, "-S", "-c", code])["megabytes"] < 190, "not what this process holds"
+    assert 50 < process([sys.executable, "-S", "-c", code])["megabytes"] < 190, (
+        "not what this process holds"
+    )
     with pytest.raises(OSError, match="ended with 3"):
         process([sys.executable, "-c", "raise SystemExit(3)"])
 
@@ -152,12 +196,16 @@ def test_what_stands_in_the_repository_is_what_the_tables_say(monkeypatch, tmp_p
         copy.write_bytes(table.read_bytes())
         module.write_page(copy, running.read(copy, module.COLUMNS))
         written = {path for path in tmp_path.iterdir() if path.suffix == ".md"}
-        assert [path.read_text(encoding="utf-8") for path in written] == [page.read_text(encoding="utf-8")]
+        assert [path.read_text(encoding="utf-8") for path in written] == [
+            page.read_text(encoding="utf-8")
+        ]
         written.pop().unlink()
 
 
 def test_a_row_holds_where_enough_of_what_it_tried_held():
-    assert robustness.holds({"tried": 100, "held": 85, "needed": 0.85}) and robustness.holds({"note": "a remark"})
+    assert robustness.holds({"tried": 100, "held": 85, "needed": 0.85}) and robustness.holds(
+        {"note": "a remark"}
+    )
     assert not robustness.holds({"tried": 100, "held": 84, "needed": 0.85})
     assert not robustness.holds({"tried": 0, "held": 0, "needed": 1.0}), "nothing was tried"
 
@@ -166,7 +214,10 @@ def test_every_value_and_row_that_differs_is_named(tmp_path):
     import repo_interp as ri
 
     run = ri.analyze(ri.zoo("niah/repo"), [list(range(5, 60))], ["positions"])
-    page = '<table class="provenance"><tr><td>day</td></tr></table><table><tr><td>a</td><td>{}</td></tr></table>'
+    page = (
+        "<table "
+        'class="provenance"><tr><td>day</td></tr></table><table><tr><td>a</td><td>{}</td></tr></table>'
+    )
     for name, number in (("before", 1), ("after", 2)):
         (tmp_path / name).mkdir()
         run["positions"].attrs["changed"] = number
@@ -175,10 +226,17 @@ def test_every_value_and_row_that_differs_is_named(tmp_path):
         (tmp_path / name / "page.html").write_text(page.format(number))
     assert list(outputs.differing(tmp_path / "before", tmp_path / "before")) == []
     (tmp_path / "after" / "page.png").write_bytes(b"")
-    said = [line.removeprefix(f"{tmp_path / 'after'}/") for line in outputs.differing(tmp_path / "before", tmp_path / "after")]
+    said = [
+        line.removeprefix(f"{tmp_path / 'after'}/")
+        for line in outputs.differing(tmp_path / "before", tmp_path / "after")
+    ]
     assert said == [
         *("page.html: a | 1: missing", "page.html: a | 2: new", "page.png: new"),
-        *("run.nc: /positions: changed was '1', is '2'", "table.csv: 1,1: missing", "table.csv: 2,1: new"),
+        *(
+            "run.nc: /positions: changed was '1', is '2'",
+            "table.csv: 1,1: missing",
+            "table.csv: 2,1: new",
+        ),
     ]
 
 
@@ -186,28 +244,44 @@ def test_every_value_and_row_that_differs_is_named(tmp_path):
 @pytest.mark.parametrize("softcap", [None, 30.0], ids=["dot products", "written out"])
 def test_maps_of_long_prompts_are_made_in_blocks(softcap):
     """The logits of these heads would take 268 MB."""
-    inputs = dataclasses.replace(random_inputs(1, tokens=4096, dtype=torch.float32), softcap=softcap)
+    inputs = dataclasses.replace(
+        random_inputs(1, tokens=4096, dtype=torch.float32), softcap=softcap
+    )
     assert cost_of(lambda: Maps().observe(inputs, {}))["megabytes"] < 80
 
 
 def test_the_numbers_of_peers_agree_and_others_are_refused():
-    """Every side of every job on a tiny model, in this process; what a job costs is another process's."""
+    """Every side of every job on a tiny model, in this process; what a job costs is another
+    process's.
+    """
     checkpoint = str(zoo_path("reversal/rope"))
-    tokens = peers.prompt_tokens(41, json.loads((Path(checkpoint) / "config.json").read_text(encoding="utf-8"))["vocab_size"])
+    tokens = peers.prompt_tokens(
+        41, json.loads((Path(checkpoint) / "config.json").read_text(encoding="utf-8"))["vocab_size"]
+    )
     for job, sides in peers.JOBS.items():
-        expected, *others = [compute(opened(checkpoint), tokens) for opened, compute in sides.values()]
-        assert job == "loading" or (expected.shape[:2] == (4, 4) and np.ptp(expected) > (0 if job != "retrieval scores" else -1))
+        expected, *others = [
+            compute(opened(checkpoint), tokens) for opened, compute in sides.values()
+        ]
+        assert job == "loading" or (
+            expected.shape[:2] == (4, 4)
+            and np.ptp(expected) > (0 if job != "retrieval scores" else -1)
+        )
         for side, found in zip([*sides][1:], others, strict=True):
             peers.require_equal(found, expected, f"{job}: {side}")
     for other in (np.full(3, 2e-5), np.array([0.0, np.nan, 0.0])):
-        with pytest.raises(ValueError, match=r"ours differs from theirs by (2e-05|nan); wanted at most 1e-05"):
+        with pytest.raises(
+            ValueError, match=r"ours differs from theirs by (2e-05|nan); wanted at most 1e-05"
+        ):
             peers.require_equal(other, np.zeros(3), "ours differs from theirs")
 
 
 def test_peers_are_processes_in_turns_and_one_that_fails_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr(peers, "TURNS", 1)
     rows = list(peers.peers(GIVEN, "reversal/rope", "mass on spans", (41,)))
-    first, ours = "mass on spans, 41 tokens: rows over the cache", "mass on spans, 41 tokens: attention_mass"
+    first, ours = (
+        "mass on spans, 41 tokens: rows over the cache",
+        "mass on spans, 41 tokens: attention_mass",
+    )
     assert [(row["what"], row.get("beside")) for row in rows] == [(first, None), (ours, first)]
     assert all(row["cpu_seconds"] > 0 and row["megabytes"] > 100 for row in rows)
     with pytest.raises(OSError, match=r"^loading, transformers: "):

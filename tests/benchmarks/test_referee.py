@@ -1,4 +1,6 @@
-"""The referee: every number of figures/README.md is a line of it, none differs, a changed number does, and what is not there is named."""
+"""The referee: every number of figures/README.md is a line of it, none differs, a changed number
+does, and what is not there is named.
+"""
 
 from __future__ import annotations
 
@@ -23,13 +25,21 @@ def lines():
 def test_every_number_of_the_page_is_a_line_and_none_differs(lines):
     page = (FIGURES / "README.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| \[(\w+)\].*", page, re.MULTILINE)
-    shown = {row.group(1): row.group(0) for row in re.finditer(r"^\| \[(\w+)\].*", page, re.MULTILINE)}
+    shown = {
+        row.group(1): row.group(0) for row in re.finditer(r"^\| \[(\w+)\].*", page, re.MULTILINE)
+    }
     assert rows == list(referee.CLAIMS)
     for claim, row in shown.items():
         cells = row.split(" | ")[4:8]
-        numbers = [number for cell in cells for number in re.findall(r"(?:^|, )((?:≥ )?-?[\d.e+-]+)(?= \(| ±|:)", cell)]
+        numbers = [
+            number
+            for cell in cells
+            for number in re.findall(r"(?:^|, )((?:≥ )?-?[\d.e+-]+)(?= \(| ±|:)", cell)
+        ]
         printed = [line["printed"].split(", ")[0] for line in lines if line["claim"] == claim]
-        assert sorted(numbers) == sorted(number for number in printed if number != referee.UNMEASURABLE), claim
+        assert sorted(numbers) == sorted(
+            number for number in printed if number != referee.UNMEASURABLE
+        ), claim
     assert not [line for line in lines if line["result"] == "differs"]
 
 
@@ -50,7 +60,9 @@ def test_a_changed_number_spread_or_outcome_differs(tmp_path, capsys, column):
 def test_what_the_csvs_lack_is_named_and_not_copied(tmp_path):
     shutil.copytree(FIGURES / FITS, tmp_path / FITS, ignore=shutil.ignore_patterns("*.png"))
     numbers = pandas.read_csv(tmp_path / FITS / "numbers.csv.gz", dtype=str)
-    numbers[~numbers["variable"].str.startswith("three_axis_r")].to_csv(tmp_path / FITS / "numbers.csv.gz", index=False)
+    numbers[~numbers["variable"].str.startswith("three_axis_r")].to_csv(
+        tmp_path / FITS / "numbers.csv.gz", index=False
+    )
     (line,) = (line for line in referee.table(tmp_path) if line["claim"] == "P1")
     assert (line["recomputed"], line["result"]) == ("–", "not recomputed")
     assert "three_axis_r" in line["missing"]

@@ -1,4 +1,6 @@
-"""The explorer in a browser, on the real server: a first minute, every number, hands, keys, addresses, hostile texts, a lost server."""
+"""The explorer in a browser, on the real server: a first minute, every number, hands, keys,
+addresses, hostile texts, a lost server.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ from repo_interp.explorer.server import application
 from repo_interp.shipped import zoo_path
 
 CHROMIUM = executable()
-in_browser = pytest.mark.skipif(CHROMIUM is None, reason="no chromium is installed, so that no page can be opened")
+in_browser = pytest.mark.skipif(
+    CHROMIUM is None, reason="no chromium is installed, so that no page can be opened"
+)
 SHOWN = "document.querySelector('section[aria-label={}]')"
 
 
@@ -74,12 +78,17 @@ def browser(tmp_path_factory) -> Iterator[Browser]:
 
 @pytest.fixture
 def page(browser, served) -> Iterator[Browser]:
-    """The page as it opens; whatever happens, its console stays without errors and it asks nobody but its server."""
+    """The page as it opens; whatever happens, its console stays without errors and it asks nobody
+    but its server.
+    """
     browser.size(1280, 900)
     open_page(browser, served.address)
     yield browser
     assert browser.errors == []
-    assert browser.run("performance.getEntriesByType('resource').every((one) => one.name.startsWith(location.origin + '/'))")
+    assert browser.run(
+        "performance.getEntriesByType('resource').every((one) => "
+        "one.name.startsWith(location.origin + '/'))"
+    )
 
 
 def open_page(browser: Browser, address: str) -> None:
@@ -99,12 +108,17 @@ def settle(browser: Browser) -> None:
 
 
 def click(browser: Browser, text: str) -> None:
-    browser.run(f"[...document.querySelectorAll('button')].find((one) => one.textContent.startsWith({json.dumps(text)})).click()")
+    browser.run(
+        "[...document.querySelectorAll('button')].find((one) => "
+        f"one.textContent.startsWith({json.dumps(text)})).click()"
+    )
     settle(browser)
 
 
 def texts(browser: Browser, selector: str) -> list[str]:
-    return browser.run(f"[...document.querySelectorAll({json.dumps(selector)})].map((one) => one.textContent)")
+    return browser.run(
+        f"[...document.querySelectorAll({json.dumps(selector)})].map((one) => one.textContent)"
+    )
 
 
 def state(browser: Browser) -> dict[str, Any]:
@@ -115,8 +129,14 @@ def edit(browser: Browser, where: str, which: str, kind: str, value: float | Non
     form = {0: where, 1: which, 2: kind}
     for place, chosen in form.items():
         control = f"{SHOWN.format('Edits')}.querySelectorAll('select')[{place}]"
-        browser.run(f"Object.assign({control}, {{value: {json.dumps(chosen)}}}).dispatchEvent(new Event('change'))")
-    browser.run(f"{SHOWN.format('Edits')}.querySelector('input[type=number]').value = '{'' if value is None else value}'")
+        browser.run(
+            f"Object.assign({control}, {{value: {json.dumps(chosen)}}}).dispatchEvent(new "
+            "Event('change'))"
+        )
+    browser.run(
+        f"{SHOWN.format('Edits')}.querySelector('input[type=number]').value = "
+        f"'{'' if value is None else value}'"
+    )
     click(browser, "Add edit")
 
 
@@ -134,9 +154,12 @@ def numbers(values: Any) -> np.ndarray:
 def test_a_click_turns_the_reversed_words_into_nonsense_and_undo_brings_them_back(page, prompts):
     right = [prompts[0].token_text[place] for place in prompts[0].generated]
     page.wait(
-        "document.querySelectorAll('.suggested').length > 0 && document.querySelectorAll('.continued .right').length === 12"
+        "document.querySelectorAll('.suggested').length > 0 && "
+        "document.querySelectorAll('.continued .right').length === 12"
     )
-    assert page.run("document.querySelector('.map [aria-pressed=true]').dataset.head").startswith("2.")
+    assert page.run("document.querySelector('.map [aria-pressed=true]').dataset.head").startswith(
+        "2."
+    )
     assert texts(page, ".suggested")[0].startswith("give layer 2 the token index")
     page.run("document.querySelector('.suggested').click()")
     page.wait("document.querySelectorAll('.continued span').length === 24")
@@ -155,10 +178,19 @@ def test_a_click_turns_the_reversed_words_into_nonsense_and_undo_brings_them_bac
 
 @in_browser
 def test_every_number_is_that_of_the_library(page, reference, prompts):
-    page.run("document.querySelector('[data-head=\"2.1\"]').dispatchEvent(new MouseEvent('click', {shiftKey: true}))")
+    page.run(
+        "document.querySelector('[data-head=\"2.1\"]').dispatchEvent(new MouseEvent('click', "
+        "{shiftKey: true}))"
+    )
     settle(page)
-    page.run("document.querySelectorAll('.text span')[20].dispatchEvent(new PointerEvent('pointerdown', {bubbles: true}))")
-    page.run("document.querySelectorAll('.text span')[20].dispatchEvent(new PointerEvent('pointerup', {bubbles: true}))")
+    page.run(
+        "document.querySelectorAll('.text span')[20].dispatchEvent(new "
+        "PointerEvent('pointerdown', {bubbles: true}))"
+    )
+    page.run(
+        "document.querySelectorAll('.text span')[20].dispatchEvent(new "
+        "PointerEvent('pointerup', {bubbles: true}))"
+    )
     settle(page)
     edit(page, "layer:1", "span:words", "scaled", 0.5)
     edit(page, "shown", "token", "shifted", 3)
@@ -172,26 +204,45 @@ def test_every_number_is_that_of_the_library(page, reference, prompts):
     assert [tuple(head) for head in state(page)["heads"]] == heads and state(page)["token"] == 20
     same = np.testing.assert_allclose
     same(numbers(drawn(page, "Positions")), seen["position"].values.reshape(4, -1), rtol=1e-6)
-    same(numbers(drawn(page, "Attention of the chosen token")), 100 * seen["weight_difference"][:, :21], rtol=1e-6, atol=1e-12)
+    same(
+        numbers(drawn(page, "Attention of the chosen token")),
+        100 * seen["weight_difference"][:, :21],
+        rtol=1e-6,
+        atol=1e-12,
+    )
     logits = seen["logit"].values.reshape(4, -1)[:, :21]
     same(numbers(drawn(page, "Logits by distance")), logits, rtol=1e-6)
     assert drawn(page, "Logits by distance", "x")[0] == list(range(20, -1, -1))
     same(numbers(drawn(page, "Answer"))[0], seen["curve"], rtol=1e-9)
     said = page.run(f"{SHOWN.format('Answer')}.querySelector('.said').textContent").split()
-    same([float(said[said.index("→") - 1]), float(said[said.index("→") + 1])], seen["log_probability"], rtol=1e-3)
+    same(
+        [float(said[said.index("→") - 1]), float(said[said.index("→") + 1])],
+        seen["log_probability"],
+        rtol=1e-3,
+    )
     cells = texts(page, "[aria-label='Next tokens'] tbody td")
     for column, which in ((0, "clean"), (2, "changed")):
         assert cells[column::4] == seen["next_text"].sel(state=which).values.tolist()
         shares = 100 * seen["probability"].sel(state=which).values
         for shown, share in zip(cells[column + 1 :: 4], shares, strict=True):
-            assert share < 1e-3 if shown == "< 0.001" else float(shown) == pytest.approx(share, rel=1e-3)
+            assert (
+                share < 1e-3
+                if shown == "< 0.001"
+                else float(shown) == pytest.approx(share, rel=1e-3)
+            )
     masses = 100 * seen["span_mass"].values.transpose(1, 0, 2).ravel()
     for shown, mass in zip(texts(page, "[aria-label=Prompt] tbody td"), masses, strict=True):
-        assert mass < 1e-3 if shown in ("< 0.001", "0") else float(shown) == pytest.approx(mass, rel=1e-3)
+        assert (
+            mass < 1e-3
+            if shown in ("< 0.001", "0")
+            else float(shown) == pytest.approx(mass, rel=1e-3)
+        )
     scores = session.heads(edited=True)["head_score"].sel(score="mirror").values.ravel()
     shown = [
         float(label.rsplit(" ", 1)[1])
-        for label in page.run("[...document.querySelectorAll('.map button')].map((one) => one.ariaLabel)")
+        for label in page.run(
+            "[...document.querySelectorAll('.map button')].map((one) => one.ariaLabel)"
+        )
     ]
     same(shown, scores, rtol=1e-3, atol=1e-4)
 
@@ -203,7 +254,8 @@ def test_a_point_is_dragged_and_moved_by_keys(page):
     def place(token: int, value: float) -> tuple[float, float]:
         return tuple(
             page.run(
-                "(() => { const plot = document.querySelector('.plot[tabindex]'), full = plot._fullLayout; "
+                "(() => { const plot = document.querySelector('.plot[tabindex]'), full = "
+                "plot._fullLayout; "
                 "plot.scrollIntoView({block: 'center'}); const box = plot.getBoundingClientRect(); "
                 f"return [box.left + full.xaxis._offset + full.xaxis.d2p({token}), "
                 f"box.top + full.yaxis._offset + full.yaxis.d2p({value})] }})()"
@@ -215,14 +267,24 @@ def test_a_point_is_dragged_and_moved_by_keys(page):
     page.wait("document.querySelectorAll('.edits li').length === 1")
     settle(page)
     (given,) = state(page)["edits"]
-    assert (given["kind"], given["heads"], given["tokens"]) == ("frozen", [[2, 0]], [8]) and given["value"] > before[8]
+    assert (given["kind"], given["heads"], given["tokens"]) == ("frozen", [[2, 0]], [8]) and given[
+        "value"
+    ] > before[8]
     after = drawn(page, "Positions")
-    assert after[0] == before and after[1][8] == pytest.approx(given["value"], rel=1e-5) and after[1][9:] == before[9:]
+    assert (
+        after[0] == before
+        and after[1][8] == pytest.approx(given["value"], rel=1e-5)
+        and after[1][9:] == before[9:]
+    )
     page.run("document.querySelector('.plot[tabindex]').focus()")
     page.press("ArrowUp")
-    page.wait(f"JSON.parse(decodeURIComponent(location.hash.slice(1))).edits[0].value > {given['value']}")
+    page.wait(
+        f"JSON.parse(decodeURIComponent(location.hash.slice(1))).edits[0].value > {given['value']}"
+    )
     settle(page)
-    assert len(texts(page, ".edits li")) == 1 and state(page)["edits"][0]["value"] == pytest.approx(given["value"] + 1, rel=1e-4)
+    assert len(texts(page, ".edits li")) == 1 and state(page)["edits"][0]["value"] == pytest.approx(
+        given["value"] + 1, rel=1e-4
+    )
     page.press("ArrowLeft")
     page.wait("JSON.parse(decodeURIComponent(location.hash.slice(1))).token === 7")
     page.run("document.querySelector('div.text').focus()")
@@ -236,7 +298,9 @@ def test_the_address_holds_the_state_and_a_wrong_one_opens_all_the_same(page, se
     settle(page)
     edit(page, "layer:2", "", "permuted", 7)
     kept, address, shown = state(page), page.run("location.href"), drawn(page, "Positions")
-    assert kept["heads"] == [[1, 2]] and kept["edits"] == [{"kind": "permuted", "layer": 2, "seed": 7}]
+    assert kept["heads"] == [[1, 2]] and kept["edits"] == [
+        {"kind": "permuted", "layer": 2, "seed": 7}
+    ]
     open_page(page, address)
     assert state(page) == kept and drawn(page, "Positions") == shown
     wrong = (
@@ -254,62 +318,101 @@ def test_the_address_holds_the_state_and_a_wrong_one_opens_all_the_same(page, se
 @in_browser
 def test_what_is_refused_is_said_and_taken_back(page):
     edit(page, "layer:2", "", "copied", 99)
-    assert "token 99" in texts(page, ".refused")[0] and texts(page, ".edits li") == [] and "edits" not in state(page)
+    assert (
+        "token 99" in texts(page, ".refused")[0]
+        and texts(page, ".edits li") == []
+        and "edits" not in state(page)
+    )
     edit(page, "layer:2", "", "scaled")
     assert "scaled needs value" in texts(page, ".refused")[0]
     edit(page, "layer:2", "", "scaled", 2)
-    assert page.run("document.querySelector('.refused').hidden") and texts(page, ".edits label") == [" layer 2: times 2"]
+    assert page.run("document.querySelector('.refused').hidden") and texts(
+        page, ".edits label"
+    ) == [" layer 2: times 2"]
 
 
 SIDES = "[...document.querySelectorAll('.explorer')]"
 
 
 def beside(browser: Browser, choice: str) -> None:
-    control = "[...document.querySelectorAll('label')].find((one) => one.textContent.startsWith('Compare with')).control"
-    browser.run(f"Object.assign({control}, {{value: {json.dumps(choice)}}}).dispatchEvent(new Event('change'))")
+    control = (
+        "[...document.querySelectorAll('label')].find((one) => "
+        "one.textContent.startsWith('Compare with')).control"
+    )
+    browser.run(
+        f"Object.assign({control}, {{value: {json.dumps(choice)}}}).dispatchEvent(new "
+        "Event('change'))"
+    )
     browser.wait(f"{SIDES}.length === 2 && 'alive' in {SIDES}[1].dataset")
 
 
 @in_browser
 def test_two_checkpoints_and_two_prompts_are_compared_and_linked(browser, prompts):
-    other, same = ri.load("reversal/repo"), ri.load("reversal/repo")  # one for the server, one for the test itself
+    # one for the server, one for the test itself
+    other, same = ri.load("reversal/repo"), ri.load("reversal/repo")
     for one in (other, same):
         torch.nn.init.zeros_(one.original_model.lm_head.weight)
-    against = over_the_same_texts(Explored(ri.load("reversal/repo"), prompts, "reversal/repo"), other, "blank")
+    against = over_the_same_texts(
+        Explored(ri.load("reversal/repo"), prompts, "reversal/repo"), other, "blank"
+    )
     browser.size(1280, 900)
     with serving(against) as one:
         open_page(browser, one.address)
         beside(browser, "1")
         browser.run(f"{SIDES}[1].querySelector('.tile[data-head=\"1.2\"]').click()")
-        heads = f"String({SIDES}.map((one) => one.querySelector('.tile[aria-pressed=true]').dataset.head))"
+        heads = (
+            f"String({SIDES}.map((one) => "
+            "one.querySelector('.tile[aria-pressed=true]').dataset.head))"
+        )
         browser.wait(f"{heads} === '1.2,1.2'")
-        browser.run(f"Object.assign({SIDES}[0].querySelector('.token-number'), {{value: 9}}).dispatchEvent(new Event('change'))")
+        browser.run(
+            f"Object.assign({SIDES}[0].querySelector('.token-number'), {{value: "
+            f"9}}).dispatchEvent(new Event('change'))"
+        )
         tokens = f"String({SIDES}.map((one) => one.querySelector('.token-number').value))"
         browser.wait(f"{tokens} === '9,9'")
         titles = browser.run(f"{SIDES}.map((one) => one.querySelector('h1').textContent)")
         assert titles == ["Explorer: reversal/repo", "Explorer: blank"]
         shares = [
-            browser.run(f"{SIDES}[{side}].querySelector('[aria-label=\"Next tokens\"] tbody .number').textContent")
+            browser.run(
+                f'{SIDES}[{side}].querySelector(\'[aria-label="Next tokens"] tbody '
+                ".number').textContent"
+            )
             for side in (0, 1)
         ]
         blank = Session(same, prompts[0]).look([(1, 2)], 9)["probability"].values[0]
-        assert float(shares[1]) == pytest.approx(100 * float(blank), rel=1e-3) and shares[0] != shares[1]
+        assert (
+            float(shares[1]) == pytest.approx(100 * float(blank), rel=1e-3)
+            and shares[0] != shares[1]
+        )
         browser.wait(f"{SIDES}[1].querySelector('.suggestions').textContent !== ''")
-        browser.run(f"[...{SIDES}[1].querySelectorAll('button')].find((one) => one.textContent === 'Add edit').click()")
-        browser.wait("JSON.parse(decodeURIComponent(location.hash.slice(1))).against.edits.length === 1")
+        browser.run(
+            f"[...{SIDES}[1].querySelectorAll('button')].find((one) => one.textContent === "
+            "'Add edit').click()"
+        )
+        browser.wait(
+            "JSON.parse(decodeURIComponent(location.hash.slice(1))).against.edits.length === 1"
+        )
         assert state(browser).get("edits") is None  # each side has edits of its own
         address = browser.run("location.href")
         leave(browser)
         open_page(browser, address)
-        browser.wait(f"{SIDES}.length === 2 && {SIDES}[1].querySelectorAll('.edits li').length === 1 && {tokens} === '9,9'")
+        browser.wait(
+            f"{SIDES}.length === 2 && {SIDES}[1].querySelectorAll('.edits li').length === 1 "
+            f"&& {tokens} === '9,9'"
+        )
         beside(browser, "0")
-        browser.wait(f"{SIDES}[1].querySelector('select').value === '1'")  # the other prompt, over which the same heads are shown
+        # the other prompt, over which the same heads are shown
+        browser.wait(f"{SIDES}[1].querySelector('select').value === '1'")
         browser.run(f"{SIDES}[0].querySelector('.tile[data-head=\"2.3\"]').click()")
         browser.wait(f"{heads} === '2.3,2.3' && {SIDES}[1].querySelector('select').value === '1'")
         beside_nothing = (
-            "[...document.querySelectorAll('label')].find((one) => one.textContent.startsWith('Compare with')).control"
+            "[...document.querySelectorAll('label')].find((one) => "
+            "one.textContent.startsWith('Compare with')).control"
         )
-        browser.run(f"Object.assign({beside_nothing}, {{value: ''}}).dispatchEvent(new Event('change'))")
+        browser.run(
+            f"Object.assign({beside_nothing}, {{value: ''}}).dispatchEvent(new Event('change'))"
+        )
         browser.wait(f"{SIDES}.length === 1")
         assert "against" not in state(browser) and browser.errors == []
         leave(browser)
@@ -326,7 +429,9 @@ def test_models_that_can_have_no_text_in_common_are_refused_and_others_read_the_
     assert there.prompts[0].tokens != prompt.tokens
 
 
-def test_a_suggestion_tells_its_progress_and_leaves_no_hook_between_two_steps(explored, reference, prompts):
+def test_a_suggestion_tells_its_progress_and_leaves_no_hook_between_two_steps(
+    explored, reference, prompts
+):
     asked = message({"ask": "suggest", "heads": [[2, 0]]})
     events, tokens = explored.events(asked), torch.tensor([prompts[0].tokens])
     first = next(events)
@@ -334,7 +439,9 @@ def test_a_suggestion_tells_its_progress_and_leaves_no_hook_between_two_steps(ex
         assert torch.equal(explored.bridge(tokens), reference(tokens))
     rest = list(events)
     steps = [first, *rest[:-1]]
-    assert [step["done"] for step in steps] == list(range(1, 1 + len(steps))) and steps[-1]["done"] == steps[-1]["total"]
+    assert [step["done"] for step in steps] == list(range(1, 1 + len(steps))) and steps[-1][
+        "done"
+    ] == steps[-1]["total"]
     assert [each["effect"] for each in rest[-1]["suggested"]] == [
         effect for _, effect in Session(reference, prompts[0]).suggest()
     ]
@@ -356,7 +463,12 @@ def reader() -> Iterator[Served]:
     """A tiny model of random weights that reads any text."""
     config = LlamaConfig(**TINY | {"vocab_size": 640})
     with serving(
-        Explored(ri.bridge(ri.reposition(LlamaForCausalLM(config).eval(), "repo"), tokenizer("byte_level_bpe")), "abc")
+        Explored(
+            ri.bridge(
+                ri.reposition(LlamaForCausalLM(config).eval(), "repo"), tokenizer("byte_level_bpe")
+            ),
+            "abc",
+        )
     ) as one:
         yield one
 
@@ -370,7 +482,10 @@ def test_hostile_text_is_text(browser, reader, case):
     click(browser, "Read this text")
     browser.wait("document.querySelectorAll('.text span').length > 10")
     settle(browser)
-    assert browser.run("document.title") == "Explorer" and browser.run("document.querySelectorAll('img, div.text b').length") == 0
+    assert (
+        browser.run("document.title") == "Explorer"
+        and browser.run("document.querySelectorAll('img, div.text b').length") == 0
+    )
     shown = "".join(texts(browser, "div.text span"))
     assert shown.startswith("<bos>") and not set(shown) & set("\0\x1b\u202e\u200f\u2028\t\n")
     assert case != "markup" or shown.replace("␣", " ") == "<bos>" + HOSTILE[case]
@@ -383,7 +498,11 @@ def test_hostile_text_is_text(browser, reader, case):
 
 @in_browser
 def test_a_text_that_is_empty_or_too_long_is_refused_and_the_page_goes_on(page):
-    for text, said in (("''", "empty"), ("'ladder '.repeat(150000)", "1048576"), ("'ladder '.repeat(9000)", "9,00")):
+    for text, said in (
+        ("''", "empty"),
+        ("'ladder '.repeat(150000)", "1048576"),
+        ("'ladder '.repeat(9000)", "9,00"),
+    ):
         page.run(f"document.querySelector('textarea').value = {text}")
         click(page, "Read this text")
         assert said in texts(page, ".refused")[0], texts(page, ".refused")[0]
@@ -394,12 +513,16 @@ def test_a_text_that_is_empty_or_too_long_is_refused_and_the_page_goes_on(page):
 def test_what_is_kept_is_what_is_shown(page, reference, prompts, tmp_path):
     edit(page, "layer:2", "", "linearised")
     page.run("URL.createObjectURL = (blob) => { window.kept = blob; return 'data:,' }")
-    session = Session(reference, prompts[0], [Edit(kind="linearised", layer=2)], name="reversal/repo")
+    session = Session(
+        reference, prompts[0], [Edit(kind="linearised", layer=2)], name="reversal/repo"
+    )
     seen = session.changed([(2, 0)], 17)
     click(page, "Copy as Python")
     assert texts(page, "pre")[0] == session.as_python([(2, 0)], 17)
     click(page, "netCDF")
-    content = page.run("kept.arrayBuffer().then((all) => btoa(String.fromCharCode(...new Uint8Array(all))))")
+    content = page.run(
+        "kept.arrayBuffer().then((all) => btoa(String.fromCharCode(...new Uint8Array(all))))"
+    )
     (tmp_path / "kept.nc").write_bytes(base64.b64decode(content))
     with xr.open_dataset(tmp_path / "kept.nc", engine="h5netcdf") as kept:
         xr.testing.assert_equal(kept.load(), seen)
@@ -407,7 +530,10 @@ def test_what_is_kept_is_what_is_shown(page, reference, prompts, tmp_path):
     click(page, "CSV")
     lines = page.run("kept.text()").splitlines()
     assert len(lines) == 1 + 2 * 30 and "weight" in lines[0]
-    page.run("window.saved = []; Plotly.downloadImage = (plot, options) => window.saved.push(options.format)")
+    page.run(
+        "window.saved = []; Plotly.downloadImage = (plot, options) => "
+        "window.saved.push(options.format)"
+    )
     for kind in ("SVG", "PNG"):
         click(page, kind)
     assert page.run("window.saved") == ["svg", "png"]
@@ -418,10 +544,24 @@ def test_narrow_dark_and_with_names_for_screen_readers(page):
     for width in (420, 900):
         page.size(width, 900, dark=True)
         page.wait("document.documentElement.scrollWidth <= innerWidth")
-    assert page.run("getComputedStyle(document.getElementById('explorer')).getPropertyValue('--ink').trim()") == "#ececee"
+    assert (
+        page.run(
+            "getComputedStyle(document.getElementById('explorer')).getPropertyValue('--ink').trim()"
+        )
+        == "#ececee"
+    )
     page.wait("document.querySelector('.plot')._fullLayout.font.color === '#ececee'")
-    nameless = "[...document.querySelectorAll('button, select, input, textarea')].filter((one) => one.checkVisibility() && "
-    assert page.run(f"{nameless}!(one.ariaLabel || one.textContent.trim() || (one.labels && one.labels.length))).length") == 0
+    nameless = (
+        "[...document.querySelectorAll('button, select, input, "
+        "textarea')].filter((one) => one.checkVisibility() && "
+    )
+    assert (
+        page.run(
+            f"{nameless}!(one.ariaLabel || one.textContent.trim() || (one.labels && "
+            "one.labels.length))).length"
+        )
+        == 0
+    )
 
 
 @in_browser
@@ -434,7 +574,10 @@ def test_a_page_that_loses_its_server_says_so_and_finds_it_again(browser, explor
     browser.run("document.querySelector('[data-head=\"1.1\"]').click()")
     browser.wait("!document.querySelector('.banner').hidden")
     with serving(explored, first.port):
-        browser.wait("document.querySelector('.banner').hidden && document.querySelectorAll('.edits li').length === 1")
+        browser.wait(
+            "document.querySelector('.banner').hidden && document.querySelectorAll('.edits "
+            "li').length === 1"
+        )
         browser.wait("JSON.parse(decodeURIComponent(location.hash.slice(1))).heads[0][0] === 1")
         settle(browser)
         assert state(browser)["edits"] == kept["edits"]
@@ -457,16 +600,28 @@ def test_a_model_whose_heads_share_keys_and_that_reads_no_text(browser):
 
 
 @in_browser
-def test_the_widget_shows_the_same_page_by_messages_to_a_kernel(browser, reference, prompts, tmp_path):
-    """The widget's own module in a page whose `model` hands messages to this process, in place of a notebook."""
+def test_the_widget_shows_the_same_page_by_messages_to_a_kernel(
+    browser, reference, prompts, tmp_path
+):
+    """The widget's own module in a page whose `model` hands messages to this process, in place of a
+    notebook.
+    """
     widget = ri.explore(reference, prompts)
     (tmp_path / "cell.html").write_text("<!doctype html><body><div id='cell'></div></body>")
     browser.size(1280, 900)
     browser.open((tmp_path / "cell.html").as_uri())
-    model = "window.model = {send: (one) => sent.push(one), on: (name, act) => heard.push(act), off: () => {}}"
+    model = (
+        "window.model = {send: (one) => sent.push(one), on: (name, act) => "
+        "heard.push(act), off: () => {}}"
+    )
     browser.run(f"window.sent = []; window.heard = []; {model}; 0")
-    module = f"URL.createObjectURL(new Blob([{json.dumps(widget._esm)}], {{type: 'text/javascript'}}))"
-    browser.run(f"import({module}).then((one) => {{ one.default.render({{model, el: document.getElementById('cell')}}) }})")
+    module = (
+        f"URL.createObjectURL(new Blob([{json.dumps(widget._esm)}], {{type: 'text/javascript'}}))"
+    )
+    browser.run(
+        f"import({module}).then((one) => {{ one.default.render({{model, el: "
+        f"document.getElementById('cell')}}) }})"
+    )
 
     def until(condition: str) -> None:
         for _ in range(2000):
@@ -475,15 +630,24 @@ def test_the_widget_shows_the_same_page_by_messages_to_a_kernel(browser, referen
                     answer = widget.answer(sent["message"])
                 except ri.InputError as error:
                     answer = {"refused": str(error)}
-                browser.run(f"heard.forEach((act) => act({json.dumps({'number': sent['number'], 'answer': answer})}))")
+                browser.run(
+                    "heard.forEach((act) => "
+                    f"act({json.dumps({'number': sent['number'], 'answer': answer})}))"
+                )
             if browser.run(condition):
                 return
             time.sleep(0.01)
         raise TimeoutError(condition)
 
-    until("document.querySelectorAll('.suggested').length > 0 && document.querySelectorAll('.continued .right').length === 12")
+    until(
+        "document.querySelectorAll('.suggested').length > 0 && "
+        "document.querySelectorAll('.continued .right').length === 12"
+    )
     browser.run("document.querySelector('.suggested').click()")
-    until("document.querySelectorAll('.continued .wrong').length >= 8 && document.querySelectorAll('.edits li').length === 1")
+    until(
+        "document.querySelectorAll('.continued .wrong').length >= 8 && "
+        "document.querySelectorAll('.edits li').length === 1"
+    )
     seen = Session(reference, prompts[0], [Edit(kind="linearised", layer=2)]).changed([(2, 0)], 17)
     np.testing.assert_allclose(numbers(drawn(browser, "Answer"))[0], seen["curve"], rtol=1e-9)
     assert browser.run("location.hash") == "" and browser.errors == []
@@ -491,17 +655,29 @@ def test_the_widget_shows_the_same_page_by_messages_to_a_kernel(browser, referen
 
 def test_the_server_answers_only_its_own_page(served):
     own, evil = f"127.0.0.1:{served.port}", {"Origin": "http://evil.example"}
-    assert served.get(f"/{TOKEN}/")[0] == served.get(f"/{TOKEN}/", headers={"Host": f"localhost:{served.port}"})[0] == 200
+    assert (
+        served.get(f"/{TOKEN}/")[0]
+        == served.get(f"/{TOKEN}/", headers={"Host": f"localhost:{served.port}"})[0]
+        == 200
+    )
     assert served.get(f"/{TOKEN}/", headers={"Host": "evil.example"})[0] == 421
     assert served.get(f"/{TOKEN}/ask", {"ask": "open"}, {"Host": "evil.example"})[0] == 421
     assert (
-        served.get(f"/{TOKEN}/ask", {"ask": "open"}, evil)[0] == served.get(f"/{TOKEN}/page/explorer.js", headers=evil)[0] == 403
+        served.get(f"/{TOKEN}/ask", {"ask": "open"}, evil)[0]
+        == served.get(f"/{TOKEN}/page/explorer.js", headers=evil)[0]
+        == 403
     )
     assert served.get(f"/{TOKEN}/ask", {"ask": "open"}, {"Origin": "null"})[0] == 403
     assert served.get(f"/{TOKEN}/ask", {"ask": "open"}, {"Origin": f"http://{own}"})[0] == 200
     for path in ("/", "/wrong/", "/wrong/page/explorer.js", f"/{TOKEN}x/"):
         assert served.get(path)[0] in (403, 404)
-    for name in ("server.py", "..%2fserver.py", "../server.py", "%2e%2e/%2e%2e/__init__.py", "/etc/passwd"):
+    for name in (
+        "server.py",
+        "..%2fserver.py",
+        "../server.py",
+        "%2e%2e/%2e%2e/__init__.py",
+        "/etc/passwd",
+    ):
         assert served.get(f"/{TOKEN}/page/{name}")[0] == 404
     assert served.get(f"/{TOKEN}/ask")[0] == 405
 
@@ -540,7 +716,12 @@ def test_a_page_that_goes_away_in_the_midst_of_its_message_is_no_error(explored)
     async def send(part: dict) -> None:
         pass
 
-    scope = {"type": "http", "method": "POST", "path": f"/{TOKEN}/ask", "headers": [(b"host", b"localhost:9")]}
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": f"/{TOKEN}/ask",
+        "headers": [(b"host", b"localhost:9")],
+    }
     asyncio.run(application(explored, TOKEN, 9)(scope, receive, send))
 
 
@@ -569,48 +750,75 @@ def test_a_newer_view_ends_the_older_one_of_its_page_alone(served, explored, mon
     assert begun.wait(30)
     for thread in [older, ask("two", 5), ask("one", 4)]:
         thread.join(60)
-    assert found["one", 3] == {"superseded": True} and "numbers" in found["one", 4] and "numbers" in found["two", 5]
+    assert (
+        found["one", 3] == {"superseded": True}
+        and "numbers" in found["one", 4]
+        and "numbers" in found["two", 5]
+    )
 
 
 @pytest.fixture(scope="module")
 def measured(prompts):
-    return ri.analyze(ri.load("reversal/repo"), prompts, ("positions",), experiments=[Atlas(sequences=2, twins=2)])
+    return ri.analyze(
+        ri.load("reversal/repo"), prompts, ("positions",), experiments=[Atlas(sequences=2, twins=2)]
+    )
 
 
 @in_browser
-def test_a_row_of_the_atlas_shows_its_head_and_heads_of_one_name_are_edited_together(browser, prompts, measured):
+def test_a_row_of_the_atlas_shows_its_head_and_heads_of_one_name_are_edited_together(
+    browser, prompts, measured
+):
     browser.size(1280, 900)
     with serving(Explored(ri.load("reversal/repo"), prompts, "reversal/repo", measured)) as one:
         open_page(browser, one.address)
         browser.run(
-            "[...document.querySelectorAll('.heads tbody tr')].find((row) => row.textContent.startsWith('L1 H3')).click()"
+            "[...document.querySelectorAll('.heads tbody tr')].find((row) => "
+            "row.textContent.startsWith('L1 H3')).click()"
         )
-        browser.wait("JSON.parse(decodeURIComponent(location.hash.slice(1))).heads[0].join() === '1,3'")
+        browser.wait(
+            "JSON.parse(decodeURIComponent(location.hash.slice(1))).heads[0].join() === '1,3'"
+        )
         settle(browser)
         edit(browser, "group:mirror", "", "linearised")
-        assert state(browser)["edits"] == [{"kind": "linearised", "heads": [[2, head] for head in range(4)]}]
+        assert state(browser)["edits"] == [
+            {"kind": "linearised", "heads": [[2, head] for head in range(4)]}
+        ]
         assert browser.errors == []
         leave(browser)
 
 
-def test_a_run_brings_its_prompts_and_its_atlas_and_is_held_to_its_checkpoint(prompts, measured, tmp_path):
+def test_a_run_brings_its_prompts_and_its_atlas_and_is_held_to_its_checkpoint(
+    prompts, measured, tmp_path
+):
     ri.write_run(measured, tmp_path / "run.nc")
     explored, _ = _explored(_parser(["explore"]).parse_args(["explore", str(tmp_path)]))
     assert [one.tokens for one in explored.prompts] == [one.tokens for one in prompts]
     assert [one.generated for one in explored.prompts] == [one.generated for one in prompts]
-    opened, first = explored.answer(message({"ask": "open"})), explored.answer(message({"ask": "prompt"}))
+    opened, first = (
+        explored.answer(message({"ask": "open"})),
+        explored.answer(message({"ask": "prompt"})),
+    )
     assert opened["checkpoint"] == "reversal/repo" and len(opened["atlas"]["rows"]) == 16
-    assert "mirror" in dict(zip(opened["atlas"]["columns"], opened["atlas"]["rows"][8], strict=True))["name"]
-    assert first["spans"]["words"]["at"] == [[5, 16]] and first["answer"] == list(prompts[0].generated)
+    assert (
+        "mirror"
+        in dict(zip(opened["atlas"]["columns"], opened["atlas"]["rows"][8], strict=True))["name"]
+    )
+    assert first["spans"]["words"]["at"] == [[5, 16]] and first["answer"] == list(
+        prompts[0].generated
+    )
     other = ["explore", str(tmp_path / "run.nc"), "--checkpoint", "niah/repo"]
     with pytest.raises(ri.InputError, match="other weights"):
         _explored(_parser(["explore"]).parse_args(other))
 
 
-def test_the_command_prints_its_address_answers_and_ends_with_an_interruption(tmp_path, monkeypatch):
+def test_the_command_prints_its_address_answers_and_ends_with_an_interruption(
+    tmp_path, monkeypatch
+):
     monkeypatch.setenv("REPO_INTERP_CACHE", str(tmp_path))
     process = Forked(lambda: main(["explore", "reversal/repo", "--no-browser"]))
-    address = next(line for line in process.stdout if line.startswith("http://127.0.0.1:")).split()[0]
+    address = next(line for line in process.stdout if line.startswith("http://127.0.0.1:")).split()[
+        0
+    ]
     port, token = address.removeprefix("http://127.0.0.1:").strip("/").split("/")
     connection = http.client.HTTPConnection("127.0.0.1", int(port), timeout=60)
     connection.request("POST", f"/{token}/ask", json.dumps({"ask": "open"}))

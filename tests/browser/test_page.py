@@ -1,4 +1,6 @@
-"""The page in a browser: it opens, heads are chosen, text is found, tokens are clicked; keys, narrow, dark, and from an address."""
+"""The page in a browser: it opens, heads are chosen, text is found, tokens are clicked; keys,
+narrow, dark, and from an address.
+"""
 
 from __future__ import annotations
 
@@ -24,25 +26,52 @@ from repo_interp.plots.pages import report
 from repo_interp.plots.pages.report import write_report
 
 CHROMIUM = executable()
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium is installed, so that no page can be opened")
-WORDS = ["<bos>", "A", "special", "magic", "number", "is", "hidden", "here", "and", "magic", "again", "."]
+pytestmark = pytest.mark.skipif(
+    CHROMIUM is None, reason="no chromium is installed, so that no page can be opened"
+)
+WORDS = [
+    "<bos>",
+    "A",
+    "special",
+    "magic",
+    "number",
+    "is",
+    "hidden",
+    "here",
+    "and",
+    "magic",
+    "again",
+    ".",
+]
 
 
 def word_run() -> xr.DataTree:
-    """Twelve words, two layers of two heads, and logits of every pair: head 1 of layer 3 sends token 9 to token 3."""
-    positions = small_run()["positions"].to_dataset().isel(prompt=[0], layer=[2, 3], head=[0, 1], token=slice(0, 12))
-    positions = positions.assign(token_text=(("prompt", "token"), [WORDS]), token_count=("prompt", [12]))
+    """Twelve words, two layers of two heads, and logits of every pair: head 1 of layer 3 sends
+    token 9 to token 3.
+    """
+    positions = (
+        small_run()["positions"]
+        .to_dataset()
+        .isel(prompt=[0], layer=[2, 3], head=[0, 1], token=slice(0, 12))
+    )
+    positions = positions.assign(
+        token_text=(("prompt", "token"), [WORDS]), token_count=("prompt", [12])
+    )
     logits = np.where(np.tri(12, dtype=bool), 0.0, np.nan) * np.ones((2, 2, 1, 1))
     logits[1, 1, 9, 3] = 5.0
     maps = xr.Dataset(
         {"logit_map": (("layer", "head", "query_block", "key_block"), logits), "block_size": 1},
-        {name: positions[name] for name in ("layer", "head", "scheme")} | {"query_block": range(12), "key_block": range(12)},
+        {name: positions[name] for name in ("layer", "head", "scheme")}
+        | {"query_block": range(12), "key_block": range(12)},
     )
     return xr.DataTree.from_dict({"/positions": positions, "/maps": maps})
 
 
 SEEN = ri.tasks.Prompt(
-    tokens=tuple(range(3, 3 + len(WORDS))), spans={"needle": (3, 4), "query": (9,)}, generated=(11,), token_text=tuple(WORDS)
+    tokens=tuple(range(3, 3 + len(WORDS))),
+    spans={"needle": (3, 4), "query": (9,)},
+    generated=(11,),
+    token_text=tuple(WORDS),
 )
 
 
@@ -63,7 +92,9 @@ FOUND = [
 
 @pytest.fixture(scope="module")
 def rope() -> xr.DataTree:
-    return measured("rope", ("attention_mass", *TOKENS), (SEEN, replace(SEEN, tokens=SEEN.tokens[::-1])))
+    return measured(
+        "rope", ("attention_mass", *TOKENS), (SEEN, replace(SEEN, tokens=SEEN.tokens[::-1]))
+    )
 
 
 @pytest.fixture(scope="module")
@@ -78,44 +109,65 @@ def browser(tmp_path_factory) -> Iterator[Browser]:
 def pages(tmp_path_factory, rope) -> Path:
     directory = tmp_path_factory.mktemp("pages")
     with without_pictures(), pytest.MonkeyPatch.context() as none_found:
-        none_found.setattr(report, "findings", lambda run: [])  # pages without any, but where a test is about them
+        # pages without any, but where a test is about them
+        none_found.setattr(report, "findings", lambda run: [])
         report_page(small_run(), directory / "small.html")
         report_page(word_run(), directory / "words.html")
-        report_page(large_run(prompts=1, layers=3, heads=4, tokens=4096), directory / "long.html", megabytes=0.2)
+        report_page(
+            large_run(prompts=1, layers=3, heads=4, tokens=4096),
+            directory / "long.html",
+            megabytes=0.2,
+        )
         report_page(rope, directory / "rope.html")
-        report_page(measured("repo", ("positions", AttentionRows(rows=4, keys=3), "predictions")), directory / "few.html")
+        report_page(
+            measured("repo", ("positions", AttentionRows(rows=4, keys=3), "predictions")),
+            directory / "few.html",
+        )
         task = ri.tasks.make_task("reversal")
-        mirror = ri.analyze(ri.zoo("reversal/repo"), task.prompts(3), ("positions", "patterns", "position_sources"))
+        mirror = ri.analyze(
+            ri.zoo("reversal/repo"), task.prompts(3), ("positions", "patterns", "position_sources")
+        )
         mirror.to_netcdf(directory / "kinds.nc")
         report_page(mirror, directory / "kinds.html")
         counting = ri.tasks.make_task("counting").prompts(2)
-        gated = ri.analyze(ri.zoo("counting/cope"), counting, ("position_sources", "gates", "attention_rows"))
+        gated = ri.analyze(
+            ri.zoo("counting/cope"), counting, ("position_sources", "gates", "attention_rows")
+        )
         gated.to_netcdf(directory / "gated.nc")
         report_page(gated, directory / "gated.html")
         fits = measured(
-            "rope", ("three_axis", "fake_distance", "rotation", *TOKENS), (SEEN, replace(SEEN, tokens=SEEN.tokens[::-1]))
+            "rope",
+            ("three_axis", "fake_distance", "rotation", *TOKENS),
+            (SEEN, replace(SEEN, tokens=SEEN.tokens[::-1])),
         )
         fits.to_netcdf(directory / "fits.nc")
         report_page(fits, directory / "fits.html")
         sides = {layout: measured(layout, ("positions", *TOKENS)) for layout in ("repo", "repo@1")}
         framed = ri.show(rope)._repr_html_()
-        (directory / "framed.html").write_text(framed.replace("sandbox=", "data-sandbox="))  # so that the test may look into it
+        # so that the test may look into it
+        (directory / "framed.html").write_text(framed.replace("sandbox=", "data-sandbox="))
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(report, "findings", lambda run: FOUND)
             report_page(small_run(), directory / "found.html")
-        assert not write_report(ri.compare(sides), directory / "compared.html", directory / "figures")
+        assert not write_report(
+            ri.compare(sides), directory / "compared.html", directory / "figures"
+        )
     return directory
 
 
 @pytest.fixture
 def opened(browser, pages):
-    """Opens a page by its name, in a window of a desktop unless told otherwise; whatever happens, its console stays without errors."""
+    """Opens a page by its name, in a window of a desktop unless told otherwise; whatever happens,
+    its console stays without errors.
+    """
 
     def open_page(name: str, address: str = "", width: int = 1280, dark: bool = False) -> Browser:
         browser.size(width, 900, dark)
         browser.open(f"{(pages / name).as_uri()}{address}")
         frame = "document.querySelector('iframe')"
-        browser.wait(f"'alive' in ({frame} ? {frame}.contentDocument : document).documentElement.dataset")
+        browser.wait(
+            f"'alive' in ({frame} ? {frame}.contentDocument : document).documentElement.dataset"
+        )
         return browser
 
     yield open_page
@@ -123,12 +175,17 @@ def opened(browser, pages):
 
 
 def tiles(browser: Browser) -> list[str]:
-    return browser.run("[...document.querySelectorAll('.map .tile')].map((tile) => tile.dataset.head)")
+    return browser.run(
+        "[...document.querySelectorAll('.map .tile')].map((tile) => tile.dataset.head)"
+    )
 
 
 def control(label: str, inside: str = "document") -> str:
     """The control with this label."""
-    return f"[...{inside}.querySelectorAll('label')].find((one) => one.textContent.startsWith({json.dumps(label + ' ')})).control"
+    return (
+        f"[...{inside}.querySelectorAll('label')].find((one) => "
+        f"one.textContent.startsWith({json.dumps(label + ' ')})).control"
+    )
 
 
 def choose(browser: Browser, label: str, value: str) -> None:
@@ -139,13 +196,16 @@ def choose(browser: Browser, label: str, value: str) -> None:
 
 
 def shown_heads(browser: Browser) -> list[str]:
-    return browser.run("[...document.querySelectorAll('.tile[aria-pressed=true]')].map((one) => one.dataset.head)")
+    return browser.run(
+        "[...document.querySelectorAll('.tile[aria-pressed=true]')].map((one) => one.dataset.head)"
+    )
 
 
 def click_token(browser: Browser, token: int, inside: str = "document") -> None:
     browser.run(
         "for (const name of ['pointerdown', 'pointerup']) "
-        f"{inside}.querySelector('.text [data-token=\"{token}\"]').dispatchEvent(new PointerEvent(name, {{bubbles: true}}))"
+        f"{inside}.querySelector('.text [data-token=\"{token}\"]').dispatchEvent(new "
+        f"PointerEvent(name, {{bubbles: true}}))"
     )
 
 
@@ -161,7 +221,9 @@ def plot(name: str) -> str:
     return f"document.querySelector('section[aria-label=\"{name}\"] .plot')"
 
 
-ATTENTION, POSITIONS, LOGITS = map(plot, ("Attention of the chosen token", "Positions", "Logits by distance"))
+ATTENTION, POSITIONS, LOGITS = map(
+    plot, ("Attention of the chosen token", "Positions", "Logits by distance")
+)
 SAID, LOOKS, FOUND_TEXT = "section[aria-label=Prompt] .said", ".looks", ".found"
 TOKEN = "document.querySelector('.token-number').value"
 
@@ -178,7 +240,14 @@ def find(browser: Browser, text: str) -> str:
 
 def test_heads_are_sorted_by_a_score_and_filtered(opened):
     browser = opened("small.html")
-    mass = 100 * small_run()["attention_mass"].to_dataset()["mass"].sel(span="needle").mean("prompt").values
+    mass = (
+        100
+        * small_run()["attention_mass"]
+        .to_dataset()["mass"]
+        .sel(span="needle")
+        .mean("prompt")
+        .values
+    )
     choose(browser, "Colour by", "attention mass on needle (%)")
     choose(browser, "Order", "largest")
     order = np.argsort(-mass, axis=None, kind="stable")
@@ -197,14 +266,24 @@ def test_it_opens_on_all_heads_and_the_prompt_and_a_click_opens_a_head(opened):
     browser = opened("small.html")
     assert tiles(browser) == [f"{layer}.{head}" for layer in range(6) for head in range(4)]
     assert browser.run("document.querySelectorAll('.text span[data-token]').length") == 96
-    generated = small_run()["positions"].to_dataset()["span_mask"].sel(prompt=0, span="generated").values
-    assert f"Token {np.flatnonzero(generated)[0] - 1} " in text_of(browser, SAID), "the token that produced the answer"
-    title, prompts = browser.run(f"{control('Colour by')}.value"), small_run()["positions"].sizes["prompt"]
+    generated = (
+        small_run()["positions"].to_dataset()["span_mask"].sel(prompt=0, span="generated").values
+    )
+    assert f"Token {np.flatnonzero(generated)[0] - 1} " in text_of(browser, SAID), (
+        "the token that produced the answer"
+    )
+    title, prompts = (
+        browser.run(f"{control('Colour by')}.value"),
+        small_run()["positions"].sizes["prompt"],
+    )
     assert text_of(browser, "section[aria-label=Heads] .hint").startswith(
         f"Colour and number of a head: {title}, mean over {prompts} prompts."
     )
     mean, drawn = browser.run("document.querySelector('.tile').title").split(". Drawn: ")
-    assert mean.endswith(f": {title}, mean over {prompts} prompts: {text_of(browser, '.tile .tile-score')}".removeprefix(": "))
+    assert mean.endswith(
+        f": {title}, mean over {prompts} prompts: "
+        f"{text_of(browser, '.tile .tile-score')}".removeprefix(": ")
+    )
     assert drawn.startswith("the chosen prompt")
     before = shown_heads(browser)
     assert len(before) == 2
@@ -215,20 +294,28 @@ def test_it_opens_on_all_heads_and_the_prompt_and_a_click_opens_a_head(opened):
     assert sorted(shown_heads(browser)) == sorted([wanted, before[0]])
     click_token(browser, 9)
     assert "does not hold where it looks" in text_of(browser, LOOKS), "this run has no logits"
-    ranges = f"Object.entries({POSITIONS}.layout).filter(([name]) => name.startsWith('yaxis')).map(([, one]) => one.range.join())"
+    ranges = (
+        f"Object.entries({POSITIONS}.layout).filter(([name]) => "
+        "name.startsWith('yaxis')).map(([, one]) => one.range.join())"
+    )
     assert len(set(browser.run(ranges))) == 2
     choose(browser, "Vertical range", "global")
     assert len(browser.run(ranges)) == 1, "one scale for all"
     drawn = browser.run(f"{POSITIONS}.data[0].y")
     layer, head = map(int, wanted.split("."))
-    position = small_run()["positions"].to_dataset()["position"].sel(prompt=0, layer=layer, head=head)
+    position = (
+        small_run()["positions"].to_dataset()["position"].sel(prompt=0, layer=layer, head=head)
+    )
     assert drawn == pytest.approx(position.values[:96].tolist(), rel=1e-6)
 
 
 def test_what_needs_a_model_is_disabled_and_the_page_names_the_command(opened):
     browser = opened("small.html")
     edits = "document.querySelector('section[aria-label=Edits]')"
-    assert browser.run(f"[...{edits}.querySelectorAll('button, select')].every((one) => one.disabled || !one.offsetParent)")
+    assert browser.run(
+        f"[...{edits}.querySelectorAll('button, select')].every((one) => one.disabled || "
+        "!one.offsetParent)"
+    )
     assert "repo-interp explore" in browser.run(f"{edits}.textContent")
     click_token(browser, 9)
     browser.run(f"{POSITIONS}.focus()")
@@ -241,12 +328,21 @@ def test_it_opens_on_the_first_finding_that_names_a_head_and_a_button_chooses_an
     pressed = "document.querySelector('.tile[aria-pressed=true]').dataset.head"
     score = f"{control('Colour by')}.value"
     assert browser.run(f"[{pressed}, {score}]") == ["4.2", "attention mass on needle (%)"]
-    assert browser.run(f"{control('Prompt')}.selectedOptions[0].text").startswith("1 ") and browser.run(TOKEN) == "30"
-    told = browser.run("[...document.querySelectorAll('#findings li')].map((one) => one.textContent)")
-    assert [finding.sentence in text and finding.evidence in text for finding, text in zip(FOUND, told, strict=True)] == [
-        True
-    ] * 3
-    places = "[...document.querySelectorAll('#findings, .map')].map((one) => one.getBoundingClientRect().top)"
+    assert (
+        browser.run(f"{control('Prompt')}.selectedOptions[0].text").startswith("1 ")
+        and browser.run(TOKEN) == "30"
+    )
+    told = browser.run(
+        "[...document.querySelectorAll('#findings li')].map((one) => one.textContent)"
+    )
+    assert [
+        finding.sentence in text and finding.evidence in text
+        for finding, text in zip(FOUND, told, strict=True)
+    ] == [True] * 3
+    places = (
+        "[...document.querySelectorAll('#findings, .map')].map((one) => "
+        "one.getBoundingClientRect().top)"
+    )
     assert browser.run(f"Math.max(...{places})") < 700, "both begin on the first screen"
     assert browser.run("document.documentElement.scrollHeight") < 6000
     browser.run("document.querySelector('#findings button[data-head=\"1\"]').click()")
@@ -258,9 +354,15 @@ def test_a_map_shows_the_largest_prompt_and_the_chosen_one_and_a_table_is_saved(
     browser = opened("found.html")
     mass = 100 * small_run()["attention_mass"].to_dataset()["mass"].sel(span="needle")
     shown = "[...document.querySelectorAll('.tile-score')].map((one) => Number(one.textContent))"
-    for of, values in (("largest", mass.max("prompt")), ("chosen", mass.sel(prompt=1)), ("mean", mass.mean("prompt"))):
+    for of, values in (
+        ("largest", mass.max("prompt")),
+        ("chosen", mass.sel(prompt=1)),
+        ("mean", mass.mean("prompt")),
+    ):
         choose(browser, "Of", of)
-        assert browser.run(shown) == pytest.approx(values.transpose("layer", "head").values.ravel().tolist(), rel=6e-3)
+        assert browser.run(shown) == pytest.approx(
+            values.transpose("layer", "head").values.ravel().tolist(), rel=6e-3
+        )
     saved = browser.run("""new Promise((done) => {
         const address = URL.createObjectURL;
         URL.createObjectURL = (blob) => { blob.text().then(done); return address(blob); };
@@ -281,7 +383,9 @@ def test_the_rest_of_a_row_is_shown_without_token_0(opened, rope):
     weights = dict(zip(own["key"].values.tolist(), own["weight"].values.tolist(), strict=True))
     keys, shares = browser.run(f"[{ATTENTION}.data[0].x, {ATTENTION}.data[0].y]")
     assert sorted(keys) == list(range(1, 10)) and sum(shares) == pytest.approx(100, rel=2e-3)
-    assert shares == pytest.approx([100 * weights[key] / (1 - weights[0]) for key in keys], rel=2e-3)
+    assert shares == pytest.approx(
+        [100 * weights[key] / (1 - weights[0]) for key in keys], rel=2e-3
+    )
     assert "from token 9 without token 0 at tokens" in text_of(browser, LOOKS)
 
 
@@ -298,15 +402,25 @@ def test_words_are_found_across_tokens(opened):
     browser = opened("words.html")
     assert text_of(browser, ".text").startswith("<bos> A special magic number")
     assert find(browser, "Special  MAGIC number").startswith("1 of 1")
-    assert browser.run("[...document.querySelectorAll('.text .selected')].map((one) => one.dataset.token)") == ["2", "3", "4"]
-    assert find(browser, "magic").startswith("1 of 2") and find(browser, "magic").startswith("2 of 2")
+    assert browser.run(
+        "[...document.querySelectorAll('.text .selected')].map((one) => one.dataset.token)"
+    ) == ["2", "3", "4"]
+    assert find(browser, "magic").startswith("1 of 2") and find(browser, "magic").startswith(
+        "2 of 2"
+    )
     assert "Token 9" in text_of(browser, SAID)
     assert "is not in this prompt" in find(browser, "needle")
     click_head(browser, "2.0")
     for _ in range(3):  # a head is never added twice
-        browser.run("[...document.querySelectorAll('button')].find((one) => one.textContent === 'Add a head').click()")
+        browser.run(
+            "[...document.querySelectorAll('button')].find((one) => one.textContent === 'Add "
+            "a head').click()"
+        )
     assert shown_heads(browser) == ["2.0", "2.1", "3.0", "3.1"]
-    assert browser.run("[...document.querySelectorAll('button')].find((one) => one.textContent === 'Add a head').disabled")
+    assert browser.run(
+        "[...document.querySelectorAll('button')].find((one) => one.textContent === 'Add a "
+        "head').disabled"
+    )
 
 
 def test_a_clicked_token_says_where_it_looks(opened):
@@ -330,7 +444,10 @@ def test_keys_step_through_tokens_and_heads(opened):
         browser.press(key)
     assert browser.run("document.activeElement.dataset.head") == "1.1"
     browser.press("Enter")
-    assert shown_heads(browser) == ["1.1"] and browser.run("document.activeElement.dataset.head") == "1.1"
+    assert (
+        shown_heads(browser) == ["1.1"]
+        and browser.run("document.activeElement.dataset.head") == "1.1"
+    )
 
 
 def test_an_address_restores_the_view(opened):
@@ -344,8 +461,18 @@ def test_an_address_restores_the_view(opened):
     assert (shown_heads(browser), tiles(browser)) == (heads, order)
     assert browser.run(TOKEN) == token != ""
     assert browser.run("location.hash") == address
-    wrong = '{"prompt": 7, "heads": [[99, 1], "x"], "token": "many", "view": [5, 1], "score": -3, "of": 4, "range": "x"}'
-    for given in (wrong, wrong.replace('"prompt": 7, ', ""), wrong.replace('[99, 1], "x"', ""), "{", "%", "atlas"):
+    wrong = (
+        '{"prompt": 7, "heads": [[99, 1], "x"], "token": "many", "view": [5, 1], '
+        '"score": -3, "of": 4, "range": "x"}'
+    )
+    for given in (
+        wrong,
+        wrong.replace('"prompt": 7, ', ""),
+        wrong.replace('[99, 1], "x"', ""),
+        "{",
+        "%",
+        "atlas",
+    ):
         opened("small.html", f"#{given}")
         assert len(tiles(browser)) == 24 and browser.run(f"{POSITIONS}.data.length") > 0
 
@@ -356,7 +483,10 @@ def test_long_prompts_are_a_median_until_they_are_zoomed_to(opened):
     median, band = browser.run(lines)
     assert int(median.removeprefix("lines")) < 300 and int(band.removeprefix("lines")) < 600
     assert browser.run("!document.querySelector('.overview').hasAttribute('hidden')")
-    assert len(tiles(browser)) == 12 and browser.run("document.querySelectorAll('.tile path').length") == 12
+    assert (
+        len(tiles(browser)) == 12
+        and browser.run("document.querySelectorAll('.tile path').length") == 12
+    )
     choose(browser, "Token", "3000")
     assert browser.run(lines)[0].startswith("lines+markers")
     first, last = browser.run(f"{POSITIONS}.layout.xaxis.range")
@@ -373,17 +503,28 @@ def test_a_run_without_positions_opens_on_its_heads_and_shows_where_they_look(op
     choose(browser, "Colour by", title)
     later = rows.sel(layer=1, head=2, query=slice(1, None))
     sink = 100 * float(later["weight"].where(later["key"] == 0).sum("rank").mean())
-    assert float(text_of(browser, '.tile[data-head="1.2"] .tile-score')) == pytest.approx(sink, rel=6e-3)
+    assert float(text_of(browser, '.tile[data-head="1.2"] .tile-score')) == pytest.approx(
+        sink, rel=6e-3
+    )
     click_head(browser, "1.2")
     click_token(browser, 9)
     own = rows.sel(layer=1, head=2, query=9)
-    held = dict(zip(own["key"].values[:10].tolist(), (100 * own["weight"].values[:10]).tolist(), strict=True))
+    held = dict(
+        zip(
+            own["key"].values[:10].tolist(), (100 * own["weight"].values[:10]).tolist(), strict=True
+        )
+    )
     keys, weights = browser.run(f"[{ATTENTION}.data[0].x, {ATTENTION}.data[0].y]")
     assert keys == sorted(held) and weights == pytest.approx([held[key] for key in keys], rel=1e-3)
     after = expected.sel(token=9)
-    cells = browser.run("[...document.querySelectorAll('[aria-label=\"Next tokens\"] td')].map((one) => one.textContent)")
+    cells = browser.run(
+        "[...document.querySelectorAll('[aria-label=\"Next tokens\"] td')].map((one) => "
+        "one.textContent)"
+    )
     assert [text or "∅" for text in after["next_text"].values] == cells[::2]
-    assert [float(cell) for cell in cells[1::2]] == pytest.approx((100 * after["probability"].values).tolist(), rel=1e-3)
+    assert [float(cell) for cell in cells[1::2]] == pytest.approx(
+        (100 * after["probability"].values).tolist(), rel=1e-3
+    )
     follows = float(text_of(browser, '[aria-label="Next tokens"] caption').split()[-2])
     assert follows == pytest.approx(100 * float(after["probability_of_next"]), rel=1e-3)
     distances, logits = browser.run(f"[{LOGITS}.data[0].x, {LOGITS}.data[0].y]")
@@ -391,11 +532,20 @@ def test_a_run_without_positions_opens_on_its_heads_and_shows_where_they_look(op
     assert sorted(distances) == list(range(10))
     assert sorted(logits) == pytest.approx(sorted(there.tolist()), abs=2e-3)
     choose(browser, "Prompt", "1")
-    browser.wait(f"{ATTENTION}.data[0].x.length === 4")  # of each token of another prompt four keys are kept
+    # of each token of another prompt four keys are kept
+    browser.wait(f"{ATTENTION}.data[0].x.length === 4")
     click_token(browser, 7)
     other = rows.sel(prompt=1, layer=1, head=2, token=7)
-    held = dict(zip(other["prompt_key"].values.tolist(), (100 * other["prompt_weight"].values).tolist(), strict=True))
-    browser.wait(f"document.querySelector({json.dumps(LOOKS)}).textContent.includes('looks from token 7')")
+    held = dict(
+        zip(
+            other["prompt_key"].values.tolist(),
+            (100 * other["prompt_weight"].values).tolist(),
+            strict=True,
+        )
+    )
+    browser.wait(
+        f"document.querySelector({json.dumps(LOOKS)}).textContent.includes('looks from token 7')"
+    )
     keys, weights = browser.run(f"[{ATTENTION}.data[0].x, {ATTENTION}.data[0].y]")
     assert keys == sorted(held) and weights == pytest.approx([held[key] for key in keys], rel=1e-3)
 
@@ -407,13 +557,16 @@ def test_a_token_without_a_row_names_the_nearest_one_that_has(opened):
     browser.run("document.querySelector('.looks button').click()")
     assert browser.run(TOKEN) == "9"
     assert "looks from token 9 at tokens" in text_of(browser, LOOKS)
-    assert text_of(browser, '[aria-label="Next tokens"] caption').startswith("After token 9; what does follow has ")
+    assert text_of(browser, '[aria-label="Next tokens"] caption').startswith(
+        "After token 9; what does follow has "
+    )
 
 
 def test_what_is_chosen_on_one_side_of_a_comparison_is_chosen_on_the_other(opened):
     browser = opened("compared.html")
     assert browser.run(
-        "new Set([...document.querySelectorAll('[id]')].map((one) => one.id)).size === document.querySelectorAll('[id]').length"
+        "new Set([...document.querySelectorAll('[id]')].map((one) => one.id)).size === "
+        "document.querySelectorAll('[id]').length"
     )
     sides = "[...document.querySelectorAll('.sides > section')]"
     chosen = f"{sides}.map((side) => side.querySelector('.tile[aria-pressed=true]').dataset.head)"
@@ -424,7 +577,9 @@ def test_what_is_chosen_on_one_side_of_a_comparison_is_chosen_on_the_other(opene
     click_token(browser, 7, inside="document.querySelector('#side-1')")
     browser.wait(f"String({tokens}) === '7,7'")
     looks = browser.run(f"{sides}.map((side) => side.querySelector('.looks').textContent)")
-    assert all(text.startswith("L1 H3 looks from token 7") for text in looks) and looks[0] != looks[1]
+    assert (
+        all(text.startswith("L1 H3 looks from token 7") for text in looks) and looks[0] != looks[1]
+    )
     browser.run("document.querySelector('#side-1 .plot[tabindex]').focus()")
     browser.press("ArrowRight")
     browser.wait(f"String({tokens}) === '8,8'")
@@ -434,7 +589,10 @@ def test_what_is_chosen_on_one_side_of_a_comparison_is_chosen_on_the_other(opene
     assert browser.run("document.documentElement.scrollWidth") <= 420
 
 
-@pytest.mark.parametrize(("width", "dark"), [(420, False), (420, True), (600, False), (800, False), (1280, False), (1600, False)])
+@pytest.mark.parametrize(
+    ("width", "dark"),
+    [(420, False), (420, True), (600, False), (800, False), (1280, False), (1600, False)],
+)
 def test_a_page_is_as_wide_as_its_window_and_no_control_is_cut(opened, width, dark):
     browser = opened("small.html", width=width, dark=dark)
     assert browser.run("document.documentElement.scrollWidth") <= width
@@ -454,12 +612,19 @@ COLORED = "[...document.querySelectorAll('.position-texts .panel')]"
 def colored(browser: Browser, panel: int) -> tuple[str, list[float]]:
     """The head that a text is colored by, and the number of every token."""
     head = browser.run(f"{COLORED}[{panel}].querySelector('.open').textContent")
-    titles = browser.run(f"[...{COLORED}[{panel}].querySelectorAll('.colored span')].map((one) => one.title)")
-    assert [title.split(": ")[0] for title in titles] == [f"token {token}" for token in range(len(titles))]
+    titles = browser.run(
+        f"[...{COLORED}[{panel}].querySelectorAll('.colored span')].map((one) => one.title)"
+    )
+    assert [title.split(": ")[0] for title in titles] == [
+        f"token {token}" for token in range(len(titles))
+    ]
     return head, [float(title.split(": ")[1]) for title in titles]
 
 
-@pytest.mark.parametrize(("name", "group", "variable"), [("kinds", "positions", "position"), ("gated", "gates", "gate_by_token")])
+@pytest.mark.parametrize(
+    ("name", "group", "variable"),
+    [("kinds", "positions", "position"), ("gated", "gates", "gate_by_token")],
+)
 def test_the_text_of_every_kind_has_the_numbers_of_the_run(opened, pages, name, group, variable):
     browser = opened(f"{name}.html")
     run = xr.open_datatree(pages / f"{name}.nc")
@@ -471,19 +636,26 @@ def test_the_text_of_every_kind_has_the_numbers_of_the_run(opened, pages, name, 
         for kind in ("counts tokens", "places words", "marks lines", "places in segments")
         if (kinds == kind).any()
     ]
-    assert shown and browser.run("document.querySelector('main section').id") == "position_sources", "it comes first, and open"
+    assert (
+        shown and browser.run("document.querySelector('main section').id") == "position_sources"
+    ), "it comes first, and open"
     for panel, title in enumerate(shown):
-        steps = int(browser.run(f"Number(({COLORED}[{panel}].querySelector('input') || {{max: 0}}).max)"))
+        steps = int(
+            browser.run(f"Number(({COLORED}[{panel}].querySelector('input') || {{max: 0}}).max)")
+        )
         for step in range(steps + 1):
             if steps:
                 browser.run(
-                    f"(() => {{ const one = Object.assign({COLORED}[{panel}].querySelector('input'), {{value: {step}}}); "
+                    f"(() => {{ const one = "
+                    f"Object.assign({COLORED}[{panel}].querySelector('input'), {{value: {step}}}); "
                     "one.dispatchEvent(new Event('input')); })()"
                 )
             head, numbers = colored(browser, panel)
             layer, place = (int(part[1:]) for part in head.removeprefix("show ").split())
             assert kinds.sel(layer=layer, head=place) == title.split(": ")[0]
-            values = run[group][variable].sel(prompt=0, layer=layer, head=place).values[: len(numbers)]
+            values = (
+                run[group][variable].sel(prompt=0, layer=layer, head=place).values[: len(numbers)]
+            )
             np.testing.assert_allclose(numbers, values, rtol=1e-4, atol=5e-7)
     choose_prompt = "document.querySelector('.position-texts > label select')"
     browser.run(f"Object.assign({choose_prompt}, {{value: 1}}).dispatchEvent(new Event('change'))")
@@ -492,7 +664,9 @@ def test_the_text_of_every_kind_has_the_numbers_of_the_run(opened, pages, name, 
     values = run[group][variable].sel(prompt=1, layer=layer, head=place).values[: len(numbers)]
     np.testing.assert_allclose(numbers, values, rtol=1e-4, atol=5e-7)
     browser.run(f"{COLORED}[0].querySelector('.open').click()")
-    browser.wait(f"document.querySelector('.tile[aria-pressed=true]').dataset.head === '{layer}.{place}'")
+    browser.wait(
+        f"document.querySelector('.tile[aria-pressed=true]').dataset.head === '{layer}.{place}'"
+    )
 
 
 def test_numbers_of_the_chosen_head_are_those_of_the_run(opened, pages):
@@ -502,18 +676,23 @@ def test_numbers_of_the_chosen_head_are_those_of_the_run(opened, pages):
     for head, prompt in (("0.1", 0), ("1.0", 1)):
         choose(browser, "Prompt", str(prompt))
         click_head(browser, head)
-        browser.wait(f"document.querySelector('.tile[aria-pressed=true]').dataset.head === '{head}'")
+        browser.wait(
+            f"document.querySelector('.tile[aria-pressed=true]').dataset.head === '{head}'"
+        )
         layer, place = map(int, head.split("."))
         for group, variable in variables.items():
             chart = f"document.querySelector('#{group} .head-charts')"
             browser.run(f"{chart}.closest('details').open = true")
             browser.wait(
-                f"({chart}.scrollIntoView(), /(prompt {prompt}\\)|–)$/.test({chart}.querySelector('.said').textContent))"
+                f"({chart}.scrollIntoView(), /(prompt "
+                f"{prompt}\\)|–)$/.test({chart}.querySelector('.said').textContent))"
             )
             said = browser.run(f"{chart}.querySelector('.said').textContent")
             value = run[group][variable].sel(prompt=prompt, layer=layer, head=place).item()
             shown = said.removesuffix(f" (prompt {prompt})").rpartition(": ")[2]
-            assert shown == "–" if np.isnan(value) else float(shown) == pytest.approx(value, rel=1e-3)
+            assert (
+                shown == "–" if np.isnan(value) else float(shown) == pytest.approx(value, rel=1e-3)
+            )
     assert np.isfinite(run["three_axis/r"]).all()
 
 

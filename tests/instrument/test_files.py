@@ -1,4 +1,6 @@
-"""Files and directories appear whole or not at all, and what stood there stands until then; a run too, on a disk that is full."""
+"""Files and directories appear whole or not at all, and what stood there stands until then; a run
+too, on a disk that is full.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,9 @@ def test_a_directory_replaces_a_file(tmp_path):
     assert os.listdir(tmp_path) == ["made"]
 
 
-@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), ValueError("wrong"), KeyboardInterrupt()])
+@pytest.mark.parametrize(
+    "error", [OSError(28, "No space left on device"), ValueError("wrong"), KeyboardInterrupt()]
+)
 @pytest.mark.parametrize("name", ["notes.txt", "made/notes.txt"])
 def test_an_error_leaves_the_old_file_or_directory_and_nothing_else(name, error, tmp_path):
     """Of the second name the directory is replaced."""
@@ -69,7 +73,10 @@ def test_where_nothing_was_written_nothing_changes(tmp_path):
     assert os.listdir(tmp_path) == ["notes.txt"]
 
 
-@pytest.mark.parametrize(("mask", "file", "directory"), [(0o022, 0o644, 0o755), (0o027, 0o640, 0o750), (0o077, 0o600, 0o700)])
+@pytest.mark.parametrize(
+    ("mask", "file", "directory"),
+    [(0o022, 0o644, 0o755), (0o027, 0o640, 0o750), (0o077, 0o600, 0o700)],
+)
 def test_files_have_the_permissions_that_the_umask_gives(tmp_path, mask, file, directory):
     from safetensors.torch import save_file
 
@@ -132,7 +139,10 @@ def test_a_file_never_replaces_a_directory(tmp_path):
 def test_what_a_killed_process_left_unfinished_goes_with_the_next_one(tmp_path):
     child = Forked(lambda: 0)
     child.wait()
-    mine, dead, alive = (tmp_path / f".value.txt.{number}.unfinished" for number in (os.getpid(), child.pid, os.getppid()))
+    mine, dead, alive = (
+        tmp_path / f".value.txt.{number}.unfinished"
+        for number in (os.getpid(), child.pid, os.getppid())
+    )
     for left in (mine, dead, alive):
         left.write_text("half")
     write_text(tmp_path / "value.txt", "whole")

@@ -1,4 +1,6 @@
-"""The house stands: arrows point down only, nothing below the commands prints, importing is light, help is there without torch."""
+"""The house stands: arrows point down only, nothing below the commands prints, importing is light,
+help is there without torch.
+"""
 
 from __future__ import annotations
 
@@ -18,18 +20,39 @@ ROOT = PACKAGE
 LABORATORY = repository / "papers" / "position_papers"
 NEIGHBOURS = ("measures", "tasks", "plots", "models")
 ABOVE = ("cli", "explorer", "comparison", "analysis", "experiments", "interventions")
-"""From the top down: a floor may load those after it, and none before it. The neighbours stand below them all, side by side."""
+"""From the top down: a floor may load those after it, and none before it.
+
+The neighbours stand below them all, side by side.
+"""
 PAPERS = tuple(path.parent.name for path in sorted(LABORATORY.glob("*/paper.py")))
 FORBIDDEN = {
     "positions": (*NEIGHBOURS, *ABOVE, "checkpoint_files", "run", "inputs", "errors"),
     "checkpoint_files": (*NEIGHBOURS, *ABOVE, "inputs", "run"),
-    **{floor: tuple(other for other in NEIGHBOURS if other != floor) + ABOVE for floor in NEIGHBOURS},
+    **{
+        floor: tuple(other for other in NEIGHBOURS if other != floor) + ABOVE
+        for floor in NEIGHBOURS
+    },
     **{floor: ABOVE[:place] for place, floor in enumerate(ABOVE)},
     "interventions": (*ABOVE[:-1], *(floor for floor in NEIGHBOURS if floor != "models")),
-    "comparison": ("cli", "explorer", "analysis", "experiments", "interventions", "models", "measures", "tasks"),
+    "comparison": (
+        "cli",
+        "explorer",
+        "analysis",
+        "experiments",
+        "interventions",
+        "models",
+        "measures",
+        "tasks",
+    ),
 }
-ROOMS = {"measures.kernels": ("measures",), "plots.marks": ("plots.views", "plots.pages"), "plots.views": ("plots.pages",)}
-"""By room of a floor, what its own floor has that it must not import; "measures": the measures themselves, not their kernels."""
+ROOMS = {
+    "measures.kernels": ("measures",),
+    "plots.marks": ("plots.views", "plots.pages"),
+    "plots.views": ("plots.pages",),
+}
+"""By room of a floor, what its own floor has that it must not import; "measures": the measures
+themselves, not their kernels.
+"""
 LIBRARIES = {
     "plots": ("torch", "transformers", "transformer_lens", "matplotlib.pyplot"),
     "positions": ("transformers", "transformer_lens"),
@@ -46,7 +69,9 @@ def nodes(path: Path) -> list[ast.AST]:
 
 @functools.cache
 def imports() -> dict[str, set[str]]:
-    """Every module of ours with the modules of ours that it imports, wherever in the file; the facades that load lazily are left out."""
+    """Every module of ours with the modules of ours that it imports, wherever in the file; the
+    facades that load lazily are left out.
+    """
     paths = {
         ".".join(path.relative_to(root.parent).with_suffix("").parts): path
         for root in (ROOT, LABORATORY)
@@ -68,9 +93,14 @@ def imports() -> dict[str, set[str]]:
 
 
 def within(name: str, room: str) -> bool:
-    """Whether a module stands in a room; the room "measures" of the measures themselves is without its kernels."""
+    """Whether a module stands in a room; the room "measures" of the measures themselves is without
+    its kernels.
+    """
     inside = name == f"repo_interp.{room}" or name.startswith(f"repo_interp.{room}.")
-    return inside and not (room == "measures" and (within(name, "measures.kernels") or name.endswith((".measures", ".labels"))))
+    return inside and not (
+        room == "measures"
+        and (within(name, "measures.kernels") or name.endswith((".measures", ".labels")))
+    )
 
 
 def test_the_instrument_never_imports_the_laboratory():
@@ -88,7 +118,8 @@ def test_the_kit_knows_no_paper_and_papers_do_not_know_each_other(paper):
     wrong = {
         name
         for name, needs in imports().items()
-        if name.startswith(tuple(others)) and any(f"position_papers.{paper}." in need for need in needs)
+        if name.startswith(tuple(others))
+        and any(f"position_papers.{paper}." in need for need in needs)
     }
     assert not wrong
 
@@ -124,20 +155,28 @@ for floor, modules, bad in json.loads(sys.argv[1]):
 
 
 def test_a_floor_loads_nothing_above_or_beside_it():
-    """One interpreter forgets what must not be loaded before each floor; torch, which is loaded once, only after those that must not."""
+    """One interpreter forgets what must not be loaded before each floor; torch, which is loaded
+    once, only after those that must not.
+    """
     floors = []
     for floor, libraries in sorted(LIBRARIES.items(), key=lambda item: "torch" not in item[1]):
         files = [path for path in ROOT.joinpath(floor).rglob("*.py") if path.name != "__init__.py"]
-        modules = sorted(".".join(path.relative_to(ROOT.parent).with_suffix("").parts) for path in files)
+        modules = sorted(
+            ".".join(path.relative_to(ROOT.parent).with_suffix("").parts) for path in files
+        )
         assert modules
         bad = [*(f"repo_interp.{other}" for other in FORBIDDEN[floor]), *libraries]
         floors.append([floor, [f"repo_interp.{floor}", *modules], bad])
-    done = subprocess.run([sys.executable, "-c", FLOORS, json.dumps(floors)], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", FLOORS, json.dumps(floors)], capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
 
 
 def test_transformer_lens_is_imported_where_a_bridge_is_made_and_nowhere_else():
-    """At the top of a module, outside of `if TYPE_CHECKING`: `analyze`, experiments and commands need none, and it takes seconds."""
+    """At the top of a module, outside of `if TYPE_CHECKING`: `analyze`, experiments and commands
+    need none, and it takes seconds.
+    """
     bridge = "repo_interp.models.bridge"
     wrong = {
         str(path.relative_to(ROOT))
@@ -150,7 +189,17 @@ def test_transformer_lens_is_imported_where_a_bridge_is_made_and_nowhere_else():
     assert wrong == {"models/bridge.py"}
 
 
-HEAVY = ("torch", "transformers", "transformer_lens", "matplotlib", "plotly", "xarray", "numpy", "rich", "scipy")
+HEAVY = (
+    "torch",
+    "transformers",
+    "transformer_lens",
+    "matplotlib",
+    "plotly",
+    "xarray",
+    "numpy",
+    "rich",
+    "scipy",
+)
 NO_MODEL = ("torch", "transformers", "transformer_lens", "matplotlib", "plotly", "xarray", "scipy")
 HELP = """
 import contextlib, io, json, sys
@@ -166,14 +215,24 @@ assert not wrong, wrong
 
 
 def test_importing_the_package_and_asking_for_help_is_light():
-    asked = [["--help"], ["analyze", "--help"], ["inspect", "--help"], ["train", "--help"], ["--version"]]
-    done = subprocess.run([sys.executable, "-c", HELP, json.dumps(asked), *HEAVY], capture_output=True, text=True)
+    asked = [
+        ["--help"],
+        ["analyze", "--help"],
+        ["inspect", "--help"],
+        ["train", "--help"],
+        ["--version"],
+    ]
+    done = subprocess.run(
+        [sys.executable, "-c", HELP, json.dumps(asked), *HEAVY], capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
 
 
 def test_a_checkpoint_is_inspected_without_torch_and_transformers():
     asked = [["inspect", "niah/repo"], ["inspect", str(OFFICIAL / "repo_mha")]]
-    done = subprocess.run([sys.executable, "-c", HELP, json.dumps(asked), *NO_MODEL], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", HELP, json.dumps(asked), *NO_MODEL], capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
 
 
@@ -187,12 +246,19 @@ def test_the_source_of_transformers_is_read_as_its_modules_run():
     from repo_interp.checkpoint_files import transformers_source as source
 
     assert source.decoders() == dict(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
-    assert set(source.activations()) == set(ACT2FN) and source.layer_types() == tuple(ALLOWED_LAYER_TYPES)
+    assert set(source.activations()) == set(ACT2FN) and source.layer_types() == tuple(
+        ALLOWED_LAYER_TYPES
+    )
     assert set(source.rope_types()) == set(ROPE_INIT_FUNCTIONS)
     for family in ("llama", "gemma3_text", "gpt2", "mixtral", "gpt-sw3"):
         config, stated = CONFIG_MAPPING[family](), source.class_defaults(family)
-        named = {name: stated.get("attribute_map", {}).get(name, name) for name in ("hidden_size", "num_attention_heads")}
-        assert {name: stated[own] for name, own in named.items()} == {name: getattr(config, name) for name in named}
+        named = {
+            name: stated.get("attribute_map", {}).get(name, name)
+            for name in ("hidden_size", "num_attention_heads")
+        }
+        assert {name: stated[own] for name, own in named.items()} == {
+            name: getattr(config, name) for name in named
+        }
 
 
 def test_every_public_name_can_be_had_and_is_listed():

@@ -15,7 +15,9 @@ def declare(folder, name: str) -> None:
     (about / "entry_points.txt").write_text(f"[repo_interp.tried]\n{name} = {name}:thing\n")
 
 
-def test_a_package_counts_from_when_it_is_installed_and_nothing_is_read_twice(tmp_path, monkeypatch):
+def test_a_package_counts_from_when_it_is_installed_and_nothing_is_read_twice(
+    tmp_path, monkeypatch
+):
     read = []
 
     def counted(group):
@@ -30,7 +32,10 @@ def test_a_package_counts_from_when_it_is_installed_and_nothing_is_read_twice(tm
     declare(tmp_path, "first")
     assert [point.name for point in installed_points("repo_interp.tried")] == ["first"]
     declare(tmp_path, "second")
-    assert sorted(point.name for point in installed_points("repo_interp.tried")) == ["first", "second"]
+    assert sorted(point.name for point in installed_points("repo_interp.tried")) == [
+        "first",
+        "second",
+    ]
     assert len(read) == 3
     monkeypatch.setattr(sys, "path", [folder for folder in sys.path if folder != str(tmp_path)])
     assert installed_points("repo_interp.tried") == ()

@@ -22,8 +22,12 @@ def test_another_version_is_one_line_where_it_is_needed(tmp_path):
     (other / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {number}\n")
     path = os.pathsep.join([str(tmp_path), str(ROOT)])
     command = [sys.executable, "-m", "repo_interp", "verify", "niah/repo"]
-    done = subprocess.run(command, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True)
+    done = subprocess.run(
+        command, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True
+    )
     library = name.replace("_", "-")
     assert done.returncode == 2 and done.stderr.count("\n") == 1, done.stderr
-    assert done.stderr.startswith(f"repo-interp verify: {library} {number} is installed, and repo_interp works with ")
+    assert done.stderr.startswith(
+        f"repo-interp verify: {library} {number} is installed, and repo_interp works with "
+    )
     assert f"pip install '{library}" in done.stderr

@@ -1,4 +1,6 @@
-"""Work that must not be lost, and results that must not be mixed: two writers, kills, full disks, and what stands beside our own files."""
+"""Work that must not be lost, and results that must not be mixed: two writers, kills, full disks,
+and what stands beside our own files.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ SHORT = ["analyze", "reversal/repo", "--length", "8", "--count", "3", "--measure
 
 
 def full(room: int) -> None:
-    """Let the system refuse to write more than `room` bytes to any file, as it does when a disk is full."""
+    """Let the system refuse to write more than `room` bytes to any file, as it does when a disk is
+    full.
+    """
     resource.setrlimit(resource.RLIMIT_FSIZE, (room, room))
 
 
@@ -48,7 +52,8 @@ def test_a_second_training_into_one_directory_is_refused_and_changes_nothing(tmp
     assert train(out, "--steps", "2") == 0 and not (out / ".lock").exists()
     before, held = tree(out), claim(out)
     for more in (["--overwrite"], ["--steps", "2", "--resume"]):
-        assert train(out, "--seed", "0", *more) == (2 if "--overwrite" in more else 0)  # a finished run is only read
+        # a finished run is only read
+        assert train(out, "--seed", "0", *more) == (2 if "--overwrite" in more else 0)
     held.release()
     assert tree(out) == before
 
@@ -68,7 +73,10 @@ def test_overwriting_a_run_removes_what_it_wrote_and_nothing_else(tmp_path):
     here, fresh = tree(out), tmp_path / "fresh"
     assert train(fresh, "--steps", "2", "--seed", "1") == 0
     assert all(here.pop(name) == b"years of work" for name in kept)
-    assert here.keys() == tree(fresh).keys() and here["model.safetensors"] == tree(fresh)["model.safetensors"]
+    assert (
+        here.keys() == tree(fresh).keys()
+        and here["model.safetensors"] == tree(fresh)["model.safetensors"]
+    )
 
 
 # A state that was changed
@@ -82,8 +90,12 @@ class Hostile:
 CHANGES = {
     "no weights": lambda state: state.update(model={}),
     "text for weights": lambda state: state.update(model="weights"),
-    "text for a weight": lambda state: state["model"].update({next(iter(state["model"])): "weight"}),
-    "another shape": lambda state: state["model"].update({next(iter(state["model"])): torch.zeros(1)}),
+    "text for a weight": lambda state: state["model"].update(
+        {next(iter(state["model"])): "weight"}
+    ),
+    "another shape": lambda state: state["model"].update(
+        {next(iter(state["model"])): torch.zeros(1)}
+    ),
     "a step below 0": lambda state: state["moment"].update(step=-5),
     "an earlier step": lambda state: state["moment"].update(step=1),
     "a step beyond the last": lambda state: state["moment"].update(step=10**6),
@@ -91,7 +103,9 @@ CHANGES = {
     "no moment": lambda state: state.update(moment={}),
     "a longer log": lambda state: state["moment"].update(log_size=10**6),
     "an optimiser that forgot": lambda state: state["optimizer"].update(state={}),
-    "another optimiser": lambda state: state["optimizer"]["param_groups"][0].update(betas=(0.1, 0.2)),
+    "another optimiser": lambda state: state["optimizer"]["param_groups"][0].update(
+        betas=(0.1, 0.2)
+    ),
     "no optimiser": lambda state: state.update(optimizer="AdamW"),
     "no generator": lambda state: state.update(random=torch.zeros(3)),
     "code": lambda state: state.update(model=Hostile()),
@@ -126,12 +140,16 @@ def test_a_changed_state_does_not_resume(change, interrupted, tmp_path, monkeypa
         torch.save(state, file)
     else:
         whole = file.read_bytes()
-        file.write_bytes({"text": b"step = 5", "nothing": b"", "half": whole[: len(whole) // 2]}[change])
+        file.write_bytes(
+            {"text": b"step = 5", "nothing": b"", "half": whole[: len(whole) // 2]}[change]
+        )
     before = tree(Path("run"))
     assert main(["train", "--resume", "--out", "run"]) == 2
     said = capsys.readouterr().err
     assert (
-        said.startswith("repo-interp train: run/") and said.endswith("; begin anew with --overwrite\n") and said.count("\n") == 1
+        said.startswith("repo-interp train: run/")
+        and said.endswith("; begin anew with --overwrite\n")
+        and said.count("\n") == 1
     )
     assert tree(Path("run")) == before and not Path("hostile").exists()
 
@@ -145,7 +163,11 @@ def saved(directory: Path, scheme: str, tokenizer: bool = False) -> None:
     model = ri.load_model("reversal/rope")
     from repo_interp.models.checkpoints import identify, load_tokenizer
 
-    ri.save(ri.reposition(model, scheme), directory, load_tokenizer(identify("reversal/rope")) if tokenizer else None)
+    ri.save(
+        ri.reposition(model, scheme),
+        directory,
+        load_tokenizer(identify("reversal/rope")) if tokenizer else None,
+    )
 
 
 def test_a_checkpoint_is_replaced_as_a_whole_and_other_files_stay(tmp_path):
@@ -164,7 +186,9 @@ def test_a_checkpoint_is_replaced_as_a_whole_and_other_files_stay(tmp_path):
 
 
 def save_until(limit: int, model: torch.nn.Module, place: Path) -> None:
-    """Save `model` over the checkpoint in `place`, and die at its operation number `limit` on files."""
+    """Save `model` over the checkpoint in `place`, and die at its operation number `limit` on
+    files.
+    """
     count = 0
 
     def watch(event, arguments):
@@ -203,7 +227,10 @@ def test_a_save_on_a_full_disk_is_one_line_and_leaves_the_old_checkpoint(room, t
     before = tree(place)
 
     def save() -> None:
-        model, tokenizer = ri.reposition(ri.load_model("reversal/rope"), "repo"), load_tokenizer(identify("reversal/rope"))
+        model, tokenizer = (
+            ri.reposition(ri.load_model("reversal/rope"), "repo"),
+            load_tokenizer(identify("reversal/rope")),
+        )
         full(room)
         try:
             ri.save(model, place, tokenizer)
@@ -211,7 +238,9 @@ def test_a_save_on_a_full_disk_is_one_line_and_leaves_the_old_checkpoint(room, t
             say(error)
 
     done = forked(save)
-    assert done.returncode == 0 and "File too large" in done.stdout and done.stdout.count("\n") == 1, done.stderr
+    assert (
+        done.returncode == 0 and "File too large" in done.stdout and done.stdout.count("\n") == 1
+    ), done.stderr
     assert tree(place) == before and os.listdir(tmp_path) == ["model"]
 
 
@@ -235,10 +264,24 @@ def test_figures_on_a_full_disk_are_one_line(tmp_path):
 
     def draw() -> int:
         full(3000)
-        return main(["figures", "hope", "--no-zoo", "--fast", "--set", "count=2", "--experiment", "copying", *checkpoint])
+        return main(
+            [
+                "figures",
+                "hope",
+                "--no-zoo",
+                "--fast",
+                "--set",
+                "count=2",
+                "--experiment",
+                "copying",
+                *checkpoint,
+            ]
+        )
 
     done = forked(draw, tmp_path)
-    assert done.returncode == 2 and "File too large" in done.stderr and "Traceback" not in done.stderr, done.stderr
+    assert (
+        done.returncode == 2 and "File too large" in done.stderr and "Traceback" not in done.stderr
+    ), done.stderr
     assert not list(tmp_path.rglob("*.nc"))
 
 
@@ -246,8 +289,14 @@ def test_figures_on_a_full_disk_are_one_line(tmp_path):
 def test_a_full_standard_output_costs_what_is_printed_and_nothing_else(tmp_path):
     with open("/dev/full", "w") as nowhere:
         done = forked(lambda: main([*SHORT, "--out", "o"]), tmp_path, nowhere)
-    line = "repo-interp analyze: standard output cannot be written (No space left on device); the results are there"
-    assert (done.returncode, [said for said in done.stderr.splitlines() if "so far" not in said]) == (1, [line])
+    line = (
+        "repo-interp analyze: standard output cannot be written (No space left on "
+        "device); the results are there"
+    )
+    assert (
+        done.returncode,
+        [said for said in done.stderr.splitlines() if "so far" not in said],
+    ) == (1, [line])
     assert forked(lambda: main([*SHORT, "--out", "other"]), tmp_path).returncode == 0
     assert tree(tmp_path / "o") == tree(tmp_path / "other")
 
@@ -304,17 +353,25 @@ def test_a_measure_that_cannot_conclude_loses_nothing(measures, tmp_path, monkey
     try:
         assert main(command) == (1 if several else 2)
         said = " ".join("".join(capsys.readouterr()).split())
-        assert "cannot conclude (KeyError: 'no such" in said and "finished batches are kept" in said and "Traceback" not in said
+        assert (
+            "cannot conclude (KeyError: 'no such" in said
+            and "finished batches are kept" in said
+            and "Traceback" not in said
+        )
         if several:
             run = ri.read_run(out)
-            assert set(run.children) == {"positions"} and "late: it cannot conclude" in run.attrs["stopped"]
+            assert (
+                set(run.children) == {"positions"}
+                and "late: it cannot conclude" in run.attrs["stopped"]
+            )
         observed = (tmp_path / "observed").read_text()
         (tmp_path / "mended").touch()
         assert main([*command, "--resume"]) == 0
     finally:
         sys.modules.pop("late_extras", None)
     again = len((tmp_path / "observed").read_text()) - len(observed)
-    assert again == len(observed) - 3 * 4  # the probe of the cost again, and none of 3 prompts in 4 layers
+    # the probe of the cost again, and none of 3 prompts in 4 layers
+    assert again == len(observed) - 3 * 4
     assert "late" in ri.read_run(out).children and not (out / ".batches").exists()
 
 
@@ -328,7 +385,13 @@ def test_damaged_batches_and_points_are_measured_again_and_said(tmp_path, recwar
                 raise KeyboardInterrupt
 
         return ri.analyze(
-            bridge, prompts, ["positions"], store=tmp_path / "store", experiments=["saliency"], task=task, finished=finished
+            bridge,
+            prompts,
+            ["positions"],
+            store=tmp_path / "store",
+            experiments=["saliency"],
+            task=task,
+            finished=finished,
         )
 
     expected = ri.analyze(bridge, prompts, ["positions"], experiments=["saliency"], task=task)
@@ -351,7 +414,9 @@ def test_damaged_batches_and_points_are_measured_again_and_said(tmp_path, recwar
 
 
 def test_a_page_is_the_same_bytes_from_memory_and_from_the_file(tmp_path):
-    """However the page is reached: in one go, or by `--resume` from the numbers of a killed command."""
+    """However the page is reached: in one go, or by `--resume` from the numbers of a killed
+    command.
+    """
     from repo_interp.plots.pages.report import write_report
 
     task = ri.tasks.make_task("reversal")
@@ -361,7 +426,9 @@ def test_a_page_is_the_same_bytes_from_memory_and_from_the_file(tmp_path):
     )  # fmt: skip
     ri.write_run(run, tmp_path / "run.nc")
     read = ri.read_run(tmp_path / "run.nc")
-    assert {name: node.attrs for name, node in run.children.items()} == {name: node.attrs for name, node in read.children.items()}
+    assert {name: node.attrs for name, node in run.children.items()} == {
+        name: node.attrs for name, node in read.children.items()
+    }
     for name, each in (("memory", run), ("file", read)):
         assert write_report(each, tmp_path / f"{name}.html", tmp_path / name) == []
     assert (tmp_path / "memory.html").read_bytes() == (tmp_path / "file.html").read_bytes()

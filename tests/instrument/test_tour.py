@@ -1,4 +1,6 @@
-"""The reading path of docs/tour.md: its files exist, and it stays short enough to be read in an evening."""
+"""The reading path of docs/tour.md: its files exist, and it stays short enough to be read in an
+evening.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,9 @@ from places import DOCS
 
 def test_the_reading_path_exists_and_stays_short():
     text = (DOCS / "tour.md").read_text(encoding="utf-8")
-    linked = dict.fromkeys((DOCS / path).resolve() for path in re.findall(r"\]\((\.\./repo_interp/[^)]+\.py)\)", text))
+    linked = dict.fromkeys(
+        (DOCS / path).resolve() for path in re.findall(r"\]\((\.\./repo_interp/[^)]+\.py)\)", text)
+    )
     assert len(linked) >= 12
     missing = [path for path in linked if not path.is_file()]
     assert not missing, "a file of the reading path was renamed: follow it in docs/tour.md"

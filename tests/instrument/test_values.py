@@ -1,4 +1,6 @@
-"""Text becomes a value of the wanted type or is refused in one line; numbers become what people and JSON read."""
+"""Text becomes a value of the wanted type or is refused in one line; numbers become what people and
+JSON read.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +66,13 @@ def test_a_type_without_a_plain_name_is_said_as_it_is_written():
 
 @pytest.mark.parametrize(
     ("value", "kind"),
-    [(3, int), (0.5, float), (True, bool), ("word", str), ({"longest": 20, "kind": "repo"}, Mapping[str, int | str])],
+    [
+        (3, int),
+        (0.5, float),
+        (True, bool),
+        ("word", str),
+        ({"longest": 20, "kind": "repo"}, Mapping[str, int | str]),
+    ],
 )
 def test_a_value_of_the_type_is_taken_as_it_is(value, kind):
     assert checked(value, kind, "option") == value
@@ -85,7 +93,11 @@ def test_a_whole_number_is_taken_for_a_float():
         (1.5, Share, "a number from 0 to 1"),
         (0, Positive, "a number above 0 and of at most 1,000,000,000"),
         (-1, Seed, "a whole number of at least 0 and below 2^63"),
-        ((), Annotated[tuple[int, ...], MinLen(1)], "whole numbers with commas between them, at least one"),
+        (
+            (),
+            Annotated[tuple[int, ...], MinLen(1)],
+            "whole numbers with commas between them, at least one",
+        ),
         (math.inf, float, "a number"),
         (1, bool, "true or false"),
         (3, str, "a word"),
@@ -123,7 +135,9 @@ def test_python_and_text_are_held_to_the_same_range():
             Ranged(**{name: value})
         with pytest.raises(InputError, match=f"^ranged.{name}={text}: wanted .*number") as as_text:
             with_field(Ranged(), name, text, "ranged")
-        assert str(in_python.value).partition("wanted")[2] == str(as_text.value).partition("wanted")[2]
+        assert (
+            str(in_python.value).partition("wanted")[2] == str(as_text.value).partition("wanted")[2]
+        )
 
 
 @dataclass(frozen=True)
@@ -147,14 +161,25 @@ def test_a_field_is_read_as_its_type_and_the_others_stay():
     before = Options()
     assert changed("epsilon", "1") == Options(epsilon=1.0)
     assert changed("sizes", "4,5") == Options(sizes=(4, 5))
-    assert changed("last", "7") == Options(last=7) and with_field(Options(last=7), "last", "none", "patterns") == before
+    assert (
+        changed("last", "7") == Options(last=7)
+        and with_field(Options(last=7), "last", "none", "patterns") == before
+    )
     assert with_field(before, "name", "other", "patterns").name == "other"
     assert before == Options()
 
 
 @pytest.mark.parametrize(
     ("seconds", "words"),
-    [(0.0, "1 s"), (40, "40 s"), (89.4, "89 s"), (90, "2 min"), (720, "12 min"), (5399, "90 min"), (5760, "1.6 h")],
+    [
+        (0.0, "1 s"),
+        (40, "40 s"),
+        (89.4, "89 s"),
+        (90, "2 min"),
+        (720, "12 min"),
+        (5399, "90 min"),
+        (5760, "1.6 h"),
+    ],
 )
 def test_durations_are_said_in_the_unit_that_fits(seconds, words):
     assert duration(seconds) == words

@@ -1,4 +1,6 @@
-"""`repo-interp figures`: every claim in the table with its command, the same bytes twice, interruptions, errors, and the zoo's part."""
+"""`repo-interp figures`: every claim in the table with its command, the same bytes twice,
+interruptions, errors, and the zoo's part.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ SIZES = ["sequences=2", "repeated_sequences=2", "repeats=2", "controls=1", "batc
 
 @pytest.fixture(scope="module")
 def checkpoints(tmp_path_factory) -> Path:
-    """Two tiny language models whose positions end at their training length: one figure of HoPE's; and one with RoPE."""
+    """Two tiny language models whose positions end at their training length: one figure of HoPE's;
+    and one with RoPE.
+    """
     root = tmp_path_factory.mktemp("checkpoints")
     for seed, scheme in enumerate(("learned", "learned", "rope")):
         torch.manual_seed(seed)
@@ -68,18 +72,26 @@ def made(checkpoints, tmp_path_factory) -> Path:
 
 def files(directory: Path) -> dict[str, bytes]:
     """Everything below `directory` that is no measurement kept for the next time."""
-    found = {path.relative_to(directory).as_posix(): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+    found = {
+        path.relative_to(directory).as_posix(): path.read_bytes()
+        for path in directory.rglob("*")
+        if path.is_file()
+    }
     return {name: content for name, content in found.items() if not name.startswith(".cache")}
 
 
 def table(page: str, heading: str) -> list[list[str]]:
     """The cells of the table below `heading`, without what stands above its columns."""
     lines = re.split(r"\n##+ ", page.split(f"{heading}\n", 1)[1], maxsplit=1)[0].splitlines()
-    rows = [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines if line.startswith("|")]
+    rows = [
+        [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
+        for line in lines
+        if line.startswith("|")
+    ]
     return rows[2:]
 
 
-# ---- the papers -----------------------------------------------------------------------------------------------------
+# ---- the papers ----------------------------------------------------------------------------------
 
 
 def test_checkpoints_of_the_zoo_are_named_as_the_zoo_names_them():
@@ -94,10 +106,12 @@ def test_papers_are_named_once_in_our_order():
         named(["pope"])
 
 
-# ---- the page over all papers ---------------------------------------------------------------------------------------
+# ---- the page over all papers --------------------------------------------------------------------
 
 
-def test_a_paper_makes_its_directory_and_the_page_has_every_claim_with_its_command(checkpoints, tmp_path, capsys):
+def test_a_paper_makes_its_directory_and_the_page_has_every_claim_with_its_command(
+    checkpoints, tmp_path, capsys
+):
     out = tmp_path / "out"
     assert main(command(checkpoints, "--fast", "--out", str(out))) == 0
     said = capsys.readouterr().out
@@ -116,10 +130,15 @@ def test_a_paper_makes_its_directory_and_the_page_has_every_claim_with_its_comma
     of_the_claim = [row for row in verdicts if row["ours"]]
     assert {row["claim"].partition(" ")[0] for row in of_the_claim} == {"H1"}
     measured = of_the_claim[0]
-    assert (measured["claim"], measured["checkpoint"], measured["n"]) == ("H1", "language/learned", "2")
+    assert (measured["claim"], measured["checkpoint"], measured["n"]) == (
+        "H1",
+        "language/learned",
+        "2",
+    )
     assert (
         measured["scale"]
-        == "2 layers × width 16, 16 tokens; paper: 12 layers × width 768, 512 tokens, 50,000 steps of 512 sequences"
+        == "2 layers × width 16, 16 tokens; paper: 12 layers × width 768, 512 tokens, 50,000 "
+        "steps of 512 sequences"
     )
     assert "--out" not in measured["command"]
     assert measured["ours"] in page
@@ -128,7 +147,9 @@ def test_a_paper_makes_its_directory_and_the_page_has_every_claim_with_its_comma
     for link in re.findall(r'(?:href|src)="([^"#]+)', page) + re.findall(r"\]\(([^)#]+)\)", page):
         assert (out / link).is_file() or not (out / link).parent.exists()
     assert "not made yet, `repo-interp figures cope`" in gallery and "| [H1][H] |" in gallery
-    assert [path.name for path in (out / "hope").glob("logit_by_distance.*")] == ["logit_by_distance.png"]
+    assert [path.name for path in (out / "hope").glob("logit_by_distance.*")] == [
+        "logit_by_distance.png"
+    ]
 
 
 def test_the_same_gives_the_same_bytes_measured_kept_or_elsewhere(checkpoints, made, tmp_path):
@@ -141,7 +162,9 @@ def test_the_same_gives_the_same_bytes_measured_kept_or_elsewhere(checkpoints, m
     assert files(one) == before
 
 
-def test_what_stands_is_left_and_something_else_is_not_replaced_unasked(checkpoints, made, tmp_path, capsys):
+def test_what_stands_is_left_and_something_else_is_not_replaced_unasked(
+    checkpoints, made, tmp_path, capsys
+):
     out = shutil.copytree(made, tmp_path / "out")
     page = out / "hope" / "README.md"
     page.write_text("touched")
@@ -157,7 +180,9 @@ def test_what_stands_is_left_and_something_else_is_not_replaced_unasked(checkpoi
 
 def test_an_interrupted_making_goes_on_where_it_stopped(checkpoints, tmp_path, capsys, monkeypatch):
     out, loaded = tmp_path / "out", []
-    given_two = command(checkpoints, "--checkpoint", f"second={checkpoints / '1'}", "--out", str(out))
+    given_two = command(
+        checkpoints, "--checkpoint", f"second={checkpoints / '1'}", "--out", str(out)
+    )
     load = replicates.load
 
     def until_the_second(path, device):
@@ -169,14 +194,18 @@ def test_an_interrupted_making_goes_on_where_it_stopped(checkpoints, tmp_path, c
     monkeypatch.setattr(replicates, "load", until_the_second)
     assert main(given_two) == 130
     # A slow machine is told how far it is before.
-    (interrupted,) = [line for line in capsys.readouterr().err.splitlines() if not line.endswith(" so far")]
+    (interrupted,) = [
+        line for line in capsys.readouterr().err.splitlines() if not line.endswith(" so far")
+    ]
     assert "the same command goes on" in interrupted
     assert files(out) == {}
     assert main(given_two) == 0
     assert loaded == ["0", "0", "1", "1", "1"], "what is kept is not measured again"
 
 
-def test_a_plan_makes_what_its_rows_say_and_goes_on(checkpoints, made, tmp_path, monkeypatch, capsys):
+def test_a_plan_makes_what_its_rows_say_and_goes_on(
+    checkpoints, made, tmp_path, monkeypatch, capsys
+):
     """The same bytes as the options; a finished row is not measured again."""
     monkeypatch.chdir(tmp_path)
     sizes = ", ".join(size.replace("=", " = ") for size in SIZES)
@@ -187,7 +216,9 @@ checkpoints = {{ "language/learned" = "{}" }}
 settings = {{ {} }}
 out = "{}"
 """
-    Path("plan.toml").write_text("".join(row.format(checkpoints / name, sizes, name) for name in ("0", "1")))
+    Path("plan.toml").write_text(
+        "".join(row.format(checkpoints / name, sizes, name) for name in ("0", "1"))
+    )
     load, loaded = replicates.load, []
 
     def until_the_second(path, device):
@@ -221,7 +252,14 @@ def test_the_plan_of_pretrained_models_is_one():
 @pytest.mark.usefixtures("forking")
 def test_two_processes_leave_the_same_as_one(checkpoints, tmp_path, monkeypatch):
     sizes = [word for size in SIZES for word in ("--set", size)]
-    given = ["figures", "hope", "--no-zoo", "--checkpoint", f"language/rope={checkpoints / '2'}", *sizes]
+    given = [
+        "figures",
+        "hope",
+        "--no-zoo",
+        "--checkpoint",
+        f"language/rope={checkpoints / '2'}",
+        *sizes,
+    ]
     given += ["--experiment", "components", "--experiment", "vaf"]
     assert main([*given, "--jobs", "1", "--out", str(tmp_path / "one")]) == 0
     here, load = os.getpid(), replicates.load
@@ -243,9 +281,13 @@ def test_nothing_to_work_on_is_said_of_every_claim(tmp_path):
     for name in asked:
         with (tmp_path / "out" / name / "verdicts.csv").open(newline="") as stream:
             verdicts = list(csv.DictReader(stream))
-        assert [row["claim"] for row in verdicts] == [claim.label for claim in named([name])[name].claims]
+        assert [row["claim"] for row in verdicts] == [
+            claim.label for claim in named([name])[name].claims
+        ]
         assert all(json.loads(row["reasons"])[0]["text"] for row in verdicts)
-    owners = {claim.label: (name, claim) for name, each in named(()).items() for claim in each.claims}
+    owners = {
+        claim.label: (name, claim) for name, each in named(()).items() for claim in each.claims
+    }
     assert list(dict.fromkeys(row[0] for row in rows)) == list(owners)
     for row in rows:
         name, claim = owners[row[0]]
@@ -255,26 +297,44 @@ def test_nothing_to_work_on_is_said_of_every_claim(tmp_path):
 
 def test_other_formats_are_written_on_demand(checkpoints, made, tmp_path):
     kept = ("--cache", str(made / ".cache"))
-    assert main(command(checkpoints, "--out", str(tmp_path / "out"), "--formats", "nc,svg", *kept)) == 0
-    drawn = sorted(path.suffix for path in (tmp_path / "out" / "hope").iterdir() if path.stem == "logit_by_distance")
+    assert (
+        main(command(checkpoints, "--out", str(tmp_path / "out"), "--formats", "nc,svg", *kept))
+        == 0
+    )
+    drawn = sorted(
+        path.suffix
+        for path in (tmp_path / "out" / "hope").iterdir()
+        if path.stem == "logit_by_distance"
+    )
     assert drawn == [".nc", ".svg"]
 
 
 def test_a_checkpoint_that_fits_no_experiment_is_one_line(tmp_path, capsys):
-    words = ["cope", "--checkpoint", "mine=reversal/repo", "--no-zoo", "--out", str(tmp_path / "out")]
+    words = [
+        "cope",
+        "--checkpoint",
+        "mine=reversal/repo",
+        "--no-zoo",
+        "--out",
+        str(tmp_path / "out"),
+    ]
     assert main(["figures", *words]) == 2
     error = capsys.readouterr().err
     assert "fits no experiment that is asked for; flip-flop" in error and error.count("\n") == 1
     assert not (tmp_path / "out").exists()
 
 
-# ---- checkpoints, options, scale ------------------------------------------------------------------------------------
+# ---- checkpoints, options, scale -----------------------------------------------------------------
 
 
 def test_a_users_checkpoint_stands_in_for_the_zoos_of_its_name(checkpoints):
     mine = str(checkpoints / "0")
     found = given(["niah/repo", "niah/rope", "niah/never"], {"niah/repo": mine, "other": mine})
-    assert dict(found.paths) == {"niah/repo": mine, "other": mine, "niah/rope": str(ZOO / "niah/rope")}
+    assert dict(found.paths) == {
+        "niah/repo": mine,
+        "other": mine,
+        "niah/rope": str(ZOO / "niah/rope"),
+    }
     assert found.missing == ("niah/never",)
     assert found.digests["niah/repo"] == found.digests["other"] != found.digests["niah/rope"]
 
@@ -293,7 +353,9 @@ def test_records_without_weights_are_given_and_decide_the_digest(tmp_path):
 
 def test_options_are_of_one_paper_or_of_all_that_have_them():
     papers = named(["hope", "cope"])
-    options = stated_options(papers, [("count", "30"), ("hope.sequences", "8"), ("seed", "3")], {"hope": {"controls": 1}})
+    options = stated_options(
+        papers, [("count", "30"), ("hope.sequences", "8"), ("seed", "3")], {"hope": {"controls": 1}}
+    )
     assert (options["hope"].count, options["cope"].count, options["hope"].sequences) == (30, 30, 8)
     assert (options["hope"].controls, options["hope"].seed, options["cope"].seed) == (1, 3, 3)
     assert stated_options(papers, [], {})["hope"] == papers["hope"].options()
@@ -303,17 +365,25 @@ def test_scale_is_what_the_files_say():
     ours = scale_of(zoo_path("niah/repo"))
     assert (ours.layers, ours.width, ours.length) == (4, 64, 256)
     assert ours.training == "1,200 steps of 8 sequences, continuing another"
-    assert ours_and_theirs(Scale(2, 16), Scale(length=512)) == "2 layers × width 16; paper: 512 tokens"
+    assert (
+        ours_and_theirs(Scale(2, 16), Scale(length=512)) == "2 layers × width 16; paper: 512 tokens"
+    )
     assert ours_and_theirs(Scale(), Scale()) == ""
 
 
 def test_a_verdict_on_several_checkpoints_has_the_scale_of_all(checkpoints):
-    paths = {name: str(zoo_path(name)) for name in ("niah/repo", "niah/rope", "reversal/repo")} | {"tiny": str(checkpoints / "0")}
+    paths = {name: str(zoo_path(name)) for name in ("niah/repo", "niah/rope", "reversal/repo")} | {
+        "tiny": str(checkpoints / "0")
+    }
     theirs = Scale(16, 2048)
     line = scale_beside(theirs, "niah/repo", paths)
     assert line.startswith("4 layers × width 64, 256 tokens")
     assert line.endswith("; paper: 16 layers × width 2048")
-    assert scale_beside(theirs, "niah/repo, niah/rope", paths) == scale_beside(theirs, "niah", paths) == line
+    assert (
+        scale_beside(theirs, "niah/repo, niah/rope", paths)
+        == scale_beside(theirs, "niah", paths)
+        == line
+    )
     assert "niah/repo: " in scale_beside(theirs, "niah/repo tiny", paths)
     assert scale_beside(theirs, "nothing", paths) == ""
 

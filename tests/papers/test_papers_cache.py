@@ -1,5 +1,5 @@
-"""What is kept of measurements: the same comes back, something else - other code among it - is measured anew, and nothing half-written
-is left.
+"""What is kept of measurements: the same comes back, something else - other code among it - is
+measured anew, and nothing half-written is left.
 """
 
 from __future__ import annotations
@@ -23,7 +23,10 @@ def measured(times: list[str]) -> xr.Dataset:
     """A measurement that says when it is made."""
     times.append("measured")
     return xr.Dataset(
-        {"x": ("step", np.array([0.1, np.nan, 3]), {"units": "1"}), "yes": ("step", np.array([True, False, True]))},
+        {
+            "x": ("step", np.array([0.1, np.nan, 3]), {"units": "1"}),
+            "yes": ("step", np.array([True, False, True])),
+        },
         coords={"step": [1, 2, 3], "scheme": ("step", ["rope", "repo", "rope"])},
         attrs={"kept": "this"},
     )
@@ -60,7 +63,9 @@ def by_points(store: Store, stop_at: int) -> xr.Dataset:
         return {"value": number / 3}
 
     points = {str(number): partial(point, number) for number in range(4)}
-    return xr.Dataset({"x": ("point", [found["value"] for found in store.get_or_compute(points).values()])})
+    return xr.Dataset(
+        {"x": ("point", [found["value"] for found in store.get_or_compute(points).values()])}
+    )
 
 
 def of_subject(own: object, options: ScoreOptions, times: list[str]) -> xr.Dataset:
@@ -80,7 +85,9 @@ def test_an_interrupted_measurement_goes_on_from_its_finished_points(tmp_path):
     assert MADE == [0, 1, 2, 2, 3, 3]
     np.testing.assert_array_equal(whole["x"], np.arange(4) / 3)
     assert [file.suffix for file in tmp_path.iterdir() if file.name != ".gitignore"] == [".nc"]
-    assert Cache().points(by_points, DEPENDS).get_or_compute({"a": lambda: {"value": 1.0}}) == {"a": {"value": 1.0}}
+    assert Cache().points(by_points, DEPENDS).get_or_compute({"a": lambda: {"value": 1.0}}) == {
+        "a": {"value": 1.0}
+    }
 
 
 def test_the_same_is_measured_once_and_comes_back_as_it_was(tmp_path):
@@ -112,8 +119,12 @@ def test_something_else_is_measured_anew(tmp_path, other):
     assert len(times) == 3
 
 
-@pytest.mark.parametrize(("function", "error"), [(interrupted, KeyboardInterrupt), (unwritable, TypeError)])
-def test_what_is_interrupted_or_cannot_be_written_leaves_nothing_and_the_others_stay(tmp_path, function, error):
+@pytest.mark.parametrize(
+    ("function", "error"), [(interrupted, KeyboardInterrupt), (unwritable, TypeError)]
+)
+def test_what_is_interrupted_or_cannot_be_written_leaves_nothing_and_the_others_stay(
+    tmp_path, function, error
+):
     cache = Cache(tmp_path)
     cache.dataset(measured, DEPENDS, [])
     before = sorted(tmp_path.iterdir())
@@ -131,9 +142,13 @@ def test_without_a_directory_nothing_is_kept():
     assert len(times) == 2
 
 
-def test_a_checkpoint_at_another_path_is_not_measured_again_but_one_with_another_tokenizer_is(tmp_path):
+def test_a_checkpoint_at_another_path_is_not_measured_again_but_one_with_another_tokenizer_is(
+    tmp_path,
+):
     times: list[str] = []
-    first, second = (left_by_training("language/rope", tmp_path / name) for name in ("first", "second"))
+    first, second = (
+        left_by_training("language/rope", tmp_path / name) for name in ("first", "second")
+    )
     for place in (first, second):
         subject("rope", place).measured(Cache(tmp_path / "kept"), of_subject, ScoreOptions(), times)
     assert times == ["measured"]

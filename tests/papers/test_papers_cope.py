@@ -1,4 +1,6 @@
-"""CoPE's claims and the scores they stand on: rules on closed forms, recorded runs, and every figure on tiny trained models."""
+"""CoPE's claims and the scores they stand on: rules on closed forms, recorded runs, and every
+figure on tiny trained models.
+"""
 
 from __future__ import annotations
 
@@ -15,17 +17,40 @@ from numpy.testing import assert_allclose
 from trained_tiny import trained, without_weights
 
 from position_papers.cope import gates
-from position_papers.cope.error_tasks import C1, C2_ABSOLUTE, C3_BALANCED, COUNTING, FLIP_FLOP, SELECTIVE_COPY
+from position_papers.cope.error_tasks import (
+    C1,
+    C2_ABSOLUTE,
+    C3_BALANCED,
+    COUNTING,
+    FLIP_FLOP,
+    SELECTIVE_COPY,
+)
 from position_papers.cope.errors import Alike, always_the_same, errors_by_test_set, from_record
 from position_papers.cope.gates import Chosen, stands_out
 from position_papers.cope.paper import PAPER, Options
-from position_papers.cope.perplexity import C4, C4_KEYS, C4_POSITIONS, C4_ROPE, C5, C5_ROPE, PERPLEXITY
+from position_papers.cope.perplexity import (
+    C4,
+    C4_KEYS,
+    C4_POSITIONS,
+    C4_ROPE,
+    C5,
+    C5_ROPE,
+    PERPLEXITY,
+)
 from position_papers.kit.cache import Cache
 from position_papers.kit.claims import FAILS, HOLDS, UNDECIDED, UNMEASURABLE, Verdict
 from position_papers.kit.differences import MATERIAL, NOTHING, Sample, between, between_rises
 from position_papers.kit.experiment import Experiment, run
 from position_papers.kit.perplexities import differences, on_the_same_windows
-from position_papers.kit.scores import PLAIN, Scored, ScoreOptions, of_tasks, score_subject, score_table, unequal_budgets
+from position_papers.kit.scores import (
+    PLAIN,
+    Scored,
+    ScoreOptions,
+    of_tasks,
+    score_subject,
+    score_table,
+    unequal_budgets,
+)
 from position_papers.kit.subjects import subject
 from position_papers.training.configuration import TrainingConfiguration, replaced
 from position_papers.training.trained import Recorded, recorded_scores
@@ -40,15 +65,26 @@ COUNT = {"operations": 6, "fewest": 3, "first_operations": 6}
 
 
 def made(
-    name: str, seeds, prompts=None, metric: str = "exact match", layout: str = "", task: str = "flip_flop", **options
+    name: str,
+    seeds,
+    prompts=None,
+    metric: str = "exact match",
+    layout: str = "",
+    task: str = "flip_flop",
+    **options,
 ) -> Scored:
-    """A checkpoint with given scores: `seeds` [seed, test_set] by test set, `prompts` [test_set, prompt] of the first."""
+    """A checkpoint with given scores: `seeds` [seed, test_set] by test set, `prompts` [test_set,
+    prompt] of the first.
+    """
     fields = {"scheme": layout or name, "task_options": options}
     configurations = [
-        replaced(TrainingConfiguration(task=task), {**fields, "seed": seed}) for seed in range(len(next(iter(seeds.values()))))
+        replaced(TrainingConfiguration(task=task), {**fields, "seed": seed})
+        for seed in range(len(next(iter(seeds.values()))))
     ]
     runs = tuple(
-        Recorded(seed, metric, 100, 10, {key: one[seed] for key, one in seeds.items()}, configuration)
+        Recorded(
+            seed, metric, 100, 10, {key: one[seed] for key, one in seeds.items()}, configuration
+        )
         for seed, configuration in enumerate(configurations)
     )
     live = None
@@ -67,21 +103,34 @@ def verdicts_of(experiment: Experiment, data) -> tuple[Verdict, ...]:
     return tuple(experiment.judge(data))
 
 
-# ---- comparing scores -----------------------------------------------------------------------------------------------
+# ---- comparing scores ----------------------------------------------------------------------------
 
 
 def test_the_error_of_a_difference_is_over_seeds_then_prompts_then_at_most():
     nothing = np.empty(0)
-    seeds = between(Sample(np.array([0.8, 0.9]), nothing, 100, True), Sample(np.array([0.1, 0.2]), nothing, 100, True))
-    assert seeds.margin == pytest.approx(0.7) and seeds.standard_error == pytest.approx(np.sqrt(0.005))
+    seeds = between(
+        Sample(np.array([0.8, 0.9]), nothing, 100, True),
+        Sample(np.array([0.1, 0.2]), nothing, 100, True),
+    )
+    assert seeds.margin == pytest.approx(0.7) and seeds.standard_error == pytest.approx(
+        np.sqrt(0.005)
+    )
     one, other = np.array([1.0, 1, 0, 1]), np.array([0.0, 1, 0, 1])
-    prompts = between(Sample(np.array([0.75]), one, 4, True), Sample(np.array([0.5]), other, 4, True))
-    assert prompts.margin == 0.25 and prompts.standard_error == pytest.approx(np.std(one - other, ddof=1) / 2)
-    bound = between(Sample(np.array([0.5]), nothing, 100, True), Sample(np.array([0.1]), one, 4, True))
+    prompts = between(
+        Sample(np.array([0.75]), one, 4, True), Sample(np.array([0.5]), other, 4, True)
+    )
+    assert prompts.margin == 0.25 and prompts.standard_error == pytest.approx(
+        np.std(one - other, ddof=1) / 2
+    )
+    bound = between(
+        Sample(np.array([0.5]), nothing, 100, True), Sample(np.array([0.1]), one, 4, True)
+    )
     assert bound.over == "100 and 4 prompts" and not bound.exceeds()
     none, every = (Sample(np.array([share]), np.full(50, share), 50, True) for share in (0.0, 1.0))
     assert between(every, none).exceeds() and not between(none, none).exceeds()
-    unknown = between(Sample(np.array([3.0]), nothing, 100, False), Sample(np.array([1.0]), nothing, 100, False))
+    unknown = between(
+        Sample(np.array([3.0]), nothing, 100, False), Sample(np.array([1.0]), nothing, 100, False)
+    )
     assert unknown.over == NOTHING and not unknown.exceeds()
 
 
@@ -93,15 +142,25 @@ def test_rises_are_compared_seed_by_seed_or_with_both_lengths_errors():
 
     difference = between_rises((sample(short), sample(long + 1)), (sample(short), sample(long)))
     assert_allclose([difference.margin, difference.standard_error], [1, 0], atol=1e-12)
-    noisy = between_rises((sample(short), sample(long + np.array([0, 2, 0, 2]))), (sample(short), sample(long)))
-    assert noisy.margin == pytest.approx(1) and noisy.standard_error == pytest.approx(np.std([0, 2, 0, 2], ddof=1) / 2)
-    seeds = [Sample(np.array(values), np.empty(0), 9, False) for values in ([1.0, 2], [3.0, 5], [1.0, 2], [1.0, 2])]
+    noisy = between_rises(
+        (sample(short), sample(long + np.array([0, 2, 0, 2]))), (sample(short), sample(long))
+    )
+    assert noisy.margin == pytest.approx(1) and noisy.standard_error == pytest.approx(
+        np.std([0, 2, 0, 2], ddof=1) / 2
+    )
+    seeds = [
+        Sample(np.array(values), np.empty(0), 9, False)
+        for values in ([1.0, 2], [3.0, 5], [1.0, 2], [1.0, 2])
+    ]
     assert between_rises((seeds[0], seeds[1]), (seeds[2], seeds[3])).margin == pytest.approx(2.5)
 
 
 def test_a_perplexity_must_be_lower_by_what_matters():
     windows = np.linspace(2, 3, 50)
-    one, other = (Sample(np.array([values.mean()]), values, 50, False) for values in (windows, windows + MATERIAL / 2))
+    one, other = (
+        Sample(np.array([values.mean()]), values, 50, False)
+        for values in (windows, windows + MATERIAL / 2)
+    )
     assert between(other, one).exceeds()
     assert not between(other, one).exceeds(MATERIAL)
 
@@ -112,11 +171,12 @@ def test_spread_is_over_seeds_else_over_prompts():
     assert one.spread == pytest.approx(0.5)
     assert "prompts" in one.over
     assert Sample(np.array([0.5]), np.empty(0), 100, True).spread == pytest.approx(0.05, rel=0.01)
-    assert Sample(np.array([0.0]), np.zeros(100), 100, True).spread == pytest.approx(0.5 / 101)  # Wald's would be 0
+    # Wald's would be 0
+    assert Sample(np.array([0.0]), np.zeros(100), 100, True).spread == pytest.approx(0.5 / 101)
     assert Sample(np.array([0.5]), np.empty(0), 100, False).spread is None
 
 
-# ---- the rules ------------------------------------------------------------------------------------------------------
+# ---- the rules -----------------------------------------------------------------------------------
 
 
 def marks_separators(trained: Chosen) -> bool:
@@ -152,7 +212,9 @@ def test_a_head_that_chance_reaches_or_that_is_nowhere_does_not_stand_out():
 
 
 def alike(right: dict[str, dict], floor: float = 90.0, title: str = "task", **fields) -> Alike:
-    """Checkpoints by scheme with the scores of their seeds by test set; the most frequent answer everywhere errs in `floor` per cent."""
+    """Checkpoints by scheme with the scores of their seeds by test set; the most frequent answer
+    everywhere errs in `floor` per cent.
+    """
     scored = [made(f"{name}_1", seeds, layout=name, **fields) for name, seeds in right.items()]
     return Alike(title, scored, {key: floor for each in scored for key in each.test_sets})
 
@@ -168,8 +230,15 @@ def test_flip_flop_is_judged_on_the_sparse_set_over_as_many_seeds_as_there_are(c
 
     verdict, longer = judged(0.96)
     assert longer.outcome == UNMEASURABLE and "long_sparse" in "; ".join(longer.notes)
-    assert (verdict.claim, verdict.outcome, verdict.estimate.n) == (C1, UNDECIDED if count == 2 else HOLDS, 100)
-    assert verdict.interval.over == f"{count} seeds" and f"over {count} paired seeds" in verdict.notes[1]
+    assert (verdict.claim, verdict.outcome, verdict.estimate.n) == (
+        C1,
+        UNDECIDED if count == 2 else HOLDS,
+        100,
+    )
+    assert (
+        verdict.interval.over == f"{count} seeds"
+        and f"over {count} paired seeds" in verdict.notes[1]
+    )
     assert verdict.estimate.value == pytest.approx(4)
     assert verdict.interval.spread == pytest.approx(100 * off.std(ddof=1))
     assert judged(0.6)[0].outcome == FAILS
@@ -178,30 +247,46 @@ def test_flip_flop_is_judged_on_the_sparse_set_over_as_many_seeds_as_there_are(c
 
 
 def test_a_rival_without_scores_is_not_one_that_was_not_given():
-    """Found: of a rival that was given, but ends at the training length, it was said that none was given."""
+    """Found: of a rival that was given, but ends at the training length, it was said that none was
+    given.
+    """
     right = {"cope": [1.0, 0.99], "rope": [0.7, 0.72], "learned": [np.nan, np.nan]}
-    ends = {name: {"in_distribution": [1.0] * 2, "sparse": [0.9] * 2, "long_sparse": values} for name, values in right.items()}
+    ends = {
+        name: {"in_distribution": [1.0] * 2, "sparse": [0.9] * 2, "long_sparse": values}
+        for name, values in right.items()
+    }
     note = "; ".join(verdicts_of(FLIP_FLOP, [alike(ends)])[1].notes)
     assert "learned_1 without a score on long_sparse" in note and "was given" not in note
 
 
 def test_errors_are_judged_where_a_scheme_learned_the_task_and_some_are_large():
-    """Found: three and five variables were undecided, "114 seeds would decide", where no scheme had learned to count."""
+    """Found: three and five variables were undecided, "114 seeds would decide", where no scheme had
+    learned to count.
+    """
     sets = ("in_distribution", "longer", "shorter")
 
     def judged(cope, rope, floor=90.0, sets=sets):
-        right = {name: {key: [value] for key in sets} for name, value in (("cope", cope), ("rope", rope))}
+        right = {
+            name: {key: [value] for key in sets} for name, value in (("cope", cope), ("rope", rope))
+        }
         return verdicts_of(COUNTING, [alike(right, floor)])
 
     first = [(verdict.claim.label, verdict.outcome) for verdict in judged(1.0, 0.5)[:3]]
     assert first == [("C3", HOLDS), ("C3 (contexts)", HOLDS), ("C3 (contexts)", HOLDS)]
     assert "too easy" in judged(1.0, 0.99)[0].notes[0]
-    assert ["a ceiling" in " ".join(judged(1.0, rope)[0].notes) for rope in (0.97, 0.9)] == [True, False]
-    assert judged(0.6, 0.3, 82.0)[0].estimate.control == "rope 70 %, always the most frequent answer 82 %"
+    assert ["a ceiling" in " ".join(judged(1.0, rope)[0].notes) for rope in (0.97, 0.9)] == [
+        True,
+        False,
+    ]
+    assert (
+        judged(0.6, 0.3, 82.0)[0].estimate.control
+        == "rope 70 %, always the most frequent answer 82 %"
+    )
     unlearned = judged(0.6, 0.3, 78.0)
     assert {verdict.outcome for verdict in unlearned} == {UNMEASURABLE}
     assert unlearned[0].notes == (
-        "no scheme learned the task, errors in distribution: cope 40 %, rope 70 %, always the most frequent answer 78 %",
+        "no scheme learned the task, errors in distribution: cope 40 %, rope 70 %, always "
+        "the most frequent answer 78 %",
     )
     balanced = judged(0.6, 0.3, sets=(*sets, "balanced_in_distribution"))
     assert (balanced[3].claim, balanced[3].outcome) == (C3_BALANCED, HOLDS)
@@ -209,9 +294,13 @@ def test_errors_are_judged_where_a_scheme_learned_the_task_and_some_are_large():
 
 def test_what_no_scheme_learned_is_in_the_numbers_and_not_drawn():
     right = {
-        count: {"cope": {"in_distribution": [own]}, "rope": {"in_distribution": [0.2]}} for count, own in ((1, 0.9), (3, 0.3))
+        count: {"cope": {"in_distribution": [own]}, "rope": {"in_distribution": [0.2]}}
+        for count, own in ((1, 0.9), (3, 0.3))
     }
-    groups = [alike(rows, title=f"{count} variables", task="counting", variables=count) for count, rows in right.items()]
+    groups = [
+        alike(rows, title=f"{count} variables", task="counting", variables=count)
+        for count, rows in right.items()
+    ]
     (drawing,) = COUNTING.draw(groups)
     assert drawing.name == "counting_64" and len(drawing.figure.axes) == 1
     assert drawing.data.sizes["checkpoint"] == 4
@@ -219,7 +308,9 @@ def test_what_no_scheme_learned_is_in_the_numbers_and_not_drawn():
 
 
 def test_the_most_frequent_answer_is_scored_as_a_model_is():
-    counting, flip_flop, copy = (make_task(name) for name in ("counting", "flip_flop", "selective_copy"))
+    counting, flip_flop, copy = (
+        make_task(name) for name in ("counting", "flip_flop", "selective_copy")
+    )
     prompts = counting.prompts(50)
     counts = Counter(prompt.answers for prompt in prompts)
     assert always_the_same(counting, prompts) == max(counts.values()) / 50
@@ -232,7 +323,10 @@ def test_selective_copy_needs_no_errors_of_one_and_failure_of_the_other():
 
     def judged(cope_right, rope_right, **absolute):
         right = {"cope": cope_right, "rope": rope_right, **absolute}
-        rows = {name: {key: [value] for key, value in zip(sets, values, strict=True)} for name, values in right.items()}
+        rows = {
+            name: {key: [value] for key, value in zip(sets, values, strict=True)}
+            for name, values in right.items()
+        }
         return verdicts_of(SELECTIVE_COPY, [alike(rows, 100.0, task="selective_copy")])
 
     assert judged((1, 1, 0.995), (0.6, 0, 0.1))[0].outcome == HOLDS
@@ -240,7 +334,10 @@ def test_selective_copy_needs_no_errors_of_one_and_failure_of_the_other():
     assert judged((1, 1, 1), (0.6, 0.9, 0.1))[0].outcome == FAILS
     assert judged((1, 0.98, 1), (0, 0, 0))[0].estimate.value == pytest.approx(2)
     absolute = judged((1, 1, 1), (0.6, 0, 0), learned=(0.9, 0.1, np.nan))[1:]
-    assert [(each.claim, each.outcome) for each in absolute] == [(C2_ABSOLUTE, HOLDS), (C2_ABSOLUTE, UNMEASURABLE)]
+    assert [(each.claim, each.outcome) for each in absolute] == [
+        (C2_ABSOLUTE, HOLDS),
+        (C2_ABSOLUTE, UNMEASURABLE),
+    ]
 
 
 def language(rows: dict[str, tuple[float, ...]], **options) -> list[Scored]:
@@ -250,33 +347,63 @@ def language(rows: dict[str, tuple[float, ...]], **options) -> list[Scored]:
     for name, values in rows.items():
         seeds = {str(32 << place): [value] for place, value in enumerate(values)}
         prompts = {key: value[0] + windows for key, value in seeds.items()}
-        scored.append(made(name, seeds, prompts, "log perplexity", name.split("_")[0], "language", length=32, longest_test=128))
+        scored.append(
+            made(
+                name,
+                seeds,
+                prompts,
+                "log perplexity",
+                name.split("_")[0],
+                "language",
+                length=32,
+                longest_test=128,
+            )
+        )
     return scored
 
 
 def test_perplexities_in_order_and_the_smallest_rise():
-    rows = {"cope": (2.0, 2.1, 2.2), "rope": (2.1, 2.5, 3.5), "learned": (2.2,), "alibi": (2.1, 2.1, 2.05)}
+    rows = {
+        "cope": (2.0, 2.1, 2.2),
+        "rope": (2.1, 2.5, 3.5),
+        "learned": (2.2,),
+        "alibi": (2.1, 2.1, 2.05),
+    }
     by_claim = {verdict.claim: verdict for verdict in verdicts_of(PERPLEXITY, language(rows))}
     ordered, degrades = by_claim[C4_ROPE], by_claim[C5_ROPE]
     assert (ordered.outcome, degrades.outcome) == (HOLDS, HOLDS)
-    assert by_claim[C4].outcome == by_claim[C5].outcome == UNMEASURABLE and "CoPE with every gate open" in by_claim[C4].notes[0]
+    assert (
+        by_claim[C4].outcome == by_claim[C5].outcome == UNMEASURABLE
+        and "CoPE with every gate open" in by_claim[C4].notes[0]
+    )
     assert ordered.estimate.value == pytest.approx(np.exp(2))
     assert degrades.estimate.value == pytest.approx(0.2)
     assert "alibi" in "; ".join(degrades.notes)
     rows |= {"rope": (1.9, 1.9, 1.95)}
-    outcomes = {verdict.claim: verdict.outcome for verdict in verdicts_of(PERPLEXITY, language(rows))}
+    outcomes = {
+        verdict.claim: verdict.outcome for verdict in verdicts_of(PERPLEXITY, language(rows))
+    }
     assert (outcomes[C4_ROPE], outcomes[C5_ROPE]) == (FAILS, FAILS)
-    assert {verdict.outcome for verdict in verdicts_of(PERPLEXITY, language({"cope": (2.0, 2.1)}))} == {UNMEASURABLE}
+    assert {
+        verdict.outcome for verdict in verdicts_of(PERPLEXITY, language({"cope": (2.0, 2.1)}))
+    } == {UNMEASURABLE}
 
 
 def test_another_method_of_the_same_models_is_compared_with_them_seed_by_seed():
-    """Found: drawn with the spread of independent models, so that a method which changes nothing had an error."""
+    """Found: drawn with the spread of independent models, so that a method which changes nothing
+    had an error.
+    """
     seeds, rises = np.array([2.0, 2.3, 2.6]), np.array([0.1, 0.2, 0.3])
     windows = np.array([-0.5, 0.5])
-    scores = np.stack([[mean + windows, mean + rise + windows] for mean, rise in zip(seeds, rises, strict=True)])
+    scores = np.stack(
+        [[mean + windows, mean + rise + windows] for mean, rise in zip(seeds, rises, strict=True)]
+    )
     live = [
         xr.Dataset(
-            {"score": (("method", "test_set", "prompt"), each[:, None]), "tokens": ("test_set", [32])},
+            {
+                "score": (("method", "test_set", "prompt"), each[:, None]),
+                "tokens": ("test_set", [32]),
+            },
             coords={"method": [PLAIN, "yarn"], "test_set": ["32"]},
         )
         for each in scores
@@ -286,11 +413,15 @@ def test_another_method_of_the_same_models_is_compared_with_them_seed_by_seed():
     table = xr.Dataset(coords={"checkpoint": ["plain", "yarn"], "test_set": [32]})
     drawn = differences([(rope, PLAIN), (rope, "yarn")], rope, "RoPE", table)
     assert_allclose(drawn["difference"], [[0.0], [rises.mean()]], atol=1e-12)
-    assert_allclose(drawn["difference_error"], [[0.0], [rises.std(ddof=1) / np.sqrt(3)]], atol=1e-12)
+    assert_allclose(
+        drawn["difference_error"], [[0.0], [rises.std(ddof=1) / np.sqrt(3)]], atol=1e-12
+    )
 
 
 def test_perplexities_stand_side_by_side_on_the_same_windows_alone():
-    """Found: a run without weights, by its record over other windows, seemed worse than one that it was better than."""
+    """Found: a run without weights, by its record over other windows, seemed worse than one that it
+    was better than.
+    """
     windows = {"32": np.array([2.0, 3.0]), "64": np.array([2.1, 3.1])}
     options = {"metric": "log perplexity", "task": "language"}
     live = [made(name, {"32": [2.5], "64": [2.6]}, windows, **options) for name in ("cope", "rope")]
@@ -302,8 +433,12 @@ def test_perplexities_stand_side_by_side_on_the_same_windows_alone():
 def test_sixteen_positions_suffice_where_perplexity_hardly_rises():
     def verdict(log_perplexity):
         few, most = language({"cope_16": (log_perplexity,), "cope": (2.0,)})
-        few = dataclasses.replace(few, configuration=replaced(few.configuration, {"scheme_options": {"p_max": 16}}))
-        return {verdict.claim: verdict for verdict in verdicts_of(PERPLEXITY, [few, most])}[C4_POSITIONS]
+        few = dataclasses.replace(
+            few, configuration=replaced(few.configuration, {"scheme_options": {"p_max": 16}})
+        )
+        return {verdict.claim: verdict for verdict in verdicts_of(PERPLEXITY, [few, most])}[
+            C4_POSITIONS
+        ]
 
     assert verdict(2.005).outcome == HOLDS
     assert verdict(2.05).outcome == FAILS
@@ -321,16 +456,38 @@ def test_the_papers_relative_positions_are_cope_with_open_gates(opened, verdicts
         options = {"scheme_options": {"p_max": 64, "gates": gates}}
         return dataclasses.replace(scored, configuration=replaced(scored.configuration, options))
 
-    rows = language({"cope_open": opened, "cope": (2.0, 2.1), "cope_sep": (2.0, 2.3), "rope": (2.1, 2.5), "learned": (2.2,)})
-    scored = [with_gates(rows[0], "open"), with_gates(rows[1], "keys"), with_gates(rows[2], "separate_keys"), *rows[3:]]
+    rows = language(
+        {
+            "cope_open": opened,
+            "cope": (2.0, 2.1),
+            "cope_sep": (2.0, 2.3),
+            "rope": (2.1, 2.5),
+            "learned": (2.2,),
+        }
+    )
+    scored = [
+        with_gates(rows[0], "open"),
+        with_gates(rows[1], "keys"),
+        with_gates(rows[2], "separate_keys"),
+        *rows[3:],
+    ]
     found = {verdict.claim: verdict for verdict in verdicts_of(PERPLEXITY, scored)}
-    assert {verdict.checkpoint for claim, verdict in found.items() if claim is not C4_KEYS} == {"cope"}
+    assert {verdict.checkpoint for claim, verdict in found.items() if claim is not C4_KEYS} == {
+        "cope"
+    }
     assert (found[C4_KEYS].checkpoint, found[C4_KEYS].outcome) == ("cope_sep", FAILS)
     assert [found[claim].outcome for claim in (C4, C5)] == verdicts
-    assert found[C4_ROPE].outcome == found[C5_ROPE].outcome == HOLDS and found[C4_POSITIONS].outcome == UNMEASURABLE
+    assert (
+        found[C4_ROPE].outcome == found[C5_ROPE].outcome == HOLDS
+        and found[C4_POSITIONS].outcome == UNMEASURABLE
+    )
     every, variants = PERPLEXITY.draw(scored)
     labels = variants.data["label"].values.tolist()
-    assert len(set(labels)) == 3 and labels[0].endswith("open gates") and labels == every.data["label"].values.tolist()[:3]
+    assert (
+        len(set(labels)) == 3
+        and labels[0].endswith("open gates")
+        and labels == every.data["label"].values.tolist()[:3]
+    )
     assert variants.data["difference"].attrs["from"] == "open gates"
 
 
@@ -344,11 +501,18 @@ def test_unequal_budgets_are_named():
 def test_errors_have_a_mark_a_dot_a_seed_and_their_floor():
     data = xr.Dataset(
         {
-            "score": (("checkpoint", "test_set", "seed"), [[[5.0, 7, 9], [0, 0, 0]], [[20, np.nan, np.nan], [np.nan] * 3]]),
+            "score": (
+                ("checkpoint", "test_set", "seed"),
+                [[[5.0, 7, 9], [0, 0, 0]], [[20, np.nan, np.nan], [np.nan] * 3]],
+            ),
             "standard_error": (("checkpoint", "test_set"), [[1.0, 0], [30, np.nan]]),
             "floor": (("checkpoint", "test_set"), [[40.0, 50.0], [40.0, 50.0]]),
         },
-        coords={"checkpoint": ["c", "r"], "test_set": ["sparse", "dense"], "layout": ("checkpoint", ["cope", "rope"])},
+        coords={
+            "checkpoint": ["c", "r"],
+            "test_set": ["sparse", "dense"],
+            "layout": ("checkpoint", ["cope", "rope"]),
+        },
     )
     figure = errors_by_test_set({"task": data})
     (ax,) = figure.axes
@@ -360,7 +524,7 @@ def test_errors_have_a_mark_a_dot_a_seed_and_their_floor():
     assert ax.get_ylim()[0] < 0 and ax.get_ylim()[1] > 50
 
 
-# ---- trained checkpoints --------------------------------------------------------------------------------------------
+# ---- trained checkpoints -------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -370,14 +534,26 @@ def root(tmp_path_factory):
     text.mkdir()
     random = np.random.default_rng(0)
     for number in range(20):
-        lines = [" ".join(random.choice(["the", "cat", "sees", "a", "tree"], 5)) + "." for _ in range(30)]
-        (text / f"{number:02d}.txt").write_text("\n\n".join("\n".join(lines[at : at + 3]) for at in range(0, 30, 3)))
+        lines = [
+            " ".join(random.choice(["the", "cat", "sees", "a", "tree"], 5)) + "." for _ in range(30)
+        ]
+        (text / f"{number:02d}.txt").write_text(
+            "\n\n".join("\n".join(lines[at : at + 3]) for at in range(0, 30, 3))
+        )
     for scheme in ("cope", "rope", "learned"):
         trained(root / "flip_flop" / scheme, "flip_flop", scheme, task_options=FLIP_FLOP_SIZE)
-        trained(root / "flip_flop" / scheme / "seed-1", "flip_flop", scheme, task_options=FLIP_FLOP_SIZE, seed=1)
+        trained(
+            root / "flip_flop" / scheme / "seed-1",
+            "flip_flop",
+            scheme,
+            task_options=FLIP_FLOP_SIZE,
+            seed=1,
+        )
         trained(root / "counting" / scheme, "counting", scheme, task_options=COUNT)
     for scheme in ("cope", "rope"):
-        without_weights(trained(root / "selective_copy" / scheme, "selective_copy", scheme, task_options=COPY))
+        without_weights(
+            trained(root / "selective_copy" / scheme, "selective_copy", scheme, task_options=COPY)
+        )
         options = {"corpus": str(text), "tokens": 280, "length": 24, "longest_test": 48}
         trained(root / "language" / scheme, "language", scheme, task_options=options)
     recorded = root / "language" / "recorded"
@@ -387,7 +563,10 @@ def root(tmp_path_factory):
 
 
 def names(root: Path) -> dict[str, str]:
-    return {file.parent.relative_to(root).as_posix(): str(file.parent) for file in sorted(root.glob("*/*/training.toml"))}
+    return {
+        file.parent.relative_to(root).as_posix(): str(file.parent)
+        for file in sorted(root.glob("*/*/training.toml"))
+    }
 
 
 def test_recorded_runs_of_a_directory_and_its_seeds(root, tmp_path):
@@ -396,7 +575,9 @@ def test_recorded_runs_of_a_directory_and_its_seeds(root, tmp_path):
         (0, "cope", 4, 2),
         (1, "cope", 4, 2),
     ]
-    stated = json.loads((root / "flip_flop" / "cope" / "seed-1" / "scores.json").read_text())["test_sets"]
+    stated = json.loads((root / "flip_flop" / "cope" / "seed-1" / "scores.json").read_text())[
+        "test_sets"
+    ]
     assert runs[1].means["sparse"] == stated["sparse"]
     assert recorded_scores(tmp_path) == []
     assert np.isnan(recorded_scores(root / "flip_flop" / "learned")[0].means["long_sparse"])
@@ -420,7 +601,9 @@ def test_live_scores_are_those_that_training_recorded(root):
     assert score_table([scored])["score"].shape == (1, 6, 2)
     assert scored.sample(["sparse", "dense"]).count == 8
     own, asked = subject("given", str(root / "flip_flop" / "cope")), ((4, 0), (5, 0), (4, 1))
-    kept = [from_record(own, ScoreOptions(count=count, seed=seed)).has_weights for count, seed in asked]
+    kept = [
+        from_record(own, ScoreOptions(count=count, seed=seed)).has_weights for count, seed in asked
+    ]
     assert kept == [False, True, True]
 
 
@@ -433,7 +616,9 @@ def test_scores_of_other_weights_are_refused_and_those_of_unknown_ones_are_measu
     shutil.copy(root / "counting" / "learned" / weights.name, weights)
     with pytest.raises(InputError, match=r"scores\.json has the scores of other weights"):
         from_record(own, options)
-    scores.write_text(json.dumps({name: value for name, value in stated.items() if name != "weights"}))
+    scores.write_text(
+        json.dumps({name: value for name, value in stated.items() if name != "weights"})
+    )
     assert from_record(own, options).has_weights
     weights.unlink()
     (place / "config.json").unlink()
@@ -444,7 +629,12 @@ def test_records_of_a_zoo_are_of_the_weights_in_its_registry(tmp_path):
     options, name = ScoreOptions(count=4), "flip_flop/cope"
     assert not from_record(subject(name, DIRECTORY / name), options).has_weights
     place = shutil.copytree(DIRECTORY / name, tmp_path / name)
-    for file in ("registry.csv", "flip_flop/runs.jsonl", "flip_flop/tokenizer.json", "flip_flop/tokenizer_config.json"):
+    for file in (
+        "registry.csv",
+        "flip_flop/runs.jsonl",
+        "flip_flop/tokenizer.json",
+        "flip_flop/tokenizer_config.json",
+    ):
         shutil.copy(DIRECTORY / file, tmp_path / file)
     assert not from_record(subject(name, place), options).has_weights
     shutil.copy(DIRECTORY / "flip_flop" / "cope_256" / "model.safetensors", place)
@@ -453,7 +643,9 @@ def test_records_of_a_zoo_are_of_the_weights_in_its_registry(tmp_path):
 
 def test_records_alone_are_enough_and_too_little_is_refused(root, tmp_path):
     scored = scored_at(root / "selective_copy" / "cope", ScoreOptions())
-    assert scored.live is None and scored.training_length == 8 and scored.sample(["dense"]).count == 4
+    assert (
+        scored.live is None and scored.training_length == 8 and scored.sample(["dense"]).count == 4
+    )
     (tmp_path / "training.toml").write_text('task = "flip_flop"\n')
     with pytest.raises(InputError, match="neither weights nor"):
         scored_at(tmp_path, ScoreOptions())
@@ -461,39 +653,76 @@ def test_records_alone_are_enough_and_too_little_is_refused(root, tmp_path):
 
 def test_seeds_whose_first_run_is_missing_are_scored_by_their_records(tmp_path):
     for seed in (1, 2):
-        without_weights(trained(tmp_path / f"seed-{seed}", "flip_flop", "cope", task_options=FLIP_FLOP_SIZE, seed=seed))
+        without_weights(
+            trained(
+                tmp_path / f"seed-{seed}",
+                "flip_flop",
+                "cope",
+                task_options=FLIP_FLOP_SIZE,
+                seed=seed,
+            )
+        )
     assert of_tasks("flip_flop")(subject("x", str(tmp_path)))
     assert len(scored_at(tmp_path, ScoreOptions()).sample(["sparse"]).seeds) == 2
 
 
 def results_of(root: Path, cache: Cache, experiments=PAPER.experiments):
     subjects = [subject(name, path, str(root / "corpus")) for name, path in names(root).items()]
-    return [result for experiment in experiments for result in run(experiment, subjects, SMALL, cache, lambda _: None)]
+    return [
+        result
+        for experiment in experiments
+        for result in run(experiment, subjects, SMALL, cache, lambda _: None)
+    ]
 
 
 def test_every_figure_and_claim_of_tiny_checkpoints(root, tmp_path):
     results = results_of(root, Cache(tmp_path))
     drawings = {drawing.name: drawing for result in results for drawing in result.drawings}
-    drawn = ["flip_flop_8", "selective_copy", "counting_6", "perplexity", "position_attention_cope", "gates_cope"]
+    drawn = [
+        "flip_flop_8",
+        "selective_copy",
+        "counting_6",
+        "perplexity",
+        "position_attention_cope",
+        "gates_cope",
+    ]
     assert list(drawings) == drawn
     verdicts = [verdict for result in results for verdict in result.verdicts]
     assert {verdict.claim for verdict in verdicts} == set(PAPER.claims)
-    assert {verdict.claim for verdict in verdicts if verdict.outcome == UNMEASURABLE} >= {C4, C4_POSITIONS}  # no third, no p_max
+    # no third, no p_max
+    assert {verdict.claim for verdict in verdicts if verdict.outcome == UNMEASURABLE} >= {
+        C4,
+        C4_POSITIONS,
+    }
     for drawing in drawings.values():
         drawing.data.to_netcdf(tmp_path / "data.nc", engine="h5netcdf")
         drawing.figure.draw_without_rendering()
     shown = drawings["position_attention_cope"].data["position_attention"].values
     assert_allclose(np.nanmax(shown, axis=1), 1)
-    assert drawings["perplexity"].data["checkpoint"].values.tolist() == ["language/cope", "language/rope"]  # not the one recorded
+    # not the one recorded
+    assert drawings["perplexity"].data["checkpoint"].values.tolist() == [
+        "language/cope",
+        "language/rope",
+    ]
     measured = set(tmp_path.glob("*-*.nc"))
-    undrawn = [dataclasses.replace(experiment, draw=lambda data: iter(())) for experiment in PAPER.experiments]
-    assert [verdict for result in results_of(root, Cache(tmp_path), undrawn) for verdict in result.verdicts] == verdicts
+    undrawn = [
+        dataclasses.replace(experiment, draw=lambda data: iter(()))
+        for experiment in PAPER.experiments
+    ]
+    assert [
+        verdict
+        for result in results_of(root, Cache(tmp_path), undrawn)
+        for verdict in result.verdicts
+    ] == verdicts
     assert set(tmp_path.glob("*-*.nc")) == measured
 
 
 def test_rules_say_their_thresholds():
     words = {claim.label: claim.rule.words for claim in PAPER.claims}
-    assert "at most 1 %" in words["C1"] and "at most 0.5 of that of always giving the most frequent answer" in words["C3"]
+    assert (
+        "at most 1 %" in words["C1"]
+        and "at most 0.5 of that of always giving the most frequent answer" in words["C3"]
+    )
     assert "at most 1 %" in words["C2"] and "at least 50 %" in words["C2"]
     assert "0.005" in words["C4"] and "0.005" in words["C5"]
     assert "at least 0.5" in words["C6"] and "at most 0.05" in words["C6"]

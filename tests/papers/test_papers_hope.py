@@ -1,4 +1,6 @@
-"""HoPE's claims: the rules on curves whose answer is known, the driver over steps, and everything end to end on tiny models."""
+"""HoPE's claims: the rules on curves whose answer is known, the driver over steps, and everything
+end to end on tiny models.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +62,11 @@ from repo_interp.models.reposition import layout, reposition
 L = 16
 H1, H1_NO_DECAY = H1_CLAIMS["independent"]
 H4_WORDING = H4_CLAIMS["independent"][1]
-OF_ROPE = {claim.label for experiment in (VAF, OVER_TRAINING, BEYOND, COMPONENTS) for claim in experiment.claims}
+OF_ROPE = {
+    claim.label
+    for experiment in (VAF, OVER_TRAINING, BEYOND, COMPONENTS)
+    for claim in experiment.claims
+}
 OF_ROPE |= {claim.label for claim in H1_BESIDE_NULL.values()}
 OF_ALL = {claim.label for claim in LOGIT_BY_DISTANCE.claims} - OF_ROPE
 EXPERIMENTS = tuple(experiment.name for experiment in PAPER.experiments)
@@ -79,7 +85,10 @@ def smooth(curve: Any) -> np.ndarray:
     """A curve over distances, or several, as the rules see it."""
     values = np.asarray(curve, dtype=float)
     return smoothed(
-        xr.DataArray(values, {"distance": range(values.shape[-1])}, (*"ab"[: values.ndim - 1], "distance")), 256
+        xr.DataArray(
+            values, {"distance": range(values.shape[-1])}, (*"ab"[: values.ndim - 1], "distance")
+        ),
+        256,
     ).values
 
 
@@ -88,14 +97,23 @@ def holds(shape: UShape, standard_error: float) -> bool:
     return H1.rule.holds(shape.values((standard_error, standard_error), 100))
 
 
-def results_on(paths: dict[str, object], options: Options, cache: Cache | None = None, drawn=EXPERIMENTS) -> list[Result]:
-    """The results of all experiments on the checkpoints, name -> path, with figures of those whose names are `drawn`."""
+def results_on(
+    paths: dict[str, object], options: Options, cache: Cache | None = None, drawn=EXPERIMENTS
+) -> list[Result]:
+    """The results of all experiments on the checkpoints, name -> path, with figures of those whose
+    names are `drawn`.
+    """
     subjects = [subject(name, str(path)) for name, path in paths.items()]
     kept = Cache() if cache is None else cache
     experiments = [
-        each if each.name in drawn else dataclasses.replace(each, draw=lambda data: iter(())) for each in PAPER.experiments
+        each if each.name in drawn else dataclasses.replace(each, draw=lambda data: iter(()))
+        for each in PAPER.experiments
     ]
-    return [result for experiment in experiments for result in run(experiment, subjects, options, kept, lambda doing: None)]
+    return [
+        result
+        for experiment in experiments
+        for result in run(experiment, subjects, options, kept, lambda doing: None)
+    ]
 
 
 def verdicts_of(results: list[Result]) -> list[Verdict]:
@@ -103,7 +121,7 @@ def verdicts_of(results: list[Result]) -> list[Verdict]:
     return [verdict for result in results for verdict in result.verdicts]
 
 
-# ---- the rules ------------------------------------------------------------------------------------------------------
+# ---- the rules -----------------------------------------------------------------------------------
 
 
 def test_a_parabola_is_a_u_and_a_decay_a_rise_and_a_line_are_none():
@@ -128,13 +146,19 @@ def test_a_u_must_rise_by_a_quarter_and_stand_out_of_the_noise():
 
 
 def test_errors_of_fall_and_rise_are_those_of_each_replicates_own():
-    """Where replicates differ by a constant alone, fall and rise have no error; where their right ends differ, the rise has."""
+    """Where replicates differ by a constant alone, fall and rise have no error; where their right
+    ends differ, the rise has.
+    """
     curve = np.abs(np.linspace(-1, 1, 256))
     assert_allclose(errors_of(smooth([curve, curve + 5, curve - 3])), (0, 0), atol=1e-12)
-    tilted = np.array([curve + tilt * np.maximum(np.linspace(-1, 1, 256), 0) for tilt in (-0.1, 0.0, 0.1)])
+    tilted = np.array(
+        [curve + tilt * np.maximum(np.linspace(-1, 1, 256), 0) for tilt in (-0.1, 0.0, 0.1)]
+    )
     fall, rise = errors_of(smooth(tilted))
     end = smooth(np.maximum(np.linspace(-1, 1, 256), 0))[-1]
-    assert fall == pytest.approx(0, abs=0.003) and rise == pytest.approx(0.1 / np.sqrt(3) * end, rel=0.05)
+    assert fall == pytest.approx(0, abs=0.003) and rise == pytest.approx(
+        0.1 / np.sqrt(3) * end, rel=0.05
+    )
 
 
 def test_what_a_token_has_with_itself_does_not_make_a_u():
@@ -145,7 +169,9 @@ def test_what_a_token_has_with_itself_does_not_make_a_u():
 
 def test_smoothed_curves_are_means_over_windows_each_at_its_middle():
     t = np.arange(64)
-    found = smoothed(xr.DataArray(2.0 * t + np.where(t == 0, 9, 0), {"distance": t}, ("distance",)), 128)
+    found = smoothed(
+        xr.DataArray(2.0 * t + np.where(t == 0, 9, 0), {"distance": t}, ("distance",)), 128
+    )
     assert_allclose(found, 2 * found["middle"])
     assert (found["middle"].values[0], found["middle"].values[1]) == (4.5, 6.5)
 
@@ -154,7 +180,14 @@ def test_vaf_of_curves_is_the_share_of_variance_left_without_a_component():
     random = np.random.default_rng(0)
     curves = random.normal(size=(5, 40)) * np.array([[5.0], [1], [1], [0], [0.1]])
     whole = curves.sum(0)
-    expected = [100 * (1 - np.mean((whole - c - (whole - c).mean()) ** 2) / np.mean((whole - whole.mean()) ** 2)) for c in curves]
+    expected = [
+        100
+        * (
+            1
+            - np.mean((whole - c - (whole - c).mean()) ** 2) / np.mean((whole - whole.mean()) ** 2)
+        )
+        for c in curves
+    ]
     assert_allclose(curve_vaf(curves), expected)
     assert curve_vaf(curves + 7)[3] == pytest.approx(0, abs=1e-9)
     assert np.isnan(curve_vaf(np.ones((2, 9)))).all()
@@ -184,7 +217,8 @@ def test_leaving_a_range_and_the_upper_half():
     t = np.arange(1, 257)
     theta = 1.45 * math.pi / 256
     within, beyond = np.cos(theta * t), np.cos(theta * (t + 256))
-    # A cosine that passed its minimum has seen all values: the paper's wording holds, the range is kept.
+    # A cosine that passed its minimum has seen all values: the paper's wording holds, the range is
+    # kept.
     assert shares(within, beyond)[OUTSIDE] == 0
     assert H4_WORDING.rule.holds(shares(within, beyond))
     line = 0.1 * t
@@ -194,7 +228,9 @@ def test_leaving_a_range_and_the_upper_half():
 
 
 def test_beyond_starts_at_the_training_length():
-    near, far = halves(xr.DataArray(np.arange(512.0), {"distance": np.arange(512)}, ("distance",)), 256)
+    near, far = halves(
+        xr.DataArray(np.arange(512.0), {"distance": np.arange(512)}, ("distance",)), 256
+    )
     assert near["middle"].max() < 256 < far["middle"].min() and far[0] == 256 + 7.5
 
 
@@ -207,9 +243,16 @@ def test_a_curve_that_rises_again_does_not_decay_even_where_it_is_no_u():
 
 
 def curves_of(waves: np.ndarray, twin: np.ndarray, frequencies: np.ndarray) -> xr.DataTree:
-    """What H1 is judged on: two replicates of one RoPE layer whose components over distances are `waves`, and a twin's curve."""
+    """What H1 is judged on: two replicates of one RoPE layer whose components over distances are
+    `waves`, and a twin's curve.
+    """
     trained = waves.sum(0)
-    logit = np.stack([np.stack([curve, curve + 1e-3 * np.sin(np.arange(len(curve)))])[:, None] for curve in (trained, twin)])
+    logit = np.stack(
+        [
+            np.stack([curve, curve + 1e-3 * np.sin(np.arange(len(curve)))])[:, None]
+            for curve in (trained, twin)
+        ]
+    )
     axes = ("weights", "repeat", "layer", "distance")
     bands = ("weights", "repeat", "layer", "component")
     of_components = np.broadcast_to(frequencies, (2, 2, 1, len(frequencies)))
@@ -224,31 +267,49 @@ def curves_of(waves: np.ndarray, twin: np.ndarray, frequencies: np.ndarray) -> x
             "activated": (bands, of_components > 1),
             "low_frequency": (bands, of_components < 0.01),
         },
-        {"weights": ["trained", "random 0"], "scheme": ("layer", ["rope"]), "layer": [0], "distance": range(len(trained))},
-        {"checkpoint": "a", "length": len(trained), "training_length": len(trained), "sequences": 4},
+        {
+            "weights": ["trained", "random 0"],
+            "scheme": ("layer", ["rope"]),
+            "layer": [0],
+            "distance": range(len(trained)),
+        },
+        {
+            "checkpoint": "a",
+            "length": len(trained),
+            "training_length": len(trained),
+            "sequences": 4,
+        },
     )
     return xr.DataTree.from_dict({"within": data, "repeated": data})
 
 
 def test_a_u_of_rope_counts_beyond_what_few_waves_show_at_random_phases():
-    """Found: of every hundred sets of waves at random phases the rules of H1 hold on more than eighty."""
+    """Found: of every hundred sets of waves at random phases the rules of H1 hold on more than
+    eighty.
+    """
     frequencies, t = 10_000 ** (-np.arange(16) / 16), np.arange(256)
 
     def verdicts(waves: np.ndarray) -> dict[str, Verdict]:
-        return {each.claim.label: each for each in LOGIT_BY_DISTANCE.judge([curves_of(waves, 0 * t, frequencies)])}
+        return {
+            each.claim.label: each
+            for each in LOGIT_BY_DISTANCE.judge([curves_of(waves, 0 * t, frequencies)])
+        }
 
     waves = next(iter(random_phases_of(frequencies, 256)))
     assert H1.rule.holds(u_shape(smooth(waves.sum(0))).values((1e-3, 1e-3), 4))
     found = verdicts(waves)
     assert (found["H1"].outcome, found["H1 (beyond random phases)"].outcome) == (HOLDS, FAILS)
-    together = verdicts(-np.cos(np.multiply.outer(frequencies, t - 128)))  # no phases of these waves make a deeper minimum
+    # no phases of these waves make a deeper minimum
+    together = verdicts(-np.cos(np.multiply.outer(frequencies, t - 128)))
     assert together["H1 (beyond random phases)"].outcome == HOLDS
 
 
 def random_phases_of(frequencies: np.ndarray, length: int):
     """Components at random phases whose sums are no more than uneven Us."""
     drawn: list[np.ndarray] = []
-    random_phases(turning(frequencies, length).values, lambda waves: float(drawn.append(waves.copy()) or 0))
+    random_phases(
+        turning(frequencies, length).values, lambda waves: float(drawn.append(waves.copy()) or 0)
+    )
     shapes = ((waves, u_shape(smooth(waves.sum(0)))) for waves in drawn)
     return (waves for waves, shape in shapes if 0.3 < shape.ratio < 0.5 and shape.inside)
 
@@ -272,7 +333,10 @@ def test_random_phases_have_equal_strength_and_turn_with_their_frequency():
     assert random_phases(waves, lambda curves: float(np.ptp(curves[2]))).max() < 1e-12
     # C(t + 2) = 2 cos(theta) C(t + 1) - C(t), whatever the phase.
     recurrence = random_phases(
-        waves[:, :8], lambda curves: float(np.abs(curves[1, 2:] - 2 * math.cos(0.1) * curves[1, 1:-1] + curves[1, :-2]).max())
+        waves[:, :8],
+        lambda curves: float(
+            np.abs(curves[1, 2:] - 2 * math.cos(0.1) * curves[1, 1:-1] + curves[1, :-2]).max()
+        ),
     )
     assert recurrence.max() < 1e-12
 
@@ -286,15 +350,19 @@ def test_one_token_is_repeated_after_the_beginning(checkpoints):
 def test_swing_is_relative_to_the_activated_components():
     t = np.linspace(0, 1, 512)
     curves = np.stack([np.sin(60 * t), 4 * t, 0.2 * t, 5 + 0 * t])
-    swing = relative_swing(smooth(curves), np.array([False, True, False, False]), np.array([False, False, True, True]))
+    swing = relative_swing(
+        smooth(curves), np.array([False, True, False, False]), np.array([False, False, True, True])
+    )
     assert_allclose(swing, [0.05, 0], atol=1e-12)
 
 
-# ---- tiny checkpoints -----------------------------------------------------------------------------------------------
+# ---- tiny checkpoints ----------------------------------------------------------------------------
 
 
 def tiny(scheme: str, seed: int = 0):
-    """Two layers with one activated component (theta = 0.316 at L = 16), large enough weights that positions matter."""
+    """Two layers with one activated component (theta = 0.316 at L = 16), large enough weights that
+    positions matter.
+    """
     torch.manual_seed(seed)
     config = LlamaConfig(
         vocab_size=40,
@@ -360,9 +428,15 @@ def test_saved_steps_are_found_in_order_and_measured(checkpoints):
 
 
 def test_a_fresh_twin_has_the_layout_and_other_weights(checkpoints):
-    trained, fresh, again = load(checkpoints / "repo"), load_fresh(checkpoints / "repo", 7), load_fresh(checkpoints / "repo", 7)
+    trained, fresh, again = (
+        load(checkpoints / "repo"),
+        load_fresh(checkpoints / "repo", 7),
+        load_fresh(checkpoints / "repo", 7),
+    )
     assert layout(fresh) == layout(trained)
-    for one, other, same in zip(trained.parameters(), fresh.parameters(), again.parameters(), strict=True):
+    for one, other, same in zip(
+        trained.parameters(), fresh.parameters(), again.parameters(), strict=True
+    ):
         assert torch.equal(other, same)
         assert one.ndim < 2 or not torch.equal(one, other)
 
@@ -388,7 +462,9 @@ def test_what_is_measured_is_the_mean_over_replicates(checkpoints, kept):
     assert within["weights"].values.tolist() == ["trained", "random 0"]
     total = within["component_by_distance"].sum("component")
     assert_allclose(total, within["logit"].mean("layer"), rtol=1e-6)
-    assert_allclose(within["first_layer_by_distance"].sum("component"), within["logit"].isel(layer=0), rtol=1e-6)
+    assert_allclose(
+        within["first_layer_by_distance"].sum("component"), within["logit"].isel(layer=0), rtol=1e-6
+    )
     logits = within["logit"].sel(weights="trained").values
     assert not np.array_equal(logits[0], logits[1])
     assert replicates.beyond(learned, SMALL, kept) is None
@@ -396,7 +472,10 @@ def test_what_is_measured_is_the_mean_over_replicates(checkpoints, kept):
 
 def test_what_is_kept_is_what_was_measured(checkpoints, kept):
     rope, other = subject("rope", checkpoints / "rope"), subject("other name", checkpoints / "rope")
-    for measure in (replicates.within, lambda *given: over_training.measure([given[0]], *given[1:])):
+    for measure in (
+        replicates.within,
+        lambda *given: over_training.measure([given[0]], *given[1:]),
+    ):
         first, again = (measure(each, SMALL, kept) for each in (rope, other))
         assert first is not None
         assert again is not None
@@ -419,8 +498,12 @@ def test_replicates_are_measured_once_for_all_claims(checkpoints, tmp_path, monk
     (tmp_path / "rope").mkdir()
     for file in (checkpoints / "rope").glob("*.*"):
         shutil.copy(file, tmp_path / "rope")
-    results = results_on({"rope": tmp_path / "rope"}, Options(**SIZES), Cache(tmp_path / "kept"), drawn=())
-    assert len([verdict for verdict in verdicts_of(results) if verdict.outcome != UNMEASURABLE]) == len(OF_ALL | OF_ROPE - {"H3"})
+    results = results_on(
+        {"rope": tmp_path / "rope"}, Options(**SIZES), Cache(tmp_path / "kept"), drawn=()
+    )
+    assert len(
+        [verdict for verdict in verdicts_of(results) if verdict.outcome != UNMEASURABLE]
+    ) == len(OF_ALL | OF_ROPE - {"H3"})
     assert sorted(lengths) == [L] * 4 + [2 * L] * 4  # of independent tokens, and of a repeated one
 
 
@@ -428,12 +511,28 @@ def test_a_small_file_stands_in_for_the_saved_steps(checkpoints, tmp_path):
     finished, moved = tmp_path / "run", tmp_path / "moved"
     shutil.copytree(checkpoints / "rope", finished)
     assert read_steps(finished) is None
-    assert main(["train", "steps", str(finished), "--sequences", "2", "--repeats", "2", "--batch-size", "2"]) == 0
+    assert (
+        main(
+            [
+                "train",
+                "steps",
+                str(finished),
+                "--sequences",
+                "2",
+                "--repeats",
+                "2",
+                "--batch-size",
+                "2",
+            ]
+        )
+        == 0
+    )
     once = (finished / FILE).read_bytes()
     assert write_steps(finished, SMALL).read_bytes() == once
     shutil.copytree(finished, moved, ignore=shutil.ignore_patterns("steps"))
     from_file, from_steps = (
-        over_training.measure([subject("rope", path)], SMALL, Cache()) for path in (moved, checkpoints / "rope")
+        over_training.measure([subject("rope", path)], SMALL, Cache())
+        for path in (moved, checkpoints / "rope")
     )
     assert from_file is not None
     assert from_steps is not None
@@ -457,15 +556,28 @@ def test_figures_on_tiny_models_end_to_end(checkpoints, kept, tmp_path):
     write_paper(tmp_path / "hope", PAPER, results, paths, "repo-interp figures hope", {}, ("nc",))
     out = tmp_path / "hope"
     names = {"logit_by_distance", "turns_repo"} | {
-        f"{name}_rope" for name in ("components", "vaf", "vaf_over_training", "beyond_training_length", "norms", "pair")
+        f"{name}_rope"
+        for name in (
+            "components",
+            "vaf",
+            "vaf_over_training",
+            "beyond_training_length",
+            "norms",
+            "pair",
+        )
     }
     of_page = {"README.md", "verdicts.csv", "page.json", "numbers.csv.gz"}
     assert {file.name for file in out.iterdir()} == of_page | {f"{name}.nc" for name in names}
     with (out / "verdicts.csv").open() as stream_of_rows:
         rows = list(csv.DictReader(stream_of_rows))
     verdicts = {(row["claim"], row["checkpoint"]): row["outcome"] for row in rows}
-    judged = {*((claim, name) for claim in OF_ALL for name in ("rope", "learned")), *((claim, "rope") for claim in OF_ROPE)}
-    assert {key for key, verdict in verdicts.items() if verdict != UNMEASURABLE} == judged - {("H3", "rope")}, "few steps"
+    judged = {
+        *((claim, name) for claim in OF_ALL for name in ("rope", "learned")),
+        *((claim, "rope") for claim in OF_ROPE),
+    }
+    assert {key for key, verdict in verdicts.items() if verdict != UNMEASURABLE} == judged - {
+        ("H3", "rope")
+    }, "few steps"
     assert verdicts["H1", "kerple"] == UNMEASURABLE
     assert {claim.label for claim in PAPER.claims} == {claim for claim, _ in verdicts}
     page = (out / "README.md").read_text()
@@ -480,8 +592,14 @@ def test_figures_on_tiny_models_end_to_end(checkpoints, kept, tmp_path):
 
 @pytest.mark.usefixtures("few_draws")
 def test_a_claim_without_a_checkpoint_is_not_measurable(checkpoints, kept):
-    verdicts = verdicts_of(results_on({"learned": checkpoints / "learned"}, Options(**SIZES), kept, drawn=()))
-    missing = {(each.claim.label, each.checkpoint) for each in verdicts if each.outcome == UNMEASURABLE and each.claim.id < "H6"}
+    verdicts = verdicts_of(
+        results_on({"learned": checkpoints / "learned"}, Options(**SIZES), kept, drawn=())
+    )
+    missing = {
+        (each.claim.label, each.checkpoint)
+        for each in verdicts
+        if each.outcome == UNMEASURABLE and each.claim.id < "H6"
+    }
     assert missing == {
         *((claim, name) for claim in OF_ALL for name in ("rope", "kerple")),
         *((claim, "rope") for claim in OF_ROPE),
@@ -495,16 +613,23 @@ def test_a_capped_length_is_drawn_and_not_judged(tmp_path):
     model.config.max_position_embeddings = 4 * L
     save(model, tmp_path / "long")
     results = results_on({"long": tmp_path / "long"}, Options(**SIZES, length=L))
-    verdicts = {each.claim.label: each for each in verdicts_of(results) if each.checkpoint == "long"}
+    verdicts = {
+        each.claim.label: each for each in verdicts_of(results) if each.checkpoint == "long"
+    }
     assert set(verdicts) == OF_ALL | OF_ROPE - {"H3"}
-    assert all(each.outcome == UNMEASURABLE and "length=0" in "; ".join(each.notes) for each in verdicts.values())
+    assert all(
+        each.outcome == UNMEASURABLE and "length=0" in "; ".join(each.notes)
+        for each in verdicts.values()
+    )
     drawings = [drawing for result in results for drawing in result.drawings]
     assert drawings[0].data.sizes["distance"] == 2 * L
     assert all(f"capped at {L} of the {4 * L} tokens" in drawing.caption for drawing in drawings)
 
 
 @pytest.mark.usefixtures("few_draws")
-def test_of_a_long_model_twins_have_fewer_layers_and_the_claims_are_judged_all_the_same(checkpoints, tmp_path, monkeypatch):
+def test_of_a_long_model_twins_have_fewer_layers_and_the_claims_are_judged_all_the_same(
+    checkpoints, tmp_path, monkeypatch
+):
     monkeypatch.setattr(replicates, "LONG", L - 1)
     monkeypatch.setattr(replicates, "FIRST_LAYERS", 1)
     rope, cache = subject("rope", checkpoints / "rope"), Cache(tmp_path)
@@ -513,29 +638,55 @@ def test_of_a_long_model_twins_have_fewer_layers_and_the_claims_are_judged_all_t
     layers = within["logit"].notnull().any(("repeat", "distance")).sum("layer")
     assert layers.sel(weights="trained") == 2 and layers.sel(weights="random 0") == 1
     assert (within.attrs["sequences"], beyond.sizes["layer"]) == (SMALL.repeats, 1)
-    assert within["scheme"].values.tolist() == ["rope", "rope"] and within["activated"].dtype == bool
+    assert (
+        within["scheme"].values.tolist() == ["rope", "rope"] and within["activated"].dtype == bool
+    )
     twin = replicates.of_model(load_fresh(rope.path, 0), L, L, 1, SMALL, layers=[0])
-    assert_allclose(twin["component_by_distance"][0], within["component_by_distance"].sel(weights="random 0", repeat=0))
-    results = results_on({"rope": checkpoints / "rope"}, Options(**SIZES), cache, drawn=("vaf", "logit_by_distance", "beyond"))
-    assert {each.claim.label for each in verdicts_of(results) if each.outcome != UNMEASURABLE} == OF_ALL | OF_ROPE - {"H3"}
+    assert_allclose(
+        twin["component_by_distance"][0],
+        within["component_by_distance"].sel(weights="random 0", repeat=0),
+    )
+    results = results_on(
+        {"rope": checkpoints / "rope"},
+        Options(**SIZES),
+        cache,
+        drawn=("vaf", "logit_by_distance", "beyond"),
+    )
+    assert {
+        each.claim.label for each in verdicts_of(results) if each.outcome != UNMEASURABLE
+    } == OF_ALL | OF_ROPE - {"H3"}
     captions = {drawing.name: drawing.caption for result in results for drawing in result.drawings}
-    assert "the first 1 of 2 layers" in captions["vaf_rope"] and "2L" not in captions["logit_by_distance"]
+    assert (
+        "the first 1 of 2 layers" in captions["vaf_rope"]
+        and "2L" not in captions["logit_by_distance"]
+    )
     assert "The first 1 layers." in captions["beyond_training_length_rope"]
 
 
 def test_a_layer_with_a_window_is_measured_within_it_and_not_beyond(tmp_path, checkpoints):
-    """L is min(window, training length), whatever the length of the sequences: not capped, and bands are those of the window."""
+    """L is min(window, training length), whatever the length of the sequences: not capped, and
+    bands are those of the window.
+    """
     config = Gemma3TextConfig(
         vocab_size=40, hidden_size=32, intermediate_size=48, num_hidden_layers=3, num_attention_heads=2, num_key_value_heads=1,
         head_dim=16, max_position_embeddings=4 * L, sliding_window=L, layer_types=["sliding_attention"] * 2 + ["full_attention"],
     )  # fmt: skip
     save(reposition(Gemma3ForCausalLM(config).eval(), "rope"), tmp_path / "windows")
-    windows, options = subject("windows", tmp_path / "windows"), dataclasses.replace(SMALL, length=2 * L)
+    windows, options = (
+        subject("windows", tmp_path / "windows"),
+        dataclasses.replace(SMALL, length=2 * L),
+    )
     data = replicates.within(windows, options, Cache())
-    assert (data.sizes["distance"], data["layer"].values.tolist(), data.attrs["training_length"]) == (L, [0, 1], L)
+    assert (
+        data.sizes["distance"],
+        data["layer"].values.tolist(),
+        data.attrs["training_length"],
+    ) == (L, [0, 1], L)
     assert replicates.beyond(windows, options, Cache()) is None
     theta = replicates.bands(data)["frequency"].values
-    assert_allclose(replicates.bands(data)["activated"], (theta > math.pi / L) & (theta < 2 * math.pi / L))
+    assert_allclose(
+        replicates.bands(data)["activated"], (theta > math.pi / L) & (theta < 2 * math.pi / L)
+    )
 
 
 def test_checkpoints_that_copy_are_not_looked_at(tmp_path, checkpoints):
@@ -550,11 +701,13 @@ def test_samples_and_scores_have_batches_of_their_own():
     assert Options().batch_size == Sampling().batch_size != ScoreOptions().batch_size
 
 
-# ---- what all papers have in common ---------------------------------------------------------------------------------
+# ---- what all papers have in common --------------------------------------------------------------
 
 
 def test_a_verdict_stands_on_a_number():
-    rows = verdict_table([Verdict(H1, "rope", FAILS, Estimate(0.12345, "x", 3)), Verdict(H1, "hope", UNMEASURABLE)])
+    rows = verdict_table(
+        [Verdict(H1, "rope", FAILS, Estimate(0.12345, "x", 3)), Verdict(H1, "hope", UNMEASURABLE)]
+    )
     assert rows["ours"].tolist() == ["0.123", ""]
 
 

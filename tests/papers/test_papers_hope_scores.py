@@ -1,4 +1,6 @@
-"""HoPE's scores and ablations (H6, H7): rules on given scores, and every figure on tiny models that were trained for a few steps."""
+"""HoPE's scores and ablations (H6, H7): rules on given scores, and every figure on tiny models that
+were trained for a few steps.
+"""
 
 from __future__ import annotations
 
@@ -23,21 +25,39 @@ from position_papers.kit.subjects import subject
 from position_papers.training.configuration import TrainingConfiguration, replaced
 from position_papers.training.trained import Recorded
 
-TASK = {"symbols": 12, "sequences": 2, "first_sequences": 1, "questions": 1, "test_from": 2, "test_to": 6, "test_step": 2}
+TASK = {
+    "symbols": 12,
+    "sequences": 2,
+    "first_sequences": 1,
+    "questions": 1,
+    "test_from": 2,
+    "test_to": 6,
+    "test_step": 2,
+}
 SETS = ("2", "4", "6")
 LONGEST = 1 + 12 * 3
 """Training ends at two sequences and a question."""
 
 
-def made(layout: str, within: float, beyond: float, methods: dict[str, float] | None = None, task: str = "copying") -> Scored:
-    """A checkpoint that copies a share `within` of prompts of the first test set and `beyond` of the others, 100 prompts each."""
+def made(
+    layout: str,
+    within: float,
+    beyond: float,
+    methods: dict[str, float] | None = None,
+    task: str = "copying",
+) -> Scored:
+    """A checkpoint that copies a share `within` of prompts of the first test set and `beyond` of
+    the others, 100 prompts each.
+    """
     count = 100
 
     def prompts(share: float) -> np.ndarray:
         return (np.arange(count) < share * count).astype(float)
 
     rows = [[prompts(within), prompts(beyond), prompts(beyond)]]
-    rows += [[prompts(within), prompts(share), prompts(share)] for share in (methods or {}).values()]
+    rows += [
+        [prompts(within), prompts(share), prompts(share)] for share in (methods or {}).values()
+    ]
     live = xr.Dataset(
         {
             "score": (("method", "test_set", "prompt"), np.array(rows)),
@@ -59,26 +79,39 @@ def verdicts(*scored: Scored) -> dict[str, str]:
     return {label: verdict.outcome for label, verdict in judged(list(scored)).items()}
 
 
-# ---- the rules ------------------------------------------------------------------------------------------------------
+# ---- the rules -----------------------------------------------------------------------------------
 
 
 def test_activated_above_low_and_low_not_below_neither():
-    clear, slight, below = Difference(0.2, 0.01, ""), Difference(-0.01, 0.01, ""), Difference(-0.2, 0.01, "")
+    clear, slight, below = (
+        Difference(0.2, 0.01, ""),
+        Difference(-0.01, 0.01, ""),
+        Difference(-0.2, 0.01, ""),
+    )
 
     def holds(first: Difference, second: Difference) -> bool:
-        return H7.rule.holds({BEST: 0.9, WORST: 0.9, EACH: 0.9, AB1: {"AB2": first}, AB2: {"RoPE": second}})
+        return H7.rule.holds(
+            {BEST: 0.9, WORST: 0.9, EACH: 0.9, AB1: {"AB2": first}, AB2: {"RoPE": second}}
+        )
 
     assert holds(clear, slight) and holds(clear, clear)
     assert not holds(slight, clear) and not holds(clear, below)
 
 
 def test_hope_must_be_above_every_rival_beyond_training():
-    rivals = [made("rope", 1.0, 0.1), made("alibi", 1.0, 0.3), made("kerple", 1.0, 0.5), made("fire", 1.0, 0.0)]
+    rivals = [
+        made("rope", 1.0, 0.1),
+        made("alibi", 1.0, 0.3),
+        made("kerple", 1.0, 0.5),
+        made("fire", 1.0, 0.0),
+    ]
     (h6, pi, _) = judged([made("hope", 0.9, 0.8), *rivals]).values()
     assert (h6.outcome, pi.outcome) == (HOLDS, UNMEASURABLE)
     assert h6.estimate.value == pytest.approx(80)
     assert h6.estimate.n == 200
-    assert "; ".join(h6.notes).count("above") == 4 and "within L: copying/hope 90 %" in "; ".join(h6.notes)
+    assert "; ".join(h6.notes).count("above") == 4 and "within L: copying/hope 90 %" in "; ".join(
+        h6.notes
+    )
     assert verdicts(made("hope", 1.0, 0.3), *rivals)["H6"] == FAILS
     assert verdicts(made("hope", 1.0, 0.5), *rivals[1:])["H6"] == UNMEASURABLE
     notes = judged([made("hope", 1.0, 0.5), rivals[0]])["H6"].notes
@@ -86,16 +119,29 @@ def test_hope_must_be_above_every_rival_beyond_training():
 
 
 def test_legends_call_the_papers_repo_by_its_name_alone():
-    repo, later, rope = made("repo@1/3", 1.0, 0.5), made("repo@2", 1.0, 0.5), made("rope", 1.0, 0.1, {"yarn": 0.3})
+    repo, later, rope = (
+        made("repo@1/3", 1.0, 0.5),
+        made("repo@2", 1.0, 0.5),
+        made("rope", 1.0, 0.1, {"yarn": 0.3}),
+    )
     table = side_by_side(with_methods([repo, later, rope]), score_table)
-    assert table["checkpoint"].values.tolist() == ["RePo", "RePo from layer 2", "RoPE", "RoPE + YaRN"]
+    assert table["checkpoint"].values.tolist() == [
+        "RePo",
+        "RePo from layer 2",
+        "RoPE",
+        "RoPE + YaRN",
+    ]
 
 
 def test_who_does_not_copy_is_not_compared():
     verdict = judged([made("hope", 1.0, 0.04), made("rope", 1.0, 0.0)])["H6"]
-    assert verdict.outcome == UNMEASURABLE and "nobody copies 4, 6 sequences" in "; ".join(verdict.notes)
+    assert verdict.outcome == UNMEASURABLE and "nobody copies 4, 6 sequences" in "; ".join(
+        verdict.notes
+    )
     verdict = judged([made("hope", 0.1, 0.0), made("rope", 1.0, 0.5)])["H6"]
-    assert verdict.outcome == UNMEASURABLE and "did not learn to copy 2; " in "; ".join(verdict.notes)
+    assert verdict.outcome == UNMEASURABLE and "did not learn to copy 2; " in "; ".join(
+        verdict.notes
+    )
 
 
 def test_extended_models_are_compared_with_each_other():
@@ -106,7 +152,11 @@ def test_extended_models_are_compared_with_each_other():
 
 
 def test_ablations_are_judged_beyond_the_training_length():
-    rope, first, second = made("rope", 0.9, 0.1), made("hope_ab1", 0.9, 0.6), made("hope_ab2", 0.9, 0.2)
+    rope, first, second = (
+        made("rope", 0.9, 0.1),
+        made("hope_ab1", 0.9, 0.6),
+        made("hope_ab2", 0.9, 0.2),
+    )
     found = verdicts(rope, first, second, made("hope_ab3", 0.5, 0.0))
     assert (found["H7"], found["H7 (removed)"]) == (HOLDS, HOLDS)
     found = verdicts(rope, second, made("hope_ab1", 0.9, 0.06), made("hope_ab3", 0.9, 0.3))
@@ -121,19 +171,27 @@ def test_ablations_are_judged_beyond_the_training_length():
 
 
 def test_extended_models_are_compared_over_the_seeds_that_have_weights():
-    """Found: plain scores stood for three seeds, those with PI and YaRN for the first of them, which was the least of the three."""
+    """Found: plain scores stood for three seeds, those with PI and YaRN for the first of them,
+    which was the least of the three.
+    """
 
     def with_seeds(layout: str, *shares: float) -> Scored:
-        first, *others = [made(layout, 1.0, share, {"interpolation": share, "yarn": share}) for share in shares]
+        first, *others = [
+            made(layout, 1.0, share, {"interpolation": share, "yarn": share}) for share in shares
+        ]
         return dataclasses.replace(
-            first, other_seeds={1 + seed: other.live for seed, other in enumerate(others) if other.live is not None}
+            first,
+            other_seeds={
+                1 + seed: other.live for seed, other in enumerate(others) if other.live is not None
+            },
         )
 
     hope, rope = with_seeds("hope", 0.1, 0.7, 0.8), with_seeds("rope", 0.2, 0.2, 0.3)
     verdict = judged([hope, rope])["H6 (YaRN)"]
-    assert (verdict.estimate.seeds, verdict.interval.over) == (3, "3 seeds") and verdict.estimate.value == pytest.approx(
-        100 * 1.6 / 3
-    )
+    assert (verdict.estimate.seeds, verdict.interval.over) == (
+        3,
+        "3 seeds",
+    ) and verdict.estimate.value == pytest.approx(100 * 1.6 / 3)
     assert "over 3 paired seeds" in "; ".join(verdict.notes) and verdict.outcome == UNDECIDED
 
 
@@ -173,7 +231,9 @@ def test_recorded_scores_stand_in_for_weights():
 
 
 def test_schemes_with_other_numbers_of_seeds_stand_in_one_figure():
-    """Found when the zoo got a second seed of copying: PI and YaRN have one, the plain scores two."""
+    """Found when the zoo got a second seed of copying: PI and YaRN have one, the plain scores
+    two.
+    """
 
     def with_seeds(one: Scored, *means: float) -> Scored:
         runs = [
@@ -190,7 +250,7 @@ def test_schemes_with_other_numbers_of_seeds_stand_in_one_figure():
     assert values.sel(checkpoint="RoPE").dropna("seed").values.tolist() == [0.1]
 
 
-# ---- trained checkpoints --------------------------------------------------------------------------------------------
+# ---- trained checkpoints -------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -200,7 +260,11 @@ def root(tmp_path_factory):
         trained(root / "copying" / scheme, "copying", scheme, task_options=TASK)
     without_weights(root / "copying" / "hope_ab2")
     text = root / "corpus.txt"
-    text.write_text("\n".join("a tree sees the cat" if line % 3 else "the cat sees a tree" for line in range(400)))
+    text.write_text(
+        "\n".join(
+            "a tree sees the cat" if line % 3 else "the cat sees a tree" for line in range(400)
+        )
+    )
     documents = root / "documents"
     documents.mkdir()
     for number in range(20):
@@ -215,14 +279,19 @@ def test_extended_models_answer_short_prompts_plainly_and_long_ones_otherwise(ro
     rope = subject("language/rope", root / "language" / "rope", str(root / "documents"))
     (scored,) = scores([rope], ScoreOptions(count=4, language_count=4), Cache())
     assert scored.live is not None and scored.live["tokens"].values.tolist() == [16, 32]
-    plain, *extended = (scored.live["score"].sel({"method": method}).values for method in (PLAIN, *METHODS))
+    plain, *extended = (
+        scored.live["score"].sel({"method": method}).values for method in (PLAIN, *METHODS)
+    )
     for values in extended:
         assert_allclose(values[0], plain[0])
         assert not np.allclose(values[1], plain[1], rtol=1e-7, atol=1e-9)
 
 
 def test_every_figure_of_tiny_checkpoints(root, tmp_path):
-    places, documents = sorted(file.parent for file in root.glob("*/*/training.toml")), str(root / "documents")
+    places, documents = (
+        sorted(file.parent for file in root.glob("*/*/training.toml")),
+        str(root / "documents"),
+    )
     subjects = [subject(place.relative_to(root).as_posix(), place, documents) for place in places]
     options, said = ScoreOptions(count=4, language_count=4), []
     results = [
@@ -230,18 +299,26 @@ def test_every_figure_of_tiny_checkpoints(root, tmp_path):
         for experiment in (COPYING, PERPLEXITY)
         for result in run(experiment, subjects, options, Cache(tmp_path), said.append)
     ]
-    assert {each.claim for result in results for each in result.verdicts} == {*COPYING.claims, *PERPLEXITY.claims}
+    assert {each.claim for result in results for each in result.verdicts} == {
+        *COPYING.claims,
+        *PERPLEXITY.claims,
+    }
     assert any("copying/hope_ab2" in text for text in said)
     drawings = [drawing for result in results for drawing in result.drawings]
-    assert [drawing.name for drawing in drawings] == [drawings[0].name, "perplexity_by_length"] and drawings[0].name.startswith(
-        "copying_"
-    )
+    assert [drawing.name for drawing in drawings] == [
+        drawings[0].name,
+        "perplexity_by_length",
+    ] and drawings[0].name.startswith("copying_")
     assert drawings[0].data["checkpoint"].values.astype(str).tolist().count("HoPE + YaRN") == 1
     for drawing in drawings:
         drawing.data.to_netcdf(tmp_path / "data.nc", engine="h5netcdf")
         drawing.figure.savefig(tmp_path / f"{drawing.name}.png", dpi=50)
     panels = drawings[0].figure.axes
-    assert [ax.get_title(loc="left") for ax in panels] == ["schemes", "with PI and YaRN", "ablations"]
+    assert [ax.get_title(loc="left") for ax in panels] == [
+        "schemes",
+        "with PI and YaRN",
+        "ablations",
+    ]
 
 
 def test_other_seeds_answer_the_prompts_of_the_first(tmp_path):
@@ -254,4 +331,7 @@ def test_other_seeds_answer_the_prompts_of_the_first(tmp_path):
     (other,) = together.other_seeds.values()
     assert alone.live is not None and alone.other_seeds == {} and list(together.other_seeds) == [1]
     xr.testing.assert_equal(other, alone.live)
-    assert together.sample(SETS, "yarn").seeds.tolist()[1:] == alone.sample(SETS, "yarn").seeds.tolist()
+    assert (
+        together.sample(SETS, "yarn").seeds.tolist()[1:]
+        == alone.sample(SETS, "yarn").seeds.tolist()
+    )

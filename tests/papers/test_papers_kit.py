@@ -1,4 +1,6 @@
-"""What every paper is made of: rules in closed form and in words, verdicts, the page over all papers, and claims that stand in one file."""
+"""What every paper is made of: rules in closed form and in words, verdicts, the page over all
+papers, and claims that stand in one file.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,15 @@ from position_papers.kit.differences import (
     share_difference,
     wilson,
 )
-from position_papers.kit.experiment import Drawing, Experiment, Needs, Paper, _is_drawn, run, without_checkpoints
+from position_papers.kit.experiment import (
+    Drawing,
+    Experiment,
+    Needs,
+    Paper,
+    _is_drawn,
+    run,
+    without_checkpoints,
+)
 from position_papers.kit.gallery import headlines, page_above, write_gallery
 from position_papers.kit.outcomes import primary_rows, read_table, records, standing, verdict_table
 from position_papers.kit.paper_directory import LARGEST, NUMBERS, numbers, write_numbers
@@ -80,7 +90,7 @@ from repo_interp.tasks import make_task
 ROOT = Path(position_papers.__file__).parent
 
 
-# ---- differences ----------------------------------------------------------------------------------------------------
+# ---- differences ---------------------------------------------------------------------------------
 
 
 def test_a_difference_over_seeds_is_welchs_and_beside_a_single_run_students():
@@ -91,14 +101,18 @@ def test_a_difference_over_seeds_is_welchs_and_beside_a_single_run_students():
     assert_allclose((seeds.p_value(), seeds.degrees), (welch.pvalue, welch.df))
     single = seed_difference(np.array([0.75]), np.array([0.25, 0.2, 0.3]))
     student = stats.ttest_ind([0.75], [0.25, 0.2, 0.3], equal_var=True, alternative="greater")
-    assert_allclose((single.margin, single.p_value(), single.degrees), (0.5, student.pvalue, student.df))
+    assert_allclose(
+        (single.margin, single.p_value(), single.degrees), (0.5, student.pvalue, student.df)
+    )
     assert_allclose(seed_difference(np.array([0.25, 0.2, 0.3]), np.array([0.75])).margin, -0.5)
     with pytest.raises(ValueError, match="neither"):
         seed_difference(np.ones(1), np.zeros(1))
 
 
 def test_seeds_that_both_have_count_as_pairs():
-    """Derrick et al. (2017), T_new2: the paired test where all are shared, Welch's where none is."""
+    """Derrick et al. (2017), T_new2: the paired test where all are shared, Welch's where none
+    is.
+    """
 
     def sample(**of):
         numbers = tuple(int(name[1:]) for name in of)
@@ -115,15 +129,22 @@ def test_seeds_that_both_have_count_as_pairs():
     assert found.over == "5 and 4 seeds, 3 of them shared"
 
     equal = between(one, replace(one, seeds=one.seeds**2))
-    assert_allclose(equal.p_value(), stats.ttest_rel(one.seeds, one.seeds**2, alternative="greater").pvalue)
-    assert between(one, sample(s0=0.3, s1=0.1, s5=0.4)).over == "5 and 3 seeds", "a correlation of two is 1 or -1"
+    assert_allclose(
+        equal.p_value(), stats.ttest_rel(one.seeds, one.seeds**2, alternative="greater").pvalue
+    )
+    assert between(one, sample(s0=0.3, s1=0.1, s5=0.4)).over == "5 and 3 seeds", (
+        "a correlation of two is 1 or -1"
+    )
     assert between(one, sample(s0=0.3, s1=0.3, s3=0.3)).standard_error > 0
     assert between(sample(s0=1.0, s1=2.0), sample(s1=1.5, s0=0.9)).over == "2 paired seeds"
 
 
 def test_a_difference_prompt_by_prompt_is_the_paired_test():
     prompts = np.array([1.0, 1, 1, 0]), np.array([0.0, 0, 1, 0])
-    assert_allclose(paired_difference(*prompts).p_value(), stats.ttest_rel(*prompts, alternative="greater").pvalue)
+    assert_allclose(
+        paired_difference(*prompts).p_value(),
+        stats.ttest_rel(*prompts, alternative="greater").pvalue,
+    )
     assert not paired_difference(*prompts).exceeds()
     assert not paired_difference(np.ones(8), np.ones(8)).exceeds()
     assert paired_difference(np.ones(8), np.zeros(8)).exceeds()
@@ -138,9 +159,12 @@ def test_few_seeds_ask_for_more_standard_errors_at_the_same_level():
 
 
 def test_shares_have_the_limits_of_wilson_and_newcombe():
-    assert_allclose(wilson(0.3, 50, 1.959964), stats.binomtest(15, 50).proportion_ci(0.95, "wilson"), rtol=1e-6)
+    assert_allclose(
+        wilson(0.3, 50, 1.959964), stats.binomtest(15, 50).proportion_ci(0.95, "wilson"), rtol=1e-6
+    )
     assert wilson(0.0, 50)[0] == 0 and wilson(0.0, 50)[1] > 0
-    published = share_difference(56 / 70, 48 / 80, (70, 80))  # Newcombe 1998, table II, example (a), method 10
+    # Newcombe 1998, table II, example (a), method 10
+    published = share_difference(56 / 70, 48 / 80, (70, 80))
     assert_allclose(published.limits(1.959964), (0.0524, 0.3339), atol=5e-5)
     assert published.exceeds() and not share_difference(0.0, 0.0, (9, 9)).exceeds()
     assert_allclose(published.limits(stats.norm.isf(published.p_value()))[0], 0, atol=1e-9)
@@ -154,13 +178,16 @@ def test_several_rows_of_a_claim_are_corrected_together():
     def row(margin: float) -> Verdict:
         return verdict(claim, "c", "x", {"x": {"a": Difference(margin, 0.1, "prompts")}}, margin)
 
-    alone, together = corrected_together([row(0.21)]), corrected_together([row(0.21), row(0.21), row(0.5)])
+    alone, together = (
+        corrected_together([row(0.21)]),
+        corrected_together([row(0.21), row(0.21), row(0.5)]),
+    )
     assert [each.outcome for each in alone] == [HOLDS]
     assert [each.outcome for each in together] == [UNDECIDED, UNDECIDED, HOLDS]
     assert together[0].reasons == (Reason(Kind.HOLM, of=3),)
 
 
-# ---- rules ----------------------------------------------------------------------------------------------------------
+# ---- rules ---------------------------------------------------------------------------------------
 
 CLEAR, UNCLEAR, REVERSED = (Difference(margin, 0.1, "prompts") for margin in (0.3, 0.1, -0.3))
 UNKNOWN = Difference(np.nan, np.inf, "a single value of one")
@@ -171,7 +198,11 @@ UNKNOWN = Difference(np.nan, np.inf, "a single value of one")
     [
         (AtLeast("x", 0.5), [{"x": 0.5}, {"x": 2}], [{"x": 0.4}, {"x": np.nan}]),
         (AtMost("x", 0.5), [{"x": 0.5}, {"x": -2}], [{"x": 0.6}, {"x": np.nan}]),
-        (AtLeast("x", 0.5, of="y"), [{"x": 1, "y": 2}], [{"x": 1, "y": 2.1}, {"x": 1, "y": np.nan}]),
+        (
+            AtLeast("x", 0.5, of="y"),
+            [{"x": 1, "y": 2}],
+            [{"x": 1, "y": 2.1}, {"x": 1, "y": np.nan}],
+        ),
         (AtMost("x", 0.5, of="y"), [{"x": 1, "y": 2}, {"x": 0, "y": 0}], [{"x": 1, "y": 1.9}]),
         (Below("x", 0.5), [{"x": 0.4}], [{"x": 0.5}, {"x": np.nan}]),
         (Significant("x"), [{"x": CLEAR}], [{"x": UNCLEAR}, {"x": REVERSED}]),
@@ -180,18 +211,42 @@ UNKNOWN = Difference(np.nan, np.inf, "a single value of one")
             [{"x": {"a": CLEAR}}],
             [{"x": {"a": UNCLEAR}}, {"x": {"b": CLEAR}}, {"x": {"a": CLEAR, "b": UNCLEAR}}],
         ),
-        (Above("x", ("a",), more=0.25), [{"x": {"a": CLEAR}}], [{"x": {"a": Difference(0.25, 0.1, "")}}]),
-        (Above("x", ("a", "b"), required=("a",)), [{"x": {"a": CLEAR}}], [{"x": {"b": CLEAR}}, {"x": {}}]),
+        (
+            Above("x", ("a",), more=0.25),
+            [{"x": {"a": CLEAR}}],
+            [{"x": {"a": Difference(0.25, 0.1, "")}}],
+        ),
+        (
+            Above("x", ("a", "b"), required=("a",)),
+            [{"x": {"a": CLEAR}}],
+            [{"x": {"b": CLEAR}}, {"x": {}}],
+        ),
         (
             NotBelow("x", ("a",)),
             [{"x": {"a": CLEAR}}, {"x": {"a": UNCLEAR}}],
             [{"x": {"a": REVERSED}}, {"x": {}}, {"x": {"a": UNKNOWN}}],
         ),
         (BeyondNull("x"), [{"x": Observed(2, [1, 1.5])}], [{"x": Observed(1.5, [1, 1.5])}]),
-        (BeyondNull("x", 0.95), [{"x": Observed(9.1, range(10))}], [{"x": Observed(8.9, range(10))}]),
-        (BeyondNull("x", 0.95, relation="below"), [{"x": Observed(0.5, [1, 1.5])}], [{"x": Observed(1.2, [1, 1.5])}]),
-        (BeyondNull("x", 0.5), [{"x": Observed(1.4, [1, 1.2, 1.5])}], [{"x": Observed(1.2, [1, 1.2, 1.5])}]),
-        (Custom(lambda values: values["x"] > values["y"], "x is above y"), [{"x": 2, "y": 1}], [{"x": 1, "y": 1}]),
+        (
+            BeyondNull("x", 0.95),
+            [{"x": Observed(9.1, range(10))}],
+            [{"x": Observed(8.9, range(10))}],
+        ),
+        (
+            BeyondNull("x", 0.95, relation="below"),
+            [{"x": Observed(0.5, [1, 1.5])}],
+            [{"x": Observed(1.2, [1, 1.5])}],
+        ),
+        (
+            BeyondNull("x", 0.5),
+            [{"x": Observed(1.4, [1, 1.2, 1.5])}],
+            [{"x": Observed(1.2, [1, 1.2, 1.5])}],
+        ),
+        (
+            Custom(lambda values: values["x"] > values["y"], "x is above y"),
+            [{"x": 2, "y": 1}],
+            [{"x": 1, "y": 1}],
+        ),
         (All(AtLeast("x", 0), AtMost("x", 1)), [{"x": 0.5}], [{"x": 2}, {"x": -1}]),
         (Where(Below("y", 1), AtLeast("x", 0)), [{"x": 1, "y": 0}], [{"x": -1, "y": 0}]),
     ],
@@ -212,23 +267,35 @@ def test_rules_decide_at_their_thresholds(rule: Rule, holds, fails):
         (AtMost("the rise", 2, " %"), "the rise is at most 2 %"),
         (AtMost("the fall", 0.02, of="the score"), "the fall is at most 0.02 of the score"),
         (Below("the score", 0.99), "the score is below 0.99"),
-        (Above("the score", ("a",)), f"the score is above that of a by more than {in_errors(2)} of the difference"),
+        (
+            Above("the score", ("a",)),
+            f"the score is above that of a by more than {in_errors(2)} of the difference",
+        ),
         (
             Above("the error", ("a", "b", "c"), more=0.5, errors=3, relation="below", required=()),
-            "the error is below that of each of a, b and c, as far as they were given, by more than "
+            "the error is below that of each of a, b and c, as far as they were given, by "
+            "more than "
             "3 standard errors of the difference "
             "and 0.5",
         ),
-        (NotBelow("the score", ("a", "b")), f"the score is not below that of each of a and b by more than {in_errors(2)}"),
+        (
+            NotBelow("the score", ("a", "b")),
+            f"the score is not below that of each of a and b by more than {in_errors(2)}",
+        ),
         (BeyondNull("r", 0.95, "shuffles"), "r is above that of 95 % of the shuffles"),
         (All(AtLeast("x", 1), Custom(bool, "y holds")), "x is at least 1; y holds"),
-        (Where(Below("y", 1), AtLeast("x", 0)), "x is at least 0; not measurable unless y is below 1"),
+        (
+            Where(Below("y", 1), AtLeast("x", 0)),
+            "x is at least 0; not measurable unless y is below 1",
+        ),
     ],
 )
 def test_the_words_of_a_rule_are_made_from_what_decides(rule, words):
     assert rule.words == words
     if dataclasses.is_dataclass(rule) and hasattr(rule, "bound"):
-        assert dataclasses.replace(rule, bound=0.125).words == words.replace(f"{rule.bound:.3g}", "0.125")
+        assert dataclasses.replace(rule, bound=0.125).words == words.replace(
+            f"{rule.bound:.3g}", "0.125"
+        )
 
 
 def test_nothing_is_judged_where_a_condition_does_not_hold():
@@ -236,35 +303,66 @@ def test_nothing_is_judged_where_a_condition_does_not_hold():
         Where(Below("y", 1), AtLeast("x", 0)).holds({"x": 1, "y": 1})
 
 
-# ---- verdicts -------------------------------------------------------------------------------------------------------
+# ---- verdicts ------------------------------------------------------------------------------------
 
 SHARE = AtLeast("the share", 0.5)
-BOTH = Claim("X1", "a statement", "here", "0.7", SHARE), Claim("X1", "a part", "there", "figure", SHARE, "part")
+BOTH = (
+    Claim("X1", "a statement", "here", "0.7", SHARE),
+    Claim("X1", "a part", "there", "figure", SHARE, "part"),
+)
 
 
 def test_a_verdict_is_what_the_rule_of_its_claim_says():
     first, part = BOTH
     assert (first.label, part.label) == ("X1", "X1 (part)")
-    known = verdict(first, "a", "share", {"the share": 0.6}, 0.6, 0.1, "seeds", 3, "random 0.2", ("a note", ""))
+    known = verdict(
+        first, "a", "share", {"the share": 0.6}, 0.6, 0.1, "seeds", 3, "random 0.2", ("a note", "")
+    )
     estimate = Estimate(0.6, "share", 3, 1, "random 0.2")
-    assert known == Verdict(first, "a", HOLDS, estimate, Interval(0.1, "seeds"), (Reason(Kind.NOTE, "a note"),))
+    assert known == Verdict(
+        first, "a", HOLDS, estimate, Interval(0.1, "seeds"), (Reason(Kind.NOTE, "a note"),)
+    )
     assert verdict(first, "a", "share", {"the share": 0.4}, 0.4).outcome == FAILS
     missing = verdict(part, "a", "share", {}, 0.4, n=3, note="a note", unmeasurable="no seeds")
-    assert missing == unmeasured(part, "a", "no seeds", "share") == known.on(part, {}, control="").without_a_number("no seeds")
+    assert (
+        missing
+        == unmeasured(part, "a", "no seeds", "share")
+        == known.on(part, {}, control="").without_a_number("no seeds")
+    )
     assert missing.without_a_number("another") is missing and known.without_a_number("") is known
     with pytest.raises(KeyError):
         verdict(first, "a", "share", {"another": 0.4}, 0.4)
 
 
 def test_a_table_of_verdicts_is_read_back_as_it_was_written(tmp_path):
-    known = verdict(BOTH[0], "a", "share | of all", {"the share": 0.61234}, 0.61234, 0.1, "seeds", 3, note='"quoted", and more')
-    table = verdict_table([known, unmeasured(BOTH[1], "b", ("too short", "by 3"))], ["small", ""], "make")
+    known = verdict(
+        BOTH[0],
+        "a",
+        "share | of all",
+        {"the share": 0.61234},
+        0.61234,
+        0.1,
+        "seeds",
+        3,
+        note='"quoted", and more',
+    )
+    table = verdict_table(
+        [known, unmeasured(BOTH[1], "b", ("too short", "by 3"))], ["small", ""], "make"
+    )
     table.to_csv(tmp_path / "verdicts.csv", index=False)
     read = read_table(tmp_path / "verdicts.csv")
     assert read.to_dict("records") == table.to_dict("records")
     first, second = records(read)
-    assert (first["ours"], first["outcome"], first["scale"], second["ours"]) == ("0.612", "holds", "small", "")
-    assert first["reasons"] == known.reasons and [each.text for each in second["reasons"]] == ["too short", "by 3"]
+    assert (first["ours"], first["outcome"], first["scale"], second["ours"]) == (
+        "0.612",
+        "holds",
+        "small",
+        "",
+    )
+    assert first["reasons"] == known.reasons and [each.text for each in second["reasons"]] == [
+        "too short",
+        "by 3",
+    ]
 
 
 def paper(*shares: float, claims: tuple[Claim, ...] = BOTH, name: str = "mine") -> Paper:
@@ -285,7 +383,9 @@ def paper(*shares: float, claims: tuple[Claim, ...] = BOTH, name: str = "mine") 
     def drawn(data):
         yield Drawing("shares", Figure(), "Shares.", data)
 
-    experiment = Experiment("shares", claims, Needs(without_checkpoints, "needs more"), measured, judged, drawn)
+    experiment = Experiment(
+        "shares", claims, Needs(without_checkpoints, "needs more"), measured, judged, drawn
+    )
     return Paper(name, "Mine", (experiment,), Options)
 
 
@@ -296,7 +396,9 @@ def test_a_claim_without_evidence_says_why():
     assert told == ["shares"]
     assert [drawing.name for drawing in first.drawings] == ["shares"]
     assert [(verdict.claim.label, verdict.outcome) for verdict in first.verdicts] == [("X1", HOLDS)]
-    assert [(verdict.claim.label, "; ".join(verdict.notes)) for verdict in rest.verdicts] == [("X1 (part)", "needs more")]
+    assert [(verdict.claim.label, "; ".join(verdict.notes)) for verdict in rest.verdicts] == [
+        ("X1 (part)", "needs more")
+    ]
     needs = dataclasses.replace(experiment.needs, otherwise_of={"X1 (part)": "needs another"})
     _, rest = run(dataclasses.replace(experiment, needs=needs), [], None, Cache(), told.append)
     assert ["; ".join(verdict.notes) for verdict in rest.verdicts] == ["needs another"]
@@ -304,11 +406,21 @@ def test_a_claim_without_evidence_says_why():
 
 def test_figures_of_one_name_from_several_groups_are_called_by_their_checkpoints_too():
     (experiment,) = paper(0.6).experiments
-    subjects = [Subject(name, name, ("rope",), 8, name, None, None) for name in ("one/rope", "two/rope")]
+    subjects = [
+        Subject(name, name, ("rope",), 8, name, None, None) for name in ("one/rope", "two/rope")
+    ]
 
     def drawn(*chosen):
-        needs = dataclasses.replace(experiment.needs, groups=lambda subjects: [[subject] for subject in subjects])
-        results = run(dataclasses.replace(experiment, needs=needs), list(chosen), None, Cache(), lambda text: None)
+        needs = dataclasses.replace(
+            experiment.needs, groups=lambda subjects: [[subject] for subject in subjects]
+        )
+        results = run(
+            dataclasses.replace(experiment, needs=needs),
+            list(chosen),
+            None,
+            Cache(),
+            lambda text: None,
+        )
         return [drawing.name for result in results for drawing in result.drawings]
 
     assert drawn(*subjects) == ["shares_one/rope", "shares_two/rope"]
@@ -318,16 +430,22 @@ def test_figures_of_one_name_from_several_groups_are_called_by_their_checkpoints
 def test_claims_of_ours_are_not_counted_as_a_papers_and_every_test_takes_part_in_holm():
     papers = named(())
     for claim in (claim for each in papers.values() for claim in each.claims):
-        assert claim.paper_number == "none" or not claim.paper_number.startswith("none"), claim.label
+        assert claim.paper_number == "none" or not claim.paper_number.startswith("none"), (
+            claim.label
+        )
     (longer,) = (claim for claim in papers["repo"].claims if claim.label == "R9 (longer)")
     values = {NOPE: 0.1, CONVERGED.quantity: 0.95, ABOVE_AT_LONGER.quantity: {"RoPE": CLEAR}}
-    assert longer.rule.holds(values) and chance(longer.rule, values) == pytest.approx(CLEAR.p_value() / level(2))
+    assert longer.rule.holds(values) and chance(longer.rule, values) == pytest.approx(
+        CLEAR.p_value() / level(2)
+    )
 
 
-# ---- the page over all papers ---------------------------------------------------------------------------------------
+# ---- the page over all papers --------------------------------------------------------------------
 
 
-def judged(claim: Claim, checkpoint: str, outcome: Outcome, value: float | None = 1.0, *reasons: Reason) -> Verdict:
+def judged(
+    claim: Claim, checkpoint: str, outcome: Outcome, value: float | None = 1.0, *reasons: Reason
+) -> Verdict:
     return Verdict(claim, checkpoint, outcome, Estimate(value, "x"), reasons=reasons)
 
 
@@ -341,13 +459,22 @@ def test_every_part_of_a_claim_is_a_row_of_its_own(tmp_path):
         unmeasured(claims[3], "a", "needs steps"),
         judged(claims[4], "a", UNDECIDED, 3.0, Reason(Kind.CHANCE)),
     ]
-    mine = dataclasses.replace(paper(0.6), experiments=(dataclasses.replace(paper(0.6).experiments[0], claims=claims),))
+    mine = dataclasses.replace(
+        paper(0.6), experiments=(dataclasses.replace(paper(0.6).experiments[0], claims=claims),)
+    )
     (tmp_path / "mine").mkdir()
     verdict_table(verdicts).to_csv(tmp_path / "mine" / "verdicts.csv", index=False)
     write_gallery(tmp_path, [mine])
     page, _, numbers = (tmp_path / "claims.md").read_text().partition("## Every number")
     cells = [line.split(" | ") for line in page.splitlines() if line.startswith(("| X", "| [X"))]
-    shown = [(row[0].strip("| ").partition("]")[0].removeprefix("["), row[-2], row[-1].removesuffix(" |")) for row in cells]
+    shown = [
+        (
+            row[0].strip("| ").partition("]")[0].removeprefix("["),
+            row[-2],
+            row[-1].removesuffix(" |"),
+        )
+        for row in cells
+    ]
     assert shown == [
         ("X1", "a: 0.5 ± 0.1 (seeds)<br>b: 0.25", "**holds**"),
         ("X1 (part)", "a: 1", "fails"),
@@ -357,34 +484,60 @@ def test_every_part_of_a_claim_is_a_row_of_its_own(tmp_path):
         ("X5", "–", "not measured yet"),
     ]
     assert "2 hold, 1 fails, 1 is undecided, 1 is not measurable, 1 is not measured yet." in page
-    labels = [line.split(" | ")[0].removeprefix("| ") for line in numbers.splitlines() if line.startswith("| X")]
+    labels = [
+        line.split(" | ")[0].removeprefix("| ")
+        for line in numbers.splitlines()
+        if line.startswith("| X")
+    ]
     assert labels == ["X1", "X1", "X1 (part)", "X2", "X2", "X3", "X4", "X5"]
 
 
 def test_a_real_model_decides_where_it_can_and_the_page_has_one_row_per_claim(tmp_path):
     claims = tuple(Claim(id, f"statement of {id}", "here", "1", SHARE, part) for id, part in PARTS)
-    mine = dataclasses.replace(paper(0.6), experiments=(dataclasses.replace(paper(0.6).experiments[0], claims=claims),))
-    of_toy = [judged(claims[0], "a", HOLDS, 0.5), judged(claims[2], "a", HOLDS, 0.7), unmeasured(claims[3], "a", "needs steps")]
+    mine = dataclasses.replace(
+        paper(0.6), experiments=(dataclasses.replace(paper(0.6).experiments[0], claims=claims),)
+    )
+    of_toy = [
+        judged(claims[0], "a", HOLDS, 0.5),
+        judged(claims[2], "a", HOLDS, 0.7),
+        unmeasured(claims[3], "a", "needs steps"),
+    ]
     found = {
         "mine": of_toy,
-        "smollm2-135m/code/mine": [judged(claims[0], "smollm2-135m", FAILS, 0.1), judged(claims[3], "smollm2-135m", HOLDS, 0.8)],
-        "smollm2-135m/prose/mine": [judged(claims[0], "smollm2-135m", FAILS, 0.2), unmeasured(claims[2], "smollm2-135m", "no")],
+        "smollm2-135m/code/mine": [
+            judged(claims[0], "smollm2-135m", FAILS, 0.1),
+            judged(claims[3], "smollm2-135m", HOLDS, 0.8),
+        ],
+        "smollm2-135m/prose/mine": [
+            judged(claims[0], "smollm2-135m", FAILS, 0.2),
+            unmeasured(claims[2], "smollm2-135m", "no"),
+        ],
         "smollm2-135m-repo/prose/mine": [judged(claims[3], "smollm2-135m-repo", FAILS, 0.3)],
     }
     for place, verdicts in found.items():
         (tmp_path / place).mkdir(parents=True)
         verdict_table(verdicts).to_csv(tmp_path / place / "verdicts.csv", index=False)
-        (tmp_path / place / "page.json").write_text(json.dumps({"provenance": {"command": "make"}, "figures": []}))
+        (tmp_path / place / "page.json").write_text(
+            json.dumps({"provenance": {"command": "make"}, "figures": []})
+        )
     rows = {row["claim"].id: row for row in headlines(tmp_path, [mine])}
     assert list(rows) == ["X1", "X2", "X3", "X4", "X5"]
     outcomes = [None if row["verdict"] is None else row["verdict"].outcome for row in rows.values()]
     assert outcomes == [FAILS, HOLDS, FAILS, None, None]
     assert rows["X3"]["verdict"].reasons == (Reason(Kind.PART, count=1, of=2),)
     page = write_gallery(tmp_path, [mine]).read_text()
-    cells = [line.strip("| ").split(" | ")[4:] for line in page.splitlines() if line.startswith("| [X")]
+    cells = [
+        line.strip("| ").split(" | ")[4:] for line in page.splitlines() if line.startswith("| [X")
+    ]
     assert cells[0] == ["0.5 (a): holds", "0.1 (code), 0.2 (prose): fails", "–", "–", "fails"]
     assert cells[1] == ["0.7 (a): holds", "not measurable", "–", "–", "**holds**"]
-    assert cells[2] == ["not measurable", "0.8 (code): holds", "–", "0.3 (prose): fails", "fails, holds in 1 of 2"]
+    assert cells[2] == [
+        "not measurable",
+        "0.8 (code): holds",
+        "–",
+        "0.3 (prose): fails",
+        "fails, holds in 1 of 2",
+    ]
     assert "Of 5 claims, 1 holds, 2 fail (1 of them in part), 2 are not measured yet." in page
 
 
@@ -397,8 +550,16 @@ def test_the_page_of_claims_can_be_read(tmp_path):
     page = (FIGURES / "README.md").read_text(encoding="utf-8")
     assert write_gallery(tmp_path, list(named(()).values())).read_text(encoding="utf-8") == page
     assert len(page.encode()) < 12_000
-    rows = {line.split("][")[0][3:]: line for line in page.partition("| claim |")[2].splitlines() if line.startswith("| [")}
-    assert list(rows) == [claim.id for each in named(()).values() for claim in each.claims if not claim.part] and len(rows) == 29
+    rows = {
+        line.split("][")[0][3:]: line
+        for line in page.partition("| claim |")[2].splitlines()
+        if line.startswith("| [")
+    }
+    assert (
+        list(rows)
+        == [claim.id for each in named(()).values() for claim in each.claims if not claim.part]
+        and len(rows) == 29
+    )
 
 
 FIGURES = CHECKOUT / "figures"
@@ -406,10 +567,22 @@ PARTS = (("X1", ""), ("X1", "part"), ("X2", ""), ("X3", ""), ("X4", ""), ("X5", 
 
 
 def test_a_new_claim_is_on_every_page_by_its_experiment_alone(tmp_path):
-    """Claim, measurement, judgement and drawing of `paper` stand in this file: nothing else knows them."""
+    """Claim, measurement, judgement and drawing of `paper` stand in this file: nothing else knows
+    them.
+    """
     new = Claim("X9", "a new claim", "nowhere", "0.9", SHARE, scale=Scale(1))
-    mine = replace(paper(0.6, 0.4, claims=(*BOTH, new)), not_made=("figure 9: needs a GPU", "table 2: needs its data"))
-    build = Build(mine, Given(), mine.options(), "make figures", tmp_path / "mine", ("png", "svg", "pdf", "nc"))
+    mine = replace(
+        paper(0.6, 0.4, claims=(*BOTH, new)),
+        not_made=("figure 9: needs a GPU", "table 2: needs its data"),
+    )
+    build = Build(
+        mine,
+        Given(),
+        mine.options(),
+        "make figures",
+        tmp_path / "mine",
+        ("png", "svg", "pdf", "nc"),
+    )
     _, files = build.make(tmp_path / "cache", lambda text: None)
     kinds = {f"shares.{kind}" for kind in ("png", "svg", "pdf", "nc")}
     assert kinds | {"verdicts.csv", "numbers.csv.gz", "README.md"} <= {file.name for file in files}
@@ -417,12 +590,27 @@ def test_a_new_claim_is_on_every_page_by_its_experiment_alone(tmp_path):
     assert rows["claim"].tolist() == ["X1", "X1", "X1 (part)", "X9"]
     assert rows["outcome"].tolist() == [HOLDS, FAILS, UNMEASURABLE, UNMEASURABLE]
     page = (tmp_path / "mine" / "README.md").read_text()
-    assert "**X9** (nowhere; paper: 0.9): a new claim. Holds when: the share is at least 0.5. Measured:" in page
+    assert (
+        "**X9** (nowhere; paper: 0.9): a new claim. Holds when: the share is at least 0.5. "
+        "Measured:" in page
+    )
     assert "- not measurable: none – " in page
-    assert "## Not made again\n\n- figure 9: needs a GPU\n- table 2: needs its data\n\n## Provenance\n" in page
-    gallery, numbers = write_gallery(tmp_path, [mine]).read_text(), (tmp_path / "claims.md").read_text()
-    assert "Of 3 claims, parts counted apart and each on its primary checkpoint, 1 holds, 2 are not m" in numbers
-    assert "| [X9](mine/README.md) | a new claim (nowhere) | 0.9 |" in numbers and "| X9 | none | not measurable |" in numbers
+    assert (
+        "## Not made again\n\n- figure 9: needs a GPU\n- table 2: needs its data\n\n## Provenance\n"
+        in page
+    )
+    gallery, numbers = (
+        write_gallery(tmp_path, [mine]).read_text(),
+        (tmp_path / "claims.md").read_text(),
+    )
+    assert (
+        "Of 3 claims, parts counted apart and each on its primary checkpoint, 1 holds, 2 are not m"
+        in numbers
+    )
+    assert (
+        "| [X9](mine/README.md) | a new claim (nowhere) | 0.9 |" in numbers
+        and "| X9 | none | not measurable |" in numbers
+    )
     assert "| [X9][X] | a new claim |" in gallery and "[X]: mine/README.md" in gallery
 
 
@@ -432,12 +620,23 @@ def test_of_variants_of_a_model_the_first_and_the_named_one_are_drawn(tmp_path):
     def subject(name: str, *schemes: str) -> Subject:
         return Subject(name, str(tmp_path), schemes, 64, "digest", make_task("language"))
 
-    named_first = dataclasses.replace(paper(0.6).experiments[0], needs=Needs(lambda subjects: [], "none", ("language/third",)))
-    groups = [[subject("language/first", "rope", "repo")], [subject("language/second", "repo", "repo")]]
+    named_first = dataclasses.replace(
+        paper(0.6).experiments[0], needs=Needs(lambda subjects: [], "none", ("language/third",))
+    )
+    groups = [
+        [subject("language/first", "rope", "repo")],
+        [subject("language/second", "repo", "repo")],
+    ]
     groups += [[subject("language/rope", "rope")], [subject("language/third", "repo")]]
     groups += [[subject("a", "repo"), subject("b", "repo")]]
     seen: set[tuple[str, ...]] = set()
-    assert [_is_drawn(named_first, group, seen) for group in groups] == [True, False, True, True, True]
+    assert [_is_drawn(named_first, group, seen) for group in groups] == [
+        True,
+        False,
+        True,
+        True,
+        True,
+    ]
 
 
 def test_the_numbers_behind_all_figures_are_one_table(tmp_path):
@@ -449,15 +648,35 @@ def test_the_numbers_behind_all_figures_are_one_table(tmp_path):
         },
         {"head": ["a", "b"], "scheme": ("head", ["rope", "repo"])},
     )
-    long = xr.Dataset({"share": (("length", "prompt"), np.arange(2.0 * LARGEST).reshape(2, LARGEST))}, {"length": [64.0, 128.0]})
+    long = xr.Dataset(
+        {"share": (("length", "prompt"), np.arange(2.0 * LARGEST).reshape(2, LARGEST))},
+        {"length": [64.0, 128.0]},
+    )
     tables = {"first": numbers(data), "long": numbers(long)}
     assert [left_out for _, left_out in tables.values()] == [["many"], []]
-    write_numbers(pd.concat([table.assign(figure=name) for name, (table, _) in tables.items()]), tmp_path / NUMBERS)
+    write_numbers(
+        pd.concat([table.assign(figure=name) for name, (table, _) in tables.items()]),
+        tmp_path / NUMBERS,
+    )
     rows = pd.read_csv(tmp_path / NUMBERS)
-    assert rows.columns.tolist() == ["figure", "variable", "head", "prompt", "length", "value", "text", "units"]
+    assert rows.columns.tolist() == [
+        "figure",
+        "variable",
+        "head",
+        "prompt",
+        "length",
+        "value",
+        "text",
+        "units",
+    ]
     first = rows[rows["figure"] == "first"].dropna(axis=1, how="all")
     share = first.loc[first["variable"] == "share", ["head", "prompt", "value", "units"]]
-    assert share.to_numpy().tolist() == [["a", 0, 0, 1], ["a", 1, 1, 1], ["b", 0, 2, 1], ["b", 1, 3, 1]]
+    assert share.to_numpy().tolist() == [
+        ["a", 0, 0, 1],
+        ["a", 1, 1, 1],
+        ["b", 0, 2, 1],
+        ["b", 1, 3, 1],
+    ]
     assert first.loc[first["variable"] == "scheme", "text"].tolist() == ["rope", "repo"]
     assert first.loc[first["variable"] == "known", "value"].tolist() == [1]
     means = rows[rows["figure"] == "long"]
@@ -466,7 +685,9 @@ def test_the_numbers_behind_all_figures_are_one_table(tmp_path):
 
 
 def test_a_claim_stands_where_it_holds_on_all_that_it_speaks_of_and_beyond_its_null():
-    claim = Claim("X1", "a statement", "nowhere", "0.9", SHARE, "wording", also=("wording, beyond twins",))
+    claim = Claim(
+        "X1", "a statement", "nowhere", "0.9", SHARE, "wording", also=("wording, beyond twins",)
+    )
     null = Claim("X1", "more than twins", "nowhere", "none", SHARE, "wording, beyond twins")
     several = Claim("X2", "on both", "nowhere", "0.9", SHARE, about=(("a", "older"), ("c", "b")))
     mine = paper(claims=(claim, null, several))
@@ -478,7 +699,11 @@ def test_a_claim_stands_where_it_holds_on_all_that_it_speaks_of_and_beyond_its_n
     def reason(kind: Kind, text: str = "beyond twins") -> tuple[Reason, ...]:
         return (Reason(kind, text),)
 
-    above, beside, below = judged(claim, "a", HOLDS), judged(null, "a", HOLDS), judged(claim, "a", FAILS, 0.1)
+    above, beside, below = (
+        judged(claim, "a", HOLDS),
+        judged(null, "a", HOLDS),
+        judged(claim, "a", FAILS, 0.1),
+    )
     against, nothing = dataclasses.replace(beside, outcome=FAILS), unmeasured(null, "a", "few")
     assert stands(claim, above, beside) == (HOLDS, ())
     assert stands(claim, above) == stands(claim, above, nothing) == (HOLDS, reason(Kind.UNTOLD))
@@ -489,18 +714,28 @@ def test_a_claim_stands_where_it_holds_on_all_that_it_speaks_of_and_beyond_its_n
     assert stands(claim, above, below, against) == (FAILS, (in_part, *reason(Kind.LACKS)))
     assert stands(claim, above, beside, judged(claim, "b", FAILS, 0.1)) == (HOLDS, ())
     assert stands(several, *(judged(several, name, HOLDS) for name in "ab")) == (HOLDS, ())
-    assert stands(several, judged(several, "a", HOLDS), judged(several, "b", FAILS)) == (FAILS, (in_part,))
+    assert stands(several, judged(several, "a", HOLDS), judged(several, "b", FAILS)) == (
+        FAILS,
+        (in_part,),
+    )
     # Of the checkpoints for one thing the first that is judged decides.
     newer_fails = (judged(several, "a", FAILS), judged(several, "older", HOLDS))
-    assert stands(several, *newer_fails) == (FAILS, ()) and stands(several, newer_fails[1]) == (HOLDS, reason(Kind.UNTOLD, "c"))
+    assert stands(several, *newer_fails) == (FAILS, ()) and stands(several, newer_fails[1]) == (
+        HOLDS,
+        reason(Kind.UNTOLD, "c"),
+    )
     assert stands(several, judged(several, "elsewhere", HOLDS)) == (HOLDS, ())
     chance = (UNDECIDED, (Reason(Kind.CHANCE),))
     assert stands(claim, judged(claim, "a", UNDECIDED)) == chance
-    # Found: a row that fails beside other rows of its claim alone was told as if its number were none that is claimed.
+    # Found: a row that fails beside other rows of its claim alone was told as if its number were
+    # none that is claimed.
     clear = Claim("X1", "a statement", "nowhere", "0.9", Above("x", ("b",)), "wording")
     one = verdict(clear, "a", "x", {"x": {"b": Difference(0.21, 0.1, "prompts")}}, 0.21)
     assert stands(claim, *corrected_together([one, one])) == (UNDECIDED, (Reason(Kind.HOLM, of=2),))
-    assert stands(claim, unmeasured(claim, "a", ("too short", "by 3"))) == (UNMEASURABLE, reason(Kind.WHY, "too short"))
+    assert stands(claim, unmeasured(claim, "a", ("too short", "by 3"))) == (
+        UNMEASURABLE,
+        reason(Kind.WHY, "too short"),
+    )
     assert stands(several) is None
 
 
@@ -508,40 +743,78 @@ def test_a_claim_that_fails_for_its_errors_alone_is_undecided():
     claim = Claim("X", "x", "", "1", Above("x", ("a",), more=0.05))
 
     def found(margin: float) -> Verdict:
-        return verdict(claim, "c", "x", {"x": {"a": Difference(margin, 0.1, "seeds")}}, margin, note="noted")
+        return verdict(
+            claim, "c", "x", {"x": {"a": Difference(margin, 0.1, "seeds")}}, margin, note="noted"
+        )
 
-    assert (found(0.1).outcome, found(0.1).reasons) == (UNDECIDED, (Reason(Kind.CHANCE), Reason(Kind.NOTE, "noted")))
+    assert (found(0.1).outcome, found(0.1).reasons) == (
+        UNDECIDED,
+        (Reason(Kind.CHANCE), Reason(Kind.NOTE, "noted")),
+    )
     assert (found(0.04).outcome, found(0.04).reasons[0]) == (UNDECIDED, Reason(Kind.NEITHER))
-    assert (found(-0.14).outcome, found(-0.16).outcome, found(0.5).outcome) == (UNDECIDED, FAILS, HOLDS)
+    assert (found(-0.14).outcome, found(-0.16).outcome, found(0.5).outcome) == (
+        UNDECIDED,
+        FAILS,
+        HOLDS,
+    )
 
 
 def test_an_undecided_claim_says_how_many_seeds_would_decide():
-    """Seed by seed, where seeds are shared: what all schemes of a seed have in common is no error of their difference."""
+    """Seed by seed, where seeds are shared: what all schemes of a seed have in common is no error
+    of their difference.
+    """
     numbers, seeds = (0, 1, 3), np.array([0.9, 0.5, 0.1])
-    ours, theirs = (Sample(seeds + of, np.empty(0), 200, True, numbers) for of in (np.array([0.05, 0.04, 0.12]), 0.0))
+    ours, theirs = (
+        Sample(seeds + of, np.empty(0), 200, True, numbers)
+        for of in (np.array([0.05, 0.04, 0.12]), 0.0)
+    )
     difference = between(ours, theirs)
-    assert difference.p_value() == pytest.approx(stats.ttest_rel(ours.seeds, theirs.seeds, alternative="greater").pvalue)
-    assert difference.seeds == 3 and difference.standard_error < 0.1 * between(ours, replace(theirs, numbers=())).standard_error
+    assert difference.p_value() == pytest.approx(
+        stats.ttest_rel(ours.seeds, theirs.seeds, alternative="greater").pvalue
+    )
+    assert (
+        difference.seeds == 3
+        and difference.standard_error
+        < 0.1 * between(ours, replace(theirs, numbers=())).standard_error
+    )
     claim = Claim("X", "x", "", "1", Above("x", ("a",)))
     found = verdict(claim, "c", "x", {"x": {"a": difference}}, 0.07)
     (needed,) = (reason.count for reason in found.reasons)
     assert (found.outcome, found.reasons[0].kind) == (UNDECIDED, Kind.CHANCE) and needed > 3
 
     def decides(count: int) -> bool:
-        more = replace(difference, standard_error=difference.standard_error * np.sqrt(3 / count), degrees=count - 1)
+        more = replace(
+            difference,
+            standard_error=difference.standard_error * np.sqrt(3 / count),
+            degrees=count - 1,
+        )
         return more.exceeds()
 
     assert decides(needed) and not decides(needed - 1)
-    assert replace(difference, standard_error=0.0).seeds_to_decide() == replace(difference, seeds=0).seeds_to_decide() == 0
+    assert (
+        replace(difference, standard_error=0.0).seeds_to_decide()
+        == replace(difference, seeds=0).seeds_to_decide()
+        == 0
+    )
 
 
-@pytest.mark.parametrize(("first", "second", "said"), [(0.1, 0.05, True), (0.1, 0.0, True), (0.1, -0.05, False)])
+@pytest.mark.parametrize(
+    ("first", "second", "said"), [(0.1, 0.05, True), (0.1, 0.0, True), (0.1, -0.05, False)]
+)
 def test_what_lies_the_other_way_round_is_not_as_claimed(first: float, second: float, said: bool):
-    """Found: H7 has AB2 above RoPE, here it was 5 points below, and the row said "as claimed", since so few seeds cannot tell."""
+    """Found: H7 has AB2 above RoPE, here it was 5 points below, and the row said "as claimed",
+    since so few seeds cannot tell.
+    """
     claim = Claim("X", "x > y > z", "", "1", All(Above("x", ("y",)), NotBelow("y", ("z",))))
-    values = {"x": {"y": Difference(first, 0.1, "seeds")}, "y": {"z": Difference(second, 0.1, "seeds")}}
+    values = {
+        "x": {"y": Difference(first, 0.1, "seeds")},
+        "y": {"z": Difference(second, 0.1, "seeds")},
+    }
     found = verdict(claim, "c", "x", values, 0.0)
-    assert (found.outcome, found.reasons[0].kind) == (UNDECIDED, Kind.CHANCE if said else Kind.NEITHER)
+    assert (found.outcome, found.reasons[0].kind) == (
+        UNDECIDED,
+        Kind.CHANCE if said else Kind.NEITHER,
+    )
 
 
 def test_a_number_that_is_none_decides_nothing():
@@ -552,7 +825,9 @@ def test_a_number_that_is_none_decides_nothing():
     claim = Claim("X1", "it is more", "here", "1", Above("x", ("a",)))
     one = verdict(claim, "c", "x", {"x": {"a": Difference(0.21, 0.1, "prompts")}}, 0.21)
     none = verdict(claim, "c", "x", {"x": {"a": Difference(np.nan, np.inf, "0 prompts")}}, np.nan)
-    assert [each.outcome for each in corrected_together([one, none])] == [HOLDS, UNMEASURABLE], "it is no row to correct for"
+    assert [each.outcome for each in corrected_together([one, none])] == [HOLDS, UNMEASURABLE], (
+        "it is no row to correct for"
+    )
 
 
 def test_where_there_are_no_twins_nothing_is_decided():
@@ -574,28 +849,42 @@ def test_a_checkpoint_beside_the_zoo_has_a_section_of_its_own(tmp_path):
     mine = paper(0.6, 0.4)
     for data, share in (("code", 0.6), ("prose", 0.4)):
         of_data = paper(share)
-        build = Build(of_data, Given(), of_data.options(), f"make {data}", tmp_path / "real" / data / "mine")
+        build = Build(
+            of_data, Given(), of_data.options(), f"make {data}", tmp_path / "real" / data / "mine"
+        )
         build.make(tmp_path / "cache", lambda text: None)
     gallery = write_gallery(tmp_path, [mine]).read_text()
-    own = (tmp_path / "claims.md").read_text().partition("## real")[2].partition("## Every number")[0]
+    own = (
+        (tmp_path / "claims.md").read_text().partition("## real")[2].partition("## Every number")[0]
+    )
     assert "| claim | what the paper says | paper's number | code | prose | zoo's primary |" in own
     assert "| **holds**: 0.6 | fails: 0.4 | not measured yet |" in own
-    assert "make code\nmake prose" in own and "(real/prose/mine/README.md)" in own and "[real](claims.md#real)" in gallery
+    assert (
+        "make code\nmake prose" in own
+        and "(real/prose/mine/README.md)" in own
+        and "[real](claims.md#real)" in gallery
+    )
     assert page_above(tmp_path / "real" / "code") == tmp_path
     assert page_above(tmp_path / "real" / "code" / "deeper") is None
 
 
 def test_only_the_statement_of_a_claim_names_it():
-    """Labels are unique over all papers, and no other code of the package asks for a claim by its name."""
+    """Labels are unique over all papers, and no other code of the package asks for a claim by its
+    name.
+    """
     labels = [claim.label for each in named(()).values() for claim in each.claims]
     assert len(set(labels)) == len(labels)
     names = {*labels, *(claim.id for each in named(()).values() for claim in each.claims)}
     for file in ROOT.rglob("*.py"):
         nodes = list(ast.walk(ast.parse(file.read_text())))
         stated = {
-            node.args[0] for node in nodes if isinstance(node, ast.Call) and ast.unparse(node.func) == "Claim" and node.args
+            node.args[0]
+            for node in nodes
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == "Claim" and node.args
         }
-        asked = {node.value for node in nodes if isinstance(node, ast.Constant) and node not in stated}
+        asked = {
+            node.value for node in nodes if isinstance(node, ast.Constant) and node not in stated
+        }
         assert not asked & names, file
 
 
@@ -605,13 +894,17 @@ def test_every_claim_of_ours_says_all_that_a_row_shows():
         assert (options.seed, options.device) == (0, "cpu")
         assert not each.fast or options != each.options()
         for claim in each.claims:
-            assert claim.statement and claim.source and claim.paper_number and claim.rule.words, claim.label
+            assert claim.statement and claim.source and claim.paper_number and claim.rule.words, (
+                claim.label
+            )
             assert not claim.rule.words.endswith("."), claim.label
             parts = {other.part for other in each.claims if other.id == claim.id}
             assert set(claim.also) <= parts, claim.label
         for experiment in each.experiments:
             assert experiment.needs.otherwise
-            assert set(experiment.needs.otherwise_of) <= {claim.label for claim in experiment.claims}
+            assert set(experiment.needs.otherwise_of) <= {
+                claim.label for claim in experiment.claims
+            }
 
 
 @pytest.mark.parametrize(
@@ -620,10 +913,19 @@ def test_every_claim_of_ours_says_all_that_a_row_shows():
         ("repo", "R1 (trained lengths)", ("reversal/repo", "reversal/rope", "reversal/nope")),
     ],
 )
-def test_a_claim_about_all_of_several_stands_on_all_of_them(paper_name: str, label: str, checkpoints: tuple[str, ...]):
-    """Found: "all schemes near perfect" and "whatever the model's shape" were decided by the first scheme, and shape, alone."""
+def test_a_claim_about_all_of_several_stands_on_all_of_them(
+    paper_name: str, label: str, checkpoints: tuple[str, ...]
+):
+    """Found: "all schemes near perfect" and "whatever the model's shape" were decided by the first
+    scheme, and shape, alone.
+    """
     of = named(())[paper_name]
     (claim,) = (each for each in of.claims if each.label == label)
-    verdicts = [judged(claim, name, HOLDS if name == checkpoints[0] else FAILS) for name in checkpoints]
+    verdicts = [
+        judged(claim, name, HOLDS if name == checkpoints[0] else FAILS) for name in checkpoints
+    ]
     whole = standing(partial(primary_rows, records(verdict_table(verdicts)), of), of, claim)
-    assert whole is not None and (whole.outcome, whole.reasons[0]) == (FAILS, Reason(Kind.PART, count=1, of=len(checkpoints)))
+    assert whole is not None and (whole.outcome, whole.reasons[0]) == (
+        FAILS,
+        Reason(Kind.PART, count=1, of=len(checkpoints)),
+    )

@@ -1,4 +1,6 @@
-"""RePo's claims: rules on positions whose answer is known, the cost at the paper's size, and the experiments end to end."""
+"""RePo's claims: rules on positions whose answer is known, the cost at the paper's size, and the
+experiments end to end.
+"""
 
 from __future__ import annotations
 
@@ -71,7 +73,7 @@ SOURCE, COPY = [3, 2, 1, 0], [4, 5, 6, 7]
 TEXT = [*WORDS, *reversed(WORDS)]
 
 
-# ---- the rules ------------------------------------------------------------------------------------------------------
+# ---- the rules -----------------------------------------------------------------------------------
 
 
 def mirrors(measured: Mirror) -> bool:
@@ -93,7 +95,9 @@ def test_a_position_per_word_is_no_mirror_though_every_copy_has_the_position_of_
     assert measured.correlation == pytest.approx(1)
     assert mirror.mirror(np.arange(8.0), TEXT, SOURCE, COPY).correlation == pytest.approx(-1)
     noise = 0.1 * np.sin(np.arange(8.0) ** 2)
-    assert not mirrors(mirror.mirror(np.array([by_word[word] for word in TEXT]) + noise, TEXT, SOURCE, COPY))
+    assert not mirrors(
+        mirror.mirror(np.array([by_word[word] for word in TEXT]) + noise, TEXT, SOURCE, COPY)
+    )
 
 
 def test_the_index_and_a_constant_are_no_mirrors():
@@ -105,8 +109,15 @@ def test_mirror_distances_are_those_of_a_loop():
     z = np.random.default_rng(0).normal(size=8)
     measured = mirror.mirror(z, TEXT, SOURCE, COPY)
     random = [abs(z[c] - z[s]) for c in COPY for s in SOURCE if TEXT[c] != TEXT[s]]
-    elsewhere = [abs(z[c] - z[s]) for k, c in enumerate(COPY) for s in SOURCE if TEXT[c] == TEXT[s] and s != SOURCE[k]]
-    assert_allclose(measured[:3], [np.mean(abs(z[COPY] - z[SOURCE])), np.mean(random), np.mean(elsewhere)])
+    elsewhere = [
+        abs(z[c] - z[s])
+        for k, c in enumerate(COPY)
+        for s in SOURCE
+        if TEXT[c] == TEXT[s] and s != SOURCE[k]
+    ]
+    assert_allclose(
+        measured[:3], [np.mean(abs(z[COPY] - z[SOURCE])), np.mean(random), np.mean(elsewhere)]
+    )
     assert Mirror._fields == tuple(QUANTITIES) == ("copies", "random", "elsewhere", "correlation")
 
 
@@ -131,14 +142,25 @@ def test_spreading_wants_growth_room_and_unevenness():
 
 def test_the_papers_shares_are_hybrid_dominated_and_those_of_rope_are_not():
     assert PATTERNS == ("constant", "mono", "hybrid")
-    for shares, holds in (((0.22, 0.04, 0.74), True), ((0.0, 1.0, 0.0), False), ((0.04, 0.08, 0.88), False)):
+    for shares, holds in (
+        ((0.22, 0.04, 0.74), True),
+        ((0.0, 1.0, 0.0), False),
+        ((0.04, 0.08, 0.88), False),
+    ):
         assert same_as_claimed(np.array([shares])).tolist() == [holds]
-    assert same_as_claimed(np.array([[0.22, 0.04, 0.74], [0.9, 0.0, 0.1]])).tolist() == [True, False]
+    assert same_as_claimed(np.array([[0.22, 0.04, 0.74], [0.9, 0.0, 0.1]])).tolist() == [
+        True,
+        False,
+    ]
 
 
 @pytest.mark.parametrize(("hybrid", "agreeing"), [(0.9, 3), (1.0, 0)])
-def test_beside_the_papers_chunks_stands_with_how_many_others_the_rule_holds(hybrid: float, agreeing: int):
-    """Found: where the rule fails at the paper's own chunks, "the same" was said of those at which it holds."""
+def test_beside_the_papers_chunks_stands_with_how_many_others_the_rule_holds(
+    hybrid: float, agreeing: int
+):
+    """Found: where the rule fails at the paper's own chunks, "the same" was said of those at which
+    it holds.
+    """
     shares = np.array([1 - hybrid, 0.0, hybrid])
     grid = np.array([[shares, shares], [shares, [0.9, 0.1, 0.0]]])
     labels = np.full((2, 1, 1, 10), 2)
@@ -156,15 +178,24 @@ def test_beside_the_papers_chunks_stands_with_how_many_others_the_rule_holds(hyb
     evidence, cells, _ = chunks.judge(data)
     assert evidence.outcome == (HOLDS if agreeing else FAILS)
     assert cells.estimate.value == agreeing / 4 and cells.outcome == FAILS
-    assert chunks.units(data)["share_by_prompt"].sel(pattern="hybrid").values.tolist() == [hybrid, hybrid]
+    assert chunks.units(data)["share_by_prompt"].sel(pattern="hybrid").values.tolist() == [
+        hybrid,
+        hybrid,
+    ]
 
 
 def test_attention_is_compared_over_seeds_with_nope_where_it_finds_the_needles():
-    """R4: needle RePo > RoPE > NoPE, query RePo lowest; the prompts of one pair of models are one seed."""
+    """R4: needle RePo > RoPE > NoPE, query RePo lowest; the prompts of one pair of models are one
+    seed.
+    """
     spans = {"repo": (3.0, 1.0, 0.0), "rope": (2.0, 2.0, 0.0), "nope": (1.0, 3.0, 0.0)}
 
-    def verdict(found: float = 0.6, seeds: int = 3, **changed: tuple[float, float, float]) -> list[str]:
-        means = np.array([[[values]] for values in (spans | changed).values()])[..., None, :] + np.zeros((3, seeds, 2, 8, 3))
+    def verdict(
+        found: float = 0.6, seeds: int = 3, **changed: tuple[float, float, float]
+    ) -> list[str]:
+        means = np.array([[[values]] for values in (spans | changed).values()])[
+            ..., None, :
+        ] + np.zeros((3, seeds, 2, 8, 3))
         coords = {
             "checkpoint": list(spans),
             "seed": list(range(seeds)),
@@ -174,7 +205,11 @@ def test_attention_is_compared_over_seeds_with_nope_where_it_finds_the_needles()
             "learned_layers": ("checkpoint", [4, 0, 0]),
         }
         known = {"found_by_nope": found, "why_not": "" if found < 0.9 else "NoPE finds them"}
-        data = xr.Dataset({"mass_per_token": (("checkpoint", "seed", "rows", "prompt", "span"), means)}, coords, known)
+        data = xr.Dataset(
+            {"mass_per_token": (("checkpoint", "seed", "rows", "prompt", "span"), means)},
+            coords,
+            known,
+        )
         return [evidence.outcome for evidence in attention.judge(data)]
 
     assert verdict() == verdict(found=0.1) == [HOLDS, HOLDS, FAILS]
@@ -210,17 +245,27 @@ def test_needles_that_are_found_without_positions_say_nothing(nope, rope, repo, 
             {"method": ["plain"], "length": [256, 512, 1024], "prompt": np.arange(100)},
             ("method", "length", "prompt"),
         )
-        return Searched(subject(layout, zoo_path(f"niah/{layout}")), scores.to_dataset(name="score"), None)
+        return Searched(
+            subject(layout, zoo_path(f"niah/{layout}")), scores.to_dataset(name="score"), None
+        )
 
-    given = [found(layout, share) for layout, share in (("repo", repo), ("rope", rope), ("nope", nope)) if share is not None]
+    given = [
+        found(layout, share)
+        for layout, share in (("repo", repo), ("rope", rope), ("nope", nope))
+        if share is not None
+    ]
     verdicts = list(HAYSTACK.judge(given))
     if verdict not in (HOLDS, FAILS, UNMEASURABLE):
         assert [each.outcome for each in verdicts] == [HOLDS, UNMEASURABLE], verdict
-        assert "had not converged" in "; ".join(verdicts[1].notes) and "rope 0.500" in "; ".join(verdicts[1].notes)
+        assert "had not converged" in "; ".join(verdicts[1].notes) and "rope 0.500" in "; ".join(
+            verdicts[1].notes
+        )
         return
     assert [each.outcome for each in verdicts] == [verdict, verdict]
     if nope == 0.9:
-        assert all("nope finds 0.900 without positions" in "; ".join(each.notes) for each in verdicts)
+        assert all(
+            "nope finds 0.900 without positions" in "; ".join(each.notes) for each in verdicts
+        )
     recorded = [dataclasses.replace(each, recorded=made_up_scores(each)) for each in given]
     assert ("no NoPE was given" in found_without_positions(recorded)[1]) is (nope is None)
 
@@ -233,7 +278,7 @@ def made_up_scores(searched: Searched) -> Scored:
     return Scored(known.name, known.layout, known.configuration, 256, "exact match", live, ())
 
 
-# ---- cost -----------------------------------------------------------------------------------------------------------
+# ---- cost ----------------------------------------------------------------------------------------
 
 
 def test_the_papers_model_gets_nine_parameters_in_a_thousand_more_and_the_flops_of_table_6():
@@ -245,7 +290,7 @@ def test_the_papers_model_gets_nine_parameters_in_a_thousand_more_and_the_flops_
     assert 6 * with_repo * 50e9 == pytest.approx(3.87e20, rel=2e-3)
 
 
-# ---- end to end -----------------------------------------------------------------------------------------------------
+# ---- end to end ----------------------------------------------------------------------------------
 
 
 def checkpoint(directory, layout: str, vocabulary: int, length: int, words):
@@ -266,7 +311,9 @@ def checkpoint(directory, layout: str, vocabulary: int, length: int, words):
 
 @pytest.fixture(scope="module", autouse=True)
 def few_prompts():
-    """Fewer prompts for the check that learned positions are used, which has a test of its own (test_learned_positions)."""
+    """Fewer prompts for the check that learned positions are used, which has a test of its own
+    (test_learned_positions).
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(learned_positions, "PROMPTS", 8)
         patch.setattr(learned_positions, "WINDOWS", 4)
@@ -275,7 +322,9 @@ def few_prompts():
 
 @pytest.fixture(scope="module")
 def given(tmp_path_factory):
-    """The shipped checkpoints, one of them with another seed beside it, and a random one with RePo from layer 1."""
+    """The shipped checkpoints, one of them with another seed beside it, and a random one with RePo
+    from layer 1.
+    """
     directory = tmp_path_factory.mktemp("checkpoints")
     paths = {f"reversal/{scheme}": zoo_path(f"reversal/{scheme}") for scheme in ("rope", "nope")}
     paths |= {f"niah/{scheme}": zoo_path(f"niah/{scheme}") for scheme in ("repo", "rope", "nope")}
@@ -285,7 +334,9 @@ def given(tmp_path_factory):
     stated = json.loads((seeded / "scores.json").read_text())
     stated["test_sets"] = {name: 0.5 * value for name, value in stated["test_sets"].items()}
     (other / "scores.json").write_text(json.dumps(stated))
-    (other / "training.toml").write_text((seeded / "training.toml").read_text().replace("seed = 0", "seed = 1"))
+    (other / "training.toml").write_text(
+        (seeded / "training.toml").read_text().replace("seed = 0", "seed = 1")
+    )
     task = make_task("niah")
     late = checkpoint(directory / "late", "repo@1", task.vocabulary_size, 256, task.tokenizer())
     shutil.copy(zoo_path("niah/repo") / "training.toml", late)
@@ -294,20 +345,29 @@ def given(tmp_path_factory):
 
 
 def test_language_models_read_the_text_that_is_named_and_others_their_task(tmp_path):
-    """Found: ranges, chunks and segments of the adapter depended on the packages that are installed."""
+    """Found: ranges, chunks and segments of the adapter depended on the packages that are
+    installed.
+    """
     text = tmp_path / "text.txt"
     text.write_text("\n".join(f"zebra {number} quagga" for number in range(2000)))
     paths = {name: str(zoo_path(name)) for name in ("language/rope", "reversal/repo")}
     own, other = Given(paths).subjects(str(text))
     (prompt,) = own.prompts(64, 1, 0)
-    assert "quagga" in own.tokenizer.decode(prompt.tokens) and other.task == Given(paths).subjects()[1].task
+    assert (
+        "quagga" in own.tokenizer.decode(prompt.tokens)
+        and other.task == Given(paths).subjects()[1].task
+    )
 
 
 def results_of(paths, cache, told=None, experiments=PAPER.experiments):
     """Everything that comes of all experiments."""
     subjects = Given(paths).subjects()
     progress = (told if told is not None else []).append
-    return [result for experiment in experiments for result in run(experiment, subjects, TINY, cache, progress)]
+    return [
+        result
+        for experiment in experiments
+        for result in run(experiment, subjects, TINY, cache, progress)
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -320,11 +380,20 @@ def results(given, tmp_path_factory):
 
 
 def verdicts(results):
-    return {(verdict.claim.label, verdict.checkpoint): verdict for result in results for verdict in result.verdicts}
+    return {
+        (verdict.claim.label, verdict.checkpoint): verdict
+        for result in results
+        for verdict in result.verdicts
+    }
 
 
 def drawn(results, beginning):
-    return next(drawing for result in results for drawing in result.drawings if drawing.name.startswith(beginning))
+    return next(
+        drawing
+        for result in results
+        for drawing in result.drawings
+        if drawing.name.startswith(beginning)
+    )
 
 
 def test_every_claim_has_a_verdict_and_those_without_a_checkpoint_say_why(results):
@@ -346,14 +415,23 @@ def test_scores_of_other_seeds_count_and_give_the_spread(results):
     assert repo.interval.over == "2 seeds"
     assert repo.outcome == FAILS
     table = drawn(results[0], "reversal_by_length").data
-    assert table["score"].sel(checkpoint="reversal/repo", test_set=2).dropna("seed").values.tolist() == [1.0, 0.5]
+    assert table["score"].sel(checkpoint="reversal/repo", test_set=2).dropna(
+        "seed"
+    ).values.tolist() == [1.0, 0.5]
     recorded = len(recorded_scores(zoo_path("reversal/rope")))
-    assert table["score"].sel(checkpoint="reversal/rope").dropna("seed", how="all").sizes["seed"] == recorded
+    assert (
+        table["score"].sel(checkpoint="reversal/rope").dropna("seed", how="all").sizes["seed"]
+        == recorded
+    )
 
 
 def test_without_nope_reversal_does_not_hold_and_says_so(given):
-    paths = {name: path for name, path in given.items() if name in ("reversal/repo", "reversal/rope")}
-    (experiment,) = (each for each in PAPER.experiments if "R1" in [claim.label for claim in each.claims])
+    paths = {
+        name: path for name, path in given.items() if name in ("reversal/repo", "reversal/rope")
+    }
+    (experiment,) = (
+        each for each in PAPER.experiments if "R1" in [claim.label for claim in each.claims]
+    )
     found = verdicts(run(experiment, Given(paths).subjects(), TINY, Cache(), lambda text: None))
     assert found["R1", "reversal/repo"].outcome == FAILS
     assert "RoPE or NoPE is missing" in "; ".join(found["R1", "reversal/repo"].notes)
@@ -368,8 +446,13 @@ def test_the_shipped_checkpoint_mirrors_and_random_weights_do_not(results):
 
 def test_taking_the_mirror_away_breaks_reversal_and_flat_instructions_break_nothing(results):
     found = verdicts(results[0])
-    mirror_taken, instruction_taken = found["R2 (needed)", "reversal/repo"], found["R3 (needed)", "reversal/repo"]
-    assert mirror_taken.outcome == HOLDS and mirror_taken.estimate.value == pytest.approx(1, abs=0.05)
+    mirror_taken, instruction_taken = (
+        found["R2 (needed)", "reversal/repo"],
+        found["R3 (needed)", "reversal/repo"],
+    )
+    assert mirror_taken.outcome == HOLDS and mirror_taken.estimate.value == pytest.approx(
+        1, abs=0.05
+    )
     assert instruction_taken.outcome == FAILS and "not needed" in "; ".join(instruction_taken.notes)
     data = drawn(results[0], "causes_reversal_repo").data
     np.testing.assert_array_equal(data["plain"], 1)
@@ -377,7 +460,9 @@ def test_taking_the_mirror_away_breaks_reversal_and_flat_instructions_break_noth
 
 
 def test_scores_under_changed_positions_are_drawn_beside_the_score_as_it_is_with_the_error_of_their_fall():
-    """Found: the axis began at 0.83, and marks had the spread of prompts, not that of what positions change."""
+    """Found: the axis began at 0.83, and marks had the spread of prompts, not that of what
+    positions change.
+    """
     plain = np.array([1.0, 0.0, 1.0, 1.0])
     score = np.broadcast_to(plain, (3, 2, 4)).copy()
     score[0, 1] = [1, 0, 0, 1]
@@ -389,48 +474,84 @@ def test_scores_under_changed_positions_are_drawn_beside_the_score_as_it_is_with
     )
     (drawing,) = causes.draw(data)
     (ax,) = drawing.figure.axes
-    assert ax.get_ylim() == (-0.03, 1.03) and ax.get_ylabel() == "exact match" and "4 prompts" in drawing.caption
-    bars = {bar.get_gid(): bar.get_segments() for bar in ax.collections if str(bar.get_gid()).startswith("error")}
-    of_three, of_two = (share_difference(0.75, share, (4, 4)).standard_error for share in (0.75, 0.5))
-    for kind, errors in {"as it is": [0, 0], "linearised": [of_three, of_two], "frozen": [of_three] * 2}.items():
-        np.testing.assert_allclose([np.ptp(bar[:, 1]) / 2 for bar in bars[f"error {kind}"]], errors, atol=1e-12)
-    nats = data.assign(score=data["score"].assign_attrs(units="nat")).assign_attrs(metric="log perplexity", sign=-1)
+    assert (
+        ax.get_ylim() == (-0.03, 1.03)
+        and ax.get_ylabel() == "exact match"
+        and "4 prompts" in drawing.caption
+    )
+    bars = {
+        bar.get_gid(): bar.get_segments()
+        for bar in ax.collections
+        if str(bar.get_gid()).startswith("error")
+    }
+    of_three, of_two = (
+        share_difference(0.75, share, (4, 4)).standard_error for share in (0.75, 0.5)
+    )
+    for kind, errors in {
+        "as it is": [0, 0],
+        "linearised": [of_three, of_two],
+        "frozen": [of_three] * 2,
+    }.items():
+        np.testing.assert_allclose(
+            [np.ptp(bar[:, 1]) / 2 for bar in bars[f"error {kind}"]], errors, atol=1e-12
+        )
+    nats = data.assign(score=data["score"].assign_attrs(units="nat")).assign_attrs(
+        metric="log perplexity", sign=-1
+    )
     assert next(causes.draw(nats)).figure.axes[0].get_ylabel() == "log perplexity (nat)"
 
 
 def test_what_both_find_cannot_tell_them_apart(results):
     found = verdicts(results[0])
-    assert found["R9", "niah/repo"].outcome == found["R9 (longer)", "niah/repo"].outcome == UNMEASURABLE
-    assert "niah/nope finds 1.000 without positions" in "; ".join(found["R9", "niah/repo_from_1"].notes)
+    assert (
+        found["R9", "niah/repo"].outcome
+        == found["R9 (longer)", "niah/repo"].outcome
+        == UNMEASURABLE
+    )
+    assert "niah/nope finds 1.000 without positions" in "; ".join(
+        found["R9", "niah/repo_from_1"].notes
+    )
     assert "niah/nope finds 1.000 without positions" in "; ".join(found["R4", "niah/repo"].notes)
 
 
 def test_the_start_layers_are_compared_where_there_are_several(results):
     start = verdicts(results[0])["R9 (start layer)", "niah/repo, niah/repo_from_1"]
-    assert start.outcome == UNMEASURABLE and "niah/nope finds 1.000 without positions" in "; ".join(start.notes)
+    assert start.outcome == UNMEASURABLE and "niah/nope finds 1.000 without positions" in "; ".join(
+        start.notes
+    )
 
 
-@pytest.mark.parametrize(("last", "change", "outcome"), [(0.6, -0.2, HOLDS), (1.0, 0.0, UNDECIDED), (1.4, 0.2, FAILS)])
+@pytest.mark.parametrize(
+    ("last", "change", "outcome"), [(0.6, -0.2, HOLDS), (1.0, 0.0, UNDECIDED), (1.4, 0.2, FAILS)]
+)
 def test_a_later_start_finds_fewer_needles_or_not_seed_by_seed(last, change, outcome):
     """A start at 0 does not count; of seeds that differ, the change of each does."""
     base = {0: 0.1, 1: 1.0, 2: (1.0 + last) / 2, 3: last}
     starts = {
-        start: of_seeds([share + 0.01 * seed + 0.002 * start * (seed == 1) for seed in range(3)]) for start, share in base.items()
+        start: of_seeds([share + 0.01 * seed + 0.002 * start * (seed == 1) for seed in range(3)])
+        for start, share in base.items()
     }
     robust, later = haystack._start_layers(starts, 0.2, "")
     assert robust.outcome == UNMEASURABLE and "not shown to use" in robust.notes[0]
-    assert later.outcome == outcome and later.estimate.value == pytest.approx(change, abs=1e-3) and later.estimate.seeds == 3
+    assert (
+        later.outcome == outcome
+        and later.estimate.value == pytest.approx(change, abs=1e-3)
+        and later.estimate.seeds == 3
+    )
 
 
 def of_seeds(shares):
     """Needles found by seeds, at every length, without and with YaRN."""
     own = subject("niah/repo", zoo_path("niah/repo"))
     scores = xr.Dataset(
-        {"score": (("method", "length", "prompt"), np.zeros((1, 2, 3)))}, {"method": ["plain"], "length": [256, 512]}
+        {"score": (("method", "length", "prompt"), np.zeros((1, 2, 3)))},
+        {"method": ["plain"], "length": [256, 512]},
     )
     sample = Sample(np.array(shares), np.empty(0), 3, True, tuple(range(len(shares))))
     found = Searched(own, scores, None, is_unused=True)
-    return SimpleNamespace(**vars(found), name=own.name, lengths=found.lengths, sample=lambda lengths, method: sample)
+    return SimpleNamespace(
+        **vars(found), name=own.name, lengths=found.lengths, sample=lambda lengths, method: sample
+    )
 
 
 def test_attention_is_measured_in_both_readings_on_the_same_prompts(results):
@@ -448,21 +569,33 @@ def test_ranges_stop_at_nothing_but_what_the_task_can_make(results):
     assert data.sizes["unit"] == 6
 
 
-def test_figures_are_written_with_their_data_and_a_second_time_comes_from_the_cache(results, given, tmp_path):
+def test_figures_are_written_with_their_data_and_a_second_time_comes_from_the_cache(
+    results, given, tmp_path
+):
     found, cache = results
     names = [drawing.name for result in found for drawing in result.drawings]
     assert len(set(names)) == len(names)
     some = [drawn(found, name) for name in ("haystack_by_length_niah_256", "mirror_reversal_repo")]
-    kept = [result for result in found if any(drawing is each for drawing in result.drawings for each in some)]
-    files = {file.name for file in write_paper(tmp_path / "repo", PAPER, kept, given, "make figures", {})}
+    kept = [
+        result
+        for result in found
+        if any(drawing is each for drawing in result.drawings for each in some)
+    ]
+    files = {
+        file.name for file in write_paper(tmp_path / "repo", PAPER, kept, given, "make figures", {})
+    }
     assert {f"{drawing.name}.png" for drawing in some} | {"numbers.csv.gz"} <= files
     (again,) = run(EFFICIENCY, [], TINY, cache, lambda text: None)
     first, second = drawn(found, "efficiency").data, again.drawings[0].data
     assert_allclose(first["seconds"].values, second["seconds"].values, rtol=0)
 
 
-@pytest.mark.parametrize(("scores", "verdict"), [([0.2, 0.3, 0.5, 0.7, 0.9], HOLDS), ([0.5, 0.3, 0.9, 0.2, 0.7], FAILS)])
-def test_a_stronger_mirror_must_go_with_better_scores_more_than_in_other_orders_of_the_seeds(scores, verdict):
+@pytest.mark.parametrize(
+    ("scores", "verdict"), [([0.2, 0.3, 0.5, 0.7, 0.9], HOLDS), ([0.5, 0.3, 0.9, 0.2, 0.7], FAILS)]
+)
+def test_a_stronger_mirror_must_go_with_better_scores_more_than_in_other_orders_of_the_seeds(
+    scores, verdict
+):
     def seed(strength: int, score: float) -> xr.Dataset:
         copies = [[[[9.0], [4 / strength]]]]  # layer 0 does not count
         mirrors = np.concatenate([copies, np.full((1, 1, 2, 1), 4.0)], axis=1)
@@ -486,12 +619,17 @@ def test_seeds_are_an_axis_and_what_holds_has_to_hold_in_each_that_can_be_judged
 
     def of(value: float | None, outcome: str = HOLDS) -> Verdict:
         known = (
-            unmeasured(claim, "a", "it is silent") if value is None else verdict(claim, "a", "", {mirror.FLATNESS: value}, value)
+            unmeasured(claim, "a", "it is silent")
+            if value is None
+            else verdict(claim, "a", "", {mirror.FLATNESS: value}, value)
         )
         return known if value is None else dataclasses.replace(known, outcome=outcome)
 
     both = seeds.together({0: of(0.1), 1: of(None), 3: of(0.2)})
-    assert (both.outcome, both.estimate.seeds) == (HOLDS, 2) and both.estimate.value == pytest.approx(0.15)
+    assert (both.outcome, both.estimate.seeds) == (
+        HOLDS,
+        2,
+    ) and both.estimate.value == pytest.approx(0.15)
     assert both.interval == Interval(pytest.approx(np.std([0.1, 0.2], ddof=1)), "2 seeds")
     assert both.notes == ("holds: 0 (0.1), 3 (0.2)", "not measurable: 1 (it is silent)")
     assert both.reasons[0] == Reason(Kind.SEEDS, count=2, of=2)
@@ -501,13 +639,19 @@ def test_seeds_are_an_axis_and_what_holds_has_to_hold_in_each_that_can_be_judged
     alone = of(0.1)
     assert seeds.together({0: alone}) is alone
     one = seeds.together({0: of(None), 1: alone})
-    assert one.outcome == HOLDS and one.interval == alone.interval and one.estimate == alone.estimate
+    assert (
+        one.outcome == HOLDS and one.interval == alone.interval and one.estimate == alone.estimate
+    )
     assert seeds.together({0: of(None), 1: of(None)}).outcome == UNMEASURABLE
 
 
-def test_the_numbers_of_every_seed_and_what_its_positions_are_used_for_stand_beside_the_first_figure(results):
+def test_the_numbers_of_every_seed_and_what_its_positions_are_used_for_stand_beside_the_first_figure(
+    results,
+):
     data = drawn(results[0], "mirror_reversal_repo").data
-    assert data["share"].dims == ("seed", "layer", "prompt") and data["mirror"].sizes["weights"] == 2
+    assert (
+        data["share"].dims == ("seed", "layer", "prompt") and data["mirror"].sizes["weights"] == 2
+    )
     lost = data["used_loss_frozen"] - data["used_loss"]
     assert lost.dims == ("seed", "used_prompt") and float(lost.mean()) > 1
     ranges = drawn(results[0], "ranges_niah_keys_repo").data
@@ -522,30 +666,53 @@ def test_a_checkpoint_of_no_task_of_ours_gets_text(tmp_path):
     prompts = prompts_for(mine, TINY)
     assert len(prompts) == 2
     for many in prompts:
-        examples = [name for name in many.spans if name.startswith("examples.") and name.count(".") == 1]
+        examples = [
+            name for name in many.spans if name.startswith("examples.") and name.count(".") == 1
+        ]
         assert len(examples) > 5 and len(many.tokens) <= 512
     (result,) = run(SEGMENTS, [mine], TINY, Cache(), lambda text: None)
     scores, best = (drawing.data for drawing in result.drawings)
-    assert scores["variance_between"].sel(weights="trained").dims[-1] == "head" and best["position"].size == best.sizes["token"]
-    assert [verdict.claim for verdict in result.verdicts] == [segments.R8, segments.R8_OUTLYING, segments.R8_MEAN]
+    assert (
+        scores["variance_between"].sel(weights="trained").dims[-1] == "head"
+        and best["position"].size == best.sizes["token"]
+    )
+    assert [verdict.claim for verdict in result.verdicts] == [
+        segments.R8,
+        segments.R8_OUTLYING,
+        segments.R8_MEAN,
+    ]
 
 
 def test_outlying_positions_are_counted_by_the_words_that_they_belong_to():
-    """A comma far away in one head; in the other a word, and positions of which half are negative."""
+    """A comma far away in one head; in the other a word, and positions of which half are
+    negative.
+    """
     words = ["the", "cat", "sat", ",", "on", "it", "dog", "ran"]
     z = np.array([[0, 1, 2, 99, 3, 4, 5, 6], [-4, -3, -2, -1, 0, 1, 2, 99.0]])
-    position = xr.DataArray(z[None, None], {"layer": [1], "head": [0, 1]}, ("prompt", "layer", "head", "token"))
+    position = xr.DataArray(
+        z[None, None], {"layer": [1], "head": [0, 1]}, ("prompt", "layer", "head", "token")
+    )
     prompts = [SimpleNamespace(tokens=range(8))]
-    found = segments._outlying(position, prompts, SimpleNamespace(decode=lambda tokens: f" {words[tokens[0]]}"))
-    assert found["function_words"].values.tolist() == [[0.5, 0.5]] and found["negative"].values.tolist() == [[0, 0.5]]
+    found = segments._outlying(
+        position, prompts, SimpleNamespace(decode=lambda tokens: f" {words[tokens[0]]}")
+    )
+    assert found["function_words"].values.tolist() == [[0.5, 0.5]] and found[
+        "negative"
+    ].values.tolist() == [[0, 0.5]]
     position[..., 1, 7] = 3
-    found = segments._outlying(position, prompts, SimpleNamespace(decode=lambda tokens: words[tokens[0]].title()))
+    found = segments._outlying(
+        position, prompts, SimpleNamespace(decode=lambda tokens: words[tokens[0]].title())
+    )
     assert found["function_words"].values.tolist() == [[1, 0.5]]
 
 
 def test_a_checkpoint_of_no_task_of_ours_is_asked_for_rulers_needles(tmp_path):
     words = tokenizer("words")
-    searched = search(subject("mine", checkpoint(tmp_path / "model", "nope", len(words), 320, words)), TINY, Cache())
+    searched = search(
+        subject("mine", checkpoint(tmp_path / "model", "nope", len(words), 320, words)),
+        TINY,
+        Cache(),
+    )
     assert searched.lengths == [320, 640, 1280]
     assert searched.scores["method"].values.tolist() == ["plain"]
     assert searched.scores["score"].shape == (1, 3, 2)
@@ -553,7 +720,9 @@ def test_a_checkpoint_of_no_task_of_ours_is_asked_for_rulers_needles(tmp_path):
 
 
 def test_adapters_of_text_on_a_checkpoint_of_no_task_of_ours_are_asked_for_rulers_needles(tmp_path):
-    """As the paper continues one model with several schemes: RePo, RoPE, and NoPE in the layers where RePo's positions are learned."""
+    """As the paper continues one model with several schemes: RePo, RoPE, and NoPE in the layers
+    where RePo's positions are learned.
+    """
     words = tokenizer("words")
     base = checkpoint(tmp_path / "base", "rope", len(words), 1280, words)
     corpus = tmp_path / "text.txt"
@@ -564,42 +733,74 @@ def test_adapters_of_text_on_a_checkpoint_of_no_task_of_ours_are_asked_for_ruler
         name: trained(tmp_path / name, "language", scheme, **tuned)
         for name, scheme in {"repo": "repo@1", "rope": "rope", "nope": "nope@1"}.items()
     }
-    for path in paths.values():  # windows may be shorter than RULER's shortest prompt; the model was made for longer ones
+    # windows may be shorter than RULER's shortest prompt; the model was made for longer ones
+    for path in paths.values():
         config = json.loads((path / "config.json").read_text()) | {"max_position_embeddings": 320}
         (path / "config.json").write_text(json.dumps(config))
     subjects = [subject(name, path, str(corpus)) for name, path in paths.items()]
-    assert [each.kind for each in subjects] == ["language"] * 3 and all(reads_text(each) for each in subjects)
-    assert HAYSTACK.needs.groups(subjects) == attention.ATTENTION.needs.groups(subjects) == [subjects]
+    assert [each.kind for each in subjects] == ["language"] * 3 and all(
+        reads_text(each) for each in subjects
+    )
+    assert (
+        HAYSTACK.needs.groups(subjects) == attention.ATTENTION.needs.groups(subjects) == [subjects]
+    )
     prompts = needles(subjects[0], 320, 2, 0)
-    assert prompts == needles(subjects[2], 320, 2, 0) and {"needle", "query"} <= set(prompts[0].spans)
+    assert prompts == needles(subjects[2], 320, 2, 0) and {"needle", "query"} <= set(
+        prompts[0].spans
+    )
     cache = Cache()
     data = attention.measure(subjects, TINY, cache)
-    assert data.attrs["task"] == "text" and data.attrs["training_length"] == 320 and data.attrs["found_by_nope"] == 0
+    assert (
+        data.attrs["task"] == "text"
+        and data.attrs["training_length"] == 320
+        and data.attrs["found_by_nope"] == 0
+    )
     *evidence, _ = attention.judge(data)
     assert "it finds 0.000" in attention.ATTENTION.needs.why_not(subjects[2], TINY, cache)[0], (
         "NoPE, whose variance is not judged"
     )
     shown = [
-        [rival.rsplit(" ", 1)[0] for rival in each.estimate.control.partition(" (finds")[0].split(", ")] for each in evidence
+        [
+            rival.rsplit(" ", 1)[0]
+            for rival in each.estimate.control.partition(" (finds")[0].split(", ")
+        ]
+        for each in evidence
     ]
     assert shown == [["RoPE", "NoPE from layer 1"]] * 2
-    assert all("rope finds 0.000 of the needles" in each.notes[0] for each in evidence), "its attention says nothing either"
+    assert all("rope finds 0.000 of the needles" in each.notes[0] for each in evidence), (
+        "its attention says nothing either"
+    )
     without = search(subjects[2], TINY, cache)
     assert without.scores["method"].values.tolist() == ["plain", "yarn"]  # layer 0 rotates
     assert found_without_positions([without]) == (0, "")
-    assert without.lengths == [320] and longest_trained(subjects[2]) == 1280  # the base knows longer ones
+    # the base knows longer ones
+    assert without.lengths == [320] and longest_trained(subjects[2]) == 1280
     searched = [search(each, TINY, cache) for each in subjects]
     at_length, longer = HAYSTACK.judge(searched)
     assert at_length.outcome == UNMEASURABLE, "both find none"
     assert longer.outcome == UNMEASURABLE and "trained on 1,280 tokens" in "; ".join(longer.notes)
     (drawn_by_length,) = HAYSTACK.draw(searched)
-    assert drawn_by_length.data["method"].values.tolist() == ["plain"] and "YaRN" not in drawn_by_length.caption
-    ours = trained(tmp_path / "ours", "language", "repo@1", **{**tuned, "continue_from": str(zoo_path("language/rope"))})
-    assert not reads_text(subject("ours", ours, str(corpus))) and not reads_text(subject("rope", zoo_path("language/rope")))
+    assert (
+        drawn_by_length.data["method"].values.tolist() == ["plain"]
+        and "YaRN" not in drawn_by_length.caption
+    )
+    ours = trained(
+        tmp_path / "ours",
+        "language",
+        "repo@1",
+        **{**tuned, "continue_from": str(zoo_path("language/rope"))},
+    )
+    assert not reads_text(subject("ours", ours, str(corpus))) and not reads_text(
+        subject("rope", zoo_path("language/rope"))
+    )
 
 
 @pytest.mark.parametrize(
-    ("family", "reason"), [("byte_level_bpe", "when it is to reverse 20 words"), ("words", "does not tell the words apart")]
+    ("family", "reason"),
+    [
+        ("byte_level_bpe", "when it is to reverse 20 words"),
+        ("words", "does not tell the words apart"),
+    ],
 )
 def test_a_model_that_reads_text_is_asked_to_reverse_words_and_says_nothing_of_mirrors_where_it_does_not(
     tmp_path, family, reason
@@ -612,7 +813,9 @@ def test_a_model_that_reads_text_is_asked_to_reverse_words_and_says_nothing_of_m
     assert found["R2"].outcome == UNMEASURABLE and reason in "; ".join(found["R2"].notes)
     assert found["R3"].outcome != UNMEASURABLE or family == "words"
     example, source = data["example_text"].values, data["example_source"].values
-    assert [example[at] for at in source[source >= 0]] == [example[at] for at in np.flatnonzero(source >= 0)]
+    assert [example[at] for at in source[source >= 0]] == [
+        example[at] for at in np.flatnonzero(source >= 0)
+    ]
     (figure,) = mirror.draw(data)
     assert len(figure.figure.axes) == 2 and "Of 2 layers" not in figure.caption
 
@@ -621,10 +824,15 @@ def test_of_many_layers_those_that_mirror_most_are_drawn(results):
     few = drawn(results[0], "mirror_reversal_repo").data.isel(seed=0)
     means = few["mirror"].sel(weights="trained").mean("prompt")
     ratio = means.sel(kind="copies") / means.sel(kind="random")
-    many = xr.concat([few, few.assign_coords(layer=few["layer"] + 10)], dim="layer", data_vars="minimal")
+    many = xr.concat(
+        [few, few.assign_coords(layer=few["layer"] + 10)], dim="layer", data_vars="minimal"
+    )
     (figure,) = mirror.draw(many.assign_attrs(few.attrs))
     best = [int(layer) for layer in ratio.sortby(ratio)["layer"].values[:2]]
-    titles = [int(ax.get_title(loc="left").removeprefix("Layer ").partition(":")[0]) for ax in figure.figure.axes]
+    titles = [
+        int(ax.get_title(loc="left").removeprefix("Layer ").partition(":")[0])
+        for ax in figure.figure.axes
+    ]
     assert titles == sorted([*best, *(layer + 10 for layer in best)])
     assert f"Of {many.sizes['layer']} layers" in figure.caption
 
@@ -638,11 +846,19 @@ def test_heads_that_follow_examples_count_beyond_random_weights(followed, verdic
     chance[0, :, 1, 3] = np.nan  # a head whose positions are constant
     data = xr.Dataset(
         {"variance_between_chance": (("weights", "prompt", "layer", "head"), chance)},
-        {"weights": ["trained", "random 0", "random 1", "random 2"], "layer": [1, 2], "head": range(5)},
+        {
+            "weights": ["trained", "random 0", "random 1", "random 2"],
+            "layer": [1, 2],
+            "head": range(5),
+        },
         {"checkpoint": "mine"},
     )
     judged = segments._by_heads(data)
-    assert judged.estimate.value == followed and judged.outcome == verdict and judged.estimate.control == "random weights 3"
+    assert (
+        judged.estimate.value == followed
+        and judged.outcome == verdict
+        and judged.estimate.control == "random weights 3"
+    )
     assert "layer 1, head 0 follows them most: 0.0 %" in "; ".join(judged.notes)
 
 
@@ -652,7 +868,9 @@ def test_segments_are_followed_beyond_random_weights(random, verdict):
     spread = np.linspace(0, 0.02, 4)[:, None, None] + np.zeros((4, 1, 2))  # prompts, layer, heads
     above = np.stack([0.3 + spread, random + spread, random - spread])
     chance = xr.DataArray(
-        np.zeros_like(above), {"weights": ["trained", "random 0", "random 1"]}, ("weights", "prompt", "layer", "head")
+        np.zeros_like(above),
+        {"weights": ["trained", "random 0", "random 1"]},
+        ("weights", "prompt", "layer", "head"),
     )
     shuffled = chance + 0.2
     data = xr.Dataset(
@@ -672,21 +890,42 @@ def test_segments_are_followed_beyond_random_weights(random, verdict):
 
 def test_several_questions_about_keyed_needles_go_through_every_experiment(tmp_path):
     """Nobody finds anything after two steps, NoPE neither: so R9 is judged and R4 is not."""
-    size = {"length": 32, "first_length": 32, "longest_test": 64, "needles": 2, "doubled": 1, "questions": 1, "test_questions": 1}
+    size = {
+        "length": 32,
+        "first_length": 32,
+        "longest_test": 64,
+        "needles": 2,
+        "doubled": 1,
+        "questions": 1,
+        "test_questions": 1,
+    }
     paths = {
         f"niah_keys/{scheme}": trained(tmp_path / scheme, "niah_keys", scheme, task_options=size)
         for scheme in ("repo", "rope", "nope")
     }
-    of_checkpoints = [experiment for experiment in PAPER.experiments if experiment is not EFFICIENCY]
+    of_checkpoints = [
+        experiment for experiment in PAPER.experiments if experiment is not EFFICIENCY
+    ]
     results = results_of(paths, Cache(), experiments=of_checkpoints)
     found = verdicts(results)
     assert found["R9", "niah_keys/repo"].outcome == UNMEASURABLE, "RoPE finds none of two needles"
-    assert "is not shown to use learned positions" in found["R9 (longer)", "niah_keys/repo"].notes[0]
+    assert (
+        "is not shown to use learned positions" in found["R9 (longer)", "niah_keys/repo"].notes[0]
+    )
     attention = [found[label, "niah_keys/repo"] for label in ("R4", "R4 (producing rows)")]
-    assert all(verdict.outcome == UNMEASURABLE and "finds 0" in "; ".join(verdict.notes) for verdict in attention)
-    assert {result.experiment.name for result in results if result.drawings} >= {"needles in a haystack", "attention mass"}
+    assert all(
+        verdict.outcome == UNMEASURABLE and "finds 0" in "; ".join(verdict.notes)
+        for verdict in attention
+    )
+    assert {result.experiment.name for result in results if result.drawings} >= {
+        "needles in a haystack",
+        "attention mass",
+    }
     mass = drawn(results, "attention_mass_niah_keys_32").data
-    assert mass.attrs["found_by_nope"] < 0.9 and mass["span"].values.tolist()[:2] == ["needle", "query"]
+    assert mass.attrs["found_by_nope"] < 0.9 and mass["span"].values.tolist()[:2] == [
+        "needle",
+        "query",
+    ]
 
 
 def test_where_prompts_of_half_the_length_cannot_be_made_r5_is_left_out(tmp_path):

@@ -1,4 +1,6 @@
-"""The paper's experiments on small random models of every kind of position: verdicts by rule, and none where there is nothing to judge."""
+"""The paper's experiments on small random models of every kind of position: verdicts by rule, and
+none where there is nothing to judge.
+"""
 
 from __future__ import annotations
 
@@ -37,8 +39,14 @@ def made(tmp_path_factory):
     torch.manual_seed(0)
     home = tmp_path_factory.mktemp("language")
     text = home / "text.txt"
-    text.write_text("\n".join(f"sentence {number} says that {number * 7 % 101} comes next." for number in range(4000)))
-    task = make_task("language", corpus=str(text), tokens=300, length=LENGTH, longest_test=2 * LENGTH)
+    text.write_text(
+        "\n".join(
+            f"sentence {number} says that {number * 7 % 101} comes next." for number in range(4000)
+        )
+    )
+    task = make_task(
+        "language", corpus=str(text), tokens=300, length=LENGTH, longest_test=2 * LENGTH
+    )
     checkpoints = {}
     for scheme in ("rope", "repo@1", "learned", "nope"):
         stock = tiny("llama")
@@ -53,14 +61,29 @@ def made(tmp_path_factory):
         stock.resize_token_embeddings(other.vocabulary_size, mean_resizing=False)
         directory = checkpoints[f"reversal {scheme}"] = home / f"reversal_{scheme}"
         ri.save(ri.reposition(stock, scheme), directory, other.tokenizer())
-        (directory / "training.toml").write_text('task = "reversal"\n[task_options]\nlongest = 6\nlongest_test = 12\n')
+        (directory / "training.toml").write_text(
+            'task = "reversal"\n[task_options]\nlongest = 6\nlongest_test = 12\n'
+        )
     checkpoints["scores alone"] = home / "scores"
     checkpoints["scores alone"].mkdir()
     (checkpoints["scores alone"] / "scores.json").write_text("{}")
-    options = Options(sequences=2, controls=1, draws=2, gammas=(0.5,), l_maxes=(5,), longer=8, reach=2, corpus=str(text))
-    subjects = [subject(name, str(path)) for name, path in checkpoints.items() if name != "scores alone"]
+    options = Options(
+        sequences=2,
+        controls=1,
+        draws=2,
+        gammas=(0.5,),
+        l_maxes=(5,),
+        longer=8,
+        reach=2,
+        corpus=str(text),
+    )
+    subjects = [
+        subject(name, str(path)) for name, path in checkpoints.items() if name != "scores alone"
+    ]
     recorded = TrainingConfiguration(task="language")
-    subjects.append(Subject("scores alone", str(checkpoints["scores alone"]), (), 0, "", None, recorded))
+    subjects.append(
+        Subject("scores alone", str(checkpoints["scores alone"]), (), 0, "", None, recorded)
+    )
     return subjects, options, home
 
 
@@ -72,29 +95,45 @@ def results(made):
 
 def measured(subjects, options, cache, progress, experiments=PAPER.experiments):
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "most of extrapolation.kl is noise")  # P7 is judged by what is above it
-        return [result for experiment in experiments for result in run(experiment, subjects, options, cache, progress.append)]
+        # P7 is judged by what is above it
+        warnings.filterwarnings("ignore", "most of extrapolation.kl is noise")
+        return [
+            result
+            for experiment in experiments
+            for result in run(experiment, subjects, options, cache, progress.append)
+        ]
 
 
 def test_every_claim_is_judged_where_it_can_be(made, results):
-    verdicts = {(verdict.claim.label, verdict.checkpoint): verdict for result in results for verdict in result.verdicts}
+    verdicts = {
+        (verdict.claim.label, verdict.checkpoint): verdict
+        for result in results
+        for verdict in result.verdicts
+    }
     judged = {label: {name for (of, name) in verdicts if of == label} for label, _ in verdicts}
     others = {"reversal rope", "reversal repo"}
     checkpoints = {one.name for one in made[0]} - others - {"scores alone"}
     assert judged["P1"] == judged["P3"] == judged["P6"] == judged["P6 (features)"] == checkpoints
-    assert judged["P2"] == {"rope", "repo@1"}  # the others' fake logits are additive by construction
+    # the others' fake logits are additive by construction
+    assert judged["P2"] == {"rope", "repo@1"}
     assert judged["P4"] == judged["P4 (near pi)"] == {"rope", "repo@1"}
     assert judged["P1"] == judged["P1 (beyond nulls)"]
     assert judged["P2"] == judged["P2 (beyond random weights)"]
     assert judged["P6 (learned)"] == {"repo@1"}
-    assert judged["P7"] == judged["P7 (sliding windows)"] == checkpoints - {"learned"}  # its table ends at the training length
-    assert judged["P6 (positions)"] == judged["P6 (positions, as in table 1)"] == checkpoints - {"nope"}
+    # its table ends at the training length
+    assert judged["P7"] == judged["P7 (sliding windows)"] == checkpoints - {"learned"}
+    assert (
+        judged["P6 (positions)"]
+        == judged["P6 (positions, as in table 1)"]
+        == checkpoints - {"nope"}
+    )
     assert judged["P6 (positions, 1 %)"] == judged["P6 (positions)"]
     assert judged["P6 (untouched)"] == judged["P6 (1 % within 1,000)"] == checkpoints
     assert set(judged) == {claim.label for claim in PAPER.claims}
     measured = {place for place, verdict in verdicts.items() if verdict.outcome != UNMEASURABLE}
     without = set(verdicts) - measured
-    assert {name for label, name in without if label == "P6 (1 % within 1,000)"} == checkpoints  # of 32 tokens
+    # of 32 tokens
+    assert {name for label, name in without if label == "P6 (1 % within 1,000)"} == checkpoints
     allowed = {"P4 (near pi)", "P6 (1 % within 1,000)", "P6 (learned)"}
     assert {label for label, _ in without if not label.startswith("P5")} <= allowed
     assert all(np.isfinite(verdicts[place].estimate.value) for place in measured)
@@ -106,10 +145,17 @@ def test_every_claim_is_judged_where_it_can_be(made, results):
 
 def test_verdicts_can_be_recomputed_from_what_is_drawn(results):
     """Numbers, spreads and what they are compared with: by prompt, by weights, by draw."""
-    known = {verdict.claim.label: verdict for result in results for verdict in result.verdicts if verdict.checkpoint == "rope"}
+    known = {
+        verdict.claim.label: verdict
+        for result in results
+        for verdict in result.verdicts
+        if verdict.checkpoint == "rope"
+    }
     drawn = {drawing.name: drawing.data for result in results for drawing in result.drawings}
     fits, rotation, moved = (drawn[f"{name}_rope"] for name in ("fits", "rotation", "perturbation"))
-    rises = 100 * np.expm1(moved["judged_log_perplexity"] - moved["judged_plain"]).sel(disturbance="text_order")
+    rises = 100 * np.expm1(moved["judged_log_perplexity"] - moved["judged_plain"]).sel(
+        disturbance="text_order"
+    )
     units = {
         "P1": fits["three_axis_r_of_prompts"],
         "P2": fits["fake_distance_r_of_layers"].mean("layer"),
@@ -119,7 +165,10 @@ def test_verdicts_can_be_recomputed_from_what_is_drawn(results):
     for label, values in units.items():
         assert known[label].estimate.value == pytest.approx(float(values.mean()))
         assert known[label].interval.spread == pytest.approx(float(values.std(ddof=1)))
-    of_weights, heads = fits["three_axis_r_of_weights"], rotation["slow_heads"].mean("layer").isel(seed=0)
+    of_weights, heads = (
+        fits["three_axis_r_of_weights"],
+        rotation["slow_heads"].mean("layer").isel(seed=0),
+    )
     assert known["P3"].estimate.value == pytest.approx(float(of_weights.sel(weights="random 0")))
     assert known["P1"].estimate.value == pytest.approx(float(of_weights.sel(weights="trained")))
     assert known["P4"].estimate.value == pytest.approx(float(heads.sel(weights="trained")))
@@ -127,27 +176,51 @@ def test_verdicts_can_be_recomputed_from_what_is_drawn(results):
 
 
 def test_components_are_slow_over_the_training_length(made, results):
-    """As the measure has them where sequences are as long as in training; else as if they turned as much farther."""
-    (group,) = (each.data for result in results for each in result.drawings if each.name == "rotation_rope")
+    """As the measure has them where sequences are as long as in training; else as if they turned as
+    much farther.
+    """
+    (group,) = (
+        each.data for result in results for each in result.drawings if each.name == "rotation_rope"
+    )
     rope = next(one for one in made[0] if one.name == "rope")
     whole = Measured(rope, LENGTH, xr.DataTree())
     for prominence in (group.attrs["prominence"], 0.3):
         chosen = group.assign_attrs(prominence=prominence, stability=2.0, near_pi=2.0)
         slow, near, still = _slow(whole, chosen)
         assert near.any() or prominence > 1
-        assert (slow & near <= still).all() and (slow <= (group["max_rotation"] <= chosen.attrs["slow"])).all()
+        assert (slow & near <= still).all() and (
+            slow <= (group["max_rotation"] <= chosen.attrs["slow"])
+        ).all()
         cut = _slow(dataclasses.replace(whole, length=LENGTH // 4), chosen)
-        assert all(map(np.array_equal, cut, _slow(whole, chosen.assign(max_rotation=4 * group["max_rotation"]))))
+        assert all(
+            map(
+                np.array_equal,
+                cut,
+                _slow(whole, chosen.assign(max_rotation=4 * group["max_rotation"])),
+            )
+        )
     assert (_slow(whole, group)[0] == (group["slow_dominating"] == 1)).all()
 
 
 def test_figures_and_verdicts_are_written(made, results):
     home = made[2]
     names = {drawing.name for result in results for drawing in result.drawings}
-    for stem in ("fits", "three_axis", "fake_distance", "rotation", "perturbation", "extrapolation", "output_traces"):
+    for stem in (
+        "fits",
+        "three_axis",
+        "fake_distance",
+        "rotation",
+        "perturbation",
+        "extrapolation",
+        "output_traces",
+    ):
         assert f"{stem}_rope" in names
     assert {"rotation_learned", "output_traces_learned", "fits_reversal rope"} & names == set()
-    few = [result for result in results if result.drawings and result.drawings[0].name in ("fits_rope", "perturbation_rope")]
+    few = [
+        result
+        for result in results
+        if result.drawings and result.drawings[0].name in ("fits_rope", "perturbation_rope")
+    ]
     paths = {one.name: one.path for one in made[0]}
     files = {file.name for file in write_paper(home / "figures", PAPER, few, paths, "command", {})}
     assert {"README.md", "verdicts.csv", "fits_rope.png", "perturbation_rope.png"} < files
@@ -158,23 +231,36 @@ def test_figures_and_verdicts_are_written(made, results):
 def test_what_was_measured_is_not_measured_again(made, results):
     subjects, options, home = made
     kept = {file: file.stat().st_mtime_ns for file in (home / "cache").glob("*.nc")}
-    undrawn = [dataclasses.replace(experiment, draw=lambda data: iter(())) for experiment in (FITS, TOLERANCE)]
+    undrawn = [
+        dataclasses.replace(experiment, draw=lambda data: iter(()))
+        for experiment in (FITS, TOLERANCE)
+    ]
     again = measured(subjects, options, Cache(home / "cache"), progress := [], undrawn)
     assert "fits: rope" in progress and "tolerance: repo@1, rope" in progress
     assert {file: file.stat().st_mtime_ns for file in (home / "cache").glob("*.nc")} == kept
     before = [result for result in results if result.experiment in (FITS, TOLERANCE)]
-    verdicts = [[verdict for result in some for verdict in result.verdicts] for some in (before, again)]
+    verdicts = [
+        [verdict for result in some for verdict in result.verdicts] for some in (before, again)
+    ]
     assert verdicts[0] == verdicts[1] != []
 
 
 def test_shorter_sequences_say_nothing_about_longer_ones(made):
     subjects, options, _ = made
-    longer = dataclasses.replace(next(one for one in subjects if one.name == "rope"), training_length=2 * LENGTH)
+    longer = dataclasses.replace(
+        next(one for one in subjects if one.name == "rope"), training_length=2 * LENGTH
+    )
     cut = dataclasses.replace(options, length=LENGTH)
     (result,) = run(EXTRAPOLATION, [longer], cut, Cache(), lambda _: None)
-    assert ([verdict.claim for verdict in result.verdicts], result.drawings) == ([P7, P7_WINDOWS], ())
+    assert ([verdict.claim for verdict in result.verdicts], result.drawings) == (
+        [P7, P7_WINDOWS],
+        (),
+    )
     for verdict in result.verdicts:
-        assert verdict.outcome == UNMEASURABLE and f"{LENGTH} of its {2 * LENGTH} training tokens" in "; ".join(verdict.notes)
+        assert (
+            verdict.outcome == UNMEASURABLE
+            and f"{LENGTH} of its {2 * LENGTH} training tokens" in "; ".join(verdict.notes)
+        )
 
 
 def test_a_quick_look_takes_fewer_sequences():
@@ -185,7 +271,11 @@ def test_the_undisturbed_pass_is_made_once_for_all_kinds_and_draws(made, monkeyp
     subjects, options, _ = made
     rope, passes = next(one for one in subjects if one.name == "rope"), []
     for module in (disturbed, perturbation):
-        count = lambda *given, own=module.forced_responses: passes.append(len(given[2])) or own(*given)  # noqa: E731
+
+        def count(*given, original=module.forced_responses):
+            passes.append(len(given[2]))
+            return original(*given)
+
         monkeypatch.setattr(module, "forced_responses", count)
     monkeypatch.setattr(disturbed, "GRID_TOKENS", LENGTH)  # still two sequences: one has no spread
     TOLERANCE.measure([rope], options, Cache())
@@ -200,7 +290,10 @@ def test_tokens_move_as_far_as_the_paper_moves_them_in_longer_text_alone(made):
     few = {"table", "few_positions"}
     assert set(disturbed.groups_of_text(rope, options)) == few
     assert set(disturbed.groups_of_text(long, dataclasses.replace(options, length=1000))) == few
-    assert set(disturbed.groups_of_text(long, dataclasses.replace(options, length=1024))) == {*few, "few_tokens"}
+    assert set(disturbed.groups_of_text(long, dataclasses.replace(options, length=1024))) == {
+        *few,
+        "few_tokens",
+    }
 
 
 def test_of_long_text_fewer_sequences_are_drawn_than_judged():
@@ -211,21 +304,35 @@ def test_of_long_text_fewer_sequences_are_drawn_than_judged():
 
 def test_the_twin_is_a_rope_model_of_the_same_task_and_budget():
     def given(name, schemes, task, continued, length=16):
-        configuration = TrainingConfiguration(task=task, continue_from="another" if continued else "")
+        configuration = TrainingConfiguration(
+            task=task, continue_from="another" if continued else ""
+        )
         return Subject(name, name, schemes, length, "the same tokens", None, configuration)
 
     def twin(of, others):
         groups = {group[0].name: group[1:] for group in with_rope_twins([of, *others])}
         return [one.name for one in groups[of.name]]
 
-    fresh, continued = (given(name, ("rope", "rope"), "language", name == "continued") for name in ("fresh", "continued"))
-    other, mixed = given("other", ("rope", "rope"), "niah", True), given("mixed", ("rope", "repo"), "language", True)
+    fresh, continued = (
+        given(name, ("rope", "rope"), "language", name == "continued")
+        for name in ("fresh", "continued")
+    )
+    other, mixed = (
+        given("other", ("rope", "rope"), "niah", True),
+        given("mixed", ("rope", "repo"), "language", True),
+    )
     assert twin(mixed, [other, fresh, continued]) == ["continued"]
-    assert twin(given("own", ("repo", "repo"), "language", False), [other, mixed, fresh, continued]) == ["fresh"]
-    assert twin(given("table", ("learned", "learned"), "language", False), [fresh]) == [], "its table is not learned from context"
+    assert twin(
+        given("own", ("repo", "repo"), "language", False), [other, mixed, fresh, continued]
+    ) == ["fresh"]
+    assert twin(given("table", ("learned", "learned"), "language", False), [fresh]) == [], (
+        "its table is not learned from context"
+    )
     assert twin(mixed, [other, fresh]) == ["fresh"]
     assert twin(mixed, [other]) == [] == twin(fresh, [continued])
-    assert twin(mixed, [given("longer", ("rope", "rope"), "language", True, 32)]) == [], "it would be given other prompts"
+    assert twin(mixed, [given("longer", ("rope", "rope"), "language", True, 32)]) == [], (
+        "it would be given other prompts"
+    )
 
 
 def test_an_adapter_is_judged_in_the_tokens_of_its_base(made, tmp_path):
@@ -233,10 +340,16 @@ def test_an_adapter_is_judged_in_the_tokens_of_its_base(made, tmp_path):
     _, options, home = made
     corpus = {"corpus": options.corpus, "length": LENGTH, "longest_test": 2 * LENGTH}
     tuned = {"continue_from": str(home / "rope"), "adapter": 2, "task_options": corpus}
-    places = {name: str(trained(tmp_path / name, "language", name, **tuned)) for name in ("repo", "rope")}
+    places = {
+        name: str(trained(tmp_path / name, "language", name, **tuned)) for name in ("repo", "rope")
+    }
     repo, rope = (subject(name, place, options.corpus) for name, place in places.items())
     results = list(run(TOLERANCE, [repo, rope], options, Cache(), lambda _: None))
-    judged = {(verdict.claim.label, verdict.checkpoint) for result in results for verdict in result.verdicts}
+    judged = {
+        (verdict.claim.label, verdict.checkpoint)
+        for result in results
+        for verdict in result.verdicts
+    }
     assert {("P6", "repo"), ("P6", "rope"), ("P6 (learned)", "repo")} <= judged
 
 
@@ -244,4 +357,6 @@ def test_what_is_said_of_heads_is_of_their_means_over_prompts():
     """Found: the lowest and the highest of single sequences stood as those of heads."""
     values = xr.DataArray([[[0.2, 0.8]], [[0.4, 1.0]]], dims=("prompt", "layer", "head"))
     assert of_heads(values) == "0.3 to 0.9"
-    assert of_heads(values.where(values != 0.2)) == "0.4 to 0.9", "a sequence where a head has no such components says nothing"
+    assert of_heads(values.where(values != 0.2)) == "0.4 to 0.9", (
+        "a sequence where a head has no such components says nothing"
+    )

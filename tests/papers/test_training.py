@@ -1,4 +1,6 @@
-"""Training: the same configuration gives the same bytes, whatever happens in between; gradients reach what should learn."""
+"""Training: the same configuration gives the same bytes, whatever happens in between; gradients
+reach what should learn.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,12 @@ from task_tokenizers import tokenizer
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from position_papers.training import step as schedule
-from position_papers.training.configuration import TrainingConfiguration, read_toml, replaced, to_toml
+from position_papers.training.configuration import (
+    TrainingConfiguration,
+    read_toml,
+    replaced,
+    to_toml,
+)
 from position_papers.training.folder import TrainingFolder, load_state
 from position_papers.training.loop import train, train_side_by_side
 from position_papers.training.plan import CONTINUED, FRESH, recipe
@@ -80,11 +87,15 @@ def sources(tmp_path_factory) -> Path:
     """Forty short texts."""
     folder = tmp_path_factory.mktemp("sources")
     for number in range(40):
-        (folder / f"{number}.txt").write_text(f"chapter {number}: " + "one of the special magic numbers is blue. " * 20)
+        (folder / f"{number}.txt").write_text(
+            f"chapter {number}: " + "one of the special magic numbers is blue. " * 20
+        )
     return folder
 
 
-def test_the_same_configuration_gives_the_same_bytes_and_another_seed_does_not(undisturbed, tmp_path):
+def test_the_same_configuration_gives_the_same_bytes_and_another_seed_does_not(
+    undisturbed, tmp_path
+):
     assert weights(trained(TINY, tmp_path / "again")) == weights(undisturbed)
     assert weights(trained(replaced(TINY, {"seed": 1}), tmp_path / "other")) != weights(undisturbed)
 
@@ -105,7 +116,9 @@ def test_a_run_that_is_stopped_anywhere_ends_with_the_same_bytes_and_log(undistu
     folder.append({"step": -1})  # written after the state was saved: forgotten when the run goes on
     list(train(prepare(TINY), folder))
     assert weights(folder) == weights(undisturbed)
-    assert [without_time(record) for record in folder.records()] == [without_time(r) for r in undisturbed.records()]
+    assert [without_time(record) for record in folder.records()] == [
+        without_time(r) for r in undisturbed.records()
+    ]
     assert not folder.state.exists()
 
 
@@ -127,7 +140,11 @@ def test_a_run_that_is_killed_ends_with_the_same_bytes(tmp_path):
     list(train(prepare(long), folder))
     assert weights(folder) == expected
     assert [record["step"] for record in folder.records()] == list(range(1, 61))
-    assert sorted(kept.name for kept in (folder.directory / "steps").iterdir()) == ["000020", "000040", "000060"]
+    assert sorted(kept.name for kept in (folder.directory / "steps").iterdir()) == [
+        "000020",
+        "000040",
+        "000060",
+    ]
     assert weights(TrainingFolder(folder.directory / "steps" / "000060")) == expected
     assert not list(folder.directory.glob("**/*.unfinished"))
 
@@ -140,7 +157,10 @@ def steps_done(folder: TrainingFolder) -> int:
 def test_a_finished_folder_loads_and_says_how_it_was_made(undisturbed):
     model = load_model(undisturbed.directory)
     assert [attention.scheme for attention in as_decoder(model).layers] == ["repo", "repo"]
-    assert model.config.max_position_embeddings == make_task("reversal", **TINY.task_options).training_length
+    assert (
+        model.config.max_position_embeddings
+        == make_task("reversal", **TINY.task_options).training_length
+    )
     stated = read_toml(undisturbed.configuration)
     assert replaced(TrainingConfiguration(task=stated["task"]), stated) == TINY
     scores = json.loads(undisturbed.scores.read_text())
@@ -149,21 +169,30 @@ def test_a_finished_folder_loads_and_says_how_it_was_made(undisturbed):
 
 
 def test_fresh_twins_of_different_schemes_start_with_the_same_weights():
-    repo, rope = prepare(TINY).model.state_dict(), prepare(replaced(TINY, {"scheme": "rope"})).model.state_dict()
+    repo, rope = (
+        prepare(TINY).model.state_dict(),
+        prepare(replaced(TINY, {"scheme": "rope"})).model.state_dict(),
+    )
     assert all(torch.equal(weight, repo[name]) for name, weight in rope.items())
     parts = [f"{part}_map.weight" for part in ("gate", "content", "final")]
-    assert set(repo) - set(rope) == {f"model.layers.{layer}.self_attn.assigner.{part}" for layer in (0, 1) for part in parts}
+    assert set(repo) - set(rope) == {
+        f"model.layers.{layer}.self_attn.assigner.{part}" for layer in (0, 1) for part in parts
+    }
 
 
 def test_a_random_twin_is_drawn_as_the_trained_checkpoint_was(tmp_path):
-    """Weights with the deviation of the model that training went on from, f_phi with its own; both are there when it is loaded again."""
+    """Weights with the deviation of the model that training went on from, f_phi with its own; both
+    are there when it is loaded again.
+    """
     deviations = {"width": 64, "initial_deviation": 0.02, "scheme_deviation": 0.113, "steps": 1}
     began = trained(replaced(TINY, {**deviations, "scheme": "rope"}), tmp_path / "rope").directory
     went_on = replaced(TINY, {"scheme_deviation": 0.113, "steps": 1, "continue_from": str(began)})
     twin = load_fresh(trained(went_on, tmp_path / "repo").directory, 0).original_model
     for layer in twin.model.layers:
         assert layer.self_attn.q_proj.weight.std().item() == pytest.approx(0.02, rel=0.1)
-        assert layer.self_attn.assigner.gate_map.weight.std().item() == pytest.approx(0.113, rel=0.2)
+        assert layer.self_attn.assigner.gate_map.weight.std().item() == pytest.approx(
+            0.113, rel=0.2
+        )
 
 
 def test_gradients_reach_f_phi_and_the_loss_goes_down():
@@ -190,13 +219,18 @@ def test_loss_is_the_mean_cross_entropy_of_the_targets_alone():
         for place in range(batch.tokens.shape[1])
         if batch.targets[row, place]
     ]
-    assert_allclose(target_loss(prepared.model, to_question(batch)).item(), np.mean(wanted), rtol=1e-5)
+    assert_allclose(
+        target_loss(prepared.model, to_question(batch)).item(), np.mean(wanted), rtol=1e-5
+    )
 
 
 def test_accumulated_halves_are_one_whole_batch():
     batch = make_task("niah", length=64).batch(np.random.default_rng(0), 8)
     whole = to_question(batch)
-    halves = [to_question(Batch(batch.tokens[part], batch.targets[part])) for part in (slice(0, 4), slice(4, 8))]
+    halves = [
+        to_question(Batch(batch.tokens[part], batch.targets[part]))
+        for part in (slice(0, 4), slice(4, 8))
+    ]
     changed = []
     for questions in ([whole], halves):
         model = prepare(replaced(TINY, {"task": "niah", "task_options": {"length": 64}})).model
@@ -209,33 +243,59 @@ def test_the_gradient_is_clipped_and_vectors_do_not_decay():
     prepared = prepare(TINY)
     optimizer = torch.optim.SGD(prepared.model.parameters(), lr=1.0)
     before = [weight.detach().clone() for weight in prepared.model.parameters()]
-    take_step(prepared.model, optimizer, [training_question(prepared.task, TINY, 0, 1.0)], 1.0, clip=1e-3)
+    take_step(
+        prepared.model, optimizer, [training_question(prepared.task, TINY, 0, 1.0)], 1.0, clip=1e-3
+    )
     moved = math.sqrt(
-        sum((weight - old).square().sum().item() for weight, old in zip(prepared.model.parameters(), before, strict=True))
+        sum(
+            (weight - old).square().sum().item()
+            for weight, old in zip(prepared.model.parameters(), before, strict=True)
+        )
     )
     assert_allclose(moved, 1e-3, rtol=1e-2)
     decaying, kept = make_optimizer(prepared.model, TINY).param_groups
     assert (decaying["weight_decay"], kept["weight_decay"]) == (TINY.weight_decay, 0.0)
-    assert all(weight.ndim == 1 for weight in kept["params"]) and all(weight.ndim == 2 for weight in decaying["params"])
+    assert all(weight.ndim == 1 for weight in kept["params"]) and all(
+        weight.ndim == 2 for weight in decaying["params"]
+    )
 
 
 def test_schedules_at_their_corners():
-    shape = {"steps": 100, "warm_up": 10, "learning_rate": 1.0, "final_share": 0.1, "curriculum": 0.4, "index_share_until": 0.5}
+    shape = {
+        "steps": 100,
+        "warm_up": 10,
+        "learning_rate": 1.0,
+        "final_share": 0.1,
+        "curriculum": 0.4,
+        "index_share_until": 0.5,
+    }
     configuration = replaced(TINY, shape)
     rates = [schedule.learning_rate(configuration, step) for step in range(1, 101)]
     assert_allclose([rates[0], rates[9], rates[54], rates[99]], [0.1, 1.0, 0.55, 0.1])
     assert max(rates) == 1.0
-    assert [schedule.progress(configuration, step) for step in (1, 21, 41, 100)] == [0.0, 0.5, 1.0, 1.0]
-    assert_allclose([schedule.index_share(configuration, step) for step in (1, 26, 51, 100)], [1.0, 0.5, 0.0, 0.0])
+    assert [schedule.progress(configuration, step) for step in (1, 21, 41, 100)] == [
+        0.0,
+        0.5,
+        1.0,
+        1.0,
+    ]
+    assert_allclose(
+        [schedule.index_share(configuration, step) for step in (1, 26, 51, 100)],
+        [1.0, 0.5, 0.0, 0.0],
+    )
     assert schedule.progress(replaced(configuration, {"curriculum": 0.0}), 1) == 1.0
     assert schedule.index_share(replaced(configuration, {"index_share_until": 0.0}), 1) == 0.0
     assert schedule.learning_rate(replaced(configuration, {"warm_up": 0}), 1) < 1.0
 
 
 def test_going_on_from_rope_changes_nothing_while_positions_are_the_index(rope):
-    tokens = torch.from_numpy(make_task("reversal", **TINY.task_options).batch(np.random.default_rng(0), 4).tokens)
+    tokens = torch.from_numpy(
+        make_task("reversal", **TINY.task_options).batch(np.random.default_rng(0), 4).tokens
+    )
     before = load_model(rope.directory)(tokens).logits
-    on = prepare(replaced(TINY, {"continue_from": str(rope.directory), "index_share_until": 0.5})).model
+    on = prepare(
+        replaced(TINY, {"continue_from": str(rope.directory), "index_share_until": 0.5})
+    ).model
     mix_with_index(on, 1.0)
     assert_allclose(on(tokens).logits.detach(), before.detach(), atol=1e-6)
     mix_with_index(on, 0.0)
@@ -243,40 +303,66 @@ def test_going_on_from_rope_changes_nothing_while_positions_are_the_index(rope):
 
 
 def test_a_continued_run_anneals_to_learned_positions_and_can_be_saved(rope, tmp_path):
-    on = replaced(TINY, {"continue_from": str(rope.directory), "index_share_until": 0.5, "scheme": "repo@1/2"})
+    on = replaced(
+        TINY, {"continue_from": str(rope.directory), "index_share_until": 0.5, "scheme": "repo@1/2"}
+    )
     folder = trained(on, tmp_path / "on")
-    assert [attention.scheme for attention in as_decoder(load_model(folder.directory)).layers] == ["rope", "repo"]
+    assert [attention.scheme for attention in as_decoder(load_model(folder.directory)).layers] == [
+        "rope",
+        "repo",
+    ]
 
 
 def test_configuration_survives_toml_and_refuses_what_cannot_be():
     odd = replaced(
         TrainingConfiguration(task="reversal"),
-        {"learning_rate": 1e-05, "continue_from": 'a "quoted" \\ path é', "scheme_options": {"assignment": "layer"}},
+        {
+            "learning_rate": 1e-05,
+            "continue_from": 'a "quoted" \\ path é',
+            "scheme_options": {"assignment": "layer"},
+        },
     )
     text = to_toml(odd, {"command": "repo-interp train"})
     file_like = Path(os.devnull).parent  # a directory is no file
     with pytest.raises(InputError, match="no TOML file"):
         read_toml(file_like)
     assert replaced(TrainingConfiguration(task="x"), parsed(text)) == odd
-    assert replaced(TrainingConfiguration(task="x"), parsed(to_toml(TINY, {"command": "repo-interp train"}))) == TINY
+    assert (
+        replaced(
+            TrainingConfiguration(task="x"), parsed(to_toml(TINY, {"command": "repo-interp train"}))
+        )
+        == TINY
+    )
     with pytest.raises(InputError, match="has no 'stepps'"):
         replaced(TINY, {"stepps": 3})
 
 
 def test_compiled_steps_are_recorded_and_refused_where_they_cannot_be(monkeypatch):
     compiled = replaced(TINY, {"execution": "compiled"})
-    assert replaced(TrainingConfiguration(task="x"), parsed(to_toml(compiled, {"command": "repo-interp train"}))) == compiled
+    assert (
+        replaced(
+            TrainingConfiguration(task="x"),
+            parsed(to_toml(compiled, {"command": "repo-interp train"})),
+        )
+        == compiled
+    )
     with pytest.raises(InputError, match="wanted eager with index_share_until"):
         replaced(compiled, {"index_share_until": 0.5})
     monkeypatch.setenv("CXX", "no-such-compiler")
-    with pytest.raises(InputError, match="needs a C\\+\\+ compiler, and there is no no-such-compiler here"):
+    with pytest.raises(
+        InputError, match="needs a C\\+\\+ compiler, and there is no no-such-compiler here"
+    ):
         prepare(compiled)
 
 
-@pytest.mark.filterwarnings("ignore:.*script_method.*:DeprecationWarning")  # within torch, when it gets ready to compile
+# within torch, when it gets ready to compile
+@pytest.mark.filterwarnings("ignore:.*script_method.*:DeprecationWarning")
 def test_a_decoder_runs_as_compiled_code_while_the_context_lasts(monkeypatch):
-    """Found: torch.compile could not trace how tables become the identity, and no test traced it."""
-    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))  # traces; making code takes 40 seconds more
+    """Found: torch.compile could not trace how tables become the identity, and no test traced
+    it.
+    """
+    # traces; making code takes 40 seconds more
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
     prepared = prepare(TINY)
     decoder, tokens = prepared.model.model, torch.tensor([[1, 4, 5, 6]])
     whole = decoder(tokens).last_hidden_state
@@ -303,16 +389,32 @@ def test_every_recipe_is_a_configuration_of_a_task_that_exists():
 
 
 def test_a_run_asked_to_stop_while_it_is_scored_is_scored_the_next_time(undisturbed, tmp_path):
-    """Found: the scores at the end, minutes long for CoPE, came without a word and went on after an interrupt."""
+    """Found: the scores at the end, minutes long for CoPE, came without a word and went on after an
+    interrupt.
+    """
     folder, told = TrainingFolder(tmp_path / "run"), []
     folder.begin(to_toml(TINY))
-    list(train(prepare(TINY), folder, stop=lambda: bool(told), scoring=lambda done, total: told.append((done, total))))
+    list(
+        train(
+            prepare(TINY),
+            folder,
+            stop=lambda: bool(told),
+            scoring=lambda done, total: told.append((done, total)),
+        )
+    )
     prompts = TINY.score_prompts * len(make_task(TINY.task, **TINY.task_options).test_sets)
-    assert told == [(TINY.score_prompts, prompts)] and not folder.is_finished and not folder.scores.exists()
+    assert (
+        told == [(TINY.score_prompts, prompts)]
+        and not folder.is_finished
+        and not folder.scores.exists()
+    )
     told.clear()
     list(train(prepare(TINY), folder, scoring=lambda done, total: told.append(done)))
     assert told[-1] == prompts and told == sorted(told)
-    assert weights(folder) == weights(undisturbed) and folder.scores.read_bytes() == undisturbed.scores.read_bytes()
+    assert (
+        weights(folder) == weights(undisturbed)
+        and folder.scores.read_bytes() == undisturbed.scores.read_bytes()
+    )
 
 
 def test_folders_refuse_what_they_would_destroy(undisturbed, tmp_path):
@@ -351,7 +453,10 @@ def test_runs_side_by_side_are_the_runs_one_by_one_also_when_interrupted(undistu
     interrupts = []
 
     def interrupt() -> None:
-        begun = steps_done(TrainingFolder(tmp_path / "long")) > 0 and TrainingFolder(tmp_path / "short").is_finished
+        begun = (
+            steps_done(TrainingFolder(tmp_path / "long")) > 0
+            and TrainingFolder(tmp_path / "short").is_finished
+        )
         if begun and not interrupts:
             interrupts.append(os.kill(os.getpid(), signal.SIGINT))
 
@@ -359,7 +464,11 @@ def test_runs_side_by_side_are_the_runs_one_by_one_also_when_interrupted(undistu
     assert weights(TrainingFolder(tmp_path / "short")) == weights(undisturbed)
     interrupted = TrainingFolder(tmp_path / "long")
     assert not interrupted.is_finished
-    assert 0 < load_state(interrupted.state, (again := prepare(long)).model, again.optimizer, 3000).step < 3000
+    assert (
+        0
+        < load_state(interrupted.state, (again := prepare(long)).model, again.optimizer, 3000).step
+        < 3000
+    )
 
 
 def sleeping(seconds: int) -> None:
@@ -383,18 +492,52 @@ def test_an_interrupt_ends_work_side_by_side_at_once_and_an_error_lets_nothing_m
     assert max(counts) < 52
 
 
-def test_a_hugging_face_checkpoint_goes_on_with_its_own_tokenizer_and_is_scored(sources, tmp_path, capsys):
-    """The paper's way: an existing decoder, its tokenizer, its embeddings padded to more rows than there are tokens."""
+def test_a_hugging_face_checkpoint_goes_on_with_its_own_tokenizer_and_is_scored(
+    sources, tmp_path, capsys
+):
+    """The paper's way: an existing decoder, its tokenizer, its embeddings padded to more rows than
+    there are tokens.
+    """
     given = tokenizer("metaspace_bpe")
     torch.manual_seed(0)
-    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 3, "num_attention_heads": 2}
+    sizes = {
+        "hidden_size": 16,
+        "intermediate_size": 32,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 2,
+    }
     sizes["num_key_value_heads"] = 1
-    LlamaForCausalLM(LlamaConfig(vocab_size=len(given) + 24, **sizes)).save_pretrained(tmp_path / "hub")
+    LlamaForCausalLM(LlamaConfig(vocab_size=len(given) + 24, **sizes)).save_pretrained(
+        tmp_path / "hub"
+    )
     given.save_pretrained(tmp_path / "hub")
 
     corpus = ["--set", f"corpus={sources}", "--set", "length=16", "--set", "longest_test=32"]
-    command = ["train", "language", "--continue-from", str(tmp_path / "hub"), "--scheme", "repo@1/3", *corpus]
-    assert main([*command, "--steps", "2", "--batch", "2", "--score-prompts", "2", "--out", str(tmp_path / "mine")]) == 0
+    command = [
+        "train",
+        "language",
+        "--continue-from",
+        str(tmp_path / "hub"),
+        "--scheme",
+        "repo@1/3",
+        *corpus,
+    ]
+    assert (
+        main(
+            [
+                *command,
+                "--steps",
+                "2",
+                "--batch",
+                "2",
+                "--score-prompts",
+                "2",
+                "--out",
+                str(tmp_path / "mine"),
+            ]
+        )
+        == 0
+    )
     model = load_model(tmp_path / "mine")
     assert layout(model) == ("rope", "repo", "repo") and model.config.vocab_size == len(given) + 24
     before = LlamaForCausalLM.from_pretrained(tmp_path / "hub").model.embed_tokens.weight
@@ -402,7 +545,21 @@ def test_a_hugging_face_checkpoint_goes_on_with_its_own_tokenizer_and_is_scored(
     assert AutoTokenizer.from_pretrained(tmp_path / "mine").get_vocab() == given.get_vocab()
     for directory in ("hub", "mine"):
         out = str(tmp_path / f"{directory}-scores")
-        assert main(["score", str(tmp_path / directory), "language", *corpus, "--count", "3", "--out", out]) == 0
+        assert (
+            main(
+                [
+                    "score",
+                    str(tmp_path / directory),
+                    "language",
+                    *corpus,
+                    "--count",
+                    "3",
+                    "--out",
+                    out,
+                ]
+            )
+            == 0
+        )
     assert "on language" in capsys.readouterr().out
 
 
@@ -414,8 +571,12 @@ def test_a_language_model_goes_on_and_is_scored_in_its_own_tokens(sources, tmp_p
         trained_task(first.directory)  # a checkpoint names no folder of its reader
     task = trained_task(first.directory, corpus=str(sources))
     assert task.tokenizer_file == str(first.directory / "tokenizer.json")
-    other = {**options, "tokens": 300}  # would be another tokenizer, were it not for the checkpoint's
-    second = trained(replaced(language, {"task_options": other, "continue_from": str(first.directory)}), tmp_path / "second")
+    # would be another tokenizer, were it not for the checkpoint's
+    other = {**options, "tokens": 300}
+    second = trained(
+        replaced(language, {"task_options": other, "continue_from": str(first.directory)}),
+        tmp_path / "second",
+    )
     assert load_model(second.directory).config.vocab_size == task.vocabulary_size == 280
     assert set(json.loads(second.scores.read_text())["test_sets"]) == {"16", "32"}
 
@@ -424,5 +585,9 @@ def test_a_continued_run_records_no_sizes_of_a_fresh_model():
     """Found: the record of a run that continued 8 layers of width 256 said 4 layers of width 64."""
     made = {"command": "repo-interp train"}
     continued = parsed(to_toml(replaced(TINY, {"continue_from": "runs/other"}), made))
-    assert not {"layers", "width", "heads", "kv_heads", "feed_forward", "initial_deviation"} & set(continued)
-    assert {"layers", "width"} <= set(parsed(to_toml(TINY, made))) and "scheme_deviation" in continued
+    assert not {"layers", "width", "heads", "kv_heads", "feed_forward", "initial_deviation"} & set(
+        continued
+    )
+    assert {"layers", "width"} <= set(
+        parsed(to_toml(TINY, made))
+    ) and "scheme_deviation" in continued

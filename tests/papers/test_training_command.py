@@ -1,4 +1,6 @@
-"""`repo-interp train` and `score`: what they leave, what they refuse, and how an interrupted run goes on."""
+"""`repo-interp train` and `score`: what they leave, what they refuse, and how an interrupted run
+goes on.
+"""
 
 from __future__ import annotations
 
@@ -43,18 +45,35 @@ def test_it_says_what_it_trains_and_leaves_a_checkpoint_with_all_that_made_it(so
     assert train(*TINY, "--steps", "6", "--checkpoint-every", "3") == 0
     folder = TrainingFolder(somewhere / "runs" / "reversal-repo" / "seed-0")
     left = {file.name for file in folder.directory.iterdir()}
-    checkpoint = {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
+    checkpoint = {
+        "config.json",
+        "generation_config.json",
+        "model.safetensors",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    }
     assert left == checkpoint | {"log.jsonl", "scores.json", "steps", "training.toml"}
-    assert [step.name for step in sorted((folder.directory / "steps").iterdir())] == ["000003", "000006"]
+    assert [step.name for step in sorted((folder.directory / "steps").iterdir())] == [
+        "000003",
+        "000006",
+    ]
     said = " ".join(capsys.readouterr().out.split())
-    assert "6 steps of 4 sequences, seed 0, on cpu" in said and "for positions" in said and "exact match, 4 prompts each" in said
+    assert (
+        "6 steps of 4 sequences, seed 0, on cpu" in said
+        and "for positions" in said
+        and "exact match, 4 prompts each" in said
+    )
 
 
 def test_its_record_trains_the_same_bytes_again(somewhere):
-    train(*TINY, "--steps", "6", "--out", "first", "--scheme-set", "assignment=layer", "--seed", "3")
+    train(
+        *TINY, "--steps", "6", "--out", "first", "--scheme-set", "assignment=layer", "--seed", "3"
+    )
     train("--config", "first/training.toml", "--out", "second")
     train("--config", "first/training.toml", "--out", "third", "--seed", "4")
-    first, second, third = (Path(name, "model.safetensors").read_bytes() for name in ("first", "second", "third"))
+    first, second, third = (
+        Path(name, "model.safetensors").read_bytes() for name in ("first", "second", "third")
+    )
     assert first == second != third
     assert 'assignment = "layer"' in Path("second/training.toml").read_text()
 
@@ -91,7 +110,10 @@ def test_an_interrupt_leaves_a_state_and_says_how_to_go_on(somewhere):
     with pytest.raises(InputError, match="another steps"):
         train(*TINY, "--steps", "90", "--out", "run", "--resume")
     assert train("--resume", "--out", "run") == 0
-    assert Path("run/model.safetensors").read_bytes() == Path("undisturbed/model.safetensors").read_bytes()
+    assert (
+        Path("run/model.safetensors").read_bytes()
+        == Path("undisturbed/model.safetensors").read_bytes()
+    )
 
 
 def test_a_directory_of_something_else_is_left_alone(somewhere):
@@ -106,9 +128,19 @@ def test_a_directory_of_something_else_is_left_alone(somewhere):
 def test_scores_by_length_in_a_run_file_forced_and_generated_alike(somewhere, capsys):
     train(*TINY, "--steps", "40", "--learning-rate", "0.02", "--out", "run")
     assert command(score_command, "run", "--count", "30", "--out", "forced") == 0
-    assert command(score_command, "run", "--count", "30", "--out", "generated", "--answers", "generated") == 0
+    assert (
+        command(
+            score_command, "run", "--count", "30", "--out", "generated", "--answers", "generated"
+        )
+        == 0
+    )
     forced, generated = (read_run(name)["scores"] for name in ("forced", "generated"))
-    assert forced.mean_score.dims == ("test_set",) and list(forced.test_set.values) == ["2", "3", "4", "5"]
+    assert forced.mean_score.dims == ("test_set",) and list(forced.test_set.values) == [
+        "2",
+        "3",
+        "4",
+        "5",
+    ]
     assert (forced.score.values == generated.score.values).all()
     assert float(forced.mean_score.max()) > 0
     assert (forced.score_map.sel(length=[2, 3, 4, 5]).values == forced.mean_score.values).all()
@@ -120,7 +152,21 @@ def test_scores_by_length_in_a_run_file_forced_and_generated_alike(somewhere, ca
         command(score_command, "run", "niah")
     with pytest.raises(InputError, match="yarn:FACTOR"):
         command(score_command, "run", "--scaling", "magic:2")
-    assert command(score_command, "run", "--count", "3", "--test-sets", "2", "--scaling", "yarn:2", "--out", "scaled") == 0
+    assert (
+        command(
+            score_command,
+            "run",
+            "--count",
+            "3",
+            "--test-sets",
+            "2",
+            "--scaling",
+            "yarn:2",
+            "--out",
+            "scaled",
+        )
+        == 0
+    )
 
 
 @pytest.mark.parametrize("continued", ["run", "run/steps/000002", "./run/../run"])
@@ -128,15 +174,41 @@ def test_what_is_continued_is_not_removed_to_make_room(somewhere, continued):
     train(*TINY, "--steps", "4", "--checkpoint-every", "2", "--out", "run")
     before = Path("run/model.safetensors").read_bytes()
     with pytest.raises(InputError, match="--overwrite would remove it with run"):
-        train("reversal", "--scheme", "rope", "--continue-from", continued, "--steps", "2", "--out", "run", "--overwrite")
+        train(
+            "reversal",
+            "--scheme",
+            "rope",
+            "--continue-from",
+            continued,
+            "--steps",
+            "2",
+            "--out",
+            "run",
+            "--overwrite",
+        )
     assert Path("run/model.safetensors").read_bytes() == before
 
 
 def test_prompts_beyond_a_learned_table_are_left_out_and_said(somewhere):
-    """Found when a language model with learned absolute positions had trained for a quarter of an hour and could not be scored."""
+    """Found when a language model with learned absolute positions had trained for a quarter of an
+    hour and could not be scored.
+    """
     size = {"length": 64, "first_length": 64, "longest_test": 128}
     task = [word for name, value in size.items() for word in ("--set", f"{name}={value}")]
-    sizes = ["--layers", "1", "--width", "16", "--heads", "2", "--steps", "2", "--batch", "2", "--score-prompts", "4"]
+    sizes = [
+        "--layers",
+        "1",
+        "--width",
+        "16",
+        "--heads",
+        "2",
+        "--steps",
+        "2",
+        "--batch",
+        "2",
+        "--score-prompts",
+        "4",
+    ]
     assert train("niah", "--scheme", "learned", *sizes, *task, "--out", "learned") == 0
     means = json.loads(Path("learned/scores.json").read_text())["test_sets"]
     assert means["64"] is not None and means["128"] is None
@@ -146,7 +218,11 @@ def test_prompts_beyond_a_learned_table_are_left_out_and_said(somewhere):
 
 def test_a_run_goes_on_on_another_device(somewhere):
     train(*TINY, "--steps", "6", "--out", "other")
-    text = (somewhere / "other" / "training.toml").read_text().replace('device = "cpu"', 'device = "cuda"')
+    text = (
+        (somewhere / "other" / "training.toml")
+        .read_text()
+        .replace('device = "cpu"', 'device = "cuda"')
+    )
     TrainingFolder(somewhere / "run").begin(text)
     assert train("--resume", "--out", "run", "--device", "cpu") == 0
     weights = [(somewhere / name / "model.safetensors").read_bytes() for name in ("other", "run")]

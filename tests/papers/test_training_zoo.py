@@ -26,7 +26,9 @@ def test_other_seeds_are_named_below_the_checkpoint():
     with pytest.raises(InputError, match="niah/repo"):
         zoo_path("niah/rumour")
     for name in ("reversal/repo/seed-999", "niah/repo/seed-1"):
-        with pytest.raises(InputError, match=rf"these are: {name.rpartition('/')[0]} \(seed 0\), and "):
+        with pytest.raises(
+            InputError, match=rf"these are: {name.rpartition('/')[0]} \(seed 0\), and "
+        ):
             zoo_path(name)
 
 
@@ -39,7 +41,9 @@ def test_every_checkpoint_loads_strictly_and_is_small_and_says_what_made_it(name
     assert sum(file.stat().st_size for file in weight_files(path)) < 4 * ONE_MEGABYTE
     assert name.split("/")[0] == own.configuration.task
     assert all("made_with" in line["training"] for line in zoo_runs(path))
-    assert all(run.steps == own.configuration.steps and run.loss < 5 for run in recorded_scores(path))
+    assert all(
+        run.steps == own.configuration.steps and run.loss < 5 for run in recorded_scores(path)
+    )
 
 
 @pytest.mark.parametrize(("name", "test_set", "least"), ANSWERED)

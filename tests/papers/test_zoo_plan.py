@@ -1,4 +1,6 @@
-"""The plan of the zoo: what is trained and how, that it is what ships, and that it is carried out whole and resumed."""
+"""The plan of the zoo: what is trained and how, that it is what ships, and that it is carried out
+whole and resumed.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,15 @@ from position_papers.commands import zoo as zoo_command
 from position_papers.training.configuration import to_toml
 from position_papers.training.folder import TrainingFolder
 from position_papers.training.plan import AHEAD, PLAN, Planned, chosen, planned_runs
-from position_papers.training.shipping import REGISTRY, TOKENIZER, install, make, unfinished, write_registry, zoo_page
+from position_papers.training.shipping import (
+    REGISTRY,
+    TOKENIZER,
+    install,
+    make,
+    unfinished,
+    write_registry,
+    zoo_page,
+)
 from position_papers.training.trained import recorded_scores, trained_configuration, zoo_runs
 from position_papers.zoo_directory import DIRECTORY
 from repo_interp import cli, shipped
@@ -26,7 +36,16 @@ from repo_interp.shipped import training_record, zoo_names, zoo_path
 RUNS = planned_runs(PLAN)
 PLANNED = {run.planned.name for run in RUNS}
 LATER = [run for run in planned_runs((*PLAN, *AHEAD)) if run.planned in AHEAD]
-TINY = {"width": 16, "heads": 2, "layers": 1, "steps": 2, "batch": 2, "warm_up": 1, "score_prompts": 2, "score_every": 0}
+TINY = {
+    "width": 16,
+    "heads": 2,
+    "layers": 1,
+    "steps": 2,
+    "batch": 2,
+    "warm_up": 1,
+    "score_prompts": 2,
+    "score_every": 0,
+}
 SMALL_TASK = {"task_options": {"longest": 4, "longest_test": 5, "words": 8, "first_longest": 3}}
 
 
@@ -37,7 +56,10 @@ def test_a_checkpoint_ships_exactly_where_the_plan_says_so():
 def test_what_ships_was_trained_as_the_plan_says_and_says_so():
     free = {"checkpoint_every", "log_every", "score_every", "device", "continue_from"}
     """What is kept and told, where, and where the checkpoint that it goes on from stood."""
-    recorded = {name: {one.seed: one.configuration for one in recorded_scores(DIRECTORY / name)} for name in PLANNED}
+    recorded = {
+        name: {one.seed: one.configuration for one in recorded_scores(DIRECTORY / name)}
+        for name in PLANNED
+    }
     for run in RUNS:
         shipped, wanted = vars(recorded[run.planned.name][run.seed]), vars(run.configuration)
         assert {name for name in wanted if shipped[name] != wanted[name]} <= free, run.directory
@@ -59,7 +81,9 @@ def test_schemes_of_a_task_have_equal_budgets():
         budget = [getattr(run.configuration, name) for name in equal]
         options = tuple(sorted(run.planned.fields.get("task_options", {}).items()))
         slowly = run.planned.name.endswith(("_slow", "_50000"))
-        groups.setdefault((run.planned.task, options, run.planned.continue_from, slowly), []).append(budget)
+        groups.setdefault(
+            (run.planned.task, options, run.planned.continue_from, slowly), []
+        ).append(budget)
     assert all(budget == budgets[0] for budgets in groups.values() for budget in budgets)
 
 
@@ -78,7 +102,9 @@ def test_the_zoos_are_small():
 def test_the_registry_says_what_is_there(tmp_path):
     zoo = shutil.copytree(DIRECTORY, tmp_path / "zoo")
     write_registry(zoo)
-    assert (zoo / REGISTRY).read_text(encoding="utf-8") == (DIRECTORY / REGISTRY).read_text(encoding="utf-8")
+    assert (zoo / REGISTRY).read_text(encoding="utf-8") == (DIRECTORY / REGISTRY).read_text(
+        encoding="utf-8"
+    )
 
 
 def test_every_checkpoint_finds_the_record_of_its_run():
@@ -87,7 +113,11 @@ def test_every_checkpoint_finds_the_record_of_its_run():
             place = zoo_path(run.shipped.as_posix())
             (line,) = zoo_runs(place if run.seed else DIRECTORY / run.planned.name / "seed-0")
             beside = place / "training.toml"
-            found = tomllib.loads(beside.read_text(encoding="utf-8")) if beside.is_file() else training_record(place)
+            found = (
+                tomllib.loads(beside.read_text(encoding="utf-8"))
+                if beside.is_file()
+                else training_record(place)
+            )
             assert found == line["training"] and found["seed"] == run.seed, run.shipped
 
 
@@ -97,10 +127,15 @@ def test_a_part_of_the_plan_comes_with_what_it_continues():
         Planned("niah/repo", "repo", continue_from="niah/pretrained"),
         Planned("reversal/repo", "repo"),
     )
-    assert [planned.name for planned in chosen(plan, ["niah/repo"])] == ["niah/pretrained", "niah/repo"]
+    assert [planned.name for planned in chosen(plan, ["niah/repo"])] == [
+        "niah/pretrained",
+        "niah/repo",
+    ]
     assert [planned.name for planned in chosen(plan, ["reversal"])] == ["reversal/repo"]
     assert chosen(plan, []) == plan
-    with pytest.raises(InputError, match="niah/r'; give a task, one of niah, reversal, or a TASK/NAME"):
+    with pytest.raises(
+        InputError, match="niah/r'; give a task, one of niah, reversal, or a TASK/NAME"
+    ):
         chosen(plan, ["niah/r"])
     with pytest.raises(InputError, match="continues niah/pretrained, which the plan lacks"):
         planned_runs(plan[1:])
@@ -114,12 +149,17 @@ def test_a_plan_is_trained_in_order_resumed_and_installed(tmp_path, monkeypatch)
         Planned("reversal/repo", "repo", (0,), "reversal/pretrained", TINY | SMALL_TASK),
     )
     runs = planned_runs(plan)
-    assert [run.planned.name for run in unfinished(runs)] == ["reversal/pretrained", "reversal/repo"]
+    assert [run.planned.name for run in unfinished(runs)] == [
+        "reversal/pretrained",
+        "reversal/repo",
+    ]
     assert make(runs, 1, lambda: None)
     assert not unfinished(runs)
     before = {file: file.stat().st_mtime_ns for file in Path("runs").rglob("*") if file.is_file()}
     assert make(runs, 1, lambda: None)
-    assert {file: file.stat().st_mtime_ns for file in Path("runs").rglob("*") if file.is_file()} == before
+    assert {
+        file: file.stat().st_mtime_ns for file in Path("runs").rglob("*") if file.is_file()
+    } == before
 
     zoo = tmp_path / "zoo"
     (zoo / "reversal" / "repo" / "seed-1").mkdir(parents=True)
@@ -127,13 +167,20 @@ def test_a_plan_is_trained_in_order_resumed_and_installed(tmp_path, monkeypatch)
     for run in (*runs, *runs):
         install(run, zoo)
     assert not (zoo / "reversal" / "pretrained").exists()
-    assert {path.name for path in (zoo / "reversal").iterdir()} == {"repo", "runs.jsonl", *TOKENIZER}
+    assert {path.name for path in (zoo / "reversal").iterdir()} == {
+        "repo",
+        "runs.jsonl",
+        *TOKENIZER,
+    }
     left = {path.name for path in (zoo / "reversal" / "repo").iterdir()}
     assert left == {"config.json", "model.safetensors", "seed-1"}
     for run in runs:
         (ours,), (theirs,) = recorded_scores(zoo / run.shipped), recorded_scores(run.directory)
         assert dataclasses.replace(ours, weights=theirs.weights) == theirs
-        assert trained_configuration(zoo / run.shipped).continue_from == run.configuration.continue_from
+        assert (
+            trained_configuration(zoo / run.shipped).continue_from
+            == run.configuration.continue_from
+        )
     checkpoint = identify(zoo / "reversal" / "repo")
     stored, exact = load_model(checkpoint), load_model(runs[-1].directory)
     for name in TOKENIZER:
@@ -143,9 +190,9 @@ def test_a_plan_is_trained_in_order_resumed_and_installed(tmp_path, monkeypatch)
 
 
 def test_the_page_of_the_zoo_is_what_the_records_say():
-    assert (DIRECTORY / "README.md").read_text(encoding="utf-8") == zoo_page(PLAN, AHEAD, DIRECTORY), (
-        "stale: repo-interp zoo train --into papers/zoo"
-    )
+    assert (DIRECTORY / "README.md").read_text(encoding="utf-8") == zoo_page(
+        PLAN, AHEAD, DIRECTORY
+    ), "stale: repo-interp zoo train --into papers/zoo"
 
 
 def test_the_command_lists_what_ships(capsys):
@@ -161,8 +208,15 @@ def test_the_command_says_how_far_training_is(tmp_path, monkeypatch, capsys):
     folder.begin(to_toml(run.configuration))
     folder.append({"step": 500, "seconds": 60.0})
     assert cli.main(["zoo", "plan", "reversal"]) == 0
-    rows = {line.split()[0]: line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("reversal/")}
-    assert rows["reversal/rope"][1:3] == ["0/3", "500/7,500"] and " ".join(rows["reversal/rope"][-2:]) == "14 min"
+    rows = {
+        line.split()[0]: line.split()
+        for line in capsys.readouterr().out.splitlines()
+        if line.startswith("reversal/")
+    }
+    assert (
+        rows["reversal/rope"][1:3] == ["0/3", "500/7,500"]
+        and " ".join(rows["reversal/rope"][-2:]) == "14 min"
+    )
     assert rows["reversal/nope"][1:] == ["0/3", "0/7,500", "-", "?"]
 
 
@@ -171,7 +225,8 @@ def test_the_zoo_is_trained_on_the_device_that_is_named(tmp_path, monkeypatch, c
     tiny = (Planned("reversal/tiny", "rope", fields=TINY | SMALL_TASK | {"device": "cuda"}),)
     monkeypatch.setattr(zoo_command, "PLAN", tiny)
     (run,) = planned_runs(tiny)
-    TrainingFolder(run.directory).begin(to_toml(run.configuration))  # on another device than it goes on on
+    # on another device than it goes on on
+    TrainingFolder(run.directory).begin(to_toml(run.configuration))
     assert cli.main(["zoo", "train", "--device", "cpu"]) == 0
     assert capsys.readouterr().out.startswith("1 training runs on cpu, 0 of them finished\n")
     assert TrainingFolder(run.directory).is_finished and unfinished(planned_runs(tiny)) == []

@@ -13,14 +13,19 @@ from repo_interp.inputs import AttentionInputs
 from repo_interp.positions.contextual import ContextualPositions, InterpolatedEmbedding
 
 
-def official_inputs(name: str, layer: int, variant: str = "expected", dtype: torch.dtype = torch.float64) -> AttentionInputs:
+def official_inputs(
+    name: str, layer: int, variant: str = "expected", dtype: torch.dtype = torch.float64
+) -> AttentionInputs:
     """One layer of an official checkpoint, as its original code computed it."""
     arrays = np.load(OFFICIAL / name / f"{variant}.npz")
     queries = torch.as_tensor(arrays["q_prerot"][layer], dtype=dtype)
     repo_layers = arrays["repo_layers"].tolist()
     batch, _, tokens, d_head = queries.shape
     if layer in repo_layers:
-        scheme, positions = ("repo", torch.as_tensor(arrays["pred_indices"][repo_layers.index(layer)], dtype=dtype))
+        scheme, positions = (
+            "repo",
+            torch.as_tensor(arrays["pred_indices"][repo_layers.index(layer)], dtype=dtype),
+        )
     else:
         scheme, positions = "rope", torch.arange(tokens, dtype=dtype).expand(batch, 1, -1)
     return AttentionInputs(
@@ -58,7 +63,9 @@ def random_inputs(
     def normal(*shape: int) -> torch.Tensor:
         return torch.randn(*shape, generator=generator, dtype=torch.float64).to(dtype)
 
-    positions = None if scheme == "nope" else 10 * normal(prompts, position_rows or kv_heads, tokens)
+    positions = (
+        None if scheme == "nope" else 10 * normal(prompts, position_rows or kv_heads, tokens)
+    )
     return AttentionInputs(
         layer=layer,
         scheme=scheme,
@@ -88,19 +95,34 @@ def with_holes(inputs: AttentionInputs) -> AttentionInputs:
         valid=valid,
         queries=inputs.queries.masked_fill(hidden, torch.nan),
         keys=inputs.keys.masked_fill(hidden, torch.nan),
-        positions=None if inputs.positions is None else inputs.positions.masked_fill(hidden[..., 0], torch.nan),
+        positions=None
+        if inputs.positions is None
+        else inputs.positions.masked_fill(hidden[..., 0], torch.nan),
     )
 
 
 devices = pytest.mark.parametrize(
-    "device", ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"))]
+    "device",
+    [
+        "cpu",
+        pytest.param(
+            "cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+        ),
+    ],
 )
 
 
 def on(inputs: AttentionInputs, device: str) -> AttentionInputs:
     """The same inputs on a device."""
     tensors = ("queries", "keys", "positions", "frequencies", "valid", "prompts", "tokens")
-    return replace(inputs, **{name: value.to(device) for name in tensors if (value := getattr(inputs, name)) is not None})
+    return replace(
+        inputs,
+        **{
+            name: value.to(device)
+            for name in tensors
+            if (value := getattr(inputs, name)) is not None
+        },
+    )
 
 
 def cope_inputs(p_max=9, weight=None, queries=None, gate_features=None, **shape):
@@ -110,16 +132,31 @@ def cope_inputs(p_max=9, weight=None, queries=None, gate_features=None, **shape)
     inputs = replace(inputs, scheme="cope", queries=inputs.queries if queries is None else queries)
     table = InterpolatedEmbedding(p_max, inputs.queries.shape[-1]).double()
     generator = torch.Generator().manual_seed(5)
-    table.weight.data = torch.randn(table.weight.shape, generator=generator).double() if weight is None else weight
+    table.weight.data = (
+        torch.randn(table.weight.shape, generator=generator).double() if weight is None else weight
+    )
     scheme = ContextualPositions(table, "values")
     features = inputs.keys if gate_features is None else gate_features
     index, visible = torch.arange(inputs.valid.shape[1])[None], inputs.visible
 
     @torch.no_grad()
     def position_logits(rows):
-        return scheme(inputs.queries[:, :, rows], inputs.keys, index, index, visible(rows)[:, None], inputs.logit_scale, features)
+        return scheme(
+            inputs.queries[:, :, rows],
+            inputs.keys,
+            index,
+            index,
+            visible(rows)[:, None],
+            inputs.logit_scale,
+            features,
+        )
 
-    return replace(inputs, gate_features=features, largest_position=table.maximum, position_logits=position_logits)
+    return replace(
+        inputs,
+        gate_features=features,
+        largest_position=table.maximum,
+        position_logits=position_logits,
+    )
 
 
 PADDED = torch.ones(2, 24, dtype=torch.bool)

@@ -1,9 +1,11 @@
-"""The catalogue of bad inputs: data in bad_inputs/*.toml, each refused in the one line that stands beside it.
+"""The catalogue of bad inputs: data in bad_inputs/*.toml, each refused in the one line that stands
+beside it.
 
-Of what one mechanism checks - the type and range of an option, a parameter, a key - it holds one of each kind for a command and a file;
-test_types_and_ranges.py tries all others.
+Of what one mechanism checks - the type and range of an option, a parameter, a key - it holds one of
+each kind for a command and a file; test_types_and_ranges.py tries all others.
 
-A file is a kind of input. Its `command` is what is typed, unless a case has its own; every case is one bad input:
+A file is a kind of input. Its `command` is what is typed, unless a case has its own; every case is
+one bad input:
 
     config = { hidden_size = 0 }      what is changed in config.json of a tiny checkpoint (dots lead inside; "<absent>", "<null>")
     files = { "a.jsonl" = "text" }    files that are written; also { text = "[", times = 9 }, { hex = "ff" }, { link = "target" },
@@ -55,7 +57,11 @@ class Case:
         from repo_interp.shipped import shipped_names
 
         line = self.given.get("line", "")
-        known = {"measures": measure_names, "experiments": experiment_names, "shipped": shipped_names}
+        known = {
+            "measures": measure_names,
+            "experiments": experiment_names,
+            "shipped": shipped_names,
+        }
         for word, named in known.items():
             if f"<{word}>" in line:
                 line = line.replace(f"<{word}>", ", ".join(named()))
@@ -80,17 +86,24 @@ def _cases() -> Iterator[Case]:
 def said(case: Case, directory: Path) -> str:
     """The one line that the command says in the empty `directory`.
 
-    Raises AssertionError where the exit code is not 2, where more than a line is said, or something is left.
+    Raises AssertionError where the exit code is not 2, where more than a line is said, or something
+    is left.
     """
     _write(case, directory)
     before = _listing(directory)
     out, err = io.StringIO(), io.StringIO()
     from repo_interp.cli import main
 
-    with contextlib.chdir(directory), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+    with (
+        contextlib.chdir(directory),
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+    ):
         code = main(list(case.command))
-    text = re.sub(r"^.* so far\n", "", err.getvalue(), flags=re.MULTILINE)  # progress, on a slow machine
-    announced = bool(out.getvalue()) and case.given.get("announced", False)  # a measure refuses what it finds in a prompt
+    # progress, on a slow machine
+    text = re.sub(r"^.* so far\n", "", err.getvalue(), flags=re.MULTILINE)
+    # a measure refuses what it finds in a prompt
+    announced = bool(out.getvalue()) and case.given.get("announced", False)
     assert code == 2 and (announced or not out.getvalue()), (code, out.getvalue(), text)
     assert text.startswith("repo-interp") and text.endswith("\n") and text[:-1].isprintable(), text
     assert _listing(directory) == before, f"left behind: {_listing(directory) ^ before}"
@@ -101,7 +114,9 @@ def _write(case: Case, directory: Path) -> None:
     given = case.given
     if "config" in given or any(word == "checkpoint" for word in case.command):
         shutil.copytree(
-            TINY, directory / "checkpoint", ignore=shutil.ignore_patterns("*.npz", "demo*", "spans.json", "expected*")
+            TINY,
+            directory / "checkpoint",
+            ignore=shutil.ignore_patterns("*.npz", "demo*", "spans.json", "expected*"),
         )
     if "config" in given:
         file = directory / "checkpoint" / "config.json"
@@ -119,7 +134,9 @@ def _write(case: Case, directory: Path) -> None:
                 target[name] = None if value == "<null>" else value
         file.write_text(json.dumps(raw))
     if "prompt" in given:
-        (directory / "prompts.jsonl").write_text(given["prompt"] + "\n", encoding="utf-8", newline="\n")
+        (directory / "prompts.jsonl").write_text(
+            given["prompt"] + "\n", encoding="utf-8", newline="\n"
+        )
     for name, content in given.get("files", {}).items():
         path = directory / name
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -31,13 +31,19 @@ def diagonal_sums(maps):
     return torch.stack([maps.diagonal(-t, -2, -1).sum(-1) for t in range(maps.shape[-1])], -1)
 
 
-def random_features(tokens, kv_heads=4, seed=0, mean=0.5, dtype=torch.float64, heads=4, d_head=12, prompts=3):
+def random_features(
+    tokens, kv_heads=4, seed=0, mean=0.5, dtype=torch.float64, heads=4, d_head=12, prompts=3
+):
     """Queries, keys and a mask with padding on the right, on the left, and a token left out."""
     generator = torch.Generator().manual_seed(seed)
 
     def draw(count):
-        noise = torch.randn(prompts, count, tokens, d_head, generator=generator, dtype=torch.float64)
-        return noise + mean * torch.randn(prompts, count, 1, d_head, generator=generator, dtype=torch.float64)
+        noise = torch.randn(
+            prompts, count, tokens, d_head, generator=generator, dtype=torch.float64
+        )
+        return noise + mean * torch.randn(
+            prompts, count, 1, d_head, generator=generator, dtype=torch.float64
+        )
 
     queries, keys = draw(heads), draw(kv_heads)
     valid = torch.ones(prompts, tokens, dtype=torch.bool)
@@ -61,7 +67,9 @@ def inputs_of(queries, keys, valid=None, window=None, scale=1.0):
         frequencies=None,
         attention_scaling=1.0,
         logit_scale=scale,
-        valid=torch.ones(prompts, tokens, dtype=torch.bool, device=queries.device) if valid is None else valid,
+        valid=torch.ones(prompts, tokens, dtype=torch.bool, device=queries.device)
+        if valid is None
+        else valid,
         prompts=torch.arange(prompts),
         window=window,
     )

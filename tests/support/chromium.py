@@ -1,4 +1,6 @@
-"""A headless Chromium, driven over a pipe by its DevTools protocol: JSON messages that end in a zero byte."""
+"""A headless Chromium, driven over a pipe by its DevTools protocol: JSON messages that end in a
+zero byte.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ def executable() -> str | None:
 
 
 class Browser:
-    """One page of a headless Chromium; `errors` holds what it wrote to its console as an error, and exceptions that nobody caught."""
+    """One page of a headless Chromium; `errors` holds what it wrote to its console as an error, and
+    exceptions that nobody caught.
+    """
 
     def __init__(self, directory: Path, path: str) -> None:
         to_browser, from_us = os.pipe()
@@ -38,8 +42,19 @@ class Browser:
             os.dup2(ends[0], 3)
             os.dup2(ends[1], 4)
 
-        flags = ("--headless=new", "--remote-debugging-pipe", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage")
-        flags += ("--no-first-run", "--disable-background-networking", "--disable-component-update", "--disable-sync")
+        flags = (
+            "--headless=new",
+            "--remote-debugging-pipe",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--disable-dev-shm-usage",
+        )
+        flags += (
+            "--no-first-run",
+            "--disable-background-networking",
+            "--disable-component-update",
+            "--disable-sync",
+        )
         self._process = subprocess.Popen(
             [path, *flags, f"--user-data-dir={directory}", "about:blank"],
             preexec_fn=as_chromium_wants,
@@ -54,12 +69,17 @@ class Browser:
         self._session: str | None = None
         targets = self.send("Target.getTargets")["targetInfos"]
         target = next(one["targetId"] for one in targets if one["type"] == "page")
-        self._session = self.send("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        self._session = self.send("Target.attachToTarget", targetId=target, flatten=True)[
+            "sessionId"
+        ]
         for domain in ("Page", "Runtime", "Log"):
             self.send(f"{domain}.enable")
 
     def send(self, method: str, **parameters: Any) -> dict[str, Any]:
-        """The result of a command of the protocol. Raises RuntimeError where the browser refuses it."""
+        """The result of a command of the protocol.
+
+        Raises RuntimeError where the browser refuses it.
+        """
         self._number += 1
         message = {"id": self._number, "method": method, "params": parameters}
         if self._session is not None:
@@ -81,7 +101,9 @@ class Browser:
 
     def run(self, script: str) -> Any:
         """The value of `script`. Raises RuntimeError for an exception in it."""
-        result = self.send("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
+        result = self.send(
+            "Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True
+        )
         if "exceptionDetails" in result:
             raise RuntimeError(f"{script}: {result['exceptionDetails']}")
         return result["result"].get("value")
@@ -96,7 +118,13 @@ class Browser:
 
     def size(self, width: int, height: int, dark: bool = False) -> None:
         """Make the window so many pixels large, on light or dark paper."""
-        self.send("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
+        self.send(
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=height,
+            deviceScaleFactor=1,
+            mobile=False,
+        )
         features = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
         self.send("Emulation.setEmulatedMedia", features=features)
 
@@ -113,18 +141,39 @@ class Browser:
             "End": 35,
         }
         text = {"text": "\r"} if key == "Enter" else {}
-        self.send("Input.dispatchKeyEvent", type="keyDown", key=key, code=key, windowsVirtualKeyCode=codes[key], **text)
-        self.send("Input.dispatchKeyEvent", type="keyUp", key=key, code=key, windowsVirtualKeyCode=codes[key])
+        self.send(
+            "Input.dispatchKeyEvent",
+            type="keyDown",
+            key=key,
+            code=key,
+            windowsVirtualKeyCode=codes[key],
+            **text,
+        )
+        self.send(
+            "Input.dispatchKeyEvent",
+            type="keyUp",
+            key=key,
+            code=key,
+            windowsVirtualKeyCode=codes[key],
+        )
 
     def drag(self, *points: tuple[float, float]) -> None:
-        """Press the mouse at the first of `points`, move it over the others and release it at the last."""
+        """Press the mouse at the first of `points`, move it over the others and release it at the
+        last.
+        """
         for place, (x, y) in enumerate(points):
             pressed = {"button": "left", "buttons": 1, "x": x, "y": y}
-            self.send("Input.dispatchMouseEvent", type="mouseMoved", **(pressed if place else {"x": x, "y": y}))
+            self.send(
+                "Input.dispatchMouseEvent",
+                type="mouseMoved",
+                **(pressed if place else {"x": x, "y": y}),
+            )
             if not place:
                 self.send("Input.dispatchMouseEvent", type="mousePressed", clickCount=1, **pressed)
         x, y = points[-1]
-        self.send("Input.dispatchMouseEvent", type="mouseReleased", button="left", clickCount=1, x=x, y=y)
+        self.send(
+            "Input.dispatchMouseEvent", type="mouseReleased", button="left", clickCount=1, x=x, y=y
+        )
 
     def picture(self, path: Path, whole: bool = False) -> Path:
         """Write what is seen, or the whole page, to `path` as PNG."""
@@ -151,9 +200,17 @@ class Browser:
         message = json.loads(text)
         if message.get("method") == "Runtime.exceptionThrown":
             details = message["params"]["exceptionDetails"]
-            self.errors.append(str(details.get("exception", {}).get("description", details["text"])))
-        if message.get("method") == "Runtime.consoleAPICalled" and message["params"]["type"] == "error":
+            self.errors.append(
+                str(details.get("exception", {}).get("description", details["text"]))
+            )
+        if (
+            message.get("method") == "Runtime.consoleAPICalled"
+            and message["params"]["type"] == "error"
+        ):
             self.errors.append(str(message["params"]["args"]))
-        if message.get("method") == "Log.entryAdded" and message["params"]["entry"]["level"] == "error":
+        if (
+            message.get("method") == "Log.entryAdded"
+            and message["params"]["entry"]["level"] == "error"
+        ):
             self.errors.append(message["params"]["entry"]["text"])
         return message

@@ -1,4 +1,6 @@
-"""What a figure draws, found by the ids (`gid`) that the figures of `repo_interp.plots` give to their marks."""
+"""What a figure draws, found by the ids (`gid`) that the figures of `repo_interp.plots` give to
+their marks.
+"""
 
 from __future__ import annotations
 
@@ -32,22 +34,34 @@ def starting(figure: Any, start: str) -> list[Any]:
 def texts(figure: Figure) -> list[str]:
     """Every text of a figure, labels of ticks among them."""
     figure.draw_without_rendering()
-    return [one.get_text() for one in figure.findobj(lambda artist: hasattr(artist, "get_text")) if one.get_text()]
+    return [
+        one.get_text()
+        for one in figure.findobj(lambda artist: hasattr(artist, "get_text"))
+        if one.get_text()
+    ]
 
 
 @contextmanager
 def without_pictures() -> Iterator[None]:
-    """A context in which pages draw their figures and do not render them: each file and picture is an empty SVG."""
+    """A context in which pages draw their figures and do not render them: each file and picture is
+    an empty SVG.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            report, "rendered", lambda figure, formats: dict.fromkeys(formats, b'<svg xmlns="http://www.w3.org/2000/svg"/>')
+            report,
+            "rendered",
+            lambda figure, formats: dict.fromkeys(
+                formats, b'<svg xmlns="http://www.w3.org/2000/svg"/>'
+            ),
         )
         yield
 
 
 @contextmanager
 def without_figures() -> Iterator[None]:
-    """A context in which no figures of runs are drawn or written: they take longer than the analysis of a tiny model."""
+    """A context in which no figures of runs are drawn or written: they take longer than the
+    analysis of a tiny model.
+    """
     with pytest.MonkeyPatch.context() as patch:
         for module in (report, catalogue):
             patch.setattr(module, "figures_of", lambda run, failures=None: iter(()))

@@ -41,7 +41,9 @@ CONFIGS = {
     "llama_mha": lambda: LlamaConfig(**TINY | {"num_key_value_heads": 4}),
     "olmo2": lambda: Olmo2Config(**TINY),
     "olmo3": lambda: Olmo3Config(
-        **TINY, sliding_window=8, layer_types=["sliding_attention", "full_attention", "sliding_attention"]
+        **TINY,
+        sliding_window=8,
+        layer_types=["sliding_attention", "full_attention", "sliding_attention"],
     ),
     "qwen2": lambda: Qwen2Config(**TINY),
     "qwen3": lambda: Qwen3Config(**TINY, **HEAD),

@@ -1,4 +1,6 @@
-"""Work in a process of its own, forked from the tests' one, so that torch is not imported again: it may be killed, or meet a full disk."""
+"""Work in a process of its own, forked from the tests' one, so that torch is not imported again: it
+may be killed, or meet a full disk.
+"""
 
 from __future__ import annotations
 
@@ -22,15 +24,31 @@ class Done(NamedTuple):
 
 
 class Forked:
-    """A process that does `work` in `folder`, alone with one thread: a fork has no other. Its exit code is what `work` returns, else 0."""
+    """A process that does `work` in `folder`, alone with one thread: a fork has no other.
 
-    def __init__(self, work: Callable[[], int | None], folder: Path | None = None, stdout: IO[str] | None = None) -> None:
-        """`stdout`: a file that it prints to instead of the pipe, from which `line` and `wait` read."""
+    Its exit code is what `work` returns, else 0.
+    """
+
+    def __init__(
+        self,
+        work: Callable[[], int | None],
+        folder: Path | None = None,
+        stdout: IO[str] | None = None,
+    ) -> None:
+        """`stdout`: a file that it prints to instead of the pipe, from which `line` and `wait`
+        read.
+        """
         outputs = [os.pipe() for _ in range(2)]
-        with warnings.catch_warnings(action="ignore"):  # Python warns of every fork of a process with threads
+        # Python warns of every fork of a process with threads
+        with warnings.catch_warnings(action="ignore"):
             self.pid = os.fork()
         if self.pid == 0:
-            _become(work, folder, stdout.fileno() if stdout is not None else outputs[0][1], outputs[1][1])
+            _become(
+                work,
+                folder,
+                stdout.fileno() if stdout is not None else outputs[0][1],
+                outputs[1][1],
+            )
         for _, writing in outputs:
             os.close(writing)
         self.stdout, self.stderr = (os.fdopen(reading, encoding="utf-8") for reading, _ in outputs)
@@ -46,11 +64,16 @@ class Forked:
     def wait(self) -> Done:
         """How it ended, once it has."""
         with self.stdout, self.stderr, ThreadPoolExecutor(2) as readers:
-            said = [each.result() for each in [readers.submit(stream.read) for stream in (self.stdout, self.stderr)]]
+            said = [
+                each.result()
+                for each in [readers.submit(stream.read) for stream in (self.stdout, self.stderr)]
+            ]
         return Done(os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1]), *said)
 
 
-def forked(work: Callable[[], int | None], folder: Path | None = None, stdout: IO[str] | None = None) -> Done:
+def forked(
+    work: Callable[[], int | None], folder: Path | None = None, stdout: IO[str] | None = None
+) -> Done:
     """`work` done in a process of its own, to its end."""
     return Forked(work, folder, stdout).wait()
 
@@ -68,7 +91,8 @@ def _become(work: Callable[[], int | None], folder: Path | None, stdout: int, st
     try:
         os.dup2(stdout, 1)
         os.dup2(stderr, 2)
-        sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
+        sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115
+        sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
         torch.set_num_threads(1)
         os.chdir(folder or ".")
         code = work()

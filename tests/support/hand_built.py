@@ -1,11 +1,13 @@
-"""A decoder whose heads are built by hand, so that what each of them does is known: layers RoPE, NoPE and RePo of four heads.
+"""A decoder whose heads are built by hand, so that what each of them does is known: layers RoPE,
+NoPE and RePo of four heads.
 
     layer 0 (rope)   H0 attends to the previous token, and writes which token that is        H1 - H3 nothing: equal weights
     layer 1 (nope)   H0 induction, and writes the token that it finds; H1 duplicate token; H2 sink             H3 nothing
     layer 2 (repo)   every head attends to its own token and earlier copies; f_phi gives 0 everywhere
 
-Hidden states: dimension 0 is 1, dimension 1 marks <bos>, then a code of the token, then - from layer 1 on - the code of the one before,
-then - from layer 2 on - that of the token to be said, which is all that the unembedding reads.
+Hidden states: dimension 0 is 1, dimension 1 marks <bos>, then a code of the token, then - from
+layer 1 on - the code of the one before, then - from layer 2 on - that of the token to be said,
+which is all that the unembedding reads.
 """
 
 from __future__ import annotations
@@ -39,8 +41,12 @@ def hand_built(vocabulary: int, length: int) -> nn.Module:
         bos_token_id=BOS,
     )
     generator = torch.Generator().manual_seed(0)
-    model = ri.reposition(AutoModelForCausalLM.from_config(config).eval(), "rope,nope,repo", assignment="head")
-    codes = torch.nn.functional.normalize(torch.randn(vocabulary, CODE, generator=generator), dim=-1)
+    model = ri.reposition(
+        AutoModelForCausalLM.from_config(config).eval(), "rope,nope,repo", assignment="head"
+    )
+    codes = torch.nn.functional.normalize(
+        torch.randn(vocabulary, CODE, generator=generator), dim=-1
+    )
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.ndim > 1:
@@ -51,7 +57,8 @@ def hand_built(vocabulary: int, length: int) -> nn.Module:
         attention = [layer.self_attn for layer in model.model.layers]
         _previous_token(attention[0])
         copies = SHARP * torch.eye(CODE)
-        _of_head(attention[1].q_proj, 0, TOKEN, copies)  # induction: the token's code meets that of the token before a key
+        # induction: the token's code meets that of the token before a key
+        _of_head(attention[1].q_proj, 0, TOKEN, copies)
         _of_head(attention[1].k_proj, 0, BEFORE, copies)
         _of_head(attention[1].v_proj, 0, TOKEN, torch.eye(CODE))
         attention[1].o_proj.weight[SAID, :CODE] = torch.eye(CODE)
@@ -66,7 +73,9 @@ def hand_built(vocabulary: int, length: int) -> nn.Module:
 
 
 def _previous_token(attention: nn.Module) -> None:
-    """Queries and keys that are the same for all tokens, the query turned back by one position: the logit is largest at distance 1."""
+    """Queries and keys that are the same for all tokens, the query turned back by one position: the
+    logit is largest at distance 1.
+    """
     angles = attached(attention).frequencies
     flat = torch.cat([torch.ones(CODE // 2), torch.zeros(CODE // 2)])
     back = torch.cat([torch.cos(angles), -torch.sin(angles)])

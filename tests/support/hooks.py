@@ -8,9 +8,13 @@ from repo_interp.models.decoder import as_decoder
 
 
 def hooks_of(model):
-    """Every hook that is attached anywhere in `model`, its attention layers' observers and its hook sites."""
+    """Every hook that is attached anywhere in `model`, its attention layers' observers and its hook
+    sites.
+    """
     modules = [*model.modules()]
     for attention in as_decoder(model).layers:
-        modules += [getattr(attention.sites, name.name) for name in dataclasses.fields(attention.sites)]
+        modules += [
+            getattr(attention.sites, name.name) for name in dataclasses.fields(attention.sites)
+        ]
     counted = [len(module._forward_hooks) + len(module._forward_pre_hooks) for module in modules]
     return sum(counted) + sum(len(attention.observers) for attention in as_decoder(model).layers)

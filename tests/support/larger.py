@@ -1,4 +1,6 @@
-"""Tiny random models that see images or hear sound, around a decoder of text, of the installed transformers."""
+"""Tiny random models that see images or hear sound, around a decoder of text, of the installed
+transformers.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +14,48 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from benchmarks.families import small_configuration
 
 FAMILIES = (
-    *("aria", "cohere_compass", "deepseek_vl", "exaone4_5", "fuyu", "gemma3", "gemma4", "glmasr", "granite_speech"),
-    *("idefics2", "idefics3", "internvl", "kimi_k25", "lfm2_vl", "lighton_ocr", "llama4", "llava", "llava_onevision"),
-    *("minicpmv4_6", "minimax_m3_vl", "mistral3", "qwen2_audio", "qwen3_5", "qwen3_5_moe", "qwen4_exp", "smolvlm"),
+    *(
+        "aria",
+        "cohere_compass",
+        "deepseek_vl",
+        "exaone4_5",
+        "fuyu",
+        "gemma3",
+        "gemma4",
+        "glmasr",
+        "granite_speech",
+    ),
+    *(
+        "idefics2",
+        "idefics3",
+        "internvl",
+        "kimi_k25",
+        "lfm2_vl",
+        "lighton_ocr",
+        "llama4",
+        "llava",
+        "llava_onevision",
+    ),
+    *(
+        "minicpmv4_6",
+        "minimax_m3_vl",
+        "mistral3",
+        "qwen2_audio",
+        "qwen3_5",
+        "qwen3_5_moe",
+        "qwen4_exp",
+        "smolvlm",
+    ),
     *("video_llama_3", "vipllava", "voxtral"),
 )
 """Those whose weights stand under different names, or whose text parts differ."""
-_SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "num_heads": 4}
+_SIZES = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_heads": 4,
+}
 _SIZES |= {
     "num_key_value_heads": 4,
     "head_dim": 8,
@@ -28,9 +65,26 @@ _SIZES |= {
     "patch_size": 8,
     "vocab_size": 64,
 }
-_SIZES |= {"mm_tokens_per_image": 4, "encoder_layers": 2, "encoder_ffn_dim": 48, "encoder_attention_heads": 4, "d_model": 32}
-_SIZES |= {"out_hidden_size": 64, "spatial_merge_size": 2, "num_position_embeddings": 16, "mm_hidden_size": 32}
-_SIZES |= {"projection_dim": 32, "output_hidden_size": 64, "num_channels": 3, "vision_output_dim": 32, "num_global_layers": 1}
+_SIZES |= {
+    "mm_tokens_per_image": 4,
+    "encoder_layers": 2,
+    "encoder_ffn_dim": 48,
+    "encoder_attention_heads": 4,
+    "d_model": 32,
+}
+_SIZES |= {
+    "out_hidden_size": 64,
+    "spatial_merge_size": 2,
+    "num_position_embeddings": 16,
+    "mm_hidden_size": 32,
+}
+_SIZES |= {
+    "projection_dim": 32,
+    "output_hidden_size": 64,
+    "num_channels": 3,
+    "vision_output_dim": 32,
+    "num_global_layers": 1,
+}
 _SIZES |= {"projector_input_dim": 32, "projector_output_dim": 32, "projector_hidden_size": 32}
 
 
@@ -45,11 +99,17 @@ def small_larger(family: str, **options: Any) -> Any:
         part = copy.deepcopy(getattr(default, name, None))
         if name == "text_config" or part is None:
             continue
-        sizes = {size: value for size, value in _SIZES.items() if not isinstance(getattr(part, size, []), list | tuple)}
+        sizes = {
+            size: value
+            for size, value in _SIZES.items()
+            if not isinstance(getattr(part, size, []), list | tuple)
+        }
         for size, value in sizes.items():
             setattr(part, size, value)
         parts[name] = part
-    tokens = (f"{what}_token_{end}" for what in ("image", "video", "audio") for end in ("id", "index"))
+    tokens = (
+        f"{what}_token_{end}" for what in ("image", "video", "audio") for end in ("id", "index")
+    )
     parts |= {name: 110 + place for place, name in enumerate(tokens) if hasattr(default, name)}
     torch.manual_seed(0)
     model: Any = AutoModelForMultimodalLM.from_config(kind(**parts | options), dtype=torch.float32)

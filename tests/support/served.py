@@ -31,7 +31,9 @@ class Served:
         self._thread.join(30)
         self.place.close()
 
-    def get(self, path: str, body: Any = None, headers: dict[str, str] | None = None) -> tuple[int, bytes]:
+    def get(
+        self, path: str, body: Any = None, headers: dict[str, str] | None = None
+    ) -> tuple[int, bytes]:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
         content = body if isinstance(body, bytes | None) else json.dumps(body).encode()
         connection.request("GET" if body is None else "POST", path, content, headers or {})

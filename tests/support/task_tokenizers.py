@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import functools
 
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import (
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+    trainers,
+)
 from transformers import PreTrainedTokenizerFast
 
 TEXT = """
@@ -15,7 +23,13 @@ uuids mentioned in the provided text? The grass is green. The sky is blue. The s
 There and back again. 0123456789 abcdef- Die Straße führt über die Brücke; le cœur a ses raisons; 東京は大きい。
 Привет, мир! naïve café 🙂 """.strip().split("\n")
 
-FAMILIES = ("byte_level_bpe", "byte_level_bpe_trimmed", "metaspace_unigram", "metaspace_bpe", "words")
+FAMILIES = (
+    "byte_level_bpe",
+    "byte_level_bpe_trimmed",
+    "metaspace_unigram",
+    "metaspace_bpe",
+    "words",
+)
 
 
 @functools.cache
@@ -26,7 +40,9 @@ def tokenizer(family: str) -> PreTrainedTokenizerFast:
     bos = backend.token_to_id("<bos>")
     bos_first = processors.TemplateProcessing(single="<bos> $A", special_tokens=[("<bos>", bos)])
     if family == "byte_level_bpe_trimmed":
-        backend.post_processor = processors.Sequence([processors.ByteLevel(trim_offsets=True), bos_first])
+        backend.post_processor = processors.Sequence(
+            [processors.ByteLevel(trim_offsets=True), bos_first]
+        )
     else:
         backend.post_processor = bos_first
     return PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<bos>")
@@ -37,7 +53,10 @@ def _byte_level() -> Tokenizer:
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    backend.train_from_iterator(TEXT[:4], trainers.BpeTrainer(vocab_size=600, initial_alphabet=alphabet, show_progress=False))
+    backend.train_from_iterator(
+        TEXT[:4],
+        trainers.BpeTrainer(vocab_size=600, initial_alphabet=alphabet, show_progress=False),
+    )
     return backend
 
 
@@ -46,7 +65,9 @@ def _unigram() -> Tokenizer:
     backend.normalizer = normalizers.NFKC()
     backend.pre_tokenizer = pre_tokenizers.Metaspace()
     backend.decoder = decoders.Metaspace()
-    trainer = trainers.UnigramTrainer(vocab_size=220, special_tokens=["<unk>"], unk_token="<unk>", show_progress=False)
+    trainer = trainers.UnigramTrainer(
+        vocab_size=220, special_tokens=["<unk>"], unk_token="<unk>", show_progress=False
+    )
     backend.train_from_iterator(TEXT, trainer)
     return backend
 
@@ -63,7 +84,9 @@ def _metaspace_bpe() -> Tokenizer:
 def _words() -> Tokenizer:
     backend = Tokenizer(models.WordLevel(unk_token="<unk>"))
     backend.pre_tokenizer = pre_tokenizers.Whitespace()
-    backend.train_from_iterator(TEXT, trainers.WordLevelTrainer(special_tokens=["<unk>"], show_progress=False))
+    backend.train_from_iterator(
+        TEXT, trainers.WordLevelTrainer(special_tokens=["<unk>"], show_progress=False)
+    )
     return backend
 
 

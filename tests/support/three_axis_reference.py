@@ -1,4 +1,7 @@
-"""The slow, obvious way of the three-axis fit: the design matrix and the paper's dense ridge solve. For tests."""
+"""The slow, obvious way of the three-axis fit: the design matrix and the paper's dense ridge solve.
+
+For tests.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,9 @@ RIDGE = 1e-6
 
 
 def design(seen, label=None):
-    """Design matrix [pair, unknown] of a map over the `seen` pairs [n, n]: columns of a (by `label`), of b and of c."""
+    """Design matrix [pair, unknown] of a map over the `seen` pairs [n, n]: columns of a (by
+    `label`), of b and of c.
+    """
     n = len(seen)
     query, key = np.nonzero(seen)
     label = query - key if label is None else label[query, key] - label[query, key].min()
@@ -23,7 +28,9 @@ def design(seen, label=None):
 
 
 def ridge_solve(matrix, values, ridge=RIDGE):
-    """The paper's solve of the normal equations; what rounding puts into their null space is taken out again."""
+    """The paper's solve of the normal equations; what rounding puts into their null space is taken
+    out again.
+    """
     normal = matrix.T @ matrix
     solution = np.linalg.solve(normal + ridge * np.eye(len(normal)), matrix.T @ values)
     null = null_space(normal, rcond=1e-12)

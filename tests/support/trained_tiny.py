@@ -1,4 +1,6 @@
-"""Tiny checkpoints trained for a few steps by the package's own training, for tests of what reads trained checkpoints."""
+"""Tiny checkpoints trained for a few steps by the package's own training, for tests of what reads
+trained checkpoints.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,15 @@ TINY: dict[str, Any] = {
 }
 
 
-SIZES = {"layers": 2, "width": 16, "heads": 2, "batch": 4, "warm-up": 2, "score-prompts": 4, "log-every": 2}
+SIZES = {
+    "layers": 2,
+    "width": 16,
+    "heads": 2,
+    "batch": 4,
+    "warm-up": 2,
+    "score-prompts": 4,
+    "log-every": 2,
+}
 TASK = ("words=6", "first_longest=3", "longest=4", "longest_test=5")
 COMMAND = (
     *("reversal", "--scheme", "repo"),
@@ -54,7 +64,9 @@ def left_by_training(name: str, directory: Path) -> Path:
         shutil.copy(file, place)
     run = zoo_runs(zoo_path(name))[0]
     (place / "scores.json").write_text(json.dumps(run["scores"]))
-    (place / "training.toml").write_text(to_toml(configured(run["training"]), run["training"]["made_with"]))
+    (place / "training.toml").write_text(
+        to_toml(configured(run["training"]), run["training"]["made_with"])
+    )
     return place
 
 

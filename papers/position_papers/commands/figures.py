@@ -1,4 +1,6 @@
-"""`repo-interp figures [PAPER ...]`: the papers' figures made again, verdicts on their claims, and a page over all of them."""
+"""`repo-interp figures [PAPER ...]`: the papers' figures made again, verdicts on their claims, and
+a page over all of them.
+"""
 
 from __future__ import annotations
 
@@ -17,13 +19,19 @@ from repo_interp.files import require_directory
 
 SHARED = True
 SUMMARY = (
-    "Make the papers' figures again, with data, captions and a verdict on each claim: from the zoo, or on checkpoints of yours."
+    "Make the papers' figures again, with data, captions and a verdict on each claim: "
+    "from the zoo, or on checkpoints of yours."
 )
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    parser.add_argument("papers", nargs="*", metavar="PAPER", help=f"which: {', '.join(PAPERS)}, or {ALL} (default: {ALL})")
+    parser.add_argument(
+        "papers",
+        nargs="*",
+        metavar="PAPER",
+        help=f"which: {', '.join(PAPERS)}, or {ALL} (default: {ALL})",
+    )
     parser.add_argument(
         "--checkpoint",
         type=_named,
@@ -31,39 +39,61 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=[],
         dest="checkpoints",
         metavar="NAME=CHECKPOINT",
-        help="a checkpoint and what to call it: a directory, a hub id, or a name of the zoo. Stands in for the zoo's of the same name, "
-        "such as language/rope=DIR, or is added; other training seeds of it stand in DIR/seed-N, where `train --seeds` puts them; may be "
+        help="a checkpoint and what to call it: a directory, a hub id, or a name of the zoo. "
+        "Stands in for the zoo's of the same name, "
+        "such as language/rope=DIR, or is added; other training seeds of it stand in "
+        "DIR/seed-N, where `train --seeds` puts them; may be "
         "repeated",
     )
     given = "only the checkpoints given, none that come with the package"
     parser.add_argument("--no-zoo", action="store_false", dest="zoo", help=given)
     one = "only this experiment of the papers, such as fits; may be repeated (default: all)"
-    parser.add_argument("--experiment", action="append", default=[], dest="experiments", metavar="NAME", help=one)
+    parser.add_argument(
+        "--experiment", action="append", default=[], dest="experiments", metavar="NAME", help=one
+    )
     parser.add_argument("--fast", action="store_true", help="measure less: a quick look")
     plan = (
-        "read papers, checkpoints, zoo, experiments, settings, fast and out from the tables [[figures]] of a TOML file, one after the "
+        "read papers, checkpoints, zoo, experiments, settings, fast and out from the tables "
+        "[[figures]] of a TOML file, one after the "
         "other, in place of these options"
     )
     parser.add_argument("--plan", metavar="FILE", help=plan)
     parser.add_argument(
         "--out",
         metavar="DIR",
-        help="where figures go, each paper in DIR/PAPER (default: figures). Two levels below a page over all figures they get their place "
+        help="where figures go, each paper in DIR/PAPER (default: figures). Two levels below "
+        "a page over all figures they get their place "
         "on it: figures/SUBJECT/DATA",
     )
-    parser.add_argument("--cache", metavar="DIR", help="where measurements are kept for the next time (default: .cache in --out)")
+    parser.add_argument(
+        "--cache",
+        metavar="DIR",
+        help="where measurements are kept for the next time (default: .cache in --out)",
+    )
     written = "formats of every figure; nc: all that is drawn, as netCDF (default: png)"
-    parser.add_argument("--formats", type=_formats, default=("png",), metavar="png,svg,pdf,nc", help=written)
-    parser.add_argument("--overwrite", action="store_true", help="replace other figures of these papers that stand in --out")
-    settings = "how much is measured, such as sequences=5000 for every paper that has it, or hope.controls=2 for one"
+    parser.add_argument(
+        "--formats", type=_formats, default=("png",), metavar="png,svg,pdf,nc", help=written
+    )
+    parser.add_argument(
+        "--overwrite",
+        action="store_true",
+        help="replace other figures of these papers that stand in --out",
+    )
+    settings = (
+        "how much is measured, such as sequences=5000 for every paper that has it, "
+        "or hope.controls=2 for one"
+    )
     add_settings(parser, "options", settings)
     jobs = (
-        "processes that measure, with one thread each; the results do not depend on it (default: one per core, if memory allows)"
+        "processes that measure, with one thread each; the results do not depend on it "
+        "(default: one per core, if memory allows)"
     )
     parser.add_argument("--jobs", type=count, metavar="N", help=jobs)
     parser.add_argument("--seed", type=seed, default=0, help="seed of what is random (default: 0)")
     parser.add_argument(
-        "--device", default="auto", help="where the models run: cpu, cuda, cuda:1, mps (default: auto: cuda, else cpu)"
+        "--device",
+        default="auto",
+        help="where the models run: cpu, cuda, cuda:1, mps (default: auto: cuda, else cpu)",
     )
 
 
@@ -80,9 +110,14 @@ def run(arguments: argparse.Namespace) -> int:
 
     device = str(device_named(arguments.device))
     if processes.count() > 1 and (arguments.jobs or 1) > 1:
-        raise InputError("--jobs is for one process; several that were launched together share the work: leave it out")
+        raise InputError(
+            "--jobs is for one process; several that were launched together share the work: "
+            "leave it out"
+        )
     if processes.count() > 1 and arguments.plan:
-        raise InputError("--plan is for one process; give several that were launched together one call at a time")
+        raise InputError(
+            "--plan is for one process; give several that were launched together one call at a time"
+        )
     prepared, taken = [], {}
     for place, call in calls:
         call.device = device
@@ -93,7 +128,10 @@ def run(arguments: argparse.Namespace) -> int:
             for build in builds:
                 where = build.directory.absolute()
                 if where in taken:
-                    raise InputError(f"{build.directory} is where {taken[where]} puts its figures; give another out")
+                    raise InputError(
+                        f"{build.directory} is where {taken[where]} puts its figures; give "
+                        "another out"
+                    )
                 taken[where] = place
             prepared.append((call, builds, cache))
     console = Console()  # only now: bad input is refused in one line, with nothing before it
@@ -102,17 +140,27 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _calls(arguments: argparse.Namespace) -> Iterator[tuple[str, argparse.Namespace]]:
-    """What is asked for: the options themselves, or each row of a plan, with what its errors begin with."""
+    """What is asked for: the options themselves, or each row of a plan, with what its errors begin
+    with.
+    """
     options = {
         "PAPER": arguments.papers, "--checkpoint": arguments.checkpoints, "--no-zoo": not arguments.zoo,
         "--experiment": arguments.experiments, "--set": arguments.options, "--fast": arguments.fast, "--out": arguments.out is not None,
     }  # fmt: skip
     if arguments.plan is None:
-        yield "", argparse.Namespace(**vars(arguments) | {"out": "figures" if arguments.out is None else arguments.out})
+        yield (
+            "",
+            argparse.Namespace(
+                **vars(arguments) | {"out": "figures" if arguments.out is None else arguments.out}
+            ),
+        )
         return
     given = [name for name, value in options.items() if value]
     if given:
-        raise InputError(f"--plan says which figures are made, and {given[0]} says it too; leave one of the two out")
+        raise InputError(
+            f"--plan says which figures are made, and {given[0]} says it too; leave one of "
+            "the two out"
+        )
     from position_papers.kit.figure_plan import read_plan
 
     for number, row in enumerate(read_plan(arguments.plan), start=1):
@@ -142,7 +190,9 @@ def _execute(console, arguments: argparse.Namespace, builds, cache: Path) -> int
                 console.print(line, highlight=False, soft_wrap=True)
             wanted = [build for build in builds if arguments.overwrite or not build.is_up_to_date]
             jobs = arguments.jobs or fitting_jobs(wanted)
-            measure_together(wanted, cache, jobs, lambda done, total, name: step("measuring", done, total, name))
+            measure_together(
+                wanted, cache, jobs, lambda done, total, name: step("measuring", done, total, name)
+            )
         if not processes.is_first():
             return 0
         with processes.alone():
@@ -150,7 +200,9 @@ def _execute(console, arguments: argparse.Namespace, builds, cache: Path) -> int
     except processes.Deserted:
         raise
     except KeyboardInterrupt:
-        raise KeyboardInterrupt(f"what was measured is kept in {cache}; the same command goes on") from None
+        raise KeyboardInterrupt(
+            f"what was measured is kept in {cache}; the same command goes on"
+        ) from None
 
 
 def _made(console, builds, arguments: argparse.Namespace, cache: Path) -> int:
@@ -163,21 +215,35 @@ def _made(console, builds, arguments: argparse.Namespace, cache: Path) -> int:
     over_all = page_above(out) or out
     for build in builds:
         if build.is_up_to_date and not arguments.overwrite:
-            console.print(bold(build.directory, "  stands already, made from the same"), highlight=False, soft_wrap=True)
+            console.print(
+                bold(build.directory, "  stands already, made from the same"),
+                highlight=False,
+                soft_wrap=True,
+            )
             continue
         with steps(console) as step:
             step(build.name)
-            _, files = build.make(cache, lambda doing, *done, name=build.name, step=step: step(f"{name}: {doing}", *done))
+            _, files = build.make(
+                cache,
+                lambda doing, *done, name=build.name, step=step: step(f"{name}: {doing}", *done),
+            )
         text = f"  verdicts and figures; {len(files)} files"
         console.print(bold(build.directory / "README.md", text), highlight=False, soft_wrap=True)
         write_gallery(over_all, papers)
     _print(console, headlines(over_all, papers))
-    console.print(bold(write_gallery(over_all, papers), "  every claim and every page"), highlight=False, soft_wrap=True)
+    console.print(
+        bold(write_gallery(over_all, papers), "  every claim and every page"),
+        highlight=False,
+        soft_wrap=True,
+    )
     return 0
 
 
 def _builds(arguments: argparse.Namespace, out: Path):
-    """Each paper with its checkpoints and options. Raises InputError for everything that can be known before measuring."""
+    """Each paper with its checkpoints and options.
+
+    Raises InputError for everything that can be known before measuring.
+    """
     from position_papers.kit.build import Build, stated_options, with_experiments
     from position_papers.kit.gallery import require_own
     from position_papers.kit.paper_directory import require_free
@@ -187,27 +253,44 @@ def _builds(arguments: argparse.Namespace, out: Path):
     papers = with_experiments(named(arguments.papers), arguments.experiments)
     users = {name: find(path) for name, path in arguments.checkpoints}
     if len(users) < len(arguments.checkpoints):
-        raise InputError("two checkpoints have the same name; give each its own: --checkpoint rope=... --checkpoint rope_2=...")
+        raise InputError(
+            "two checkpoints have the same name; give each its own: --checkpoint rope=... "
+            "--checkpoint rope_2=..."
+        )
     fields = {name: dict(paper.fast) if arguments.fast else {} for name, paper in papers.items()}
     values = [*arguments.options, ("seed", str(arguments.seed)), ("device", arguments.device)]
     options = stated_options(papers, values, fields)
     require_own(out)
     if (out / RUN).exists():
-        raise InputError(f"{out} holds an analysis ({RUN}); give another --out for figures of the papers")
+        raise InputError(
+            f"{out} holds an analysis ({RUN}); give another --out for figures of the papers"
+        )
     builds = []
     for name, paper in papers.items():
         checkpoints = given(paper.zoo if arguments.zoo else (), users)
-        build = Build(paper, checkpoints, options[name], _command(name, arguments), out / name, arguments.formats)
+        build = Build(
+            paper,
+            checkpoints,
+            options[name],
+            _command(name, arguments),
+            out / name,
+            arguments.formats,
+        )
         require_free(build.directory)
         if build.directory.is_dir() and not build.is_up_to_date and not arguments.overwrite:
-            raise InputError(f"{build.directory} holds other figures already; give another --out, or --overwrite to replace them")
+            raise InputError(
+                f"{build.directory} holds other figures already; give another --out, or "
+                "--overwrite to replace them"
+            )
         builds.append(build)
     _require_asked(builds, users)
     return builds
 
 
 def _require_asked(builds, users: dict[str, str]) -> None:
-    """Raise InputError where the user's checkpoints fit none of the experiments that are asked for: the zoo's alone would be measured."""
+    """Raise InputError where the user's checkpoints fit none of the experiments that are asked for:
+    the zoo's alone would be measured.
+    """
     fitting = {
         subject.name
         for build in builds
@@ -234,14 +317,19 @@ def _announced(builds) -> list[str]:
 
 
 def _print(console, rows) -> None:
-    """Print what became of every claim, on the small models and on real ones, in columns that fit into 80."""
+    """Print what became of every claim, on the small models and on real ones, in columns that fit
+    into 80.
+    """
     from rich.table import Table
     from rich.text import Text
 
     titles = list(rows[0]["columns"])
     table = Table("claim", "outcome", *titles, box=None, padding=(0, 1, 0, 0), show_edge=False)
     for row in rows:
-        numbers = (", ".join(own["ours"] for own in row["columns"][title]["rows"] if own["ours"]) or "–" for title in titles)
+        numbers = (
+            ", ".join(own["ours"] for own in row["columns"][title]["rows"] if own["ours"]) or "–"
+            for title in titles
+        )
         outcome = "not measured yet" if row["verdict"] is None else row["verdict"].outcome
         table.add_row(*map(Text, (row["claim"].id, outcome, *numbers)))
     console.print(table)

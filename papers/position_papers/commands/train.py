@@ -1,4 +1,6 @@
-"""`repo-interp train TASK`: train a small model on a task with any position scheme, or go on from a checkpoint with another one."""
+"""`repo-interp train TASK`: train a small model on a task with any position scheme, or go on from a
+checkpoint with another one.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,15 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from position_papers.training.configuration import SIZES, TABLES, TrainingConfiguration, joined, read_toml, replaced, to_toml
+from position_papers.training.configuration import (
+    SIZES,
+    TABLES,
+    TrainingConfiguration,
+    joined,
+    read_toml,
+    replaced,
+    to_toml,
+)
 from position_papers.training.plan import recipe
 from repo_interp.cli.options import add_settings, count, number_list, of_owner, setting, typed
 from repo_interp.errors import InputError
@@ -25,7 +35,10 @@ if TYPE_CHECKING:
 
     Run = tuple[TrainingConfiguration, TrainingFolder]
 
-SUMMARY = "Train a small model on a task with any position scheme, or continue a checkpoint with another scheme."
+SUMMARY = (
+    "Train a small model on a task with any position scheme, or continue a checkpoint "
+    "with another scheme."
+)
 
 EVERY = 60.0
 """Seconds between the lines where there is no terminal."""
@@ -33,18 +46,39 @@ _SHORT = {"index_share_until": ("--index-share-until", "--p-drop")}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options: one for every field of a training configuration, and where and how to run."""
-    parser.add_argument("task", nargs="?", metavar="TASK", help="the task, unless --config or --resume names it")
+    """Declare the options: one for every field of a training configuration, and where and how to
+    run.
+    """
+    parser.add_argument(
+        "task", nargs="?", metavar="TASK", help="the task, unless --config or --resume names it"
+    )
     written = "a TOML file of the options below (their names with _), such as a training.toml"
     parser.add_argument("--config", metavar="FILE", help=written)
-    parser.add_argument("--out", metavar="DIR", help="directory of the checkpoint (default: runs/TASK-SCHEME/seed-N)")
+    parser.add_argument(
+        "--out",
+        metavar="DIR",
+        help="directory of the checkpoint (default: runs/TASK-SCHEME/seed-N)",
+    )
     resume = "continue the interrupted training in --out, or start if there is none"
     parser.add_argument("--resume", action="store_true", help=resume)
-    parser.add_argument("--overwrite", action="store_true", help="replace the training run in --out")
-    parser.add_argument("--seeds", type=number_list, metavar="0-2", help="one run per seed, in --out/seed-N")
-    parser.add_argument("--jobs", type=count, default=1, metavar="N", help="runs at a time, with --seeds (default: 1)")
+    parser.add_argument(
+        "--overwrite", action="store_true", help="replace the training run in --out"
+    )
+    parser.add_argument(
+        "--seeds", type=number_list, metavar="0-2", help="one run per seed, in --out/seed-N"
+    )
+    parser.add_argument(
+        "--jobs",
+        type=count,
+        default=1,
+        metavar="N",
+        help="runs at a time, with --seeds (default: 1)",
+    )
     add_settings(
-        parser, "task_options", "an option of the task, such as longest=20, or of the position scheme, such as scheme.p_max=64"
+        parser,
+        "task_options",
+        "an option of the task, such as longest=20, or of the position scheme, such as "
+        "scheme.p_max=64",
     )
     parser.add_argument(
         "--scheme-set",
@@ -53,14 +87,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=[],
         metavar="NAME=VALUE",
         dest="scheme_options",
-        help="short for --set scheme.NAME=VALUE: an option of the position scheme, such as assignment=layer or p_max=64",
+        help="short for --set scheme.NAME=VALUE: an option of the position scheme, such as "
+        "assignment=layer or p_max=64",
     )
-    recipe = parser.add_argument_group("what decides the result (defaults where the task's own recipe says nothing)")
+    recipe = parser.add_argument_group(
+        "what decides the result (defaults where the task's own recipe says nothing)"
+    )
     for option in fields(TrainingConfiguration):
         if "help" not in option.metadata:
             continue
         shown = f" (default: {option.default})" if option.default != "" else ""
-        shown += f"; without a number {option.metadata['alone']}" if option.metadata["alone"] is not None else ""
+        shown += (
+            f"; without a number {option.metadata['alone']}"
+            if option.metadata["alone"] is not None
+            else ""
+        )
         recipe.add_argument(
             *_SHORT.get(option.name, (f"--{option.name.replace('_', '-')}",)),
             dest=option.name,
@@ -68,7 +109,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             default=None,
             nargs=None if option.metadata["alone"] is None else "?",
             const=option.metadata["alone"],
-            metavar="X" if type(option.default) is float else "N" if type(option.default) is int else "NAME",
+            metavar="X"
+            if type(option.default) is float
+            else "N"
+            if type(option.default) is int
+            else "NAME",
             help=option.metadata["help"] + shown,
         )
 
@@ -80,28 +125,42 @@ def run(arguments: argparse.Namespace) -> int:
     _require_known_names(arguments)
     console = Console()
     runs = _runs(arguments)
-    pending = [(configuration, folder) for configuration, folder in runs if arguments.overwrite or not folder.is_finished]
+    pending = [
+        (configuration, folder)
+        for configuration, folder in runs
+        if arguments.overwrite or not folder.is_finished
+    ]
     for _, folder in runs:
         if folder.is_finished and not arguments.overwrite:
             console.print(f"{plain(folder.directory)} is finished", highlight=False)
     several = arguments.seeds is not None
     out = runs[0][1].directory.parent if several else runs[0][1].directory
     try:
-        done = not pending or (_train_several if several else _train_here)(console, pending, arguments)
+        done = not pending or (_train_several if several else _train_here)(
+            console, pending, arguments
+        )
     except BrokenPipeError:
         raise
     except OSError as error:
         again = f"make room, then go on by --resume --out {out}"
         raise InputError(f"{out} cannot be written ({error.strerror or error}); {again}") from None
     if not done:
-        seeds = f" --seeds {','.join(map(str, arguments.seeds))} --jobs {arguments.jobs}" if several else ""
-        raise KeyboardInterrupt(f"the state is saved; go on with: repo-interp train --resume --out {out}{seeds}")
+        seeds = (
+            f" --seeds {','.join(map(str, arguments.seeds))} --jobs {arguments.jobs}"
+            if several
+            else ""
+        )
+        raise KeyboardInterrupt(
+            f"the state is saved; go on with: repo-interp train --resume --out {out}{seeds}"
+        )
     print_scores(console, [folder for _, folder in runs])
     return 0
 
 
 def _require_known_names(arguments: argparse.Namespace) -> None:
-    """Raise InputError for a task, a size, a scheme or a checkpoint that there is not, before anything heavy is imported."""
+    """Raise InputError for a task, a size, a scheme or a checkpoint that there is not, before
+    anything heavy is imported.
+    """
     from repo_interp.cli.checkpoint import find
     from repo_interp.positions.layouts import named_schemes
     from repo_interp.tasks import make_task
@@ -116,13 +175,26 @@ def _require_known_names(arguments: argparse.Namespace) -> None:
 
 
 def _runs(arguments: argparse.Namespace) -> list[Run]:
-    """Every run that is asked for. Raises InputError for what cannot be run, before anything is written."""
+    """Every run that is asked for.
+
+    Raises InputError for what cannot be run, before anything is written.
+    """
     if arguments.resume and arguments.overwrite:
         raise InputError("--resume goes on and --overwrite begins anew; give one of them")
-    if arguments.resume and arguments.out is None and arguments.task is None and arguments.config is None:
-        raise InputError("--resume needs to know what: give --out DIR, or the options that the run was begun with")
+    if (
+        arguments.resume
+        and arguments.out is None
+        and arguments.task is None
+        and arguments.config is None
+    ):
+        raise InputError(
+            "--resume needs to know what: give --out DIR, or the options that the run was "
+            "begun with"
+        )
     if arguments.seeds is None and arguments.jobs > 1:
-        raise InputError("--jobs runs several seeds side by side; give them with --seeds, such as --seeds 0-2")
+        raise InputError(
+            "--jobs runs several seeds side by side; give them with --seeds, such as --seeds 0-2"
+        )
     if arguments.seeds is not None and arguments.seed is not None:
         raise InputError("--seed is for one run and --seeds for several; give one of them")
     runs = [_one_run(arguments, seed) for seed in arguments.seeds or (None,)]
@@ -136,15 +208,22 @@ def _require_apart(runs: Sequence[Run]) -> None:
     from repo_interp.models.checkpoints import identify
 
     removed = [folder.directory.resolve() for _, folder in runs]
-    for continued in dict.fromkeys(configuration.continue_from for configuration, _ in runs if configuration.continue_from):
+    for continued in dict.fromkeys(
+        configuration.continue_from for configuration, _ in runs if configuration.continue_from
+    ):
         directory = identify(continued).directory.resolve()
         inside = next((place for place in removed if directory.is_relative_to(place)), None)
         if inside is not None:
-            raise InputError(f"{continued} is continued, and --overwrite would remove it with {inside.name}; give another --out")
+            raise InputError(
+                f"{continued} is continued, and --overwrite would remove it with "
+                f"{inside.name}; give another --out"
+            )
 
 
 def _one_run(arguments: argparse.Namespace, seed: int | None) -> Run:
-    """A run, as its training.toml states it where one goes on there; `seed`: one of several, in a directory of its own."""
+    """A run, as its training.toml states it where one goes on there; `seed`: one of several, in a
+    directory of its own.
+    """
     from position_papers.training.folder import TrainingFolder
     from position_papers.training.trained import trained_configuration
 
@@ -154,8 +233,11 @@ def _one_run(arguments: argparse.Namespace, seed: int | None) -> Run:
         layout = fresh.scheme.replace("/", "-of-").replace(",", "-")
         folder = TrainingFolder(Path("runs") / f"{fresh.task}-{layout}" / f"seed-{fresh.seed}")
     else:
-        folder = TrainingFolder(Path(arguments.out) if seed is None else Path(arguments.out) / f"seed-{seed}")
-    stored = trained_configuration(folder.directory)  # refuses a training.toml of something else, which nothing replaces
+        folder = TrainingFolder(
+            Path(arguments.out) if seed is None else Path(arguments.out) / f"seed-{seed}"
+        )
+    # refuses a training.toml of something else, which nothing replaces
+    stored = trained_configuration(folder.directory)
     if stored is None or not (arguments.resume and folder.is_begun):
         fresh = _fresh(arguments, own)
         if not (folder.is_begun and arguments.overwrite):
@@ -177,12 +259,18 @@ def _fresh(arguments: argparse.Namespace, own: Mapping[str, Any]) -> TrainingCon
     for name in SIZES:
         if continued and getattr(arguments, name) is not None:
             flag = name.replace("_", "-")
-            raise InputError(f"--{flag} is of a fresh model, and {continued} keeps its own size and weights; leave it out")
-    return replaced(TrainingConfiguration(task=task), joined(recipe(task, continued=bool(continued)), asked))
+            raise InputError(
+                f"--{flag} is of a fresh model, and {continued} keeps its own size and "
+                "weights; leave it out"
+            )
+    return replaced(
+        TrainingConfiguration(task=task), joined(recipe(task, continued=bool(continued)), asked)
+    )
 
 
 def _asked(arguments: argparse.Namespace, stored: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields of a configuration from --config, and over them those of the command line; task and size else as they were `stored`.
+    """Fields of a configuration from --config, and over them those of the command line; task and
+    size else as they were `stored`.
 
     Raises InputError where no task is named, and for options that the task or the schemes lack.
     """
@@ -192,11 +280,15 @@ def _asked(arguments: argparse.Namespace, stored: Mapping[str, Any]) -> dict[str
 
     written = read_toml(Path(arguments.config)) if arguments.config is not None else {}
     names = [option.name for option in fields(TrainingConfiguration) if option.name not in TABLES]
-    given = {name: getattr(arguments, name) for name in names if getattr(arguments, name) is not None}
+    given = {
+        name: getattr(arguments, name) for name in names if getattr(arguments, name) is not None
+    }
     named = {"task_size": "small", **stored, **written, **given}
     if not named.get("task"):
         raise InputError(f"no task was named; give one of {', '.join(task_names())}")
-    of_scheme = [(name, text) for name, text in arguments.task_options if name.startswith("scheme.")]
+    of_scheme = [
+        (name, text) for name, text in arguments.task_options if name.startswith("scheme.")
+    ]
     of_task = [pair for pair in arguments.task_options if pair not in of_scheme]
     if of_task:
         task = make_task(named["task"], named["task_size"])
@@ -225,7 +317,12 @@ def _train_here(console: Console, runs: Sequence[Run], arguments: argparse.Names
     log = []
     with folder.claimed(), stoppable() as stop, steps(console, EVERY) as step:
         _begin(configuration, folder, arguments)
-        for record in train(prepared, folder, stop, scoring=lambda done, total: step("scoring the test sets", done, total)):
+        for record in train(
+            prepared,
+            folder,
+            stop,
+            scoring=lambda done, total: step("scoring the test sets", done, total),
+        ):
             log.append(vars(record))
             show(step, configuration.steps, {"": log})
     return folder.is_finished
@@ -238,7 +335,11 @@ def _train_several(console: Console, runs: Sequence[Run], arguments: argparse.Na
     from repo_interp.progress import steps
 
     seeds = ", ".join(str(configuration.seed) for configuration, _ in runs)
-    _announce(console, prepare(runs[0][0]), f"seeds {seeds}, {arguments.jobs} at a time" if len(runs) > 1 else f"seed {seeds}")
+    _announce(
+        console,
+        prepare(runs[0][0]),
+        f"seeds {seeds}, {arguments.jobs} at a time" if len(runs) > 1 else f"seed {seeds}",
+    )
     for configuration, folder in runs:
         with folder.claimed():
             _begin(configuration, folder, arguments)
@@ -246,12 +347,22 @@ def _train_several(console: Console, runs: Sequence[Run], arguments: argparse.Na
     with steps(console, EVERY) as step:
 
         def watch() -> None:
-            show(step, total, {f"seed {configuration.seed}": folder.records() for configuration, folder in runs})
+            show(
+                step,
+                total,
+                {f"seed {configuration.seed}": folder.records() for configuration, folder in runs},
+            )
 
-        return train_side_by_side([(configuration, folder.directory) for configuration, folder in runs], arguments.jobs, watch)
+        return train_side_by_side(
+            [(configuration, folder.directory) for configuration, folder in runs],
+            arguments.jobs,
+            watch,
+        )
 
 
-def _begin(configuration: TrainingConfiguration, folder: TrainingFolder, arguments: argparse.Namespace) -> None:
+def _begin(
+    configuration: TrainingConfiguration, folder: TrainingFolder, arguments: argparse.Namespace
+) -> None:
     from position_papers.training.trained import made_with
 
     if arguments.overwrite:
@@ -259,7 +370,11 @@ def _begin(configuration: TrainingConfiguration, folder: TrainingFolder, argumen
     elif not arguments.resume:
         folder.require_free()  # another process may have begun a run in between
     if not folder.is_begun:
-        folder.begin(to_toml(configuration, made_with(configuration, shlex.join(["repo-interp", *sys.argv[1:]]))))
+        folder.begin(
+            to_toml(
+                configuration, made_with(configuration, shlex.join(["repo-interp", *sys.argv[1:]]))
+            )
+        )
 
 
 def _announce(console: Console, prepared: Prepared, seeds: str) -> None:
@@ -271,7 +386,11 @@ def _announce(console: Console, prepared: Prepared, seeds: str) -> None:
     continued = f", continuing {asked.continue_from}" if asked.continue_from else ""
     sequences = f"{asked.steps} steps of {asked.batch * asked.accumulation} sequences"
     console.print(
-        bold(asked.task, f", scheme {asked.scheme}{continued}: {sequences}, {seeds}, on {asked.device}"), highlight=False
+        bold(
+            asked.task,
+            f", scheme {asked.scheme}{continued}: {sequences}, {seeds}, on {asked.device}",
+        ),
+        highlight=False,
     )
     parameters = sum(parameter.numel() for parameter in prepared.model.parameters())
     added = f"{added_parameters(prepared.model):,} of them for positions"
@@ -279,18 +398,29 @@ def _announce(console: Console, prepared: Prepared, seeds: str) -> None:
 
 
 def show(step: Step, total: int, logs: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
-    """Show how far runs are, by name, of `total` steps in all, with the last loss and score in the log of each."""
+    """Show how far runs are, by name, of `total` steps in all, with the last loss and score in the
+    log of each.
+    """
     texts = []
     for run, log in logs.items():
         if log:
-            score = next((f"{record['score']:.3f}" for record in reversed(log) if record["score"] is not None), "-")
+            score = next(
+                (
+                    f"{record['score']:.3f}"
+                    for record in reversed(log)
+                    if record["score"] is not None
+                ),
+                "-",
+            )
             texts.append(f"{run} loss {log[-1]['loss']:.4f}, score {score}".strip())
     done = sum(log[-1]["step"] for log in logs.values() if log)
     step("training" if done < total else "scoring the test sets", done, total, "; ".join(texts))
 
 
 def print_scores(console: Console, folders: Sequence[TrainingFolder]) -> None:
-    """Print the scores of finished runs: a column per run, a row per test set; neighbouring test sets with equal scores share a row."""
+    """Print the scores of finished runs: a column per run, a row per test set; neighbouring test
+    sets with equal scores share a row.
+    """
     from rich.table import Table
 
     from repo_interp.console import bold
@@ -298,7 +428,10 @@ def print_scores(console: Console, folders: Sequence[TrainingFolder]) -> None:
     scores = [json.loads(folder.scores.read_text(encoding="utf-8")) for folder in folders]
     table = Table("test sets", *(folder.directory.name for folder in folders))
     table.title = f"{scores[0]['metric']}, {scores[0]['prompts']} prompts each"
-    shown = [(name, tuple(_shown(score["test_sets"][name]) for score in scores)) for name in scores[0]["test_sets"]]
+    shown = [
+        (name, tuple(_shown(score["test_sets"][name]) for score in scores))
+        for name in scores[0]["test_sets"]
+    ]
     for cells, group in groupby(shown, key=lambda row: row[1]):
         names = [name for name, _ in group]
         table.add_row(names[0] if len(names) == 1 else f"{names[0]} ... {names[-1]}", *cells)

@@ -1,4 +1,6 @@
-"""`repo-interp zoo`: the checkpoints that come with the package; `repo-interp zoo train`: all of them made again, by the plan."""
+"""`repo-interp zoo`: the checkpoints that come with the package; `repo-interp zoo train`: all of
+them made again, by the plan.
+"""
 
 from __future__ import annotations
 
@@ -22,16 +24,31 @@ if TYPE_CHECKING:
     from repo_interp.console import Console
 
 SHARED = True
-SUMMARY = "List the checkpoints that come with the packages, show the progress of training them again, or train them."
+SUMMARY = (
+    "List the checkpoints that come with the packages, show the progress of training "
+    "them again, or train them."
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     actions = "list the checkpoints, show the progress of training, or train (default: list)"
-    parser.add_argument("action", nargs="?", choices=("list", "plan", "train"), default="list", help=actions)
-    parser.add_argument("names", nargs="*", metavar="NAME", help="a task or TASK/NAME; may be repeated (default: all that ship)")
-    parser.add_argument("--jobs", type=count, default=1, metavar="N", help="train: runs at a time (default: 1)")
-    device = "train: where the models are trained: cpu, cuda, or auto: cuda where there is one (default: as the plan says, cpu)"
+    parser.add_argument(
+        "action", nargs="?", choices=("list", "plan", "train"), default="list", help=actions
+    )
+    parser.add_argument(
+        "names",
+        nargs="*",
+        metavar="NAME",
+        help="a task or TASK/NAME; may be repeated (default: all that ship)",
+    )
+    parser.add_argument(
+        "--jobs", type=count, default=1, metavar="N", help="train: runs at a time (default: 1)"
+    )
+    device = (
+        "train: where the models are trained: cpu, cuda, or auto: cuda where there is "
+        "one (default: as the plan says, cpu)"
+    )
     parser.add_argument("--device", metavar="NAME", help=device)
     into = "train: copy finished checkpoints that ship to DIR (default: they stay in runs/zoo)"
     parser.add_argument("--into", metavar="DIR", help=into)
@@ -51,17 +68,23 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _table(left: tuple[str, ...], right: tuple[str, ...]) -> Table:
-    """An empty table without lines, with columns of words on the `left` and of numbers on the `right`, but for those of test sets."""
+    """An empty table without lines, with columns of words on the `left` and of numbers on the
+    `right`, but for those of test sets.
+    """
     from rich.table import Table
 
     table = Table(box=None, padding=(0, 1, 0, 0), show_edge=False)
     for column in (*left, *right):
-        table.add_column(column, justify="left" if column in (*left, "of") else "right", no_wrap=True)
+        table.add_column(
+            column, justify="left" if column in (*left, "of") else "right", no_wrap=True
+        )
     return table
 
 
 def _plan(console: Console, names: list[str]) -> None:
-    """Print how far each checkpoint of the plan is, what it took, and what is left at the pace of its own steps so far."""
+    """Print how far each checkpoint of the plan is, what it took, and what is left at the pace of
+    its own steps so far.
+    """
     from position_papers.training.folder import TrainingFolder
 
     table = _table(("name",), ("runs", "steps", "took", "left"))
@@ -69,20 +92,37 @@ def _plan(console: Console, names: list[str]) -> None:
     for name, group in groupby(runs, key=lambda run: run.planned.name):
         folders = [(run.configuration.steps, TrainingFolder(run.directory)) for run in group]
         last = [(folder.records() or [{"step": 0, "seconds": 0.0}])[-1] for _, folder in folders]
-        done, seconds = sum(record["step"] for record in last), sum(record["seconds"] for record in last)
+        done, seconds = (
+            sum(record["step"] for record in last),
+            sum(record["seconds"] for record in last),
+        )
         steps = sum(count for count, _ in folders)
         finished = sum(folder.is_finished for _, folder in folders)
-        took, left = (duration(seconds), duration(seconds / done * (steps - done))) if done else ("-", "?")
-        table.add_row(name, f"{finished}/{len(folders)}", f"{done:,}/{steps:,}", took, "-" if done == steps else left)
+        took, left = (
+            (duration(seconds), duration(seconds / done * (steps - done))) if done else ("-", "?")
+        )
+        table.add_row(
+            name,
+            f"{finished}/{len(folders)}",
+            f"{done:,}/{steps:,}",
+            took,
+            "-" if done == steps else left,
+        )
     console.print(table)
-    console.print("?: not begun; repo-interp zoo train estimates what is left from its first steps.", highlight=False)
+    console.print(
+        "?: not begun; repo-interp zoo train estimates what is left from its first steps.",
+        highlight=False,
+    )
 
 
 def _list(console: Console, names: list[str]) -> None:
     wanted = tuple(f"{name.rstrip('/')}/" for name in names) or ("",)
     shown = [name for name in shipped_names() if f"{name}/".startswith(wanted)]
     if not shown:
-        raise InputError(f"no checkpoint {' or '.join(names)} is installed; these are: {', '.join(shipped_names())}")
+        raise InputError(
+            f"no checkpoint {' or '.join(names)} is installed; these are: "
+            f"{', '.join(shipped_names())}"
+        )
     from position_papers.training.trained import recorded_scores  # imports torch
     from repo_interp.checkpoint_files.stored import weight_files
 
@@ -90,14 +130,21 @@ def _list(console: Console, names: list[str]) -> None:
     for name in shown:
         own, *others = recorded_scores(zoo_path(name))
         sets = [(test_set, value) for test_set, value in own.means.items() if not math.isnan(value)]
-        scores = [cell for test_set, value in (sets[0], sets[-1]) for cell in (f"{value:.3f}", _short(test_set))]
+        scores = [
+            cell
+            for test_set, value in (sets[0], sets[-1])
+            for cell in (f"{value:.3f}", _short(test_set))
+        ]
         steps = ("+" if own.configuration.continue_from else "") + str(own.steps)
         table.add_row(name, own.configuration.scheme, steps, str(1 + len(others)), *scores)
     console.print(table)
     bytes_of = (file.stat().st_size for name in shown for file in weight_files(zoo_path(name)))
     size = f"{sum(bytes_of) / 1e6:.0f} MB in all"
     how = "Look into one: repo-interp analyze NAME; in Python: ri.zoo(NAME)."
-    scored = "Scores of the first and last test set, in the task's metric. +: steps from another checkpoint."
+    scored = (
+        "Scores of the first and last test set, in the task's metric. +: steps from "
+        "another checkpoint."
+    )
     console.print(f"{size}. {scored} {how}", highlight=False)
 
 
@@ -114,14 +161,22 @@ def _train(console: Console, arguments: argparse.Namespace) -> int:
     from repo_interp.progress import steps
 
     if processes.count() > 1 and arguments.jobs > 1:
-        raise InputError("--jobs is for one process; several that were launched together train one run each: leave it out")
+        raise InputError(
+            "--jobs is for one process; several that were launched together train one run "
+            "each: leave it out"
+        )
     if arguments.into:
         require_directory(Path(arguments.into))
     device = None if arguments.device is None else str(device_named(arguments.device))
-    runs = planned_runs(chosen((*PLAN, *AHEAD) if arguments.names else PLAN, arguments.names), device=device)
+    runs = planned_runs(
+        chosen((*PLAN, *AHEAD) if arguments.names else PLAN, arguments.names), device=device
+    )
     waiting = processes.from_first(lambda: unfinished(runs))
     trained_on = runs[0].configuration.device
-    console.print(f"{len(runs)} training runs on {trained_on}, {len(runs) - len(waiting)} of them finished", highlight=False)
+    console.print(
+        f"{len(runs)} training runs on {trained_on}, {len(runs) - len(waiting)} of them finished",
+        highlight=False,
+    )
     if waiting:
         total = sum(run.configuration.steps for run in waiting)
         with steps(console, EVERY) as step:

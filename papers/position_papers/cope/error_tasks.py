@@ -1,15 +1,18 @@
-"""The tasks of CoPE's claims about errors, as data: flip-flop (C1), selective copy (C2) and counting (C3).
+"""The tasks of CoPE's claims about errors, as data: flip-flop (C1), selective copy (C2) and
+counting (C3).
 
-Flip-flop: a read gives the bit that was written last. Out of distribution more instructions (sparse) or fewer (dense) are ignored than in
-training. Our sparse sequences of the training length are easier than the paper's; the longer ones are judged as a question of its own,
-after their scores were seen.
+Flip-flop: a read gives the bit that was written last. Out of distribution more instructions
+(sparse) or fewer (dense) are ignored than in training. Our sparse sequences of the training length
+are easier than the paper's; the longer ones are judged as a question of its own, after their scores
+were seen.
 
-Selective copy: symbols are copied in order, the blanks between them left out. Out of distribution there are half (dense) or twice (sparse)
-as many blanks.
+Selective copy: symbols are copied in order, the blanks between them left out. Out of distribution
+there are half (dense) or twice (sparse) as many blanks.
 
-Counting: variables are set to zero, incremented and passed over; the answer is the value of one. The more is passed over, the longer the
-context that a count has to reach across. In balanced test sets all values are as frequent, so that the floor is high. That a scheme has to
-have learned the task (`errors.LEARNED`) was added after the scores were seen.
+Counting: variables are set to zero, incremented and passed over; the answer is the value of one.
+The more is passed over, the longer the context that a count has to reach across. In balanced test
+sets all values are as frequent, so that the floor is high. That a scheme has to have learned the
+task (`errors.LEARNED`) was added after the scores were seen.
 """
 
 from __future__ import annotations
@@ -41,7 +44,7 @@ from repo_interp.values import Count
 SCHEMES = (COPE, *RIVALS, "repo")
 """Of the zoo's checkpoints of each task."""
 
-# ---- flip-flop ------------------------------------------------------------------------------------------------------
+# ---- flip-flop -----------------------------------------------------------------------------------
 
 C1 = Claim(
     "C1",
@@ -53,7 +56,8 @@ C1 = Claim(
 )
 C1_LONG = Claim(
     "C1",
-    "flip-flop, longer and out of distribution: CoPE below RoPE in error (absolute positions end at the training length)",
+    "flip-flop, longer and out of distribution: CoPE below RoPE in error (absolute positions "
+    "end at the training length)",
     C1.source,
     "none",  # the paper's sequences are as long as those of training
     LowerError("CoPE's error on the long sparse test set"),
@@ -67,8 +71,10 @@ FLIP_FLOP = experiment(
         title=lambda task: f"flip-flop, {task.length} tokens",
         figure=lambda task: f"flip_flop_{task.length}",
         caption=lambda task: (
-            f"Flip-flop: error of reads by test set (CoPE table 2, left). {100 * task.ignore:g} % of instructions are ignored in training, "
-            f"{100 * task.sparse:g} % in sparse and {100 * task.dense:g} % in dense test sets; sequences have {task.length} tokens, in "
+            "Flip-flop: error of reads by test set (CoPE table 2, left). "
+            f"{100 * task.ignore:g} % of instructions are ignored in training, "
+            f"{100 * task.sparse:g} % in sparse and {100 * task.dense:g} % in dense test "
+            f"sets; sequences have {task.length} tokens, in "
             f"long test sets {task.longest_test}."
         ),
         scale=Scale(4, 256, None, "10,000 steps of 16 sequences"),  # sec. 5.1, appendix C
@@ -76,7 +82,7 @@ FLIP_FLOP = experiment(
     "flip-flop",
 )
 
-# ---- selective copy -------------------------------------------------------------------------------------------------
+# ---- selective copy ------------------------------------------------------------------------------
 
 OUTSIDE = ("dense", "sparse")
 LARGEST = "CoPE's largest error with as many, half and twice the blanks"
@@ -100,7 +106,9 @@ C2_ABSOLUTE = Claim(
 
 
 def copies_without_errors(claim: Claim, alike: Alike, test_set: str) -> Verdict:
-    """The verdict on C2, whose test sets are all; on its part about absolute positions that on `test_set`."""
+    """The verdict on C2, whose test sets are all; on its part about absolute positions that on
+    `test_set`.
+    """
     if claim is not C2:
         return lower_error(claim, alike, test_set)
     cope, rope = alike.given[COPE], alike.given.get("rope")
@@ -108,9 +116,14 @@ def copies_without_errors(claim: Claim, alike: Alike, test_set: str) -> Verdict:
         return unmeasured(claim, cope.name, missing(["rope"], cope.configuration.task))
     sets = (IN_DISTRIBUTION, *OUTSIDE)
     # 100 (1 - 0.99) is a little more than 1, so errors are rounded before they are compared.
-    own, other = (np.round([100 * errors_of(each, name).mean for name in sets], 9) for each in (cope, rope))
+    own, other = (
+        np.round([100 * errors_of(each, name).mean for name in sets], 9) for each in (cope, rope)
+    )
     worst = errors_of(cope, sets[int(own.argmax())])
-    shown = [f"{name} {', '.join(f'{error:.3g}' for error in errors)} %" for name, errors in (("CoPE", own), ("RoPE", other))]
+    shown = [
+        f"{name} {', '.join(f'{error:.3g}' for error in errors)} %"
+        for name, errors in (("CoPE", own), ("RoPE", other))
+    ]
     return verdict(
         claim,
         cope.name,
@@ -130,8 +143,10 @@ SELECTIVE_COPY = experiment(
         title=lambda task: "selective copy",
         figure=lambda task: "selective_copy",
         caption=lambda task: (
-            f"Selective copy: share of sequences that are not copied exactly (CoPE table 2, right). {task.copied} symbols out of an "
-            f"alphabet of {task.symbols} are copied, with as many blanks as in training ({task.blanks}), half as many (dense) and twice as "
+            "Selective copy: share of sequences that are not copied exactly (CoPE table 2, "
+            f"right). {task.copied} symbols out of an "
+            f"alphabet of {task.symbols} are copied, with as many blanks as in training "
+            f"({task.blanks}), half as many (dense) and twice as "
             "many (sparse)."
         ),
         scale=Scale(2, 64, None, "100,000 steps"),  # sec. 5.2
@@ -140,11 +155,15 @@ SELECTIVE_COPY = experiment(
     "selective copy",
 )
 
-# ---- counting -------------------------------------------------------------------------------------------------------
+# ---- counting ------------------------------------------------------------------------------------
 
 CONTEXTS = ("longer", "shorter")
-_BY_VARIABLES = tuple((f"counting/cope{variables}_256", f"counting/cope{variables}") for variables in ("", "_3", "_5"))
-"""Where both are there, those trained with 256 operations decide: with 64, longer contexts are hardly longer."""
+_BY_VARIABLES = tuple(
+    (f"counting/cope{variables}_256", f"counting/cope{variables}") for variables in ("", "_3", "_5")
+)
+"""Where both are there, those trained with 256 operations decide: with 64, longer contexts are
+hardly longer.
+"""
 C3 = Claim(
     "C3",
     "counting 1, 3 and 5 variables: CoPE below the others in error",
@@ -159,7 +178,9 @@ C3_CONTEXTS = Claim(
     "counting in longer and shorter contexts than trained on: CoPE below the others in error",
     "CoPE table 4",
     "0.0, 4.0 / 8.8, 34.1 %",
-    LowerError("with weights 100 (longer contexts) and 10 (shorter ones) of pass, each, CoPE's error"),
+    LowerError(
+        "with weights 100 (longer contexts) and 10 (shorter ones) of pass, each, CoPE's error"
+    ),
     part="contexts",
     about=_BY_VARIABLES,
 )
@@ -168,7 +189,10 @@ C3_BALANCED = Claim(
     "counting, all values as frequent: CoPE below the others in error",
     C3.source,
     "none",
-    LowerError("with values that are equally frequent, CoPE's error in contexts as in training, longer and shorter, each,"),
+    LowerError(
+        "with values that are equally frequent, CoPE's error in contexts as in training, "
+        "longer and shorter, each,"
+    ),
     part="balanced",
 )
 
@@ -183,13 +207,20 @@ class CountingOptions(ScoreOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.counting_count < 2:
-            raise InputError(f"counting_count is {self.counting_count}; wanted at least 2 prompts, for an error")
+            raise InputError(
+                f"counting_count is {self.counting_count}; wanted at least 2 prompts, for an error"
+            )
 
 
 COUNTING = experiment(
     ErrorTask(
         "counting",
-        [f"{scheme}{variables}{size}" for size in ("_256", "") for variables in ("", "_3", "_5") for scheme in SCHEMES],
+        [
+            f"{scheme}{variables}{size}"
+            for size in ("_256", "")
+            for variables in ("", "_3", "_5")
+            for scheme in SCHEMES
+        ],
         (
             (C3, IN_DISTRIBUTION),
             *((C3_CONTEXTS, name) for name in CONTEXTS),
@@ -198,9 +229,12 @@ COUNTING = experiment(
         title=lambda task: f"counting {task.variables} variable{'s' if task.variables > 1 else ''}",
         figure=lambda task: f"counting_{task.operations}",
         caption=lambda task: (
-            f"Counting, up to {task.operations} operations: share of sequences whose value is wrong (CoPE table 3, 4), where the operation "
-            f"pass, which changes no value, is drawn as often as in training (weight {task.pass_weight:g}), more often, so that contexts "
-            f"are longer ({task.longer_pass_weight:g}), or less often, so that they are shorter ({task.shorter_pass_weight:g}); balanced: "
+            f"Counting, up to {task.operations} operations: share of sequences whose value "
+            "is wrong (CoPE table 3, 4), where the operation "
+            "pass, which changes no value, is drawn as often as in training (weight "
+            f"{task.pass_weight:g}), more often, so that contexts "
+            f"are longer ({task.longer_pass_weight:g}), or less often, so that they are "
+            f"shorter ({task.shorter_pass_weight:g}); balanced: "
             "all values equally frequent."
         ),
         scale=Scale(training="10,000 sequences of up to 512 operations"),  # sec. 5.3

@@ -1,18 +1,22 @@
-"""What CoPE's gates count in a language model, and where position alone sends attention (CoPE sec. 5.4, fig. 4 and 6): C6.
+"""What CoPE's gates count in a language model, and where position alone sends attention (CoPE sec.
+5.4, fig. 4 and 6): C6.
 
 The paper's figures are of gates with keys of their own ("sep-keys").
 
-Held-out windows of the training length go through the checkpoint and through a random-weight control. The measure `gates` gives, for
-every head, the separators' share of the gates' sum and the attention that stays in the query's own segment, each with its control by
-chance: as many random tokens, and shuffled segments. The head that is judged, or the head and kind of segment, is chosen on the even
-windows and judged on the odd ones: the best of many is no finding where it was chosen. That separators have more of the gates' sum than
-random tokens does not say that they have it alone: other tokens with high gates are counted in the figure.
+Held-out windows of the training length go through the checkpoint and through a random-weight
+control. The measure `gates` gives, for every head, the separators' share of the gates' sum and the
+attention that stays in the query's own segment, each with its control by chance: as many random
+tokens, and shuffled segments. The head that is judged, or the head and kind of segment, is chosen
+on the even windows and judged on the odd ones: the best of many is no finding where it was chosen.
+That separators have more of the gates' sum than random tokens does not say that they have it alone:
+other tokens with high gates are counted in the figure.
 
     chosen   argmax over places of the mean, over even prompts, of observed - control
     judged   observed, control and chance of that place, means over odd prompts
 
-Shuffled segments are needed as a control: a head that never left its segment would keep most of its attention in a shuffled one too, since
-both hold the nearest tokens. Random weights are shown, and decide nothing: their gates are near 1/2 whatever the token.
+Shuffled segments are needed as a control: a head that never left its segment would keep most of its
+attention in a shuffled one too, since both hold the nearest tokens. Random weights are shown, and
+decide nothing: their gates are near 1/2 whatever the token.
 """
 
 from __future__ import annotations
@@ -45,12 +49,14 @@ from repo_interp.plots.views.gates import draw_gates, draw_map
 from repo_interp.values import Count
 
 WITHIN = (
-    "in the head and kind of segment that stand out on half of the texts, on the other half, the share of attention from position alone "
+    "in the head and kind of segment that stand out on half of the texts, on the other half, "
+    "the share of attention from position alone "
     "within the query's own segment"
 )
 KEPT = "the share of shuffled segments that keep as much"
 REACHED = (
-    "in the head that stands out on half of the texts, on the other half, the share of draws of random tokens that have as large a share "
+    "in the head that stands out on half of the texts, on the other half, the share of draws "
+    "of random tokens that have as large a share "
     "of the gates' sum as the separators"
 )
 CHANCE = 0.05
@@ -81,17 +87,22 @@ class GateOptions(ScoreOptions):
     gate_texts: Count = 32
     """Texts whose gates are measured."""
     controls: Count = 1
-    """Copies with random weights of every checkpoint whose gates are measured: all of them are near 1/2, so that one is as good as ten."""
+    """Copies with random weights of every checkpoint whose gates are measured: all of them are near
+    1/2, so that one is as good as ten.
+    """
     draws: Count = 40
     """Random choices of separators, and shuffled segments, of each text."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.gate_texts < 4:
-            raise InputError(f"gate_texts is {self.gate_texts}; wanted at least 4, two to choose a head on and two to judge it")
+            raise InputError(
+                f"gate_texts is {self.gate_texts}; wanted at least 4, two to choose a head "
+                "on and two to judge it"
+            )
 
 
-# ---- measuring -------------------------------------------------------------------------------------------------------
+# ---- measuring -----------------------------------------------------------------------------------
 
 SHARES = ("separator_share", "separator_share_shuffled", "separator_share_chance")
 MASSES = ("last_segment_mass", "last_segment_shuffled", "last_segment_chance")
@@ -99,7 +110,9 @@ _BY_HEAD = (*SHARES, *MASSES, "separator_share_even", "last_segment_even")
 _OF_FIRST_TEXT = ("position_attention", "gate_by_token", "counted", "separator")
 
 
-def measure(subjects: Sequence[Subject], options: GateOptions, cache: Cache) -> tuple[str, xr.Dataset]:
+def measure(
+    subjects: Sequence[Subject], options: GateOptions, cache: Cache
+) -> tuple[str, xr.Dataset]:
     """The name of the checkpoint and its gates, as `measure_gates` describes them."""
     (subject,) = subjects
     assert subject.configuration is not None and subject.task is not None, subject.path
@@ -113,24 +126,29 @@ def measure(subjects: Sequence[Subject], options: GateOptions, cache: Cache) -> 
 
 
 def measure_gates(subject: Subject, options: GateOptions) -> xr.Dataset:
-    """Shares and masses [weights, prompt, layer, head, kind] of the checkpoint and of random-weight controls; of the first window with
-    the trained weights `position_attention`, `gate_by_token`, `counted`, `separator`, and `text [key]`.
+    """Shares and masses [weights, prompt, layer, head, kind] of the checkpoint and of random-weight
+    controls; of the first window with the trained weights `position_attention`, `gate_by_token`,
+    `counted`, `separator`, and `text [key]`.
     """
     assert subject.task is not None, subject.path
     prompts = subject.prompts(subject.training_length, options.gate_texts, options.seed)
     datasets = dict[str, xr.Dataset]()
     for name, bridge in subject.bridges(options):
         maps, tokens = int(name == "trained"), len(prompts[0].tokens)
-        gates = Gates(kinds=KINDS, maps=maps, map_tokens=tokens, draws=options.draws, seed=options.seed)
+        gates = Gates(
+            kinds=KINDS, maps=maps, map_tokens=tokens, draws=options.draws, seed=options.seed
+        )
         run = analyze(bridge, prompts, [gates], batch_size=options.batch_size)  # pyright: ignore[reportArgumentType]
         datasets[name] = run["gates"].to_dataset()
-    by_head = joined({name: dataset[list(_BY_HEAD)] for name, dataset in datasets.items()}, "weights", "outer")
+    by_head = joined(
+        {name: dataset[list(_BY_HEAD)] for name, dataset in datasets.items()}, "weights", "outer"
+    )
     first = {name: datasets["trained"][name].isel(prompt=0, drop=True) for name in _OF_FIRST_TEXT}
     words = xr.DataArray(list(prompts[0].token_text or map(str, prompts[0].tokens)), dims="key")
     return by_head.assign(first).assign(text=described(words, "text of a token", "1"))
 
 
-# ---- the place that stands out on even prompts, judged on odd ones ---------------------------------------------------
+# ---- the place that stands out on even prompts, judged on odd ones -------------------------------
 
 
 class Chosen(NamedTuple):
@@ -152,9 +170,11 @@ def stands_out(
     control: Float[np.ndarray, "prompt *place"],
     chance: Float[np.ndarray, "prompt *place"],
 ) -> Chosen | None:
-    """The place whose observed value is furthest above its control on even prompts, measured on odd ones.
+    """The place whose observed value is furthest above its control on even prompts, measured on odd
+    ones.
 
-    A prompt without separators or segments has NaN; a place needs two prompts with values in each half. None where no place has them.
+    A prompt without separators or segments has NaN; a place needs two prompts with values in each
+    half. None where no place has them.
     """
     margins = observed - control
     enough = np.minimum(np.isfinite(margins[::2]).sum(0), np.isfinite(margins[1::2]).sum(0)) >= 2
@@ -168,7 +188,7 @@ def stands_out(
     return Chosen(tuple(map(int, place)), value, expected, reached, other[0])
 
 
-# ---- judging ---------------------------------------------------------------------------------------------------------
+# ---- judging -------------------------------------------------------------------------------------
 
 
 class _Part(NamedTuple):
@@ -187,19 +207,33 @@ class _Part(NamedTuple):
 _WITHIN = "attention from position alone within the query's own segment"
 _PARTS = (
     _Part(C6, "position_attention", MASSES, _WITHIN, "in own segment", "in shuffled ones"),
-    _Part(C6_SEPARATORS, "gates", SHARES, "separators' share of the gates' sum", "gates on separators", "on random tokens"),
+    _Part(
+        C6_SEPARATORS,
+        "gates",
+        SHARES,
+        "separators' share of the gates' sum",
+        "gates on separators",
+        "on random tokens",
+    ),
 )
 
 
 def judge(measured: tuple[str, xr.Dataset]) -> Iterator[Verdict]:
-    """The verdicts on C6: of the head whose attention stays in a segment most, and of the one whose gates mark separators most."""
+    """The verdicts on C6: of the head whose attention stays in a segment most, and of the one whose
+    gates mark separators most.
+    """
     name, data = measured
     for part in _PARTS:
-        trained, *controls = (_chosen(data, part, str(weights)) for weights in data["weights"].values)
+        trained, *controls = (
+            _chosen(data, part, str(weights)) for weights in data["weights"].values
+        )
         if trained is None:
             yield unmeasured(part.claim, name, "too few of the texts have separators or segments")
             continue
-        random, sizes = ", ".join(f"{each.observed:.3g}" for each in controls if each is not None), data[part.variables[0]].sizes
+        random, sizes = (
+            ", ".join(f"{each.observed:.3g}" for each in controls if each is not None),
+            data[part.variables[0]].sizes,
+        )
         kinds = f" and {sizes['kind']} kinds of segments" if "kind" in sizes else ""
         yield verdict(
             part.claim,
@@ -211,8 +245,10 @@ def judge(measured: tuple[str, xr.Dataset]) -> Iterator[Verdict]:
             "texts",
             len(trained.by_prompt),
             f"{part.control} {trained.control:.3g}; random weights {random}",
-            f"{_place(data, trained)}: {part.control} {trained.control:.3g}, as high in {100 * trained.chance:.3g} % of the draws; "
-            f"the head was chosen among {sizes['layer'] * sizes['head']} heads{kinds} on the other half of the texts",
+            f"{_place(data, trained)}: {part.control} {trained.control:.3g}, as high in "
+            f"{100 * trained.chance:.3g} % of the draws; "
+            f"the head was chosen among {sizes['layer'] * sizes['head']} heads{kinds} on the "
+            "other half of the texts",
         )
 
 
@@ -224,11 +260,13 @@ def _chosen(data: xr.Dataset, part: _Part, weights: str = "trained") -> Chosen |
 def _place(data: xr.Dataset, chosen: Chosen) -> str:
     """The head in words, with the kind of segment where there are kinds."""
     axes = ("layer", "head", "kind")
-    layer, head, *kind = (data[axis].values[index] for axis, index in zip(axes, chosen.place, strict=False))
+    layer, head, *kind = (
+        data[axis].values[index] for axis, index in zip(axes, chosen.place, strict=False)
+    )
     return ", segments: ".join([f"head {head} of layer {layer}", *map(str, kind)])
 
 
-# ---- drawing: the map of one head above the gates of its keys, separators marked (fig. 4 and 6) -----------------------
+# ---- drawing: the map of one head above the gates of its keys, separators marked (fig. 4 and 6) --
 
 
 def draw(measured: tuple[str, xr.Dataset]) -> Iterator[Drawing]:
@@ -238,23 +276,39 @@ def draw(measured: tuple[str, xr.Dataset]) -> Iterator[Drawing]:
     for part in _PARTS:
         if (chosen := _chosen(data, part)) is None:
             continue
-        shown = data.isel(layer=chosen.place[0], head=chosen.place[1]).drop_vars("scheme", errors="ignore")
+        shown = data.isel(layer=chosen.place[0], head=chosen.place[1]).drop_vars(
+            "scheme", errors="ignore"
+        )
         above, words = _counted(shown)
         texts = shown["text"].values[above & (shown["separator"].values != 1)].tolist()
-        often = ", ".join(f"{text!r} ({times})" for text, times in Counter(texts).most_common(4)) or "none"
+        often = (
+            ", ".join(f"{text!r} ({times})" for text, times in Counter(texts).most_common(4))
+            or "none"
+        )
         caption = (
-            f"{name}, {_place(data, chosen)}: attention from position alone on the first text, every row scaled to a maximum of 1 (CoPE "
-            "fig. 4), and below it the mean gate of each token over the queries that see it (fig. 6). Plus signs and dark bars: separators "
-            f"- line breaks, ends of sentences, beginnings of blocks. {part.measured[:1].upper()}{part.measured[1:]}, mean over the texts "
-            f"that it was not chosen on: {chosen.observed:.3g}; {part.control}: {chosen.control:.3g}. On the first text, {words}, most "
+            f"{name}, {_place(data, chosen)}: attention from position alone on the first "
+            "text, every row scaled to a maximum of 1 (CoPE "
+            "fig. 4), and below it the mean gate of each token over the queries that see it "
+            "(fig. 6). Plus signs and dark bars: separators "
+            "- line breaks, ends of sentences, beginnings of blocks. "
+            f"{part.measured[:1].upper()}{part.measured[1:]}, mean over the texts "
+            f"that it was not chosen on: {chosen.observed:.3g}; {part.control}: "
+            f"{chosen.control:.3g}. On the first text, {words}, most "
             f"often {often}."
         )
-        title = f"{short}, {_place(data, chosen)}\n{part.where} {chosen.observed:.2f}, {part.control} {chosen.control:.2f}"
-        yield Drawing(f"{part.stem}_{short}", position_attention_and_gates(shown, title), caption, shown)
+        title = (
+            f"{short}, {_place(data, chosen)}\n{part.where} {chosen.observed:.2f}, "
+            f"{part.control} {chosen.control:.2f}"
+        )
+        yield Drawing(
+            f"{part.stem}_{short}", position_attention_and_gates(shown, title), caption, shown
+        )
 
 
 def _counted(data: xr.Dataset) -> tuple[np.ndarray, str]:
-    """Which tokens have a gate above `HALF` in `gate_by_token [key]`, and how many separators and others do, in words."""
+    """Which tokens have a gate above `HALF` in `gate_by_token [key]`, and how many separators and
+    others do, in words.
+    """
     above, separators = data["gate_by_token"].values > HALF, data["separator"].values == 1
     counts = [f"{above[which].sum()} of {which.sum()}" for which in (separators, ~separators)]
     return above, f"gate above {HALF}: {counts[0]} separators, {counts[1]} others"
@@ -262,19 +316,37 @@ def _counted(data: xr.Dataset) -> tuple[np.ndarray, str]:
 
 @style()
 def position_attention_and_gates(data: xr.Dataset, title: str) -> PaperFigure:
-    """`position_attention [query, key]` of one head above `gate_by_token [key]`, on one axis of keys; `separator [key]` is 1 where a token
-    separates, `text [key]` is what it is.
+    """`position_attention [query, key]` of one head above `gate_by_token [key]`, on one axis of
+    keys; `separator [key]` is 1 where a token separates, `text [key]` is what it is.
     """
     figure = paper_figure(COLUMN_WIDTH, 4.6)
     attention, gates = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
-    separators, values = data["separator"].values == 1, data["position_attention"].transpose("query", "key").values
-    image = draw_map(attention, np.where(np.tri(*values.shape, dtype=bool), values, np.nan), np.flatnonzero(separators))
-    figure.colorbar(image, ax=attention, fraction=0.05, pad=0.02).set_label("attention from position alone (row maximum 1)")
+    separators, values = (
+        data["separator"].values == 1,
+        data["position_attention"].transpose("query", "key").values,
+    )
+    image = draw_map(
+        attention,
+        np.where(np.tri(*values.shape, dtype=bool), values, np.nan),
+        np.flatnonzero(separators),
+    )
+    figure.colorbar(image, ax=attention, fraction=0.05, pad=0.02).set_label(
+        "attention from position alone (row maximum 1)"
+    )
     attention.set(aspect="auto", xlabel="", title=title)
-    draw_gates(gates, data["gate_by_token"].values, separators, scheme_colour("cope")).set_xlabel("key (token)")
+    draw_gates(gates, data["gate_by_token"].values, separators, scheme_colour("cope")).set_xlabel(
+        "key (token)"
+    )
     gates.axhline(HALF, color="#222222", linewidth=0.7, linestyle="--", gid="half")
     gates.set_title(_counted(data)[1].capitalize(), fontsize=6.5)
-    legend_below(figure, [Line2D([], [], linestyle="none", marker="+", color="black", markersize=4, label="separator")])
+    legend_below(
+        figure,
+        [
+            Line2D(
+                [], [], linestyle="none", marker="+", color="black", markersize=4, label="separator"
+            )
+        ],
+    )
     return figure
 
 
@@ -282,14 +354,23 @@ def _has_gates(subject: Subject) -> bool:
     """Whether the gates of a checkpoint can be judged: not where all are open."""
     if subject.configuration is None or "cope" not in subject.schemes:
         return False
-    return of_tasks("language")(subject) and subject.configuration.scheme_options.get("gates") != "open"
+    return (
+        of_tasks("language")(subject)
+        and subject.configuration.scheme_options.get("gates") != "open"
+    )
 
 
 def units(measured: tuple[str, xr.Dataset]) -> xr.Dataset:
-    """`MASSES` of one seed [weights, prompt, kind], in the head that C6 is judged by; nothing where no head can be."""
+    """`MASSES` of one seed [weights, prompt, kind], in the head that C6 is judged by; nothing where
+    no head can be.
+    """
     _, data = measured
     chosen = _chosen(data, _PARTS[0])
-    return data[[]] if chosen is None else data[list(MASSES)].isel(layer=chosen.place[0], head=chosen.place[1], drop=True)
+    return (
+        data[[]]
+        if chosen is None
+        else data[list(MASSES)].isel(layer=chosen.place[0], head=chosen.place[1], drop=True)
+    )
 
 
 GATES = over_seeds(

@@ -1,9 +1,11 @@
 """Perplexity at the training length and beyond (CoPE sec. 5.4, tables 5 and 8, fig. 3): C4 and C5.
 
-    perplexity = exp of the mean of -log p over the tokens of held-out windows; compared as log perplexity, window by window
+    perplexity = exp of the mean of -log p over the tokens of held-out windows; compared as log
+    perplexity, window by window
 
-"Relative" in the paper is CoPE with every gate at 1: a learned vector per distance, the last for all from p_max - 1 on. The claims are
-judged against a CoPE that was trained with open gates. RoPE is another comparison, which the paper makes on code.
+"Relative" in the paper is CoPE with every gate at 1: a learned vector per distance, the last for
+all from p_max - 1 on. The claims are judged against a CoPE that was trained with open gates. RoPE
+is another comparison, which the paper makes on code.
 """
 
 from __future__ import annotations
@@ -17,13 +19,35 @@ import numpy as np
 from position_papers.cope.errors import COPE
 from position_papers.kit.cache import Cache
 from position_papers.kit.claims import Claim, Verdict, unmeasured, verdict
-from position_papers.kit.differences import MATERIAL, between, between_rises, in_words, numbers_of, rise
+from position_papers.kit.differences import (
+    MATERIAL,
+    between,
+    between_rises,
+    in_words,
+    numbers_of,
+    rise,
+)
 from position_papers.kit.experiment import Drawing, Experiment, Needs, trained_alike
-from position_papers.kit.perplexities import compared, on_the_same_windows, perplexity_table, shortest_and_longest
+from position_papers.kit.perplexities import (
+    compared,
+    on_the_same_windows,
+    perplexity_table,
+    shortest_and_longest,
+)
 from position_papers.kit.perplexity_figures import perplexity_by_length
 from position_papers.kit.rules import Above, All, AtMost
 from position_papers.kit.scale import Scale
-from position_papers.kit.scores import PLAIN, Scored, ScoreOptions, first_of, in_legend, missing, note, of_tasks, score_subject
+from position_papers.kit.scores import (
+    PLAIN,
+    Scored,
+    ScoreOptions,
+    first_of,
+    in_legend,
+    missing,
+    note,
+    of_tasks,
+    score_subject,
+)
 from position_papers.kit.subjects import Subject
 from repo_interp.plots.marks.scores import layout_name
 
@@ -40,7 +64,10 @@ CALLED = {
 }
 AGAINST_ROPE = "against RoPE"
 OWN = "the log perplexity of {} at the training length"
-RATIO = f"the perplexity, at the training length, of a CoPE with p_max = {POSITIONS} over that with more positions"
+RATIO = (
+    f"the perplexity, at the training length, of a CoPE with p_max = {POSITIONS} over "
+    "that with more positions"
+)
 RISE = "the rise of CoPE's log perplexity from the training length to the longest"
 
 
@@ -61,8 +88,22 @@ C4 = Claim(
     _in_order(COPE, OPEN, ABSOLUTE),
     shows_control=True,
 )
-C4_ROPE = Claim("C4", "perplexity: CoPE below RoPE", "CoPE table 5, code", "3.9 / 4.1", _in_order(COPE, ROPE), AGAINST_ROPE)
-C4_POSITIONS = Claim("C4", f"p_max = {POSITIONS} suffices", "CoPE table 8", "23.22 / 23.46", AtMost(RATIO, 1.01), part="p_max")
+C4_ROPE = Claim(
+    "C4",
+    "perplexity: CoPE below RoPE",
+    "CoPE table 5, code",
+    "3.9 / 4.1",
+    _in_order(COPE, ROPE),
+    AGAINST_ROPE,
+)
+C4_POSITIONS = Claim(
+    "C4",
+    f"p_max = {POSITIONS} suffices",
+    "CoPE table 8",
+    "23.22 / 23.46",
+    AtMost(RATIO, 1.01),
+    part="p_max",
+)
 C4_KEYS = Claim(
     "C4",
     "perplexity: keys of the gates' own (sep-keys) below the keys of attention",
@@ -71,7 +112,12 @@ C4_KEYS = Claim(
     _in_order(KEYS, COPE),
     "sep-keys",
 )
-ORDERS = {C4: (COPE, OPEN, ABSOLUTE), C4_ROPE: (COPE, ROPE), C4_POSITIONS: (FEW, COPE), C4_KEYS: (KEYS, COPE)}
+ORDERS = {
+    C4: (COPE, OPEN, ABSOLUTE),
+    C4_ROPE: (COPE, ROPE),
+    C4_POSITIONS: (FEW, COPE),
+    C4_KEYS: (KEYS, COPE),
+}
 C5 = Claim(  # absolute positions end at the training length
     "C5",
     "contexts longer than trained on: CoPE degrades less than relative positions (every gate open)",
@@ -80,7 +126,12 @@ C5 = Claim(  # absolute positions end at the training length
     _below(RISE, OPEN),
 )
 C5_ROPE = Claim(
-    "C5", "contexts longer than trained on: CoPE degrades less than RoPE", "CoPE fig. 3", "none", _below(RISE, ROPE), AGAINST_ROPE
+    "C5",
+    "contexts longer than trained on: CoPE degrades less than RoPE",
+    "CoPE fig. 3",
+    "none",
+    _below(RISE, ROPE),
+    AGAINST_ROPE,
 )
 
 
@@ -90,8 +141,13 @@ def measure(subjects: Sequence[Subject], options: ScoreOptions, cache: Cache) ->
 
 
 def judge(scored: Sequence[Scored]) -> Iterator[Verdict]:
-    """The verdicts on C4, its parts, and C5, where a checkpoint has CoPE in every layer: against open gates, and against RoPE."""
-    by_gates = {gates: [each for each in scored if gates_of(each) == gates] for gates in (FEW, COPE, OPEN, KEYS)}
+    """The verdicts on C4, its parts, and C5, where a checkpoint has CoPE in every layer: against
+    open gates, and against RoPE.
+    """
+    by_gates = {
+        gates: [each for each in scored if gates_of(each) == gates]
+        for gates in (FEW, COPE, OPEN, KEYS)
+    }
     models = {name: first_of(own, COPE) for name, own in by_gates.items()}
     models |= {name: first_of(scored, name) for name in (ROPE, ABSOLUTE)}
     given = {name: each for name, each in models.items() if each is not None}
@@ -104,14 +160,18 @@ def judge(scored: Sequence[Scored]) -> Iterator[Verdict]:
 
 
 def gates_of(scored: Scored) -> str:
-    """What a checkpoint's gates look at, where it has CoPE: `COPE` for keys, also where no record says it; `FEW`: with few positions."""
+    """What a checkpoint's gates look at, where it has CoPE: `COPE` for keys, also where no record
+    says it; `FEW`: with few positions.
+    """
     options = scored.configuration.scheme_options
     gates = str(options.get("gates", "keys"))
     return gates if gates != "keys" else FEW if options.get("p_max") == POSITIONS else COPE
 
 
 def draw(scored: Sequence[Scored]) -> Iterator[Drawing]:
-    """Perplexity by length (fig. 3), of all schemes above RoPE and of CoPE's variants above open gates."""
+    """Perplexity by length (fig. 3), of all schemes above RoPE and of CoPE's variants above open
+    gates.
+    """
     variants = [each for each in scored if each.layout == COPE]
     opened = first_of([each for each in variants if gates_of(each) == OPEN], COPE)
     yield _drawn("perplexity", scored, first_of(scored, ROPE), layout_name(ROPE))
@@ -120,12 +180,18 @@ def draw(scored: Sequence[Scored]) -> Iterator[Drawing]:
 
 
 def _drawn(name: str, scored: Sequence[Scored], reference: Scored | None, called: str) -> Drawing:
-    """The figure `name`, where there is a `reference` with differences from it, which is `called` so."""
-    table, said = compared([(each, PLAIN) for each in scored], perplexity_table(scored), reference, called)
+    """The figure `name`, where there is a `reference` with differences from it, which is `called`
+    so.
+    """
+    table, said = compared(
+        [(each, PLAIN) for each in scored], perplexity_table(scored), reference, called
+    )
     length, windows = scored[0].training_length, scored[0].sample(scored[0].test_sets[:1]).count
     caption = (
-        f"Perplexity by length of the context (CoPE fig. 3, tables 5 and 8), {windows} windows of held-out text of each length. Windows of "
-        "two lengths are other texts: compare checkpoints at one length, and their differences between lengths. Dotted: the training "
+        f"Perplexity by length of the context (CoPE fig. 3, tables 5 and 8), {windows} "
+        "windows of held-out text of each length. Windows of "
+        "two lengths are other texts: compare checkpoints at one length, and their "
+        "differences between lengths. Dotted: the training "
         f"length, {length} tokens, where learned absolute positions end. {said}"
     )
     table = table.assign_coords(label=("checkpoint", [_label(each, scored) for each in scored]))
@@ -139,7 +205,9 @@ def _absent(claim: Claim, given: Mapping[str, Scored], wanted: Sequence[str]) ->
 
 
 def _ordered(claim: Claim, given: Mapping[str, Scored], order: Sequence[str]) -> Verdict:
-    """Whether log perplexity at the training length is lower with the first of `order` than with the second, and so on along it."""
+    """Whether log perplexity at the training length is lower with the first of `order` than with
+    the second, and so on along it.
+    """
     if absent := _absent(claim, given, order):
         return absent
     models = [given[name] for name in order]
@@ -147,7 +215,9 @@ def _ordered(claim: Claim, given: Mapping[str, Scored], order: Sequence[str]) ->
     perplexities = [float(np.exp(sample.mean)) for sample in samples]
     values: dict[str, Any] = {RATIO: perplexities[0] / perplexities[1]}
     told: list[str] = []
-    for (own, rival), called, (first, second) in zip(pairwise(models), pairwise(order), pairwise(samples), strict=True):
+    for (own, rival), called, (first, second) in zip(
+        pairwise(models), pairwise(order), pairwise(samples), strict=True
+    ):
         below = between(second, first)
         values[OWN.format(CALLED[called[0]])] = {CALLED[called[1]]: below}
         told.append(f"{own.name} {in_words({rival.name: below}, 'below', '')}")
@@ -156,36 +226,54 @@ def _ordered(claim: Claim, given: Mapping[str, Scored], order: Sequence[str]) ->
         models[0].name,
         "perplexity at the training length",
         values,
-        **numbers_of(samples[0], perplexities[0], perplexities[0]),  # the error of a logarithm is relative
-        control=", ".join(f"{each.name} {own:.4g}" for each, own in zip(models[1:], perplexities[1:], strict=True)),
+        # the error of a logarithm is relative
+        **numbers_of(samples[0], perplexities[0], perplexities[0]),
+        control=", ".join(
+            f"{each.name} {own:.4g}" for each, own in zip(models[1:], perplexities[1:], strict=True)
+        ),
         note=note(models, f"log perplexity, {'; '.join(told)}"),
     )
 
 
-def _degrades(claim: Claim, given: Mapping[str, Scored], against: str, scored: Sequence[Scored]) -> Verdict:
-    """Whether CoPE's log perplexity rises less from the training length to the longest than that of the rival called `against`."""
+def _degrades(
+    claim: Claim, given: Mapping[str, Scored], against: str, scored: Sequence[Scored]
+) -> Verdict:
+    """Whether CoPE's log perplexity rises less from the training length to the longest than that of
+    the rival called `against`.
+    """
     if absent := _absent(claim, given, (against,)):
         return absent
     cope, rival = given[COPE], given[against]
     short, long = shortest_and_longest(cope)
     longer = {each.name: each for each in scored if {short, long} <= set(each.test_sets)}
     if short == long or rival.name not in longer:
-        return unmeasured(claim, cope.name, "no two checkpoints were scored beyond the training length")
+        return unmeasured(
+            claim, cope.name, "no two checkpoints were scored beyond the training length"
+        )
     rises = {name: (each.sample((short,)), each.sample((long,))) for name, each in longer.items()}
     difference = between_rises(rises[rival.name], rises[cope.name])
     changes = {name: after.mean - before.mean for name, (before, after) in rises.items()}
-    smaller = [name for name, change in changes.items() if name != rival.name and change < changes[cope.name]]
+    smaller = [
+        name
+        for name, change in changes.items()
+        if name != rival.name and change < changes[cope.name]
+    ]
     return verdict(
         claim,
         cope.name,
         f"change of log perplexity from {short} to {long} tokens, nats",
         {RISE: {CALLED[against]: difference}},
         **numbers_of(rise(*rises[cope.name])),
-        control=", ".join(f"{name} {change:+.3g}" for name, change in changes.items() if name != cope.name),
+        control=", ".join(
+            f"{name} {change:+.3g}" for name, change in changes.items() if name != cope.name
+        ),
         note=note(
             [cope, rival],
-            f"{in_words({rival.name: difference}, 'less than', ' nats')}, where more than {MATERIAL} is asked for",
-            f"rising less than {cope.name}: {', '.join(smaller)} (not compared in the paper)" if smaller else "",
+            f"{in_words({rival.name: difference}, 'less than', ' nats')}, where more than "
+            f"{MATERIAL} is asked for",
+            f"rising less than {cope.name}: {', '.join(smaller)} (not compared in the paper)"
+            if smaller
+            else "",
         ),
     )
 
@@ -197,23 +285,43 @@ _GATES = {KEYS: "keys of the gates' own", OPEN: "open gates", "values": "gates f
 
 
 def _label(scored: Scored, among: Sequence[Scored]) -> str:
-    """What a legend calls a checkpoint: with CoPE its number of positions and its gates; another as `in_legend` does."""
+    """What a legend calls a checkpoint: with CoPE its number of positions and its gates; another as
+    `in_legend` does.
+    """
     positions = scored.configuration.scheme_options.get("p_max")
-    parts = [layout_name(COPE), f"{positions} positions" if positions else "", _GATES.get(gates_of(scored), "")]
+    parts = [
+        layout_name(COPE),
+        f"{positions} positions" if positions else "",
+        _GATES.get(gates_of(scored), ""),
+    ]
     return ", ".join(filter(None, parts)) if scored.layout == COPE else in_legend(scored, among)
 
 
-_ZOO = (COPE, ROPE, ABSOLUTE, "cope_16", "cope_open", "cope_sep_keys", "alibi", "kerple", "fire", "hope", "repo")
+_ZOO = (
+    COPE,
+    ROPE,
+    ABSOLUTE,
+    "cope_16",
+    "cope_open",
+    "cope_sep_keys",
+    "alibi",
+    "kerple",
+    "fire",
+    "hope",
+    "repo",
+)
 PERPLEXITY = Experiment(
     "perplexity",
     (*ORDERS, C5, C5_ROPE),
     Needs(
         trained_alike(of_tasks("language")),
-        "no checkpoint with CoPE in every layer and gates from its keys, trained on language, was given",
+        "no checkpoint with CoPE in every layer and gates from its keys, trained on "
+        "language, was given",
         tuple(f"language/{name}" for name in _ZOO),
         "language",
         {
-            C4_POSITIONS.label: f"no two CoPE checkpoints trained on language, one with p_max = {POSITIONS} and one with more, were given"
+            C4_POSITIONS.label: "no two CoPE checkpoints trained on language, one with "
+            f"p_max = {POSITIONS} and one with more, were given"
         },
     ),
     measure,

@@ -1,14 +1,18 @@
-"""H4: beyond L the activated components of the first layer leave the range of values that they had within L (HoPE fig. 3c, sec. 3.3.2).
+"""H4: beyond L the activated components of the first layer leave the range of values that they had
+within L (HoPE fig. 3c, sec. 3.3.2).
 
     C_r(t)   of the first layer, smoothed over L/16 distances, without distance 0      range   from the lowest to the highest within [0, L)
 
-Both halves are of the same sequences, of 2 L tokens, so that every distance within L has at least L pairs of tokens: on sequences of L the
-last distances have a few, all of them with the first token, which counted as whole points of the range.
+Both halves are of the same sequences, of 2 L tokens, so that every distance within L has at least L
+pairs of tokens: on sequences of L the last distances have a few, all of them with the first token,
+which counted as whole points of the range.
 
-As the paper words it, they are in their upper half-cycle there: above the middle of their range. A cosine that passes its lowest point
-within L, as theta L > pi makes it, has seen most of its values there: of a lone component without phase the wording can hold, and the range
-of values cannot be left. So both are judged, on sequences of independent tokens and of one repeated token - and beside what the same
-components show with random phases (`random_phases`), which are in their upper half beyond L in many draws.
+As the paper words it, they are in their upper half-cycle there: above the middle of their range. A
+cosine that passes its lowest point within L, as theta L > pi makes it, has seen most of its values
+there: of a lone component without phase the wording can hold, and the range of values cannot be
+left. So both are judged, on sequences of independent tokens and of one repeated token - and beside
+what the same components show with random phases (`random_phases`), which are in their upper half
+beyond L in many draws.
 """
 
 from __future__ import annotations
@@ -24,7 +28,13 @@ from position_papers.hope import replicates
 from position_papers.hope.component_figures import beyond_training_length
 from position_papers.hope.mean_curves import NAME, random_phases, smoothed, turning
 from position_papers.hope.replicates import NEEDS_ROPE, Sampling, bands
-from position_papers.hope.wording import OVER_REPLICATES, capped, labelled, named_bands, random_weights
+from position_papers.hope.wording import (
+    OVER_REPLICATES,
+    capped,
+    labelled,
+    named_bands,
+    random_weights,
+)
 from position_papers.kit.cache import Cache
 from position_papers.kit.claims import Claim, Verdict, verdict
 from position_papers.kit.experiment import Drawing, Experiment
@@ -35,8 +45,13 @@ from repo_interp.tasks.random_tokens import Kind
 
 TOLERANCE = 0.05
 """Share of the range within L by which a value has to be outside of it."""
-OUTSIDE = f"the share of the distances in [L, 2L) where their value is outside the range within L, widened by {TOLERANCE} of it,"
-UPPER = "the share of the distances in [L, 2L) where they are above the middle of their range within L"
+OUTSIDE = (
+    "the share of the distances in [L, 2L) where their value is outside the range "
+    f"within L, widened by {TOLERANCE} of it,"
+)
+UPPER = (
+    "the share of the distances in [L, 2L) where they are above the middle of their range within L"
+)
 UPPER_MORE = "this share minus that in the second half of [0, L)"
 
 
@@ -44,7 +59,10 @@ BESIDE_PHASES, BEYOND_PHASES = "the first of these shares", "beyond random phase
 
 
 def _claim(kind: Kind, statement: str, source: str, rule: Rule, part: str = "") -> Claim:
-    statement, also = f"beyond L the activated components {statement} in the first layer", (labelled(kind, part, BEYOND_PHASES),)
+    statement, also = (
+        f"beyond L the activated components {statement} in the first layer",
+        (labelled(kind, part, BEYOND_PHASES),),
+    )
     return Claim("H4", statement, source, "figure", rule, labelled(kind, part), also=also)
 
 
@@ -68,8 +86,8 @@ Points = Float[np.ndarray, "... point"]
 
 
 def shares(within: Points, beyond: Points) -> dict[str, np.ndarray]:
-    """Of smoothed curves, the shares of the points beyond L that are outside the range `within`, and above its middle, and by how much the
-    latter is more than in the second half within L.
+    """Of smoothed curves, the shares of the points beyond L that are outside the range `within`,
+    and above its middle, and by how much the latter is more than in the second half within L.
     """
     low, high = within.min(-1, keepdims=True), within.max(-1, keepdims=True)
     margin, middle = TOLERANCE * (high - low), (low + high) / 2
@@ -83,40 +101,60 @@ def shares(within: Points, beyond: Points) -> dict[str, np.ndarray]:
 
 def halves(curves: xr.DataArray, length: int) -> tuple[xr.DataArray, xr.DataArray]:
     """`curves` [..., distance] within L and beyond, each smoothed."""
-    return smoothed(curves.sel(distance=slice(length - 1)), length), smoothed(curves.sel(distance=slice(length, None)), length)
+    return smoothed(curves.sel(distance=slice(length - 1)), length), smoothed(
+        curves.sel(distance=slice(length, None)), length
+    )
 
 
 def measure(subjects: Sequence[Subject], options: Sampling, cache: Cache) -> xr.DataTree | None:
-    """Replicates of the checkpoint on sequences of 2 L tokens of each kind; None where it has no activated component, and where a window
-    hides distances beyond L from the first layer.
+    """Replicates of the checkpoint on sequences of 2 L tokens of each kind; None where it has no
+    activated component, and where a window hides distances beyond L from the first layer.
     """
-    if (first := replicates.beyond(subjects[0], options, cache)) is None or not bands(first)["activated"].any():
+    if (first := replicates.beyond(subjects[0], options, cache)) is None or not bands(first)[
+        "activated"
+    ].any():
         return None
     repeated = replicates.beyond(subjects[0], options, cache, "repeated")
     return xr.DataTree.from_dict({"independent": first, "repeated": repeated})
 
 
 def judge(tree: xr.DataTree) -> Iterable[Verdict]:
-    """Verdict on the checkpoint, on the claim and on how it is worded, for both kinds of sequences."""
+    """Verdict on the checkpoint, on the claim and on how it is worded, for both kinds of
+    sequences.
+    """
     for kind in replicates.KINDS:
         yield from _evidence(tree[kind].to_dataset(), kind)
 
 
 def _activated(data: xr.Dataset) -> tuple[xr.DataArray, xr.DataArray]:
-    """The activated components of the first layer [weights, repeat, component, middle] within L and beyond, smoothed."""
+    """The activated components of the first layer [weights, repeat, component, middle] within L and
+    beyond, smoothed.
+    """
     curves = data["first_layer_by_distance"].isel(component=bands(data)["activated"].values)
-    return halves(curves.transpose("weights", "repeat", "component", "distance"), data.attrs["length"])
+    return halves(
+        curves.transpose("weights", "repeat", "component", "distance"), data.attrs["length"]
+    )
 
 
 def _evidence(data: xr.Dataset, kind: Kind) -> Iterator[Verdict]:
     (near, far), length, band = _activated(data), data.attrs["length"], bands(data)
-    # Shares are means over the activated components: of every weights' mean curves, and of the trained weights' replicates.
-    of_weights = {name: each.mean(-1) for name, each in shares(near.mean("repeat").values, far.mean("repeat").values).items()}
-    of_replicates = {name: each.mean(-1) for name, each in shares(near[0].values, far[0].values).items()}
+    # Shares are means over the activated components: of every weights' mean curves, and of the
+    # trained weights' replicates.
+    of_weights = {
+        name: each.mean(-1)
+        for name, each in shares(near.mean("repeat").values, far.mean("repeat").values).items()
+    }
+    of_replicates = {
+        name: each.mean(-1) for name, each in shares(near[0].values, far[0].values).items()
+    }
     ours = {name: float(values[0]) for name, values in of_weights.items()}
-    waves = xr.concat(halves(turning(band["frequency"].values[band["activated"]], 2 * length), length), "middle").values
+    waves = xr.concat(
+        halves(turning(band["frequency"].values[band["activated"]], 2 * length), length), "middle"
+    ).values
     split = near.sizes["middle"]
-    for claim, quantity, where in zip(CLAIMS[kind], (OUTSIDE, UPPER), ("outside", "in the upper half of"), strict=True):
+    for claim, quantity, where in zip(
+        CLAIMS[kind], (OUTSIDE, UPPER), ("outside", "in the upper half of"), strict=True
+    ):
         judged = verdict(
             claim,
             data.attrs["checkpoint"],
@@ -126,16 +164,26 @@ def _evidence(data: xr.Dataset, kind: Kind) -> Iterator[Verdict]:
             float(np.std(of_replicates[quantity], ddof=1)),
             OVER_REPLICATES,
             data.attrs["sequences"],
-            random_weights(dict(zip(data["weights"].values.astype(str), of_weights[quantity], strict=True))),
+            random_weights(
+                dict(zip(data["weights"].values.astype(str), of_weights[quantity], strict=True))
+            ),
             f"in the second half of [0, L): {ours[UPPER] - ours[UPPER_MORE]:.2f}"
             if quantity is UPPER
-            else "a cosine without phase passes its lowest value within L and cannot leave its range: only phases can",
+            else "a cosine without phase passes its lowest value within L and cannot leave "
+            "its range: only phases can",
             capped(data),
         )
         yield judged
-        null = random_phases(waves, lambda drawn, name=quantity: float(shares(drawn[:, :split], drawn[:, split:])[name].mean()))
+        null = random_phases(
+            waves,
+            lambda drawn, name=quantity: float(
+                shares(drawn[:, :split], drawn[:, split:])[name].mean()
+            ),
+        )
         observed = Observed(ours[quantity], null)
-        yield judged.on(BESIDE_NULL[claim], {**ours, BESIDE_PHASES: observed}, beside_null(observed))
+        yield judged.on(
+            BESIDE_NULL[claim], {**ours, BESIDE_PHASES: observed}, beside_null(observed)
+        )
 
 
 def draw(tree: xr.DataTree) -> Iterator[Drawing]:
@@ -144,18 +192,30 @@ def draw(tree: xr.DataTree) -> Iterator[Drawing]:
     name, length, band = data.attrs["checkpoint"], data.attrs["length"], bands(data)
     trained = data.sel(weights="trained").mean("repeat")
     drawn = band.assign(
-        component_by_distance=described(trained["first_layer_by_distance"], "mean component", "q·k"),
+        component_by_distance=described(
+            trained["first_layer_by_distance"], "mean component", "q·k"
+        ),
         logit_by_distance=described(trained["logit"], "mean logit", "q·k"),
     )
     near, far = (half.sel(weights="trained", drop=True) for half in _activated(data))
     found = shares(near.mean("repeat").values, far.mean("repeat").values)
-    outside, upper, more = (100 * float(found[quantity].mean()) for quantity in (OUTSIDE, UPPER, UPPER_MORE))
-    few = f"The first {trained.sizes['layer']} layers. " if data.attrs["training_length"] > replicates.LONG else ""
+    outside, upper, more = (
+        100 * float(found[quantity].mean()) for quantity in (OUTSIDE, UPPER, UPPER_MORE)
+    )
+    few = (
+        f"The first {trained.sizes['layer']} layers. "
+        if data.attrs["training_length"] > replicates.LONG
+        else ""
+    )
     caption = (
-        f"{name} on sequences of 2L = {2 * length} random tokens (HoPE fig. 3c), smoothed over L/16 distances as it is judged: the "
-        "activated components of the first layer, each in units of its range within L (orange band), and the mean logit of every layer, "
-        f"each on a scale of its own. Beyond L the components are above the middle of that range at {upper:.0f} % of the distances, "
-        f"in the second half within L at {upper - more:.0f} %; they are outside of the range at {outside:.0f} %. {few}"
+        f"{name} on sequences of 2L = {2 * length} random tokens (HoPE fig. 3c), smoothed "
+        "over L/16 distances as it is judged: the "
+        "activated components of the first layer, each in units of its range within L "
+        "(orange band), and the mean logit of every layer, "
+        "each on a scale of its own. Beyond L the components are above the middle of that "
+        f"range at {upper:.0f} % of the distances, "
+        f"in the second half within L at {upper - more:.0f} %; they are outside of the range "
+        f"at {outside:.0f} %. {few}"
         f"{named_bands(band, data)}"
     )
     # On an axis of its own, since a table of all components would be too large.
@@ -171,8 +231,17 @@ def draw(tree: xr.DataTree) -> Iterator[Drawing]:
 
 BEYOND = Experiment(
     "beyond",
-    tuple(each for claims in CLAIMS.values() for claim in claims for each in (claim, BESIDE_NULL[claim])),
-    replace(NEEDS_ROPE, otherwise=f"{NEEDS_ROPE.otherwise} whose first layer has activated components and sees beyond L"),
+    tuple(
+        each
+        for claims in CLAIMS.values()
+        for claim in claims
+        for each in (claim, BESIDE_NULL[claim])
+    ),
+    replace(
+        NEEDS_ROPE,
+        otherwise=f"{NEEDS_ROPE.otherwise} whose first layer has activated components and "
+        "sees beyond L",
+    ),
     measure,
     judge,
     draw,

@@ -1,9 +1,10 @@
-"""Logits by distance, and what single rotary components do: shares of the logits' variance, norms, a pair, turns (HoPE fig. 2, 3b, 7).
+"""Logits by distance, and what single rotary components do: shares of the logits' variance, norms,
+a pair, turns (HoPE fig. 2, 3b, 7).
 
     VAF = 100 (1 - var(y - C_r) / var(y))      per cent, by component r; r = 0 turns fastest
 
-Bands as in `component_curves`: activated orange, lower blue, higher grey. Knows labelled arrays; knows nothing about how they were
-measured.
+Bands as in `component_curves`: activated orange, lower blue, higher grey. Knows labelled arrays;
+knows nothing about how they were measured.
 """
 
 from __future__ import annotations
@@ -21,7 +22,14 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from repo_interp.errors import InputError
-from repo_interp.plots.marks.drawing import bare, legend_below, name_ticks, note, number, sparse_ticks
+from repo_interp.plots.marks.drawing import (
+    bare,
+    legend_below,
+    name_ticks,
+    note,
+    number,
+    sparse_ticks,
+)
 from repo_interp.plots.marks.scores import layout_name
 from repo_interp.plots.style import COLUMN_WIDTH, PaperFigure, paper_figure, scheme_colour, style
 from repo_interp.plots.views.component_curves import (
@@ -57,12 +65,15 @@ TRAINED_HANDLE = Line2D([], [], **TRAINED, label="training length L")
 
 @style()
 def logit_by_distance(logits: xr.DataArray) -> PaperFigure:
-    """Mean logit by distance of several checkpoints below each other, within and beyond their training lengths (HoPE fig. 2, 6, 8).
+    """Mean logit by distance of several checkpoints below each other, within and beyond their
+    training lengths (HoPE fig. 2, 6, 8).
 
-    `logits` [checkpoint, weights, length, distance]: weights "trained" and any controls, length that of the sequences in tokens,
-    NaN where nothing was measured; coordinates `scheme` and `training_length` (checkpoint), and `layout` where panels are named by it.
-    Distance 0, a token with itself, is not drawn: it would set the scale. The last 1 / `FEW_PAIRS` of the distances of a sequence, which
-    few of its pairs have, are shaded and dotted. Raises InputError where nothing is trained.
+    `logits` [checkpoint, weights, length, distance]: weights "trained" and any controls, length
+    that of the sequences in tokens, NaN where nothing was measured; coordinates `scheme` and
+    `training_length` (checkpoint), and `layout` where panels are named by it. Distance 0, a token
+    with itself, is not drawn: it would set the scale. The last 1 / `FEW_PAIRS` of the distances of
+    a sequence, which few of its pairs have, are shaded and dotted. Raises InputError where nothing
+    is trained.
     """
     if "trained" not in logits["weights"].values:
         raise InputError("logits by distance need the weights 'trained'")
@@ -75,7 +86,9 @@ def logit_by_distance(logits: xr.DataArray) -> PaperFigure:
         _checkpoint(ax, logits.sel(checkpoint=name))
         ax.set_title(scheme if schemes.count(scheme) == 1 else f"{name}: {scheme}")
     known = logits.sel(weights="trained").notnull().any(("length", "checkpoint")).values
-    axes[-1].set(xlim=(0, 1.01 * max(1.0, float(logits["distance"].values[known].max()))), xlabel=DISTANCE)
+    axes[-1].set(
+        xlim=(0, 1.01 * max(1.0, float(logits["distance"].values[known].max()))), xlabel=DISTANCE
+    )
     figure.supylabel(LOGIT)
     handles = [Line2D([], [], color="#222222", linewidth=1.2, label="sequences of length L")]
     if logits.sizes["length"] > 1:
@@ -88,15 +101,28 @@ def logit_by_distance(logits: xr.DataArray) -> PaperFigure:
 
 def _checkpoint(ax: Axes, logits: xr.DataArray) -> None:
     """One panel: the trained curve of every length of sequences, and the controls'."""
-    trained, colour = int(logits["training_length"].item()), scheme_colour(str(logits["scheme"].item()))
+    trained, colour = (
+        int(logits["training_length"].item()),
+        scheme_colour(str(logits["scheme"].item())),
+    )
     longest = 1
     for length in map(int, sorted(logits["length"].values, reverse=True)):
-        for weights in [name for name in logits["weights"].values if name != "trained"] + ["trained"]:
-            line = logits.sel(weights=weights, length=length).sel(distance=slice(1, None)).dropna("distance")
+        for weights in [name for name in logits["weights"].values if name != "trained"] + [
+            "trained"
+        ]:
+            line = (
+                logits.sel(weights=weights, length=length)
+                .sel(distance=slice(1, None))
+                .dropna("distance")
+            )
             if not line.size:
                 continue
             longest = max(longest, int(line["distance"].max()))
-            look: dict[str, Any] = {"color": colour, "linewidth": 1.2, "alpha": 1.0 if length <= trained else 0.45}
+            look: dict[str, Any] = {
+                "color": colour,
+                "linewidth": 1.2,
+                "alpha": 1.0 if length <= trained else 0.45,
+            }
             if weights != "trained":
                 if length < max(logits["length"].values) and longest >= length:
                     continue
@@ -105,7 +131,9 @@ def _checkpoint(ax: Axes, logits: xr.DataArray) -> None:
             many, few = line.sel(distance=slice(None, edge)), line.sel(distance=slice(edge, None))
             ax.plot(many["distance"].values, many.values, **look, gid=f"{weights} {length}")
             thin: dict[str, Any] = look | {"linewidth": 0.6}
-            ax.plot(few["distance"].values, few.values, **thin, gid=f"{weights} {length}, few pairs")
+            ax.plot(
+                few["distance"].values, few.values, **thin, gid=f"{weights} {length}, few pairs"
+            )
             if weights == "trained":
                 shade_few(ax, length, f"few pairs {length}")
     shade_beyond(ax, trained, longest)
@@ -113,19 +141,33 @@ def _checkpoint(ax: Axes, logits: xr.DataArray) -> None:
 
 @style()
 def vaf_by_component(components: xr.Dataset, title: str = "") -> PaperFigure:
-    """VAF of every component as bars in the colour of its band, and the controls' as lines (HoPE fig. 7).
+    """VAF of every component as bars in the colour of its band, and the controls' as lines (HoPE
+    fig. 7).
 
-    `components` holds `vaf` [weights, component] - "trained", and any controls - `activated` and `low_frequency` [component]; a
-    variable `spread` [component] becomes error bars.
+    `components` holds `vaf` [weights, component] - "trained", and any controls - `activated` and
+    `low_frequency` [component]; a variable `spread` [component] becomes error bars.
     """
     vaf = components["vaf"].transpose("weights", "component")
     figure, ax, bands = _bars(vaf.sel(weights="trained"), components, VAF, title)
     _shade_bands(ax, bands)
     places, trained = np.arange(vaf.sizes["component"]), vaf.sel(weights="trained").values
     if "spread" in components:
-        ax.errorbar(places, trained, components["spread"].values, fmt="none", color="#222222", linewidth=0.6, zorder=4)
+        ax.errorbar(
+            places,
+            trained,
+            components["spread"].values,
+            fmt="none",
+            color="#222222",
+            linewidth=0.6,
+            zorder=4,
+        )
     controls = [str(name) for name in vaf["weights"].values if name != "trained"]
-    look: dict[str, Any] = {"marker": "D", "markerfacecolor": "white", "color": "#222222", "linestyle": "none"}
+    look: dict[str, Any] = {
+        "marker": "D",
+        "markerfacecolor": "white",
+        "color": "#222222",
+        "linestyle": "none",
+    }
     for name in controls:
         ax.plot(places, vaf.sel(weights=name).values, **look, zorder=5, gid=name)
     random = [Line2D([], [], **look, label="random weights")]
@@ -133,12 +175,22 @@ def vaf_by_component(components: xr.Dataset, title: str = "") -> PaperFigure:
     return figure
 
 
-def _bars(values: xr.DataArray, components: xr.Dataset, label: str, title: str) -> tuple[PaperFigure, Axes, np.ndarray]:
-    """A figure with `values` [component] as bars in the colours of their bands; its axes, and the bands."""
+def _bars(
+    values: xr.DataArray, components: xr.Dataset, label: str, title: str
+) -> tuple[PaperFigure, Axes, np.ndarray]:
+    """A figure with `values` [component] as bars in the colours of their bands; its axes, and the
+    bands.
+    """
     bands = band_of(components)
     figure = paper_figure(COLUMN_WIDTH, 2.1)
     ax = figure.subplots()
-    ax.bar(np.arange(len(bands)), values.values, 0.72, color=[BAND_COLOURS[band] for band in bands], zorder=2)
+    ax.bar(
+        np.arange(len(bands)),
+        values.values,
+        0.72,
+        color=[BAND_COLOURS[band] for band in bands],
+        zorder=2,
+    )
     ax.axhline(0, color="#333333", linewidth=0.6)
     _component_axis(ax, values["component"].values)
     ax.set(ylabel=label, title=title)
@@ -148,9 +200,11 @@ def _bars(values: xr.DataArray, components: xr.Dataset, label: str, title: str) 
 
 @style()
 def vaf_over_training(components: xr.Dataset) -> PaperFigure:
-    """VAF of every component at each saved step, and the activated ones' against the others' over the steps (HoPE fig. 3b).
+    """VAF of every component at each saved step, and the activated ones' against the others' over
+    the steps (HoPE fig. 3b).
 
-    `components` holds `vaf` [step, component] in per cent, `activated` and `low_frequency` [component].
+    `components` holds `vaf` [step, component] in per cent, `activated` and `low_frequency`
+    [component].
     """
     vaf, bands = components["vaf"].transpose("step", "component"), band_of(components)
     steps, places = vaf["step"].values, np.arange(vaf.sizes["component"])
@@ -160,14 +214,33 @@ def vaf_over_training(components: xr.Dataset) -> PaperFigure:
     above, below = figure.subplots(2, 1)
     _shade_bands(above, bands)
     for step, line in zip(steps, vaf.values, strict=True):
-        above.plot(places, line, "o-", color=shades(scale(step)), linewidth=0.8, markersize=1.8, gid=f"step {step}")
+        above.plot(
+            places,
+            line,
+            "o-",
+            color=shades(scale(step)),
+            linewidth=0.8,
+            markersize=1.8,
+            gid=f"step {step}",
+        )
     _component_axis(above, vaf["component"].values)
-    bar = figure.colorbar(ScalarMappable(scale, shades), ax=above, pad=0.02, aspect=14, label="training step")
+    bar = figure.colorbar(
+        ScalarMappable(scale, shades), ax=above, pad=0.02, aspect=14, label="training step"
+    )
     bar.outline.set_linewidth(0.4)  # pyright: ignore[reportCallIssue]
     for band in ("high", "low", "activated"):
         for place in np.flatnonzero(bands == band):
-            look = {"linewidth": 1.4 if band == "activated" else 0.6, "zorder": 3 if band == "activated" else 1}
-            below.plot(steps, vaf.values[:, place], color=BAND_COLOURS[band], gid=f"component {places[place]}", **look)
+            look = {
+                "linewidth": 1.4 if band == "activated" else 0.6,
+                "zorder": 3 if band == "activated" else 1,
+            }
+            below.plot(
+                steps,
+                vaf.values[:, place],
+                color=BAND_COLOURS[band],
+                gid=f"component {places[place]}",
+                **look,
+            )
     below.set_xlabel("training step")
     below.margins(x=0.02)
     for ax in (above, below):
@@ -180,10 +253,12 @@ def vaf_over_training(components: xr.Dataset) -> PaperFigure:
 
 @style()
 def pair_norms(rotation: xr.Dataset, bands: xr.Dataset | None = None) -> PaperFigure:
-    """Mean norms of the pairs of queries and keys, one row per head, layer by layer: which frequencies heads use.
+    """Mean norms of the pairs of queries and keys, one row per head, layer by layer: which
+    frequencies heads use.
 
-    `rotation` holds `query_norm` and `key_norm` [layer, head, component]; with many heads a row is the mean of a layer. Layers that
-    rotate nothing are left out. `bands`, with `activated` and `low_frequency` [component], marks the activated components.
+    `rotation` holds `query_norm` and `key_norm` [layer, head, component]; with many heads a row is
+    the mean of a layer. Layers that rotate nothing are left out. `bands`, with `activated` and
+    `low_frequency` [component], marks the activated components.
     """
     rotates = rotation["query_norm"].notnull().all(("head", "component"))
     rotating = rotation.isel(layer=np.flatnonzero(rotates.values))
@@ -193,20 +268,35 @@ def pair_norms(rotation: xr.Dataset, bands: xr.Dataset | None = None) -> PaperFi
     figure = paper_figure(COLUMN_WIDTH, min(6.0, 1.0 + max(0.9, 0.055 * rows * len(layers))))
     axes = figure.subplots(1, 2, sharey=True)
     drawn: Any = None
-    norms = [rotating[name].transpose("layer", "head", "component").values for name in ("query_norm", "key_norm")]
+    norms = [
+        rotating[name].transpose("layer", "head", "component").values
+        for name in ("query_norm", "key_norm")
+    ]
     images = [each.reshape(-1, each.shape[-1]) if of_heads else each.mean(1) for each in norms]
     highest = max(float(image.max(initial=0.0)) for image in images) or 1.0
     for ax, image, title in zip(axes, images, ("queries", "keys"), strict=True):
-        drawn = ax.imshow(image, aspect="auto", cmap=_SHARES, vmin=0, vmax=highest, interpolation="nearest")
+        drawn = ax.imshow(
+            image, aspect="auto", cmap=_SHARES, vmin=0, vmax=highest, interpolation="nearest"
+        )
         for edge in range(1, len(layers)):
             ax.axhline(edge * rows - 0.5, color="white", linewidth=0.8)
         if bands is not None:
             for place in np.flatnonzero(bands["activated"].values):
-                ax.plot(place, -0.5, "v", color=BAND_COLOURS["activated"], markersize=4, clip_on=False, gid="activated")
+                ax.plot(
+                    place,
+                    -0.5,
+                    "v",
+                    color=BAND_COLOURS["activated"],
+                    markersize=4,
+                    clip_on=False,
+                    gid="activated",
+                )
         name_ticks(ax.xaxis, rotating["component"].values, 5)
         ax.set(xlabel="component r", title=title)
         ax.spines[:].set_visible(False)
-    figure.colorbar(drawn, ax=list(axes), location="bottom", pad=0.02, aspect=40).set_label("mean norm, one scale for both")
+    figure.colorbar(drawn, ax=list(axes), location="bottom", pad=0.02, aspect=40).set_label(
+        "mean norm, one scale for both"
+    )
     named = np.array(sparse_ticks(layers, MOST_NAMED))
     axes[0].set_yticks(named * rows + (rows - 1) / 2, layers[named].astype(str))
     axes[0].set_ylabel("layer" + (", one row per head" if of_heads else ", mean over heads"))
@@ -217,26 +307,41 @@ def pair_norms(rotation: xr.Dataset, bands: xr.Dataset | None = None) -> PaperFi
 
 @style()
 def pair_of_tokens(components: xr.Dataset, title: str = "") -> PaperFigure:
-    """The components of the logit of one pair of tokens, and how they add up from the fastest to the slowest.
+    """The components of the logit of one pair of tokens, and how they add up from the fastest to
+    the slowest.
 
-    `components` holds `logit` [component] in units of q . k, `activated` and `low_frequency` [component].
+    `components` holds `logit` [component] in units of q . k, `activated` and `low_frequency`
+    [component].
     """
     logit = components["logit"]
     figure, ax, bands = _bars(logit, components, "part of the logit (q·k)", title)
     sums = logit.values.cumsum()
-    ax.step(np.arange(len(sums)), sums, where="mid", color="#000000", linewidth=1.0, zorder=3, gid="sum so far")
+    ax.step(
+        np.arange(len(sums)),
+        sums,
+        where="mid",
+        color="#000000",
+        linewidth=1.0,
+        zorder=3,
+        gid="sum so far",
+    )
     total = float(logit.sum())
     note(ax, f"sum {number(total)}", (len(sums) - 0.5, total), (1, 0), 6, annotation_clip=False)
-    legend_below(figure, [*_band_patches(bands), Line2D([], [], color="#000000", linewidth=1.0, label="sum so far")])
+    legend_below(
+        figure,
+        [*_band_patches(bands), Line2D([], [], color="#000000", linewidth=1.0, label="sum so far")],
+    )
     return figure
 
 
 @style()
 def turn_histogram(components: xr.Dataset, title: str = "") -> PaperFigure:
-    """How far seen pairs of tokens turn each component: shares of pairs by angle, one column per component.
+    """How far seen pairs of tokens turn each component: shares of pairs by angle, one column per
+    component.
 
-    `components` holds `turn_share` [component, turn] and `turn_upper` [turn], the bins' ends in radians; `turn` holds their starts.
-    Angles that no pair turns by, above all that are seen, are named and not drawn.
+    `components` holds `turn_share` [component, turn] and `turn_upper` [turn], the bins' ends in
+    radians; `turn` holds their starts. Angles that no pair turns by, above all that are seen, are
+    named and not drawn.
     """
     share = components["turn_share"].transpose("turn", "component")
     last = 1 + int(np.flatnonzero((share.values > 0).any(axis=1)).max(initial=0))
@@ -244,8 +349,18 @@ def turn_histogram(components: xr.Dataset, title: str = "") -> PaperFigure:
     edges = [*share["turn"].values, upper[-1]]
     figure = paper_figure(COLUMN_WIDTH, min(2.8, 1.0 + 0.26 * last))
     ax = figure.subplots()
-    drawn = ax.imshow(100 * share.values, origin="lower", aspect="auto", cmap=_TURNS, vmin=0, vmax=100, interpolation="nearest")
-    ax.set_yticks(np.arange(last + 1) - 0.5, [_angle(edge) if np.isfinite(edge) else "∞" for edge in edges])
+    drawn = ax.imshow(
+        100 * share.values,
+        origin="lower",
+        aspect="auto",
+        cmap=_TURNS,
+        vmin=0,
+        vmax=100,
+        interpolation="nearest",
+    )
+    ax.set_yticks(
+        np.arange(last + 1) - 0.5, [_angle(edge) if np.isfinite(edge) else "∞" for edge in edges]
+    )
     ax.set_ylabel("angle θ |Δz| (rad)")
     _component_axis(ax, share["component"].values)
     figure.colorbar(drawn, ax=ax, pad=0.03, aspect=16, label="share of pairs (%)")
@@ -270,7 +385,14 @@ def _angle(radians: float) -> str:
 def _shade_bands(ax: Axes, bands: np.ndarray) -> None:
     for place, band in enumerate(bands):
         if band != "high":
-            ax.axvspan(place - 0.5, place + 0.5, color=BAND_COLOURS[band], alpha=0.12, linewidth=0, zorder=0)
+            ax.axvspan(
+                place - 0.5,
+                place + 0.5,
+                color=BAND_COLOURS[band],
+                alpha=0.12,
+                linewidth=0,
+                zorder=0,
+            )
 
 
 def _component_axis(ax: Axes, components: np.ndarray) -> None:
@@ -280,28 +402,44 @@ def _component_axis(ax: Axes, components: np.ndarray) -> None:
 
 def _band_patches(bands: np.ndarray) -> list[Patch]:
     """Legend entries of the bands among `bands`."""
-    return [Patch(facecolor=colour, label=BAND_NAMES[band]) for band, colour in BAND_COLOURS.items() if band in bands]
+    return [
+        Patch(facecolor=colour, label=BAND_NAMES[band])
+        for band, colour in BAND_COLOURS.items()
+        if band in bands
+    ]
 
 
 @style()
 def beyond_training_length(components: xr.Dataset, training_length: int) -> PaperFigure:
-    """The first layer's components and the mean logit of every layer beyond the training length, a row each (HoPE fig. 3c).
+    """The first layer's components and the mean logit of every layer beyond the training length, a
+    row each (HoPE fig. 3c).
 
-    `components` holds `component_by_distance` [component, distance], of each layer or of the first, `logit_by_distance`
-    [layer, distance], `activated` and `low_frequency` [component]. Drawn are the activated components, or the lower ones where none is
-    activated, each in units of the range that it had within the training length, and up to `ROWS` layers, evenly chosen, each on a
-    scale of its own. Curves are means over L / 16 neighbouring distances.
+    `components` holds `component_by_distance` [component, distance], of each layer or of the first,
+    `logit_by_distance` [layer, distance], `activated` and `low_frequency` [component]. Drawn are
+    the activated components, or the lower ones where none is activated, each in units of the range
+    that it had within the training length, and up to `ROWS` layers, evenly chosen, each on a scale
+    of its own. Curves are means over L / 16 neighbouring distances.
     """
-    smooth = components[["component_by_distance", "logit_by_distance"]].isel(distance=slice(1, None))
-    smooth = smooth.rolling(distance=max(1, training_length // 16), center=True).mean().dropna("distance")
+    smooth = components[["component_by_distance", "logit_by_distance"]].isel(
+        distance=slice(1, None)
+    )
+    smooth = (
+        smooth.rolling(distance=max(1, training_length // 16), center=True)
+        .mean()
+        .dropna("distance")
+    )
     curves = smooth["component_by_distance"]
-    curves = (curves.isel(layer=0) if "layer" in curves.dims else curves).transpose("component", "distance")
+    curves = (curves.isel(layer=0) if "layer" in curves.dims else curves).transpose(
+        "component", "distance"
+    )
     bands, distance = band_of(components), curves["distance"].values
     band = "activated" if "activated" in bands else "low"
     logits = smooth["logit_by_distance"].transpose("layer", "distance")
     rows = np.unique(np.linspace(0, logits.sizes["layer"] - 1, ROWS).round().astype(int))
     figure = paper_figure(COLUMN_WIDTH, 1.7 + 0.75 * len(rows))
-    top, *below = figure.subplots(1 + len(rows), 1, sharex=True, gridspec_kw={"height_ratios": [1.5, *(1 for _ in rows)]})
+    top, *below = figure.subplots(
+        1 + len(rows), 1, sharex=True, gridspec_kw={"height_ratios": [1.5, *(1 for _ in rows)]}
+    )
     top.axhspan(0, 1, color=BAND_COLOURS[band], alpha=0.10, linewidth=0, zorder=0)
     top.axhline(0.5, color=BAND_COLOURS[band], linewidth=0.6)
     for place in np.flatnonzero(bands == band):
@@ -310,13 +448,27 @@ def beyond_training_length(components: xr.Dataset, training_length: int) -> Pape
     top.set_ylabel("range within L")
     top.set_title(f"layer {logits['layer'].values[0]}: {BAND_NAMES[band]} components", pad=9)
     for ax, row in zip(below, rows, strict=True):
-        ax.plot(distance, logits.values[row], color="#222222", linewidth=1.0, gid=f"layer {logits['layer'].values[row]}")
+        ax.plot(
+            distance,
+            logits.values[row],
+            color="#222222",
+            linewidth=1.0,
+            gid=f"layer {logits['layer'].values[row]}",
+        )
         ax.set_title(f"layer {logits['layer'].values[row]}: mean logit")
         ax.set_ylabel("q·k")
     below[-1].set_xlabel(DISTANCE)
     for ax in (top, *below):
         shade_beyond(ax, training_length, int(distance[-1]))
-    top.text(training_length, 1.01, " beyond L", transform=top.get_xaxis_transform(), ha="left", va="bottom", fontsize=6)
+    top.text(
+        training_length,
+        1.01,
+        " beyond L",
+        transform=top.get_xaxis_transform(),
+        ha="left",
+        va="bottom",
+        fontsize=6,
+    )
     legend_below(figure, [*band_lines(np.array([band])), TRAINED_HANDLE])
     return figure
 

@@ -1,4 +1,5 @@
-"""H5: components of lower frequency than the activated ones are near constant over distances within L (HoPE fig. 3a).
+"""H5: components of lower frequency than the activated ones are near constant over distances within
+L (HoPE fig. 3a).
 
 swing of a component   peak to peak of its mean curve C_r(t), smoothed over L/16 distances, over the mean peak to peak of the activated
 """
@@ -23,7 +24,8 @@ from repo_interp.measures.labels import described
 from repo_interp.plots.views.component_curves import FEW_PAIRS, component_curves
 
 SWING = (
-    "peak to peak within L, smoothed over L/16 distances, of the one that swings most over the mean of the activated components,"
+    "peak to peak within L, smoothed over L/16 distances, of the one that swings most "
+    "over the mean of the activated components,"
 )
 
 H5 = Claim(
@@ -54,7 +56,9 @@ def relative_swing(
     activated: Bool[np.ndarray, " component"],
     low: Bool[np.ndarray, " component"],
 ) -> Float[np.ndarray, "... low_component"]:
-    """Peak to peak of every lower component's smoothed curve over the mean peak to peak of the activated ones."""
+    """Peak to peak of every lower component's smoothed curve over the mean peak to peak of the
+    activated ones.
+    """
     swing = np.ptp(smooth, axis=-1)
     return swing[..., low] / swing[..., activated].mean(-1, keepdims=True)
 
@@ -69,16 +73,27 @@ def judge(data: xr.Dataset) -> Iterable[Verdict]:
     each = relative_swing(smooth.mean("repeat").values, *masks)
     swings = dict(zip(smooth["weights"].values.astype(str), each.max(-1), strict=True))
     ours = float(swings["trained"])
-    spread = float(np.std(relative_swing(smooth.sel(weights="trained").values, *masks).max(-1), ddof=1))
+    spread = float(
+        np.std(relative_swing(smooth.sel(weights="trained").values, *masks).max(-1), ddof=1)
+    )
     measured = "largest peak to peak of a lower component over the mean of the activated ones"
     numbers = (ours, spread, OVER_REPLICATES, data.attrs["sequences"], random_weights(swings))
     largest = int(np.flatnonzero(masks[1])[each[0].argmax()])
-    note = f"r = {largest} swings most of {each.shape[1]} lower ones; their median {np.median(each[0]):.3g}"
-    judged = verdict(H5, name, measured, {SWING: ours}, *numbers, note=note, unmeasurable=capped(data))
+    note = (
+        f"r = {largest} swings most of {each.shape[1]} lower ones; their median "
+        f"{np.median(each[0]):.3g}"
+    )
+    judged = verdict(
+        H5, name, measured, {SWING: ours}, *numbers, note=note, unmeasurable=capped(data)
+    )
     yield judged
     twins = Observed(ours, each[1:].max(-1))
-    waves = smoothed(turning(band["frequency"].values, data.sizes["distance"]), data.attrs["length"]).values
-    phases = Observed(ours, random_phases(waves, lambda curves: float(relative_swing(curves, *masks).max())))
+    waves = smoothed(
+        turning(band["frequency"].values, data.sizes["distance"]), data.attrs["length"]
+    ).values
+    phases = Observed(
+        ours, random_phases(waves, lambda curves: float(relative_swing(curves, *masks).max()))
+    )
     values = {SWING: ours, SWING_BESIDE_TWINS: twins, SWING_BESIDE_PHASES: phases}
     note = f"random phases: {beside_null(phases, share=0.05)}"
     note = f"random weights: {beside_null(twins, share=0.05)}; {note}" if len(twins.null) else note
@@ -91,7 +106,8 @@ def draw(data: xr.Dataset) -> Iterator[Drawing]:
     curves = data["component_by_distance"].sel(weights="trained").mean("repeat")
     drawn = band.assign(component_by_distance=described(curves, "mean component", "q·k"))
     caption = (
-        f"Rotary components of {name} by distance, averaged over layers, heads and {data.attrs['sequences']} sequences of random "
+        f"Rotary components of {name} by distance, averaged over layers, heads and "
+        f"{data.attrs['sequences']} sequences of random "
         f"tokens, each from its own mean; below, all together and by band (HoPE fig. 3a). Yellow: "
         f"the last 1/{FEW_PAIRS} of the distances, which few pairs have. {named_bands(band, data)}"
     )
@@ -99,9 +115,16 @@ def draw(data: xr.Dataset) -> Iterator[Drawing]:
 
 
 def units(data: xr.Dataset) -> xr.Dataset:
-    """Peak to peak of the smoothed components of one seed: `swing` of the mean over replicates, and `swing_of_replicate`."""
-    curves = {"swing": _smoothed(data).mean("repeat"), "swing_of_replicate": _smoothed(data).sel(weights="trained")}
-    return xr.Dataset({name: curve.max("middle") - curve.min("middle") for name, curve in curves.items()})
+    """Peak to peak of the smoothed components of one seed: `swing` of the mean over replicates, and
+    `swing_of_replicate`.
+    """
+    curves = {
+        "swing": _smoothed(data).mean("repeat"),
+        "swing_of_replicate": _smoothed(data).sel(weights="trained"),
+    }
+    return xr.Dataset(
+        {name: curve.max("middle") - curve.min("middle") for name, curve in curves.items()}
+    )
 
 
 def _smoothed(data: xr.Dataset) -> xr.DataArray:

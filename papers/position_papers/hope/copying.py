@@ -1,10 +1,12 @@
-"""H6 and H7: copying from contexts longer than those of training, by schemes (HoPE table 1) and by HoPE's ablations (table 3).
+"""H6 and H7: copying from contexts longer than those of training, by schemes (HoPE table 1) and by
+HoPE's ablations (table 3).
 
     exact match    of the 4 tokens that followed 8 tokens seen before, by the number of sequences in the context
     AB1, AB2, AB3  RoPE with its activated, its low-frequency components replaced by none; both replaced by ones of high frequency
 
-The paper's models were trained on text and asked to copy; ours are trained to copy. Its AB2 is 0.67 points above RoPE, no difference that
-could be told: H7 asks that AB2 is not below RoPE. Both are judged beyond the training length; within it all that learned to copy do.
+The paper's models were trained on text and asked to copy; ours are trained to copy. Its AB2 is 0.67
+points above RoPE, no difference that could be told: H7 asks that AB2 is not below RoPE. Both are
+judged beyond the training length; within it all that learned to copy do.
 """
 
 from __future__ import annotations
@@ -50,12 +52,23 @@ COPIES = All(AtLeast(BEST, 0.05), AtLeast(WORST, 0.5), AtLeast(EACH, 0.5))
 
 def extended_quantity(method: str) -> str:
     """What is compared of schemes that are extended with `method`."""
-    return f"{BEYOND}, both with {METHODS[method]} by the factor n / L," if method in METHODS else BEYOND
+    return (
+        f"{BEYOND}, both with {METHODS[method]} by the factor n / L,"
+        if method in METHODS
+        else BEYOND
+    )
 
 
 def _extended(method: str, name: str, paper_number: str) -> Claim:
     rule = Where(COPIES, Above(extended_quantity(method), (RIVALS[ROPE],)))
-    return Claim("H6", f"copy task beyond L with {name}: HoPE above RoPE", "HoPE table 1", paper_number, rule, METHODS[method])
+    return Claim(
+        "H6",
+        f"copy task beyond L with {name}: HoPE above RoPE",
+        "HoPE table 1",
+        paper_number,
+        rule,
+        METHODS[method],
+    )
 
 
 H6 = Claim(
@@ -99,14 +112,20 @@ def judge(scored: Sequence[Scored]) -> Iterable[Verdict]:
                 yield _ahead(claim, hope, rivals if method == PLAIN else [rope], method)
             else:
                 weights = "needs the weights of a HoPE and a RoPE checkpoint trained on copying"
-                yield unmeasured(claim, hope.name, missing([ROPE], "copying") if method == PLAIN else weights)
-    ablations = {layout: each for layout in ABLATIONS if (each := first_of(scored, layout)) is not None}
+                yield unmeasured(
+                    claim, hope.name, missing([ROPE], "copying") if method == PLAIN else weights
+                )
+    ablations = {
+        layout: each for layout in ABLATIONS if (each := first_of(scored, layout)) is not None
+    }
     if rope is not None and {"hope_ab1", "hope_ab2"} <= set(ablations):
         yield from _ablations(rope, ablations)
 
 
 def draw(scored: Sequence[Scored]) -> Iterator[Drawing]:
-    """Tables 1 and 3: exact match by the number of sequences, of the schemes, with PI and YaRN, and of the ablations."""
+    """Tables 1 and 3: exact match by the number of sequences, of the schemes, with PI and YaRN, and
+    of the ablations.
+    """
     ablations = [each for each in scored if each.layout in (*ABLATIONS, "rope_high")]
     schemes = [each for each in scored if each not in ablations]
     twins = [each for layout in (ROPE, HOPE) if (each := first_of(schemes, layout)) is not None]
@@ -116,26 +135,40 @@ def draw(scored: Sequence[Scored]) -> Iterator[Drawing]:
         "ablations": [(each, PLAIN) for each in [*twins, *ablations]] if ablations else [],
     }
     lengths, task = {each.training_length for each in scored}, _task(scored[0])
-    # Sequences of a test prompt as long as the longest in training, where all checkpoints have the same.
-    end = {"training_length": (lengths.pop() - task.tokens(0)) / (task.tokens(1) - task.tokens(0))} if len(lengths) == 1 else {}
+    # Sequences of a test prompt as long as the longest in training, where all checkpoints have the
+    # same.
+    end = (
+        {"training_length": (lengths.pop() - task.tokens(0)) / (task.tokens(1) - task.tokens(0))}
+        if len(lengths) == 1
+        else {}
+    )
     panels = {
-        title: side_by_side(panel, score_table).assign_attrs(axis="sequences", **end) for title, panel in rows.items() if panel
+        title: side_by_side(panel, score_table).assign_attrs(axis="sequences", **end)
+        for title, panel in rows.items()
+        if panel
     }
     caption = (
-        "Copying: exact match of the 4 tokens that followed 8 tokens seen before, by the number of sequences in the context (HoPE table 1 "
-        f"and 3), {scored[0].sample(scored[0].test_sets[:1]).count} prompts each, targets teacher-forced (exact match is the same as when "
-        "generated). Dotted: the longest training prompts. PI and YaRN by the factor n / L beyond them. Lines: means "
+        "Copying: exact match of the 4 tokens that followed 8 tokens seen before, by the "
+        "number of sequences in the context (HoPE table 1 "
+        f"and 3), {scored[0].sample(scored[0].test_sets[:1]).count} prompts each, targets "
+        "teacher-forced (exact match is the same as when "
+        "generated). Dotted: the longest training prompts. PI and YaRN by the factor n / L "
+        "beyond them. Lines: means "
         "over seeds; shaded: their standard error, of a single seed that over prompts."
     )
     yield Drawing(
-        f"copying_{task.training_length}", copying_by_sequences(panels), caption, side_by_side(with_methods(scored), score_table)
+        f"copying_{task.training_length}",
+        copying_by_sequences(panels),
+        caption,
+        side_by_side(with_methods(scored), score_table),
     )
 
 
 @style()
 def copying_by_sequences(panels: Mapping[str, xr.Dataset]) -> PaperFigure:
-    """Exact match by the number of sequences in the context, one panel per dataset by its title, each with its own legend: means over
-    seeds, shaded by their standard error, or that over prompts of a single seed; a dotted line where training ends.
+    """Exact match by the number of sequences in the context, one panel per dataset by its title,
+    each with its own legend: means over seeds, shaded by their standard error, or that over prompts
+    of a single seed; a dotted line where training ends.
     """
     figure = paper_figure(PAGE_WIDTH if len(panels) > 1 else COLUMN_WIDTH, 2.7)
     axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
@@ -145,15 +178,30 @@ def copying_by_sequences(panels: Mapping[str, xr.Dataset]) -> PaperFigure:
             own = data.sel(checkpoint=name)
             mean, count = own["score"].mean("seed").values, own["score"].count("seed").values
             error = own["score"].std("seed", ddof=1).values / count**0.5
-            error = np.where(count > 1, error, own["standard_error"].values) if "standard_error" in data else error
+            error = (
+                np.where(count > 1, error, own["standard_error"].values)
+                if "standard_error" in data
+                else error
+            )
             ax.plot(sets, mean, markersize=2.5, markeredgewidth=0, **look, gid=f"score {name}")
-            ax.fill_between(sets, mean - error, mean + error, color=look["color"], alpha=0.12, linewidth=0)
-        ax.set(title=title, xlabel="sequences in the context", ylabel="exact match" if ax is axes[0] else "", ylim=(-0.03, 1.03))
+            ax.fill_between(
+                sets, mean - error, mean + error, color=look["color"], alpha=0.12, linewidth=0
+            )
+        ax.set(
+            title=title,
+            xlabel="sequences in the context",
+            ylabel="exact match" if ax is axes[0] else "",
+            ylim=(-0.03, 1.03),
+        )
         ax.set_xticks(sets, [str(count) for count in sets])
         ax.grid(axis="y")
         if "training_length" in data.attrs:
             ax.axvline(
-                data.attrs["training_length"], color="#222222", linewidth=0.8, linestyle=(0, (1, 1.5)), gid="training length"
+                data.attrs["training_length"],
+                color="#222222",
+                linewidth=0.8,
+                linestyle=(0, (1, 1.5)),
+                gid="training length",
             )
         legend_under(ax, data)
     return figure
@@ -167,10 +215,17 @@ COPYING = Experiment(
         "no checkpoints of HoPE trained on copying were given",
         (
             *(f"copying/{layout}_scattered" for layout in (HOPE, *RIVALS, *ABLATIONS)),
-            *(f"copying/{layout}{kind}" for kind in ("_varied", "") for layout in (HOPE, *RIVALS, *ABLATIONS, "rope_high")),
+            *(
+                f"copying/{layout}{kind}"
+                for kind in ("_varied", "")
+                for layout in (HOPE, *RIVALS, *ABLATIONS, "rope_high")
+            ),
         ),
         "copying",
-        dict.fromkeys((H7.label, H7_REMOVED.label), "no checkpoints of HoPE and its ablations trained on copying were given"),
+        dict.fromkeys(
+            (H7.label, H7_REMOVED.label),
+            "no checkpoints of HoPE and its ablations trained on copying were given",
+        ),
     ),
     scores,
     judge,
@@ -191,13 +246,21 @@ def _ahead(claim: Claim, hope: Scored, rivals: Sequence[Scored], method: str) ->
     samples, trained = (_samples(compared, lengths, method) for lengths in (beyond, within))
     mine = samples.pop(hope.name)
     above = {each.name: between(mine, samples[each.name]) for each in rivals}
-    above = dict(sorted(above.items(), key=lambda each: each[1].margin))  # the one that speaks most against it first
-    absent = [layout for layout in RIVALS if layout not in [each.layout for each in rivals]] if method == PLAIN else []
+    # the one that speaks most against it first
+    above = dict(sorted(above.items(), key=lambda each: each[1].margin))
+    absent = (
+        [layout for layout in RIVALS if layout not in [each.layout for each in rivals]]
+        if method == PLAIN
+        else []
+    )
     return verdict(
         claim,
         hope.name,
         _measured(beyond) + (f", with {METHODS[method]}" if method in METHODS else ""),
-        {**copying, extended_quantity(method): {RIVALS[each.layout]: above[each.name] for each in rivals}},
+        {
+            **copying,
+            extended_quantity(method): {RIVALS[each.layout]: above[each.name] for each in rivals},
+        },
         **numbers_of(mine, 100),
         control=_means(samples),
         note=note(
@@ -210,8 +273,11 @@ def _ahead(claim: Claim, hope: Scored, rivals: Sequence[Scored], method: str) ->
 
 
 def _ablations(rope: Scored, ablations: Mapping[str, Scored]) -> Iterator[Verdict]:
-    """Whether the ablations are in the paper's order, over the test sets beyond L that all of them have. What is asked for before anything
-    is compared is asked of the others than AB3: that it copies worst is what the second claim says.
+    """Whether the ablations are in the paper's order, over the test sets beyond L that all of them
+    have.
+
+    What is asked for before anything is compared is asked of the others than AB3: that it copies
+    worst is what the second claim says.
     """
     every = {**ablations, ROPE: rope}
     compared = {layout: each for layout, each in every.items() if layout != "hope_ab3"}
@@ -222,7 +288,13 @@ def _ablations(rope: Scored, ablations: Mapping[str, Scored]) -> Iterator[Verdic
     samples = _samples(every, beyond)
     copying, nobody = _copying(compared, list(compared), beyond, within)
 
-    def row(claim: Claim, layout: str, values: Mapping[str, Any], budgets: Mapping[str, Scored], *told: str) -> Verdict:
+    def row(
+        claim: Claim,
+        layout: str,
+        values: Mapping[str, Any],
+        budgets: Mapping[str, Scored],
+        *told: str,
+    ) -> Verdict:
         return verdict(
             claim,
             every[layout].name,
@@ -236,43 +308,67 @@ def _ablations(rope: Scored, ablations: Mapping[str, Scored]) -> Iterator[Verdic
 
     above = {"AB2": between(samples["hope_ab1"], samples["hope_ab2"])}
     not_below = {RIVALS[ROPE]: between(samples["hope_ab2"], samples[ROPE])}
-    steps = sorted((("AB1", above), ("AB2", not_below)), key=lambda step: min(each.margin for each in step[1].values()))
+    steps = sorted(
+        (("AB1", above), ("AB2", not_below)),
+        key=lambda step: min(each.margin for each in step[1].values()),
+    )
     told = [f"{name} {in_words(each, 'above', ' points', 100)}" for name, each in steps]  # as above
     yield row(H7, "hope_ab1", {AB1: above, AB2: not_below}, compared, *told)
     if "hope_ab3" not in every:
         yield unmeasured(H7_REMOVED, rope.name, missing(["hope_ab3"], "copying"))
         return
-    below = {ABLATIONS.get(layout, RIVALS[ROPE]): between(samples[layout], samples["hope_ab3"]) for layout in compared}
+    below = {
+        ABLATIONS.get(layout, RIVALS[ROPE]): between(samples[layout], samples["hope_ab3"])
+        for layout in compared
+    }
     yield row(H7_REMOVED, "hope_ab3", {AB3: below}, every, in_words(below, "below", " points", 100))
 
 
 def _lengths(first: Scored, *others: Scored) -> tuple[list[str], list[str]]:
-    """The test sets that all have, ascending: those whose prompts are longer than the first's in training, and the others."""
-    shared = [name for name in sorted(first.test_sets, key=int) if all(name in each.test_sets for each in others)]
+    """The test sets that all have, ascending: those whose prompts are longer than the first's in
+    training, and the others.
+    """
+    shared = [
+        name
+        for name in sorted(first.test_sets, key=int)
+        if all(name in each.test_sets for each in others)
+    ]
     beyond = [name for name in shared if _tokens(first, name) > first.training_length]
     return beyond, [name for name in shared if name not in beyond]
 
 
 def _copying(
-    compared: Mapping[str, Scored], judged: Sequence[str], beyond: Sequence[str], within: Sequence[str], method: str = PLAIN
+    compared: Mapping[str, Scored],
+    judged: Sequence[str],
+    beyond: Sequence[str],
+    within: Sequence[str],
+    method: str = PLAIN,
 ) -> tuple[dict[str, float], str]:
-    """What `COPIES` asks for before anything is compared, within of those that are `judged`; and why it is not so, "" where it is. A test
-    without lengths trained on shows neither.
+    """What `COPIES` asks for before anything is compared, within of those that are `judged`; and
+    why it is not so, "" where it is.
+
+    A test without lengths trained on shows neither.
     """
     longer, trained = _samples(compared, beyond, method), _samples(compared, within, method)
     copying = {
         BEST: max(sample.mean for sample in longer.values()),
         WORST: min((trained[name].mean for name in judged if within), default=0.0),
-        EACH: min((compared[name].sample([each], method).mean for name in judged for each in within), default=0.0),
+        EACH: min(
+            (compared[name].sample([each], method).mean for name in judged for each in within),
+            default=0.0,
+        ),
     }
     nobody = (
-        f"nobody copies {', '.join(beyond)} sequences, or one that is judged did not learn to copy {', '.join(within) or 'fewer'}; "
+        f"nobody copies {', '.join(beyond)} sequences, or one that is judged did not learn "
+        f"to copy {', '.join(within) or 'fewer'}; "
         f"{_means(longer)}; {_means(trained)}"
     )
     return copying, "" if COPIES.holds(copying) else nobody
 
 
-def _samples(scored: Mapping[str, Scored], test_sets: Sequence[str], method: str = PLAIN) -> dict[str, Sample]:
+def _samples(
+    scored: Mapping[str, Scored], test_sets: Sequence[str], method: str = PLAIN
+) -> dict[str, Sample]:
     """Scores as means over `test_sets`; none where there are no test sets."""
     return {name: each.sample(test_sets, method) for name, each in scored.items() if test_sets}
 
@@ -282,8 +378,12 @@ def _measured(beyond: Sequence[str]) -> str:
 
 
 def _tokens(scored: Scored, test_set: str) -> int:
-    """Tokens of a copying prompt with as many sequences as `test_set` says: <bos>, the sequences, the question."""
-    return scored.tokens(test_set) if scored.live is not None else _task(scored).tokens(int(test_set))
+    """Tokens of a copying prompt with as many sequences as `test_set` says: <bos>, the sequences,
+    the question.
+    """
+    return (
+        scored.tokens(test_set) if scored.live is not None else _task(scored).tokens(int(test_set))
+    )
 
 
 def _task(scored: Scored) -> Copying:

@@ -1,16 +1,19 @@
-"""H1: the mean logit by distance is U-shaped and rises again, within L and over all layers and heads (HoPE fig. 2, 6, 8).
+"""H1: the mean logit by distance is U-shaped and rises again, within L and over all layers and
+heads (HoPE fig. 2, 6, 8).
 
 m(t)   mean logit at distance t; smoothed over L/16 distances, without distance 0, which is a token with itself
 
 fall = m(left end) - min m      rise = m(right end) - min m
 
-That it rises again contradicts a global decay; a U asks for more. Both are judged, on sequences of independent tokens and of one token.
-Whether it rises again is asked without the last L/16 distances, which few pairs have, all of them with the first tokens: there the curve of
-learned positions, KERPLE and ALiBi turns up, and nowhere else.
+That it rises again contradicts a global decay; a U asks for more. Both are judged, on sequences of
+independent tokens and of one token. Whether it rises again is asked without the last L/16
+distances, which few pairs have, all of them with the first tokens: there the curve of learned
+positions, KERPLE and ALiBi turns up, and nowhere else.
 
-A few waves at random phases fall and rise again, too: of RoPE both are asked beside what its components, each as strong as it is when
-smoothed, show with random phases (`random_phases`), by how deep an interior minimum is: the smaller of fall and rise. Only RoPE's curve is
-made of such components.
+A few waves at random phases fall and rise again, too: of RoPE both are asked beside what its
+components, each as strong as it is when smoothed, show with random phases (`random_phases`), by how
+deep an interior minimum is: the smaller of fall and rise. Only RoPE's curve is made of such
+components.
 """
 
 from __future__ import annotations
@@ -27,12 +30,27 @@ from position_papers.hope import replicates
 from position_papers.hope.component_figures import logit_by_distance
 from position_papers.hope.mean_curves import NAME, random_phases, smoothed, turning
 from position_papers.hope.replicates import Sampling, bands, is_analysed
-from position_papers.hope.wording import OVER_REPLICATES, capped, capped_caption, labelled, parts_caption, random_weights
+from position_papers.hope.wording import (
+    OVER_REPLICATES,
+    capped,
+    capped_caption,
+    labelled,
+    parts_caption,
+    random_weights,
+)
 from position_papers.kit.cache import Cache
 from position_papers.kit.claims import Claim, Verdict, unmeasured, verdict
 from position_papers.kit.differences import Difference
 from position_papers.kit.experiment import Drawing, Experiment, Needs, together
-from position_papers.kit.rules import All, AtLeast, BeyondNull, Custom, Observed, Significant, beside_null
+from position_papers.kit.rules import (
+    All,
+    AtLeast,
+    BeyondNull,
+    Custom,
+    Observed,
+    Significant,
+    beside_null,
+)
 from position_papers.kit.subjects import Subject
 from repo_interp.measures.labels import described
 from repo_interp.plots.views.component_curves import FEW_PAIRS
@@ -51,7 +69,10 @@ _U = All(
     Significant(RISE, 3),
 )
 _RISES = All(
-    Custom(lambda values: values[INSIDE], f"smoothed over L/16 distances, without the last 1/{FEW_PAIRS} of them, {INSIDE}"),
+    Custom(
+        lambda values: values[INSIDE],
+        f"smoothed over L/16 distances, without the last 1/{FEW_PAIRS} of them, {INSIDE}",
+    ),
     Significant(RISE, 3),
 )
 _SCHEMES = (("language/learned",), ("language/rope",), ("language/kerple",))
@@ -61,7 +82,16 @@ BEYOND_PHASES = "beyond random phases"
 
 def _claim(kind: Kind, statement: str, rule: All, part: str = "") -> Claim:
     also = (labelled(kind, part, BEYOND_PHASES),)
-    return Claim("H1", statement, "HoPE fig. 2", "figure", rule, labelled(kind, part), also=also, about=_SCHEMES)
+    return Claim(
+        "H1",
+        statement,
+        "HoPE fig. 2",
+        "figure",
+        rule,
+        labelled(kind, part),
+        also=also,
+        about=_SCHEMES,
+    )
 
 
 def _beyond_phases(claim: Claim) -> Claim:
@@ -73,8 +103,17 @@ def _beyond_phases(claim: Claim) -> Claim:
 
 CLAIMS = {
     kind: (
-        _claim(kind, "mean logit by distance is U-shaped for learned APE, RoPE and KERPLE, no global decay", _U),
-        _claim(kind, "mean logit by distance rises again for learned APE, RoPE and KERPLE", _RISES, "no decay"),
+        _claim(
+            kind,
+            "mean logit by distance is U-shaped for learned APE, RoPE and KERPLE, no global decay",
+            _U,
+        ),
+        _claim(
+            kind,
+            "mean logit by distance rises again for learned APE, RoPE and KERPLE",
+            _RISES,
+            "no decay",
+        ),
     )
     for kind in replicates.KINDS
 }
@@ -105,7 +144,9 @@ class UShape:
         return min(self.fall, self.rise) if self.inside else 0.0
 
     def values(self, errors: tuple[float, float], replicates: int) -> dict[str, Any]:
-        """What the rule asks for, given the standard errors of fall and rise over so many replicates."""
+        """What the rule asks for, given the standard errors of fall and rise over so many
+        replicates.
+        """
         over, degrees = "replicates", replicates - 1
         return {
             INSIDE: self.inside,
@@ -116,7 +157,9 @@ class UShape:
 
 
 def errors_of(smooth: Float[np.ndarray, "repeat point"]) -> tuple[float, float]:
-    """Standard errors of fall and rise of the mean of `smooth`: each replicate's, to and from where that mean is lowest."""
+    """Standard errors of fall and rise of the mean of `smooth`: each replicate's, to and from where
+    that mean is lowest.
+    """
     depths = smooth[:, [0, -1]] - smooth[:, smooth.mean(0).argmin(), None]
     fall, rise = depths.std(0, ddof=1) / np.sqrt(len(depths))
     return float(fall), float(rise)
@@ -130,8 +173,8 @@ def u_shape(smooth: Float[np.ndarray, " point"]) -> UShape:
 
 
 def measure(subjects: Sequence[Subject], options: Sampling, cache: Cache) -> list[xr.DataTree]:
-    """Of every checkpoint, what was measured "within" and "beyond" L - the latter is missing for positions that end at L - and, of those
-    that are judged, within L on one "repeated" token.
+    """Of every checkpoint, what was measured "within" and "beyond" L - the latter is missing for
+    positions that end at L - and, of those that are judged, within L on one "repeated" token.
     """
     both = [
         {
@@ -143,11 +186,16 @@ def measure(subjects: Sequence[Subject], options: Sampling, cache: Cache) -> lis
         }
         for subject in subjects
     ]
-    return [xr.DataTree.from_dict({name: data for name, data in each.items() if data is not None}) for each in both]
+    return [
+        xr.DataTree.from_dict({name: data for name, data in each.items() if data is not None})
+        for each in both
+    ]
 
 
 def judge(measured: Sequence[xr.DataTree]) -> Iterable[Verdict]:
-    """Verdict on every checkpoint with one of the schemes that the claim is about; why there is none for a scheme without any."""
+    """Verdict on every checkpoint with one of the schemes that the claim is about; why there is
+    none for a scheme without any.
+    """
     for scheme in U_SHAPED:
         if scheme not in [_scheme(tree["within"].to_dataset()) for tree in measured]:
             own = [claim for claims in CLAIMS.values() for claim in claims]
@@ -155,34 +203,55 @@ def judge(measured: Sequence[xr.DataTree]) -> Iterable[Verdict]:
                 yield unmeasured(claim, scheme, f"no checkpoint of scheme {scheme} was given")
     for name, kind in zip(("within", "repeated"), replicates.KINDS, strict=True):
         for data in (tree[name].to_dataset() for tree in measured if "repeated" in tree):
-            for claim, few in zip(CLAIMS[kind], (0, data.attrs["length"] // FEW_PAIRS), strict=True):
+            for claim, few in zip(
+                CLAIMS[kind], (0, data.attrs["length"] // FEW_PAIRS), strict=True
+            ):
                 yield from _evidence(data, claim, few)
 
 
 def draw(measured: Sequence[xr.DataTree]) -> Iterator[Drawing]:
     """Fig. 2, 6 and 8: the mean logit by distance of every checkpoint, within and beyond L."""
-    every = [[tree[name].to_dataset() for name in ("within", "beyond") if name in tree] for tree in measured]
+    every = [
+        [tree[name].to_dataset() for name in ("within", "beyond") if name in tree]
+        for tree in measured
+    ]
     # Means over as many layers as the first: of long sequences fewer layers are measured beyond L.
-    data = [[each for each in lengths if each.sizes["layer"] == lengths[0].sizes["layer"]] for lengths in every]
-    logit = xr.concat([_by_length(lengths) for lengths in data], dim="checkpoint", join="outer", **_JOINED)
+    data = [
+        [each for each in lengths if each.sizes["layer"] == lengths[0].sizes["layer"]]
+        for lengths in every
+    ]
+    logit = xr.concat(
+        [_by_length(lengths) for lengths in data], dim="checkpoint", join="outer", **_JOINED
+    )
     logit = described(logit, "mean logit of the pairs at a distance", "q·k")
     notes = (capped_caption(lengths[0]) + parts_caption(lengths[0]) for lengths in data)
     caps = "".join(dict.fromkeys(notes))
     longer = "" if all(len(lengths) == 1 for lengths in data) else " and, paler, 2L"
     caption = (
-        f"Mean logit by distance, mean over all heads of the layers with this L, on {data[0][0].attrs['sequences']} sequences of random "
-        f"tokens, for distances to L{longer} (HoPE fig. 2, 6, 8). Dashed: training length L; grey: the same architecture with random "
-        f"weights. A scheme with absolute positions ends at L. Yellow, with a thinner line: the last 1/{FEW_PAIRS} of the distances, which "
+        "Mean logit by distance, mean over all heads of the layers with this L, on "
+        f"{data[0][0].attrs['sequences']} sequences of random "
+        f"tokens, for distances to L{longer} (HoPE fig. 2, 6, 8). Dashed: training length L; "
+        "grey: the same architecture with random "
+        "weights. A scheme with absolute positions ends at L. Yellow, with a thinner line: "
+        f"the last 1/{FEW_PAIRS} of the distances, which "
         f"few pairs have; a rise that is seen there alone stands on these few.{caps}"
     )
     yield Drawing(
-        "logit_by_distance", logit_by_distance(logit), caption, logit.to_dataset(name="logit").assign(_judged_curves(measured))
+        "logit_by_distance",
+        logit_by_distance(logit),
+        caption,
+        logit.to_dataset(name="logit").assign(_judged_curves(measured)),
     )
 
 
 LOGIT_BY_DISTANCE = Experiment(
     "logit_by_distance",
-    tuple(each for claims in CLAIMS.values() for claim in claims for each in (claim, BESIDE_NULL[claim])),
+    tuple(
+        each
+        for claims in CLAIMS.values()
+        for claim in claims
+        for each in (claim, BESIDE_NULL[claim])
+    ),
     Needs(
         together(is_analysed),
         "no checkpoint of a scheme that the claim is about was given",
@@ -206,15 +275,29 @@ def _judged_curves(measured: Sequence[xr.DataTree]) -> dict[str, xr.DataArray]:
     curves = [_curves(each).expand_dims(checkpoint=[each.attrs["checkpoint"]]) for each in data]
     if not curves:
         return {}
-    smooth = described(xr.concat(curves, dim="checkpoint", join="outer", **_JOINED), "mean logit, smoothed over L/16", "q·k")
+    smooth = described(
+        xr.concat(curves, dim="checkpoint", join="outer", **_JOINED),
+        "mean logit, smoothed over L/16",
+        "q·k",
+    )
     trained = smooth.sel(weights="trained", drop=True)
-    return {"smoothed": trained, "smoothed_control": smooth.drop_sel(weights="trained").mean("repeat", keep_attrs=True)}
+    return {
+        "smoothed": trained,
+        "smoothed_control": smooth.drop_sel(weights="trained").mean("repeat", keep_attrs=True),
+    }
 
 
 def _by_length(lengths: Sequence[xr.Dataset]) -> xr.DataArray:
     first, length = lengths[0], lengths[0].attrs["length"]
-    axis = xr.IndexVariable("length", [length * (1 + place) for place in range(len(lengths))], {"units": "tokens"})
-    logits = xr.concat([data["logit"].mean(("repeat", "layer")) for data in lengths], dim=axis, join="outer", **_JOINED)
+    axis = xr.IndexVariable(
+        "length", [length * (1 + place) for place in range(len(lengths))], {"units": "tokens"}
+    )
+    logits = xr.concat(
+        [data["logit"].mean(("repeat", "layer")) for data in lengths],
+        dim=axis,
+        join="outer",
+        **_JOINED,
+    )
     layout = format_layout(tuple(str(scheme) for scheme in first["scheme"].values))
     named = {
         "scheme": ("checkpoint", [_scheme(first)]),
@@ -225,35 +308,54 @@ def _by_length(lengths: Sequence[xr.Dataset]) -> xr.DataArray:
 
 
 def _curves(data: xr.Dataset, last: int | None = None) -> xr.DataArray:
-    """The smoothed mean logit [weights, repeat, middle] over all layers and heads, of the distances below `last`."""
+    """The smoothed mean logit [weights, repeat, middle] over all layers and heads, of the distances
+    below `last`.
+    """
     return smoothed(data["logit"].mean("layer").isel(distance=slice(last)), data.attrs["length"])
 
 
 def _evidence(data: xr.Dataset, claim: Claim, few: int) -> Iterator[Verdict]:
-    """The evidence on `claim` from the curve without the last `few` distances, and of RoPE on the same beside random phases."""
+    """The evidence on `claim` from the curve without the last `few` distances, and of RoPE on the
+    same beside random phases.
+    """
     length, last = data.attrs["length"], data.attrs["length"] - few
     smooth = _curves(data, last)
     of_replicates = smooth.sel(weights="trained").values
     shape, errors = u_shape(of_replicates.mean(0)), errors_of(of_replicates)
-    # What is random varies about a flat line: its rise counts only beside the fall of the trained curve.
-    rises = {str(each["weights"].item()): u_shape(each.values).rise for each in smooth.mean("repeat")}
+    # What is random varies about a flat line: its rise counts only beside the fall of the trained
+    # curve.
+    rises = {
+        str(each["weights"].item()): u_shape(each.values).rise for each in smooth.mean("repeat")
+    }
     judged = verdict(
         claim,
         data.attrs["checkpoint"],
-        "rise on the right over the fall on the left" + (f", without the last 1/{FEW_PAIRS} of the distances" if few else ""),
+        "rise on the right over the fall on the left"
+        + (f", without the last 1/{FEW_PAIRS} of the distances" if few else ""),
         shape.values(errors, len(of_replicates)),
         shape.ratio,
         float(np.std([u_shape(curve).ratio for curve in of_replicates], ddof=1)),
         OVER_REPLICATES,
         data.attrs["sequences"],
-        random_weights({weights: rise / shape.fall if shape.fall > 0 else np.nan for weights, rise in rises.items()}),
-        f"fall {shape.fall:.3g}, rise {shape.rise:.3g} (q·k, standard errors {errors[0]:.2g} and {errors[1]:.2g}), minimum at distance "
+        random_weights(
+            {
+                weights: rise / shape.fall if shape.fall > 0 else np.nan
+                for weights, rise in rises.items()
+            }
+        ),
+        f"fall {shape.fall:.3g}, rise {shape.rise:.3g} (q·k, standard errors {errors[0]:.2g} "
+        f"and {errors[1]:.2g}), minimum at distance "
         f"{smooth['middle'].values[shape.minimum]:.0f} of {length}",
         capped(data),
     )
     yield judged
     if _scheme(data) == "rope":
-        components = data["component_by_distance"].sel(weights="trained").mean("repeat").isel(distance=slice(last))
+        components = (
+            data["component_by_distance"]
+            .sel(weights="trained")
+            .mean("repeat")
+            .isel(distance=slice(last))
+        )
         deviations = smoothed(components, length).transpose("component", "middle").values.std(1)
         waves = smoothed(turning(bands(data)["frequency"].values, last), length).values
         null = random_phases(waves, lambda drawn: u_shape(drawn.sum(0)).depth, deviations)

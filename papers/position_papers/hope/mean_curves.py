@@ -1,15 +1,18 @@
-"""Arithmetic of mean curves over distances: the mean logit m(t) = sum_r C_r(t) and its rotary components C_r(t) (HoPE sec. 3.1).
+"""Arithmetic of mean curves over distances: the mean logit m(t) = sum_r C_r(t) and its rotary
+components C_r(t) (HoPE sec. 3.1).
 
     smoothed    mean over w = L / 16 neighbouring distances, at every w / 4-th, so that few numbers say what a rule is judged by
     VAF_r       100 (1 - var(m - C_r) / var(m)), variances over t: what a component accounts for (eq. 5 in its standard form)
 
-A null of geometry alone is what a set of rotary components shows when nothing was learned but the frequencies are the model's own:
+A null of geometry alone is what a set of rotary components shows when nothing was learned but the
+frequencies are the model's own:
 
     C_r(t) = Re(g_r exp(i theta_r t)),   g_r complex normal, drawn anew for every curve: equal strength on average, phases at random
 
-Rotary pairs turn by theta_r t whatever the weights are, so components of low frequency change little within L and those of high frequency
-average out, whether a model uses them or not. A claim about components counts beyond this. Knows arrays only; nothing about checkpoints,
-claims or figures.
+Rotary pairs turn by theta_r t whatever the weights are, so components of low frequency change
+little within L and those of high frequency average out, whether a model uses them or not. A claim
+about components counts beyond this. Knows arrays only; nothing about checkpoints, claims or
+figures.
 """
 
 from __future__ import annotations
@@ -27,25 +30,44 @@ NAME = "components with the model's frequencies and random phases"
 
 
 def smoothed(curves: xr.DataArray, length: int) -> xr.DataArray:
-    """Means [..., middle] of `curves` [..., distance] over windows of L / 16 neighbouring distances, each window a quarter of its width
-    after the one before; `middle` is where a window has its middle. Distance 0, a token with itself, is left out.
+    """Means [..., middle] of `curves` [..., distance] over windows of L / 16 neighbouring
+    distances, each window a quarter of its width after the one before; `middle` is where a window
+    has its middle.
+
+    Distance 0, a token with itself, is left out.
     """
     width = max(1, length // 16)
     start = curves.sel(distance=slice(1, None)).transpose(..., "distance")
-    windows = np.lib.stride_tricks.sliding_window_view(start.values, width, axis=-1)[..., :: max(1, width // 4), :]
-    middles = start["distance"].values[: start.sizes["distance"] - width + 1 : max(1, width // 4)] + (width - 1) / 2
-    axes = {axis: start[axis] for axis in start.dims[:-1]} | {"middle": xr.Variable("middle", middles, {"units": "tokens"})}
+    windows = np.lib.stride_tricks.sliding_window_view(start.values, width, axis=-1)[
+        ..., :: max(1, width // 4), :
+    ]
+    middles = (
+        start["distance"].values[: start.sizes["distance"] - width + 1 : max(1, width // 4)]
+        + (width - 1) / 2
+    )
+    axes = {axis: start[axis] for axis in start.dims[:-1]} | {
+        "middle": xr.Variable("middle", middles, {"units": "tokens"})
+    }
     return xr.DataArray(windows.mean(-1), axes, (*start.dims[:-1], "middle"), attrs=curves.attrs)
 
 
 def mean_curve_vaf(curves: xr.DataArray) -> xr.DataArray:
-    """VAF [..., component] of `curves` [..., component, distance], in per cent: `curve_vaf` along all other axes."""
+    """VAF [..., component] of `curves` [..., component, distance], in per cent: `curve_vaf` along
+    all other axes.
+    """
     core = ["component", "distance"]
-    return xr.apply_ufunc(curve_vaf, curves, input_core_dims=[core], output_core_dims=[core[:1]], vectorize=True)
+    return xr.apply_ufunc(
+        curve_vaf, curves, input_core_dims=[core], output_core_dims=[core[:1]], vectorize=True
+    )
 
 
-def curve_vaf(components: Float[np.ndarray, "component distance"]) -> Float[np.ndarray, " component"]:
-    """VAF of every component's mean curve in their sum, in per cent (HoPE, eq. 5 in its standard form). NaN for a flat sum.
+def curve_vaf(
+    components: Float[np.ndarray, "component distance"],
+) -> Float[np.ndarray, " component"]:
+    """VAF of every component's mean curve in their sum, in per cent (HoPE, eq. 5 in its standard
+    form).
+
+    NaN for a flat sum.
 
     100 (1 - var(m - C_r) / var(m)),   m = sum_r C_r
     """
@@ -66,8 +88,11 @@ def random_phases(
     statistic: Callable[[Float[np.ndarray, "component point"]], float],
     deviations: Float[np.ndarray, " component"] | None = None,
 ) -> Float[np.ndarray, " draw"]:
-    """`statistic` of each of DRAWS sets of curves that are Re(g_r w_r) for the `waves` w_r: those of `turning`, as they are or smoothed.
-    `deviations`: the standard deviation over points that every component's curve is given, the model's own; None: strengths are drawn.
+    """`statistic` of each of DRAWS sets of curves that are Re(g_r w_r) for the `waves` w_r: those
+    of `turning`, as they are or smoothed.
+
+    `deviations`: the standard deviation over points that every component's curve is given, the
+    model's own; None: strengths are drawn.
     """
     strengths = np.random.default_rng(0).standard_normal((DRAWS, len(waves), 2)) @ np.array([1, 1j])
     draws = ((strength[:, None] * waves).real for strength in strengths)

@@ -1,10 +1,12 @@
-"""H3: the VAF of the activated components falls during training (HoPE fig. 3b); measured on saved steps, or read from a small file.
+"""H3: the VAF of the activated components falls during training (HoPE fig. 3b); measured on saved
+steps, or read from a small file.
 
 RUN/steps/000100, 000200, ...      saved by `repo-interp train --checkpoint-every`: too large to ship; and the finished checkpoint itself,
                                    when its last step is not among them
 RUN/steps.nc                       what was measured on them, by `repo-interp train steps RUN`: vaf [step, repeat, component], and bands
 
-fall = mean of the first third of the steps - mean of the last third, of the activated components' mean VAF
+fall = mean of the first third of the steps - mean of the last third, of the activated components'
+mean VAF
 """
 
 from __future__ import annotations
@@ -60,14 +62,16 @@ _ENGINE = "h5netcdf"
 _VAF = "variance of the mean logit by distance that a component accounts for"
 
 
-# ---- the saved steps of a run ---------------------------------------------------------------------------------------
+# ---- the saved steps of a run --------------------------------------------------------------------
 
 
 def saved_steps(directory: str | os.PathLike[str]) -> dict[int, Path]:
     """The checkpoints of a training run by their step, ascending; empty where none was kept."""
     directory = Path(directory)
     checkpoints = {
-        int(path.name): path for path in directory.glob("steps/*") if path.name.isdecimal() and (path / "config.json").is_file()
+        int(path.name): path
+        for path in directory.glob("steps/*")
+        if path.name.isdecimal() and (path / "config.json").is_file()
     }
     configuration = trained_configuration(directory) if checkpoints else None
     if configuration is not None and (directory / "config.json").is_file():
@@ -76,13 +80,17 @@ def saved_steps(directory: str | os.PathLike[str]) -> dict[int, Path]:
 
 
 def measure_steps(directory: str | os.PathLike[str], length: int, sampling: Sampling) -> xr.Dataset:
-    """`vaf` [step, repeat, component] on random sequences of `length` tokens at every saved step, and the bands.
+    """`vaf` [step, repeat, component] on random sequences of `length` tokens at every saved step,
+    and the bands.
 
-    How many sequences there are at each step is `vaf`'s attribute `sequences`. Raises InputError where no step was kept.
+    How many sequences there are at each step is `vaf`'s attribute `sequences`. Raises InputError
+    where no step was kept.
     """
     saved = saved_steps(directory)
     if not saved:
-        raise InputError(f"{directory} kept no steps of its training; train with --checkpoint-every")
+        raise InputError(
+            f"{directory} kept no steps of its training; train with --checkpoint-every"
+        )
 
     def of_step(checkpoint: Path) -> xr.Dataset:
         bridge = load(checkpoint, sampling.device)
@@ -98,9 +106,11 @@ def measure_steps(directory: str | os.PathLike[str], length: int, sampling: Samp
 
 
 def write_steps(directory: str | os.PathLike[str], sampling: Sampling) -> Path:
-    """Measure the saved steps of the training run in `directory`, keep the result beside its checkpoint as steps.nc, and return the file.
+    """Measure the saved steps of the training run in `directory`, keep the result beside its
+    checkpoint as steps.nc, and return the file.
 
-    The same run and sampling give the same bytes. Raises InputError where there is no run with saved steps.
+    The same run and sampling give the same bytes. Raises InputError where there is no run with
+    saved steps.
     """
     checkpoint = identify(directory)
     if set(checkpoint.layout) != {"rope"}:
@@ -108,7 +118,11 @@ def write_steps(directory: str | os.PathLike[str], sampling: Sampling) -> Path:
         raise InputError(f"{directory} does not have RoPE in every layer; its layers are {layouts}")
     data = measure_steps(directory, training_length(checkpoint.config), sampling)
     unused = ("sequences", "repeated_sequences", "controls", "length")
-    options = {field.name: getattr(sampling, field.name) for field in fields(sampling) if field.name not in unused}
+    options = {
+        field.name: getattr(sampling, field.name)
+        for field in fields(sampling)
+        if field.name not in unused
+    }
     attributes = {"made_with": "repo-interp train steps", **options}
     file = Path(directory) / FILE
     write_netcdf(plain(data.drop_attrs(deep=False)).assign_attrs(attributes), file)
@@ -116,7 +130,10 @@ def write_steps(directory: str | os.PathLike[str], sampling: Sampling) -> Path:
 
 
 def read_steps(directory: str | os.PathLike[str]) -> xr.Dataset | None:
-    """What `write_steps` kept in `directory`; None where it kept nothing. Raises InputError for a file that is something else."""
+    """What `write_steps` kept in `directory`; None where it kept nothing.
+
+    Raises InputError for a file that is something else.
+    """
     file = Path(directory) / FILE
     if not file.is_file():
         return None
@@ -125,17 +142,24 @@ def read_steps(directory: str | os.PathLike[str]) -> xr.Dataset | None:
             data = stored.load()
         if data["vaf"].dims != ("step", "repeat", "component"):
             raise KeyError("vaf")
-        return data.assign({name: data[name].astype(bool) for name in ("activated", "low_frequency")})
+        return data.assign(
+            {name: data[name].astype(bool) for name in ("activated", "low_frequency")}
+        )
     except (OSError, ValueError, KeyError):
-        raise InputError(f"{file} is not what `repo-interp train steps` writes; delete it, or write it again") from None
+        raise InputError(
+            f"{file} is not what `repo-interp train steps` writes; delete it, or write it again"
+        ) from None
 
 
-# ---- the claim ------------------------------------------------------------------------------------------------------
+# ---- the claim -----------------------------------------------------------------------------------
 
 
 def fall(values: Float[np.ndarray, "step repeat"]) -> dict[str, Any]:
-    """What the rule asks for, of a number that was measured in several replicates at every step: Spearman's correlation with the step, and
-    the mean of the first third of the steps minus that of the last. Raises ValueError for fewer than four steps.
+    """What the rule asks for, of a number that was measured in several replicates at every step:
+    Spearman's correlation with the step, and the mean of the first third of the steps minus that of
+    the last.
+
+    Raises ValueError for fewer than four steps.
     """
     steps, repeats = values.shape
     if steps < FEWEST:
@@ -144,11 +168,16 @@ def fall(values: Float[np.ndarray, "step repeat"]) -> dict[str, Any]:
     changes = values[-third:].mean(0) - values[:third].mean(0)
     error = float(changes.std(ddof=1) / np.sqrt(repeats)) if repeats > 1 else np.inf
     correlation = float(spearmanr(np.arange(steps), values.mean(1))[0])  # pyright: ignore[reportArgumentType]
-    return {CORRELATION: correlation, FALL: Difference(-float(changes.mean()), error, "replicates", repeats - 1)}
+    return {
+        CORRELATION: correlation,
+        FALL: Difference(-float(changes.mean()), error, "replicates", repeats - 1),
+    }
 
 
 def measure(subjects: Sequence[Subject], options: Sampling, cache: Cache) -> xr.Dataset | None:
-    """`vaf` over the steps of the run; None where fewer than four were kept, or no component is activated."""
+    """`vaf` over the steps of the run; None where fewer than four were kept, or no component is
+    activated.
+    """
     (subject,) = subjects
     data, length = read_steps(subject.path), subject.training_length
     if data is None:
@@ -157,25 +186,45 @@ def measure(subjects: Sequence[Subject], options: Sampling, cache: Cache) -> xr.
             return None
         length = options.tokens_of(length)
         digests = ",".join(f"{step}:{checkpoint_digest(path)}" for step, path in saved.items())
-        depends = {"steps": digests, "length": length, "repeats": options.repeats, "step_sequences": options.step_sequences}
+        depends = {
+            "steps": digests,
+            "length": length,
+            "repeats": options.repeats,
+            "step_sequences": options.step_sequences,
+        }
         data = subject.measured(cache, _measure, options, length, **depends)
     if data.sizes["step"] < FEWEST or not data["activated"].any():
         return None
-    return data.assign_attrs(checkpoint=subject.name, length=length, training_length=subject.training_length)
+    return data.assign_attrs(
+        checkpoint=subject.name, length=length, training_length=subject.training_length
+    )
 
 
 def judge(data: xr.Dataset) -> Iterable[Verdict]:
     """Verdict on the run."""
     name, vaf = data.attrs["checkpoint"], data["vaf"].transpose("step", "repeat", "component")
-    measured = "change of the activated components' VAF from the first to the last third of steps, percentage points"
+    measured = (
+        "change of the activated components' VAF from the first to the last third of "
+        "steps, percentage points"
+    )
     course = fall(vaf.values[..., data["activated"].values.astype(bool)].mean(-1))
     change, (first, *_, last) = -course[FALL].margin, vaf["step"].values
     note = (
-        f"change {change:.3g} percentage points, rank correlation with the step {course[CORRELATION]:.2f} over "
+        f"change {change:.3g} percentage points, rank correlation with the step "
+        f"{course[CORRELATION]:.2f} over "
         f"{vaf.sizes['step']} steps, {first} to {last}"
     )
-    short = "" if last >= ENOUGH else f"trained for {last:,} steps; judged from {ENOUGH:,} on, the paper's for 50,000"
-    numbers = (change, course[FALL].standard_error, f"{OVER_REPLICATES}, standard error", int(vaf.attrs["sequences"]))
+    short = (
+        ""
+        if last >= ENOUGH
+        else f"trained for {last:,} steps; judged from {ENOUGH:,} on, the paper's for 50,000"
+    )
+    numbers = (
+        change,
+        course[FALL].standard_error,
+        f"{OVER_REPLICATES}, standard error",
+        int(vaf.attrs["sequences"]),
+    )
     values = {STEPS: float(last), **course}
     why = capped(data) or (short and (short, note))
     yield verdict(H3, name, measured, values, *numbers, note=note, unmeasurable=why)
@@ -186,7 +235,8 @@ def draw(data: xr.Dataset) -> Iterator[Drawing]:
     name, band = data.attrs["checkpoint"], data.drop_vars("vaf").drop_attrs(deep=False)
     drawn = band.assign(vaf=described(data["vaf"].mean("repeat"), _VAF, "%"))
     caption = (
-        f"VAF of every component of {name} over training, on {data['vaf'].attrs['sequences']} sequences at each saved step "
+        f"VAF of every component of {name} over training, on "
+        f"{data['vaf'].attrs['sequences']} sequences at each saved step "
         f"(HoPE fig. 3b). {named_bands(band, data)}"
     )
     yield Drawing(f"vaf_over_training_{name}", vaf_over_training(drawn), caption, drawn)
@@ -196,5 +246,10 @@ def _measure(subject: Subject, options: Sampling, length: int) -> xr.Dataset:
     return measure_steps(subject.path, length, options)
 
 
-NO_STEPS = "no steps of training were kept; train with --checkpoint-every, then repo-interp train steps RUN"
-OVER_TRAINING = Experiment("over_training", (H3,), replace(NEEDS_ROPE, otherwise=NO_STEPS), measure, judge, draw)
+NO_STEPS = (
+    "no steps of training were kept; train with --checkpoint-every, then repo-interp "
+    "train steps RUN"
+)
+OVER_TRAINING = Experiment(
+    "over_training", (H3,), replace(NEEDS_ROPE, otherwise=NO_STEPS), measure, judge, draw
+)

@@ -1,7 +1,7 @@
 """H6 in perplexity: beyond the training length that of HoPE is below that of RoPE (HoPE fig. 5).
 
-Judged at the longest length. ALiBi and KERPLE are ahead of both in perplexity; the paper calls this pseudo extrapolation (sec. 4.2.2). They
-are named, not judged.
+Judged at the longest length. ALiBi and KERPLE are ahead of both in perplexity; the paper calls this
+pseudo extrapolation (sec. 4.2.2). They are named, not judged.
 """
 
 from __future__ import annotations
@@ -25,10 +25,23 @@ from position_papers.kit.cache import Cache
 from position_papers.kit.claims import Claim, Verdict, unmeasured, verdict
 from position_papers.kit.differences import MATERIAL, between, in_words, numbers_of
 from position_papers.kit.experiment import Drawing, Experiment, Needs, trained_alike
-from position_papers.kit.perplexities import compared, on_the_same_windows, perplexity_table, shortest_and_longest
+from position_papers.kit.perplexities import (
+    compared,
+    on_the_same_windows,
+    perplexity_table,
+    shortest_and_longest,
+)
 from position_papers.kit.perplexity_figures import perplexity_panels
 from position_papers.kit.rules import Above
-from position_papers.kit.scores import PLAIN, Scored, ScoreOptions, first_of, missing, note, of_tasks
+from position_papers.kit.scores import (
+    PLAIN,
+    Scored,
+    ScoreOptions,
+    first_of,
+    missing,
+    note,
+    of_tasks,
+)
 from position_papers.kit.subjects import Subject
 
 LOG_PERPLEXITY = "log perplexity at the longest length, in nats per token,"
@@ -55,7 +68,11 @@ def judge(scored: Sequence[Scored]) -> Iterable[Verdict]:
         return
     short, long = shortest_and_longest(hope)
     if rope is None or short == long or long not in rope.test_sets:
-        why = missing([ROPE], "language") if rope is None else "no checkpoint was scored beyond the training length"
+        why = (
+            missing([ROPE], "language")
+            if rope is None
+            else "no checkpoint was scored beyond the training length"
+        )
         yield unmeasured(H6_PERPLEXITY, hope.name, why)
         return
     samples = {each.name: each.sample((long,)) for each in scored if long in each.test_sets}
@@ -73,11 +90,16 @@ def judge(scored: Sequence[Scored]) -> Iterable[Verdict]:
         f"perplexity at {long} tokens",
         {LOG_PERPLEXITY: {RIVALS[ROPE]: below}},
         **numbers_of(mine, ours, ours),
-        control=", ".join(f"{name} {np.exp(sample.mean):.4g}" for name, sample in samples.items() if name != hope.name),
+        control=", ".join(
+            f"{name} {np.exp(sample.mean):.4g}"
+            for name, sample in samples.items()
+            if name != hope.name
+        ),
         note=note(
             [hope, rope],
             f"log perplexity {in_words({rope.name: below}, 'below', ' nats')}",
-            f"at {short} tokens {np.exp(hope.sample((short,)).mean):.4g}, {rope.name} {np.exp(rope.sample((short,)).mean):.4g}",
+            f"at {short} tokens {np.exp(hope.sample((short,)).mean):.4g}, {rope.name} "
+            f"{np.exp(rope.sample((short,)).mean):.4g}",
             ", ".join(extended),
         ),
     )
@@ -87,13 +109,20 @@ def draw(scored: Sequence[Scored]) -> Iterator[Drawing]:
     """Fig. 5: perplexity by length."""
     length, windows = scored[0].training_length, scored[0].sample(scored[0].test_sets[:1]).count
     rows = with_methods(scored)
-    table, said = compared(rows, side_by_side(rows, perplexity_table), first_of(scored, ROPE), RIVALS[ROPE])
+    table, said = compared(
+        rows, side_by_side(rows, perplexity_table), first_of(scored, ROPE), RIVALS[ROPE]
+    )
     extended = [label(each, method, scored) for each, method in rows if each.layout in (ROPE, HOPE)]
-    panels = {f"trained at {length} tokens": table.sel(checkpoint=[label(each, PLAIN, scored) for each in scored])}
+    panels = {
+        f"trained at {length} tokens": table.sel(
+            checkpoint=[label(each, PLAIN, scored) for each in scored]
+        )
+    }
     if any(method != PLAIN for _, method in rows):
         panels[f"with PI and YaRN beyond {length} tokens"] = table.sel(checkpoint=extended)
     caption = (
-        f"Perplexity by length of the context (HoPE fig. 5), {windows} windows of held-out text of each length. Dotted: the training "
+        f"Perplexity by length of the context (HoPE fig. 5), {windows} windows of held-out "
+        "text of each length. Dotted: the training "
         f"length, {length} tokens. PI and YaRN by the factor n / L beyond it. {said}"
     )
     yield Drawing("perplexity_by_length", perplexity_panels(panels), caption, table)

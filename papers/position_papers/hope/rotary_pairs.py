@@ -1,4 +1,5 @@
-"""Figures beside HoPE's claims: norms of rotary pairs, the components of one pair of tokens, turns by learned positions.
+"""Figures beside HoPE's claims: norms of rotary pairs, the components of one pair of tokens, turns
+by learned positions.
 
     norms    of the pairs of queries and keys, by component, layer and head: which frequencies heads use
     pair     components of the logit between the last token and the one half of L before it
@@ -34,20 +35,27 @@ from repo_interp.models.decoder import as_decoder
 from repo_interp.models.load import load
 
 NORM_SEQUENCES, LONG_NORM_SEQUENCES = 8, 2
-"""Most sequences that norms are taken over, and most long ones: they hardly differ between sequences."""
+"""Most sequences that norms are taken over, and most long ones: they hardly differ between
+sequences.
+"""
 
 
 def components_of_pair(bridge: Any, tokens: Sequence[int], query: int, key: int) -> xr.DataArray:
-    """Components [layer, head, component] of the logit between the tokens numbered `query` and `key`, in units of q . k.
+    """Components [layer, head, component] of the logit between the tokens numbered `query` and
+    `key`, in units of q . k.
 
     Raises InputError where one of them is not there, or the key comes after the query.
     """
     if not 0 <= key <= query < len(tokens):
-        raise InputError(f"a pair needs 0 <= key <= query < {len(tokens)}, not key {key} and query {query}")
+        raise InputError(
+            f"a pair needs 0 <= key <= query < {len(tokens)}, not key {key} and query {query}"
+        )
     by_layer: list[xr.DataArray] = []
 
     def receive(inputs: AttentionInputs) -> None:
-        by_layer.append(of_layer(inputs, ("layer", "head", "component"), pair_components(inputs, query, key)[0]))
+        by_layer.append(
+            of_layer(inputs, ("layer", "head", "component"), pair_components(inputs, query, key)[0])
+        )
 
     batch = torch.tensor([tokens], device=as_decoder(bridge).device)
     capture(bridge, batch, torch.ones_like(batch, dtype=torch.bool), torch.tensor([0]), receive)
@@ -56,13 +64,17 @@ def components_of_pair(bridge: Any, tokens: Sequence[int], query: int, key: int)
 
 
 def measure(subjects: Sequence[Subject], options: Sampling, cache: Cache) -> xr.DataTree:
-    """What was measured "within" L; with RoPE alone also "norms" and the logit of a "pair"; with learned positions "turns"."""
+    """What was measured "within" L; with RoPE alone also "norms" and the logit of a "pair"; with
+    learned positions "turns".
+    """
     (subject,) = subjects
     data = replicates.within(subject, options, cache)
     nodes = {"within": data}
     if has_rope_alone(subject):
         length, count = data.attrs["length"], _sequences_of_norms(data)
-        nodes["norms"] = subject.measured(cache, _norms, options, length, count, length=length, sequences=count)
+        nodes["norms"] = subject.measured(
+            cache, _norms, options, length, count, length=length, sequences=count
+        )
         nodes["pair"] = subject.measured(cache, _pair, options, length, length=length)
     if subject.learned:
         nodes["turns"] = data.sel(weights="trained").isel(layer=list(subject.learned))
@@ -76,38 +88,61 @@ def draw(tree: xr.DataTree) -> Iterator[Drawing]:
     if "norms" in tree:
         norms = tree["norms"].to_dataset().drop_attrs(deep=False)
         caption = (
-            f"Mean norm of the rotary pairs of queries and keys of {name} by component and head, on "
+            f"Mean norm of the rotary pairs of queries and keys of {name} by component and "
+            "head, on "
             f"{_sequences_of_norms(data)} sequences of random tokens. Triangle: activated. "
             f"{named_bands(band, data)}"
         )
-        yield Drawing(f"norms_{name}", pair_norms(norms, band), caption, norms.assign(band.data_vars))
+        yield Drawing(
+            f"norms_{name}", pair_norms(norms, band), caption, norms.assign(band.data_vars)
+        )
     if "pair" in tree:
         query, key = _query_and_key(length)
         of_heads = tree["pair"].to_dataset()["logit_of_head"]
-        logit = described(of_heads.mean(("layer", "head")), "component of the logit of a pair, mean over heads", "q·k")
+        logit = described(
+            of_heads.mean(("layer", "head")),
+            "component of the logit of a pair, mean over heads",
+            "q·k",
+        )
         caption = (
-            f"Components of {name}'s logit between query {query} and key {key} of one sequence of random tokens, mean over layers and "
+            f"Components of {name}'s logit between query {query} and key {key} of one "
+            "sequence of random tokens, mean over layers and "
             f"heads, and their sum from the fastest on. {named_bands(band, data)}"
         )
         figure = pair_of_tokens(band.assign(logit=logit), f"{name}: token {query} to token {key}")
-        yield Drawing(f"pair_{name}", figure, caption, band.assign(logit=logit, logit_of_head=of_heads))
+        yield Drawing(
+            f"pair_{name}", figure, caption, band.assign(logit=logit, logit_of_head=of_heads)
+        )
     if "turns" in tree:
         turns = tree["turns"].to_dataset()
         share = turns["turn_share"].mean(("repeat", "layer", "head"))
         share = described(share, "share of pairs by the angle that they turn", "1")
-        drawn = bands(turns).assign(turn_share=share, turn_upper=turns["turn_upper"].isel(repeat=0, drop=True))
-        caption = (
-            f"Angles by which the learned positions of {name} turn each component, over the pairs of {data.attrs['sequences']} sequences "
-            f"of {length} random tokens, mean over the heads that learn positions.{capped_caption(data)}"
+        drawn = bands(turns).assign(
+            turn_share=share, turn_upper=turns["turn_upper"].isel(repeat=0, drop=True)
         )
-        yield Drawing(f"turns_{name}", turn_histogram(drawn, f"{name}: turns by learned positions"), caption, drawn)
+        caption = (
+            f"Angles by which the learned positions of {name} turn each component, over the "
+            f"pairs of {data.attrs['sequences']} sequences "
+            f"of {length} random tokens, mean over the heads that learn "
+            f"positions.{capped_caption(data)}"
+        )
+        yield Drawing(
+            f"turns_{name}",
+            turn_histogram(drawn, f"{name}: turns by learned positions"),
+            caption,
+            drawn,
+        )
 
 
 ROTARY_PAIRS = Experiment(
     "rotary_pairs",
     (),
     Needs(
-        each(lambda subject: is_analysed(subject) and (has_rope_alone(subject) or bool(subject.learned))),
+        each(
+            lambda subject: (
+                is_analysed(subject) and (has_rope_alone(subject) or bool(subject.learned))
+            )
+        ),
         "no checkpoint with RoPE alone or learned positions was given",
         ("language/rope", "language/repo"),
     ),
@@ -120,14 +155,18 @@ ROTARY_PAIRS = Experiment(
 def _norms(subject: Subject, options: Sampling, length: int, count: int) -> xr.Dataset:
     bridge = load(subject.path, options.device)
     measures: list[Measure] = [Rotation(length)]  # pyright: ignore[reportAssignmentType]
-    run = analyze(bridge, list(replicates.random_prompts(bridge, length, count, options.seed)), measures)
+    run = analyze(
+        bridge, list(replicates.random_prompts(bridge, length, count, options.seed)), measures
+    )
     return run["rotation"].to_dataset()[["query_norm", "key_norm"]]
 
 
 def _pair(subject: Subject, options: Sampling, length: int) -> xr.Dataset:
     bridge = load(subject.path, options.device)
     prompt = next(replicates.random_prompts(bridge, length, 1, options.seed))
-    return components_of_pair(bridge, prompt.tokens, *_query_and_key(length)).to_dataset(name="logit_of_head")
+    return components_of_pair(bridge, prompt.tokens, *_query_and_key(length)).to_dataset(
+        name="logit_of_head"
+    )
 
 
 def _sequences_of_norms(data: xr.Dataset) -> int:

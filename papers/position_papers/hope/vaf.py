@@ -1,9 +1,11 @@
-"""H2: components with pi/L < theta < 2 pi/L account for outstandingly much of the mean logit's variance over distances (HoPE fig. 3b, 7).
+"""H2: components with pi/L < theta < 2 pi/L account for outstandingly much of the mean logit's
+variance over distances (HoPE fig. 3b, 7).
 
 VAF_r = 100 (1 - var(m - C_r) / var(m)) of the mean curves      height = (mean VAF of the activated - mean of the others) / their deviation
 
-The frequency of the largest VAF is given in units of pi/L, in which the claim's band reaches from 1 to 2, with its interval over heads and
-layers; L is that of each layer, min(window, training length).
+The frequency of the largest VAF is given in units of pi/L, in which the claim's band reaches from 1
+to 2, with its interval over heads and layers; L is that of each layer, min(window, training
+length).
 """
 
 from __future__ import annotations
@@ -18,7 +20,13 @@ from position_papers.hope import replicates
 from position_papers.hope.component_figures import vaf_by_component
 from position_papers.hope.mean_curves import NAME, curve_vaf, mean_curve_vaf, random_phases, turning
 from position_papers.hope.replicates import NEEDS_ROPE, Sampling, bands
-from position_papers.hope.wording import OVER_REPLICATES, capped, named_bands, parts_caption, random_weights
+from position_papers.hope.wording import (
+    OVER_REPLICATES,
+    capped,
+    named_bands,
+    parts_caption,
+    random_weights,
+)
 from position_papers.kit.cache import Cache
 from position_papers.kit.claims import Claim, Verdict, verdict
 from position_papers.kit.experiment import Drawing, Experiment
@@ -50,17 +58,26 @@ H2_PHASES = Claim(
 )
 
 
-def outstanding(vaf: Float[np.ndarray, " component"], activated: Bool[np.ndarray, " component"]) -> float:
-    """Mean VAF of the activated components above the mean of the others, in standard deviations of the others."""
+def outstanding(
+    vaf: Float[np.ndarray, " component"], activated: Bool[np.ndarray, " component"]
+) -> float:
+    """Mean VAF of the activated components above the mean of the others, in standard deviations of
+    the others.
+    """
     others = vaf[~activated]
     return float((vaf[activated].mean() - others.mean()) / others.std())
 
 
 def peaks(data: xr.Dataset) -> np.ndarray:
-    """The frequency of the component with the largest VAF in every head's mean curve, of every layer that rotates, in units of pi/L."""
+    """The frequency of the component with the largest VAF in every head's mean curve, of every
+    layer that rotates, in units of pi/L.
+    """
     units = (data["frequency"] * data["band_length"] / np.pi).isel(repeat=0)
     rotating = np.flatnonzero(units.notnull().any("component").values)
-    shares, units = data["vaf_curve"].mean("repeat").isel(layer=rotating), units.isel(layer=rotating)
+    shares, units = (
+        data["vaf_curve"].mean("repeat").isel(layer=rotating),
+        units.isel(layer=rotating),
+    )
     return units.isel(component=shares.argmax("component")).values.ravel()
 
 
@@ -72,7 +89,11 @@ def measure(subjects: Sequence[Subject], options: Sampling, cache: Cache) -> xr.
 
 def judge(data: xr.Dataset) -> Iterable[Verdict]:
     """Verdict on the checkpoint."""
-    name, activated, length = data.attrs["checkpoint"], bands(data)["activated"].values, data.sizes["distance"]
+    name, activated, length = (
+        data.attrs["checkpoint"],
+        bands(data)["activated"].values,
+        data.sizes["distance"],
+    )
     frequencies = bands(data)["frequency"].values
     shares = mean_curve_vaf(data["component_by_distance"])
     trained = shares.sel(weights="trained")
@@ -84,7 +105,9 @@ def judge(data: xr.Dataset) -> Iterable[Verdict]:
     ours = heights["trained"]
     twins = [height for weights, height in heights.items() if weights != "trained"]
     of_heads = peaks(data.sel(weights="trained"))
-    of_pairs = data["vaf"].sel(weights="trained").mean(("repeat", "layer", "head")).values[activated]
+    of_pairs = (
+        data["vaf"].sel(weights="trained").mean(("repeat", "layer", "head")).values[activated]
+    )
     judged = verdict(
         H2,
         name,
@@ -95,8 +118,10 @@ def judge(data: xr.Dataset) -> Iterable[Verdict]:
         OVER_REPLICATES,
         data.attrs["sequences"],
         random_weights(heights),
-        f"VAF of the activated {_percent(means[activated])}, largest other {_percent(means[~activated].max(keepdims=True))}; "
-        f"over heads, of all pairs' logits: {_percent(of_pairs)}; {_peak(of_heads, means, frequencies * length / np.pi)}",
+        f"VAF of the activated {_percent(means[activated])}, largest other "
+        f"{_percent(means[~activated].max(keepdims=True))}; "
+        f"over heads, of all pairs' logits: {_percent(of_pairs)}; "
+        f"{_peak(of_heads, means, frequencies * length / np.pi)}",
         capped(data),
     )
     yield judged
@@ -113,23 +138,43 @@ def draw(data: xr.Dataset) -> Iterator[Drawing]:
     shares = mean_curve_vaf(data["component_by_distance"])
     of_pairs = data["vaf"].mean(("repeat", "layer", "head"))
     drawn = band.assign(
-        vaf=described(shares.mean("repeat"), "variance of the mean logit by distance that a component accounts for", "%"),
-        spread=described(shares.sel(weights="trained").std("repeat", ddof=1), "standard deviation over replicates", "%"),
+        vaf=described(
+            shares.mean("repeat"),
+            "variance of the mean logit by distance that a component accounts for",
+            "%",
+        ),
+        spread=described(
+            shares.sel(weights="trained").std("repeat", ddof=1),
+            "standard deviation over replicates",
+            "%",
+        ),
         vaf_of_pairs=described(of_pairs, "the same of all pairs' logits, mean over heads", "%"),
     )
     caption = (
-        f"Variance of the mean logit by distance that each component of {name} accounts for (HoPE fig. 7; standard definition), "
-        f"mean of {counted(shares.sizes['repeat'], 'replicate')} of together {data.attrs['sequences']} sequences of random tokens; bars of "
-        f"errors: their standard deviation, which may be too small to see. Diamonds: random weights, one for each model. "
+        f"Variance of the mean logit by distance that each component of {name} accounts for "
+        "(HoPE fig. 7; standard definition), "
+        f"mean of {counted(shares.sizes['repeat'], 'replicate')} of together "
+        f"{data.attrs['sequences']} sequences of random tokens; bars of "
+        "errors: their standard deviation, which may be too small to see. Diamonds: random "
+        "weights, one for each model. "
         f"{named_bands(band, data)}{parts_caption(data)}"
     )
-    yield Drawing(f"vaf_{name}", vaf_by_component(drawn, f"{name}: share of the mean curve's variance"), caption, drawn)
+    yield Drawing(
+        f"vaf_{name}",
+        vaf_by_component(drawn, f"{name}: share of the mean curve's variance"),
+        caption,
+        drawn,
+    )
 
 
 def units(data: xr.Dataset) -> xr.Dataset:
-    """The VAF of one seed: `vaf` of the mean over replicates, beside random weights, and `vaf_of_replicate`."""
+    """The VAF of one seed: `vaf` of the mean over replicates, beside random weights, and
+    `vaf_of_replicate`.
+    """
     shares = mean_curve_vaf(data["component_by_distance"])
-    return xr.Dataset({"vaf": shares.mean("repeat"), "vaf_of_replicate": shares.sel(weights="trained")})
+    return xr.Dataset(
+        {"vaf": shares.mean("repeat"), "vaf_of_replicate": shares.sel(weights="trained")}
+    )
 
 
 VAF = over_seeds(Experiment("vaf", (H2, H2_PHASES), NEEDS_ROPE, measure, judge, draw), units)
@@ -138,7 +183,8 @@ VAF = over_seeds(Experiment("vaf", (H2, H2_PHASES), NEEDS_ROPE, measure, judge, 
 def _peak(of_heads: np.ndarray, of_mean_curve: np.ndarray, units: np.ndarray) -> str:
     low, middle, high = np.quantile(of_heads, (0.05, 0.5, 0.95))
     return (
-        f"the largest VAF is at {units[of_mean_curve.argmax()]:.2f} pi/L; over {len(of_heads)} heads at {middle:.2f} pi/L (90 % of them "
+        f"the largest VAF is at {units[of_mean_curve.argmax()]:.2f} pi/L; over "
+        f"{len(of_heads)} heads at {middle:.2f} pi/L (90 % of them "
         f"{low:.2f} to {high:.2f})"
     )
 

@@ -1,4 +1,5 @@
-"""What HoPE's verdicts and captions say of the replicates behind their numbers: kind of sequences, bands, twins, where L was capped.
+"""What HoPE's verdicts and captions say of the replicates behind their numbers: kind of sequences,
+bands, twins, where L was capped.
 
 Knows the attributes of what `replicates` measured, and no claim.
 """
@@ -22,36 +23,60 @@ def labelled(kind: Kind, *parts: str) -> str:
 
 
 def random_weights(values: Mapping[str, float]) -> str:
-    """The numbers of the random-weight controls, of all by `weights`, as the control of a verdict."""
+    """The numbers of the random-weight controls, of all by `weights`, as the control of a
+    verdict.
+    """
     twins = [value for weights, value in values.items() if weights != "trained"]
     return "random weights: " + ", ".join(f"{value:.3g}" for value in twins) if twins else ""
 
 
 def named_bands(band: xr.Dataset, data: xr.Dataset) -> str:
-    """L, which components are activated and how many are lower, and whether L was capped, as sentences for a caption."""
+    """L, which components are activated and how many are lower, and whether L was capped, as
+    sentences for a caption.
+    """
     chosen = np.flatnonzero(band["activated"].values)
     thetas = band["frequency"].values[chosen]
-    named = ", ".join(f"r = {place} (θ = {theta:.4g} rad)" for place, theta in zip(chosen, thetas, strict=True))
+    named = ", ".join(
+        f"r = {place} (θ = {theta:.4g} rad)" for place, theta in zip(chosen, thetas, strict=True)
+    )
     lower = f"{int(band['low_frequency'].sum())} components are lower"
-    return f"L = {data.attrs['length']} tokens. Activated: {named or 'none'}; {lower}.{capped_caption(data)}"
+    return (
+        f"L = {data.attrs['length']} tokens. Activated: {named or 'none'}; "
+        f"{lower}.{capped_caption(data)}"
+    )
 
 
 def parts_caption(data: xr.Dataset) -> str:
     """What a caption adds where controls have fewer layers than the trained weights."""
-    trained, *controls = map(int, data["logit"].notnull().any(("repeat", "distance")).sum("layer").values)
+    trained, *controls = map(
+        int, data["logit"].notnull().any(("repeat", "distance")).sum("layer").values
+    )
     few = bool(controls) and controls[0] < trained
-    return f" Random weights: the first {controls[0]} of {trained} layers, one replicate each." if few else ""
+    return (
+        f" Random weights: the first {controls[0]} of {trained} layers, one replicate each."
+        if few
+        else ""
+    )
 
 
 def capped(data: xr.Dataset) -> str:
-    """Why claims about the training length cannot be judged on `data`, where L was capped below it; "" where it was not."""
+    """Why claims about the training length cannot be judged on `data`, where L was capped below it;
+    "" where it was not.
+    """
     length, trained = data.attrs["length"], data.attrs["training_length"]
     if length == trained:
         return ""
-    return f"L was capped at {length} tokens, and the claim is about the {trained} of training; --set hope.length=0 measures them"
+    return (
+        f"L was capped at {length} tokens, and the claim is about the {trained} of "
+        "training; --set hope.length=0 measures them"
+    )
 
 
 def capped_caption(data: xr.Dataset) -> str:
     """What a caption adds where L was capped."""
     length, trained = data.attrs["length"], data.attrs["training_length"]
-    return f" Here L is capped at {length} of the {trained} tokens of training." if length < trained else ""
+    return (
+        f" Here L is capped at {length} of the {trained} tokens of training."
+        if length < trained
+        else ""
+    )

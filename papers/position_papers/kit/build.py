@@ -29,7 +29,9 @@ from repo_interp.run import versions
 from repo_interp.values import value_of
 
 LIBRARIES, COPIES = 2 * 2**30, 6
-"""Memory of a process that measures: bytes beside the model, and how many times what the stored weights take."""
+"""Memory of a process that measures: bytes beside the model, and how many times what the stored
+weights take.
+"""
 
 
 @dataclass(frozen=True)
@@ -52,13 +54,17 @@ class Build:
 
     @property
     def subjects(self) -> list[Subject]:
-        """The checkpoints; language models among them read the text that the options name, if they name one."""
+        """The checkpoints; language models among them read the text that the options name, if they
+        name one.
+        """
         return self.given.subjects(getattr(self.options, "corpus", ""))
 
     @property
     def provenance(self) -> dict[str, str]:
         """Everything that decides the bytes of the figures."""
-        digests = {f"checkpoint {name}": f"sha256 {digest}" for name, digest in self.given.digests.items()}
+        digests = {
+            f"checkpoint {name}": f"sha256 {digest}" for name, digest in self.given.digests.items()
+        }
         texts = text_record(getattr(self.options, "corpus", ""))
         formats = {"formats": ",".join(self.formats)} if self.formats != FORMATS[:1] else {}
         made_by = {"options": str(self.options), **versions()}
@@ -69,14 +75,25 @@ class Build:
         """Whether the directory holds the figures that `make` would write."""
         return is_made_from(self.directory, self.provenance)
 
-    def make(self, directory: Path, progress: Callable[..., None]) -> tuple[list[Verdict], list[Path]]:
-        """Measure, judge, draw, write; what is measured is kept in `directory`. Returns the verdicts and the files."""
+    def make(
+        self, directory: Path, progress: Callable[..., None]
+    ) -> tuple[list[Verdict], list[Path]]:
+        """Measure, judge, draw, write; what is measured is kept in `directory`.
+
+        Returns the verdicts and the files.
+        """
         cache, subjects = Cache(directory, progress), self.subjects
         experiments = self.paper.experiments
         with threads(1):  # as in `measure_together`, so that any number of processes gives the same
-            results = [result for each in experiments for result in run(each, subjects, self.options, cache, progress)]
+            results = [
+                result
+                for each in experiments
+                for result in run(each, subjects, self.options, cache, progress)
+            ]
         paths, command, provenance = self.given.paths, self.command, self.provenance
-        files = write_paper(self.directory, self.paper, results, paths, command, provenance, self.formats)
+        files = write_paper(
+            self.directory, self.paper, results, paths, command, provenance, self.formats
+        )
         return [verdict for result in results for verdict in result.verdicts], files
 
 
@@ -94,7 +111,9 @@ class Part:
     @property
     def name(self) -> str:
         """What is measured: "hope: vaf: language/hope"."""
-        return f"{self.paper}: {self.experiment}: {', '.join(subject.name for subject in self.group)}".removesuffix(": ")
+        return (
+            f"{self.paper}: {self.experiment}: {', '.join(subject.name for subject in self.group)}"
+        ).removesuffix(": ")
 
     def measure(self, experiment: Experiment) -> None:
         """Measure what is not kept yet."""
@@ -103,14 +122,23 @@ class Part:
             reasons_against(experiment, self.group, self.options, cache)
 
 
-def measure_together(builds: Sequence[Build], directory: Path, jobs: int, progress: Callable[[int, int, str], None]) -> None:
-    """Measure for all `builds` in `jobs` processes, or in those that were launched together: a free one takes the next experiment on the
-    next group of checkpoints, the largest groups first. One process does nothing here.
+def measure_together(
+    builds: Sequence[Build], directory: Path, jobs: int, progress: Callable[[int, int, str], None]
+) -> None:
+    """Measure for all `builds` in `jobs` processes, or in those that were launched together: a free
+    one takes the next experiment on the next group of checkpoints, the largest groups first.
 
-    What is measured is kept in `directory`, where `Build.make` finds it. `progress` is called with parts measured, parts in all, and the
-    name of one that is next. Raises KeyboardInterrupt where it is interrupted.
+    One process does nothing here.
+
+    What is measured is kept in `directory`, where `Build.make` finds it. `progress` is called with
+    parts measured, parts in all, and the name of one that is next. Raises KeyboardInterrupt where
+    it is interrupted.
     """
-    experiments = {(build.name, experiment.name): experiment for build in builds for experiment in build.paper.experiments}
+    experiments = {
+        (build.name, experiment.name): experiment
+        for build in builds
+        for experiment in build.paper.experiments
+    }
     parts = [
         Part(build.name, experiment.name, group, build.options, directory)
         for build in builds
@@ -137,38 +165,58 @@ def _measure_beside(part: Part) -> None:
     """Measure in a process of its own, which finds the experiment by its name."""
     end_when_asked()
     with threads(1):
-        part.measure(next(each for each in paper(part.paper).experiments if each.name == part.experiment))
+        part.measure(
+            next(each for each in paper(part.paper).experiments if each.name == part.experiment)
+        )
 
 
 def fitting_jobs(builds: Sequence[Build]) -> int:
-    """How many processes measure unless the user says it: one per core, as far as each has memory for the largest of the checkpoints; one
-    where an accelerator computes.
+    """How many processes measure unless the user says it: one per core, as far as each has memory
+    for the largest of the checkpoints; one where an accelerator computes.
     """
     if any(build.options.device != "cpu" for build in builds):
         return 1
     paths = [path for build in builds for path in build.given.paths.values()]
-    largest = max((file.stat().st_size for path in paths for file in Path(path).glob("*.safetensors")), default=0)
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    largest = max(
+        (file.stat().st_size for path in paths for file in Path(path).glob("*.safetensors")),
+        default=0,
+    )
+    cores = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
     return max(1, int(min(cores, memory() / (LIBRARIES + COPIES * largest))))
 
 
 def stated_options(
-    papers: Mapping[str, Paper], stated: Iterable[tuple[str, str]], fields: Mapping[str, Mapping[str, Any]]
+    papers: Mapping[str, Paper],
+    stated: Iterable[tuple[str, str]],
+    fields: Mapping[str, Mapping[str, Any]],
 ) -> dict[str, Any]:
-    """The options of every paper, by its name: its defaults, changed by `fields` (by paper), changed by what a user stated as text.
+    """The options of every paper, by its name: its defaults, changed by `fields` (by paper),
+    changed by what a user stated as text.
 
-    Raises InputError for what no paper has, for a value of another type, and for values that options refuse together.
+    Raises InputError for what no paper has, for a value of another type, and for values that
+    options refuse together.
     """
     values = {name: dict(fields.get(name, {})) for name in papers}
-    types = {name: get_type_hints(paper.options, include_extras=True) for name, paper in papers.items()}
-    known = {name: [field.name for field in dataclasses.fields(paper.options)] for name, paper in papers.items()}
+    types = {
+        name: get_type_hints(paper.options, include_extras=True) for name, paper in papers.items()
+    }
+    known = {
+        name: [field.name for field in dataclasses.fields(paper.options)]
+        for name, paper in papers.items()
+    }
     for key, text in stated:
         named, dot, option = key.rpartition(".")
         if dot and named not in papers:
-            raise InputError(f"{key}={text}: {named!r} is none of the papers asked for, {', '.join(papers)}")
+            raise InputError(
+                f"{key}={text}: {named!r} is none of the papers asked for, {', '.join(papers)}"
+            )
         meant = [name for name in papers if option in known[name] and (not dot or name == named)]
         if not meant:
-            there = sorted({option for name in ([named] if dot else papers) for option in known[name]})
+            there = sorted(
+                {option for name in ([named] if dot else papers) for option in known[name]}
+            )
             raise InputError(f"there is no option {key!r}; there are {', '.join(there)}")
         for name in meant:
             values[name][option] = value_of(text, types[name][option], key)
@@ -176,15 +224,26 @@ def stated_options(
 
 
 def with_experiments(papers: Mapping[str, Paper], wanted: Sequence[str]) -> dict[str, Paper]:
-    """The papers with only the experiments `wanted`, all where none is named; without papers that have none of them.
+    """The papers with only the experiments `wanted`, all where none is named; without papers that
+    have none of them.
 
     Raises InputError for an experiment that no paper has.
     """
-    known = sorted({experiment.name for paper in papers.values() for experiment in paper.experiments})
+    known = sorted(
+        {experiment.name for paper in papers.values() for experiment in paper.experiments}
+    )
     unknown = [name for name in wanted if name not in known]
     if unknown:
-        raise InputError(f"there is no experiment {unknown[0]!r}; those of {', '.join(papers)} are {', '.join(known)}")
+        raise InputError(
+            f"there is no experiment {unknown[0]!r}; those of {', '.join(papers)} are "
+            f"{', '.join(known)}"
+        )
     chosen = {
-        name: tuple(each for each in paper.experiments if not wanted or each.name in wanted) for name, paper in papers.items()
+        name: tuple(each for each in paper.experiments if not wanted or each.name in wanted)
+        for name, paper in papers.items()
     }
-    return {name: dataclasses.replace(papers[name], experiments=own) for name, own in chosen.items() if own}
+    return {
+        name: dataclasses.replace(papers[name], experiments=own)
+        for name, own in chosen.items()
+        if own
+    }

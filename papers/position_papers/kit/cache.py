@@ -1,10 +1,12 @@
-"""What was measured once, kept by what it depends on, so that an interrupted or repeated experiment measures only what is new.
+"""What was measured once, kept by what it depends on, so that an interrupted or repeated experiment
+measures only what is new.
 
     key = SHA-256(function, source of its file, version of repo_interp, what it depends on)            file = DIRECTORY/NAME-KEY.nc
     finished points of a measurement that is not there as a whole yet                                  DIRECTORY/NAME-KEY.points/
 
-A changed checkpoint, option or version of the instrument has another key, and so has a change in the experiment's own file. A change of the
-instrument between two versions has not: delete the directory after one. Knows nothing about any paper.
+A changed checkpoint, option or version of the instrument has another key, and so has a change in
+the experiment's own file. A change of the instrument between two versions has not: delete the
+directory after one. Knows nothing about any paper.
 """
 
 from __future__ import annotations
@@ -28,7 +30,9 @@ from repo_interp.store import Store
 
 Kept = TypeVar("Kept", xr.Dataset, xr.DataTree)
 SMALL = 1_000_000
-"""A measurement of at most so many bytes stays in memory once it is read, since several experiments read the same one."""
+"""A measurement of at most so many bytes stays in memory once it is read, since several experiments
+read the same one.
+"""
 Depends = Mapping[str, str | int | float | bool | None]
 
 
@@ -36,35 +40,55 @@ class Cache:
     """Measurements on the disk. `directory` None: nothing is kept."""
 
     def __init__(
-        self, directory: str | os.PathLike[str] | None = None, progress: Callable[..., None] = lambda *done: None
+        self,
+        directory: str | os.PathLike[str] | None = None,
+        progress: Callable[..., None] = lambda *done: None,
     ) -> None:
-        """Keep measurements in `directory`. Long ones call `progress` with what is being done, how much of it is done, and of how much."""
+        """Keep measurements in `directory`.
+
+        Long ones call `progress` with what is being done, how much of it is done, and of how much.
+        """
         self._directory, self.progress = None if directory is None else Path(directory), progress
         self._small: dict[Path, Any] = {}
 
-    def dataset(self, function: Callable[..., xr.Dataset], depends: Depends, *given: Any) -> xr.Dataset:
+    def dataset(
+        self, function: Callable[..., xr.Dataset], depends: Depends, *given: Any
+    ) -> xr.Dataset:
         """`function(*given)`, from the disk where the same function measured the same before.
 
-        `function` stands at the level of a module; `depends` names all that decides its result beside its code: digests of checkpoints,
-        options, seeds. Without a directory the result comes as it is; with one it always comes as it was read back, so that both times
-        give the same.
+        `function` stands at the level of a module; `depends` names all that decides its result
+        beside its code: digests of checkpoints, options, seeds. Without a directory the result
+        comes as it is; with one it always comes as it was read back, so that both times give the
+        same.
         """
         return self._kept(xr.open_dataset, function, depends, given)
 
-    def tree(self, function: Callable[..., xr.DataTree], depends: Depends, *given: Any) -> xr.DataTree:
+    def tree(
+        self, function: Callable[..., xr.DataTree], depends: Depends, *given: Any
+    ) -> xr.DataTree:
         """The same of a function that measures several groups at once: the tree of them."""
         return self._kept(xr.open_datatree, function, depends, given)
 
     def points(self, function: Callable[..., xr.Dataset], depends: Depends) -> Store:
-        """What keeps the finished points of `function` until the whole is there; measurements of hours take it as an argument."""
+        """What keeps the finished points of `function` until the whole is there; measurements of
+        hours take it as an argument.
+        """
         return Store(None if self._directory is None else self._place(function, depends, "points"))
 
     def _place(self, function: Callable[..., Any], depends: Depends, ending: str) -> Path:
         assert self._directory is not None
         return self._directory / f"{_name(function)}-{_key(function, depends)}.{ending}"
 
-    def _kept(self, opened: Callable[..., Any], function: Callable[..., Kept], depends: Depends, given: tuple[Any, ...]) -> Kept:
-        """What `function` gives, read from its file where that exists, else computed and written there."""
+    def _kept(
+        self,
+        opened: Callable[..., Any],
+        function: Callable[..., Kept],
+        depends: Depends,
+        given: tuple[Any, ...],
+    ) -> Kept:
+        """What `function` gives, read from its file where that exists, else computed and written
+        there.
+        """
         if self._directory is None:
             return function(*given)
         file = self._place(function, depends, "nc")

@@ -1,10 +1,14 @@
-"""Scores as samples - over training seeds, or over prompts - and the difference of two with its standard error, taken in this order:
+"""Scores as samples - over training seeds, or over prompts - and the difference of two with its
+standard error, taken in this order:
 
     equal seeds         paired: s = sd(x1 - x2) / sqrt(n), n - 1 degrees of freedom; a seed is a block of data order and first weights
-    c >= 3 shared seeds s^2 = s1^2 / n1 + s2^2 / n2 - 2 r s1 s2 c / (n1 n2), r the correlation over the shared ones, with
-                        c - 1 + (w - c + 1) (n1 + n2 - 2 c) / (n1 + n2) degrees of freedom, w Welch's (Derrick et al. 2017, T_new2)
+    c >= 3 shared seeds s^2 = s1^2 / n1 + s2^2 / n2 - 2 r s1 s2 c / (n1 n2), r the correlation over
+    the shared ones, with
+                        c - 1 + (w - c + 1) (n1 + n2 - 2 c) / (n1 + n2) degrees of freedom, w
+                        Welch's (Derrick et al. 2017, T_new2)
     other seeds         Welch: s^2 = s1^2 / n1 + s2^2 / n2, with Welch and Satterthwaite's degrees of freedom
-    beside a single run Student: s^2 = s1^2 (1 / n1 + 1), n1 - 1 degrees of freedom; the single run's spread is taken to be s1
+    beside a single run Student: s^2 = s1^2 (1 / n1 + 1), n1 - 1 degrees of freedom; the single
+    run's spread is taken to be s1
     prompt by prompt    paired: s = sd(x1 - x2) / sqrt(n), n - 1 degrees of freedom, where both answered the same prompts
     shares of prompts   Newcombe (1998, method 10): both shares' Wilson limits, so that 0 % and 100 % have an error too; where only shares
                         of n prompts are known, or no prompt tells them apart from 0 % and 100 %
@@ -14,10 +18,12 @@
     several rows        Holm (1979): of n p-values of one claim, the k-th smallest counts n - k + 1 times
     rise                score at the longest length - score at the training length; prompts of the two lengths differ, so their errors add
 
-The level stays the same where samples are few: 2 standard errors of a normal sample are 2.4 at 10 degrees of freedom and 4.5 at 2. A lower
-log perplexity is lower by more than `MATERIAL`, too, since windows are many, and what another training seed would change is not among
-their errors. The test for shared seeds was chosen after Welch's and pairs alone had been seen to leave some parts undecided (C4 against
-RoPE; R1, H7 removed). Knows arrays only; nothing about claims, checkpoints or figures.
+The level stays the same where samples are few: 2 standard errors of a normal sample are 2.4 at 10
+degrees of freedom and 4.5 at 2. A lower log perplexity is lower by more than `MATERIAL`, too, since
+windows are many, and what another training seed would change is not among their errors. The test
+for shared seeds was chosen after Welch's and pairs alone had been seen to leave some parts
+undecided (C4 against RoPE; R1, H7 removed). Knows arrays only; nothing about claims, checkpoints or
+figures.
 """
 
 from __future__ import annotations
@@ -31,13 +37,18 @@ from jaxtyping import Float
 from scipy import optimize, stats
 
 SIGNIFICANT = 2.0
-"""Standard errors of a normal sample that a difference has to be above; fewer degrees of freedom ask for more, at the same level."""
+"""Standard errors of a normal sample that a difference has to be above; fewer degrees of freedom
+ask for more, at the same level.
+"""
 MOST_SEEDS = 1000
 """Where more would be needed, no number of seeds is named."""
 RAREST = 38.0
 """Standard errors beyond which a probability is 0 in floating point."""
 MATERIAL = 0.005
-"""Nats per token: half a per cent of perplexity. CoPE's is 1.5 % below that of relative positions in its paper."""
+"""Nats per token: half a per cent of perplexity.
+
+CoPE's is 1.5 % below that of relative positions in its paper.
+"""
 NOTHING = "nothing to take an error over"
 OPPOSITE = {"above": "below", "below": "above", "less than": "more than"}
 
@@ -53,10 +64,14 @@ class Difference:
     degrees: float = np.inf
     """Degrees of freedom of the standard error."""
     seeds: int = 0
-    """Training seeds that the error is taken over, of the side that has fewer; 0 where it is not over seeds."""
+    """Training seeds that the error is taken over, of the side that has fewer; 0 where it is not
+    over seeds.
+    """
 
     def limits(self, errors: float = SIGNIFICANT) -> tuple[float, float]:
-        """Lower and upper limit of the difference at the level of so many normal standard errors."""
+        """Lower and upper limit of the difference at the level of so many normal standard
+        errors.
+        """
         reach = quantile(errors, self.degrees) * self.standard_error
         return self.margin - reach, self.margin + reach
 
@@ -71,13 +86,17 @@ class Difference:
         return bool(self.limits(errors)[0] > 0 and self.margin > bound)
 
     def seeds_to_decide(self, bound: float = 0.0, errors: float = SIGNIFICANT) -> int:
-        """How many seeds would tell on which side of `bound` the difference lies, if it and its spread stay; 0 where none would."""
+        """How many seeds would tell on which side of `bound` the difference lies, if it and its
+        spread stay; 0 where none would.
+        """
         if self.seeds < 2 or not 0 < self.standard_error < np.inf:
             return 0
         away = self.margin if self.margin > bound else bound - self.margin
         counts = np.arange(self.seeds + 1, MOST_SEEDS)
         degrees = self.degrees * (counts - 1) / (self.seeds - 1)
-        reach = stats.t.isf(level(errors), degrees) * self.standard_error * np.sqrt(self.seeds / counts)
+        reach = (
+            stats.t.isf(level(errors), degrees) * self.standard_error * np.sqrt(self.seeds / counts)
+        )
         return int(counts[away > reach][0]) if (away > reach).any() else 0
 
     def falls_short(self, errors: float = SIGNIFICANT) -> bool:
@@ -94,7 +113,10 @@ class ShareDifference(Difference):
 
     def limits(self, errors: float = SIGNIFICANT) -> tuple[float, float]:
         """Newcombe's limits, from those of both shares."""
-        (first, second), (low, high) = self.shares, zip(*map(wilson, self.shares, self.counts, (errors,) * 2), strict=True)
+        (first, second), (low, high) = (
+            self.shares,
+            zip(*map(wilson, self.shares, self.counts, (errors,) * 2), strict=True),
+        )
         down = np.hypot(first - low[0], high[1] - second)
         up = np.hypot(high[0] - first, second - low[1])
         return self.margin - float(down), self.margin + float(up)
@@ -105,7 +127,9 @@ class ShareDifference(Difference):
             return 1.0 if self.margin < 0 else 0.5
         if self.limits(RAREST)[0] > 0:
             return level(RAREST)
-        found = optimize.root_scalar(lambda errors: self.limits(errors)[0], bracket=(0.0, RAREST), xtol=1e-12)
+        found = optimize.root_scalar(
+            lambda errors: self.limits(errors)[0], bracket=(0.0, RAREST), xtol=1e-12
+        )
         return level(found.root)
 
 
@@ -120,9 +144,15 @@ def quantile(errors: float, degrees: float) -> float:
 
 
 def wilson(share: float, count: int, errors: float = 1.0) -> tuple[float, float]:
-    """Wilson's limits of a share of `count` prompts, at the level of so many normal standard errors."""
+    """Wilson's limits of a share of `count` prompts, at the level of so many normal standard
+    errors.
+    """
     middle = (share + errors**2 / (2 * count)) / (1 + errors**2 / count)
-    reach = errors / (1 + errors**2 / count) * np.sqrt(share * (1 - share) / count + errors**2 / (4 * count**2))
+    reach = (
+        errors
+        / (1 + errors**2 / count)
+        * np.sqrt(share * (1 - share) / count + errors**2 / (4 * count**2))
+    )
     return max(0.0, float(middle - reach)), min(1.0, float(middle + reach))
 
 
@@ -130,20 +160,30 @@ def share_difference(first: float, second: float, counts: tuple[int, int]) -> Sh
     """`first` minus `second`, shares of so many prompts."""
     one, other = ((high - low) / 2 for low, high in map(wilson, (first, second), counts))
     over = f"{counts[0]} and {counts[1]} prompts"
-    return ShareDifference(first - second, float(np.hypot(one, other)), over, shares=(first, second), counts=counts)
+    return ShareDifference(
+        first - second, float(np.hypot(one, other)), over, shares=(first, second), counts=counts
+    )
 
 
-def welch_difference(first: Float[np.ndarray, " sample"], second: Float[np.ndarray, " sample"], over: str) -> Difference:
+def welch_difference(
+    first: Float[np.ndarray, " sample"], second: Float[np.ndarray, " sample"], over: str
+) -> Difference:
     """`first` minus `second`, independent samples of at least two each; `over` says what of."""
     counts = np.array([len(first), len(second)])
     parts = np.array([np.var(values, ddof=1) for values in (first, second)]) / counts
     error, weights = float(np.sqrt(parts.sum())), counts - 1
-    degrees = float(parts.sum() ** 2 / (parts**2 / weights).sum()) if error > 0 else float(weights.sum())
+    degrees = (
+        float(parts.sum() ** 2 / (parts**2 / weights).sum()) if error > 0 else float(weights.sum())
+    )
     return Difference(float(np.mean(first) - np.mean(second)), error, over, degrees)
 
 
-def seed_difference(first: Float[np.ndarray, " seed"], second: Float[np.ndarray, " seed"]) -> Difference:
-    """`first` minus `second`, over training seeds. Of a single run it is supposed that others would spread as those of the other side do.
+def seed_difference(
+    first: Float[np.ndarray, " seed"], second: Float[np.ndarray, " seed"]
+) -> Difference:
+    """`first` minus `second`, over training seeds.
+
+    Of a single run it is supposed that others would spread as those of the other side do.
 
     Raises ValueError where neither has two seeds.
     """
@@ -155,27 +195,38 @@ def seed_difference(first: Float[np.ndarray, " seed"], second: Float[np.ndarray,
         return replace(welch_difference(first, second, over), seeds=min(counts))
     several = max(first, second, key=len)
     error = float(np.std(several, ddof=1) * np.sqrt(1 + 1 / len(several)))
-    return Difference(float(np.mean(first) - np.mean(second)), error, over, len(several) - 1, seeds=len(several))
-
-
-def paired_seeds(first: Float[np.ndarray, " seed"], second: Float[np.ndarray, " seed"]) -> Difference:
-    """`first` minus `second`, seed by seed: both were trained with the same seeds."""
-    return replace(
-        paired_difference(first, second), over=f"{len(first)} paired seeds" if len(first) > 1 else "one seed", seeds=len(first)
+    return Difference(
+        float(np.mean(first) - np.mean(second)), error, over, len(several) - 1, seeds=len(several)
     )
 
 
-def paired_difference(first: Float[np.ndarray, " prompt"], second: Float[np.ndarray, " prompt"]) -> Difference:
+def paired_seeds(
+    first: Float[np.ndarray, " seed"], second: Float[np.ndarray, " seed"]
+) -> Difference:
+    """`first` minus `second`, seed by seed: both were trained with the same seeds."""
+    return replace(
+        paired_difference(first, second),
+        over=f"{len(first)} paired seeds" if len(first) > 1 else "one seed",
+        seeds=len(first),
+    )
+
+
+def paired_difference(
+    first: Float[np.ndarray, " prompt"], second: Float[np.ndarray, " prompt"]
+) -> Difference:
     """`first` minus `second`, prompt by prompt."""
     differences = np.asarray(first, dtype=float) - np.asarray(second, dtype=float)
     if len(differences) < 2:
         return Difference(float(differences.mean()), np.inf, f"{len(differences)} prompts")
     error = float(stats.sem(differences))
-    return Difference(float(differences.mean()), error, f"{len(differences)} prompts", len(differences) - 1)
+    return Difference(
+        float(differences.mean()), error, f"{len(differences)} prompts", len(differences) - 1
+    )
 
 
 def holm(p_values: Float[np.ndarray, " row"]) -> Float[np.ndarray, " row"]:
-    """Holm's correction for several rows of one claim: the k-th smallest p-value of n times n - k + 1, never falling; not cut at 1.
+    """Holm's correction for several rows of one claim: the k-th smallest p-value of n times n - k +
+    1, never falling; not cut at 1.
 
     Works on multiples of a level as on p-values.
     """
@@ -186,7 +237,7 @@ def holm(p_values: Float[np.ndarray, " row"]) -> Float[np.ndarray, " row"]:
     return adjusted
 
 
-# ---- samples --------------------------------------------------------------------------------------------------------
+# ---- samples -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -210,16 +261,22 @@ class Sample:
 
     @property
     def spread(self) -> float | None:
-        """Standard deviation over seeds; where there is one seed, standard error over prompts; None where neither is known.
+        """Standard deviation over seeds; where there is one seed, standard error over prompts; None
+        where neither is known.
 
-        Of a share of which only the mean is known, and of one that is 0 or 1: half of Wilson's interval, which is never 0.
+        Of a share of which only the mean is known, and of one that is 0 or 1: half of Wilson's
+        interval, which is never 0.
         """
         if len(self.seeds) > 1:
             return float(self.seeds.std(ddof=1))
         if self._as_share:
             low, high = wilson(self.mean, self.count)
             return (high - low) / 2
-        return float(self.prompts.std(ddof=1) / np.sqrt(len(self.prompts))) if len(self.prompts) > 1 else None
+        return (
+            float(self.prompts.std(ddof=1) / np.sqrt(len(self.prompts)))
+            if len(self.prompts) > 1
+            else None
+        )
 
     @property
     def over(self) -> str:
@@ -238,7 +295,11 @@ class Sample:
     @property
     def _as_share(self) -> bool:
         """Whether all that is known of its error follows from its being a share of prompts."""
-        return self.share and self.count > 0 and (len(self.prompts) < 2 or bool(np.ptp(self.prompts) == 0))
+        return (
+            self.share
+            and self.count > 0
+            and (len(self.prompts) < 2 or bool(np.ptp(self.prompts) == 0))
+        )
 
 
 def between(first: Sample, second: Sample) -> Difference:
@@ -259,7 +320,9 @@ def between(first: Sample, second: Sample) -> Difference:
 
 def _over_seeds(first: Sample, second: Sample) -> Difference:
     shared = sorted({*first.numbers} & {*second.numbers})
-    same = [each.seeds[[each.numbers.index(number) for number in shared]] for each in (first, second)]
+    same = [
+        each.seeds[[each.numbers.index(number) for number in shared]] for each in (first, second)
+    ]
     sizes = np.array([len(first.seeds), len(second.seeds)])
     if len(shared) > 1 and (sizes == len(shared)).all():
         return paired_seeds(*same)
@@ -269,9 +332,16 @@ def _over_seeds(first: Sample, second: Sample) -> Difference:
     correlation = 0.0 if min(map(np.ptp, same)) == 0 else float(np.corrcoef(same)[0, 1])
     deviations = [float(each.seeds.std(ddof=1)) for each in (first, second)]
     together = 2 * correlation * float(np.prod(deviations) * len(shared) / np.prod(sizes))
-    degrees = len(shared) - 1 + (apart.degrees - len(shared) + 1) * (1 - 2 * len(shared) / sizes.sum())
+    degrees = (
+        len(shared) - 1 + (apart.degrees - len(shared) + 1) * (1 - 2 * len(shared) / sizes.sum())
+    )
     error = float(np.sqrt(max(0.0, apart.standard_error**2 - together)))
-    return replace(apart, standard_error=error, degrees=float(degrees), over=f"{apart.over}, {len(shared)} of them shared")
+    return replace(
+        apart,
+        standard_error=error,
+        degrees=float(degrees),
+        over=f"{apart.over}, {len(shared)} of them shared",
+    )
 
 
 def rise(short: Sample, long: Sample) -> Sample:
@@ -280,7 +350,9 @@ def rise(short: Sample, long: Sample) -> Sample:
 
 
 def between_rises(first: tuple[Sample, Sample], second: tuple[Sample, Sample]) -> Difference:
-    """The rise of `first` from its short to its long prompts, minus that of `second`; each is (short, long)."""
+    """The rise of `first` from its short to its long prompts, minus that of `second`; each is
+    (short, long).
+    """
     rises = [rise(*each) for each in (first, second)]
     if max(len(each.seeds) for each in rises) > 1:
         return _over_seeds(*rises)
@@ -291,30 +363,46 @@ def between_rises(first: tuple[Sample, Sample], second: tuple[Sample, Sample]) -
 
 
 def numbers_of(sample: Sample, scale: float = 1.0, ours: float | None = None) -> dict[str, Any]:
-    """Arguments of `verdict` that `sample` decides: mean, unless `ours` is given, and spread times `scale`, what it is over, and counts."""
+    """Arguments of `verdict` that `sample` decides: mean, unless `ours` is given, and spread times
+    `scale`, what it is over, and counts.
+    """
     spread = None if sample.spread is None else scale * sample.spread
-    known = {"spread": spread, "spread_over": sample.over, "n": sample.count, "seeds": len(sample.seeds)}
+    known = {
+        "spread": spread,
+        "spread_over": sample.over,
+        "n": sample.count,
+        "seeds": len(sample.seeds),
+    }
     return {"ours": scale * sample.mean if ours is None else ours, **known}
 
 
 def mean_of(values: Float[np.ndarray, " value"], over: str, n: int = 0) -> dict[str, Any]:
-    """Arguments of `verdict` that values decide which are independent: their mean, NaN of none, and their standard deviation, None of a
-    single one; `over` says what of. `n`: the sequences behind them, where these are not as many.
+    """Arguments of `verdict` that values decide which are independent: their mean, NaN of none, and
+    their standard deviation, None of a single one; `over` says what of.
+
+    `n`: the sequences behind them, where these are not as many.
     """
     ours = float(np.mean(values)) if len(values) else np.nan
     spread = float(np.std(values, ddof=1)) if len(values) > 1 else None
     return {"ours": ours, "spread": spread, "spread_over": over, "n": n or len(values)}
 
 
-def in_words(differences: Mapping[str, Difference], word: str, unit: str, scale: float = 1.0) -> str:
-    """Margins with their errors: "3.1 points below rope (standard error 0.4 over 3 paired seeds)"; the opposite of `word` where one is
-    negative.
+def in_words(
+    differences: Mapping[str, Difference], word: str, unit: str, scale: float = 1.0
+) -> str:
+    """Margins with their errors: "3.1 points below rope (standard error 0.4 over 3 paired seeds)";
+    the opposite of `word` where one is negative.
     """
 
     def error(of: Difference) -> str:
-        return f"standard error {scale * of.standard_error:.2g} over {of.over}" if of.standard_error < np.inf else of.over
+        return (
+            f"standard error {scale * of.standard_error:.2g} over {of.over}"
+            if of.standard_error < np.inf
+            else of.over
+        )
 
     return "; ".join(
-        f"{scale * abs(each.margin):.3g}{unit} {word if each.margin >= 0 else OPPOSITE[word]} {name} ({error(each)})"
+        f"{scale * abs(each.margin):.3g}{unit} "
+        f"{word if each.margin >= 0 else OPPOSITE[word]} {name} ({error(each)})"
         for name, each in differences.items()
     )

@@ -1,6 +1,8 @@
-"""An experiment of a paper: its claims with their rules, what it needs, how it is measured, judged and drawn - one object, in one file.
+"""An experiment of a paper: its claims with their rules, what it needs, how it is measured, judged
+and drawn - one object, in one file.
 
-    checkpoints -> needs.groups -> measure (kept by its own file) -> judge -> verdicts by the claims' rules
+    checkpoints -> needs.groups -> measure (kept by its own file) -> judge -> verdicts by the
+    claims' rules
                                                                   -> draw  -> figures with captions and data
 
 Measuring is the only expensive part, and the only one that is kept. Knows nothing about any paper.
@@ -38,10 +40,14 @@ class Drawing:
 
 @dataclass(frozen=True)
 class Needs:
-    """Which checkpoints an experiment is about, and why its claims cannot be measured without them."""
+    """Which checkpoints an experiment is about, and why its claims cannot be measured without
+    them.
+    """
 
     groups: Callable[[Sequence[Subject]], Sequence[Sequence[Subject]]]
-    """The checkpoints that are measured together, out of all that are given: one each, or those that are compared."""
+    """The checkpoints that are measured together, out of all that are given: one each, or those
+    that are compared.
+    """
     otherwise: str
     """Why nothing can be measured where no checkpoint fits, as a note of the verdict."""
     zoo: tuple[str, ...] = ()
@@ -51,20 +57,28 @@ class Needs:
     otherwise_of: Mapping[str, str] = field(default_factory=dict)
     """Why nothing can be measured of those claims, by label, that have a reason of their own."""
     why_not: Callable[[Subject, Any, Cache], Sequence[str]] = lambda subject, options, cache: ()
-    """Why a checkpoint that fits cannot be judged nevertheless, so that rows on it are not measurable; empty where it can. The first text
-    says it, others by which numbers.
+    """Why a checkpoint that fits cannot be judged nevertheless, so that rows on it are not
+    measurable; empty where it can.
+
+    The first text says it, others by which numbers.
     """
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """See the module. `judge` and `draw` see what `measure` returns - datasets, a tree, runs with names - and nothing else."""
+    """See the module.
+
+    `judge` and `draw` see what `measure` returns - datasets, a tree, runs with names - and nothing
+    else.
+    """
 
     name: str
     claims: tuple[Claim, ...]
     needs: Needs
     measure: Callable[[Sequence[Subject], Any, Cache], Any]
-    """What is measured of one group of checkpoints, with the paper's options; expensive parts go through `Cache.dataset`."""
+    """What is measured of one group of checkpoints, with the paper's options; expensive parts go
+    through `Cache.dataset`.
+    """
     judge: Callable[[Any], Iterable[Verdict]]
     draw: Callable[[Any], Iterator[Drawing]]
     scale: Scale = field(default_factory=Scale)
@@ -79,23 +93,31 @@ class Paper:
     title: str
     experiments: tuple[Experiment, ...]
     options: type
-    """A frozen dataclass of how much is measured; every field has a default, `seed` and `device` among them."""
+    """A frozen dataclass of how much is measured; every field has a default, `seed` and `device`
+    among them.
+    """
     fast: Mapping[str, Any] = field(default_factory=dict)
     """Fields of the options for a quick look."""
     not_made: tuple[str, ...] = ()
-    """What of the paper's figures and tables is not made here, each with what it needs: a line of the page each."""
+    """What of the paper's figures and tables is not made here, each with what it needs: a line of
+    the page each.
+    """
     terms: str = ""
     """What words of its claims mean, as sentences, for the page over all papers."""
 
     @property
     def claims(self) -> tuple[Claim, ...]:
         """Every claim that an experiment judges, in order."""
-        return tuple(dict.fromkeys(claim for experiment in self.experiments for claim in experiment.claims))
+        return tuple(
+            dict.fromkeys(claim for experiment in self.experiments for claim in experiment.claims)
+        )
 
     @property
     def zoo(self) -> tuple[str, ...]:
         """Names of the checkpoints that come with the package and that an experiment is about."""
-        return tuple(dict.fromkeys(name for experiment in self.experiments for name in experiment.needs.zoo))
+        return tuple(
+            dict.fromkeys(name for experiment in self.experiments for name in experiment.needs.zoo)
+        )
 
 
 @dataclass(frozen=True)
@@ -108,35 +130,56 @@ class Result:
 
 
 def run(
-    experiment: Experiment, subjects: Sequence[Subject], options: Any, cache: Cache, progress: Callable[[str], None]
+    experiment: Experiment,
+    subjects: Sequence[Subject],
+    options: Any,
+    cache: Cache,
+    progress: Callable[[str], None],
 ) -> Iterator[Result]:
-    """The result of `experiment` on every group of `subjects` that it is about, once all are measured: rows of a claim are corrected
-    together. At the end come verdicts "not measurable" on the claims that no group judged. `progress` is called with what is being done.
+    """The result of `experiment` on every group of `subjects` that it is about, once all are
+    measured: rows of a claim are corrected together.
+
+    At the end come verdicts "not measurable" on the claims that no group judged. `progress` is
+    called with what is being done.
     """
     drawings: list[tuple[Sequence[Subject], tuple[Drawing, ...]]] = []
     judged: list[list[Verdict]] = []
     seen: set[tuple[str, ...]] = set()
     for group in experiment.needs.groups(subjects):
-        progress(f"{experiment.name}: {', '.join(subject.name for subject in group)}" if group else experiment.name)
+        progress(
+            f"{experiment.name}: {', '.join(subject.name for subject in group)}"
+            if group
+            else experiment.name
+        )
         data = experiment.measure(group, options, cache)
         if data is None:
             continue
         judged.append(judge(experiment, data, reasons_against(experiment, group, options, cache)))
-        drawings.append((group, tuple(experiment.draw(data)) if _is_drawn(experiment, group, seen) else ()))
-    corrected = iter(corrected_together([each for of_group in judged for each in of_group], experiment.needs.zoo))
+        drawings.append(
+            (group, tuple(experiment.draw(data)) if _is_drawn(experiment, group, seen) else ())
+        )
+    corrected = iter(
+        corrected_together([each for of_group in judged for each in of_group], experiment.needs.zoo)
+    )
     for of_group, drawn in zip(judged, _distinct_names(drawings), strict=True):
         yield Result(experiment, drawn, tuple(next(corrected) for _ in of_group))
     known, needs = {each.claim for of_group in judged for each in of_group}, experiment.needs
     missing = [claim for claim in experiment.claims if claim not in known]
     if missing:
         reasons = {claim: needs.otherwise_of.get(claim.label, needs.otherwise) for claim in missing}
-        yield Result(experiment, (), tuple(unmeasured(claim, needs.checkpoint, reason) for claim, reason in reasons.items()))
+        yield Result(
+            experiment,
+            (),
+            tuple(unmeasured(claim, needs.checkpoint, reason) for claim, reason in reasons.items()),
+        )
 
 
 def _is_drawn(experiment: Experiment, group: Sequence[Subject], seen: set[tuple[str, ...]]) -> bool:
-    """Whether `group` gets figures: of checkpoints of one task and scheme the first does, and the one that the experiment names first.
+    """Whether `group` gets figures: of checkpoints of one task and scheme the first does, and the
+    one that the experiment names first.
 
-    Variants of a model look alike; their numbers are judged all the same. `seen` holds what was drawn already.
+    Variants of a model look alike; their numbers are judged all the same. `seen` holds what was
+    drawn already.
     """
     if len(group) != 1:
         return True
@@ -148,32 +191,53 @@ def _is_drawn(experiment: Experiment, group: Sequence[Subject], seen: set[tuple[
     return True
 
 
-def _distinct_names(drawings: Sequence[tuple[Sequence[Subject], tuple[Drawing, ...]]]) -> Iterator[tuple[Drawing, ...]]:
-    """The drawings of every group; those of one name in several groups are also called by their group's first checkpoint."""
+def _distinct_names(
+    drawings: Sequence[tuple[Sequence[Subject], tuple[Drawing, ...]]],
+) -> Iterator[tuple[Drawing, ...]]:
+    """The drawings of every group; those of one name in several groups are also called by their
+    group's first checkpoint.
+    """
     names = Counter(drawing.name for _, drawn in drawings for drawing in drawn)
     for group, drawn in drawings:
         yield tuple(
-            replace(drawing, name=f"{drawing.name}_{group[0].name}") if names[drawing.name] > 1 and group else drawing
+            replace(drawing, name=f"{drawing.name}_{group[0].name}")
+            if names[drawing.name] > 1 and group
+            else drawing
             for drawing in drawn
         )
 
 
-def reasons_against(experiment: Experiment, group: Sequence[Subject], options: Any, cache: Cache) -> dict[str, Sequence[str]]:
+def reasons_against(
+    experiment: Experiment, group: Sequence[Subject], options: Any, cache: Cache
+) -> dict[str, Sequence[str]]:
     """Why checkpoints of a group cannot be judged, by name; nothing for those that can."""
     return {subject.name: experiment.needs.why_not(subject, options, cache) for subject in group}
 
 
 def judge(experiment: Experiment, data: Any, reasons: Mapping[str, Sequence[str]]) -> list[Verdict]:
-    """The verdicts on `data` of one group; rows of checkpoints with one of `reasons` are not measurable."""
-    return [verdict.without_a_number(*reasons.get(verdict.checkpoint, ())) for verdict in experiment.judge(data)]
+    """The verdicts on `data` of one group; rows of checkpoints with one of `reasons` are not
+    measurable.
+    """
+    return [
+        verdict.without_a_number(*reasons.get(verdict.checkpoint, ()))
+        for verdict in experiment.judge(data)
+    ]
 
 
 def joined(parts: Mapping[Any, Part], axis: str, join: Literal["exact", "outer"] = "exact") -> Part:
-    """`parts` side by side along a new axis of their names; other coordinates are the first's. "exact": raises ValueError where they differ
-    in an axis; "outer": NaN where one lacks a place of it.
+    """`parts` side by side along a new axis of their names; other coordinates are the first's.
+
+    "exact": raises ValueError where they differ in an axis; "outer": NaN where one lacks a place of
+    it.
     """
     either: Any = list(parts.values())  # xarray's types want to know which of the two
-    return xr.concat(either, dim=xr.IndexVariable(axis, list(parts)), join=join, coords="minimal", compat="override")
+    return xr.concat(
+        either,
+        dim=xr.IndexVariable(axis, list(parts)),
+        join=join,
+        coords="minimal",
+        compat="override",
+    )
 
 
 Groups = Callable[[Sequence[Subject]], Sequence[Sequence[Subject]]]
@@ -191,19 +255,27 @@ def together(fits: Callable[[Subject], bool]) -> Groups:
 
 
 def trained_alike(fits: Callable[[Subject], bool], besides: Sequence[str] = ()) -> Groups:
-    """Groups of those that fit and were trained on a task with the same options, `besides` those of that name."""
+    """Groups of those that fit and were trained on a task with the same options, `besides` those of
+    that name.
+    """
 
     def trained_on(subject: Subject) -> Any:
         assert subject.configuration is not None, subject.path
         options = subject.configuration.task_options.items()
-        return subject.configuration.task_size, *sorted(option for option in options if option[0] not in besides)
+        return subject.configuration.task_size, *sorted(
+            option for option in options if option[0] not in besides
+        )
 
     return _alike(fits, trained_on)
 
 
 def asked_the_same(fits: Callable[[Subject], bool]) -> Groups:
-    """Groups of those that fit and can be given the same prompts: one per task (tokenizer, where there is none) and training length."""
-    return _alike(fits, lambda subject: (subject.task or subject.tokenizer_digest, subject.training_length))
+    """Groups of those that fit and can be given the same prompts: one per task (tokenizer, where
+    there is none) and training length.
+    """
+    return _alike(
+        fits, lambda subject: (subject.task or subject.tokenizer_digest, subject.training_length)
+    )
 
 
 def _alike(fits: Callable[[Subject], bool], by: Callable[[Subject], Any]) -> Groups:

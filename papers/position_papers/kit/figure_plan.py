@@ -1,4 +1,5 @@
-"""A plan of figures: a TOML file with a table `[[figures]]` for every call of `repo-interp figures`.
+"""A plan of figures: a TOML file with a table `[[figures]]` for every call of `repo-interp
+figures`.
 
     [[figures]]
     papers = ["hope"]                            # default: all
@@ -66,7 +67,8 @@ def read_plan(file: str) -> list[Row]:
         Its rows, in their order.
 
     Raises:
-        InputError: The file is not there, is no TOML, has no row, or has a key or a type that is not a plan's.
+        InputError: The file is not there, is no TOML, has no row, or has a key or a type that is
+            not a plan's.
     """
     text = read_text(Path(file), WANTED)
     try:

@@ -4,8 +4,9 @@
                                            DIRECTORY/claims.md    every part of every claim, and every number
     DIRECTORY/SUBJECT/DATA/*/verdicts.csv    a checkpoint beside those of the zoo, by what it was asked
 
-Where a real model can decide on a claim, it does, whatever a small one says. The list of claims comes with the papers, so that those that
-nobody measured yet are there too. The templates `pages/gallery.md.jinja` and `pages/numbers.md.jinja` make the words. Knows no paper.
+Where a real model can decide on a claim, it does, whatever a small one says. The list of claims
+comes with the papers, so that those that nobody measured yet are there too. The templates
+`pages/gallery.md.jinja` and `pages/numbers.md.jinja` make the words. Knows no paper.
 """
 
 from __future__ import annotations
@@ -16,7 +17,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from position_papers.kit.claims import FAILS, HOLDS, UNDECIDED, UNMEASURABLE, Claim, Kind, Reason, Verdict
+from position_papers.kit.claims import (
+    FAILS,
+    HOLDS,
+    UNDECIDED,
+    UNMEASURABLE,
+    Claim,
+    Kind,
+    Reason,
+    Verdict,
+)
 from position_papers.kit.experiment import Paper
 from position_papers.kit.outcomes import Deciding, Row, primary_rows, read_table, records, standing
 from position_papers.kit.pages import rendered
@@ -25,14 +35,20 @@ from repo_interp.errors import InputError
 from repo_interp.files import write_text
 
 HEADING = "# The papers' figures, made again"
-REAL = {"SmolLM2-135M": "smollm2-135m", "Gemma 3 270M": "gemma3-270m", "RePo adapter": "smollm2-135m-repo"}
+REAL = {
+    "SmolLM2-135M": "smollm2-135m",
+    "Gemma 3 270M": "gemma3-270m",
+    "RePo adapter": "smollm2-135m-repo",
+}
 """The real models: the heading of each, and the name of its directory."""
 TABLES, TABLES_HEADING = "claims.md", "# Every claim and every number"
 Page = Mapping[str, Any]
 
 
 def page_above(directory: Path) -> Path | None:
-    """The directory with the page that has a place for what stands in `directory`, two levels below it; None where there is none."""
+    """The directory with the page that has a place for what stands in `directory`, two levels below
+    it; None where there is none.
+    """
     above = directory.absolute().parents[1:2]
     return next((each for each in above if _is_ours(each / "README.md", HEADING)), None)
 
@@ -42,7 +58,9 @@ def _is_ours(page: Path, heading: str) -> bool:
 
 
 def require_own(directory: Path) -> None:
-    """Raises InputError where a page would replace one that is not ours, or `directory` is a file."""
+    """Raises InputError where a page would replace one that is not ours, or `directory` is a
+    file.
+    """
     if directory.exists() and not directory.is_dir():
         raise InputError(f"{directory} is a file; wanted a directory for the figures")
     for name, heading in (("README.md", HEADING), (TABLES, TABLES_HEADING)):
@@ -52,17 +70,33 @@ def require_own(directory: Path) -> None:
 
 
 def write_gallery(directory: Path, papers: Sequence[Paper]) -> Path:
-    """Write the page over all `papers` in `directory` and its tables beside it; return the page. The same files give the same bytes."""
+    """Write the page over all `papers` in `directory` and its tables beside it; return the page.
+
+    The same files give the same bytes.
+    """
     pages = [_page(directory / paper.name, paper) for paper in papers]
     subjects, page = _subjects(directory, pages), directory / "README.md"
-    write_text(directory / TABLES, rendered("numbers.md", heading=TABLES_HEADING, pages=pages, subjects=subjects))
+    write_text(
+        directory / TABLES,
+        rendered("numbers.md", heading=TABLES_HEADING, pages=pages, subjects=subjects),
+    )
     headings = {"heading": HEADING, "tables": TABLES, "real": REAL}
-    write_text(page, rendered("gallery.md", rows=headlines(directory, papers), pages=pages, subjects=subjects, **headings))
+    write_text(
+        page,
+        rendered(
+            "gallery.md",
+            rows=headlines(directory, papers),
+            pages=pages,
+            subjects=subjects,
+            **headings,
+        ),
+    )
     return page
 
 
 def headlines(directory: Path, papers: Sequence[Paper]) -> list[Page]:
-    """A row for every claim, without its parts: the verdict on the small models ("toy") and on each of `REAL`, with the rows behind it.
+    """A row for every claim, without its parts: the verdict on the small models ("toy") and on each
+    of `REAL`, with the rows behind it.
 
     The verdict that stands is that of the real models where these can be judged, else the toy's.
     """
@@ -71,27 +105,51 @@ def headlines(directory: Path, papers: Sequence[Paper]) -> list[Page]:
         deciding = {"toy": partial(primary_rows, _verdicts(directory / paper.name), paper)}
         for title, name in REAL.items():
             files = sorted(directory.glob(f"{name}/*/{paper.name}/{VERDICTS}"))
-            table = [{**row, "asked": file.parts[-3]} for file in files for row in _verdicts(file.parent)]
+            table = [
+                {**row, "asked": file.parts[-3]} for file in files for row in _verdicts(file.parent)
+            ]
             deciding[title] = partial(_of_subject, table, name)
         found += [_headline(deciding, paper, claim) for claim in paper.claims if not claim.part]
     return found
 
 
 def _headline(deciding: Mapping[str, Deciding], paper: Paper, claim: Claim) -> Page:
-    columns = {title: {"verdict": standing(of, paper, claim), "rows": of(claim)} for title, of in deciding.items()}
-    judged = [own for title in REAL if (own := columns[title]["verdict"]) is not None and own.outcome != UNMEASURABLE]
+    columns = {
+        title: {"verdict": standing(of, paper, claim), "rows": of(claim)}
+        for title, of in deciding.items()
+    }
+    judged = [
+        own
+        for title in REAL
+        if (own := columns[title]["verdict"]) is not None and own.outcome != UNMEASURABLE
+    ]
     stands = _together(judged) if judged else columns["toy"]["verdict"]
     rows = [row for title in (*REAL, "toy") for row in columns[title]["rows"]]
-    measured = [row["measured"] for row in sorted(rows, key=lambda row: not row["ours"]) if row["measured"]]
+    measured = [
+        row["measured"] for row in sorted(rows, key=lambda row: not row["ours"]) if row["measured"]
+    ]
     shown = {"difference": _difference(stands, rows), "measured": next(iter(measured), "")}
-    return {"claim": claim, "paper": paper, "columns": columns, "verdict": stands, "real": bool(judged), **shown}
+    return {
+        "claim": claim,
+        "paper": paper,
+        "columns": columns,
+        "verdict": stands,
+        "real": bool(judged),
+        **shown,
+    }
 
 
 def _difference(verdict: Verdict | None, rows: Sequence[Row]) -> str:
-    """Of an undecided claim, the first difference that the row notes whose reason it has; else nothing."""
+    """Of an undecided claim, the first difference that the row notes whose reason it has; else
+    nothing.
+    """
     if verdict is None or verdict.outcome != UNDECIDED:
         return ""
-    own = [row["reasons"] for row in rows if row["outcome"] == UNDECIDED and set(verdict.reasons[:1]) <= set(row["reasons"])]
+    own = [
+        row["reasons"]
+        for row in rows
+        if row["outcome"] == UNDECIDED and set(verdict.reasons[:1]) <= set(row["reasons"])
+    ]
     notes = [each.text for reasons in own for each in reasons if each.kind == Kind.NOTE]
     return notes[0].partition(";")[0] if notes else ""
 
@@ -103,13 +161,21 @@ def _together(verdicts: Sequence[Verdict]) -> Verdict:
         return first
     held = sum(each.outcome == HOLDS for each in verdicts)
     outcome = FAILS if any(each.outcome == FAILS for each in verdicts) else UNDECIDED
-    return replace(first, outcome=outcome, reasons=(Reason(Kind.PART, count=held, of=len(verdicts)),) if held else first.reasons)
+    return replace(
+        first,
+        outcome=outcome,
+        reasons=(Reason(Kind.PART, count=held, of=len(verdicts)),) if held else first.reasons,
+    )
 
 
 def _page(directory: Path, paper: Paper) -> Page:
     """What there is of a paper: its figures, and every claim with its rows, numbers and verdict."""
     rows = _verdicts(directory)
-    return {"paper": paper, "figures": _figures(directory), "claims": [_claim(rows, paper, claim) for claim in paper.claims]}
+    return {
+        "paper": paper,
+        "figures": _figures(directory),
+        "claims": [_claim(rows, paper, claim) for claim in paper.claims],
+    }
 
 
 def _claim(rows: Sequence[Row], paper: Paper, claim: Claim) -> Page:
@@ -132,30 +198,51 @@ def _subjects(directory: Path, pages: Sequence[Page]) -> list[Page]:
     return [_subject(directory, name, places, papers) for name, places in found.items()]
 
 
-def _subject(directory: Path, name: str, places: Sequence[tuple[str, str]], papers: Mapping[str, Page]) -> Page:
-    """Its pages in the papers' order; its claims with the verdicts by what it was asked, beside the zoo's; its commands and provenance."""
+def _subject(
+    directory: Path, name: str, places: Sequence[tuple[str, str]], papers: Mapping[str, Page]
+) -> Page:
+    """Its pages in the papers' order; its claims with the verdicts by what it was asked, beside the
+    zoo's; its commands and provenance.
+    """
     asked = list(dict.fromkeys(data for data, _ in places))
-    there = [page for page in papers.values() if any(page["paper"].name == paper for _, paper in places)]
+    there = [
+        page for page in papers.values() if any(page["paper"].name == paper for _, paper in places)
+    ]
     pages, claims = [], []
     for page in there:
         paper: Paper = page["paper"]
         tables = {data: _verdicts(directory / name / data / paper.name) for data in asked}
         deciding = {data: partial(_of_subject, table, name) for data, table in tables.items()}
         for each in page["claims"]:
-            found = [(standing(of, paper, each["claim"]), of(each["claim"])) for of in deciding.values()]
+            found = [
+                (standing(of, paper, each["claim"]), of(each["claim"])) for of in deciding.values()
+            ]
             if any(rows for _, rows in found):
                 claims.append({"claim": each["claim"], "found": found, "zoo": each["verdict"]})
         for data, _ in (place for place in places if place[1] == paper.name):
             place = f"{name}/{data}/{paper.name}"
             pages.append({"title": data, "place": place, "figures": _figures(directory / place)})
     known = [read_page(directory / page["place"])["provenance"] for page in pages]
-    equal = {key: value for key, value in known[0].items() if key != "command" and all(each.get(key) == value for each in known)}
+    equal = {
+        key: value
+        for key, value in known[0].items()
+        if key != "command" and all(each.get(key) == value for each in known)
+    }
     commands = list(dict.fromkeys(each["command"] for each in known))
-    return {"name": name, "asked": asked, "pages": pages, "claims": claims, "commands": commands, "provenance": equal}
+    return {
+        "name": name,
+        "asked": asked,
+        "pages": pages,
+        "claims": claims,
+        "commands": commands,
+        "provenance": equal,
+    }
 
 
 def _of_subject(rows: Sequence[Row], name: str, claim: Claim) -> list[Row]:
-    """Verdicts on a claim: on the checkpoint `name`, or on what stands in for it where nothing is said of it itself."""
+    """Verdicts on a claim: on the checkpoint `name`, or on what stands in for it where nothing is
+    said of it itself.
+    """
     own = [row for row in rows if row["claim"] == claim.label]
     return [row for row in own if row["checkpoint"] == name] or [row for row in own if row["ours"]]
 

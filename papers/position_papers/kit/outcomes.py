@@ -1,6 +1,10 @@
-"""What the rows of verdicts on one claim come to, as a verdict on the claim itself: data in, data out, no words. Knows no paper by name.
+"""What the rows of verdicts on one claim come to, as a verdict on the claim itself: data in, data
+out, no words.
 
-A table of verdicts has one row per verdict, all text, as verdicts.csv holds it; the column `reasons` holds records as JSON.
+Knows no paper by name.
+
+A table of verdicts has one row per verdict, all text, as verdicts.csv holds it; the column
+`reasons` holds records as JSON.
 """
 
 from __future__ import annotations
@@ -13,11 +17,34 @@ from typing import Any
 
 import pandas as pd
 
-from position_papers.kit.claims import FAILS, HOLDS, UNDECIDED, UNMEASURABLE, Claim, Kind, Outcome, Reason, Verdict, primaries
+from position_papers.kit.claims import (
+    FAILS,
+    HOLDS,
+    UNDECIDED,
+    UNMEASURABLE,
+    Claim,
+    Kind,
+    Outcome,
+    Reason,
+    Verdict,
+    primaries,
+)
 from position_papers.kit.experiment import Paper
 
 COLUMNS = (
-    *("claim", "statement", "source", "paper", "checkpoint", "outcome", "measured", "ours", "spread", "over", "n"),
+    *(
+        "claim",
+        "statement",
+        "source",
+        "paper",
+        "checkpoint",
+        "outcome",
+        "measured",
+        "ours",
+        "spread",
+        "over",
+        "n",
+    ),
     *("seeds", "control", "reasons", "rule", "scale", "command"),
 )
 Row = Mapping[str, Any]
@@ -26,7 +53,9 @@ Deciding = Callable[[Claim], Sequence[Row]]
 """The rows that decide on a claim."""
 
 
-def verdict_table(verdicts: Iterable[Verdict], scales: Iterable[str] = (), command: str = "") -> pd.DataFrame:
+def verdict_table(
+    verdicts: Iterable[Verdict], scales: Iterable[str] = (), command: str = ""
+) -> pd.DataFrame:
     """Verdicts as a table of text. `scales`: how the models of each differ from the paper's."""
     table = pd.DataFrame([_row(each) for each in verdicts], columns=list(COLUMNS))
     return table.assign(scale=[*scales] or "", command=command)
@@ -35,7 +64,12 @@ def verdict_table(verdicts: Iterable[Verdict], scales: Iterable[str] = (), comma
 def _row(verdict: Verdict) -> dict[str, str]:
     claim, estimate, interval = verdict.claim, verdict.estimate, verdict.interval
     return {
-        **{"claim": claim.label, "statement": claim.statement, "source": claim.source, "paper": claim.paper_number},
+        **{
+            "claim": claim.label,
+            "statement": claim.statement,
+            "source": claim.source,
+            "paper": claim.paper_number,
+        },
         **{"checkpoint": verdict.checkpoint, "outcome": verdict.outcome.value},
         "measured": estimate.measured,
         "ours": "" if estimate.value is None else f"{estimate.value:.3g}",
@@ -44,7 +78,12 @@ def _row(verdict: Verdict) -> dict[str, str]:
         "n": str(estimate.n or ""),
         "seeds": str(estimate.seeds or ""),
         "control": estimate.control,
-        "reasons": json.dumps([{name: value for name, value in asdict(each).items() if value} for each in verdict.reasons]),
+        "reasons": json.dumps(
+            [
+                {name: value for name, value in asdict(each).items() if value}
+                for each in verdict.reasons
+            ]
+        ),
         "rule": claim.rule.words,
     }
 
@@ -55,11 +94,14 @@ def read_table(file: Path) -> pd.DataFrame:
 
 
 def records(table: pd.DataFrame) -> list[Row]:
-    """The rows of a table of verdicts, with their reasons as records; `shown`: those that a page has room for, of what cannot be measured
-    the first.
+    """The rows of a table of verdicts, with their reasons as records; `shown`: those that a page
+    has room for, of what cannot be measured the first.
     """
     rows = [{**row, "reasons": _reasons(row["reasons"])} for row in table.to_dict("records")]
-    return [row | {"shown": row["reasons"][: 1 if row["outcome"] == UNMEASURABLE else None]} for row in rows]
+    return [
+        row | {"shown": row["reasons"][: 1 if row["outcome"] == UNMEASURABLE else None]}
+        for row in rows
+    ]
 
 
 def _reasons(text: str) -> tuple[Reason, ...]:
@@ -67,10 +109,17 @@ def _reasons(text: str) -> tuple[Reason, ...]:
 
 
 def primary_rows(rows: Sequence[Row], paper: Paper, claim: Claim) -> list[Row]:
-    """The rows on the checkpoints that decide on `claim` (`claims.primaries`); all rows where none could be judged."""
+    """The rows on the checkpoints that decide on `claim` (`claims.primaries`); all rows where none
+    could be judged.
+    """
     own = [row for row in rows if row["claim"] == claim.label]
     judged = [row["checkpoint"] for row in own if row["outcome"] != UNMEASURABLE]
-    named = (name for experiment in paper.experiments if claim in experiment.claims for name in experiment.needs.zoo)
+    named = (
+        name
+        for experiment in paper.experiments
+        if claim in experiment.claims
+        for name in experiment.needs.zoo
+    )
     chosen = primaries(claim, judged, named)
     return [row for row in own if row["checkpoint"] in chosen or not chosen]
 
@@ -78,9 +127,10 @@ def primary_rows(rows: Sequence[Row], paper: Paper, claim: Claim) -> list[Row]:
 def standing(deciding: Deciding, paper: Paper, claim: Claim) -> Verdict | None:
     """The verdict on `claim` itself; None where nothing was measured yet.
 
-    It holds where all rows that decide do, and is undecided where some are and none fails. Reasons say in how many they do where not in
-    all, which of the parts that it also has to hold (`Claim.also`) speak against it or cannot be told, and of which things that it is about
-    nothing can.
+    It holds where all rows that decide do, and is undecided where some are and none fails. Reasons
+    say in how many they do where not in all, which of the parts that it also has to hold
+    (`Claim.also`) speak against it or cannot be told, and of which things that it is about nothing
+    can.
     """
     rows = deciding(claim)
     judged = [row for row in rows if row["outcome"] != UNMEASURABLE]
@@ -88,33 +138,62 @@ def standing(deciding: Deciding, paper: Paper, claim: Claim) -> Verdict | None:
     if not rows:
         return None
     if not judged:
-        return _verdict(claim, rows, UNMEASURABLE, next((row["reasons"] for row in rows if row["reasons"]), ())[:1])
+        return _verdict(
+            claim,
+            rows,
+            UNMEASURABLE,
+            next((row["reasons"] for row in rows if row["reasons"]), ())[:1],
+        )
     if not any(row["outcome"] == FAILS for row in judged) and held < len(judged):
         return _verdict(claim, judged, UNDECIDED, [_most_seeds(judged)])
     if not held:
         return _verdict(claim, judged, FAILS, ())
-    parts = {each: standing(deciding, paper, each) for each in paper.claims if each.id == claim.id and each.part in claim.also}
-    lacks = [Reason(Kind.LACKS, _beside(part, claim)) for part, own in parts.items() if own is not None and _is_against(own)]
+    parts = {
+        each: standing(deciding, paper, each)
+        for each in paper.claims
+        if each.id == claim.id and each.part in claim.also
+    }
+    lacks = [
+        Reason(Kind.LACKS, _beside(part, claim))
+        for part, own in parts.items()
+        if own is not None and _is_against(own)
+    ]
     untold = [
-        Reason(Kind.UNTOLD, _beside(part, claim)) for part, own in parts.items() if own is None or own.outcome == UNMEASURABLE
+        Reason(Kind.UNTOLD, _beside(part, claim))
+        for part, own in parts.items()
+        if own is None or own.outcome == UNMEASURABLE
     ]
     names = {row["checkpoint"] for row in judged}
     silent = [group[0] for group in claim.about if not names & {*group}]
     if 0 < len(silent) < len(claim.about):
         untold.append(Reason(Kind.UNTOLD, ", ".join(silent)))
     if held < len(judged):
-        return _verdict(claim, judged, FAILS, (Reason(Kind.PART, count=held, of=len(judged)), *lacks))
+        return _verdict(
+            claim, judged, FAILS, (Reason(Kind.PART, count=held, of=len(judged)), *lacks)
+        )
     return _verdict(claim, judged, HOLDS, lacks or untold)
 
 
 def _most_seeds(rows: Sequence[Row]) -> Reason:
     """Why rows are undecided: the reason that asks for the most seeds."""
-    given = [reason for row in rows for reason in row["reasons"] if reason.kind in (Kind.CHANCE, Kind.NEITHER, Kind.HOLM)]
+    given = [
+        reason
+        for row in rows
+        for reason in row["reasons"]
+        if reason.kind in (Kind.CHANCE, Kind.NEITHER, Kind.HOLM)
+    ]
     return max(given, key=lambda reason: reason.count, default=Reason(Kind.CHANCE))
 
 
-def _verdict(claim: Claim, rows: Sequence[Row], outcome: Outcome, reasons: Iterable[Reason]) -> Verdict:
-    return Verdict(claim, ", ".join(dict.fromkeys(row["checkpoint"] for row in rows)), outcome, reasons=tuple(reasons))
+def _verdict(
+    claim: Claim, rows: Sequence[Row], outcome: Outcome, reasons: Iterable[Reason]
+) -> Verdict:
+    return Verdict(
+        claim,
+        ", ".join(dict.fromkeys(row["checkpoint"] for row in rows)),
+        outcome,
+        reasons=tuple(reasons),
+    )
 
 
 def _is_against(part: Verdict) -> bool:

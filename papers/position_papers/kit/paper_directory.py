@@ -1,4 +1,5 @@
-"""Write the figures of a paper into a directory, with the numbers behind them and a page of the verdicts.
+"""Write the figures of a paper into a directory, with the numbers behind them and a page of the
+verdicts.
 
     NAME.png                a figure; NAME.svg, .pdf and .nc (its whole dataset) where `formats` lists them
     numbers.csv.gz          the numbers behind all figures, one per row; pandas.read_csv opens it
@@ -7,7 +8,8 @@
                             each, in order, and its variables that are too large for numbers.csv.gz
     README.md               the table of verdicts, the figures with captions, the command, by the template `pages/paper.md.jinja`
 
-The directory is written whole or not at all: it is made beside its place and moved there. Knows nothing about any paper.
+The directory is written whole or not at all: it is made beside its place and moved there. Knows
+nothing about any paper.
 """
 
 from __future__ import annotations
@@ -35,7 +37,9 @@ from repo_interp.run import write_netcdf
 
 VERDICTS, NUMBERS, PAGE = "verdicts.csv", "numbers.csv.gz", "page.json"
 LARGEST = 2_000
-"""A variable of more numbers is replaced by its means over the axes of `REPLICATES`, and left out if those are still more."""
+"""A variable of more numbers is replaced by its means over the axes of `REPLICATES`, and left out
+if those are still more.
+"""
 COLUMNS = ("figure", "variable", "value", "text", "units")
 """Columns of numbers.csv.gz beside the axes, which stand after the second."""
 REPLICATES = ("prompt", "repeat", "draw", "point", "round")
@@ -55,12 +59,16 @@ def read_page(directory: Path) -> dict[str, Any]:
 
 
 def require_free(directory: Path) -> None:
-    """Raises InputError where `directory` is a file, or holds something that figures may not replace."""
+    """Raises InputError where `directory` is a file, or holds something that figures may not
+    replace.
+    """
     if directory.exists() and not directory.is_dir():
         raise InputError(f"{directory} is a file; wanted a directory for the figures")
     present = sorted(path.name for path in directory.iterdir()) if directory.is_dir() else []
     if present and VERDICTS not in present:
-        raise InputError(f"{directory} holds other things ({present[0]}); give --out a directory of its own")
+        raise InputError(
+            f"{directory} holds other things ({present[0]}); give --out a directory of its own"
+        )
 
 
 def write_paper(
@@ -74,40 +82,60 @@ def write_paper(
 ) -> list[Path]:
     """Write everything and return the files. The same results give the same bytes.
 
-    `paths`: the checkpoints by name, beside whose verdicts it is said how they differ in size from the paper's model.
+    `paths`: the checkpoints by name, beside whose verdicts it is said how they differ in size from
+    the paper's model.
     """
     drawings = [drawing for result in results for drawing in result.drawings]
     names = [stem(drawing.name) for drawing in drawings]
     if len(set(names)) < len(names):
         twice = sorted({name for name in names if names.count(name) > 1})
-        raise InputError(f"two figures would have the same name, {', '.join(twice)}; give the checkpoints other names")
+        raise InputError(
+            f"two figures would have the same name, {', '.join(twice)}; give the checkpoints "
+            "other names"
+        )
     with replaced(directory) as unfinished:
         unfinished.mkdir(parents=True)
         figures, tables = [], [pd.DataFrame(columns=list(COLUMNS))]
         for name, drawing in zip(names, drawings, strict=True):
-            save_figure(drawing.figure, unfinished / name, [each for each in formats if each != "nc"])
+            save_figure(
+                drawing.figure, unfinished / name, [each for each in formats if each != "nc"]
+            )
             if "nc" in formats:
                 attributes = {"caption": drawing.caption, "command": command, **provenance}
-                write_netcdf(plain(drawing.data).assign_attrs(attributes), unfinished / f"{name}.nc")
+                write_netcdf(
+                    plain(drawing.data).assign_attrs(attributes), unfinished / f"{name}.nc"
+                )
             table, left_out = numbers(drawing.data)
             tables.append(table.assign(figure=name))
-            figures.append({"figure": name, "caption": drawing.caption, "left_out": ", ".join(left_out)})
+            figures.append(
+                {"figure": name, "caption": drawing.caption, "left_out": ", ".join(left_out)}
+            )
         told = [(result.experiment, verdict) for result in results for verdict in result.verdicts]
-        scales = [scale_beside(own.claim.scale or experiment.scale, own.checkpoint, paths) for experiment, own in told]
+        scales = [
+            scale_beside(own.claim.scale or experiment.scale, own.checkpoint, paths)
+            for experiment, own in told
+        ]
         verdicts = verdict_table((own for _, own in told), scales, command)
         verdicts.to_csv(unfinished / VERDICTS, index=False, lineterminator="\n")
         write_numbers(pd.concat(tables), unfinished / NUMBERS)
         parts = {"rows": records(verdicts), "trained": training_rows(paths), "figures": figures}
         page = rendered("paper.md", paper=paper, command=command, provenance=provenance, **parts)
-        facts = json.dumps({"provenance": dict(provenance), "figures": figures}, indent=1, ensure_ascii=False) + "\n"
+        facts = (
+            json.dumps(
+                {"provenance": dict(provenance), "figures": figures}, indent=1, ensure_ascii=False
+            )
+            + "\n"
+        )
         for name, text in ((PAGE, facts), ("README.md", page)):
             (unfinished / name).write_text(text, encoding="utf-8", newline="\n")
     return sorted(directory.iterdir())
 
 
 def training_rows(paths: Mapping[str, str]) -> list[dict[str, str]]:
-    """How each of the checkpoints at `paths`, by name, was trained, and the loss that it ended with: mean and standard deviation over its
-    seeds, in nats per target; by heading. Those that say nothing of their training are left out.
+    """How each of the checkpoints at `paths`, by name, was trained, and the loss that it ended
+    with: mean and standard deviation over its seeds, in nats per target; by heading.
+
+    Those that say nothing of their training are left out.
     """
     rows = []
     for name, path in paths.items():
@@ -117,8 +145,12 @@ def training_rows(paths: Mapping[str, str]) -> list[dict[str, str]]:
             losses, configuration = [run.loss for run in runs], runs[0].configuration
             spread = f" ± {np.std(losses, ddof=1):.2g}" if len(losses) > 1 else ""
             row = {"checkpoint": name, "task": configuration.task}
-            row["scheme"] = configuration.scheme + (", continued" if configuration.continue_from else "")
-            row["steps x batch"] = f"{configuration.steps:,} x {configuration.batch * configuration.accumulation}"
+            row["scheme"] = configuration.scheme + (
+                ", continued" if configuration.continue_from else ""
+            )
+            row["steps x batch"] = (
+                f"{configuration.steps:,} x {configuration.batch * configuration.accumulation}"
+            )
             row["seeds"] = ", ".join(str(run.seed) for run in runs)
             rows.append({**row, "final loss": f"{np.mean(losses):.3g}{spread}"})
     return rows
@@ -126,7 +158,9 @@ def training_rows(paths: Mapping[str, str]) -> list[dict[str, str]]:
 
 def plain(data: xr.Dataset) -> xr.Dataset:
     """What a netCDF file takes: truth values as 0 and 1."""
-    return data.assign({name: array.astype("int8") for name, array in data.items() if array.dtype == bool})
+    return data.assign(
+        {name: array.astype("int8") for name, array in data.items() if array.dtype == bool}
+    )
 
 
 def numbers(data: xr.Dataset) -> tuple[pd.DataFrame, list[str]]:
@@ -142,16 +176,27 @@ def numbers(data: xr.Dataset) -> tuple[pd.DataFrame, list[str]]:
         if array.size > LARGEST:
             left_out.append(str(name))
             continue
-        own = array.to_series().dropna().rename("drawn").reset_index() if array.dims else pd.DataFrame({"drawn": [array.item()]})
+        own = (
+            array.to_series().dropna().rename("drawn").reset_index()
+            if array.dims
+            else pd.DataFrame({"drawn": [array.item()]})
+        )
         drawn = own.pop("drawn")
-        own = own.convert_dtypes().astype(str)  # whole numbers without a decimal point, whatever other figures have on the axis
-        own["value" if is_number else "text"] = [f"{each:.6g}" if isinstance(each, float) else str(each) for each in drawn]
+        # whole numbers without a decimal point, whatever other figures have on the axis
+        own = own.convert_dtypes().astype(str)
+        own["value" if is_number else "text"] = [
+            f"{each:.6g}" if isinstance(each, float) else str(each) for each in drawn
+        ]
         parts.append(own.assign(variable=str(name), units=str(array.attrs.get("units", ""))))
     return pd.concat(parts), left_out
 
 
 def write_numbers(table: pd.DataFrame, file: Path) -> None:
-    """Write the tables of `numbers`, one below the other with a column `figure`, as compressed CSV; the same table gives the same bytes."""
+    """Write the tables of `numbers`, one below the other with a column `figure`, as compressed CSV;
+    the same table gives the same bytes.
+    """
     axes = [name for name in table.columns if name not in COLUMNS]
     columns = [*COLUMNS[:2], *axes, *COLUMNS[2:]]
-    table[columns].to_csv(file, index=False, lineterminator="\n", compression={"method": "gzip", "mtime": 0})
+    table[columns].to_csv(
+        file, index=False, lineterminator="\n", compression={"method": "gzip", "mtime": 0}
+    )

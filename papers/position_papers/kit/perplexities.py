@@ -1,8 +1,11 @@
-"""Perplexities of language models side by side, at the training length and beyond: what CoPE's and HoPE's claims about them share.
+"""Perplexities of language models side by side, at the training length and beyond: what CoPE's and
+HoPE's claims about them share.
 
-    perplexity = exp of the mean of -log p over the tokens of held-out windows; compared as log perplexity, window by window
+    perplexity = exp of the mean of -log p over the tokens of held-out windows; compared as log
+    perplexity, window by window
 
-Windows of text differ far more than models do: only perplexities of the same windows can stand side by side.
+Windows of text differ far more than models do: only perplexities of the same windows can stand side
+by side.
 """
 
 from __future__ import annotations
@@ -18,64 +21,101 @@ from repo_interp.measures.labels import described
 
 
 def on_the_same_windows(scored: Sequence[Scored]) -> list[Scored]:
-    """Those of `scored` whose perplexities can stand side by side: those with weights, where any have them.
+    """Those of `scored` whose perplexities can stand side by side: those with weights, where any
+    have them.
 
-    What a run without weights has recorded is a mean over other windows than those that are measured now.
+    What a run without weights has recorded is a mean over other windows than those that are
+    measured now.
     """
     return [each for each in scored if each.live is not None] or list(scored)
 
 
 def perplexity_table(scored: Sequence[Scored], method: str = PLAIN) -> xr.Dataset:
-    """Perplexity [checkpoint, test_set, seed] by length in tokens, ascending, as `plots.marks.perplexity` draws it."""
-    table = score_table(scored, method=method).assign_coords(layout=("checkpoint", [in_layers(each) for each in scored]))
+    """Perplexity [checkpoint, test_set, seed] by length in tokens, ascending, as
+    `plots.marks.perplexity` draws it.
+    """
+    table = score_table(scored, method=method).assign_coords(
+        layout=("checkpoint", [in_layers(each) for each in scored])
+    )
     values = xr.apply_ufunc(np.exp, table["score"])
-    error = described(values.mean("seed") * table["standard_error"], "standard error of the perplexity over windows", "1")
+    error = described(
+        values.mean("seed") * table["standard_error"],
+        "standard error of the perplexity over windows",
+        "1",
+    )
     table = table.assign(score=described(values, "perplexity", "1"), standard_error=error)
     return table.assign_coords(test_set=table["test_set"].astype(int)).sortby("test_set")
 
 
-def differences(rows: Sequence[tuple[Scored, str]], reference: Scored, name: str, table: xr.Dataset) -> dict[str, xr.DataArray]:
-    """Log perplexity of each checkpoint and method of `rows` above that of `reference`, called `name`, by checkpoint and test set of
-    `table`, with its standard error as `samples.between` takes it, as `plots.marks.perplexity` draws them; NaN where one has no scores.
+def differences(
+    rows: Sequence[tuple[Scored, str]], reference: Scored, name: str, table: xr.Dataset
+) -> dict[str, xr.DataArray]:
+    """Log perplexity of each checkpoint and method of `rows` above that of `reference`, called
+    `name`, by checkpoint and test set of `table`, with its standard error as `samples.between`
+    takes it, as `plots.marks.perplexity` draws them; NaN where one has no scores.
     """
     values = np.full((2, len(rows), table.sizes["test_set"]), np.nan)
     for row, (each, method) in enumerate(rows):
         for place, test_set in enumerate(table["test_set"].values.astype(str)):
             if test_set in each.test_sets and test_set in reference.test_sets:
                 own = between(each.sample((test_set,), method), reference.sample((test_set,)))
-                values[:, row, place] = own.margin, own.standard_error if np.isfinite(own.standard_error) else np.nan
+                values[:, row, place] = (
+                    own.margin,
+                    own.standard_error if np.isfinite(own.standard_error) else np.nan,
+                )
     axes = {axis: table[axis].values for axis in ("checkpoint", "test_set")}
     margin, error = (xr.DataArray(each, axes, tuple(axes)) for each in values)
-    above = described(margin, f"log perplexity above that of {name}", "nat per token").assign_attrs({"from": name})
+    above = described(margin, f"log perplexity above that of {name}", "nat per token").assign_attrs(
+        {"from": name}
+    )
     return {
         "difference": above,
-        "difference_error": described(error, "standard error of the difference over seeds or windows", "nat per token"),
+        "difference_error": described(
+            error, "standard error of the difference over seeds or windows", "nat per token"
+        ),
     }
 
 
 def compared(
     rows: Sequence[tuple[Scored, str]], table: xr.Dataset, reference: Scored | None, name: str
 ) -> tuple[xr.Dataset, str]:
-    """`table` of the perplexities of `rows` with `differences` from `reference`, called `name`, where there is one; and what a caption
-    says of it: seeds and windows, checkpoints that went on from a trained one, and the differences.
+    """`table` of the perplexities of `rows` with `differences` from `reference`, called `name`,
+    where there is one; and what a caption says of it: seeds and windows, checkpoints that went on
+    from a trained one, and the differences.
     """
     errors = (table["standard_error"] / table["score"].mean("seed")).values
     known, count = errors[np.isfinite(errors)], table.sizes["seed"]
-    caption = "One training seed." if count == 1 else f"Mean over up to {count} training seeds; small dots: each."
+    caption = (
+        "One training seed."
+        if count == 1
+        else f"Mean over up to {count} training seeds; small dots: each."
+    )
     if known.size:
-        caption += f" Standard error over windows: up to {100 * known.max():.2g} %; all have the same, and are compared on each."
-    if continued := dict.fromkeys(each.name for each, _ in rows if each.configuration.continue_from):
-        caption += f" More training than the others, on from a trained RoPE model: {', '.join(continued)}."
+        caption += (
+            f" Standard error over windows: up to {100 * known.max():.2g} %; all "
+            "have the same, and are compared on each."
+        )
+    if continued := dict.fromkeys(
+        each.name for each, _ in rows if each.configuration.continue_from
+    ):
+        caption += (
+            f" More training than the others, on from a trained RoPE model: {', '.join(continued)}."
+        )
     if reference is not None:
         table = table.assign(differences(rows, reference, name, table))
         caption += (
-            f" Below: log perplexity above that of {name}, with two standard errors - over training seeds where one of the two has "
+            f" Below: log perplexity above that of {name}, with two standard errors - over "
+            "training seeds where one of the two has "
             "several, else over the windows that both have."
         )
     return table.assign_attrs(axis="tokens", training_length=rows[0][0].training_length), caption
 
 
 def shortest_and_longest(scored: Scored) -> tuple[str, str]:
-    """The training length, and the longest length that there are scores of, as names of test sets."""
+    """The training length, and the longest length that there are scores of, as names of test
+    sets.
+    """
     lengths = sorted(int(name) for name in scored.test_sets)
-    return str(min(lengths, key=lambda length: abs(length - scored.training_length))), str(lengths[-1])
+    return str(min(lengths, key=lambda length: abs(length - scored.training_length))), str(
+        lengths[-1]
+    )

@@ -1,8 +1,10 @@
-"""Perplexity of checkpoints by length, and how far each is above one of them (HoPE fig. 5, CoPE table 8).
+"""Perplexity of checkpoints by length, and how far each is above one of them (HoPE fig. 5, CoPE
+table 8).
 
-What is drawn is a dataset as of `scores`: `score` is a perplexity, `test_set` a length in tokens, and `training_length` is there. All
-checkpoints have the same windows, whose perplexities differ far more than those of checkpoints: the errors over windows that tell
-checkpoints apart are those of their differences.
+What is drawn is a dataset as of `scores`: `score` is a perplexity, `test_set` a length in tokens,
+and `training_length` is there. All checkpoints have the same windows, whose perplexities differ far
+more than those of checkpoints: the errors over windows that tell checkpoints apart are those of
+their differences.
 """
 
 from __future__ import annotations
@@ -16,7 +18,13 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
-from position_papers.kit.score_figures import MARK, draw_errors, draw_seeds, legend_under, move_aside
+from position_papers.kit.score_figures import (
+    MARK,
+    draw_errors,
+    draw_seeds,
+    legend_under,
+    move_aside,
+)
 from repo_interp.plots.marks.drawing import length_axis
 from repo_interp.plots.marks.scores import looks
 from repo_interp.plots.style import COLUMN_WIDTH, PAGE_WIDTH, PaperFigure, paper_figure, style
@@ -26,15 +34,19 @@ LOG_FROM = 4.0
 
 
 def perplexity_by_length(data: xr.Dataset, title: str) -> PaperFigure:
-    """The perplexity of every checkpoint by length in tokens; a dotted line at the training length. See `perplexity_panels`."""
+    """The perplexity of every checkpoint by length in tokens; a dotted line at the training length.
+
+    See `perplexity_panels`.
+    """
     return perplexity_panels({title: data})
 
 
 @style()
 def perplexity_panels(panels: Mapping[str, xr.Dataset]) -> PaperFigure:
-    """Perplexity by length, one panel per dataset by its title, each with its own legend; where datasets hold `difference` and
-    `difference_error` [checkpoint, test_set] (log perplexity above that of `difference.attrs["from"]`, in nats per token, and its standard
-    error over the same windows), below each panel what they are.
+    """Perplexity by length, one panel per dataset by its title, each with its own legend; where
+    datasets hold `difference` and `difference_error` [checkpoint, test_set] (log perplexity above
+    that of `difference.attrs["from"]`, in nats per token, and its standard error over the same
+    windows), below each panel what they are.
     """
     differ = all("difference" in data for data in panels.values())
     many = len(panels) > 1 or max(data.sizes["checkpoint"] for data in panels.values()) > 4
@@ -64,16 +76,18 @@ def perplexity_panels(panels: Mapping[str, xr.Dataset]) -> PaperFigure:
 
 
 def draw_perplexity(ax: Axes, data: xr.Dataset) -> Axes:
-    """Draw one line per checkpoint on `ax`, over lengths that double, with a dot per seed where there are several. All have the same
-    windows, whose perplexities differ far more than those of checkpoints: the errors over windows that tell checkpoints apart are those of
-    their differences.
+    """Draw one line per checkpoint on `ax`, over lengths that double, with a dot per seed where
+    there are several. All have the same windows, whose perplexities differ far more than those of
+    checkpoints: the errors over windows that tell checkpoints apart are those of their differences.
     """
     rows = data["score"].transpose("checkpoint", "test_set", "seed").values
     lengths = data["test_set"].values.astype(float)
     for row, (name, look) in enumerate(looks(data).items()):
         known = np.isfinite(rows[row]).any(axis=1)
         x, seeds = lengths[known], rows[row][known]
-        marks: list[Artist] = [*ax.plot(x, np.nanmean(seeds, axis=1), **look, **MARK, gid=f"perplexity {name}")]
+        marks: list[Artist] = [
+            *ax.plot(x, np.nanmean(seeds, axis=1), **look, **MARK, gid=f"perplexity {name}")
+        ]
         if seeds.shape[1] > 1:
             marks += draw_seeds(ax, x, seeds, look["color"], name)
         move_aside(ax, marks, row, len(rows))
@@ -84,12 +98,16 @@ def draw_perplexity(ax: Axes, data: xr.Dataset) -> Axes:
 
 
 def _draw_differences(ax: Axes, data: xr.Dataset) -> None:
-    """Draw log perplexity above that of one checkpoint, with two standard errors over the windows that both have."""
+    """Draw log perplexity above that of one checkpoint, with two standard errors over the windows
+    that both have.
+    """
     lengths = data["test_set"].values.astype(float)
     margins = data["difference"].transpose("checkpoint", "test_set").values
     errors = data["difference_error"].transpose("checkpoint", "test_set").values
     for row, (name, look) in enumerate(looks(data).items()):
-        marks: list[Artist] = [*ax.plot(lengths, margins[row], **look, **MARK, gid=f"difference {name}")]
+        marks: list[Artist] = [
+            *ax.plot(lengths, margins[row], **look, **MARK, gid=f"difference {name}")
+        ]
         marks.append(draw_errors(ax, lengths, margins[row], 2 * errors[row], look["color"], name))
         move_aside(ax, marks, row, len(margins))
     ax.axhline(0, color="#333333", linewidth=0.6)

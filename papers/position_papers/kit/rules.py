@@ -1,4 +1,5 @@
-"""When a claim holds, as data: each rule names the quantities that it asks for, decides from them, and says itself in words.
+"""When a claim holds, as data: each rule names the quantities that it asks for, decides from them,
+and says itself in words.
 
     AtLeast("share of hybrid chunks", 0.5)                  a number is at least a bound
     AtMost("range over the context length", 0.5)            a number is at most a bound
@@ -12,8 +13,9 @@
     All(first, second)                                      all of them
     Where(condition, rule)                                  nothing can be said unless the condition holds
 
-Standard errors of few samples count by Student's distribution (`differences`), and several rows of one claim by Holm's correction.
-Words, thresholds and code cannot drift apart, since words are made from the thresholds that decide. Knows nothing about any paper.
+Standard errors of few samples count by Student's distribution (`differences`), and several rows of
+one claim by Holm's correction. Words, thresholds and code cannot drift apart, since words are made
+from the thresholds that decide. Knows nothing about any paper.
 """
 
 from __future__ import annotations
@@ -28,7 +30,8 @@ import numpy as np
 from position_papers.kit.differences import SIGNIFICANT, Difference, level
 
 Values = Mapping[str, Any]
-"""What was measured, by the names that rules ask for: numbers, `Difference` by rival, `Observed`."""
+"""What was measured, by the names that rules ask for: numbers, `Difference` by rival, `Observed`.
+"""
 
 
 class Observed(NamedTuple):
@@ -67,11 +70,17 @@ class _Bounded:
     @property
     def words(self) -> str:
         """The rule in words."""
-        return f"{self.quantity} is {self.relation} {self.bound:.3g}{self.unit}" + (f" of {self.of}" if self.of else "")
+        return f"{self.quantity} is {self.relation} {self.bound:.3g}{self.unit}" + (
+            f" of {self.of}" if self.of else ""
+        )
 
     def holds(self, values: Values) -> bool:
         """Whether the number is on the right side of the bound."""
-        return bool(type(self).compare(values[self.quantity], self.bound * values[self.of] if self.of else self.bound))
+        return bool(
+            type(self).compare(
+                values[self.quantity], self.bound * values[self.of] if self.of else self.bound
+            )
+        )
 
 
 class AtLeast(_Bounded):
@@ -119,24 +128,36 @@ class Above:
     more: float = 0.0
     errors: float = SIGNIFICANT
     relation: str = "above"
-    """How the words put it: "above", or "below" where the values are differences the other way round."""
+    """How the words put it: "above", or "below" where the values are differences the other way
+    round.
+    """
     required: tuple[str, ...] | None = None
-    """Rivals that must be among the values, for a claim that is judged without the others too; None: all of them."""
+    """Rivals that must be among the values, for a claim that is judged without the others too;
+    None: all of them.
+    """
 
     @property
     def words(self) -> str:
         """The rule in words."""
-        by = f"more than {in_errors(self.errors)} of the difference" + (f" and {self.more:g}" if self.more else "")
-        among = _listed(self.rivals) + ("" if self.required is None else ", as far as they were given,")
+        by = f"more than {in_errors(self.errors)} of the difference" + (
+            f" and {self.more:g}" if self.more else ""
+        )
+        among = _listed(self.rivals) + (
+            "" if self.required is None else ", as far as they were given,"
+        )
         return f"{self.quantity} is {self.relation} that of {among} by {by}"
 
     def holds(self, values: Values) -> bool:
         """Whether every required rival has a difference, and every difference is large enough."""
-        return self.is_complete(values) and all(each.exceeds(self.more, self.errors) for each in values[self.quantity].values())
+        return self.is_complete(values) and all(
+            each.exceeds(self.more, self.errors) for each in values[self.quantity].values()
+        )
 
     def is_complete(self, values: Values) -> bool:
         """Whether every required rival has a difference."""
-        return set(self.rivals if self.required is None else self.required) <= set(values[self.quantity])
+        return set(self.rivals if self.required is None else self.required) <= set(
+            values[self.quantity]
+        )
 
 
 @dataclass(frozen=True)
@@ -150,12 +171,19 @@ class NotBelow:
     @property
     def words(self) -> str:
         """The rule in words."""
-        return f"{self.quantity} is not below that of {_listed(self.rivals)} by more than {in_errors(self.errors)}"
+        return (
+            f"{self.quantity} is not below that of {_listed(self.rivals)} by more than "
+            f"{in_errors(self.errors)}"
+        )
 
     def holds(self, values: Values) -> bool:
-        """Whether every difference to a rival is there, with an error, and none is that far below zero."""
+        """Whether every difference to a rival is there, with an error, and none is that far below
+        zero.
+        """
         differences: Mapping[str, Difference] = values[self.quantity]
-        known = all(np.isfinite([each.margin, each.standard_error]).all() for each in differences.values())
+        known = all(
+            np.isfinite([each.margin, each.standard_error]).all() for each in differences.values()
+        )
         complete = known and set(self.rivals) <= set(differences)
         return complete and not any(each.falls_short(self.errors) for each in differences.values())
 
@@ -176,12 +204,20 @@ class BeyondNull:
         return f"{self.quantity} is {self.relation} that of {count} of the {self.null}"
 
     def holds(self, values: Values) -> bool:
-        """Whether the number is beyond that share of the null. Raises ValueError where there is no null: then nothing can be said."""
+        """Whether the number is beyond that share of the null.
+
+        Raises ValueError where there is no null: then nothing can be said.
+        """
         observed: Observed = values[self.quantity]
         if not len(observed.null):
-            raise ValueError(f"{self.quantity}: there are no {self.null}; the evidence has to say that it is unmeasurable")
+            raise ValueError(
+                f"{self.quantity}: there are no {self.null}; the evidence has to say that it "
+                "is unmeasurable"
+            )
         if self.relation == "below":
-            return bool(observed.value < -limit(-np.asarray(observed.null, dtype=float), self.share))
+            return bool(
+                observed.value < -limit(-np.asarray(observed.null, dtype=float), self.share)
+            )
         return bool(observed.value > limit(observed.null, self.share))
 
 
@@ -216,7 +252,9 @@ class All:
 
 @dataclass(frozen=True)
 class Where:
-    """A rule that says nothing unless a condition holds; where it does not, the evidence says so: `Evidence.unmeasurable`."""
+    """A rule that says nothing unless a condition holds; where it does not, the evidence says so:
+    `Evidence.unmeasurable`.
+    """
 
     condition: Rule
     rule: Rule
@@ -230,23 +268,30 @@ class Where:
         """Whether the rule holds. Raises ValueError where the condition does not."""
         if not self.condition.holds(values):
             raise ValueError(
-                f"nothing can be said unless {self.condition.words}; the evidence has to say that it is unmeasurable"
+                f"nothing can be said unless {self.condition.words}; the evidence has to say "
+                "that it is unmeasurable"
             )
         return self.rule.holds(values)
 
 
 def limit(null: Sequence[float] | np.ndarray, share: float) -> float:
-    """The number of the null that `share` of it does not exceed: one of them, so that of 10 twins it is the largest."""
+    """The number of the null that `share` of it does not exceed: one of them, so that of 10 twins
+    it is the largest.
+    """
     return float(np.quantile(np.asarray(null, dtype=float), share, method="higher"))
 
 
 def beside_null(observed: Observed, digits: str = ".3g", share: float = 0.95) -> str:
-    """The null in words, with its quantile of `share` and the effect size: how far the number is above the null's mean, in its standard
-    deviations.
+    """The null in words, with its quantile of `share` and the effect size: how far the number is
+    above the null's mean, in its standard deviations.
     """
     null = np.asarray(observed.null, dtype=float)
     deviation = null.std(ddof=1) if len(null) > 1 else np.nan
-    effect = f"; {(observed.value - null.mean()) / deviation:+.2g} standard deviations from its mean" if deviation > 0 else ""
+    effect = (
+        f"; {(observed.value - null.mean()) / deviation:+.2g} standard deviations from its mean"
+        if deviation > 0
+        else ""
+    )
     return (
         f"{observed.value:{digits}} beside {len(null)} of the null: mean {null.mean():{digits}}, "
         f"{100 * share:.0f} % {limit(null, share):{digits}}{effect}"
@@ -254,7 +299,9 @@ def beside_null(observed: Observed, digits: str = ".3g", share: float = 0.95) ->
 
 
 class Test(NamedTuple):
-    """A difference that a rule asks to be above `bound`, and clear of 0 by so many standard errors."""
+    """A difference that a rule asks to be above `bound`, and clear of 0 by so many standard
+    errors.
+    """
 
     difference: Difference
     bound: float
@@ -276,18 +323,27 @@ def tests(rule: Rule, values: Values) -> list[Test]:
 
 
 def chance(rule: Rule, values: Values) -> float | None:
-    """How probable it is by chance that the differences are as large as `rule` asks for, in multiples of its level; the most probable of
-    several, since all have to be. None for a rule that tests no difference.
+    """How probable it is by chance that the differences are as large as `rule` asks for, in
+    multiples of its level; the most probable of several, since all have to be.
+
+    None for a rule that tests no difference.
     """
-    return max((each.difference.p_value() / level(each.errors) for each in tests(rule, values)), default=None)
+    return max(
+        (each.difference.p_value() / level(each.errors) for each in tests(rule, values)),
+        default=None,
+    )
 
 
 def may_hold(rule: Rule, values: Values) -> bool:
-    """Whether the errors leave it open that `rule` holds: every difference reaches what is asked of it at its upper limit."""
+    """Whether the errors leave it open that `rule` holds: every difference reaches what is asked of
+    it at its upper limit.
+    """
     match rule:
         case Significant() | Above():
             complete = isinstance(rule, Significant) or rule.is_complete(values)
-            return complete and all(each.difference.limits(each.errors)[1] > each.bound for each in tests(rule, values))
+            return complete and all(
+                each.difference.limits(each.errors)[1] > each.bound for each in tests(rule, values)
+            )
         case All():
             return all(may_hold(each, values) for each in rule.rules)
         case Where():

@@ -1,4 +1,5 @@
-"""How large a model is and how long it was trained: the papers', as they state it, beside ours, as its files say it.
+"""How large a model is and how long it was trained: the papers', as they state it, beside ours, as
+its files say it.
 
 Knows nothing about what is claimed or measured.
 """
@@ -29,37 +30,52 @@ class Scale:
 
 
 def scale_of(directory: str | os.PathLike[str]) -> Scale:
-    """The scale of a checkpoint, or of a training record without weights, from config.json and training.toml."""
+    """The scale of a checkpoint, or of a training record without weights, from config.json and
+    training.toml.
+    """
     directory = Path(directory)
     trained = trained_configuration(directory)
     scale = Scale()
     if trained is not None:
         batch = trained.batch * trained.accumulation
         continued = ", continuing another" if trained.continue_from else ""
-        training = f"{trained.steps:,} steps of {batch} {'sequence' if batch == 1 else 'sequences'}{continued}"
+        training = (
+            f"{trained.steps:,} steps of {batch} "
+            f"{'sequence' if batch == 1 else 'sequences'}{continued}"
+        )
         size = (None, None) if trained.continue_from else (trained.layers, trained.width)
         scale = Scale(*size, configured_task(trained).training_length, training)
     if (directory / "config.json").is_file() or (trained is None and not directory.exists()):
         config = identify(directory).config
-        scale = Scale(config.num_hidden_layers, config.hidden_size, training_length(config), scale.training)
+        scale = Scale(
+            config.num_hidden_layers, config.hidden_size, training_length(config), scale.training
+        )
     return scale
 
 
 def ours_and_theirs(ours: Scale, theirs: Scale) -> str:
-    """One line: ours, then the paper's, as layers × width, length of sequences, training; what is not stated is left out."""
+    """One line: ours, then the paper's, as layers × width, length of sequences, training; what is
+    not stated is left out.
+    """
     return "; paper: ".join(filter(None, (_in_words(ours), _in_words(theirs))))
 
 
 def _in_words(scale: Scale) -> str:
-    size = [f"{scale.layers} layers"] * (scale.layers is not None) + [f"width {scale.width}"] * (scale.width is not None)
-    rest = [f"{scale.length} tokens"] * (scale.length is not None) + [scale.training or ""] * (scale.training is not None)
+    size = [f"{scale.layers} layers"] * (scale.layers is not None) + [f"width {scale.width}"] * (
+        scale.width is not None
+    )
+    rest = [f"{scale.length} tokens"] * (scale.length is not None) + [scale.training or ""] * (
+        scale.training is not None
+    )
     return ", ".join([" × ".join(size)] * bool(size) + rest)
 
 
 def scale_beside(paper: Scale, checkpoint: str, paths: Mapping[str, str]) -> str:
-    """How the model or models that a verdict calls `checkpoint` differ in scale from the one that the paper's claim is about.
+    """How the model or models that a verdict calls `checkpoint` differ in scale from the one that
+    the paper's claim is about.
 
-    `checkpoint` is one of the names, several in one text, or what several begin with ("niah" of niah/repo and niah/rope).
+    `checkpoint` is one of the names, several in one text, or what several begin with ("niah" of
+    niah/repo and niah/rope).
     """
     words = re.split(r"[\s,;]+", checkpoint)
     names = [name for name in paths if name == checkpoint]

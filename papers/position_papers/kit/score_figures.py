@@ -4,7 +4,8 @@
 
     line  mean over seeds     thin bar with dots  the seeds, smallest to largest     bar  standard error over prompts, of a single seed
 
-Over lengths, every checkpoint is drawn a little to the right of the one before, so that equal scores do not cover each other.
+Over lengths, every checkpoint is drawn a little to the right of the one before, so that equal
+scores do not cover each other.
 
 What is drawn is a dataset with
 
@@ -12,9 +13,11 @@ What is drawn is a dataset with
     standard_error [checkpoint, test_set]      over prompts; may be missing
     layout (checkpoint)                        as `format_layout` writes it: rope, repo@1, r2n1, ...
     test_set                                   numbers (lengths) are an axis, texts are places side by side
-    attributes: axis (what test_set counts, "words"), training_length (a dotted line; may be missing)
+    attributes: axis (what test_set counts, "words"), training_length (a dotted line; may be
+    missing)
 
-A model that goes on with position interpolation or YaRN is a checkpoint of its own, with the layout of the model.
+A model that goes on with position interpolation or YaRN is a checkpoint of its own, with the layout
+of the model.
 """
 
 from __future__ import annotations
@@ -38,11 +41,13 @@ from repo_interp.plots.style import COLUMN_WIDTH, PAGE_WIDTH, PaperFigure, paper
 DOUBLINGS = 4.0
 """Ratio of the longest to the shortest length from which a length axis doubles."""
 BESIDE, FEW_BESIDE, FEW = 1.0, 1.4, 4
-"""Points between the marks of neighbouring checkpoints over lengths - less than a mark is wide, so that nobody reads another
-length -; the same where lengths are few; how many those are.
+"""Points between the marks of neighbouring checkpoints over lengths - less than a mark is wide, so
+that nobody reads another length -; the same where lengths are few; how many those are.
 """
 CLOSEST = 60.0
-"""Points that all marks of a panel may take side by side, so that those of neighbouring lengths stay apart."""
+"""Points that all marks of a panel may take side by side, so that those of neighbouring lengths
+stay apart.
+"""
 DASHED = 2.6
 """Letters' widths of a legend's lines, long enough for dashes."""
 MARK: Mapping[str, Any] = {"markersize": 3, "markeredgewidth": 0}
@@ -51,7 +56,9 @@ SEED_DOTS: Mapping[str, Any] = {"markersize": 1.4, "markeredgewidth": 0}
 
 @style()
 def score_by_length(data: xr.Dataset, title: str = "") -> PaperFigure:
-    """The scores of every checkpoint by test set, at page width for many checkpoints, else at column width."""
+    """The scores of every checkpoint by test set, at page width for many checkpoints, else at
+    column width.
+    """
     figure = paper_figure(COLUMN_WIDTH if data.sizes["checkpoint"] <= 4 else PAGE_WIDTH, 2.3)
     ax = figure.subplots()
     draw_scores(ax, data)
@@ -81,9 +88,15 @@ def handles(data: xr.Dataset) -> list[Line2D]:
 
 
 def draw_scores(ax: Axes, data: xr.Dataset) -> Axes:
-    """Draw the scores of `data` on `ax` (see the module): lines over lengths, or dots over named test sets."""
+    """Draw the scores of `data` on `ax` (see the module): lines over lengths, or dots over named
+    test sets.
+    """
     scores = data["score"].transpose("checkpoint", "test_set", "seed")
-    errors = data["standard_error"].transpose("checkpoint", "test_set").values if "standard_error" in data else None
+    errors = (
+        data["standard_error"].transpose("checkpoint", "test_set").values
+        if "standard_error" in data
+        else None
+    )
     sets = data["test_set"].values
     numeric = np.issubdtype(sets.dtype, np.number)
     places = sets.astype(float) if numeric else np.arange(len(sets), dtype=float)
@@ -97,7 +110,9 @@ def draw_scores(ax: Axes, data: xr.Dataset) -> Axes:
         elif errors is not None:
             marks.append(draw_errors(ax, x, means, errors[row], look["color"], name))
         if numeric:
-            points = FEW_BESIDE if len(sets) <= FEW else min(BESIDE, CLOSEST / (len(sets) * len(scores)))
+            points = (
+                FEW_BESIDE if len(sets) <= FEW else min(BESIDE, CLOSEST / (len(sets) * len(scores)))
+            )
             move_aside(ax, marks, row, len(scores), points)
     if numeric:
         ax.margins(x=0.11 if len(sets) <= FEW else 0.08)  # room for what was moved
@@ -106,28 +121,41 @@ def draw_scores(ax: Axes, data: xr.Dataset) -> Axes:
 
 
 def legend_under(ax: Axes, data: xr.Dataset, columns: int = 2, down: float = -0.22) -> None:
-    """The legend of the checkpoints of `data` below `ax`, with lines long enough for their dashes: in `columns`, or as many as fit into its
-    part of the figure.
+    """The legend of the checkpoints of `data` below `ax`, with lines long enough for their dashes:
+    in `columns`, or as many as fit into its part of the figure.
     """
     grid, figure = ax.get_gridspec(), ax.get_figure(root=True)
     assert figure is not None
     width = figure.bbox.width / (1 if grid is None else grid.ncols)
-    entries: Any = {"loc": "upper center", "bbox_to_anchor": (0.5, down), "handlelength": DASHED, "borderaxespad": 0.0}
+    entries: Any = {
+        "loc": "upper center",
+        "bbox_to_anchor": (0.5, down),
+        "handlelength": DASHED,
+        "borderaxespad": 0.0,
+    }
     for count in range(columns, 0, -1):
         legend = ax.legend(handles=handles(data), ncols=count, **entries)
         if legend.get_window_extent().width <= width:
             return
 
 
-def move_aside(ax: Axes, marks: Sequence[Artist], row: int, rows: int, points: float = BESIDE) -> None:
-    """Move the marks of checkpoint `row` of `rows` sideways on `ax`, `points` from one to the next: on paper, not in the data."""
-    aside = offset_copy(ax.transData, ax.get_figure(root=True), points * (row - (rows - 1) / 2), 0.0, units="points")
+def move_aside(
+    ax: Axes, marks: Sequence[Artist], row: int, rows: int, points: float = BESIDE
+) -> None:
+    """Move the marks of checkpoint `row` of `rows` sideways on `ax`, `points` from one to the next:
+    on paper, not in the data.
+    """
+    aside = offset_copy(
+        ax.transData, ax.get_figure(root=True), points * (row - (rows - 1) / 2), 0.0, units="points"
+    )
     for mark in marks:
         mark.set_transform(aside)
 
 
 def draw_seeds(ax: Axes, x: np.ndarray, values: np.ndarray, colour: str, name: str) -> list[Artist]:
-    """A thin bar from the smallest to the largest seed of each test set of `values` [test_set, seed], and a dot per seed."""
+    """A thin bar from the smallest to the largest seed of each test set of `values` [test_set,
+    seed], and a dot per seed.
+    """
     several = np.isfinite(values).sum(axis=1) > 1
     low, high = np.nanmin(values[several], axis=1), np.nanmax(values[several], axis=1)
     bars = ax.vlines(x[several], low, high, color=colour, linewidth=0.5, gid=f"seeds {name}")
@@ -135,15 +163,22 @@ def draw_seeds(ax: Axes, x: np.ndarray, values: np.ndarray, colour: str, name: s
     return [bars, *ax.plot(*dots, "o", color=colour, **SEED_DOTS, gid=f"seed dots {name}")]
 
 
-def draw_errors(ax: Axes, x: np.ndarray, middle: np.ndarray, error: np.ndarray, colour: str, name: str) -> Artist:
+def draw_errors(
+    ax: Axes, x: np.ndarray, middle: np.ndarray, error: np.ndarray, colour: str, name: str
+) -> Artist:
     """A thin bar from `middle` - `error` to `middle` + `error` at each of `x`."""
-    return ax.vlines(x, middle - error, middle + error, color=colour, linewidth=0.7, gid=f"error {name}")
+    return ax.vlines(
+        x, middle - error, middle + error, color=colour, linewidth=0.7, gid=f"error {name}"
+    )
 
 
 def _axis(ax: Axes, sets: np.ndarray, numeric: bool, data: xr.Dataset) -> None:
     score = data["score"]
     ax.set_ylabel(unit_label(str(score.attrs.get("long_name", "score")), score))
-    if str(score.attrs.get("units", "1")) == "1" and float(np.nan_to_num(score.values).max(initial=0)) <= 1:
+    if (
+        str(score.attrs.get("units", "1")) == "1"
+        and float(np.nan_to_num(score.values).max(initial=0)) <= 1
+    ):
         ax.set_ylim(-0.03, 1.03)
     ax.grid(axis="y")
     if not numeric:
@@ -160,7 +195,11 @@ def _axis(ax: Axes, sets: np.ndarray, numeric: bool, data: xr.Dataset) -> None:
 
 
 def _seeds(data: xr.Dataset) -> str:
-    counts = np.isfinite(data["score"].transpose("checkpoint", "test_set", "seed").values).any(axis=1).sum(axis=1)
+    counts = (
+        np.isfinite(data["score"].transpose("checkpoint", "test_set", "seed").values)
+        .any(axis=1)
+        .sum(axis=1)
+    )
     low, high = int(counts.min()), int(counts.max())
     if high == 1:
         return "one seed; bar: standard error"

@@ -1,13 +1,15 @@
-"""Seeds as an axis: an experiment on one checkpoint, made with every training seed whose weights are there, and one row for all of them.
+"""Seeds as an axis: an experiment on one checkpoint, made with every training seed whose weights
+are there, and one row for all of them.
 
     seed      measured and judged as the experiment does it, with its own reasons why nothing can be said
     row       mean and standard deviation over the seeds that can be judged; of a single one its own spread, which is over prompts
     outcome   holds where the rule holds in all of these, fails where it fails in one, else undecided
 
-A seed is judged without Holm's correction, which is for the best of several: what has to hold for all is no more probable by chance than
-for one. Of seeds other than the first that cannot be judged nothing is measured, nor of the zoo's checkpoints of which no seed can be, but
-the one that decides. What decides that a seed can be - how far its positions spread, and its loss without them - is kept with the first
-figure, beside `units`, the numbers of the experiment by seed.
+A seed is judged without Holm's correction, which is for the best of several: what has to hold for
+all is no more probable by chance than for one. Of seeds other than the first that cannot be judged
+nothing is measured, nor of the zoo's checkpoints of which no seed can be, but the one that decides.
+What decides that a seed can be - how far its positions spread, and its loss without them - is kept
+with the first figure, beside `units`, the numbers of the experiment by seed.
 """
 
 from __future__ import annotations
@@ -21,15 +23,32 @@ import xarray as xr
 
 from position_papers.kit import learned_positions
 from position_papers.kit.cache import Cache
-from position_papers.kit.claims import FAILS, HOLDS, UNDECIDED, UNMEASURABLE, Interval, Kind, Reason, Verdict, unmeasured
+from position_papers.kit.claims import (
+    FAILS,
+    HOLDS,
+    UNDECIDED,
+    UNMEASURABLE,
+    Interval,
+    Kind,
+    Reason,
+    Verdict,
+    unmeasured,
+)
 from position_papers.kit.experiment import Drawing, Experiment, joined
 from position_papers.kit.subjects import Subject, seeds_of
 
 USE = {
-    **{"range": "used_range", "from_token": "used_from_token", "plain": "used_loss", "frozen": "used_loss_frozen"},
+    **{
+        "range": "used_range",
+        "from_token": "used_from_token",
+        "plain": "used_loss",
+        "frozen": "used_loss_frozen",
+    },
     **{"layer": "used_layer", "head": "used_head", "prompt": "used_prompt"},
 }
-"""How the numbers of `kit.learned_positions` and their axes are called beside those of an experiment."""
+"""How the numbers of `kit.learned_positions` and their axes are called beside those of an
+experiment.
+"""
 
 
 class Seed(NamedTuple):
@@ -37,7 +56,8 @@ class Seed(NamedTuple):
 
     checkpoint: str
     data: Any
-    """What the experiment measures; None where nothing can be said of another seed than the first."""
+    """What the experiment measures; None where nothing can be said of another seed than the first.
+    """
     why_not: Sequence[str]
     use: xr.Dataset | None
     """As `kit.learned_positions` measures it."""
@@ -48,21 +68,26 @@ def over_seeds(
     units: Callable[[Any], xr.Dataset],
     across: Callable[[Mapping[int, Any]], Iterable[Verdict]] = lambda by_seed: (),
 ) -> Experiment:
-    """`experiment`, whose groups are single checkpoints, on all their seeds. `across`: verdicts on what is measured of those that can be
-    judged together.
+    """`experiment`, whose groups are single checkpoints, on all their seeds.
+
+    `across`: verdicts on what is measured of those that can be judged together.
     """
 
     def measure(subjects: Sequence[Subject], options: Any, cache: Cache) -> dict[int, Seed] | None:
         seeds: dict[int, Seed] = {}
         of_seeds = seeds_of(subjects[0])
-        reasons = {seed: experiment.needs.why_not(own, options, cache) for seed, own in of_seeds.items()}
+        reasons = {
+            seed: experiment.needs.why_not(own, options, cache) for seed, own in of_seeds.items()
+        }
         if all(reasons.values()) and subjects[0].name in experiment.needs.zoo[1:]:
             return None
         for seed, own in of_seeds.items():
             data = None if reasons[seed] and seeds else experiment.measure([own], options, cache)
             if not seeds and data is None:
                 return None
-            seeds[seed] = Seed(own.name, data, reasons[seed], learned_positions.measured(own, options, cache))
+            seeds[seed] = Seed(
+                own.name, data, reasons[seed], learned_positions.measured(own, options, cache)
+            )
         return seeds
 
     def judge(seeds: Mapping[int, Seed]) -> Iterator[Verdict]:
@@ -72,7 +97,11 @@ def over_seeds(
                 for each in experiment.judge(own.data):
                     rows.setdefault(each.claim, {})[seed] = each.without_a_number(*own.why_not)
         for claim, by_seed in rows.items():
-            silent = {seed: unmeasured(claim, own.checkpoint, own.why_not) for seed, own in seeds.items() if own.data is None}
+            silent = {
+                seed: unmeasured(claim, own.checkpoint, own.why_not)
+                for seed, own in seeds.items()
+                if own.data is None
+            }
             yield together(dict(sorted((by_seed | silent).items())))
         yield from across({seed: own.data for seed, own in seeds.items() if not own.why_not})
 
@@ -80,18 +109,35 @@ def over_seeds(
         own = next(iter(seeds.values()))
         silent = f" Not judged: {own.why_not[0]}." if own.why_not else ""
         drawn = [replace(each, caption=each.caption + silent) for each in experiment.draw(own.data)]
-        by_seed = _joined({seed: units(own.data) for seed, own in seeds.items() if own.data is not None})
-        use = _joined({seed: own.use.rename(USE) for seed, own in seeds.items() if own.use is not None})
+        by_seed = _joined(
+            {seed: units(own.data) for seed, own in seeds.items() if own.data is not None}
+        )
+        use = _joined(
+            {seed: own.use.rename(USE) for seed, own in seeds.items() if own.use is not None}
+        )
         for first in drawn[:1]:
-            yield replace(first, data=first.data.drop_vars(list(by_seed), errors="ignore").assign(by_seed | use))
+            yield replace(
+                first,
+                data=first.data.drop_vars(list(by_seed), errors="ignore").assign(by_seed | use),
+            )
         yield from drawn[1:]
 
-    return replace(experiment, needs=replace(experiment.needs, why_not=lambda *_: ()), measure=measure, judge=judge, draw=draw)
+    return replace(
+        experiment,
+        needs=replace(experiment.needs, why_not=lambda *_: ()),
+        measure=measure,
+        judge=judge,
+        draw=draw,
+    )
 
 
 def _joined(by_seed: Mapping[int, xr.Dataset]) -> dict[str, xr.DataArray]:
     """The variables of all seeds along a new first axis `seed`."""
-    return {str(name): array for name, array in joined(by_seed, "seed", "outer").items()} if by_seed else {}
+    return (
+        {str(name): array for name, array in joined(by_seed, "seed", "outer").items()}
+        if by_seed
+        else {}
+    )
 
 
 def together(by_seed: Mapping[int, Verdict]) -> Verdict:
@@ -101,10 +147,17 @@ def together(by_seed: Mapping[int, Verdict]) -> Verdict:
     if len(by_seed) == 1 or not judged:
         return first
     outcomes = [own.outcome for own in judged.values()]
-    decisive = next(own for outcome in (FAILS, UNDECIDED, HOLDS) for own in judged.values() if own.outcome == outcome)
+    decisive = next(
+        own
+        for outcome in (FAILS, UNDECIDED, HOLDS)
+        for own in judged.values()
+        if own.outcome == outcome
+    )
     listed: dict[str, list[str]] = {}
     for number, own in by_seed.items():
-        shown = ", ".join(own.notes[:1]) if own.estimate.value is None else f"{own.estimate.value:.3g}"
+        shown = (
+            ", ".join(own.notes[:1]) if own.estimate.value is None else f"{own.estimate.value:.3g}"
+        )
         listed.setdefault(own.outcome.value, []).append(f"{number} ({shown})")
     notes = [f"{outcome}: {', '.join(seeds)}" for outcome, seeds in listed.items()]
     notes += [f"seed {seed}: {each}" for each in first.notes]
@@ -117,6 +170,14 @@ def together(by_seed: Mapping[int, Verdict]) -> Verdict:
     if len(judged) > 1:
         numbers = [own.estimate.value for own in judged.values() if own.estimate.value is not None]
         control = f"seed {seed}: {estimate.control}" if estimate.control else ""
-        estimate = replace(estimate, value=float(np.mean(numbers)), n=len(judged), seeds=len(judged), control=control)
+        estimate = replace(
+            estimate,
+            value=float(np.mean(numbers)),
+            n=len(judged),
+            seeds=len(judged),
+            control=control,
+        )
         interval = Interval(float(np.std(numbers, ddof=1)), f"{len(judged)} seeds")
-    return replace(first, outcome=decisive.outcome, estimate=estimate, interval=interval, reasons=reasons)
+    return replace(
+        first, outcome=decisive.outcome, estimate=estimate, interval=interval, reasons=reasons
+    )

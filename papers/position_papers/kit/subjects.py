@@ -1,10 +1,12 @@
-"""The checkpoints that experiments are made on: those of the zoo that a paper names and a user's, with the task each was trained on.
+"""The checkpoints that experiments are made on: those of the zoo that a paper names and a user's,
+with the task each was trained on.
 
     name -> directory, with a digest of all that it holds      a user's checkpoint stands in for the zoo's of the same name
 
-Of some checkpoints the zoo has only the records of training, not the weights; they are subjects too. A
-checkpoint of one of our tasks gets that task's prompts; any other one gets RULER's needle in a haystack in its own tokens. Prompt i of a
-length depends on the seed and i alone, so that checkpoints of one task get the same prompts. Knows nothing about any paper.
+Of some checkpoints the zoo has only the records of training, not the weights; they are subjects
+too. A checkpoint of one of our tasks gets that task's prompts; any other one gets RULER's needle in
+a haystack in its own tokens. Prompt i of a length depends on the seed and i alone, so that
+checkpoints of one task get the same prompts. Knows nothing about any paper.
 """
 
 from __future__ import annotations
@@ -40,7 +42,9 @@ from repo_interp.tasks import Prompt, Task, make_task, niah
 RECORDS = ("scores.json", "training.toml", "log.jsonl", "steps.nc")
 """What is read of a checkpoint beside its configuration and weights."""
 VARIANT = "multikey_1"
-"""The needle in a haystack of checkpoints that were trained on no task of ours: several keys, as RePo's table 1 has it."""
+"""The needle in a haystack of checkpoints that were trained on no task of ours: several keys, as
+RePo's table 1 has it.
+"""
 
 
 @dataclass(frozen=True)
@@ -61,7 +65,9 @@ class Subject:
     configuration: TrainingConfiguration | None = None
     """How it was trained, where training.toml says it."""
     runs: str = ""
-    """The directory that holds the records of its training, and other seeds in seed-N, where that is not `path`."""
+    """The directory that holds the records of its training, and other seeds in seed-N, where that
+    is not `path`.
+    """
 
     @property
     def has_weights(self) -> bool:
@@ -70,7 +76,9 @@ class Subject:
 
     @property
     def layout(self) -> str:
-        """The layout in short - rope, repo@1, r2n1; as its training record names it where there are no weights."""
+        """The layout in short - rope, repo@1, r2n1; as its training record names it where there are
+        no weights.
+        """
         if not self.schemes:
             return "" if self.configuration is None else self.configuration.scheme
         return format_layout(self.schemes)
@@ -103,45 +111,78 @@ class Subject:
 
     @property
     def tokenizer_digest(self) -> str:
-        """What decides how text becomes tokens: equal for checkpoints that can be given the same prompts."""
+        """What decides how text becomes tokens: equal for checkpoints that can be given the same
+        prompts.
+        """
         file = tokens_of(Path(self.path)) / "tokenizer.json"
         return _file_digest(file) if file.is_file() else self.digest
 
     def prompts(self, length: int, count: int, seed: int) -> list[Prompt]:
-        """`count` prompts of `length` (in the unit of its task: words for reversal, else tokens), with their answers."""
+        """`count` prompts of `length` (in the unit of its task: words for reversal, else tokens),
+        with their answers.
+        """
         if self.task is not None:
             return self.task.prompts(count, seed, str(length))
         return niah(self.tokenizer, VARIANT, length, count, seed)
 
     def bridges(self, options: Any) -> Iterator[tuple[str, nn.Module]]:
-        """This checkpoint, "trained", then `options.controls` random-weight controls, "random 0", ...; each is made when reached."""
+        """This checkpoint, "trained", then `options.controls` random-weight controls, "random 0",
+        ...; each is made when reached.
+        """
         yield "trained", load(self.path, options.device)
         for seed in range(options.controls):
             yield f"random {seed}", load_fresh(self.path, seed, options.device)
 
     def measured(
-        self, cache: Cache, function: Callable[..., xr.Dataset], options: Any, *given: Any, **depends: str | int | float
+        self,
+        cache: Cache,
+        function: Callable[..., xr.Dataset],
+        options: Any,
+        *given: Any,
+        **depends: str | int | float,
     ) -> xr.Dataset:
-        """`function(self, options, *given)`, kept by this checkpoint, its task, what `depends` names, the seed, batch size and device."""
+        """`function(self, options, *given)`, kept by this checkpoint, its task, what `depends`
+        names, the seed, batch size and device.
+        """
         return cache.dataset(function, self._decisive(options) | depends, self, options, *given)
 
     def measured_groups(
-        self, cache: Cache, function: Callable[..., xr.DataTree], options: Any, *given: Any, **depends: str | int | float
+        self,
+        cache: Cache,
+        function: Callable[..., xr.DataTree],
+        options: Any,
+        *given: Any,
+        **depends: str | int | float,
     ) -> xr.DataTree:
         """The same of a function that measures several groups at once."""
         return cache.tree(function, self._decisive(options) | depends, self, options, *given)
 
     def measured_by_points(
-        self, cache: Cache, function: Callable[..., xr.Dataset], options: Any, **depends: str | int | float
+        self,
+        cache: Cache,
+        function: Callable[..., xr.Dataset],
+        options: Any,
+        **depends: str | int | float,
     ) -> xr.Dataset:
-        """`function(self, options, grid)`, kept as `measured` keeps it; interrupted, it goes on from the points that `grid` has."""
+        """`function(self, options, grid)`, kept as `measured` keeps it; interrupted, it goes on
+        from the points that `grid` has.
+        """
         known = self._decisive(options) | depends
         return cache.dataset(function, known, self, options, cache.points(function, known))
 
     def _decisive(self, options: Any) -> dict[str, str | int | float]:
-        task = "" if self.task is None else json.dumps([self.task.name, _contents(self.task)], sort_keys=True)
+        task = (
+            ""
+            if self.task is None
+            else json.dumps([self.task.name, _contents(self.task)], sort_keys=True)
+        )
         fixed = {"checkpoint": self.digest, "task": task, "texts": texts_of(self.task)}
-        return {**fixed, "seed": options.seed, "device": options.device, "batch_size": options.batch_size}
+        return {
+            **fixed,
+            "seed": options.seed,
+            "device": options.device,
+            "batch_size": options.batch_size,
+        }
 
 
 @dataclass(frozen=True)
@@ -154,25 +195,34 @@ class Given:
     """Names of the zoo that the package lacks."""
 
     def subjects(self, corpus: str = "") -> list[Subject]:
-        """What is known of each checkpoint without reading its weights; language models read `corpus`, where it is given, instead of what
-        they were trained on. Raises InputError for one that cannot be read.
+        """What is known of each checkpoint without reading its weights; language models read
+        `corpus`, where it is given, instead of what they were trained on.
+
+        Raises InputError for one that cannot be read.
         """
         return [subject(name, path, corpus) for name, path in self.paths.items()]
 
 
 def given(wanted: Iterable[str], users: Mapping[str, str], zoo: Path = DIRECTORY) -> Given:
-    """The checkpoints `wanted` from the zoo, and the users'. Raises InputError for a users' path where no checkpoint is."""
+    """The checkpoints `wanted` from the zoo, and the users'.
+
+    Raises InputError for a users' path where no checkpoint is.
+    """
     names = [name for name in wanted if name not in users]
-    paths = {name: str(place) for name in names if (place := _place(zoo, name)) is not None} | dict(users)
+    paths = {name: str(place) for name in names if (place := _place(zoo, name)) is not None} | dict(
+        users
+    )
     missing = tuple(name for name in names if name not in paths)
     return Given(paths, {name: digest(path) for name, path in paths.items()}, missing)
 
 
 def subject(name: str, path: str | os.PathLike[str], corpus: str = "") -> Subject:
-    """The checkpoint at `path`, or the record of training there; of a directory of seeds alone, the first that has weights.
+    """The checkpoint at `path`, or the record of training there; of a directory of seeds alone, the
+    first that has weights.
 
-    `corpus`: what language models read, where it is given, instead of what they were trained on. Raises InputError where neither can be
-    read, and for a checkpoint whose record names a file or a folder where none is given.
+    `corpus`: what language models read, where it is given, instead of what they were trained on.
+    Raises InputError where neither can be read, and for a checkpoint whose record names a file or a
+    folder where none is given.
     """
     configuration = _configuration(Path(path))
     if configuration is not None and not (Path(path) / "config.json").is_file():
@@ -183,18 +233,24 @@ def subject(name: str, path: str | os.PathLike[str], corpus: str = "") -> Subjec
     length = training_length(known.config)
     checkpoint = checkpoint_digest(known.directory)
     task = _trained_task(known.directory, corpus)
-    return Subject(name, str(known.directory), known.layout, length, checkpoint, task, configuration)
+    return Subject(
+        name, str(known.directory), known.layout, length, checkpoint, task, configuration
+    )
 
 
 def _trained_task(directory: Path, corpus: str) -> Task | None:
-    """The task of the checkpoint in `directory`; of one that reads texts with those of `corpus`, where it is given."""
+    """The task of the checkpoint in `directory`; of one that reads texts with those of `corpus`,
+    where it is given.
+    """
     name = trained_name(directory)
     reads = bool(corpus and name) and "corpus" in make_task(str(name)).options()
     return trained_task(directory, **({"corpus": corpus} if reads else {}))
 
 
 def seeds_of(own: Subject) -> dict[int, Subject]:
-    """The same checkpoint trained with other seeds, by seed and under one name: itself, and those of seed-N that have weights."""
+    """The same checkpoint trained with other seeds, by seed and under one name: itself, and those
+    of seed-N that have weights.
+    """
     first = 0 if own.configuration is None else own.configuration.seed
     corpus = "" if own.task is None else str(own.task.options().get("corpus", ""))
     others = {
@@ -212,7 +268,10 @@ def records_of(own: Subject) -> Path:
 
 def _seeds_below(directory: Path) -> dict[int, Path]:
     """The directories seed-N that have weights, by N."""
-    named = {file.parent.name.removeprefix("seed-"): file.parent for file in directory.glob("seed-*/config.json")}
+    named = {
+        file.parent.name.removeprefix("seed-"): file.parent
+        for file in directory.glob("seed-*/config.json")
+    }
     return {int(digits): named[digits] for digits in sorted(filter(str.isdecimal, named), key=int)}
 
 
@@ -224,11 +283,16 @@ def stem(name: str) -> str:
 def _configuration(path: Path) -> TrainingConfiguration | None:
     """How a run was trained; where only its other seeds are recorded, how the first of them was."""
     places = (path, *sorted(path.glob("seed-*")))
-    return next((known for place in places if (known := trained_configuration(place)) is not None), None)
+    return next(
+        (known for place in places if (known := trained_configuration(place)) is not None), None
+    )
 
 
 def digest(path: str | os.PathLike[str]) -> str:
-    """SHA-256 over a checkpoint and its records, records and weights of other seeds included. Raises InputError where there is neither."""
+    """SHA-256 over a checkpoint and its records, records and weights of other seeds included.
+
+    Raises InputError where there is neither.
+    """
     directory, runs = Path(path), zoo_runs(path)
     parts: dict[str, str] = {}
     if (directory / "config.json").is_file() or not (directory.is_dir() or runs):
@@ -237,7 +301,11 @@ def digest(path: str | os.PathLike[str]) -> str:
         parts["runs"] = hashlib.sha256(json.dumps(runs).encode()).hexdigest()
     names = [*RECORDS, *(f"seed-*/{name}" for name in (*RECORDS, "model.safetensors"))]
     records = recorded_at(directory)
-    parts |= {file.relative_to(records).as_posix(): _file_digest(file) for name in names for file in sorted(records.glob(name))}
+    parts |= {
+        file.relative_to(records).as_posix(): _file_digest(file)
+        for name in names
+        for file in sorted(records.glob(name))
+    }
     if not parts:
         wanted = "wanted a directory with config.json and weights, or with scores.json"
         raise InputError(f"there is no checkpoint at {directory}; {wanted}")
@@ -245,16 +313,24 @@ def digest(path: str | os.PathLike[str]) -> str:
 
 
 def texts_of(task: Task | None) -> str:
-    """What decides the text of prompts beside the task's options: Python's version, whose sources are read by default, or the corpus."""
+    """What decides the text of prompts beside the task's options: Python's version, whose sources
+    are read by default, or the corpus.
+    """
     if task is None or not task.options().get("corpus"):
         return platform.python_version()
     return hashlib.sha256(task.data.held_out.tobytes()).hexdigest()  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def _contents(task: Task) -> dict[str, Any]:
-    """The options of a task, the same wherever its files are: a tokenizer by its digest, and no corpus, which `texts_of` reads."""
+    """The options of a task, the same wherever its files are: a tokenizer by its digest, and no
+    corpus, which `texts_of` reads.
+    """
     options = {name: value for name, value in task.options().items() if name != "corpus"}
-    return options | ({"tokenizer_file": _file_digest(Path(file))} if (file := options.get("tokenizer_file")) else {})
+    return options | (
+        {"tokenizer_file": _file_digest(Path(file))}
+        if (file := options.get("tokenizer_file"))
+        else {}
+    )
 
 
 def _file_digest(file: Path) -> str:
@@ -263,6 +339,12 @@ def _file_digest(file: Path) -> str:
 
 
 def _place(zoo: Path, name: str) -> Path | None:
-    """The directory of a checkpoint of the zoo, or the one that its records are of; None where there is neither."""
-    with_weights = (directory / name for directory in (zoo, shipped.DIRECTORY) if (directory / name / "config.json").is_file())
+    """The directory of a checkpoint of the zoo, or the one that its records are of; None where
+    there is neither.
+    """
+    with_weights = (
+        directory / name
+        for directory in (zoo, shipped.DIRECTORY)
+        if (directory / name / "config.json").is_file()
+    )
     return next(with_weights, zoo / name if zoo_runs(zoo / name) else None)

@@ -1,4 +1,5 @@
-"""Disturbed order and positions (Position Generalization sec. 4.1): what is measured of a checkpoint, over a grid and at the judged points.
+"""Disturbed order and positions (Position Generalization sec. 4.1): what is measured of a
+checkpoint, over a grid and at the judged points.
 
     perturbation   [kind, gamma, l_max]   over shares and distances, one draw each: what is drawn
     judged         [kind, draw]           5 % of tokens, or of keys, within 5; 10 % of positions off by up to 10: what is judged
@@ -28,17 +29,25 @@ from position_papers.position_generalization.measured import (
     prompts_of,
     task_of,
 )
-from repo_interp.experiments.perturbation import PAPER_KINDS, Disturbance, Kind, Perturbation, answers_at
+from repo_interp.experiments.perturbation import (
+    PAPER_KINDS,
+    Disturbance,
+    Kind,
+    Perturbation,
+    answers_at,
+)
 from repo_interp.experiments.responses import forced_responses
 from repo_interp.models.checkpoints import load_model
 from repo_interp.models.decoder import as_decoder
 from repo_interp.tasks import Response, digest
 
 TEXT = (0.05, 5)
-"""Share of tokens and distance at which text order is judged; the same for the order of features."""
+"""Share of tokens and distance at which text order is judged; the same for the order of features.
+"""
 OFFSET, OFFSET_OF_TABLE = (0.1, 10), (0.05, 5)
 POINTS = {"text_order": TEXT, "feature_order": TEXT, "position_offset": OFFSET}
-"""Where each kind is judged; offsets are in tokens, of learned positions in as many of their range."""
+"""Where each kind is judged; offsets are in tokens, of learned positions in as many of their range.
+"""
 OF_TEXT = {
     "table": ("position_offset", OFFSET_OF_TABLE),
     "few_tokens": ("text_order", (0.01, 1000)),
@@ -48,27 +57,44 @@ OF_TEXT = {
 
 
 def measure(subjects: Sequence[Subject], options: Options, cache: Cache) -> list[Measured]:
-    """Of the first of `subjects` the group `perturbation`, over shares and distances of every kind; of each of them, it and its RoPE twin,
-    the group `judged`, at the judged points. The undisturbed pass is made once, for all of them.
+    """Of the first of `subjects` the group `perturbation`, over shares and distances of every kind;
+    of each of them, it and its RoPE twin, the group `judged`, at the judged points.
+
+    The undisturbed pass is made once, for all of them.
     """
     prompts = [digest(prompts_of(own, options)) for own in subjects]
     plain = [
-        own.measured(cache, measure_undisturbed, options, prompts=known) for own, known in zip(subjects, prompts, strict=True)
+        own.measured(cache, measure_undisturbed, options, prompts=known)
+        for own, known in zip(subjects, prompts, strict=True)
     ]
 
-    def disturbed(place: int, function: Callable[..., xr.Dataset], kind: str, *point: float, **depends: Any) -> xr.Dataset:
+    def disturbed(
+        place: int, function: Callable[..., xr.Dataset], kind: str, *point: float, **depends: Any
+    ) -> xr.Dataset:
         depends |= {"kind": kind, "prompts": prompts[place]}
-        return subjects[place].measured(cache, function, options, plain[place], kind, *point, **depends)
+        return subjects[place].measured(
+            cache, function, options, plain[place], kind, *point, **depends
+        )
 
     def judged_at(place: int, kind: str, point: tuple[float, int]) -> xr.Dataset:
         return disturbed(place, measure_judged, kind, *point, draws=options.draws, point=str(point))
 
     grid = {"gammas": str(options.gammas), "l_maxes": str(options.l_maxes)}
-    groups = [{"judged": _joined([judged_at(place, *each) for each in POINTS.items()])} for place in range(len(subjects))]
-    groups[0]["perturbation"] = _joined([disturbed(0, measure_kind, kind, **grid) for kind in PAPER_KINDS])
-    groups[0] |= {group: judged_at(0, *OF_TEXT[group]) for group in groups_of_text(subjects[0], options)}
+    groups = [
+        {"judged": _joined([judged_at(place, *each) for each in POINTS.items()])}
+        for place in range(len(subjects))
+    ]
+    groups[0]["perturbation"] = _joined(
+        [disturbed(0, measure_kind, kind, **grid) for kind in PAPER_KINDS]
+    )
+    groups[0] |= {
+        group: judged_at(0, *OF_TEXT[group]) for group in groups_of_text(subjects[0], options)
+    }
     runs = [xr.DataTree.from_dict(datasets) for datasets in groups]
-    return [Measured(subject, length_of(subject, options), run) for subject, run in zip(subjects, runs, strict=True)]
+    return [
+        Measured(subject, length_of(subject, options), run)
+        for subject, run in zip(subjects, runs, strict=True)
+    ]
 
 
 def groups_of_text(subject: Subject, options: Options) -> list[str]:
@@ -78,7 +104,9 @@ def groups_of_text(subject: Subject, options: Options) -> list[str]:
 
 
 def measure_undisturbed(subject: Subject, options: Options) -> xr.Dataset:
-    """`token`, `log_probability` [prompt, target]: the answers to the undisturbed prompts; -1 and NaN where a prompt has fewer targets."""
+    """`token`, `log_probability` [prompt, target]: the answers to the undisturbed prompts; -1 and
+    NaN where a prompt has fewer targets.
+    """
     model, task = load_model(subject.path, options.device), task_of(subject, options)
     answers = forced_responses(model, task, prompts_of(subject, options), options.batch_size)
     most = max(len(answer.tokens) for answer in answers)
@@ -86,31 +114,56 @@ def measure_undisturbed(subject: Subject, options: Options) -> xr.Dataset:
     for row, answer in enumerate(answers):
         tokens[row, : len(answer.tokens)] = answer.tokens
         logs[row, : len(answer.tokens)] = answer.log_probabilities
-    return xr.Dataset({"token": (("prompt", "target"), tokens), "log_probability": (("prompt", "target"), logs)})
+    return xr.Dataset(
+        {"token": (("prompt", "target"), tokens), "log_probability": (("prompt", "target"), logs)}
+    )
 
 
 def _answers(plain: xr.Dataset) -> list[Response]:
     """What `measure_undisturbed` kept, as it was."""
     rows = zip(plain["token"].values, plain["log_probability"].values, strict=True)
-    return [Response(tuple(map(int, tokens[tokens >= 0])), tuple(map(float, logs[tokens >= 0]))) for tokens, logs in rows]
+    return [
+        Response(tuple(map(int, tokens[tokens >= 0])), tuple(map(float, logs[tokens >= 0])))
+        for tokens, logs in rows
+    ]
 
 
 def measure_kind(subject: Subject, options: Options, plain: xr.Dataset, kind: Kind) -> xr.Dataset:
     """The group `perturbation` of one kind, on as many prompts as are drawn."""
     model, task = load_model(subject.path, options.device), task_of(subject, options)
     prompts = of_tokens(prompts_of(subject, options), GRID_TOKENS)
-    asked = Perturbation((kind,), tuple(options.gammas), tuple(options.l_maxes), offset_unit="range", seed=options.seed)
-    return asked.measured(model, task, prompts, options.batch_size, undisturbed=_answers(plain)[: len(prompts)])
+    asked = Perturbation(
+        (kind,),
+        tuple(options.gammas),
+        tuple(options.l_maxes),
+        offset_unit="range",
+        seed=options.seed,
+    )
+    return asked.measured(
+        model, task, prompts, options.batch_size, undisturbed=_answers(plain)[: len(prompts)]
+    )
 
 
-def measure_judged(subject: Subject, options: Options, plain: xr.Dataset, kind: str, gamma: float, l_max: int) -> xr.Dataset:
-    """`log_perplexity`, `log_perplexity_rise`, `task_score` [kind, draw] of one kind at one point, and `rise` [kind, draw, prompt], nats
-    per target that no move touched (NaN where a prompt has none); `plain` and `plain_score`, the first and the last undisturbed.
+def measure_judged(
+    subject: Subject, options: Options, plain: xr.Dataset, kind: str, gamma: float, l_max: int
+) -> xr.Dataset:
+    """`log_perplexity`, `log_perplexity_rise`, `task_score` [kind, draw] of one kind at one point,
+    and `rise` [kind, draw, prompt], nats per target that no move touched (NaN where a prompt has
+    none); `plain` and `plain_score`, the first and the last undisturbed.
     """
-    model, task, prompts = load_model(subject.path, options.device), task_of(subject, options), prompts_of(subject, options)
+    model, task, prompts = (
+        load_model(subject.path, options.device),
+        task_of(subject, options),
+        prompts_of(subject, options),
+    )
     undisturbed, layers = _answers(plain), tuple(range(len(as_decoder(model).layers)))
-    points = [Disturbance(kind, gamma, l_max, layers, "range", options.seed + 1 + draw) for draw in range(options.draws)]
-    draws = [answers_at(model, task, prompts, undisturbed, point, options.batch_size) for point in points]
+    points = [
+        Disturbance(kind, gamma, l_max, layers, "range", options.seed + 1 + draw)
+        for draw in range(options.draws)
+    ]
+    draws = [
+        answers_at(model, task, prompts, undisturbed, point, options.batch_size) for point in points
+    ]
     numbers = [draw.summary(task) for draw in draws]
     rises = [[rise.mean() if len(rise) else np.nan for rise in draw.rises] for draw in draws]
     judged = ("log_perplexity", "log_perplexity_rise", "task_score")
@@ -128,5 +181,8 @@ def measure_judged(subject: Subject, options: Options, plain: xr.Dataset, kind: 
 
 def _joined(kinds: Sequence[xr.Dataset]) -> xr.Dataset:
     """Groups of one kind each as one, in the order of the paper."""
-    joined = xr.concat(kinds, dim="kind", data_vars="minimal", join="exact", coords="minimal", compat="override")
-    return joined.assign_coords(kind=list(PAPER_KINDS))  # joining cuts names to the length of the first
+    joined = xr.concat(
+        kinds, dim="kind", data_vars="minimal", join="exact", coords="minimal", compat="override"
+    )
+    # joining cuts names to the length of the first
+    return joined.assign_coords(kind=list(PAPER_KINDS))

@@ -1,10 +1,12 @@
-"""Attention outputs beyond the training length, with LM-Infinite and without (Position Generalization sec. 4.2, table 2, fig. 6): P7.
+"""Attention outputs beyond the training length, with LM-Infinite and without (Position
+Generalization sec. 4.2, table 2, fig. 6): P7.
 
 KL above that at the training length = KL(N_n || N_L) - KL(N_L || N_L)      N_n: Gaussian of the outputs at n tokens; at L only the
                                                                             noise of the fit is left
 
-Outputs "wander within the range" of those at the training length (fig. 6) is read as: at most 5 % of them are further from the mean than
-99 % of those. The rule was written after shares of 10 to 35 % had been seen.
+Outputs "wander within the range" of those at the training length (fig. 6) is read as: at most 5 %
+of them are further from the mean than 99 % of those. The rule was written after shares of 10 to 35
+% had been seen.
 """
 
 from __future__ import annotations
@@ -41,7 +43,9 @@ from repo_interp.plots.views.extrapolation import output_traces as traces_in_pla
 from repo_interp.store import Store
 from repo_interp.tasks import Prompt, digest
 
-DIVERGENCE = "at the longest length, the KL above that at the training length, over the plain model's"
+DIVERGENCE = (
+    "at the longest length, the KL above that at the training length, over the plain model's"
+)
 LOG_PERPLEXITIES = "log perplexity with LM-Infinite and of the plain model"
 
 P7 = Claim(
@@ -51,12 +55,18 @@ P7 = Claim(
     "KL 1.2 against 6.5 at 5120",
     All(
         AtMost(DIVERGENCE, 0.5),
-        Custom(lambda values: values[LOG_PERPLEXITIES][0] < values[LOG_PERPLEXITIES][1], "log perplexity is lower than plain"),
+        Custom(
+            lambda values: values[LOG_PERPLEXITIES][0] < values[LOG_PERPLEXITIES][1],
+            "log perplexity is lower than plain",
+        ),
     ),
     shows_control=True,
 )
 
-OUTSIDE = "the share of outputs over sliding windows that are further from the mean than 99 % of those at the training length"
+OUTSIDE = (
+    "the share of outputs over sliding windows that are further from the mean than 99 "
+    "% of those at the training length"
+)
 P7_WINDOWS = Claim(
     "P7",
     "outputs over sliding windows stay within the range of those at the training length",
@@ -67,12 +77,12 @@ P7_WINDOWS = Claim(
 )
 
 
-# ---- measuring -------------------------------------------------------------------------------------------------------
+# ---- measuring -----------------------------------------------------------------------------------
 
 
 def measure(subjects: Sequence[Subject], options: Options, cache: Cache) -> Measured:
-    """`extrapolation` to `reach` training lengths, and `output_traces` where distances can be capped; neither where sequences are cut below
-    the training length.
+    """`extrapolation` to `reach` training lengths, and `output_traces` where distances can be
+    capped; neither where sequences are cut below the training length.
     """
     (subject,) = subjects
     length = length_of(subject, options)
@@ -81,7 +91,11 @@ def measure(subjects: Sequence[Subject], options: Options, cache: Cache) -> Meas
     prompts, longer = prompts_of(subject, options), longer_prompts(subject, options)
     groups = {
         "extrapolation": subject.measured_by_points(
-            cache, measure_extrapolation, options, prompts=digest(longer), lengths=str(_lengths(subject, options))
+            cache,
+            measure_extrapolation,
+            options,
+            prompts=digest(longer),
+            lengths=str(_lengths(subject, options)),
         )
     }
     if "lm_infinite" in groups["extrapolation"]["method"].values:
@@ -91,22 +105,30 @@ def measure(subjects: Sequence[Subject], options: Options, cache: Cache) -> Meas
 
 
 def measure_extrapolation(subject: Subject, options: Options, store: Store) -> xr.Dataset:
-    """The group `extrapolation` by all methods that the checkpoint's positions allow; `store` keeps what is finished."""
+    """The group `extrapolation` by all methods that the checkpoint's positions allow; `store` keeps
+    what is finished.
+    """
     model, task = load_model(subject.path, options.device), task_of(subject, options)
     by_length = cut(task.describe, longer_prompts(subject, options), _lengths(subject, options))
-    return Extrapolation().measured(model, task, by_length, length_of(subject, options), options.batch_size, store=store)
+    return Extrapolation().measured(
+        model, task, by_length, length_of(subject, options), options.batch_size, store=store
+    )
 
 
 def measure_traces(subject: Subject, options: Options) -> xr.Dataset:
     """The group `output_traces` of the middle layer."""
     model = load_model(subject.path, options.device)
     layer, longer = len(as_decoder(model).layers) // 2, longer_prompts(subject, options)[0]
-    return output_traces(model, prompts_of(subject, options), longer, length_of(subject, options), layer)
+    return output_traces(
+        model, prompts_of(subject, options), longer, length_of(subject, options), layer
+    )
 
 
 def longer_prompts(subject: Subject, options: Options) -> list[Prompt]:
     """Windows of text of the longest length."""
-    return task_of(subject, options).prompts(options.longer, options.seed, str(_lengths(subject, options)[-1]))
+    return task_of(subject, options).prompts(
+        options.longer, options.seed, str(_lengths(subject, options)[-1])
+    )
 
 
 def _lengths(subject: Subject, options: Options) -> list[int]:
@@ -114,7 +136,7 @@ def _lengths(subject: Subject, options: Options) -> list[int]:
     return [length_of(subject, options) << power for power in range(options.reach.bit_length())]
 
 
-# ---- judging and drawing ---------------------------------------------------------------------------------------------
+# ---- judging and drawing -------------------------------------------------------------------------
 
 
 def judge(measured: Measured) -> Iterator[Verdict]:
@@ -122,7 +144,8 @@ def judge(measured: Measured) -> Iterator[Verdict]:
     length = measured.subject.training_length
     if "extrapolation" not in measured.run.children:
         cut_short = (
-            f"sequences have {measured.length} of its {length} training tokens; --set position-generalization.length=0 has all"
+            f"sequences have {measured.length} of its {length} training tokens; "
+            "--set position-generalization.length=0 has all"
         )
         yield from (unmeasured(claim, measured.name, cut_short) for claim in (P7, P7_WINDOWS))
         return
@@ -134,7 +157,9 @@ def judge(measured: Measured) -> Iterator[Verdict]:
     plain, capped = (above.sel({"method": method}).values for method in ("plain", "lm_infinite"))
     floor = float(group["kl"].sel({"method": "plain", "length": first}).mean())
     nats = group["log_perplexity"].sel(length=last)
-    nats_plain, nats_capped = (float(nats.sel({"method": method})) for method in ("plain", "lm_infinite"))
+    nats_plain, nats_capped = (
+        float(nats.sel({"method": method})) for method in ("plain", "lm_infinite")
+    )
     share = capped.mean() / plain.mean() if plain.mean() > 0 else np.inf
     yield verdict(
         P7,
@@ -145,51 +170,72 @@ def judge(measured: Measured) -> Iterator[Verdict]:
         float(capped.std(ddof=1)),
         "layers",
         group.attrs["prompts"],
-        f"plain {plain.mean():.3g}; at {first} tokens, where only the noise of the fit is left, {floor:.3g}",
-        f"log perplexity {nats_capped:.3f} against {nats_plain:.3f}; of {_judged(group)} sequences, compared with the others",
+        f"plain {plain.mean():.3g}; at {first} tokens, where only the noise of the fit is "
+        f"left, {floor:.3g}",
+        f"log perplexity {nats_capped:.3f} against {nats_plain:.3f}; of {_judged(group)} "
+        "sequences, compared with the others",
     )
     outside = measured.group("output_traces")["trace_outside"].values
     share, spread = float(outside.mean()), float(outside.std(ddof=1))
     what = "share of outputs outside, in the middle layer"
-    yield verdict(P7_WINDOWS, measured.name, what, {OUTSIDE: share}, share, spread, "queries", len(outside))
+    yield verdict(
+        P7_WINDOWS, measured.name, what, {OUTSIDE: share}, share, spread, "queries", len(outside)
+    )
 
 
 def _judged(group: xr.Dataset) -> int:
-    """How many sequences are judged at every length: every second one; the others, at the training length, are the reference."""
+    """How many sequences are judged at every length: every second one; the others, at the training
+    length, are the reference.
+    """
     return int(group.attrs["prompts"]) // 2
 
 
 def draw(measured: Measured) -> Iterator[Drawing]:
-    """Divergence and log perplexity by length (table 2), and outputs over sliding windows (fig. 6)."""
+    """Divergence and log perplexity by length (table 2), and outputs over sliding windows (fig.
+    6).
+    """
     name, present = measured.name, measured.run.children
     if "extrapolation" in present:
         group = measured.group("extrapolation")
         caption = (
-            f"{name}: divergence of attention outputs from those at the training length, and log perplexity, of the last "
-            f"{group.attrs['judged']} tokens (table 2), of {_judged(group)} sequences: their spread is not kept. What they are compared "
+            f"{name}: divergence of attention outputs from those at the training length, and "
+            "log perplexity, of the last "
+            f"{group.attrs['judged']} tokens (table 2), of {_judged(group)} sequences: their "
+            "spread is not kept. What they are compared "
             "with is other sequences of the training length."
         )
-        yield Drawing(f"extrapolation_{name}", extrapolation_by_length(measured.run), caption, group)
+        yield Drawing(
+            f"extrapolation_{name}", extrapolation_by_length(measured.run), caption, group
+        )
     if "output_traces" in present:
         group = measured.group("output_traces")
         caption = (
-            f"{name}: attention outputs at the training length (dots), and of a few queries over sliding windows of keys and values "
-            "(lines, darker the later the window; open: the first, filled: the last), in the plane of the two largest variances (fig. 6). "
-            f"{100 * float(group['trace_outside'].mean()):.2g} % of the lines' points are further from the mean than 99 % of the dots, by "
+            f"{name}: attention outputs at the training length (dots), and of a few queries "
+            "over sliding windows of keys and values "
+            "(lines, darker the later the window; open: the first, filled: the last), in the "
+            "plane of the two largest variances (fig. 6). "
+            f"{100 * float(group['trace_outside'].mean()):.2g} % of the lines' points are "
+            "further from the mean than 99 % of the dots, by "
             "Mahalanobis' distance."
         )
         yield Drawing(f"output_traces_{name}", traces_in_plane(measured.run), caption, group)
 
 
 def _can_be_longer(subject: Subject) -> bool:
-    """Whether it is judged on text and takes more tokens than in training: a table of learned positions ends there."""
+    """Whether it is judged on text and takes more tokens than in training: a table of learned
+    positions ends there.
+    """
     return is_language_model(subject) and "learned" not in subject.schemes
 
 
 def units(measured: Measured) -> xr.Dataset:
     """What P7 rests on, of one seed: nothing where sequences are cut short."""
     parts = (("extrapolation", ["kl", "log_perplexity"]), ("output_traces", ["trace_outside"]))
-    return xr.merge(measured.group(name)[variables] for name, variables in parts if name in measured.run.children)
+    return xr.merge(
+        measured.group(name)[variables]
+        for name, variables in parts
+        if name in measured.run.children
+    )
 
 
 EXTRAPOLATION = over_seeds(

@@ -1,8 +1,10 @@
-"""How far the logits are a sum of a position and a semantic part (Position Generalization sec. 3.1, 3.2, fig. 2, 3): P1, P2, P3.
+"""How far the logits are a sum of a position and a semantic part (Position Generalization sec. 3.1,
+3.2, fig. 2, 3): P1, P2, P3.
 
     three axes       W_ij ~ a_{i-j} + b_i + c_j            fake distance    W'_dj ~ a_d + b_j        r: correlation with the fit
 
-At short lengths random weights are fitted by chance: 3 n axes for n^2 / 2 pairs give r of about sqrt(6 / n).
+At short lengths random weights are fitted by chance: 3 n axes for n^2 / 2 pairs give r of about
+sqrt(6 / n).
 
 The paper speaks of "the great
 majority of the variance"; the weakest reading of it is half, r = sqrt(0.5).
@@ -20,7 +22,15 @@ from position_papers.kit.claims import Claim, Verdict, verdict
 from position_papers.kit.differences import mean_of, paired_difference
 from position_papers.kit.experiment import Drawing, Experiment, Needs, each
 from position_papers.kit.learned_positions import why_not
-from position_papers.kit.rules import All, AtLeast, AtMost, BeyondNull, Observed, Significant, beside_null
+from position_papers.kit.rules import (
+    All,
+    AtLeast,
+    AtMost,
+    BeyondNull,
+    Observed,
+    Significant,
+    beside_null,
+)
 from position_papers.position_generalization.measured import (
     MODEL,
     SOURCE,
@@ -35,7 +45,8 @@ from repo_interp.plots.views.three_axis import example_heads, fit_correlations, 
 
 THREE_AXIS_R = "the mean r of the three-axis fit over heads and prompts"
 LOWEST_R = (
-    "the mean r of the fake-distance fit over heads and prompts, in each layer that rotates (it is 1 by construction in others),"
+    "the mean r of the fake-distance fit over heads and prompts, in each layer that "
+    "rotates (it is 1 by construction in others),"
 )
 RANDOM_R = "the mean r of the three-axis fit of the same decoder with random weights"
 TRAINED_R = "that of the trained weights"
@@ -58,7 +69,10 @@ P2 = Claim(
     also=("beyond random weights",),
     shows_control=True,
 )
-R_BESIDE_TWINS, R_ABOVE_SHUFFLED = "this r", "this r minus that with the distances shuffled, prompt by prompt,"
+R_BESIDE_TWINS, R_ABOVE_SHUFFLED = (
+    "this r",
+    "this r minus that with the distances shuffled, prompt by prompt,",
+)
 P1_NULL = Claim(
     "P1",
     "the distance axis takes part: r is above that of random weights, and of shuffled distances",
@@ -94,7 +108,10 @@ def judge(measured: Measured) -> Iterator[Verdict]:
 def _three_axes(measured: Measured) -> Iterator[Verdict]:
     """P1: r of the three-axis fit, alone and beside random weights and shuffled distances."""
     three, random = measured.group("three_axis"), _r_of_twins(measured)
-    by_prompt, shuffled = three["r"].mean(("layer", "head")).values, three["r_shuffled"].mean(("layer", "head")).values
+    by_prompt, shuffled = (
+        three["r"].mean(("layer", "head")).values,
+        three["r_shuffled"].mean(("layer", "head")).values,
+    )
     r = float(by_prompt.mean())
     judged = verdict(
         P1,
@@ -103,13 +120,17 @@ def _three_axes(measured: Measured) -> Iterator[Verdict]:
         {THREE_AXIS_R: r},
         **mean_of(by_prompt, "sequences"),
         control=f"random weights {random.mean():.3g}",
-        note=f"distances shuffled {_mean(three['r_shuffled']):.3g}; R² on held-out rows {_mean(three['r2_held_out']):.3g}; heads "
+        note=f"distances shuffled {_mean(three['r_shuffled']):.3g}; R² on held-out rows "
+        f"{_mean(three['r2_held_out']):.3g}; heads "
         f"{of_heads(three['r'])}",
     )
     yield judged
     observed, above = Observed(r, random), paired_difference(by_prompt, shuffled)
     values = {R_BESIDE_TWINS: observed, R_ABOVE_SHUFFLED: above}
-    note = f"{beside_null(observed)}; above shuffled distances by {above.margin:.3g} ± {above.standard_error:.2g}"
+    note = (
+        f"{beside_null(observed)}; above shuffled distances by {above.margin:.3g} ± "
+        f"{above.standard_error:.2g}"
+    )
     yield judged.on(P1_NULL, values, note)
 
 
@@ -128,7 +149,9 @@ def _random_weights(measured: Measured) -> Verdict:
 
 
 def _fake_distances(measured: Measured) -> Iterator[Verdict]:
-    """P2: r of the fake-distance fit in the layers that rotate, alone and beside random weights; nothing where none rotates."""
+    """P2: r of the fake-distance fit in the layers that rotate, alone and beside random weights;
+    nothing where none rotates.
+    """
     fake, rotating = measured.group("fake_distance"), rotating_layers(measured)
     if not rotating:
         return
@@ -153,18 +176,33 @@ def _fake_distances(measured: Measured) -> Iterator[Verdict]:
 
 
 def draw(measured: Measured) -> Iterator[Drawing]:
-    """r of both fits over layers and heads, and each fit of the head with the median r (fig. 2, 3)."""
-    name, three, fake, maps = measured.name, *(measured.group(group) for group in ("three_axis", "fake_distance", "maps"))
+    """r of both fits over layers and heads, and each fit of the head with the median r (fig. 2,
+    3).
+    """
+    name, three, fake, maps = (
+        measured.name,
+        *(measured.group(group) for group in ("three_axis", "fake_distance", "maps")),
+    )
     caption = (
-        f"{name}: correlation of the logits and the three-axis fit (sec. 3.1), and of fake-distance logits and their two axes "
-        f"(sec. 3.2), by layer and head, mean over {three.sizes['prompt']} sequences of {measured.tokens} of held-out text. Colours "
+        f"{name}: correlation of the logits and the three-axis fit (sec. 3.1), and of "
+        "fake-distance logits and their two axes "
+        f"(sec. 3.2), by layer and head, mean over {three.sizes['prompt']} sequences of "
+        f"{measured.tokens} of held-out text. Colours "
         "from 0 to 1 in all figures; grey: an exact fit by construction."
     )
-    correlations = {f"three_axis_{variable}": three[variable] for variable in ("r", "r_position", "r_shuffled", "r2_held_out")}
+    correlations = {
+        f"three_axis_{variable}": three[variable]
+        for variable in ("r", "r_position", "r_shuffled", "r2_held_out")
+    }
     judged = {
         "three_axis_r_of_prompts": three["r"].mean(("layer", "head")),
-        "three_axis_r_of_weights": by_weights(measured, "three_axis", lambda group: group["r"].mean()),
-        "fake_distance_r_of_layers": fake["r"].sel(layer=rotating_layers(measured)).mean("head").reset_coords(drop=True),
+        "three_axis_r_of_weights": by_weights(
+            measured, "three_axis", lambda group: group["r"].mean()
+        ),
+        "fake_distance_r_of_layers": fake["r"]
+        .sel(layer=rotating_layers(measured))
+        .mean("head")
+        .reset_coords(drop=True),
         "tokens": measured.length,
         "training_tokens": measured.subject.training_length,
     }
@@ -175,8 +213,10 @@ def draw(measured: Measured) -> Iterator[Drawing]:
     axes = {variable: three[variable] for variable in ("distance_axis", "query_axis", "key_axis")}
     data = maps[["logit_map", "block_size"]].assign(axes).sel(layer=layer, head=head)
     caption = (
-        f"{name}, the head with the median r: its logits, distance, query and key axis, and their sum (fig. 2), on the first "
-        f"of {three.sizes['prompt']} sequences. Axes have a meaning up to a level and a common slope."
+        f"{name}, the head with the median r: its logits, distance, query and key axis, and "
+        "their sum (fig. 2), on the first "
+        f"of {three.sizes['prompt']} sequences. Axes have a meaning up to a level and a "
+        "common slope."
     )
     yield Drawing(f"three_axis_{name}", three_axis_fit(measured.run, layer, head), caption, data)
 
@@ -185,14 +225,21 @@ def draw(measured: Measured) -> Iterator[Drawing]:
     axes = {variable: fake[variable] for variable in ("position_axis", "semantic_axis")}
     data = maps[["fake_map", "block_size"]].assign(axes).sel(layer=layer, head=head)
     caption = (
-        f"{name}, the head with the median r: logits that the last query would give every key at every distance, with their two "
+        f"{name}, the head with the median r: logits that the last query would give every "
+        "key at every distance, with their two "
         f"axes, and the sum of these (fig. 3), on the first of {three.sizes['prompt']} sequences."
     )
-    yield Drawing(f"fake_distance_{name}", fake_distance_fit(measured.run, layer, head), caption, data)
+    yield Drawing(
+        f"fake_distance_{name}", fake_distance_fit(measured.run, layer, head), caption, data
+    )
 
 
-def by_weights(measured: Measured, name: str, reduced: Callable[[xr.Dataset], xr.DataArray]) -> xr.DataArray:
-    """What `reduced` makes of a group, over `weights`: trained, then those of random 0, random 1, ..."""
+def by_weights(
+    measured: Measured, name: str, reduced: Callable[[xr.Dataset], xr.DataArray]
+) -> xr.DataArray:
+    """What `reduced` makes of a group, over `weights`: trained, then those of random 0, random 1,
+    ...
+    """
     groups = {"trained": measured.group(name)}
     groups |= {f"random {number}": twin for number, twin in enumerate(measured.of_twins(name))}
     values = [reduced(group).reset_coords(drop=True) for group in groups.values()]
@@ -226,7 +273,9 @@ FITS = Experiment(
         each(is_language_model),
         "needs a language model, such as language/rope",
         (*TEXT_MODELS, "language/alibi"),  # sec. 3.3
-        otherwise_of=dict.fromkeys((P2.label, P2_NULL.label), "needs a language model that rotates, such as language/rope"),
+        otherwise_of=dict.fromkeys(
+            (P2.label, P2_NULL.label), "needs a language model that rotates, such as language/rope"
+        ),
         why_not=why_not,
     ),
     lambda subjects, options, cache: fits(subjects[0], options, cache),

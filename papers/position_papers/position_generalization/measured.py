@@ -1,11 +1,12 @@
-"""What the claims of Position Generalization are measured on: language models on text, and random-weight controls.
+"""What the claims of Position Generalization are measured on: language models on text, and
+random-weight controls.
 
     language models    the task `language` in the checkpoint's own tokens, windows of the training length L, or of `length` tokens where
                        that is less; the same decoder with random weights is the control of the fits
     long windows       1,024 tokens unless options ask for more: what two cores measure of 135 million parameters in an hour and a half
 
-What is measured of a checkpoint, trained or random, is kept on its own, whichever experiment asks for it first. Knows nothing about
-claims and figures.
+What is measured of a checkpoint, trained or random, is kept on its own, whichever experiment asks
+for it first. Knows nothing about claims and figures.
 """
 
 from __future__ import annotations
@@ -63,18 +64,25 @@ class Options:
     reach: Count = 4
     """Longest length, in training lengths: a power of 2."""
     corpus: str = ""
-    """A text file or folder; empty: what the checkpoint was trained on, else the standard library's sources."""
+    """A text file or folder; empty: what the checkpoint was trained on, else the standard library's
+    sources.
+    """
     batch_size: Count = 8
     seed: Seed = 0
     device: str = "cpu"
 
     def __post_init__(self) -> None:
         if self.sequences < 2 or self.controls < 1 or self.draws < 2 or self.longer < 8:
-            raise InputError("at least 2 sequences, 1 control, 2 draws and 8 longer sequences are needed for a verdict")
+            raise InputError(
+                "at least 2 sequences, 1 control, 2 draws and 8 longer sequences are needed "
+                "for a verdict"
+            )
         if self.reach < 2 or self.reach & (self.reach - 1):
             raise InputError(f"reach is a power of 2 from 2 on, not {self.reach}")
         if self.length < 0 or 0 < self.length < 32:
-            raise InputError(f"length is {self.length}; wanted at least 32 tokens, or 0 for the training length")
+            raise InputError(
+                f"length is {self.length}; wanted at least 32 tokens, or 0 for the training length"
+            )
 
 
 @dataclass(frozen=True)
@@ -97,7 +105,9 @@ class Measured:
     def tokens(self) -> str:
         """How long a sequence is, as captions say it."""
         trained = self.subject.training_length
-        return f"{self.length} tokens" + (f" (of the {trained} of training)" if self.length < trained else "")
+        return f"{self.length} tokens" + (
+            f" (of the {trained} of training)" if self.length < trained else ""
+        )
 
     def group(self, name: str) -> xr.Dataset:
         """One group of the run."""
@@ -119,30 +129,54 @@ def length_of(subject: Subject, options: Options) -> int:
 
 
 def task_of(subject: Subject, options: Options) -> Task:
-    """The task whose prompts the checkpoint gets. Raises InputError for one without a tokenizer of its own."""
+    """The task whose prompts the checkpoint gets.
+
+    Raises InputError for one without a tokenizer of its own.
+    """
     tokenizer = tokens_of(Path(subject.path)) / "tokenizer.json"
     if not tokenizer.is_file():
-        raise InputError(f"{subject.path} has no tokenizer.json; language checkpoints are judged with their own tokenizer")
-    corpus = options.corpus or (str(subject.task.options()["corpus"]) if subject.task is not None else "")
+        raise InputError(
+            f"{subject.path} has no tokenizer.json; language checkpoints are judged with "
+            "their own tokenizer"
+        )
+    corpus = options.corpus or (
+        str(subject.task.options()["corpus"]) if subject.task is not None else ""
+    )
     length = length_of(subject, options)
-    return make_task("language", corpus=corpus, tokenizer_file=str(tokenizer), length=length, longest_test=length * options.reach)
+    return make_task(
+        "language",
+        corpus=corpus,
+        tokenizer_file=str(tokenizer),
+        length=length,
+        longest_test=length * options.reach,
+    )
 
 
 def prompts_of(subject: Subject, options: Options) -> list[Prompt]:
     """The sequences of text. Raises InputError where there is too little."""
-    return task_of(subject, options).prompts(options.sequences, options.seed, str(length_of(subject, options)))
+    return task_of(subject, options).prompts(
+        options.sequences, options.seed, str(length_of(subject, options))
+    )
 
 
 def fits(subject: Subject, options: Options, cache: Cache) -> Measured:
-    """All that `measures` are of a language model, and of its controls: each loaded once, each prompt passed once."""
+    """All that `measures` are of a language model, and of its controls: each loaded once, each
+    prompt passed once.
+    """
     prompts = prompts_of(subject, options)
     length, few = length_of(subject, options), of_tokens(prompts, TWIN_TOKENS)
 
     def groups(seed: int | None) -> xr.DataTree:
-        known = {"prompts": digest(prompts if seed is None else few), "length": length, "weights": str(seed)}
+        known = {
+            "prompts": digest(prompts if seed is None else few),
+            "length": length,
+            "weights": str(seed),
+        }
         return subject.measured_groups(cache, measure_fits, options, seed, **known)
 
-    return Measured(subject, length, groups(None), tuple(groups(seed) for seed in range(options.controls)))
+    return Measured(
+        subject, length, groups(None), tuple(groups(seed) for seed in range(options.controls))
+    )
 
 
 def measure_fits(subject: Subject, options: Options, seed: int | None) -> xr.DataTree:

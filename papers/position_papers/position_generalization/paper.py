@@ -1,6 +1,8 @@
-"""Computation Mechanism Behind LLM Position Generalization (Han and Ji 2025): its experiments on small checkpoints, claims P1 to P7.
+"""Computation Mechanism Behind LLM Position Generalization (Han and Ji 2025): its experiments on
+small checkpoints, claims P1 to P7.
 
-The paper speaks of approximations and marginal effects; every threshold is the weakest reading of its words.
+The paper speaks of approximations and marginal effects; every threshold is the weakest reading of
+its words.
 """
 
 from __future__ import annotations
@@ -27,11 +29,15 @@ PAPER = Paper(
         "reach": 2,
     },
     not_made=(
-        "Figure 5, attention outputs: needs the outputs of every layer under each disturbance compared with those without it, about as "
+        "Figure 5, attention outputs: needs the outputs of every layer under each "
+        "disturbance compared with those without it, about as "
         "long as its log perplexities take.",
-        "Section 3.3 on ALiBi: its fake logits are a sum by construction. P1 and P6 are measured on language/alibi; MPT-7B needs 28 GB.",
-        "Tables 1 and 2 (accuracy on Qasper, perplexity and KL of Llama-2-7B to 5,120 tokens): need models of 7 billion parameters; P6 "
+        "Section 3.3 on ALiBi: its fake logits are a sum by construction. P1 and P6 are "
+        "measured on language/alibi; MPT-7B needs 28 GB.",
+        "Tables 1 and 2 (accuracy on Qasper, perplexity and KL of Llama-2-7B to 5,120 "
+        "tokens): need models of 7 billion parameters; P6 "
         "and P7 stand for them here on text.",
     ),
-    terms="r: correlation of the logits with what is fitted to them. LM-Infinite: distances capped at L; plain: without.",
+    terms="r: correlation of the logits with what is fitted to them. LM-Infinite: distances "
+    "capped at L; plain: without.",
 )

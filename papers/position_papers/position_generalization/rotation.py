@@ -1,9 +1,11 @@
-"""Slow dominating components: rotary pairs with large, stable means that turn little, and what they alone make of the logits (Position
-Generalization sec. 3.4, theorem 2, fig. 4, 9): P4, P5.
+"""Slow dominating components: rotary pairs with large, stable means that turn little, and what they
+alone make of the logits (Position Generalization sec. 3.4, theorem 2, fig. 4, 9): P4, P5.
 
-The rule of P5 was written after an exploratory run on one half-trained checkpoint had been seen. "A few" components are read as at most
-a quarter, and "usually" as half. "Small" and "close to pi" are what the measure asks of a slow dominating component (`Rotation`). How far
-one turns is over the training length, as in the paper, or a layer's window where that is shorter, however short the sequences are.
+The rule of P5 was written after an exploratory run on one half-trained checkpoint had been seen. "A
+few" components are read as at most a quarter, and "usually" as half. "Small" and "close to pi" are
+what the measure asks of a slow dominating component (`Rotation`). How far one turns is over the
+training length, as in the paper, or a layer's window where that is shorter, however short the
+sequences are.
 """
 
 from __future__ import annotations
@@ -87,9 +89,13 @@ def measure(subjects: Sequence[Subject], options: Options, cache: Cache) -> Meas
 
 
 def judge(measured: Measured) -> Iterator[Verdict]:
-    """The verdicts on P4, its part about components near pi, and P5 where a head has slow dominating components."""
+    """The verdicts on P4, its part about components near pi, and P5 where a head has slow
+    dominating components.
+    """
     rotation = measured.group("rotation")
-    shares, *of_twins = (_slow_shares(measured, group) for group in (rotation, *measured.of_twins("rotation")))
+    shares, *of_twins = (
+        _slow_shares(measured, group) for group in (rotation, *measured.of_twins("rotation"))
+    )
     heads, twins = float((shares > 0).mean()), [float((each > 0).mean()) for each in of_twins]
     components = float(shares.where(shares > 0).mean()) if heads else 0.0
     sequences = rotation.sizes["prompt"]
@@ -105,7 +111,10 @@ def judge(measured: Measured) -> Iterator[Verdict]:
     )
     yield _still(measured)
     for group, claim in P5.items():
-        closed, twins = measured.group(group)["closed_form_r"], _finite_means(measured.of_twins(group))
+        closed, twins = (
+            measured.group(group)["closed_form_r"],
+            _finite_means(measured.of_twins(group)),
+        )
         by_prompt = closed.mean(("layer", "head")).values
         if not np.isfinite(by_prompt).any():
             continue
@@ -119,15 +128,21 @@ def judge(measured: Measured) -> Iterator[Verdict]:
             float(np.nanstd(by_prompt, ddof=1)) if np.isfinite(by_prompt).sum() > 1 else None,
             "sequences",
             sequences,
-            f"random weights {np.mean(twins):.3g}" if twins else "no twin with random weights has such components",
+            f"random weights {np.mean(twins):.3g}"
+            if twins
+            else "no twin with random weights has such components",
             f"heads {of_heads(closed)}; "
-            f"{100 * float(np.isfinite(closed).mean()):.0f} % of heads and sequences have such components",
+            f"{100 * float(np.isfinite(closed).mean()):.0f} % of heads and sequences have "
+            "such components",
         )
         yield judged
         if group == "rotation":
             observed = Observed(r, twins)
             values = {R_BESIDE_TWINS: observed}
-            few = f"{len(twins)} of {len(measured.twins)} twins with random weights have such components"
+            few = (
+                f"{len(twins)} of {len(measured.twins)} twins with random weights have "
+                "such components"
+            )
             why_not = few if 2 * len(twins) < len(measured.twins) or not twins else ""
             if why_not:
                 yield replace(judged.without_a_number(why_not), claim=P5_NULL)
@@ -137,14 +152,31 @@ def judge(measured: Measured) -> Iterator[Verdict]:
 
 def _still(measured: Measured) -> Verdict:
     """P4 (near pi): of the components that start there, how many are mostly static."""
-    groups = [_slow(measured, group) for group in (measured.group("rotation"), *measured.of_twins("rotation"))]
+    groups = [
+        _slow(measured, group)
+        for group in (measured.group("rotation"), *measured.of_twins("rotation"))
+    ]
     near = groups[0][1]
     share, *twins = (float(still.where(near).mean()) for _, near, still in groups)
     control = f"random weights {np.nanmean(twins):.2g}" if np.isfinite(twins).any() else ""
-    none, note = "" if near.any() else "no component starts near pi", f"{int(near.sum())} components start near pi"
-    what, prompts = "share of components near pi that turn little", measured.group("rotation").sizes["prompt"]
+    none, note = (
+        "" if near.any() else "no component starts near pi",
+        f"{int(near.sum())} components start near pi",
+    )
+    what, prompts = (
+        "share of components near pi that turn little",
+        measured.group("rotation").sizes["prompt"],
+    )
     return verdict(
-        P4_NEAR_PI, measured.name, what, {STILL: share}, share, n=prompts, control=control, note=note, unmeasurable=none
+        P4_NEAR_PI,
+        measured.name,
+        what,
+        {STILL: share},
+        share,
+        n=prompts,
+        control=control,
+        note=note,
+        unmeasurable=none,
     )
 
 
@@ -152,11 +184,18 @@ def draw(measured: Measured) -> Iterator[Drawing]:
     """Mean pairs of queries and keys in the plane (fig. 4, 9)."""
     sequences = measured.group("rotation").sizes["prompt"]
     caption = (
-        f"{measured.name}: mean pairs of queries and keys in the plane (fig. 4, 9), over {counted(sequences, 'sequence')}. {CHOICES} "
-        "Behind r: of how many sequences it is the mean, where not of all. Circle: deviation of the key; arc: rotation over the largest "
+        f"{measured.name}: mean pairs of queries and keys in the plane (fig. 4, 9), over "
+        f"{counted(sequences, 'sequence')}. {CHOICES} "
+        "Behind r: of how many sequences it is the mean, where not of all. Circle: deviation "
+        "of the key; arc: rotation over the largest "
         "distance. Every head on its own scale."
     )
-    yield Drawing(f"rotation_{measured.name}", rotation_grid(measured.run), caption, measured.group("rotation"))
+    yield Drawing(
+        f"rotation_{measured.name}",
+        rotation_grid(measured.run),
+        caption,
+        measured.group("rotation"),
+    )
 
 
 def units(measured: Measured) -> xr.Dataset:
@@ -165,7 +204,9 @@ def units(measured: Measured) -> xr.Dataset:
     return xr.Dataset(
         {
             "slow_components": _slow_shares(measured, rotation),
-            "slow_heads": by_weights(measured, "rotation", lambda group: (_slow_shares(measured, group) > 0).mean("head")),
+            "slow_heads": by_weights(
+                measured, "rotation", lambda group: (_slow_shares(measured, group) > 0).mean("head")
+            ),
             "closed_form_r_of_prompts": rotation["closed_form_r"].mean(("layer", "head")),
         }
     )
@@ -180,12 +221,17 @@ def _finite_means(twins: Sequence[xr.Dataset]) -> list[float]:
 def _slow_shares(measured: Measured, rotation: xr.Dataset) -> xr.DataArray:
     """The share of slow dominating components, of every head of the layers that rotate."""
     slow = _slow(measured, rotation)[0].sel(layer=rotating_layers(measured))
-    return described(slow.mean("component").reset_coords(drop=True), "slow dominating components of a head", "1")
+    return described(
+        slow.mean("component").reset_coords(drop=True), "slow dominating components of a head", "1"
+    )
 
 
-def _slow(measured: Measured, rotation: xr.Dataset) -> tuple[xr.DataArray, xr.DataArray, xr.DataArray]:
-    """Which components are slow dominating over the training length, as the measure has them over the length of its prompts; which start
-    near pi, and would be slow dominating but for that; and which are still.
+def _slow(
+    measured: Measured, rotation: xr.Dataset
+) -> tuple[xr.DataArray, xr.DataArray, xr.DataArray]:
+    """Which components are slow dominating over the training length, as the measure has them over
+    the length of its prompts; which start near pi, and would be slow dominating but for that; and
+    which are still.
     """
     subject, chosen, checkpoint = measured.subject, rotation.attrs, inspected(measured.subject.path)
     longer = []
@@ -195,9 +241,18 @@ def _slow(measured: Measured, rotation: xr.Dataset) -> tuple[xr.DataArray, xr.Da
         longer.append(1.0 if layer in subject.learned else trained / turned)
     turned = rotation["max_rotation"] * xr.DataArray(longer, dims="layer")
     products = rotation["query_norm"] * rotation["key_norm"]
-    stable = rotation["key_deviation"] <= chosen["stability"] * np.hypot(rotation["key_mean_re"], rotation["key_mean_im"])
-    slow = (products >= chosen["prominence"] * products.median("component")) & stable & (turned <= chosen["slow"])
-    near, still = np.pi - abs(rotation["start_angle"]) <= chosen["near_pi"], turned <= chosen["still"]
+    stable = rotation["key_deviation"] <= chosen["stability"] * np.hypot(
+        rotation["key_mean_re"], rotation["key_mean_im"]
+    )
+    slow = (
+        (products >= chosen["prominence"] * products.median("component"))
+        & stable
+        & (turned <= chosen["slow"])
+    )
+    near, still = (
+        np.pi - abs(rotation["start_angle"]) <= chosen["near_pi"],
+        turned <= chosen["still"],
+    )
     return slow & (~near | still), slow & near, still
 
 
@@ -206,7 +261,10 @@ ROTATION = over_seeds(
         "rotation",
         (P4, P4_NEAR_PI, *P5.values(), P5_NULL),
         Needs(
-            each(is_language_model), "needs a language model that rotates, such as language/rope", TEXT_MODELS, why_not=why_not
+            each(is_language_model),
+            "needs a language model that rotates, such as language/rope",
+            TEXT_MODELS,
+            why_not=why_not,
         ),
         measure,
         judge,

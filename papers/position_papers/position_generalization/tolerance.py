@@ -1,12 +1,14 @@
-"""How little disturbed order and positions matter, and to whom less (Position Generalization sec. 4.1, fig. 5, table 1): P6.
+"""How little disturbed order and positions matter, and to whom less (Position Generalization sec.
+4.1, fig. 5, table 1): P6.
 
     rise = perplexity disturbed - undisturbed, per cent of the latter
 
-5 % of tokens, or of keys in every layer, change places within 5; 10 % of positions are off by up to 10; and what the paper says of
-perplexity itself, 1 % of tokens within 1,000 and 1 % of positions off by up to 10. "Marginal" is read as two per cent of perplexity; the
-paper's own numbers are .4 % of accuracy and .6 % of perplexity. Text is judged as it then stands; the comparison of a model with learned
-positions and its RoPE twin is over targets that no move touched, in nats per target, the same tokens moving in both: the mean over draws,
-prompt by prompt.
+5 % of tokens, or of keys in every layer, change places within 5; 10 % of positions are off by up to
+10; and what the paper says of perplexity itself, 1 % of tokens within 1,000 and 1 % of positions
+off by up to 10. "Marginal" is read as two per cent of perplexity; the paper's own numbers are .4 %
+of accuracy and .6 % of perplexity. Text is judged as it then stands; the comparison of a model with
+learned positions and its RoPE twin is over targets that no move touched, in nats per target, the
+same tokens moving in both: the mean over draws, prompt by prompt.
 """
 
 from __future__ import annotations
@@ -36,7 +38,8 @@ from repo_interp.positions.layouts import LEARNED
 RISE = "the rise of perplexity"
 RISE_IN_PLACE = "the rise of perplexity of targets that no move touched"
 RISE_OF_UNTOUCHED = (
-    f"with {100 * TEXT[0]:.0f} % of tokens reordered within {TEXT[1]}, the rise of log perplexity of targets that no move touched"
+    f"with {100 * TEXT[0]:.0f} % of tokens reordered within {TEXT[1]}, the "
+    "rise of log perplexity of targets that no move touched"
 )
 ROPE_TWIN = "a RoPE model of the same task"
 _ROUNDING = 6
@@ -49,12 +52,17 @@ MARGINAL = 2.0
 
 def _marginal(statement: str, place: str, number: str, part: str, quantity: str = RISE) -> Claim:
     """A claim that some disturbance has a marginal effect on perplexity."""
-    return Claim("P6", statement, f"{SOURCE} {place}", number, AtMost(quantity, MARGINAL, " %"), part)
+    return Claim(
+        "P6", statement, f"{SOURCE} {place}", number, AtMost(quantity, MARGINAL, " %"), part
+    )
 
 
 P6_TEXT = {
     "text_order": _marginal(
-        "5 % of tokens reordered within 5: marginal effect", "fig. 5a, table 1", "42.53 -> 42.34 (accuracy)", ""
+        "5 % of tokens reordered within 5: marginal effect",
+        "fig. 5a, table 1",
+        "42.53 -> 42.34 (accuracy)",
+        "",
     ),
     "feature_order": _marginal(
         "5 % of keys exchanged within 5 in every layer: marginal effect",
@@ -92,11 +100,13 @@ P6_LEARNED = Claim(
 )
 
 
-# ---- judging and drawing ---------------------------------------------------------------------------------------------
+# ---- judging and drawing -------------------------------------------------------------------------
 
 
 def judge(measured: Sequence[Measured]) -> Iterator[Verdict]:
-    """The verdicts on P6 of one checkpoint; of one with learned positions beside its RoPE twin, on P6 (learned) too."""
+    """The verdicts on P6 of one checkpoint; of one with learned positions beside its RoPE twin, on
+    P6 (learned) too.
+    """
     yield from _text(measured[0])
     if len(measured) > 1:
         yield _beside_twin(*measured)
@@ -106,7 +116,10 @@ def _text(measured: Measured) -> Iterator[Verdict]:
     """P6 from the rise of log perplexity, at every judged point."""
     judged = measured.group("judged")
     plain = float(judged["plain"])
-    rows = [(P6_TEXT[kind], judged.sel(kind=kind), RISE, _strongest(measured, kind)) for kind in _kinds(measured)]
+    rows = [
+        (P6_TEXT[kind], judged.sel(kind=kind), RISE, _strongest(measured, kind))
+        for kind in _kinds(measured)
+    ]
     rows += [(P6_UNTOUCHED, judged.sel(kind="text_order"), RISE_IN_PLACE, "")]
     points = {"few_tokens": P6_FEW_TOKENS}
     if "position_offset" in _kinds(measured):
@@ -116,7 +129,10 @@ def _text(measured: Measured) -> Iterator[Verdict]:
             rows += [(claim, measured.group(group).isel(kind=0), RISE, "")]
         else:
             farthest = OF_TEXT[group][1][1]
-            short = f"its sequences have {measured.tokens}; more than {farthest:,} are needed to move tokens by {farthest:,}"
+            short = (
+                f"its sequences have {measured.tokens}; more than {farthest:,} are "
+                f"needed to move tokens by {farthest:,}"
+            )
             yield unmeasured(claim, measured.name, short)
     for claim, of_kind, quantity, control in rows:
         untouched = of_kind["log_perplexity_rise"].values
@@ -129,16 +145,23 @@ def _text(measured: Measured) -> Iterator[Verdict]:
             {quantity: np.round(rises.mean(), _ROUNDING)},
             **mean_of(rises, "draws", int(judged.attrs["prompts"])),
             control=control,
-            note=f"log perplexity {plain:.3f}, which rises by {100 * in_nats.mean() / plain:.2g} %; the perplexity of targets that no move "
+            note=f"log perplexity {plain:.3f}, which rises by "
+            f"{100 * in_nats.mean() / plain:.2g} %; the perplexity of targets that no move "
             f"touched rises by {100 * float(np.expm1(untouched).mean()):.2g} %",
         )
 
 
 def _beside_twin(own: Measured, twin: Measured) -> Verdict:
     """P6 (learned): whether targets that no move touched suffer less than in the RoPE twin."""
-    rises = [each.group("judged")["rise"].sel(kind="text_order").mean("draw").dropna("prompt").values for each in (own, twin)]
+    rises = [
+        each.group("judged")["rise"].sel(kind="text_order").mean("draw").dropna("prompt").values
+        for each in (own, twin)
+    ]
     if not np.round(rises, _ROUNDING).any():
-        same = f"nothing to compare: where no move touched them, neither its predictions nor those of {twin.name} change"
+        same = (
+            "nothing to compare: where no move touched them, neither its predictions "
+            f"nor those of {twin.name} change"
+        )
         return unmeasured(P6_LEARNED, own.name, same)
     less = paired_difference(rises[1], rises[0])  # the same tokens move in both
     plain = [float(each.group("judged")["plain"]) for each in (own, twin)]
@@ -161,24 +184,36 @@ def draw(measured: Sequence[Measured]) -> Iterator[Drawing]:
     own = measured[0]
     grid = own.group("perturbation")
     caption = (
-        f"{own.name}: log perplexity with a share of tokens, keys or positions moved by up to l_max (fig. 5), on {grid.attrs['prompts']} "
+        f"{own.name}: log perplexity with a share of tokens, keys or positions moved by up "
+        f"to l_max (fig. 5), on {grid.attrs['prompts']} "
         f"sequences of {own.tokens} of held-out text. Text is judged as it then stands."
     )
     points = {kind: own.group("judged").sel(kind=kind, drop=True) for kind in POINTS}
-    points |= {group: own.group(group).isel(kind=0, drop=True) for group in OF_TEXT if group in own.run}
-    judged = xr.concat(points.values(), xr.IndexVariable("disturbance", list(points)), combine_attrs="drop")
+    points |= {
+        group: own.group(group).isel(kind=0, drop=True) for group in OF_TEXT if group in own.run
+    }
+    judged = xr.concat(
+        points.values(), xr.IndexVariable("disturbance", list(points)), combine_attrs="drop"
+    )
     data = grid.assign({f"judged_{name}": values for name, values in judged.items()})
     yield Drawing(f"perturbation_{own.name}", perturbation_grid(own.run), caption, data)
 
 
 def _kinds(measured: Measured) -> list[str]:
-    """The kinds of disturbance that some layer's attention can notice: offsets, where it depends on positions that can be moved."""
-    distances = any(scheme not in ("nope", "cope", "cope_alibi", "cope_mlp") for scheme in measured.subject.schemes)
+    """The kinds of disturbance that some layer's attention can notice: offsets, where it depends on
+    positions that can be moved.
+    """
+    distances = any(
+        scheme not in ("nope", "cope", "cope_alibi", "cope_mlp")
+        for scheme in measured.subject.schemes
+    )
     return [kind for kind in POINTS if kind != "position_offset" or distances]
 
 
 def _strongest(measured: Measured, kind: str) -> str:
-    """The rise at the strongest disturbance of the grid, in words: that the measurement can find an effect at all."""
+    """The rise at the strongest disturbance of the grid, in words: that the measurement can find an
+    effect at all.
+    """
     grid = measured.group("perturbation")
     gamma, l_max = float(grid["gamma"].max()), int(grid["l_max"].max())
     cells = grid["log_perplexity"].sel(kind=kind, l_max=l_max)
@@ -186,11 +221,13 @@ def _strongest(measured: Measured, kind: str) -> str:
     return f"{100 * gamma:g} % within {l_max}: {rise:.3g} %"
 
 
-# ---- which checkpoints -----------------------------------------------------------------------------------------------
+# ---- which checkpoints ---------------------------------------------------------------------------
 
 
 def with_rope_twins(subjects: Sequence[Subject]) -> list[list[Subject]]:
-    """Every language model; where it has learned positions, beside the RoPE model to compare it with, if there is one."""
+    """Every language model; where it has learned positions, beside the RoPE model to compare it
+    with, if there is one.
+    """
     models = [subject for subject in subjects if is_language_model(subject)]
     groups = [[subject] for subject in models]
     for group in groups:
@@ -200,11 +237,17 @@ def with_rope_twins(subjects: Sequence[Subject]) -> list[list[Subject]]:
 
 
 def rope_twin(subject: Subject, subjects: Sequence[Subject]) -> Subject | None:
-    """The RoPE model that can be given the same prompts: of equal budget where there is one, so what was continued is compared with what
-    was continued; None where there is no RoPE model.
+    """The RoPE model that can be given the same prompts: of equal budget where there is one, so
+    what was continued is compared with what was continued; None where there is no RoPE model.
     """
-    twins = [other for other in subjects if set(other.schemes) == {"rope"} and _asked(other) == _asked(subject)]
-    return min(twins, key=lambda twin: _is_continued(twin) is not _is_continued(subject), default=None)
+    twins = [
+        other
+        for other in subjects
+        if set(other.schemes) == {"rope"} and _asked(other) == _asked(subject)
+    ]
+    return min(
+        twins, key=lambda twin: _is_continued(twin) is not _is_continued(subject), default=None
+    )
 
 
 def _asked(subject: Subject) -> tuple[object, int]:
@@ -225,7 +268,8 @@ TOLERANCE = Experiment(
         TEXT_MODELS,
         otherwise_of={
             P6_LEARNED.label: (
-                "needs a model with learned positions and one with RoPE of the same task, such as language/repo and language/rope"
+                "needs a model with learned positions and one with RoPE of the same task, "
+                "such as language/repo and language/rope"
             ),
         },
         why_not=why_not,

@@ -1,10 +1,13 @@
 """Where attention goes in a needle in a haystack (RePo sec. 5.1, table 4): R4, read in both ways.
 
-    mass per token x 100 of needle, query and rest, mean over layers and heads, by prompt; every checkpoint gets the same prompts
+    mass per token x 100 of needle, query and rest, mean over layers and heads, by prompt; every
+    checkpoint gets the same prompts
 
-Schemes are compared seed by seed: prompts of one pair of models say what these two do. A model that does not find the needles has nowhere
-to look: its seed is left out, and NoPE is a rival only where it finds them. Where it finds nearly all, nothing is said: see `needles`.
-The rows of the generated tokens themselves are the paper's words; the rows that produced them are where an answer is looked up.
+Schemes are compared seed by seed: prompts of one pair of models say what these two do. A model that
+does not find the needles has nowhere to look: its seed is left out, and NoPE is a rival only where
+it finds them. Where it finds nearly all, nothing is said: see `needles`. The rows of the generated
+tokens themselves are the paper's words; the rows that produced them are where an answer is looked
+up.
 """
 
 from __future__ import annotations
@@ -44,10 +47,15 @@ from repo_interp.plots.marks.scores import layout_name
 
 SPANS = ("needle", "query", "rest", "distractor")
 """Those of table 4, and the needles that are not asked for, where there are some."""
-NEEDLE, ROPE_NEEDLE, QUERY = "needle mass per token", "RoPE's needle mass per token", "query mass per token"
+NEEDLE, ROPE_NEEDLE, QUERY = (
+    "needle mass per token",
+    "RoPE's needle mass per token",
+    "query mass per token",
+)
 R4 = Claim(
     "R4",
-    "attention mass per token from the generated tokens' own rows: needle RePo > RoPE > NoPE, query RePo lowest",
+    "attention mass per token from the generated tokens' own rows: needle RePo > RoPE > "
+    "NoPE, query RePo lowest",
     "RePo table 4",
     "needle 2.013 / 1.754 / 1.572, query 1.046 / 1.123 / 1.135 x 0.01",
     Where(
@@ -80,15 +88,18 @@ R4_EVEN = Claim(
 CLAIMS: Mapping[str, Claim] = {"generated": R4, "producing": R4_PRODUCING}
 """By the rows that attention is read from."""
 LEAST_FOUND = 0.5
-"""Share of the needles that a checkpoint finds itself, below which its attention says nothing about finding them."""
+"""Share of the needles that a checkpoint finds itself, below which its attention says nothing about
+finding them.
+"""
 
 
-# ---- measured -------------------------------------------------------------------------------------------------------
+# ---- measured ------------------------------------------------------------------------------------
 
 
 def measure(subjects: Sequence[Subject], options: Options, cache: Cache) -> xr.Dataset:
-    """`mass_per_token [checkpoint, seed, rows, prompt, span]` in 0.01, on prompts of the training length, NaN of seeds that are not there
-    or do not find the needles; `layout`, `label`, `learned_layers`.
+    """`mass_per_token [checkpoint, seed, rows, prompt, span]` in 0.01, on prompts of the training
+    length, NaN of seeds that are not there or do not find the needles; `layout`, `label`,
+    `learned_layers`.
     """
     by_seed = {subject.name: _of_seeds(subject, options, cache) for subject in subjects}
     mass = joined(by_seed, "checkpoint", "outer").assign_coords(
@@ -96,14 +107,20 @@ def measure(subjects: Sequence[Subject], options: Options, cache: Cache) -> xr.D
         label=("checkpoint", [called(subject) for subject in subjects]),
         learned_layers=("checkpoint", [len(subject.learned) for subject in subjects]),
     )
-    nope = [search(subject, options, cache) for subject in subjects if omits_positions(subject.layout)]
+    nope = [
+        search(subject, options, cache) for subject in subjects if omits_positions(subject.layout)
+    ]
     share, why_not = found_without_positions(nope)
     return mass.to_dataset(name="mass_per_token").assign_attrs(
         task=needles_of(subjects[0]),
         training_length=subjects[0].training_length,
         found_by_nope=share,
         silent=", ".join(called(each) for each in subjects if _why_not(each, options, cache)),
-        why_not=why_not or next((_lost(each.name, each, options, cache) for each in subjects if each.layout == "rope"), ""),
+        why_not=why_not
+        or next(
+            (_lost(each.name, each, options, cache) for each in subjects if each.layout == "rope"),
+            "",
+        ),
     )
 
 
@@ -120,32 +137,51 @@ def _mass(subject: Subject, options: Options) -> xr.Dataset:
     """`mass [rows, prompt, span]` in 0.01."""
     prompts = needles(subject, subject.training_length, options.prompts, options.seed)
     measures: list[Any] = [AttentionMass(rows=rows, name=rows) for rows in ROWS]
-    run = analyze(load(subject.path, options.device), prompts, measures, batch_size=options.batch_size)
-    by_rows = {rows: 100 * run[rows].to_dataset()["mass_per_token"].mean(("layer", "head")) for rows in ROWS}
-    parts = {rows: part.reindex(span=[name for name in SPANS if name in part["span"].values]) for rows, part in by_rows.items()}
-    return described(joined(parts, "rows"), "attention mass per token", "0.01").to_dataset(name="mass")
+    run = analyze(
+        load(subject.path, options.device), prompts, measures, batch_size=options.batch_size
+    )
+    by_rows = {
+        rows: 100 * run[rows].to_dataset()["mass_per_token"].mean(("layer", "head"))
+        for rows in ROWS
+    }
+    parts = {
+        rows: part.reindex(span=[name for name in SPANS if name in part["span"].values])
+        for rows, part in by_rows.items()
+    }
+    return described(joined(parts, "rows"), "attention mass per token", "0.01").to_dataset(
+        name="mass"
+    )
 
 
 def _why_not(subject: Subject, options: Options, cache: Cache) -> tuple[str, ...]:
-    """Why the attention of `subject` says nothing: it does not find the needles, or does not use the positions that it learns."""
+    """Why the attention of `subject` says nothing: it does not find the needles, or does not use
+    the positions that it learns.
+    """
     lost = _lost("it", subject, options, cache)
     return (lost,) if lost else why_not(subject, options, cache)
 
 
 def _lost(called: str, subject: Subject, options: Options, cache: Cache) -> str:
-    """Why the attention of `subject` says nothing on needles: it does not find them; "" where it does."""
+    """Why the attention of `subject` says nothing on needles: it does not find them; "" where it
+    does.
+    """
     found = search(subject, options, cache).sample([subject.training_length], PLAIN).prompts.mean()
-    few = f"{called} finds {found:.3f} of the needles at its training length (wanted at least {LEAST_FOUND:g})"
+    few = (
+        f"{called} finds {found:.3f} of the needles at its training length (wanted at "
+        f"least {LEAST_FOUND:g})"
+    )
     return few if found < LEAST_FOUND else ""
 
 
-# ---- judged ---------------------------------------------------------------------------------------------------------
+# ---- judged --------------------------------------------------------------------------------------
 
 
 def judge(data: xr.Dataset) -> Iterator[Verdict]:
     """Every checkpoint with learned positions beside those of RoPE and NoPE, in both readings."""
     mass = data["mass_per_token"]
-    layouts = dict(zip(mass["checkpoint"].values.tolist(), mass["layout"].values.tolist(), strict=True))
+    layouts = dict(
+        zip(mass["checkpoint"].values.tolist(), mass["layout"].values.tolist(), strict=True)
+    )
     rope = next((name for name, layout in layouts.items() if layout == "rope"), None)
     nope = next((name for name, layout in layouts.items() if omits_positions(layout)), None)
     if rope is not None and nope is not None:
@@ -157,7 +193,11 @@ def judge(data: xr.Dataset) -> Iterator[Verdict]:
 
 
 def _beside(
-    mass: xr.DataArray, checkpoint: str, rivals: Mapping[str, str], claim: Claim, attributes: Mapping[str, Any]
+    mass: xr.DataArray,
+    checkpoint: str,
+    rivals: Mapping[str, str],
+    claim: Claim,
+    attributes: Mapping[str, Any],
 ) -> Verdict:
     def of(name: str, span: str) -> xr.DataArray:
         """By seed, mean over prompts; seeds of which something can be said."""
@@ -179,9 +219,13 @@ def _beside(
         QUERY: {name: above(name, checkpoint, "query") for name in ("RoPE", *nope)},
     }
     own = of(checkpoint, "needle")
-    layouts = {name: layout_name(str(mass.sel(checkpoint=rival)["layout"].item())) for name, rival in rivals.items()}
+    layouts = {
+        name: layout_name(str(mass.sel(checkpoint=rival)["layout"].item()))
+        for name, rival in rivals.items()
+    }
     of_rivals = {
-        span: ", ".join(f"{layout} {rival(name, span):.3f}" for name, layout in layouts.items()) for span in ("needle", "query")
+        span: ", ".join(f"{layout} {rival(name, span):.3f}" for name, layout in layouts.items())
+        for span in ("needle", "query")
     }
     found = f"{100 * attributes['found_by_nope']:.2g} %"
     return verdict(
@@ -192,8 +236,10 @@ def _beside(
         **mean_of(own.values, f"{own.size} seeds", mass.sizes["prompt"]),
         control=of_rivals["needle"] + ("" if nope else f" (finds {found})"),
         note=(
-            f"needle {in_words(values[NEEDLE], 'above', '')}; query {float(of(checkpoint, 'query').mean()):.3f} ({of_rivals['query']}), "
-            f"{in_words(values[QUERY], 'below', '')}; seeds {', '.join(map(str, own['seed'].values))}",
+            f"needle {in_words(values[NEEDLE], 'above', '')}; query "
+            f"{float(of(checkpoint, 'query').mean()):.3f} ({of_rivals['query']}), "
+            f"{in_words(values[QUERY], 'below', '')}; seeds "
+            f"{', '.join(map(str, own['seed'].values))}",
             "" if nope else f"NoPE finds {found} of the needles, so its attention is no rival's",
         ),
         unmeasurable=attributes["why_not"],
@@ -202,9 +248,14 @@ def _beside(
 
 
 def _evenness(mass: xr.DataArray, rivals: Mapping[str, str]) -> Verdict:
-    """R4 (NoPE's variance), seed by seed; it needs a NoPE that finds the needles, not needles that take positions."""
+    """R4 (NoPE's variance), seed by seed; it needs a NoPE that finds the needles, not needles that
+    take positions.
+    """
     spread = mass.sel(span=list(SPANS[:3])).mean("prompt").std("span", ddof=1)
-    rope, nope = xr.align(*(spread.sel(checkpoint=rivals[name]).dropna("seed") for name in ("RoPE", "NoPE")), join="inner")
+    rope, nope = xr.align(
+        *(spread.sel(checkpoint=rivals[name]).dropna("seed") for name in ("RoPE", "NoPE")),
+        join="inner",
+    )
     return verdict(
         R4_EVEN,
         rivals["NoPE"],
@@ -217,7 +268,7 @@ def _evenness(mass: xr.DataArray, rivals: Mapping[str, str]) -> Verdict:
     )
 
 
-# ---- drawn ----------------------------------------------------------------------------------------------------------
+# ---- drawn ---------------------------------------------------------------------------------------
 
 TITLES = {"producing": "Producing rows", "generated": "Own rows"}
 
@@ -227,16 +278,25 @@ def draw(data: xr.Dataset) -> Iterator[Drawing]:
     length, silent = data.attrs["training_length"], data.attrs["silent"]
     mass = data["mass_per_token"].sel(rows=list(TITLES)).rename(rows="method", span="test_set")
     mass = mass.assign_coords(method=list(TITLES.values()))
-    score = described(mass.mean("prompt").transpose(..., "seed"), "attention mass per token", "0.01").to_dataset(name="score")
+    score = described(
+        mass.mean("prompt").transpose(..., "seed"), "attention mass per token", "0.01"
+    ).to_dataset(name="score")
     error = mass.isel(seed=0).std("prompt", ddof=1) / np.sqrt(mass.sizes["prompt"])
     yield Drawing(
         f"attention_mass_{data.attrs['task']}_{length}",
         method_panels(score.assign(standard_error=error)),
-        f"Attention mass per token on parts of the context (RePo table 4), mean over {data.sizes['prompt']} prompts of {length} tokens, "
-        "all layers and heads; dots: training seeds; bar of a single one: standard error over prompts. Left: the rows that produced the "
-        "generated tokens, one earlier; right: rows of the generated tokens themselves, as the paper puts it. Even attention: "
+        "Attention mass per token on parts of the context (RePo table 4), mean over "
+        f"{data.sizes['prompt']} prompts of {length} tokens, "
+        "all layers and heads; dots: training seeds; bar of a single one: standard error "
+        "over prompts. Left: the rows that produced the "
+        "generated tokens, one earlier; right: rows of the generated tokens themselves, as "
+        "the paper puts it. Even attention: "
         f"{100 / length:.3g}."
-        + (f" Not judged, for they do not find the needles or use their positions: {silent}." if silent else ""),
+        + (
+            f" Not judged, for they do not find the needles or use their positions: {silent}."
+            if silent
+            else ""
+        ),
         data,
     )
 

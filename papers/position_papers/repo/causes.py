@@ -1,11 +1,14 @@
-"""What breaks when the positions of text reversal are taken away (ours, to RePo app. C): causal rows of R2 and R3.
+"""What breaks when the positions of text reversal are taken away (ours, to RePo app.
+
+C): causal rows of R2 and R3.
 
     linearised    z_i = i, as RoPE has it          frozen    z_i = the head's mean, as NoPE          permuted    z_i of another token
     fall          score as it is minus score while the positions are changed, teacher-forced; over prompts with its standard error
 
-in one learned layer at a time, in all of them, and on the tokens of the instruction alone, in all of them. What is described of positions
-(a mirror, flat instructions) matters to what the model does as far as the score falls. An index is also out of the model's distribution:
-notes have what the other changes do.
+in one learned layer at a time, in all of them, and on the tokens of the instruction alone, in all
+of them. What is described of positions (a mirror, flat instructions) matters to what the model does
+as far as the score falls. An index is also out of the model's distribution: notes have what the
+other changes do.
 """
 
 from __future__ import annotations
@@ -54,16 +57,28 @@ def _needed(quantity: str, least: float = NEEDED) -> All:
 
 
 MIRROR_NEEDED = Claim(
-    "R2", "the model needs the mirror: its layer's positions are used", R2.source, "none", _needed(OF_MIRROR, 0.5), "needed"
+    "R2",
+    "the model needs the mirror: its layer's positions are used",
+    R2.source,
+    "none",
+    _needed(OF_MIRROR, 0.5),
+    "needed",
 )
 INSTRUCTION_NEEDED = Claim(
-    "R3", "the model needs the instruction's near-constant positions", R3.source, "none", _needed(OF_INSTRUCTION), "needed"
+    "R3",
+    "the model needs the instruction's near-constant positions",
+    R3.source,
+    "none",
+    _needed(OF_INSTRUCTION),
+    "needed",
 )
-# ---- measured -------------------------------------------------------------------------------------------------------
+# ---- measured ------------------------------------------------------------------------------------
 
 
 def measure(subjects: Sequence[Subject], options: Options, cache: Cache) -> xr.Dataset:
-    """`score [kind, where, prompt]`, `plain [prompt]` and `mirror [layer]`, its strength, of one checkpoint."""
+    """`score [kind, where, prompt]`, `plain [prompt]` and `mirror [layer]`, its strength, of one
+    checkpoint.
+    """
     (subject,) = subjects
     data = subject.measured(cache, _scores, options, prompts=options.prompts)
     data = data.assign(mirror=strengths(measure_mirror([subject], options, cache)))
@@ -71,18 +86,25 @@ def measure(subjects: Sequence[Subject], options: Options, cache: Cache) -> xr.D
 
 
 def _scores(subject: Subject, options: Options) -> xr.Dataset:
-    """`score [kind, where, prompt]`, `plain [prompt]` in one dataset: every change of positions at every place."""
+    """`score [kind, where, prompt]`, `plain [prompt]` in one dataset: every change of positions at
+    every place.
+    """
     assert subject.task is not None
     task, model = subject.task, load_model(subject.path, options.device)
     prompts = reversals(subject, reversal_of(subject).longest, options.prompts, options.seed)
     learned = list(subject.learned)
-    places: dict[str, dict] = {**{f"layer {layer}": {"layer": layer} for layer in learned}, EVERYWHERE: {"layer": learned}}
+    places: dict[str, dict] = {
+        **{f"layer {layer}": {"layer": layer} for layer in learned},
+        EVERYWHERE: {"layer": learned},
+    }
     instruction = prompts[0].spans["instruction"]
     if all(prompt.spans["instruction"] == instruction for prompt in prompts):
         places[INSTRUCTION] = {"layer": learned, "tokens": list(instruction)}
 
     def score() -> np.ndarray:
-        return np.asarray(task.score(forced_responses(model, task, prompts, options.batch_size), prompts))
+        return np.asarray(
+            task.score(forced_responses(model, task, prompts, options.batch_size), prompts)
+        )
 
     plain, changed = score(), []
     for change in KINDS.values():
@@ -95,13 +117,17 @@ def _scores(subject: Subject, options: Options) -> xr.Dataset:
     return xr.Dataset(
         {
             "score": described(array, task.metric, task.units),
-            "plain": described(xr.DataArray(plain, dims="prompt"), f"{task.metric}, positions as they are", task.units),
+            "plain": described(
+                xr.DataArray(plain, dims="prompt"),
+                f"{task.metric}, positions as they are",
+                task.units,
+            ),
         },
         attrs={"metric": task.metric},
     )
 
 
-# ---- judged ---------------------------------------------------------------------------------------------------------
+# ---- judged --------------------------------------------------------------------------------------
 
 
 def judge(data: xr.Dataset) -> Iterator[Verdict]:
@@ -113,10 +139,16 @@ def judge(data: xr.Dataset) -> Iterator[Verdict]:
 
 
 def _evidence(data: xr.Dataset, claim: Claim, quantity: str, where: str) -> Verdict:
-    """How far the score falls with every kind of change at the place `where`, as evidence on `claim`."""
+    """How far the score falls with every kind of change at the place `where`, as evidence on
+    `claim`.
+    """
     falls = {str(kind): fall(data, str(kind), where) for kind in data["kind"].values}
     linear = falls["linearised"]
-    others = [f"{place} {_told(fall(data, 'linearised', place))}" for place in map(str, data["where"].values) if place != where]
+    others = [
+        f"{place} {_told(fall(data, 'linearised', place))}"
+        for place in map(str, data["where"].values)
+        if place != where
+    ]
     return verdict(
         claim,
         data.attrs["checkpoint"],
@@ -130,13 +162,19 @@ def _evidence(data: xr.Dataset, claim: Claim, quantity: str, where: str) -> Verd
         f"{where}; "
         + ", ".join(f"{kind} {_told(falls[kind])}" for kind in falls if kind != "linearised")
         + f"; linearised elsewhere: {', '.join(others)}"
-        + ("" if linear.margin >= NEEDED else "; what the claim describes is not needed for the score"),
+        + (
+            ""
+            if linear.margin >= NEEDED
+            else "; what the claim describes is not needed for the score"
+        ),
     )
 
 
 def fall(data: xr.Dataset, kind: str, where: str) -> Difference:
-    """How far the score falls. Prompts that are right or wrong are compared as shares: their difference has an error where all or none are
-    right too.
+    """How far the score falls.
+
+    Prompts that are right or wrong are compared as shares: their difference has an error where all
+    or none are right too.
     """
     changed, plain = data["score"].sel(kind=kind, where=where).values, data["plain"].values
     if np.isin([plain, changed], (0, 1)).all():
@@ -148,29 +186,43 @@ def _told(difference: Difference) -> str:
     return f"{difference.margin:.3g} ± {difference.standard_error:.2g}"
 
 
-# ---- drawn ----------------------------------------------------------------------------------------------------------
+# ---- drawn ---------------------------------------------------------------------------------------
 
 
 def draw(data: xr.Dataset) -> Iterator[Drawing]:
     """The score for every change and place, beside the score as it is."""
     plain = data["plain"].expand_dims(kind=[AS_IT_IS], where=data["where"].values)
-    score = xr.concat([plain, data["score"]], dim="kind").assign_attrs(data["score"].attrs | {"long_name": data.attrs["metric"]})
+    score = xr.concat([plain, data["score"]], dim="kind").assign_attrs(
+        data["score"].attrs | {"long_name": data.attrs["metric"]}
+    )
     errors = [
-        [0.0 if kind == AS_IT_IS else fall(data, str(kind), str(where)).standard_error for where in score["where"].values]
+        [
+            0.0 if kind == AS_IT_IS else fall(data, str(kind), str(where)).standard_error
+            for where in score["where"].values
+        ]
         for kind in score["kind"].values
     ]
-    by_kind = score.mean("prompt", keep_attrs=True).expand_dims("seed").rename(kind="checkpoint", where="test_set")
-    drawn = by_kind.to_dataset(name="score").assign(standard_error=(("checkpoint", "test_set"), np.array(errors)))
+    by_kind = (
+        score.mean("prompt", keep_attrs=True)
+        .expand_dims("seed")
+        .rename(kind="checkpoint", where="test_set")
+    )
+    drawn = by_kind.to_dataset(name="score").assign(
+        standard_error=(("checkpoint", "test_set"), np.array(errors))
+    )
     names = by_kind["checkpoint"].values
     places = [textwrap.fill(str(place), LETTERS) for place in by_kind["test_set"].values]
     layouts = ("checkpoint", [DRAWN_AS[str(name)] for name in names])
     yield Drawing(
         f"causes_{data.attrs['stem']}",
         score_by_length(
-            drawn.assign_coords(layout=layouts, label=("checkpoint", names), test_set=places), data.attrs["checkpoint"]
+            drawn.assign_coords(layout=layouts, label=("checkpoint", names), test_set=places),
+            data.attrs["checkpoint"],
         ),
-        f"{data.attrs['checkpoint']}: {data.attrs['metric']} while learned positions are linearised (the token index), frozen (a head's "
-        f"mean) or permuted, in one layer or all. Means of {counted(data.sizes['prompt'], 'prompt')}; bars: the standard error, over "
+        f"{data.attrs['checkpoint']}: {data.attrs['metric']} while learned positions are "
+        "linearised (the token index), frozen (a head's "
+        "mean) or permuted, in one layer or all. Means of "
+        f"{counted(data.sizes['prompt'], 'prompt')}; bars: the standard error, over "
         "these, of the difference from the score as it is.",
         data,
     )
@@ -182,7 +234,8 @@ CAUSES = over_seeds(
         (MIRROR_NEEDED, INSTRUCTION_NEEDED),
         Needs(
             each(can_mirror),
-            "no checkpoint trained on text reversal with learned positions in a layer other than 0 was given",
+            "no checkpoint trained on text reversal with learned positions in a layer other "
+            "than 0 was given",
             ("reversal/repo",),
             why_not=why_not,
         ),

@@ -1,7 +1,7 @@
 """How learned positions run in chunks (RePo sec. 5.2, fig. 3): R6.
 
-Patterns of chunks of 16 tokens on prompts of the training length, with a grid of other chunk sizes and tolerances, and on twins with random
-weights.
+Patterns of chunks of 16 tokens on prompts of the training length, with a grid of other chunk sizes
+and tolerances, and on twins with random weights.
 """
 
 from __future__ import annotations
@@ -17,7 +17,15 @@ from position_papers.kit.claims import Claim, Verdict, verdict
 from position_papers.kit.differences import paired_difference
 from position_papers.kit.experiment import Drawing, Experiment, Needs, each
 from position_papers.kit.learned_positions import why_not
-from position_papers.kit.rules import All, AtLeast, AtMost, BeyondNull, Observed, Significant, beside_null
+from position_papers.kit.rules import (
+    All,
+    AtLeast,
+    AtMost,
+    BeyondNull,
+    Observed,
+    Significant,
+    beside_null,
+)
 from position_papers.kit.seeds import over_seeds
 from position_papers.kit.subjects import Subject
 from position_papers.repo.checkpoints import LEARNED, NO_LEARNED, OLMO, learns_long_positions
@@ -30,7 +38,10 @@ from repo_interp.run import make_run
 PATTERNS = ("constant", "mono", "hybrid")
 SHARE = {pattern: f"the share of {pattern} chunks" for pattern in ("mono", "hybrid")}
 ABOVE_HALF = "the share of hybrid chunks less one half, over prompts,"
-ABOVE_MONO = "the share of constant chunks less that of mono ones (chunks of 16 tokens, epsilon 0.2), over prompts,"
+ABOVE_MONO = (
+    "the share of constant chunks less that of mono ones (chunks of 16 tokens, "
+    "epsilon 0.2), over prompts,"
+)
 RARE = 0.1
 BESIDE_TWINS = f"{SHARE['hybrid']}, beside random weights,"
 R6 = Claim(
@@ -42,7 +53,8 @@ R6 = Claim(
     also=("beyond random weights",),
 )
 CELLS = (
-    "the share of the pairs of chunk size and epsilon with which hybrid dominates, mono is rare, constant more frequent than mono"
+    "the share of the pairs of chunk size and epsilon with which hybrid dominates, mono "
+    "is rare, constant more frequent than mono"
 )
 R6_CELLS = Claim(
     "R6",
@@ -63,17 +75,27 @@ R6_NULL = Claim(
 
 
 def measure(subjects: Sequence[Subject], options: Options, cache: Cache) -> xr.Dataset:
-    """The measure `patterns` of one checkpoint, and `random_share [weights, pattern]` of controls; attributes: name, learned layers."""
+    """The measure `patterns` of one checkpoint, and `random_share [weights, pattern]` of controls;
+    attributes: name, learned layers.
+    """
     (subject,) = subjects
-    data = subject.measured(cache, _patterns, options, prompts=options.prompts, controls=options.controls)
-    attributes = {"checkpoint": subject.name, "stem": subject.stem, "training_length": subject.training_length}
+    data = subject.measured(
+        cache, _patterns, options, prompts=options.prompts, controls=options.controls
+    )
+    attributes = {
+        "checkpoint": subject.name,
+        "stem": subject.stem,
+        "training_length": subject.training_length,
+    }
     return data.assign_attrs(**attributes, learned=list(subject.learned))
 
 
 def _patterns(subject: Subject, options: Options) -> xr.Dataset:
     prompts = subject.prompts(subject.training_length, options.prompts, options.seed)
     trained, *twins = (
-        analyze(bridge, prompts, ("patterns",), batch_size=options.batch_size)["patterns"].to_dataset()
+        analyze(bridge, prompts, ("patterns",), batch_size=options.batch_size)[
+            "patterns"
+        ].to_dataset()
         for _, bridge in subject.bridges(options)
     )
     random = xr.concat([twin["pattern_share_all"] for twin in twins], dim="weights")
@@ -81,12 +103,24 @@ def _patterns(subject: Subject, options: Options) -> xr.Dataset:
 
 
 def judge(data: xr.Dataset) -> Iterator[Verdict]:
-    """R6 on all learned heads together, with other chunk sizes and tolerances, and beside random-weight controls."""
+    """R6 on all learned heads together, with other chunk sizes and tolerances, and beside
+    random-weight controls.
+    """
     share = {pattern: float(data["pattern_share_all"].sel(pattern=pattern)) for pattern in PATTERNS}
     by_prompt = _by_prompt(data)
-    hybrid, constant, mono = (by_prompt.sel(pattern=pattern).values for pattern in ("hybrid", "constant", "mono"))
-    above = {ABOVE_HALF: paired_difference(hybrid, np.full_like(hybrid, 0.5)), ABOVE_MONO: paired_difference(constant, mono)}
-    agreement = same_as_claimed(data["sensitivity"].sel(pattern=list(PATTERNS)).transpose(..., "pattern").values.reshape(-1, 3))
+    hybrid, constant, mono = (
+        by_prompt.sel(pattern=pattern).values for pattern in ("hybrid", "constant", "mono")
+    )
+    above = {
+        ABOVE_HALF: paired_difference(hybrid, np.full_like(hybrid, 0.5)),
+        ABOVE_MONO: paired_difference(constant, mono),
+    }
+    agreement = same_as_claimed(
+        data["sensitivity"]
+        .sel(pattern=list(PATTERNS))
+        .transpose(..., "pattern")
+        .values.reshape(-1, 3)
+    )
     random = data["random_share"].sel(pattern=list(PATTERNS)).transpose("weights", "pattern").values
     judged = verdict(
         R6,
@@ -123,18 +157,28 @@ def _by_prompt(data: xr.Dataset) -> xr.DataArray:
     """The shares [prompt, pattern] of the chunks of learned layers."""
     labels = data["chunk_pattern"].sel(layer=data.attrs["learned"])
     axes = ("layer", "head", "chunk")
-    shares = [(labels == place).sum(axes) / (labels >= 0).sum(axes) for place in range(len(PATTERNS))]
-    joined: xr.DataArray = xr.concat(shares, dim=xr.IndexVariable("pattern", list(PATTERNS)), coords="minimal", compat="override")
+    shares = [
+        (labels == place).sum(axes) / (labels >= 0).sum(axes) for place in range(len(PATTERNS))
+    ]
+    joined: xr.DataArray = xr.concat(
+        shares, dim=xr.IndexVariable("pattern", list(PATTERNS)), coords="minimal", compat="override"
+    )
     return described(joined, "share of a prompt's chunks", "1")
 
 
 def units(data: xr.Dataset) -> xr.Dataset:
-    """The shares of all prompts together, of each, of random weights, and with other chunk sizes and tolerances."""
-    return data[["pattern_share_all", "sensitivity", "random_share"]].assign(share_by_prompt=_by_prompt(data))
+    """The shares of all prompts together, of each, of random weights, and with other chunk sizes
+    and tolerances.
+    """
+    return data[["pattern_share_all", "sensitivity", "random_share"]].assign(
+        share_by_prompt=_by_prompt(data)
+    )
 
 
 def same_as_claimed(shares: Float[np.ndarray, "cell pattern"]) -> Bool[np.ndarray, " cell"]:
-    """For each cell of a grid of (constant, mono, hybrid) shares, whether they are in the order of R6, whatever their errors."""
+    """For each cell of a grid of (constant, mono, hybrid) shares, whether they are in the order of
+    R6, whatever their errors.
+    """
     constant, mono, hybrid = shares.T
     return (hybrid > 0.5) & (mono <= RARE) & (constant > mono)
 
@@ -153,7 +197,8 @@ def draw(data: xr.Dataset) -> Iterator[Drawing]:
     yield Drawing(
         f"pattern_sensitivity_{data.attrs['stem']}",
         pattern_sensitivity(run),
-        f"{name}: shares of constant and hybrid chunks in learned layers with other chunk sizes and tolerances ε (RePo footnote "
+        f"{name}: shares of constant and hybrid chunks in learned layers with other chunk "
+        "sizes and tolerances ε (RePo footnote "
         f"5), {prompts}; framed: the paper's.",
         data[["sensitivity"]],
     )

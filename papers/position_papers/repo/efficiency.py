@@ -4,7 +4,8 @@
     FLOPs        6 N per token of training, N the parameters beside the input embedding; with 5e10 tokens this is table 6
     time         per token, generated with a cache after a prompt, RoPE and RePo in turns on the same machine
 
-The timed models are fresh: time does not depend on weights. Times differ from run to run; nothing else here does.
+The timed models are fresh: time does not depend on weights. Times differ from run to run; nothing
+else here does.
 """
 
 from __future__ import annotations
@@ -33,10 +34,16 @@ from repo_interp.models.generation import continue_greedily
 from repo_interp.models.reposition import added_parameters, reposition
 from repo_interp.plots.style import PaperFigure
 
-ADDED = "the share of parameters beside the input embedding that RePo adds at the paper's size (OLMo-2 1B, from layer 5)"
+ADDED = (
+    "the share of parameters beside the input embedding that RePo adds at the paper's "
+    "size (OLMo-2 1B, from layer 5)"
+)
 LONGEST = 1.1
 """The ratio of times that still is "about as long"."""
-LESS = f"{LONGEST:g} less the mean ratio of times, on fresh models of equal size that generate in turns,"
+LESS = (
+    f"{LONGEST:g} less the mean ratio of times, on fresh models of equal size that "
+    "generate in turns,"
+)
 R7 = Claim("R7", "RePo adds few parameters", "RePo sec. 5.4", "0.9 %", AtMost(ADDED, 0.01))
 R7_TIME = Claim(
     "R7",
@@ -55,18 +62,26 @@ OLMO_2 = ("olmo2", 2048, 8192, 16, 16, 100352)
 """The paper's model, from its public configuration, as `configuration` takes it."""
 
 
-# ---- measured -------------------------------------------------------------------------------------------------------
+# ---- measured ------------------------------------------------------------------------------------
 
 
 def measure(subjects: Sequence[Subject], options: Options, cache: Cache) -> xr.Dataset:
-    """What `_times` measures, with `parameters [size, scheme]`; attributes: the options of what is timed."""
-    timed = {name.removeprefix("efficiency_"): getattr(options, name) for name in vars(options) if name.startswith("efficiency_")}
+    """What `_times` measures, with `parameters [size, scheme]`; attributes: the options of what is
+    timed.
+    """
+    timed = {
+        name.removeprefix("efficiency_"): getattr(options, name)
+        for name in vars(options)
+        if name.startswith("efficiency_")
+    }
     timed["device"] = options.device
     measured = cache.dataset(_times, {**timed, "seed": options.seed}, options)
     sizes = {PAPERS: counts(configuration(*OLMO_2)), "timed": counts(_timed(options))}
     coords = {"size": list(sizes), "scheme": ["rope", "repo"]}
     array = xr.DataArray(np.array(list(sizes.values()), dtype=float), coords, ("size", "scheme"))
-    return measured.assign(parameters=described(array, "parameters beside the input embedding", "1")).assign_attrs(timed)
+    return measured.assign(
+        parameters=described(array, "parameters beside the input embedding", "1")
+    ).assign_attrs(timed)
 
 
 def counts(config: PretrainedConfig) -> tuple[int, int]:
@@ -75,33 +90,63 @@ def counts(config: PretrainedConfig) -> tuple[int, int]:
         model = AutoModelForCausalLM.from_config(config)
         reposition(model, LAYOUT)
     added = added_parameters(model)
-    whole = sum(parameter.numel() for parameter in model.parameters()) - model.get_input_embeddings().weight.numel()
+    whole = (
+        sum(parameter.numel() for parameter in model.parameters())
+        - model.get_input_embeddings().weight.numel()
+    )
     return whole - added, whole
 
 
-def configuration(kind: str, width: int, inner: int, layers: int, heads: int, vocabulary: int) -> PretrainedConfig:
+def configuration(
+    kind: str, width: int, inner: int, layers: int, heads: int, vocabulary: int
+) -> PretrainedConfig:
     """The configuration of a model of a type and size."""
-    sizes = {"hidden_size": width, "intermediate_size": inner, "num_hidden_layers": layers, "vocab_size": vocabulary}
+    sizes = {
+        "hidden_size": width,
+        "intermediate_size": inner,
+        "num_hidden_layers": layers,
+        "vocab_size": vocabulary,
+    }
     return AutoConfig.for_model(kind, **sizes, num_attention_heads=heads, num_key_value_heads=heads)
 
 
 def _times(options: Options) -> xr.Dataset:
-    """`seconds [scheme, round]` per token, their `ratio [round]`, and the `repeat_ratio [round]` of RoPE timed twice in the same round."""
-    models = {scheme: _fresh(layout, options) for scheme, layout in (("rope", "rope"), ("repo", LAYOUT))}
-    prompt = torch.randint(1, 1024, (options.efficiency_context,), generator=torch.Generator().manual_seed(options.seed)).tolist()
+    """`seconds [scheme, round]` per token, their `ratio [round]`, and the `repeat_ratio [round]` of
+    RoPE timed twice in the same round.
+    """
+    models = {
+        scheme: _fresh(layout, options) for scheme, layout in (("rope", "rope"), ("repo", LAYOUT))
+    }
+    prompt = torch.randint(
+        1,
+        1024,
+        (options.efficiency_context,),
+        generator=torch.Generator().manual_seed(options.seed),
+    ).tolist()
     for model in models.values():
         _seconds(model, prompt, options)
     order = ("rope", "repo", "rope")
     rounds = np.array(
-        [[_seconds(models[scheme], prompt, options) for scheme in order] for _ in range(options.efficiency_rounds)]
+        [
+            [_seconds(models[scheme], prompt, options) for scheme in order]
+            for _ in range(options.efficiency_rounds)
+        ]
     ).T
     first, learned, second = rounds
-    seconds = xr.DataArray(np.stack(((first + second) / 2, learned)), {"scheme": ["rope", "repo"]}, ("scheme", "round"))
+    seconds = xr.DataArray(
+        np.stack(((first + second) / 2, learned)), {"scheme": ["rope", "repo"]}, ("scheme", "round")
+    )
     return xr.Dataset(
         {
             "seconds": described(seconds, "time per generated token", "s"),
-            "ratio": described(xr.DataArray(2 * learned / (first + second), dims="round"), "RePo over RoPE", "1"),
-            "repeat_ratio": described(xr.DataArray(second / first, dims="round"), "RoPE over RoPE, later over earlier", "1"),
+            "ratio": described(
+                xr.DataArray(2 * learned / (first + second), dims="round"), "RePo over RoPE", "1"
+            ),
+            "repeat_ratio": described(
+                xr.DataArray(second / first, dims="round"),
+                "RoPE over RoPE, later over earlier",
+                "1",
+            ),
         }
     )
 
@@ -127,10 +172,12 @@ def _fresh(layout: str, options: Options) -> PreTrainedModel:
 
 def _timed(options: Options) -> PretrainedConfig:
     width = options.efficiency_width
-    return configuration("llama", width, 4 * width, options.efficiency_layers, options.efficiency_heads, 2048)
+    return configuration(
+        "llama", width, 4 * width, options.efficiency_layers, options.efficiency_heads, 2048
+    )
 
 
-# ---- judged ---------------------------------------------------------------------------------------------------------
+# ---- judged --------------------------------------------------------------------------------------
 
 
 def judge(data: xr.Dataset) -> Iterator[Verdict]:
@@ -145,11 +192,13 @@ def judge(data: xr.Dataset) -> Iterator[Verdict]:
         100 * (repo / rope - 1),
         control="RoPE: 0",
         seeds=0,
-        note=f"FLOPs of table 6 as 6 N T: {6 * rope * TOKENS:.3g} and {6 * repo * TOKENS:.3g} (paper 3.84e+20 and 3.87e+20); "
-        + _in_words(parameters, "timed"),
+        note=f"FLOPs of table 6 as 6 N T: {6 * rope * TOKENS:.3g} and "
+        f"{6 * repo * TOKENS:.3g} (paper 3.84e+20 and 3.87e+20); " + _in_words(parameters, "timed"),
     )
     ratios = data["ratio"].values
-    rope, repo = (1e3 * float(data["seconds"].sel(scheme=scheme).median()) for scheme in ("rope", "repo"))
+    rope, repo = (
+        1e3 * float(data["seconds"].sel(scheme=scheme).median()) for scheme in ("rope", "repo")
+    )
     timed = data.attrs
     yield verdict(
         R7_TIME,
@@ -158,7 +207,8 @@ def judge(data: xr.Dataset) -> Iterator[Verdict]:
         {LESS: paired_difference(np.full(len(ratios), LONGEST), ratios)},
         **mean_of(ratios, "rounds"),
         control=f"RoPE against itself {float(data['repeat_ratio'].mean()):.3f}",
-        note=f"RoPE {rope:.3g} ms, RePo {repo:.3g} ms on {timed['device']}, {timed['layers']} layers of width {timed['width']}",
+        note=f"RoPE {rope:.3g} ms, RePo {repo:.3g} ms on {timed['device']}, "
+        f"{timed['layers']} layers of width {timed['width']}",
         seeds=0,
     )
 
@@ -168,7 +218,7 @@ def _in_words(parameters: xr.DataArray, size: str) -> str:
     return f"{size}: {rope:,.0f} parameters, RePo adds {100 * (repo / rope - 1):.2f} %"
 
 
-# ---- drawn ----------------------------------------------------------------------------------------------------------
+# ---- drawn ---------------------------------------------------------------------------------------
 
 
 def draw(data: xr.Dataset) -> Iterator[Drawing]:
@@ -177,8 +227,10 @@ def draw(data: xr.Dataset) -> Iterator[Drawing]:
     yield Drawing(
         "efficiency",
         _figure(data),
-        f"Time to generate a token with RoPE and RePo ({LAYOUT}) in turns (RePo table 6): {timed['layers']} layers of width "
-        f"{timed['width']}, a prompt of {timed['context']} tokens, {data.sizes['round']} rounds of {timed['tokens']} "
+        f"Time to generate a token with RoPE and RePo ({LAYOUT}) in turns (RePo table 6): "
+        f"{timed['layers']} layers of width "
+        f"{timed['width']}, a prompt of {timed['context']} tokens, {data.sizes['round']} "
+        f"rounds of {timed['tokens']} "
         f"tokens; dots: rounds, mark: mean. "
         + "; ".join(_in_words(data["parameters"], str(size)) for size in data["size"].values),
         data,
@@ -187,12 +239,15 @@ def draw(data: xr.Dataset) -> Iterator[Drawing]:
 
 def _figure(data: xr.Dataset) -> PaperFigure:
     """Time per token of both schemes, round by round."""
-    times = described(1e3 * data["seconds"].transpose("scheme", "round"), "time per token", "ms").rename(
-        scheme="checkpoint", round="seed"
-    )
+    times = described(
+        1e3 * data["seconds"].transpose("scheme", "round"), "time per token", "ms"
+    ).rename(scheme="checkpoint", round="seed")
     table = times.expand_dims(test_set=["rounds in turns"]).to_dataset(name="score")
     schemes = [str(scheme) for scheme in table["checkpoint"].values]
-    return score_by_length(table.assign_coords(layout=("checkpoint", schemes)), f"mean ratio {float(data['ratio'].mean()):.3f}")
+    return score_by_length(
+        table.assign_coords(layout=("checkpoint", schemes)),
+        f"mean ratio {float(data['ratio'].mean()):.3f}",
+    )
 
 
 EFFICIENCY = Experiment(

@@ -1,7 +1,9 @@
-"""Needle in a haystack (RePo table 1, fig. 1, 4, 5): R9 at the training length and beyond it, on what `needles` measures.
+"""Needle in a haystack (RePo table 1, fig. 1, 4, 5): R9 at the training length and beyond it, on
+what `needles` measures.
 
 hybrids     R2N1 and N2R1 at the training length L
-start layer how much the mean share over L, 2 L and 4 L differs between the layers that RePo starts at, and how it changes at L with a
+start layer how much the mean share over L, 2 L and 4 L differs between the layers that RePo starts
+at, and how it changes at L with a
             later start: by layer, seed by seed, without a start at 0, which the paper does not have
 """
 
@@ -16,7 +18,14 @@ import xarray as xr
 
 from position_papers.kit.cache import Cache
 from position_papers.kit.claims import Claim, Verdict, unmeasured, verdict
-from position_papers.kit.differences import Difference, between, in_words, mean_of, numbers_of, paired_seeds
+from position_papers.kit.differences import (
+    Difference,
+    between,
+    in_words,
+    mean_of,
+    numbers_of,
+    paired_seeds,
+)
 from position_papers.kit.experiment import Drawing, Experiment, Needs, asked_the_same
 from position_papers.kit.learned_positions import why_not
 from position_papers.kit.rules import Above, All, AtLeast, AtMost, Below, Where
@@ -49,17 +58,28 @@ from position_papers.repo.options import Options
 ROOM = Below("RoPE's share of needles found (asked for after results were seen)", CEILING)
 ABLE = AtLeast("RoPE's share of needles found, without which the task cannot be done at all", 0.1)
 ABOVE = Above("the share of needles found", ("RoPE",))
-ABOVE_AT_LONGER = Above(f"at every longer length where {ROOM.words}, {ABOVE.quantity}", ABOVE.rivals)
+ABOVE_AT_LONGER = Above(
+    f"at every longer length where {ROOM.words}, {ABOVE.quantity}", ABOVE.rivals
+)
 CONVERGED = AtLeast("the lowest share that a seed of either finds at the training length", 0.9)
 ORDER = (
     Above("R2N1's share of needles found", ("N2R1", "RoPE"), required=("RoPE",)),
     Above("N2R1's share of needles found", ("RoPE",), required=()),
 )
 TOLD_APART = Below("the lowest of these means", CEILING)
-ROBUST = AtMost("the largest difference between starting layers of the mean share over L, 2L and 4L (YaRN beyond L)", 0.05)
-FEWER = Above("the change of the share of needles found by layer that RePo starts later", ("0",), relation="below")
+ROBUST = AtMost(
+    "the largest difference between starting layers of the mean share over L, 2L and 4L "
+    "(YaRN beyond L)",
+    0.05,
+)
+FEWER = Above(
+    "the change of the share of needles found by layer that RePo starts later",
+    ("0",),
+    relation="below",
+)
 LEFT_OUT = {
-    "niah_keys": "seeds 2 and 8 are left out: their RoPE models, which all others continue, had not learned the task after 5,000 and "
+    "niah_keys": "seeds 2 and 8 are left out: their RoPE models, which all others continue, "
+    "had not learned the task after 5,000 and "
     "6,000 steps (8, whose RoPE model found .86, after its scores were seen)"
 }
 """Seeds that were trained and are not in the zoo, by task."""
@@ -101,27 +121,32 @@ R9_START = Claim(
 )
 R9_LATER = Claim(
     "R9",
-    "needle in a haystack at the training length: the later RePo starts, the fewer needles it finds",
+    "needle in a haystack at the training length: the later RePo starts, the fewer needles "
+    "it finds",
     "RePo fig. 4, app. B.5",
     "figure",
     Where(NEEDS_POSITIONS, FEWER),
     part="later start",
 )
 
-# ---- measured -------------------------------------------------------------------------------------------------------
+# ---- measured ------------------------------------------------------------------------------------
 
 
 def measure(subjects: Sequence[Subject], options: Options, cache: Cache) -> list[Searched]:
     """The needles that every checkpoint found. Raises InputError for one that cannot be asked."""
     searched = [search(subject, options, cache) for subject in subjects]
-    return [replace(each, is_unused=bool(why_not(each.subject, options, cache))) for each in searched]
+    return [
+        replace(each, is_unused=bool(why_not(each.subject, options, cache))) for each in searched
+    ]
 
 
-# ---- judged ---------------------------------------------------------------------------------------------------------
+# ---- judged --------------------------------------------------------------------------------------
 
 
 def judge(searched: Sequence[Searched]) -> Iterator[Verdict]:
-    """Checkpoints with learned positions beside RoPE at L and beyond, the hybrids, and the layers that RePo starts at."""
+    """Checkpoints with learned positions beside RoPE at L and beyond, the hybrids, and the layers
+    that RePo starts at.
+    """
     by_layout = {each.subject.layout.partition("@")[0]: each for each in reversed(searched)}
     rope, (nope, why_not) = by_layout.get("rope"), found_without_positions(searched)
     for own in searched:
@@ -131,7 +156,9 @@ def judge(searched: Sequence[Searched]) -> Iterator[Verdict]:
             yield _longer(own, rope, nope, reason)
     if rope is not None and "r2n1" in by_layout:
         yield _hybrids(by_layout["r2n1"], by_layout.get("n2r1"), rope, nope, why_not)
-    starts = {start: each for each in searched if (start := starting_layer(each.subject)) is not None}
+    starts = {
+        start: each for each in searched if (start := starting_layer(each.subject)) is not None
+    }
     if len(starts) > 1:
         yield from _start_layers(dict(sorted(starts.items())), nope, why_not)
 
@@ -141,10 +168,17 @@ def _at_training_length(own: Searched, rope: Searched, nope: float, why_not: str
     length = own.subject.training_length
     mine, theirs = own.sample([length], PLAIN), rope.sample([length], PLAIN)
     difference = {"RoPE": between(mine, theirs)}
-    values = {NOPE: nope, ROOM.quantity: theirs.mean, ABLE.quantity: theirs.mean, ABOVE.quantity: difference}
+    values = {
+        NOPE: nope,
+        ROOM.quantity: theirs.mean,
+        ABLE.quantity: theirs.mean,
+        ABOVE.quantity: difference,
+    }
     left_out = LEFT_OUT.get(needles_of(own.subject))
     no_room = f"{NO_ROOM} ({left_out})" if left_out else NO_ROOM
-    reason = why_not or ("" if ROOM.holds(values) else no_room) or ("" if ABLE.holds(values) else UNABLE)
+    reason = (
+        why_not or ("" if ROOM.holds(values) else no_room) or ("" if ABLE.holds(values) else UNABLE)
+    )
     text = f"{mine.mean:.3f} and {rope.name} {theirs.mean:.3f}; {in_words(difference, 'above', '')}"
     return _beside_rope(R9, own, rope, [length], PLAIN, values, text, reason)
 
@@ -153,25 +187,47 @@ def _longer(own: Searched, rope: Searched, nope: float, why_not: str) -> Verdict
     """R9 (longer): needles found at every longer length with YaRN, beside RoPE."""
     longer = [length for length in own.lengths if length > own.subject.training_length]
     if not longer:
-        trained = f"it goes on from a model that was trained on {longest_trained(own.subject):,} tokens"
+        trained = (
+            f"it goes on from a model that was trained on {longest_trained(own.subject):,} tokens"
+        )
         return unmeasured(R9_LONGER, own.name, trained)
     pairs = {length: (own.sample([length], YARN), rope.sample([length], YARN)) for length in longer}
     differences = {length: between(*pair) for length, pair in pairs.items()}
-    with_room = [differences[length] for length, (_, of_rope) in pairs.items() if ROOM.holds({ROOM.quantity: of_rope.mean})]
+    with_room = [
+        differences[length]
+        for length, (_, of_rope) in pairs.items()
+        if ROOM.holds({ROOM.quantity: of_rope.mean})
+    ]
     # Above at every one of them: above where it is most probable by chance.
     least = {"RoPE": max(with_room, key=Difference.p_value)} if with_room else {}
-    lowest = {each.name: float(each.sample([each.subject.training_length], PLAIN).seeds.min()) for each in (own, rope)}
+    lowest = {
+        each.name: float(each.sample([each.subject.training_length], PLAIN).seeds.min())
+        for each in (own, rope)
+    }
     values = {NOPE: nope, ABOVE_AT_LONGER.quantity: least, CONVERGED.quantity: min(lowest.values())}
     few = [f"{name} {share:.3f}" for name, share in lowest.items() if share < CONVERGED.bound]
-    unconverged = f"a training seed had not converged: it finds at the training length, of {', '.join(few)}" if few else ""
+    unconverged = (
+        f"a training seed had not converged: it finds at the training length, of {', '.join(few)}"
+        if few
+        else ""
+    )
     text = "; ".join(
-        f"{length}: {mine.mean:.3f}, {rope.name} {theirs.mean:.3f} ({differences[length].margin:+.3f}, standard error "
-        f"{differences[length].standard_error:.2g}; without YaRN {own.sample([length], PLAIN).mean:.3f} and "
+        f"{length}: {mine.mean:.3f}, {rope.name} {theirs.mean:.3f} "
+        f"({differences[length].margin:+.3f}, standard error "
+        f"{differences[length].standard_error:.2g}; without YaRN "
+        f"{own.sample([length], PLAIN).mean:.3f} and "
         f"{rope.sample([length], PLAIN).mean:.3f})"
         for length, (mine, theirs) in pairs.items()
     )
     return _beside_rope(
-        R9_LONGER, own, rope, longer, YARN, values, text, why_not or unconverged or ("" if with_room else NO_ROOM)
+        R9_LONGER,
+        own,
+        rope,
+        longer,
+        YARN,
+        values,
+        text,
+        why_not or unconverged or ("" if with_room else NO_ROOM),
     )
 
 
@@ -185,13 +241,16 @@ def _beside_rope(
     text: str,
     reason: str,
 ) -> Verdict:
-    """The verdict on the share of needles that a checkpoint found, with RoPE's as the control; not measurable for a `reason`."""
+    """The verdict on the share of needles that a checkpoint found, with RoPE's as the control; not
+    measurable for a `reason`.
+    """
     mine, theirs = own.sample(lengths, method), rope.sample(lengths, method)
     told = note([each.recorded for each in (own, rope) if each.recorded is not None], text)
     return verdict(
         claim,
         own.name,
-        f"share of needles found at {' and '.join(map(str, lengths))} tokens{' with YaRN' if method == YARN else ''}",
+        f"share of needles found at {' and '.join(map(str, lengths))} "
+        f"tokens{' with YaRN' if method == YARN else ''}",
         values,
         **numbers_of(mine),
         control=f"{rope.name} {theirs.mean:.3f}",
@@ -200,7 +259,9 @@ def _beside_rope(
     )
 
 
-def _hybrids(own: Searched, other: Searched | None, rope: Searched, nope: float, why_not: str) -> Verdict:
+def _hybrids(
+    own: Searched, other: Searched | None, rope: Searched, nope: float, why_not: str
+) -> Verdict:
     """R9 (hybrids), of R2N1, N2R1 where it was given, and RoPE; in the note also longer lengths."""
     compared = [own, *([other] if other else []), rope]
     mine, *others = (each.sample([own.subject.training_length], PLAIN) for each in compared)
@@ -212,11 +273,14 @@ def _hybrids(own: Searched, other: Searched | None, rope: Searched, nope: float,
         ORDER[1].quantity: {"RoPE": between(*others)} if other else {},
     }
     text = "without YaRN " + "; ".join(
-        f"{length}: " + ", ".join(f"{each.name} {each.sample([length], PLAIN).mean:.3f}" for each in compared)
+        f"{length}: "
+        + ", ".join(f"{each.name} {each.sample([length], PLAIN).mean:.3f}" for each in compared)
         for length in own.lengths
     )
     reason = why_not or ("" if ROOM.holds(values) else NO_ROOM)
-    return _beside_rope(R9_HYBRIDS, own, rope, [own.subject.training_length], PLAIN, values, text, reason)
+    return _beside_rope(
+        R9_HYBRIDS, own, rope, [own.subject.training_length], PLAIN, values, text, reason
+    )
 
 
 def _start_layers(starts: Mapping[int, Searched], nope: float, why_not: str) -> Iterator[Verdict]:
@@ -224,13 +288,22 @@ def _start_layers(starts: Mapping[int, Searched], nope: float, why_not: str) -> 
     first = next(iter(starts.values()))
     names = ", ".join(each.name for each in starts.values())
     means = {start: each.sample(each.lengths, YARN).mean for start, each in starts.items()}
-    plain = {start: each.sample([first.subject.training_length], PLAIN) for start, each in starts.items()}
-    text = "; ".join(f"from layer {start}: {mean:.3f}, at L {plain[start].mean:.3f}" for start, mean in means.items())
+    plain = {
+        start: each.sample([first.subject.training_length], PLAIN) for start, each in starts.items()
+    }
+    text = "; ".join(
+        f"from layer {start}: {mean:.3f}, at L {plain[start].mean:.3f}"
+        for start, mean in means.items()
+    )
     differ = float(np.ptp(list(means.values())))
     values = {NOPE: nope, TOLD_APART.quantity: min(means.values()), ROBUST.quantity: differ}
     unused = ", ".join(each.name for each in starts.values() if each.is_unused)
     reason = why_not or (unused and f"{unused} {UNUSED}")
-    reason = reason or ("" if TOLD_APART.holds(values) else "all find nearly all of them, so they cannot be told apart")
+    reason = reason or (
+        ""
+        if TOLD_APART.holds(values)
+        else "all find nearly all of them, so they cannot be told apart"
+    )
     yield verdict(
         R9_START,
         names,
@@ -245,12 +318,18 @@ def _start_layers(starts: Mapping[int, Searched], nope: float, why_not: str) -> 
     if len(later) < 2:
         return
     seeds = sorted(set.intersection(*({*plain[start].numbers} for start in later)))
-    shares = np.array([[plain[start].seeds[plain[start].numbers.index(seed)] for seed in seeds] for start in later])
+    shares = np.array(
+        [
+            [plain[start].seeds[plain[start].numbers.index(seed)] for seed in seeds]
+            for start in later
+        ]
+    )
     changes = np.polyfit(later, shares, 1)[0]
     yield verdict(
         R9_LATER,
         names,
-        f"change of the share of needles found at L by layer that RePo starts later, from layer {later[0]} to {later[-1]}",
+        "change of the share of needles found at L by layer that RePo starts later, from "
+        f"layer {later[0]} to {later[-1]}",
         {NOPE: nope, FEWER.quantity: {"0": paired_seeds(np.zeros(len(seeds)), changes)}},
         **mean_of(changes, f"{len(seeds)} seeds"),
         note=text,
@@ -259,7 +338,7 @@ def _start_layers(starts: Mapping[int, Searched], nope: float, why_not: str) -> 
     )
 
 
-# ---- drawn ----------------------------------------------------------------------------------------------------------
+# ---- drawn ---------------------------------------------------------------------------------------
 
 
 def draw(searched: Sequence[Searched]) -> Iterator[Drawing]:
@@ -269,13 +348,15 @@ def draw(searched: Sequence[Searched]) -> Iterator[Drawing]:
     data = _by_length(searched)
     left_out = LEFT_OUT.get(needles_of(first))
     extended = (
-        "; YaRN by the factor n / L beyond the training length L (dotted), of seeds whose weights are at hand; bars of a single seed: "
+        "; YaRN by the factor n / L beyond the training length L (dotted), of seeds whose "
+        "weights are at hand; bars of a single seed: "
         "standard error over prompts"
     )
     yield Drawing(
         f"haystack_by_length_{needles_of(first)}_{length}",
         method_panels(data),
-        f"Needles found by context length (RePo table 1, fig. 1, 4, 5), {count} prompts each. Mean over seeds, small dots: "
+        f"Needles found by context length (RePo table 1, fig. 1, 4, 5), {count} prompts "
+        "each. Mean over seeds, small dots: "
         f"each{extended if YARN in _methods(searched) else ''}{f'; {left_out}' if left_out else ''}. {OF_PAPER} Marks of one length stand "
         "beside each other so that equal ones can be seen.",
         data,
@@ -283,9 +364,14 @@ def draw(searched: Sequence[Searched]) -> Iterator[Drawing]:
 
 
 def _by_length(searched: Sequence[Searched]) -> xr.Dataset:
-    """`score [method, checkpoint, test_set, seed]` and `standard_error`, as `plots.marks.scores` draws them."""
+    """`score [method, checkpoint, test_set, seed]` and `standard_error`, as `plots.marks.scores`
+    draws them.
+    """
     lengths, methods = searched[0].lengths, _methods(searched)
-    samples = [{each.name: [each.sample([length], method) for length in lengths] for each in searched} for method in methods]
+    samples = [
+        {each.name: [each.sample([length], method) for length in lengths] for each in searched}
+        for method in methods
+    ]
     tables = [sample_table(rows, lengths, "share of needles found") for rows in samples]
     table = xr.concat(tables, xr.IndexVariable("method", list(methods.values())), join="outer")
     return table.assign_coords(
@@ -309,7 +395,10 @@ HAYSTACK = Experiment(
         HAYSTACKS,
         otherwise_of={
             R9_HYBRIDS.label: "no R2N1 that finds needles was given beside RoPE",
-            **dict.fromkeys((R9_START.label, R9_LATER.label), "checkpoints with RePo from several layers on were not given"),
+            **dict.fromkeys(
+                (R9_START.label, R9_LATER.label),
+                "checkpoints with RePo from several layers on were not given",
+            ),
         },
     ),
     measure,

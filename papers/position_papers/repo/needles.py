@@ -1,13 +1,18 @@
-"""The needles of a haystack that a checkpoint finds, plainly and with YaRN (RePo app. B.2), and whether finding them takes positions.
+"""The needles of a haystack that a checkpoint finds, plainly and with YaRN (RePo app.
+
+B.2), and whether finding them takes positions.
 
     plain     as it was trained              YaRN     from n tokens beyond the training length L on, with the factor n / L
 
-Lengths are L, 2 L and 4 L; of an adapter those beyond L that its base was not trained on either. A checkpoint of our task finds needles of
-that task, teacher-forced; one that reads text finds RULER's, generated. YaRN changes nothing where no layer rotates. All checkpoints of
-one training length answer the same prompts, so that differences are taken prompt by prompt - or over seeds where both have several.
+Lengths are L, 2 L and 4 L; of an adapter those beyond L that its base was not trained on either. A
+checkpoint of our task finds needles of that task, teacher-forced; one that reads text finds
+RULER's, generated. YaRN changes nothing where no layer rotates. All checkpoints of one training
+length answer the same prompts, so that differences are taken prompt by prompt - or over seeds where
+both have several.
 
-Needles that NoPE finds as well say nothing about positions: where NoPE finds 0.9 of them at L there is no verdict, nor where a task of ours
-comes without NoPE. Judged are scores (`haystack`) and attention (`attention`).
+Needles that NoPE finds as well say nothing about positions: where NoPE finds 0.9 of them at L there
+is no verdict, nor where a task of ours comes without NoPE. Judged are scores (`haystack`) and
+attention (`attention`).
 """
 
 from __future__ import annotations
@@ -36,14 +41,20 @@ MULTIPLES = (1, 2, 4)
 ROTATING = ("rope", "repo", "continuous", "multihead_continuous", "hope", "cope_rope")
 """Schemes whose layers YaRN reaches."""
 CEILING = 0.99
-"""Score from which checkpoints cannot be told apart. For lengths beyond training and for start layers this was added when YaRN had brought
-every checkpoint of the zoo to 1."""
+"""Score from which checkpoints cannot be told apart.
+
+For lengths beyond training and for start layers this was added when YaRN had brought every
+checkpoint of the zoo to 1.
+"""
 WITHOUT_POSITIONS = 0.9
-"""Share of needles from which on NoPE is said to find them, so that the task does not need positions."""
+"""Share of needles from which on NoPE is said to find them, so that the task does not need
+positions.
+"""
 NOPE = "the share that NoPE finds"
 NEEDS_POSITIONS = Custom(
     lambda values: not values[NOPE] >= WITHOUT_POSITIONS,
-    f"NoPE, where it was given, finds less than {WITHOUT_POSITIONS:g} of them at the training length",
+    f"NoPE, where it was given, finds less than {WITHOUT_POSITIONS:g} of them at the "
+    "training length",
 )
 
 
@@ -70,11 +81,19 @@ class Searched:
         return [int(length) for length in self.scores["length"].values]
 
     def sample(self, lengths: Sequence[int], method: str) -> Sample:
-        """Scores as means over `lengths`, with those of the other seeds. YaRN is plain where no layer rotates."""
+        """Scores as means over `lengths`, with those of the other seeds.
+
+        YaRN is plain where no layer rotates.
+        """
         known = method if method in self.scores["method"].values else PLAIN
         if self.recorded is not None:
             return self.recorded.sample([str(length) for length in lengths], known)
-        prompts = self.scores["score"].sel({"method": known, "length": list(lengths)}).mean("length").values
+        prompts = (
+            self.scores["score"]
+            .sel({"method": known, "length": list(lengths)})
+            .mean("length")
+            .values
+        )
         return Sample(np.array([prompts.mean()]), prompts, len(prompts) * len(lengths), True)
 
 
@@ -82,16 +101,29 @@ def search(subject: Subject, options: Options, cache: Cache) -> Searched:
     """The needles that one checkpoint found. Raises InputError where it cannot be asked."""
     longest = longest_trained(subject)
     multiples = [subject.training_length * multiple for multiple in MULTIPLES]
-    lengths = [length for length in multiples if length == subject.training_length or length > longest]
+    lengths = [
+        length for length in multiples if length == subject.training_length or length > longest
+    ]
     rotates = bool(set(subject.schemes) & set(ROTATING))
     if reads_text(subject):
-        scores = subject.measured(cache, _ruler, options, lengths, rotates, prompts=options.score_prompts)
+        scores = subject.measured(
+            cache, _ruler, options, lengths, rotates, prompts=options.score_prompts
+        )
         return Searched(subject, scores, None)
-    asked = ScoreOptions(options.score_prompts, batch_size=options.batch_size, seed=options.seed, device=options.device)
+    asked = ScoreOptions(
+        options.score_prompts,
+        batch_size=options.batch_size,
+        seed=options.seed,
+        device=options.device,
+    )
     scored = score_subject(subject, asked, cache, lambda _: (YARN,) if rotates else ())
     assert scored.live is not None, subject.path
     known = [length for length in lengths if str(length) in scored.test_sets]
-    score = scored.live["score"].sel(test_set=[str(length) for length in known]).rename(test_set="length")
+    score = (
+        scored.live["score"]
+        .sel(test_set=[str(length) for length in known])
+        .rename(test_set="length")
+    )
     return Searched(subject, score.assign_coords(length=known).to_dataset(name="score"), scored)
 
 
@@ -99,12 +131,17 @@ def _ruler(subject: Subject, options: Options, lengths: Sequence[int], rotates: 
     """Scores on RULER's needles, generated: plainly, and with YaRN where a layer rotates."""
     model = load_model(subject.path, options.device)
     count = options.score_prompts
-    prompts = {length: needles(subject, length, count, options.seed, answer="none") for length in lengths}
+    prompts = {
+        length: needles(subject, length, count, options.seed, answer="none") for length in lengths
+    }
 
     def found(place: int) -> np.ndarray:
         return found_needles(model, subject.tokenizer, prompts[lengths[place]], options.batch_size)
 
-    methods, plain = [YARN] if rotates else [], np.stack([found(place) for place in range(len(lengths))])
+    methods, plain = (
+        [YARN] if rotates else [],
+        np.stack([found(place) for place in range(len(lengths))]),
+    )
     values = with_methods(model, methods, plain, lengths, subject.training_length, found)
     coords = {"method": [PLAIN, *methods], "length": list(lengths), "prompt": np.arange(count)}
     score = xr.DataArray(values, coords, tuple(coords))
@@ -112,8 +149,9 @@ def _ruler(subject: Subject, options: Options, lengths: Sequence[int], rotates: 
 
 
 def found_without_positions(searched: Sequence[Searched]) -> tuple[float, str]:
-    """The share of needles that the first of `searched` with NoPE finds at the training length, NaN where there is none; and why needles
-    say nothing about positions: NoPE finds them too, or a task of ours comes without it; empty where they do.
+    """The share of needles that the first of `searched` with NoPE finds at the training length, NaN
+    where there is none; and why needles say nothing about positions: NoPE finds them too, or a task
+    of ours comes without it; empty where they do.
     """
     nope = next((each for each in searched if omits_positions(each.subject.layout)), None)
     if nope is None:

@@ -10,7 +10,10 @@ from repo_interp.values import Count, Seed
 
 @dataclass(frozen=True)
 class Options:
-    """How much is measured. Raises InputError for what allows no spread, or no comparison with random weights."""
+    """How much is measured.
+
+    Raises InputError for what allows no spread, or no comparison with random weights.
+    """
 
     prompts: Count = 64
     """Per length, for positions and attention."""
@@ -30,7 +33,9 @@ class Options:
     efficiency_rounds: Count = 15
     """Rounds of both schemes, in turns."""
     corpus: str = ""
-    """A text file, a folder of them, or pinned-prose or pinned-code, that language models read instead of what they were trained on."""
+    """A text file, a folder of them, or pinned-prose or pinned-code, that language models read
+    instead of what they were trained on.
+    """
     batch_size: Count = 16
     seed: Seed = 0
     device: str = "cpu"
@@ -40,4 +45,6 @@ class Options:
             if getattr(self, name) < 2:
                 raise InputError(f"{name} is {getattr(self, name)}; a spread needs at least 2")
         if self.controls < 1:
-            raise InputError(f"controls is {self.controls}; wanted at least one twin with random weights")
+            raise InputError(
+                f"controls is {self.controls}; wanted at least one twin with random weights"
+            )

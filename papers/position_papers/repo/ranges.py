@@ -1,7 +1,7 @@
 """How far learned positions spread (RePo sec. 5.2, fig. 2): R5.
 
-Ranges of every learned head on prompts of L/4, L/2, L, 2L and 4L tokens, L the training length; the claim is judged within L, as in the
-paper.
+Ranges of every learned head on prompts of L/4, L/2, L, 2L and 4L tokens, L the training length; the
+claim is judged within L, as in the paper.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ FAR_BELOW = AtMost("the largest range of a head over the context length", 0.5)
 UNEVEN = AtLeast("standard deviation over mean of the heads' ranges", 0.25)
 R5 = Claim(
     "R5",
-    "the range of positions grows with the context but stays far below its length; it is uneven over heads",
+    "the range of positions grows with the context but stays far below its length; it is "
+    "uneven over heads",
     "RePo fig. 2",
     "figure",
     All(GROWS, FAR_BELOW, UNEVEN),
@@ -61,13 +62,17 @@ R5_NULL = Claim(
 )
 
 
-# ---- measured -------------------------------------------------------------------------------------------------------
+# ---- measured ------------------------------------------------------------------------------------
 
 
 def measure(subjects: Sequence[Subject], options: Options, cache: Cache) -> xr.Dataset | None:
-    """`range [length, prompt, unit]` of every learned head of one checkpoint; None where half the training length allows no prompts."""
+    """`range [length, prompt, unit]` of every learned head of one checkpoint; None where half the
+    training length allows no prompts.
+    """
     (subject,) = subjects
-    data = subject.measured(cache, _ranges, options, prompts=options.prompts, controls=options.controls)
+    data = subject.measured(
+        cache, _ranges, options, prompts=options.prompts, controls=options.controls
+    )
     length = subject.training_length
     if not {length, length // 2} <= set(data["length"].values.tolist()):
         return None
@@ -75,22 +80,41 @@ def measure(subjects: Sequence[Subject], options: Options, cache: Cache) -> xr.D
 
 
 def _ranges(subject: Subject, options: Options) -> xr.Dataset:
-    """`range [length, prompt, unit]`, and `random_range [weights, judged, prompt, unit]` of controls at the two judged lengths."""
-    lengths, judged = ([int(subject.training_length * share) for share in shares] for shares in (SHARES, JUDGED))
+    """`range [length, prompt, unit]`, and `random_range [weights, judged, prompt, unit]` of
+    controls at the two judged lengths.
+    """
+    lengths, judged = (
+        [int(subject.training_length * share) for share in shares] for shares in (SHARES, JUDGED)
+    )
     prompts: dict[int, list[Prompt]] = {}
     for length in lengths:
-        with suppress(InputError):  # shorter than a prompt of this task can be, or longer than a document of its corpus
+        # shorter than a prompt of this task can be, or longer than a document of its corpus
+        with suppress(InputError):
             prompts[length] = subject.prompts(length, options.prompts, options.seed)
     if not prompts:
-        raise InputError(f"{subject.name}: no prompts could be made of {lengths[0]} to {lengths[-1]} tokens")
+        raise InputError(
+            f"{subject.name}: no prompts could be made of {lengths[0]} to {lengths[-1]} tokens"
+        )
     own, random = {}, []
     units: list[str] = []
     for weights, bridge in subject.bridges(options):
         ranges = {}
         for length in prompts if weights == "trained" else set(prompts) & set(judged):
-            run = analyze(bridge, prompts[length], ("positions",), subject.learned, batch_size=options.batch_size)
-            found = run["positions"].to_dataset()["position_range"].transpose("prompt", "layer", "head")
-            units = [f"layer {layer} head {head}" for layer in found["layer"].values for head in found["head"].values]
+            run = analyze(
+                bridge,
+                prompts[length],
+                ("positions",),
+                subject.learned,
+                batch_size=options.batch_size,
+            )
+            found = (
+                run["positions"].to_dataset()["position_range"].transpose("prompt", "layer", "head")
+            )
+            units = [
+                f"layer {layer} head {head}"
+                for layer in found["layer"].values
+                for head in found["head"].values
+            ]
             ranges[length] = found.values.reshape(len(found), -1)
         if weights == "trained":
             own = ranges
@@ -98,8 +122,16 @@ def _ranges(subject: Subject, options: Options) -> xr.Dataset:
             random.append([ranges[length] for length in judged])
     axes, coords = ("prompt", "unit"), {"length": list(prompts), "judged": judged, "unit": units}
     parts = {
-        "range": ("length", np.stack(list(own.values())), "largest minus smallest position of a prompt"),
-        **({"random_range": ("judged", np.swapaxes(random, 0, 1), "the same with random weights")} if random else {}),
+        "range": (
+            "length",
+            np.stack(list(own.values())),
+            "largest minus smallest position of a prompt",
+        ),
+        **(
+            {"random_range": ("judged", np.swapaxes(random, 0, 1), "the same with random weights")}
+            if random
+            else {}
+        ),
     }
     return xr.Dataset(
         {
@@ -114,18 +146,27 @@ def _ranges(subject: Subject, options: Options) -> xr.Dataset:
     )
 
 
-# ---- judged ---------------------------------------------------------------------------------------------------------
+# ---- judged --------------------------------------------------------------------------------------
 
 
 def spreading(
-    short: Float[np.ndarray, "prompt head"], long: Float[np.ndarray, "prompt head"], lengths: tuple[int, int]
+    short: Float[np.ndarray, "prompt head"],
+    long: Float[np.ndarray, "prompt head"],
+    lengths: tuple[int, int],
 ) -> dict[str, Any]:
-    """What the rule of R5 asks for, of the ranges of learned heads at two lengths. The prompts differ, so errors of their means add."""
-    growth = welch_difference(long.mean(axis=1), short.mean(axis=1), f"{len(long)} prompts of each length")
+    """What the rule of R5 asks for, of the ranges of learned heads at two lengths.
+
+    The prompts differ, so errors of their means add.
+    """
+    growth = welch_difference(
+        long.mean(axis=1), short.mean(axis=1), f"{len(long)} prompts of each length"
+    )
     heads = long.mean(axis=0)
     return {
         GROWS.quantity: {GROWS.rivals[0]: growth},
-        FAR_BELOW.quantity: max(float(each.max()) / length for each, length in zip((short, long), lengths, strict=True)),
+        FAR_BELOW.quantity: max(
+            float(each.max()) / length for each, length in zip((short, long), lengths, strict=True)
+        ),
         UNEVEN.quantity: float(heads.std() / heads.mean()) if heads.mean() > 0 else 0.0,
     }
 
@@ -135,7 +176,9 @@ def judge(data: xr.Dataset) -> Iterator[Verdict]:
     long = int(data.attrs["training_length"])
     lengths = (long // 2, long)
     ranges = data["range"].transpose("length", "prompt", "unit")
-    values = spreading(ranges.sel(length=lengths[0]).values, ranges.sel(length=long).values, lengths)
+    values = spreading(
+        ranges.sel(length=lengths[0]).values, ranges.sel(length=long).values, lengths
+    )
     growth = values[GROWS.quantity][GROWS.rivals[0]]
     parts = {"grows": GROWS, "stays far below": FAR_BELOW, "uneven": UNEVEN}
     means = ranges.mean(("prompt", "unit"))
@@ -149,8 +192,11 @@ def judge(data: xr.Dataset) -> Iterator[Verdict]:
         f"prompts of {long} tokens",
         2 * ranges.sizes["prompt"],
         "RoPE: 1, the same in every head",
-        "; ".join(f"{part}: {'yes' if rule.holds(values) else 'no'}" for part, rule in parts.items())
-        + f"; growth {growth.margin:+.3g} positions (standard error {growth.standard_error:.2g}); over heads, deviation over mean "
+        "; ".join(
+            f"{part}: {'yes' if rule.holds(values) else 'no'}" for part, rule in parts.items()
+        )
+        + f"; growth {growth.margin:+.3g} positions (standard error "
+        f"{growth.standard_error:.2g}); over heads, deviation over mean "
         f"{values[UNEVEN.quantity]:.2f}; mean range "
         + ", ".join(f"{float(mean):.3g} at {int(mean['length'])}" for mean in means),
     )
@@ -158,20 +204,29 @@ def judge(data: xr.Dataset) -> Iterator[Verdict]:
     of_random = data["random_range"].transpose("weights", "judged", "prompt", "unit").values
     random = [spreading(*of_weights, lengths=lengths) for of_weights in of_random]
     beside = {
-        BESIDE_TWINS[0]: Observed(growth.margin, [each[GROWS.quantity][GROWS.rivals[0]].margin for each in random]),
-        BESIDE_TWINS[1]: Observed(values[UNEVEN.quantity], [each[UNEVEN.quantity] for each in random]),
+        BESIDE_TWINS[0]: Observed(
+            growth.margin, [each[GROWS.quantity][GROWS.rivals[0]].margin for each in random]
+        ),
+        BESIDE_TWINS[1]: Observed(
+            values[UNEVEN.quantity], [each[UNEVEN.quantity] for each in random]
+        ),
     }
-    note = "; ".join(f"{name} {beside_null(each)}" for name, each in zip(("growth", "variation"), beside.values(), strict=True))
+    note = "; ".join(
+        f"{name} {beside_null(each)}"
+        for name, each in zip(("growth", "variation"), beside.values(), strict=True)
+    )
     yield judged.on(R5_NULL, beside, note, control="random weights")
 
 
 def units(data: xr.Dataset) -> xr.Dataset:
     """`range`, and by prompt the mean over heads and the largest."""
     own = data["range"]
-    return data[["range"]].assign(mean_range=own.mean("unit", keep_attrs=True), largest_range=own.max("unit", keep_attrs=True))
+    return data[["range"]].assign(
+        mean_range=own.mean("unit", keep_attrs=True), largest_range=own.max("unit", keep_attrs=True)
+    )
 
 
-# ---- drawn ----------------------------------------------------------------------------------------------------------
+# ---- drawn ---------------------------------------------------------------------------------------
 
 
 def draw(data: xr.Dataset) -> Iterator[Drawing]:
@@ -180,25 +235,48 @@ def draw(data: xr.Dataset) -> Iterator[Drawing]:
     yield Drawing(
         f"ranges_{data.attrs['stem']}",
         _figure(data, name),
-        f"{name}: range of positions of every learned head by context length (RePo fig. 2), mean over {data.sizes['prompt']} prompts each. "
+        f"{name}: range of positions of every learned head by context length (RePo fig. 2), "
+        f"mean over {data.sizes['prompt']} prompts each. "
         f"The claim is judged at {length // 2} and {length} tokens.",
         data,
     )
 
 
 def _figure(data: xr.Dataset, name: str) -> PaperFigure:
-    """Every learned head by context length. Dashed: the context length itself, the range of RoPE. Dotted: training length."""
+    """Every learned head by context length.
+
+    Dashed: the context length itself, the range of RoPE. Dotted: training length.
+    """
     means = data["range"].mean("prompt").transpose("length", "unit").values
     lengths, colour = data["length"].values, scheme_colour("repo")
     with style():
         figure = paper_figure(COLUMN_WIDTH, 2.5)
         ax = figure.subplots()
         for place in range(means.shape[1]):
-            ax.plot(lengths, means[:, place], "-o", color=colour, alpha=0.45, linewidth=0.5, markersize=1.8, gid="head")
+            ax.plot(
+                lengths,
+                means[:, place],
+                "-o",
+                color=colour,
+                alpha=0.45,
+                linewidth=0.5,
+                markersize=1.8,
+                gid="head",
+            )
         ax.plot(lengths, means.mean(axis=1), color="#222222", linewidth=1.2, gid="mean")
         ax.plot(lengths, lengths, "--", color="#222222", linewidth=0.8, gid="context length")
-        ax.axvline(float(data.attrs["training_length"]), color="#222222", linewidth=0.6, linestyle=(0, (1, 1.5)))
-        ax.set(xscale="log", yscale="log", xlabel="context length (tokens)", ylabel="range of positions d")
+        ax.axvline(
+            float(data.attrs["training_length"]),
+            color="#222222",
+            linewidth=0.6,
+            linestyle=(0, (1, 1.5)),
+        )
+        ax.set(
+            xscale="log",
+            yscale="log",
+            xlabel="context length (tokens)",
+            ylabel="range of positions d",
+        )
         ax.set_xticks(lengths, [f"{length:,}" for length in lengths])
         ax.minorticks_off()
         plain_decades(ax.yaxis)
@@ -207,10 +285,26 @@ def _figure(data: xr.Dataset, name: str) -> PaperFigure:
         legend_below(
             figure,
             [
-                Line2D([], [], color=colour, marker="o", markersize=2, linewidth=0.5, label="a head"),
+                Line2D(
+                    [], [], color=colour, marker="o", markersize=2, linewidth=0.5, label="a head"
+                ),
                 Line2D([], [], color="#222222", linewidth=1.2, label="mean"),
-                Line2D([], [], color="#222222", linestyle="--", linewidth=0.8, label="the context length (RoPE)"),
-                Line2D([], [], color="#222222", linestyle=(0, (1, 1.5)), linewidth=0.6, label="training length"),
+                Line2D(
+                    [],
+                    [],
+                    color="#222222",
+                    linestyle="--",
+                    linewidth=0.8,
+                    label="the context length (RoPE)",
+                ),
+                Line2D(
+                    [],
+                    [],
+                    color="#222222",
+                    linestyle=(0, (1, 1.5)),
+                    linewidth=0.6,
+                    label="training length",
+                ),
             ],
         )
     return figure

@@ -1,4 +1,6 @@
-"""Text reversal by length (RePo app. C, fig. 7): R1, from the exact match of all checkpoints trained on it, and of their seeds.
+"""Text reversal by length (RePo app.
+
+C, fig. 7): R1, from the exact match of all checkpoints trained on it, and of their seeds.
 
 Checkpoints without weights take part with their recorded scores.
 """
@@ -13,7 +15,14 @@ from position_papers.kit.differences import between, in_words, numbers_of
 from position_papers.kit.experiment import Drawing, Experiment, Needs, trained_alike
 from position_papers.kit.rules import Above, AtLeast
 from position_papers.kit.score_figures import score_by_length
-from position_papers.kit.scores import Scored, ScoreOptions, note, of_tasks, score_subject, score_table
+from position_papers.kit.scores import (
+    Scored,
+    ScoreOptions,
+    note,
+    of_tasks,
+    score_subject,
+    score_table,
+)
 from position_papers.kit.subjects import Subject
 from position_papers.repo.checkpoints import GPT2
 from position_papers.repo.options import Options
@@ -48,29 +57,41 @@ R1_TRAINED = Claim(
 
 def measure(subjects: Sequence[Subject], options: Options, cache: Cache) -> list[Scored]:
     """Exact match of every checkpoint on every length that its task names."""
-    asked = ScoreOptions(options.score_prompts, batch_size=options.batch_size, seed=options.seed, device=options.device)
+    asked = ScoreOptions(
+        options.score_prompts,
+        batch_size=options.batch_size,
+        seed=options.seed,
+        device=options.device,
+    )
     return [score_subject(subject, asked, cache) for subject in subjects]
 
 
 def judge(scored: Sequence[Scored]) -> Iterator[Verdict]:
-    """Every checkpoint at the lengths trained on; RePo's beside those of RoPE and NoPE at longer ones."""
+    """Every checkpoint at the lengths trained on; RePo's beside those of RoPE and NoPE at longer
+    ones.
+    """
     trained, longer = _lengths(scored)
     if trained:
         yield from (_near_perfect(checkpoint, trained) for checkpoint in scored)
     rivals = [checkpoint for checkpoint in scored if checkpoint.layout in ("rope", "nope")]
     if rivals and longer:
-        yield from (_above(each, rivals, longer) for each in scored if each.layout.startswith("repo"))
+        yield from (
+            _above(each, rivals, longer) for each in scored if each.layout.startswith("repo")
+        )
 
 
 def draw(scored: Sequence[Scored]) -> Iterator[Drawing]:
     """Fig. 7."""
     sets, longest = [name for names in _lengths(scored) for name in names], _task(scored).longest
     table = score_table(scored, sets)
-    data = table.assign_coords(test_set=[int(name) for name in sets]).assign_attrs(axis="words", training_length=longest)
+    data = table.assign_coords(test_set=[int(name) for name in sets]).assign_attrs(
+        axis="words", training_length=longest
+    )
     yield Drawing(
         "reversal_by_length",
         score_by_length(data),
-        f"Text reversal: exact match by number of words (RePo fig. 7), {scored[0].sample(sets[:1]).count} texts per length. Line: mean "
+        "Text reversal: exact match by number of words (RePo fig. 7), "
+        f"{scored[0].sample(sets[:1]).count} texts per length. Line: mean "
         f"over seeds; small dots: each seed. Dotted: longest text trained on ({longest} words).",
         data,
     )
@@ -83,11 +104,19 @@ def _task(scored: Sequence[Scored]) -> Reversal:
 
 
 def _lengths(scored: Sequence[Scored]) -> tuple[list[str], list[str]]:
-    """The numbers of words trained on and the longer ones that every checkpoint has scores of, ascending, as names of test sets."""
+    """The numbers of words trained on and the longer ones that every checkpoint has scores of,
+    ascending, as names of test sets.
+    """
     task = _task(scored)
     lengths = range(task.shortest, task.longest_test + 1)
-    sets = [str(length) for length in lengths if all(str(length) in checkpoint.test_sets for checkpoint in scored)]
-    return [name for name in sets if int(name) <= task.longest], [name for name in sets if int(name) > task.longest]
+    sets = [
+        str(length)
+        for length in lengths
+        if all(str(length) in checkpoint.test_sets for checkpoint in scored)
+    ]
+    return [name for name in sets if int(name) <= task.longest], [
+        name for name in sets if int(name) > task.longest
+    ]
 
 
 def _near_perfect(checkpoint: Scored, trained: Sequence[str]) -> Verdict:
@@ -106,15 +135,21 @@ def _above(checkpoint: Scored, rivals: Sequence[Scored], longer: Sequence[str]) 
     own = checkpoint.sample(longer)
     samples = {rival.name: rival.sample(longer) for rival in rivals}
     differences = {name: between(own, sample) for name, sample in samples.items()}
-    layouts = {scheme_name(rival.layout): rival.name for rival in reversed(rivals)}  # the first of each scheme stands for it
-    others = {name: difference for name, difference in differences.items() if name not in layouts.values()}
+    # the first of each scheme stands for it
+    layouts = {scheme_name(rival.layout): rival.name for rival in reversed(rivals)}
+    others = {
+        name: difference for name, difference in differences.items() if name not in layouts.values()
+    }
     return verdict(
         R1,
         checkpoint.name,
         f"mean exact match at {longer[0]} to {longer[-1]} words",
         {EXACT_MATCH: {scheme: differences[name] for scheme, name in layouts.items()} | others},
         **numbers_of(own),
-        control=", ".join(f"{name} {sample.mean:.3f} ({counted(len(sample.seeds), 'seed')})" for name, sample in samples.items()),
+        control=", ".join(
+            f"{name} {sample.mean:.3f} ({counted(len(sample.seeds), 'seed')})"
+            for name, sample in samples.items()
+        ),
         note=note(
             [checkpoint, *rivals],
             in_words(differences, "above", ""),

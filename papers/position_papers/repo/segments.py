@@ -1,11 +1,15 @@
-"""Whether learned positions follow the structure of a prompt (RePo app. D, fig. 8): R8, on few-shot examples.
+"""Whether learned positions follow the structure of a prompt (RePo app.
 
-    variance_between, boundary_f1 of every learned head (measures.segments), each against shuffled edges of the same prompt
+D, fig. 8): R8, on few-shot examples.
+
+    variance_between, boundary_f1 of every learned head (measures.segments), each against shuffled
+    edges of the same prompt
     outlying   |z - median of the head's positions| > 5 times their median absolute deviation: share of punctuation and function words
 
-A checkpoint of our tasks that knows no text is left out. Prompts are sentences with labels in the checkpoint's own tokens, as many as fit.
-The paper draws single heads (fig. 8b), so the claim is judged by how many heads follow the examples, beside random weights; the mean over
-heads is a part of its own.
+A checkpoint of our tasks that knows no text is left out. Prompts are sentences with labels in the
+checkpoint's own tokens, as many as fit. The paper draws single heads (fig. 8b), so the claim is
+judged by how many heads follow the examples, beside random weights; the mean over heads is a part
+of its own.
 """
 
 from __future__ import annotations
@@ -40,18 +44,31 @@ FEWEST = 5
 """Examples of a few-shot prompt."""
 SHUFFLED = "shuffled segment edges"
 SCORES = {
-    "variance_between": Above("the share of position variance between segments, mean over the learned heads,", (SHUFFLED,)),
-    "boundary_f1": Above("the boundary F1 of position jumps, mean over the learned heads,", (SHUFFLED,)),
+    "variance_between": Above(
+        "the share of position variance between segments, mean over the learned heads,", (SHUFFLED,)
+    ),
+    "boundary_f1": Above(
+        "the boundary F1 of position jumps, mean over the learned heads,", (SHUFFLED,)
+    ),
 }
 """The scores of `measures.segments` that count, and what is asked of each."""
 BESIDE_TWINS = {
-    "variance_between": "the share of position variance between segments, above that of shuffled edges,",
+    "variance_between": "the share of position variance between segments, above that of "
+    "shuffled edges,",
     "boundary_f1": "the boundary F1 of position jumps, above that of shuffled edges,",
 }
-"""The same scores, as they are set beside random weights, whose positions may lie above shuffled edges, too: they follow the tokens."""
+"""The same scores, as they are set beside random weights, whose positions may lie above shuffled
+edges, too: they follow the tokens.
+"""
 FOLLOWS = 0.05
-"""Share of shuffles that do as well, mean over prompts, up to which a head is said to follow its segments."""
-FOLLOWING = BeyondNull("the number of heads whose variance between examples beats 95 % of the shuffles, mean over prompts,", 0.95)
+"""Share of shuffles that do as well, mean over prompts, up to which a head is said to follow its
+segments.
+"""
+FOLLOWING = BeyondNull(
+    "the number of heads whose variance between examples beats 95 % of the shuffles, mean "
+    "over prompts,",
+    0.95,
+)
 R8 = Claim(
     "R8",
     "positions of some heads align with the examples of a few-shot prompt",
@@ -62,13 +79,17 @@ R8 = Claim(
 )
 R8_MEAN = Claim(
     "R8",
-    "positions align with the examples of a few-shot prompt, mean over heads, more than with random weights",
+    "positions align with the examples of a few-shot prompt, mean over heads, more than with "
+    "random weights",
     "RePo fig. 8",
     "figure",
     All(*SCORES.values(), *(BeyondNull(quantity, 0.95) for quantity in BESIDE_TWINS.values())),
     "mean over heads",
 )
-OUTLYING = "the share of punctuation and function words among outlying positions less that among all tokens, over prompts,"
+OUTLYING = (
+    "the share of punctuation and function words among outlying positions less that "
+    "among all tokens, over prompts,"
+)
 R8_OUTLYING = Claim(
     "R8",
     "outlying positions belong to punctuation and function words",
@@ -80,21 +101,30 @@ R8_OUTLYING = Claim(
 FUNCTION_WORDS = frozenset(
     re.findall(
         r"\w+",
-        "a an the this that these those such some any all both each every no not nor and or but if so as than then of in on at by for "
-        "from to with into onto over under about after before between through during without within is are was were be been being am "
-        "do does did has have had will would can could may might must shall should i you he she it we they me him her us them my your "
-        "his its our their who whom whose which what when where why how there here also too very just only",
+        "a an the this that these those such some any all both each every no not nor and or "
+        "but if so as than then of in on at by for "
+        "from to with into onto over under about after before between through during without "
+        "within is are was were be been being am "
+        "do does did has have had will would can could may might must shall should i you he "
+        "she it we they me him her us them my your "
+        "his its our their who whom whose which what when where why how there here also too "
+        "very just only",
     )
 )
 FARTHEST = 5.0
-"""Median absolute deviations of a head's positions; about 3.4 standard deviations of a normal sample."""
+"""Median absolute deviations of a head's positions; about 3.4 standard deviations of a normal
+sample.
+"""
 EXAMPLES = "examples"
 """The kind of segment, as `measures.segments` knows it."""
-NAMES = [*(name for score in SCORES for name in (score, f"{score}_shuffled")), "variance_between_chance"]
+NAMES = [
+    *(name for score in SCORES for name in (score, f"{score}_shuffled")),
+    "variance_between_chance",
+]
 """The variables of `measures.segments` that are read."""
 
 
-# ---- measured -------------------------------------------------------------------------------------------------------
+# ---- measured ------------------------------------------------------------------------------------
 
 
 def measure(subjects: Sequence[Subject], options: Options, cache: Cache) -> xr.DataTree | None:
@@ -103,8 +133,14 @@ def measure(subjects: Sequence[Subject], options: Options, cache: Cache) -> xr.D
     prompts = prompts_for(subject, options)
     if not prompts:
         return None
-    tree = subject.measured_groups(cache, _scores, options, prompts, prompts=options.prompts, controls=options.controls)
-    tree.attrs = {"checkpoint": subject.name, "stem": subject.stem, "training_length": subject.training_length}
+    tree = subject.measured_groups(
+        cache, _scores, options, prompts, prompts=options.prompts, controls=options.controls
+    )
+    tree.attrs = {
+        "checkpoint": subject.name,
+        "stem": subject.stem,
+        "training_length": subject.training_length,
+    }
     return tree
 
 
@@ -114,8 +150,12 @@ def prompts_for(subject: Subject, options: Options) -> list[Prompt]:
 
     def few_shot(shots: int) -> list[Prompt]:
         try:
-            return few_shot_prompts(subject.tokenizer, None, length, options.prompts, shots, options.seed)
-        except InputError:  # the examples are longer than what the checkpoint was trained on, or more than there are
+            return few_shot_prompts(
+                subject.tokenizer, None, length, options.prompts, shots, options.seed
+            )
+        except InputError:
+            # the examples are longer than what the checkpoint was trained on, or more than there
+            # are
             return []
 
     fitting = bisect_left(range(FEWEST, length), True, key=lambda shots: not few_shot(shots))
@@ -123,16 +163,25 @@ def prompts_for(subject: Subject, options: Options) -> list[Prompt]:
 
 
 def _scores(subject: Subject, options: Options, prompts: Sequence[Prompt]) -> xr.DataTree:
-    """The groups `segments`, of the trained weights; `positions`, of the first prompt; and `scores`: those that count, by weights, with
-    what `_outlying` gives.
+    """The groups `segments`, of the trained weights; `positions`, of the first prompt; and
+    `scores`: those that count, by weights, with what `_outlying` gives.
     """
     segments: Any = Segments(kinds=(EXAMPLES,), seed=options.seed)
     by_weights = {}
     for name, bridge in subject.bridges(options):
         run = analyze(bridge, prompts, [segments], subject.learned, batch_size=options.batch_size)
         by_weights[name] = run["segments"].to_dataset()
-    scores = joined({name: each[NAMES].sel(kind=EXAMPLES, drop=True) for name, each in by_weights.items()}, "weights")
-    run = analyze(load(subject.path, options.device), prompts, ("positions",), subject.learned, batch_size=options.batch_size)
+    scores = joined(
+        {name: each[NAMES].sel(kind=EXAMPLES, drop=True) for name, each in by_weights.items()},
+        "weights",
+    )
+    run = analyze(
+        load(subject.path, options.device),
+        prompts,
+        ("positions",),
+        subject.learned,
+        batch_size=options.batch_size,
+    )
     positions = run["positions"].to_dataset()
     return xr.DataTree.from_dict(
         {
@@ -144,8 +193,9 @@ def _scores(subject: Subject, options: Options, prompts: Sequence[Prompt]) -> xr
 
 
 def _outlying(position: xr.DataArray, prompts: Sequence[Prompt], tokenizer: Any) -> xr.Dataset:
-    """`function_words [prompt, tokens]`: the share of punctuation and function words among a prompt's outlying positions, of all learned
-    heads, and among all its tokens; `negative [layer, head]`, the share of positions below 0.
+    """`function_words [prompt, tokens]`: the share of punctuation and function words among a
+    prompt's outlying positions, of all learned heads, and among all its tokens; `negative [layer,
+    head]`, the share of positions below 0.
     """
     z = position.transpose("prompt", "layer", "head", "token")
     away = abs(z - z.median("token"))
@@ -153,10 +203,14 @@ def _outlying(position: xr.DataArray, prompts: Sequence[Prompt], tokenizer: Any)
     shares = np.full((len(prompts), 2), np.nan)
     for row, prompt in enumerate(prompts):
         words = [tokenizer.decode([token]).strip().lower() for token in prompt.tokens]
-        plain = np.array([word in FUNCTION_WORDS or not any(map(str.isalnum, word)) for word in words])
+        plain = np.array(
+            [word in FUNCTION_WORDS or not any(map(str.isalnum, word)) for word in words]
+        )
         count = outlying[row, ..., : len(plain)].sum((0, 1))
         shares[row] = (plain @ count) / count.sum() if count.any() else np.nan, plain.mean()
-    words = xr.DataArray(shares, {"prompt": z["prompt"], "tokens": ["outlying", "all"]}, ("prompt", "tokens"))
+    words = xr.DataArray(
+        shares, {"prompt": z["prompt"], "tokens": ["outlying", "all"]}, ("prompt", "tokens")
+    )
     negative = (z < 0).sum(("prompt", "token")) / z.count(("prompt", "token"))
     return xr.Dataset(
         {
@@ -166,7 +220,7 @@ def _outlying(position: xr.DataArray, prompts: Sequence[Prompt], tokenizer: Any)
     )
 
 
-# ---- judged ---------------------------------------------------------------------------------------------------------
+# ---- judged --------------------------------------------------------------------------------------
 
 
 def judge(tree: xr.DataTree) -> Iterator[Verdict]:
@@ -189,13 +243,15 @@ def _apart(data: xr.Dataset) -> Verdict:
         {OUTLYING: more},
         **mean_of(apart, "prompts"),
         control=f"all tokens {every.mean():.3f}" if len(apart) else "",
-        note=f"negative positions in {int((data['negative'] > 0).sum())} of {data['negative'].size} heads",
+        note=f"negative positions in {int((data['negative'] > 0).sum())} of "
+        f"{data['negative'].size} heads",
     )
 
 
 def _by_heads(data: xr.Dataset) -> Verdict:
     """R8: how many follow the examples, beside as many of every random-weight control."""
-    chance = data["variance_between_chance"].mean("prompt", skipna=False).fillna(1.0)  # a constant head follows nothing
+    # a constant head follows nothing
+    chance = data["variance_between_chance"].mean("prompt", skipna=False).fillna(1.0)
     counts = (chance <= FOLLOWS).sum(("layer", "head")).transpose("weights").values
     observed = Observed(float(counts[0]), counts[1:].astype(float))
     best = chance.sel(weights="trained").transpose("layer", "head")
@@ -208,18 +264,24 @@ def _by_heads(data: xr.Dataset) -> Verdict:
         observed.value,
         n=data.sizes["prompt"],
         control=f"random weights {', '.join(map(str, np.unique(counts[1:])))}",
-        note=f"{beside_null(observed)}; layer {int(best['layer'].values[row])}, head {int(best['head'].values[column])} follows them most: "
+        note=f"{beside_null(observed)}; layer {int(best['layer'].values[row])}, head "
+        f"{int(best['head'].values[column])} follows them most: "
         f"{100 * float(best.values[row, column]):.1f} % of the shuffles do as well",
     )
 
 
 def _aligned(data: xr.Dataset) -> Verdict:
-    """R8 (mean over heads): scores beside those of shuffled edges, over prompts; and how far above them beside random weights."""
+    """R8 (mean over heads): scores beside those of shuffled edges, over prompts; and how far above
+    them beside random weights.
+    """
     trained = data.sel(weights="trained")
     means = {name: trained[name].mean(("layer", "head")).values for name in NAMES[:-1]}
     above = {score: paired_difference(means[score], means[f"{score}_shuffled"]) for score in SCORES}
     own = means["variance_between"]
-    excess = {score: (data[score] - data[f"{score}_shuffled"]).mean(("prompt", "layer", "head")).values for score in SCORES}
+    excess = {
+        score: (data[score] - data[f"{score}_shuffled"]).mean(("prompt", "layer", "head")).values
+        for score in SCORES
+    }
     beside = {score: Observed(float(each[0]), each[1:]) for score, each in excess.items()}
     return verdict(
         R8_MEAN,
@@ -230,30 +292,36 @@ def _aligned(data: xr.Dataset) -> Verdict:
         **mean_of(own, "prompts"),
         control=f"shuffled edges {means['variance_between_shuffled'].mean():.3f}",
         note=[
-            f"{name}: {in_words({'shuffled edges': above[score]}, 'above', '')}; beside random weights {beside_null(beside[score])}"
+            f"{name}: {in_words({'shuffled edges': above[score]}, 'above', '')}; beside "
+            f"random weights {beside_null(beside[score])}"
             for score, name in (("variance_between", "variance"), ("boundary_f1", "boundary F1"))
         ],
     )
 
 
-# ---- drawn ----------------------------------------------------------------------------------------------------------
+# ---- drawn ---------------------------------------------------------------------------------------
 
 
 def draw(tree: xr.DataTree) -> Iterator[Drawing]:
     """Fig. 8: all heads, and the one that follows the examples of the first prompt most."""
     stem = tree.attrs["stem"]
-    texts = f"{tree.attrs['checkpoint']}: positions and the examples of few-shot prompts of up to {tree.attrs['training_length']} tokens"
+    texts = (
+        f"{tree.attrs['checkpoint']}: positions and the examples of few-shot prompts of "
+        f"up to {tree.attrs['training_length']} tokens"
+    )
     yield Drawing(
         f"segments_{stem}",
         segment_scores(tree, EXAMPLES),
-        f"{texts}. Every learned head, mean over prompts, against shuffled edges (RePo fig. 8, measured).",
+        f"{texts}. Every learned head, mean over prompts, against shuffled edges (RePo fig. "
+        "8, measured).",
         tree["scores"].to_dataset(),
     )
     layer, head = heads_by_segments(tree["segments"].to_dataset(), EXAMPLES)[0]
     yield Drawing(
         f"segments_best_head_{stem}",
         segment_positions(tree, layer, head, kind=EXAMPLES),
-        f"{texts}: the first prompt, and the head whose variance lies most between examples, above shuffled edges (RePo fig. 8b).",
+        f"{texts}: the first prompt, and the head whose variance lies most between examples, "
+        "above shuffled edges (RePo fig. 8b).",
         tree["positions"].to_dataset()[["position"]].sel(layer=[layer], head=[head]),
     )
 
@@ -264,7 +332,8 @@ SEGMENTS = over_seeds(
         (R8, R8_OUTLYING, R8_MEAN),
         Needs(
             each(lambda subject: bool(subject.learned) and subject.kind in ("language", "text")),
-            "no checkpoint with learned positions that knows text was given, or its training length is too short for five examples",
+            "no checkpoint with learned positions that knows text was given, or its training "
+            "length is too short for five examples",
             ("language/repo",),
             why_not=why_not,
         ),

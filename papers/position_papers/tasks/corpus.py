@@ -1,7 +1,9 @@
-"""A corpus as tokens: documents, a tokenizer - byte-level BPE trained on them, or a checkpoint's - and which documents are held out.
+"""A corpus as tokens: documents, a tokenizer - byte-level BPE trained on them, or a checkpoint's -
+and which documents are held out.
 
-Every document begins with one token: the tokenizer's beginning of text, or its end of text where it has no beginning. Documents are read
-in the order of their names, so the same files give the same tokenizer and the same tokens. Knows nothing about windows or models.
+Every document begins with one token: the tokenizer's beginning of text, or its end of text where it
+has no beginning. Documents are read in the order of their names, so the same files give the same
+tokenizer and the same tokens. Knows nothing about windows or models.
 """
 
 from __future__ import annotations
@@ -51,10 +53,15 @@ class Corpus:
         self._documents = documents
         self._backend = tokenizer.backend_tokenizer
         self.tokenizer = tokenizer
-        known = [token for token in (tokenizer.bos_token_id, tokenizer.eos_token_id) if isinstance(token, int)]
+        known = [
+            token
+            for token in (tokenizer.bos_token_id, tokenizer.eos_token_id)
+            if isinstance(token, int)
+        ]
         if not known:
             raise InputError(
-                "the tokenizer names neither a beginning nor an end of text, so documents cannot be told apart; "
+                "the tokenizer names neither a beginning nor an end of text, so documents "
+                "cannot be told apart; "
                 "put its tokenizer_config.json, which names one, beside its tokenizer.json"
             )
         self.start = known[0]
@@ -62,7 +69,9 @@ class Corpus:
     @cached_property
     def training(self) -> Int[np.ndarray, " token"]:
         """Documents that are not held out, joined."""
-        return self._encoded([text for index, text in enumerate(self._documents) if index % HELD_OUT != HELD_OUT - 1])
+        return self._encoded(
+            [text for index, text in enumerate(self._documents) if index % HELD_OUT != HELD_OUT - 1]
+        )
 
     @cached_property
     def held_out(self) -> Int[np.ndarray, " token"]:
@@ -77,38 +86,57 @@ class Corpus:
 
     @cached_property
     def text(self) -> tuple[str, ...]:
-        """The text of every token id; replacement characters where a token is a part of a character."""
-        return tuple(self._backend.decode([index], skip_special_tokens=False) for index in range(len(self.tokenizer)))
+        """The text of every token id; replacement characters where a token is a part of a
+        character.
+        """
+        return tuple(
+            self._backend.decode([index], skip_special_tokens=False)
+            for index in range(len(self.tokenizer))
+        )
 
     @cached_property
     def bytes(self) -> tuple[int, ...]:
         """Bytes of text that every token id stands for; 0 for special ones."""
         special, byte_level = set(self.tokenizer.all_special_ids), _is_byte_level(self._backend)
         symbols = [self._backend.id_to_token(index) or "" for index in range(len(self.tokenizer))]
-        return tuple(0 if index in special else _bytes_of(symbol, byte_level) for index, symbol in enumerate(symbols))
+        return tuple(
+            0 if index in special else _bytes_of(symbol, byte_level)
+            for index, symbol in enumerate(symbols)
+        )
 
     def _encoded(self, documents: Sequence[str]) -> Int[np.ndarray, " token"]:
         plain = type(self._backend).from_str(self._backend.to_str())
         plain.encode_special_tokens = True  # "<pad>" in a document is text like any other
         encodings = plain.encode_batch_fast(list(documents), add_special_tokens=False)
-        return np.concatenate([np.zeros(0, dtype=np.int64), *(np.array([self.start, *encoding.ids]) for encoding in encodings)])
+        return np.concatenate(
+            [
+                np.zeros(0, dtype=np.int64),
+                *(np.array([self.start, *encoding.ids]) for encoding in encodings),
+            ]
+        )
 
 
 @functools.lru_cache(maxsize=4)
 def corpus(path: str, vocabulary: int, tokenizer_file: str) -> Corpus:
     """Read a corpus and train, or read, its tokenizer; once per process.
 
-    Raises InputError: nothing readable, too little text, no tokenizer, or one that cannot tell documents apart.
+    Raises InputError: nothing readable, too little text, no tokenizer, or one that cannot tell
+    documents apart.
     """
     documents = _documents(path)
     if len(documents) < HELD_OUT:  # too few to hold one out: pieces of all of them
         documents = _pieces("\n".join(documents))
-    return Corpus(documents, _read_tokenizer(Path(tokenizer_file)) if tokenizer_file else _wrapped(_train(documents, vocabulary)))
+    return Corpus(
+        documents,
+        _read_tokenizer(Path(tokenizer_file))
+        if tokenizer_file
+        else _wrapped(_train(documents, vocabulary)),
+    )
 
 
 def text_record(path: str) -> dict[str, str]:
-    """What a corpus that has a name is: its packages where they are pinned, its size, and the SHA-256 of all its documents, in hexadecimal.
-    Empty for files and folders.
+    """What a corpus that has a name is: its packages where they are pinned, its size, and the
+    SHA-256 of all its documents, in hexadecimal. Empty for files and folders.
     """
     if path not in NAMED:
         return {}
@@ -127,7 +155,9 @@ def _documents(path: str) -> Sequence[str]:
     if not path:
         files: Iterable[Path] = standard_library_sources(Path(sysconfig.get_paths()["stdlib"]))
     elif Path(path).is_dir():
-        files = sorted(file for file in Path(path).rglob("*") if file.suffix in SUFFIXES and file.is_file())
+        files = sorted(
+            file for file in Path(path).rglob("*") if file.suffix in SUFFIXES and file.is_file()
+        )
     else:
         files = [Path(path)]
     texts = []
@@ -138,13 +168,17 @@ def _documents(path: str) -> Sequence[str]:
             if not path:
                 continue  # sources in another encoding
             reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-            raise InputError(f"{file}: wanted text for the corpus, but {reason}; name UTF-8 text files") from error
+            raise InputError(
+                f"{file}: wanted text for the corpus, but {reason}; name UTF-8 text files"
+            ) from error
         if text.strip():
             texts.append(text)
     if sum(map(len, texts)) < 10_000:
         where = path or "the standard library"
         wanted = f"wanted a corpus of at least 10,000 characters in {', '.join(SUFFIXES)} files"
-        raise InputError(f"{where}: {wanted}, got {sum(map(len, texts))}; name a file or folder with more text")
+        raise InputError(
+            f"{where}: {wanted}, got {sum(map(len, texts))}; name a file or folder with more text"
+        )
     return texts
 
 
@@ -167,25 +201,35 @@ def _train(documents: Sequence[str], vocabulary: int) -> Tokenizer:
         show_progress=False,
     )
     backend.train_from_iterator(documents, trainer)
-    backend.post_processor = processors.TemplateProcessing(single="<bos> $A", special_tokens=[("<bos>", BOS)])
+    backend.post_processor = processors.TemplateProcessing(
+        single="<bos> $A", special_tokens=[("<bos>", BOS)]
+    )
     return backend
 
 
 def _read_tokenizer(file: Path) -> PreTrainedTokenizerFast:
-    """The tokenizer of a tokenizer.json; with the special tokens that a tokenizer_config.json beside it names, else ours."""
+    """The tokenizer of a tokenizer.json; with the special tokens that a tokenizer_config.json
+    beside it names, else ours.
+    """
     from tokenizers import Tokenizer
     from transformers import AutoTokenizer
 
     try:
         backend = Tokenizer.from_file(str(file))
     except Exception as error:  # the reader raises nothing narrower
-        raise InputError(f"{file}: wanted a tokenizer.json, but {' '.join(str(error).split())}; name another file") from error
+        raise InputError(
+            f"{file}: wanted a tokenizer.json, but {' '.join(str(error).split())}; name "
+            "another file"
+        ) from error
     if backend.id_to_token(PAD) == "<pad>" and backend.id_to_token(BOS) == "<bos>":
         return _wrapped(backend)
     if file.name == "tokenizer.json" and (file.parent / "tokenizer_config.json").is_file():
         require_no_code(file.parent)
         return AutoTokenizer.from_pretrained(file.parent, trust_remote_code=False)
-    raise InputError(f"{file}: wanted a tokenizer.json with its tokenizer_config.json beside it, which says how texts begin")
+    raise InputError(
+        f"{file}: wanted a tokenizer.json with its tokenizer_config.json beside it, which "
+        "says how texts begin"
+    )
 
 
 def _is_byte_level(backend: Tokenizer) -> bool:
@@ -194,7 +238,9 @@ def _is_byte_level(backend: Tokenizer) -> bool:
 
 
 def _bytes_of(symbol: str, byte_level: bool) -> int:
-    """Bytes of text: one a character; or as SentencePiece writes them, with a mark for a space and <0xE4> for a byte alone."""
+    """Bytes of text: one a character; or as SentencePiece writes them, with a mark for a space and
+    <0xE4> for a byte alone.
+    """
     if byte_level or _LONE_BYTE.fullmatch(symbol):
         return len(symbol) if byte_level else 1
     return len(symbol.replace("\u2581", " ").encode())
@@ -204,5 +250,8 @@ def _wrapped(backend: Tokenizer) -> PreTrainedTokenizerFast:
     from transformers import PreTrainedTokenizerFast
 
     return PreTrainedTokenizerFast(
-        tokenizer_object=backend, pad_token="<pad>", bos_token="<bos>", clean_up_tokenization_spaces=False
+        tokenizer_object=backend,
+        pad_token="<pad>",
+        bos_token="<bos>",
+        clean_up_tokenization_spaces=False,
     )

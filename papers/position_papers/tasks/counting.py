@@ -2,17 +2,19 @@
 
     <bos> a = 0 ; pass ; a ++ ; pass ; a ++ ; print a 2
 
-Operations: set a variable to zero, increment it, pass; drawn with weights 1, 7 and 50. Out of distribution the weight of pass is
-100 ("longer": the relevant context is longer) or 10 ("shorter"). 1, 3 or 5 variables, the one of an operation drawn uniformly;
-the sequence begins by setting each once, in random order, and ends by printing one. Values go to 10 at most: an increment beyond
-is a pass. The number of operations is uniform between `fewest` and `operations` (512 in the paper: "up to 512"). The target is
-the value printed. Score: exact match.
+Operations: set a variable to zero, increment it, pass; drawn with weights 1, 7 and 50. Out of
+distribution the weight of pass is 100 ("longer": the relevant context is longer) or 10 ("shorter").
+1, 3 or 5 variables, the one of an operation drawn uniformly; the sequence begins by setting each
+once, in random order, and ends by printing one. Values go to 10 at most: an increment beyond is a
+pass. The number of operations is uniform between `fewest` and `operations` (512 in the paper: "up
+to 512"). The target is the value printed. Score: exact match.
 
-Values are far from equally frequent. In the test sets `balanced_...` the value is drawn first, uniformly from those that at least 1 in 100
-sequences have, then sequences until one has it.
+Values are far from equally frequent. In the test sets `balanced_...` the value is drawn first,
+uniformly from those that at least 1 in 100 sequences have, then sequences until one has it.
 
-Spans: `needle` (the last "a = 0 ;" of the variable printed and its increments since; `needle.1` ... in their order), `distractor`
-(other sets and increments), `query` (print a); the value is generated. attributes: operations, value, length (tokens).
+Spans: `needle` (the last "a = 0 ;" of the variable printed and its increments since; `needle.1` ...
+in their order), `distractor` (other sets and increments), `query` (print a); the value is
+generated. attributes: operations, value, length (tokens).
 """
 
 from __future__ import annotations
@@ -67,16 +69,28 @@ class Counting(WordTask):
     def task_words(self) -> tuple[str, ...]:
         """Signs, variables, values."""
         names = (chr(ord("a") + index) for index in range(self.variables))
-        return (END, SET, INCREMENT, PASS, PRINT, *(str(value) for value in range(LARGEST + 1)), *names)
+        return (
+            END,
+            SET,
+            INCREMENT,
+            PASS,
+            PRINT,
+            *(str(value) for value in range(LARGEST + 1)),
+            *names,
+        )
 
     @property
     def training_length(self) -> int:
-        """Tokens of the longest sequence that could be drawn: no operation is longer than "a = 0 ;"."""
+        """Tokens of the longest sequence that could be drawn: no operation is longer than "a = 0
+        ;".
+        """
         return 1 + 4 * self.operations + 3
 
     @property
     def test_sets(self) -> tuple[str, ...]:
-        """As in training, more passes, fewer passes; then the same with values that are equally frequent."""
+        """As in training, more passes, fewer passes; then the same with values that are equally
+        frequent.
+        """
         return (*self._pass_weights, *(f"{BALANCED}{name}" for name in self._pass_weights))
 
     @property
@@ -88,7 +102,9 @@ class Counting(WordTask):
         }
 
     def batch(self, generator: np.random.Generator, size: int, progress: float = 1.0) -> Batch:
-        """Up to as many operations as the curriculum allows: from `first_operations` to `operations`."""
+        """Up to as many operations as the curriculum allows: from `first_operations` to
+        `operations`.
+        """
         limit = grown(self.first_operations, self.operations, progress)
         return self._sequences(generator, size, limit, self.pass_weight)
 
@@ -100,22 +116,37 @@ class Counting(WordTask):
             return self._sequences(generator, size, self.operations, pass_weight)
         zero = self.vocabulary[ZERO]
         wanted = zero + generator.choice(self.common_values(test_set), size)
-        return _side_by_side([next(row for row in self._endless(generator, pass_weight) if row[-1] == value) for value in wanted])
+        return _side_by_side(
+            [
+                next(row for row in self._endless(generator, pass_weight) if row[-1] == value)
+                for value in wanted
+            ]
+        )
 
     def common_values(self, test_set: str) -> tuple[int, ...]:
-        """The values that at least 1 in 100 sequences of a test set have, ascending; of a balanced one those of the one it balances."""
+        """The values that at least 1 in 100 sequences of a test set have, ascending; of a balanced
+        one those of the one it balances.
+        """
         return _common_values(self, test_set.removeprefix(BALANCED))
 
     def _endless(self, generator: np.random.Generator, pass_weight: float) -> Iterator[list[int]]:
         """Sequences, one after the other."""
         while True:
-            yield self._sequence(generator, int(generator.integers(self.fewest, self.operations + 1)), pass_weight)
+            yield self._sequence(
+                generator, int(generator.integers(self.fewest, self.operations + 1)), pass_weight
+            )
 
-    def _sequences(self, generator: np.random.Generator, size: int, limit: int, pass_weight: float) -> Batch:
+    def _sequences(
+        self, generator: np.random.Generator, size: int, limit: int, pass_weight: float
+    ) -> Batch:
         counts = generator.integers(self.fewest, limit + 1, size)
-        return _side_by_side([self._sequence(generator, int(count), pass_weight) for count in counts])
+        return _side_by_side(
+            [self._sequence(generator, int(count), pass_weight) for count in counts]
+        )
 
-    def _sequence(self, generator: np.random.Generator, count: int, pass_weight: float) -> list[int]:
+    def _sequence(
+        self, generator: np.random.Generator, count: int, pass_weight: float
+    ) -> list[int]:
         vocabulary, first = self.vocabulary, self.vocabulary["a"]
         end, equals, zero, plus, do_nothing = vocabulary.ids((END, SET, ZERO, INCREMENT, PASS))
         weights = np.array([self.set_weight, self.increment_weight, pass_weight])
@@ -148,7 +179,10 @@ class Counting(WordTask):
         zero = max(index for index, places in enumerate(mine) if text[places[1]] == SET)
         counted = mine[zero:]
         others = [places for places in changes if places not in counted]
-        spans = {"needle": tuple(at for places in counted for at in places), "query": (last - 2, last - 1)}
+        spans = {
+            "needle": tuple(at for places in counted for at in places),
+            "query": (last - 2, last - 1),
+        }
         spans |= {f"needle.{number}": places for number, places in enumerate(counted, start=1)}
         if others:
             spans["distractor"] = tuple(at for places in others for at in places)
@@ -158,7 +192,11 @@ class Counting(WordTask):
             generated=(last,),
             token_text=text,
             answers=(text[last],),
-            attributes={"length": len(tokens), "operations": len(operations), "value": int(text[last])},
+            attributes={
+                "length": len(tokens),
+                "operations": len(operations),
+                "value": int(text[last]),
+            },
         )
 
 

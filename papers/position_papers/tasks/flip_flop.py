@@ -2,14 +2,15 @@
 
     <bos> w 0 i 1 r 0 w 1 i 1 i 0 r 1            pairs of an instruction and a bit
 
-w writes a bit, i says to ignore one, r reads: the bit after r is the one that the last w wrote. The first instruction is w, the
-last r, the others are drawn: i with probability p, w and r with (1 - p) / 2 each. p = 0.8 to train; out of distribution p = 0.98
-("sparse": the last w is far away) and 0.1 ("dense"). Bits after w and i are uniform. Lengths are tokens without <bos>, two per
-pair.
+w writes a bit, i says to ignore one, r reads: the bit after r is the one that the last w wrote. The
+first instruction is w, the last r, the others are drawn: i with probability p, w and r with (1 - p)
+/ 2 each. p = 0.8 to train; out of distribution p = 0.98 ("sparse": the last w is far away) and 0.1
+("dense"). Bits after w and i are uniform. Lengths are tokens without <bos>, two per pair.
 
-Targets are the bits after every r; the last one is generated. Score: the share of a prompt's reads that are right (1 - the
-papers' error). Spans: `needle` (the w that the last r reads; parts `needle.1`, `.key` the w, `.value` its bit), `query` (the last
-r), `writes`, `ignored`, `reads` (the other pairs). attributes: length, distance (tokens from the bit written to the last one).
+Targets are the bits after every r; the last one is generated. Score: the share of a prompt's reads
+that are right (1 - the papers' error). Spans: `needle` (the w that the last r reads; parts
+`needle.1`, `.key` the w, `.value` its bit), `query` (the last r), `writes`, `ignored`, `reads` (the
+other pairs). attributes: length, distance (tokens from the bit written to the last one).
 """
 
 from __future__ import annotations
@@ -32,7 +33,11 @@ SETS: tuple[str, ...] = ("in_distribution", "sparse", "dense")
 
 @dataclass(frozen=True)
 class FlipFlop(WordTask):
-    """Flip-flop. Test sets: three densities at the training length and, with "long_" before the name, at `longest_test`."""
+    """Flip-flop.
+
+    Test sets: three densities at the training length and, with "long_" before the name, at
+    `longest_test`.
+    """
 
     name: ClassVar[str] = "flip_flop"
     metric: ClassVar[str] = "accuracy of reads"
@@ -50,7 +55,10 @@ class FlipFlop(WordTask):
         super().__post_init__()
         self._require_ascending(4, "first_length", "length", "longest_test")
         for name in ("length", "first_length", "longest_test"):
-            self._require(getattr(self, name) % 2 == 0, f"wanted an even {name}, pairs of tokens; got {getattr(self, name)}")
+            self._require(
+                getattr(self, name) % 2 == 0,
+                f"wanted an even {name}, pairs of tokens; got {getattr(self, name)}",
+            )
 
     def task_words(self) -> tuple[str, ...]:
         """Instructions and bits."""
@@ -79,13 +87,17 @@ class FlipFlop(WordTask):
         share = (self.ignore, self.sparse, self.dense)[SETS.index(test_set.removeprefix("long_"))]
         return self._sequences(generator, size, length // 2, share)
 
-    def _sequences(self, generator: np.random.Generator, size: int, pairs: int, ignore: float) -> Batch:
+    def _sequences(
+        self, generator: np.random.Generator, size: int, pairs: int, ignore: float
+    ) -> Batch:
         write, ignored, read = self.vocabulary.ids((WRITE, IGNORE, READ))
         chance = [(1 - ignore) / 2, ignore, (1 - ignore) / 2]
         instructions = generator.choice([write, ignored, read], size=(size, pairs), p=chance)
         instructions[:, 0], instructions[:, -1] = write, read
         bits = generator.integers(0, 2, (size, pairs))
-        written = np.maximum.accumulate(np.where(instructions == write, np.arange(pairs), 0), axis=1)
+        written = np.maximum.accumulate(
+            np.where(instructions == write, np.arange(pairs), 0), axis=1
+        )
         reads = instructions == read
         bits = np.where(reads, np.take_along_axis(bits, written, axis=1), bits)
         tokens = np.full((size, 1 + 2 * pairs), BOS)
@@ -98,7 +110,10 @@ class FlipFlop(WordTask):
     def describe(self, tokens: Sequence[int]) -> Prompt:
         """Spans; the density is what the sequence shows."""
         text = self.vocabulary.text(tokens)
-        pairs = {word: [at for at in range(1, len(tokens), 2) if text[at] == word] for word in (WRITE, IGNORE, READ)}
+        pairs = {
+            word: [at for at in range(1, len(tokens), 2) if text[at] == word]
+            for word in (WRITE, IGNORE, READ)
+        }
         written, last = pairs[WRITE][-1], pairs[READ][-1]
         spans = {
             "needle": (written, written + 1),
@@ -108,7 +123,11 @@ class FlipFlop(WordTask):
             "query": (last,),
         }
         others = {"writes": pairs[WRITE][:-1], "ignored": pairs[IGNORE], "reads": pairs[READ][:-1]}
-        spans |= {name: tuple(at + step for at in starts for step in (0, 1)) for name, starts in others.items() if starts}
+        spans |= {
+            name: tuple(at + step for at in starts for step in (0, 1))
+            for name, starts in others.items()
+            if starts
+        }
         return Prompt(
             tokens=tuple(tokens),
             spans=spans,
@@ -123,7 +142,9 @@ class FlipFlop(WordTask):
         read = self.vocabulary[READ]
         return tuple(at + 1 for at in range(1, len(prompt.tokens), 2) if prompt.tokens[at] == read)
 
-    def score(self, responses: Sequence[Response], prompts: Sequence[Prompt]) -> Float[np.ndarray, " prompt"]:
+    def score(
+        self, responses: Sequence[Response], prompts: Sequence[Prompt]
+    ) -> Float[np.ndarray, " prompt"]:
         """Share of reads that are right."""
         return np.array([right.mean() for right in self.right(responses, prompts)])
 

@@ -1,14 +1,18 @@
-"""Language modelling on a corpus: a text file or folder the user names, or the sources of Python's standard library.
+"""Language modelling on a corpus: a text file or folder the user names, or the sources of Python's
+standard library.
 
     <bos> t_2 ... t_n        a window of a document; every token but the first is a target
 
-Tokens are byte-level BPE, trained on the corpus (2,048 ids), unless `tokenizer_file` names a tokenizer.json: a checkpoint goes on and
-is scored with its own, whichever it is. <bos> is its beginning of text, or its end of text where it has no beginning. Every 20th
-document is held out. Training windows are uniform over the other documents, joined; test windows begin uniformly in held-out documents
-that are long enough, and so see one document only. The same corpus gives the same bytes; another Python version has other sources.
+Tokens are byte-level BPE, trained on the corpus (2,048 ids), unless `tokenizer_file` names a
+tokenizer.json: a checkpoint goes on and is scored with its own, whichever it is. <bos> is its
+beginning of text, or its end of text where it has no beginning. Every 20th document is held out.
+Training windows are uniform over the other documents, joined; test windows begin uniformly in
+held-out documents that are long enough, and so see one document only. The same corpus gives the
+same bytes; another Python version has other sources.
 
-Test sets are named by the length in tokens. Score: log perplexity, in nats per token; with attributes["bytes"] (of the targets' text),
-bits per byte = nats per token * targets / (bytes ln 2). No spans; nothing is generated.
+Test sets are named by the length in tokens. Score: log perplexity, in nats per token; with
+attributes["bytes"] (of the targets' text), bits per byte = nats per token * targets / (bytes ln 2).
+No spans; nothing is generated.
 """
 
 from __future__ import annotations
@@ -41,8 +45,9 @@ class Language(PlainText, Task):
     named_texts: ClassVar[Mapping[str, Collection[str]]] = {"corpus": tuple(NAMED)}
 
     corpus: str = ""
-    """A UTF-8 text file, or a folder of them (.txt, .md, .py); empty: the standard library's sources without its tests; `installed`:
-    prose and code of the standard library and the installed packages; `pinned-prose`, `pinned-code`: of pinned packages.
+    """A UTF-8 text file, or a folder of them (.txt, .md, .py); empty: the standard library's
+    sources without its tests; `installed`: prose and code of the standard library and the installed
+    packages; `pinned-prose`, `pinned-code`: of pinned packages.
     """
     tokens: Annotated[int, Interval(ge=258, le=1_000_000)] = 2048
     """Size of the vocabulary."""
@@ -59,7 +64,8 @@ class Language(PlainText, Task):
         times = self.training_length // self.length
         self._require(
             self.training_length == self.length * times and times & (times - 1) == 0,
-            f"wanted a grown_length of {self.length} times a power of two, or 0, got {self.grown_length}",
+            f"wanted a grown_length of {self.length} times a power of two, or 0, got "
+            f"{self.grown_length}",
         )
 
     @cached_property
@@ -96,7 +102,9 @@ class Language(PlainText, Task):
         return text_record(self.corpus)
 
     def batch(self, generator: np.random.Generator, size: int, progress: float = 1.0) -> Batch:
-        """Windows of the training documents, twice as long at each of equal parts of the progress, and as many fewer; at least one."""
+        """Windows of the training documents, twice as long at each of equal parts of the progress,
+        and as many fewer; at least one.
+        """
         doublings = (self.training_length // self.length).bit_length() - 1
         times = 1 << int(doublings * progress)
         stream, length = self.data.training, self.length * times
@@ -108,7 +116,10 @@ class Language(PlainText, Task):
         length = whole_number(test_set, "the number of tokens")
         starts = self.data.held_out_starts(length - 1)
         if not len(starts):
-            raise InputError(f"no held-out document has {length - 1} tokens; ask for a shorter length or give a longer corpus")
+            raise InputError(
+                f"no held-out document has {length - 1} tokens; ask for a shorter length or "
+                "give a longer corpus"
+            )
         return _windows(self.data.held_out, generator.choice(starts, size), length, self.data.start)
 
     def describe(self, tokens: Sequence[int]) -> Prompt:
@@ -117,7 +128,10 @@ class Language(PlainText, Task):
         return Prompt(
             tokens=tuple(tokens),
             token_text=tuple(data.text[token] for token in tokens),
-            attributes={"length": len(tokens), "bytes": sum(data.bytes[token] for token in tokens[1:])},
+            attributes={
+                "length": len(tokens),
+                "bytes": sum(data.bytes[token] for token in tokens[1:]),
+            },
         )
 
 

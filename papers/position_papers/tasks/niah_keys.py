@@ -1,21 +1,27 @@
-"""A needle in a haystack that needs positions: keys that are told apart by the order of their words, values of several tokens.
+"""A needle in a haystack that needs positions: keys that are told apart by the order of their
+words, values of several tokens.
 
     <bos> filler ... M a b x y z ... filler ... M b a x' y' z' ... filler  Q a b x y z  Q c a ...
 
-A needle is the marker M, a key and a value. The keys of a context are different orders of `key_tokens` (2) out of the same few `shared` (3)
-words, drawn from `key_words`, so that most of their words stand in several keys, many keys have their reverse beside them, and which words
-stand near a value does not tell whose it is. A value is `value_tokens` (3) words, drawn with replacement from `value_words`; the answer
-gives them in order. `doubled` keys have two needles; the answer then gives both values, in the order of the context. The filler is drawn
-uniformly, with replacement, from `fillers` words. Unlike the needles of `niah_small`, whose values name their class, no needle is found by
-what a token is: a model that cannot tell "before" from "after" is left with 1 in `needles`.
+A needle is the marker M, a key and a value. The keys of a context are different orders of
+`key_tokens` (2) out of the same few `shared` (3) words, drawn from `key_words`, so that most of
+their words stand in several keys, many keys have their reverse beside them, and which words stand
+near a value does not tell whose it is. A value is `value_tokens` (3) words, drawn with replacement
+from `value_words`; the answer gives them in order. `doubled` keys have two needles; the answer then
+gives both values, in the order of the context. The filler is drawn uniformly, with replacement,
+from `fillers` words. Unlike the needles of `niah_small`, whose values name their class, no needle
+is found by what a token is: a model that cannot tell "before" from "after" is left with 1 in
+`needles`.
 
-Test prompts ask `test_questions` questions about distinct keys, one after the other; training sequences ask `questions`. Only values are
-targets. Score: the share of the values asked for of which every token is right.
+Test prompts ask `test_questions` questions about distinct keys, one after the other; training
+sequences ask `questions`. Only values are targets. Score: the share of the values asked for of
+which every token is right.
 
-Context lengths, in tokens with everything: a curriculum grows them from `first_length` to `length`; one length per batch. Test sets are
-named by the length. Spans: `needle` (all that are asked for; parts `needle.1`, `needle.1.key` a b, `needle.1.value`, in the order of the
-context), `distractor` (the other needles), `query` (all Q a b, part `query.key`); values are generated. attributes: length, `depths` of the
-needles asked for, in percent of the haystack (0 first, 100 last).
+Context lengths, in tokens with everything: a curriculum grows them from `first_length` to `length`;
+one length per batch. Test sets are named by the length. Spans: `needle` (all that are asked for;
+parts `needle.1`, `needle.1.key` a b, `needle.1.value`, in the order of the context), `distractor`
+(the other needles), `query` (all Q a b, part `query.key`); values are generated. attributes:
+length, `depths` of the needles asked for, in percent of the haystack (0 first, 100 last).
 """
 
 from __future__ import annotations
@@ -68,21 +74,30 @@ class KeyedNiah(ContextTask):
         keys = self.needles - self.doubled
         self._require(
             self.key_tokens <= self.shared <= min(8, self.key_words),
-            f"wanted key_tokens <= shared <= 8 and key_words, got {self.key_tokens}, {self.shared}, {self.key_words}",
+            f"wanted key_tokens <= shared <= 8 and key_words, got {self.key_tokens}, "
+            f"{self.shared}, {self.key_words}",
         )
         self._require(
             max(1, self.doubled) <= keys <= perm(self.shared, self.key_tokens),
-            f"wanted at least 1 and {self.doubled} keys, and at most the {perm(self.shared, self.key_tokens)} orders of their words, "
+            f"wanted at least 1 and {self.doubled} keys, and at most the "
+            f"{perm(self.shared, self.key_tokens)} orders of their words, "
             f"got {keys}: needles without those of a doubled key",
         )
         for name in ("questions", "test_questions"):
-            self._require(1 <= getattr(self, name) <= keys, f"wanted {name} from 1 to the {keys} keys, got {getattr(self, name)}")
+            self._require(
+                1 <= getattr(self, name) <= keys,
+                f"wanted {name} from 1 to the {keys} keys, got {getattr(self, name)}",
+            )
         self._require_lengths()
 
     def task_words(self) -> tuple[str, ...]:
         """M, Q, words of keys, of values, of the filler."""
         words = (("k", self.key_words), ("v", self.value_words), ("w", self.fillers))
-        return (MARKER, QUESTION, *(f"{letter}{index}" for letter, count in words for index in range(count)))
+        return (
+            MARKER,
+            QUESTION,
+            *(f"{letter}{index}" for letter, count in words for index in range(count)),
+        )
 
     @property
     def _contents(self) -> str:
@@ -99,19 +114,42 @@ class KeyedNiah(ContextTask):
 
     def _shortest(self, questions: int) -> int:
         """Tokens of a sequence without filler, where the doubled keys are among those asked for."""
-        return 1 + self._needle * (self.needles + questions) + self.value_tokens * min(questions, self.doubled)
+        return (
+            1
+            + self._needle * (self.needles + questions)
+            + self.value_tokens * min(questions, self.doubled)
+        )
 
-    def _sequences(self, generator: np.random.Generator, size: int, length: int, questions: int) -> Batch:
-        return Batch(*map(np.stack, zip(*(self._sequence(generator, length, questions) for _ in range(size)), strict=True)))
+    def _sequences(
+        self, generator: np.random.Generator, size: int, length: int, questions: int
+    ) -> Batch:
+        return Batch(
+            *map(
+                np.stack,
+                zip(
+                    *(self._sequence(generator, length, questions) for _ in range(size)),
+                    strict=True,
+                ),
+            )
+        )
 
-    def _sequence(self, generator: np.random.Generator, length: int, questions: int) -> tuple[np.ndarray, np.ndarray]:
+    def _sequence(
+        self, generator: np.random.Generator, length: int, questions: int
+    ) -> tuple[np.ndarray, np.ndarray]:
         """One sequence, and which of its tokens are values that are asked for."""
-        marker, question, first_key, first_value, first_filler = self.vocabulary.ids((MARKER, QUESTION, "k0", "v0", "w0"))
+        marker, question, first_key, first_value, first_filler = self.vocabulary.ids(
+            (MARKER, QUESTION, "k0", "v0", "w0")
+        )
         words = first_key + generator.permutation(self.key_words)[: self.shared]
         orders = list(permutations(words.tolist(), self.key_tokens))
-        keys = [orders[index] for index in generator.permutation(len(orders))[: self.needles - self.doubled]]
+        keys = [
+            orders[index]
+            for index in generator.permutation(len(orders))[: self.needles - self.doubled]
+        ]
         key_of = generator.permutation([*range(len(keys)), *range(self.doubled)])
-        values = first_value + generator.integers(0, self.value_words, (self.needles, self.value_tokens))
+        values = first_value + generator.integers(
+            0, self.value_words, (self.needles, self.value_tokens)
+        )
         ending, answers = [], []
         for key in generator.permutation(len(keys))[:questions]:
             ending += [question, *keys[key]]
@@ -119,7 +157,8 @@ class KeyedNiah(ContextTask):
                 answers += range(len(ending), len(ending) + self.value_tokens)
                 ending += values[needle].tolist()
         room = length - 1 - len(ending)
-        # Uniform places of needles that do not overlap: chosen among slots where a needle is one slot wide.
+        # Uniform places of needles that do not overlap: chosen among slots where a needle is one
+        # slot wide.
         slots = generator.permutation(room - (self._needle - 1) * self.needles)[: self.needles]
         starts = 1 + np.sort(slots) + (self._needle - 1) * np.arange(self.needles)
         filler = generator.integers(first_filler, first_filler + self.fillers, room)
@@ -158,18 +197,32 @@ class KeyedNiah(ContextTask):
             generated=tuple(at for answer in answers for at in answer),
             token_text=text,
             answers=tuple(" ".join(text[at] for at in answer) for answer in answers),
-            attributes={"length": len(tokens), "depths": [round(100 * (at - 1) / room, 3) for at in mine]},
+            attributes={
+                "length": len(tokens),
+                "depths": [round(100 * (at - 1) / room, 3) for at in mine],
+            },
         )
 
-    def score(self, responses: Sequence[Response], prompts: Sequence[Prompt]) -> Float[np.ndarray, " prompt"]:
+    def score(
+        self, responses: Sequence[Response], prompts: Sequence[Prompt]
+    ) -> Float[np.ndarray, " prompt"]:
         """Share of the values asked for that are right in every token."""
         right = self.right(responses, prompts)
-        return np.array([targets.reshape(-1, self.value_tokens).all(axis=1).mean() for targets in right])
+        return np.array(
+            [targets.reshape(-1, self.value_tokens).all(axis=1).mean() for targets in right]
+        )
 
 
 SIZES = {
     "small": KeyedNiah(),
     "paper": KeyedNiah(
-        length=4096, first_length=256, longest_test=16384, needles=12, doubled=2, questions=8, test_questions=4, shared=4
+        length=4096,
+        first_length=256,
+        longest_test=16384,
+        needles=12,
+        doubled=2,
+        questions=8,
+        test_questions=4,
+        shared=4,
     ),
 }

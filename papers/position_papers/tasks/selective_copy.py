@@ -2,11 +2,12 @@
 
     <bos> D _ _ C F _ F E = D C F F E            _ the blank, = where the answer begins
 
-16 symbols drawn uniformly, `copied` of them (256 in the paper), between them `blanks` blanks at uniform places: 256 to train, out
-of distribution half as many ("dense", 128) and twice as many ("sparse", 512). Targets are the copied symbols. Score: exact match.
+16 symbols drawn uniformly, `copied` of them (256 in the paper), between them `blanks` blanks at
+uniform places: 256 to train, out of distribution half as many ("dense", 128) and twice as many
+("sparse", 512). Targets are the copied symbols. Score: exact match.
 
-Spans: `symbols`, `blanks`, `separator`; the answer is generated. attributes: length (tokens), blanks, and source: for each
-generated token the index of the token it copies.
+Spans: `symbols`, `blanks`, `separator`; the answer is generated. attributes: length (tokens),
+blanks, and source: for each generated token the index of the token it copies.
 """
 
 from __future__ import annotations
@@ -58,19 +59,29 @@ class SelectiveCopy(WordTask):
 
     @property
     def _blanks(self) -> dict[str, int]:
-        return {"in_distribution": self.blanks, "dense": self.blanks // 2, "sparse": 2 * self.blanks}
+        return {
+            "in_distribution": self.blanks,
+            "dense": self.blanks // 2,
+            "sparse": 2 * self.blanks,
+        }
 
     def batch(self, generator: np.random.Generator, size: int, progress: float = 1.0) -> Batch:
-        """Sequences of one length: the symbols grow from `first_copied` to `copied`, the blanks with them."""
+        """Sequences of one length: the symbols grow from `first_copied` to `copied`, the blanks
+        with them.
+        """
         copied = grown(self.first_copied, self.copied, progress)
-        return self._sequences(generator, size, copied, max(1, round(self.blanks * copied / self.copied)))
+        return self._sequences(
+            generator, size, copied, max(1, round(self.blanks * copied / self.copied))
+        )
 
     def sample(self, generator: np.random.Generator, size: int, test_set: str) -> Batch:
         """Sequences with the blanks of one test set."""
         self._require_test_set(test_set)
         return self._sequences(generator, size, self.copied, self._blanks[test_set])
 
-    def _sequences(self, generator: np.random.Generator, size: int, copied: int, blanks: int) -> Batch:
+    def _sequences(
+        self, generator: np.random.Generator, size: int, copied: int, blanks: int
+    ) -> Batch:
         first = self.vocabulary["A"]
         symbols = generator.integers(first, first + self.symbols, (size, copied))
         places = np.sort(np.argsort(generator.random((size, copied + blanks)))[:, :copied])

@@ -1,4 +1,5 @@
-"""Documents of the corpora that have names: prose and code of what is installed, or of packages that are pinned by version and SHA-256.
+"""Documents of the corpora that have names: prose and code of what is installed, or of packages
+that are pinned by version and SHA-256.
 
     installed: the standard library and every package
         a module with an even number      its source, if the package has given less than CODE characters of code so far
@@ -7,10 +8,12 @@
     pinned-prose    the prose of docstrings, of so many modules in a document that it has PAGES characters: one alone is short
     pinned-code     sources of modules, one a document
 
-So no text of what is installed stands there twice as code and as prose. A module's number is a checksum of its path, and they are taken in
-that order: a package that is cut off is sampled everywhere. That text depends on what is installed, in which versions: the adapters were
-trained on it. Models that were trained on other texts are measured on the pinned ones, which are the same everywhere: the corpora share no
-package, and have none that this project needs. Paragraphs that stood in an earlier document are left out. Knows nothing about tokens.
+So no text of what is installed stands there twice as code and as prose. A module's number is a
+checksum of its path, and they are taken in that order: a package that is cut off is sampled
+everywhere. That text depends on what is installed, in which versions: the adapters were trained on
+it. Models that were trained on other texts are measured on the pinned ones, which are the same
+everywhere: the corpora share no package, and have none that this project needs. Paragraphs that
+stood in an earlier document are left out. Knows nothing about tokens.
 """
 
 from __future__ import annotations
@@ -27,9 +30,14 @@ from repo_interp.tasks.essay import docstring_prose, standard_library_sources
 from repo_interp.tasks.pinned import pinned_modules
 
 CODE, PROSE = 60_000, 60_000
-"""Characters of one package; the standard library, which is what hundreds of them are, gives as much as it has."""
+"""Characters of one package; the standard library, which is what hundreds of them are, gives as
+much as it has.
+"""
 _TEXTS = (".md", ".rst", ".txt")
-_LICENCE = re.compile(r"licen[cs]e|copying|notice|authors|entry_points|top_level|requires|sources|record", re.IGNORECASE)
+_LICENCE = re.compile(
+    r"licen[cs]e|copying|notice|authors|entry_points|top_level|requires|sources|record",
+    re.IGNORECASE,
+)
 PAGES = 10_000
 """Characters, or a little more, of a document of prose."""
 SHORTEST, LONGEST = 400, 200_000
@@ -38,7 +46,9 @@ SHORTEST, LONGEST = 400, 200_000
 
 @functools.cache
 def installed_texts() -> tuple[str, ...]:
-    """The documents: the standard library's, then the packages' in the order of their names; read once per process."""
+    """The documents: the standard library's, then the packages' in the order of their names; read
+    once per process.
+    """
     root, everything = Path(sysconfig.get_paths()["stdlib"]), 1 << 62
     texts = [*_of_modules(list(standard_library_sources(root)), root, everything, everything)]
     named = {(one.name or "").lower(): one for one in distributions()}
@@ -52,9 +62,15 @@ def _of_package(package: Distribution) -> Iterator[str]:
         yield readme
     files = [Path(str(package.locate_file(file))) for file in package.files or ()]
     for file in sorted(files):
-        if file.suffix in _TEXTS and not _LICENCE.search(file.as_posix().rpartition("site-packages")[2]):
+        if file.suffix in _TEXTS and not _LICENCE.search(
+            file.as_posix().rpartition("site-packages")[2]
+        ):
             yield from _read(file)
-    modules = [file for file in files if file.suffix == ".py" and not {"tests", "test", "testing"} & set(file.parts)]
+    modules = [
+        file
+        for file in files
+        if file.suffix == ".py" and not {"tests", "test", "testing"} & set(file.parts)
+    ]
     yield from _of_modules(modules, Path(str(package.locate_file(""))), CODE, PROSE)
 
 
@@ -74,7 +90,9 @@ def _of_modules(modules: Sequence[Path], root: Path, code: int, prose: int) -> I
 
 
 def _number(file: Path, root: Path) -> int:
-    return zlib.crc32(file.relative_to(root).as_posix().encode()) if file.is_relative_to(root) else 0
+    return (
+        zlib.crc32(file.relative_to(root).as_posix().encode()) if file.is_relative_to(root) else 0
+    )
 
 
 def _read(file: Path) -> Iterator[str]:
@@ -88,19 +106,30 @@ def _read(file: Path) -> Iterator[str]:
 
 @functools.cache
 def pinned_texts(corpus: str) -> tuple[str, ...]:
-    """The documents of one of `PINNED`; read once per process. Raises InputError where it was not fetched."""
+    """The documents of one of `PINNED`; read once per process.
+
+    Raises InputError where it was not fetched.
+    """
     modules = pinned_modules(corpus, LONGEST)
     if corpus == "pinned-prose":
-        return tuple(_joined(without_repeats("\n\n".join(docstring_prose(module)) for module in modules)))
+        return tuple(
+            _joined(without_repeats("\n\n".join(docstring_prose(module)) for module in modules))
+        )
     return tuple(without_repeats(module.read_text(encoding="utf-8") for module in modules))
 
 
 def without_repeats(documents: Iterable[str]) -> Iterator[str]:
-    """The documents without paragraphs, of 80 characters or more, that stood in an earlier one: licences, copied modules."""
+    """The documents without paragraphs, of 80 characters or more, that stood in an earlier one:
+    licences, copied modules.
+    """
     seen: set[str] = set()
     for document in documents:
         paragraphs = re.split(r"\n\s*\n", document)
-        fresh = [paragraph for paragraph in paragraphs if len(paragraph) < 80 or paragraph.strip() not in seen]
+        fresh = [
+            paragraph
+            for paragraph in paragraphs
+            if len(paragraph) < 80 or paragraph.strip() not in seen
+        ]
         seen.update(paragraph.strip() for paragraph in paragraphs if len(paragraph) >= 80)
         text = document if len(fresh) == len(paragraphs) else "\n\n".join(fresh)
         if len(text) >= SHORTEST:

@@ -1,6 +1,8 @@
-"""Everything that decides the bytes of a trained checkpoint, as one flat record that is written beside it as training.toml.
+"""Everything that decides the bytes of a trained checkpoint, as one flat record that is written
+beside it as training.toml.
 
-The same record, on the same machine with the same versions, gives the same model.safetensors. Knows nothing about how it is carried out.
+The same record, on the same machine with the same versions, gives the same model.safetensors. Knows
+nothing about how it is carried out.
 """
 
 # ruff: noqa: RUF009 - `_option` is dataclasses.field
@@ -18,7 +20,16 @@ from annotated_types import Interval
 
 from repo_interp.errors import InputError
 from repo_interp.files import regular
-from repo_interp.values import Count, CountOrNone, Positive, PositiveOrZero, Seed, Share, check_fields, checked
+from repo_interp.values import (
+    Count,
+    CountOrNone,
+    Positive,
+    PositiveOrZero,
+    Seed,
+    Share,
+    check_fields,
+    checked,
+)
 
 Layers = Annotated[int, Interval(ge=1, le=1000)]
 Width = Annotated[int, Interval(ge=1, le=65_536)]
@@ -37,53 +48,78 @@ def _option(default: Any, meaning: str, alone: Any = None) -> Any:
 
 @dataclass(frozen=True)
 class TrainingConfiguration:
-    """What one training run is made with. Shares are of its steps. The metadata of a field explain it, under "help"."""
+    """What one training run is made with.
+
+    Shares are of its steps. The metadata of a field explain it, under "help".
+    """
 
     task: str
     task_size: str = _option("small", "size of the task, by the name the task gives it")
     task_options: Mapping[str, int | float | str | bool] = field(default_factory=dict)
     """Options of the task, in its own names; those that are left out are as its size has them."""
 
-    scheme: str = _option("repo", "position scheme or layout, such as rope, nope, repo, repo@1/3, r2n1")
+    scheme: str = _option(
+        "repo", "position scheme or layout, such as rope, nope, repo, repo@1/3, r2n1"
+    )
     scheme_options: Mapping[str, int | float | str] = field(default_factory=dict)
-    """Choices within schemes, as `reposition` takes them: assignment (kv_head, head, layer), gates, p_max, ..."""
-    continue_from: str = _option("", "a checkpoint to reposition and go on from; it keeps its size and weights")
+    """Choices within schemes, as `reposition` takes them: assignment (kv_head, head, layer), gates,
+    p_max, ...
+    """
+    continue_from: str = _option(
+        "", "a checkpoint to reposition and go on from; it keeps its size and weights"
+    )
     index_share_until: Share = _option(
-        0.0, "share of the steps during which positions move from the token index to the learned ones"
+        0.0,
+        "share of the steps during which positions move from the token index to the learned ones",
     )
 
     adapter: CountOrNone = _option(
         0,
-        "rank of an adapter, which trains the schemes' parameters and LoRA on attention and leaves the checkpoint as it is",
+        "rank of an adapter, which trains the schemes' parameters and LoRA on attention and "
+        "leaves the checkpoint as it is",
         alone=16,
     )
     adapter_from: Annotated[int, Interval(ge=0, le=999)] = _option(
-        0, "first layer whose attention an adapter changes; lower layers stay as they are and need no backward pass"
+        0,
+        "first layer whose attention an adapter changes; lower layers stay as they are and "
+        "need no backward pass",
     )
 
     layers: Layers = _option(4, "layers of a fresh model")
     width: Width = _option(64, "width of a fresh model's residual stream")
     heads: Width = _option(4, "heads of a fresh model")
     kv_heads: WidthOrNone = _option(0, "key-value heads of a fresh model; 0: one per head")
-    feed_forward: WidthOrNone = _option(0, "width of its feed-forward layers; 0: 8/3 of the width, up to a multiple of 16")
-    initial_deviation: Positive = _option(0.02, "standard deviation of a fresh model's random weights")
-    scheme_deviation: Positive = _option(0.02, "standard deviation of the position schemes' random parameters")
+    feed_forward: WidthOrNone = _option(
+        0, "width of its feed-forward layers; 0: 8/3 of the width, up to a multiple of 16"
+    )
+    initial_deviation: Positive = _option(
+        0.02, "standard deviation of a fresh model's random weights"
+    )
+    scheme_deviation: Positive = _option(
+        0.02, "standard deviation of the position schemes' random parameters"
+    )
 
     steps: Annotated[int, Interval(ge=1, le=1_000_000_000)] = _option(1000, "optimizer steps")
     batch: Count = _option(32, "sequences of one forward pass")
     accumulation: Count = _option(1, "forward passes of one step")
     learning_rate: Positive = _option(2e-3, "largest learning rate, after the warm-up")
     final_share: Share = _option(0.0, "learning rate at the end, as a share of the largest")
-    warm_up: Annotated[int, Interval(ge=0, le=1_000_000_000)] = _option(100, "steps over which the learning rate rises")
+    warm_up: Annotated[int, Interval(ge=0, le=1_000_000_000)] = _option(
+        100, "steps over which the learning rate rises"
+    )
     beta_1: Decay = _option(0.9, "AdamW's first decay")
     beta_2: Decay = _option(0.98, "AdamW's second decay")
     weight_decay: PositiveOrZero = _option(0.01, "AdamW's weight decay, on matrices")
     clip: Positive = _option(1.0, "largest norm of the gradient")
-    curriculum: Share = _option(0.0, "share of the steps over which the task grows to its full difficulty")
+    curriculum: Share = _option(
+        0.0, "share of the steps over which the task grows to its full difficulty"
+    )
 
     seed: Seed = _option(0, "seed of weights and data")
     precision: Literal["float32", "bfloat16"] = _option(
-        "float32", "precision of matrix products in training; weights, positions, losses and scores stay float32"
+        "float32",
+        "precision of matrix products in training; weights, positions, losses and scores "
+        "stay float32",
     )
     execution: Literal["eager", "compiled"] = _option(
         "eager", "compiled: torch.compile compiles the decoder, which may change the last bits"
@@ -93,7 +129,9 @@ class TrainingConfiguration:
         1, "CPU threads; another number may change the last bits, because sums run in another order"
     )
 
-    checkpoint_every: CountOrNone = _option(0, "steps between two checkpoints in steps/; 0: only the last")
+    checkpoint_every: CountOrNone = _option(
+        0, "steps between two checkpoints in steps/; 0: only the last"
+    )
     log_every: Count = _option(25, "steps between two records of the log")
     score_every: CountOrNone = _option(250, "steps between two scores; 0: only at the end")
     score_prompts: Count = _option(200, "prompts of each score")
@@ -101,16 +139,36 @@ class TrainingConfiguration:
     def __post_init__(self) -> None:
         """Raise InputError for what could not be carried out."""
         check_fields(self)
-        self._require("width", self.width % self.heads == 0, f"wanted a multiple of the {self.heads} heads")
-        self._require("width", self.width // self.heads % 2 == 0, f"wanted heads of even width, not {self.width // self.heads}")
-        self._require("kv_heads", self.heads % (self.kv_heads or self.heads) == 0, f"wanted a divisor of the {self.heads} heads")
+        self._require(
+            "width", self.width % self.heads == 0, f"wanted a multiple of the {self.heads} heads"
+        )
+        self._require(
+            "width",
+            self.width // self.heads % 2 == 0,
+            f"wanted heads of even width, not {self.width // self.heads}",
+        )
+        self._require(
+            "kv_heads",
+            self.heads % (self.kv_heads or self.heads) == 0,
+            f"wanted a divisor of the {self.heads} heads",
+        )
 
         twice = "scheme_deviation" in self.scheme_options
-        self._require("scheme_deviation", not twice, "wanted once: not among the scheme's options too (give --scheme-deviation)")
-        self._require("adapter", not self.adapter or self.continue_from, "wanted with continue_from, a checkpoint to stand on")
+        self._require(
+            "scheme_deviation",
+            not twice,
+            "wanted once: not among the scheme's options too (give --scheme-deviation)",
+        )
+        self._require(
+            "adapter",
+            not self.adapter or self.continue_from,
+            "wanted with continue_from, a checkpoint to stand on",
+        )
         mixes = self.execution == "compiled" and self.index_share_until > 0
         self._require(
-            "execution", not mixes, "wanted eager with index_share_until: the decoder is then another one at every step"
+            "execution",
+            not mixes,
+            "wanted eager with index_share_until: the decoder is then another one at every step",
         )
 
     def _require(self, name: str, holds: object, wanted: str) -> None:
@@ -118,23 +176,40 @@ class TrainingConfiguration:
             raise InputError(f"{name} is {getattr(self, name)!r}; {wanted}")
 
 
-def replaced(configuration: TrainingConfiguration, changes: Mapping[str, Any]) -> TrainingConfiguration:
-    """`configuration` with some fields exchanged. Raises InputError for unknown fields and values of another type."""
+def replaced(
+    configuration: TrainingConfiguration, changes: Mapping[str, Any]
+) -> TrainingConfiguration:
+    """`configuration` with some fields exchanged.
+
+    Raises InputError for unknown fields and values of another type.
+    """
     known = get_type_hints(TrainingConfiguration, include_extras=True)
     for name in changes:
         if name not in known:
             raise InputError(f"a training configuration has no {name!r}; it has {', '.join(known)}")
-    return dataclasses.replace(configuration, **{name: checked(value, known[name], name) for name, value in changes.items()})
+    return dataclasses.replace(
+        configuration,
+        **{name: checked(value, known[name], name) for name, value in changes.items()},
+    )
 
 
 def joined(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Both sets of fields, `over` where both have one; tables of options are joined option by option."""
-    tables = {name: {**under.get(name, {}), **over.get(name, {})} for name in TABLES if name in under or name in over}
+    """Both sets of fields, `over` where both have one; tables of options are joined option by
+    option.
+    """
+    tables = {
+        name: {**under.get(name, {}), **over.get(name, {})}
+        for name in TABLES
+        if name in under or name in over
+    }
     return {**under, **over, **tables}
 
 
 def read_toml(file: Path) -> dict[str, Any]:
-    """The fields that `file` gives, unchecked; its table `made_with` is left out. Raises InputError when it is no TOML file."""
+    """The fields that `file` gives, unchecked; its table `made_with` is left out.
+
+    Raises InputError when it is no TOML file.
+    """
     try:
         fields = tomllib.loads(regular(file).read_text(encoding="utf-8"))
         fields.pop("made_with", None)
@@ -150,8 +225,12 @@ def read_toml(file: Path) -> dict[str, Any]:
         raise InputError(f"{file} is no TOML file: {error}") from None
 
 
-def to_toml(configuration: TrainingConfiguration, made_with: Mapping[str, str] | None = None) -> str:
-    """The whole configuration as TOML; `read_toml` and `replaced` read it back. `made_with`: a table of what else is known of the run.
+def to_toml(
+    configuration: TrainingConfiguration, made_with: Mapping[str, str] | None = None
+) -> str:
+    """The whole configuration as TOML; `read_toml` and `replaced` read it back.
+
+    `made_with`: a table of what else is known of the run.
 
     Where it continues a checkpoint, that has the sizes: those of a fresh model are left out.
     """
@@ -162,7 +241,11 @@ def to_toml(configuration: TrainingConfiguration, made_with: Mapping[str, str] |
     lines = [f"{name} = {_toml_value(value)}" for name, value in fields.items()]
     for name, table in tables.items():
         if table:
-            lines += ["", f"[{name}]", *(f"{key} = {_toml_value(value)}" for key, value in table.items())]
+            lines += [
+                "",
+                f"[{name}]",
+                *(f"{key} = {_toml_value(value)}" for key, value in table.items()),
+            ]
     return "\n".join(lines) + "\n"
 
 

@@ -1,12 +1,14 @@
-"""The directory of one training run, whole at every moment, and the state in it from which an interrupted run goes on.
+"""The directory of one training run, whole at every moment, and the state in it from which an
+interrupted run goes on.
 
     training.toml     what decides the result, and what made it          log.jsonl     one record per line
     state.pt          where to go on after an interruption               steps/000500/ checkpoints kept on the way
     config.json, model.safetensors, tokenizer files, scores.json         the finished checkpoint
 
-Every file appears whole or not at all. `config.json` comes last: a directory that has it is finished. The state holds weights, optimiser,
-step, generators of random numbers and the size of the log, which is cut to that size before a run goes on; learning rate, difficulty and
-sequences of a step are functions of its number (`step`), so the number is all that is kept of them.
+Every file appears whole or not at all. `config.json` comes last: a directory that has it is
+finished. The state holds weights, optimiser, step, generators of random numbers and the size of the
+log, which is cut to that size before a run goes on; learning rate, difficulty and sequences of a
+step are functions of its number (`step`), so the number is all that is kept of them.
 """
 
 from __future__ import annotations
@@ -55,7 +57,10 @@ class TrainingFolder:
 
     @contextmanager
     def claimed(self) -> Iterator[None]:
-        """While the context lasts, this process alone writes here. Raises Taken where another one does."""
+        """While the context lasts, this process alone writes here.
+
+        Raises Taken where another one does.
+        """
         claimed = claim(self.directory)
         try:
             yield
@@ -63,24 +68,41 @@ class TrainingFolder:
             claimed.release()
 
     def require_free(self) -> None:
-        """Raise InputError when something stands here already, or a file where a directory is to be."""
+        """Raise InputError when something stands here already, or a file where a directory is to
+        be.
+        """
         require_directory(self.directory)
         if self.is_finished:
-            raise InputError(f"{self.directory} has a finished training run; give another --out, or --overwrite to train it anew")
+            raise InputError(
+                f"{self.directory} has a finished training run; give another --out, or "
+                "--overwrite to train it anew"
+            )
         if self.is_begun:
             how = "go on with it by --resume, or give --overwrite to begin anew"
             raise InputError(f"{self.directory} has an interrupted training run; {how}")
         self._require_own()
 
     def clear(self) -> None:
-        """Remove what an earlier run wrote, training.toml last, and nothing else. Raises InputError when no run was begun here."""
+        """Remove what an earlier run wrote, training.toml last, and nothing else.
+
+        Raises InputError when no run was begun here.
+        """
         if not self.is_begun:
             self._require_own()
             return
         steps = self.directory / "steps"
         own = [path for path in self.directory.iterdir() if is_of_checkpoint(path.name)]
-        own += [path for path in steps.glob("*") if path.name.isdecimal() or is_left_behind(path.name)]
-        own += [self.state, self.log, self.scores, self.directory / _FINAL, self.directory / "steps.nc"]  # measured on the steps
+        own += [
+            path for path in steps.glob("*") if path.name.isdecimal() or is_left_behind(path.name)
+        ]
+        # measured on the steps
+        own += [
+            self.state,
+            self.log,
+            self.scores,
+            self.directory / _FINAL,
+            self.directory / "steps.nc",
+        ]
         for path in own:
             remove(path)
         with suppress(OSError):  # not there, or it holds other things
@@ -118,9 +140,15 @@ class TrainingFolder:
         """Cut the log to its first `size` bytes, and remove half-made files."""
         if self.log.exists():
             if self.log.stat().st_size < size:
-                raise InputError(f"{self.log} is shorter than the state of this run says; begin anew with --overwrite")
+                raise InputError(
+                    f"{self.log} is shorter than the state of this run says; begin anew with "
+                    "--overwrite"
+                )
             os.truncate(self.log, size)
-        for unfinished in (*self.directory.glob(".*.unfinished"), *self.directory.glob("steps/.*.unfinished")):
+        for unfinished in (
+            *self.directory.glob(".*.unfinished"),
+            *self.directory.glob("steps/.*.unfinished"),
+        ):
             remove(unfinished)
 
     def keep(self, step: int, write: Callable[[Path], None]) -> None:
@@ -131,7 +159,9 @@ class TrainingFolder:
             write(unfinished)
 
     def finish(self, write: Callable[[Path], None]) -> None:
-        """Put the finished checkpoint that `write` makes in a directory here, config.json last; the state is needed no more."""
+        """Put the finished checkpoint that `write` makes in a directory here, config.json last; the
+        state is needed no more.
+        """
         final = self.directory / _FINAL
         with replaced(final) as unfinished:
             write(unfinished)
@@ -141,8 +171,13 @@ class TrainingFolder:
         self.state.unlink(missing_ok=True)
 
     def _require_own(self) -> None:
-        if any(not is_left_behind(path.name) for path in (self.directory.iterdir() if self.directory.is_dir() else ())):
-            raise InputError(f"{self.directory} exists and holds no training run; give another --out")
+        if any(
+            not is_left_behind(path.name)
+            for path in (self.directory.iterdir() if self.directory.is_dir() else ())
+        ):
+            raise InputError(
+                f"{self.directory} exists and holds no training run; give another --out"
+            )
 
 
 class Moment(BaseModel):
@@ -158,8 +193,13 @@ class Moment(BaseModel):
     """Losses of the steps since the last record, in nats per target."""
 
 
-def save_state(file: Path, model: nn.Module, optimizer: torch.optim.Optimizer, moment: Moment) -> None:
-    """Write the state, whole or not at all. Raises OSError where the disk refuses, which torch.save does not on its own."""
+def save_state(
+    file: Path, model: nn.Module, optimizer: torch.optim.Optimizer, moment: Moment
+) -> None:
+    """Write the state, whole or not at all.
+
+    Raises OSError where the disk refuses, which torch.save does not on its own.
+    """
     state = {
         "model": _trained(model),
         "optimizer": optimizer.state_dict(),
@@ -175,15 +215,22 @@ def save_state(file: Path, model: nn.Module, optimizer: torch.optim.Optimizer, m
 
 def _trained(model: nn.Module) -> dict[str, Tensor]:
     """The state of `model` without what is frozen: an adapter's base stays as it was read."""
-    frozen = {name for name, parameter in model.named_parameters(remove_duplicate=False) if not parameter.requires_grad}
+    frozen = {
+        name
+        for name, parameter in model.named_parameters(remove_duplicate=False)
+        if not parameter.requires_grad
+    }
     return {name: value for name, value in model.state_dict().items() if name not in frozen}
 
 
-def load_state(file: Path, model: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> Moment:
-    """Where `file` says that a run of `steps` stands, with model, optimiser and random numbers put back; its beginning without a file.
+def load_state(
+    file: Path, model: nn.Module, optimizer: torch.optim.Optimizer, steps: int
+) -> Moment:
+    """Where `file` says that a run of `steps` stands, with model, optimiser and random numbers put
+    back; its beginning without a file.
 
-    The file is read as tensors and plain values alone: no code of it runs. Raises InputError when it is damaged, was changed so that its
-    parts do not fit each other, or belongs to another model.
+    The file is read as tensors and plain values alone: no code of it runs. Raises InputError when
+    it is damaged, was changed so that its parts do not fit each other, or belongs to another model.
     """
     if not file.exists():
         return Moment()
@@ -206,16 +253,23 @@ def load_state(file: Path, model: nn.Module, optimizer: torch.optim.Optimizer, s
         return moment
     except Exception as error:  # of a changed file torch raises whatever it stumbles over
         why = one_line(error, 120)
-        raise InputError(f"{file} does not hold the state of this run ({why}); begin anew with --overwrite") from None
+        raise InputError(
+            f"{file} does not hold the state of this run ({why}); begin anew with --overwrite"
+        ) from None
 
 
 def _chosen(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
     """The options of an optimiser that last as long as the run."""
-    return [{name: value for name, value in group.items() if name not in ("params", "lr")} for group in optimizer.param_groups]
+    return [
+        {name: value for name, value in group.items() if name not in ("params", "lr")}
+        for group in optimizer.param_groups
+    ]
 
 
 def _require_at(optimizer: torch.optim.Optimizer, step: int) -> None:
-    """Raise ValueError where what the optimiser remembers is not of its parameters after so many steps."""
+    """Raise ValueError where what the optimiser remembers is not of its parameters after so many
+    steps.
+    """
     for parameter, remembered in optimizer.state.items():
         if any(value.shape not in ((), parameter.shape) for value in remembered.values()):
             raise ValueError("its optimiser belongs to other weights")

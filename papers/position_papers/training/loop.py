@@ -1,7 +1,8 @@
-"""A training run, from its first step to the finished checkpoint - or from wherever an earlier session of it was cut off.
+"""A training run, from its first step to the finished checkpoint - or from wherever an earlier
+session of it was cut off.
 
-A run is a function of its configuration: on one machine the same configuration gives the same model.safetensors, in one session or in
-several, however these ended. Knows nothing about terminals.
+A run is a function of its configuration: on one machine the same configuration gives the same
+model.safetensors, in one session or in several, however these ended. Knows nothing about terminals.
 """
 
 from __future__ import annotations
@@ -41,7 +42,9 @@ from repo_interp.models.reposition import mix_with_index
 from repo_interp.side_by_side import SideBySide
 
 SCORED = SideBySide(prompts=32, tokens=32_768)
-"""Prompts that are scored together: of 24 with 8,192 tokens, attention makes 54 GiB of scores in float32 where no kernel is fused."""
+"""Prompts that are scored together: of 24 with 8,192 tokens, attention makes 54 GiB of scores in
+float32 where no kernel is fused.
+"""
 Run = tuple[TrainingConfiguration, Path]
 """A training run, and the directory in which it was begun."""
 
@@ -59,7 +62,9 @@ class Record:
     seconds: float
     """Time spent so far, in all sessions."""
     score: float | None = None
-    """Mean score (the task's metric) on fresh sequences of full difficulty, at the steps that score."""
+    """Mean score (the task's metric) on fresh sequences of full difficulty, at the steps that
+    score.
+    """
 
 
 def train(
@@ -69,11 +74,14 @@ def train(
     save_seconds: float = 15.0,
     scoring: Callable[[int, int], object] = lambda done, total: None,
 ) -> Iterator[Record]:
-    """Train from where `folder` stands - its beginning, if it was just begun - to the end, yielding every record of the log.
+    """Train from where `folder` stands - its beginning, if it was just begun - to the end, yielding
+    every record of the log.
 
-    `stop` is called after every step, and after every batch of prompts of the final scores; when it returns True, the state is saved and
-    the run ends there, to go on later. The state is saved every `save_seconds` too. `scoring` is called with how many prompts of all test
-    sets have been answered. At the end the folder holds the finished checkpoint. Raises InputError where another run was begun there.
+    `stop` is called after every step, and after every batch of prompts of the final scores; when it
+    returns True, the state is saved and the run ends there, to go on later. The state is saved
+    every `save_seconds` too. `scoring` is called with how many prompts of all test sets have been
+    answered. At the end the folder holds the finished checkpoint. Raises InputError where another
+    run was begun there.
     """
     configuration, model = prepared.configuration, prepared.model
     require_begun(folder.directory, configuration)
@@ -88,7 +96,11 @@ def train(
             step = moment.step + 1
             moment.losses.append(_step(prepared, step))
             moment.step, moment.seconds = step, time.monotonic() - start
-            if _due(step, configuration.log_every) or _due(step, configuration.score_every) or step == configuration.steps:
+            if (
+                _due(step, configuration.log_every)
+                or _due(step, configuration.score_every)
+                or step == configuration.steps
+            ):
                 record = _record(prepared, moment)
                 folder.append(asdict(record))
                 moment.losses.clear()
@@ -127,13 +139,17 @@ def train(
 
 
 class _Stopped(Exception):
-    """Asked to stop while the final scores were made: the state is saved, so they are made the next time."""
+    """Asked to stop while the final scores were made: the state is saved, so they are made the next
+    time.
+    """
 
 
 def final_scores(prepared: Prepared, answered: Callable[[int, int], object]) -> dict:
-    """The mean score of every test set, on prompts that training has not seen; None where they are longer than the model can take.
+    """The mean score of every test set, on prompts that training has not seen; None where they are
+    longer than the model can take.
 
-    `answered` is called after every batch, with the prompts of all test sets that are done, and their number.
+    `answered` is called after every batch, with the prompts of all test sets that are done, and
+    their number.
     """
     task, count = prepared.task, prepared.configuration.score_prompts
     total, done = count * len(task.test_sets), 0
@@ -149,20 +165,37 @@ def final_scores(prepared: Prepared, answered: Callable[[int, int], object]) -> 
         for number, test_set in enumerate(task.test_sets, start=1):
             means[test_set] = None
             if prompts := test_prompts(prepared, test_set, count):
-                means[test_set] = float(np.mean(task.score(forced_responses(prepared.model, task, prompts, SCORED), prompts)))
+                means[test_set] = float(
+                    np.mean(
+                        task.score(forced_responses(prepared.model, task, prompts, SCORED), prompts)
+                    )
+                )
             done = number * count
-    return {"metric": task.metric, "prompts": count, "steps": prepared.configuration.steps, "test_sets": means}
+    return {
+        "metric": task.metric,
+        "prompts": count,
+        "steps": prepared.configuration.steps,
+        "test_sets": means,
+    }
 
 
 def _step(prepared: Prepared, step: int) -> float:
     configuration = prepared.configuration
     first, difficulty = (step - 1) * configuration.accumulation, progress(configuration, step)
     questions = [
-        training_question(prepared.task, configuration, first + part, difficulty) for part in range(configuration.accumulation)
+        training_question(prepared.task, configuration, first + part, difficulty)
+        for part in range(configuration.accumulation)
     ]
     mix_with_index(prepared.model, index_share(configuration, step))
     rate = learning_rate(configuration, step)
-    return take_step(prepared.model, prepared.optimizer, questions, rate, configuration.clip, configuration.precision)
+    return take_step(
+        prepared.model,
+        prepared.optimizer,
+        questions,
+        rate,
+        configuration.clip,
+        configuration.precision,
+    )
 
 
 def _record(prepared: Prepared, moment: Moment) -> Record:
@@ -173,13 +206,17 @@ def _record(prepared: Prepared, moment: Moment) -> Record:
         learning_rate=learning_rate(configuration, step),
         progress=progress(configuration, step),
         seconds=round(moment.seconds, 1),
-        score=_score(prepared) if _due(step, configuration.score_every) or step == configuration.steps else None,
+        score=_score(prepared)
+        if _due(step, configuration.score_every) or step == configuration.steps
+        else None,
     )
 
 
 def _score(prepared: Prepared) -> float:
     task, model, configuration = prepared.task, prepared.model, prepared.configuration
-    prompts = prompts_of(task, task.batch(generator_for(configuration.seed, "score", 0), configuration.score_prompts))
+    prompts = prompts_of(
+        task, task.batch(generator_for(configuration.seed, "score", 0), configuration.score_prompts)
+    )
     model.eval()
     with _scoring(configuration):
         score = task.score(forced_responses(model, task, prompts, SCORED), prompts)
@@ -188,18 +225,29 @@ def _score(prepared: Prepared) -> float:
 
 
 def _scoring(configuration: TrainingConfiguration) -> AbstractContextManager[Any]:
-    """A context in which nothing is compiled: scores are those of the checkpoint as others run it."""
-    return torch.compiler.set_stance("force_eager") if configuration.execution == "compiled" else nullcontext()
+    """A context in which nothing is compiled: scores are those of the checkpoint as others run
+    it.
+    """
+    return (
+        torch.compiler.set_stance("force_eager")
+        if configuration.execution == "compiled"
+        else nullcontext()
+    )
 
 
 def _due(step: int, every: int) -> bool:
     return every > 0 and step % every == 0
 
 
-def train_side_by_side(runs: Sequence[Run], jobs: int, watch: Callable[[], None], every: float = 0.5) -> bool:
-    """Train every one of `runs`, `jobs` at a time, as `side_by_side` does it. Returns whether all came to their end.
+def train_side_by_side(
+    runs: Sequence[Run], jobs: int, watch: Callable[[], None], every: float = 0.5
+) -> bool:
+    """Train every one of `runs`, `jobs` at a time, as `side_by_side` does it.
 
-    Where several processes were launched together, each trains one run after another, whichever is next.
+    Returns whether all came to their end.
+
+    Where several processes were launched together, each trains one run after another, whichever is
+    next.
     """
 
     def train_alone(run: Run) -> None:

@@ -1,4 +1,5 @@
-"""The plan of the zoo, as plan.toml states it: every checkpoint, how it is trained, and with which seeds; and the recipe of each task.
+"""The plan of the zoo, as plan.toml states it: every checkpoint, how it is trained, and with which
+seeds; and the recipe of each task.
 
     runs/zoo/TASK/NAME        seed 0, as it is trained          runs/zoo/TASK/NAME/seed-N       the others
     papers/zoo/TASK/NAME      its weights, where they ship      papers/zoo/TASK/runs.jsonl      the records of all seeds
@@ -21,7 +22,9 @@ from repo_interp.errors import InputError
 RUNS = Path("runs") / "zoo"
 """Where training runs of the zoo stand, from where the command is given."""
 _STATED = tomllib.loads(Path(__file__).with_name("plan.toml").read_text(encoding="utf-8"))
-ABOUT: Mapping[str, str] = {task: words.replace("\n", " ") for task, words in _STATED["about"].items()}
+ABOUT: Mapping[str, str] = {
+    task: words.replace("\n", " ") for task, words in _STATED["about"].items()
+}
 """What a task is, and what its numbers are."""
 FRESH: Mapping[str, Mapping[str, Any]] = _STATED["recipe"]
 """What each task is trained with from random weights unless other fields are given."""
@@ -67,30 +70,46 @@ class PlannedRun:
     @property
     def shipped(self) -> Path:
         """Its directory, below the zoo's."""
-        return Path(self.planned.name) if self.seed == 0 else Path(self.planned.name) / f"seed-{self.seed}"
+        return (
+            Path(self.planned.name)
+            if self.seed == 0
+            else Path(self.planned.name) / f"seed-{self.seed}"
+        )
 
 
-def planned_runs(plan: Iterable[Planned], runs: Path = RUNS, device: str | None = None) -> list[PlannedRun]:
-    """Every run of a plan, those that others continue first, on a `device`; None: on that of the plan.
+def planned_runs(
+    plan: Iterable[Planned], runs: Path = RUNS, device: str | None = None
+) -> list[PlannedRun]:
+    """Every run of a plan, those that others continue first, on a `device`; None: on that of the
+    plan.
 
-    Raises InputError for a plan that refers to nothing, and for a device on which nothing is trained.
+    Raises InputError for a plan that refers to nothing, and for a device on which nothing is
+    trained.
     """
     changes = {} if device is None else {"device": device}
     plan = list(plan)
     names = {planned.name for planned in plan}
     for planned in plan:
         if planned.continue_from and planned.continue_from not in names:
-            raise InputError(f"{planned.name} continues {planned.continue_from}, which the plan lacks")
+            raise InputError(
+                f"{planned.name} continues {planned.continue_from}, which the plan lacks"
+            )
     ordered = sorted(plan, key=lambda planned: bool(planned.continue_from))
     return [
-        PlannedRun(planned, seed, _directory(runs, planned.name, seed), replaced(_configuration(planned, seed, runs), changes))
+        PlannedRun(
+            planned,
+            seed,
+            _directory(runs, planned.name, seed),
+            replaced(_configuration(planned, seed, runs), changes),
+        )
         for planned in ordered
         for seed in planned.seeds
     ]
 
 
 def chosen(plan: Iterable[Planned], names: Iterable[str]) -> tuple[Planned, ...]:
-    """The part of a plan whose names begin with one of `names` (TASK or TASK/NAME), with what it continues; all for no names.
+    """The part of a plan whose names begin with one of `names` (TASK or TASK/NAME), with what it
+    continues; all for no names.
 
     Raises InputError for a name that nothing begins with.
     """
@@ -100,8 +119,14 @@ def chosen(plan: Iterable[Planned], names: Iterable[str]) -> tuple[Planned, ...]
             tasks = ", ".join(dict.fromkeys(planned.task for planned in plan))
             known = f"give a task, one of {tasks}, or a TASK/NAME that `repo-interp zoo plan` lists"
             raise InputError(f"the zoo has no {name!r}; {known}")
-    matching = [planned for planned in plan if not wanted or any(_matches(planned.name, name) for name in wanted)]
-    needed = {planned.continue_from for planned in matching} | {planned.name for planned in matching}
+    matching = [
+        planned
+        for planned in plan
+        if not wanted or any(_matches(planned.name, name) for name in wanted)
+    ]
+    needed = {planned.continue_from for planned in matching} | {
+        planned.name for planned in matching
+    }
     return tuple(planned for planned in plan if planned.name in needed)
 
 
@@ -122,23 +147,41 @@ def _configuration(planned: Planned, seed: int, runs: Path) -> TrainingConfigura
 
 
 def _plan(*, ahead: bool) -> Iterator[Planned]:
-    """The checkpoints of plan.toml that are trained, or those that are planned and not trained yet."""
+    """The checkpoints of plan.toml that are trained, or those that are planned and not trained
+    yet.
+    """
     for group in _STATED["group"]:
         if group.get("ahead", False) is ahead:
-            yield from _of_group(**{name: value for name, value in group.items() if name != "ahead"})
+            yield from _of_group(
+                **{name: value for name, value in group.items() if name != "ahead"}
+            )
 
 
 def _of_group(
-    task: str, layouts: Mapping[str, str], only: Mapping[str, Any] = MappingProxyType({}), suffix: str = "", **common: Any
+    task: str,
+    layouts: Mapping[str, str],
+    only: Mapping[str, Any] = MappingProxyType({}),
+    suffix: str = "",
+    **common: Any,
 ) -> Iterator[Planned]:
     for name, layout in layouts.items():
         stated = {"seeds": [0], "weights": [0], "fields": {}} | common | only.get(name, {})
         continued = f"{task}/{stated['continue_from']}" if "continue_from" in stated else ""
         fields = joined(common.get("fields", {}), stated["fields"])
-        yield Planned(f"{task}/{name}{suffix}", layout, tuple(stated["seeds"]), continued, fields, tuple(stated["weights"]))
+        yield Planned(
+            f"{task}/{name}{suffix}",
+            layout,
+            tuple(stated["seeds"]),
+            continued,
+            fields,
+            tuple(stated["weights"]),
+        )
 
 
 PLAN: tuple[Planned, ...] = tuple(_plan(ahead=False))
 """Every checkpoint of the zoo."""
 AHEAD: tuple[Planned, ...] = tuple(_plan(ahead=True))
-"""Checkpoints that are planned and not trained yet, in the order of what they decide. `repo-interp zoo train NAME` trains them."""
+"""Checkpoints that are planned and not trained yet, in the order of what they decide.
+
+`repo-interp zoo train NAME` trains them.
+"""

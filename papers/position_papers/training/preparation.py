@@ -1,8 +1,8 @@
 """What a training run starts with: task, model and optimiser.
 
-A fresh model is a pre-norm Llama: RMSNorm, SwiGLU, no biases, untied embeddings. Its own weights depend on the seed and the sizes alone,
-never on the scheme, so twins with the same seed start alike. A continued checkpoint keeps its weights; what its new schemes learn starts
-afresh.
+A fresh model is a pre-norm Llama: RMSNorm, SwiGLU, no biases, untied embeddings. Its own weights
+depend on the seed and the sizes alone, never on the scheme, so twins with the same seed start
+alike. A continued checkpoint keeps its weights; what its new schemes learn starts afresh.
 """
 
 from __future__ import annotations
@@ -45,7 +45,9 @@ class Prepared:
     """What is trained stands on it as an adapter; None: the model is trained as a whole."""
 
     def write(self, directory: Path) -> None:
-        """Write the model as it is now: an adapter alone where one is trained, else a whole checkpoint."""
+        """Write the model as it is now: an adapter alone where one is trained, else a whole
+        checkpoint.
+        """
         if self.base is None:
             save(self.model, directory, self.tokenizer)
         else:
@@ -53,9 +55,14 @@ class Prepared:
 
 
 def prepare(configuration: TrainingConfiguration) -> Prepared:
-    """Task, model and optimiser of a run. Raises InputError for whatever cannot be trained; nothing was written then."""
+    """Task, model and optimiser of a run.
+
+    Raises InputError for whatever cannot be trained; nothing was written then.
+    """
     if configuration.device == "cuda" and not torch.cuda.is_available():
-        raise InputError("device cuda was wanted, but this machine offers none to torch; give --device cpu")
+        raise InputError(
+            "device cuda was wanted, but this machine offers none to torch; give --device cpu"
+        )
     if configuration.execution == "compiled":
         _require_compiler()
     task, base = configured_task(configuration), None
@@ -63,38 +70,53 @@ def prepare(configuration: TrainingConfiguration) -> Prepared:
         task = in_tokens_of(task, identify(configuration.continue_from).directory)
         model, tokenizer = _continued_model(configuration)
         _require_same_words(task, tokenizer, configuration.continue_from)
-        model.config.max_position_embeddings = max(model.config.max_position_embeddings, task.training_length)
+        model.config.max_position_embeddings = max(
+            model.config.max_position_embeddings, task.training_length
+        )
     else:
         tokenizer = task.tokenizer()
         model = _fresh_model(configuration, task.vocabulary_size, task.training_length)
     if configuration.adapter:
         base = as_base(identify(configuration.continue_from), configuration.continue_from)
         attach(model, configuration.adapter, configuration.adapter_from)
-        model.config.max_position_embeddings = task.training_length  # the base saw longer texts, but not with these positions
+        # the base saw longer texts, but not with these positions
+        model.config.max_position_embeddings = task.training_length
     if configuration.precision == "bfloat16" and configuration.device == "cpu":
         # products in bfloat16: 43 ms forward and backward at 512 tokens, the fused kernel 68
         model.set_attn_implementation("eager")
     model.train()
-    return Prepared(configuration, task, model, tokenizer, make_optimizer(model, configuration), base)
+    return Prepared(
+        configuration, task, model, tokenizer, make_optimizer(model, configuration), base
+    )
 
 
 def _require_compiler() -> None:
     compiler = os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")
     if shutil.which(compiler) is None:
         how = "install one, name yours in CXX, or train eager"
-        raise InputError(f"execution compiled needs a C++ compiler, and there is no {compiler} here; {how}")
+        raise InputError(
+            f"execution compiled needs a C++ compiler, and there is no {compiler} here; {how}"
+        )
 
 
 def test_prompts(prepared: Prepared, test_set: str, count: int) -> list[Prompt]:
-    """`count` prompts of a test set, which training has not seen; none where they are longer than the model can take."""
+    """`count` prompts of a test set, which training has not seen; none where they are longer than
+    the model can take.
+    """
     prompts = prepared.task.prompts(count, prepared.configuration.seed, test_set)
     longest = longest_prompt(prepared.model)
-    return [] if longest is not None and max(len(prompt.tokens) for prompt in prompts) > longest else prompts
+    return (
+        []
+        if longest is not None and max(len(prompt.tokens) for prompt in prompts) > longest
+        else prompts
+    )
 
 
 @contextmanager
 def reproducible(configuration: TrainingConfiguration) -> Iterator[None]:
-    """While this lasts, the same sums are made in the same order every time; torch's settings come back afterwards."""
+    """While this lasts, the same sums are made in the same order every time; torch's settings come
+    back afterwards.
+    """
     strict = torch.are_deterministic_algorithms_enabled()
     if configuration.device == "cuda":
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS starts
@@ -106,8 +128,12 @@ def reproducible(configuration: TrainingConfiguration) -> Iterator[None]:
         torch.use_deterministic_algorithms(strict)
 
 
-def _fresh_model(configuration: TrainingConfiguration, vocabulary: int, longest: int) -> PreTrainedModel:
-    """A decoder with random weights for `vocabulary` tokens; it names `longest` as its training length, in tokens."""
+def _fresh_model(
+    configuration: TrainingConfiguration, vocabulary: int, longest: int
+) -> PreTrainedModel:
+    """A decoder with random weights for `vocabulary` tokens; it names `longest` as its training
+    length, in tokens.
+    """
     width = configuration.width
     config = LlamaConfig(
         vocab_size=vocabulary,
@@ -127,24 +153,39 @@ def _fresh_model(configuration: TrainingConfiguration, vocabulary: int, longest:
     return _with_layout(LlamaForCausalLM(config), configuration)
 
 
-def _continued_model(configuration: TrainingConfiguration) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+def _continued_model(
+    configuration: TrainingConfiguration,
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """The checkpoint `continue_from` with the layout of `configuration`, and its tokenizer."""
     checkpoint = identify(configuration.continue_from)
     tokenizer = load_tokenizer(checkpoint)
     if tokenizer is None:
-        raise InputError(f"{configuration.continue_from} has no tokenizer, so the task cannot be put into its tokens")
+        raise InputError(
+            f"{configuration.continue_from} has no tokenizer, so the task cannot be put into "
+            "its tokens"
+        )
     model = load_model(checkpoint)
     torch.manual_seed(configuration.seed)
     return _with_layout(model, configuration), tokenizer
 
 
 def _with_layout(model: PreTrainedModel, configuration: TrainingConfiguration) -> PreTrainedModel:
-    with_layout(model, configuration.scheme, scheme_deviation=configuration.scheme_deviation, **configuration.scheme_options)
+    with_layout(
+        model,
+        configuration.scheme,
+        scheme_deviation=configuration.scheme_deviation,
+        **configuration.scheme_options,
+    )
     return model.to(torch.device(configuration.device))  # type: ignore[arg-type]
 
 
 def _require_same_words(task: Task, tokenizer: PreTrainedTokenizerBase, checkpoint: str) -> None:
     wanted, present = task.tokenizer().get_vocab(), tokenizer.get_vocab()
     if wanted != present:
-        other = f"another vocabulary ({len(present)} tokens) than task {task.name} with these options ({len(wanted)})"
-        raise InputError(f"{checkpoint} has {other}; give a checkpoint of that task, or its options")
+        other = (
+            f"another vocabulary ({len(present)} tokens) than task {task.name} with "
+            f"these options ({len(wanted)})"
+        )
+        raise InputError(
+            f"{checkpoint} has {other}; give a checkpoint of that task, or its options"
+        )

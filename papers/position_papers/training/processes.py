@@ -1,7 +1,9 @@
-"""Work side by side, each piece in a process of its own, and stopping it so that it can go on later.
+"""Work side by side, each piece in a process of its own, and stopping it so that it can go on
+later.
 
-A process per piece with one thread each uses a machine of some cores better than one process with many threads: the models are small.
-Knows nothing about terminals; whoever wants to see how far the work is reads what it leaves.
+A process per piece with one thread each uses a machine of some cores better than one process with
+many threads: the models are small. Knows nothing about terminals; whoever wants to see how far the
+work is reads what it leaves.
 """
 
 from __future__ import annotations
@@ -29,7 +31,8 @@ Item = TypeVar("Item")
 
 @contextmanager
 def stoppable() -> Iterator[Callable[[], bool]]:
-    """While this lasts, an interrupt or a request to terminate is noted; the function given says whether one came.
+    """While this lasts, an interrupt or a request to terminate is noted; the function given says
+    whether one came.
 
     A second interrupt is a KeyboardInterrupt at once. Only the main thread of a process may use it.
     """
@@ -51,7 +54,9 @@ def stoppable() -> Iterator[Callable[[], bool]]:
 
 @contextmanager
 def threads(count: int) -> Iterator[None]:
-    """While this lasts, torch computes with so many threads; another number may change the last bits."""
+    """While this lasts, torch computes with so many threads; another number may change the last
+    bits.
+    """
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:
@@ -61,22 +66,32 @@ def threads(count: int) -> Iterator[None]:
 
 
 def side_by_side(
-    items: Sequence[Item], work: Callable[[Item], object], jobs: int, watch: Callable[[int], None], every: float = 0.5
+    items: Sequence[Item],
+    work: Callable[[Item], object],
+    jobs: int,
+    watch: Callable[[int], None],
+    every: float = 0.5,
 ) -> None:
-    """Call `work`, a function of a module, with every item, `jobs` at a time; `watch` gets how many are done, every `every` seconds.
+    """Call `work`, a function of a module, with every item, `jobs` at a time; `watch` gets how many
+    are done, every `every` seconds.
 
-    An interrupt asks all to stop (`asked_to_stop`) and is a KeyboardInterrupt once they have. After an error nothing more is begun; it is
-    raised when the rest is done.
+    An interrupt asks all to stop (`asked_to_stop`) and is a KeyboardInterrupt once they have. After
+    an error nothing more is begun; it is raised when the rest is done.
     """
     context = multiprocessing.get_context("spawn")
     ending = context.Event()
-    with stoppable() as stop, ProcessPoolExecutor(jobs, context, _begin_process, (ending, os.getpid())) as pool:
+    with (
+        stoppable() as stop,
+        ProcessPoolExecutor(jobs, context, _begin_process, (ending, os.getpid())) as pool,
+    ):
         waiting: set[Future[object]] = {pool.submit(work, item) for item in items}
         failed, finished = None, 0
         while waiting:
             done, waiting = wait(waiting, timeout=every, return_when=FIRST_COMPLETED)
             watch(finished := finished + len(done))
-            failed = failed or next((future for future in done if future.exception() is not None), None)
+            failed = failed or next(
+                (future for future in done if future.exception() is not None), None
+            )
             if stop():
                 ending.set()
             if stop() or failed is not None:
@@ -96,7 +111,9 @@ asked_to_stop: Callable[[], bool] = lambda: False  # noqa: E731
 
 
 def _begin_process(ending: Event, parent: int) -> None:
-    """An interrupt of the terminal reaches this process too, but the parent alone decides; without it, work stops as well."""
+    """An interrupt of the terminal reaches this process too, but the parent alone decides; without
+    it, work stops as well.
+    """
     global asked_to_stop
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     asked_to_stop = lambda: ending.is_set() or os.getppid() != parent  # noqa: E731
@@ -104,7 +121,9 @@ def _begin_process(ending: Event, parent: int) -> None:
 
 @cache
 def end_when_asked() -> None:
-    """From now on this process ends as soon as it is asked to stop: for work whose results are kept as they come."""
+    """From now on this process ends as soon as it is asked to stop: for work whose results are kept
+    as they come.
+    """
 
     def look() -> None:
         while not asked_to_stop():

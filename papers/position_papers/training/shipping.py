@@ -1,10 +1,12 @@
-"""Carry out the zoo's plan: train what is not finished, put what ships into the zoo, and write the zoo's page and registry.
+"""Carry out the zoo's plan: train what is not finished, put what ships into the zoo, and write the
+zoo's page and registry.
 
     wave 1: runs from random weights        wave 2: those that go on from one of wave 1
     page:   mean over seeds of the final loss, and of the score on a test set; +- standard deviation over seeds where there are several
 
-Weights are stored in float16, which changes no score of the zoo and takes half the space; they are computed with in float32 as before.
-Interrupted at any moment, training goes on where it stopped. Knows nothing about terminals.
+Weights are stored in float16, which changes no score of the zoo and takes half the space; they are
+computed with in float32 as before. Interrupted at any moment, training goes on where it stopped.
+Knows nothing about terminals.
 """
 
 from __future__ import annotations
@@ -17,7 +19,6 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-import torch
 from jinja2 import Template
 from safetensors import safe_open
 from safetensors.torch import save_file
@@ -26,7 +27,12 @@ from position_papers.training.configuration import to_toml
 from position_papers.training.folder import TrainingFolder
 from position_papers.training.loop import train_side_by_side
 from position_papers.training.plan import ABOUT, Planned, PlannedRun
-from position_papers.training.trained import add_run, made_with, recorded_scores, trained_configuration
+from position_papers.training.trained import (
+    add_run,
+    made_with,
+    recorded_scores,
+    trained_configuration,
+)
 from position_papers.zoo_directory import DIRECTORY, REGISTRY
 from repo_interp import shipped
 from repo_interp.analysis.trained_task import trained_task
@@ -43,7 +49,10 @@ WINDOWS = 64
 
 
 def unfinished(runs: Sequence[PlannedRun]) -> list[PlannedRun]:
-    """The runs that are not finished. Raises InputError where a run's directory holds something else."""
+    """The runs that are not finished.
+
+    Raises InputError where a run's directory holds something else.
+    """
     waiting = [run for run in runs if not TrainingFolder(run.directory).is_finished]
     for run in waiting:
         folder = TrainingFolder(run.directory)
@@ -53,7 +62,10 @@ def unfinished(runs: Sequence[PlannedRun]) -> list[PlannedRun]:
 
 
 def make(runs: Sequence[PlannedRun], jobs: int, watch: Callable[[], None]) -> bool:
-    """Train every unfinished one of `runs`, `jobs` at a time; `watch` is called twice per second. Returns whether all came to their end."""
+    """Train every unfinished one of `runs`, `jobs` at a time; `watch` is called twice per second.
+
+    Returns whether all came to their end.
+    """
 
     def begun(wave: bool) -> list[PlannedRun]:
         """The runs of a wave that wait, the longest first, each with its folder."""
@@ -68,7 +80,9 @@ def make(runs: Sequence[PlannedRun], jobs: int, watch: Callable[[], None]) -> bo
 
     for wave in (False, True):
         waiting = from_first(lambda wave=wave: begun(wave))
-        if waiting and not train_side_by_side([(run.configuration, run.directory) for run in waiting], jobs, watch):
+        if waiting and not train_side_by_side(
+            [(run.configuration, run.directory) for run in waiting], jobs, watch
+        ):
             return False
     return True
 
@@ -76,21 +90,33 @@ def make(runs: Sequence[PlannedRun], jobs: int, watch: Callable[[], None]) -> bo
 def _work(run: PlannedRun) -> float:
     """What a run costs, roughly: sequences times the square of the width."""
     configuration = run.configuration
-    return configuration.steps * configuration.batch * configuration.accumulation * configuration.width**2
+    return (
+        configuration.steps
+        * configuration.batch
+        * configuration.accumulation
+        * configuration.width**2
+    )
 
 
 def install(run: PlannedRun, zoo: Path) -> Path:
-    """Put the record of a finished run into the directory `zoo`, and its weights where the plan says that they ship, whole or not at all.
+    """Put the record of a finished run into the directory `zoo`, and its weights where the plan
+    says that they ship, whole or not at all.
 
-    Returns where its weights are, or its record. The two checkpoints of the instrument keep the files that training wrote.
+    Returns where its weights are, or its record. The two checkpoints of the instrument keep the
+    files that training wrote.
     """
     same_texts = None
     if run.planned.task == "language" and run.seed and run.seed not in run.planned.weights:
-        same_texts = {"python": platform.python_version(), "scores": _scores(run.directory, WINDOWS, seed=0)}
+        same_texts = {
+            "python": platform.python_version(),
+            "scores": _scores(run.directory, WINDOWS, seed=0),
+        }
     records = add_run(zoo, run.planned.name, run.directory, same_texts)
     if run.seed not in run.planned.weights:
         return records
-    at_instrument = zoo.resolve() == DIRECTORY.resolve() and (shipped.DIRECTORY / run.shipped).is_dir()
+    at_instrument = (
+        zoo.resolve() == DIRECTORY.resolve() and (shipped.DIRECTORY / run.shipped).is_dir()
+    )
     target = (shipped.DIRECTORY if at_instrument else zoo) / run.shipped
     target.parent.mkdir(parents=True, exist_ok=True)
     with replaced(target) as fresh:
@@ -104,22 +130,32 @@ def install(run: PlannedRun, zoo: Path) -> Path:
         if not at_instrument:
             _store_rounded(run.directory / WEIGHTS, fresh / WEIGHTS)
         for name in TOKENIZER:
-            shutil.copyfile(run.directory / name, (fresh if at_instrument else zoo / run.planned.task) / name)
+            shutil.copyfile(
+                run.directory / name, (fresh if at_instrument else zoo / run.planned.task) / name
+            )
     return target
 
 
 def _scores(checkpoint: Path, count: int, seed: int) -> dict[str, list[float]]:
     configuration = trained_configuration(checkpoint)
-    task = None if configuration is None else trained_task(checkpoint, **configuration.task_options)  # it was trained here
+    # it was trained here
+    task = None if configuration is None else trained_task(checkpoint, **configuration.task_options)
     assert task is not None, checkpoint
     scores = task_scores(load_model(checkpoint), task, None, count, seed)["score"]
-    return {str(name): scores.sel(test_set=name).values.round(6).tolist() for name in scores["test_set"].values}
+    return {
+        str(name): scores.sel(test_set=name).values.round(6).tolist()
+        for name in scores["test_set"].values
+    }
 
 
 def _store_rounded(source: Path, target: Path) -> None:
     """The weights of a safetensors file, each rounded to the nearest float16."""
     with safe_open(source, "pt") as weights:
-        save_file({name: weights.get_tensor(name).to(torch.float16) for name in weights.keys()}, target, weights.metadata())  # noqa: SIM118
+        save_file(
+            {name: weights.get_tensor(name).half() for name in weights.keys()},  # noqa: SIM118
+            target,
+            weights.metadata(),
+        )
 
 
 def write_registry(zoo: Path) -> None:
@@ -128,21 +164,42 @@ def write_registry(zoo: Path) -> None:
     for file in sorted(zoo.glob("**/*model.safetensors")):
         known = trained_configuration(file.parent)
         assert known is not None, file
-        kind = f"adapter on {known.continue_from}" if known.adapter else "continued" if known.continue_from else ""
-        what = ", ".join(filter(None, (f"{known.scheme} on {known.task}", f"seed {known.seed}", kind, "float16")))
+        kind = (
+            f"adapter on {known.continue_from}"
+            if known.adapter
+            else "continued"
+            if known.continue_from
+            else ""
+        )
+        what = ", ".join(
+            filter(None, (f"{known.scheme} on {known.task}", f"seed {known.seed}", kind, "float16"))
+        )
         content = file.read_bytes()
-        rows.append((file.parent.relative_to(zoo).as_posix(), len(content), hashlib.sha256(content).hexdigest(), what))
+        rows.append(
+            (
+                file.parent.relative_to(zoo).as_posix(),
+                len(content),
+                hashlib.sha256(content).hexdigest(),
+                what,
+            )
+        )
     table = pd.DataFrame(rows, columns=["name", "bytes", "sha256", "what"])
     write_text(zoo / REGISTRY, table.to_csv(index=False, lineterminator="\n"))
 
 
 def zoo_page(plan: Iterable[Planned], ahead: Sequence[Planned], zoo: Path) -> str:
-    """The page, in Markdown, of what a plan has in the directory `zoo`, and of what is `ahead`: planned and not trained yet."""
+    """The page, in Markdown, of what a plan has in the directory `zoo`, and of what is `ahead`:
+    planned and not trained yet.
+    """
     tasks: dict[str, list[Planned]] = {}
     for planned in plan:
         tasks.setdefault(planned.task, []).append(planned)
-    sections = [{"name": task, "about": _about(task), **_table(own, zoo)} for task, own in tasks.items()]
-    template = Template((Path(__file__).parent / "zoo.md.jinja").read_text(encoding="utf-8"), trim_blocks=True)
+    sections = [
+        {"name": task, "about": _about(task), **_table(own, zoo)} for task, own in tasks.items()
+    ]
+    template = Template(
+        (Path(__file__).parent / "zoo.md.jinja").read_text(encoding="utf-8"), trim_blocks=True
+    )
     return template.render(tasks=sections, ahead=ahead)
 
 
@@ -151,7 +208,9 @@ def _about(task: str) -> str:
 
 
 def _table(plan: Sequence[Planned], zoo: Path) -> dict[str, list]:
-    """Names of the test sets (of many lengths those where something changes: the last of training's and all beyond), and rows of cells."""
+    """Names of the test sets (of many lengths those where something changes: the last of training's
+    and all beyond), and rows of cells.
+    """
     recorded = [(planned, recorded_scores(zoo / planned.name)) for planned in plan]
     names = dict.fromkeys(name for _, runs in recorded for run in runs for name in run.means)
     sets = sorted(names, key=lambda name: int(name) if name.isdigit() else 0)

@@ -1,4 +1,5 @@
-"""One step of training: its sequences, its learning rate, its loss, and AdamW on the clipped gradient.
+"""One step of training: its sequences, its learning rate, its loss, and AdamW on the clipped
+gradient.
 
     loss            mean over targets t of -log p(token_t | tokens before t)
     gradient        g = mean over the sequences of a step of d loss / d weights;   g <- g min(1, clip / |g|)
@@ -6,8 +7,9 @@
     progress        min(1, (t - 1) / (curriculum * steps))
     index share     max(0, 1 - (t - 1) / (index_share_until * steps))              (the released code's `pdrop`)
 
-t = 1 .. steps is the step, u runs from 0 to 1 between warm-up and the last step, floor = final_share * peak. The schedules depend on the
-step's number alone, its sequences on that and the seed, so a resumed run needs nothing but the number. Knows nothing about directories.
+t = 1 .. steps is the step, u runs from 0 to 1 between warm-up and the last step, floor =
+final_share * peak. The schedules depend on the step's number alone, its sequences on that and the
+seed, so a resumed run needs nothing but the number. Knows nothing about directories.
 """
 
 from __future__ import annotations
@@ -46,12 +48,16 @@ def progress(configuration: TrainingConfiguration, step: int) -> float:
 
 
 def index_share(configuration: TrainingConfiguration, step: int) -> float:
-    """Weight of the token index in learned positions at step `step`: 1 is plain RoPE, 0 the learned positions alone."""
+    """Weight of the token index in learned positions at step `step`: 1 is plain RoPE, 0 the learned
+    positions alone.
+    """
     mixing = configuration.index_share_until * configuration.steps
     return 0.0 if mixing == 0 else max(0.0, 1.0 - (step - 1) / mixing)
 
 
-def training_question(task: Task, configuration: TrainingConfiguration, number: int, difficulty: float) -> Question:
+def training_question(
+    task: Task, configuration: TrainingConfiguration, number: int, difficulty: float
+) -> Question:
     """Batch `number` of a training run, at a difficulty from 0 to 1: always the same."""
     generator = generator_for(configuration.seed, "train", number)
     return to_question(task.batch(generator, configuration.batch, difficulty), configuration.device)
@@ -66,23 +72,34 @@ def make_optimizer(model: nn.Module, configuration: TrainingConfiguration) -> to
     """AdamW over all weights; vectors (norms, biases) do not decay."""
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     groups = [
-        {"params": [weight for weight in trained if weight.ndim >= 2], "weight_decay": configuration.weight_decay},
+        {
+            "params": [weight for weight in trained if weight.ndim >= 2],
+            "weight_decay": configuration.weight_decay,
+        },
         {"params": [weight for weight in trained if weight.ndim < 2], "weight_decay": 0.0},
     ]
     betas = (configuration.beta_1, configuration.beta_2)
-    return torch.optim.AdamW([group for group in groups if group["params"]], lr=configuration.learning_rate, betas=betas)
+    return torch.optim.AdamW(
+        [group for group in groups if group["params"]], lr=configuration.learning_rate, betas=betas
+    )
 
 
-def target_loss(model: PreTrainedModel, question: Question, precision: str = "float32") -> Float[Tensor, ""]:
+def target_loss(
+    model: PreTrainedModel, question: Question, precision: str = "float32"
+) -> Float[Tensor, ""]:
     """Mean cross-entropy of the targets, in nats."""
-    with torch.autocast(question.tokens.device.type, torch.bfloat16, enabled=precision == "bfloat16"):
+    with torch.autocast(
+        question.tokens.device.type, torch.bfloat16, enabled=precision == "bfloat16"
+    ):
         logits = target_logits(model, question)
     return nn.functional.cross_entropy(logits, question.targets)
 
 
 @contextmanager
 def executing(model: PreTrainedModel, execution: Literal["eager", "compiled"]) -> Iterator[None]:
-    """While the context lasts, the decoder runs "eager", or as code that is "compiled" at its first call, for sequences of any length."""
+    """While the context lasts, the decoder runs "eager", or as code that is "compiled" at its first
+    call, for sequences of any length.
+    """
     if execution == "eager":
         yield
         return
@@ -102,7 +119,8 @@ def take_step(
     clip: float,
     precision: str = "float32",
 ) -> float:
-    """Change the weights once, at the learning rate `rate`; returns the mean loss of the questions as it was before.
+    """Change the weights once, at the learning rate `rate`; returns the mean loss of the questions
+    as it was before.
 
     `precision`: that of products of matrices, "float32" or "bfloat16".
     """

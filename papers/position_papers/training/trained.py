@@ -1,13 +1,16 @@
-"""What is recorded of training runs: how each was trained, and what every seed of a checkpoint scored at its end.
+"""What is recorded of training runs: how each was trained, and what every seed of a checkpoint
+scored at its end.
 
     DIRECTORY/{training.toml, scores.json, log.jsonl}            the run itself, as training leaves it, with weights or without
     DIRECTORY/seed-N/{training.toml, scores.json, log.jsonl}     the same run with another seed
     ZOO/TASK/runs.jsonl                                          in the zoo, a line per run of the task: {"name", "seed", "loss", "seconds",
-                                                                 "scores", "training"}, with what scores.json and training.toml say, and
-                                                                 the loss of the last steps
+                                                                 "scores", "training"}, with what
+                                                                 scores.json and training.toml say,
+                                                                 and the loss of the last steps
 
-A score is a mean over the prompts of one test set, in the metric of the task. scores.json states the digest of the weights that were
-scored, and is refused beside others. Knows nothing about claims, models or figures.
+A score is a mean over the prompts of one test set, in the metric of the task. scores.json states
+the digest of the weights that were scored, and is refused beside others. Knows nothing about
+claims, models or figures.
 """
 
 from __future__ import annotations
@@ -25,7 +28,12 @@ from typing import Any
 
 import numpy as np
 
-from position_papers.training.configuration import TrainingConfiguration, read_toml, replaced, to_toml
+from position_papers.training.configuration import (
+    TrainingConfiguration,
+    read_toml,
+    replaced,
+    to_toml,
+)
 from position_papers.zoo_directory import REGISTRY, recorded_at
 from repo_interp.checkpoint_files.stored import stored_digest
 from repo_interp.errors import InputError, Taken
@@ -36,24 +44,34 @@ from repo_interp.shipped import RUNS
 from repo_interp.tasks import Task, make_task
 
 SAME_TEXTS = "scores_on_texts_of_seed_0"
-"""Key of a line about another seed of a language model whose weights do not ship: training scores every seed on other windows of the
-held-out text, which differ by more than seeds do. {"python": whose sources are the text, "scores": one per window, by test set}"""
+"""Key of a line about another seed of a language model whose weights do not ship: training scores
+every seed on other windows of the held-out text, which differ by more than seeds do. {"python":
+whose sources are the text, "scores": one per window, by test set}
+"""
 
 
 def made_with(configuration: TrainingConfiguration, command: str) -> dict[str, str]:
-    """The table `made_with` of training.toml: the command, versions, and the digest of the checkpoint that the run went on from."""
+    """The table `made_with` of training.toml: the command, versions, and the digest of the
+    checkpoint that the run went on from.
+    """
     origin = {"command": command, "python": platform.python_version()}
     origin |= {name: version(name) for name in ("torch", "transformers", "numpy")}
     origin |= configured_task(configuration).sources()
     if configuration.adapter:
         origin["peft"] = version("peft")
     if configuration.continue_from:
-        origin["continued_from"] = checkpoint_digest(identify(configuration.continue_from).directory)
+        origin["continued_from"] = checkpoint_digest(
+            identify(configuration.continue_from).directory
+        )
     return origin
 
 
 def trained_configuration(path: str | os.PathLike[str]) -> TrainingConfiguration | None:
-    """How the checkpoint directory `path` was trained; of one that the zoo has only records of, its first seed. None if nothing says it."""
+    """How the checkpoint directory `path` was trained; of one that the zoo has only records of, its
+    first seed.
+
+    None if nothing says it.
+    """
     record = Path(path) / "training.toml"
     if not record.is_file():
         lines = zoo_runs(path)
@@ -65,7 +83,10 @@ def trained_configuration(path: str | os.PathLike[str]) -> TrainingConfiguration
 
 
 def configured(stated: Mapping[str, Any]) -> TrainingConfiguration:
-    """The configuration whose fields, as training.toml has them, are `stated`. Raises InputError where they name no task, or do not fit."""
+    """The configuration whose fields, as training.toml has them, are `stated`.
+
+    Raises InputError where they name no task, or do not fit.
+    """
     fields = {name: value for name, value in stated.items() if name != "made_with"}
     if "task" not in fields:
         raise InputError("it names no task")
@@ -73,24 +94,39 @@ def configured(stated: Mapping[str, Any]) -> TrainingConfiguration:
 
 
 def require_begun(path: str | os.PathLike[str], configuration: TrainingConfiguration) -> None:
-    """Raise Taken where another run than that of `configuration` was begun in the directory `path`, or none; on any device."""
+    """Raise Taken where another run than that of `configuration` was begun in the directory `path`,
+    or none; on any device.
+    """
     begun = trained_configuration(path)
-    if begun is None or to_toml(replace(begun, device=configuration.device)) != to_toml(configuration):
-        raise Taken(f"{path} has another training run than the one to be trained there; give another --out")
+    if begun is None or to_toml(replace(begun, device=configuration.device)) != to_toml(
+        configuration
+    ):
+        raise Taken(
+            f"{path} has another training run than the one to be trained there; give another --out"
+        )
 
 
 def zoo_runs(directory: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """The records of TASK/NAME or TASK/NAME/seed-N in a zoo, by seed; none for another directory. The directory itself may be missing."""
+    """The records of TASK/NAME or TASK/NAME/seed-N in a zoo, by seed; none for another directory.
+
+    The directory itself may be missing.
+    """
     directory = recorded_at(Path(directory))
     seed = seed_of(directory)
     of_seeds = directory if seed is None else directory.parent
     lines = read_runs(of_seeds.parent / RUNS)
-    return [line for line in lines if line["name"] == of_seeds.name and seed in (None, line["seed"])]
+    return [
+        line for line in lines if line["name"] == of_seeds.name and seed in (None, line["seed"])
+    ]
 
 
 def read_runs(file: Path) -> list[dict[str, Any]]:
     """The lines of a runs.jsonl; none where there is no such file."""
-    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()] if file.is_file() else []
+    return (
+        [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+        if file.is_file()
+        else []
+    )
 
 
 def seed_of(directory: Path) -> int | None:
@@ -100,11 +136,14 @@ def seed_of(directory: Path) -> int | None:
 
 
 def configured_task(configuration: TrainingConfiguration) -> Task:
-    """The task that `configuration` names. Raises InputError for an unknown one, and for options that it lacks."""
+    """The task that `configuration` names.
+
+    Raises InputError for an unknown one, and for options that it lacks.
+    """
     return make_task(configuration.task, configuration.task_size, **configuration.task_options)
 
 
-# ---- scores ---------------------------------------------------------------------------------------------------------
+# ---- scores --------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -125,38 +164,58 @@ class Recorded:
     same_texts: Mapping[str, Any] | None = None
     """What `SAME_TEXTS` records, where it is recorded."""
     weights: str = ""
-    """SHA-256 of the weights that were scored (`stored_digest`): scores.json states it, in a zoo registry.csv; empty: not recorded."""
+    """SHA-256 of the weights that were scored (`stored_digest`): scores.json states it, in a zoo
+    registry.csv; empty: not recorded.
+    """
 
 
 def recorded_scores(directory: str | os.PathLike[str]) -> list[Recorded]:
-    """Every run recorded of `directory`: its own, then those of its seed-N children, ascending. Empty where nothing is recorded.
+    """Every run recorded of `directory`: its own, then those of its seed-N children, ascending.
 
-    A directory that has a scores.json must have a training.toml; InputError where it has none, where either cannot be read, and where
-    scores.json states that it is of other weights than those beside it.
+    Empty where nothing is recorded.
+
+    A directory that has a scores.json must have a training.toml; InputError where it has none,
+    where either cannot be read, and where scores.json states that it is of other weights than those
+    beside it.
     """
     directory = Path(directory)
-    children = sorted((file.parent for file in directory.glob("seed-*/scores.json")), key=lambda child: seed_of(child) or -1)
-    runs = [_left_by_training(place) for place in (directory, *children) if (place / "scores.json").is_file()]
+    children = sorted(
+        (file.parent for file in directory.glob("seed-*/scores.json")),
+        key=lambda child: seed_of(child) or -1,
+    )
+    runs = [
+        _left_by_training(place)
+        for place in (directory, *children)
+        if (place / "scores.json").is_file()
+    ]
     runs = runs or [_in_zoo(directory, line) for line in zoo_runs(directory)]
     seeds = [run.seed for run in runs]
     if len(set(seeds)) < len(seeds):
-        raise InputError(f"{directory} records seed {max(seeds, key=seeds.count)} twice; wanted one run per seed")
+        raise InputError(
+            f"{directory} records seed {max(seeds, key=seeds.count)} twice; wanted one run per seed"
+        )
     return runs
 
 
 def on_texts_of_seed_0(run: Recorded, texts: str, count: int) -> Mapping[str, float] | None:
-    """The mean scores of a run on the first `count` windows that seed 0 is scored on, by test set; None where they are not recorded.
+    """The mean scores of a run on the first `count` windows that seed 0 is scored on, by test set;
+    None where they are not recorded.
 
     `texts`: the version of Python whose sources the windows are cut from.
     """
     if run.same_texts is None or run.same_texts["python"] != texts:
         return None
     scores: Mapping[str, list[float]] = run.same_texts["scores"]
-    return None if count > min(map(len, scores.values())) else {name: float(np.mean(own[:count])) for name, own in scores.items()}
+    return (
+        None
+        if count > min(map(len, scores.values()))
+        else {name: float(np.mean(own[:count])) for name, own in scores.items()}
+    )
 
 
 def add_run(zoo: Path, name: str, run: Path, same_texts: Mapping[str, Any] | None = None) -> Path:
-    """Record the finished training run in the directory `run` in the zoo as TASK/NAME, in the place of an earlier one of its seed.
+    """Record the finished training run in the directory `run` in the zoo as TASK/NAME, in the place
+    of an earlier one of its seed.
 
     `same_texts`: see `SAME_TEXTS`. Returns the file of records.
     """
@@ -165,39 +224,66 @@ def add_run(zoo: Path, name: str, run: Path, same_texts: Mapping[str, Any] | Non
     last = read_runs(run / "log.jsonl")[-1]
     scores = json.loads((run / "scores.json").read_text(encoding="utf-8"))
     scores.pop("weights", None)  # what ships is rounded, and has its digest in the registry
-    line = {"name": own, "seed": stated["seed"], "loss": last["loss"], "seconds": last["seconds"], "scores": scores}
+    line = {
+        "name": own,
+        "seed": stated["seed"],
+        "loss": last["loss"],
+        "seconds": last["seconds"],
+        "scores": scores,
+    }
     file = zoo / task / RUNS
     lines = {(known["name"], known["seed"]): known for known in read_runs(file)}
-    lines[own, stated["seed"]] = line | ({SAME_TEXTS: same_texts} if same_texts else {}) | {"training": stated}
+    lines[own, stated["seed"]] = (
+        line | ({SAME_TEXTS: same_texts} if same_texts else {}) | {"training": stated}
+    )
     file.parent.mkdir(parents=True, exist_ok=True)
-    write_text(file, "".join(json.dumps(lines[key], ensure_ascii=False) + "\n" for key in sorted(lines)))
+    write_text(
+        file, "".join(json.dumps(lines[key], ensure_ascii=False) + "\n" for key in sorted(lines))
+    )
     return file
 
 
 def _left_by_training(directory: Path) -> Recorded:
     configuration, file = trained_configuration(directory), directory / "scores.json"
     if configuration is None:
-        raise InputError(f"{directory} has scores.json but no training.toml, which says what was scored; put it there")
+        raise InputError(
+            f"{directory} has scores.json but no training.toml, which says what was scored; "
+            "put it there"
+        )
     try:
         run = _recorded(configuration, json.loads(file.read_text(encoding="utf-8")))
         file = directory / "log.jsonl"
         run = replace(run, loss=float(read_runs(file)[-1]["loss"])) if file.exists() else run
     except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
-        raise InputError(f"{file} is no record of scores or losses as training leaves it: {error!r}") from None
-    if run.weights and (directory / "config.json").is_file() and run.weights != stored_digest(directory):
         raise InputError(
-            f"{directory / 'scores.json'} has the scores of other weights than those beside it; remove it, or put them back"
+            f"{file} is no record of scores or losses as training leaves it: {error!r}"
+        ) from None
+    if (
+        run.weights
+        and (directory / "config.json").is_file()
+        and run.weights != stored_digest(directory)
+    ):
+        raise InputError(
+            f"{directory / 'scores.json'} has the scores of other weights than those beside "
+            "it; remove it, or put them back"
         )
     return run
 
 
 def _in_zoo(directory: Path, line: Mapping[str, Any]) -> Recorded:
     run = _recorded(configured(line["training"]), line["scores"])
-    return replace(run, loss=line["loss"], same_texts=line.get(SAME_TEXTS), weights=_registered(directory, run.seed))
+    return replace(
+        run,
+        loss=line["loss"],
+        same_texts=line.get(SAME_TEXTS),
+        weights=_registered(directory, run.seed),
+    )
 
 
 def _registered(directory: Path, seed: int) -> str:
-    """SHA-256 of the weights that the zoo's registry lists of a checkpoint and seed; "" where it lists none."""
+    """SHA-256 of the weights that the zoo's registry lists of a checkpoint and seed; "" where it
+    lists none.
+    """
     directory = recorded_at(directory)
     of_seeds = directory if seed_of(directory) is None else directory.parent
     name = f"{of_seeds.parent.name}/{of_seeds.name}" + (f"/seed-{seed}" if seed else "")
@@ -207,7 +293,10 @@ def _registered(directory: Path, seed: int) -> str:
 
 
 def _recorded(configuration: TrainingConfiguration, scores: Mapping[str, Any]) -> Recorded:
-    means = {name: float("nan") if value is None else float(value) for name, value in scores["test_sets"].items()}
+    means = {
+        name: float("nan") if value is None else float(value)
+        for name, value in scores["test_sets"].items()
+    }
     numbers = str(scores["metric"]), int(scores["prompts"]), int(scores["steps"])
     weights = str(scores.get("weights", ""))
     return Recorded(configuration.seed, *numbers, means, configuration, weights=weights)

@@ -5,8 +5,8 @@ folder, and give it and a folder for the text:
 
     python extract_corpus.py packages text
 
-HTML loses its tags, manual pages are rendered by man at 100 columns, and paragraphs that stood in an
-earlier file are left out. The last line that is printed has the SHA-256 of all documents, in the
+HTML loses its tags, manual pages are rendered by man at 100 columns, and paragraphs that stood in
+an earlier file are left out. The last line that is printed has the SHA-256 of all documents, in the
 order of their names, joined by a zero byte. `training.toml` states it as `corpus_sha256`.
 """
 
@@ -51,7 +51,9 @@ def text_of(file: Path) -> str:
 
 
 def documents(package: Path, seen: set[bytes]) -> list[str]:
-    """Return the documents of a package, without paragraphs that are in `seen`; add theirs to it."""
+    """Return the documents of a package, without paragraphs that are in `seen`; add theirs to
+    it.
+    """
     found: list[str] = []
     with tempfile.TemporaryDirectory(dir=".") as place:
         subprocess.run(["dpkg", "-x", str(package), place], check=True)
@@ -63,7 +65,9 @@ def documents(package: Path, seen: set[bytes]) -> list[str]:
                 break
             paragraphs = []
             for paragraph in text_of(file).split("\n\n"):
-                digest = hashlib.md5(paragraph.encode()).digest()[:8] if len(paragraph) > 60 else None
+                digest = (
+                    hashlib.md5(paragraph.encode()).digest()[:8] if len(paragraph) > 60 else None
+                )
                 if digest is None or digest not in seen:
                     paragraphs.append(paragraph)
                 if digest is not None:

@@ -1,19 +1,21 @@
-"""The ridge fit W_ij ~ a_{i-j} + b_i + c_j over the seen pairs of every head, and its quality, from sums of W alone.
+"""The ridge fit W_ij ~ a_{i-j} + b_i + c_j over the seen pairs of every head, and its quality, from
+sums of W alone.
 
     (M + ridge) x = s       x = (a, b, c), s the diagonal, row and column sums of W, M the pairs' normal matrix
     sum fit = sum over diagonals of M x,   sum fit^2 = x.M x,   sum fit W = x.s        hence Pearson's correlation
 
-A pair (i, j) of a query and a key is seen where row i takes part, key j takes part and 0 <= i - j < window. M x is the
-diagonal, row and column sums of the map a_{i-j} + b_i + c_j; with R and S the masks of rows and keys,
+A pair (i, j) of a query and a key is seen where row i takes part, key j takes part and 0 <= i - j <
+window. M x is the diagonal, row and column sums of the map a_{i-j} + b_i + c_j; with R and S the
+masks of rows and keys,
 
     diagonal t:  n_t a_t + sum_i R_i b_i S_{i-t} + sum_j R_{j+t} S_j c_j          (t < window)
     row i:       n_i b_i + R_i (sum_t a_t S_{i-t} + sum of S_j c_j over the keys in the window)
     column j:    n_j c_j + S_j (sum_t a_t R_{j+t} + sum of R_i b_i over the rows whose window holds j)
 
-n_t, n_i, n_j count the seen pairs of a diagonal, a row, a column: a handful of correlations, by Fourier transforms, in
-O(n log n); of a triangle, running sums. A prompt whose valid tokens stand together, in a layer without a window, is such
-a triangle: exact banded solve, one factorization per length. Any other set of pairs goes to conjugate gradients (see
-solvers).
+n_t, n_i, n_j count the seen pairs of a diagonal, a row, a column: a handful of correlations, by
+Fourier transforms, in O(n log n); of a triangle, running sums. A prompt whose valid tokens stand
+together, in a layer without a window, is such a triangle: exact banded solve, one factorization per
+length. Any other set of pairs goes to conjugate gradients (see solvers).
 
 Knows nothing about where the sums come from.
 """
@@ -28,7 +30,15 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from repo_interp.measures.kernels.rounding import variance_of
-from repo_interp.measures.kernels.seen_pairs import advanced, delayed, extents, fast_length, is_whole, once, pair_counts
+from repo_interp.measures.kernels.seen_pairs import (
+    advanced,
+    delayed,
+    extents,
+    fast_length,
+    is_whole,
+    once,
+    pair_counts,
+)
 from repo_interp.measures.kernels.solvers import Axes, conjugate_gradients, fit_triangle
 
 
@@ -50,12 +60,16 @@ class AdditivePairs:
         return self.counts.distance.sum(-1)
 
     def sums(self, axes: Axes) -> Axes:
-        """Diagonal, row and column sums of the map of `axes`; leading axes broadcast against the masks'."""
+        """Diagonal, row and column sums of the map of `axes`; leading axes broadcast against the
+        masks'.
+        """
         if self.triangle:
             a, b, c = axes
             until, after, keys = a.cumsum(-1), b.flip(-1).cumsum(-1).flip(-1), c.cumsum(-1)
             others = Axes(after + keys.flip(-1), until + keys, until.flip(-1) + after)
-            return Axes(*(torch.addcmul(*part) for part in zip(others, self.counts, axes, strict=True)))
+            return Axes(
+                *(torch.addcmul(*part) for part in zip(others, self.counts, axes, strict=True))
+            )
         a, b, c = _first(axes.distance, self.window), axes.query * self.rows, axes.key * self.keys
         spectrum, (rows, keys) = self._forward(a), self._spectra
         diagonal = self._back(self._forward(b) * keys.conj() + rows * self._forward(c).conj())
@@ -72,7 +86,9 @@ class AdditivePairs:
         return self._forward(self.rows), self._forward(self.keys)
 
     def gauges(self) -> Float[Tensor, "n_unknown direction"]:
-        """The directions (a, b, c), one after the other in a vector, in which the map does not change."""
+        """The directions (a, b, c), one after the other in a vector, in which the map does not
+        change.
+        """
         steps = torch.arange(self.rows.shape[-1], dtype=torch.float64, device=self.rows.device)
         ones, zeros = torch.ones_like(steps), torch.zeros_like(steps)
         directions = [(ones, -ones, zeros), (ones, zeros, -ones), (steps, -steps, steps)]
@@ -86,8 +102,12 @@ class AdditivePairs:
         return torch.fft.irfft(spectrum, n=_length(tokens))[..., :tokens]
 
 
-def additive_pairs(rows: Bool[Tensor, "... n"], keys: Bool[Tensor, "... n"], window: int | None = None) -> AdditivePairs:
-    """The pairs of `rows` with the `keys` not later and, with a window, at most window - 1 earlier."""
+def additive_pairs(
+    rows: Bool[Tensor, "... n"], keys: Bool[Tensor, "... n"], window: int | None = None
+) -> AdditivePairs:
+    """The pairs of `rows` with the `keys` not later and, with a window, at most window - 1
+    earlier.
+    """
     counts = pair_counts(keys, window, rows)
     triangle = rows is keys and (window is None or window >= keys.shape[-1]) and is_whole(keys)
     made = Axes(counts.distance, counts.query, counts.key)
@@ -115,22 +135,34 @@ def _first(values: Tensor, count: int | None) -> Tensor:
 def _earlier(values: Tensor, window: int | None) -> Tensor:
     """Sum of the last `window` entries up to each."""
     until = values.cumsum(-1)
-    return until if window is None or window >= values.shape[-1] else until - delayed(until, window, axis=-1)
+    return (
+        until
+        if window is None or window >= values.shape[-1]
+        else until - delayed(until, window, axis=-1)
+    )
 
 
 def _later(values: Tensor, window: int | None) -> Tensor:
     """Sum of the next `window` entries from each on."""
     onward = values.flip(-1).cumsum(-1).flip(-1)
-    return onward if window is None or window >= values.shape[-1] else onward - advanced(onward, window, axis=-1)
+    return (
+        onward
+        if window is None or window >= values.shape[-1]
+        else onward - advanced(onward, window, axis=-1)
+    )
 
 
 TOLERANCE = 1e-11
 
 
-def fit_axes(sums: Axes, valid: Bool[Tensor, "prompt token"], window: int | None, ridge: float) -> Axes:
-    """Axes [prompt, head, token] of the fit over the pairs of valid tokens in the window; 0 where none was seen.
+def fit_axes(
+    sums: Axes, valid: Bool[Tensor, "prompt token"], window: int | None, ridge: float
+) -> Axes:
+    """Axes [prompt, head, token] of the fit over the pairs of valid tokens in the window; 0 where
+    none was seen.
 
-    `sums` are of that shape, float64. A distance is a difference of token indices: invalid tokens in between count.
+    `sums` are of that shape, float64. A distance is a difference of token indices: invalid tokens
+    in between count.
     """
     triangles, others = _triangles(valid, window)
     if is_whole(valid) and not others:
@@ -139,7 +171,9 @@ def fit_axes(sums: Axes, valid: Bool[Tensor, "prompt token"], window: int | None
     for (start, length), prompts in triangles.items():
         tokens = slice(start, start + length)
         spans = (slice(0, length), tokens, tokens)
-        fitted = fit_triangle(Axes(*(part[prompts][..., span] for part, span in zip(sums, spans, strict=True))), ridge)
+        fitted = fit_triangle(
+            Axes(*(part[prompts][..., span] for part, span in zip(sums, spans, strict=True))), ridge
+        )
         for part, span, values in zip(axes, spans, fitted, strict=True):
             part[prompts, :, span] = values
     if others:
@@ -156,14 +190,18 @@ def fit_pairs(sums: Axes, pairs: AdditivePairs, ridge: float) -> Axes:
     def apply(unknowns: Tensor) -> Tensor:
         return torch.cat(pairs.sums(Axes(*unknowns.chunk(3, -1))), -1)
 
-    solution = conjugate_gradients(apply, torch.cat(sums, -1), torch.cat(pairs.counts, -1), pairs.gauges(), ridge, TOLERANCE)
+    solution = conjugate_gradients(
+        apply, torch.cat(sums, -1), torch.cat(pairs.counts, -1), pairs.gauges(), ridge, TOLERANCE
+    )
     return Axes(*solution.chunk(3, -1))
 
 
 def fit_correlation(
     axes: Axes, sums: Axes, square: Float[Tensor, "prompt head"], pairs: AdditivePairs
 ) -> Float[Tensor, "prompt head"]:
-    """Pearson correlation over the seen pairs of W, given by its sums and sum of squares, with the map of `axes`."""
+    """Pearson correlation over the seen pairs of W, given by its sums and sum of squares, with the
+    map of `axes`.
+    """
     of_fit = pairs.sums(axes)
     return pearson(
         count=pairs.total,
@@ -175,8 +213,17 @@ def fit_correlation(
     )
 
 
-def pearson(count: Tensor, total: Tensor, square: Tensor, fitted_total: Tensor, fitted_square: Tensor, product: Tensor) -> Tensor:
-    """Pearson correlation from raw float64 sums over `count` pairs; NaN where a side varies by rounding only."""
+def pearson(
+    count: Tensor,
+    total: Tensor,
+    square: Tensor,
+    fitted_total: Tensor,
+    fitted_square: Tensor,
+    product: Tensor,
+) -> Tensor:
+    """Pearson correlation from raw float64 sums over `count` pairs; NaN where a side varies by
+    rounding only.
+    """
     moments = torch.stack([total, fitted_total, square, fitted_square, product]) / count
     variances = variance_of(moments[2:4], moments[:2]).prod(0)
     covariance = moments[4] - moments[:2].prod(0)
@@ -188,8 +235,12 @@ def inner_product(left: Axes, right: Axes) -> Tensor:
     return (torch.stack(left) * torch.stack(right)).sum((0, -1))
 
 
-def _triangles(valid: Bool[Tensor, "prompt token"], window: int | None) -> tuple[dict[tuple[int, int], list[int]], list[int]]:
-    """Prompts that are whole triangles, by (first token, length), and the others; one without tokens is in neither."""
+def _triangles(
+    valid: Bool[Tensor, "prompt token"], window: int | None
+) -> tuple[dict[tuple[int, int], list[int]], list[int]]:
+    """Prompts that are whole triangles, by (first token, length), and the others; one without
+    tokens is in neither.
+    """
     triangles: dict[tuple[int, int], list[int]] = {}
     others: list[int] = []
     for prompt, (first, end, count) in enumerate(extents(valid)):

@@ -1,12 +1,14 @@
-"""Maps of logits as exact means over blocks of rows and keys: a few hundred blocks per side, however long the prompt.
+"""Maps of logits as exact means over blocks of rows and keys: a few hundred blocks per side,
+however long the prompt.
 
     logit map   M_AB = mean of W_ij over i in A, j in B that is seen            A, B: `size` tokens each, or a few less at the end
     fake map    F_AB = mean of W'_dj over distances d in A, keys j in B         (Position Generalization sec. 3.2)
 
-Logits that are a dot product have block sums (sum_{i in A} q_i) . (sum_{j in B} k_j); blocks on the diagonal are written out, being
-triangles, and so nothing of n x n is made, but n x size and blocks x blocks. Other logits - with a window, a soft cap, a position
-bias - are written out some rows at a time, in O(n^2 d) time. The mean of W' over a block is that of the mean key at the mean phase:
-Re sum_r q_r conj(mean k_r) mean exp(i theta_r d).
+Logits that are a dot product have block sums (sum_{i in A} q_i) . (sum_{j in B} k_j); blocks on the
+diagonal are written out, being triangles, and so nothing of n x n is made, but n x size and blocks
+x blocks. Other logits - with a window, a soft cap, a position bias - are written out some rows at a
+time, in O(n^2 d) time. The mean of W' over a block is that of the mean key at the mean phase: Re
+sum_r q_r conj(mean k_r) mean exp(i theta_r d).
 
 Knows nothing about which heads are worth a look.
 """
@@ -29,8 +31,14 @@ def block_size(tokens: int, side: int) -> int:
     return max(1, math.ceil(tokens / side))
 
 
-def logit_block_means(inputs: AttentionInputs, size: int) -> Float[Tensor, "prompt head query_block key_block"]:
-    """Means of the logits over blocks of `size` queries and keys; NaN where a block has no seen pair. Float64."""
+def logit_block_means(
+    inputs: AttentionInputs, size: int
+) -> Float[Tensor, "prompt head query_block key_block"]:
+    """Means of the logits over blocks of `size` queries and keys; NaN where a block has no seen
+    pair.
+
+    Float64.
+    """
     valid = inputs.valid.to(torch.float64)
     if inputs.is_bilinear and inputs.window is None:
         sums = _bilinear_sums(inputs, size)
@@ -47,11 +55,16 @@ def fake_block_means(
     bias: Float[Tensor, "head distance"],
     size: int,
 ) -> Float[Tensor, "head distance_block key_block"]:
-    """Means of the fake-distance logits of one query per head - un-rotated, with the logit's scale - over blocks. Float64.
+    """Means of the fake-distance logits of one query per head - un-rotated, with the logit's scale
+    - over blocks.
+
+    Float64.
 
     `keys` are un-rotated and all valid; `bias` is what the scheme adds at each distance 0 .. n-1.
     """
-    counts = _block_sums(torch.ones(1, keys.shape[1], 1, dtype=torch.float64, device=keys.device), size)[0, :, 0]
+    counts = _block_sums(
+        torch.ones(1, keys.shape[1], 1, dtype=torch.float64, device=keys.device), size
+    )[0, :, 0]
     mean_keys = in_pairs(_block_sums(keys.to(torch.float64), size) / counts[:, None])
     mean_keys = mean_keys.repeat_interleave(len(query) // len(keys), 0)
     # A block of distances at a time: exp(i theta d) for all of them would be n x d_head.
@@ -66,7 +79,9 @@ def fake_block_means(
     return means.real + (_block_sums(bias.to(torch.float64)[..., None], size) / counts[:, None])
 
 
-def _bilinear_sums(inputs: AttentionInputs, size: int) -> Float[Tensor, "prompt head query_block key_block"]:
+def _bilinear_sums(
+    inputs: AttentionInputs, size: int
+) -> Float[Tensor, "prompt head query_block key_block"]:
     hidden = ~inputs.valid[:, None, :, None]
     keys = inputs.rotated_keys.masked_fill(hidden, 0)
     group = inputs.heads // keys.shape[1]
@@ -76,13 +91,16 @@ def _bilinear_sums(inputs: AttentionInputs, size: int) -> Float[Tensor, "prompt 
             keys[:, head // group, None].to(torch.float64),
             size,
         )
-        for head in range(inputs.heads)  # one at a time: float64 copies of all heads would be the largest arrays here
+        # one at a time: float64 copies of all heads would be the largest arrays here
+        for head in range(inputs.heads)
     ]
     return torch.cat(sums, 1) * inputs.logit_scale
 
 
 def _causal_sums(
-    queries: Float[Tensor, "prompt any token feature"], keys: Float[Tensor, "prompt any token feature"], size: int
+    queries: Float[Tensor, "prompt any token feature"],
+    keys: Float[Tensor, "prompt any token feature"],
+    size: int,
 ) -> Float[Tensor, "prompt any query_block key_block"]:
     """Sums of q_i . k_j over the pairs j <= i of every block."""
     below = (_block_sums(queries, size) @ _block_sums(keys, size).mT).tril(-1)
@@ -94,11 +112,17 @@ def _causal_sums(
 
 def _written_out(
     inputs: AttentionInputs, size: int
-) -> tuple[Float[Tensor, "prompt head query_block key_block"], Float[Tensor, "prompt 1 query_block key_block"]]:
+) -> tuple[
+    Float[Tensor, "prompt head query_block key_block"],
+    Float[Tensor, "prompt 1 query_block key_block"],
+]:
     prompts, heads, tokens, _ = inputs.queries.shape
     blocks = math.ceil(tokens / size)
     new = {"dtype": torch.float64, "device": inputs.queries.device}
-    sums, counts = torch.zeros(prompts, heads, blocks, blocks, **new), torch.zeros(prompts, 1, blocks, blocks, **new)
+    sums, counts = (
+        torch.zeros(prompts, heads, blocks, blocks, **new),
+        torch.zeros(prompts, 1, blocks, blocks, **new),
+    )
     for rows, logits in row_blocks(inputs):
         seen = inputs.visible(rows)[:, None]
         for into, values in ((sums, torch.where(seen, logits, 0)), (counts, seen)):
@@ -106,10 +130,14 @@ def _written_out(
     return sums, counts
 
 
-def _in_blocks(features: Float[Tensor, "*axes token feature"], size: int) -> Float[Tensor, "*axes block token feature"]:
+def _in_blocks(
+    features: Float[Tensor, "*axes token feature"], size: int
+) -> Float[Tensor, "*axes block token feature"]:
     missing = -features.shape[-2] % size
     return torch.nn.functional.pad(features, (0, 0, 0, missing)).unflatten(-2, (-1, size))
 
 
-def _block_sums(features: Float[Tensor, "*axes token feature"], size: int) -> Float[Tensor, "*axes block feature"]:
+def _block_sums(
+    features: Float[Tensor, "*axes token feature"], size: int
+) -> Float[Tensor, "*axes block feature"]:
     return _in_blocks(features, size).sum(-2)

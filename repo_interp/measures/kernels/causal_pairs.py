@@ -2,11 +2,13 @@
 
     y_ij = q_i . k_j = sum_r C_r(i, j),   C_r(i, j) = q_ir k_jr + q_ir' k_jr'   (r' = r + d/2)
 
-A sum over seen pairs of anything bilinear in q_i and k_j stays the same when the features of tokens that take no part are set to zero:
-padding on either side, and leaving tokens out (the beginning of the sequence, say), cost nothing.
+A sum over seen pairs of anything bilinear in q_i and k_j stays the same when the features of tokens
+that take no part are set to zero: padding on either side, and leaving tokens out (the beginning of
+the sequence, say), cost nothing.
 
-Tokens are cut into chunks. Pairs within a chunk are multiplied out, P = tril(Q_c K_c^T); a query's pairs with earlier chunks need only the
-sum of their keys, a key's pairs with later chunks the sum of their queries, and second moments only Grams: for every two dimensions a, b
+Tokens are cut into chunks. Pairs within a chunk are multiplied out, P = tril(Q_c K_c^T); a query's
+pairs with earlier chunks need only the sum of their keys, a key's pairs with later chunks the sum
+of their queries, and second moments only Grams: for every two dimensions a, b
 
     sum_{i, j} q_ia q_ib k_ja k_jb = sum_c (Q_c^T Q_c)_ab (sum_{c' < c} K_c'^T K_c')_ab         over all pairs of different chunks
 
@@ -14,8 +16,9 @@ so with M the right side and g_a = sum_i q_ia (P K)_ia + sum_b M_ab,
 
     sum y^2 = sum P^2 + sum M,   sum C_r y = g_r + g_r',   sum Y^2 = sum P_Y^2 + (sum of M over the dimensions of Y)
 
-with Y the sum of some of the components. sum C_r^2 needs running sums of k_r^2, k_r'^2 and k_r k_r' alone. Cost O(n d (d + chunk)) per
-head. Products of features are in their dtype, sums over chunks in float64. Knows nothing about logits or measures.
+with Y the sum of some of the components. sum C_r^2 needs running sums of k_r^2, k_r'^2 and k_r k_r'
+alone. Cost O(n d (d + chunk)) per head. Products of features are in their dtype, sums over chunks
+in float64. Knows nothing about logits or measures.
 """
 
 from __future__ import annotations
@@ -53,14 +56,18 @@ def _lower(size: int, dtype: torch.dtype, device: torch.device) -> Float[Tensor,
     return torch.ones(size, size, dtype=dtype, device=device).tril()
 
 
-def _product(left: Float[Tensor, "key member chunk a b"], right: Float[Tensor, "key any chunk b c"]) -> Tensor:
+def _product(
+    left: Float[Tensor, "key member chunk a b"], right: Float[Tensor, "key any chunk b c"]
+) -> Tensor:
     """left @ right, by one operator and three views where no head shares a key."""
     if left.shape[:3] != right.shape[:3]:
         return left @ right
     return torch.bmm(left.flatten(0, 2), right.flatten(0, 2)).unflatten(0, left.shape[:3])
 
 
-def in_chunks(features: Float[Tensor, "... token d_head"], size: int) -> Float[Tensor, "... chunk within d_head"]:
+def in_chunks(
+    features: Float[Tensor, "... token d_head"], size: int
+) -> Float[Tensor, "... chunk within d_head"]:
     """Cut the tokens into chunks of `size`; zeros fill the last one."""
     missing = -features.shape[-2] % size
     if missing:
@@ -69,7 +76,9 @@ def in_chunks(features: Float[Tensor, "... token d_head"], size: int) -> Float[T
 
 
 def chunk_size(d_head: int) -> int:
-    """Tokens per chunk: as many as there are dimensions, so that products within chunks and Grams cost the same."""
+    """Tokens per chunk: as many as there are dimensions, so that products within chunks and Grams
+    cost the same.
+    """
     return min(CHUNK, max(32, 2 ** (d_head - 1).bit_length()))
 
 
@@ -79,7 +88,10 @@ def gram_products(
     keys: Float[Tensor, "key 1 chunk within feature"],
     other_keys: Float[Tensor, "key any chunk within other"],
 ) -> Float[Tensor, "key member feature other"]:
-    """Sum over the pairs of different chunks of q_ia u_ib k_ja v_jb, with u and v the others. Float64."""
+    """Sum over the pairs of different chunks of q_ia u_ib k_ja v_jb, with u and v the others.
+
+    Float64.
+    """
     if _fit(queries, other_queries):
         of_keys = _product(keys.mT, other_keys).to(torch.float64)
         return (_product(queries.mT, other_queries) * (of_keys.cumsum(2) - of_keys)).sum(2)
@@ -88,7 +100,10 @@ def gram_products(
     products = torch.zeros(*queries.shape[:2], *before.shape[2:], **new)
     for start in range(0, queries.shape[2], _GRAMS):
         some = (slice(None), slice(None), slice(start, start + _GRAMS))
-        of_queries, of_keys = queries[some].mT @ other_queries[some], keys[some].mT @ other_keys[some]
+        of_queries, of_keys = (
+            queries[some].mT @ other_queries[some],
+            keys[some].mT @ other_keys[some],
+        )
         for of_query, of_key in zip(of_queries.unbind(2), of_keys.unbind(2), strict=True):
             products.addcmul_(of_query, before)
             before += of_key
@@ -96,25 +111,37 @@ def gram_products(
 
 
 def _fit(queries: Tensor, others: Tensor) -> bool:
-    """Whether the Grams of all chunks may stand at once; on a processor never, for the sake of its caches."""
-    return 8 * queries.shape[:3].numel() * queries.shape[-1] * others.shape[-1] <= memory_for(queries.device, 0)
+    """Whether the Grams of all chunks may stand at once; on a processor never, for the sake of its
+    caches.
+    """
+    return 8 * queries.shape[:3].numel() * queries.shape[-1] * others.shape[-1] <= memory_for(
+        queries.device, 0
+    )
 
 
 def square_products(
-    queries: Float[Tensor, "key member chunk within feature"], keys: Float[Tensor, "key any chunk within feature"]
+    queries: Float[Tensor, "key member chunk within feature"],
+    keys: Float[Tensor, "key any chunk within feature"],
 ) -> Float[Tensor, "key member feature feature"]:
-    """Those of features with themselves, which are symmetric: one of the two blocks off the diagonal is not made."""
+    """Those of features with themselves, which are symmetric: one of the two blocks off the
+    diagonal is not made.
+    """
     if _fit(queries, queries):  # the fewest launches
         return gram_products(queries, queries, keys, keys)
     half = queries.shape[-1] // 2
     upper = gram_products(queries[..., :half], queries, keys[..., :half], keys)
-    lower = gram_products(queries[..., half:], queries[..., half:], keys[..., half:], keys[..., half:])
+    lower = gram_products(
+        queries[..., half:], queries[..., half:], keys[..., half:], keys[..., half:]
+    )
     return torch.cat([upper, torch.cat([upper[..., half:].mT, lower], -1)], -2)
 
 
 @dataclass(frozen=True)
 class CausalPairs:
-    """Sums over the seen pairs of every head; each is computed on first access. Features are 0 where a token takes no part."""
+    """Sums over the seen pairs of every head; each is computed on first access.
+
+    Features are 0 where a token takes no part.
+    """
 
     queries: Float[Tensor, "key member token d_head"]
     keys: Float[Tensor, "key any token d_head"]
@@ -127,7 +154,10 @@ class CausalPairs:
     def parts(self) -> tuple[tuple[int, int, Chunks], ...]:
         """(sign, delay, chunks): their causal pairs, added with the signs, are the seen pairs."""
         queries, every = in_chunks(self.queries, self.chunk), signed_keys(self.keys, self.window)
-        return tuple((sign, delay, Chunks(queries, in_chunks(keys, self.chunk))) for sign, delay, keys in every)
+        return tuple(
+            (sign, delay, Chunks(queries, in_chunks(keys, self.chunk)))
+            for sign, delay, keys in every
+        )
 
     @cached_property
     def by_query(self) -> Float[Tensor, "key member query"]:
@@ -138,7 +168,10 @@ class CausalPairs:
     def by_key(self) -> Float[Tensor, "key member key"]:
         """sum_i y_ij, float64."""
         tokens = self.queries.shape[-2]
-        moved = [sign * advanced(chunks.by_key[..., :tokens], delay, axis=-1) for sign, delay, chunks in self.parts[1:]]
+        moved = [
+            sign * advanced(chunks.by_key[..., :tokens], delay, axis=-1)
+            for sign, delay, chunks in self.parts[1:]
+        ]
         return sum(moved, self.parts[0][2].by_key[..., :tokens])
 
     @cached_property
@@ -148,8 +181,13 @@ class CausalPairs:
 
     @cached_property
     def magnitude(self) -> Float[Tensor, "key member"]:
-        """Sum of the absolute values of the terms that gave `square`: what its rounding is relative to."""
-        terms = [chunks.square_within + chunks.products.abs().sum((-1, -2)) for _, _, chunks in self.parts]
+        """Sum of the absolute values of the terms that gave `square`: what its rounding is relative
+        to.
+        """
+        terms = [
+            chunks.square_within + chunks.products.abs().sum((-1, -2))
+            for _, _, chunks in self.parts
+        ]
         return sum(terms[1:], terms[0])
 
     @cached_property
@@ -178,7 +216,8 @@ class CausalPairs:
 class Chunks:
     """Queries and keys in chunks of tokens, and sums over their causal pairs.
 
-    What has the size of the features, or of `within`, is made for a few chunks at a time, which stay in the processor's caches.
+    What has the size of the features, or of `within`, is made for a few chunks at a time, which
+    stay in the processor's caches.
     """
 
     queries: Float[Tensor, "key member chunk within d_head"]
@@ -203,14 +242,18 @@ class Chunks:
         """Row sums, those of the last chunk's zeros included."""
         sums = self._chunk_sums(self.keys)
         before = sums.cumsum(-2) - sums
-        return self._lines(lambda some: _line(some(self.queries), some(before), some(self.within).sum(-1)))
+        return self._lines(
+            lambda some: _line(some(self.queries), some(before), some(self.within).sum(-1))
+        )
 
     @cached_property
     def by_key(self) -> Float[Tensor, "key member key"]:
         """Column sums, those of the last chunk's zeros included."""
         sums = self._chunk_sums(self.queries)
         after = sums.sum(-2, keepdim=True) - sums.cumsum(-2)
-        return self._lines(lambda some: _line(some(self.keys), some(after), some(self.within).sum(-2)))
+        return self._lines(
+            lambda some: _line(some(self.keys), some(after), some(self.within).sum(-2))
+        )
 
     @cached_property
     def square_within(self) -> Float[Tensor, "key member"]:
@@ -220,21 +263,31 @@ class Chunks:
     @cached_property
     def with_logits(self) -> Float[Tensor, "key member component"]:
         """sum C_r y."""
-        within = self._added(lambda some: _sum_of_products(_product(some(self.within), some(self.keys)), some(self.queries)))
+        within = self._added(
+            lambda some: _sum_of_products(
+                _product(some(self.within), some(self.keys)), some(self.queries)
+            )
+        )
         return (within + self.products.sum(-1)).unflatten(-1, (2, -1)).sum(-2)
 
     def squares_of(self, bands: Bool[Tensor, "band component"]) -> Float[Tensor, "key member band"]:
         """sum Y^2 of the sum Y of the components of every band."""
         of_dimension, pairs = once("pairs of dimensions", lambda: _pairs_of(bands), bands)
-        between = (self.products.flatten(2).flatten(0, 1) @ pairs).view(*self.products.shape[:2], -1)
+        between = (self.products.flatten(2).flatten(0, 1) @ pairs).view(
+            *self.products.shape[:2], -1
+        )
         if _fit(self.queries, self.queries):
             # All bands in one product, of the keys' dimensions in each.
             keys = (self.keys[:, :, :, None] * of_dimension).flatten(3, 4)
-            logits = _product(self.queries, keys.mT).unflatten(-1, (len(bands), -1)) * self._lower[:, None]
+            logits = (
+                _product(self.queries, keys.mT).unflatten(-1, (len(bands), -1))
+                * self._lower[:, None]
+            )
             return between + logits.square().sum(5).sum((2, 3), dtype=torch.float64)
         chosen = bands.cpu().numpy()
         runs = [_runs(np.tile(band, 2)) for band in chosen]
-        # Where every component is in one band, the largest band has what the others leave of the logits.
+        # Where every component is in one band, the largest band has what the others leave of the
+        # logits.
         last = int(chosen.sum(-1).argmax()) if (chosen.sum(0) == 1).all() else None
 
         def within(some: Some) -> Tensor:
@@ -243,7 +296,8 @@ class Chunks:
                 if number == last or not dimensions:
                     continue
                 queries, keys = (
-                    torch.cat([some(part)[..., run] for run in dimensions], -1) for part in (self.queries, self.keys)
+                    torch.cat([some(part)[..., run] for run in dimensions], -1)
+                    for part in (self.queries, self.keys)
                 )
                 logits = (queries @ keys.mT).mul_(self._lower)
                 sums[..., number] = _sum_of_squares(logits)
@@ -256,22 +310,32 @@ class Chunks:
 
     @cached_property
     def own_squares(self) -> Float[Tensor, "key member component"]:
-        """sum C_r^2 = sum_i q_r^2 K_rr + 2 q_r q_r' K_rr' + q_r'^2 K_r'r', K the sums of k_r k_s up to i: between chunks, of M alone."""
+        """sum C_r^2 = sum_i q_r^2 K_rr + 2 q_r q_r' K_rr' + q_r'^2 K_r'r', K the sums of k_r k_s up
+        to i: between chunks, of M alone.
+        """
         whole = _fit(self.queries, self.queries)
 
         def within(some: Some) -> Tensor:
             if whole:
                 return (
-                    (_squares(some(self.keys)).cumsum_(-2).mul(_squares(some(self.queries)))).sum(-2).sum(2, dtype=torch.float64)
+                    (_squares(some(self.keys)).cumsum_(-2).mul(_squares(some(self.queries))))
+                    .sum(-2)
+                    .sum(2, dtype=torch.float64)
                 )
-            of_queries, of_keys = (_squares(some(part).unflatten(-2, (-1, _LEAF))) for part in (self.queries, self.keys))
+            of_queries, of_keys = (
+                _squares(some(part).unflatten(-2, (-1, _LEAF)))
+                for part in (self.queries, self.keys)
+            )
             sums = of_keys.sum(-2)
             before = (sums.cumsum(-2) - sums) * of_queries.sum(-2)
             inside = (self._lower[:_LEAF, :_LEAF] @ of_keys * of_queries).sum(-2)
             return inside.add_(before).sum((-2, -3), dtype=torch.float64)
 
         half = self.products.shape[-1] // 2
-        between = [self.products.diagonal(0, -2, -1), self.products[..., :half, half:].diagonal(0, -2, -1)]
+        between = [
+            self.products.diagonal(0, -2, -1),
+            self.products[..., :half, half:].diagonal(0, -2, -1),
+        ]
         first, second, crossed = (self._added(within) + torch.cat(between, -1)).chunk(3, -1)
         return torch.add(first + second, crossed, alpha=2)
 
@@ -291,29 +355,42 @@ class Chunks:
         """What takes a few chunks at a time of what has them on axis 2."""
         keys, members, chunks, size, width = self.queries.shape
         memory = memory_for(self.queries.device, _STRETCH)
-        at_once = max(1, memory // (keys * members * size * max(size, width) * self.queries.element_size()))
+        at_once = max(
+            1, memory // (keys * members * size * max(size, width) * self.queries.element_size())
+        )
         if at_once >= chunks:
             return [lambda part: part]
-        return [partial(_stretch, slice(start, start + at_once)) for start in range(0, chunks, at_once)]
+        return [
+            partial(_stretch, slice(start, start + at_once)) for start in range(0, chunks, at_once)
+        ]
 
 
-def _pairs_of(bands: Bool[Tensor, "band component"]) -> tuple[Bool[Tensor, "band 1 d"], Float[Tensor, "d_d band"]]:
+def _pairs_of(
+    bands: Bool[Tensor, "band component"],
+) -> tuple[Bool[Tensor, "band 1 d"], Float[Tensor, "d_d band"]]:
     """The dimensions of every band, and the pairs of two of them."""
     of_dimension = bands.repeat(1, 2)[:, None]
     return of_dimension, (of_dimension.mT & of_dimension).flatten(1).T.to(torch.float64)
 
 
-def _stretch(chunks: slice, part: Float[Tensor, "key any chunk *axes"]) -> Float[Tensor, "key any some *axes"]:
+def _stretch(
+    chunks: slice, part: Float[Tensor, "key any chunk *axes"]
+) -> Float[Tensor, "key any some *axes"]:
     return part[:, :, chunks]
 
 
 def _line(features: Tensor, others: Tensor, within: Tensor) -> Tensor:
-    """`within` and the products of `features` with the sum of their chunk's `others`, [key, member, chunk, within], float64."""
-    # Multiplied and summed: for a product with a single vector, matrix libraries take several times as long.
+    """`within` and the products of `features` with the sum of their chunk's `others`, [key, member,
+    chunk, within], float64.
+    """
+    # Multiplied and summed: for a product with a single vector, matrix libraries take several times
+    # as long.
     return (features * others[..., None, :]).sum(-1) + within
 
 
-def _sum_of_squares(logits: Float[Tensor, "key member chunk query key"]) -> Float[Tensor, "key member"]:
+def _sum_of_squares(
+    logits: Float[Tensor, "key member chunk query key"],
+) -> Float[Tensor, "key member"]:
     return logits.square().sum(-1).sum((-1, -2), dtype=torch.float64)
 
 

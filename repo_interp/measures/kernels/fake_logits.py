@@ -1,4 +1,5 @@
-"""Fake-distance logits of a query and their two axes, without making them (Position Generalization eq. 3, 9-13).
+"""Fake-distance logits of a query and their two axes, without making them (Position Generalization
+eq. 3, 9-13).
 
     W'_dj = (R_d q) . k_j       un-rotated q (scaled) and k, R_d the rotation by the distance d of a grid
     a_d = row mean - grand mean / 2,   b_j = column mean - grand mean / 2,   r = Pearson(W', a_d + b_j)
@@ -7,8 +8,9 @@ a needs the mean key only, b the mean rotation. With the Gram G of the centred k
 
     sum W'^2 = q . N q,   N = sum_d R_d^T G R_d,   N_rs = sum of cos and sin (theta_r d) times cos and sin (theta_s d), times G_rs
 
-The sums over d are the same for all layers that rotate alike. O(n d^2) once per head and grid, O(n d) per query. What a scheme
-adds to the logits by distance alone belongs to the row means. Knows nothing about which query, grid and layer.
+The sums over d are the same for all layers that rotate alike. O(n d^2) once per head and grid, O(n
+d) per query. What a scheme adds to the logits by distance alone belongs to the row means. Knows
+nothing about which query, grid and layer.
 """
 
 from __future__ import annotations
@@ -37,7 +39,9 @@ class KeyMoments:
 
 @dataclass(frozen=True)
 class Turns:
-    """Rotations by the distances of a grid, float64: one for all heads or one per head, as many per prompt as `count` says."""
+    """Rotations by the distances of a grid, float64: one for all heads or one per head, as many per
+    prompt as `count` says.
+    """
 
     tables: Float[Tensor, "prompt any distance two_components"]
     """Cosines and sines; 0 beyond a prompt's distances."""
@@ -46,17 +50,29 @@ class Turns:
     """Whether every prompt has them all."""
 
     @cached_property
-    def mean(self) -> tuple[Float[Tensor, "prompt any 1 d_head"], Float[Tensor, "prompt any 1 d_head"]]:
+    def mean(
+        self,
+    ) -> tuple[Float[Tensor, "prompt any 1 d_head"], Float[Tensor, "prompt any 1 d_head"]]:
         """Mean cosine and mean sine of every dimension."""
         cosines, sines = (self.tables.sum(-2, keepdim=True) / self.count[..., None]).chunk(2, -1)
         return torch.cat([cosines, cosines], -1), torch.cat([sines, sines], -1)
 
     @cached_property
     def squares(self) -> Float[Tensor, "prompt any half 2 half 2 component component"]:
-        """Sums over the distances of two entries of the rotations: of half a from half a' of one component, and b from b' of another."""
-        products = (self.tables.mT @ self.tables).unflatten(-1, (2, -1)).unflatten(-3, (2, -1)).transpose(-3, -2)
+        """Sums over the distances of two entries of the rotations: of half a from half a' of one
+        component, and b from b' of another.
+        """
+        products = (
+            (self.tables.mT @ self.tables)
+            .unflatten(-1, (2, -1))
+            .unflatten(-3, (2, -1))
+            .transpose(-3, -2)
+        )
         # R = [[cos, -sin], [sin, cos]]
-        entry, sign = torch.tensor([[0, 1], [1, 0]]), torch.tensor([[1.0, -1.0], [1.0, 1.0]], dtype=torch.float64)
+        entry, sign = (
+            torch.tensor([[0, 1], [1, 0]]),
+            torch.tensor([[1.0, -1.0], [1.0, 1.0]], dtype=torch.float64),
+        )
         signs = (sign[:, :, None, None] * sign)[..., None, None].to(products)
         return products[:, :, entry[:, :, None, None], entry] * signs
 
@@ -73,11 +89,19 @@ def turns(
     angles = (start[..., None] + step[..., None] * steps)[..., None] * frequencies
     tables = torch.cat([angles.cos(), angles.sin()], -1)
     whole = is_whole(valid)
-    return Turns(tables if whole else tables.masked_fill_((steps >= count)[..., None], 0), count.to(torch.float64), whole)
+    return Turns(
+        tables if whole else tables.masked_fill_((steps >= count)[..., None], 0),
+        count.to(torch.float64),
+        whole,
+    )
 
 
-def key_moments(keys: Float[Tensor, "prompt kv_head token d_head"], valid: Bool[Tensor, "prompt token"]) -> KeyMoments:
-    """Mean and Gram of the valid keys, un-rotated; products in the keys' dtype, sums over blocks of tokens in float64."""
+def key_moments(
+    keys: Float[Tensor, "prompt kv_head token d_head"], valid: Bool[Tensor, "prompt token"]
+) -> KeyMoments:
+    """Mean and Gram of the valid keys, un-rotated; products in the keys' dtype, sums over blocks of
+    tokens in float64.
+    """
     prompts, kv_heads, tokens, width = keys.shape
     exact = torch.float64 if keys.dtype == torch.float64 else torch.float32
     at_once = max(1, memory_for(keys.device, SHARED) // (prompts * kv_heads * width * 16))
@@ -89,8 +113,12 @@ def key_moments(keys: Float[Tensor, "prompt kv_head token d_head"], valid: Bool[
 
     stretches = [(some, keys if len(stretches) == 1 else keys[:, :, some]) for some in stretches]
     sums = [known(part, some).sum(2, keepdim=True, dtype=torch.float64) for some, part in stretches]
-    mean = _added(sums) / once("keys", lambda: valid.sum(-1).clamp(min=1)[:, None, None, None], valid)
-    centred = (known(part.to(exact) - mean.to(exact), some).flatten(0, 1) for some, part in stretches)
+    mean = _added(sums) / once(
+        "keys", lambda: valid.sum(-1).clamp(min=1)[:, None, None, None], valid
+    )
+    centred = (
+        known(part.to(exact) - mean.to(exact), some).flatten(0, 1) for some, part in stretches
+    )
     gram = _added([torch.bmm(part.mT, part).to(torch.float64) for part in centred])
     return KeyMoments(mean[:, :, 0], gram.unflatten(0, (prompts, kv_heads)))
 
@@ -107,7 +135,9 @@ class FakeFit(NamedTuple):
     rows: Float[Tensor, "prompt head query distance"]
     """Row means of W'."""
     rotated: Float[Tensor, "prompt head query d_head"]
-    """The mean of the rotated query: its products with the keys are the column means of W', without the bias."""
+    """The mean of the rotated query: its products with the keys are the column means of W', without
+    the bias.
+    """
 
 
 def fake_fit(
@@ -118,12 +148,22 @@ def fake_fit(
 ) -> FakeFit:
     """The fit of W' for every query.
 
-    `queries` are float64, un-rotated, with the logit's scale; `bias` is what the scheme adds at each distance.
+    `queries` are float64, un-rotated, with the logit's scale; `bias` is what the scheme adds at
+    each distance.
     """
-    (prompts, heads, _, width), group, count = queries.shape, queries.shape[1] // keys.gram.shape[1], turns.count
-    gram, key_mean = (part.repeat_interleave(group, 1) if group > 1 else part for part in (keys.gram, keys.mean))
-    # Of the sum of squares about the grand mean, the part of the columns (the key axis) and what neither axis explains.
-    blocks = gram.view(prompts, heads, 2, 1, width // 2, 2, 1, width // 2).permute(0, 1, 2, 3, 5, 6, 4, 7)
+    (prompts, heads, _, width), group, count = (
+        queries.shape,
+        queries.shape[1] // keys.gram.shape[1],
+        turns.count,
+    )
+    gram, key_mean = (
+        part.repeat_interleave(group, 1) if group > 1 else part for part in (keys.gram, keys.mean)
+    )
+    # Of the sum of squares about the grand mean, the part of the columns (the key axis) and what
+    # neither axis explains.
+    blocks = gram.view(prompts, heads, 2, 1, width // 2, 2, 1, width // 2).permute(
+        0, 1, 2, 3, 5, 6, 4, 7
+    )
     turned = (blocks * turns.squares).sum((2, 4)).transpose(3, 4).reshape(gram.shape)
     within = _square(queries, turned)
     # ... the part of the columns alone: the mean rotation of q against centred keys.
@@ -136,12 +176,14 @@ def fake_fit(
     rows = _of_heads(products, turns.tables.mT)
     rows = rows if bias is None else rows + bias[:, :, None]
     level = rows.sum(-1, keepdim=True) / count[..., None]
-    # Beyond a prompt's distances rows are 0, and their squares about the level no part of the scatter.
+    # Beyond a prompt's distances rows are 0, and their squares about the level no part of the
+    # scatter.
     scatter = (rows - level).square().sum(-1)
     if not turns.whole:
         scatter = scatter - (rows.shape[-1] - count) * level[..., 0].square()
     by_distance = count * scatter
-    # The two axes are orthogonal, so r^2 = (by_distance + by_key) / total; `within` is by_key and what neither axis explains.
+    # The two axes are orthogonal, so r^2 = (by_distance + by_key) / total; `within` is by_key and
+    # what neither axis explains.
     total = by_distance + within
     largest = key_mean.square().sum(-1) * count[..., 0] + gram.diagonal(0, -2, -1).sum(-1)
     flat = total <= ROUNDING * count * queries.square().sum(-1) * largest[..., None]
@@ -149,10 +191,14 @@ def fake_fit(
     return FakeFit(r, rows, rotated)
 
 
-def _of_heads(values: Float[Tensor, "prompt head query a"], matrices: Float[Tensor, "prompt any a b"]) -> Tensor:
+def _of_heads(
+    values: Float[Tensor, "prompt head query a"], matrices: Float[Tensor, "prompt any a b"]
+) -> Tensor:
     """values @ matrices, by one operator: of all heads, or of each."""
     matrices = matrices.flatten(0, 1)
-    return torch.bmm(values.reshape(len(matrices), -1, values.shape[-1]), matrices).view(*values.shape[:-1], matrices.shape[-1])
+    return torch.bmm(values.reshape(len(matrices), -1, values.shape[-1]), matrices).view(
+        *values.shape[:-1], matrices.shape[-1]
+    )
 
 
 def fake_axes(
@@ -161,7 +207,9 @@ def fake_axes(
     keys: Float[Tensor, "kv_head token d_head"],
     bias: Tensor | float,
 ) -> tuple[Float[Tensor, "head distance"], Float[Tensor, "head token"]]:
-    """Both axes of one query per head, a_d and b_j, float64, from what was made of it; `bias` is the mean of what a scheme adds."""
+    """Both axes of one query per head, a_d and b_j, float64, from what was made of it; `bias` is
+    the mean of what a scheme adds.
+    """
     half = rows.mean(-1, keepdim=True) / 2
     of_keys = rotated.unflatten(0, (len(keys), -1))
     memory = max(2**22, memory_for(keys.device, 0))
@@ -182,6 +230,8 @@ def _quarter(features: Float[Tensor, "... d_head"]) -> Float[Tensor, "... d_head
     return torch.cat([-second, first], -1)
 
 
-def _square(values: Float[Tensor, "prompt head query d_head"], matrix: Tensor) -> Float[Tensor, "prompt head query"]:
+def _square(
+    values: Float[Tensor, "prompt head query d_head"], matrix: Tensor
+) -> Float[Tensor, "prompt head query"]:
     """v . matrix v of every v."""
     return (_of_heads(values, matrix) * values).sum(-1)

@@ -1,11 +1,13 @@
-"""What a scheme adds to the logits, a few query rows at a time: gates, attention from position alone, and sums by distance.
+"""What a scheme adds to the logits, a few query rows at a time: gates, attention from position
+alone, and sums by distance.
 
     g_ij = sigmoid(logit_scale q_i . x_j) where query i sees key j, else 0        x_j: `AttentionInputs.gate_features` (CoPE, eq. 3-5)
     a_ij = softmax_j B_ij over the keys that i sees                               B: `AttentionInputs.position_logits` (fig. 4)
     sum_i B_{i, i-t} / logit_scale   over seen pairs, in units of q . k           ALiBi, KERPLE, FIRE, CoPE
 
-O(n^2) work - a gate belongs to a pair, and nothing is known about B - but never a map of all queries, unless `position_map`
-is asked for one. Knows nothing about what tokens separate, nor which scheme it is.
+O(n^2) work - a gate belongs to a pair, and nothing is known about B - but never a map of all
+queries, unless `position_map` is asked for one. Knows nothing about what tokens separate, nor which
+scheme it is.
 """
 
 from __future__ import annotations
@@ -35,17 +37,28 @@ class GateSums:
 
 
 def _row_numbers(inputs: AttentionInputs) -> Iterator[Int[Tensor, "row"]]:
-    """The numbers of all query rows, as many at a time as keep some arrays [prompt, head, row, key] within the device's memory."""
+    """The numbers of all query rows, as many at a time as keep some arrays [prompt, head, row, key]
+    within the device's memory.
+    """
     prompts, heads, tokens, _ = inputs.queries.shape
     rows = torch.arange(tokens, device=inputs.valid.device)
-    return iter(rows.split(max(1, memory_for(rows.device, SHARED) // (48 * prompts * heads * tokens))))
+    return iter(
+        rows.split(max(1, memory_for(rows.device, SHARED) // (48 * prompts * heads * tokens)))
+    )
 
 
-def gates_of_rows(inputs: AttentionInputs, rows: Int[Tensor, "row"]) -> Float[Tensor, "prompt head row key"]:
+def gates_of_rows(
+    inputs: AttentionInputs, rows: Int[Tensor, "row"]
+) -> Float[Tensor, "prompt head row key"]:
     """The gates g_ij of the queries at `rows`. Raises ValueError for a layer without gates."""
     if inputs.gate_features is None:
         raise ValueError(f"layer {inputs.layer} ({inputs.scheme}) has no gates")
-    return gates(inputs.queries[:, :, rows], inputs.gate_features, inputs.visible(rows)[:, None], inputs.logit_scale)
+    return gates(
+        inputs.queries[:, :, rows],
+        inputs.gate_features,
+        inputs.visible(rows)[:, None],
+        inputs.logit_scale,
+    )
 
 
 def gate_sums(inputs: AttentionInputs) -> GateSums:
@@ -62,7 +75,9 @@ def gate_sums(inputs: AttentionInputs) -> GateSums:
     return GateSums(by_key, by_query, queries)
 
 
-def attention_from_position(inputs: AttentionInputs, rows: Int[Tensor, "row"]) -> Float[Tensor, "prompt head row key"]:
+def attention_from_position(
+    inputs: AttentionInputs, rows: Int[Tensor, "row"]
+) -> Float[Tensor, "prompt head row key"]:
     """The weights a_ij of the queries at `rows`: each row sums to 1, that of padding is 0.
 
     Raises ValueError where nothing is added to the logits.
@@ -70,12 +85,18 @@ def attention_from_position(inputs: AttentionInputs, rows: Int[Tensor, "row"]) -
     if inputs.position_logits is None:
         raise ValueError(f"layer {inputs.layer} ({inputs.scheme}) adds no position logits")
     seen = inputs.visible(rows)[:, None]
-    logits = inputs.position_logits(rows).expand(seen.shape[0], inputs.heads, -1, -1).masked_fill(~seen, -torch.inf)
+    logits = (
+        inputs.position_logits(rows)
+        .expand(seen.shape[0], inputs.heads, -1, -1)
+        .masked_fill(~seen, -torch.inf)
+    )
     return torch.softmax(logits, dim=-1).masked_fill(~seen, 0.0)
 
 
 def position_map(inputs: AttentionInputs) -> Float[Tensor, "prompt head query key"]:
-    """The whole map of attention from position alone, every row scaled to a maximum of 1 (fig. 4); NaN where a key is not seen."""
+    """The whole map of attention from position alone, every row scaled to a maximum of 1 (fig. 4);
+    NaN where a key is not seen.
+    """
     rows = torch.arange(inputs.valid.shape[1], device=inputs.valid.device)
     weights = attention_from_position(inputs, rows)
     scaled = weights / weights.amax(-1, keepdim=True).clamp_min(torch.finfo(weights.dtype).tiny)
@@ -87,15 +108,18 @@ def last_segment_sums(
     first: Int[Tensor, "prompt layout query"],
     counted: Bool[Tensor, "prompt layout query"],
 ) -> tuple[Float[Tensor, "prompt head layout"], Float[Tensor, "prompt layout"]]:
-    """Attention from position alone that stays at or behind token `first` of each query, summed over the queries that are `counted`;
-    and the same for a head that attends evenly to all it sees. Float64.
+    """Attention from position alone that stays at or behind token `first` of each query, summed
+    over the queries that are `counted`; and the same for a head that attends evenly to all it sees.
+
+    Float64.
     """
     prompts, heads, _, _ = inputs.queries.shape
     layouts = first.shape[1]
     sums = torch.zeros(prompts, heads, layouts, dtype=torch.float64, device=first.device)
     even = torch.zeros(prompts, layouts, dtype=torch.float64, device=first.device)
     for rows in _row_numbers(inputs):
-        where, taken = first[:, :, rows].transpose(1, 2), counted[:, :, rows].transpose(1, 2)  # [prompt, row, layout]
+        # [prompt, row, layout]
+        where, taken = first[:, :, rows].transpose(1, 2), counted[:, :, rows].transpose(1, 2)
         weights = attention_from_position(inputs, rows).double()
         sums += (_from(weights, where[:, None].expand(-1, heads, -1, -1)) * taken[:, None]).sum(2)
         seen = inputs.visible(rows).double()
@@ -104,14 +128,20 @@ def last_segment_sums(
     return sums, even
 
 
-def _from(weights: Float[Tensor, "... row key"], first: Int[Tensor, "... row layout"]) -> Float[Tensor, "... row layout"]:
+def _from(
+    weights: Float[Tensor, "... row key"], first: Int[Tensor, "... row layout"]
+) -> Float[Tensor, "... row layout"]:
     """Sum of each row from key `first` on."""
     before = torch.nn.functional.pad(weights.cumsum(-1), (1, 0))
     return before[..., -1:] - before.gather(-1, first)
 
 
-def position_bias_sums(inputs: AttentionInputs, tokens: Bool[Tensor, "prompt token"]) -> Float[Tensor, "head distance"]:
-    """Sum over prompts and seen pairs of `tokens` of the position logits, in units of q . k; 0 where there are none."""
+def position_bias_sums(
+    inputs: AttentionInputs, tokens: Bool[Tensor, "prompt token"]
+) -> Float[Tensor, "head distance"]:
+    """Sum over prompts and seen pairs of `tokens` of the position logits, in units of q . k; 0
+    where there are none.
+    """
     prompts, length = tokens.shape
     device = tokens.device
     sums = torch.zeros(inputs.heads, length, dtype=torch.float64, device=device)

@@ -1,18 +1,21 @@
-"""What a head's attention does with the order and the identity of tokens, row by row: sums from which its scores are means.
+"""What a head's attention does with the order and the identity of tokens, row by row: sums from
+which its scores are means.
 
     previous_token     A_{i, i-1}                                          duplicate_token    sum over j < i with t_j = t_i of A_ij
     induction          sum over 1 <= j <= i with t_{j-1} = t_i of A_ij      sink               A_{i, 0}
     distance           sum_j A_ij (i - j)                                  departure          ln(keys seen) - entropy of A_i, nats
 
-The first three are the detection patterns of TransformerLens' `head_detector`, and a mean over rows is its score "mul": the share of all
-attention that falls on the pattern's pairs. On a sequence that is repeated once, only the second half of the rows has a duplicate or an
-induction target, so that a perfect head scores about one half.
+The first three are the detection patterns of TransformerLens' `head_detector`, and a mean over rows
+is its score "mul": the share of all attention that falls on the pattern's pairs. On a sequence that
+is repeated once, only the second half of the rows has a duplicate or an induction target, so that a
+perfect head scores about one half.
 
     place        mass in the first, the middle three and the last fifth of the keys 1 .. i, over what equal weights put there
     content      1 - sum_D N_D (mean of x at distance D)^2 / sum x^2,    x_ij = W_ij - mean over j of W_ij,    1 <= j <= i
 
-x are a row's logits without their mean and without the first token, which is often a sink: `content` is the share of their variance that
-distance does not explain. Kernels on [prompt, head, row, key]; sums in float64. Knows nothing about models and prompts.
+x are a row's logits without their mean and without the first token, which is often a sink:
+`content` is the share of their variance that distance does not explain. Kernels on [prompt, head,
+row, key]; sums in float64. Knows nothing about models and prompts.
 """
 
 from __future__ import annotations
@@ -31,12 +34,17 @@ FEWEST = 10
 
 
 def detection_sums(
-    weights: Float[Tensor, "prompt head row key"], rows: Int[Tensor, "row"], tokens: Int[Tensor, "prompt key"]
+    weights: Float[Tensor, "prompt head row key"],
+    rows: Int[Tensor, "row"],
+    tokens: Int[Tensor, "prompt key"],
 ) -> dict[str, Float[Tensor, "prompt head"]]:
-    """Sums over `rows` of the attention on the pairs of every detector; `rows` are the tokens that `weights` belong to."""
+    """Sums over `rows` of the attention on the pairs of every detector; `rows` are the tokens that
+    `weights` belong to.
+    """
     keys = torch.arange(tokens.shape[1], device=rows.device)
     same = (tokens[:, rows, None] == tokens[:, None]) & (keys < rows[:, None])
-    after = torch.nn.functional.pad(same, (1, -1))  # the key after an earlier copy of the row's token
+    # the key after an earlier copy of the row's token
+    after = torch.nn.functional.pad(same, (1, -1))
     before = (keys == rows[:, None] - 1).expand_as(same)
     return {
         "previous_token": _on(weights, before),
@@ -46,14 +54,18 @@ def detection_sums(
     }
 
 
-def distance_sums(weights: Float[Tensor, "prompt head row key"], rows: Int[Tensor, "row"]) -> Float[Tensor, "prompt head"]:
+def distance_sums(
+    weights: Float[Tensor, "prompt head row key"], rows: Int[Tensor, "row"]
+) -> Float[Tensor, "prompt head"]:
     """Sum over `rows` of the mean distance that is attended, in tokens."""
     keys = torch.arange(weights.shape[-1], device=rows.device, dtype=weights.dtype)
     return (rows - weights @ keys).sum(-1, dtype=torch.float64)
 
 
 def position_distance_sums(
-    weights: Float[Tensor, "prompt head row key"], rows: Int[Tensor, "row"], positions: Float[Tensor, "prompt head key"]
+    weights: Float[Tensor, "prompt head row key"],
+    rows: Int[Tensor, "row"],
+    positions: Float[Tensor, "prompt head key"],
 ) -> Float[Tensor, "prompt head"]:
     """Sum over `rows` of the mean |z_i - z_j| that is attended, in positions."""
     apart = (positions[..., rows, None] - positions[..., None, :]).abs().to(weights.dtype)
@@ -63,7 +75,9 @@ def position_distance_sums(
 def departure_sums(
     weights: Float[Tensor, "prompt head row key"], logits: Float[Tensor, "prompt head row key"]
 ) -> Float[Tensor, "prompt head"]:
-    """Sum over rows of how far attention is from equal weights on the keys that a row sees, in nats."""
+    """Sum over rows of how far attention is from equal weights on the keys that a row sees, in
+    nats.
+    """
     seen = logits > float("-inf")
     mean = (weights * logits.masked_fill(~seen, 0.0)).sum(-1).double()
     entropy = torch.logsumexp(logits, -1).double() - mean
@@ -73,7 +87,9 @@ def departure_sums(
 def place_sums(
     weights: Float[Tensor, "prompt head row key"], rows: Int[Tensor, "row"]
 ) -> tuple[Float[Tensor, "prompt head part"], int]:
-    """Sums over rows of `FEWEST` keys or more of the mass in first, middle and last part over that of equal weights; and those rows."""
+    """Sums over rows of `FEWEST` keys or more of the mass in first, middle and last part over that
+    of equal weights; and those rows.
+    """
     keys = torch.arange(weights.shape[-1], device=rows.device)
     enough = rows >= FEWEST
     rows, weights = rows[enough], weights[..., enough, :]
@@ -81,7 +97,9 @@ def place_sums(
     first = (keys >= 1) & (keys <= width)
     last = (keys > rows[:, None] - width) & (keys <= rows[:, None])
     middle = (keys >= 1) & (keys <= rows[:, None]) & ~first & ~last
-    parts = [(weights * part).sum(-1).double() * (rows / part.sum(-1)) for part in (first, middle, last)]
+    parts = [
+        (weights * part).sum(-1).double() * (rows / part.sum(-1)) for part in (first, middle, last)
+    ]
     return torch.stack([part.sum(-1) for part in parts], dim=-1), len(rows)
 
 
@@ -96,11 +114,16 @@ class ContentSums:
     @classmethod
     def empty(cls, heads: int, distances: int, device: torch.device) -> ContentSums:
         """No row yet."""
-        made = [torch.zeros(shape, dtype=torch.float64, device=device) for shape in ((heads,), (heads, distances), (distances,))]
+        made = [
+            torch.zeros(shape, dtype=torch.float64, device=device)
+            for shape in ((heads,), (heads, distances), (distances,))
+        ]
         return cls(*made)
 
     def add(self, logits: Float[Tensor, "1 head row key"], rows: Int[Tensor, "row"]) -> None:
-        """Add `rows` of one prompt; rows with fewer than two keys after the first token say nothing."""
+        """Add `rows` of one prompt; rows with fewer than two keys after the first token say
+        nothing.
+        """
         rows, logits = rows[rows >= 2], logits[0][:, rows >= 2]
         if not len(rows):
             return
@@ -110,9 +133,12 @@ class ContentSums:
         size = values.abs().amax(-1, keepdim=True)
         values = values - values.sum(-1, keepdim=True) / seen.sum(-1, keepdim=True).clamp_min(1)
         values = values.masked_fill(values.abs() <= RELATIVE * size, 0.0)
-        of_pairs, distance = values[:, seen], (rows[:, None] - keys)[seen]  # [head, pair] and the distance of each pair
+        # [head, pair] and the distance of each pair
+        of_pairs, distance = values[:, seen], (rows[:, None] - keys)[seen]
         self.squares += of_pairs.square().sum(-1, dtype=torch.float64)
-        self.by_distance += torch.zeros_like(self.by_distance, dtype=of_pairs.dtype).index_add_(1, distance, of_pairs)
+        self.by_distance += torch.zeros_like(self.by_distance, dtype=of_pairs.dtype).index_add_(
+            1, distance, of_pairs
+        )
         self.pairs.index_add_(0, distance, torch.ones_like(distance, dtype=torch.float64))
 
     def share(self) -> Float[Tensor, "head"]:
@@ -121,5 +147,9 @@ class ContentSums:
         return torch.where(self.squares > 0, 1 - explained / self.squares, torch.nan)
 
 
-def _on(weights: Float[Tensor, "prompt head row key"], pairs: Tensor) -> Float[Tensor, "prompt head"]:
-    return torch.einsum("phrk,prk->phr", weights, pairs.to(weights.dtype)).sum(-1, dtype=torch.float64)
+def _on(
+    weights: Float[Tensor, "prompt head row key"], pairs: Tensor
+) -> Float[Tensor, "prompt head"]:
+    return torch.einsum("phrk,prk->phr", weights, pairs.to(weights.dtype)).sum(
+        -1, dtype=torch.float64
+    )

@@ -1,14 +1,17 @@
-"""The heads of a layer, a few at a time: what several measures need of them is made once, while they are at hand.
+"""The heads of a layer, a few at a time: what several measures need of them is made once, while
+they are at hand.
 
     reduced(inputs, reductions)    results of `reductions` over all heads, from one pass; kept with `inputs` for whoever asks for them again
     Reduction                      what a measure needs of every head, by its parameters: those who ask for equal ones share the result
     HeadBlock                      some heads: rotated features, and what is computed of them on first access
 
-One pass rotates every head once. Its products within chunks, Grams, sums and spectra are made when the first reduction asks for them and
-are gone with the block, so nothing large - n x n, a profile of every head, rotated features of a layer - ever stands whole.
+One pass rotates every head once. Its products within chunks, Grams, sums and spectra are made when
+the first reduction asks for them and are gone with the block, so nothing large - n x n, a profile
+of every head, rotated features of a layer - ever stands whole.
 
-Products of float32 features lose digits where large terms cancel in a variance - a mean that dwarfs the spread, dimensions that
-oppose each other. Such heads, and only they, are gone through in float64.
+Products of float32 features lose digits where large terms cancel in a variance - a mean that dwarfs
+the spread, dimensions that oppose each other. Such heads, and only they, are gone through in
+float64.
 
 Knows nothing about what is reduced.
 """
@@ -35,7 +38,8 @@ from repo_interp.memory import CORE, SHARED, memory_for, working_memory
 from repo_interp.positions.rotary import rotation_tables
 
 ILL_CONDITIONED = 26.0
-"""Sum of the absolute terms over the sum that they give, from where on float32 features are treated in float64.
+"""Sum of the absolute terms over the sum that they give, from where on float32 features are treated
+in float64.
 
 Where nothing but the mean is large this is mean^2 / variance > 25.
 """
@@ -45,13 +49,15 @@ PROFILES = "profiles"
 
 
 class Reduction(ABC):
-    """What is needed of every head of a layer: a frozen dataclass whose fields are all that it depends on, beside the inputs.
+    """What is needed of every head of a layer: a frozen dataclass whose fields are all that it
+    depends on, beside the inputs.
 
     A result is begun, and the blocks of the layer are added to it, each head once, in any order.
     """
 
     quantities: tuple[str, ...] = ()
-    """Quantities of a block that are made from others, where these are needed anyway: `PROFILES`."""
+    """Quantities of a block that are made from others, where these are needed anyway: `PROFILES`.
+    """
 
     @abstractmethod
     def start(self, inputs: AttentionInputs) -> Any:
@@ -61,17 +67,23 @@ class Reduction(ABC):
     def add(self, result: Any, inputs: AttentionInputs, block: HeadBlock) -> None:
         """Take the heads of `block` into `result`."""
 
-    def ill_conditioned(self, inputs: AttentionInputs, block: HeadBlock) -> Bool[Tensor, "key member"] | None:
+    def ill_conditioned(
+        self, inputs: AttentionInputs, block: HeadBlock
+    ) -> Bool[Tensor, "key member"] | None:
         """Heads of `block` that float32 will not do for; None where it does for all."""
         return None
 
     def written_out(self, inputs: AttentionInputs) -> Any:
-        """The result where logits are no dot product, a few rows at a time; None: that of the dot products is wanted there too."""
+        """The result where logits are no dot product, a few rows at a time; None: that of the dot
+        products is wanted there too.
+        """
         return None
 
 
 class Same:
-    """A tensor that equals another one where every number does, so that reductions by equal ones are equal."""
+    """A tensor that equals another one where every number does, so that reductions by equal ones
+    are equal.
+    """
 
     def __init__(self, tensor: Tensor) -> None:
         self.tensor = tensor
@@ -85,7 +97,10 @@ class Same:
 
 @dataclass(frozen=True)
 class HeadBlock:
-    """Some heads of some prompts, the query heads that share a key together: [key, member]. Features are 0 where a token takes no part."""
+    """Some heads of some prompts, the query heads that share a key together: [key, member].
+
+    Features are 0 where a token takes no part.
+    """
 
     prompt: Int[Tensor, "key 1"]
     """Row of the batch."""
@@ -110,7 +125,9 @@ class HeadBlock:
 
     @cached_property
     def well_conditioned(self) -> Float[Tensor, "key member"]:
-        """How large the terms of the logits' sum of squares may be for float32, by how much the logits vary."""
+        """How large the terms of the logits' sum of squares may be for float32, by how much the
+        logits vary.
+        """
         return ILL_CONDITIONED * self.pairs.scatter(self.counts.total)
 
     @cached_property
@@ -121,11 +138,17 @@ class HeadBlock:
     @cached_property
     def by_distance(self) -> Float[Tensor, "key member distance"]:
         """Sum of the logits over the seen pairs at each distance, float64."""
-        return self.profiles.sum(-2) if PROFILES in self.wanted else logit_profile(self.queries, self.keys, self.window)
+        return (
+            self.profiles.sum(-2)
+            if PROFILES in self.wanted
+            else logit_profile(self.queries, self.keys, self.window)
+        )
 
     @cached_property
     def extras(self) -> dict[Any, Any]:
-        """What reductions made of these heads alone, by whom or for what, for as long as the block is at hand."""
+        """What reductions made of these heads alone, by whom or for what, for as long as the block
+        is at hand.
+        """
         return {}
 
     def between(self, first: int, last: int | None) -> HeadBlock:
@@ -159,7 +182,9 @@ class HeadBlock:
         )
 
 
-def tokens_between(valid: Bool[Tensor, "... token"], first: int, last: int | None) -> Bool[Tensor, "... token"]:
+def tokens_between(
+    valid: Bool[Tensor, "... token"], first: int, last: int | None
+) -> Bool[Tensor, "... token"]:
     """The valid tokens number `first` to `last` - 1 of each prompt."""
     if first == 0 and last is None:
         return valid
@@ -173,15 +198,21 @@ def reduced(
     reductions: Sequence[Reduction],
     rows: Bool[Tensor, "prompt token"] | None = None,
 ) -> list[Any]:
-    """Results of `reductions`, in their order: those that are not known of `inputs` are made in one pass over the heads.
+    """Results of `reductions`, in their order: those that are not known of `inputs` are made in one
+    pass over the heads.
 
-    With `rows`, only their queries take part, and nothing is kept. Blocks of heads are as large as the device's memory allows; where
-    they are too large after all, all is done again with half of it.
+    With `rows`, only their queries take part, and nothing is kept. Blocks of heads are as large as
+    the device's memory allows; where they are too large after all, all is done again with half of
+    it.
     """
     known = inputs.results if rows is None else {}
     missing = [reduction for reduction in dict.fromkeys(reductions) if reduction not in known]
     if not inputs.is_bilinear:
-        known |= {reduction: made for reduction in missing if (made := reduction.written_out(inputs)) is not None}
+        known |= {
+            reduction: made
+            for reduction in missing
+            if (made := reduction.written_out(inputs)) is not None
+        }
     missing = [reduction for reduction in missing if reduction not in known]
     if missing:
         known |= _of_all_heads(inputs, missing, rows)
@@ -189,7 +220,9 @@ def reduced(
 
 
 def _of_all_heads(
-    inputs: AttentionInputs, reductions: Sequence[Reduction], rows: Bool[Tensor, "prompt token"] | None
+    inputs: AttentionInputs,
+    reductions: Sequence[Reduction],
+    rows: Bool[Tensor, "prompt token"] | None,
 ) -> dict[Reduction, Any]:
     """Results of `reductions` from one pass over the heads."""
     begun = {reduction: reduction.start(inputs) for reduction in reductions}
@@ -202,7 +235,8 @@ def _of_all_heads(
                     reduction.add(result, inputs, part)
                     if changes_of(part.queries) + changes_of(part.keys) > present:
                         raise InputError(
-                            f"{type(reduction)} changes heads in place, which other reductions go on with; change a copy"
+                            f"{type(reduction)} changes heads in place, which other "
+                            "reductions go on with; change a copy"
                         )
     except torch.OutOfMemoryError:
         half = memory_for(inputs.queries.device, SHARED) // 2
@@ -214,7 +248,9 @@ def _of_all_heads(
         return _of_all_heads(inputs, reductions, rows)
 
 
-def _well_conditioned(inputs: AttentionInputs, block: HeadBlock, reductions: Iterable[Reduction]) -> Iterator[HeadBlock]:
+def _well_conditioned(
+    inputs: AttentionInputs, block: HeadBlock, reductions: Iterable[Reduction]
+) -> Iterator[HeadBlock]:
     """`block`, or its heads for which its precision does, and the others in float64."""
     exact = block.queries.dtype == torch.float64
     found = [] if exact else [reduction.ill_conditioned(inputs, block) for reduction in reductions]
@@ -233,14 +269,20 @@ def head_blocks(
     rows: Bool[Tensor, "prompt token"] | None = None,
     wanted: frozenset[str] = frozenset(),
 ) -> Iterator[HeadBlock]:
-    """All heads of all prompts, each once. The features of a block take the memory of a kernel at the most, as long as one head fits.
+    """All heads of all prompts, each once.
+
+    The features of a block take the memory of a kernel at the most, as long as one head fits.
 
     Raises ValueError where heads cannot share keys evenly.
     """
     exact = torch.float64 if inputs.queries.dtype == torch.float64 else torch.float32
     prompts, heads, length, width = inputs.queries.shape
     rotates = inputs.positions is not None and inputs.frequencies is not None
-    shared = max(inputs.kv_heads, inputs.positions.shape[1]) if rotates and inputs.positions is not None else inputs.kv_heads
+    shared = (
+        max(inputs.kv_heads, inputs.positions.shape[1])
+        if rotates and inputs.positions is not None
+        else inputs.kv_heads
+    )
     if heads % shared:
         raise ValueError(f"{heads} heads do not pair with {shared} keys: wanted a multiple")
     group, memory = heads // shared, memory_for(inputs.queries.device, SHARED)
@@ -254,21 +296,37 @@ def head_blocks(
     every = np.arange(prompts * heads).reshape(prompts, shared, group)
 
     def places(some: np.ndarray) -> tuple[Tensor, Tensor, Tensor, Tensor, PairCounts]:
-        row, head = (torch.from_numpy(part).to(inputs.valid.device) for part in (some[:, :1] // heads, some % heads))
+        row, head = (
+            torch.from_numpy(part).to(inputs.valid.device)
+            for part in (some[:, :1] // heads, some % heads)
+        )
         tokens = inputs.valid[row]
         return row, head, tokens, tokens if rows is None else taking_part[row], counts.of(row)
 
-    # Slices of the inputs, so that nothing is copied before it is rotated: some prompts whole, or some heads of one prompt.
+    # Slices of the inputs, so that nothing is copied before it is rotated: some prompts whole, or
+    # some heads of one prompt.
     for prompt in _slices(prompts, max(1, keys_at_once // shared)):
         for key in _slices(shared, keys_at_once):
             tables = _tables(inputs, prompt, key, shared, exact) if rotates else None
-            keys = _features(_some(_slice(inputs.keys, prompt, 0), key, shared), tables, hidden_keys, prompt, exact)
+            keys = _features(
+                _some(_slice(inputs.keys, prompt, 0), key, shared),
+                tables,
+                hidden_keys,
+                prompt,
+                exact,
+            )
             for member in _slices(group, members):
-                queries = _slice(_slice(_slice(inputs.queries, prompt, 0).unflatten(1, (shared, group)), key, 1), member, 2)
+                queries = _slice(
+                    _slice(_slice(inputs.queries, prompt, 0).unflatten(1, (shared, group)), key, 1),
+                    member,
+                    2,
+                )
                 some = every[prompt, key, member].reshape(-1, member.stop - member.start)
                 name = "places", inputs.window, heads, some.shape, some.tobytes()
                 make = partial(places, some)
-                row, head, tokens, taking, of_rows = once(name, make, inputs.valid) if rows is None else make()
+                row, head, tokens, taking, of_rows = (
+                    once(name, make, inputs.valid) if rows is None else make()
+                )
                 yield HeadBlock(
                     prompt=row,
                     head=head,
@@ -288,11 +346,19 @@ def _slices(count: int, at_once: int) -> list[slice]:
 
 def _slice(values: Tensor, some: slice, axis: int) -> Tensor:
     """`values` themselves where they are all asked for: a view costs a launch's time too."""
-    return values if some == slice(0, values.shape[axis]) else values.narrow(axis, some.start, some.stop - some.start)
+    return (
+        values
+        if some == slice(0, values.shape[axis])
+        else values.narrow(axis, some.start, some.stop - some.start)
+    )
 
 
-def _some(features: Float[Tensor, "prompt any *axes"], key: slice, shared: int) -> Float[Tensor, "prompt key 1 *axes"]:
-    """Keys, or positions, of the numbers `key` of `shared` that are told apart; fewer than these stand for several each."""
+def _some(
+    features: Float[Tensor, "prompt any *axes"], key: slice, shared: int
+) -> Float[Tensor, "prompt key 1 *axes"]:
+    """Keys, or positions, of the numbers `key` of `shared` that are told apart; fewer than these
+    stand for several each.
+    """
     repeated = shared // features.shape[1]
     some = (
         _slice(features, key, 1)
@@ -304,8 +370,12 @@ def _some(features: Float[Tensor, "prompt any *axes"], key: slice, shared: int) 
 
 def _tables(
     inputs: AttentionInputs, prompt: slice, key: slice, shared: int, exact: torch.dtype
-) -> tuple[Float[Tensor, "prompt any 1 token component"], Float[Tensor, "prompt any 1 token component"]]:
-    """Cosines and sines by which some keys and their queries are rotated: of index positions, one for all."""
+) -> tuple[
+    Float[Tensor, "prompt any 1 token component"], Float[Tensor, "prompt any 1 token component"]
+]:
+    """Cosines and sines by which some keys and their queries are rotated: of index positions, one
+    for all.
+    """
     assert inputs.positions is not None and inputs.frequencies is not None
     positions = _slice(inputs.positions, prompt, 0)
     positions = positions[:, :, None] if positions.shape[1] == 1 else _some(positions, key, shared)
@@ -319,7 +389,9 @@ def _features(
     prompt: slice,
     exact: torch.dtype,
 ) -> Float[Tensor, "key any token d_head"]:
-    """`features` of some prompts rotated, 0 where a token is hidden, with the keys of all prompts on one axis: a copy."""
+    """`features` of some prompts rotated, 0 where a token is hidden, with the keys of all prompts
+    on one axis: a copy.
+    """
     ready = torch.empty(features.shape, dtype=exact, device=features.device)
     if tables is None:
         ready.copy_(features)
@@ -333,6 +405,10 @@ def _features(
     return ready.flatten(0, 1)
 
 
-def over_heads(parts: Float[Tensor, "prompt head *axes"], block: HeadBlock, values: Float[Tensor, "key member *axes"]) -> None:
+def over_heads(
+    parts: Float[Tensor, "prompt head *axes"],
+    block: HeadBlock,
+    values: Float[Tensor, "key member *axes"],
+) -> None:
     """Put what was made of the heads of a block in their places of a result of all heads."""
     parts[block.prompt, block.head] = values

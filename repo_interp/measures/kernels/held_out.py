@@ -2,8 +2,9 @@
 
     y_i = sum_c x_ic b_c + a_{k(i)} + e_i        minimising |e|^2 + shrinkage (|b|^2 + |a|^2) over the other folds
 
-Categories k have a diagonal normal matrix, so that their effects a are eliminated and the normal equations of b are solved exactly. A
-shift of all samples of a prompt is neither an error nor variance. Knows nothing about what predictors are.
+Categories k have a diagonal normal matrix, so that their effects a are eliminated and the normal
+equations of b are solved exactly. A shift of all samples of a prompt is neither an error nor
+variance. Knows nothing about what predictors are.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ Marks = Bool[np.ndarray, " sample"]
 def one_hot(codes: Codes) -> sparse.csr_array:
     """Return a column per different code, 1 where a sample has it."""
     different, columns = np.unique(codes, return_inverse=True)
-    return sparse.csr_array((np.ones(len(codes)), (np.arange(len(codes)), columns)), shape=(len(codes), len(different)))
+    return sparse.csr_array(
+        (np.ones(len(codes)), (np.arange(len(codes)), columns)), shape=(len(codes), len(different))
+    )
 
 
 @dataclass(frozen=True)
@@ -38,7 +41,9 @@ class HeldOut:
     shrinkage: float
 
     def squares(self, values: Rows) -> Rows:
-        """Return the sums [fold, row] of squares within prompts over the judged samples of each fold; NaN where none is judged."""
+        """Return the sums [fold, row] of squares within prompts over the judged samples of each
+        fold; NaN where none is judged.
+        """
         if not self.judged.any():
             return np.full((1, values.shape[1]), np.nan)
         values, of_prompt = values[self.judged], one_hot(self.prompts[self.judged])
@@ -46,7 +51,9 @@ class HeldOut:
         return one_hot(self.folds[self.judged]).T @ np.square(values - of_prompt @ means)
 
     def errors(self, values: Rows, columns: sparse.csr_array, categories: sparse.csr_array) -> Rows:
-        """Return the squares [fold, row] of what regressions on columns and categories, at most one per sample, miss held out."""
+        """Return the squares [fold, row] of what regressions on columns and categories, at most one
+        per sample, miss held out.
+        """
         errors = values.copy()
         for fold in np.unique(self.folds) if values.size else ():
             held, fitted = self.folds == fold, self.folds != fold
@@ -55,7 +62,9 @@ class HeldOut:
         return self.squares(errors)
 
 
-def ridge(values: Rows, columns: sparse.csr_array, categories: sparse.csr_array, shrinkage: float) -> tuple[Rows, Rows]:
+def ridge(
+    values: Rows, columns: sparse.csr_array, categories: sparse.csr_array, shrinkage: float
+) -> tuple[Rows, Rows]:
     """Return the effects [column, row] of columns and [category, row] of categories."""
     weight = 1 / (categories.sum(axis=0) + shrinkage)
     cross: Any = columns.T @ categories

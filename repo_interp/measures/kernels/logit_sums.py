@@ -1,9 +1,11 @@
-"""Sums of a layer's logits, or of its attention weights, along diagonals, rows and columns, and of their squares.
+"""Sums of a layer's logits, or of its attention weights, along diagonals, rows and columns, and of
+their squares.
 
-Logits that are a dot product, W_ij = scale q~_i . k~_j (rotated), are never written out: see causal_pairs and profiles, whose sums
-they share with whoever else asks in the same pass (heads). Soft-capped logits, logits with a position bias and attention weights -
-the softmax of a row - are not bilinear: their rows are written out some at a time, in O(n^2 d) time (about that of the layer's own
-attention, several times over) and O(n) memory per row.
+Logits that are a dot product, W_ij = scale q~_i . k~_j (rotated), are never written out: see
+causal_pairs and profiles, whose sums they share with whoever else asks in the same pass (heads).
+Soft-capped logits, logits with a position bias and attention weights - the softmax of a row - are
+not bilinear: their rows are written out some at a time, in O(n^2 d) time (about that of the layer's
+own attention, several times over) and O(n) memory per row.
 
 Knows nothing about what the sums are for.
 """
@@ -33,7 +35,9 @@ class MapSums:
     square: Float[Tensor, "prompt head"]
 
 
-def logit_sums(inputs: AttentionInputs, rows: Bool[Tensor, "prompt token"] | None = None) -> MapSums:
+def logit_sums(
+    inputs: AttentionInputs, rows: Bool[Tensor, "prompt token"] | None = None
+) -> MapSums:
     """Sums of the logits over the seen pairs; of some `rows` only where they are given."""
     if rows is None or inputs.is_bilinear:
         return reduced(inputs, [LogitSums()], rows)[0]
@@ -45,8 +49,12 @@ def attention_sums(inputs: AttentionInputs) -> MapSums:
     return _written_out(inputs, inputs.valid, lambda logits: weights_of(logits, inputs.sinks))
 
 
-def row_blocks(inputs: AttentionInputs) -> Iterator[tuple[Int[Tensor, "row"], Float[Tensor, "prompt head row key"]]]:
-    """Logits of some rows at a time, -inf where a key is not seen; as many as the device's memory allows."""
+def row_blocks(
+    inputs: AttentionInputs,
+) -> Iterator[tuple[Int[Tensor, "row"], Float[Tensor, "prompt head row key"]]]:
+    """Logits of some rows at a time, -inf where a key is not seen; as many as the device's memory
+    allows.
+    """
     if inputs.queries.dtype not in (torch.float32, torch.float64):
         inputs = replace(inputs, queries=inputs.queries.float(), keys=inputs.keys.float())
     prompts, heads, tokens, _ = inputs.queries.shape
@@ -73,7 +81,10 @@ class LogitSums(Reduction):
 
     def add(self, result: MapSums, inputs: AttentionInputs, block: HeadBlock) -> None:
         """Sums of the heads of a block, with the logit's scale."""
-        lines, scale = Axes(block.by_distance, block.pairs.by_query, block.pairs.by_key), inputs.logit_scale
+        lines, scale = (
+            Axes(block.by_distance, block.pairs.by_query, block.pairs.by_key),
+            inputs.logit_scale,
+        )
         for whole, part in zip(result.lines, lines, strict=True):
             over_heads(whole, block, part * scale)
         over_heads(result.square, block, block.pairs.square * scale**2)
@@ -83,7 +94,9 @@ class LogitSums(Reduction):
         return _written_out(inputs, inputs.valid, lambda logits: logits)
 
 
-def _written_out(inputs: AttentionInputs, rows: Bool[Tensor, "prompt token"], finish: Callable[[Tensor], Tensor]) -> MapSums:
+def _written_out(
+    inputs: AttentionInputs, rows: Bool[Tensor, "prompt token"], finish: Callable[[Tensor], Tensor]
+) -> MapSums:
     sums, done = LogitSums().start(inputs), 0
     for block, logits in row_blocks(inputs):
         seen = inputs.visible(block) & rows[:, block, None]
@@ -96,10 +109,13 @@ def _written_out(inputs: AttentionInputs, rows: Bool[Tensor, "prompt token"], fi
     return sums
 
 
-def _diagonals(values: Float[Tensor, "prompt head row key"], first_row: int) -> Float[Tensor, "prompt head distance"]:
+def _diagonals(
+    values: Float[Tensor, "prompt head row key"], first_row: int
+) -> Float[Tensor, "prompt head distance"]:
     """Sum of the entries at each distance i - j >= 0, for distances up to the last row's."""
     count, tokens = values.shape[-2:]
-    # Keys backwards, and each row cut from one long vector one place later: a diagonal becomes a column.
+    # Keys backwards, and each row cut from one long vector one place later: a diagonal becomes a
+    # column.
     backwards = torch.nn.functional.pad(values.flip(-1), (0, count))
     skewed = backwards.flatten(-2)[..., : count * (tokens + count - 1)].unflatten(-1, (count, -1))
     by_shift = skewed.sum(-2, dtype=torch.float64)

@@ -2,8 +2,8 @@
 
     mirror    mean |z_copy - z_source| against mean |z_copy - z_other word|, and against |z_copy - z_same word elsewhere|
 
-A position that depends on the word alone is the same for a copy and its source, but for the same word elsewhere too: the second tells a
-mirror from that. Knows nothing about tasks.
+A position that depends on the word alone is the same for a copy and its source, but for the same
+word elsewhere too: the second tells a mirror from that. Knows nothing about tasks.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ ROUNDING = 1e-4
 
 
 class Mirror(NamedTuple):
-    """Distances of positions over the generated words of one prompt, in positions, and a correlation."""
+    """Distances of positions over the generated words of one prompt, in positions, and a
+    correlation.
+    """
 
     copies: float
     """Mean |z_copy - z_source|."""
@@ -32,9 +34,13 @@ class Mirror(NamedTuple):
 
 
 def mirror(
-    positions: Float[np.ndarray, " token"], words: Sequence[str | int], source: Sequence[int], copy: Sequence[int]
+    positions: Float[np.ndarray, " token"],
+    words: Sequence[str | int],
+    source: Sequence[int],
+    copy: Sequence[int],
 ) -> Mirror:
-    """How near each copy's position is to its source's; `words` says which token is which word, `source[k]` is what `copy[k]` copies.
+    """How near each copy's position is to its source's; `words` says which token is which word,
+    `source[k]` is what `copy[k]` copies.
 
     Every place of `source` is a place a copy could have come from.
     """
@@ -54,10 +60,12 @@ def mirror(
 
 
 def mirror_score(measured: Mirror) -> float:
-    """1 - |z_copy - z_source| over the nearer of other words and the same word elsewhere: 1 for a mirror, 0 or less where there is none.
+    """1 - |z_copy - z_source| over the nearer of other words and the same word elsewhere: 1 for a
+    mirror, 0 or less where there is none.
 
-    0 where a word has the same position everywhere, but for rounding, and where all positions are one. NaN where no word is there twice:
-    then positions that depend on the word alone, those of every layer that reads embeddings, look like a mirror.
+    0 where a word has the same position everywhere, but for rounding, and where all positions are
+    one. NaN where no word is there twice: then positions that depend on the word alone, those of
+    every layer that reads embeddings, look like a mirror.
     """
     if np.isnan(measured.elsewhere):
         return np.nan

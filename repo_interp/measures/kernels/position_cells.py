@@ -1,22 +1,25 @@
-"""The three-axis fit with its distance axis over learned positions, u = floor(z / width) a token's cell.
+"""The three-axis fit with its distance axis over learned positions, u = floor(z / width) a token's
+cell.
 
     W_ij ~ a[u_i - u_j] + b_i + c_j
 
-Where positions are the token index and width is 1, u_i - u_j = i - j and this is the fit of `axis_fit`; a layer
-that learns its positions is judged by the distances it has made. Only the correlation is wanted, whose error is
-of the order of the square of the solver's: few steps of conjugate gradients do.
+Where positions are the token index and width is 1, u_i - u_j = i - j and this is the fit of
+`axis_fit`; a layer that learns its positions is judged by the distances it has made. Only the
+correlation is wanted, whose error is of the order of the square of the solver's: few steps of
+conjugate gradients do.
 
-Binned as a difference of cells, a distance between positions makes everything a sum over cells. Tokens are cut
-into chunks: pairs within one are gone through; a row's pairs with earlier chunks need only how many keys each
-cell held before its chunk,
+Binned as a difference of cells, a distance between positions makes everything a sum over cells.
+Tokens are cut into chunks: pairs within one are gone through; a row's pairs with earlier chunks
+need only how many keys each cell held before its chunk,
 
     sum_{j before chunk} a[u_i - u_j] = sum_m H_m a[u_i - m]
 
-(a convolution, read off at u_i; alike for columns and for the bins), and the sum of q_i . k_j over a bin only the
-sum of each cell's keys: q_i . K_m falls into bin u_i - m. A window takes away the causal pairs with the keys
-delayed by it (seen_pairs). Cost per head: O(n (cells + chunk) d) for the sums of products, O(n chunk + n / chunk
-cells log cells), in time and memory, for those of the map. An accelerator makes maps of some rows of q_i . k_j
-instead of the sums of products, and drops them. Knows nothing about how positions came about.
+(a convolution, read off at u_i; alike for columns and for the bins), and the sum of q_i . k_j over
+a bin only the sum of each cell's keys: q_i . K_m falls into bin u_i - m. A window takes away the
+causal pairs with the keys delayed by it (seen_pairs). Cost per head: O(n (cells + chunk) d) for the
+sums of products, O(n chunk + n / chunk cells log cells), in time and memory, for those of the map.
+An accelerator makes maps of some rows of q_i . k_j instead of the sums of products, and drops them.
+Knows nothing about how positions came about.
 """
 
 from __future__ import annotations
@@ -49,12 +52,14 @@ def position_correlation(
 ) -> Float[Tensor, "prompt head"]:
     """Pearson correlation of the logits and their fit; `sums` are those of the logits.
 
-    `width` is in positions. NaN for a head whose positions reach over more than `most_cells` cells in that
-    prompt, and where the logits do not vary. Raises ValueError for a layer without
+    `width` is in positions. NaN for a head whose positions reach over more than `most_cells` cells
+    in that prompt, and where the logits do not vary. Raises ValueError for a layer without
     positions.
     """
     if inputs.head_positions is None:
-        raise ValueError(f"layer {inputs.layer} ({inputs.scheme}) has no positions to measure distances by")
+        raise ValueError(
+            f"layer {inputs.layer} ({inputs.scheme}) has no positions to measure distances by"
+        )
     cell, within = _cells(inputs.head_positions, inputs.valid, width, most_cells)
     takes_part = inputs.valid[:, None] & within[..., None]
     # Which heads are fitted, and how many cells each has: asked of the device once.
@@ -65,17 +70,26 @@ def position_correlation(
     tokens, d_head = queries.shape[-2:]
     at_once = max(1, memory_for(queries.device, 2 * SHARED) // (tokens * (8 * d_head + 2048)))
     for block in (items[start : start + at_once] for start in range(0, len(items), at_once)):
-        prompt, head = (torch.from_numpy(part).to(cell.device) for part in (block // inputs.heads, block % inputs.heads))
+        prompt, head = (
+            torch.from_numpy(part).to(cell.device)
+            for part in (block // inputs.heads, block % inputs.heads)
+        )
         part = takes_part[prompt, head]
-        pairs = binned_pairs(cell[prompt, head], part, inputs.window, max(most[item] for item in block))
+        pairs = binned_pairs(
+            cell[prompt, head], part, inputs.window, max(most[item] for item in block)
+        )
         if inputs.is_bilinear:
             some_queries = queries[prompt, head].masked_fill(~part[..., None], 0)
             some_keys = keys[prompt, head].masked_fill(~part[..., None], 0)
-            by_bin = inputs.logit_scale * product_sums(some_queries, some_keys, pairs, inputs.window)
+            by_bin = inputs.logit_scale * product_sums(
+                some_queries, some_keys, pairs, inputs.window
+            )
         else:
             by_bin = _written_out(inputs, cell[prompt, head], prompt, head, pairs)
         some = [by_bin, sums.lines.query[prompt, head], sums.lines.key[prompt, head]]
-        correlation[prompt, head] = _fit_correlation(torch.cat(some, -1), sums.square[prompt, head], pairs, ridge)
+        correlation[prompt, head] = _fit_correlation(
+            torch.cat(some, -1), sums.square[prompt, head], pairs, ridge
+        )
     return correlation
 
 
@@ -85,7 +99,9 @@ def _cells(
     width: float,
     most_cells: int,
 ) -> tuple[Int[Tensor, "prompt head token"], Bool[Tensor, "prompt head"]]:
-    """Cell of every valid token from the lowest on, 0 elsewhere; and which heads have at most `most_cells`."""
+    """Cell of every valid token from the lowest on, 0 elsewhere; and which heads have at most
+    `most_cells`.
+    """
     cell = torch.floor(positions.to(torch.float64) / width)
     lowest = cell.masked_fill(~valid[:, None], torch.inf).amin(-1, keepdim=True)
     cell = (cell - lowest).masked_fill(~valid[:, None], 0)
@@ -94,14 +110,19 @@ def _cells(
 
 
 def _fit_correlation(
-    sums: Float[Tensor, "item unknown"], square: Float[Tensor, "item"], pairs: BinnedPairs, ridge: float
+    sums: Float[Tensor, "item unknown"],
+    square: Float[Tensor, "item"],
+    pairs: BinnedPairs,
+    ridge: float,
 ) -> Float[Tensor, "item"]:
     sizes = [part.shape[-1] for part in pairs.counts]
 
     def apply(unknowns: Tensor) -> Tensor:
         return torch.cat(pairs.sums(*unknowns.split(sizes, -1)), -1)
 
-    axes = conjugate_gradients(apply, sums, torch.cat(pairs.counts, -1), pairs.gauges(), ridge, TOLERANCE)
+    axes = conjugate_gradients(
+        apply, sums, torch.cat(pairs.counts, -1), pairs.gauges(), ridge, TOLERANCE
+    )
     of_fit = apply(axes)
     return pearson(
         count=pairs.counts[0].sum(-1),
@@ -114,9 +135,15 @@ def _fit_correlation(
 
 
 def _written_out(
-    inputs: AttentionInputs, cell: Int[Tensor, "item token"], prompt: Tensor, head: Tensor, pairs: BinnedPairs
+    inputs: AttentionInputs,
+    cell: Int[Tensor, "item token"],
+    prompt: Tensor,
+    head: Tensor,
+    pairs: BinnedPairs,
 ) -> Float[Tensor, "item bin"]:
-    """Sum of the logits of every bin where they are no dot product: rows are written out, O(n^2 d)."""
+    """Sum of the logits of every bin where they are no dot product: rows are written out, O(n^2
+    d).
+    """
     sums = torch.zeros_like(pairs.counts[0])
     for rows, logits in row_blocks(inputs):
         values = torch.where(inputs.visible(rows)[:, None], logits, 0)[prompt, head]
@@ -124,10 +151,17 @@ def _written_out(
     return sums
 
 
-def _mapped_sums(queries: Tensor, keys: Tensor, pairs: BinnedPairs, window: int | None) -> Float[Tensor, "item bin"]:
-    """Those of the products from maps of some rows at a time: an accelerator makes and drops them faster than it sums up cells."""
+def _mapped_sums(
+    queries: Tensor, keys: Tensor, pairs: BinnedPairs, window: int | None
+) -> Float[Tensor, "item bin"]:
+    """Those of the products from maps of some rows at a time: an accelerator makes and drops them
+    faster than it sums up cells.
+    """
     sums, (items, tokens, _) = torch.zeros_like(pairs.counts[0]), queries.shape
-    cell, steps = pairs.parts[0][2].row_cell.flatten(1)[:, :tokens], torch.arange(tokens, device=queries.device)
+    cell, steps = (
+        pairs.parts[0][2].row_cell.flatten(1)[:, :tokens],
+        torch.arange(tokens, device=queries.device),
+    )
     at_once = max(1, memory_for(queries.device, 0) // (items * tokens * 32))
     for start in range(0, tokens, at_once):
         rows = slice(start, start + at_once)
@@ -138,7 +172,9 @@ def _mapped_sums(queries: Tensor, keys: Tensor, pairs: BinnedPairs, window: int 
     return sums
 
 
-def _add_by_bin(sums: Float[Tensor, "item bin"], values: Tensor, row_cell: Tensor, key_cell: Tensor) -> None:
+def _add_by_bin(
+    sums: Float[Tensor, "item bin"], values: Tensor, row_cell: Tensor, key_cell: Tensor
+) -> None:
     """Add values [item, row, key] to the bins of their differences of cells."""
     bins = row_cell - key_cell + (sums.shape[-1] - 1) // 2
     sums.scatter_add_(-1, bins.flatten(1), values.flatten(1).to(torch.float64))
@@ -146,7 +182,10 @@ def _add_by_bin(sums: Float[Tensor, "item bin"], values: Tensor, row_cell: Tenso
 
 @dataclass(frozen=True)
 class CellPairs:
-    """Causal pairs of rows and keys by their cells, for some heads; made by `binned_pairs`. Float64."""
+    """Causal pairs of rows and keys by their cells, for some heads; made by `binned_pairs`.
+
+    Float64.
+    """
 
     cells: int
     tokens: int
@@ -163,26 +202,37 @@ class CellPairs:
 
     @property
     def bins(self) -> int:
-        """Number of bins: the differences of cells, -(cells - 1) .. cells - 1, stand at 0 .. 2 cells - 2."""
+        """Number of bins: the differences of cells, -(cells - 1) .. cells - 1, stand at 0 .. 2
+        cells - 2.
+        """
         return 2 * self.cells - 1
 
     def of_distance(self, a: Float[Tensor, "item bin"]) -> tuple[Tensor, Tensor]:
         """Row and column sums of a[u_i - u_j]."""
         within = a.gather(-1, self.bin_within).view_as(self.seen_within) * self.seen_within
         by_row = within.sum(-1) + self._read(self.keys_before, a, self.row_cell)
-        # A column m sums a over the rows behind it, sum_u R_u a[u - m]: the same convolution with the bins of a backwards.
+        # A column m sums a over the rows behind it, sum_u R_u a[u - m]: the same convolution with
+        # the bins of a backwards.
         by_key = within.sum(-2) + self._read(self.rows_after, a.flip(-1), self.key_cell)
         return self._flat(by_row), self._flat(by_key)
 
-    def by_bin(self, b: Float[Tensor, "item n"], c: Float[Tensor, "item n"]) -> Float[Tensor, "item bin"]:
-        """Sums of b_i + c_j over the pairs of every bin; b and c are 0 where a token takes no part."""
+    def by_bin(
+        self, b: Float[Tensor, "item n"], c: Float[Tensor, "item n"]
+    ) -> Float[Tensor, "item bin"]:
+        """Sums of b_i + c_j over the pairs of every bin; b and c are 0 where a token takes no
+        part.
+        """
         rows, keys = _in_chunks(b), _in_chunks(c)
         over_pairs = (rows[..., :, None] + keys[..., None, :]) * self.seen_within
         sums = torch.zeros(len(b), self.bins, dtype=b.dtype, device=b.device)
         sums.scatter_add_(-1, self.bin_within, over_pairs.flatten(1))
-        # Between chunks: sum_u sum_m (rows at u)(keys at m) falls into bin u - m, a cross-correlation over cells for each chunk;
-        # the spectra of all chunks are summed before the one inverse transform.
-        held_rows, held_keys = self._spectrum(self.row_cell, rows), self._spectrum(self.key_cell, keys)
+        # Between chunks: sum_u sum_m (rows at u)(keys at m) falls into bin u - m, a
+        # cross-correlation over cells for each chunk; the spectra of all chunks are summed before
+        # the one inverse transform.
+        held_rows, held_keys = (
+            self._spectrum(self.row_cell, rows),
+            self._spectrum(self.key_cell, keys),
+        )
         spectrum = (held_rows * self.keys_before.conj() + self.rows_after * held_keys.conj()).sum(1)
         around = torch.fft.irfft(spectrum, n=_length(self.cells))
         negative = around[..., around.shape[-1] - self.cells + 1 :]
@@ -193,8 +243,9 @@ class CellPairs:
 
     def _read(self, held: Tensor, a: Tensor, cell: Tensor) -> Float[Tensor, "item chunk token"]:
         """sum_m held_m a[u - m] at the cell u of every token."""
-        # Bin u - m stands at u - m + cells - 1 in a, so the sum for cell u is entry u + cells - 1 of the convolution. The transform is
-        # shorter than the whole convolution, but what wraps around ends up before entry cells - 1.
+        # Bin u - m stands at u - m + cells - 1 in a, so the sum for cell u is entry u + cells - 1
+        # of the convolution. The transform is shorter than the whole convolution, but what wraps
+        # around ends up before entry cells - 1.
         length = _length(self.cells)
         spread = torch.fft.irfft(held * torch.fft.rfft(a, n=length)[:, None], n=length)
         return spread[..., self.cells - 1 : 2 * self.cells - 1].gather(-1, cell)
@@ -205,7 +256,10 @@ class CellPairs:
 
 @dataclass(frozen=True)
 class BinnedPairs:
-    """The pairs inside the window by bins: causal pairs less those beyond it. Made by `binned_pairs`."""
+    """The pairs inside the window by bins: causal pairs less those beyond it.
+
+    Made by `binned_pairs`.
+    """
 
     parts: tuple[tuple[int, int, CellPairs], ...]
     """(sign, delay, pairs of the rows with the keys delayed)."""
@@ -223,7 +277,9 @@ class BinnedPairs:
     ) -> tuple[Float[Tensor, "item bin"], Float[Tensor, "item n"], Float[Tensor, "item n"]]:
         """Sums of a[u_i - u_j] + b_i + c_j over every bin, row and column."""
         b, c = b * self.takes_part, c * self.takes_part
-        by_bin, by_row, by_key = (count * values for count, values in zip(self.counts, (a, b, c), strict=True))
+        by_bin, by_row, by_key = (
+            count * values for count, values in zip(self.counts, (a, b, c), strict=True)
+        )
         for sign, delay, pairs in self.parts:
             delayed_c = delayed(c, delay, axis=-1)
             by_bin = by_bin + sign * pairs.by_bin(b, delayed_c)
@@ -234,24 +290,36 @@ class BinnedPairs:
         return torch.where(touched, by_bin, 0), self.takes_part * by_row, self.takes_part * by_key
 
     def gauges(self) -> Float[Tensor, "item unknown direction"]:
-        """The directions (a, b, c), one after the other in a vector, in which the map does not change."""
+        """The directions (a, b, c), one after the other in a vector, in which the map does not
+        change.
+        """
         pairs = self.parts[0][2]
         cell = pairs.row_cell.flatten(1)[:, : pairs.tokens].to(torch.float64)
-        difference = torch.arange(1 - self.cells, self.cells, device=cell.device).to(cell).expand(len(cell), -1)
+        difference = (
+            torch.arange(1 - self.cells, self.cells, device=cell.device)
+            .to(cell)
+            .expand(len(cell), -1)
+        )
         ones, bins = torch.ones_like(cell), torch.ones_like(difference)
         zeros = torch.zeros_like(cell)
         directions = [(bins, -ones, zeros), (bins, zeros, -ones), (difference, -cell, cell)]
         return torch.stack([torch.cat(direction, -1) for direction in directions], -1)
 
 
-def binned_pairs(cell: Int[Tensor, "item n"], takes_part: Bool[Tensor, "item n"], window: int | None, cells: int) -> BinnedPairs:
+def binned_pairs(
+    cell: Int[Tensor, "item n"], takes_part: Bool[Tensor, "item n"], window: int | None, cells: int
+) -> BinnedPairs:
     """Pairs of the tokens that take part, by the difference of their cells 0 .. `cells` - 1."""
     part = takes_part.to(torch.float64)
     parts = []
     for sign, delay, key_part in signed_keys(part[..., None], window):
         pairs = _cell_pairs(cells, cell, part, delayed(cell, delay, axis=-1), key_part[..., 0])
         parts.append((sign, delay, pairs))
-    by_bin, by_row, by_key = part.new_zeros(len(cell), 2 * cells - 1), torch.zeros_like(part), torch.zeros_like(part)
+    by_bin, by_row, by_key = (
+        part.new_zeros(len(cell), 2 * cells - 1),
+        torch.zeros_like(part),
+        torch.zeros_like(part),
+    )
     for sign, delay, pairs in parts:
         by_bin = by_bin + sign * pairs.by_bin(part, torch.zeros_like(part))
         by_row = by_row + sign * pairs.row_counts
@@ -265,7 +333,9 @@ def product_sums(
     pairs: BinnedPairs,
     window: int | None,
 ) -> Float[Tensor, "item bin"]:
-    """Sum of q_i . k_j over the seen pairs of every bin; features are 0 where a token takes no part."""
+    """Sum of q_i . k_j over the seen pairs of every bin; features are 0 where a token takes no
+    part.
+    """
     if memory_for(queries.device, 0):
         return _mapped_sums(queries, keys, pairs, window)
     delayed_keys = signed_keys(keys, window)
@@ -277,7 +347,9 @@ def product_sums(
     ).sum(0)
 
 
-def _cell_pairs(cells: int, row_cell: Tensor, row_part: Tensor, key_cell: Tensor, key_part: Tensor) -> CellPairs:
+def _cell_pairs(
+    cells: int, row_cell: Tensor, row_part: Tensor, key_cell: Tensor, key_part: Tensor
+) -> CellPairs:
     tokens = row_cell.shape[-1]
     rows, keys = _in_chunks(row_part), _in_chunks(key_part)
     row_cell, key_cell = _in_chunks(row_cell), _in_chunks(key_cell)
@@ -298,9 +370,12 @@ def _cell_pairs(cells: int, row_cell: Tensor, row_part: Tensor, key_cell: Tensor
     )
 
 
-def _causal_product_sums(queries: Tensor, keys: Tensor, pairs: CellPairs) -> Float[Tensor, "item bin"]:
+def _causal_product_sums(
+    queries: Tensor, keys: Tensor, pairs: CellPairs
+) -> Float[Tensor, "item bin"]:
     items, _, width = queries.shape
-    first_cell = torch.arange(items, device=queries.device)[:, None] * pairs.cells  # of each item in one long axis of cells
+    # of each item in one long axis of cells
+    first_cell = torch.arange(items, device=queries.device)[:, None] * pairs.cells
     held = torch.zeros(items * pairs.cells, width, dtype=torch.float64, device=queries.device)
     sums = torch.zeros(items, pairs.bins, dtype=torch.float64, device=queries.device)
     lower = torch.ones(CHUNK, CHUNK, dtype=queries.dtype, device=queries.device).tril()
@@ -308,16 +383,21 @@ def _causal_product_sums(queries: Tensor, keys: Tensor, pairs: CellPairs) -> Flo
     bins_within = pairs.bin_within.view(items, -1, CHUNK * CHUNK)
     chunks = zip(in_chunks(queries, CHUNK).unbind(1), in_chunks(keys, CHUNK).unbind(1), strict=True)
     for number, (some_queries, some_keys) in enumerate(chunks):
-        # Pairs within the chunk, one by one; what is not causal is multiplied by 0 and falls into any bin.
+        # Pairs within the chunk, one by one; what is not causal is multiplied by 0 and falls into
+        # any bin.
         within = (some_queries @ some_keys.mT).mul_(lower)
         sums.scatter_add_(-1, bins_within[:, number], within.flatten(1).to(torch.float64))
-        # Pairs with all earlier chunks, cell by cell: q_i . K_m goes into bin u_i - m, which at m = 0 .. cells - 1 is
-        # u_i + (cells - 1) .. u_i, counted from the lowest bin.
+        # Pairs with all earlier chunks, cell by cell: q_i . K_m goes into bin u_i - m, which at m =
+        # 0 .. cells - 1 is u_i + (cells - 1) .. u_i, counted from the lowest bin.
         crossed = some_queries @ held.view(items, pairs.cells, width).to(queries.dtype).mT
         bins = pairs.row_cell[:, number, :, None] + mirrored
         sums.scatter_add_(-1, bins.flatten(1), crossed.flatten(1).to(torch.float64))
         # Only now do this chunk's keys join their cells: one index_add_ serves all items.
-        held.index_add_(0, (first_cell + pairs.key_cell[:, number]).flatten(), some_keys.flatten(0, 1).to(torch.float64))
+        held.index_add_(
+            0,
+            (first_cell + pairs.key_cell[:, number]).flatten(),
+            some_keys.flatten(0, 1).to(torch.float64),
+        )
     return sums
 
 
@@ -333,5 +413,7 @@ def _held(cell: Tensor, weights: Tensor, cells: int) -> Float[Tensor, "item chun
 
 
 def _length(cells: int) -> int:
-    """A fast transform length at which nothing wraps around into those entries of a convolution over the cells that are read."""
+    """A fast transform length at which nothing wraps around into those entries of a convolution
+    over the cells that are read.
+    """
     return fast_length(2 * cells)

@@ -1,9 +1,11 @@
-"""Whether numbers rise or fall with their index: Spearman's rank correlation, and that of permuted numbers.
+"""Whether numbers rise or fall with their index: Spearman's rank correlation, and that of permuted
+numbers.
 
     trend = corr(rank(z_i), i)        null: the 95 % quantile of |trend| over permutations of z
 
-A rank correlation of permuted numbers depends on how many there are; ties leave its variance, 1 / (n - 1), as it is. So one null,
-drawn from a fixed seed, serves all rows of n numbers. Knows nothing about positions.
+A rank correlation of permuted numbers depends on how many there are; ties leave its variance, 1 /
+(n - 1), as it is. So one null, drawn from a fixed seed, serves all rows of n numbers. Knows nothing
+about positions.
 """
 
 from __future__ import annotations
@@ -25,7 +27,9 @@ COUNTS = 0.8
 
 @dataclass(frozen=True)
 class Index:
-    """0 .. n - 1 less its mean for the n tokens that are `present` and stand first, 0 for others."""
+    """0 .. n - 1 less its mean for the n tokens that are `present` and stand first, 0 for
+    others.
+    """
 
     present: Bool[Tensor, "*any token"]
 
@@ -42,7 +46,9 @@ class Index:
     @cached_property
     def values(self) -> Float[Tensor, "*any token"]:
         """The index, float64."""
-        steps = torch.arange(self.present.shape[-1], dtype=torch.float64, device=self.present.device)
+        steps = torch.arange(
+            self.present.shape[-1], dtype=torch.float64, device=self.present.device
+        )
         return (steps - (self.count - 1) / 2) * self.present
 
     @cached_property
@@ -51,13 +57,25 @@ class Index:
         return self.values.square().sum(-1)
 
 
-def rank_trend(values: Float[Tensor, "*any token"], index: Index | None = None) -> Float[Tensor, "*any"]:
-    """Return Spearman's correlation of every row with its index (None: of all); NaN where a row does not vary."""
+def rank_trend(
+    values: Float[Tensor, "*any token"], index: Index | None = None
+) -> Float[Tensor, "*any"]:
+    """Return Spearman's correlation of every row with its index (None: of all); NaN where a row
+    does not vary.
+    """
     index = _all(values.shape[-1], values.device) if index is None else index
-    values = values.contiguous() if index.missing is None else values.masked_fill(index.missing, torch.inf)
+    values = (
+        values.contiguous()
+        if index.missing is None
+        else values.masked_fill(index.missing, torch.inf)
+    )
     ordered = values.sort(-1).values
     # A number's mean rank is between how many are below it and how many are not above it.
-    ranks = torch.searchsorted(ordered, values) + torch.searchsorted(ordered, values, right=True) - index.count
+    ranks = (
+        torch.searchsorted(ordered, values)
+        + torch.searchsorted(ordered, values, right=True)
+        - index.count
+    )
     ranks = ranks if index.missing is None else ranks * index.present
     return (ranks * index.values).sum(-1) / (ranks.square().sum(-1) * index.square).sqrt()
 
@@ -80,13 +98,17 @@ def centred_index(tokens: int) -> Float[np.ndarray, " token"]:
 
 @cache
 def trend_null(tokens: int) -> float:
-    """Return the size of trend that 95 % of permutations of so many tokens stay within; NaN for a single token."""
+    """Return the size of trend that 95 % of permutations of so many tokens stay within; NaN for a
+    single token.
+    """
     random, index = np.random.default_rng(0), centred_index(tokens)
     drawn = [abs(random.permutation(index) @ index) for _ in range(DRAWS)]
     return float(np.quantile(drawn, QUANTILE) / (index @ index)) if tokens > 1 else float("nan")
 
 
-def counts_tokens(trend: Float[np.ndarray, "prompt *head"], null: Float[np.ndarray, " prompt"]) -> Bool[np.ndarray, "*head"]:
+def counts_tokens(
+    trend: Float[np.ndarray, "prompt *head"], null: Float[np.ndarray, " prompt"]
+) -> Bool[np.ndarray, "*head"]:
     """Return where the size of `trend` is above `COUNTS` and above its null in every prompt."""
     limit = np.fmax(null, COUNTS).reshape(-1, *[1] * (trend.ndim - 1))
     return np.all(np.abs(trend) > limit, axis=0)

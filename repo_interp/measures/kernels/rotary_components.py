@@ -1,13 +1,15 @@
-"""The rotary components of causal logits: their profiles by distance, and the variance that each, and each band of them, accounts for.
+"""The rotary components of causal logits: their profiles by distance, and the variance that each,
+and each band of them, accounts for.
 
     C_r(i, j) = q_ir k_jr + q_ir' k_jr'   (rotated; r' = r + d/2),   y = sum_r C_r,   Y = the sum of a band's
     VAF = 100 (1 - var(y - C) / var(y)) = 100 (2 cov(C, y) - var(C)) / var(y)      C a component, or Y      (HoPE, eq. 5)
     VAF as printed = 100 (1 - sum(y - C) / sum(y)) = 100 sum(C) / sum(y)
     activated: pi / L < theta < 2 pi / L,   low: theta <= pi / L,   high: theta >= 2 pi / L       L: as `compared_length` (sec. 3.3.2)
 
-The first VAF is the standard definition; the second is the formula in the paper: unbounded, and ill-conditioned where sum(y) is near 0.
-Both over seen pairs, or on curves over distances. Per cent. NaN where logits vary by rounding only, or sum to 0. The sums behind them
-need no map: see causal_pairs and profiles.
+The first VAF is the standard definition; the second is the formula in the paper: unbounded, and
+ill-conditioned where sum(y) is near 0. Both over seen pairs, or on curves over distances. Per cent.
+NaN where logits vary by rounding only, or sum to 0. The sums behind them need no map: see
+causal_pairs and profiles.
 
 Knows nothing about labels and runs.
 """
@@ -38,13 +40,16 @@ class LayerComponents:
     logits: Float[Tensor, "head distance"]
     """Sum of the logits over prompts and seen pairs, without what the scheme adds to them."""
     components: Float[Tensor, "group component distance"]
-    """Sum of each component over prompts, seen pairs and the heads of a group: all heads, or each."""
+    """Sum of each component over prompts, seen pairs and the heads of a group: all heads, or each.
+    """
     shares: Float[Tensor, "prompt head 4_components_and_3"]
     """`explained`, one after the other."""
 
     @property
     def explained(self) -> dict[str, Float[Tensor, "prompt head component"]]:
-        """VAF in per cent: `vaf`, `vaf_printed`, `vaf_curve`, `vaf_curve_printed`; and `vaf_band` [prompt, head, band]."""
+        """VAF in per cent: `vaf`, `vaf_printed`, `vaf_curve`, `vaf_curve_printed`; and `vaf_band`
+        [prompt, head, band].
+        """
         parts = self.shares.split([self.components.shape[1]] * len(_SHARES) + [len(BANDS)], -1)
         return dict(zip((*_SHARES, "vaf_band"), parts, strict=True))
 
@@ -73,9 +78,14 @@ class ComponentSums(Reduction):
         )
 
     def ill_conditioned(self, inputs: AttentionInputs, block: HeadBlock) -> Tensor:
-        """Heads whose logits vary little beside the terms of their sum of squares, or beside their components."""
+        """Heads whose logits vary little beside the terms of their sum of squares, or beside their
+        components.
+        """
         some = block.between(self.first_token, self.last_token)
-        return torch.maximum(some.pairs.magnitude, some.pairs.own_squares.sum(-1)) > some.well_conditioned
+        return (
+            torch.maximum(some.pairs.magnitude, some.pairs.own_squares.sum(-1))
+            > some.well_conditioned
+        )
 
     def add(self, result: LayerComponents, inputs: AttentionInputs, block: HeadBlock) -> None:
         """Profiles of the heads of a block, added up, and their shares of the variance."""
@@ -87,11 +97,17 @@ class ComponentSums(Reduction):
         else:
             result.components.add_(profiles.sum((0, 1)))
         totals = profiles.sum(-1)
-        moments = component_moments(some, totals, _layer_bands(inputs, inputs.compared_length(self.training_length)))
+        moments = component_moments(
+            some, totals, _layer_bands(inputs, inputs.compared_length(self.training_length))
+        )
         accounted, of_bands = moments.variance_accounted.split([totals.shape[-1], len(BANDS)], -1)
         curves, sums = curve_moments(profiles, some.counts)
         printed = variance_accounted_as_printed(torch.stack([totals, sums], -2)).flatten(-2)
-        over_heads(result.shares, some, torch.cat([accounted, curves.variance_accounted, printed, of_bands], -1))
+        over_heads(
+            result.shares,
+            some,
+            torch.cat([accounted, curves.variance_accounted, printed, of_bands], -1),
+        )
 
 
 @dataclass(frozen=True)
@@ -112,11 +128,15 @@ class Moments:
 
 
 def component_moments(
-    block: HeadBlock, totals: Float[Tensor, "key member component"], bands: Bool[Tensor, "band component"]
+    block: HeadBlock,
+    totals: Float[Tensor, "key member component"],
+    bands: Bool[Tensor, "band component"],
 ) -> Moments:
-    """Moments over the seen pairs of each head of a block: of every component, and then of the sum of every band.
+    """Moments over the seen pairs of each head of a block: of every component, and then of the sum
+    of every band.
 
-    `totals` are the sums of each component over the pairs. In units of q . k squared; NaN where a head sees none.
+    `totals` are the sums of each component over the pairs. In units of q . k squared; NaN where a
+    head sees none.
     """
     count, pairs = block.counts.total[..., None], block.pairs
     of_components = torch.stack([totals, pairs.with_logits]) / count
@@ -124,23 +144,36 @@ def component_moments(
     mean, product = torch.cat([of_components, of_components @ member], -1).unbind(0)
     whole = totals.sum(-1, keepdim=True) / count
     square = torch.cat([pairs.own_squares, pairs.squares_of(bands)], -1) / count
-    return Moments(variance_of(pairs.square[..., None] / count, whole), square - mean**2, product - mean * whole)
+    return Moments(
+        variance_of(pairs.square[..., None] / count, whole),
+        square - mean**2,
+        product - mean * whole,
+    )
 
 
 def curve_moments(
     profiles: Float[Tensor, "key member component distance"], counts: PairCounts
 ) -> tuple[Moments, Float[Tensor, "key member component"]]:
-    """Moments of the components' mean curves, each distance with pairs counted once; and the sums of the curves."""
+    """Moments of the components' mean curves, each distance with pairs counted once; and the sums
+    of the curves.
+    """
     curves, count = profiles * counts.shares, counts.distances
     whole = curves.sum(-2, keepdim=True)
     sums, of_whole = curves.sum(-1), whole.sum(-1) / count
     mean, product = sums / count, (curves * whole).sum(-1) / count
     variance = variance_of(whole.square().sum(-1) / count, of_whole)
-    return Moments(variance, curves.square_().sum(-1) / count - mean**2, product - mean * of_whole), sums
+    return Moments(
+        variance, curves.square_().sum(-1) / count - mean**2, product - mean * of_whole
+    ), sums
 
 
-def pair_components(inputs: AttentionInputs, query: int, key: int) -> Float[Tensor, "prompt head component"]:
-    """The components of one pair of tokens, in units of q . k. Float64; whether the pair is seen is not asked."""
+def pair_components(
+    inputs: AttentionInputs, query: int, key: int
+) -> Float[Tensor, "prompt head component"]:
+    """The components of one pair of tokens, in units of q . k.
+
+    Float64; whether the pair is seen is not asked.
+    """
     at_query = inputs.rotated_queries[:, :, query].double()
     at_key = expand_heads(inputs.rotated_keys, inputs.heads)[:, :, key].double()
     return (at_query * at_key).unflatten(-1, (2, -1)).sum(-2)
@@ -159,19 +192,37 @@ def _layer_bands(inputs: AttentionInputs, length: int) -> Bool[Tensor, "band com
     frequencies = inputs.frequencies
     if frequencies is None or inputs.positions is None:
         return frequency_bands(layer_frequencies(inputs), length)
-    return once(("bands", length, inputs.valid.device), lambda: frequency_bands(layer_frequencies(inputs), length), frequencies)
+    return once(
+        ("bands", length, inputs.valid.device),
+        lambda: frequency_bands(layer_frequencies(inputs), length),
+        frequencies,
+    )
 
 
 def layer_frequencies(inputs: AttentionInputs) -> Float[Tensor, "component"]:
     """Frequencies by which the layer rotates, float64; NaN where the layer rotates nothing."""
     if inputs.frequencies is None or inputs.positions is None:
-        return torch.full((inputs.queries.shape[-1] // 2,), torch.nan, dtype=torch.float64, device=inputs.valid.device)
+        return torch.full(
+            (inputs.queries.shape[-1] // 2,),
+            torch.nan,
+            dtype=torch.float64,
+            device=inputs.valid.device,
+        )
     frequencies, device = inputs.frequencies, inputs.valid.device
-    return once(("float64", device), lambda: frequencies.to(dtype=torch.float64, device=device, copy=True), frequencies)
+    return once(
+        ("float64", device),
+        lambda: frequencies.to(dtype=torch.float64, device=device, copy=True),
+        frequencies,
+    )
 
 
-def variance_accounted_as_printed(sums: Float[Tensor, "... component"]) -> Float[Tensor, "... component"]:
-    """The printed formula, from sums or means of each component over the same pairs or distances. Per cent."""
+def variance_accounted_as_printed(
+    sums: Float[Tensor, "... component"],
+) -> Float[Tensor, "... component"]:
+    """The printed formula, from sums or means of each component over the same pairs or distances.
+
+    Per cent.
+    """
     return _share(sums, sums.sum(-1, keepdim=True))
 
 

@@ -1,15 +1,16 @@
 """How far positions really rotate each component: the angles theta_r |z_i - z_j| of seen pairs.
 
-With the index as position the angle grows with distance, whatever the text; learned positions decide it themselves, and may
-leave slow components all but unrotated.
+With the index as position the angle grows with distance, whatever the text; learned positions
+decide it themselves, and may leave slow components all but unrotated.
 
-- histogram over fixed bins of the angle, per component, and sum of |z_i - z_j|: over all seen pairs while a prompt has at
-  most `per_side` tokens, else over the grid of `per_side` queries x `per_side` distances evenly spread over those
-  there are, each prompt weighted by its number of seen pairs
+- histogram over fixed bins of the angle, per component, and sum of |z_i - z_j|: over all seen pairs
+  while a prompt has at most `per_side` tokens, else over the grid of `per_side` queries x
+  `per_side` distances evenly spread over those there are, each prompt weighted by its number of
+  seen pairs
 - largest |z_i - z_j| of a seen pair: over all of them, from running extremes
 
-An angle lies in a bin where |z_i - z_j| lies between the bin's edges divided by theta_r, so one sort into the edges of all
-components serves them all. Knows nothing about queries, keys or logits.
+An angle lies in a bin where |z_i - z_j| lies between the bin's edges divided by theta_r, so one
+sort into the edges of all components serves them all. Knows nothing about queries, keys or logits.
 """
 
 from __future__ import annotations
@@ -44,7 +45,11 @@ PER_SIDE = 256
 
 @dataclass(frozen=True)
 class RotationAngles:
-    """Rotation angles of a layer, per row of positions (`any`: a head, a key-value head, or one for all). Float64."""
+    """Rotation angles of a layer, per row of positions (`any`: a head, a key-value head, or one for
+    all).
+
+    Float64.
+    """
 
     pairs: Float[Tensor, "any component angle"]
     """Seen pairs of all prompts, by component and by bin of the angle (`EDGES`)."""
@@ -59,14 +64,24 @@ def rotation_angles(
     window: int | None = None,
     per_side: int = PER_SIDE,
 ) -> RotationAngles:
-    """Histogram of the angles over `EDGES`, and sums of position differences, over the seen pairs of `tokens`."""
+    """Histogram of the angles over `EDGES`, and sums of position differences, over the seen pairs
+    of `tokens`.
+    """
     in_order, below, upto = once("edges", lambda: _edges(frequencies), frequencies)
-    weights, unseen, tokens_of = once(("sampled", window, per_side), lambda: _sampled_pairs(tokens, window, per_side), tokens)
+    weights, unseen, tokens_of = once(
+        ("sampled", window, per_side), lambda: _sampled_pairs(tokens, window, per_side), tokens
+    )
     counts, total = [], []
-    for rows in positions.to(torch.float64).split(max(1, memory_for(weights.device, SHARED) // (32 * weights.numel())), dim=1):
+    for rows in positions.to(torch.float64).split(
+        max(1, memory_for(weights.device, SHARED) // (32 * weights.numel())), dim=1
+    ):
         some, sizes = rows.shape[1], weights.shape[1:]
-        at_query, at_key = rows.gather(-1, tokens_of.expand(-1, some, -1)).split([sizes[0], sizes.numel()], -1)
-        difference = (at_query[..., None] - at_key.unflatten(-1, sizes)).abs_().masked_fill_(unseen, 0)
+        at_query, at_key = rows.gather(-1, tokens_of.expand(-1, some, -1)).split(
+            [sizes[0], sizes.numel()], -1
+        )
+        difference = (
+            (at_query[..., None] - at_key.unflatten(-1, sizes)).abs_().masked_fill_(unseen, 0)
+        )
         weight = weights[:, None].expand_as(difference)
         # One sort of the edges of all components, in positions, serves them all.
         cells = torch.bucketize(difference, in_order, right=True).add_(1)
@@ -74,14 +89,22 @@ def rotation_angles(
         counted.scatter_add_(1, *(part.transpose(0, 1).flatten(1) for part in (cells, weight)))
         counts.append(counted)
         total.append((weight * difference).sum((0, 2, 3)))
-    # Cumulative counts at every edge of every component, put back from sorted order; a bin is a difference of two of them.
+    # Cumulative counts at every edge of every component, put back from sorted order; a bin is a
+    # difference of two of them.
     counted = (torch.cat(counts) if counts[1:] else counts[0]).cumsum(-1)
-    return RotationAngles(counted[:, upto] - counted[:, below], torch.cat(total) if total[1:] else total[0])
+    return RotationAngles(
+        counted[:, upto] - counted[:, below], torch.cat(total) if total[1:] else total[0]
+    )
 
 
 def _edges(frequencies: Float[Tensor, "component"]) -> tuple[Tensor, Tensor, Tensor]:
-    """Edges of the bins of all components in positions, in order; and where cells below and in each bin [component, angle] end."""
-    edges = torch.tensor(EDGES[1:], dtype=torch.float64, device=frequencies.device) / frequencies.to(torch.float64).abs()[:, None]
+    """Edges of the bins of all components in positions, in order; and where cells below and in each
+    bin [component, angle] end.
+    """
+    edges = (
+        torch.tensor(EDGES[1:], dtype=torch.float64, device=frequencies.device)
+        / frequencies.to(torch.float64).abs()[:, None]
+    )
     in_order = edges.flatten().sort()
     # Cell 0 is before the first edge of all, and nothing; the last one behind the last.
     ends = 1 + in_order.indices.argsort().view(edges.shape)
@@ -94,23 +117,39 @@ def largest_difference(
     tokens: Bool[Tensor, "prompt token"],
     window: int | None = None,
 ) -> Float[Tensor, "prompt any"]:
-    """Largest |z_i - z_j| over the seen pairs of `tokens`, in positions. Exact; -inf where there are none."""
-    return once(("reach", window), lambda: _largest_difference(positions, tokens, window), positions, tokens)
+    """Largest |z_i - z_j| over the seen pairs of `tokens`, in positions.
+
+    Exact; -inf where there are none.
+    """
+    return once(
+        ("reach", window), lambda: _largest_difference(positions, tokens, window), positions, tokens
+    )
 
 
-def _largest_difference(positions: Tensor, tokens: Tensor, window: int | None) -> Float[Tensor, "prompt any"]:
+def _largest_difference(
+    positions: Tensor, tokens: Tensor, window: int | None
+) -> Float[Tensor, "prompt any"]:
     hidden = None if is_whole(tokens) else ~tokens[:, None]
     both = torch.stack([positions, -positions]).to(torch.float64)
-    reach = _running_maximum(both if hidden is None else both.masked_fill(hidden, -torch.inf), window) - both
+    reach = (
+        _running_maximum(both if hidden is None else both.masked_fill(hidden, -torch.inf), window)
+        - both
+    )
     return (reach if hidden is None else reach.masked_fill(hidden, -torch.inf)).amax((0, -1))
 
 
-def _running_maximum(values: Float[Tensor, "... token"], window: int | None) -> Float[Tensor, "... token"]:
-    """Largest of each value and those before it in the window, by running maxima from both ends of blocks."""
+def _running_maximum(
+    values: Float[Tensor, "... token"], window: int | None
+) -> Float[Tensor, "... token"]:
+    """Largest of each value and those before it in the window, by running maxima from both ends of
+    blocks.
+    """
     tokens = values.shape[-1]
     if window is None or window >= tokens:
         return values.cummax(-1).values
-    padded = torch.nn.functional.pad(values, (0, -tokens % window), value=-torch.inf).unflatten(-1, (-1, window))
+    padded = torch.nn.functional.pad(values, (0, -tokens % window), value=-torch.inf).unflatten(
+        -1, (-1, window)
+    )
     onward = padded.cummax(-1).values.flatten(-2)[..., :tokens]
     until = padded.flip(-1).cummax(-1).values.flip(-1).flatten(-2)[..., : tokens - window + 1]
     return torch.maximum(onward, torch.nn.functional.pad(until, (window - 1, 0), value=-torch.inf))
@@ -118,8 +157,14 @@ def _running_maximum(values: Float[Tensor, "... token"], window: int | None) -> 
 
 def _sampled_pairs(
     tokens: Bool[Tensor, "prompt token"], window: int | None, per_side: int
-) -> tuple[Float[Tensor, "prompt query distance"], Bool[Tensor, "prompt 1 query distance"], Int[Tensor, "prompt 1 token"]]:
-    """Weights of a grid of queries and distances, 0 where it holds no seen pair; where that is; and its queries, then its keys."""
+) -> tuple[
+    Float[Tensor, "prompt query distance"],
+    Bool[Tensor, "prompt 1 query distance"],
+    Int[Tensor, "prompt 1 token"],
+]:
+    """Weights of a grid of queries and distances, 0 where it holds no seen pair; where that is; and
+    its queries, then its keys.
+    """
     length = tokens.shape[-1]
     indices = torch.arange(length, device=tokens.device)
     in_order = torch.where(tokens, indices, length).sort(-1).values.clamp(max=length - 1)
@@ -133,14 +178,22 @@ def _sampled_pairs(
     key = key.clamp_(min=0)
     seen &= tokens.gather(-1, key.flatten(1)).view_as(key)
     weight = pair_counts(tokens, window).total / seen.sum((1, 2)).clamp(min=1)
-    return seen * weight[:, None, None], ~seen[:, None], torch.cat([query, key.flatten(1)], 1)[:, None]
+    return (
+        seen * weight[:, None, None],
+        ~seen[:, None],
+        torch.cat([query, key.flatten(1)], 1)[:, None],
+    )
 
 
 def _evenly(
     counts: Int[Tensor, "prompt"], places: int, most: int
 ) -> tuple[Int[Tensor, "prompt place"], Bool[Tensor, "prompt place"]]:
-    """For every prompt 0 .. count-1, or `most` of them evenly spread where there are more; and which places are used."""
+    """For every prompt 0 .. count-1, or `most` of them evenly spread where there are more; and
+    which places are used.
+    """
     place = torch.arange(places, device=counts.device)
     counts = counts[:, None]
     spread = (place * (counts - 1).clamp(min=0) + max(1, most - 1) // 2) // max(1, most - 1)
-    return torch.where(counts <= most, place, spread).minimum((counts - 1).clamp(min=0)), place < counts
+    return torch.where(counts <= most, place, spread).minimum(
+        (counts - 1).clamp(min=0)
+    ), place < counts

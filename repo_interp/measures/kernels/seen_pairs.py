@@ -2,8 +2,9 @@
 
     (i, j) is seen  <=>  j <= i,  i - j < window,  i and j take part
 
-A sliding window is a difference: the pairs beyond it, i - j >= window, are the causal pairs of the same queries with the keys delayed by
-`window` tokens. Counts by query and key are running sums of the mask, those by distance its autocorrelation. Knows nothing about features.
+A sliding window is a difference: the pairs beyond it, i - j >= window, are the causal pairs of the
+same queries with the keys delayed by `window` tokens. Counts by query and key are running sums of
+the mask, those by distance its autocorrelation. Knows nothing about features.
 """
 
 from __future__ import annotations
@@ -26,14 +27,16 @@ _made: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
 
 def once(name: Hashable, make: Callable[[], Any], tensor: Tensor, *others: Tensor) -> Any:
-    """Return what `make` gives of some tensors, made once for as long as `tensor` is there and none is changed.
+    """Return what `make` gives of some tensors, made once for as long as `tensor` is there and none
+    is changed.
 
     All layers of a pass share its masks and, most often, their frequencies.
     """
     made = cast("dict[Hashable, Any]", _made.setdefault(tensor, {}))
     key = name, *((id(each), changes_of(each)) for each in (tensor, *others))
     if key not in made:
-        # Others are kept, so that their ids stay theirs; `tensor` is not, so that it goes when nobody else has it.
+        # Others are kept, so that their ids stay theirs; `tensor` is not, so that it goes when
+        # nobody else has it.
         made[key] = make(), [each for each in others if each is not tensor]
     return made[key][0]
 
@@ -44,11 +47,19 @@ def is_whole(mask: Bool[Tensor, "*any"]) -> bool:
 
 
 def extents(mask: Bool[Tensor, "prompt token"]) -> list[tuple[int, int, int]]:
-    """First token, last token + 1 and number of the tokens of every prompt; (0, 0, 0) where there is none. Waits once per mask."""
+    """First token, last token + 1 and number of the tokens of every prompt; (0, 0, 0) where there
+    is none.
+
+    Waits once per mask.
+    """
 
     def of_prompt(tokens: list[bool]) -> tuple[int, int, int]:
         count = sum(tokens)
-        return (tokens.index(True), len(tokens) - tokens[::-1].index(True), count) if count else (0, 0, 0)
+        return (
+            (tokens.index(True), len(tokens) - tokens[::-1].index(True), count)
+            if count
+            else (0, 0, 0)
+        )
 
     return once("extents", lambda: [of_prompt(tokens) for tokens in mask.tolist()], mask)
 
@@ -74,13 +85,19 @@ class PairCounts:
 
     def of(self, row: Int[Tensor, "*some"]) -> PairCounts:
         """Those of some prompts."""
-        return PairCounts(*(part[row] for part in (self.query, self.key, self.distance, self.total)))
+        return PairCounts(
+            *(part[row] for part in (self.query, self.key, self.distance, self.total))
+        )
 
 
 def pair_counts(
-    keys: Bool[Tensor, "... token"], window: int | None = None, queries: Bool[Tensor, "... token"] | None = None
+    keys: Bool[Tensor, "... token"],
+    window: int | None = None,
+    queries: Bool[Tensor, "... token"] | None = None,
 ) -> PairCounts:
-    """How many seen pairs each query, each key and each distance i - j has, and how many there are. Exact.
+    """How many seen pairs each query, each key and each distance i - j has, and how many there are.
+
+    Exact.
 
     The masks say which tokens take part; `queries` None: those of the keys.
     """
@@ -102,7 +119,9 @@ def _pair_counts(keys: Tensor, window: int | None, queries: Tensor) -> PairCount
     distance = torch.fft.irfft(spectrum, n=length)[..., :tokens].round()
     if window is not None:
         distance[..., window:] = 0
-    return PairCounts(query=earlier * query, key=later * key, distance=distance, total=distance.sum(-1))
+    return PairCounts(
+        query=earlier * query, key=later * key, distance=distance, total=distance.sum(-1)
+    )
 
 
 def fast_length(least: int) -> int:
@@ -115,7 +134,9 @@ def fast_length(least: int) -> int:
 def signed_keys(
     keys: Float[Tensor, "... token d_head"], window: int | None
 ) -> Iterator[tuple[int, int, Float[Tensor, "... token d_head"]]]:
-    """(sign, delay, keys delayed by it): their causal pairs, added with the signs, are the pairs in the window."""
+    """(sign, delay, keys delayed by it): their causal pairs, added with the signs, are the pairs in
+    the window.
+    """
     yield 1, 0, keys
     if window is not None and window < keys.shape[-2]:
         yield -1, window, delayed(keys, window, axis=-2)

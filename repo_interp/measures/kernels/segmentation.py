@@ -1,17 +1,20 @@
-"""Segments of a prompt as the places where they begin, shuffled layouts to compare with, and how a row of numbers follows them.
+"""Segments of a prompt as the places where they begin, shuffled layouts to compare with, and how a
+row of numbers follows them.
 
     edges e_1 < ... < e_k of n tokens: token e_m begins segment m; segment 0 begins at token 0
     eta^2 = sum_s n_s (mean_s - mean)^2 / sum_i (z_i - mean)^2
-    F1 of the k largest |z_i - z_{i-1}| against k edges, each matched to at most one within the tolerance
+    F1 of the k largest |z_i - z_{i-1}| against k edges, each matched to at most one within the
+    tolerance
 
-A shuffled layout has the segments in random order, and then all edges moved by one random number of tokens,
+A shuffled layout has the segments in random order, and then all edges moved by one random number of
+tokens,
 
     e' = e + r,    r = 1 - n_0 .. n_k - 1    (n_0, n_k: tokens of the first and of the last segment)
 
-so that it has as many edges at the same distances; moved too, since segments of one length are the same in any order. Draws
-depend on the seed, the prompt's number and the kind alone. As many jumps as edges are taken, so precision, recall and F1 are
-one number. Jumps of one size come in a random order that is given: a row without a jump that stands out, such as the index,
-has the F1 of chance.
+so that it has as many edges at the same distances; moved too, since segments of one length are the
+same in any order. Draws depend on the seed, the prompt's number and the kind alone. As many jumps
+as edges are taken, so precision, recall and F1 are one number. Jumps of one size come in a random
+order that is given: a row without a jump that stands out, such as the index, has the F1 of chance.
 
 Knows nothing about positions or attention.
 """
@@ -37,8 +40,12 @@ INSIDE, STARTS = "segments.", ".starts"
 """Spans `segments.K` and `segments.K.starts` of a kind K of segments."""
 
 
-def segment_edges(spans: Spans, kind: str, row: int) -> tuple[Int[Tensor, "member"], Int[Tensor, "edge"]]:
-    """Tokens of prompt `row` that lie in segments of `kind`, and of these the numbers of those that begin one, without the first."""
+def segment_edges(
+    spans: Spans, kind: str, row: int
+) -> tuple[Int[Tensor, "member"], Int[Tensor, "edge"]]:
+    """Tokens of prompt `row` that lie in segments of `kind`, and of these the numbers of those that
+    begin one, without the first.
+    """
     inside = spans.get(INSIDE + kind)
     starts = spans.get(INSIDE + kind + STARTS)
     if inside is None or starts is None:
@@ -49,7 +56,9 @@ def segment_edges(spans: Spans, kind: str, row: int) -> tuple[Int[Tensor, "membe
     return members, begins[begins > 0]
 
 
-def shuffled_edges(edges: Int[Tensor, "edge"], tokens: int, draws: int, random: np.random.Generator) -> Int[Tensor, "draw edge"]:
+def shuffled_edges(
+    edges: Int[Tensor, "edge"], tokens: int, draws: int, random: np.random.Generator
+) -> Int[Tensor, "draw edge"]:
     """Edges of `draws` shuffled layouts of the same `tokens`, ascending."""
     lengths = np.diff(edges.cpu().numpy(), prepend=0, append=tokens)
     orders = np.stack([random.permutation(lengths) for _ in range(draws)])
@@ -63,13 +72,19 @@ def generator(seed: int, prompt: int, kind: str = "") -> np.random.Generator:
 
 
 def chance(drawn: Tensor, observed: Tensor) -> Tensor:
-    """Share of draws at least as high as `observed`, (1 + such draws) / (1 + draws), over axis 0 of `drawn`; NaN where `observed` is."""
+    """Share of draws at least as high as `observed`, (1 + such draws) / (1 + draws), over axis 0 of
+    `drawn`; NaN where `observed` is.
+    """
     at_least = (drawn >= observed - 1e-12).sum(0).double()
     return ((1 + at_least) / (1 + drawn.shape[0])).masked_fill(observed.isnan(), torch.nan)
 
 
-def variance_between(values: Float[Tensor, "row token"], edges: Int[Tensor, "draw edge"]) -> Float[Tensor, "draw row"]:
-    """eta^2 of every row for every layout of segments, from 0 to 1, float64; NaN where a row varies by rounding only."""
+def variance_between(
+    values: Float[Tensor, "row token"], edges: Int[Tensor, "draw edge"]
+) -> Float[Tensor, "draw row"]:
+    """eta^2 of every row for every layout of segments, from 0 to 1, float64; NaN where a row varies
+    by rounding only.
+    """
     rows, tokens = values.shape
     draws = edges.shape[0]
     centred = values.double() - values.double().mean(-1, keepdim=True)
@@ -85,7 +100,9 @@ def variance_between(values: Float[Tensor, "row token"], edges: Int[Tensor, "dra
 def largest_jumps(
     values: Float[Tensor, "row token"], count: int, orders: Int[Tensor, "draw step"]
 ) -> Int[Tensor, "draw row edge"]:
-    """Tokens behind the `count` largest steps of every row, ascending; of equal steps those that come first in each of `orders`."""
+    """Tokens behind the `count` largest steps of every row, ascending; of equal steps those that
+    come first in each of `orders`.
+    """
     steps = values.double().diff(dim=-1).abs()
     jumps = []
     for order in orders:
@@ -100,8 +117,13 @@ def has_ties(values: Float[Tensor, "row token"], count: int) -> bool:
     return count < steps.shape[-1] and bool((steps[:, count - 1] == steps[:, count]).any())
 
 
-def matched(jumps: Int[Tensor, "... edge"], edges: Int[Tensor, "... edge"], tolerance: int) -> Float[Tensor, "..."]:
-    """Share of `edges` that have a partner in `jumps` within `tolerance` tokens, none of them two; both ascending. Float64.
+def matched(
+    jumps: Int[Tensor, "... edge"], edges: Int[Tensor, "... edge"], tolerance: int
+) -> Float[Tensor, "..."]:
+    """Share of `edges` that have a partner in `jumps` within `tolerance` tokens, none of them two;
+    both ascending.
+
+    Float64.
 
     The largest number of pairs, found by going along both lists at once; leading axes broadcast.
     """
@@ -115,7 +137,10 @@ def matched(jumps: Int[Tensor, "... edge"], edges: Int[Tensor, "... edge"], tole
         open_still = (at_jumps < count) & (at_edge < count)
         if not bool(open_still.any()):
             break
-        difference = (padded_jumps.gather(-1, at_jumps[..., None]) - padded_edges.gather(-1, at_edge[..., None]))[..., 0]
+        difference = (
+            padded_jumps.gather(-1, at_jumps[..., None])
+            - padded_edges.gather(-1, at_edge[..., None])
+        )[..., 0]
         pair = open_still & (difference.abs() <= tolerance)
         pairs += pair
         at_jumps += pair | (open_still & (difference < -tolerance))

@@ -1,29 +1,34 @@
-"""The two solvers of the fit by three axes (Position Generalization, eq. 2, 7 and 8): exact and banded, and conjugate gradients.
+"""The two solvers of the fit by three axes (Position Generalization, eq. 2, 7 and 8): exact and
+banded, and conjugate gradients.
 
 **A causal triangle**, exactly, in O(n):
 
     min over a, b, c of  sum_{0 <= j <= i < n} (W_ij - a_{i-j} - b_i - c_j)^2 + ridge |a, b, c|^2
 
-a: the distance axis, b: the query axis, c: the key axis, as in eq. 2 (eq. 8 has b and c the other way round). The
-normal equations need no W, only its diagonal, row and column sums:
+a: the distance axis, b: the query axis, c: the key axis, as in eq. 2 (eq. 8 has b and c the other
+way round). The normal equations need no W, only its diagonal, row and column sums:
 
     (n-t+ridge) a_t + sum_{i >= t} b_i   + sum_{j <= n-1-t} c_j = sum over the diagonal i-j = t
     (t+1+ridge) b_t + sum_{d <= t} a_d   + sum_{j <= t} c_j     = sum over row t
     (n-t+ridge) c_t + sum_{d <= n-1-t} a_d + sum_{i >= t} b_i   = sum over column t
 
-Every coupling is triangular, so the differences of consecutive equations (a: t minus t+1, b: t minus t-1, c: t minus
-t+1) couple only neighbours and t with n-1-t. Ordered by min(t, n-1-t) that is a banded system: its LU has about 26 n
-entries and serves every head of every layer. Three directions leave the fit as it is - the gauges (1, -1, 0),
-(1, 0, -1), (t, -t, t) - and the ridge solution has no part in them: it is what remains after they are projected out,
-which also removes their rounding errors, amplified by 1 / ridge in any solve. An accelerator has no banded LU worth its launches:
-there the system is cut into parts with six unknowns between them, dense blocks of a size that n hardly changes.
+Every coupling is triangular, so the differences of consecutive equations (a: t minus t+1, b: t
+minus t-1, c: t minus t+1) couple only neighbours and t with n-1-t. Ordered by min(t, n-1-t) that is
+a banded system: its LU has about 26 n entries and serves every head of every layer. Three
+directions leave the fit as it is - the gauges (1, -1, 0), (1, 0, -1), (t, -t, t) - and the ridge
+solution has no part in them: it is what remains after they are projected out, which also removes
+their rounding errors, amplified by 1 / ridge in any solve. An accelerator has no banded LU worth
+its launches: there the system is cut into parts with six unknowns between them, dense blocks of a
+size that n hardly changes.
 
-**Any other set of pairs**, by conjugate gradients, diagonally preconditioned, for (A + ridge) x = s:
+**Any other set of pairs**, by conjugate gradients, diagonally preconditioned, for (A + ridge) x =
+s:
 
     z = r / (diag A + ridge),  p <- z + (r.z / r'.z') p,  x <- x + (r.z / p.A p) p,  r <- r - (r.z / p.A p) A p
 
-A is positive semi-definite and its null space is known. Nothing of the exact s or x lies in it, but rounding does, and
-would come back divided by the ridge: it is projected out of both. A is only ever applied, never made.
+A is positive semi-definite and its null space is known. Nothing of the exact s or x lies in it, but
+rounding does, and would come back divided by the ridge: it is projected out of both. A is only ever
+applied, never made.
 
 Knows nothing about attention, heads or prompts.
 """
@@ -43,7 +48,9 @@ from torch import Tensor
 
 
 class Axes(NamedTuple):
-    """The three axes of a fit, or three arrays with one entry per distance, per query and per key."""
+    """The three axes of a fit, or three arrays with one entry per distance, per query and per
+    key.
+    """
 
     distance: Float[Tensor, "... n"]
     query: Float[Tensor, "... n"]
@@ -51,11 +58,12 @@ class Axes(NamedTuple):
 
 
 def fit_triangle(sums: Axes, ridge: float) -> Axes:
-    """Axes of the ridge fit, from the sums of W over each diagonal, row and column of a triangle of n tokens.
+    """Axes of the ridge fit, from the sums of W over each diagonal, row and column of a triangle of
+    n tokens.
 
-    `sums` are float64 of one shape [..., n], in units of W; so are the axes, on the same device. What depends on n alone
-    is factored on the CPU and kept for the lengths met last. Raises ValueError unless `ridge` is positive: without it the
-    axes are not determined.
+    `sums` are float64 of one shape [..., n], in units of W; so are the axes, on the same device.
+    What depends on n alone is factored on the CPU and kept for the lengths met last. Raises
+    ValueError unless `ridge` is positive: without it the axes are not determined.
     """
     if not ridge > 0:
         raise ValueError(f"ridge must be positive, got {ridge}")
@@ -72,13 +80,18 @@ def fit_triangle(sums: Axes, ridge: float) -> Axes:
 
 def _solve_banded(sums: np.ndarray, ridge: float) -> Float[Tensor, "unknown column"]:
     lower_upper, order = _factorize(len(sums) // 3, ridge)
-    axes, differences = np.empty_like(sums), sums - np.pad(sums, ((0, 1), (0, 0)))[_neighbours(len(sums) // 3)]
+    axes, differences = (
+        np.empty_like(sums),
+        sums - np.pad(sums, ((0, 1), (0, 0)))[_neighbours(len(sums) // 3)],
+    )
     axes[order] = lower_upper.solve(differences[order])
     return torch.from_numpy(axes)
 
 
 class Dissection(NamedTuple):
-    """The same system in parts with six unknowns between them, as dense blocks: a few products solve it on an accelerator."""
+    """The same system in parts with six unknowns between them, as dense blocks: a few products
+    solve it on an accelerator.
+    """
 
     places: Int[Tensor, "entry"]
     """Unknowns, part by part; the last six of a part stand between it and the next."""
@@ -92,7 +105,9 @@ class Dissection(NamedTuple):
     between: Float[Tensor, "between any"]
 
     def solve(self, sums: Float[Tensor, "unknown column"]) -> Float[Tensor, "unknown column"]:
-        """Axes [3 n, columns] of sums [3 n, columns]; what is left is solved again, twice: inverses lose digits."""
+        """Axes [3 n, columns] of sums [3 n, columns]; what is left is solved again, twice: inverses
+        lose digits.
+        """
         padded = torch.nn.functional.pad(sums, (0, 0, 0, 1))
         known = (padded[self.places] - padded[self.neighbours]).unflatten(0, self.rows.shape[:2])
         solved = self._solve(known)
@@ -106,11 +121,18 @@ class Dissection(NamedTuple):
         inside, ends = known[:, :inner], known[:, inner:]
         at_ends = torch.bmm(self.to_ends, inside)
         between = self.between @ torch.cat([ends.flatten(0, 1), at_ends.flatten(0, 1)])
-        inside = torch.baddbmm(torch.bmm(self.inverse, inside), self.from_ends, _windows(between, 6, 6, 12, after=0), alpha=-1)
+        inside = torch.baddbmm(
+            torch.bmm(self.inverse, inside),
+            self.from_ends,
+            _windows(between, 6, 6, 12, after=0),
+            alpha=-1,
+        )
         return torch.cat([inside, between.unflatten(0, ends.shape[:2])], 1)
 
 
-def _windows(values: Float[Tensor, "entry column"], before: int, step: int, size: int, after: int = 6) -> Tensor:
+def _windows(
+    values: Float[Tensor, "entry column"], before: int, step: int, size: int, after: int = 6
+) -> Tensor:
     """Stretches [stretch, size, column] of `values` with zeros around them."""
     return torch.nn.functional.pad(values, (0, 0, before, after)).unfold(0, size, step).mT
 
@@ -124,30 +146,48 @@ def dissect(tokens: int, ridge: float, device: torch.device) -> Dissection:
     parts = -(-known // size)
     # Six columns of zeros on either side, and ones on the diagonal where the last part is not full.
     padded = sparse.block_diag(
-        [sparse.csr_array((0, 6)), system, sparse.eye_array(parts * size - known), sparse.csr_array((0, 6))]
+        [
+            sparse.csr_array((0, 6)),
+            system,
+            sparse.eye_array(parts * size - known),
+            sparse.csr_array((0, 6)),
+        ]
     )
     padded = sparse.csr_array(padded)
-    stretches = (padded[at : at + size, at : at + size + 12].toarray() for at in range(0, parts * size, size))
+    stretches = (
+        padded[at : at + size, at : at + size + 12].toarray() for at in range(0, parts * size, size)
+    )
     rows = torch.from_numpy(np.stack(list(stretches)))
     inner = size - 6
     inverse = torch.linalg.inv(rows[:, :inner, 6:size])
     from_ends = inverse @ torch.cat([rows[:, :inner, :6], rows[:, :inner, size : size + 6]], -1)
     ends = torch.zeros(parts, 12, inner, dtype=rows.dtype)
     ends[1:, :6, :6], ends[:, 6:] = rows[:-1, inner:, size + 6 :], rows[:, inner:, 6:size]
-    # Of both ends of every part, the six before it and the six behind it, in the order of what is between parts.
+    # Of both ends of every part, the six before it and the six behind it, in the order of what is
+    # between parts.
     place = torch.eye(6 * parts, dtype=rows.dtype)
     place = _windows(place, 6, 6, 12, after=0).flatten(0, 1).T
-    schur = torch.block_diag(*rows[:, inner:, size : size + 6]) - place @ torch.block_diag(*(ends @ from_ends)) @ place.T
-    between = torch.linalg.inv(schur) @ torch.cat([torch.eye(6 * parts, dtype=rows.dtype), -place], -1)
+    schur = (
+        torch.block_diag(*rows[:, inner:, size : size + 6])
+        - place @ torch.block_diag(*(ends @ from_ends)) @ place.T
+    )
+    between = torch.linalg.inv(schur) @ torch.cat(
+        [torch.eye(6 * parts, dtype=rows.dtype), -place], -1
+    )
     filled = np.full(parts * size - known, known)
-    places, neighbours = np.concatenate([order, filled]), np.concatenate([_neighbours(tokens)[order], filled])
+    places, neighbours = (
+        np.concatenate([order, filled]),
+        np.concatenate([_neighbours(tokens)[order], filled]),
+    )
     indices = (torch.from_numpy(part) for part in (places, neighbours, order.argsort()))
     made = (*indices, rows, inverse, ends @ inverse, from_ends, between)
     return Dissection(*(part.to(device) for part in made))
 
 
 def _neighbours(tokens: int) -> np.ndarray:
-    """The equation that each is differenced with: a and c with the next, b with the last; those at the ends with none, 3 n."""
+    """The equation that each is differenced with: a and c with the next, b with the last; those at
+    the ends with none, 3 n.
+    """
     steps = np.arange(tokens)
     neighbours = np.concatenate([steps + 1, tokens + steps - 1, 2 * tokens + steps + 1])
     neighbours[[tokens - 1, tokens, -1]] = 3 * tokens
@@ -161,11 +201,16 @@ def _factorize(tokens: int, ridge: float) -> tuple[SuperLU, np.ndarray]:
 
 
 def _ordered(tokens: int, ridge: float) -> tuple[sparse.csc_array, np.ndarray]:
-    """The differenced system, six entries wide on either side of its diagonal, and the order of its unknowns."""
+    """The differenced system, six entries wide on either side of its diagonal, and the order of its
+    unknowns.
+    """
     steps = np.arange(tokens)
-    # Differencing turns a triangular block of ones into the identity (`same`), or into the identity read backwards (`mirrored`,
-    # where the coupling runs up to n-1-t); the diagonal block n_t + ridge becomes bidiagonal.
-    to_next = sparse.csr_array(sparse.eye_array(tokens)) - sparse.csr_array(sparse.eye_array(tokens, k=1))
+    # Differencing turns a triangular block of ones into the identity (`same`), or into the identity
+    # read backwards (`mirrored`, where the coupling runs up to n-1-t); the diagonal block n_t +
+    # ridge becomes bidiagonal.
+    to_next = sparse.csr_array(sparse.eye_array(tokens)) - sparse.csr_array(
+        sparse.eye_array(tokens, k=1)
+    )
     to_previous = to_next.T
     shrinking = sparse.diags_array(tokens - steps + ridge)
     growing = sparse.diags_array(steps + 1 + ridge)
@@ -176,7 +221,8 @@ def _ordered(tokens: int, ridge: float) -> tuple[sparse.csc_array, np.ndarray]:
         [same, to_previous @ growing, same],
         [mirrored, same, to_next @ shrinking],
     ]
-    # t beside n-1-t, and the three axes of one t beside each other: every entry is then near the diagonal, and LU fills in nothing.
+    # t beside n-1-t, and the three axes of one t beside each other: every entry is then near the
+    # diagonal, and LU fills in nothing.
     folded = np.minimum(steps, steps[::-1])
     order = np.lexsort((np.tile(steps, 3), np.tile(folded, 3)))
     system = sparse.csc_array(sparse.block_array(blocks))
@@ -210,10 +256,12 @@ def conjugate_gradients(
     ridge: float,
     tolerance: float,
 ) -> Float[Tensor, "... unknown"]:
-    """Solution of every system along the last axis; leading axes of A's `diagonal` and `null_space` broadcast.
+    """Solution of every system along the last axis; leading axes of A's `diagonal` and `null_space`
+    broadcast.
 
-    Stops when the residual, in the preconditioner's norm, is below `tolerance` times that of `sums` in every
-    system. An unknown that A does not touch (diagonal 0) stays 0. Raises ArithmeticError after `MOST_STEPS` steps.
+    Stops when the residual, in the preconditioner's norm, is below `tolerance` times that of `sums`
+    in every system. An unknown that A does not touch (diagonal 0) stays 0. Raises ArithmeticError
+    after `MOST_STEPS` steps.
     """
     touched = diagonal > 0
     null_space = _orthonormal(torch.where(touched[..., None], null_space, 0))
@@ -238,12 +286,20 @@ def conjugate_gradients(
         new_norm = (residual * candidate).sum(-1, keepdim=True)
         step = candidate + new_norm / norm.clamp(min=tiny) * step
         norm = new_norm
-    raise ArithmeticError(f"conjugate gradients did not reach a residual of {tolerance:g} in {MOST_STEPS} steps")
+    raise ArithmeticError(
+        f"conjugate gradients did not reach a residual of {tolerance:g} in {MOST_STEPS} steps"
+    )
 
 
-def _orthonormal(directions: Float[Tensor, "... unknown direction"]) -> Float[Tensor, "... unknown direction"]:
-    """An orthonormal basis of what the directions span; columns of zeros where they depend on each other."""
-    scaled = directions / directions.norm(dim=-2, keepdim=True).clamp(min=torch.finfo(directions.dtype).tiny)
+def _orthonormal(
+    directions: Float[Tensor, "... unknown direction"],
+) -> Float[Tensor, "... unknown direction"]:
+    """An orthonormal basis of what the directions span; columns of zeros where they depend on each
+    other.
+    """
+    scaled = directions / directions.norm(dim=-2, keepdim=True).clamp(
+        min=torch.finfo(directions.dtype).tiny
+    )
     basis, sizes, _ = torch.linalg.svd(scaled, full_matrices=False)
     return basis * (sizes > 1e-9).to(basis.dtype)[..., None, :]
 

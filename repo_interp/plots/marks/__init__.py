@@ -1,4 +1,8 @@
-"""What every view is made of: charts, looks of schemes and spans, axes, legends, small array helpers, tables. Knows arrays and axes."""
+"""What every view is made of: charts, looks of schemes and spans, axes, legends, small array
+helpers, tables.
+
+Knows arrays and axes.
+"""
 
 from repo_interp.plots.marks.arrays import (
     FEWEST,
@@ -40,8 +44,23 @@ from repo_interp.plots.marks.drawing import (
 )
 from repo_interp.plots.marks.finding import Finding, heads_named, percent
 from repo_interp.plots.marks.grid import MISSING, Grid, colour_map, draw_cells
-from repo_interp.plots.marks.head_charts import HeadArrows, HeadCurves, HeadImage, HeadNumber, HeadRows, NextTokens, PromptRows
-from repo_interp.plots.marks.heads import CONTROL, Heads, control_handle, draw_by_head, head_rows, layer_table
+from repo_interp.plots.marks.head_charts import (
+    HeadArrows,
+    HeadCurves,
+    HeadImage,
+    HeadNumber,
+    HeadRows,
+    NextTokens,
+    PromptRows,
+)
+from repo_interp.plots.marks.heads import (
+    CONTROL,
+    Heads,
+    control_handle,
+    draw_by_head,
+    head_rows,
+    layer_table,
+)
 from repo_interp.plots.marks.reading import (
     BACKGROUND,
     LEARNED_SCHEMES,
@@ -61,5 +80,13 @@ from repo_interp.plots.marks.reading import (
     schemes,
     unit_label,
 )
-from repo_interp.plots.marks.runs import BESIDE, Runs, alone, has_runs, runs_of, runs_with_values, spread
+from repo_interp.plots.marks.runs import (
+    BESIDE,
+    Runs,
+    alone,
+    has_runs,
+    runs_of,
+    runs_with_values,
+    spread,
+)
 from repo_interp.plots.marks.table import Cell, Table, cells, format_cell, table_of

@@ -1,4 +1,5 @@
-"""Reductions of labelled and plain arrays that several views share: means without NaN, means over prompts, heads in order, ranges of axes.
+"""Reductions of labelled and plain arrays that several views share: means without NaN, means over
+prompts, heads in order, ranges of axes.
 
     focused range: [min kept - m, max kept + m],  m = 0.05 (max kept - min kept), or 1 where all are equal (the RePo authors' demo)
     kept = values in [Q1 - 1.5 IQR, Q3 + 1.5 IQR]        quartiles interpolated linearly, IQR = Q3 - Q1
@@ -18,7 +19,9 @@ from numpy.typing import ArrayLike
 from repo_interp.values import json_number
 
 MEAN = "mean"
-"""Attribute of a mean over prompts: "mean over 20 prompts", of those that have a value, which may be other ones for every head."""
+"""Attribute of a mean over prompts: "mean over 20 prompts", of those that have a value, which may
+be other ones for every head.
+"""
 
 FENCE = 1.5
 """Interquartile ranges beyond the quartiles at which an outlier begins (Tukey)."""
@@ -36,9 +39,12 @@ def nanmean(values: np.ndarray, axis: int | tuple[int, ...] | None = None) -> np
 
 
 def over_prompts(values: xr.DataArray) -> xr.DataArray:
-    """`values` as the mean over their prompts; NaN where no prompt has a value. As they are where they have no prompts.
+    """`values` as the mean over their prompts; NaN where no prompt has a value.
 
-    The attribute `MEAN` of a mean of several prompts tells how many, so that no reader takes it for a value of one prompt.
+    As they are where they have no prompts.
+
+    The attribute `MEAN` of a mean of several prompts tells how many, so that no reader takes it for
+    a value of one prompt.
     """
     if "prompt" not in values.dims:
         return values
@@ -56,23 +62,41 @@ def over_prompts(values: xr.DataArray) -> xr.DataArray:
 
 def heads_of(values: xr.Dataset | xr.DataArray) -> list[tuple[int, int]]:
     """All heads (layer, head) of `values`, by their labels, layer by layer."""
-    return [(int(layer), int(head)) for layer in values["layer"].values for head in values["head"].values]
+    return [
+        (int(layer), int(head))
+        for layer in values["layer"].values
+        for head in values["head"].values
+    ]
 
 
 def heads_where(chosen: xr.DataArray) -> list[tuple[int, int]]:
     """The heads for which `chosen` [layer, head] holds, in the order of `heads_of`."""
-    return [head for head, holds in zip(heads_of(chosen), chosen.transpose("layer", "head").values.ravel(), strict=True) if holds]
+    return [
+        head
+        for head, holds in zip(
+            heads_of(chosen), chosen.transpose("layer", "head").values.ravel(), strict=True
+        )
+        if holds
+    ]
 
 
 def ranked_heads(means: xr.DataArray) -> list[tuple[int, int]]:
-    """Heads from the largest to the smallest of `means` [layer, head]; NaN are left out, ties in the order of `heads_of`."""
+    """Heads from the largest to the smallest of `means` [layer, head]; NaN are left out, ties in
+    the order of `heads_of`.
+    """
     heads, values = heads_of(means), means.transpose("layer", "head").values.ravel()
-    return [heads[place] for place in np.argsort(-values, kind="stable") if np.isfinite(values[place])]
+    return [
+        heads[place] for place in np.argsort(-values, kind="stable") if np.isfinite(values[place])
+    ]
 
 
 def digits_of(values: Any, digits: int = 6) -> list[float | None]:
-    """`values`, flattened, with so many significant digits as JSON takes them; None for what is not finite."""
-    return [json_number(value, digits) for value in np.asarray(values, dtype=float).ravel().tolist()]
+    """`values`, flattened, with so many significant digits as JSON takes them; None for what is not
+    finite.
+    """
+    return [
+        json_number(value, digits) for value in np.asarray(values, dtype=float).ravel().tolist()
+    ]
 
 
 def nested_digits(values: np.ndarray) -> list:
@@ -81,7 +105,9 @@ def nested_digits(values: np.ndarray) -> list:
 
 
 def focused_range(values: ArrayLike) -> tuple[float, float] | None:
-    """Limits of the axis without outliers, in the unit of `values` (any shape). None for fewer than six finite values.
+    """Limits of the axis without outliers, in the unit of `values` (any shape).
+
+    None for fewer than six finite values.
 
     NaN and infinite values are ignored.
     """
@@ -94,7 +120,10 @@ def focused_range(values: ArrayLike) -> tuple[float, float] | None:
 
 
 def global_range(values: ArrayLike) -> tuple[float, float] | None:
-    """Limits that show every finite value, with the same margin. None where there is no finite value."""
+    """Limits that show every finite value, with the same margin.
+
+    None where there is no finite value.
+    """
     numbers = np.asarray(values, dtype=np.float64).ravel()
     numbers = numbers[np.isfinite(numbers)]
     return with_margin(numbers) if numbers.size else None
@@ -108,7 +137,9 @@ def fences(numbers: np.ndarray) -> tuple[float, float]:
 
 
 def with_margin(numbers: np.ndarray) -> tuple[float, float]:
-    """Smallest and largest of `numbers`, 5 % of their spread further out; 1 where they are all equal."""
+    """Smallest and largest of `numbers`, 5 % of their spread further out; 1 where they are all
+    equal.
+    """
     low, high = float(numbers.min()), float(numbers.max())
     margin = MARGIN * (high - low) if high > low else 1.0
     return low - margin, high + margin

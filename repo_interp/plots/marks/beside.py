@@ -28,7 +28,15 @@ from matplotlib.ticker import MaxNLocator
 
 from repo_interp.plots.marks.arrays import nanmean, over_prompts
 from repo_interp.plots.marks.chart import Chart
-from repo_interp.plots.marks.drawing import colour_bar, double_axis, legend_below, panels, plain_decades, say, training_line
+from repo_interp.plots.marks.drawing import (
+    colour_bar,
+    double_axis,
+    legend_below,
+    panels,
+    plain_decades,
+    say,
+    training_line,
+)
 from repo_interp.plots.marks.grid import draw_cells, reach, scale
 from repo_interp.plots.marks.reading import axis_label, axis_name, ordered_spans, unit_label
 from repo_interp.plots.marks.runs import BESIDE, Runs, runs_with_values, spread
@@ -44,11 +52,14 @@ from repo_interp.plots.style import (
 )
 
 PANELS, COLUMNS = 8, 4
-"""Panels of layers, and how many in a row; of more layers the first, the last and some between are drawn."""
+"""Panels of layers, and how many in a row; of more layers the first, the last and some between are
+drawn.
+"""
 NAMES = 16
 """Most names of an axis in one figure."""
 LOG_ABOVE, LOG_BELOW = 50.0, 1e5
-"""Ratios of the largest to the smallest value, all positive, between which a scale is logarithmic."""
+"""Ratios of the largest to the smallest value, all positive, between which a scale is logarithmic.
+"""
 ALIKE = 8.0
 """Largest over smallest range of panels up to which they share an axis."""
 LINE = 0.8
@@ -56,9 +67,12 @@ LINE = 0.8
 _LINES = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#804020", "#4B2BD6", "#56B4E9", "#5A5A5A")
 
 
-def charts_of(name: str, array: xr.DataArray, runs: Runs, live: bool = False) -> Iterator["Lines | Dots | Maps"]:
-    """The charts of `array` [run, ...] by the rule of the module; their names begin with `name`. A coordinate `error` is drawn as
-    bars.
+def charts_of(
+    name: str, array: xr.DataArray, runs: Runs, live: bool = False
+) -> Iterator["Lines | Dots | Maps"]:
+    """The charts of `array` [run, ...] by the rule of the module; their names begin with `name`.
+
+    A coordinate `error` is drawn as bars.
 
     Nothing where no rule fits, or fewer than two of several runs have a value.
     """
@@ -67,46 +81,91 @@ def charts_of(name: str, array: xr.DataArray, runs: Runs, live: bool = False) ->
     prompts, values = array.sizes.get("prompt", 0), over_prompts(array)
     caption = f"{array.attrs.get('long_name', array.name)}{f', mean over {prompts} prompts' if prompts > 1 else ''}"
     heads = [dim for dim in ("layer", "head") if dim in values.dims]
-    names = [dim for dim in values.dims if dim not in ("run", *heads) and values[dim].dtype.kind in "OUST"]
-    for dim in [dim for dim in names if runs.steps is None and all(str(label).isdecimal() for label in values[dim].values)]:
+    names = [
+        dim
+        for dim in values.dims
+        if dim not in ("run", *heads) and values[dim].dtype.kind in "OUST"
+    ]
+    for dim in [
+        dim
+        for dim in names
+        if runs.steps is None and all(str(label).isdecimal() for label in values[dim].values)
+    ]:
         named = (dim, values[dim].values.astype(int), values[dim].attrs)
         values = values.assign_coords({dim: named}).sortby(dim)  # lengths, as test sets are called
         names.remove(dim)
     numbers = [dim for dim in values.dims if dim not in ("run", *heads, *names)]
     for suffix, chart, of in _charts(values, runs, heads, names, numbers):
         named = "_".join(filter(None, (name, suffix)))
-        yield replace(chart, name=named, live=live, caption=f"{caption[:1].upper()}{caption[1:]}{of}.")
+        yield replace(
+            chart, name=named, live=live, caption=f"{caption[:1].upper()}{caption[1:]}{of}."
+        )
 
 
 def _charts(
-    values: xr.DataArray, runs: Runs, heads: list[str], names: list[Hashable], numbers: list[Hashable]
+    values: xr.DataArray,
+    runs: Runs,
+    heads: list[str],
+    names: list[Hashable],
+    numbers: list[Hashable],
 ) -> Iterator[tuple[str, "Lines | Dots | Maps", str]]:
     """The end of the name of every figure, its chart, and the end of its caption."""
     if not names and not numbers and not heads:
         names, values = ["of"], values.expand_dims(of=[str(values.name)])
     if len(numbers) == 2 and not names and all(str(dim).endswith("_block") for dim in numbers):
         moved = values.transpose("run", *heads, ...)
-        squares = ((moved - moved.isel(run=0)) ** 2).isel(run=slice(1, None)).mean(["run", *numbers]).fillna(-1.0)
+        squares = (
+            ((moved - moved.isel(run=0)) ** 2)
+            .isel(run=slice(1, None))
+            .mean(["run", *numbers])
+            .fillna(-1.0)
+        )
         head = {str(dim): int(place) for dim, place in squares.argmax(...).items()} if heads else {}
         named = ", ".join(f"{dim} {int(moved[dim][place])}" for dim, place in head.items())
-        yield "", Maps(moved.isel(head), runs, named), f". {named}, the head in which the runs differ most"
+        yield (
+            "",
+            Maps(moved.isel(head), runs, named),
+            f". {named}, the head in which the runs differ most",
+        )
     elif not names and not numbers and len(heads) == 2:
-        yield "", Maps(values, runs, f"{values.sizes['layer']} layers of {values.sizes['head']} heads"), ""
+        yield (
+            "",
+            Maps(values, runs, f"{values.sizes['layer']} layers of {values.sizes['head']} heads"),
+            "",
+        )
         yield from _over_steps(values, runs, "over_steps")
     elif not names and not numbers and heads == ["layer"]:
         yield "", Lines(values, runs, "layer"), ""
     elif len(names) == 1 and not numbers:
-        chart = Dots(values, runs, names[0]) if runs.steps is None else Lines(values, runs, "run", names[0])
+        chart = (
+            Dots(values, runs, names[0])
+            if runs.steps is None
+            else Lines(values, runs, "run", names[0])
+        )
         yield "", chart, ""
-        for label in [name for name in names_along(values, names[0]) if "." not in name] if len(heads) == 2 else ():
+        for label in (
+            [name for name in names_along(values, names[0]) if "." not in name]
+            if len(heads) == 2
+            else ()
+        ):
             yield from _over_steps(_named(values, names[0], label), runs, f"{label}_over_steps")
     elif numbers and len(names) + len(numbers) <= 3:
         x = max(numbers, key=lambda dim: values.sizes[dim])
         panel, apart = [*(dim for dim in [*numbers, *names] if dim != x), None, None][:2]
         if values.sizes[x] == 1 and panel is None:
-            yield "", Dots(values.assign_coords({x: [f"{label:g}" for label in values[x].values]}), runs, x), ""
+            yield (
+                "",
+                Dots(
+                    values.assign_coords({x: [f"{label:g}" for label in values[x].values]}), runs, x
+                ),
+                "",
+            )
         elif apart is None:
-            yield "", Lines(values, runs, x, panel=panel or ("layer" if "layer" in heads else None)), ""
+            yield (
+                "",
+                Lines(values, runs, x, panel=panel or ("layer" if "layer" in heads else None)),
+                "",
+            )
         else:
             for label in values[apart].values:
                 named = _named(values, apart, label)
@@ -115,16 +174,24 @@ def _charts(
 
 
 def _panels_of(values: xr.DataArray, panel: Hashable | None, labels: list[Any]) -> list[np.ndarray]:
-    return [values.values if label is None else values.sel({panel: label}).values for label in labels]
+    return [
+        values.values if label is None else values.sel({panel: label}).values for label in labels
+    ]
 
 
 def _named(values: xr.DataArray, axis: Hashable, label: Any) -> xr.DataArray:
     """`values` at `label` of `axis`, which its name then holds."""
-    return values.sel({axis: label}).assign_attrs(long_name=f"{values.attrs.get('long_name', values.name)}: {label}")
+    return values.sel({axis: label}).assign_attrs(
+        long_name=f"{values.attrs.get('long_name', values.name)}: {label}"
+    )
 
 
-def _over_steps(values: xr.DataArray, runs: Runs, suffix: str) -> Iterator[tuple[str, "Lines | Dots | Maps", str]]:
-    """`values` [run, layer, head] of the steps of a training: a line per head, their mean where heads are more than colours."""
+def _over_steps(
+    values: xr.DataArray, runs: Runs, suffix: str
+) -> Iterator[tuple[str, "Lines | Dots | Maps", str]]:
+    """`values` [run, layer, head] of the steps of a training: a line per head, their mean where
+    heads are more than colours.
+    """
     if runs.steps is not None:
         few = values.sizes["head"] <= len(_LINES)
         named = values.assign_coords(head=[f"head {number}" for number in values["head"].values])
@@ -133,10 +200,12 @@ def _over_steps(values: xr.DataArray, runs: Runs, suffix: str) -> Iterator[tuple
 
 @dataclass(frozen=True)
 class Maps(Chart):
-    """`values` [run, row, column] as maps with one colour scale, and their differences to the first run with another.
+    """`values` [run, row, column] as maps with one colour scale, and their differences to the first
+    run with another.
 
-    Two runs and their difference share a row; of more runs the differences are a second row. All runs are drawn where there is room, also
-    those that have no value. `detail`: a line below the title.
+    Two runs and their difference share a row; of more runs the differences are a second row. All
+    runs are drawn where there is room, also those that have no value. `detail`: a line below the
+    title.
     """
 
     values: xr.DataArray
@@ -150,7 +219,9 @@ class Maps(Chart):
     def figure(self) -> PaperFigure:
         """The chart as a figure."""
         values, runs = self.values, self.runs
-        values = values.transpose("run", *(dim for dim in ("layer", "head") if dim in values.dims), ...)
+        values = values.transpose(
+            "run", *(dim for dim in ("layer", "head") if dim in values.dims), ...
+        )
         if values.sizes["run"] > BESIDE:
             values = values.sel(run=spread(runs_with_values(values), BESIDE))
         names, data = [str(name) for name in values["run"].values], values.values.astype(float)
@@ -167,21 +238,42 @@ class Maps(Chart):
         finite = data[np.isfinite(data)]
         colours, norm = scale(data)
         end = reach(differences[others][np.isfinite(differences[others])])
-        looks = {"cmap": colours, "norm": LogNorm(finite.min(), finite.max()) if logarithmic else norm}
+        looks = {
+            "cmap": colours,
+            "norm": LogNorm(finite.min(), finite.max()) if logarithmic else norm,
+        }
         apart = {"cmap": "PuOr", "norm": TwoSlopeNorm(0, -end, end)}
-        drawn = [(axes[0, place], data[place], f"map {name}", runs.title(name), looks) for place, name in enumerate(names)]
+        drawn = [
+            (axes[0, place], data[place], f"map {name}", runs.title(name), looks)
+            for place, name in enumerate(names)
+        ]
         for place in others:
-            title = f"{runs.title(names[place])} {'/' if logarithmic else '−'} {runs.title(names[base])}"
-            drawn.append((below[place], differences[place], f"difference {names[place]}", title, apart))
+            title = (
+                f"{runs.title(names[place])} {'/' if logarithmic else '−'} "
+                f"{runs.title(names[base])}"
+            )
+            drawn.append(
+                (below[place], differences[place], f"difference {names[place]}", title, apart)
+            )
         images = []
-        for (ax, cells, gid, title, look), name in zip(drawn, [*names, *(names[place] for place in others)], strict=True):
+        for (ax, cells, gid, title, look), name in zip(
+            drawn, [*names, *(names[place] for place in others)], strict=True
+        ):
             of_run = values.sel(run=name).copy(data=cells)
-            images.append(draw_cells(ax, of_run, {**look, "gid": gid}, most=10 if row == "layer" else 5))
+            images.append(
+                draw_cells(ax, of_run, {**look, "gid": gid}, most=10 if row == "layer" else 5)
+            )
             ax.set_title(title)
             if not np.isfinite(cells).any():
                 say(ax, "none", colour="#5A5A5A")
         used = [ax for ax, *_ in drawn]
-        _bar(figure, images[0], used[: len(names)], str(values.attrs.get("units", "")).removesuffix("1"), finite)
+        _bar(
+            figure,
+            images[0],
+            used[: len(names)],
+            str(values.attrs.get("units", "")).removesuffix("1"),
+            finite,
+        )
         if others:
             label = "log₁₀ of the ratio" if logarithmic else "difference"
             _bar(figure, images[-1], used[len(names) :], label, differences[others])
@@ -193,9 +285,11 @@ class Maps(Chart):
 
 @dataclass(frozen=True)
 class Lines(Chart):
-    """`values` [run, x, ...] as one line per label of `line`: the mean over all that has no axis, with a band of its middle half.
+    """`values` [run, x, ...] as one line per label of `line`: the mean over all that has no axis,
+    with a band of its middle half.
 
-    `x`: an axis of numbers; "run": the training step. `line` None: a single line. `panel`: an axis with one panel per label; None: one.
+    `x`: an axis of numbers; "run": the training step. `line` None: a single line. `panel`: an axis
+    with one panel per label; None: one.
     """
 
     values: xr.DataArray
@@ -218,23 +312,55 @@ class Lines(Chart):
         if x == "run" and runs.steps is not None:
             steps = [runs.steps[runs.names.index(str(name))] for name in values["run"].values]
             values = values.assign_coords(run=("run", steps, {"long_name": "training step"}))
-        places, of_scheme = values[x].values.astype(float), len(looks) == 1 and panel == "layer" and "scheme" in values.coords
+        places, of_scheme = (
+            values[x].values.astype(float),
+            len(looks) == 1 and panel == "layer" and "scheme" in values.coords,
+        )
         width = PAGE_WIDTH if len(labels) > 2 else 0.55 * PAGE_WIDTH * len(labels)
-        spans = [float(np.ptp(part[np.isfinite(part)])) for part in _panels_of(values, panel, labels) if np.isfinite(part).any()]
+        spans = [
+            float(np.ptp(part[np.isfinite(part)]))
+            for part in _panels_of(values, panel, labels)
+            if np.isfinite(part).any()
+        ]
         alike = not spans or max(spans) <= ALIKE * min(spans)
-        figure, axes = panels(len(labels), COLUMNS, 1.7 if len(labels) == 1 else 1.35, 0.75, width, sharex=True, sharey=alike)
+        figure, axes = panels(
+            len(labels),
+            COLUMNS,
+            1.7 if len(labels) == 1 else 1.35,
+            0.75,
+            width,
+            sharex=True,
+            sharey=alike,
+        )
         for label, ax in zip(labels, axes, strict=True):
             of_panel = values if label is None else values.sel({panel: label})
             for name, look in looks.items():
-                chosen = (of_panel if name is None else of_panel.sel({line: name})).transpose(x, ...)
+                chosen = (of_panel if name is None else of_panel.sel({line: name})).transpose(
+                    x, ...
+                )
                 of_line = chosen.values.reshape(len(places), -1)
                 known = np.isfinite(of_line).any(axis=1)
                 if known.any():
-                    look = {**look, **({"color": scheme_colour(str(chosen["scheme"].item()))} if of_scheme else {})}
-                    _line(ax, places[known], of_line[known], look, str(label if name is None else name))
+                    look = {
+                        **look,
+                        **(
+                            {"color": scheme_colour(str(chosen["scheme"].item()))}
+                            if of_scheme
+                            else {}
+                        ),
+                    }
+                    _line(
+                        ax,
+                        places[known],
+                        of_line[known],
+                        look,
+                        str(label if name is None else name),
+                    )
                 if "error" in chosen.coords:
                     ends = chosen.values + np.multiply.outer((-1, 1), chosen["error"].values)
-                    ax.vlines(places, *ends, color=look["color"], linewidth=0.7, gid=f"error {name}")
+                    ax.vlines(
+                        places, *ends, color=look["color"], linewidth=0.7, gid=f"error {name}"
+                    )
             ax.set_title("" if label is None else f"{axis_name(panel)} {label}")
             ax.grid(axis="y")
             if x == "run" and is_logarithmic(values.values):
@@ -244,18 +370,31 @@ class Lines(Chart):
                 ax.locator_params(axis="y", nbins=5)
             if x != "run" and (places == places.round()).all():
                 ax.xaxis.set_major_locator(MaxNLocator(5, integer=True))
-            if x != "run" and 1 < len(places) <= 10 and places.min() > 0 and places.max() / places.min() >= 4:
+            if (
+                x != "run"
+                and 1 < len(places) <= 10
+                and places.min() > 0
+                and places.max() / places.min() >= 4
+            ):
                 double_axis(ax, places)
             if "limits" in values.attrs:
                 ax.set_ylim(*values.attrs["limits"])
             if "training_length" in values.attrs:
                 training_line(ax, values.attrs["training_length"])
         name_columns(axes, COLUMNS, "training step" if x == "run" else axis_label(values, str(x)))
-        figure.supylabel(str(values.attrs.get("units", "")).removesuffix("1") or axis_name(values.name))
-        some = (
-            f"{len(labels)} of {values.sizes[panel]} {axis_name(panel)}s" if panel and len(labels) < values.sizes[panel] else ""
+        figure.supylabel(
+            str(values.attrs.get("units", "")).removesuffix("1") or axis_name(values.name)
         )
-        name_figure(figure, _title(values), "; ".join(filter(None, [_averaged_over(values, x, panel, line), some])))
+        some = (
+            f"{len(labels)} of {values.sizes[panel]} {axis_name(panel)}s"
+            if panel and len(labels) < values.sizes[panel]
+            else ""
+        )
+        name_figure(
+            figure,
+            _title(values),
+            "; ".join(filter(None, [_averaged_over(values, x, panel, line), some])),
+        )
         if line is not None and (line != "run" or len(runs.names) > 1):
             handles = [Line2D([], [], markersize=3, **look) for look in looks.values()]
             legend_below(figure, runs.handles([*map(str, looks)]) if line == "run" else handles)
@@ -264,7 +403,9 @@ class Lines(Chart):
 
 @dataclass(frozen=True)
 class Dots(Chart):
-    """`values` [run, axis, ...] with names on `axis` as one dot per run and name, the mean over all else; a line: the middle half."""
+    """`values` [run, axis, ...] with names on `axis` as one dot per run and name, the mean over all
+    else; a line: the middle half.
+    """
 
     values: xr.DataArray
     runs: Runs
@@ -278,7 +419,9 @@ class Dots(Chart):
         """The chart as a figure."""
         values, runs, axis = self.values, self.runs, self.axis
         names = names_along(values, axis)
-        values = values.sel({axis: names, "run": runs_with_values(values)}).transpose("run", axis, ...)
+        values = values.sel({axis: names, "run": runs_with_values(values)}).transpose(
+            "run", axis, ...
+        )
         shown = [str(name) for name in values["run"].values]
         flat = values.values.reshape(len(shown), len(names), -1)
         means = nanmean(flat, axis=2)
@@ -288,11 +431,32 @@ class Dots(Chart):
             look = runs.looks[name]
             y = np.arange(len(names)) + 0.7 * ((row + 0.5) / len(shown) - 0.5)
             if flat.shape[2] > 1:
-                ax.hlines(y, *_quartiles(flat[row]), color=look["color"], linewidth=1.4, alpha=0.45, gid=f"middle half {name}")
+                ax.hlines(
+                    y,
+                    *_quartiles(flat[row]),
+                    color=look["color"],
+                    linewidth=1.4,
+                    alpha=0.45,
+                    gid=f"middle half {name}",
+                )
             if "error" in values.coords:
                 error = values["error"].broadcast_like(values).transpose("run", axis).values[row]
-                ax.hlines(y, means[row] - error, means[row] + error, color=look["color"], linewidth=0.7, gid=f"error {name}")
-            ax.plot(means[row], y, look["marker"], color=look["color"], markersize=3.6, gid=f"mean {name}")
+                ax.hlines(
+                    y,
+                    means[row] - error,
+                    means[row] + error,
+                    color=look["color"],
+                    linewidth=0.7,
+                    gid=f"error {name}",
+                )
+            ax.plot(
+                means[row],
+                y,
+                look["marker"],
+                color=look["color"],
+                markersize=3.6,
+                gid=f"mean {name}",
+            )
         ax.set_yticks(range(len(names)), names)
         ax.set(ylim=(len(names) - 0.5, -0.5), xlabel=unit_label(axis_name(values.name), values))
         if is_logarithmic(means):
@@ -305,16 +469,27 @@ class Dots(Chart):
             ax.locator_params(axis="x", nbins=4)
             ax.axvline(0, color="#8A8A8A", linewidth=0.6, zorder=0)
         ax.grid(axis="x")
-        name_figure(figure, str(values.attrs.get("long_name", values.name)), _averaged_over(values, axis, None))
+        name_figure(
+            figure,
+            str(values.attrs.get("long_name", values.name)),
+            _averaged_over(values, axis, None),
+        )
         if len(shown) > 1:
-            handles = [Line2D([], [], markersize=3.6, **{**runs.looks[name], "linestyle": "none"}) for name in shown]
+            handles = [
+                Line2D([], [], markersize=3.6, **{**runs.looks[name], "linestyle": "none"})
+                for name in shown
+            ]
             legend_below(figure, handles)
         return figure
 
 
 def names_along(values: xr.DataArray, axis: Hashable) -> list[str]:
     """The names on `axis` that have any value, in reading order, at most `NAMES`."""
-    names = [str(name) for name in values[axis].values if np.isfinite(values.sel({axis: name}).values).any()]
+    names = [
+        str(name)
+        for name in values[axis].values
+        if np.isfinite(values.sel({axis: name}).values).any()
+    ]
     if axis == "span":
         names = ordered_spans(names)
         names = [name for name in names if "." not in name] if len(names) > NAMES else names
@@ -328,7 +503,9 @@ def name_figure(figure: PaperFigure, title: str, detail: str) -> None:
 
 
 def name_columns(axes: Sequence[Axes], columns: int, label: str) -> None:
-    """Write `label` below the lowest of `axes` in every one of `columns`, under which there may be places without a panel."""
+    """Write `label` below the lowest of `axes` in every one of `columns`, under which there may be
+    places without a panel.
+    """
     for lowest in axes[-columns:]:
         lowest.set_xlabel(label)
         lowest.tick_params(labelbottom=True)
@@ -337,11 +514,17 @@ def name_columns(axes: Sequence[Axes], columns: int, label: str) -> None:
 def is_logarithmic(data: np.ndarray) -> bool:
     """Whether values, all positive, spread so far that a scale of them is logarithmic."""
     finite = data[np.isfinite(data)]
-    return bool(finite.size and finite.min() > 0 and LOG_ABOVE < finite.max() / finite.min() < LOG_BELOW)
+    return bool(
+        finite.size and finite.min() > 0 and LOG_ABOVE < finite.max() / finite.min() < LOG_BELOW
+    )
 
 
-def _looks(values: xr.DataArray, runs: Runs, line: Hashable | None) -> dict[str | None, Mapping[str, Any]]:
-    """What every line looks like: runs as they always do, spans and patterns in their colours, darkened to be read as lines."""
+def _looks(
+    values: xr.DataArray, runs: Runs, line: Hashable | None
+) -> dict[str | None, Mapping[str, Any]]:
+    """What every line looks like: runs as they always do, spans and patterns in their colours,
+    darkened to be read as lines.
+    """
     if line == "run":
         return {str(name): runs.looks[str(name)] for name in values["run"].values}
     look = {"linestyle": "-", "marker": "o"}
@@ -350,22 +533,36 @@ def _looks(values: xr.DataArray, runs: Runs, line: Hashable | None) -> dict[str 
     names = names_along(values, line)
     names = [name for name in names if line != "span" or "." not in name] or names
     known = (
-        span_colours(names) if line == "span" else PATTERN_COLOURS if line == "pattern" else values[line].attrs.get("colours", {})
+        span_colours(names)
+        if line == "span"
+        else PATTERN_COLOURS
+        if line == "pattern"
+        else values[line].attrs.get("colours", {})
     )
     fixed = {name: darker(colour, LINE) for name, colour in known.items()}
     return {
-        name: {**look, "color": fixed.get(name, _LINES[place % len(_LINES)]), "label": name} for place, name in enumerate(names)
+        name: {**look, "color": fixed.get(name, _LINES[place % len(_LINES)]), "label": name}
+        for place, name in enumerate(names)
     }
 
 
 def _line(ax: Axes, x: np.ndarray, values: np.ndarray, look: Mapping[str, Any], name: str) -> None:
     if values.shape[1] > 1:
-        ax.fill_between(x, *_quartiles(values), color=look["color"], alpha=0.15, linewidth=0, gid=f"middle half {name}")
+        ax.fill_between(
+            x,
+            *_quartiles(values),
+            color=look["color"],
+            alpha=0.15,
+            linewidth=0,
+            gid=f"middle half {name}",
+        )
     marks = {"markersize": 2.4} if len(x) <= 16 else {"marker": ""}
     ax.plot(x, nanmean(values, axis=1), gid=f"mean {name}", **{**look, **marks})
 
 
-def _bar(figure: PaperFigure, image: Any, axes: Sequence[Axes], label: str, data: np.ndarray) -> None:
+def _bar(
+    figure: PaperFigure, image: Any, axes: Sequence[Axes], label: str, data: np.ndarray
+) -> None:
     beyond = bool(np.nanmax(np.abs(data)) > image.norm.vmax * (1 + 1e-9))
     look = {"pad": 0.02, "fraction": 0.04, "aspect": 18, "extend": "both" if beyond else "neither"}
     bar = colour_bar(figure, image, list(axes), label, **look)
@@ -382,7 +579,11 @@ def _quartiles(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 def _averaged_over(values: xr.DataArray, *apart: Hashable | None) -> str:
     """What a line and its band are: "mean and middle half over 4 layers of 4 heads"."""
-    rest = [f"{values.sizes[dim]} {dim}s" for dim in ("layer", "head") if dim in values.dims and dim not in apart]
+    rest = [
+        f"{values.sizes[dim]} {dim}s"
+        for dim in ("layer", "head")
+        if dim in values.dims and dim not in apart
+    ]
     return f"mean and middle half over {' of '.join(rest)}" if rest else ""
 
 

@@ -1,4 +1,6 @@
-"""Charts: what a view gives of a run. A chart is a labelled array with all that the figure and the page need.
+"""Charts: what a view gives of a run.
+
+A chart is a labelled array with all that the figure and the page need.
 
 Heads    a number per layer and head             Grid     cells of two axes, panels side by side
 Names    a name per layer and head               Lines, Dots    the means over all that has no axis of its own

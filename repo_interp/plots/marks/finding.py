@@ -1,4 +1,6 @@
-"""A sentence about a run: a number that passed its threshold or its null, and where its reader finds it confirmed."""
+"""A sentence about a run: a number that passed its threshold or its null, and where its reader
+finds it confirmed.
+"""
 
 from __future__ import annotations
 
@@ -24,25 +26,43 @@ class Finding:
     prompt: int | None = None
     token: int | None = None
     variable: str = ""
-    """The variable of the group that the page colours heads by; empty: that of the group's first map."""
+    """The variable of the group that the page colours heads by; empty: that of the group's first
+    map.
+    """
 
     @property
     def place(self) -> str:
         """Where to look: "L2 H0, prompt 3"; empty where the sentence is about the whole run."""
-        head = f"L{self.layer}" + ("" if self.head is None else f" H{self.head}") if self.layer is not None else ""
+        head = (
+            f"L{self.layer}" + ("" if self.head is None else f" H{self.head}")
+            if self.layer is not None
+            else ""
+        )
         named = (
             head,
-            *(f"{name} {value}" for name, value in (("prompt", self.prompt), ("token", self.token)) if value is not None),
+            *(
+                f"{name} {value}"
+                for name, value in (("prompt", self.prompt), ("token", self.token))
+                if value is not None
+            ),
         )
         return ", ".join(part for part in named if part)
 
 
 def heads_named(heads: Sequence[tuple[int, int]], most: int = 4, per_layer: int = 0) -> str:
-    """Heads as text: "L0 H0-H3", "L0 H1, L2 H0 and 7 more"; "L3" where a layer has `per_layer` heads and all are among them."""
+    """Heads as text: "L0 H0-H3", "L0 H1, L2 H0 and 7 more"; "L3" where a layer has `per_layer`
+    heads and all are among them.
+    """
     runs = []
-    for _, some in groupby(enumerate(sorted(heads)), key=lambda each: (each[1][0], each[1][1] - each[0])):
+    for _, some in groupby(
+        enumerate(sorted(heads)), key=lambda each: (each[1][0], each[1][1] - each[0])
+    ):
         run = [head for _, head in some]
-        of_layer = f" H{run[0][1]}" + (f"-H{run[-1][1]}" if len(run) > 1 else "") if len(run) != per_layer else ""
+        of_layer = (
+            f" H{run[0][1]}" + (f"-H{run[-1][1]}" if len(run) > 1 else "")
+            if len(run) != per_layer
+            else ""
+        )
         runs.append((f"L{run[0][0]}{of_layer}", len(run)))
     shown = runs[:most]
     rest = len(heads) - sum(count for _, count in shown)

@@ -1,4 +1,7 @@
-"""Cells of two axes: a map on given axes, and panels of maps side by side on one colour scale. Knows nothing about what cells hold."""
+"""Cells of two axes: a map on given axes, and panels of maps side by side on one colour scale.
+
+Knows nothing about what cells hold.
+"""
 
 from __future__ import annotations
 
@@ -24,19 +27,29 @@ from repo_interp.plots.marks.drawing import (
     write_cells,
 )
 from repo_interp.plots.marks.reading import axis_label, schemes
-from repo_interp.plots.style import COLUMN_WIDTH, PAGE_HEIGHT, PAGE_WIDTH, PaperFigure, paper_figure, style
+from repo_interp.plots.style import (
+    COLUMN_WIDTH,
+    PAGE_HEIGHT,
+    PAGE_WIDTH,
+    PaperFigure,
+    paper_figure,
+    style,
+)
 
 MISSING = "#D9D9D9"
 """Colour of a cell without a value."""
 WRITTEN = (16, 8)
 """Most layers and heads of a map whose values are written in its cells."""
 FEW, CLIPPED = 1024, 99.5
-"""Number of values above which a colour scale of both signs ends at this percentile of their sizes."""
+"""Number of values above which a colour scale of both signs ends at this percentile of their sizes.
+"""
 
 
 @dataclass(frozen=True)
 class Grid(Chart):
-    """Panels of cells by their titles, each [row, column]; values are written into the cells by the format `pattern`."""
+    """Panels of cells by their titles, each [row, column]; values are written into the cells by the
+    format `pattern`.
+    """
 
     name: str
     panels: Mapping[str, xr.DataArray]
@@ -64,19 +77,30 @@ class Grid(Chart):
         arrays = list(self.panels.values())
         rows, columns = arrays[0].shape
         width = self.width or min(PAGE_WIDTH, max(COLUMN_WIDTH, 0.7 + 0.4 * columns * len(arrays)))
-        figure = paper_figure(width, min(PAGE_HEIGHT, 0.95 + self.cell * max(1.0 / self.cell, rows)))
+        figure = paper_figure(
+            width, min(PAGE_HEIGHT, 0.95 + self.cell * max(1.0 / self.cell, rows))
+        )
         axes = figure.subplots(1, len(arrays), sharey=True, squeeze=False)[0].tolist()
         colours, norm = scale(np.stack([array.values for array in arrays]).astype(float))
-        images, crowded = [], arrays[0].dims[0] == "layer" and (rows > WRITTEN[0] or columns > WRITTEN[1])
+        images, crowded = (
+            [],
+            arrays[0].dims[0] == "layer" and (rows > WRITTEN[0] or columns > WRITTEN[1]),
+        )
         for ax, (title, array) in zip(axes, self.panels.items(), strict=True):
             look = self.looks.get(title) or self.look or {"cmap": colours, "norm": norm}
-            images.append(draw_cells(ax, array, look, "" if crowded else self.pattern, self.shown.get(title)))
+            images.append(
+                draw_cells(ax, array, look, "" if crowded else self.pattern, self.shown.get(title))
+            )
             ax.set_title(title)
             if ax is not axes[0]:
                 ax.set_ylabel("")
             if self.chosen is not None:
                 corner = self.chosen[1] - 0.5, self.chosen[0] - 0.5
-                ax.add_patch(Rectangle(corner, 1, 1, fill=False, edgecolor="black", linewidth=1.2, gid="choice"))
+                ax.add_patch(
+                    Rectangle(
+                        corner, 1, 1, fill=False, edgecolor="black", linewidth=1.2, gid="choice"
+                    )
+                )
         if self.bar is not None:
             colour_bar(figure, images[0], axes, **{"pad": 0.01, "fraction": 0.03, **self.bar})
         if self.title:
@@ -95,10 +119,12 @@ def draw_cells(
     most: int = 16,
     size: float = 5.6,
 ) -> AxesImage:
-    """Draw `values` [row, column] on `ax` by `look`, a colour map and a scale, with at most `most` labels along an axis.
+    """Draw `values` [row, column] on `ax` by `look`, a colour map and a scale, with at most `most`
+    labels along an axis.
 
-    `shown`: what colours stand for, where that is not the values; `pattern`: the format of numbers in the cells, of `size`
-    points; "" writes none. Swatches name the schemes of layers. Returns the image, for its colour bar.
+    `shown`: what colours stand for, where that is not the values; `pattern`: the format of numbers
+    in the cells, of `size` points; "" writes none. Swatches name the schemes of layers. Returns the
+    image, for its colour bar.
     """
     row, column = map(str, values.dims)
     numbers = values.values.astype(float)
@@ -118,11 +144,19 @@ def draw_cells(
 
 
 def _label(value: Any) -> str:
-    return value if isinstance(value, str) else f"{value:,}" if isinstance(value, int) else f"{value:g}"
+    return (
+        value
+        if isinstance(value, str)
+        else f"{value:,}"
+        if isinstance(value, int)
+        else f"{value:g}"
+    )
 
 
 def scale(data: np.ndarray) -> tuple[str, Normalize]:
-    """The colour map for `data` and its ends: diverging from 0 for values of both signs, else from 0 or the smallest."""
+    """The colour map for `data` and its ends: diverging from 0 for values of both signs, else from
+    0 or the smallest.
+    """
     finite = data[np.isfinite(data)]
     low, high = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 1.0)
     if low < 0 < high:
@@ -131,7 +165,9 @@ def scale(data: np.ndarray) -> tuple[str, Normalize]:
 
 
 def reach(finite: np.ndarray) -> float:
-    """Where a scale around 0 ends: at the largest size, of many values at all but the very largest."""
+    """Where a scale around 0 ends: at the largest size, of many values at all but the very
+    largest.
+    """
     sizes = np.abs(finite)
     largest = sizes.max(initial=0.0) or 1.0
     return float((np.percentile(sizes, CLIPPED) if sizes.size > FEW else 0.0) or largest)

@@ -1,8 +1,10 @@
-"""Charts of every head for the page, which draws those of the head that is chosen in the explorer: curves, images, arrows and numbers.
+"""Charts of every head for the page, which draws those of the head that is chosen in the explorer:
+curves, images, arrows and numbers.
 
     curves   float32, base64, [layer, head, point]          images   16 bits between the smallest and the largest value of a head
 
-Images are coarsened by means of 2 x 2 until all heads fit into `MOST_IMAGE` bytes. Knows nothing about what the values are.
+Images are coarsened by means of 2 x 2 until all heads fit into `MOST_IMAGE` bytes. Knows nothing
+about what the values are.
 """
 
 from __future__ import annotations
@@ -53,18 +55,28 @@ class HeadCurves(PageChart):
 
     def data(self) -> dict[str, Any]:
         """The chart as JSON; long curves are thinned evenly to `MOST_POINTS`."""
-        places = np.unique(np.linspace(0, len(self.at) - 1, min(MOST_POINTS, len(self.at))).round().astype(int))
+        places = np.unique(
+            np.linspace(0, len(self.at) - 1, min(MOST_POINTS, len(self.at))).round().astype(int)
+        )
         packed = {}
         for name, curve in self.curves.items():
             values = curve.transpose("layer", "head", ...).values[..., places]
             packed[name] = _base64(values, "<f4")
         axes = head_axes(next(iter(self.curves.values())))
-        return {"kind": "curves", **_plain(self), "at": digits_of(self.at[places]), "curves": packed, **axes}
+        return {
+            "kind": "curves",
+            **_plain(self),
+            "at": digits_of(self.at[places]),
+            "curves": packed,
+            **axes,
+        }
 
 
 @dataclass(frozen=True)
 class HeadImage(PageChart):
-    """Block means [layer, head, row, column] over the tokens of prompt `prompt`; `size`: tokens along a block."""
+    """Block means [layer, head, row, column] over the tokens of prompt `prompt`; `size`: tokens
+    along a block.
+    """
 
     title: str
     x: str
@@ -74,26 +86,42 @@ class HeadImage(PageChart):
     tokens: int
     prompt: int
     causal_logits: bool = False
-    """Whether rows are queries, columns keys and values logits, so that a row shows where a token looks."""
+    """Whether rows are queries, columns keys and values logits, so that a row shows where a token
+    looks.
+    """
 
     def data(self) -> dict[str, Any]:
         """The chart as JSON, coarsened until it fits."""
         values, size = self.values.transpose("layer", "head", ...).values.astype(float), self.size
         while 2 * values.size > MOST_IMAGE and min(values.shape[-2:]) > 1:
             values, size = _halved(values), 2 * size
-        low, high = (np.nan_to_num(end.reduce(values, axis=(2, 3)), posinf=0, neginf=0) for end in (np.fmin, np.fmax))
+        low, high = (
+            np.nan_to_num(end.reduce(values, axis=(2, 3)), posinf=0, neginf=0)
+            for end in (np.fmin, np.fmax)
+        )
         spread = np.where(high > low, high - low, 1.0)
         with np.errstate(invalid="ignore"):
-            levels = np.round((values - low[..., None, None]) / spread[..., None, None] * (NOTHING - 1))
+            levels = np.round(
+                (values - low[..., None, None]) / spread[..., None, None] * (NOTHING - 1)
+            )
         packed = np.where(np.isfinite(levels), levels, NOTHING)
         scales = {"low": nested_digits(low), "spread": nested_digits(spread)}
         shape = {"rows": values.shape[-2], "columns": values.shape[-1], "size": size}
-        return {"kind": "image", **_plain(self), **shape, **scales, "values": _base64(packed), **head_axes(self.values)}
+        return {
+            "kind": "image",
+            **_plain(self),
+            **shape,
+            **scales,
+            "values": _base64(packed),
+            **head_axes(self.values),
+        }
 
 
 @dataclass(frozen=True)
 class HeadArrows(PageChart):
-    """Complex numbers `real` + i `imaginary` [layer, head, component] as arrows from 0, `strong` ones coloured."""
+    """Complex numbers `real` + i `imaginary` [layer, head, component] as arrows from 0, `strong`
+    ones coloured.
+    """
 
     title: str
     x: str
@@ -104,7 +132,10 @@ class HeadArrows(PageChart):
     def data(self) -> dict[str, Any]:
         """The chart as JSON."""
         parts = {"real": self.real, "imaginary": self.imaginary, "strong": self.strong}
-        packed = {name: nested_digits(part.transpose("layer", "head", ...).values) for name, part in parts.items()}
+        packed = {
+            name: nested_digits(part.transpose("layer", "head", ...).values)
+            for name, part in parts.items()
+        }
         return {"kind": "arrows", **_plain(self), **packed, **head_axes(self.real)}
 
 
@@ -118,15 +149,20 @@ class HeadNumber(PageChart):
     def data(self) -> dict[str, Any]:
         """The numbers as JSON."""
         values = self.values.transpose("prompt", "layer", "head")
-        numbers = {"prompts": values["prompt"].values.tolist(), "values": nested_digits(values.values)}
+        numbers = {
+            "prompts": values["prompt"].values.tolist(),
+            "values": nested_digits(values.values),
+        }
         return {"kind": "number", **_plain(self), **numbers, **head_axes(values)}
 
 
 @dataclass(frozen=True)
 class PromptRows:
-    """The largest attention `weights` [layer, head, query, rank] of tokens of prompt `prompt`, and the `keys` that they are on.
+    """The largest attention `weights` [layer, head, query, rank] of tokens of prompt `prompt`, and
+    the `keys` that they are on.
 
-    `totals` [layer, head, query]: the logarithm of the sum of exponentials of each row's logits, so that logit = ln weight + total.
+    `totals` [layer, head, query]: the logarithm of the sum of exponentials of each row's logits, so
+    that logit = ln weight + total.
     """
 
     prompt: int
@@ -135,29 +171,49 @@ class PromptRows:
     totals: xr.DataArray
 
     def data(self) -> dict[str, Any]:
-        """The rows as JSON: of every weight its logarithm in 16 bits between `LEAST_LOGARITHM` and 0, 32 bits per key and total.
+        """The rows as JSON: of every weight its logarithm in 16 bits between `LEAST_LOGARITHM` and
+        0, 32 bits per key and total.
 
-        As many ranks as fit into `MOST_ROWS` bytes, `FEWEST_RANKS` at least; where these do not fit, fewer rows, evenly spread.
+        As many ranks as fit into `MOST_ROWS` bytes, `FEWEST_RANKS` at least; where these do not
+        fit, fewer rows, evenly spread.
         """
         per_rank = 6 * self.weights.isel(rank=0).size
         ranks = min(self.weights.sizes["rank"], max(FEWEST_RANKS, MOST_ROWS // per_rank))
-        rows = min(self.weights.sizes["query"], max(1, self.weights.sizes["query"] * MOST_ROWS // (per_rank * ranks)))
+        rows = min(
+            self.weights.sizes["query"],
+            max(1, self.weights.sizes["query"] * MOST_ROWS // (per_rank * ranks)),
+        )
         shown = np.unique(np.linspace(0, self.weights.sizes["query"] - 1, rows).round().astype(int))
         weights, keys = (
-            part.transpose("layer", "head", "query", "rank").values[:, :, shown, :ranks] for part in (self.weights, self.keys)
+            part.transpose("layer", "head", "query", "rank").values[:, :, shown, :ranks]
+            for part in (self.weights, self.keys)
         )
         with np.errstate(divide="ignore", invalid="ignore"):
             logarithms = np.clip(np.log(weights), LEAST_LOGARITHM, 0)
-            levels = np.where(keys < 0, NOTHING, np.round((1 - logarithms / LEAST_LOGARITHM) * (NOTHING - 1)))
+            levels = np.where(
+                keys < 0, NOTHING, np.round((1 - logarithms / LEAST_LOGARITHM) * (NOTHING - 1))
+            )
         totals = self.totals.transpose("layer", "head", "query").values[..., shown]
-        packed = {"weights": _base64(levels), "keys": _base64(keys, "<i4"), "totals": _base64(totals, "<f4")}
+        packed = {
+            "weights": _base64(levels),
+            "keys": _base64(keys, "<i4"),
+            "totals": _base64(totals, "<f4"),
+        }
         queries = self.weights["query"].values
-        return {"prompt": self.prompt, "kept": len(queries), "queries": queries[shown].tolist(), "ranks": ranks, **packed}
+        return {
+            "prompt": self.prompt,
+            "kept": len(queries),
+            "queries": queries[shown].tolist(),
+            "ranks": ranks,
+            **packed,
+        }
 
 
 @dataclass(frozen=True)
 class HeadRows(PageChart):
-    """Rows of attention of several prompts, as many of the first ones as fit into `MOST_OTHER_ROWS` bytes beside the first."""
+    """Rows of attention of several prompts, as many of the first ones as fit into `MOST_OTHER_ROWS`
+    bytes beside the first.
+    """
 
     title: str
     prompts: Sequence[PromptRows]
@@ -177,7 +233,9 @@ class HeadRows(PageChart):
 
 @dataclass(frozen=True)
 class NextTokens(PageChart):
-    """Probabilities [token, rank] of the likeliest next tokens of prompt `prompt`, what they are called, and of those that do follow."""
+    """Probabilities [token, rank] of the likeliest next tokens of prompt `prompt`, what they are
+    called, and of those that do follow.
+    """
 
     title: str
     probabilities: xr.DataArray
@@ -211,8 +269,12 @@ def _base64(values: np.ndarray, kind: str = "<u2") -> str:
 
 
 def _halved(values: np.ndarray) -> np.ndarray:
-    """Means of 2 x 2 neighbours along the last two axes, without NaN; an odd last row or column stays by itself."""
+    """Means of 2 x 2 neighbours along the last two axes, without NaN; an odd last row or column
+    stays by itself.
+    """
     rows, columns = values.shape[-2:]
-    padded = np.pad(values, [(0, 0), (0, 0), (0, rows % 2), (0, columns % 2)], constant_values=np.nan)
+    padded = np.pad(
+        values, [(0, 0), (0, 0), (0, rows % 2), (0, columns % 2)], constant_values=np.nan
+    )
     split = padded.reshape(*values.shape[:2], -(-rows // 2), 2, -(-columns // 2), 2)
     return nanmean(split, axis=(3, 5))

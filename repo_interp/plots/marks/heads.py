@@ -1,4 +1,5 @@
-"""Values of every head, layer by layer: as a map, as dots over a control, as a table by layer, and as the map that a page lets one click.
+"""Values of every head, layer by layer: as a map, as dots over a control, as a table by layer, and
+as the map that a page lets one click.
 
     map    a cell per layer and head; values of both signs diverge from 0
     dot    mean over prompts of the head's score        grey bar   the same of the control
@@ -21,11 +22,26 @@ from matplotlib.lines import Line2D
 
 from repo_interp.plots.marks.arrays import MEAN, digits_of, nanmean, nested_digits
 from repo_interp.plots.marks.chart import Chart
-from repo_interp.plots.marks.drawing import colour_bar, legend_below, name_ticks, say, scheme_handles, scheme_swatches
+from repo_interp.plots.marks.drawing import (
+    colour_bar,
+    legend_below,
+    name_ticks,
+    say,
+    scheme_handles,
+    scheme_swatches,
+)
 from repo_interp.plots.marks.grid import MISSING, WRITTEN, draw_cells, scale
 from repo_interp.plots.marks.reading import head_axes, schemes, unit_label
 from repo_interp.plots.marks.table import Cell, Table, cells
-from repo_interp.plots.style import COLUMN_WIDTH, PAGE_WIDTH, PaperFigure, paper_figure, scheme_colour, scheme_name, style
+from repo_interp.plots.style import (
+    COLUMN_WIDTH,
+    PAGE_WIDTH,
+    PaperFigure,
+    paper_figure,
+    scheme_colour,
+    scheme_name,
+    style,
+)
 
 CONTROL = "#8A8A8A"
 """Colour of a control."""
@@ -35,8 +51,8 @@ SHADES = 9
 
 @dataclass(frozen=True)
 class Heads(Chart):
-    """`values` [layer, head] with `long_name` and `units`, as a figure and as the page's map of heads; and what a control gives
-    in their place.
+    """`values` [layer, head] with `long_name` and `units`, as a figure and as the page's map of
+    heads; and what a control gives in their place.
     """
 
     values: xr.DataArray
@@ -44,7 +60,9 @@ class Heads(Chart):
     prompts: xr.DataArray | None = None
     """The same [prompt, layer, head], of which `values` are the means."""
     learned: bool = False
-    """Whether only heads of layers that learn positions, where any does, are worth naming: those of others are alike."""
+    """Whether only heads of layers that learn positions, where any does, are worth naming: those of
+    others are alike.
+    """
     colours: np.ndarray | None = None
     """Colours [layer, head], where they stand for something else than the values."""
     name: str = ""
@@ -55,27 +73,34 @@ class Heads(Chart):
         return head_grid_figure(self.values)
 
     def data(self) -> dict[str, Any]:
-        """The map as JSON: `values` and `control` by layer and head with six significant digits, the colour of every cell, and
-        over which prompts the values are means.
+        """The map as JSON: `values` and `control` by layer and head with six significant digits,
+        the colour of every cell, and over which prompts the values are means.
         """
         values = self.values.transpose("layer", "head")
         data = values.values.astype(float)
         colours, norm = scale(data)
         shades = np.vectorize(to_hex, signature="(n)->()")(mpl.colormaps[colours](norm(data)))
         control = None if self.control is None else self.control.transpose("layer", "head")
-        prompts = None if self.prompts is None else self.prompts.transpose("prompt", "layer", "head")
+        prompts = (
+            None if self.prompts is None else self.prompts.transpose("prompt", "layer", "head")
+        )
         return {
             "title": _title(values),
             "variable": str(values.name or ""),
             "mean": str(values.attrs.get(MEAN, "")),
             **head_axes(values),
             "values": nested_digits(data),
-            "colours": np.where(np.isfinite(data), shades if self.colours is None else self.colours, MISSING).tolist(),
+            "colours": np.where(
+                np.isfinite(data), shades if self.colours is None else self.colours, MISSING
+            ).tolist(),
             "scale": [to_hex(shade) for shade in mpl.colormaps[colours](np.linspace(0, 1, SHADES))]
             if self.colours is None
             else None,
             "ends": digits_of([norm.vmin, norm.vmax]),
-            "prompts": {"numbers": prompts["prompt"].values.tolist(), "values": nested_digits(prompts.values)}
+            "prompts": {
+                "numbers": prompts["prompt"].values.tolist(),
+                "values": nested_digits(prompts.values),
+            }
             if prompts is not None and prompts.sizes["prompt"] > 1
             else None,
             "control": None if control is None else nested_digits(control.values),
@@ -83,14 +108,20 @@ class Heads(Chart):
 
 
 def head_grid(values: xr.DataArray, ax: Axes, limits: tuple[float, float] | None = None) -> Axes:
-    """Draw `values` (layer, head) on `ax`; its name and units become the title, with what it is the mean of. NaN is grey, values of both
-    signs diverge from 0.
+    """Draw `values` (layer, head) on `ax`; its name and units become the title, with what it is the
+    mean of.
 
-    Colours end at `limits`, where these are given - and diverge where these have both signs -, else at the values' own. Few heads have
-    their values written in their cells.
+    NaN is grey, values of both signs diverge from 0.
+
+    Colours end at `limits`, where these are given - and diverge where these have both signs -, else
+    at the values' own. Few heads have their values written in their cells.
     """
     values = values.transpose("layer", "head")
-    colours, norm = scale(values.values) if limits is None else (scale(np.array(limits))[0], Normalize(*limits, clip=True))
+    colours, norm = (
+        scale(values.values)
+        if limits is None
+        else (scale(np.array(limits))[0], Normalize(*limits, clip=True))
+    )
     few = values.sizes["layer"] <= WRITTEN[0] and values.sizes["head"] <= WRITTEN[1]
     shown = draw_cells(ax, values, {"cmap": colours, "norm": norm}, ".3g" if few else "")
     colour_bar(ax.figure, shown, ax, pad=0.02, fraction=0.05)
@@ -100,7 +131,9 @@ def head_grid(values: xr.DataArray, ax: Axes, limits: tuple[float, float] | None
 
 @style()
 def head_grid_figure(values: xr.DataArray) -> PaperFigure:
-    """`values` (layer, head) as `head_grid` draws them, with the schemes below, at the width that so many heads need."""
+    """`values` (layer, head) as `head_grid` draws them, with the schemes below, at the width that
+    so many heads need.
+    """
     width = COLUMN_WIDTH if values.sizes["head"] <= 20 else PAGE_WIDTH
     figure = paper_figure(width, 0.9 + 0.15 * max(8, values.sizes["layer"]))
     head_grid(values, figure.subplots())
@@ -115,12 +148,16 @@ def draw_by_head(
     ends: tuple[xr.DataArray, xr.DataArray] | None = None,
     nothing: str = "none",
 ) -> Axes:
-    """Draw `values` [layer, head] on `ax` as dots, heads from left to right within their layer; layers without any say `nothing`.
+    """Draw `values` [layer, head] on `ax` as dots, heads from left to right within their layer;
+    layers without any say `nothing`.
 
     A grey bar is the `control` of a head; a thin line goes from the first to the second of `ends`.
     """
     named = schemes(values)
-    parts = [part.transpose("layer", "head").values for part in (values, *([] if control is None else [control]), *(ends or ()))]
+    parts = [
+        part.transpose("layer", "head").values
+        for part in (values, *([] if control is None else [control]), *(ends or ()))
+    ]
     heads = values.sizes["head"]
     offsets = np.linspace(-0.36, 0.36, heads) if heads > 1 else np.zeros(1)
     half = 0.45 * min(0.28, 0.72 / max(1, heads - 1))
@@ -131,7 +168,9 @@ def draw_by_head(
             continue
         x, (own, *others) = place + offsets[known], (part[known] for part in of_layer)
         if control is not None:
-            ax.hlines(others[0], x - half, x + half, color=CONTROL, linewidth=1.4, gid=f"control {place}")
+            ax.hlines(
+                others[0], x - half, x + half, color=CONTROL, linewidth=1.4, gid=f"control {place}"
+            )
             ax.vlines(x, others[0], own, color=CONTROL, linewidth=0.5, zorder=1)
         if ends is not None:
             ax.vlines(x, *others[-2:], color=colour, alpha=0.45, linewidth=0.6)
@@ -149,18 +188,27 @@ def control_handle(label: str) -> Line2D:
     return Line2D([], [], color=CONTROL, linewidth=1.4, label=label)
 
 
-def head_rows(columns: Sequence[xr.DataArray], heads: Iterable[tuple[int, int]]) -> list[tuple[Cell, ...]]:
-    """Rows of a table: layer, head, scheme, and the numbers of `columns` [layer, head], for each of `heads`."""
+def head_rows(
+    columns: Sequence[xr.DataArray], heads: Iterable[tuple[int, int]]
+) -> list[tuple[Cell, ...]]:
+    """Rows of a table: layer, head, scheme, and the numbers of `columns` [layer, head], for each of
+    `heads`.
+    """
     named = schemes(columns[0])
     return [
-        (layer, head, scheme_name(named[layer]), *cells(column.sel(layer=layer, head=head) for column in columns))
+        (
+            layer,
+            head,
+            scheme_name(named[layer]),
+            *cells(column.sel(layer=layer, head=head) for column in columns),
+        )
         for layer, head in heads
     ]
 
 
 def layer_table(name: str, title: str, values: Mapping[str, xr.DataArray], note: str) -> Table:
-    """One row per layer and one for all: mean over heads of each of `values` [layer, head], by the names of their columns, and the
-    smallest and the largest head of the first.
+    """One row per layer and one for all: mean over heads of each of `values` [layer, head], by the
+    names of their columns, and the smallest and the largest head of the first.
     """
     main, *_ = columns = list(values.values())
     parts = [(str(layer), scheme_name(scheme), layer) for layer, scheme in schemes(main).items()]
@@ -169,7 +217,13 @@ def layer_table(name: str, title: str, values: Mapping[str, xr.DataArray], note:
         ends = main.sel(layer=layers).min(), main.sel(layer=layers).max()
         means = (nanmean(column.sel(layer=layers).values) for column in columns)
         rows.append((label, scheme, *cells((*ends, *means))))
-    return Table(name, title, ("layer", "scheme", "smallest head", "largest head", *values), tuple(rows), note)
+    return Table(
+        name,
+        title,
+        ("layer", "scheme", "smallest head", "largest head", *values),
+        tuple(rows),
+        note,
+    )
 
 
 def _title(values: xr.DataArray) -> str:

@@ -1,7 +1,9 @@
-"""What figures, tables and the page take out of a run: a group, a prompt's tokens and spans, the scheme of a layer.
+"""What figures, tables and the page take out of a run: a group, a prompt's tokens and spans, the
+scheme of a layer.
 
-A run is an `xarray.DataTree` as `definitions.md` describes it; a group that it lacks, or a layer, head or prompt that it does not hold, is
-an InputError that lists what there is. Knows nothing about how a run came about, nor how it is drawn.
+A run is an `xarray.DataTree` as `definitions.md` describes it; a group that it lacks, or a layer,
+head or prompt that it does not hold, is an InputError that lists what there is. Knows nothing about
+how a run came about, nor how it is drawn.
 """
 
 from __future__ import annotations
@@ -17,7 +19,9 @@ from repo_interp.plots.style import scheme_colour, scheme_name
 from repo_interp.run import require_run
 
 LEARNED_SCHEMES = ("repo", "repo_alibi", "continuous", "multihead_continuous")
-"""Schemes whose positions are learned: only their ranges and patterns differ from those of the token index."""
+"""Schemes whose positions are learned: only their ranges and patterns differ from those of the
+token index.
+"""
 BACKGROUND = "rest"
 """The span that is never shaded."""
 _PLACES = {"needle": 0, "query": 1, BACKGROUND: 2, "generated": 4}
@@ -26,7 +30,9 @@ _OTHERS = 3
 
 @dataclass(frozen=True)
 class PromptTokens:
-    """The tokens of one prompt: how many, what they are called, and which of them each span holds."""
+    """The tokens of one prompt: how many, what they are called, and which of them each span
+    holds.
+    """
 
     prompt: int
     count: int
@@ -43,7 +49,11 @@ class PromptTokens:
     @property
     def top_spans(self) -> dict[str, tuple[int, ...]]:
         """The spans that are no part of another one, without the background."""
-        return {name: tokens for name, tokens in self.spans.items() if "." not in name and name != BACKGROUND}
+        return {
+            name: tokens
+            for name, tokens in self.spans.items()
+            if "." not in name and name != BACKGROUND
+        }
 
 
 def group(run: xr.DataTree, name: str) -> xr.Dataset:
@@ -51,7 +61,9 @@ def group(run: xr.DataTree, name: str) -> xr.Dataset:
     require_run(run)
     if name not in run.children:
         has = ", ".join(run.children) or "none"
-        raise InputError(f"this figure needs the measure {name!r}; the run has: {has}. Analyse again with it")
+        raise InputError(
+            f"this figure needs the measure {name!r}; the run has: {has}. Analyse again with it"
+        )
     return run[name].to_dataset()
 
 
@@ -76,18 +88,29 @@ def pick(array: xr.DataArray, **labels: int | str) -> xr.DataArray:
 
 def described_prompts(run: xr.DataTree) -> xr.Dataset | None:
     """The group of `run` that describes most of its prompts; None where none does."""
-    groups = [node.to_dataset() for node in run.children.values() if "token_count" in node.data_vars]
+    groups = [
+        node.to_dataset() for node in run.children.values() if "token_count" in node.data_vars
+    ]
     return max(groups, key=lambda dataset: dataset.sizes["prompt"], default=None)
 
 
 def prompt_tokens(positions: xr.Dataset, prompt: int) -> PromptTokens:
-    """Tokens and spans of `prompt`, from the group `positions`, or another that describes prompts."""
+    """Tokens and spans of `prompt`, from the group `positions`, or another that describes
+    prompts.
+    """
     count = int(pick(positions["token_count"], prompt=prompt))
     texts, texts_are, spans = None, "text", {}
     if "token_text" in positions:
-        texts = tuple(str(text) for text in positions["token_text"].sel(prompt=prompt).values[:count])
+        texts = tuple(
+            str(text) for text in positions["token_text"].sel(prompt=prompt).values[:count]
+        )
     elif "token_id" in positions:
-        texts, texts_are = tuple(f"⟨{token}⟩" for token in positions["token_id"].sel(prompt=prompt).values[:count]), "id"
+        texts, texts_are = (
+            tuple(
+                f"⟨{token}⟩" for token in positions["token_id"].sel(prompt=prompt).values[:count]
+            ),
+            "id",
+        )
     if "span_mask" in positions:
         mask = positions["span_mask"].sel(prompt=prompt)
         for name in ordered_spans(map(str, positions["span"].values)):
@@ -100,7 +123,9 @@ def prompt_tokens(positions: xr.Dataset, prompt: int) -> PromptTokens:
 def first_prompt(run: xr.DataTree) -> PromptTokens | None:
     """The first prompt of a run; None where the run does not describe its prompts."""
     described = described_prompts(run)
-    return None if described is None else prompt_tokens(described, int(described["prompt"].values[0]))
+    return (
+        None if described is None else prompt_tokens(described, int(described["prompt"].values[0]))
+    )
 
 
 def schemes(dataset: xr.Dataset | xr.DataArray) -> dict[int, str]:
@@ -121,9 +146,12 @@ def layer_colour(dataset: xr.Dataset | xr.DataArray, layer: int) -> str:
 
 
 def head_axes(dataset: xr.Dataset | xr.DataArray) -> dict[str, list]:
-    """The layers of `dataset`, with the names and colours of their schemes, and its heads, as the scripts of the page read them."""
+    """The layers of `dataset`, with the names and colours of their schemes, and its heads, as the
+    scripts of the page read them.
+    """
     layers = [
-        {"layer": layer, "name": scheme_name(kind), "colour": scheme_colour(kind)} for layer, kind in schemes(dataset).items()
+        {"layer": layer, "name": scheme_name(kind), "colour": scheme_colour(kind)}
+        for layer, kind in schemes(dataset).items()
     ]
     return {"layers": layers, "heads": [int(head) for head in dataset["head"].values]}
 
@@ -134,7 +162,9 @@ def learned_layers(dataset: xr.Dataset | xr.DataArray) -> list[int]:
 
 
 def ordered_spans(names: Iterable[str]) -> list[str]:
-    """Span names in reading order: needle, query, rest, others by name, generated; a part after its parent."""
+    """Span names in reading order: needle, query, rest, others by name, generated; a part after its
+    parent.
+    """
 
     def place(name: str) -> tuple[int, list[tuple[int, str]]]:
         parts = name.split(".")
@@ -145,7 +175,9 @@ def ordered_spans(names: Iterable[str]) -> list[str]:
 
 
 def unit_label(name: str, array: xr.DataArray) -> str:
-    """`name` with the array's units in brackets; pure numbers have none, and a unit that repeats the name is left out."""
+    """`name` with the array's units in brackets; pure numbers have none, and a unit that repeats
+    the name is left out.
+    """
     units = str(array.attrs.get("units", ""))
     return name if units in ("", "1") or units == f"{name.split()[0]}s" else f"{name} ({units})"
 

@@ -1,4 +1,5 @@
-"""The runs of a comparison: their names, looks and training steps, which of them have values, and what is shown of many.
+"""The runs of a comparison: their names, looks and training steps, which of them have values, and
+what is shown of many.
 
     checkpoints     one colour per scheme, dashes apart within a colour
     training steps  one colour, from pale to full
@@ -31,7 +32,9 @@ BESIDE = 5
 
 @dataclass(frozen=True)
 class Runs:
-    """The runs of a comparison in order: names, layouts, looks, and their training steps where they are one training."""
+    """The runs of a comparison in order: names, layouts, looks, and their training steps where they
+    are one training.
+    """
 
     names: tuple[str, ...]
     layouts: tuple[str, ...]
@@ -39,7 +42,9 @@ class Runs:
     steps: tuple[int, ...] | None
 
     def handles(self, names: Sequence[str]) -> list[Line2D]:
-        """Legend entries of the runs `names`; of many training steps the first, the last and some between."""
+        """Legend entries of the runs `names`; of many training steps the first, the last and some
+        between.
+        """
         shown = list(names) if self.steps is None else spread(names, 6)
         return [Line2D([], [], markersize=3, **self.looks[name]) for name in shown]
 
@@ -49,17 +54,22 @@ class Runs:
 
 
 def alone(run: xr.DataTree, array: xr.DataArray) -> tuple[xr.DataArray, Runs]:
-    """`array` of a single run with an axis `run`, and that run: with the colour of the scheme that learns positions, else of the most
-    frequent one.
+    """`array` of a single run with an axis `run`, and that run: with the colour of the scheme that
+    learns positions, else of the most frequent one.
     """
     name, layout = checkpoint_name(run), str(run.attrs.get("layout", "")).split(",")
-    scheme = next((scheme for scheme in layout if scheme in LEARNED_SCHEMES), max(layout, key=layout.count))
+    scheme = next(
+        (scheme for scheme in layout if scheme in LEARNED_SCHEMES), max(layout, key=layout.count)
+    )
     look = {"color": layout_colour(scheme), "linestyle": "-", "marker": "o", "label": name}
     return array.expand_dims(run=[name]), Runs((name,), (scheme,), {name: look}, None)
 
 
 def has_runs(run: xr.DataTree) -> bool:
-    """Whether a tree holds several runs along an axis `run`. Raises InputError for what is no run."""
+    """Whether a tree holds several runs along an axis `run`.
+
+    Raises InputError for what is no run.
+    """
     require_run(run)
     return "run" in run.dims
 
@@ -70,12 +80,26 @@ def runs_of(comparison: xr.DataTree) -> Runs:
     names = tuple(map(str, root["run"].values))
     layouts = tuple(map(str, root["layout"].values))
     if "training_step" not in root:
-        looks = checkpoint_looks(xr.Dataset({"layout": ("checkpoint", list(layouts))}, coords={"checkpoint": list(names)}))
-        return Runs(names, layouts, {name: {**looks[name], "label": scheme_name(name)} for name in names}, None)
+        looks = checkpoint_looks(
+            xr.Dataset(
+                {"layout": ("checkpoint", list(layouts))}, coords={"checkpoint": list(names)}
+            )
+        )
+        return Runs(
+            names,
+            layouts,
+            {name: {**looks[name], "label": scheme_name(name)} for name in names},
+            None,
+        )
     steps = tuple(map(int, root["training_step"].values))
     full = np.array(to_rgb(layout_colour(layouts[0])))
     looks = {
-        name: {"color": to_hex(1 - share * (1 - full)), "linestyle": "-", "marker": "o", "label": f"step {step:,}"}
+        name: {
+            "color": to_hex(1 - share * (1 - full)),
+            "linestyle": "-",
+            "marker": "o",
+            "label": f"step {step:,}",
+        }
         for name, step, share in zip(names, steps, np.linspace(PALEST, 1, len(names)), strict=True)
     }
     return Runs(names, layouts, looks, steps)
@@ -85,7 +109,10 @@ def spread(items: Sequence[Any], most: int) -> list[Any]:
     """At most `most` of `items`, the first and the last among them, evenly between."""
     if len(items) <= most:
         return list(items)
-    return [items[place] for place in np.unique(np.linspace(0, len(items) - 1, most).round().astype(int))]
+    return [
+        items[place]
+        for place in np.unique(np.linspace(0, len(items) - 1, most).round().astype(int))
+    ]
 
 
 def runs_with_values(values: xr.DataArray) -> list[str]:

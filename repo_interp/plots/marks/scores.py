@@ -1,6 +1,7 @@
 """What checkpoints look like side by side: one colour per scheme, dashes apart within a colour.
 
-A layout has the colour of its scheme; layouts that mix two have the colour of the more frequent one, dashed.
+A layout has the colour of its scheme; layouts that mix two have the colour of the more frequent
+one, dashed.
 """
 
 from __future__ import annotations
@@ -21,26 +22,38 @@ _MARKERS = ("o", "s", "^", "D")
 
 
 def layout_colour(layout: str) -> str:
-    """The colour of a layout: its scheme's; that of the more frequent scheme where two are mixed."""
+    """The colour of a layout: its scheme's; that of the more frequent scheme where two are
+    mixed.
+    """
     name = layout.split("@")[0]
     return scheme_colour(_MIXED.get(name, (name, ""))[0])
 
 
 def layout_name(layout: str) -> str:
-    """A layout as papers write it: "repo@1" -> "RePo from layer 1", "repo@1/3" -> "RePo after 1/3", "r2n1" -> "R2N1"."""
+    """A layout as papers write it: "repo@1" -> "RePo from layer 1", "repo@1/3" -> "RePo after 1/3",
+    "r2n1" -> "R2N1".
+    """
     scheme, at, start = layout.partition("@")
     name = _MIXED[scheme][1] if scheme in _MIXED else scheme_name(scheme)
     if not at:
         return name
-    return f"{name} {'after' if '/' in start else 'from layer'} {start}"  # a share of the layers, or one of them
+    # a share of the layers, or one of them
+    return f"{name} {'after' if '/' in start else 'from layer'} {start}"
 
 
 def looks(data: xr.Dataset) -> dict[str, dict[str, Any]]:
-    """Colour, dashes, marker and legend text of each checkpoint of `data`: one colour per scheme, dashes apart within a colour. The text is
-    that of a coordinate `label (checkpoint)`, else the layout's name, else, where several have this layout, the checkpoint's own.
+    """Colour, dashes, marker and legend text of each checkpoint of `data`: one colour per scheme,
+    dashes apart within a colour.
+
+    The text is that of a coordinate `label (checkpoint)`, else the layout's name, else, where
+    several have this layout, the checkpoint's own.
     """
     layouts = [str(layout) for layout in data["layout"].values]
-    labels = dict(zip(data["checkpoint"].values, data["label"].values.astype(str), strict=True)) if "label" in data.coords else {}
+    labels = (
+        dict(zip(data["checkpoint"].values, data["label"].values.astype(str), strict=True))
+        if "label" in data.coords
+        else {}
+    )
     seen: dict[str, int] = {}
     by_name = {}
     for name, layout in zip(data["checkpoint"].values.astype(str), layouts, strict=True):
@@ -51,6 +64,8 @@ def looks(data: xr.Dataset) -> dict[str, dict[str, Any]]:
             "color": colour,
             "linestyle": _DASHES[place % len(_DASHES)],
             "marker": _MARKERS[place % len(_MARKERS)],
-            "label": legible(labels.get(name) or (layout_name(layout) if layouts.count(layout) == 1 else name)),
+            "label": legible(
+                labels.get(name) or (layout_name(layout) if layouts.count(layout) == 1 else name)
+            ),
         }
     return by_name

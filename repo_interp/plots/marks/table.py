@@ -1,4 +1,6 @@
-"""A table: a title, named columns, rows of text and numbers; who prints it - a terminal, a page, a notebook - decides how."""
+"""A table: a title, named columns, rows of text and numbers; who prints it - a terminal, a page, a
+notebook - decides how.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,10 @@ Cell = str | int | float | None
 
 @dataclass(frozen=True)
 class Table:
-    """Rows with named columns. `note` explains what was averaged; numbers keep full precision until `formatted`."""
+    """Rows with named columns.
+
+    `note` explains what was averaged; numbers keep full precision until `formatted`.
+    """
 
     name: str
     title: str
@@ -28,7 +33,9 @@ class Table:
     rows: tuple[tuple[Cell, ...], ...]
     note: str = ""
     calls: Mapping[tuple[int, int], str] = field(default_factory=dict)
-    """By row and column, the Python that explains a cell; the page shows it where the cell is clicked."""
+    """By row and column, the Python that explains a cell; the page shows it where the cell is
+    clicked.
+    """
 
     def formatted(self) -> list[tuple[str, ...]]:
         """Rows as text: three significant digits, a dash where there is no number."""
@@ -37,7 +44,10 @@ class Table:
     def _repr_html_(self) -> str:
         """The table in a notebook."""
         header = "".join(f"<th>{escape(column)}</th>" for column in self.columns)
-        rows = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in cells)}</tr>" for cells in self.formatted())
+        rows = "".join(
+            f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in cells)}</tr>"
+            for cells in self.formatted()
+        )
         return f"<table><caption>{escape(self.title)}</caption><tr>{header}</tr>{rows}</table><p>{escape(self.note)}</p>"
 
     @property
@@ -53,10 +63,16 @@ def cells(values: Iterable[SupportsFloat]) -> tuple[Cell, ...]:
 
 
 def table_of(
-    name: str, title: str, columns: Sequence[tuple[str, xr.DataArray]], note: str = "", names: Mapping[str, str] | None = None
+    name: str,
+    title: str,
+    columns: Sequence[tuple[str, xr.DataArray]],
+    note: str = "",
+    names: Mapping[str, str] | None = None,
 ) -> Table:
-    """A table of `columns`: a row for every label of the axes that the first has, with the labels, the scheme of a layer, and the
-    values. Rows without a number are left out. `names`: of axes and labels that are not shown by their own.
+    """A table of `columns`: a row for every label of the axes that the first has, with the labels,
+    the scheme of a layer, and the values.
+
+    Rows without a number are left out. `names`: of axes and labels that are not shown by their own.
     """
     arrays = xr.broadcast(*(array for _, array in columns))
     first, dims = arrays[0], list(map(str, arrays[0].dims))
@@ -65,7 +81,9 @@ def table_of(
     behind = max((dims.index(axis) for axis in ("layer", "head") if axis in dims), default=-1) + 1
     rows = []
     for place in np.ndindex(first.shape):
-        here: dict[str, Any] = {axis: first[axis].values[at].item() for axis, at in zip(dims, place, strict=True)}
+        here: dict[str, Any] = {
+            axis: first[axis].values[at].item() for axis, at in zip(dims, place, strict=True)
+        }
         labels = [known.get(label, label) for label in here.values()]
         values = [_cell(array.values[place]) for array in arrays]
         if any(value is not None and not isinstance(value, str) for value in values):
@@ -73,7 +91,13 @@ def table_of(
             rows.append((*labels[:behind], *scheme, *labels[behind:], *values))
     titles = [known.get(axis, axis.replace("_", " ")) for axis in dims]
     scheme = ["scheme"] if kinds else []
-    return Table(name, title, (*titles[:behind], *scheme, *titles[behind:], *(title for title, _ in columns)), tuple(rows), note)
+    return Table(
+        name,
+        title,
+        (*titles[:behind], *scheme, *titles[behind:], *(title for title, _ in columns)),
+        tuple(rows),
+        note,
+    )
 
 
 def _cell(value: Any) -> Cell:
@@ -82,7 +106,9 @@ def _cell(value: Any) -> Cell:
 
 
 def format_cell(cell: Cell) -> str:
-    """A cell as text: text as it is, whole numbers with thousands separated, others with three significant digits."""
+    """A cell as text: text as it is, whole numbers with thousands separated, others with three
+    significant digits.
+    """
     if cell is None:
         return "–"
     if isinstance(cell, str):

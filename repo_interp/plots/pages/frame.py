@@ -1,8 +1,10 @@
-"""What every page of ours is made of: one jinja2 template, its scripts, JSON inside them, and figures as pictures.
+"""What every page of ours is made of: one jinja2 template, its scripts, JSON inside them, and
+figures as pictures.
 
-A page is one self-contained file, offline, with a content security policy that forbids any request. The template `page/page.html.jinja`
-escapes every text. Each figure is an image of its own, so that the ids of several SVGs cannot clash; a figure whose SVG has more than
-`MOST_SVG` bytes - thousands of points - is a PNG. Knows nothing about runs and what a page shows.
+A page is one self-contained file, offline, with a content security policy that forbids any request.
+The template `page/page.html.jinja` escapes every text. Each figure is an image of its own, so that
+the ids of several SVGs cannot clash; a figure whose SVG has more than `MOST_SVG` bytes - thousands
+of points - is a PNG. Knows nothing about runs and what a page shows.
 """
 
 from __future__ import annotations
@@ -28,7 +30,17 @@ PAGE_PIXELS = 132
 """Pixels of the page per inch of a figure."""
 LONG_DATA = 100_000
 """Characters of a section's JSON above which the page holds it compressed."""
-MODULES = ("dom.js", "charts.js", "map.js", "table.js", "stored.js", "head_charts.js", "explorer.js", "link.js", "page.js")
+MODULES = (
+    "dom.js",
+    "charts.js",
+    "map.js",
+    "table.js",
+    "stored.js",
+    "head_charts.js",
+    "explorer.js",
+    "link.js",
+    "page.js",
+)
 """The modules of a page, each after those that it imports."""
 LONG_TABLE = 24
 """Rows above which a reader may fold a table away."""
@@ -45,27 +57,44 @@ class Picture:
 
 def picture(figure: Figure, caption: str, contents: Mapping[str, bytes]) -> Picture:
     """`figure` as a picture with a caption; `contents`: its PNG and SVG."""
-    kind, content = ("svg+xml", contents["svg"]) if len(contents["svg"]) <= MOST_SVG else ("png", contents["png"])
+    kind, content = (
+        ("svg+xml", contents["svg"])
+        if len(contents["svg"]) <= MOST_SVG
+        else ("png", contents["png"])
+    )
     width = round(figure.get_figwidth() * PAGE_PIXELS)
     return Picture(width, f"data:image/{kind};base64,{b64encode(content).decode()}", caption)
 
 
 @cache
 def template() -> Any:
-    """The macros of `page/page.html.jinja`: `page_of`, `section_of`, `side_of`, `table_of`; each returns escaped HTML."""
-    environment = Environment(autoescape=True, trim_blocks=True, undefined=StrictUndefined, keep_trailing_newline=True)
-    environment.filters |= {"json_script": json_script, "packed": packed, "inline": _inline, "zip": zip}
+    """The macros of `page/page.html.jinja`: `page_of`, `section_of`, `side_of`, `table_of`; each
+    returns escaped HTML.
+    """
+    environment = Environment(
+        autoescape=True, trim_blocks=True, undefined=StrictUndefined, keep_trailing_newline=True
+    )
+    environment.filters |= {
+        "json_script": json_script,
+        "packed": packed,
+        "inline": _inline,
+        "zip": zip,
+    }
     environment.globals |= {"long_table": LONG_TABLE, "long_data": LONG_DATA}
     return environment.from_string(packaged("page.html.jinja")).module
 
 
 def page_script(interactives: Sequence[Interactive], charts: bool) -> str:
-    """The scripts of a page as one module: the files of `page/`, each after those that it imports, and those of `interactives`, before
-    the page's own, which is last. A script of an interactive part uses what the files of `page/` export.
+    """The scripts of a page as one module: the files of `page/`, each after those that it imports,
+    and those of `interactives`, before the page's own, which is last.
+
+    A script of an interactive part uses what the files of `page/` export.
 
     `charts`: whether plotly is needed.
     """
-    parts = dict.fromkeys(part for interactive in interactives for part in (*interactive.parts, interactive.script))
+    parts = dict.fromkeys(
+        part for interactive in interactives for part in (*interactive.parts, interactive.script)
+    )
     own = ["{\n" + part.read_text(encoding="utf-8") + "\n}" for part in parts]
     scripts = [*map(packaged, MODULES[:-1]), *own, packaged(MODULES[-1])]
     plotly = [f'window.packedPlotly = "{_plotly()}";'] if charts else []
@@ -91,7 +120,10 @@ def packed(text: str) -> str:
 
 
 def json_script(data: Any) -> str:
-    """`data` as JSON that is safe inside a script element, whatever texts it holds. Raises ValueError for NaN."""
+    """`data` as JSON that is safe inside a script element, whatever texts it holds.
+
+    Raises ValueError for NaN.
+    """
     text = json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     for character in "<>&\u2028\u2029":
         text = text.replace(character, f"\\u{ord(character):04x}")

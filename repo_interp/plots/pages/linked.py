@@ -1,7 +1,10 @@
-"""Two runs side by side over one prompt: what is chosen in one is chosen in the other. The first section of a comparison's page.
+"""Two runs side by side over one prompt: what is chosen in one is chosen in the other.
 
-Each side has its map of heads, the text, and the charts of the chosen head and token. Of several runs the first and the last, such as of a
-training. Knows how a side of the page is put together; knows nothing about what the explorer shows.
+The first section of a comparison's page.
+
+Each side has its map of heads, the text, and the charts of the chosen head and token. Of several
+runs the first and the last, such as of a training. Knows how a side of the page is put together;
+knows nothing about what the explorer shows.
 """
 
 from __future__ import annotations
@@ -47,19 +50,32 @@ def linked_sides(comparison: xr.DataTree, failures: list[str] | None) -> list[Si
 def _side(run: xr.DataTree, number: int, title: str) -> list[Side]:
     """One side; nothing where the run does not describe its prompts."""
     views = views_of(run)
-    explored = ((view, view.interactive) for view in views if "token_count" in run[view.group].data_vars)
-    group, interactive = next(((view.group, part) for view, part in explored if part is not None), ("", None))
-    data, notes = (None, ()) if interactive is None else interactive.data(run, PageOptions(budget=BUDGET))
+    explored = (
+        (view, view.interactive) for view in views if "token_count" in run[view.group].data_vars
+    )
+    group, interactive = next(
+        ((view.group, part) for view, part in explored if part is not None), ("", None)
+    )
+    data, notes = (
+        (None, ()) if interactive is None else interactive.data(run, PageOptions(budget=BUDGET))
+    )
     if interactive is None or data is None:
         return []
     charts = [one for view in views for one in until_failure(partial(view.charts, run), "", [])]
-    maps, of_token = ([one.data() for one in charts if isinstance(one, kinds)] for kinds in (Heads, HeadRows | NextTokens))
+    maps, of_token = (
+        [one.data() for one in charts if isinstance(one, kinds)]
+        for kinds in (Heads, HeadRows | NextTokens)
+    )
     content = {"maps": maps, "charts": of_token, "data": data}
-    return [Side(template().side_of(number, title, group, interactive, notes, content), interactive)]
+    return [
+        Side(template().side_of(number, title, group, interactive, notes, content), interactive)
+    ]
 
 
 def _run_of(comparison: xr.DataTree, name: str) -> xr.DataTree:
-    """One run of the comparison as it was before, with what others have too: without layers and heads that only they have."""
+    """One run of the comparison as it was before, with what others have too: without layers and
+    heads that only they have.
+    """
     groups = {}
     for measure, node in comparison.children.items():
         group = node.to_dataset().sel(run=name, drop=True)
@@ -70,7 +86,11 @@ def _run_of(comparison: xr.DataTree, name: str) -> xr.DataTree:
             for array in group.data_vars.values()
             if "head" in array.dims and array.dtype.kind == "f"
         ]
-        groups[f"/{measure}"] = group.isel(head=np.flatnonzero(np.any(having, axis=0))) if having else group
+        groups[f"/{measure}"] = (
+            group.isel(head=np.flatnonzero(np.any(having, axis=0))) if having else group
+        )
     run = xr.DataTree.from_dict({"/": xr.Dataset(), **groups})
-    run.attrs = {"checkpoint": name} | {key: comparison.attrs[key] for key in ("main_span",) if key in comparison.attrs}
+    run.attrs = {"checkpoint": name} | {
+        key: comparison.attrs[key] for key in ("main_span",) if key in comparison.attrs
+    }
     return run

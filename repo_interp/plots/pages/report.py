@@ -1,10 +1,13 @@
-"""One page that shows a run, or several: self-contained, offline, readable without JavaScript, without a mouse, with any token in it.
+"""One page that shows a run, or several: self-contained, offline, readable without JavaScript,
+without a mouse, with any token in it.
 
-    section = figures and tables of a group's view in plain HTML + its map of heads and its interactive part, brought to life by scripts
+    section = figures and tables of a group's view in plain HTML + its map of heads and its
+    interactive part, brought to life by scripts
 
-A section for every view that shows something of the run (`catalogue`); other groups are named. Everything is in one file: the files of
-`page/`, those of the views, arrays as base64 float32, and plotly.js from the plotly package where an interactive part may use it. Knows
-how a page is put together; knows nothing about what a section shows.
+A section for every view that shows something of the run (`catalogue`); other groups are named.
+Everything is in one file: the files of `page/`, those of the views, arrays as base64 float32, and
+plotly.js from the plotly package where an interactive part may use it. Knows how a page is put
+together; knows nothing about what a section shows.
 """
 
 from __future__ import annotations
@@ -58,13 +61,18 @@ class Section:
 
 
 def report_page(
-    run: xr.DataTree, path: str | os.PathLike[str], prompts: Sequence[int] | None = None, megabytes: float = BUDGET
+    run: xr.DataTree,
+    path: str | os.PathLike[str],
+    prompts: Sequence[int] | None = None,
+    megabytes: float = BUDGET,
 ) -> Path:
-    """Write the page of `run`, one run or several, to `path` and return the path. The same run gives the same bytes.
+    """Write the page of `run`, one run or several, to `path` and return the path.
 
-    `prompts`: numbers of the prompts to embed, in order; as many as fit into `megabytes` are, and the page names those left
-    out. A group without a section is named. Raises InputError when the run has no group, or not one of
-    `prompts`, and for a path that no file can have.
+    The same run gives the same bytes.
+
+    `prompts`: numbers of the prompts to embed, in order; as many as fit into `megabytes` are, and
+    the page names those left out. A group without a section is named. Raises InputError when the
+    run has no group, or not one of `prompts`, and for a path that no file can have.
     """
     options = PageOptions(None if prompts is None else tuple(prompts), round(megabytes * 1e6))
     place = file_to_write(path, "report.html")
@@ -95,7 +103,9 @@ def show(run: xr.DataTree, height: int = 800) -> Shown:
     Raises InputError when the run has no group, or `height` is no positive whole number.
     """
     if isinstance(height, bool) or not isinstance(height, int) or height < 1:
-        raise InputError(f"height is {height!r}; wanted pixels, a whole number from 1 on, such as 800")
+        raise InputError(
+            f"height is {height!r}; wanted pixels, a whole number from 1 on, such as 800"
+        )
     return Shown(_page(run, PageOptions(), _pictures(run, None), None), height)
 
 
@@ -106,16 +116,19 @@ def write_report(
     formats: Sequence[str] = FORMATS[:1],
     drawn: Callable[[str], object] | None = None,
 ) -> list[str]:
-    """Write the page of `run`, one run or several, to `path`, and every figure in `formats` into `directory`; return one line per failure.
+    """Write the page of `run`, one run or several, to `path`, and every figure in `formats` into
+    `directory`; return one line per failure.
 
-    `drawn` is called with the name of each figure, which is drawn once. A view that fails loses only its own
-    figures or section. Raises OSError where a file cannot be written.
+    `drawn` is called with the name of each figure, which is drawn once. A view that fails loses
+    only its own figures or section. Raises OSError where a file cannot be written.
     """
     directory.mkdir(parents=True, exist_ok=True)
     failures: list[str] = []
     pictures = _pictures(run, failures, directory, formats, drawn)
     with noted(failures, "the page"):
-        path.write_text(_page(run, PageOptions(), pictures, failures), encoding="utf-8", newline="\n")
+        path.write_text(
+            _page(run, PageOptions(), pictures, failures), encoding="utf-8", newline="\n"
+        )
     return failures
 
 
@@ -126,7 +139,8 @@ def _pictures(
     formats: Sequence[str] = (),
     drawn: Callable[[str], object] | None = None,
 ) -> list[tuple[str, Picture]]:
-    """The pictures of the page of `run`, with their groups; every figure is written into `directory` in `formats`.
+    """The pictures of the page of `run`, with their groups; every figure is written into
+    `directory` in `formats`.
 
     Of one run the page holds no picture of what it shows as a map or chart.
     """
@@ -144,22 +158,40 @@ def _pictures(
     return pictures
 
 
-def _page(run: xr.DataTree, options: PageOptions, pictures: Sequence[tuple[str, Picture]], failures: list[str] | None) -> str:
+def _page(
+    run: xr.DataTree,
+    options: PageOptions,
+    pictures: Sequence[tuple[str, Picture]],
+    failures: list[str] | None,
+) -> str:
     """The HTML of the page with `pictures`: the group of each, and the picture."""
     if not run.children:
         raise InputError("a report needs a run with at least one measure; this one has none")
     sections: list[Section] = []
     for view in views_of(run):
-        of_view = partial(_section, view, run, options, [picture for group, picture in pictures if group == view.group])
+        of_view = partial(
+            _section,
+            view,
+            run,
+            options,
+            [picture for group, picture in pictures if group == view.group],
+        )
         sections += until_failure(of_view, f"the section of {view.group!r}", failures)
     sections.sort(key=lambda section: (not section.leads, not section.explores))
     several = has_runs(run)
     found = [] if several else list(until_failure(partial(findings, run), "the findings", failures))
     sides = linked_sides(run, failures) if several else []
-    interactives = [part for part in (each.interactive for each in (sides or sections)) if part is not None]
+    interactives = [
+        part for part in (each.interactive for each in (sides or sections)) if part is not None
+    ]
     lively = bool(sides) or (not several and any(section.lively for section in sections))
-    not_measured = [f"not measured: {line}" for line in str(run.attrs.get("stopped", "")).splitlines()]
-    owners = [("run", run.attrs), *((name, node.attrs) for name, node in run.children.items() if node.attrs)]
+    not_measured = [
+        f"not measured: {line}" for line in str(run.attrs.get("stopped", "")).splitlines()
+    ]
+    owners = [
+        ("run", run.attrs),
+        *((name, node.attrs) for name, node in run.children.items() if node.attrs),
+    ]
     page = template().page_of(
         title=_title(run, sections),
         facts=_facts(run, sections),
@@ -168,9 +200,14 @@ def _page(run: xr.DataTree, options: PageOptions, pictures: Sequence[tuple[str, 
         sides=sides,
         sections=sections,
         runs=_runs_table(run) if several else None,
-        owners=[(owner, {str(name): _fact(value) for name, value in stated.items()}) for owner, stated in owners],
+        owners=[
+            (owner, {str(name): _fact(value) for name, value in stated.items()})
+            for owner, stated in owners
+        ],
         style=packaged("page.css") + packaged("explorer.css") if lively else packaged("page.css"),
-        script=page_script(interactives, bool(interactives) or any(each.content["charts"] for each in sections))
+        script=page_script(
+            interactives, bool(interactives) or any(each.content["charts"] for each in sections)
+        )
         if lively
         else "",
     )
@@ -178,7 +215,9 @@ def _page(run: xr.DataTree, options: PageOptions, pictures: Sequence[tuple[str, 
 
 
 def _title(run: xr.DataTree, sections: Sequence[Section]) -> str:
-    """What the page is about: the runs that are compared, else the description by the first view that has one, else the first section."""
+    """What the page is about: the runs that are compared, else the description by the first view
+    that has one, else the first section.
+    """
     if has_runs(run):
         runs = runs_of(run)
         return f"Compared: {', '.join(runs.title(name) for name in runs.names)}"
@@ -188,11 +227,19 @@ def _title(run: xr.DataTree, sections: Sequence[Section]) -> str:
     return described or f"{first} of {checkpoint_name(run)}{tasks[0] if tasks else ''}"
 
 
-def _section(view: View, run: xr.DataTree, options: PageOptions, pictures: Sequence[Picture]) -> list[Section]:
+def _section(
+    view: View, run: xr.DataTree, options: PageOptions, pictures: Sequence[Picture]
+) -> list[Section]:
     """The section of `view` with `pictures` of its figures; none where there is nothing to show."""
     tables = list(view.tables(run))
-    drawn = [(isinstance(chart, Heads), data) for chart in view.charts(run) if (data := chart.data()) is not None]
-    maps, charts = ([data for is_map, data in drawn if is_map == wanted] for wanted in (True, False))
+    drawn = [
+        (isinstance(chart, Heads), data)
+        for chart in view.charts(run)
+        if (data := chart.data()) is not None
+    ]
+    maps, charts = (
+        [data for is_map, data in drawn if is_map == wanted] for wanted in (True, False)
+    )
     data, notes = (None, ()) if view.interactive is None else view.interactive.data(run, options)
     interactive = None if data is None else view.interactive
     if not (pictures or tables or maps or charts or interactive):
@@ -217,7 +264,12 @@ def _section(view: View, run: xr.DataTree, options: PageOptions, pictures: Seque
 
 def _facts(run: xr.DataTree, sections: Sequence[Section]) -> list[tuple[str, str]]:
     """The facts below the title: a label and a text each."""
-    facts = {"layout": "layout", "training_length": "context in training (tokens)", "dtype": "dtype", "prompts": "prompts"}
+    facts = {
+        "layout": "layout",
+        "training_length": "context in training (tokens)",
+        "dtype": "dtype",
+        "prompts": "prompts",
+    }
     given = [(label, run.attrs[name]) for name, label in facts.items() if name in run.attrs]
     given = [(label, _stretches(value) if label == "layout" else value) for label, value in given]
     shown = {section.view.group for section in sections}
@@ -237,7 +289,10 @@ def _runs_table(comparison: xr.DataTree) -> Table:
     root, runs = comparison.to_dataset(), runs_of(comparison)
     columns = {str(name): array.values.tolist() for name, array in root.data_vars.items()}
     rows = tuple(
-        (runs.title(name), *(value if isinstance(value, int) else str(value)[:24] for value in values))
+        (
+            runs.title(name),
+            *(value if isinstance(value, int) else str(value)[:24] for value in values),
+        )
         for name, *values in zip(runs.names, *columns.values(), strict=True)
     )
     titles = ("run", *(name.replace("_", " ") for name in columns))

@@ -2,10 +2,12 @@
 
     names       a cell per layer and head, in the colour of its first name
     overview    heads x numbers, each number less its mean over heads and divided by its deviation; heads and numbers in the order of a
-                hierarchical clustering (average linkage; of heads by Euclidean distance, of numbers by 1 - |r|)
+                hierarchical clustering (average linkage; of heads by Euclidean distance, of numbers
+                by 1 - |r|)
 
-Draws the group `atlas` of a run. Numbers that are the same for all heads, and names, are no part of the overview; where a head lacks a
-number it stands at the mean. Knows nothing about how scores are measured and names given.
+Draws the group `atlas` of a run. Numbers that are the same for all heads, and names, are no part of
+the overview; where a head lacks a number it stands at the mean. Knows nothing about how scores are
+measured and names given.
 """
 
 from __future__ import annotations
@@ -53,7 +55,14 @@ from repo_interp.plots.marks import (
     spread,
     unit_label,
 )
-from repo_interp.plots.style import PAGE_HEIGHT, PAGE_WIDTH, PaperFigure, paper_figure, scheme_name, style
+from repo_interp.plots.style import (
+    PAGE_HEIGHT,
+    PAGE_WIDTH,
+    PaperFigure,
+    paper_figure,
+    scheme_name,
+    style,
+)
 from repo_interp.plots.view import Beside, Interactive, PageOptions, View
 
 MOST_NAMED_ROWS = 64
@@ -81,43 +90,65 @@ COLUMNS = 4
 
 
 def head_columns(atlas: xr.Dataset) -> dict[str, xr.DataArray]:
-    """Every number and text [layer, head] of the group `atlas`, by its column: a variable, or VARIABLE[LABEL]."""
+    """Every number and text [layer, head] of the group `atlas`, by its column: a variable, or
+    VARIABLE[LABEL].
+    """
     columns: dict[str, xr.DataArray] = {}
     for name, variable in atlas.data_vars.items():
         further = [str(dim) for dim in variable.dims if dim not in ("layer", "head")]
         if not {"layer", "head"} <= set(variable.dims) or len(further) > 1 or "label" in further:
             continue
-        parts = {f"{name}[{label}]": variable.sel({axis: label}) for axis in further for label in variable[axis].values}
-        columns |= {column: part.transpose("layer", "head") for column, part in (parts or {str(name): variable}).items()}
+        parts = {
+            f"{name}[{label}]": variable.sel({axis: label})
+            for axis in further
+            for label in variable[axis].values
+        }
+        columns |= {
+            column: part.transpose("layer", "head")
+            for column, part in (parts or {str(name): variable}).items()
+        }
     return columns
 
 
 def names_of(atlas: xr.Dataset, variable: str = "name") -> np.ndarray:
     """The names of every head [layer, head], in their order."""
     text = atlas[variable].transpose("layer", "head").values
-    return np.vectorize(lambda names: tuple(part for part in str(names).split(", ") if part), otypes=[object])(text)
+    return np.vectorize(
+        lambda names: tuple(part for part in str(names).split(", ") if part), otypes=[object]
+    )(text)
 
 
 def atlas_names(run: xr.DataTree) -> PaperFigure:
-    """The names of every head: a cell per layer and head in the colour of its first name; the number of further ones in the cell. Of
-    several runs a panel for each.
+    """The names of every head: a cell per layer and head in the colour of its first name; the
+    number of further ones in the cell.
+
+    Of several runs a panel for each.
     """
     labels = group(run, "atlas")["label"].values
     figure = names_figure(run, "atlas", "name", labels, "First name of a head")
-    figure.caption = "First name of a head, run by run; +1: the head has another name." if has_runs(run) else ""
+    figure.caption = (
+        "First name of a head, run by run; +1: the head has another name." if has_runs(run) else ""
+    )
     return figure
 
 
 @style()
-def names_figure(run: xr.DataTree, name: str, variable: str, labels: Sequence[str], title: str) -> PaperFigure:
-    """Texts `variable` [layer, head] of the group `name`, all among `labels`, as cells; of several runs a panel for each."""
+def names_figure(
+    run: xr.DataTree, name: str, variable: str, labels: Sequence[str], title: str
+) -> PaperFigure:
+    """Texts `variable` [layer, head] of the group `name`, all among `labels`, as cells; of several
+    runs a panel for each.
+    """
     named = group(run, name)
     panels = {title: named}
     if has_runs(run):
         runs = runs_of(run)
         panels = {runs.title(name): named.sel(run=name) for name in spread(runs.names, BESIDE)}
     palette, most = mpl.colormaps["tab20"], 32 // len(panels)
-    colours = {label: to_hex(palette((2 * place) % 20 + (2 * place) // 20)) for place, label in enumerate(labels)}
+    colours = {
+        label: to_hex(palette((2 * place) % 20 + (2 * place) // 20))
+        for place, label in enumerate(labels)
+    }
     width = PAGE_WIDTH if len(panels) > 1 else min(PAGE_WIDTH, 1.2 + 0.36 * named.sizes["head"])
     figure = paper_figure(width, 0.8 + 0.17 * max(6, named.sizes["layer"]))
     axes: Any = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
@@ -131,9 +162,19 @@ def names_figure(run: xr.DataTree, name: str, variable: str, labels: Sequence[st
     for ax, (title, of_run) in zip(axes, panels.items(), strict=True):
         names = names_of(of_run, variable)
         codes = [[[*colours].index(of[0]) if of else np.nan for of in row] for row in names]
-        draw_cells(ax, of_run[variable].transpose("layer", "head").copy(data=codes), look, most=most)
+        draw_cells(
+            ax, of_run[variable].transpose("layer", "head").copy(data=codes), look, most=most
+        )
         for row, column in np.argwhere(np.vectorize(len, otypes=[int])(names) > 1):
-            ax.text(column, row, f"+{len(names[row, column]) - 1}", ha="center", va="center", fontsize=4.6, color="black")
+            ax.text(
+                column,
+                row,
+                f"+{len(names[row, column]) - 1}",
+                ha="center",
+                va="center",
+                fontsize=4.6,
+                color="black",
+            )
         for axis, count in ((ax.xaxis, names.shape[1]), (ax.yaxis, names.shape[0])):
             axis.set_ticks(np.arange(count + 1) - 0.5, minor=True)
         ax.grid(which="minor", color="white", linewidth=0.8)
@@ -145,19 +186,29 @@ def names_figure(run: xr.DataTree, name: str, variable: str, labels: Sequence[st
 
 
 def standardised(atlas: xr.Dataset) -> tuple[np.ndarray, list[str], list[tuple[int, int]]]:
-    """Z-scores over heads [head of any layer, column] of the numbers that vary, the names of the columns, and the heads (layer, head)."""
+    """Z-scores over heads [head of any layer, column] of the numbers that vary, the names of the
+    columns, and the heads (layer, head).
+    """
     varying, heads = {}, heads_of(atlas)
     for name, column in head_columns(atlas).items():
         if column.dtype.kind in "fiu":
             values = column.values.astype(float).ravel()
             known = values[np.isfinite(values)]
             if known.size > 1 and known.std() > 1e-9 * (1 + np.abs(known).max()):
-                varying[name] = np.where(np.isfinite(values), (values - known.mean()) / known.std(), 0.0)
-    return np.stack(list(varying.values()), axis=1) if varying else np.zeros((len(heads), 0)), list(varying), heads
+                varying[name] = np.where(
+                    np.isfinite(values), (values - known.mean()) / known.std(), 0.0
+                )
+    return (
+        np.stack(list(varying.values()), axis=1) if varying else np.zeros((len(heads), 0)),
+        list(varying),
+        heads,
+    )
 
 
 def clustered(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
-    """The order of `rows` [row, number] by average linkage, and the linkage; of fewer than three rows, as given, and None."""
+    """The order of `rows` [row, number] by average linkage, and the linkage; of fewer than three
+    rows, as given, and None.
+    """
     if len(rows) < 3:
         return np.arange(len(rows)), None
     links = linkage(rows, "average", optimal_ordering=len(rows) <= MOST_NAMED_ROWS)
@@ -166,25 +217,46 @@ def clustered(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
 
 @style()
 def atlas_overview(run: xr.DataTree) -> PaperFigure:
-    """Heads and their numbers, clustered. Raises InputError for fewer than three heads, or two numbers that differ."""
+    """Heads and their numbers, clustered.
+
+    Raises InputError for fewer than three heads, or two numbers that differ.
+    """
     atlas = group(run, "atlas")
     values, columns, heads = standardised(atlas)
     if len(columns) < 2 or len(heads) < 3:
         raise InputError(
-            f"an overview needs two numbers that differ, and three heads; this run has {len(columns)} and {len(heads)}"
+            "an overview needs two numbers that differ, and three heads; this run has "
+            f"{len(columns)} and {len(heads)}"
         )
     order, links = clustered(values)
     apart = squareform(np.clip(1 - np.abs(np.corrcoef(values.T)), 0, None), checks=False)
     of_columns = dendrogram(linkage(apart, "average"), no_plot=True)["leaves"]
-    names: list[tuple[str, ...]] = list(names_of(atlas).ravel()) if "name" in atlas else [()] * len(heads)
+    names: list[tuple[str, ...]] = (
+        list(names_of(atlas).ravel()) if "name" in atlas else [()] * len(heads)
+    )
     named = len(heads) <= MOST_NAMED_ROWS
-    figure = paper_figure(PAGE_WIDTH, min(PAGE_HEIGHT, 1.9 + (0.125 if named else 0.021) * len(heads)))
+    figure = paper_figure(
+        PAGE_WIDTH, min(PAGE_HEIGHT, 1.9 + (0.125 if named else 0.021) * len(heads))
+    )
     engine: Any = figure.get_layout_engine()
-    engine.set(rect=(0, 0.03, 0.97, 0.97))  # small letters are wider in print than where the layout measures them
+    # small letters are wider in print than where the layout measures them
+    engine.set(rect=(0, 0.03, 0.97, 0.97))
     tree, ax = figure.subplots(1, 2, width_ratios=(1, 8), sharey=False)
     _draw_tree(tree, links, len(heads))
-    image = ax.imshow(values[order][:, of_columns], cmap="PuOr_r", vmin=-REACH, vmax=REACH, aspect="auto", gid="overview")
-    ax.set_xticks(range(len(columns)), [columns[place].replace("_", " ") for place in of_columns], rotation=90, fontsize=5)
+    image = ax.imshow(
+        values[order][:, of_columns],
+        cmap="PuOr_r",
+        vmin=-REACH,
+        vmax=REACH,
+        aspect="auto",
+        gid="overview",
+    )
+    ax.set_xticks(
+        range(len(columns)),
+        [columns[place].replace("_", " ") for place in of_columns],
+        rotation=90,
+        fontsize=5,
+    )
     ax.yaxis.tick_right()
     ax.yaxis.set_label_position("right")
     if named:
@@ -210,7 +282,9 @@ def _draw_tree(ax: Any, links: np.ndarray | None, heads: int) -> None:
 
 
 def _name_stretches(ax: Any, names: Sequence[tuple[str, ...]]) -> None:
-    """A label at the middle of every stretch of heads that begin with the same name, if it is long enough to be read."""
+    """A label at the middle of every stretch of heads that begin with the same name, if it is long
+    enough to be read.
+    """
     first, labels = 0, {}
     for named, stretch in groupby(names, key=lambda of: of[:1]):
         count = len(list(stretch))
@@ -221,25 +295,33 @@ def _name_stretches(ax: Any, names: Sequence[tuple[str, ...]]) -> None:
 
 
 def atlas_table(run: xr.DataTree) -> Table:
-    """One row per name: how many heads have it, which, what the score must exceed, and what random-weight controls reach."""
+    """One row per name: how many heads have it, which, what the score must exceed, and what
+    random-weight controls reach.
+    """
     atlas = group(run, "atlas")
     rows: list[tuple[Cell, ...]] = []
     for label in map(str, atlas["label"].values):
         own = atlas.sel(label=label)
         which = [f"L{layer}\u00a0H{head}" for layer, head in heads_where(own["named"] > 0)]
-        shown = ", ".join(which[:LISTED]) + (f", and {len(which) - LISTED} more" if len(which) > LISTED else "")
+        shown = ", ".join(which[:LISTED]) + (
+            f", and {len(which) - LISTED} more" if len(which) > LISTED else ""
+        )
         rows.append((label, len(which), shown or "–", *cells((own["threshold"], _reached(own)))))
     names = names_of(atlas)
     used = [label for label, *_, threshold, _ in rows if threshold is not None]
     rules = "; ".join(f"{label}: {atlas['rule'].sel(label=label).values}" for label in used)
     note = (
-        f"{sum(not of for of in names.flat)} of {names.size} heads have no name. {atlas.attrs.get('twins', 0)} twins with random weights, "
-        f"{counted(int(atlas.attrs.get('prompts', 0)), 'prompt')}, {atlas.attrs.get('sequences', 0)} sequences of "
-        f"{atlas.attrs.get('repeated_tokens', 0)} random tokens, repeated. A dash: this run has nothing to measure it by. Rules: {rules}."
+        f"{sum(not of for of in names.flat)} of {names.size} heads have no name. "
+        f"{atlas.attrs.get('twins', 0)} twins with random weights, "
+        f"{counted(int(atlas.attrs.get('prompts', 0)), 'prompt')}, "
+        f"{atlas.attrs.get('sequences', 0)} sequences of "
+        f"{atlas.attrs.get('repeated_tokens', 0)} random tokens, repeated. A dash: this run "
+        f"has nothing to measure it by. Rules: {rules}."
     )
     if without := _without_direct_path(atlas):
         note += (
-            f" Contributions are missing in layers {', '.join(without)}: no place was found there where attention's output is added to "
+            f" Contributions are missing in layers {', '.join(without)}: no place was found "
+            "there where attention's output is added to "
             "the residual stream."
         )
     columns = ("name", "heads", "which", "threshold", "largest of twins")
@@ -256,12 +338,18 @@ def _without_direct_path(atlas: xr.Dataset) -> list[str]:
     if "source_mass" not in atlas:
         return []
     answered = atlas["source_mass"].notnull().any("head")
-    contributed = atlas["contribution"].notnull().any("head") if "contribution" in atlas else xr.zeros_like(answered)
+    contributed = (
+        atlas["contribution"].notnull().any("head")
+        if "contribution" in atlas
+        else xr.zeros_like(answered)
+    )
     return [str(layer) for layer in atlas["layer"].values[(answered & ~contributed).values]]
 
 
 def embed(run: xr.DataTree, options: PageOptions) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Every head as a row for the table of the page: layer, head, scheme, name, and its numbers with six significant digits."""
+    """Every head as a row for the table of the page: layer, head, scheme, name, and its numbers
+    with six significant digits.
+    """
     atlas = group(run, "atlas")
     columns, described = head_columns(atlas), []
     for name in sorted(columns, key=lambda name: name != "name"):
@@ -270,23 +358,36 @@ def embed(run: xr.DataTree, options: PageOptions) -> tuple[dict[str, Any], tuple
         shown = values.astype(str).tolist() if text else digits_of(values)
         described.append({"name": name, "title": title, "text": text, "values": shown})
     heads, named = heads_of(atlas), schemes(atlas)
-    return {"heads": heads, "schemes": [scheme_name(named[layer]) for layer, _ in heads], "columns": described}, ()
+    return {
+        "heads": heads,
+        "schemes": [scheme_name(named[layer]) for layer, _ in heads],
+        "columns": described,
+    }, ()
 
 
 def changed_names(tree: xr.DataTree) -> Table:
     """One row per head that is not called the same in all runs, one column per run.
 
-    Heads are lined up by layer and number. Between steps of one training that is the same head; between models of two trainings it is
-    only the same place.
+    Heads are lined up by layer and number. Between steps of one training that is the same head;
+    between models of two trainings it is only the same place.
     """
     runs, name = runs_of(tree), group(tree, "atlas")["name"].transpose("run", "layer", "head")
     shown = spread(runs.names, COLUMNS)
     rows = tuple(
-        (layer, head, *(str(text) or "–" for text in name.sel(run=shown, layer=layer, head=head).values))
+        (
+            layer,
+            head,
+            *(str(text) or "–" for text in name.sel(run=shown, layer=layer, head=head).values),
+        )
         for layer, head in heads_where((name != name.isel(run=0)).any("run"))
     )
-    note = f"{len(rows)} of {name.sizes['layer'] * name.sizes['head']} heads are not called the same; heads are lined up by their place."
-    return Table("atlas", "Heads whose name changes", ("layer", "head", *map(runs.title, shown)), rows, note)
+    note = (
+        f"{len(rows)} of {name.sizes['layer'] * name.sizes['head']} heads are not called "
+        "the same; heads are lined up by their place."
+    )
+    return Table(
+        "atlas", "Heads whose name changes", ("layer", "head", *map(runs.title, shown)), rows, note
+    )
 
 
 def _charts(run: xr.DataTree) -> Iterator[Chart]:
@@ -302,21 +403,36 @@ def _charts(run: xr.DataTree) -> Iterator[Chart]:
 
 _FILES = files("repo_interp.plots.views")
 _FOUND = {
-    "mirror": (0.95, "Mirror heads: {heads}. Copies get positions near their sources'; strongest {best} ({score:.2f} of 1)"),
-    "retrieval": (0.9, "Retrieval heads: {heads}. {best} looks most at the source of the next token for {share} of the answer"),
+    "mirror": (
+        0.95,
+        "Mirror heads: {heads}. Copies get positions near their sources'; strongest {best} "
+        "({score:.2f} of 1)",
+    ),
+    "retrieval": (
+        0.9,
+        "Retrieval heads: {heads}. {best} looks most at the source of the next token for "
+        "{share} of the answer",
+    ),
     "induction": (
         0.8,
-        "Induction heads on random tokens that repeat: {heads}. {best} gives {share} of its attention, of 50 % at most, to tokens after "
+        "Induction heads on random tokens that repeat: {heads}. {best} gives {share} of its "
+        "attention, of 50 % at most, to tokens after "
         "earlier copies",
     ),
     "sink": (
         0.7,
-        "Attention sink on random tokens: {heads}, from layer {first} on, give more than half to token 0; most {best} ({share})",
+        "Attention sink on random tokens: {heads}, from layer {first} on, give more than "
+        "half to token 0; most {best} ({share})",
     ),
-    "previous token": (0.6, "Previous-token heads on random tokens: {heads}. Strongest {best} ({share} of its attention)"),
+    "previous token": (
+        0.6,
+        "Previous-token heads on random tokens: {heads}. Strongest {best} ({share} of its "
+        "attention)",
+    ),
     "duplicate token": (
         0.5,
-        "Duplicate-token heads on random tokens that repeat: {heads}. Strongest {best} ({share} of its attention, of 50 % at most)",
+        "Duplicate-token heads on random tokens that repeat: {heads}. Strongest {best} "
+        "({share} of its attention, of 50 % at most)",
     ),
 }
 """By name of the atlas, which is that of its score: the weight of the finding, and its sentence."""
@@ -327,24 +443,43 @@ def _findings(run: xr.DataTree) -> Iterator[Finding]:
     atlas = group(run, "atlas")
     for label, (weight, sentence) in _FOUND.items():
         score = label.replace(" ", "_")
-        has = atlas["named"].sel(label=label) > 0 if label in atlas["label"].values and score in atlas else xr.DataArray(False)
+        has = (
+            atlas["named"].sel(label=label) > 0
+            if label in atlas["label"].values and score in atlas
+            else xr.DataArray(False)
+        )
         if not has.any():
             continue
         named = heads_where(has)
         layer, head = ranked_heads(atlas[score].where(has))[0]
         best = float(atlas[score].sel(layer=layer, head=head))
         many = heads_named(named, 8) if len(named) <= 8 else f"{len(named)} of {has.size} heads"
-        words = {"heads": many, "best": f"L{layer} H{head}", "score": best, "share": percent(best), "first": min(named)[0]}
+        words = {
+            "heads": many,
+            "best": f"L{layer} H{head}",
+            "score": best,
+            "share": percent(best),
+            "first": min(named)[0],
+        }
         null, twins = float(_reached(atlas.sel(label=label))), atlas.sizes["twin"]
-        reached = f"{twins} random-weight controls reach {null:.2g}" if twins else "no random-weight controls were asked for"
-        evidence = f"atlas.{score} above {float(atlas['threshold'].sel(label=label)):.3g}; {reached}"
-        yield Finding(sentence.format(**words), evidence, weight, "atlas", layer, head, variable=score)
+        reached = (
+            f"{twins} random-weight controls reach {null:.2g}"
+            if twins
+            else "no random-weight controls were asked for"
+        )
+        evidence = (
+            f"atlas.{score} above {float(atlas['threshold'].sel(label=label)):.3g}; {reached}"
+        )
+        yield Finding(
+            sentence.format(**words), evidence, weight, "atlas", layer, head, variable=score
+        )
 
 
 VIEW = View(
     "atlas",
     "The atlas of heads",
-    "What every head does, in numbers and by name. A head has a name when its score is large and beyond that of every random-weight "
+    "What every head does, in numbers and by name. A head has a name when its score is large "
+    "and beyond that of every random-weight "
     "control. That does not show that the model needs the head for it.",
     _charts,
     tables=lambda run: (atlas_table(run),),
@@ -352,5 +487,7 @@ VIEW = View(
     interactive=Interactive(_FILES / "atlas.html", _FILES / "atlas.js", embed),
     compared=MAPPED,
     not_averaged=("named", "null", "threshold"),
-    beside=Beside(_charts, lambda tree: (changed_names(tree),) if "name" in group(tree, "atlas") else ()),
+    beside=Beside(
+        _charts, lambda tree: (changed_names(tree),) if "name" in group(tree, "atlas") else ()
+    ),
 )

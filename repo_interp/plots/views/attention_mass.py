@@ -1,9 +1,11 @@
-"""Where attention goes: mass from the generated tokens to each span (RePo sec. 5.1, table 4), and which heads send it there.
+"""Where attention goes: mass from the generated tokens to each span (RePo sec. 5.1, table 4), and
+which heads send it there.
 
     mass(S) = mean over rows i of sum_{j in S} A_ij        rows: those that produced the generated tokens, or their own
     mass per token = mass(S) / |S|, in units of 10^-2 as in table 4
 
-A_ij is attention after the softmax. Draws the group `attention_mass` of a run. Knows nothing about how mass is measured.
+A_ij is attention after the softmax. Draws the group `attention_mass` of a run. Knows nothing about
+how mass is measured.
 """
 
 from __future__ import annotations
@@ -66,15 +68,20 @@ _MARKS: dict[str, dict[str, Any]] = {
 
 @style()
 def mass_by_span(run: xr.DataTree) -> PaperFigure:
-    """Attention mass per token x 100 of every span: the mean (table 4), every prompt, and how far heads differ, by scheme.
+    """Attention mass per token x 100 of every span: the mean (table 4), every prompt, and how far
+    heads differ, by scheme.
 
     Raises InputError when the run has no attention mass.
     """
     dataset = group(run, "attention_mass")
     spans = shown_spans(dataset)
-    per_token = UNIT * dataset["mass_per_token"].sel(span=spans).transpose("span", "prompt", "layer", "head")
+    per_token = UNIT * dataset["mass_per_token"].sel(span=spans).transpose(
+        "span", "prompt", "layer", "head"
+    )
     named = schemes(dataset)
-    figure = paper_figure(PAGE_WIDTH, 0.85 + max(0.42, 0.11 * len(set(named.values()))) * len(spans))
+    figure = paper_figure(
+        PAGE_WIDTH, 0.85 + max(0.42, 0.11 * len(set(named.values()))) * len(spans)
+    )
     ax = figure.subplots()
     draw_mass(ax, per_token.values, dataset["table"].sel(span=spans).values, named)
     chance = chance_per_token(dataset)
@@ -84,20 +91,29 @@ def mass_by_span(run: xr.DataTree) -> PaperFigure:
     ax.set_xlabel("attention mass per token (10⁻²)")
     sizes = per_token.sizes
     ax.set_title(
-        f"Mean over {counted(sizes['prompt'], 'prompt')}, {counted(sizes['layer'], 'layer')} of {counted(sizes['head'], 'head')}; "
+        f"Mean over {counted(sizes['prompt'], 'prompt')}, {counted(sizes['layer'], 'layer')} "
+        f"of {counted(sizes['head'], 'head')}; "
         f"{rows_in_words(dataset)}"
     )
-    handles = [Line2D([], [], **look, label=label) for label, look in _MARKS.items() if look != _CHANCE or chance is not None]
+    handles = [
+        Line2D([], [], **look, label=label)
+        for label, look in _MARKS.items()
+        if look != _CHANCE or chance is not None
+    ]
     legend_below(figure, [*handles, *scheme_handles(named.values())])
     return figure
 
 
 def draw_mass(ax: Axes, per_token: np.ndarray, table: np.ndarray, named: Mapping[int, str]) -> Axes:
-    """Draw `per_token` [span, prompt, layer, head] on `ax`, one row per span: heads as intervals by scheme, prompts as ticks, `table`
-    [span] as diamonds with their numbers. `named`: scheme of each layer. Spans in no prompt are NaN and stay empty.
+    """Draw `per_token` [span, prompt, layer, head] on `ax`, one row per span: heads as intervals by
+    scheme, prompts as ticks, `table` [span] as diamonds with their numbers.
+
+    `named`: scheme of each layer. Spans in no prompt are NaN and stay empty.
     """
     kinds = list(dict.fromkeys(named.values()))
-    layers = {kind: [place for place, name in enumerate(named.values()) if name == kind] for kind in kinds}
+    layers = {
+        kind: [place for place, name in enumerate(named.values()) if name == kind] for kind in kinds
+    }
     ax.set_ylim(len(table) - 0.4, -0.6)
     _mass_scale(ax, per_token, table)
     for row, values in enumerate(per_token):
@@ -107,14 +123,42 @@ def draw_mass(ax: Axes, per_token: np.ndarray, table: np.ndarray, named: Mapping
             heads = nanmean(values[:, layers[kind]], axis=0).ravel()
             heads = heads[np.isfinite(heads)]
             if heads.size:
-                y, colour, left = row + 0.22 + min(0.1, 0.36 / len(kinds)) * place, scheme_colour(kind), ax.get_xlim()[0]
+                y, colour, left = (
+                    row + 0.22 + min(0.1, 0.36 / len(kinds)) * place,
+                    scheme_colour(kind),
+                    ax.get_xlim()[0],
+                )
                 five, quarter, three_quarters, ninety_five = np.percentile(heads, [5, 25, 75, 95])
                 ax.hlines(y, five, ninety_five, color=colour, linewidth=0.7)
-                if five < left:  # the line goes on beyond a logarithmic axis, which would reach to nothing
-                    ax.plot(left, y, "<", color=colour, markersize=2.6, clip_on=False, gid=f"beyond {row}")
-                ax.hlines(y, quarter, three_quarters, color=colour, linewidth=2.6, gid=f"heads {row} {kind}")
+                # the line goes on beyond a logarithmic axis, which would reach to nothing
+                if five < left:
+                    ax.plot(
+                        left,
+                        y,
+                        "<",
+                        color=colour,
+                        markersize=2.6,
+                        clip_on=False,
+                        gid=f"beyond {row}",
+                    )
+                ax.hlines(
+                    y,
+                    quarter,
+                    three_quarters,
+                    color=colour,
+                    linewidth=2.6,
+                    gid=f"heads {row} {kind}",
+                )
         prompts = nanmean(values, axis=(1, 2))
-        ax.plot(prompts, np.full(prompts.shape, row), "|", color="#333333", alpha=0.6, markersize=6, gid=f"prompts {row}")
+        ax.plot(
+            prompts,
+            np.full(prompts.shape, row),
+            "|",
+            color="#333333",
+            alpha=0.6,
+            markersize=6,
+            gid=f"prompts {row}",
+        )
         ax.plot(table[row], row, "D", color="black", markersize=3.6, zorder=4, gid=f"mean {row}")
         note(ax, number(table[row]), (table[row], row), (0, 5), 6.2, ha="center", va="bottom")
     ax.grid(axis="x")
@@ -124,27 +168,45 @@ def draw_mass(ax: Axes, per_token: np.ndarray, table: np.ndarray, named: Mapping
 
 @style()
 def heads_ranked(run: xr.DataTree, span: str = "needle") -> PaperFigure:
-    """Heads ranked by the attention mass they put on `span`: the first ones by name with their spread over prompts, and the whole
-    ranking.
+    """Heads ranked by the attention mass they put on `span`: the first ones by name with their
+    spread over prompts, and the whole ranking.
 
     Raises InputError when the run has no attention mass, or not this span.
     """
     dataset = group(run, "attention_mass")
-    mass, means, named = UNIT * pick(dataset["mass"], span=span), mass_of_heads(run, span), schemes(dataset)
+    mass, means, named = (
+        UNIT * pick(dataset["mass"], span=span),
+        mass_of_heads(run, span),
+        schemes(dataset),
+    )
     ranking = ranked_heads(means)
-    at = {axis: xr.DataArray([head[place] for head in ranking], dims="rank") for place, axis in enumerate(("layer", "head"))}
-    falling, low, high = (part.sel(at).values for part in (means, mass.min("prompt"), mass.max("prompt")))
-    colours, first = [scheme_colour(named[layer]) for layer, _ in ranking], min(RANKED, len(ranking))
+    at = {
+        axis: xr.DataArray([head[place] for head in ranking], dims="rank")
+        for place, axis in enumerate(("layer", "head"))
+    }
+    falling, low, high = (
+        part.sel(at).values for part in (means, mass.min("prompt"), mass.max("prompt"))
+    )
+    colours, first = (
+        [scheme_colour(named[layer]) for layer, _ in ranking],
+        min(RANKED, len(ranking)),
+    )
     figure = paper_figure(PAGE_WIDTH, 0.9 + 0.135 * max(8, first))
     bars, curve = figure.subplots(1, 2, width_ratios=(1.5, 1))
     bars.barh(range(first), falling[:first], 0.74, color=colours[:first], alpha=0.85)
     bars.hlines(range(first), low[:first], high[:first], color="#222222", linewidth=0.7)
     bars.set_yticks(range(first), [f"L{layer} H{head}" for layer, head in ranking[:first]])
-    bars.set(ylim=(max(8, first) - 0.4, -0.6), xlim=(0, None), xlabel=f"attention mass on {span} (%)")
+    bars.set(
+        ylim=(max(8, first) - 0.4, -0.6), xlim=(0, None), xlabel=f"attention mass on {span} (%)"
+    )
     bars.tick_params(axis="y", length=0)
     bars.grid(axis="x")
     prompts = mass.sizes["prompt"]
-    spread = "" if prompts == 1 else f"\nbar: mean over {counted(prompts, 'prompt')}; line: smallest to largest"
+    spread = (
+        ""
+        if prompts == 1
+        else f"\nbar: mean over {counted(prompts, 'prompt')}; line: smallest to largest"
+    )
     bars.set_title(f"First {counted(first, 'head')}, {rows_in_words(dataset)}{spread}")
     curve.scatter(
         np.arange(1, len(ranking) + 1),
@@ -155,45 +217,67 @@ def heads_ranked(run: xr.DataTree, span: str = "needle") -> PaperFigure:
         gid="ranking",
         clip_on=False,
     )
-    curve.set(xlabel="rank", ylabel=f"mass on {span} (%)", xlim=(0.2, len(ranking) + 0.8), ylim=(0, None))
+    curve.set(
+        xlabel="rank", ylabel=f"mass on {span} (%)", xlim=(0.2, len(ranking) + 0.8), ylim=(0, None)
+    )
     curve.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     curve.grid(axis="y")
-    curve.set_title(f"All of {counted(len(ranking), 'head')}, mean over {counted(prompts, 'prompt')}")
+    curve.set_title(
+        f"All of {counted(len(ranking), 'head')}, mean over {counted(prompts, 'prompt')}"
+    )
     handles = scheme_handles(named.values())
     if "chance" in dataset:
         chance = UNIT * float(dataset["chance"].sel(span=span).mean())
         look = {"color": "#222222", "linewidth": 0.8, "linestyle": (0, (1, 1.5))}
         bars.axvline(chance, **look, gid="chance")
         curve.axhline(chance, **look, gid="chance")
-        handles.append(Line2D([], [], **look, label=f"chance: equal weights on all tokens ({number(chance)} %)"))
+        handles.append(
+            Line2D(
+                [], [], **look, label=f"chance: equal weights on all tokens ({number(chance)} %)"
+            )
+        )
     legend_below(figure, handles)
     return figure
 
 
 def rows_in_words(dataset: xr.Dataset) -> str:
-    """The rows that the mass is taken from, as the group's attributes name them: "rows that produced the answer"."""
+    """The rows that the mass is taken from, as the group's attributes name them: "rows that
+    produced the answer".
+    """
     return _ROWS.get(str(dataset.attrs.get("rows")), "rows not recorded")
 
 
 def chance_per_token(dataset: xr.Dataset) -> xr.DataArray | None:
-    """What equal weights would give each token of a span [span], the mean over prompts and layers; None in runs without it."""
+    """What equal weights would give each token of a span [span], the mean over prompts and layers;
+    None in runs without it.
+    """
     if "chance" not in dataset:
         return None
-    return (dataset["chance"] / dataset["span_tokens"].where(dataset["span_tokens"] > 0)).mean(("prompt", "layer"))
+    return (dataset["chance"] / dataset["span_tokens"].where(dataset["span_tokens"] > 0)).mean(
+        ("prompt", "layer")
+    )
 
 
 def mass_of_heads(run: xr.DataTree, span: str) -> xr.DataArray:
-    """Attention mass on `span` [layer, head] in per cent, the mean over prompts. Raises InputError as `heads_ranked`."""
+    """Attention mass on `span` [layer, head] in per cent, the mean over prompts.
+
+    Raises InputError as `heads_ranked`.
+    """
     means = over_prompts(UNIT * pick(group(run, "attention_mass")["mass"], span=span))
-    return means.transpose("layer", "head").assign_attrs(long_name=f"attention mass on {span}", units="%")
+    return means.transpose("layer", "head").assign_attrs(
+        long_name=f"attention mass on {span}", units="%"
+    )
 
 
 def shown_spans(dataset: xr.Dataset) -> list[str]:
-    """Top-level spans in reading order, each needle after its parent where there are several; deeper parts are left to the
-    tables.
+    """Top-level spans in reading order, each needle after its parent where there are several;
+    deeper parts are left to the tables.
     """
     present = ordered_spans(map(str, dataset["span"].values))
-    parts = {name: [other for other in present if other.startswith(f"{name}.") and other.count(".") == 1] for name in present}
+    parts = {
+        name: [other for other in present if other.startswith(f"{name}.") and other.count(".") == 1]
+        for name in present
+    }
     table = {name: float(dataset["table"].sel(span=name)) for name in present}
     shown = []
     for name in present:
@@ -204,7 +288,8 @@ def shown_spans(dataset: xr.Dataset) -> list[str]:
 
 
 def main_span(run: xr.DataTree) -> str | None:
-    """The span that heads are ranked by: the run's attribute `main_span`; None where the run has no mass on it.
+    """The span that heads are ranked by: the run's attribute `main_span`; None where the run has no
+    mass on it.
 
     Without the attribute: the needle, else the first span that is neither the rest nor generated.
     """
@@ -221,7 +306,8 @@ def main_span(run: xr.DataTree) -> str | None:
 
 
 def mass_table(run: xr.DataTree) -> Table:
-    """RePo table 4, one row per span: mean attention mass per token x 100, and its deviation over prompts and over heads.
+    """RePo table 4, one row per span: mean attention mass per token x 100, and its deviation over
+    prompts and over heads.
 
     Raises InputError when the run has no attention mass.
     """
@@ -235,44 +321,63 @@ def mass_table(run: xr.DataTree) -> Table:
     if (chance := chance_per_token(dataset)) is not None:
         columns["chance (10⁻²)"] = UNIT * chance
     note = (
-        f"Mean over prompts, {dataset.sizes['layer']} layers and {dataset.sizes['head']} heads each; ± is the standard deviation. "
-        "Chance: equal weights on all tokens that a row sees. A dotted name is a part of its parent."
+        f"Mean over prompts, {dataset.sizes['layer']} layers and {dataset.sizes['head']} "
+        "heads each; ± is the standard deviation. "
+        "Chance: equal weights on all tokens that a row sees. A dotted name is a part of its "
+        "parent."
     )
-    return _table_of_spans("attention_mass", "Attention mass from generated tokens, by span", dataset, columns, note)
+    return _table_of_spans(
+        "attention_mass", "Attention mass from generated tokens, by span", dataset, columns, note
+    )
 
 
 def share_table(run: xr.DataTree) -> Table:
-    """Attention mass in per cent, one row per span: the mean, the largest head's mean over prompts, and the largest head of one prompt.
+    """Attention mass in per cent, one row per span: the mean, the largest head's mean over prompts,
+    and the largest head of one prompt.
 
     Raises InputError when the run has no attention mass.
     """
     dataset = group(run, "attention_mass")
     mass = UNIT * dataset["mass"]
     columns = {
-        "mean (%)": mass.where(dataset["mass_per_token"].notnull()).mean(("prompt", "layer", "head")),
+        "mean (%)": mass.where(dataset["mass_per_token"].notnull()).mean(
+            ("prompt", "layer", "head")
+        ),
         "largest head (%)": mass.mean("prompt").max(("layer", "head")),
         "in one prompt (%)": mass.max(("prompt", "layer", "head")),
     }
     if "chance" in dataset:
         columns["chance (%)"] = UNIT * dataset["chance"].mean(("prompt", "layer"))
     note = (
-        "Largest head: its mean over prompts. In one prompt: the largest mass of a head in any prompt; where it is far above the largest "
+        "Largest head: its mean over prompts. In one prompt: the largest mass of a head in "
+        "any prompt; where it is far above the largest "
         "head's mean, heads share the span, prompt by prompt."
     )
-    return _table_of_spans("attention_share", "Attention mass of all tokens of a span", dataset, columns, note)
+    return _table_of_spans(
+        "attention_share", "Attention mass of all tokens of a span", dataset, columns, note
+    )
 
 
-def _table_of_spans(name: str, title: str, dataset: xr.Dataset, columns: Mapping[str, xr.DataArray], note: str) -> Table:
-    """Numbers of `columns` [span] and number of prompts of every span that a prompt has, in reading order."""
+def _table_of_spans(
+    name: str, title: str, dataset: xr.Dataset, columns: Mapping[str, xr.DataArray], note: str
+) -> Table:
+    """Numbers of `columns` [span] and number of prompts of every span that a prompt has, in reading
+    order.
+    """
     prompts = dataset["mass_per_token"].notnull().any(("layer", "head")).sum("prompt")
-    present = [span for span in ordered_spans(map(str, dataset["span"].values)) if prompts.sel(span=span)]
-    shown = [(title, column.sel(span=present)) for title, column in {**columns, "prompts": prompts}.items()]
+    present = [
+        span for span in ordered_spans(map(str, dataset["span"].values)) if prompts.sel(span=span)
+    ]
+    shown = [
+        (title, column.sel(span=present))
+        for title, column in {**columns, "prompts": prompts}.items()
+    ]
     return table_of(name, title, shown, f"{rows_in_words(dataset).capitalize()}. {note}")
 
 
 def head_table(run: xr.DataTree, span: str = "needle", most: int = 20) -> Table:
-    """The `most` heads with the largest attention mass on `span`: layer, head, scheme, mass and its smallest and largest prompt,
-    in per cent.
+    """The `most` heads with the largest attention mass on `span`: layer, head, scheme, mass and its
+    smallest and largest prompt, in per cent.
 
     Raises InputError when the run has no attention mass, or not this span.
     """
@@ -280,10 +385,17 @@ def head_table(run: xr.DataTree, span: str = "needle", most: int = 20) -> Table:
     mass, means = UNIT * pick(dataset["mass"], span=span), mass_of_heads(run, span)
     heads = head_rows([means, mass.min("prompt"), mass.max("prompt")], ranked_heads(means)[:most])
     columns = ("rank", "layer", "head", "scheme", f"mass on {span} (%)", "smallest", "largest")
-    note = f"Mean, smallest and largest of {mass.sizes['prompt']} prompts; {len(heads)} of {means.size:,} heads."
+    note = (
+        f"Mean, smallest and largest of {mass.sizes['prompt']} prompts; {len(heads)} of "
+        f"{means.size:,} heads."
+    )
     rows = tuple((rank, *row) for rank, row in enumerate(heads, start=1))
     return Table(
-        "heads", f"Heads ranked by attention mass on {span}", columns, rows, f"{rows_in_words(dataset).capitalize()}. {note}"
+        "heads",
+        f"Heads ranked by attention mass on {span}",
+        columns,
+        rows,
+        f"{rows_in_words(dataset).capitalize()}. {note}",
     )
 
 
@@ -294,7 +406,9 @@ def _mass_scale(ax: Axes, per_token: np.ndarray, table: np.ndarray) -> None:
         shown = heads[np.isfinite(heads) & (heads > 0)]
         ax.set_xscale("log")
         plain_decades(ax.xaxis)
-        ax.set_xlim(max(float(np.percentile(shown, 2)), means.min() / 100) / 1.5, float(shown.max()) * 1.3)
+        ax.set_xlim(
+            max(float(np.percentile(shown, 2)), means.min() / 100) / 1.5, float(shown.max()) * 1.3
+        )
     else:
         spread = [np.nanpercentile(row, 95) for row in heads if np.isfinite(row).any()]
         ax.set_xlim(0, 1.08 * max([*spread, float(np.nanmax(table, initial=0.0)), 1e-12]))
@@ -318,15 +432,22 @@ def _lead(run: xr.DataTree) -> str:
     span, rows = main_span(run), rows_in_words(group(run, "attention_mass")).removeprefix("the ")
     ranked = "no prompt marks a span that heads could be ranked by"
     ranked = ranked if span is None else f"and the heads by what they send to the {span}"
-    return f"Attention after the softmax from the {rows}: to each token of a span (RePo, table 4), {ranked}."
+    return (
+        f"Attention after the softmax from the {rows}: to each token of a span (RePo, "
+        f"table 4), {ranked}."
+    )
 
 
 LEAST_MASS, TIMES_CHANCE = 0.1, 3.0
-"""A span is found where the head that looks at it most gives it that much of its attention, and as many times what equal weights give."""
+"""A span is found where the head that looks at it most gives it that much of its attention, and as
+many times what equal weights give.
+"""
 
 
 def _findings(run: xr.DataTree) -> Iterator[Finding]:
-    """Who looks at the needle, prompt by prompt: a mean over prompts hides heads that share the work."""
+    """Who looks at the needle, prompt by prompt: a mean over prompts hides heads that share the
+    work.
+    """
     measured = group(run, "attention_mass")
     if "needle" not in measured["span"].values:
         return
@@ -350,11 +471,15 @@ def _findings(run: xr.DataTree) -> Iterator[Finding]:
     layer, head = places[int(best[strongest])]
     least, largest = percent(most[found].min()), percent(most[found].max())
     who = f"{'one of ' * (len(heads) > 1)}{heads_named(heads)}"
-    sentence = f"In {found.sum()} of {known.sum()} prompts {who} gives the needle {least} to {largest} of its attention"
+    sentence = (
+        f"In {found.sum()} of {known.sum()} prompts {who} gives the needle {least} "
+        f"to {largest} of its attention"
+    )
     mean = percent(float(np.nanmean(by_prompt, 0).max()))
     evidence = (
         "attention_mass.mass of each prompt's largest head; "
-        f"averaged over prompts no head gives more than {mean}, equal weights give {percent(chance)}"
+        f"averaged over prompts no head gives more than {mean}, equal weights give "
+        f"{percent(chance)}"
     )
     yield Finding(sentence, evidence, 0.92, "attention_mass", layer, head, int(prompts[strongest]))
 
@@ -367,5 +492,6 @@ VIEW = View(
     tables=_tables,
     findings=_findings,
     compared=("mass_per_token", "mass"),
-    not_averaged=("table",),  # its mean over prompts and heads is taken already: that of mass_per_token
+    # its mean over prompts and heads is taken already: that of mass_per_token
+    not_averaged=("table",),
 )

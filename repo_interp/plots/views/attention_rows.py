@@ -1,7 +1,9 @@
-"""Where tokens look: the strongest keys of the chosen head and token; group `attention_rows` of a run.
+"""Where tokens look: the strongest keys of the chosen head and token; group `attention_rows` of a
+run.
 
-A row is shown in the page, over the prompt's text, as bars, and as logits by distance. Where the run has no positions, as one of a RoPE
-model, this section also shows the text and the heads to choose. Knows nothing about how rows are measured.
+A row is shown in the page, over the prompt's text, as bars, and as logits by distance. Where the
+run has no positions, as one of a RoPE model, this section also shows the text and the heads to
+choose. Knows nothing about how rows are measured.
 """
 
 from __future__ import annotations
@@ -11,19 +13,32 @@ from typing import Any
 
 import xarray as xr
 
-from repo_interp.plots.marks import Chart, HeadRows, Heads, PromptRows, checkpoint_name, first_prompt, group, has_groups
+from repo_interp.plots.marks import (
+    Chart,
+    HeadRows,
+    Heads,
+    PromptRows,
+    checkpoint_name,
+    first_prompt,
+    group,
+    has_groups,
+)
 from repo_interp.plots.view import Interactive, PageOptions, View
 from repo_interp.plots.views.explorer import EXPLORER
 
 
 def _charts(run: xr.DataTree) -> Iterator[Chart]:
-    """Attention on token 0 and on the previous token, means over the rows that are kept, where a key that is not kept of a row
-    counts 0; and the rows of every head, of the first prompt and of others that the run keeps.
+    """Attention on token 0 and on the previous token, means over the rows that are kept, where a
+    key that is not kept of a row counts 0; and the rows of every head, of the first prompt and of
+    others that the run keeps.
     """
     rows, shown = group(run, "attention_rows"), first_prompt(run)
     first = 0 if shown is None else shown.prompt
     later = rows.sel(query=rows["query"].values > 0)
-    for name, key in (("token 0", xr.zeros_like(later["query"])), ("the previous token", later["query"] - 1)):
+    for name, key in (
+        ("token 0", xr.zeros_like(later["query"])),
+        ("the previous token", later["query"] - 1),
+    ):
         share = 100 * later["weight"].where(later["key"] == key, 0.0).sum("rank").mean("query")
         share = share.where(later["weight"].notnull().any(("query", "rank")))
         label = f"attention on {name}, mean over tokens of prompt {first}"
@@ -31,9 +46,13 @@ def _charts(run: xr.DataTree) -> Iterator[Chart]:
     prompts = [PromptRows(first, rows["weight"], rows["key"], rows["log_total"])]
     for prompt in rows["prompt"].values.tolist() if "prompt_weight" in rows else ():
         own = rows[["prompt_weight", "prompt_key", "prompt_log_total"]].sel(prompt=prompt)
-        own = own.dropna("token", subset=["prompt_log_total"], how="all").rename(token="query", strongest="rank")
+        own = own.dropna("token", subset=["prompt_log_total"], how="all").rename(
+            token="query", strongest="rank"
+        )
         if prompt != first and own.sizes["query"]:
-            prompts.append(PromptRows(prompt, own["prompt_weight"], own["prompt_key"], own["prompt_log_total"]))
+            prompts.append(
+                PromptRows(prompt, own["prompt_weight"], own["prompt_key"], own["prompt_log_total"])
+            )
     yield HeadRows("Attention of the chosen token", prompts)
 
 
@@ -47,7 +66,8 @@ def _embed(run: xr.DataTree, options: PageOptions) -> tuple[Any, Sequence[str]]:
 VIEW = View(
     "attention_rows",
     "Where a token looks",
-    "Attention after the softmax from a token to the keys that it looks at most, and the logits by their distance: "
+    "Attention after the softmax from a token to the keys that it looks at most, and the "
+    "logits by their distance: "
     "choose a head and a token.",
     _charts,
     interactive=Interactive(EXPLORER.markup, EXPLORER.script, _embed, EXPLORER.parts),

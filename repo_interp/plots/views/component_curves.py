@@ -2,8 +2,9 @@
 
     m(t) = sum_r C_r(t)      mean over pairs at distance t; in units of q . k, without 1 / sqrt(d_head)
 
-Activated components (pi/L < theta < 2 pi/L) are orange, lower ones blue, higher ones grey; the training length L is a dashed line,
-and what lies beyond it is shaded. Knows labelled arrays; knows nothing about how they were measured.
+Activated components (pi/L < theta < 2 pi/L) are orange, lower ones blue, higher ones grey; the
+training length L is a dashed line, and what lies beyond it is shaded. Knows labelled arrays; knows
+nothing about how they were measured.
 """
 
 from __future__ import annotations
@@ -22,10 +23,16 @@ from repo_interp.plots.style import COLUMN_WIDTH, PaperFigure, paper_figure, sty
 
 BAND_COLOURS: Mapping[str, str] = {"activated": "#D55E00", "low": "#0072B2", "high": "#A8A8A8"}
 """Orange, blue and grey that colour-blind eyes keep apart."""
-BAND_NAMES: Mapping[str, str] = {"activated": "activated", "low": "lower frequency", "high": "higher frequency"}
+BAND_NAMES: Mapping[str, str] = {
+    "activated": "activated",
+    "low": "lower frequency",
+    "high": "higher frequency",
+}
 DISTANCE = "distance (tokens)"
 FEW_PAIRS = 16
-"""Of a sequence of n tokens, distances above n (1 - 1/16) have fewer than n/16 pairs: they alone may make the ends of a U."""
+"""Of a sequence of n tokens, distances above n (1 - 1/16) have fewer than n/16 pairs: they alone
+may make the ends of a U.
+"""
 FEW_COLOUR, FEW_SHADE = "#F0E442", 0.35
 NAME_HEIGHT = 0.07
 """Share of a panel's height that the name of a curve takes."""
@@ -34,56 +41,99 @@ FEW_HANDLE = Patch(facecolor=FEW_COLOUR, alpha=FEW_SHADE, label="few pairs")
 
 def band_of(components: xr.Dataset) -> np.ndarray:
     """The band's name of every component, from `activated` and `low_frequency` [component]."""
-    return np.where(components["activated"].values, "activated", np.where(components["low_frequency"].values, "low", "high"))
+    return np.where(
+        components["activated"].values,
+        "activated",
+        np.where(components["low_frequency"].values, "low", "high"),
+    )
 
 
 @style()
 def component_curves(components: xr.Dataset, title: str = "") -> PaperFigure:
-    """All components by distance, coloured by band, and below their sum and that of the bands (HoPE fig. 3a).
+    """All components by distance, coloured by band, and below their sum and that of the bands (HoPE
+    fig. 3a).
 
-    `components` holds `component_by_distance` [component, distance], `activated` and `low_frequency` [component]. Every curve is
-    drawn from its own mean over distances, since those lie far apart. Distance 0 is not drawn; the last 1 / `FEW_PAIRS` of the
-    distances, which few pairs have, are shaded and do not set the scale: nothing but these few pairs supports what is seen there alone.
+    `components` holds `component_by_distance` [component, distance], `activated` and
+    `low_frequency` [component]. Every curve is drawn from its own mean over distances, since those
+    lie far apart. Distance 0 is not drawn; the last 1 / `FEW_PAIRS` of the distances, which few
+    pairs have, are shaded and do not set the scale: nothing but these few pairs supports what is
+    seen there alone.
     """
-    curves = components["component_by_distance"].transpose("component", "distance").sel(distance=slice(1, None))
+    curves = (
+        components["component_by_distance"]
+        .transpose("component", "distance")
+        .sel(distance=slice(1, None))
+    )
     bands, distance = band_of(components), curves["distance"].values
     swing = curves - curves.mean("distance")
     figure = paper_figure(COLUMN_WIDTH, 3.3)
     above, below = figure.subplots(2, 1, sharex=True)
     for band in ("high", "low", "activated"):
         for place in np.flatnonzero(bands == band):
-            above.plot(distance, swing.values[place], **line_of(band), gid=f"component {curves['component'].values[place]}")
+            above.plot(
+                distance,
+                swing.values[place],
+                **line_of(band),
+                gid=f"component {curves['component'].values[place]}",
+            )
     length = int(distance[-1]) + 1
     edge = length - length // FEW_PAIRS
     total = swing.sum("component").values
     below.plot(distance, total, color="#000000", linewidth=1.3, gid="sum")
     for band in ("low", "activated"):
         if (bands == band).any():
-            below.plot(distance, swing.values[bands == band].sum(0), **line_of(band) | {"linewidth": 1.3}, gid=f"sum {band}")
+            below.plot(
+                distance,
+                swing.values[bands == band].sum(0),
+                **line_of(band) | {"linewidth": 1.3},
+                gid=f"sum {band}",
+            )
     above.set_title(f"{title + ': ' if title else ''}each component, from its mean")
     below.set(title="their sum, and the sum of a band", xlabel=DISTANCE)
     for ax in (above, below):
         ax.set_ylabel("logit − mean (q·k)")
         ax.grid(axis="y")
         ax.margins(x=0.01)
-        many = np.concatenate([np.asarray(line.get_ydata())[distance < edge] for line in ax.get_lines()])
+        many = np.concatenate(
+            [np.asarray(line.get_ydata())[distance < edge] for line in ax.get_lines()]
+        )
         margin = 0.05 * np.ptp(many)
         ax.set_ylim(many.min() - margin, many.max() + margin)
         shade_few(ax, length, "few pairs")
     _name_activated(above, swing, bands)
-    legend_below(figure, [Line2D([], [], color="#000000", linewidth=1.3, label="all"), *band_lines(bands), FEW_HANDLE])
+    legend_below(
+        figure,
+        [
+            Line2D([], [], color="#000000", linewidth=1.3, label="all"),
+            *band_lines(bands),
+            FEW_HANDLE,
+        ],
+    )
     return figure
 
 
 def shade_few(ax: Axes, length: int, gid: str) -> None:
     """Shade the distances that few pairs of a sequence of `length` tokens have."""
-    ax.axvspan(length - length // FEW_PAIRS, length, color=FEW_COLOUR, alpha=FEW_SHADE, linewidth=0, zorder=0, gid=gid)
+    ax.axvspan(
+        length - length // FEW_PAIRS,
+        length,
+        color=FEW_COLOUR,
+        alpha=FEW_SHADE,
+        linewidth=0,
+        zorder=0,
+        gid=gid,
+    )
 
 
 def _name_activated(ax: Axes, swing: xr.DataArray, bands: np.ndarray) -> None:
-    """Each name at the right end of its curve; curves that end too close to each other have one name together."""
+    """Each name at the right end of its curve; curves that end too close to each other have one
+    name together.
+    """
     last = max(1, swing.sizes["distance"] // 16)
-    ends = {int(place): float(swing.values[place, -last:].mean()) for place in np.flatnonzero(bands == "activated")}
+    ends = {
+        int(place): float(swing.values[place, -last:].mean())
+        for place in np.flatnonzero(bands == "activated")
+    }
     low, high = ax.get_ylim()
     groups: list[list[int]] = []
     for place in sorted(ends, key=lambda place: ends[place]):
@@ -92,7 +142,10 @@ def _name_activated(ax: Axes, swing: xr.DataArray, bands: np.ndarray) -> None:
     for group in groups:
         numbers = [str(swing["component"].values[place]) for place in sorted(group)]
         name = f"r = {', '.join(numbers) if len(numbers) < 3 else f'{numbers[0]} … {numbers[-1]}'}"
-        end = float(swing["distance"][-1]), float(np.clip(np.mean([ends[place] for place in group]), low, high))
+        end = (
+            float(swing["distance"][-1]),
+            float(np.clip(np.mean([ends[place] for place in group]), low, high)),
+        )
         note(ax, name, end, (2, 0), 6, color=BAND_COLOURS["activated"], annotation_clip=False)
 
 
@@ -106,4 +159,7 @@ def line_of(band: str) -> dict[str, Any]:
 def band_lines(bands: np.ndarray) -> list[Line2D]:
     """Legend entries of the bands among `bands`."""
     present = [band for band in BAND_COLOURS if band in bands]
-    return [Line2D([], [], color=BAND_COLOURS[band], linewidth=1.4, label=BAND_NAMES[band]) for band in present]
+    return [
+        Line2D([], [], color=BAND_COLOURS[band], linewidth=1.4, label=BAND_NAMES[band])
+        for band in present
+    ]

@@ -1,10 +1,12 @@
-"""The group `components` of a run: its logits by distance, their rotary components, and how much of the variance each accounts for.
+"""The group `components` of a run: its logits by distance, their rotary components, and how much of
+the variance each accounts for.
 
     VAF = 100 (1 - var(y - C_r) / var(y))      per cent, by component r; r = 0 turns fastest, wavelength 2 pi / theta in tokens
 
-The page follows one component, chosen by a slider: the mean logit and the mean of every component of each layer over at most `POINTS`
-distances. The curves are drawn by `component_curves`, the shares by `component_shares`; `components.html` and `components.js` bring
-the slider to life. Knows nothing about how components are measured.
+The page follows one component, chosen by a slider: the mean logit and the mean of every component
+of each layer over at most `POINTS` distances. The curves are drawn by `component_curves`, the
+shares by `component_shares`; `components.html` and `components.js` bring the slider to life. Knows
+nothing about how components are measured.
 """
 
 from __future__ import annotations
@@ -49,12 +51,18 @@ BEYOND = 1.25
 
 
 def _charts(run: xr.DataTree) -> Iterator[Chart]:
-    """Logit by distance; where layers rotate, components by distance and their VAF; turns where positions are learned."""
+    """Logit by distance; where layers rotate, components by distance and their VAF; turns where
+    positions are learned.
+    """
     components = group(run, "components")
     logits, at = components["logit_by_distance"], components["distance"].values
-    if len(at) > 1:  # else every prompt is a single token; a token with itself would set the scale, as would the last few pairs
+    # else every prompt is a single token; a token with itself would set the scale, as would the
+    # last few pairs
+    if len(at) > 1:
         last = at[-1] - len(at) // by_distance.FEW_PAIRS
-        apart = logits.sel(distance=slice(1, last)).assign_attrs(training_length=training_length(run))
+        apart = logits.sel(distance=slice(1, last)).assign_attrs(
+            training_length=training_length(run)
+        )
         yield from charts_of("logit_by_distance", *alone(run, apart), live=True)
     if layers := rotating_layers(components):
         own = components.sel(layer=layers)
@@ -64,46 +72,75 @@ def _charts(run: xr.DataTree) -> Iterator[Chart]:
         windowed = f"L = {of_bands:,} tokens" if of_bands < length else ""
         if curves.sizes["distance"] > 1:
             shown = band.assign(component_by_distance=curves)
-            yield Own("components_by_distance", partial(by_distance.component_curves, shown, windowed), live=True)
-        colours = {name: by_distance.BAND_COLOURS[kind] for kind, name in by_distance.BAND_NAMES.items()}
+            yield Own(
+                "components_by_distance",
+                partial(by_distance.component_curves, shown, windowed),
+                live=True,
+            )
+        colours = {
+            name: by_distance.BAND_COLOURS[kind] for kind, name in by_distance.BAND_NAMES.items()
+        }
         named = xr.DataArray([*colours], dims="band", attrs={"colours": colours})
         kinds = xr.DataArray(named_bands(band), dims="component")
         title = f"VAF of all pairs' logits{f', {windowed}' if windowed else ''}"
-        vaf = vaf_of_heads(own).assign_attrs(long_name=title, units="%").where(kinds == named).assign_coords(band=named)
+        vaf = (
+            vaf_of_heads(own)
+            .assign_attrs(long_name=title, units="%")
+            .where(kinds == named)
+            .assign_coords(band=named)
+        )
         yield Lines(*alone(run, vaf), "component", "band", "layer", "component_vaf", live=True)
         if curves.sizes["distance"] > BEYOND * length:
             yield _beyond(run, own.isel(layer=0)["component_by_distance"], kinds.values, length)
     if learned := learned_layers(components):
         yield _turns(components, learned)
     curves = {"mean logit": logits}
-    yield HeadCurves("Mean logit by distance, chosen head", "distance (tokens)", unit_label("logit", logits), at, curves)
+    yield HeadCurves(
+        "Mean logit by distance, chosen head",
+        "distance (tokens)",
+        unit_label("logit", logits),
+        at,
+        curves,
+    )
 
 
 def _beyond(run: xr.DataTree, curves: xr.DataArray, kinds: np.ndarray, length: int) -> Lines:
-    """The first layer's activated components, of none the lower ones, beyond the training length, in units of their range within it;
-    means over L / 16 neighbouring distances.
+    """The first layer's activated components, of none the lower ones, beyond the training length,
+    in units of their range within it; means over L / 16 neighbouring distances.
     """
     kind = next(kind for kind in (*by_distance.BAND_NAMES.values(),) if kind in kinds)
     smooth = curves.isel(component=np.flatnonzero(kinds == kind), distance=slice(1, None))
-    smooth = smooth.rolling(distance=max(1, length // 16), center=True).mean().dropna("distance", how="all")
+    smooth = (
+        smooth.rolling(distance=max(1, length // 16), center=True)
+        .mean()
+        .dropna("distance", how="all")
+    )
     within = smooth.sel(distance=slice(None, length - 1))
     low, high = within.min("distance"), within.max("distance")
     title = f"layer {int(curves['layer'])}: {kind} components, smoothed"
-    drawn = ((smooth - low) / (high - low)).drop_vars(["layer", "scheme"], errors="ignore").rename("range within L")
+    drawn = (
+        ((smooth - low) / (high - low))
+        .drop_vars(["layer", "scheme"], errors="ignore")
+        .rename("range within L")
+    )
     named = drawn.assign_coords(component=[f"r = {number}" for number in drawn["component"].values])
     named = named.assign_attrs(long_name=title, units="", training_length=length)
     return Lines(*alone(run, named), "distance", "component", name="beyond_training_length")
 
 
 def _turns(components: xr.Dataset, layers: list[int]) -> Grid:
-    """Shares of pairs by the angle that they turn a component, the mean over heads that learn positions; angles that none turns by
-    are left out.
+    """Shares of pairs by the angle that they turn a component, the mean over heads that learn
+    positions; angles that none turns by are left out.
     """
-    share = 100 * components["turn_share"].sel(layer=layers).mean(("layer", "head")).transpose("turn", "component")
+    share = 100 * components["turn_share"].sel(layer=layers).mean(("layer", "head")).transpose(
+        "turn", "component"
+    )
     last = 1 + int(np.flatnonzero((share > 0).any("component")).max(initial=0))
     ends = np.append(share["turn"].values, np.inf)[: last + 1]
     names = [f"{start:.3g} to {end:.3g}" for start, end in pairwise(np.degrees(ends))]
-    named = share[:last][::-1].assign_coords(turn=("turn", names[::-1], {"long_name": "angle θ |Δz| (degrees)"}))
+    named = share[:last][::-1].assign_coords(
+        turn=("turn", names[::-1], {"long_name": "angle θ |Δz| (degrees)"})
+    )
     look = {"cmap": colour_map("turns", "#9DCBE6", "#0072B2", "#003A5C"), "vmin": 0, "vmax": 100}
     return Grid(
         "component_turns",
@@ -121,7 +158,8 @@ def named_bands(band: xr.Dataset) -> list[str]:
 
 
 def component_table(run: xr.DataTree) -> Table:
-    """One row per component of the layers that rotate alike: frequency, wavelength, band, and VAF as the median over heads.
+    """One row per component of the layers that rotate alike: frequency, wavelength, band, and VAF
+    as the median over heads.
 
     Raises InputError when the run has no components; at least one layer must rotate.
     """
@@ -139,41 +177,76 @@ def component_table(run: xr.DataTree) -> Table:
     ]
     heads = f"VAF of all pairs' logits, the median over the heads of {len(layers)} layers"
     length = band_length(components, layers[0])
-    note = f"{heads}; bands for a {'window' if length < training_length(run) else 'training length'} of {length:,} tokens."
+    note = (
+        f"{heads}; bands for a "
+        f"{'window' if length < training_length(run) else 'training length'} of {length:,} tokens."
+    )
     return table_of("components", "Rotary components", columns, note)
 
 
 def wavelength_of(theta: float) -> float:
-    """Positions in which a component of `theta` radians per position turns once; NaN where it does not turn."""
+    """Positions in which a component of `theta` radians per position turns once; NaN where it does
+    not turn.
+    """
     return 2 * np.pi / float(theta) if theta else np.nan
 
 
-def component_data(run: xr.DataTree, options: PageOptions) -> tuple[dict[str, Any] | None, Sequence[str]]:
-    """What the section's script draws, and nothing left out; None where no layer rotates anything."""
+def component_data(
+    run: xr.DataTree, options: PageOptions
+) -> tuple[dict[str, Any] | None, Sequence[str]]:
+    """What the section's script draws, and nothing left out; None where no layer rotates
+    anything.
+    """
     components = group(run, "components")
     layers = rotating_layers(components)
     if not layers:
         return None, ()
-    curves = components["component_by_distance"].sel(layer=layers).transpose("layer", "component", "distance")
+    curves = (
+        components["component_by_distance"]
+        .sel(layer=layers)
+        .transpose("layer", "component", "distance")
+    )
     logits = components["logit_by_distance"].sel(layer=layers).mean("head")
     known = np.flatnonzero(logits.notnull().any("layer").values)[1:]
-    places = known[np.unique(np.linspace(0, len(known) - 1, POINTS).round().astype(int))] if known.size else known
+    places = (
+        known[np.unique(np.linspace(0, len(known) - 1, POINTS).round().astype(int))]
+        if known.size
+        else known
+    )
     shares, band = vaf_of_heads(components).sel(layer=layers), bands(components, layers[0])
 
-    def of_layers(layer: int | None, name: str, logit: xr.DataArray, curve: xr.DataArray, vaf: xr.DataArray) -> dict[str, Any]:
-        parts = {"logit": digits_of(logit.values[places]), "components": [digits_of(one, 4) for one in curve.values[:, places]]}
+    def of_layers(
+        layer: int | None, name: str, logit: xr.DataArray, curve: xr.DataArray, vaf: xr.DataArray
+    ) -> dict[str, Any]:
+        parts = {
+            "logit": digits_of(logit.values[places]),
+            "components": [digits_of(one, 4) for one in curve.values[:, places]],
+        }
         return {"layer": layer, "name": name, **parts, "vaf": digits_of(vaf.values)}
 
     mean = logits.mean("layer"), curves.mean("layer"), shares.median(("layer", "head"))
     drawn = [of_layers(None, f"mean of {len(layers)} layers", *mean)] if len(layers) > 1 else []
     for layer in layers:
-        own = logits.sel(layer=layer), curves.sel(layer=layer), shares.sel(layer=layer).median("head")
+        own = (
+            logits.sel(layer=layer),
+            curves.sel(layer=layer),
+            shares.sel(layer=layer).median("head"),
+        )
         drawn.append(of_layers(layer, f"{layer} ({layer_scheme(components, layer)})", *own))
     kinds, described = by_distance.band_of(band), []
-    for number, theta, kind in zip(components["component"].values.tolist(), band["frequency"].values, kinds, strict=True):
-        turning = dict(zip(("theta", "wavelength"), digits_of([theta, wavelength_of(theta)]), strict=True))
+    for number, theta, kind in zip(
+        components["component"].values.tolist(), band["frequency"].values, kinds, strict=True
+    ):
+        turning = dict(
+            zip(("theta", "wavelength"), digits_of([theta, wavelength_of(theta)]), strict=True)
+        )
         described.append(
-            {"component": number, **turning, "band": by_distance.BAND_NAMES[kind], "colour": by_distance.BAND_COLOURS[kind]}
+            {
+                "component": number,
+                **turning,
+                "band": by_distance.BAND_NAMES[kind],
+                "colour": by_distance.BAND_COLOURS[kind],
+            }
         )
     data = {
         "distance": components["distance"].values[places].tolist(),
@@ -186,21 +259,33 @@ def component_data(run: xr.DataTree, options: PageOptions) -> tuple[dict[str, An
 
 
 def rotating_layers(components: xr.Dataset) -> list[int]:
-    """Layers that rotate by the frequencies of the first layer that rotates anything, with the L of its bands; none where none does."""
+    """Layers that rotate by the frequencies of the first layer that rotates anything, with the L of
+    its bands; none where none does.
+    """
     frequency = components["frequency"].transpose("layer", "component")
     rotating = np.flatnonzero(frequency.notnull().any("component").values)
     if not rotating.size:
         return []
-    alike = [place for place in rotating if np.array_equal(frequency[place], frequency[rotating[0]], equal_nan=True)]
+    alike = [
+        place
+        for place in rotating
+        if np.array_equal(frequency[place], frequency[rotating[0]], equal_nan=True)
+    ]
     layers = components["layer"].values[alike].tolist()
-    return [layer for layer in layers if band_length(components, layer) == band_length(components, layers[0])]
+    return [
+        layer
+        for layer in layers
+        if band_length(components, layer) == band_length(components, layers[0])
+    ]
 
 
 def bands(components: xr.Dataset, layer: int) -> xr.Dataset:
     """`frequency`, `activated` and `low_frequency` [component] of a layer."""
     chosen = components[["frequency", "activated", "low_frequency"]].sel(layer=layer)
     chosen = chosen.drop_vars(["layer", "scheme"], errors="ignore")
-    return chosen.assign({name: chosen[name].astype(bool) for name in ("activated", "low_frequency")})
+    return chosen.assign(
+        {name: chosen[name].astype(bool) for name in ("activated", "low_frequency")}
+    )
 
 
 def vaf_of_heads(components: xr.Dataset, name: str = "vaf") -> xr.DataArray:
@@ -220,13 +305,23 @@ def training_length(run: xr.DataTree) -> int:
 def band_length(components: xr.Dataset, layer: int) -> int:
     """L of the bands of a layer, in tokens; of a run that does not say it, the training length."""
     known = "band_length" in components
-    return int(components["band_length"].sel(layer=layer)) if known else int(components.attrs["training_length"])
+    return (
+        int(components["band_length"].sel(layer=layer))
+        if known
+        else int(components.attrs["training_length"])
+    )
 
 
 def _lead(run: xr.DataTree) -> str:
     if not rotating_layers(group(run, "components")):
-        return "No layer of this run rotates queries and keys, so there are no rotary components: the mean logit by distance is a whole."
-    return "The logit of a pair of tokens is a sum of rotary components, one per frequency (HoPE, fig. 3): choose one to see its part."
+        return (
+            "No layer of this run rotates queries and keys, so there are no rotary "
+            "components: the mean logit by distance is a whole."
+        )
+    return (
+        "The logit of a pair of tokens is a sum of rotary components, one per frequency "
+        "(HoPE, fig. 3): choose one to see its part."
+    )
 
 
 def _tables(run: xr.DataTree) -> Sequence[Table]:
@@ -235,11 +330,15 @@ def _tables(run: xr.DataTree) -> Sequence[Table]:
 
 _FILES = files("repo_interp.plots.views")
 TIMES_EQUAL = 3.0
-"""Times an equal share of all components that a found one accounts for, at least, in the median head."""
+"""Times an equal share of all components that a found one accounts for, at least, in the median
+head.
+"""
 
 
 def _findings(run: xr.DataTree) -> Iterator[Finding]:
-    """The component that accounts for most of the logits' variance, against an equal share of all components."""
+    """The component that accounts for most of the logits' variance, against an equal share of all
+    components.
+    """
     shares = group(run, "components")["vaf"].mean("prompt") / 100
     middle, equal = shares.median(("layer", "head")), 1 / shares.sizes["component"]
     if not bool((middle >= TIMES_EQUAL * equal).any()):
@@ -247,7 +346,10 @@ def _findings(run: xr.DataTree) -> Iterator[Finding]:
     component = int(middle["component"][int(np.nanargmax(middle.values))])
     of_heads = shares.sel(component=component)
     layer, head = ranked_heads(of_heads)[0]
-    sentence = f"Rotary component {component} accounts for {percent(float(middle.max()))} of the logits' variance (median head)"
+    sentence = (
+        f"Rotary component {component} accounts for {percent(float(middle.max()))} "
+        "of the logits' variance (median head)"
+    )
     sentence += f", most in L{layer} H{head} ({percent(float(of_heads.max()))})"
     evidence = f"components.vaf; an equal share of all components is {percent(equal)}"
     yield Finding(sentence, evidence, 0.4, "components", layer, head)
@@ -263,10 +365,18 @@ VIEW = View(
     interactive=Interactive(_FILES / "components.html", _FILES / "components.js", component_data),
     compared=("logit_by_distance", "vaf", "vaf_band", "still_share"),
     not_averaged=(
-        *("logit_by_distance", "position_logit_by_distance", "component_by_distance", "turn_share", "turn_upper"),
+        *(
+            "logit_by_distance",
+            "position_logit_by_distance",
+            "component_by_distance",
+            "turn_share",
+            "turn_upper",
+        ),
         *("vaf_printed", "vaf_curve_printed", "distance_pairs", "frequency"),
     ),
 )
 
 figures_of_components = VIEW.figures
-"""Logit by distance, components, their VAF and turns, as the run allows, by the names of their files."""
+"""Logit by distance, components, their VAF and turns, as the run allows, by the names of their
+files.
+"""

@@ -1,4 +1,5 @@
-"""What the positions of heads cause: a map of heads per kind of change, the most needed heads with controls, screened and exact changes.
+"""What the positions of heads cause: a map of heads per kind of change, the most needed heads with
+controls, screened and exact changes.
 
     map       mean change of log p(answer) when the positions of one head are changed
     dot       the same of the most needed heads together, with its standard deviation over prompts     grey dots   as many other heads
@@ -42,7 +43,14 @@ from repo_interp.plots.marks import (
     scheme_handles,
     schemes,
 )
-from repo_interp.plots.style import PAGE_WIDTH, PaperFigure, paper_figure, scheme_colour, scheme_name, style
+from repo_interp.plots.style import (
+    PAGE_WIDTH,
+    PaperFigure,
+    paper_figure,
+    scheme_colour,
+    scheme_name,
+    style,
+)
 from repo_interp.plots.view import View
 
 KIND_NAMES = {
@@ -62,20 +70,34 @@ BESIDE = 3
 LISTED = 8
 """Heads of a kind that the table lists."""
 LINEAR = 0.01
-"""Nats that the colours of a map reach at least; logit difference below which the axes of the screening are linear."""
+"""Nats that the colours of a map reach at least; logit difference below which the axes of the
+screening are linear.
+"""
 _COLUMNS = (
     *("log p (nats)", "others, lowest", "others, highest", "score", "others' score"),
     *("most needed layer", "log p of that layer", "less the sum of its heads"),
     *("rank r: gradient x positions", "gradient x output"),
 )
-_OF_HEADS = ("positions become", "layer", "head", "scheme", "log p (nats)", "± over prompts", "logit difference", "score")
+_OF_HEADS = (
+    "positions become",
+    "layer",
+    "head",
+    "scheme",
+    "log p (nats)",
+    "± over prompts",
+    "logit difference",
+    "score",
+)
 NEEDED = "#D55E00"
 """Colour of the most needed heads."""
 
 
 @style()
 def effect_maps(run: xr.DataTree) -> PaperFigure:
-    """Layer by head, the mean change of log p(answer), one map per kind. Raises InputError when the run has no effects."""
+    """Layer by head, the mean change of log p(answer), one map per kind.
+
+    Raises InputError when the run has no effects.
+    """
     return effect_grid(run).figure()
 
 
@@ -86,8 +108,14 @@ def effect_grid(run: xr.DataTree) -> Grid:
     reach = max(float(np.nanmax(np.abs(shown))), LINEAR)
     for kind in effects["kind"].values.tolist():
         drawn = effects["control_effect"].sel(kind=kind).dropna("draw").values
-        ends = " to ".join(dict.fromkeys(f"{end(drawn).round(4) + 0.0:.3g}" for end in (np.min, np.max) if drawn.size))
-        others = f"\n{int(effects.attrs['set_heads'])} others together: {ends}" if drawn.size else ""
+        ends = " to ".join(
+            dict.fromkeys(
+                f"{end(drawn).round(4) + 0.0:.3g}" for end in (np.min, np.max) if drawn.size
+            )
+        )
+        others = (
+            f"\n{int(effects.attrs['set_heads'])} others together: {ends}" if drawn.size else ""
+        )
         panels[f"positions: {KIND_NAMES.get(kind, kind)}{others}"] = shown.sel(kind=kind)
     look = {"cmap": "PuOr", "norm": Normalize(-reach, reach, clip=True)}
     title = "change of log p(answer), nats, by the head whose positions are changed"
@@ -96,7 +124,9 @@ def effect_grid(run: xr.DataTree) -> Grid:
 
 @style()
 def effects_of_sets(run: xr.DataTree) -> PaperFigure:
-    """The most needed heads changed together, and as many others drawn at random, for every kind: log p(answer) and score."""
+    """The most needed heads changed together, and as many others drawn at random, for every kind:
+    log p(answer) and score.
+    """
     effects = group(run, "effects")
     figure = paper_figure(PAGE_WIDTH, 2.3)
     left, right = figure.subplots(1, 2)
@@ -107,30 +137,57 @@ def effects_of_sets(run: xr.DataTree) -> PaperFigure:
     needed = f"most needed {counted(int(effects.attrs['set_heads']), 'head')}"
     handles = [
         Line2D([], [], marker="o", linestyle="none", markersize=size, color=colour, label=label)
-        for size, colour, label in ((4, NEEDED, needed), (2.6, CONTROL, "as many others, each draw"))
+        for size, colour, label in (
+            (4, NEEDED, needed),
+            (2.6, CONTROL, "as many others, each draw"),
+        )
     ]
-    legend_below(figure, [*handles, Line2D([], [], color="#222222", linewidth=0.8, label="standard deviation over prompts")])
+    legend_below(
+        figure,
+        [
+            *handles,
+            Line2D([], [], color="#222222", linewidth=0.8, label="standard deviation over prompts"),
+        ],
+    )
     return figure
 
 
 @style()
 def screening_fit(run: xr.DataTree) -> PaperFigure:
-    """Estimated against exact changes of the logit difference, a dot per head that was measured, one panel per kind."""
+    """Estimated against exact changes of the logit difference, a dot per head that was measured,
+    one panel per kind.
+    """
     effects = group(run, "effects")
     kinds = effects["kind"].values.tolist()
-    figure, axes = panels(len(kinds), BESIDE, 1.9, 0.4, PAGE_WIDTH if len(kinds) > 1 else PAGE_WIDTH / 2)
+    figure, axes = panels(
+        len(kinds), BESIDE, 1.9, 0.4, PAGE_WIDTH if len(kinds) > 1 else PAGE_WIDTH / 2
+    )
     exact = effects["logit_difference_change"].mean("prompt")
     colours = {layer: scheme_colour(scheme) for layer, scheme in schemes(effects).items()}
     for ax, kind in zip(axes, kinds, strict=True):
-        truth, estimate = exact.sel(kind=kind), effects["screened_effect"].sel(kind=kind, screening="output")
+        truth, estimate = (
+            exact.sel(kind=kind),
+            effects["screened_effect"].sel(kind=kind, screening="output"),
+        )
         for layer, colour in colours.items():
-            ax.plot(truth.sel(layer=layer), estimate.sel(layer=layer), "o", color=colour, markersize=2.6, markeredgewidth=0)
+            ax.plot(
+                truth.sel(layer=layer),
+                estimate.sel(layer=layer),
+                "o",
+                color=colour,
+                markersize=2.6,
+                markeredgewidth=0,
+            )
         ends = [*ax.get_xlim(), *ax.get_ylim()]
-        ax.plot([min(ends), max(ends)], [min(ends), max(ends)], color="#8A8A8A", linewidth=0.6, zorder=0)
+        ax.plot(
+            [min(ends), max(ends)], [min(ends), max(ends)], color="#8A8A8A", linewidth=0.6, zorder=0
+        )
         if max(map(abs, ends)) > 2 * LINEAR:  # else one decade or none would have a tick
             for axis in ("x", "y"):
                 getattr(ax, f"set_{axis}scale")("symlog", linthresh=LINEAR)
-                getattr(ax, f"{axis}axis").set_major_locator(SymmetricalLogLocator(base=10, linthresh=LINEAR, subs=[1.0]))
+                getattr(ax, f"{axis}axis").set_major_locator(
+                    SymmetricalLogLocator(base=10, linthresh=LINEAR, subs=[1.0])
+                )
             plain_decades(ax.xaxis)
             plain_decades(ax.yaxis)
         else:
@@ -144,13 +201,19 @@ def screening_fit(run: xr.DataTree) -> PaperFigure:
 
 
 def effect_tables(run: xr.DataTree) -> tuple[Table, ...]:
-    """One row per kind - the most needed heads, controls, layers, screening -, and one per head of those that do most."""
+    """One row per kind - the most needed heads, controls, layers, screening -, and one per head of
+    those that do most.
+    """
     effects = group(run, "effects")
     rows: list[tuple[Cell, ...]] = []
     heads: list[tuple[Cell, ...]] = []
     for kind in effects["kind"].values.tolist():
         own = effects.sel(kind=kind)
-        named, control, layers = KIND_NAMES.get(kind, kind), own["control_effect"], own["layer_effect"].values
+        named, control, layers = (
+            KIND_NAMES.get(kind, kind),
+            own["control_effect"],
+            own["layer_effect"].values,
+        )
         needed = own.isel(layer=int(np.nanargmin(layers)) if np.isfinite(layers).any() else 0)
         of_sets = (
             own["set_effect"],
@@ -162,32 +225,71 @@ def effect_tables(run: xr.DataTree) -> tuple[Table, ...]:
         of_layer = needed["layer_effect"], needed["interaction"], *own["rank_correlation"].values
         rows.append((named, *cells(of_sets), int(needed["layer"]), *cells(of_layer)))
         changes = (own[f"{name}_change"].mean("prompt") for name in ("logit_difference", "score"))
-        of_heads = head_rows([own["effect"], own["effect_spread"], *changes], ranked_heads(-own["effect"])[:LISTED])
+        of_heads = head_rows(
+            [own["effect"], own["effect_spread"], *changes], ranked_heads(-own["effect"])[:LISTED]
+        )
         heads += [(named, *row) for row in of_heads]
     size = counted(int(effects.attrs["set_heads"]), "head")
-    about = f"{counted(int(effects.attrs['prompts']), 'prompt')} of the task {effects.attrs['task']}; score: {effects.attrs['metric']}."
+    about = (
+        f"{counted(int(effects.attrs['prompts']), 'prompt')} of the task "
+        f"{effects.attrs['task']}; score: {effects.attrs['metric']}."
+    )
     title = f"The most needed {size} changed together, and as many others at random"
-    note = f"Mean changes over {about} Rank correlations of screened and exact changes of the logit difference over heads."
-    sets, draws = int(effects.attrs.get("control_sets", effects.sizes["draw"])), effects.sizes["draw"]
-    note += f" There are {sets} different sets of as many other heads, not {draws}." if sets < draws else ""
-    note_of_heads = f"Mean changes when the positions of this head alone are changed, {about} ±: standard deviation over prompts."
+    note = (
+        f"Mean changes over {about} Rank correlations of screened and exact changes of "
+        "the logit difference over heads."
+    )
+    sets, draws = (
+        int(effects.attrs.get("control_sets", effects.sizes["draw"])),
+        effects.sizes["draw"],
+    )
+    note += (
+        f" There are {sets} different sets of as many other heads, not {draws}."
+        if sets < draws
+        else ""
+    )
+    note_of_heads = (
+        "Mean changes when the positions of this head alone are changed, "
+        f"{about} ±: standard deviation over prompts."
+    )
     return (
         Table("effects", title, ("positions become", *_COLUMNS), tuple(rows), note),
-        Table("effects_by_head", "Heads whose positions the answer needs most", _OF_HEADS, tuple(heads), note_of_heads),
+        Table(
+            "effects_by_head",
+            "Heads whose positions the answer needs most",
+            _OF_HEADS,
+            tuple(heads),
+            note_of_heads,
+        ),
     )
 
 
 def _draw_sets(ax: Axes, changes: xr.DataArray, controls: xr.DataArray) -> None:
     """A dot per kind with its spread over prompts, the controls to its right."""
     kinds, places = changes["kind"].values.tolist(), np.arange(changes.sizes["kind"])
-    mean, spread = changes.mean("prompt"), changes.std("prompt", ddof=1).fillna(0) if changes.sizes["prompt"] > 1 else 0.0
+    mean, spread = (
+        changes.mean("prompt"),
+        changes.std("prompt", ddof=1).fillna(0) if changes.sizes["prompt"] > 1 else 0.0,
+    )
     drawn = controls.mean("prompt").transpose("draw", "kind").values
     ax.vlines(places - 0.12, mean - spread, mean + spread, color="#222222", linewidth=0.8)
     ax.plot(places - 0.12, mean, "o", color=NEEDED, markersize=4, markeredgewidth=0, gid="sets")
     x = np.broadcast_to(places + 0.12, drawn.shape)
-    ax.plot(x.ravel(), drawn.ravel(), "o", color=CONTROL, markersize=2.6, markeredgewidth=0, gid="controls")
+    ax.plot(
+        x.ravel(),
+        drawn.ravel(),
+        "o",
+        color=CONTROL,
+        markersize=2.6,
+        markeredgewidth=0,
+        gid="controls",
+    )
     ax.axhline(0, color="#8A8A8A", linewidth=0.6, zorder=0)
-    ax.set_xticks(range(len(kinds)), [KIND_NAMES.get(kind, str(kind)) for kind in kinds], rotation=20 if len(kinds) > 4 else 0)
+    ax.set_xticks(
+        range(len(kinds)),
+        [KIND_NAMES.get(kind, str(kind)) for kind in kinds],
+        rotation=20 if len(kinds) > 4 else 0,
+    )
     ax.set_xlim(-0.6, len(kinds) - 0.4)
     ax.grid(axis="y")
 
@@ -208,31 +310,49 @@ _DOES = {
     "permuted": "permuting them",
 }
 STANDARD_ERRORS = 3.0
-"""An effect is found where it is that many standard errors over prompts from 0, and beyond that of every set of other heads."""
+"""An effect is found where it is that many standard errors over prompts from 0, and beyond that of
+every set of other heads.
+"""
 LEAST = 0.01
 """Nats that a found effect costs, at least."""
 
 
 def _findings(run: xr.DataTree) -> Iterator[Finding]:
-    """The layer, and the head, whose positions the answer needs most, for the change of positions that costs most."""
+    """The layer, and the head, whose positions the answer needs most, for the change of positions
+    that costs most.
+    """
     measured = group(run, "effects")
     if measured.sizes["prompt"] < 2:
         return
     others = measured["control_effect"].min("draw").fillna(0.0)
     is_needed = False
-    for variable, weight in (("layer_log_probability_change", 0.97), ("log_probability_change", 0.88)):
+    for variable, weight in (
+        ("layer_log_probability_change", 0.97),
+        ("log_probability_change", 0.88),
+    ):
         mean, errors = _mean_and_error(measured[variable])
         needed = mean.where((mean < -STANDARD_ERRORS * errors) & (mean < -LEAST) & (mean < others))
         if not needed.notnull().any():
             continue
         is_needed, where = True, _lowest(needed)
-        lost, error, control = (float(values.sel(where)) for values in (needed, errors, others.broadcast_like(needed)))
+        lost, error, control = (
+            float(values.sel(where)) for values in (needed, errors, others.broadcast_like(needed))
+        )
         scheme = schemes(measured)[where["layer"]]
-        token_index = "" if scheme in LEARNED_SCHEMES else f" ({scheme_name(scheme)}, which learns none)"
-        name = f"layer {where['layer']}" if "head" not in where else f"L{where['layer']} H{where['head']} alone"
+        token_index = (
+            "" if scheme in LEARNED_SCHEMES else f" ({scheme_name(scheme)}, which learns none)"
+        )
+        name = (
+            f"layer {where['layer']}"
+            if "head" not in where
+            else f"L{where['layer']} H{where['head']} alone"
+        )
         name += token_index if {*schemes(measured).values()} & {*LEARNED_SCHEMES} else ""
         moved = _DOES.get(where["kind"], where["kind"])
-        sentence = f"The answer needs the positions of {name}: {moved} costs {-lost:.2g} nats of its log-probability per token"
+        sentence = (
+            f"The answer needs the positions of {name}: {moved} costs {-lost:.2g} "
+            "nats of its log-probability per token"
+        )
         controls = f"{control:.2g}" if abs(control) > error / STANDARD_ERRORS else "0"
         evidence = (
             f"effects.{variable} ({where['kind']}) {lost:.2g} nats, standard error {error:.1g}; "
@@ -244,17 +364,28 @@ def _findings(run: xr.DataTree) -> Iterator[Finding]:
 
 
 def _robust(measured: xr.Dataset) -> Iterator[Finding]:
-    """Yield the largest loss that cannot be excluded, where no layer is found whose positions matter."""
+    """Yield the largest loss that cannot be excluded, where no layer is found whose positions
+    matter.
+    """
     mean, errors = _mean_and_error(measured["layer_log_probability_change"])
-    if not bool(mean.notnull().any()) or bool((mean < np.minimum(-STANDARD_ERRORS * errors, -LEAST)).any()):
+    if not bool(mean.notnull().any()) or bool(
+        (mean < np.minimum(-STANDARD_ERRORS * errors, -LEAST)).any()
+    ):
         return
     lowest = mean - float(stats.t.ppf(0.975, measured.sizes["prompt"] - 1)) * errors
     where = _lowest(lowest)
-    largest = f"{max(0.0, -float(lowest.min())):.2g} nats of its log-probability (layer {where['layer']}, {where['kind']})"
-    sentence = f"No layer is found whose positions the answer needs; a loss of up to {largest} cannot be excluded"
+    largest = (
+        f"{max(0.0, -float(lowest.min())):.2g} nats of its log-probability (layer "
+        f"{where['layer']}, {where['kind']})"
+    )
+    sentence = (
+        "No layer is found whose positions the answer needs; a loss of up to "
+        f"{largest} cannot be excluded"
+    )
     costs = f"{float(mean.sel(where)):.2g} nats, standard error {float(errors.sel(where)):.1g}"
     evidence = (
-        f"effects.layer_log_probability_change {costs}: the lowest end of all 95 % intervals over prompts; "
+        f"effects.layer_log_probability_change {costs}: the lowest end of all 95 % intervals "
+        "over prompts; "
         f"a finding is {STANDARD_ERRORS:g} standard errors from 0"
     )
     yield Finding(sentence, evidence, 0.3, "effects", int(where["layer"]))
@@ -269,14 +400,19 @@ def _mean_and_error(changes: xr.DataArray) -> tuple[xr.DataArray, xr.DataArray]:
 def _lowest(values: xr.DataArray) -> dict[str, Any]:
     """Labels of the smallest value by axis; NaN left out."""
     places = np.unravel_index(int(np.nanargmin(values.values)), values.shape)
-    return {str(axis): values[axis].values[place].item() for axis, place in zip(values.dims, places, strict=True)}
+    return {
+        str(axis): values[axis].values[place].item()
+        for axis, place in zip(values.dims, places, strict=True)
+    }
 
 
 VIEW = View(
     "effects",
     "What the positions of heads cause",
-    "The positions of a head are changed during the pass, and the answer is read again: how much less likely it becomes. A head whose "
-    "positions can go alone may still be needed, since others may replace it: layers and sets of heads are changed too.",
+    "The positions of a head are changed during the pass, and the answer is read again: how "
+    "much less likely it becomes. A head whose "
+    "positions can go alone may still be needed, since others may replace it: layers and "
+    "sets of heads are changed too.",
     _charts,
     tables=effect_tables,
     findings=_findings,

@@ -1,13 +1,15 @@
-"""Positions of every head, packed for the page's explorer: float32 as base64, equal rows once, and not more than fits.
+"""Positions of every head, packed for the page's explorer: float32 as base64, equal rows once, and
+not more than fits.
 
     values[prompt][layer]: rows x tokens, little-endian float32
     row[prompt][layer][head]: which of the rows is the head's
 
-RoPE layers and grouped heads share rows, so they cost one. Texts and spans are plain JSON. Prompts that do not
-fit into the budget are left out whole; of a first prompt that is too long by itself, layers are, and the map of heads then shows their
-outlines: the smallest and largest position of `OUTLINE` stretches. What is left out is named. Of a run without positions, as one of a
-RoPE model, the text of its first prompt and its heads are packed alone. Knows nothing about pages; `explorer.js`
-and `pages/page/stored.js` are the other half.
+RoPE layers and grouped heads share rows, so they cost one. Texts and spans are plain JSON. Prompts
+that do not fit into the budget are left out whole; of a first prompt that is too long by itself,
+layers are, and the map of heads then shows their outlines: the smallest and largest position of
+`OUTLINE` stretches. What is left out is named. Of a run without positions, as one of a RoPE model,
+the text of its first prompt and its heads are packed alone. Knows nothing about pages;
+`explorer.js` and `pages/page/stored.js` are the other half.
 """
 
 from __future__ import annotations
@@ -40,7 +42,8 @@ from repo_interp.plots.views.attention_mass import main_span
 from repo_interp.plots.views.ranges import heads_to_show
 
 OUTLINE = 48
-"""Stretches of a prompt of which the outline of a head keeps the smallest and the largest position."""
+"""Stretches of a prompt of which the outline of a head keeps the smallest and the largest position.
+"""
 NEXT = 64
 """Heads that "Add a head" offers one after the other."""
 
@@ -56,7 +59,10 @@ def embed(run: xr.DataTree, options: PageOptions) -> tuple[dict[str, Any], tuple
         note = f"The run keeps the texts of {len(kept)} of {prompts} prompts: {_stretches(kept)}."
         return data, (note,) if prompts > len(kept) else ()
     positions, budget = group(run, "positions"), options.budget
-    asked = [int(prompt) for prompt in (positions["prompt"].values if options.prompts is None else options.prompts)]
+    asked = [
+        int(prompt)
+        for prompt in (positions["prompt"].values if options.prompts is None else options.prompts)
+    ]
     named = schemes(positions)
     embedded, left, spent = [], [], 0
     for prompt in asked:
@@ -69,43 +75,63 @@ def embed(run: xr.DataTree, options: PageOptions) -> tuple[dict[str, Any], tuple
         blocks = whole if place else _some_layers(whole, budget)
         outlines = {layer: _outline(block) for layer, block in whole.items() if layer not in blocks}
         spent += _size(blocks)
-        embedded.append({**_described(prompt_tokens(positions, prompt)), "layers": blocks, "outlines": outlines})
+        embedded.append(
+            {**_described(prompt_tokens(positions, prompt)), "layers": blocks, "outlines": outlines}
+        )
     data = _data(positions, embedded, _order(run, embedded))
     return data, _left_out(asked, left, embedded, list(named), positions.sizes["prompt"], spent)
 
 
-def _data(described: xr.Dataset, embedded: list[dict[str, Any]], order: list[list[int]]) -> dict[str, Any]:
-    """What the script reads: prompts, and the layers, heads and spans of the group that describes them."""
+def _data(
+    described: xr.Dataset, embedded: list[dict[str, Any]], order: list[list[int]]
+) -> dict[str, Any]:
+    """What the script reads: prompts, and the layers, heads and spans of the group that describes
+    them.
+    """
     spans = ordered_spans(map(str, described["span"].values)) if "span" in described.coords else []
     colours = span_colours(spans)
     return {
         "prompts": embedded,
         **head_axes(described),
-        "spans": {name: {"colour": colours[name], "ink": darker(colours[name], 0.6)} for name in spans},
+        "spans": {
+            name: {"colour": colours[name], "ink": darker(colours[name], 0.6)} for name in spans
+        },
         "start": order[:2],
         "order": order,
     }
 
 
 def _without_positions(run: xr.DataTree) -> dict[str, Any]:
-    """Prompts without positions; heads as they send most to the span that the prompts are about, where that was measured."""
+    """Prompts without positions; heads as they send most to the span that the prompts are about,
+    where that was measured.
+    """
     rows, span = group(run, "attention_rows"), main_span(run)
     heads = [int(head) for head in rows["head"].values]
     nothing = {"values": "", "row": [0] * len(heads), "global": [None], "focused": [None]}
     layers = dict.fromkeys(schemes(rows), nothing)
     prompts = [
-        {**_described(prompt_tokens(rows, int(prompt))), "layers": layers, "outlines": {}} for prompt in rows["prompt"].values
+        {**_described(prompt_tokens(rows, int(prompt))), "layers": layers, "outlines": {}}
+        for prompt in rows["prompt"].values
     ]
-    order = [] if span is None else ranked_heads(over_prompts(group(run, "attention_mass")["mass"].sel(span=span)))
+    order = (
+        []
+        if span is None
+        else ranked_heads(over_prompts(group(run, "attention_mass")["mass"].sel(span=span)))
+    )
     return {**_data(rows, prompts, [list(head) for head in order][:NEXT]), "bare": True}
 
 
 def pack_layer(positions: xr.Dataset, prompt: int, layer: int) -> dict[str, Any]:
-    """Positions of one layer over one prompt: `values` (base64 of the different rows), `row` by head, and both ranges of each row
-    (or null).
+    """Positions of one layer over one prompt: `values` (base64 of the different rows), `row` by
+    head, and both ranges of each row (or null).
     """
     count = int(positions["token_count"].sel(prompt=prompt))
-    values = positions["position"].sel(prompt=prompt, layer=layer).transpose("head", "token").values[:, :count]
+    values = (
+        positions["position"]
+        .sel(prompt=prompt, layer=layer)
+        .transpose("head", "token")
+        .values[:, :count]
+    )
     values = np.ascontiguousarray(values, dtype="<f4")
     numbers: dict[bytes, int] = {}
     row = [numbers.setdefault(head.tobytes(), len(numbers)) for head in values]
@@ -129,8 +155,12 @@ def _described(tokens: PromptTokens) -> dict[str, Any]:
 
 
 def _joint(tokens: PromptTokens) -> str:
-    """The separator of two tokens of the prompt when it is read: a space where tokens are words, and no token holds one."""
-    words = tokens.texts is not None and not any(character.isspace() for text in tokens.texts for character in text)
+    """The separator of two tokens of the prompt when it is read: a space where tokens are words,
+    and no token holds one.
+    """
+    words = tokens.texts is not None and not any(
+        character.isspace() for text in tokens.texts for character in text
+    )
     return " " if words else ""
 
 
@@ -149,34 +179,56 @@ def _size(blocks: dict[int, dict[str, Any]]) -> int:
 
 
 def _order(run: xr.DataTree, embedded: list[dict[str, Any]]) -> list[list[int]]:
-    """Up to `NEXT` heads of embedded layers as `heads_to_show` ranks them; those whose positions are another's come last."""
+    """Up to `NEXT` heads of embedded layers as `heads_to_show` ranks them; those whose positions
+    are another's come last.
+    """
     blocks, heads = embedded[0]["layers"], group(run, "positions")["head"].values.tolist()
     order = [[layer, head] for layer, head in heads_to_show(run) if layer in blocks]
     rows = [(layer, blocks[layer]["row"][heads.index(head)]) for layer, head in order]
     again = [row in rows[:place] for place, row in enumerate(rows)]
-    return [head for _, head in sorted(zip(again, order, strict=True), key=lambda pair: pair[0])][:NEXT]
+    return [head for _, head in sorted(zip(again, order, strict=True), key=lambda pair: pair[0])][
+        :NEXT
+    ]
 
 
 def _outline(block: dict[str, Any]) -> dict[str, Any]:
-    """What `pack_layer` packed, as the smallest and largest position of `OUTLINE` stretches, one after the other."""
-    rows = np.frombuffer(base64.b64decode(block["values"]), dtype="<f4").reshape(max(block["row"]) + 1, -1)
+    """What `pack_layer` packed, as the smallest and largest position of `OUTLINE` stretches, one
+    after the other.
+    """
+    rows = np.frombuffer(base64.b64decode(block["values"]), dtype="<f4").reshape(
+        max(block["row"]) + 1, -1
+    )
     parts = np.array_split(rows, min(OUTLINE, rows.shape[1]), axis=1)
     ends = np.stack([end(part, axis=1) for part in parts for end in (np.min, np.max)], axis=1)
-    return {**block, "values": base64.b64encode(np.ascontiguousarray(ends, dtype="<f4").tobytes()).decode("ascii")}
+    return {
+        **block,
+        "values": base64.b64encode(np.ascontiguousarray(ends, dtype="<f4").tobytes()).decode(
+            "ascii"
+        ),
+    }
 
 
 def _left_out(
-    asked: list[int], left: list[int], embedded: list[dict[str, Any]], layers: list[int], prompts: int, spent: int
+    asked: list[int],
+    left: list[int],
+    embedded: list[dict[str, Any]],
+    layers: list[int],
+    prompts: int,
+    spent: int,
 ) -> tuple[str, ...]:
     notes = []
     if left or len(asked) < prompts:
         shown = _stretches([prompt["prompt"] for prompt in embedded])
         note = f"Positions of {len(embedded)} of {prompts} prompts are in this page: {shown}."
         if left:
-            note += f" Left out, since positions already fill {spent / 1e6:.1f} MB: {_stretches(left)}."
+            note += (
+                f" Left out, since positions already fill {spent / 1e6:.1f} MB: {_stretches(left)}."
+            )
         notes.append(f"{note} Tables and figures are about all prompts.")
     if missing := [layer for layer in layers if layer not in embedded[0]["layers"]]:
-        note = f"Prompt {embedded[0]['prompt']} is long: its layers {_stretches(missing)} are left out"
+        note = (
+            f"Prompt {embedded[0]['prompt']} is long: its layers {_stretches(missing)} are left out"
+        )
         notes.append(f"{note}, but for outlines in the map of heads.")
     if notes:
         notes.append("To choose others: report_page(run, path, prompts=[...], megabytes=...).")
@@ -184,7 +236,9 @@ def _left_out(
 
 
 def _stretches(numbers: list[int]) -> str:
-    return ", ".join(str(first) if first == last else f"{first}–{last}" for first, last in contiguous(numbers))
+    return ", ".join(
+        str(first) if first == last else f"{first}–{last}" for first, last in contiguous(numbers)
+    )
 
 
 _FILES = files("repo_interp.plots.views")

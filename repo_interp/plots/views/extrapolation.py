@@ -1,6 +1,8 @@
-"""Beyond the training length (Position Generalization table 2, fig. 6): divergence of attention outputs, log perplexity, PCA traces.
+"""Beyond the training length (Position Generalization table 2, fig. 6): divergence of attention
+outputs, log perplexity, PCA traces.
 
-Draws the group `extrapolation`; fig. 6 the group `output_traces`. Knows nothing about how methods work.
+Draws the group `extrapolation`; fig. 6 the group `output_traces`. Knows nothing about how methods
+work.
 """
 
 from __future__ import annotations
@@ -43,18 +45,35 @@ METHOD_LOOKS: dict[str, dict[str, Any]] = {
     "interpolation": {"color": "#E69F00", "marker": "^", "linestyle": "--"},
     "yarn": {"color": "#CC79A7", "marker": "D", "linestyle": "--"},
 }
-METHOD_NAMES = {"plain": "plain", "lm_infinite": "LM-Infinite", "interpolation": "position interpolation", "yarn": "YaRN"}
-FLOOR: dict[str, Any] = {"color": "#9A9A9A", "linewidth": 0.8, "linestyle": (0, (3, 2)), "zorder": 0}
+METHOD_NAMES = {
+    "plain": "plain",
+    "lm_infinite": "LM-Infinite",
+    "interpolation": "position interpolation",
+    "yarn": "YaRN",
+}
+FLOOR: dict[str, Any] = {
+    "color": "#9A9A9A",
+    "linewidth": 0.8,
+    "linestyle": (0, (3, 2)),
+    "zorder": 0,
+}
 LOG_ABOVE = 20.0
-"""Largest over smallest KL of a layer, or of a length, from which the axis is logarithmic: on a linear one all others would lie at 0."""
-_ABOVE = {"kl_above_noise": "KL above noise", "kl_above_noise_low": "from", "kl_above_noise_high": "to"}
+"""Largest over smallest KL of a layer, or of a length, from which the axis is logarithmic: on a
+linear one all others would lie at 0.
+"""
+_ABOVE = {
+    "kl_above_noise": "KL above noise",
+    "kl_above_noise_low": "from",
+    "kl_above_noise_high": "to",
+}
 TRACE_COLUMNS = 4
 """Queries per row."""
 
 
 @style()
 def extrapolation_by_length(run: xr.DataTree) -> PaperFigure:
-    """KL of attention outputs (mean over layers, with its interval) and log perplexity by length, and KL by layer at the longest (table 2).
+    """KL of attention outputs (mean over layers, with its interval) and log perplexity by length,
+    and KL by layer at the longest (table 2).
 
     Raises InputError when the run has no extrapolation.
     """
@@ -65,7 +84,11 @@ def extrapolation_by_length(run: xr.DataTree) -> PaperFigure:
     panels = {
         "kl": (unit_label("KL of attention outputs", kl), lengths, kl.mean("layer")),
         "log perplexity": (unit_label(judged, nats), lengths, nats),
-        "layers": (unit_label(f"KL at {lengths[-1]:,} tokens", kl), np.arange(len(named)), kl[:, -1]),
+        "layers": (
+            unit_label(f"KL at {lengths[-1]:,} tokens", kl),
+            np.arange(len(named)),
+            kl[:, -1],
+        ),
     }
     figure = paper_figure(PAGE_WIDTH, 2.2)
     axes = dict(zip(panels, figure.subplots(1, 3), strict=True))
@@ -73,12 +96,22 @@ def extrapolation_by_length(run: xr.DataTree) -> PaperFigure:
     for name, (title, x, values) in panels.items():
         ax = axes[name]
         for method in map(str, kl["method"].values):
-            ax.plot(x, values.sel({"method": method}).values, **_look(method), gid=f"{name} {method}")
+            ax.plot(
+                x, values.sel({"method": method}).values, **_look(method), gid=f"{name} {method}"
+            )
             if name == "kl" and floor is not None and "kl_above_noise" in dataset:
                 low, high = (
-                    float(floor.mean()) + dataset[f"kl_above_noise_{end}"].sel({"method": method}) for end in ("low", "high")
+                    float(floor.mean()) + dataset[f"kl_above_noise_{end}"].sel({"method": method})
+                    for end in ("low", "high")
                 )
-                ax.vlines(lengths, low, high, color=_look(method)["color"], linewidth=0.7, gid=f"interval {method}")
+                ax.vlines(
+                    lengths,
+                    low,
+                    high,
+                    color=_look(method)["color"],
+                    linewidth=0.7,
+                    gid=f"interval {method}",
+                )
         ax.set_title(title)
         if name == "layers":
             ax.set(xlim=(-0.5, len(named) - 0.5), xlabel="layer")
@@ -89,11 +122,16 @@ def extrapolation_by_length(run: xr.DataTree) -> PaperFigure:
             _scale(ax, values.values)
     name_ticks(axes["layers"].xaxis, named, 8)
     scheme_swatches(axes["layers"], named, "x")
-    handles = [Line2D([], [], **_look(str(name)), label=METHOD_NAMES.get(str(name), str(name))) for name in kl["method"].values]
+    handles = [
+        Line2D([], [], **_look(str(name)), label=METHOD_NAMES.get(str(name), str(name)))
+        for name in kl["method"].values
+    ]
     if floor is not None:
         axes["kl"].axhline(floor.mean(), **FLOOR, gid="noise")
         axes["layers"].plot(range(len(floor)), floor, **FLOOR, gid="noise by layer")
-        handles.append(Line2D([], [], **FLOOR, label=f"plain at {lengths[0]:,} tokens: noise of the fit"))
+        handles.append(
+            Line2D([], [], **FLOOR, label=f"plain at {lengths[0]:,} tokens: noise of the fit")
+        )
     legend_below(figure, handles)
     return figure
 
@@ -111,9 +149,11 @@ def _scale(ax: Axes, values: np.ndarray) -> None:
 
 @style()
 def output_traces(run: xr.DataTree) -> PaperFigure:
-    """Attention outputs at training lengths as dots in their principal plane, one panel per query that is followed over a sliding window of
-    keys and values: from the first window (open) to the last (filled), darker the later (fig. 6). Raises InputError when the run has no
-    traces.
+    """Attention outputs at training lengths as dots in their principal plane, one panel per query
+    that is followed over a sliding window of keys and values: from the first window (open) to the
+    last (filled), darker the later (fig. 6).
+
+    Raises InputError when the run has no traces.
     """
     dataset = group(run, "output_traces")
     points = dataset["pca_reference"].transpose("point", "axis").values
@@ -125,25 +165,62 @@ def output_traces(run: xr.DataTree) -> PaperFigure:
     steps = Normalize(float(traces["step"].min()), float(traces["step"].max()))
     shades = LinearSegmentedColormap.from_list("windows", ["#E9B98F", "#D55E00", "#5A2600"])
     for ax, trace, share in zip(axes.flat, traces, outside, strict=False):
-        ax.plot(points[:, 0], points[:, 1], ".", color="#7FB8DA", markersize=1.5, alpha=0.5, gid="reference", rasterized=True)
+        ax.plot(
+            points[:, 0],
+            points[:, 1],
+            ".",
+            color="#7FB8DA",
+            markersize=1.5,
+            alpha=0.5,
+            gid="reference",
+            rasterized=True,
+        )
         line = trace.values
-        look: dict[str, Any] = {"cmap": shades, "norm": steps, "linewidth": 0.9, "gid": f"trace {int(trace['trace'])}"}
-        ax.add_collection(LineCollection(list(pairwise(line)), array=traces["step"].values[1:], **look))
-        ax.plot(*line[0], "o", markerfacecolor="white", markeredgecolor=shades(0.5), markersize=3.5, zorder=4)
+        look: dict[str, Any] = {
+            "cmap": shades,
+            "norm": steps,
+            "linewidth": 0.9,
+            "gid": f"trace {int(trace['trace'])}",
+        }
+        ax.add_collection(
+            LineCollection(list(pairwise(line)), array=traces["step"].values[1:], **look)
+        )
+        ax.plot(
+            *line[0],
+            "o",
+            markerfacecolor="white",
+            markeredgecolor=shades(0.5),
+            markersize=3.5,
+            zorder=4,
+        )
         ax.plot(*line[-1], "o", color=shades(1.0), markeredgewidth=0, markersize=3.5, zorder=4)
         ax.set_title(f"query {int(trace['trace']):,}\n{share:.0f} % outside")
     for ax in axes.flat[len(traces) :]:
         ax.set_visible(False)
     figure.supxlabel(f"first component ({shares[0]:.0f} % of variance)")
     figure.supylabel(f"second component ({shares[1]:.0f} %)")
-    colour_bar(figure, ScalarMappable(steps, shades), list(axes.flat), "window starts at token", pad=0.01, fraction=0.02)
+    colour_bar(
+        figure,
+        ScalarMappable(steps, shades),
+        list(axes.flat),
+        "window starts at token",
+        pad=0.01,
+        fraction=0.02,
+    )
     layer, window = dataset.attrs["layer"], dataset.attrs["window"]
-    figure.suptitle(f"Layer {layer}, windows of {window} keys; dots: outputs at the training length", x=0.01, ha="left")
+    figure.suptitle(
+        f"Layer {layer}, windows of {window} keys; dots: outputs at the training length",
+        x=0.01,
+        ha="left",
+    )
     return figure
 
 
 def _look(method: str) -> dict[str, Any]:
-    return {"markersize": 3, **METHOD_LOOKS.get(method, {"color": "#8A8A8A", "marker": "x", "linestyle": ":"})}
+    return {
+        "markersize": 3,
+        **METHOD_LOOKS.get(method, {"color": "#8A8A8A", "marker": "x", "linestyle": ":"}),
+    }
 
 
 def extrapolation_table(run: xr.DataTree) -> Table:
@@ -153,20 +230,35 @@ def extrapolation_table(run: xr.DataTree) -> Table:
     metric, prompts = str(dataset.attrs["metric"]), int(dataset.attrs["prompts"])
     columns = [("KL", kl.mean("layer"))]
     above = dataset[[name for name in _ABOVE if name in dataset]]
-    columns += [(_ABOVE[str(name)], array.mean({*array.dims} - {"method", "length"})) for name, array in above.items()]
-    columns += [("KL, last layer", kl[..., -1]), ("log perplexity there", dataset["log_perplexity"])]
-    columns += [(metric, dataset["task_score"]), ("its standard error", dataset["task_score_error"])]
+    columns += [
+        (_ABOVE[str(name)], array.mean({*array.dims} - {"method", "length"}))
+        for name, array in above.items()
+    ]
+    columns += [
+        ("KL, last layer", kl[..., -1]),
+        ("log perplexity there", dataset["log_perplexity"]),
+    ]
+    columns += [
+        (metric, dataset["task_score"]),
+        ("its standard error", dataset["task_score_error"]),
+    ]
     note = (
-        f"KL and log perplexity of the last {dataset.attrs['judged']} tokens of a prompt, {dataset.attrs['metric']} of whole prompts; "
-        f"{prompts // 2} prompts of {dataset.attrs['task']} per length, beside {prompts - prompts // 2} others of the training length. "
-        "KL in nats per head, mean over heads and layers: the plain one at the training length is the noise of fitting Gaussians to few "
-        "tokens. Methods are ranked by what is above it, as far as its 95 % intervals (from, to) do not overlap."
+        f"KL and log perplexity of the last {dataset.attrs['judged']} tokens of a prompt, "
+        f"{dataset.attrs['metric']} of whole prompts; "
+        f"{prompts // 2} prompts of {dataset.attrs['task']} per length, beside "
+        f"{prompts - prompts // 2} others of the training length. "
+        "KL in nats per head, mean over heads and layers: the plain one at the training "
+        "length is the noise of fitting Gaussians to few "
+        "tokens. Methods are ranked by what is above it, as far as its 95 % intervals (from, "
+        "to) do not overlap."
     )
     return table_of("extrapolation", "Beyond the training length", columns, note, METHOD_NAMES)
 
 
 def _findings(run: xr.DataTree) -> Iterator[Finding]:
-    """What the plain model loses at the longest prompts, and the method of extension that loses least."""
+    """What the plain model loses at the longest prompts, and the method of extension that loses
+    least.
+    """
     measured = group(run, "extrapolation")
     methods, lengths = [str(name) for name in measured["method"].values], measured["length"].values
     if "plain" not in methods or len(lengths) < 2:
@@ -174,15 +266,21 @@ def _findings(run: xr.DataTree) -> Iterator[Finding]:
     nats = measured["log_perplexity"].transpose("method", "length").values
     rise = nats[:, -1] - nats[methods.index("plain"), 0]
     plain, best = float(rise[methods.index("plain")]), methods[int(np.nanargmin(rise))]
-    sentence = f"At {int(lengths[-1]):,} tokens the log perplexity is {plain:+.2g} nats from that at {int(lengths[0]):,}"
-    sentence += f"; with {best.replace('_', ' ')} {float(np.nanmin(rise)):+.2g}" if best != "plain" else ""
+    sentence = (
+        f"At {int(lengths[-1]):,} tokens the log perplexity is {plain:+.2g} nats "
+        f"from that at {int(lengths[0]):,}"
+    )
+    sentence += (
+        f"; with {best.replace('_', ' ')} {float(np.nanmin(rise)):+.2g}" if best != "plain" else ""
+    )
     yield Finding(sentence, "extrapolation.log_perplexity of the last tokens", 0.6, "extrapolation")
 
 
 VIEW = View(
     "extrapolation",
     "Beyond the training length",
-    "Prompts longer than those of training, run plainly and by methods of length extension: how far attention outputs leave the "
+    "Prompts longer than those of training, run plainly and by methods of length extension: "
+    "how far attention outputs leave the "
     "distribution they had (Position Generalization, table 2).",
     lambda run: (Own("extrapolation", partial(extrapolation_by_length, run)),),
     tables=lambda run: (extrapolation_table(run),),
@@ -192,17 +290,30 @@ VIEW = View(
 
 
 def _trace_table(run: xr.DataTree) -> Table:
-    """One row per query that is followed: how much of its line is further out than 99 % of the outputs at training lengths."""
+    """One row per query that is followed: how much of its line is further out than 99 % of the
+    outputs at training lengths.
+    """
     outside = group(run, "output_traces")["trace_outside"]
-    note = "Share of a query's windows whose output is further out than 99 % of the outputs at the training length."
-    return table_of("output_traces", OUTPUT_TRACES.title, [("outside (%)", 100 * outside)], note, {"trace": "query at token"})
+    note = (
+        "Share of a query's windows whose output is further out than 99 % of the outputs "
+        "at the training length."
+    )
+    return table_of(
+        "output_traces",
+        OUTPUT_TRACES.title,
+        [("outside (%)", 100 * outside)],
+        note,
+        {"trace": "query at token"},
+    )
 
 
 def _trace_lead(run: xr.DataTree) -> str:
     outside = 100 * float(group(run, "output_traces")["trace_outside"].mean())
     return (
-        "Attention outputs at the training length, and those of a few later queries as their window of keys slides on (Position "
-        f"Generalization, fig. 6). {outside:.2g} % of the lines' points are further out than 99 % of the dots, by Mahalanobis' distance."
+        "Attention outputs at the training length, and those of a few later queries as their "
+        "window of keys slides on (Position "
+        f"Generalization, fig. 6). {outside:.2g} % of the lines' points are further out than "
+        "99 % of the dots, by Mahalanobis' distance."
     )
 
 

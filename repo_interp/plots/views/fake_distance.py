@@ -1,8 +1,10 @@
-"""Position and semantics in the logits that the last query would give every key at every distance (Position Generalization fig. 3).
+"""Position and semantics in the logits that the last query would give every key at every distance
+(Position Generalization fig. 3).
 
     W'_dj ~ a_d + b_j                 fake map with its two axes along its sides, their sum
 
-Draws the groups `fake_distance` and `maps`, whose values are block means. Knows nothing about how fits are made.
+Draws the groups `fake_distance` and `maps`, whose values are block means. Knows nothing about how
+fits are made.
 """
 
 from __future__ import annotations
@@ -15,7 +17,16 @@ import xarray as xr
 from matplotlib.axes import Axes
 
 from repo_interp.errors import InputError
-from repo_interp.plots.marks import Chart, Own, colour_bar, envelope, group, has_groups, layer_colour, pick
+from repo_interp.plots.marks import (
+    Chart,
+    Own,
+    colour_bar,
+    envelope,
+    group,
+    has_groups,
+    layer_colour,
+    pick,
+)
 from repo_interp.plots.style import PAGE_WIDTH, PaperFigure, paper_figure, style
 from repo_interp.plots.view import View
 from repo_interp.plots.views import three_axis as fits
@@ -25,24 +36,35 @@ CORRELATIONS = {"r": "r of the fake-distance fit"}
 
 @style()
 def fake_distance_fit(run: xr.DataTree, layer: int, head: int) -> PaperFigure:
-    """A head's fake-distance map with its two axes along its sides, and their sum, of the first prompt (fig. 3).
+    """A head's fake-distance map with its two axes along its sides, and their sum, of the first
+    prompt (fig. 3).
 
     Raises InputError when the run has no `maps`, or no axes of `fake_distance`.
     """
     maps, fit = group(run, "maps"), group(run, "fake_distance")
     if "position_axis" not in fit:
-        raise InputError('this run has no axes; analyse again with the parameter axes="first_prompt" of fake_distance')
+        raise InputError(
+            'this run has no axes; analyse again with the parameter axes="first_prompt" of '
+            "fake_distance"
+        )
     shown = pick(maps["fake_map"], layer=layer, head=head).transpose("distance_block", "key_block")
-    position, semantic = (pick(fit[name], layer=layer, head=head).values for name in ("position_axis", "semantic_axis"))
+    position, semantic = (
+        pick(fit[name], layer=layer, head=head).values
+        for name in ("position_axis", "semantic_axis")
+    )
     tokens, starts = semantic.size, shown["key_block"].values
     edges = fits.edges_of(starts, tokens)
     sizes = np.diff(edges)
-    by_distance, by_key = (np.add.reduceat(axis, edges[:-1]) / sizes for axis in (position, semantic))
+    by_distance, by_key = (
+        np.add.reduceat(axis, edges[:-1]) / sizes for axis in (position, semantic)
+    )
     rebuilt = by_distance[:, None] + by_key
     figure = paper_figure(PAGE_WIDTH, 3.0)
     grid = figure.add_gridspec(2, 3, width_ratios=(1, 0.28, 1.12), height_ratios=(0.28, 1))
     limits, colour = fits.map_limits(shown.values), layer_colour(fit, layer)
-    ax, along, beside, beneath = (figure.add_subplot(grid[place]) for place in ((1, 0), (0, 0), (1, 1), (1, 2)))
+    ax, along, beside, beneath = (
+        figure.add_subplot(grid[place]) for place in ((1, 0), (0, 0), (1, 1), (1, 2))
+    )
     fits.draw_map(ax, shown.values, tokens, limits, "", "key", "fake distance")
     fits.draw_axis(along, semantic, colour, "semantic")
     along.set_title("Fake-distance logits; above: semantic axis, right: position axis")
@@ -50,7 +72,13 @@ def fake_distance_fit(run: xr.DataTree, layer: int, head: int) -> PaperFigure:
     _upright_line(beside, position, colour, "position")
     beside.tick_params(labelleft=False)
     image = fits.draw_map(
-        beneath, rebuilt, tokens, limits, f"Sum of the axes, r = {fits.r_of(fit, layer, head)}", "key", "fake distance"
+        beneath,
+        rebuilt,
+        tokens,
+        limits,
+        f"Sum of the axes, r = {fits.r_of(fit, layer, head)}",
+        "key",
+        "fake distance",
     )
     colour_bar(figure, image, beneath, "logits", pad=0.02, fraction=0.05)
     figure.suptitle(fits.described(fit, layer, head, tokens, maps), x=0.01, ha="left")
@@ -65,22 +93,32 @@ def _upright_line(ax: Axes, values: np.ndarray, colour: str, name: str) -> None:
 
 
 def _charts(run: xr.DataTree) -> Iterator[Chart]:
-    """The correlations where `three_axis` does not draw them, by head; with maps and axes fig. 3."""
+    """The correlations where `three_axis` does not draw them, by head; with maps and axes fig.
+    3.
+    """
     if not has_groups(run, ["three_axis"]):
         yield fits.correlation_grid(run)
     dataset = group(run, "fake_distance")
     if "position_axis" in dataset:
         for layer, head in fits.heads_with_maps(run, dataset):
-            yield Own(f"fake_distance_layer{layer}_head{head}", partial(fake_distance_fit, run, layer, head), live=True)
+            yield Own(
+                f"fake_distance_layer{layer}_head{head}",
+                partial(fake_distance_fit, run, layer, head),
+                live=True,
+            )
     yield from fits.correlation_maps(dataset, CORRELATIONS)
-    axes = {"Position axis": ("position", "fake distance (tokens)"), "Semantic axis": ("semantic", "key (token)")}
+    axes = {
+        "Position axis": ("position", "fake distance (tokens)"),
+        "Semantic axis": ("semantic", "key (token)"),
+    }
     yield from fits.fit_charts(dataset, "r of the fake-distance fit", axes)
 
 
 VIEW = View(
     "fake_distance",
     "Position and semantics: fake distance",
-    "Correlation of the logits that the last query would give every key at every distance with a part for the distance and one for the "
+    "Correlation of the logits that the last query would give every key at every distance "
+    "with a part for the distance and one for the "
     "key, added up (Position Generalization, sec. 3.2). Without rotation it is 1 by construction.",
     _charts,
     tables=fits.correlation_tables("fake_distance", CORRELATIONS),

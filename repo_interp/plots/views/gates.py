@@ -1,10 +1,11 @@
-"""What CoPE's gates count and where position alone attends (CoPE fig. 4, 6), and every head with its controls.
+"""What CoPE's gates count and where position alone attends (CoPE fig. 4, 6), and every head with
+its controls.
 
     map       a_ij / max_j a_ij of one head, queries downwards; plus signs on the diagonal: separators
     gates     mean gate of each token, separators darker; below, what each query counts, p_i0
 
-Draws the group `gates` of a run, with the token texts of another group that describes the prompts. Knows nothing about how gates are
-measured.
+Draws the group `gates` of a run, with the token texts of another group that describes the prompts.
+Knows nothing about how gates are measured.
 """
 
 from __future__ import annotations
@@ -48,7 +49,14 @@ from repo_interp.plots.marks import (
     schemes,
     table_of,
 )
-from repo_interp.plots.style import COLUMN_WIDTH, PAGE_WIDTH, PaperFigure, darker, paper_figure, style
+from repo_interp.plots.style import (
+    COLUMN_WIDTH,
+    PAGE_WIDTH,
+    PaperFigure,
+    darker,
+    paper_figure,
+    style,
+)
 from repo_interp.plots.view import View
 
 HEADS = 3
@@ -70,34 +78,62 @@ _OWN_SEGMENT = {"last_segment_mass": "own", "last_segment_shuffled": "shuffled"}
 
 @style()
 def position_attention(run: xr.DataTree, layer: int, head: int, prompt: int = 0) -> PaperFigure:
-    """Attention from position alone of one head over one prompt, one row per query, its maximum 1; separators as plus signs (fig. 4).
+    """Attention from position alone of one head over one prompt, one row per query, its maximum 1;
+    separators as plus signs (fig. 4).
 
     Raises InputError when the run has no such map: they are kept on request, `Gates(maps=1)`.
     """
     dataset = group(run, "gates")
     if "position_attention" not in dataset:
-        raise InputError("this run keeps no attention from position alone; analyse again with the measure gates and maps=1")
-    values = pick(dataset["position_attention"], prompt=prompt, layer=layer, head=head).transpose("query", "key")
+        raise InputError(
+            "this run keeps no attention from position alone; analyse again with the measure "
+            "gates and maps=1"
+        )
+    values = pick(dataset["position_attention"], prompt=prompt, layer=layer, head=head).transpose(
+        "query", "key"
+    )
     if not np.isfinite(values).any():
         raise InputError(
-            f"no attention from position alone is kept of prompt {prompt}, layer {layer}; ask for it with maps={prompt + 1}"
+            f"no attention from position alone is kept of prompt {prompt}, layer {layer}; "
+            f"ask for it with maps={prompt + 1}"
         )
     separators = pick(dataset["separator"], prompt=prompt).values
     figure = paper_figure(COLUMN_WIDTH, COLUMN_WIDTH * 0.94)
     ax = figure.subplots()
-    shown = draw_map(ax, values.values[: _count(separators), : _count(separators)], np.flatnonzero(separators == 1))
-    colour_bar(figure, shown, ax, "attention from position alone (row maximum 1)", pad=0.02, fraction=0.05)
+    shown = draw_map(
+        ax,
+        values.values[: _count(separators), : _count(separators)],
+        np.flatnonzero(separators == 1),
+    )
+    colour_bar(
+        figure, shown, ax, "attention from position alone (row maximum 1)", pad=0.02, fraction=0.05
+    )
     ax.set_title(f"Layer {layer}, head {head} ({layer_scheme(dataset, layer)}), prompt {prompt}")
     if (separators == 1).any():
-        marks = Line2D([], [], linestyle="none", marker="+", color="black", markersize=4, label="separator")
+        marks = Line2D(
+            [], [], linestyle="none", marker="+", color="black", markersize=4, label="separator"
+        )
         legend_below(figure, [marks])
     return figure
 
 
 def draw_map(ax: Axes, weights: np.ndarray, separators: np.ndarray) -> Any:
-    """Draw `weights` [query, key] on `ax` - NaN is left white - with plus signs where `separators` meet the diagonal."""
-    shown = ax.imshow(weights, cmap="cividis", vmin=0, vmax=1, aspect="equal", interpolation="nearest", gid="map")
-    ax.plot(separators, separators, "+", color="black", markersize=4, markeredgewidth=0.8, gid="separators", clip_on=False)
+    """Draw `weights` [query, key] on `ax` - NaN is left white - with plus signs where `separators`
+    meet the diagonal.
+    """
+    shown = ax.imshow(
+        weights, cmap="cividis", vmin=0, vmax=1, aspect="equal", interpolation="nearest", gid="map"
+    )
+    ax.plot(
+        separators,
+        separators,
+        "+",
+        color="black",
+        markersize=4,
+        markeredgewidth=0.8,
+        gid="separators",
+        clip_on=False,
+    )
     ax.set(xlabel="key (token)", ylabel="query (token)")
     ax.locator_params(nbins=6, integer=True)
     return shown
@@ -117,35 +153,75 @@ def gate_lines(run: xr.DataTree, layer: int, head: int, prompt: int = 0) -> Pape
     scheme = layer_scheme(dataset, layer)
     if not np.isfinite(gates).any():
         raise InputError(f"layer {layer} ({scheme}) has no gates; CoPE's layers have")
-    largest, colour = float(dataset["largest_position"].sel(layer=layer)), layer_colour(dataset, layer)
+    largest, colour = (
+        float(dataset["largest_position"].sel(layer=layer)),
+        layer_colour(dataset, layer),
+    )
     figure = paper_figure(PAGE_WIDTH, 3.0)
     upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(1.3, 1))
     draw_gates(upper, gates, separators[:count] == 1, colour)
     draw_counted(lower, sums, np.flatnonzero(separators[:count] == 1), largest, colour)
     _label_tokens(run, lower, prompt, gates, separators[:count] == 1)
-    own = 100 * dataset.sel(prompt=prompt, layer=layer, head=head)[["separator_share", "separator_share_shuffled"]]
+    own = (
+        100
+        * dataset.sel(prompt=prompt, layer=layer, head=head)[
+            ["separator_share", "separator_share_shuffled"]
+        ]
+    )
     share, shuffled = map(float, own.values())
-    on_separators = f"; {share:.3g} % of gates on separators, {shuffled:.3g} % on random tokens" if np.isfinite(share) else ""
-    upper.set_title(f"Layer {layer}, head {head} ({scheme}), prompt {prompt}, {count:,} tokens{on_separators}")
-    marked = [Patch(facecolor=darker(colour, 0.6), label="separator"), Patch(facecolor=colour, alpha=_PALE, label="other token")]
+    on_separators = (
+        f"; {share:.3g} % of gates on separators, {shuffled:.3g} % on random tokens"
+        if np.isfinite(share)
+        else ""
+    )
+    upper.set_title(
+        f"Layer {layer}, head {head} ({scheme}), prompt {prompt}, {count:,} tokens{on_separators}"
+    )
+    marked = [
+        Patch(facecolor=darker(colour, 0.6), label="separator"),
+        Patch(facecolor=colour, alpha=_PALE, label="other token"),
+    ]
     legend_below(figure, marked if (separators == 1).any() else marked[1:])
     return figure
 
 
 def draw_gates(ax: Axes, gates: np.ndarray, separators: np.ndarray, colour: str) -> Axes:
     """Draw `gates` [token] on `ax` as bars; `separators` [token] are the darker ones."""
-    others, own = (~separators, "others", colour, _PALE), (separators, "separators", darker(colour, 0.6), 1.0)
+    others, own = (
+        (~separators, "others", colour, _PALE),
+        (separators, "separators", darker(colour, 0.6), 1.0),
+    )
     for chosen, name, shade, opacity in (others, own):
-        ax.bar(np.flatnonzero(chosen), gates[chosen], width=1.0, linewidth=0, color=shade, alpha=opacity, gid=name)
+        ax.bar(
+            np.flatnonzero(chosen),
+            gates[chosen],
+            width=1.0,
+            linewidth=0,
+            color=shade,
+            alpha=opacity,
+            gid=name,
+        )
     ax.set(ylabel="mean gate", ylim=(0, 1.02), xlim=(-0.5, len(gates) - 0.5))
     ax.grid(axis="y")
     return ax
 
 
-def draw_counted(ax: Axes, sums: np.ndarray, separators: np.ndarray, largest: float, colour: str) -> Axes:
-    """Draw what each query counts, `sums` [token], on `ax`; a dashed line at the largest position where it is in reach."""
+def draw_counted(
+    ax: Axes, sums: np.ndarray, separators: np.ndarray, largest: float, colour: str
+) -> Axes:
+    """Draw what each query counts, `sums` [token], on `ax`; a dashed line at the largest position
+    where it is in reach.
+    """
     ax.plot(np.arange(len(sums)), sums, color=colour, linewidth=1.0, gid="counted")
-    ax.plot(separators, sums[separators], "+", color="black", markersize=3.5, markeredgewidth=0.7, gid="separators")
+    ax.plot(
+        separators,
+        sums[separators],
+        "+",
+        color="black",
+        markersize=3.5,
+        markeredgewidth=0.7,
+        gid="separators",
+    )
     if np.isfinite(largest) and np.nanmax(sums) > 0.8 * largest:
         ax.axhline(largest, color="#222222", linestyle="--", linewidth=0.6)
         ax.text(0, largest, f" largest position, {largest:g}", va="bottom", fontsize=5.5)
@@ -158,15 +234,19 @@ def draw_counted(ax: Axes, sums: np.ndarray, separators: np.ndarray, largest: fl
 
 @style()
 def gate_scores(run: xr.DataTree) -> PaperFigure:
-    """Every head: share of its gates on separators and on random tokens, and of attention from position alone that stays within a
-    query's own segment and within shuffled segments, one panel per kind of segments that the prompts have.
+    """Every head: share of its gates on separators and on random tokens, and of attention from
+    position alone that stays within a query's own segment and within shuffled segments, one panel
+    per kind of segments that the prompts have.
 
     Raises InputError when the run has no gates, or its prompts neither separators nor segments.
     """
     dataset = group(run, "gates")
     shown = list(_with_controls(dataset))
     if not shown:
-        raise InputError("no prompt of this run has separators or segments; give prompts with text, or with a span separator")
+        raise InputError(
+            "no prompt of this run has separators or segments; give prompts with text, or "
+            "with a span separator"
+        )
     figure, axes = panels(len(shown), COLUMNS, 1.75, 0.6, sharey=True)
     for ax, (label, scores, control) in zip(axes, shown, strict=True):
         draw_by_head(ax, over_prompts(scores), over_prompts(control)).set_ylim(-0.02, 1.04)
@@ -174,24 +254,32 @@ def gate_scores(run: xr.DataTree) -> PaperFigure:
         ax.set_title(f"{label} ({counted(int(finite.any(('layer', 'head')).sum()), 'prompt')})")
     for ax in axes[::COLUMNS]:
         ax.set_ylabel("share")
-    handles = [*scheme_handles(schemes(dataset).values(), "o"), control_handle("control: shuffled tokens, shuffled segments")]
+    handles = [
+        *scheme_handles(schemes(dataset).values(), "o"),
+        control_handle("control: shuffled tokens, shuffled segments"),
+    ]
     legend_below(figure, handles)
     return figure
 
 
 def _with_controls(dataset: xr.Dataset) -> Iterator[tuple[str, xr.DataArray, xr.DataArray]]:
-    """Shares [prompt, layer, head] of gates on separators, and of attention within segments of each kind, where the prompts have any: what
-    they are, the share, and its control.
+    """Shares [prompt, layer, head] of gates on separators, and of attention within segments of each
+    kind, where the prompts have any: what they are, the share, and its control.
     """
     if np.isfinite(dataset["separator_share"]).any():
         yield "gates on separators", dataset["separator_share"], dataset["separator_share_shuffled"]
     for kind in measured_kinds(dataset):
-        mass, shuffled = (dataset[f"last_segment_{name}"].sel(kind=kind, drop=True) for name in ("mass", "shuffled"))
+        mass, shuffled = (
+            dataset[f"last_segment_{name}"].sel(kind=kind, drop=True)
+            for name in ("mass", "shuffled")
+        )
         yield f"attention in own {kind.removesuffix('s')}", mass, shuffled
 
 
 def _charts(run: xr.DataTree) -> Iterator[Chart]:
-    """Scores of all heads; gates, and where kept the map, of the first of `heads_by_gates`; maps of heads."""
+    """Scores of all heads; gates, and where kept the map, of the first of `heads_by_gates`; maps of
+    heads.
+    """
     dataset = group(run, "gates")
     if np.isfinite(dataset["separator_share"]).any() or measured_kinds(dataset):
         yield Own("gate_scores", partial(gate_scores, run))
@@ -199,15 +287,24 @@ def _charts(run: xr.DataTree) -> Iterator[Chart]:
     for layer, head in heads_by_gates(dataset)[:HEADS]:
         yield Own(f"gates_layer{layer}_head{head}", partial(gate_lines, run, layer, head, first))
         if "position_attention" in dataset:
-            yield Own(f"position_attention_layer{layer}_head{head}", partial(position_attention, run, layer, head, first))
+            yield Own(
+                f"position_attention_layer{layer}_head{head}",
+                partial(position_attention, run, layer, head, first),
+            )
     for label, share, control in _with_controls(dataset):
-        name = f"share of {label}" if label.startswith("gates") else label.replace("attention", "attention from position alone")
-        yield Heads(over_prompts(share).assign_attrs(long_name=name, units="1"), over_prompts(control))
+        name = (
+            f"share of {label}"
+            if label.startswith("gates")
+            else label.replace("attention", "attention from position alone")
+        )
+        yield Heads(
+            over_prompts(share).assign_attrs(long_name=name, units="1"), over_prompts(control)
+        )
 
 
 def heads_by_gates(dataset: xr.Dataset) -> list[tuple[int, int]]:
-    """Heads (layer, head) with gates, those first whose gates fall most on separators beyond chance; without separators those whose
-    gates differ most from token to token.
+    """Heads (layer, head) with gates, those first whose gates fall most on separators beyond
+    chance; without separators those whose gates differ most from token to token.
     """
     beyond = over_prompts(dataset["separator_share"] - dataset["separator_share_shuffled"])
     spread = over_prompts(dataset["gate_by_token"].std("key"))
@@ -215,28 +312,43 @@ def heads_by_gates(dataset: xr.Dataset) -> list[tuple[int, int]]:
 
 
 def measured_kinds(dataset: xr.Dataset) -> list[str]:
-    """Kinds of segments that attention from position alone was measured on, in the order of the run."""
+    """Kinds of segments that attention from position alone was measured on, in the order of the
+    run.
+    """
     kinds = [str(kind) for kind in dataset["kind"].values]
-    return [kind for kind in kinds if np.isfinite(dataset["last_segment_mass"].sel(kind=kind)).any()]
+    return [
+        kind for kind in kinds if np.isfinite(dataset["last_segment_mass"].sel(kind=kind)).any()
+    ]
 
 
 def gate_table(run: xr.DataTree) -> Table:
-    """One row per head with gates: gates of separators and of others, the share on separators and on random tokens, and their chance."""
+    """One row per head with gates: gates of separators and of others, the share on separators and
+    on random tokens, and their chance.
+    """
     dataset = group(run, "gates")
     note = (
-        f"{_averaged(dataset)} Chance: share of {dataset.attrs.get('draws', '?')} draws of random tokens that do at least as well. A dash "
+        f"{_averaged(dataset)} Chance: share of {dataset.attrs.get('draws', '?')} draws of "
+        "random tokens that do at least as well. A dash "
         "where the prompts have no separators."
     )
-    return table_of("gates", "Gates", [(title, over_prompts(dataset[name])) for name, title in _TABLE.items()], note)
+    return table_of(
+        "gates",
+        "Gates",
+        [(title, over_prompts(dataset[name])) for name, title in _TABLE.items()],
+        note,
+    )
 
 
 def own_segment_table(run: xr.DataTree) -> Table:
-    """One row per kind of segments and head with gates: attention from position alone within a query's own segment, and within shuffled
-    ones.
+    """One row per kind of segments and head with gates: attention from position alone within a
+    query's own segment, and within shuffled ones.
     """
     dataset = group(run, "gates")
     title = "Attention from position alone within a query's own segment"
-    columns = [(label, over_prompts(dataset[name]).transpose("kind", ...)) for name, label in _OWN_SEGMENT.items()]
+    columns = [
+        (label, over_prompts(dataset[name]).transpose("kind", ...))
+        for name, label in _OWN_SEGMENT.items()
+    ]
     return table_of("own_segments", title, columns, _averaged(dataset), {"kind": "segments"})
 
 
@@ -244,13 +356,25 @@ def _averaged(dataset: xr.Dataset) -> str:
     return f"Means over {counted(dataset.sizes['prompt'], 'prompt')}."
 
 
-def _label_tokens(run: xr.DataTree, ax: Axes, prompt: int, gates: np.ndarray, separators: np.ndarray) -> None:
+def _label_tokens(
+    run: xr.DataTree, ax: Axes, prompt: int, gates: np.ndarray, separators: np.ndarray
+) -> None:
     described = described_prompts(run)
-    tokens = None if described is None or prompt not in described["prompt"] else prompt_tokens(described, prompt)
+    tokens = (
+        None
+        if described is None or prompt not in described["prompt"]
+        else prompt_tokens(described, prompt)
+    )
     largest = np.argsort(-gates, kind="stable")[: LABELS // 3].tolist()
-    order = [*np.flatnonzero(separators).tolist(), *largest, *range(0, len(gates), max(1, len(gates) // LABELS))]
+    order = [
+        *np.flatnonzero(separators).tolist(),
+        *largest,
+        *range(0, len(gates), max(1, len(gates) // LABELS)),
+    ]
     tokens = tokens if tokens is not None and tokens.count == len(gates) else None
-    label_tokens(ax, tokens, order, LABELS, lambda token: "#000000" if separators[token] else "#777777")
+    label_tokens(
+        ax, tokens, order, LABELS, lambda token: "#000000" if separators[token] else "#777777"
+    )
 
 
 def _count(separators: np.ndarray) -> int:
@@ -259,15 +383,24 @@ def _count(separators: np.ndarray) -> int:
 
 
 def _findings(run: xr.DataTree) -> Iterator[Finding]:
-    """Heads whose gates fall on separators, twice as much as on as many random tokens and more than nearly all choices of them do."""
+    """Heads whose gates fall on separators, twice as much as on as many random tokens and more than
+    nearly all choices of them do.
+    """
     measured = group(run, "gates")
-    share, shuffled, chance = (over_prompts(measured[f"separator_share{part}"]) for part in ("", "_shuffled", "_chance"))
+    share, shuffled, chance = (
+        over_prompts(measured[f"separator_share{part}"]) for part in ("", "_shuffled", "_chance")
+    )
     found = (chance < 0.05) & (share > 2 * shuffled)
     if not found.any():
         return
     layer, head = ranked_heads(share.where(found))[0]
-    best, control = (percent(float(values.sel(layer=layer, head=head))) for values in (share, shuffled))
-    sentence = f"Gates fall on separators in {heads_named(heads_where(found))}: in L{layer} H{head} {best} of their sum"
+    best, control = (
+        percent(float(values.sel(layer=layer, head=head))) for values in (share, shuffled)
+    )
+    sentence = (
+        f"Gates fall on separators in {heads_named(heads_where(found))}: in L{layer} "
+        f"H{head} {best} of their sum"
+    )
     evidence = f"gates.separator_share; as many random tokens hold {control}"
     yield Finding(sentence, evidence, 0.75, "gates", layer, head)
 
@@ -275,8 +408,10 @@ def _findings(run: xr.DataTree) -> Iterator[Finding]:
 VIEW = View(
     "gates",
     "Gates",
-    "Which tokens contextual positions count: gates by token, how much of them falls on separators, and how much of the attention from "
-    "position alone stays within a query's own segment (CoPE, fig. 4, 6). Shuffled tokens and segments are the control.",
+    "Which tokens contextual positions count: gates by token, how much of them falls on "
+    "separators, and how much of the attention from "
+    "position alone stays within a query's own segment (CoPE, fig. 4, 6). Shuffled tokens "
+    "and segments are the control.",
     _charts,
     tables=lambda run: (gate_table(run), own_segment_table(run)),
     findings=_findings,

@@ -1,4 +1,5 @@
-"""What each kind of heads is for: the loss with their positions frozen, beside that of as many other heads, and which tokens lose.
+"""What each kind of heads is for: the loss with their positions frozen, beside that of as many
+other heads, and which tokens lose.
 
     dot     mean change of -log p with the positions of all heads of a kind frozen, and its 95 % interval      grey: other heads
 
@@ -26,7 +27,9 @@ def _answered(kinds: xr.Dataset) -> str:
 
 
 def losses_by_kind(run: xr.DataTree) -> Dots:
-    """A row per kind: the change of the loss with its heads' positions frozen, and in grey with those of as many others."""
+    """A row per kind: the change of the loss with its heads' positions frozen, and in grey with
+    those of as many others.
+    """
     kinds = group(run, "kinds")
     losses = kinds["loss_change"].sel(token_class=_answered(kinds), of=["change", "controls"])
     ends = losses.sel(bound=["low", "high"]).diff("bound").isel(bound=0) / 2
@@ -40,51 +43,102 @@ def losses_by_kind(run: xr.DataTree) -> Dots:
     )
     title = "nats per token lost with positions frozen"
     looks = {"change": (NEEDED, "heads of the kind"), "controls": (CONTROL, "as many other heads")}
-    looks = {name: {"color": colour, "marker": "o", "label": label} for name, (colour, label) in looks.items()}
+    looks = {
+        name: {"color": colour, "marker": "o", "label": label}
+        for name, (colour, label) in looks.items()
+    }
     named = mean.rename(title).rename(of="run").assign_attrs(long_name=title, units="", least=LEAST)
     return Dots(named, Runs(tuple(looks), ("", ""), looks, None), "kind", "kinds")
 
 
 def kind_table(run: xr.DataTree) -> Table:
-    """One row per kind: the loss of tokens, that of other heads, their difference, and the difference by class of tokens."""
+    """One row per kind: the loss of tokens, that of other heads, their difference, and the
+    difference by class of tokens.
+    """
     kinds = group(run, "kinds")
     kinds = kinds.sel(token_class=kinds["tokens"] > 0)
     rows = []
     for kind, count in kinds["heads"].to_series().items():
         own = kinds.sel(kind=kind)
-        score, mean = own["score_change"].sel(bound="mean"), own["loss_change"].sel(bound="mean").isel(token_class=slice(1, None))
+        score, mean = (
+            own["score_change"].sel(bound="mean"),
+            own["loss_change"].sel(bound="mean").isel(token_class=slice(1, None)),
+        )
         by_class = mean.sel(of="difference").fillna(mean.sel(of="change"))
-        rows.append((kind, count, *cells([*own["loss_change"].sel(token_class="all").values.flat, *by_class, *score[:2]])))
+        rows.append(
+            (
+                kind,
+                count,
+                *cells(
+                    [*own["loss_change"].sel(token_class="all").values.flat, *by_class, *score[:2]]
+                ),
+            )
+        )
     classes = [f"{name} ({count})" for name, count in kinds["tokens"].to_series().items()]
     bounds = ("low", "high")
-    columns = ("kind", "heads", "loss", *bounds, "others", *bounds, "difference", *bounds, *classes[1:], "score", "others' score")
+    columns = (
+        "kind",
+        "heads",
+        "loss",
+        *bounds,
+        "others",
+        *bounds,
+        "difference",
+        *bounds,
+        *classes[1:],
+        "score",
+        "others' score",
+    )
     note = (
-        "Change of -log p, nats per token, when positions of all heads of a kind are frozen, and of as many other heads, mean over draws; "
-        f"low, high: 95 % over blocks, each a {kinds.attrs['block']}. By class of tokens (how many): the difference, of kinds without "
+        "Change of -log p, nats per token, when positions of all heads of a kind are frozen, "
+        "and of as many other heads, mean over draws; "
+        f"low, high: 95 % over blocks, each a {kinds.attrs['block']}. By class of tokens "
+        "(how many): the difference, of kinds without "
         f"others to compare with the change. Score: {kinds.attrs['metric']}."
     )
     return Table("kinds", "What each kind of heads is for", columns, tuple(rows), note)
 
 
 def _findings(run: xr.DataTree) -> Iterator[Finding]:
-    """What freezing a kind costs, where it is clearly more or less than what as many other heads cost."""
+    """What freezing a kind costs, where it is clearly more or less than what as many other heads
+    cost.
+    """
     kinds = group(run, "kinds")
     answered = _answered(kinds)
     for kind, count in kinds["heads"].to_series().items():
         own = kinds["loss_change"].sel(kind=kind)
         change, others, difference = own.sel(token_class=answered).values
-        judged, rest = (change, "") if np.isnan(difference[0]) else (difference, f", of as many other heads {number(others[0])}")
+        judged, rest = (
+            (change, "")
+            if np.isnan(difference[0])
+            else (difference, f", of as many other heads {number(others[0])}")
+        )
         if not abs(judged[0]) > CLEAR * (judged[2] - judged[0]):
             continue
         by_class = own.sel(of="difference").values
         most = int(np.nan_to_num(by_class[:, 0], nan=-np.inf).argmax())
-        if judged[0] > 0 and by_class[most, 0] - difference[0] > CLEAR * (by_class[most, 2] - by_class[most, 0]):
-            rest += f"; on {own['token_class'].values[most]} {_in_words(by_class[most])} more than freezing other heads"
+        if judged[0] > 0 and by_class[most, 0] - difference[0] > CLEAR * (
+            by_class[most, 2] - by_class[most, 0]
+        ):
+            rest += (
+                f"; on {own['token_class'].values[most]} {_in_words(by_class[most])} "
+                "more than freezing other heads"
+            )
         of = " of the answer" if answered == "generated" else ""
-        heads = f"all {count} heads that learn them" if kind == "all heads" else f"the {count} heads of the kind “{kind}”"
-        sentence = f"Freezing the positions of {heads}, each at its mean, costs {_in_words(change)} per token{of}{rest}"
+        heads = (
+            f"all {count} heads that learn them"
+            if kind == "all heads"
+            else f"the {count} heads of the kind “{kind}”"
+        )
+        sentence = (
+            f"Freezing the positions of {heads}, each at its mean, costs "
+            f"{_in_words(change)} per token{of}{rest}"
+        )
         less = "the difference from other heads is " if rest else ""
-        evidence = f"kinds.loss_change: {less}{_in_words(judged)} over blocks, each a {kinds.attrs['block']}"
+        evidence = (
+            f"kinds.loss_change: {less}{_in_words(judged)} over blocks, each a "
+            f"{kinds.attrs['block']}"
+        )
         yield Finding(sentence, evidence, 0.9 if rest and judged[0] > 0 else 0.56, "kinds")
 
 
@@ -96,8 +150,10 @@ def _in_words(interval: np.ndarray) -> str:
 VIEW = View(
     "kinds",
     "What each kind of heads is for",
-    "Positions of all heads of a kind are frozen, each at its mean over the prompt, and every token is predicted again; for comparison "
-    "those of as many other heads with learned positions, drawn at random. An interval that holds 0 does not say that a kind does nothing.",
+    "Positions of all heads of a kind are frozen, each at its mean over the prompt, and "
+    "every token is predicted again; for comparison "
+    "those of as many other heads with learned positions, drawn at random. An interval that "
+    "holds 0 does not say that a kind does nothing.",
     lambda run: (losses_by_kind(run),),
     tables=lambda run: (kind_table(run),),
     findings=_findings,

@@ -1,4 +1,5 @@
-"""How positions run inside chunks: shares of constant, mono and hybrid chunks (RePo sec. 5.2, fig. 3).
+"""How positions run inside chunks: shares of constant, mono and hybrid chunks (RePo sec. 5.2, fig.
+3).
 
     share of pattern p = chunks labelled p / chunks                constant + mono + hybrid = 1
     trend              = rank correlation of positions and the token index: 1 counts tokens, -1 counts them backwards
@@ -45,19 +46,32 @@ from repo_interp.plots.marks import (
     scheme_swatches,
     schemes,
 )
-from repo_interp.plots.style import PAGE_HEIGHT, PAGE_WIDTH, PATTERN_COLOURS, PaperFigure, darker, paper_figure, style
+from repo_interp.plots.style import (
+    PAGE_HEIGHT,
+    PAGE_WIDTH,
+    PATTERN_COLOURS,
+    PaperFigure,
+    darker,
+    paper_figure,
+    style,
+)
 from repo_interp.plots.view import View
 
 
 @style()
 def pattern_shares(run: xr.DataTree) -> PaperFigure:
-    """Stacked shares of the patterns: over all layers that learn positions, by layer, and by layer and head (RePo fig. 3).
+    """Stacked shares of the patterns: over all layers that learn positions, by layer, and by layer
+    and head (RePo fig. 3).
 
-    Raises InputError when the run has no patterns, or no chunk: no layer has positions, or prompts are shorter than a chunk.
+    Raises InputError when the run has no patterns, or no chunk: no layer has positions, or prompts
+    are shorter than a chunk.
     """
     patterns = group(run, "patterns")
     if not _has_chunks(run):
-        raise InputError("this run has no chunk of positions: no layer has any, or prompts are shorter; leave this figure out")
+        raise InputError(
+            "this run has no chunk of positions: no layer has any, or prompts are shorter; "
+            "leave this figure out"
+        )
     shares = patterns["pattern_share"].transpose("layer", "head", "pattern")
     names = [str(name) for name in patterns["pattern"].values]
     named = schemes(patterns)
@@ -84,11 +98,15 @@ def pattern_shares(run: xr.DataTree) -> PaperFigure:
 
 
 def draw_stack(ax: Axes, shares: np.ndarray, names: list[str]) -> Axes:
-    """Draw `shares` [bar, pattern] (0 .. 1) on `ax` as stacked bars in per cent, the first of `names` lowest."""
+    """Draw `shares` [bar, pattern] (0 .. 1) on `ax` as stacked bars in per cent, the first of
+    `names` lowest.
+    """
     bottom = np.zeros(len(shares))
     for code, name in enumerate(names):
         height = np.nan_to_num(100 * shares[:, code])
-        ax.bar(np.arange(len(shares)), height, 0.86, bottom, color=PATTERN_COLOURS[name], label=name)
+        ax.bar(
+            np.arange(len(shares)), height, 0.86, bottom, color=PATTERN_COLOURS[name], label=name
+        )
         bottom += height
     for bar in np.flatnonzero(~np.isfinite(shares).all(axis=1)).tolist():
         say(ax, "no positions", bar)
@@ -97,18 +115,28 @@ def draw_stack(ax: Axes, shares: np.ndarray, names: list[str]) -> Axes:
 
 
 def draw_mosaic(ax: Axes, shares: np.ndarray, names: list[str]) -> Axes:
-    """Draw `shares` [layer, head, pattern] on `ax`: one cell per head, cut from left to right by its shares; empty where they
-    are NaN.
+    """Draw `shares` [layer, head, pattern] on `ax`: one cell per head, cut from left to right by
+    its shares; empty where they are NaN.
     """
     layers, heads, _ = shares.shape
-    edges = np.concatenate((np.zeros((layers, heads, 1)), np.cumsum(np.nan_to_num(shares), axis=-1)), axis=-1)
+    edges = np.concatenate(
+        (np.zeros((layers, heads, 1)), np.cumsum(np.nan_to_num(shares), axis=-1)), axis=-1
+    )
     width, height = 0.94, 0.84
     for code, name in enumerate(names):
         layer, head = np.nonzero(shares[..., code] > 0)
-        left, right = (head - width / 2 + width * edges[layer, head, code + side] for side in (0, 1))
+        left, right = (
+            head - width / 2 + width * edges[layer, head, code + side] for side in (0, 1)
+        )
         top, bottom = layer - height / 2, layer + height / 2
-        corners = np.stack([left, top, right, top, right, bottom, left, bottom], axis=1).reshape(-1, 4, 2)
-        ax.add_collection(PolyCollection(list(corners), facecolors=PATTERN_COLOURS[name], linewidths=0, gid=f"pattern {name}"))
+        corners = np.stack([left, top, right, top, right, bottom, left, bottom], axis=1).reshape(
+            -1, 4, 2
+        )
+        ax.add_collection(
+            PolyCollection(
+                list(corners), facecolors=PATTERN_COLOURS[name], linewidths=0, gid=f"pattern {name}"
+            )
+        )
     ax.set(xlim=(-0.5, heads - 0.5), ylim=(layers - 0.5, -0.5))
     bare(ax)
     return ax
@@ -116,10 +144,13 @@ def draw_mosaic(ax: Axes, shares: np.ndarray, names: list[str]) -> Axes:
 
 @style()
 def pattern_sensitivity(run: xr.DataTree) -> PaperFigure:
-    """Share of each pattern over a grid of chunk size and epsilon; the run's own choice is framed (RePo sec. 5.2, footnote 5). A pattern
-    that has no half per cent anywhere is named, not drawn.
+    """Share of each pattern over a grid of chunk size and epsilon; the run's own choice is framed
+    (RePo sec. 5.2, footnote 5).
 
-    Raises InputError when the run has no patterns, or no chunk: no layer learns positions, or prompts are shorter than every chunk size.
+    A pattern that has no half per cent anywhere is named, not drawn.
+
+    Raises InputError when the run has no patterns, or no chunk: no layer learns positions, or
+    prompts are shorter than every chunk size.
     """
     return sensitivity_grid(run).figure()
 
@@ -130,7 +161,8 @@ def sensitivity_grid(run: xr.DataTree) -> Grid:
     grid = 100 * patterns["sensitivity"].transpose("pattern", "chunk_size", "epsilon")
     if not bool(grid.notnull().any()):
         raise InputError(
-            "this run has no chunk of learned positions at any chunk size; give longer prompts, or leave this figure out"
+            "this run has no chunk of learned positions at any chunk size; give longer "
+            "prompts, or leave this figure out"
         )
     sizes, epsilons = grid["chunk_size"].values, grid["epsilon"].values
     size, epsilon = (patterns.attrs.get(name, np.nan) for name in ("chunk_size", "epsilon"))
@@ -144,10 +176,18 @@ def sensitivity_grid(run: xr.DataTree) -> Grid:
         title, colour = f"{name} (% of chunks)", PATTERN_COLOURS[name]
         if bool((grid.sel(pattern=name) >= 0.5).any()):
             panels[title] = grid.sel(pattern=name)
-            looks[title] = {"cmap": colour_map("share", colour, darker(colour, 0.75)), "vmin": 0, "vmax": 100}
+            looks[title] = {
+                "cmap": colour_map("share", colour, darker(colour, 0.75)),
+                "vmin": 0,
+                "vmax": 100,
+            }
         else:
             absent.append(name)
-    few = f"Below half a per cent of chunks are {' or '.join(absent)}, at all sizes and ε" if absent else ""
+    few = (
+        f"Below half a per cent of chunks are {' or '.join(absent)}, at all sizes and ε"
+        if absent
+        else ""
+    )
     return Grid(
         "pattern_sensitivity",
         panels,
@@ -159,20 +199,40 @@ def sensitivity_grid(run: xr.DataTree) -> Grid:
 
 
 def pattern_table(run: xr.DataTree) -> Table:
-    """Shares of the chunk patterns in per cent: all layers that learn positions (RePo fig. 3), then every layer.
+    """Shares of the chunk patterns in per cent: all layers that learn positions (RePo fig. 3), then
+    every layer.
 
     Raises InputError when the run has no patterns.
     """
     patterns = group(run, "patterns")
     shares = 100 * patterns["pattern_share"].transpose("layer", "head", "pattern").values
     names = [str(name) for name in patterns["pattern"].values]
-    rows: list[tuple[Cell, ...]] = [("learned layers", "", *cells(100 * patterns["pattern_share_all"].values))]
+    rows: list[tuple[Cell, ...]] = [
+        ("learned layers", "", *cells(100 * patterns["pattern_share_all"].values))
+    ]
     for layer, share in zip(patterns["layer"].values.tolist(), shares, strict=True):
-        rows.append((f"layer {layer}", layer_scheme(patterns, layer), *cells(nanmean(share, axis=0))))
-    parameters = [f"{key.replace('_', ' ')} {patterns.attrs[key]}" for key in ("chunk_size", "epsilon") if key in patterns.attrs]
-    chunks = f"{_chunks(patterns):,} chunks in learned layers. " if "chunk_pattern" in patterns else ""
-    columns, note = ("layers", "scheme", *(f"{name} (%)" for name in names)), f"{chunks}{', '.join(parameters).capitalize()}."
-    return Table("patterns", "Patterns of positions inside chunks", columns, tuple(rows), note.replace(" .", ""))
+        rows.append(
+            (f"layer {layer}", layer_scheme(patterns, layer), *cells(nanmean(share, axis=0)))
+        )
+    parameters = [
+        f"{key.replace('_', ' ')} {patterns.attrs[key]}"
+        for key in ("chunk_size", "epsilon")
+        if key in patterns.attrs
+    ]
+    chunks = (
+        f"{_chunks(patterns):,} chunks in learned layers. " if "chunk_pattern" in patterns else ""
+    )
+    columns, note = (
+        ("layers", "scheme", *(f"{name} (%)" for name in names)),
+        f"{chunks}{', '.join(parameters).capitalize()}.",
+    )
+    return Table(
+        "patterns",
+        "Patterns of positions inside chunks",
+        columns,
+        tuple(rows),
+        note.replace(" .", ""),
+    )
 
 
 def _write_shares(ax: Axes, shares: np.ndarray) -> None:
@@ -211,7 +271,9 @@ def _charts(run: xr.DataTree) -> Iterator[Chart]:
             yield sensitivity_grid(run)
         shares = patterns["pattern_share"]
         for name in shares["pattern"].values:
-            share = shares.sel(pattern=name, drop=True).assign_attrs(long_name=f"share of {name} chunks", units="1")
+            share = shares.sel(pattern=name, drop=True).assign_attrs(
+                long_name=f"share of {name} chunks", units="1"
+            )
             yield Heads(share, learned=True)
     if "trend" in patterns:
         yield Heads(over_prompts(patterns["trend"]), learned=True)
@@ -223,9 +285,15 @@ def _has_chunks(run: xr.DataTree) -> bool:
 
 
 def _not_all_monotonic(run: xr.DataTree) -> bool:
-    """Whether any head has a chunk that is not strictly monotonic, as those of the token index all are."""
+    """Whether any head has a chunk that is not strictly monotonic, as those of the token index all
+    are.
+    """
     shares = group(run, "patterns")["pattern_share"]
-    return bool((shares.sel(pattern=[name for name in shares["pattern"].values if name != "mono"]) > 0).any())
+    return bool(
+        (
+            shares.sel(pattern=[name for name in shares["pattern"].values if name != "mono"]) > 0
+        ).any()
+    )
 
 
 def _findings(run: xr.DataTree) -> Iterator[Finding]:
@@ -233,39 +301,62 @@ def _findings(run: xr.DataTree) -> Iterator[Finding]:
     patterns = group(run, "patterns")
     if "trend" not in patterns:
         return
-    trend, slope = (over_prompts(patterns[name].sel(layer=learned_layers(patterns))) for name in ("trend", "trend_slope"))
+    trend, slope = (
+        over_prompts(patterns[name].sel(layer=learned_layers(patterns)))
+        for name in ("trend", "trend_slope")
+    )
     counts = patterns["counts_tokens"].sel(layer=trend["layer"]) == 1
-    for direction, sign, found in (("rise", "", counts & (trend > 0)), ("fall", "-", counts & (trend < 0))):
+    for direction, sign, found in (
+        ("rise", "", counts & (trend > 0)),
+        ("fall", "-", counts & (trend < 0)),
+    ):
         if heads := heads_where(found):
-            each, null = (f"{float(value):.3g}" for value in (np.abs(slope.where(found)).mean(), patterns["trend_null"].max()))
+            each, null = (
+                f"{float(value):.3g}"
+                for value in (np.abs(slope.where(found)).mean(), patterns["trend_null"].max())
+            )
             named = heads_named(heads, 12, patterns.sizes["head"])
             sizes = abs(trend.where(found))
             ends = " to ".join(
-                dict.fromkeys(f"{sign}{math.floor(100 * end) / 100}" for end in (float(sizes.min()), float(sizes.max())))
+                dict.fromkeys(
+                    f"{sign}{math.floor(100 * end) / 100}"
+                    for end in (float(sizes.min()), float(sizes.max()))
+                )
             )
             sentence = (
-                f"Positions of {named} {direction} with the token index (rank correlation {ends}), by {each} per token on average"
+                f"Positions of {named} {direction} with the token index (rank correlation "
+                f"{ends}), by {each} per token on average"
                 f"{_by_spans(run, found)}"
             )
-            evidence = f"patterns.trend beyond 0.8 in every prompt; of permuted positions 95 % stay within {null}"
+            evidence = (
+                "patterns.trend beyond 0.8 in every prompt; of permuted positions "
+                f"95 % stay within {null}"
+            )
             yield Finding(sentence, evidence, 0.58, "patterns", *heads[0], variable="trend")
 
 
 def _by_spans(run: xr.DataTree, found: xr.DataArray) -> str:
-    """Return a clause for heads whose positions line, sentence or span explain better than the token index; they step rather than count."""
+    """Return a clause for heads whose positions line, sentence or span explain better than the
+    token index; they step rather than count.
+    """
     if "position_sources" not in run.children:
         return ""
     alone = group(run, "position_sources")["alone"].where(found)
     index, segment = (float(alone.sel(source=source).mean()) for source in ("index", "segment"))
-    explained = f"; line, sentence or span explain {percent(segment)} of their variance, the index {percent(index)}"
+    explained = (
+        f"; line, sentence or span explain {percent(segment)} of their variance, "
+        f"the index {percent(index)}"
+    )
     return explained if segment > index + 0.1 else ""
 
 
 VIEW = View(
     "patterns",
     "Patterns of positions",
-    "Chunks of a prompt by how positions run inside them: constant, strictly monotonic, or neither (RePo, fig. 3). A head that "
-    "counts with noise is hybrid too: whether it counts is told by the rank correlation of its positions and the token index.",
+    "Chunks of a prompt by how positions run inside them: constant, strictly monotonic, or "
+    "neither (RePo, fig. 3). A head that "
+    "counts with noise is hybrid too: whether it counts is told by the rank correlation of "
+    "its positions and the token index.",
     _charts,
     tables=lambda run: (pattern_table(run),) if _has_chunks(run) else (),
     findings=_findings,

@@ -1,8 +1,10 @@
-"""Tolerance to disturbed positions (Position Generalization fig. 5): log perplexity, or a score, over gamma x l_max for each kind.
+"""Tolerance to disturbed positions (Position Generalization fig. 5): log perplexity, or a score,
+over gamma x l_max for each kind.
 
-A cell shows the value; its colour how much worse it is than without perturbation, on the same scale for all kinds and in all figures:
-linear to a 200th of its reach - 2 % of perplexity - and logarithmic beyond, so that half of all tokens do not swallow one per cent.
-Draws the group `perturbation`. Knows nothing about how tokens were moved.
+A cell shows the value; its colour how much worse it is than without perturbation, on the same scale
+for all kinds and in all figures: linear to a 200th of its reach - 2 % of perplexity - and
+logarithmic beyond, so that half of all tokens do not swallow one per cent. Draws the group
+`perturbation`. Knows nothing about how tokens were moved.
 """
 
 from __future__ import annotations
@@ -25,7 +27,10 @@ KIND_NAMES = {
     "feature_placement": "Feature placement",
 }
 REACH = {"nat": 4.0, "1": 1.0}
-"""How much worse the colours reach, by the unit of a value: 4 nats per token, the most of a share. What is worse still has the last one."""
+"""How much worse the colours reach, by the unit of a value: 4 nats per token, the most of a share.
+
+What is worse still has the last one.
+"""
 RISE = "rise of the log perplexity of targets that no move touched"
 VALUES = ("log_perplexity", "log_perplexity_rise", "task_score")
 _TITLES = {"log_perplexity": "Log perplexity", "log_perplexity_rise": "Rise over untouched targets"}
@@ -53,7 +58,10 @@ def _grid(run: xr.DataTree, name: str, value: str) -> Grid:
     kinds = {KIND_NAMES.get(kind, kind): kind for kind in map(str, cells["kind"].values)}
     beyond = "both" if bool((abs(worse) > 1.05 * reach).any()) else "neither"
     ticks = [share * reach for share in (-1, -0.1, -0.01, 0, 0.01, 0.1, 1)]
-    title = {"log_perplexity": "log perplexity", "task_score": str(dataset.attrs.get("metric", "task score"))}
+    title = {
+        "log_perplexity": "log perplexity",
+        "task_score": str(dataset.attrs.get("metric", "task score")),
+    }
     look = {"cmap": "PuOr_r", "norm": SymLogNorm(reach / 200, vmin=-reach, vmax=reach)}
     return Grid(
         name,
@@ -62,21 +70,38 @@ def _grid(run: xr.DataTree, name: str, value: str) -> Grid:
         ".3f",
         look,
         shown={shown: worse.sel(kind=kind).values for shown, kind in kinds.items()},
-        bar={"label": unit_label("worse than without", cells), "ticks": ticks, "format": "%g", "extend": beyond},
+        bar={
+            "label": unit_label("worse than without", cells),
+            "ticks": ticks,
+            "format": "%g",
+            "extend": beyond,
+        },
         width=PAGE_WIDTH,
     )
 
 
 def worse_than_without(dataset: xr.Dataset, value: str) -> tuple[xr.DataArray, xr.DataArray, float]:
-    """`value` [kind, l_max, gamma], how much worse it is than at gamma = 0, and where the colours of that end."""
+    """`value` [kind, l_max, gamma], how much worse it is than at gamma = 0, and where the colours
+    of that end.
+    """
     cells = dataset[value].transpose("kind", "l_max", "gamma")
     better_up = value == "task_score" and dataset.attrs.get("higher_is_better") == "True"
-    worse = (cells.sel(gamma=0.0) - cells if better_up else cells - cells.sel(gamma=0.0)).transpose(*cells.dims)
-    return cells, worse, REACH.get(str(cells.attrs.get("units", "1")), max(float(np.nanmax(np.abs(worse.values))), 1e-12))
+    worse = (cells.sel(gamma=0.0) - cells if better_up else cells - cells.sel(gamma=0.0)).transpose(
+        *cells.dims
+    )
+    return (
+        cells,
+        worse,
+        REACH.get(
+            str(cells.attrs.get("units", "1")), max(float(np.nanmax(np.abs(worse.values))), 1e-12)
+        ),
+    )
 
 
 def values_to_show(run: xr.DataTree) -> tuple[str, ...]:
-    """The values of perturbation that differ: the task's score is left out where it is the log perplexity."""
+    """The values of perturbation that differ: the task's score is left out where it is the log
+    perplexity.
+    """
     dataset = group(run, "perturbation")
     same = np.allclose(dataset["task_score"], dataset["log_perplexity"], equal_nan=True)
     return VALUES[:-1] if same else VALUES
@@ -88,18 +113,35 @@ def perturbation_tables(run: xr.DataTree) -> tuple[Table, ...]:
     tables = []
     for value in values_to_show(run):
         values = dataset[value].transpose("kind", "l_max", "gamma")
-        columns = [(f"{100 * gamma:g} % moved", values.sel(gamma=gamma)) for gamma in values["gamma"].values]
+        columns = [
+            (f"{100 * gamma:g} % moved", values.sel(gamma=gamma))
+            for gamma in values["gamma"].values
+        ]
         layers = ", ".join(map(str, np.atleast_1d(dataset.attrs["layers"])))
         what = unit_label(values.attrs["long_name"].capitalize(), values)
-        note = f"{what}, {dataset.attrs['prompts']} prompts of the task {dataset.attrs['task']}, in layers {layers}."
+        note = (
+            f"{what}, {dataset.attrs['prompts']} prompts of the task "
+            f"{dataset.attrs['task']}, in layers {layers}."
+        )
         title = _TITLES.get(value, str(dataset.attrs["metric"]).capitalize())
-        tables.append(table_of(f"perturbation_{value}", title, columns, note, {**KIND_NAMES, "l_max": "farthest move"}))
+        tables.append(
+            table_of(
+                f"perturbation_{value}",
+                title,
+                columns,
+                note,
+                {**KIND_NAMES, "l_max": "farthest move"},
+            )
+        )
     return tuple(tables)
 
 
 def _charts(run: xr.DataTree) -> Iterator[Grid]:
     names = {"log_perplexity_rise": "rise"}
-    return (_grid(run, f"perturbation_{names.get(value, value)}", value) for value in values_to_show(run))
+    return (
+        _grid(run, f"perturbation_{names.get(value, value)}", value)
+        for value in values_to_show(run)
+    )
 
 
 LEAST_RISE = 0.01
@@ -107,7 +149,9 @@ LEAST_RISE = 0.01
 
 
 def _findings(run: xr.DataTree) -> Iterator[Finding]:
-    """The change of order or positions that costs most, at its smallest dose, where that costs `LEAST_RISE` or more."""
+    """The change of order or positions that costs most, at its smallest dose, where that costs
+    `LEAST_RISE` or more.
+    """
     measured = group(run, "perturbation")
     rise = measured["log_perplexity_rise"]
     smallest = [gamma for gamma in measured["gamma"].values if gamma > 0][:1]
@@ -117,17 +161,25 @@ def _findings(run: xr.DataTree) -> Iterator[Finding]:
     if not float(at_least.max()) >= LEAST_RISE:
         return
     kind = str(at_least["kind"].values[int(np.nanargmax(at_least.values))]).replace("_", " ")
-    moved = f"Moving {percent(float(smallest[0]))} of the tokens ({kind}) by up to {int(measured['l_max'][0])}"
+    moved = (
+        f"Moving {percent(float(smallest[0]))} of the tokens ({kind}) by up to "
+        f"{int(measured['l_max'][0])}"
+    )
     sentence = f"{moved} raises the log perplexity by {float(at_least.max()):.2g} nats"
-    evidence = f"perturbation.log_perplexity_rise at the smallest dose, the kind that costs most; at least {LEAST_RISE}"
+    evidence = (
+        "perturbation.log_perplexity_rise at the smallest dose, the kind that costs "
+        f"most; at least {LEAST_RISE}"
+    )
     yield Finding(sentence, evidence, 0.4, "perturbation")
 
 
 VIEW = View(
     "perturbation",
     "Tolerance to moved tokens and positions",
-    "A share of the tokens, of the keys or of the positions is moved by up to a few tokens; how much worse the model then predicts "
-    "(Position Generalization, fig. 5, table 1). Targets of reordered text are those of the new order.",
+    "A share of the tokens, of the keys or of the positions is moved by up to a few tokens; "
+    "how much worse the model then predicts "
+    "(Position Generalization, fig. 5, table 1). Targets of reordered text are those of the "
+    "new order.",
     _charts,
     tables=perturbation_tables,
     findings=_findings,

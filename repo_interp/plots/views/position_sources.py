@@ -1,4 +1,5 @@
-"""What heads read for their positions, and what they do: kinds of heads by name, and all shares in a table.
+"""What heads read for their positions, and what they do: kinds of heads by name, and all shares in
+a table.
 
     map of the page    the largest share of a head's position variance, held out, in the colour of its source
 
@@ -59,11 +60,15 @@ _SAID = (
     ),
     ("marks lines", "steps at line ends, by {ends} standard deviations", "line_step", "rest", 1),
 )
-"""Of a kind of heads, what it does, and the variable, its source where it has one, and the unit that say how much."""
+"""Of a kind of heads, what it does, and the variable, its source where it has one, and the unit
+that say how much.
+"""
 
 
 def head_kinds(run: xr.DataTree) -> PaperFigure:
-    """What every head does, by name: a cell per layer and head; of several runs a panel for each."""
+    """What every head does, by name: a cell per layer and head; of several runs a panel for
+    each.
+    """
     return names_figure(run, "position_sources", "kind", _KINDS, "What positions do")
 
 
@@ -72,12 +77,17 @@ def _largest(dataset: xr.Dataset) -> Heads:
     known = share.notnull().all("source").values
     leading = np.nan_to_num(share.values, nan=-np.inf).argmax(-1)
     colours = np.where(known, np.array([*COLOURS.values()])[leading], MISSING)
-    title = "largest share of position variance (orange: token index, green: segment, blue: token, pink: previous token)"
+    title = (
+        "largest share of position variance (orange: token index, green: segment, blue: "
+        "token, pink: previous token)"
+    )
     return Heads(share.max("source").assign_attrs(long_name=title, units="1"), colours=colours)
 
 
 def _known_heads(dataset: xr.Dataset) -> list[tuple[int, int]]:
-    """Heads (layer, head) with sources; only those of layers that learn positions or count by gates, where there are any."""
+    """Heads (layer, head) with sources; only those of layers that learn positions or count by
+    gates, where there are any.
+    """
     heads = heads_where(dataset["r_squared"].notnull())
     return [(layer, head) for layer, head in heads if _reads(schemes(dataset)[layer])] or heads
 
@@ -88,23 +98,44 @@ def _reads(scheme: str) -> bool:
 
 
 def source_table(run: xr.DataTree) -> Table:
-    """One row per head, of heads of a layer with the same numbers the first: shares and R^2 of the token alone, in whole per cent."""
+    """One row per head, of heads of a layer with the same numbers the first: shares and R^2 of the
+    token alone, in whole per cent.
+    """
     dataset = group(run, "position_sources")
     token = dataset.sel(source="token")
-    percents = [*(dataset["share"].sel(source=name) for name in dataset["source"].values), token["alone"], token["alone_null"]]
+    percents = [
+        *(dataset["share"].sel(source=name) for name in dataset["source"].values),
+        token["alone"],
+        token["alone_null"],
+    ]
     different = {}
     columns = [(100 * each).round() for each in percents]
     for layer, head, *row in head_rows([*columns, dataset["line_step"]], _known_heads(dataset)):
         row = (*row, str(dataset["kind"].sel(layer=layer, head=head).values))
         different.setdefault((layer, *row), (layer, head, *row))
-    tokens, share = counted(int(dataset["counted_tokens"]), "token"), number(100 * float(dataset["counted_share"]))
+    tokens, share = (
+        counted(int(dataset["counted_tokens"]), "token"),
+        number(100 * float(dataset["counted_share"])),
+    )
     note = (
-        f"% of the variance of positions (CoPE: of gates) within prompts, held out, over {tokens} ({share} % of all: "
-        "tokens that also occur in other folds). A share is what a source adds to those before it; index to rest sum to 100; "
-        "a negative share misleads. Shuffled: the token alone, for positions permuted over tokens. Step: of the last tokens of "
+        "% of the variance of positions (CoPE: of gates) within prompts, held out, over "
+        f"{tokens} ({share} % of all: "
+        "tokens that also occur in other folds). A share is what a source adds to those "
+        "before it; index to rest sum to 100; "
+        "a negative share misleads. Shuffled: the token alone, for positions permuted over "
+        "tokens. Step: of the last tokens of "
         "lines, in standard deviations. Of heads whose numbers are the same the first is named."
     )
-    names = ("layer", "head", "scheme", *map(str, dataset["source"].values), "token alone", "shuffled", "step", "kind")
+    names = (
+        "layer",
+        "head",
+        "scheme",
+        *map(str, dataset["source"].values),
+        "token alone",
+        "shuffled",
+        "step",
+        "kind",
+    )
     return Table("position_sources", "What positions read", names, tuple(different.values()), note)
 
 
@@ -127,17 +158,27 @@ def _findings(run: xr.DataTree) -> Iterator[Finding]:
     of = "positions" if set(schemes(dataset).values()) & {*LEARNED_SCHEMES} else "gates"
     if kinds:
         counts = {kind: int(clear.notnull().sum()) for kind, clear in kinds.items()}
-        does = ", ".join(f"{count} {kind if count == 1 else kind.replace('s ', ' ', 1)}" for kind, count in counts.items())
+        does = ", ".join(
+            f"{count} {kind if count == 1 else kind.replace('s ', ' ', 1)}"
+            for kind, count in counts.items()
+        )
         named = int((dataset["kind"] != "").sum())
-        others = f"; {rest} do{'es' * (rest == 1)} none of these" if (rest := named - sum(counts.values())) else ""
+        others = (
+            f"; {rest} do{'es' * (rest == 1)} none of these"
+            if (rest := named - sum(counts.values()))
+            else ""
+        )
         first = ranked_heads(abs(next(iter(kinds.values()))))[0]
-        learned = f"heads with {'learned positions' if of == 'positions' else of}{_distinct(dataset)}"
+        learned = (
+            f"heads with {'learned positions' if of == 'positions' else of}{_distinct(dataset)}"
+        )
         sentence = f"Of {named} {learned}, {does}{others}"
         if not rest and len(counts) == 1:
             sentence = f"All {does.replace(' ', f' {learned} ', 1)}"
         yield Finding(
             sentence,
-            "position_sources.kind: the first that holds, in the order counts tokens, marks lines, places words, places in segments",
+            "position_sources.kind: the first that holds, in the order counts tokens, marks "
+            "lines, places words, places in segments",
             0.9,
             "position_sources",
             *first,
@@ -145,10 +186,21 @@ def _findings(run: xr.DataTree) -> Iterator[Finding]:
     for kind, does, variable, source, unit in _SAID if kinds else ():
         found, of_source = dataset["kind"] == kind, dataset.sel(source=source)
         if heads := heads_where(found):
-            sizes, null = abs(unit * of_source[variable].where(found)), unit * of_source[f"{variable}_null"].where(found)
-            ends = " to ".join(dict.fromkeys(f"{float(size):.3g}" for size in (sizes.min(), sizes.max())))
-            sentence = f"{heads_named(heads, 12, dataset.sizes['head'])}: {does.format(ends=ends, of=of)}{_within(run, found)}"
-            evidence = f"position_sources.{variable}; of permuted positions at most {max(0.0, float(null.max())):.3g}"
+            sizes, null = (
+                abs(unit * of_source[variable].where(found)),
+                unit * of_source[f"{variable}_null"].where(found),
+            )
+            ends = " to ".join(
+                dict.fromkeys(f"{float(size):.3g}" for size in (sizes.min(), sizes.max()))
+            )
+            sentence = (
+                f"{heads_named(heads, 12, dataset.sizes['head'])}: "
+                f"{does.format(ends=ends, of=of)}{_within(run, found)}"
+            )
+            evidence = (
+                f"position_sources.{variable}; of permuted positions at most "
+                f"{max(0.0, float(null.max())):.3g}"
+            )
             yield Finding(sentence, evidence, 0.57, "position_sources", *heads[0])
 
 
@@ -166,27 +218,48 @@ def _within(run: xr.DataTree, found: xr.DataArray) -> str:
         return ""
     ranges = over_prompts(group(run, "positions")["position_range"]).where(found)
     return (
-        f", within ranges of {' to '.join(dict.fromkeys(number(float(end)) for end in (ranges.min(), ranges.max())))} positions"
+        ", within ranges of "
+        f"{' to '.join(dict.fromkeys(number(float(end)) for end in (ranges.min(), ranges.max())))} positions"
     )
 
 
 def kind_shares(tree: xr.DataTree) -> xr.DataArray:
-    """Share of the heads of every layer that are of a kind [run, layer, kind], of layers that have kinds in any run."""
+    """Share of the heads of every layer that are of a kind [run, layer, kind], of layers that have
+    kinds in any run.
+    """
     kind = group(tree, "position_sources")["kind"]
     names = xr.DataArray(_KINDS, {"kind": _KINDS}, ("kind",))
-    shares = (kind == names).where(kind != "").mean("head").dropna("layer", how="all").rename("kind_share")
+    shares = (
+        (kind == names)
+        .where(kind != "")
+        .mean("head")
+        .dropna("layer", how="all")
+        .rename("kind_share")
+    )
     return shares.assign_attrs(long_name="share of a layer's heads that are of a kind", units="1")
 
 
 def kinds_table(tree: xr.DataTree) -> Table:
-    """One row per kind, one column per run: how many heads are of it, and which; over training steps, so which layers come first."""
+    """One row per kind, one column per run: how many heads are of it, and which; over training
+    steps, so which layers come first.
+    """
     kind, runs, rows = group(tree, "position_sources")["kind"], runs_of(tree), []
     shown = spread(runs.names, 6)
     for name in CLEARNESS:
         found = [heads_where(kind.sel(run=run) == name) for run in shown]
         if any(found):
-            rows.append((name, *(f"{len(heads)}  {heads_named(heads, 6, kind.sizes['head'])}" for heads in found)))
-    return Table("kinds", "Heads by what their positions do", ("kind", *map(runs.title, shown)), tuple(rows))
+            rows.append(
+                (
+                    name,
+                    *(
+                        f"{len(heads)}  {heads_named(heads, 6, kind.sizes['head'])}"
+                        for heads in found
+                    ),
+                )
+            )
+    return Table(
+        "kinds", "Heads by what their positions do", ("kind", *map(runs.title, shown)), tuple(rows)
+    )
 
 
 def _charts_beside(tree: xr.DataTree) -> Iterator[Chart]:
@@ -195,21 +268,28 @@ def _charts_beside(tree: xr.DataTree) -> Iterator[Chart]:
     runs, caption = runs_of(tree), "What the positions of every head do, run by run."
     yield Own("position_sources_kind", partial(head_kinds, tree), caption=caption)
     if runs.steps is not None:
-        yield Lines(shares, runs, "run", "kind", "layer", "position_sources_kind_by_layer", caption=caption)
+        yield Lines(
+            shares, runs, "run", "kind", "layer", "position_sources_kind_by_layer", caption=caption
+        )
     yield from charts_of("position_sources_kind_share", shares, runs)
 
 
 VIEW = View(
     "position_sources",
     "What positions read",
-    "Shares of a head's position variance that token index, segment, token and previous token explain on stretches of text that were not "
-    "fitted to, each beyond those before it; what is left is context. Nothing is measured of texts in which no token occurs again, nor of "
+    "Shares of a head's position variance that token index, segment, token and previous "
+    "token explain on stretches of text that were not "
+    "fitted to, each beyond those before it; what is left is context. Nothing is measured of "
+    "texts in which no token occurs again, nor of "
     "layers without positions or gates.",
     _charts,
     tables=lambda run: (source_table(run),),
     findings=_findings,
     informative=_informative,
     interactive=TEXTS,
-    beside=Beside(_charts_beside, lambda tree: (kinds_table(tree),) if "kind" in tree["position_sources"] else ()),
+    beside=Beside(
+        _charts_beside,
+        lambda tree: (kinds_table(tree),) if "kind" in tree["position_sources"] else (),
+    ),
     compared=("share", "r_squared"),
 )

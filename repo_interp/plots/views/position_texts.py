@@ -1,10 +1,13 @@
-"""The text of a prompt, once per kind of heads, colored by the positions of the clearest head of a layer.
+"""The text of a prompt, once per kind of heads, colored by the positions of the clearest head of a
+layer.
 
     clearness    of a head that counts tokens: rank correlation of positions and token index; of one that places words or segments: what
-                 these explain of its positions, held out; of one that marks lines: its step at line ends, in standard deviations
+                 these explain of its positions, held out; of one that marks lines: its step at line
+                 ends, in standard deviations
 
-Where gates count positions (CoPE) the mean gate of a token takes the place of its position. `position_texts.js` chooses heads
-and draws; texts and positions are those of the explorer. Knows nothing about how heads got their kinds.
+Where gates count positions (CoPE) the mean gate of a token takes the place of its position.
+`position_texts.js` chooses heads and draws; texts and positions are those of the explorer. Knows
+nothing about how heads got their kinds.
 """
 
 from __future__ import annotations
@@ -14,7 +17,15 @@ from typing import Any
 
 import xarray as xr
 
-from repo_interp.plots.marks import described_prompts, group, heads_named, heads_where, nested_digits, over_prompts, schemes
+from repo_interp.plots.marks import (
+    described_prompts,
+    group,
+    heads_named,
+    heads_where,
+    nested_digits,
+    over_prompts,
+    schemes,
+)
 from repo_interp.plots.view import Interactive, PageOptions
 from repo_interp.plots.views.explorer import pack_layer
 
@@ -24,11 +35,15 @@ CLEARNESS = {
     "marks lines": ("line_step", "rest"),
     "places in segments": ("alone", "segment"),
 }
-"""By kind: the variable and its source that say how clearly a head is of it; of counters the trend, where that was measured."""
+"""By kind: the variable and its source that say how clearly a head is of it; of counters the trend,
+where that was measured.
+"""
 
 
 def clearest(run: xr.DataTree) -> dict[str, xr.DataArray]:
-    """By kind that some head has: how clearly each of its heads shows it [layer, head], NaN for other heads."""
+    """By kind that some head has: how clearly each of its heads shows it [layer, head], NaN for
+    other heads.
+    """
     sources, found = group(run, "position_sources"), {}
     for kind, (variable, source) in CLEARNESS.items() if "kind" in sources else ():
         values = sources.sel(source=source)[variable]
@@ -38,8 +53,12 @@ def clearest(run: xr.DataTree) -> dict[str, xr.DataArray]:
     return {kind: values for kind, values in found.items() if values.notnull().any()}
 
 
-def kinds_of_heads(run: xr.DataTree, options: PageOptions) -> tuple[dict[str, Any] | None, tuple[str, ...]]:
-    """Heads by kind, and gates of the prompts that the explorer has texts of; None where no head has a kind, or no prompt is described."""
+def kinds_of_heads(
+    run: xr.DataTree, options: PageOptions
+) -> tuple[dict[str, Any] | None, tuple[str, ...]]:
+    """Heads by kind, and gates of the prompts that the explorer has texts of; None where no head
+    has a kind, or no prompt is described.
+    """
     kinds, described = clearest(run), described_prompts(run)
     if not kinds or described is None:
         return None, ()
@@ -64,4 +83,6 @@ def kinds_of_heads(run: xr.DataTree, options: PageOptions) -> tuple[dict[str, An
 
 
 _FILES = files("repo_interp.plots.views")
-TEXTS = Interactive(_FILES / "position_texts.html", _FILES / "position_texts.js", kinds_of_heads, leads=True)
+TEXTS = Interactive(
+    _FILES / "position_texts.html", _FILES / "position_texts.js", kinds_of_heads, leads=True
+)

@@ -1,10 +1,12 @@
-"""Positions over a prompt: one head with its tokens and spans (RePo fig. 8), and all heads at a glance.
+"""Positions over a prompt: one head with its tokens and spans (RePo fig. 8), and all heads at a
+glance.
 
     z_i against i        z_i: the position a head gives to token i of the prompt, in positions; i: its index
 
-Draws the group `positions` of a run, with the ranges of `ranges` and the explorer of `explorer`. Layers without positions (NoPE) are shown
-as such, never as zeros. Long prompts are drawn by the extremes of each pixel, so every point on paper is a token. Knows nothing about how
-positions were made.
+Draws the group `positions` of a run, with the ranges of `ranges` and the explorer of `explorer`.
+Layers without positions (NoPE) are shown as such, never as zeros. Long prompts are drawn by the
+extremes of each pixel, so every point on paper is a token. Knows nothing about how positions were
+made.
 """
 
 from __future__ import annotations
@@ -60,10 +62,25 @@ from repo_interp.plots.marks import (
     token_label,
     unit_label,
 )
-from repo_interp.plots.style import PAGE_HEIGHT, PAGE_WIDTH, PaperFigure, darker, paper_figure, scheme_colour, span_colours, style
+from repo_interp.plots.style import (
+    PAGE_HEIGHT,
+    PAGE_WIDTH,
+    PaperFigure,
+    darker,
+    paper_figure,
+    scheme_colour,
+    span_colours,
+    style,
+)
 from repo_interp.plots.view import Beside, View
 from repo_interp.plots.views.explorer import EXPLORER
-from repo_interp.plots.views.ranges import has_positions, heads_to_show, position_ranges, positions_of, range_table
+from repo_interp.plots.views.ranges import (
+    has_positions,
+    heads_to_show,
+    position_ranges,
+    positions_of,
+    range_table,
+)
 
 LINES = 3
 """Heads whose positions are drawn on their own, or run below run."""
@@ -79,7 +96,8 @@ NAMED_OUTLIERS = 5
 
 @style()
 def position_lines(run: xr.DataTree, layer: int, head: int, prompt: int = 0) -> PaperFigure:
-    """Positions of one head over one prompt: spans shaded, tokens labelled, the farthest outliers named (RePo fig. 8).
+    """Positions of one head over one prompt: spans shaded, tokens labelled, the farthest outliers
+    named (RePo fig. 8).
 
     Raises InputError when the run has no positions, or not this layer, head or prompt.
     """
@@ -94,18 +112,37 @@ def position_lines(run: xr.DataTree, layer: int, head: int, prompt: int = 0) -> 
     parts = part_ribbon(ax, tokens.spans, names)
     inks = {name: darker(colour, 0.62) for name, colour in span_colours(names).items()}
     owned = {token: inks[name] for name, members in tokens.top_spans.items() for token in members}
-    label_tokens(ax, tokens, _by_worth(values.values[: tokens.count], tokens), LABELS, lambda token: owned.get(token, "#333333"))
+    label_tokens(
+        ax,
+        tokens,
+        _by_worth(values.values[: tokens.count], tokens),
+        LABELS,
+        lambda token: owned.get(token, "#333333"),
+    )
     _name_outliers(ax, values.values[: tokens.count], tokens)
     ax.set_ylabel(unit_label("position z", positions["position"]))
-    same = (positions["position"].sel(prompt=prompt, layer=layer) == values).isel(token=slice(tokens.count)).all("token")
-    heads = f"head {head}" if int(same.sum()) < 2 else f"heads {', '.join(map(str, same['head'].values[same.values]))} alike"
-    ax.set_title(f"Layer {layer}, {heads} ({layer_scheme(positions, layer)}), prompt {prompt}, {tokens.count:,} tokens")
+    same = (
+        (positions["position"].sel(prompt=prompt, layer=layer) == values)
+        .isel(token=slice(tokens.count))
+        .all("token")
+    )
+    heads = (
+        f"head {head}"
+        if int(same.sum()) < 2
+        else f"heads {', '.join(map(str, same['head'].values[same.values]))} alike"
+    )
+    ax.set_title(
+        f"Layer {layer}, {heads} ({layer_scheme(positions, layer)}), prompt {prompt}, "
+        f"{tokens.count:,} tokens"
+    )
     legend_below(figure, span_handles([*tokens.top_spans, *parts], names))
     return figure
 
 
 def draw_positions(ax: Axes, values: np.ndarray, colour: str) -> Axes:
-    """Draw the positions `values` [token] on `ax` as a line with one dot per token; a note where there are none."""
+    """Draw the positions `values` [token] on `ax` as a line with one dot per token; a note where
+    there are none.
+    """
     room = max(0.5, 0.008 * len(values))
     ax.set_xlim(-room, len(values) - 1 + room)
     limits = global_range(values)
@@ -115,7 +152,15 @@ def draw_positions(ax: Axes, values: np.ndarray, colour: str) -> Axes:
         return ax
     shown = envelope(values, PIXELS)
     marker = "o" if len(shown) <= MOST_DOTS else ""
-    ax.plot(shown, values[shown], color=colour, linewidth=0.6, marker=marker, markersize=1.8, gid="positions")
+    ax.plot(
+        shown,
+        values[shown],
+        color=colour,
+        linewidth=0.6,
+        marker=marker,
+        markersize=1.8,
+        gid="positions",
+    )
     ax.set_ylim(*limits)
     ax.grid(axis="y")
     return ax
@@ -137,7 +182,9 @@ def _by_worth(values: np.ndarray, tokens: PromptTokens) -> Iterator[int]:
 
 
 def _name_outliers(ax: Axes, values: np.ndarray, tokens: PromptTokens) -> None:
-    """The text of the farthest tokens outside the fences at their points, where they do not collide."""
+    """The text of the farthest tokens outside the fences at their points, where they do not
+    collide.
+    """
     finite = values[np.isfinite(values)]
     if tokens.texts is None or finite.size < FEWEST:
         return
@@ -146,7 +193,8 @@ def _name_outliers(ax: Axes, values: np.ndarray, tokens: PromptTokens) -> None:
     named: list[int] = []
     for token in np.argsort(-distance, kind="stable")[: 8 * NAMED_OUTLIERS].tolist():
         crowded = any(
-            abs(token - other) < 0.07 * tokens.count and abs(values[token] - values[other]) < 0.07 * np.ptp(finite)
+            abs(token - other) < 0.07 * tokens.count
+            and abs(values[token] - values[other]) < 0.07 * np.ptp(finite)
             for other in named
         )
         if distance[token] > 0 and not crowded:
@@ -154,15 +202,23 @@ def _name_outliers(ax: Axes, values: np.ndarray, tokens: PromptTokens) -> None:
     for token in named[:NAMED_OUTLIERS]:
         right = token > 0.85 * tokens.count
         look = {"ha": "right" if right else "left", "color": "#333333"}
-        note(ax, token_label(tokens.text(token)), (token, values[token]), (-3 if right else 3, 0), 5.2, **look)
+        note(
+            ax,
+            token_label(tokens.text(token)),
+            (token, values[token]),
+            (-3 if right else 3, 0),
+            5.2,
+            **look,
+        )
 
 
 @style()
 def position_grid(run: xr.DataTree, prompt: int = 0) -> PaperFigure:
-    """Positions of every head over one prompt: one row per layer, one column per head, each cell on its own scale; spans shaded.
+    """Positions of every head over one prompt: one row per layer, one column per head, each cell on
+    its own scale; spans shaded.
 
-    The number in a cell is its range, max - min, in positions. Raises InputError when the run has no positions or not this
-    prompt.
+    The number in a cell is its range, max - min, in positions. Raises InputError when the run has
+    no positions or not this prompt.
     """
     positions = positions_of(run)
     values = pick(positions["position"], prompt=prompt).transpose("layer", "head", "token")
@@ -172,7 +228,9 @@ def position_grid(run: xr.DataTree, prompt: int = 0) -> PaperFigure:
     figure = paper_figure(PAGE_WIDTH, max(1.6, cell * layers + 0.8))
     ax = figure.subplots()
     _shade_columns(ax, tokens, layers, values.sizes["head"], _span_names(positions))
-    draw_grid(ax, values.values[..., : tokens.count], [scheme_colour(scheme) for scheme in named.values()])
+    draw_grid(
+        ax, values.values[..., : tokens.count], [scheme_colour(scheme) for scheme in named.values()]
+    )
     for axis, dim in ((ax.yaxis, "layer"), (ax.xaxis, "head")):
         name_ticks(axis, values[dim].values, values.sizes[dim])
         axis.set_label_text(dim)
@@ -180,19 +238,31 @@ def position_grid(run: xr.DataTree, prompt: int = 0) -> PaperFigure:
     ax.xaxis.set_label_position("top")
     ax.tick_params(axis="x", length=0)
     scheme_swatches(ax, named, "y")
-    ax.set_title(f"Positions over prompt {prompt}, {tokens.count:,} tokens; number: range in positions")
-    legend_below(figure, [*scheme_handles(named.values()), *span_handles(tokens.top_spans, _span_names(positions))])
+    ax.set_title(
+        f"Positions over prompt {prompt}, {tokens.count:,} tokens; number: range in positions"
+    )
+    legend_below(
+        figure,
+        [*scheme_handles(named.values()), *span_handles(tokens.top_spans, _span_names(positions))],
+    )
     return figure
 
 
 def draw_grid(ax: Axes, values: np.ndarray, colours: list[str]) -> Axes:
-    """Draw `values` [layer, head, token] as a grid of small lines, each scaled to its own cell; a dash where all is NaN.
+    """Draw `values` [layer, head, token] as a grid of small lines, each scaled to its own cell; a
+    dash where all is NaN.
 
-    Cell (layer, head) is centred at x = head, y = layer, y downwards; `colours`: one per layer. A constant head is a flat line.
+    Cell (layer, head) is centred at x = head, y = layer, y downwards; `colours`: one per layer. A
+    constant head is a flat line.
     """
     layers, heads, count = values.shape
     bins = max(40, PIXELS // heads)
-    middle: Any = {"ha": "center", "va": "center", "fontsize": 4.5 if heads <= 8 else 2.5, "color": "#8A8A8A"}
+    middle: Any = {
+        "ha": "center",
+        "va": "center",
+        "fontsize": 4.5 if heads <= 8 else 2.5,
+        "color": "#8A8A8A",
+    }
     for layer, of_layer in enumerate(values):
         lines = []
         for head, cell in enumerate(of_layer):
@@ -202,11 +272,27 @@ def draw_grid(ax: Axes, values: np.ndarray, colours: list[str]) -> Axes:
                 continue
             shown = envelope(cell, bins)
             x = head - 0.47 + 0.94 * (shown + 0.5) / count
-            lines.append(np.column_stack((x, layer + 0.47 - 0.74 * (cell[shown] - limits[0]) / (limits[1] - limits[0]))))
+            lines.append(
+                np.column_stack(
+                    (x, layer + 0.47 - 0.74 * (cell[shown] - limits[0]) / (limits[1] - limits[0]))
+                )
+            )
             if heads <= 16:
                 spread = np.nanmax(cell) - np.nanmin(cell)
-                ax.text(head - 0.46, layer - 0.45, number(spread), fontsize=4.2, va="top", color="#333333", zorder=4)
-        look = {"colors": colours[layer], "linewidths": 0.45 if heads <= 8 else 0.3, "gid": f"positions {layer}"}
+                ax.text(
+                    head - 0.46,
+                    layer - 0.45,
+                    number(spread),
+                    fontsize=4.2,
+                    va="top",
+                    color="#333333",
+                    zorder=4,
+                )
+        look = {
+            "colors": colours[layer],
+            "linewidths": 0.45 if heads <= 8 else 0.3,
+            "gid": f"positions {layer}",
+        }
         ax.add_collection(LineCollection(lines, **look))
     for edge in range(heads + 1):
         ax.axvline(edge - 0.5, color="white", linewidth=1.2, zorder=5)
@@ -217,15 +303,30 @@ def draw_grid(ax: Axes, values: np.ndarray, colours: list[str]) -> Axes:
     return ax
 
 
-def _shade_columns(ax: Axes, tokens: PromptTokens, layers: int, heads: int, names: list[str]) -> None:
+def _shade_columns(
+    ax: Axes, tokens: PromptTokens, layers: int, heads: int, names: list[str]
+) -> None:
     colours = span_colours(names)
     for name, members in tokens.top_spans.items():
         strips = []
         for first, last in contiguous(members):
             for head in range(heads):
-                left, right = (head - 0.47 + 0.94 * edge / tokens.count for edge in (first, last + 1))
-                strips.append([(left, -0.5), (left, layers - 0.5), (right, layers - 0.5), (right, -0.5)])
-        ax.add_collection(PolyCollection(strips, facecolors=colours[name], alpha=0.3, linewidths=0, zorder=0, gid=f"span {name}"))
+                left, right = (
+                    head - 0.47 + 0.94 * edge / tokens.count for edge in (first, last + 1)
+                )
+                strips.append(
+                    [(left, -0.5), (left, layers - 0.5), (right, layers - 0.5), (right, -0.5)]
+                )
+        ax.add_collection(
+            PolyCollection(
+                strips,
+                facecolors=colours[name],
+                alpha=0.3,
+                linewidths=0,
+                zorder=0,
+                gid=f"span {name}",
+            )
+        )
 
 
 def _span_names(positions: xr.Dataset) -> list[str]:
@@ -238,7 +339,11 @@ def _charts(run: xr.DataTree) -> Iterator[Chart]:
     positions = group(run, "positions")
     first = int(positions["prompt"].values[0])
     for layer, head in heads_to_show(run)[:LINES]:
-        yield Own(f"positions_layer{layer}_head{head}", partial(position_lines, run, layer, head, first), live=True)
+        yield Own(
+            f"positions_layer{layer}_head{head}",
+            partial(position_lines, run, layer, head, first),
+            live=True,
+        )
     yield Own("positions_of_all_heads", partial(position_grid, run, first), live=True)
     yield Own("position_ranges", partial(position_ranges, run))
     yield Heads(over_prompts(positions["position_range"]), learned=True)
@@ -246,17 +351,22 @@ def _charts(run: xr.DataTree) -> Iterator[Chart]:
 
 def _charts_beside(tree: xr.DataTree) -> Iterator[Chart]:
     positions = group(tree, "positions")
-    known = {"position", "token_count"} <= set(positions) and tree.attrs.get("same_prompts") == "yes"
+    known = {"position", "token_count"} <= set(positions) and tree.attrs.get(
+        "same_prompts"
+    ) == "yes"
     if known and bool(positions["position_range"].notnull().any()):
         tokens = int(positions["token_count"].isel(prompt=0).max())
-        caption = f"Positions of the {tokens} tokens of the first prompt, in the heads whose positions spread most."
+        caption = (
+            f"Positions of the {tokens} tokens of the first prompt, in the heads "
+            "whose positions spread most."
+        )
         yield Own("positions_by_token", partial(positions_beside, tree), caption=caption)
 
 
 @style()
 def positions_beside(tree: xr.DataTree) -> PaperFigure:
-    """Positions of several runs over their first prompt, run below run, in the heads whose learned positions spread most; every panel has
-    its own range.
+    """Positions of several runs over their first prompt, run below run, in the heads whose learned
+    positions spread most; every panel has its own range.
     """
     positions, runs = group(tree, "positions"), runs_of(tree)
     ranges = over_prompts(positions["position_range"])
@@ -270,7 +380,11 @@ def positions_beside(tree: xr.DataTree) -> PaperFigure:
     for place, (row, name) in enumerate(zip(axes, shown, strict=True)):
         for ax, (layer, head) in zip(row, heads, strict=True):
             own = positions.sel(run=name, layer=layer, head=head).isel(prompt=0)
-            colour = scheme_colour(str(own["scheme"].values)) if runs.steps is None else runs.looks[name]["color"]
+            colour = (
+                scheme_colour(str(own["scheme"].values))
+                if runs.steps is None
+                else runs.looks[name]["color"]
+            )
             draw_positions(ax, own["position"].values[: tokens.count], colour)
             shade_spans(ax, tokens.top_spans, names)
             ax.set_title(f"layer {layer}, head {head}" if place == 0 else "")
@@ -290,18 +404,29 @@ def _differ_from_index(run: xr.DataTree) -> bool:
 
 
 def _lead(run: xr.DataTree) -> str:
-    """What is drawn of prompts as long as those of `run`: every token as a dot, or a line through each pixel's extremes."""
+    """What is drawn of prompts as long as those of `run`: every token as a dot, or a line through
+    each pixel's extremes.
+    """
     if not has_positions(run):
         positions = group(run, "positions")
-        named = ", ".join(dict.fromkeys(layer_scheme(positions, layer) for layer in positions["layer"].values))
-        return f"No layer gives tokens positions ({named}): heads differ by their scores, and by where they look."
+        named = ", ".join(
+            dict.fromkeys(layer_scheme(positions, layer) for layer in positions["layer"].values)
+        )
+        return (
+            f"No layer gives tokens positions ({named}): heads differ by their scores, "
+            "and by where they look."
+        )
     if not _differ_from_index(run):
-        return "Every head places every token at its index in the prompt: heads differ by their scores, and by where they look, alone."
+        return (
+            "Every head places every token at its index in the prompt: heads differ by "
+            "their scores, and by where they look, alone."
+        )
     drawn = "Every dot is a token: its"
     if int(group(run, "positions")["token_count"].max()) > MOST_DOTS:
         drawn = "Prompts are long, so figures join the extremes of every pixel by a line: token"
     return (
-        f"{drawn} index in the prompt against the position that the head gives to it, in positions. The range of a head, its largest "
+        f"{drawn} index in the prompt against the position that the head gives to it, in "
+        "positions. The range of a head, its largest "
         "minus its smallest position, is compared with the context length (RePo, fig. 2)."
     )
 
@@ -313,15 +438,22 @@ def _findings(run: xr.DataTree) -> Iterator[Finding]:
     if not learned or not has_positions(run):
         return
     ranges = positions["position_range"].mean("prompt").sel(layer=learned)
-    index, widest, middle = float(positions["token_count"].mean()) - 1, float(ranges.max()), float(ranges.median())
+    index, widest, middle = (
+        float(positions["token_count"].mean()) - 1,
+        float(ranges.max()),
+        float(ranges.median()),
+    )
     if 0.5 * index < middle < 2 * index:
         return
     layer, head = ranked_heads(ranges)[0]
     sentence = (
-        f"Learned positions stay within a range of {middle:.2g} (median head), the token index runs to {index:.0f}; "
+        f"Learned positions stay within a range of {middle:.2g} (median head), the token "
+        f"index runs to {index:.0f}; "
         f"the widest is L{layer} H{head}, {widest:.3g}"
     )
-    yield Finding(sentence, "positions.position_range, mean over prompts", 0.5, "positions", layer, head)
+    yield Finding(
+        sentence, "positions.position_range, mean over prompts", 0.5, "positions", layer, head
+    )
 
 
 VIEW = View(

@@ -1,4 +1,5 @@
-"""What the model expects next: the probability of every token of the first prompt, and the likeliest next tokens; group `predictions`.
+"""What the model expects next: the probability of every token of the first prompt, and the
+likeliest next tokens; group `predictions`.
 
     p(x_{i+1} | x_0 ... x_i) against i + 1        the token that follows token i, where the run kept what the model expects after i
 
@@ -34,13 +35,28 @@ from repo_interp.plots.view import View
 
 @style()
 def prediction_line(run: xr.DataTree) -> PaperFigure:
-    """Probability of every token of the first prompt given those before it: spans shaded. Raises InputError without predictions."""
+    """Probability of every token of the first prompt given those before it: spans shaded.
+
+    Raises InputError without predictions.
+    """
     predictions, prompt = group(run, "predictions"), first_prompt(run)
     places = predictions["token"].values + 1
     figure = paper_figure(PAGE_WIDTH, 2.0)
     ax = figure.subplots()
-    ax.plot(places, predictions["probability_of_next"].values, color="#333333", linewidth=0.5, marker="o", markersize=2.2)
-    ax.set(xlabel="token index", ylabel="probability", ylim=(-0.03, 1.03), xlim=(places.min() - 1.5, places.max() + 0.5))
+    ax.plot(
+        places,
+        predictions["probability_of_next"].values,
+        color="#333333",
+        linewidth=0.5,
+        marker="o",
+        markersize=2.2,
+    )
+    ax.set(
+        xlabel="token index",
+        ylabel="probability",
+        ylim=(-0.03, 1.03),
+        xlim=(places.min() - 1.5, places.max() + 0.5),
+    )
     ax.set_title("Probability of each token of the first prompt, given those before it")
     ax.grid(axis="y")
     if prompt is not None:
@@ -51,19 +67,44 @@ def prediction_line(run: xr.DataTree) -> PaperFigure:
 
 
 def prediction_table(run: xr.DataTree) -> Table:
-    """One row per span of the first prompt: how often its tokens were the likeliest next ones, and their mean probability."""
+    """One row per span of the first prompt: how often its tokens were the likeliest next ones, and
+    their mean probability.
+    """
     predictions, prompt = group(run, "predictions"), first_prompt(run)
     following = predictions["token"].values + 1
-    probability, rank = predictions["probability_of_next"].values, predictions["rank_of_next"].values
-    spans = {} if prompt is None else {name: tokens for name, tokens in prompt.spans.items() if "." not in name}
+    probability, rank = (
+        predictions["probability_of_next"].values,
+        predictions["rank_of_next"].values,
+    )
+    spans = (
+        {}
+        if prompt is None
+        else {name: tokens for name, tokens in prompt.spans.items() if "." not in name}
+    )
     rows: list[tuple[Cell, ...]] = []
-    for name, tokens in [*((name, spans[name]) for name in ordered_spans(spans)), ("all", following)]:
+    for name, tokens in [
+        *((name, spans[name]) for name in ordered_spans(spans)),
+        ("all", following),
+    ]:
         known = np.isin(following, tokens) & (rank >= 0)
         if known.any():
-            rows.append((name, int(known.sum()), float(100 * (rank[known] == 0).mean()), float(100 * probability[known].mean())))
+            rows.append(
+                (
+                    name,
+                    int(known.sum()),
+                    float(100 * (rank[known] == 0).mean()),
+                    float(100 * probability[known].mean()),
+                )
+            )
     title = "What the model expects: tokens of the first prompt, given those before them"
     note = "likeliest: tokens of the span that the model held to be the likeliest next ones."
-    return Table("predictions", title, ("span", "tokens", "likeliest (%)", "mean probability (%)"), tuple(rows), note)
+    return Table(
+        "predictions",
+        title,
+        ("span", "tokens", "likeliest (%)", "mean probability (%)"),
+        tuple(rows),
+        note,
+    )
 
 
 def _charts(run: xr.DataTree) -> Iterator[Chart]:
@@ -71,10 +112,14 @@ def _charts(run: xr.DataTree) -> Iterator[Chart]:
     yield Own("predictions", partial(prediction_line, run))
     predictions, prompt = group(run, "predictions"), first_prompt(run)
     ids = predictions["next_token"]
-    numbered = np.array([f"⟨{token}⟩" for token in ids.values.ravel()], dtype=object).reshape(ids.shape)
+    numbered = np.array([f"⟨{token}⟩" for token in ids.values.ravel()], dtype=object).reshape(
+        ids.shape
+    )
     texts = predictions["next_text"].values if "next_text" in predictions else numbered
     number, following = 0 if prompt is None else prompt.prompt, predictions["probability_of_next"]
-    yield NextTokens("Next tokens after the chosen one", predictions["probability"], texts, following, number)
+    yield NextTokens(
+        "Next tokens after the chosen one", predictions["probability"], texts, following, number
+    )
 
 
 LEAST_ABOVE = 2.0
@@ -82,31 +127,44 @@ LEAST_ABOVE = 2.0
 
 
 def _findings(run: xr.DataTree) -> Iterator[Finding]:
-    """How many tokens of the first prompt were the likeliest next ones, against naming its commonest token each time."""
+    """How many tokens of the first prompt were the likeliest next ones, against naming its
+    commonest token each time.
+    """
     predictions, prompt = group(run, "predictions"), first_prompt(run)
-    rank, probability = predictions["rank_of_next"].values, predictions["probability_of_next"].values
+    rank, probability = (
+        predictions["rank_of_next"].values,
+        predictions["probability_of_next"].values,
+    )
     known = np.flatnonzero(rank >= 0)
     if prompt is None or prompt.texts is None or len(known) < 8:
         return
     following = predictions["token"].values + 1
     texts = [prompt.texts[token] for token in following[known]]
-    commonest, expected = max(map(texts.count, texts)) / len(texts), float((rank[known] == 0).mean())
+    commonest, expected = (
+        max(map(texts.count, texts)) / len(texts),
+        float((rank[known] == 0).mean()),
+    )
     if expected < LEAST_ABOVE * commonest:
         return
     least = int(known[probability[known].argmin()])
     token = int(following[least])
     sentence = (
-        f"{percent(expected)} of the first prompt's tokens are the likeliest next ones; least expected is token {token}, "
+        f"{percent(expected)} of the first prompt's tokens are the likeliest next ones; "
+        f"least expected is token {token}, "
         f"“{prompt.texts[token].strip()}”"
     )
-    evidence = f"predictions.rank_of_next; to name its commonest token each time gives {percent(commonest)}"
+    evidence = (
+        "predictions.rank_of_next; to name its commonest token each time gives "
+        f"{percent(commonest)}"
+    )
     yield Finding(sentence, evidence, 0.35, "predictions", prompt=prompt.prompt, token=token)
 
 
 VIEW = View(
     "predictions",
     "What the model expects next",
-    "The probability that the model gives to each token of the first prompt, and the likeliest next tokens after the chosen one. What is "
+    "The probability that the model gives to each token of the first prompt, and the "
+    "likeliest next tokens after the chosen one. What is "
     "expected follows from all heads together: no head can be read off here.",
     _charts,
     tables=lambda run: (prediction_table(run),),

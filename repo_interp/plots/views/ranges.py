@@ -1,8 +1,10 @@
-"""How far positions spread: d = max z - min z of every head, with the context length (RePo sec. 5.2, fig. 2); which heads to show.
+"""How far positions spread: d = max z - min z of every head, with the context length (RePo sec.
+5.2, fig. 2); which heads to show.
 
     d^{k,h} in positions, layer k, head h; a prompt of n tokens spans n - 1 under RoPE
 
-Draws `position_range` and `token_count` of the group `positions`. Knows nothing about how ranges are measured.
+Draws `position_range` and `token_count` of the group `positions`. Knows nothing about how ranges
+are measured.
 """
 
 from __future__ import annotations
@@ -34,7 +36,14 @@ from repo_interp.plots.marks import (
     scheme_handles,
     schemes,
 )
-from repo_interp.plots.style import PAGE_WIDTH, PaperFigure, paper_figure, scheme_colour, scheme_name, style
+from repo_interp.plots.style import (
+    PAGE_WIDTH,
+    PaperFigure,
+    paper_figure,
+    scheme_colour,
+    scheme_name,
+    style,
+)
 from repo_interp.plots.views.attention_mass import main_span
 
 LOG_ABOVE = 50.0
@@ -49,29 +58,37 @@ ALIKE = 0.98
 
 
 def has_positions(run: xr.DataTree) -> bool:
-    """Whether any layer of a run with the group `positions` gives tokens positions; those of CoPE and NoPE do not."""
+    """Whether any layer of a run with the group `positions` gives tokens positions; those of CoPE
+    and NoPE do not.
+    """
     return bool(group(run, "positions")["position_range"].notnull().any())
 
 
 def positions_of(run: xr.DataTree) -> xr.Dataset:
-    """The group `positions` of a run. Raises InputError where it is not there, and where no layer has positions."""
+    """The group `positions` of a run.
+
+    Raises InputError where it is not there, and where no layer has positions.
+    """
     positions = group(run, "positions")
     if not has_positions(run):
         named = ", ".join(dict.fromkeys(schemes(positions).values()))
         raise InputError(
-            f"no layer of this run gives tokens positions ({named}), so there are none to draw; leave this figure out"
+            f"no layer of this run gives tokens positions ({named}), so there are none to "
+            "draw; leave this figure out"
         )
     return positions
 
 
 def heads_to_show(run: xr.DataTree) -> list[tuple[int, int]]:
-    """Heads (layer, head) with positions, those that show most first: by their range, and by what they send to the needle above chance.
+    """Heads (layer, head) with positions, those that show most first: by their range, and by what
+    they send to the needle above chance.
 
         score = range / largest range + max(0, mass - chance) / largest such mass        means over prompts
 
-    Only heads of layers that learn positions where any does. Of heads of a layer that share their positions only the one with the best
-    score is listed; a head whose curve over the first prompt is nearly that of one before it (|r| >= `ALIKE`) comes later.
-    Raises InputError when the run has no positions.
+    Only heads of layers that learn positions where any does. Of heads of a layer that share their
+    positions only the one with the best score is listed; a head whose curve over the first prompt
+    is nearly that of one before it (|r| >= `ALIKE`) comes later. Raises InputError when the run has
+    no positions.
     """
     positions = group(run, "positions")
     ranges = over_prompts(positions["position_range"])
@@ -79,7 +96,11 @@ def heads_to_show(run: xr.DataTree) -> list[tuple[int, int]]:
     if main_span(run) == "needle":
         attention = group(run, "attention_mass").sel(span="needle", drop=True)
         chance = over_prompts(attention["chance"]) if "chance" in attention else 0.0
-        excess = (over_prompts(attention["mass"]) - chance).clip(min=0).reindex(layer=ranges["layer"], head=ranges["head"])
+        excess = (
+            (over_prompts(attention["mass"]) - chance)
+            .clip(min=0)
+            .reindex(layer=ranges["layer"], head=ranges["head"])
+        )
         scores = scores + (excess / max(float(excess.max()), np.finfo(float).tiny)).fillna(0)
     layers = learned_layers(positions) or ranges["layer"].values
     order = ranked_heads(scores.where(np.isfinite(ranges)).sel(layer=layers))
@@ -87,7 +108,10 @@ def heads_to_show(run: xr.DataTree) -> list[tuple[int, int]]:
     first: list[tuple[int, int]] = []
     alike: list[tuple[int, int]] = []
     for head in order:
-        if any(head[0] == other[0] and np.array_equal(curves[head], curves[other]) for other in (*first, *alike)):
+        if any(
+            head[0] == other[0] and np.array_equal(curves[head], curves[other])
+            for other in (*first, *alike)
+        ):
             continue
         near = any(abs(float(curves[head] @ curves[other])) >= ALIKE for other in first)
         (alike if near else first).append(head)
@@ -100,16 +124,22 @@ def _curve(positions: xr.Dataset, layer: int, head: int) -> np.ndarray:
     values = values[np.isfinite(values)]
     centred = values - values.mean() if values.size else values
     length = float(np.linalg.norm(centred))
-    return centred / length if length > 1e-9 * (1 + np.abs(values).max(initial=0.0)) else np.zeros_like(centred)
+    return (
+        centred / length
+        if length > 1e-9 * (1 + np.abs(values).max(initial=0.0))
+        else np.zeros_like(centred)
+    )
 
 
 @style()
 def position_ranges(run: xr.DataTree) -> PaperFigure:
-    """Ranges of positions per layer and head, and their distribution over the heads that learn positions (RePo fig. 2).
+    """Ranges of positions per layer and head, and their distribution over the heads that learn
+    positions (RePo fig. 2).
 
-    Left: one dot per head, the mean over prompts, heads from left to right within their layer; a thin line from the smallest to the
-    largest prompt; the layer's median as a bar. Right: how many learned heads have which range. The band is the context length.
-    Raises InputError when the run has no positions.
+    Left: one dot per head, the mean over prompts, heads from left to right within their layer; a
+    thin line from the smallest to the largest prompt; the layer's median as a bar. Right: how many
+    learned heads have which range. The band is the context length. Raises InputError when the run
+    has no positions.
     """
     positions = positions_of(run)
     ranges = positions["position_range"].transpose("layer", "head", "prompt")
@@ -119,7 +149,9 @@ def position_ranges(run: xr.DataTree) -> PaperFigure:
     figure = paper_figure(PAGE_WIDTH, 2.5)
     left, right = figure.subplots(1, 2, width_ratios=(3.4, 1), sharey=True)
     means, places = ranges.mean("prompt"), np.arange(len(named))
-    draw_by_head(left, means, ends=(ranges.min("prompt"), ranges.max("prompt")), nothing="no positions")
+    draw_by_head(
+        left, means, ends=(ranges.min("prompt"), ranges.max("prompt")), nothing="no positions"
+    )
     left.hlines(means.median("head"), places - 0.42, places + 0.42, **_MEDIAN_LINE, zorder=3)
     left.set_ylabel("range of positions, max − min")
     _scale(left, ranges.values, lengths)
@@ -127,10 +159,16 @@ def position_ranges(run: xr.DataTree) -> PaperFigure:
     _distribution(right, ranges.values[learned], [list(named.values())[place] for place in learned])
     for ax in (left, right):
         if lengths.max() > lengths.min():
-            ax.axhspan(lengths.min(), lengths.max(), color="#222222", alpha=0.15, linewidth=0, zorder=0)
+            ax.axhspan(
+                lengths.min(), lengths.max(), color="#222222", alpha=0.15, linewidth=0, zorder=0
+            )
         ax.axhline(lengths.mean(), **_CONTEXT_LINE, gid="context length")
     heads = ranges.sizes["layer"] * ranges.sizes["head"]
-    spread = "" if prompts == 1 else f", mean over {counted(prompts, 'prompt')}; line: smallest to largest prompt"
+    spread = (
+        ""
+        if prompts == 1
+        else f", mean over {counted(prompts, 'prompt')}; line: smallest to largest prompt"
+    )
     left.set_title(f"{counted(heads, 'head')}{spread}")
     right.set_title(counted(len(learned) * ranges.sizes["head"], "learned head"))
     median = Line2D([], [], **_MEDIAN_LINE, label="median of a layer's heads")
@@ -140,8 +178,8 @@ def position_ranges(run: xr.DataTree) -> PaperFigure:
 
 
 def range_table(run: xr.DataTree) -> Table:
-    """One row per layer (RePo fig. 2): smallest, median and largest range over heads and prompts, and the median as a share of the
-    context.
+    """One row per layer (RePo fig. 2): smallest, median and largest range over heads and prompts,
+    and the median as a share of the context.
 
     Raises InputError when the run has no positions.
     """
@@ -151,10 +189,17 @@ def range_table(run: xr.DataTree) -> Table:
     rows: list[tuple[Cell, ...]] = []
     for (layer, scheme), values in zip(schemes(positions).items(), ranges, strict=True):
         finite, shares = (each[np.isfinite(values)] for each in (values, 100 * values / lengths))
-        numbers = (finite.min(), np.median(finite), finite.max(), np.median(shares)) if finite.size else [np.nan] * 4
+        numbers = (
+            (finite.min(), np.median(finite), finite.max(), np.median(shares))
+            if finite.size
+            else [np.nan] * 4
+        )
         rows.append((f"layer {layer}", scheme_name(scheme), *cells(numbers)))
     columns = ("layer", "scheme", "smallest", "median", "largest", "median / context (%)")
-    note = f"In positions, over {ranges.shape[1]} heads per layer and {ranges.shape[2]} prompts of {_span_of(lengths)} tokens."
+    note = (
+        f"In positions, over {ranges.shape[1]} heads per layer and {ranges.shape[2]} "
+        f"prompts of {_span_of(lengths)} tokens."
+    )
     return Table("positions", "Ranges of positions, max − min", columns, tuple(rows), note)
 
 
@@ -172,7 +217,9 @@ def _scale(ax: Axes, ranges: np.ndarray, lengths: np.ndarray) -> None:
 
 
 def _distribution(ax: Axes, ranges: np.ndarray, names: list[str]) -> None:
-    """Histogram, stacked by scheme, of the mean range over prompts; bins even on the axis' scale."""
+    """Histogram, stacked by scheme, of the mean range over prompts; bins even on the axis'
+    scale.
+    """
     ax.set_xlabel("heads")
     ax.grid(axis="x")
     if not np.isfinite(ranges).any():
@@ -183,8 +230,12 @@ def _distribution(ax: Axes, ranges: np.ndarray, names: list[str]) -> None:
     low, high = transform.transform(np.array(ax.get_ylim()))
     edges = transform.inverted().transform(np.linspace(low, high, bins + 1)).tolist()
     kinds, means = list(dict.fromkeys(names)), nanmean(ranges, axis=-1)
-    stacked = [of[np.isfinite(of)] for of in (means[[name == kind for name in names]] for kind in kinds)]
-    ax.hist(stacked, bins=edges, stacked=True, color=[scheme_colour(kind) for kind in kinds], **_BARS)
+    stacked = [
+        of[np.isfinite(of)] for of in (means[[name == kind for name in names]] for kind in kinds)
+    ]
+    ax.hist(
+        stacked, bins=edges, stacked=True, color=[scheme_colour(kind) for kind in kinds], **_BARS
+    )
     ax.locator_params(axis="x", integer=True, nbins=4)
 
 

@@ -1,13 +1,15 @@
-"""Rotating pairs in the plane (Position Generalization fig. 4, 9): what each rotary component adds to a head's logits.
+"""Rotating pairs in the plane (Position Generalization fig. 4, 9): what each rotary component adds
+to a head's logits.
 
     arrow    mean q_r conj(mean k_r) / sqrt(d_head), at distance 0: its horizontal part is what it adds to the logit
     circle   the key's deviation times the mean query's size, about the arrow's head
     arc      how far the arrow turns over the largest distance (max_rotation); a whole circle from one turn on
 
-Filled colour: slow dominating components (observation 1) by their means over all prompts; the others are grey. r is the mean over the
-prompts that have slow dominating components of their own, from which the closed form of a prompt is built: a head can have an r and no
-colour, or colours and no r. Numbers at the heads are components, 0 the fastest; the longest arrows alone have number, circle and arc.
-Draws the group `rotation`. Knows nothing about how it was measured.
+Filled colour: slow dominating components (observation 1) by their means over all prompts; the
+others are grey. r is the mean over the prompts that have slow dominating components of their own,
+from which the closed form of a prompt is built: a head can have an r and no colour, or colours and
+no r. Numbers at the heads are components, 0 the fastest; the longest arrows alone have number,
+circle and arc. Draws the group `rotation`. Knows nothing about how it was measured.
 """
 
 from __future__ import annotations
@@ -40,7 +42,14 @@ from repo_interp.plots.marks import (
     schemes,
     spread,
 )
-from repo_interp.plots.style import COLUMN_WIDTH, PAGE_HEIGHT, PAGE_WIDTH, PaperFigure, paper_figure, style
+from repo_interp.plots.style import (
+    COLUMN_WIDTH,
+    PAGE_HEIGHT,
+    PAGE_WIDTH,
+    PaperFigure,
+    paper_figure,
+    style,
+)
 from repo_interp.plots.view import View
 from repo_interp.plots.views.three_axis import correlation_maps, correlation_tables
 
@@ -49,13 +58,16 @@ NUMBERED = 8
 """Components with number, circle and arc, in a figure of one head."""
 NUMBERED_SMALL = 4
 CHOICES = (
-    "Coloured: slow dominating by the means over all prompts. r: logits and the closed form f + g, whose components are chosen in each "
+    "Coloured: slow dominating by the means over all prompts. r: logits and the closed form "
+    "f + g, whose components are chosen in each "
     "prompt by its own means, so that r and colours need not go together."
 )
 """How slow dominating components are chosen for the colours and for r."""
 TITLE = (
-    "Mean pairs, every head on its own scale. Coloured: slow dominating by the means over all prompts.\n"
-    "r: logits and the closed form f + g, from the components that are slow dominating within a prompt"
+    "Mean pairs, every head on its own scale. Coloured: slow dominating by the means over "
+    "all prompts.\n"
+    "r: logits and the closed form f + g, from the components that are slow dominating "
+    "within a prompt"
 )
 ADDS = "adds to the logit at distance 0 (logits)"
 SHORT = 0.15
@@ -69,7 +81,10 @@ OTHERS = "#8A8A8A"
 
 @style()
 def rotating_pairs(run: xr.DataTree, layer: int, head: int) -> PaperFigure:
-    """The mean pairs of one head as arrows (fig. 4). Raises InputError when the run has no rotation, or the layer rotates nothing."""
+    """The mean pairs of one head as arrows (fig. 4).
+
+    Raises InputError when the run has no rotation, or the layer rotates nothing.
+    """
     dataset = group(run, "rotation")
     figure = paper_figure(COLUMN_WIDTH, COLUMN_WIDTH)
     ax = figure.subplots()
@@ -82,7 +97,10 @@ def rotating_pairs(run: xr.DataTree, layer: int, head: int) -> PaperFigure:
 
 @style()
 def rotation_grid(run: xr.DataTree, most: int = 12) -> PaperFigure:
-    """The same for up to `most` heads, evenly spread over the layers that rotate (fig. 9). Raises InputError when none does."""
+    """The same for up to `most` heads, evenly spread over the layers that rotate (fig. 9).
+
+    Raises InputError when none does.
+    """
     dataset = group(run, "rotation")
     heads = rotating_heads(dataset)
     if not heads:
@@ -103,7 +121,9 @@ def rotation_grid(run: xr.DataTree, most: int = 12) -> PaperFigure:
 
 
 def _arrows(pairs: xr.Dataset) -> tuple[np.ndarray, np.ndarray]:
-    """Mean pairs [component] of one head as complex numbers, and their deviations, in units of the logit."""
+    """Mean pairs [component] of one head as complex numbers, and their deviations, in units of the
+    logit.
+    """
     query = pairs["query_mean_re"].values + 1j * pairs["query_mean_im"].values
     key = pairs["key_mean_re"].values + 1j * pairs["key_mean_im"].values
     scale = 1 / np.sqrt(2 * query.size)
@@ -118,8 +138,10 @@ def _reach(pairs: xr.Dataset, numbered: int) -> float:
 
 
 def draw_pairs(ax: Axes, pairs: xr.Dataset, colour: str, numbered: int, short: float = 0.0) -> Axes:
-    """Draw the mean pairs of one head - variables [component] of the group `rotation` - on `ax`, so far that circles are whole. Arrows that
-    are shorter than the share `short` of half of it have no number.
+    """Draw the mean pairs of one head - variables [component] of the group `rotation` - on `ax`, so
+    far that circles are whole.
+
+    Arrows that are shorter than the share `short` of half of it have no number.
     """
     arrows, deviation = _arrows(pairs)
     reach = _reach(pairs, numbered)
@@ -127,7 +149,14 @@ def draw_pairs(ax: Axes, pairs: xr.Dataset, colour: str, numbered: int, short: f
     longest = np.argsort(-np.abs(arrows), kind="stable")[:numbered]
     for component in np.arange(arrows.size)[::-1]:
         tip, shade = complex(arrows[component]), colour if slow[component] else OTHERS
-        line = {"arrowstyle": "-|>", "color": shade, "linewidth": 0.8, "shrinkA": 0, "shrinkB": 0, "mutation_scale": 5}
+        line = {
+            "arrowstyle": "-|>",
+            "color": shade,
+            "linewidth": 0.8,
+            "shrinkA": 0,
+            "shrinkB": 0,
+            "mutation_scale": 5,
+        }
         look: Any = {"gid": f"arrow {component}", "zorder": 3 if slow[component] else 2}
         ax.annotate("", (tip.real, tip.imag), (0, 0), arrowprops=line, **look)
         if component in longest:
@@ -147,10 +176,14 @@ def rotating_heads(dataset: xr.Dataset) -> list[tuple[int, int]]:
 
 
 def head_to_show(dataset: xr.Dataset) -> tuple[int, int] | None:
-    """The head whose slow dominating components carry most of all its pairs' lengths; None where no layer rotates."""
+    """The head whose slow dominating components carry most of all its pairs' lengths; None where no
+    layer rotates.
+    """
     products = dataset["query_norm"] * dataset["key_norm"]
     total = products.sum("component")
-    share = products.where(dataset["slow_dominating"] == 1).sum("component") / total.where(total > 0)
+    share = products.where(dataset["slow_dominating"] == 1).sum("component") / total.where(
+        total > 0
+    )
     return next(iter(ranked_heads(share)), None)
 
 
@@ -158,26 +191,60 @@ def _of_head(dataset: xr.Dataset, layer: int, head: int) -> xr.Dataset:
     pick(dataset["slow_dominating"], layer=layer, head=head)
     pairs = dataset.sel(layer=layer, head=head)
     if (pairs["slow_dominating"] < 0).all():
-        raise InputError(f"layer {layer} ({schemes(dataset)[layer]}) rotates nothing, so it has no rotary pairs")
+        raise InputError(
+            f"layer {layer} ({schemes(dataset)[layer]}) rotates nothing, so it has no rotary pairs"
+        )
     return pairs
 
 
-def _around(ax: Axes, tip: complex, deviation: float, rotation: float, colour: str, component: int, named: str) -> None:
+def _around(
+    ax: Axes,
+    tip: complex,
+    deviation: float,
+    rotation: float,
+    colour: str,
+    component: int,
+    named: str,
+) -> None:
     """Deviation circle, arc and number of one arrow, which is `named` so."""
     radius, start = abs(tip), np.degrees(np.angle(tip))
-    circle = Circle((tip.real, tip.imag), deviation, fill=False, edgecolor=colour, linewidth=0.4, gid=f"deviation {component}")
+    circle = Circle(
+        (tip.real, tip.imag),
+        deviation,
+        fill=False,
+        edgecolor=colour,
+        linewidth=0.4,
+        gid=f"deviation {component}",
+    )
     ax.add_patch(circle)
     whole = rotation >= 2 * np.pi
-    arc = Arc((0, 0), 2 * radius, 2 * radius, theta1=start, theta2=start + (360 if whole else np.degrees(rotation)))
-    arc.set(edgecolor=colour, linewidth=0.5 if whole else 0.9, linestyle=(0, (1, 2)) if whole else "-", gid=f"arc {component}")
+    arc = Arc(
+        (0, 0),
+        2 * radius,
+        2 * radius,
+        theta1=start,
+        theta2=start + (360 if whole else np.degrees(rotation)),
+    )
+    arc.set(
+        edgecolor=colour,
+        linewidth=0.5 if whole else 0.9,
+        linestyle=(0, (1, 2)) if whole else "-",
+        gid=f"arc {component}",
+    )
     ax.add_patch(arc)
     outward = tip / radius if radius > 0 else 1.0
-    look = {"ha": "center", "color": colour if colour != OTHERS else "#444444", "gid": f"number {component}"}
+    look = {
+        "ha": "center",
+        "color": colour if colour != OTHERS else "#444444",
+        "gid": f"number {component}",
+    }
     note(ax, named, (tip.real, tip.imag), (5 * outward.real, 5 * outward.imag), 6, **look)
 
 
 def _correlation(dataset: xr.Dataset, layer: int, head: int) -> str:
-    """What the closed form of theorem 2 explains of this head, the mean over the prompts that have one, and how many of all have."""
+    """What the closed form of theorem 2 explains of this head, the mean over the prompts that have
+    one, and how many of all have.
+    """
     values = dataset["closed_form_r"].sel(layer=layer, head=head).values
     known = values[np.isfinite(values)]
     some = "" if known.size == values.size else f" ({known.size}/{values.size})"
@@ -185,8 +252,12 @@ def _correlation(dataset: xr.Dataset, layer: int, head: int) -> str:
 
 
 def _norms(pairs: xr.Dataset) -> Grid:
-    """Mean norms of the pairs of queries and keys: a row per head of the layers that rotate, of many heads per layer."""
-    rotating = pairs.isel(layer=np.flatnonzero(pairs["query_norm"].notnull().all(("head", "component"))))
+    """Mean norms of the pairs of queries and keys: a row per head of the layers that rotate, of
+    many heads per layer.
+    """
+    rotating = pairs.isel(
+        layer=np.flatnonzero(pairs["query_norm"].notnull().all(("head", "component")))
+    )
     few = rotating.sizes["layer"] * rotating.sizes["head"] <= MOST_ROWS
     names = (
         [f"L{layer} H{head}" for layer, head in heads_of(rotating)]
@@ -200,32 +271,47 @@ def _norms(pairs: xr.Dataset) -> Grid:
         labels = {f"{'head' if few else 'layer'}": names, "component": norms["component"].values}
         panels[title] = xr.DataArray(rows, labels, tuple(labels))
     bar = {"label": "mean norm, one scale for both"}
-    return Grid("pair_norms", panels, pattern="", bar=bar, cell=0.055 if few else 0.15, width=COLUMN_WIDTH)
+    return Grid(
+        "pair_norms", panels, pattern="", bar=bar, cell=0.055 if few else 0.15, width=COLUMN_WIDTH
+    )
 
 
 def _charts(run: xr.DataTree) -> Iterator[Chart]:
-    """Norms of the rotary pairs; fig. 4 of the head that slow dominating components carry most, and fig. 9, where layers rotate; r of
-    the closed form by head, and the mean pairs of the chosen head as arrows.
+    """Norms of the rotary pairs; fig. 4 of the head that slow dominating components carry most, and
+    fig. 9, where layers rotate; r of the closed form by head, and the mean pairs of the chosen head
+    as arrows.
     """
     pairs = group(run, "rotation")
     if bool(pairs["query_norm"].notnull().any()):
         yield _norms(pairs)
     chosen = head_to_show(pairs)
     if chosen is not None and rotating_heads(pairs):
-        yield Own(f"rotating_pairs_layer{chosen[0]}_head{chosen[1]}", partial(rotating_pairs, run, *chosen), live=True)
+        yield Own(
+            f"rotating_pairs_layer{chosen[0]}_head{chosen[1]}",
+            partial(rotating_pairs, run, *chosen),
+            live=True,
+        )
         yield Own("rotating_pairs", partial(rotation_grid, run), live=True)
     yield from correlation_maps(pairs, CORRELATIONS)
-    query, key = (pairs[f"{side}_mean_re"] + 1j * pairs[f"{side}_mean_im"] for side in ("query", "key"))
+    query, key = (
+        pairs[f"{side}_mean_re"] + 1j * pairs[f"{side}_mean_im"] for side in ("query", "key")
+    )
     arrows = query * key.conj() / np.sqrt(2 * pairs.sizes["component"])
-    yield HeadNumber("r of the closed form, from the slow dominating components of the prompt itself", pairs["closed_form_r"])
+    yield HeadNumber(
+        "r of the closed form, from the slow dominating components of the prompt itself",
+        pairs["closed_form_r"],
+    )
     title = "Mean rotary pairs; coloured: slow dominating by the means over all prompts"
-    yield HeadArrows(title, ADDS, arrows.real, arrows.imag, (pairs["slow_dominating"] == 1).astype(float))
+    yield HeadArrows(
+        title, ADDS, arrows.real, arrows.imag, (pairs["slow_dominating"] == 1).astype(float)
+    )
 
 
 VIEW = View(
     "rotation",
     "Rotating pairs",
-    "Correlation of the logits with f + g, the closed form of the few slow rotary components that dominate a head (Position "
+    "Correlation of the logits with f + g, the closed form of the few slow rotary components "
+    "that dominate a head (Position "
     f"Generalization, theorem 2). {CHOICES}",
     _charts,
     tables=correlation_tables("rotation", CORRELATIONS),

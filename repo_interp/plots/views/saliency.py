@@ -1,9 +1,10 @@
-"""Which positions an answer depends on: the prompt's text, token by token in the colour of one head's derivatives, and every head's size.
+"""Which positions an answer depends on: the prompt's text, token by token in the colour of one
+head's derivatives, and every head's size.
 
     shaded text    d log p(answer) / d z of each token, or its integrated gradient; both signs diverge from white     underlined: the answer
 
-Of a long prompt the surroundings of the largest values are shown; what lies between is counted. Draws the group `saliency`. Knows
-nothing about how derivatives were taken.
+Of a long prompt the surroundings of the largest values are shown; what lies between is counted.
+Draws the group `saliency`. Knows nothing about how derivatives were taken.
 """
 
 from __future__ import annotations
@@ -57,7 +58,9 @@ HEADS = 3
 ROWS = 24
 """Heads in the table."""
 MOST_TOKENS, AROUND = 320, 8
-"""Tokens of a text at most, and how many are shown on each side of a large value of a longer prompt."""
+"""Tokens of a text at most, and how many are shown on each side of a large value of a longer
+prompt.
+"""
 LETTERS = 112
 """Letters of a line of text."""
 LINE = 0.165
@@ -69,19 +72,28 @@ COLOURS = "PuOr_r"
 
 
 @style()
-def saliency_text(run: xr.DataTree, layer: int, head: int, prompt: int = 0, value: str = "saliency") -> PaperFigure:
-    """The text of a prompt, each token in the colour of `value`, "saliency" or "integrated_gradients", in one head.
+def saliency_text(
+    run: xr.DataTree, layer: int, head: int, prompt: int = 0, value: str = "saliency"
+) -> PaperFigure:
+    """The text of a prompt, each token in the colour of `value`, "saliency" or
+    "integrated_gradients", in one head.
 
-    Raises InputError when the run has no saliency, for another value, and for a head, layer or prompt without values.
+    Raises InputError when the run has no saliency, for another value, and for a head, layer or
+    prompt without values.
     """
     dataset = group(run, "saliency")
     if value not in VALUES:
         raise InputError(f"values of saliency are {', '.join(VALUES)}, not {value!r}")
     tokens = prompt_tokens(dataset, prompt)
-    values = pick(dataset[value], prompt=prompt, layer=layer, head=head).values[: tokens.count].astype(float)
+    values = (
+        pick(dataset[value], prompt=prompt, layer=layer, head=head)
+        .values[: tokens.count]
+        .astype(float)
+    )
     if not np.isfinite(values).all():
         raise InputError(
-            f"layer {layer} has no {value} in prompt {prompt}: it rotates by no positions, or the run followed no path"
+            f"layer {layer} has no {value} in prompt {prompt}: it rotates by no positions, "
+            "or the run followed no path"
         )
     answer = np.flatnonzero(dataset["answer"].sel(prompt=prompt).values[: tokens.count] == 1)
     lines = text_lines(tokens, shown_tokens(values, answer))
@@ -94,7 +106,9 @@ def saliency_text(run: xr.DataTree, layer: int, head: int, prompt: int = 0, valu
     log_probability = number(float(dataset["log_probability"].sel(prompt=prompt)))
     ax.set_title(f"{VALUES[value]} of {named}; log p of the answer {log_probability}")
     aspect, units = max(6, 2.2 * len(lines)), str(dataset[value].attrs["units"])
-    bar = colour_bar(figure, ScalarMappable(norm, COLOURS), ax, units, pad=0.01, fraction=0.012, aspect=aspect)
+    bar = colour_bar(
+        figure, ScalarMappable(norm, COLOURS), ax, units, pad=0.01, fraction=0.012, aspect=aspect
+    )
     bar.set_ticks([-reach, 0, reach], labels=[number(-reach), "0", number(reach)])
     underlined = "underlined: the answer, whose log-probability is taken"
     legend_below(figure, [Line2D([], [], color="black", linewidth=1.2, label=underlined)])
@@ -102,7 +116,9 @@ def saliency_text(run: xr.DataTree, layer: int, head: int, prompt: int = 0, valu
 
 
 def shown_tokens(values: np.ndarray, answer: np.ndarray) -> np.ndarray:
-    """Indices of the tokens that a text shows: all, or of a long prompt the last of the answer and the surroundings of large values."""
+    """Indices of the tokens that a text shows: all, or of a long prompt the last of the answer and
+    the surroundings of large values.
+    """
     if values.size <= MOST_TOKENS:
         return np.arange(values.size)
     shown = np.zeros(values.size, dtype=bool)
@@ -116,7 +132,10 @@ def shown_tokens(values: np.ndarray, answer: np.ndarray) -> np.ndarray:
 
 
 def text_lines(tokens: PromptTokens, shown: np.ndarray) -> list[list[tuple[int | None, str]]]:
-    """Lines of (token, label); a gap between shown tokens is a label without a token. A line ends behind a line break."""
+    """Lines of (token, label); a gap between shown tokens is a label without a token.
+
+    A line ends behind a line break.
+    """
     labels: list[tuple[int | None, str]] = []
     last = -1
     for first, end in [*contiguous(shown.tolist()), (tokens.count, tokens.count - 1)]:
@@ -126,7 +145,11 @@ def text_lines(tokens: PromptTokens, shown: np.ndarray) -> list[list[tuple[int |
     lines: list[list[tuple[int | None, str]]] = [[]]
     for place, (token, label) in enumerate(labels):
         is_rest = token is None and place == len(labels) - 1  # stays behind the last token
-        if not is_rest and lines[-1] and sum(len(other) + 1 for _, other in lines[-1]) + len(label) + 1 > LETTERS:
+        if (
+            not is_rest
+            and lines[-1]
+            and sum(len(other) + 1 for _, other in lines[-1]) + len(label) + 1 > LETTERS
+        ):
             lines.append([])
         lines[-1].append((token, label))
         if token is not None and "\n" in tokens.text(token):
@@ -135,9 +158,15 @@ def text_lines(tokens: PromptTokens, shown: np.ndarray) -> list[list[tuple[int |
 
 
 def draw_text(
-    ax: Axes, lines: Sequence[Sequence[tuple[int | None, str]]], values: np.ndarray, answer: set[int], norm: Normalize
+    ax: Axes,
+    lines: Sequence[Sequence[tuple[int | None, str]]],
+    values: np.ndarray,
+    answer: set[int],
+    norm: Normalize,
 ) -> Axes:
-    """Draw `lines` of tokens on `ax`, each on a field in the colour of its value, those of the `answer` underlined."""
+    """Draw `lines` of tokens on `ax`, each on a field in the colour of its value, those of the
+    `answer` underlined.
+    """
     colours = mpl.colormaps[COLOURS]
     for row, line in enumerate(lines):
         x = 0.0
@@ -146,12 +175,35 @@ def draw_text(
             ink = "#777777"
             if token is not None:
                 shade = colours(norm(values[token]))
-                ax.add_patch(Rectangle((x, row - 0.42), width, 0.84, facecolor=shade, linewidth=0, gid=f"token {token}"))
+                ax.add_patch(
+                    Rectangle(
+                        (x, row - 0.42),
+                        width,
+                        0.84,
+                        facecolor=shade,
+                        linewidth=0,
+                        gid=f"token {token}",
+                    )
+                )
                 ink = "black" if np.dot(shade[:3], (0.3, 0.59, 0.11)) > 0.5 else "white"
             if token in answer:
-                line = {"color": "black", "linewidth": 1.0, "solid_capstyle": "butt", "gid": f"answer {token}"}
+                line = {
+                    "color": "black",
+                    "linewidth": 1.0,
+                    "solid_capstyle": "butt",
+                    "gid": f"answer {token}",
+                }
                 ax.plot([x, x + width], [row + 0.44] * 2, **line)
-            ax.text(x + width / 2, row, label, ha="center", va="center", fontsize=SIZE, color=ink, family=MONOSPACE)
+            ax.text(
+                x + width / 2,
+                row,
+                label,
+                ha="center",
+                va="center",
+                fontsize=SIZE,
+                color=ink,
+                family=MONOSPACE,
+            )
             x += width + 0.4
     ax.set(xlim=(-0.3, LETTERS + 0.3), ylim=(len(lines) - 0.4, -0.6), xticks=[], yticks=[])
     ax.spines[:].set_visible(False)
@@ -159,38 +211,61 @@ def draw_text(
 
 
 def heads_by_saliency(run: xr.DataTree) -> list[tuple[int, int]]:
-    """Heads (layer, head) by the size of their integrated gradients, where a path was followed, else of their saliencies."""
+    """Heads (layer, head) by the size of their integrated gradients, where a path was followed,
+    else of their saliencies.
+    """
     return ranked_heads(_size(run, _values(run)[-1]))
 
 
 def saliency_table(run: xr.DataTree) -> Table:
-    """One row per head, the largest first: sizes of both values, their sum, and the token of the first prompt with the largest of them."""
+    """One row per head, the largest first: sizes of both values, their sum, and the token of the
+    first prompt with the largest of them.
+    """
     dataset, value = group(run, "saliency"), _values(run)[-1]
     net = over_prompts(dataset["integrated_gradients"].sum("token", min_count=1))
     first = int(dataset["prompt"].values[0])
     tokens, rows = prompt_tokens(dataset, first), []
-    for layer, head, *numbers in head_rows([*map(partial(_size, run), VALUES), net], heads_by_saliency(run)[:ROWS]):
+    for layer, head, *numbers in head_rows(
+        [*map(partial(_size, run), VALUES), net], heads_by_saliency(run)[:ROWS]
+    ):
         own = dataset[value].sel(layer=layer, head=head, prompt=first).values[: tokens.count]
         largest = int(np.abs(own).argmax())
         rows.append((head, layer, *numbers, f"{largest}: {token_label(tokens.text(largest))}"))
     columns = ("head", "layer", "scheme", "saliency", "integrated", "net", "largest token")
     left = dataset.sizes["layer"] * dataset.sizes["head"] - len(rows)
     note = (
-        f"Means over {counted(dataset.sizes['prompt'], 'prompt')}. Saliency: mean size over tokens, nats per position; integrated: sum of "
-        f"the sizes of integrated gradients, net: their sum, nats. Largest token: of prompt {first}. "
+        f"Means over {counted(dataset.sizes['prompt'], 'prompt')}. Saliency: mean size over "
+        "tokens, nats per position; integrated: sum of "
+        "the sizes of integrated gradients, net: their sum, nats. Largest token: of prompt "
+        f"{first}. "
         + (f"{counted(left, 'head')} with less, or without positions, left out." if left else "")
     )
-    return Table("saliency", "Heads by what the answer owes to their positions", columns, tuple(rows), note.strip())
+    return Table(
+        "saliency",
+        "Heads by what the answer owes to their positions",
+        columns,
+        tuple(rows),
+        note.strip(),
+    )
 
 
 def completeness_table(run: xr.DataTree) -> Table:
-    """One row per prompt: the answer's log-probability, that with all positions at the baseline, and what integrated gradients miss."""
+    """One row per prompt: the answer's log-probability, that with all positions at the baseline,
+    and what integrated gradients miss.
+    """
     dataset = group(run, "saliency")
     start, end = dataset["baseline_log_probability"], dataset["log_probability"]
-    columns = [("log p", end), ("at the baseline", start), ("difference", end - start), ("error", dataset["completeness_error"])]
+    columns = [
+        ("log p", end),
+        ("at the baseline", start),
+        ("difference", end - start),
+        ("error", dataset["completeness_error"]),
+    ]
     note = (
-        f"Nats. Baseline: {dataset.attrs.get('baseline')} positions; {dataset.attrs.get('steps')} steps. Error: what the sum of all "
-        "integrated gradients misses of the difference; where it is not small against the difference, more steps are needed."
+        f"Nats. Baseline: {dataset.attrs.get('baseline')} positions; "
+        f"{dataset.attrs.get('steps')} steps. Error: what the sum of all "
+        "integrated gradients misses of the difference; where it is not small against the "
+        "difference, more steps are needed."
     )
     return table_of("completeness", "What all positions add to the answer", columns, note)
 
@@ -201,16 +276,26 @@ def _charts(run: xr.DataTree) -> Iterator[Chart]:
     count = int(dataset["token_count"].sel(prompt=first))
     for layer, head in heads_by_saliency(run)[:HEADS]:
         for value in _values(run):
-            yield Own(f"{value}_layer{layer}_head{head}", partial(saliency_text, run, layer, head, first, value))
+            yield Own(
+                f"{value}_layer{layer}_head{head}",
+                partial(saliency_text, run, layer, head, first, value),
+            )
     for value in _values(run):
         yield Heads(_size(run, value), name=f"{value}_of_all_heads")
-        title, units = f"{VALUES[value]} of each token of prompt {first}", str(dataset[value].attrs["units"])
-        curves = {value.replace("_", " "): dataset[value].sel(prompt=first).isel(token=slice(count))}
+        title, units = (
+            f"{VALUES[value]} of each token of prompt {first}",
+            str(dataset[value].attrs["units"]),
+        )
+        curves = {
+            value.replace("_", " "): dataset[value].sel(prompt=first).isel(token=slice(count))
+        }
         yield HeadCurves(title, "token index", units, np.arange(count), curves)
 
 
 def _values(run: xr.DataTree) -> list[str]:
-    """The values that `run` holds; integrated gradients, where a path was followed, are the last."""
+    """The values that `run` holds; integrated gradients, where a path was followed, are the
+    last.
+    """
     return list(VALUES)[: 2 if np.isfinite(group(run, "saliency")["integrated_size"]).any() else 1]
 
 
@@ -223,7 +308,8 @@ def _size(run: xr.DataTree, value: str) -> xr.DataArray:
 def _lead(run: xr.DataTree) -> str:
     dataset = group(run, "saliency")
     begin = (
-        "How the answer's log-probability changes when one token's position in one head is moved a little (saliency). Where the model is "
+        "How the answer's log-probability changes when one token's position in one head is "
+        "moved a little (saliency). Where the model is "
         "certain of its answer nearly nothing changes it a little, and saliencies are near 0."
     )
     if len(_values(run)) == 1:
@@ -231,23 +317,37 @@ def _lead(run: xr.DataTree) -> str:
     start, end = dataset["baseline_log_probability"], dataset["log_probability"]
     differences, errors = np.abs(end - start), np.abs(dataset["completeness_error"])
     missed = float(errors.sum() / max(float(differences.sum()), 1e-12))
-    where = "the mean of their head" if dataset.attrs.get("baseline") == "constant" else "the token index"
+    where = (
+        "the mean of their head"
+        if dataset.attrs.get("baseline") == "constant"
+        else "the token index"
+    )
     return (
-        f"{begin} Integrated gradients share out what all positions add on the straight way from {where}: log p goes from "
-        f"{number(float(start.mean()))} to {number(float(end.mean()))} nats. With {dataset.attrs.get('steps')} steps they miss "
-        f"{number(100 * missed)} % of it{'; more steps are needed before they are believed' if missed > 0.05 else ''}."
+        f"{begin} Integrated gradients share out what all positions add on the straight way "
+        f"from {where}: log p goes from "
+        f"{number(float(start.mean()))} to {number(float(end.mean()))} nats. With "
+        f"{dataset.attrs.get('steps')} steps they miss "
+        f"{number(100 * missed)} % of "
+        f"it{'; more steps are needed before they are believed' if missed > 0.05 else ''}."
     )
 
 
 def _findings(run: xr.DataTree) -> Iterator[Finding]:
-    """The head on whose positions the answer hangs most, where it stands out from the median head."""
+    """The head on whose positions the answer hangs most, where it stands out from the median
+    head.
+    """
     size = group(run, "saliency")["saliency_size"].mean("prompt")
     largest, median = float(size.max()), float(size.median())
     if largest > 3 * median > 0:
         layer, head = ranked_heads(size)[0]
         times = f"{largest / median:.0f} times"
-        sentence = f"The answer hangs most on the positions of L{layer} H{head}: {times} as much as on those of the median head"
-        evidence = f"saliency.saliency_size {largest:.2g} nats per position, more than 3 times the median"
+        sentence = (
+            f"The answer hangs most on the positions of L{layer} H{head}: {times} as "
+            "much as on those of the median head"
+        )
+        evidence = (
+            f"saliency.saliency_size {largest:.2g} nats per position, more than 3 times the median"
+        )
         yield Finding(sentence, evidence, 0.65, "saliency", layer, head)
 
 

@@ -1,9 +1,11 @@
-"""How far positions follow the segments of a prompt (RePo fig. 8, measured): one head over its segments, and every head with its controls.
+"""How far positions follow the segments of a prompt (RePo fig. 8, measured): one head over its
+segments, and every head with its controls.
 
     bands   segments, every other one shaded; marks above: the head's largest jumps, as many as there are edges
     dots    eta^2 and F1 of every head; grey bars the same for shuffled edges; dashed: the token index
 
-Draws the groups `segments` and, for one head, `positions`. Knows nothing about how segments are found.
+Draws the groups `segments` and, for one head, `positions`. Knows nothing about how segments are
+found.
 """
 
 from __future__ import annotations
@@ -42,7 +44,14 @@ from repo_interp.plots.marks import (
     sparse_ticks,
     table_of,
 )
-from repo_interp.plots.style import PAGE_WIDTH, PaperFigure, paper_figure, scheme_colour, scheme_name, style
+from repo_interp.plots.style import (
+    PAGE_WIDTH,
+    PaperFigure,
+    paper_figure,
+    scheme_colour,
+    scheme_name,
+    style,
+)
 from repo_interp.plots.view import View
 from repo_interp.plots.views.positions import draw_positions
 
@@ -55,10 +64,15 @@ _SCORES = {"variance_between": "variance between segments η²", "boundary_f1": 
 
 
 @style()
-def segment_positions(run: xr.DataTree, layer: int, head: int, prompt: int = 0, kind: str | None = None) -> PaperFigure:
-    """Positions of one head over the segments of a prompt, with its largest jumps. `kind`: of segments; None: see `main_kind`.
+def segment_positions(
+    run: xr.DataTree, layer: int, head: int, prompt: int = 0, kind: str | None = None
+) -> PaperFigure:
+    """Positions of one head over the segments of a prompt, with its largest jumps.
 
-    Raises InputError when the run has no positions or segments, or the prompt lacks two segments of the kind.
+    `kind`: of segments; None: see `main_kind`.
+
+    Raises InputError when the run has no positions or segments, or the prompt lacks two segments of
+    the kind.
     """
     dataset, positions = group(run, "segments"), group(run, "positions")
     kind = _chosen(dataset, kind)
@@ -68,8 +82,13 @@ def segment_positions(run: xr.DataTree, layer: int, head: int, prompt: int = 0, 
         counts = dataset["segment_count"].sel(prompt=prompt)
         present = ", ".join(map(str, counts["kind"].values[counts.values > 1])) or "no segments"
         raise InputError(f"prompt {prompt} has no two {kind}; it has {present}")
-    values = pick(positions["position"], prompt=prompt, layer=layer, head=head).values[: tokens.count]
-    scheme, scores = schemes(positions)[layer], dataset.sel(prompt=prompt, kind=kind, layer=layer, head=head)
+    values = pick(positions["position"], prompt=prompt, layer=layer, head=head).values[
+        : tokens.count
+    ]
+    scheme, scores = (
+        schemes(positions)[layer],
+        dataset.sel(prompt=prompt, kind=kind, layer=layer, head=head),
+    )
     figure = paper_figure(PAGE_WIDTH, 2.5)
     ax = figure.subplots()
     draw_positions(ax, values, scheme_colour(scheme))
@@ -81,24 +100,46 @@ def segment_positions(run: xr.DataTree, layer: int, head: int, prompt: int = 0, 
     known, firsts = np.unique(labels, return_index=True)
     firsts = firsts[known >= 0]
     ranked = firsts[sparse_ticks(firsts, LABELS)].tolist()
-    label_tokens(ax, tokens, ranked, tokens.count, shown="token index, and {} of each segment's first token")
-    ax.set_title(f"Layer {layer}, head {head} ({scheme_name(scheme)}), prompt {prompt}; {_scores_of(scores)}", pad=9)
-    marks = Line2D([], [], linestyle="none", marker="v", color="black", markersize=3, label=f"{len(jumps)} largest jumps")
-    legend_below(figure, [Patch(facecolor=SHADE, alpha=0.3, label=f"{kind}, every other one shaded"), marks])
+    label_tokens(
+        ax, tokens, ranked, tokens.count, shown="token index, and {} of each segment's first token"
+    )
+    ax.set_title(
+        f"Layer {layer}, head {head} ({scheme_name(scheme)}), prompt {prompt}; "
+        f"{_scores_of(scores)}",
+        pad=9,
+    )
+    marks = Line2D(
+        [],
+        [],
+        linestyle="none",
+        marker="v",
+        color="black",
+        markersize=3,
+        label=f"{len(jumps)} largest jumps",
+    )
+    legend_below(
+        figure, [Patch(facecolor=SHADE, alpha=0.3, label=f"{kind}, every other one shaded"), marks]
+    )
     return figure
 
 
 def shade_segments(ax: Axes, labels: np.ndarray) -> Axes:
-    """Shade every other segment of `labels` [token] over the height of `ax`; tokens in none (-1) stay white."""
+    """Shade every other segment of `labels` [token] over the height of `ax`; tokens in none (-1)
+    stay white.
+    """
     for label in range(0, int(labels.max()) + 1, 2):
         for first, last in contiguous(np.flatnonzero(labels == label).tolist()):
-            band = ax.axvspan(first - 0.5, last + 0.5, facecolor=SHADE, alpha=0.3, linewidth=0, zorder=0)
+            band = ax.axvspan(
+                first - 0.5, last + 0.5, facecolor=SHADE, alpha=0.3, linewidth=0, zorder=0
+            )
             band.set_gid(f"segment {label}")
     return ax
 
 
 def largest_steps(values: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    """Tokens behind the largest steps of `values` among tokens in segments, as many as there are edges; none where all are equal."""
+    """Tokens behind the largest steps of `values` among tokens in segments, as many as there are
+    edges; none where all are equal.
+    """
     inside = np.flatnonzero(labels >= 0)
     steps = np.abs(np.diff(values[inside].astype(float)))
     edges = int(np.count_nonzero(np.diff(labels[inside])))
@@ -109,7 +150,8 @@ def largest_steps(values: np.ndarray, labels: np.ndarray) -> np.ndarray:
 
 @style()
 def segment_scores(run: xr.DataTree, kind: str | None = None) -> PaperFigure:
-    """Every head: share of variance between segments and F1 of its jumps, with shuffled edges and the token index as controls.
+    """Every head: share of variance between segments and F1 of its jumps, with shuffled edges and
+    the token index as controls.
 
     Raises InputError when the run has no segments of the kind.
     """
@@ -120,25 +162,47 @@ def segment_scores(run: xr.DataTree, kind: str | None = None) -> PaperFigure:
     figure = paper_figure(PAGE_WIDTH, 2.4)
     left, right = figure.subplots(1, 2)
     for ax, (name, label) in zip((left, right), _SCORES.items(), strict=True):
-        draw_by_head(ax, over_prompts(own[name]), over_prompts(own[f"{name}_shuffled"])).set_ylim(-0.02, 1.04)
-        ax.axhline(float(own[f"{name}_index"].mean()), color="#222222", linestyle="--", linewidth=0.7, gid="index")
+        draw_by_head(ax, over_prompts(own[name]), over_prompts(own[f"{name}_shuffled"])).set_ylim(
+            -0.02, 1.04
+        )
+        ax.axhline(
+            float(own[f"{name}_index"].mean()),
+            color="#222222",
+            linestyle="--",
+            linewidth=0.7,
+            gid="index",
+        )
         ax.set_ylabel(label)
-    left.set_title(f"{counted(own.sizes['head'], 'head')} per layer, mean over {counted(int(counts.count()), 'prompt')}")
+    left.set_title(
+        f"{counted(own.sizes['head'], 'head')} per layer, mean over "
+        f"{counted(int(counts.count()), 'prompt')}"
+    )
     right.set_title(f"{float(counts.mean()):.3g} {kind} per prompt")
     index = Line2D([], [], color="#222222", linestyle="--", linewidth=0.7, label="token index")
-    legend_below(figure, [*scheme_handles(schemes(own).values(), "o"), control_handle("control: shuffled edges"), index])
+    legend_below(
+        figure,
+        [
+            *scheme_handles(schemes(own).values(), "o"),
+            control_handle("control: shuffled edges"),
+            index,
+        ],
+    )
     return figure
 
 
 def _charts(run: xr.DataTree) -> Iterator[Chart]:
-    """Scores of all heads for every kind that there is, and for the main kind the heads that follow segments most."""
+    """Scores of all heads for every kind that there is, and for the main kind the heads that follow
+    segments most.
+    """
     dataset = group(run, "segments")
     kind = main_kind(dataset)
     if kind is None:
         return
     for present in dataset["kind"].values[(dataset["segment_count"] > 1).any("prompt").values]:
         yield Own(f"segment_scores_{present}", partial(segment_scores, run, str(present)))
-    beyond = _beyond_shuffled(dataset, kind).assign_attrs(long_name=f"η² of {kind} minus that of shuffled edges", units="1")
+    beyond = _beyond_shuffled(dataset, kind).assign_attrs(
+        long_name=f"η² of {kind} minus that of shuffled edges", units="1"
+    )
     yield Own(f"segment_variance_{kind}", Heads(beyond).figure)
     with_segments = dataset["prompt"].values[dataset["segment_count"].sel(kind=kind).values > 1]
     if has_groups(run, ["positions"]):
@@ -152,36 +216,65 @@ def _charts(run: xr.DataTree) -> Iterator[Chart]:
 
 
 def heads_by_segments(dataset: xr.Dataset, kind: str) -> list[tuple[int, int]]:
-    """Heads (layer, head) ranked by how far their variance between segments of `kind` is beyond that of shuffled edges.
+    """Heads (layer, head) ranked by how far their variance between segments of `kind` is beyond
+    that of shuffled edges.
 
     Only heads that learn positions where any does.
     """
-    return ranked_heads(_beyond_shuffled(dataset, kind).sel(layer=learned_layers(dataset) or dataset["layer"].values))
+    return ranked_heads(
+        _beyond_shuffled(dataset, kind).sel(
+            layer=learned_layers(dataset) or dataset["layer"].values
+        )
+    )
 
 
 def _beyond_shuffled(dataset: xr.Dataset, kind: str) -> xr.DataArray:
-    """Variance between segments [layer, head] minus that of shuffled edges, the mean over prompts."""
+    """Variance between segments [layer, head] minus that of shuffled edges, the mean over
+    prompts.
+    """
     own = dataset.sel(kind=kind, drop=True)
-    return over_prompts(own["variance_between"] - own["variance_between_shuffled"]).assign_coords(scheme=dataset["scheme"])
+    return over_prompts(own["variance_between"] - own["variance_between_shuffled"]).assign_coords(
+        scheme=dataset["scheme"]
+    )
 
 
 def main_kind(dataset: xr.Dataset) -> str | None:
-    """The kind that most prompts have two segments of; of several few-shot examples, then the one with most segments. None without."""
-    counts = {str(kind): dataset["segment_count"].sel(kind=kind).values for kind in dataset["kind"].values}
+    """The kind that most prompts have two segments of; of several few-shot examples, then the one
+    with most segments.
+
+    None without.
+    """
+    counts = {
+        str(kind): dataset["segment_count"].sel(kind=kind).values for kind in dataset["kind"].values
+    }
     present = {kind: count for kind, count in counts.items() if (count > 1).any()}
-    return max(present, key=lambda kind: ((present[kind] > 1).sum(), kind == "examples", present[kind].sum()), default=None)
+    return max(
+        present,
+        key=lambda kind: ((present[kind] > 1).sum(), kind == "examples", present[kind].sum()),
+        default=None,
+    )
 
 
 def segment_table(run: xr.DataTree) -> Table:
-    """One row per kind of segments and layer with positions: means over heads and prompts of both scores and of their controls."""
+    """One row per kind of segments and layer with positions: means over heads and prompts of both
+    scores and of their controls.
+    """
     dataset = group(run, "segments")
-    scores = dataset[[f"{name}{part}" for name in _SCORES for part in ("", "_shuffled", "_index", "_chance")]]
+    scores = dataset[
+        [f"{name}{part}" for name in _SCORES for part in ("", "_shuffled", "_index", "_chance")]
+    ]
     known = dataset[[*_SCORES]].notnull().any(("prompt", "head")).to_dataarray().any("variable")
-    means = scores.mean(set(scores.dims) - {"kind", "layer"}).where(known).transpose("kind", "layer", ...)
+    means = (
+        scores.mean(set(scores.dims) - {"kind", "layer"})
+        .where(known)
+        .transpose("kind", "layer", ...)
+    )
     titles = ("η²", "shuffled", "index", "chance", "F1", "shuffled", "index", "chance")
     note = (
-        "η²: share of the variance of positions between segments; F1: of the largest jumps against the edges. Means over heads and "
-        "prompts. Shuffled: the same for shuffled edges; chance: share of shuffles that do at least as well; index: the token index."
+        "η²: share of the variance of positions between segments; F1: of the largest jumps "
+        "against the edges. Means over heads and "
+        "prompts. Shuffled: the same for shuffled edges; chance: share of shuffles that do "
+        "at least as well; index: the token index."
     )
     columns = [*zip(titles, means.values(), strict=True)]
     return table_of("segments", "Positions and segments", columns, note, {"kind": "segments"})
@@ -190,14 +283,18 @@ def segment_table(run: xr.DataTree) -> Table:
 def _chosen(dataset: xr.Dataset, kind: str | None) -> str:
     kind = main_kind(dataset) if kind is None else kind
     if kind is None:
-        raise InputError("no prompt of this run has segments; give prompts with text, or with spans such as examples.1")
+        raise InputError(
+            "no prompt of this run has segments; give prompts with text, or with spans such "
+            "as examples.1"
+        )
     pick(dataset["segment_count"], kind=kind)
     return kind
 
 
 def _scores_of(scores: xr.Dataset) -> str:
     parts = [
-        f"{label} = {number(float(scores[name]))} (shuffled {number(float(scores[f'{name}_shuffled']))})"
+        f"{label} = {number(float(scores[name]))} (shuffled "
+        f"{number(float(scores[f'{name}_shuffled']))})"
         for name, label in (("variance_between", "η²"), ("boundary_f1", "F1"))
         if np.isfinite(scores[name])
     ]
@@ -207,7 +304,8 @@ def _scores_of(scores: xr.Dataset) -> str:
 VIEW = View(
     "segments",
     "Positions and segments",
-    "How far positions follow the structure of a prompt (RePo, fig. 8): the share of their variance between segments, and whether their "
+    "How far positions follow the structure of a prompt (RePo, fig. 8): the share of their "
+    "variance between segments, and whether their "
     "largest jumps are at edges. Shuffled edges and the token index are the controls.",
     _charts,
     tables=lambda run: (segment_table(run),),

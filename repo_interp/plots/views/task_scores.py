@@ -1,9 +1,10 @@
-"""The scores of one checkpoint on one task: by test set, over the task's two axes, and as perplexity; group `scores` of a run.
+"""The scores of one checkpoint on one task: by test set, over the task's two axes, and as
+perplexity; group `scores` of a run.
 
     dot   mean over prompts        bar   standard error over prompts        dotted line   the longest test set within training
 
-Test sets whose names are numbers are an axis. `marks.scores` draws scores of many checkpoints. Knows nothing
-about how answers are judged.
+Test sets whose names are numbers are an axis. `marks.scores` draws scores of many checkpoints.
+Knows nothing about how answers are judged.
 """
 
 from __future__ import annotations
@@ -35,12 +36,16 @@ from repo_interp.plots.view import Beside, View
 
 
 def score_grid(run: xr.DataTree) -> Grid:
-    """The mean score over the task's two axes, such as depth and length, in per cent; grey where there is no prompt.
+    """The mean score over the task's two axes, such as depth and length, in per cent; grey where
+    there is no prompt.
 
     Raises InputError where the task lacks two axes.
     """
     values = 100 * _score_map(run)
-    named = {axis: (axis, values[axis].values, {"long_name": _AXES.get(axis, axis)}) for axis in map(str, values.dims)}
+    named = {
+        axis: (axis, values[axis].values, {"long_name": _AXES.get(axis, axis)})
+        for axis in map(str, values.dims)
+    }
     title = f"{score_title(run)} (%)"
     look = {"cmap": colour_map("score", "#9DCBE6", "#0072B2", "#003A5C"), "vmin": 0, "vmax": 100}
     return Grid("score_map", {title: values.assign_coords(named)}, "", ".0f", look, cell=0.16)
@@ -57,22 +62,40 @@ def _charts_beside(tree: xr.DataTree) -> Iterator[Chart]:
     if runs.steps is None:
         yield from _scores(tree, "scores_mean_score")
     if "score_map" in scores and scores["score_map"].ndim == 3:
-        yield Maps(scores["score_map"], runs, name="scores_map", caption=f"{scores['score_map'].attrs['long_name']}.")
+        yield Maps(
+            scores["score_map"],
+            runs,
+            name="scores_map",
+            caption=f"{scores['score_map'].attrs['long_name']}.",
+        )
 
 
 def _scores(run: xr.DataTree, name: str) -> Iterator[Chart]:
-    """The mean score by test set, with its standard error and the training length; for a task in nats the perplexity by length."""
+    """The mean score by test set, with its standard error and the training length; for a task in
+    nats the perplexity by length.
+    """
     scores = group(run, "scores")
-    metric, mean, axis = str(scores.attrs.get("metric", "score")), scores["mean_score"], scores["test_set"]
+    metric, mean, axis = (
+        str(scores.attrs.get("metric", "score")),
+        scores["mean_score"],
+        scores["test_set"],
+    )
     title = score_title(run) if has_runs(run) else f"{metric} of {score_title(run)}"
     lengths = all(str(label).isdecimal() for label in axis.values)
     error = (mean.dims, scores["standard_error"].transpose(*mean.dims).values)
     label = f"length ({scores.attrs.get('test_sets_count', 'tokens')})" if lengths else "test set"
-    drawn = mean.assign_coords(error=error, test_set=("test_set", axis.values, {"long_name": label}))
+    drawn = mean.assign_coords(
+        error=error, test_set=("test_set", axis.values, {"long_name": label})
+    )
     drawn = drawn.rename(metric.replace("_", " ")).assign_attrs(long_name=title)
     longest = run.attrs.get("training_length")
-    # the dotted line: the largest test set whose prompts are no longer than those of training, where that is known
-    inside = axis.values[scores["tokens"].values <= int(longest)] if lengths and longest and "tokens" in scores else []
+    # the dotted line: the largest test set whose prompts are no longer than those of training,
+    # where that is known
+    inside = (
+        axis.values[scores["tokens"].values <= int(longest)]
+        if lengths and longest and "tokens" in scores
+        else []
+    )
     if len(inside):
         drawn.attrs["training_length"] = max(map(int, inside))
     if str(mean.attrs.get("units", "1")) == "1" and float(mean.max()) <= 1:
@@ -81,7 +104,11 @@ def _scores(run: xr.DataTree, name: str) -> Iterator[Chart]:
     shown = (drawn, runs_of(run)) if several else alone(run, drawn)
     yield from charts_of(name, *shown)
     if len(inside) and mean.attrs.get("units") == "nat" and not several:
-        perplexity = xr.apply_ufunc(np.exp, drawn.drop_vars("error")).rename("perplexity").assign_attrs(drawn.attrs, units="1")
+        perplexity = (
+            xr.apply_ufunc(np.exp, drawn.drop_vars("error"))
+            .rename("perplexity")
+            .assign_attrs(drawn.attrs, units="1")
+        )
         yield from charts_of("perplexity_by_length", *alone(run, perplexity))
 
 
@@ -95,7 +122,10 @@ def _has_grid(scores: xr.Dataset) -> bool:
 def _score_map(run: xr.DataTree) -> xr.DataArray:
     scores = group(run, "scores")
     if not _has_grid(scores):
-        raise InputError("a map of scores needs a task with two axes, such as depth and length; this run has none")
+        raise InputError(
+            "a map of scores needs a task with two axes, such as depth and length; this run "
+            "has none"
+        )
     return scores["score_map"]
 
 
@@ -108,7 +138,9 @@ def score_title(run: xr.DataTree) -> str:
 
 
 def score_table(run: xr.DataTree) -> Table:
-    """One row per test set: mean score, its standard error, and perplexity, questions and tokens where they are known."""
+    """One row per test set: mean score, its standard error, and perplexity, questions and tokens
+    where they are known.
+    """
     scores = group(run, "scores")
     metric = str(scores.attrs.get("metric", "score"))
     columns = [(metric, scores["mean_score"]), ("standard error", scores["standard_error"])]
@@ -118,12 +150,15 @@ def score_table(run: xr.DataTree) -> Table:
         "questions": ("questions", lambda counts: counts.astype(int)),
         "cut": ("lost their middle (%)", lambda shares: 100 * shares),
     }
-    columns += [(title, shown(scores[name])) for name, (title, shown) in further.items() if name in scores]
+    columns += [
+        (title, shown(scores[name])) for name, (title, shown) in further.items() if name in scores
+    ]
     return table_of("scores", score_title(run), columns, _asked(scores))
 
 
 def map_table(run: xr.DataTree) -> Table:
-    """The mean score over the task's two axes; a cell of depth and length in which prompts fail has the call that ranks heads for it.
+    """The mean score over the task's two axes; a cell of depth and length in which prompts fail has
+    the call that ranks heads for it.
 
     Raises InputError where the task lacks two axes.
     """
@@ -133,22 +168,40 @@ def map_table(run: xr.DataTree) -> Table:
     calls, note = {}, ""
     if (rows, columns) == ("depth", "length"):
         calls = {
-            (place, 1 + beside): f'ri.explain_cell(ri.read_run("run.nc"), depth={labels[place]}, length={below[beside]})'
+            (
+                place,
+                1 + beside,
+            ): f'ri.explain_cell(ri.read_run("run.nc"), depth={labels[place]}, '
+            f"length={below[beside]})"
             for place, beside in np.argwhere(values.values < 1).tolist()
         }
-        note = "A click on a cell in which prompts fail shows the call that ranks the heads behind it." if calls else ""
+        note = (
+            "A click on a cell in which prompts fail shows the call that ranks the heads behind it."
+            if calls
+            else ""
+        )
     cells_of = [(str(label), *cells(own)) for label, own in zip(labels, values.values, strict=True)]
     columns_of = (f"{rows} \\ {columns}", *map(str, below))
-    return Table("score_map", str(values.attrs["long_name"]), columns_of, tuple(cells_of), note, calls)
+    return Table(
+        "score_map", str(values.attrs["long_name"]), columns_of, tuple(cells_of), note, calls
+    )
 
 
 def _asked(scores: xr.Dataset) -> str:
     """The options of the scoring, in a sentence."""
     words = {"seed": "seed {}", "count": "{} prompts of each set", "answers": "answers {}"}
-    stated = {name: value for name, value in scores.attrs.items() if name != "count" or "questions" not in scores}
+    stated = {
+        name: value
+        for name, value in scores.attrs.items()
+        if name != "count" or "questions" not in scores
+    }
     asked = ", ".join(text.format(stated[name]) for name, text in words.items() if name in stated)
     left_out = [str(name) for name in np.atleast_1d(scores.attrs.get("left_out", []))]
-    left = f"Longer than the model's learned table, left out: {', '.join(left_out)}." if left_out else ""
+    left = (
+        f"Longer than the model's learned table, left out: {', '.join(left_out)}."
+        if left_out
+        else ""
+    )
     return " ".join(filter(None, (f"{asked}." if asked else "", left)))
 
 
@@ -158,9 +211,21 @@ def _findings(run: xr.DataTree) -> Iterator[Finding]:
     mean, unit = scores["mean_score"], str(scores["mean_score"].attrs.get("units", "1"))
     for place in dict.fromkeys((0, int(np.nanargmin(mean.values)))):
         value, error = float(mean[place]), float(scores["standard_error"][place])
-        number = f"{percent(value)} +- {percent(error)}" if unit == "1" else f"{value:.3g} +- {error:.2g} {unit}"
-        sentence = f"Test set {mean['test_set'].values[place]}: {scores.attrs.get('metric', 'mean score')} {number}"
-        yield Finding(sentence, "scores.mean_score, standard error over prompts", 0.85 - 0.05 * (place > 0), "scores")
+        number = (
+            f"{percent(value)} +- {percent(error)}"
+            if unit == "1"
+            else f"{value:.3g} +- {error:.2g} {unit}"
+        )
+        sentence = (
+            f"Test set {mean['test_set'].values[place]}: "
+            f"{scores.attrs.get('metric', 'mean score')} {number}"
+        )
+        yield Finding(
+            sentence,
+            "scores.mean_score, standard error over prompts",
+            0.85 - 0.05 * (place > 0),
+            "scores",
+        )
 
 
 VIEW = View(
@@ -168,7 +233,10 @@ VIEW = View(
     "Scores",
     "How well the checkpoint answers, by test set: the mean over prompts, with its standard error.",
     _charts,
-    tables=lambda run: (score_table(run), *([map_table(run)] if _has_grid(group(run, "scores")) else [])),
+    tables=lambda run: (
+        score_table(run),
+        *([map_table(run)] if _has_grid(group(run, "scores")) else []),
+    ),
     findings=_findings,
     compared=("mean_score", "log_perplexity"),
     not_averaged=("mean_score", "standard_error", "score_map"),  # those of `score`

@@ -1,10 +1,11 @@
-"""Position and semantics in the logits of a head: the three-axis fit (Position Generalization fig. 2), and how well it holds.
+"""Position and semantics in the logits of a head: the three-axis fit (Position Generalization fig.
+2), and how well it holds.
 
     W_ij ~ a_{i-j} + b_i + c_j        logit map, its three axes, their sum
 
-Maps are the block means of the group `maps`; the sum of the axes is averaged over the same blocks, exactly: with A the running sum of a's
-running sum, a sums over a block to A(below) - A(above) at its corners. Draws the groups `three_axis` and `maps`. Knows nothing about how
-fits are made.
+Maps are the block means of the group `maps`; the sum of the axes is averaged over the same blocks,
+exactly: with A the running sum of a's running sum, a sums over a block to A(below) - A(above) at
+its corners. Draws the groups `three_axis` and `maps`. Knows nothing about how fits are made.
 """
 
 from __future__ import annotations
@@ -60,15 +61,19 @@ CORRELATIONS = {
     "r_shuffled": "r, distances shuffled",
     "r2_held_out": "R² on held-out rows",
 }
-"""Variables [prompt, layer, head] that measure how well the fit holds, the main one first, and their labels."""
+"""Variables [prompt, layer, head] that measure how well the fit holds, the main one first, and
+their labels.
+"""
 
 
 @style()
 def fit_correlations(run: xr.DataTree) -> PaperFigure:
-    """r over layers and heads of each fit that the run has, the mean over prompts, from 0 (or -1) to 1; bars show the schemes of layers.
+    """r over layers and heads of each fit that the run has, the mean over prompts, from 0 (or -1)
+    to 1; bars show the schemes of layers.
 
-    A head that fits exactly, since its logits are a sum of these axes by construction, is grey: r = 1 is no finding there. Raises
-    InputError when the run has neither `three_axis` nor `fake_distance`.
+    A head that fits exactly, since its logits are a sum of these axes by construction, is grey: r =
+    1 is no finding there. Raises InputError when the run has neither `three_axis` nor
+    `fake_distance`.
     """
     return correlation_grid(run).figure()
 
@@ -79,7 +84,11 @@ def correlation_grid(run: xr.DataTree) -> Grid:
     for name in [name for name in FITS if name in run.children] or ["three_axis"]:
         values = over_prompts(group(run, name)["r"]).transpose("layer", "head")
         telling = values.where(values < EXACT)
-        mean = f"mean {number(float(nanmean(telling.values)))}" if bool(telling.notnull().any()) else ""
+        mean = (
+            f"mean {number(float(nanmean(telling.values)))}"
+            if bool(telling.notnull().any())
+            else ""
+        )
         trivial = "grey: r = 1 by construction" if bool((values >= EXACT).any()) else ""
         panels[f"r of the {FITS[name]} fit: {'; '.join(filter(None, (mean, trivial)))}"] = telling
     low = -1.0 if any(bool((values < 0).any()) for values in panels.values()) else 0.0
@@ -89,42 +98,74 @@ def correlation_grid(run: xr.DataTree) -> Grid:
 
 
 def example_heads(dataset: xr.Dataset) -> list[tuple[int, int]]:
-    """Heads (layer, head) with the largest, the median and the smallest r: what a figure of a few should show. Fewer where fewer."""
+    """Heads (layer, head) with the largest, the median and the smallest r: what a figure of a few
+    should show.
+
+    Fewer where fewer.
+    """
     order = ranked_heads(over_prompts(dataset["r"]))
-    return [order[place] for place in dict.fromkeys((0, (len(order) - 1) // 2, len(order) - 1))] if order else []
+    return (
+        [order[place] for place in dict.fromkeys((0, (len(order) - 1) // 2, len(order) - 1))]
+        if order
+        else []
+    )
 
 
 @style()
 def three_axis_fit(run: xr.DataTree, layer: int, head: int) -> PaperFigure:
-    """A head's logit map, its distance, query and key axes, and their sum, of the first prompt (fig. 2).
+    """A head's logit map, its distance, query and key axes, and their sum, of the first prompt
+    (fig. 2).
 
-    Raises InputError when the run has no `maps`, or no axes: `three_axis` keeps them with axes="first_prompt".
+    Raises InputError when the run has no `maps`, or no axes: `three_axis` keeps them with
+    axes="first_prompt".
     """
     maps, fit = group(run, "maps"), group(run, "three_axis")
     if "distance_axis" not in fit:
-        raise InputError('this run has no axes; analyse again with the parameter axes="first_prompt" of three_axis')
+        raise InputError(
+            'this run has no axes; analyse again with the parameter axes="first_prompt" of '
+            "three_axis"
+        )
     shown = pick(maps["logit_map"], layer=layer, head=head).transpose("query_block", "key_block")
-    axes = {name: pick(fit[f"{name}_axis"], layer=layer, head=head).values for name in ("distance", "query", "key")}
+    axes = {
+        name: pick(fit[f"{name}_axis"], layer=layer, head=head).values
+        for name in ("distance", "query", "key")
+    }
     starts, tokens = shown["key_block"].values, axes["query"].size
     rebuilt = additive_means(axes["distance"], axes["query"], axes["key"], edges_of(starts, tokens))
     figure = paper_figure(PAGE_WIDTH, 2.3)
-    left, middle, right = np.asarray(figure.subfigures(1, 3, width_ratios=(1.0, 0.9, 1.17))).tolist()
+    left, middle, right = np.asarray(
+        figure.subfigures(1, 3, width_ratios=(1.0, 0.9, 1.17))
+    ).tolist()
     limits = map_limits(shown.values)
     draw_map(left.subplots(), shown.values, tokens, limits, "Logits", "key", "query")
-    image = draw_map(right.subplots(), rebuilt, tokens, limits, f"Sum of the axes, r = {r_of(fit, layer, head)}", "key", "query")
+    image = draw_map(
+        right.subplots(),
+        rebuilt,
+        tokens,
+        limits,
+        f"Sum of the axes, r = {r_of(fit, layer, head)}",
+        "key",
+        "query",
+    )
     colour_bar(right, image, right.axes, "logits", pad=0.02, fraction=0.05)
     colour = layer_colour(fit, layer)
-    for ax, (name, values) in zip(np.ravel(np.asarray(middle.subplots(3, 1))), axes.items(), strict=True):
+    for ax, (name, values) in zip(
+        np.ravel(np.asarray(middle.subplots(3, 1))), axes.items(), strict=True
+    ):
         draw_axis(ax, values, colour, name)
         ax.set_title(f"{name} axis", pad=2)
     figure.suptitle(described(fit, layer, head, tokens, maps), x=0.01, ha="left")
     return figure
 
 
-def additive_means(distance: np.ndarray, query: np.ndarray, key: np.ndarray, edges: Sequence[int] | np.ndarray) -> np.ndarray:
-    """Means of a_{i-j} + b_i + c_j over the causal pairs of every block [query_block, key_block]; NaN where there are none.
+def additive_means(
+    distance: np.ndarray, query: np.ndarray, key: np.ndarray, edges: Sequence[int] | np.ndarray
+) -> np.ndarray:
+    """Means of a_{i-j} + b_i + c_j over the causal pairs of every block [query_block, key_block];
+    NaN where there are none.
 
-    `edges`: where blocks begin, and where the last one ends. Costs tokens x blocks, never tokens x tokens.
+    `edges`: where blocks begin, and where the last one ends. Costs tokens x blocks, never tokens x
+    tokens.
     """
     edges = np.asarray(edges)
     tokens, starts = edges[-1], edges[:-1]
@@ -139,7 +180,12 @@ def additive_means(distance: np.ndarray, query: np.ndarray, key: np.ndarray, edg
     def corner(rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
         return twice[np.clip(rows[:, None] - columns + 1, 0, tokens + 1)]
 
-    of_distance = corner(edges[1:], starts) - corner(starts, starts) - corner(edges[1:], edges[1:]) + corner(starts, edges[1:])
+    of_distance = (
+        corner(edges[1:], starts)
+        - corner(starts, starts)
+        - corner(edges[1:], edges[1:])
+        + corner(starts, edges[1:])
+    )
     with np.errstate(invalid="ignore"):
         return np.where(pairs > 0, (of_query + of_key + of_distance) / np.maximum(pairs, 1), np.nan)
 
@@ -149,14 +195,31 @@ def edges_of(starts: np.ndarray, tokens: int) -> np.ndarray:
     return np.append(starts, tokens).astype(np.int64)
 
 
-def draw_map(ax: Axes, values: np.ndarray, tokens: int, limits: tuple[float, float], title: str, across: str, down: str):
-    """Draw the block means `values` [row, column] over `tokens` on `ax`, coloured from the first to the second of `limits`.
+def draw_map(
+    ax: Axes,
+    values: np.ndarray,
+    tokens: int,
+    limits: tuple[float, float],
+    title: str,
+    across: str,
+    down: str,
+):
+    """Draw the block means `values` [row, column] over `tokens` on `ax`, coloured from the first to
+    the second of `limits`.
 
     Returns the image.
     """
-    look: Any = {"cmap": "viridis", "interpolation": "nearest", "aspect": "auto", "gid": f"map {title.split(',')[0]}".strip()}
+    look: Any = {
+        "cmap": "viridis",
+        "interpolation": "nearest",
+        "aspect": "auto",
+        "gid": f"map {title.split(',')[0]}".strip(),
+    }
     image = ax.imshow(values, vmin=limits[0], vmax=limits[1], extent=(0, tokens, tokens, 0), **look)
-    ax.set(xlabel=f"{across} (token)", ylabel=f"{down} (token)" if down != "fake distance" else "fake distance (tokens)")
+    ax.set(
+        xlabel=f"{across} (token)",
+        ylabel=f"{down} (token)" if down != "fake distance" else "fake distance (tokens)",
+    )
     ax.set_title(title)
     ax.spines[:].set_visible(False)
     return image
@@ -186,7 +249,10 @@ def described(fit: xr.Dataset, layer: int, head: int, tokens: int, maps: xr.Data
     """Which head and prompt a figure shows, and what a pixel of it is."""
     size = int(maps["block_size"])
     pixel = "" if size == 1 else f"; a pixel is the mean over {size} x {size} pairs"
-    return f"Layer {layer} ({layer_scheme(fit, layer)}), head {head}, first prompt, {counted(tokens, 'token')}{pixel}"
+    return (
+        f"Layer {layer} ({layer_scheme(fit, layer)}), head {head}, first prompt, "
+        f"{counted(tokens, 'token')}{pixel}"
+    )
 
 
 def heads_with_maps(run: xr.DataTree, fit: xr.Dataset) -> list[tuple[int, int]]:
@@ -194,24 +260,41 @@ def heads_with_maps(run: xr.DataTree, fit: xr.Dataset) -> list[tuple[int, int]]:
     if "maps" not in run.children:
         return []
     maps = group(run, "maps")
-    both = fit.sel(layer=np.intersect1d(fit["layer"], maps["layer"]), head=np.intersect1d(fit["head"], maps["head"]))
+    both = fit.sel(
+        layer=np.intersect1d(fit["layer"], maps["layer"]),
+        head=np.intersect1d(fit["head"], maps["head"]),
+    )
     has_map = maps["logit_map"].notnull().any(("query_block", "key_block"))
     return example_heads(both.where(has_map))
 
 
 def correlations(dataset: xr.Dataset, names: Mapping[str, str]) -> dict[str, xr.DataArray]:
-    """Those variables of `names` that `dataset` has [layer, head], the mean over prompts, by their labels."""
-    present = {label: over_prompts(dataset[name]) for name, label in names.items() if name in dataset}
-    return {label: values.assign_attrs(long_name=label, units="1") for label, values in present.items()}
+    """Those variables of `names` that `dataset` has [layer, head], the mean over prompts, by their
+    labels.
+    """
+    present = {
+        label: over_prompts(dataset[name]) for name, label in names.items() if name in dataset
+    }
+    return {
+        label: values.assign_attrs(long_name=label, units="1") for label, values in present.items()
+    }
 
 
-def correlation_tables(group_name: str, names: Mapping[str, str]) -> Callable[[xr.DataTree], Sequence[Table]]:
-    """A function of a run that gives a table of the correlations `names` of the group `group_name`, as `layer_table` writes it."""
+def correlation_tables(
+    group_name: str, names: Mapping[str, str]
+) -> Callable[[xr.DataTree], Sequence[Table]]:
+    """A function of a run that gives a table of the correlations `names` of the group `group_name`,
+    as `layer_table` writes it.
+    """
     note = "Means over heads and prompts; a dash where the correlation is undefined."
 
     def tables(run: xr.DataTree) -> Sequence[Table]:
         present = correlations(group(run, group_name), names)
-        return (layer_table(group_name, next(iter(present)).removeprefix("r of ").capitalize(), present, note),)
+        return (
+            layer_table(
+                group_name, next(iter(present)).removeprefix("r of ").capitalize(), present, note
+            ),
+        )
 
     return tables
 
@@ -227,24 +310,40 @@ def _charts(run: xr.DataTree) -> Iterator[Chart]:
     dataset = group(run, "three_axis")
     if "distance_axis" in dataset:
         for layer, head in heads_with_maps(run, dataset):
-            yield Own(f"three_axis_layer{layer}_head{head}", partial(three_axis_fit, run, layer, head), live=True)
+            yield Own(
+                f"three_axis_layer{layer}_head{head}",
+                partial(three_axis_fit, run, layer, head),
+                live=True,
+            )
     yield from correlation_maps(dataset, CORRELATIONS)
-    axes = {"Distance axis": ("distance", "distance (tokens)"), "Query and key axes": ("query key", "token")}
+    axes = {
+        "Distance axis": ("distance", "distance (tokens)"),
+        "Query and key axes": ("query key", "token"),
+    }
     yield from fit_charts(dataset, "r of the three axes", axes)
 
 
 def fit_charts(fit: xr.Dataset, title: str, axes: Mapping[str, tuple[str, str]]) -> list[Chart]:
-    """r of every prompt and, where the run keeps them, the axes of the first. `axes`: by title their names, and what is along them."""
+    """r of every prompt and, where the run keeps them, the axes of the first.
+
+    `axes`: by title their names, and what is along them.
+    """
     charts: list[Chart] = [HeadNumber(title, fit["r"])]
     for label, (names, x) in axes.items():
         curves = {name: fit[f"{name}_axis"] for name in names.split() if f"{name}_axis" in fit}
         for curve in list(curves.values())[:1]:
-            charts.append(HeadCurves(f"{label}, first prompt", x, "logits", curve[curve.dims[-1]].values, curves))
+            charts.append(
+                HeadCurves(
+                    f"{label}, first prompt", x, "logits", curve[curve.dims[-1]].values, curves
+                )
+            )
     return charts
 
 
 def _findings(run: xr.DataTree) -> Iterator[Finding]:
-    """How much of the logits the axes explain, where the run holds the control with shuffled distances."""
+    """How much of the logits the axes explain, where the run holds the control with shuffled
+    distances.
+    """
     measured = group(run, "three_axis")
     if "r_shuffled" not in measured:
         return
@@ -253,15 +352,26 @@ def _findings(run: xr.DataTree) -> Iterator[Finding]:
     if not float(gain.median()) >= 0.05:
         return
     layer, head = ranked_heads(gain)[0]
-    sentence = f"Distance matters to the logits: shuffling it takes r of the three-axis fit from {float(r.median()):.2f} to "
+    sentence = (
+        "Distance matters to the logits: shuffling it takes r of the three-axis fit "
+        f"from {float(r.median()):.2f} to "
+    )
     sentence += f"{float(shuffled.median()):.2f} (median head); most in L{layer} H{head}"
-    yield Finding(sentence, "three_axis.r less three_axis.r_shuffled, at least .05", 0.3, "three_axis", layer, head)
+    yield Finding(
+        sentence,
+        "three_axis.r less three_axis.r_shuffled, at least .05",
+        0.3,
+        "three_axis",
+        layer,
+        head,
+    )
 
 
 VIEW = View(
     "three_axis",
     "Position and semantics: three axes",
-    "Correlation of a head's logits with a part for the distance, one for the query and one for the key, added up (Position "
+    "Correlation of a head's logits with a part for the distance, one for the query and one "
+    "for the key, added up (Position "
     "Generalization, sec. 3.1).",
     _charts,
     tables=correlation_tables("three_axis", CORRELATIONS),
@@ -275,10 +385,26 @@ def _map_charts(run: xr.DataTree) -> list[HeadImage]:
     """Both maps of every head over the first prompt."""
     maps, shown = group(run, "maps"), first_prompt(run)
     size = int(maps["block_size"])
-    prompt, tokens = (0, int(maps["key_block"].values[-1]) + size) if shown is None else (shown.prompt, shown.count)
-    kinds = {"logit": ("Logits", "query (token)", True), "fake": ("Fake-distance logits", "fake distance (tokens)", False)}
+    prompt, tokens = (
+        (0, int(maps["key_block"].values[-1]) + size)
+        if shown is None
+        else (shown.prompt, shown.count)
+    )
+    kinds = {
+        "logit": ("Logits", "query (token)", True),
+        "fake": ("Fake-distance logits", "fake distance (tokens)", False),
+    }
     return [
-        HeadImage(title, "key (token)", y, maps[f"{kind}_map"].transpose(..., "key_block"), size, tokens, prompt, is_causal)
+        HeadImage(
+            title,
+            "key (token)",
+            y,
+            maps[f"{kind}_map"].transpose(..., "key_block"),
+            size,
+            tokens,
+            prompt,
+            is_causal,
+        )
         for kind, (title, y, is_causal) in kinds.items()
         if f"{kind}_map" in maps
     ]
@@ -287,7 +413,8 @@ def _map_charts(run: xr.DataTree) -> list[HeadImage]:
 MAPS = View(
     "maps",
     "Logit maps: where a token looks",
-    "Logits of all pairs of tokens of the first prompt, as means over blocks, for the chosen head; and the attention of the chosen token.",
+    "Logits of all pairs of tokens of the first prompt, as means over blocks, for the chosen "
+    "head; and the attention of the chosen token.",
     _map_charts,
     compared=("logit_map", "fake_map"),
     not_averaged=("logit_map", "fake_map", "block_size"),

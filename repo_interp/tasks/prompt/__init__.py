@@ -1,11 +1,12 @@
 """A prompt: tokens with named spans, and what was generated after it.
 
-A span is a set of places of a prompt - characters of its text, or tokens. Top-level spans (`needle`, `query`, ...) and the generated
-places are disjoint: every token is in at most one of them, or in the rest. A dotted name is a part of its parent (`needle.1.key` of
-`needle.1` of `needle`), inside it; parts may overlap.
+A span is a set of places of a prompt - characters of its text, or tokens. Top-level spans
+(`needle`, `query`, ...) and the generated places are disjoint: every token is in at most one of
+them, or in the rest. A dotted name is a part of its parent (`needle.1.key` of `needle.1` of
+`needle`), inside it; parts may overlap.
 
-This file knows nothing about tokenizers, files or tasks. Prompts are made from text by `text`, read and written by `jsonl`, and divided
-into sentences, lines and blocks by `structure`.
+This file knows nothing about tokenizers, files or tasks. Prompts are made from text by `text`, read
+and written by `jsonl`, and divided into sentences, lines and blocks by `structure`.
 """
 
 from __future__ import annotations
@@ -44,15 +45,22 @@ class Prompt:
 
     tokens: tuple[int, ...]
     spans: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    """Token indices by name; top-level spans are disjoint, a dotted name is a part of its parent. The first that is named is what the
-    prompt is about, unless there is a needle: heads are ranked by what they send there."""
+    """Token indices by name; top-level spans are disjoint, a dotted name is a part of its parent.
+
+    The first that is named is what the prompt is about, unless there is a needle: heads are ranked
+    by what they send there.
+    """
     generated: tuple[int, ...] = ()
     """Indices of generated tokens: for teacher-forced prompts those of the reference answer."""
     token_text: tuple[str, ...] | None = None
     text: str | None = None
-    """What the prompt was made from; else its tokens as text, to be read, which may be encoded otherwise."""
+    """What the prompt was made from; else its tokens as text, to be read, which may be encoded
+    otherwise.
+    """
     characters: Mapping[str, Intervals] | None = None
-    """Character ranges of the spans and of "generated" in the text that the prompt was made from; None where it was made from tokens."""
+    """Character ranges of the spans and of "generated" in the text that the prompt was made from;
+    None where it was made from tokens.
+    """
     answers: tuple[str, ...] = ()
     attributes: Mapping[str, Any] = field(default_factory=dict)
     """What the task knows about the prompt (plain JSON values): length, depth, variant, ..."""
@@ -61,28 +69,40 @@ class Prompt:
         if not len(self.tokens):
             raise InputError("the prompt is empty: give it at least one token")
         if not all(hasattr(token, "__index__") and token >= 0 for token in self.tokens):
-            raise InputError(f"tokens of a prompt are {str(self.tokens)[:60]}; wanted whole numbers from 0")
-        object.__setattr__(self, "tokens", _whole(self.tokens))  # numbers of numpy and torch as Python's, which files hold
+            raise InputError(
+                f"tokens of a prompt are {str(self.tokens)[:60]}; wanted whole numbers from 0"
+            )
+        # numbers of numpy and torch as Python's, which files hold
+        object.__setattr__(self, "tokens", _whole(self.tokens))
         if self.token_text is not None and len(self.token_text) != len(self.tokens):
             raise InputError(
-                f"wanted one token_text per token, got {len(self.token_text)} for {len(self.tokens)} tokens; mend it or drop it"
+                f"wanted one token_text per token, got {len(self.token_text)} for "
+                f"{len(self.tokens)} tokens; mend it or drop it"
             )
         if self.text is None and self.characters is not None:
-            raise InputError("text and characters of a prompt come together; use prompt_from_text, or leave both out")
+            raise InputError(
+                "text and characters of a prompt come together; use prompt_from_text, or "
+                "leave both out"
+            )
         if self.text is None and self.token_text is not None:
             object.__setattr__(self, "text", _written(self.token_text))
         check_spans(self.spans, self.generated, len(self.tokens), "token")
         object.__setattr__(self, "generated", _whole(self.generated))
-        object.__setattr__(self, "spans", {name: _whole(places) for name, places in self.spans.items()})
+        object.__setattr__(
+            self, "spans", {name: _whole(places) for name, places in self.spans.items()}
+        )
         for place in self.sources or ():
             if not 0 <= place < len(self.tokens):
                 raise InputError(
-                    f'the attribute "source" holds token {place}, but the prompt has the tokens 0 to {len(self.tokens) - 1}; mend it'
+                    f'the attribute "source" holds token {place}, but the prompt has the '
+                    f"tokens 0 to {len(self.tokens) - 1}; mend it"
                 )
 
     @property
     def sources(self) -> tuple[int, ...] | None:
-        """The token that each of `generated` is a copy of, where the attribute "source" says it; None where it says something else."""
+        """The token that each of `generated` is a copy of, where the attribute "source" says it;
+        None where it says something else.
+        """
         source = self.attributes.get("source")
         if not isinstance(source, list | tuple) or not len(source) == len(self.generated) > 0:
             return None
@@ -90,7 +110,9 @@ class Prompt:
         return _whole(source) if whole else None
 
     def all_spans(self) -> dict[str, tuple[int, ...]]:
-        """The named spans, then `rest` (in no named span and not generated) and `generated`, where not empty."""
+        """The named spans, then `rest` (in no named span and not generated) and `generated`, where
+        not empty.
+        """
         spans = dict(self.spans)
         named = {index for places in (*spans.values(), self.generated) for index in places}
         spans[REST] = tuple(index for index in range(len(self.tokens)) if index not in named)
@@ -103,13 +125,24 @@ def _whole(numbers: Iterable[Any]) -> tuple[int, ...]:
 
 
 def main_span(prompts: Sequence[Prompt]) -> str | None:
-    """The span that `prompts` are about: the needle where one has it, else the first that any of them names. None without one."""
-    named = [name for prompt in prompts for name in prompt.spans if "." not in name and name not in (REST, GENERATED)]
+    """The span that `prompts` are about: the needle where one has it, else the first that any of
+    them names.
+
+    None without one.
+    """
+    named = [
+        name
+        for prompt in prompts
+        for name in prompt.spans
+        if "." not in name and name not in (REST, GENERATED)
+    ]
     return "needle" if "needle" in named else next(iter(named), None)
 
 
 def _written(pieces: Sequence[str]) -> str:
-    """The texts of tokens as one text, words apart, without the special tokens that stand before it."""
+    """The texts of tokens as one text, words apart, without the special tokens that stand before
+    it.
+    """
     first = 0
     while first < len(pieces) - 1 and SPECIAL.fullmatch(pieces[first]):
         first += 1
@@ -118,7 +151,9 @@ def _written(pieces: Sequence[str]) -> str:
 
 
 def digest(prompts: Sequence[Prompt]) -> str:
-    """SHA-256 (hexadecimal) of what a model sees and a measure uses: tokens, spans and generated indices, in order."""
+    """SHA-256 (hexadecimal) of what a model sees and a measure uses: tokens, spans and generated
+    indices, in order.
+    """
     content = hashlib.sha256()
     for prompt in prompts:
         spans = {name: list(places) for name, places in prompt.spans.items()}
@@ -130,14 +165,17 @@ def digest(prompts: Sequence[Prompt]) -> str:
 def check_spans(spans: Mapping[str, Places], generated: Places, length: int, unit: str) -> None:
     """Check that spans and generated places fit together.
 
-    `spans` maps names to places (0-based, in `unit`: "token" or "character") of a prompt of `length` places. Raises InputError:
-    empty, doubled or out-of-range places, top-level spans that overlap, a part that leaves its parent.
+    `spans` maps names to places (0-based, in `unit`: "token" or "character") of a prompt of
+    `length` places. Raises InputError: empty, doubled or out-of-range places, top-level spans that
+    overlap, a part that leaves its parent.
     """
     for name in spans:
         _check_name(name)
     owner = np.full(length, -1)
     names = [name for name in spans if "." not in name]
-    for label, (name, places) in enumerate([*((name, spans[name]) for name in names), (GENERATED, generated)]):
+    for label, (name, places) in enumerate(
+        [*((name, spans[name]) for name in names), (GENERATED, generated)]
+    ):
         if name == GENERATED and not len(places):
             continue
         indices = _places(name, places, length, unit)
@@ -158,39 +196,59 @@ def check_spans(spans: Mapping[str, Places], generated: Places, length: int, uni
 
 def _places(name: str, places: Places, length: int, unit: str) -> Int[np.ndarray, " place"]:
     if not len(places):
-        raise InputError(f'the span "{name}" is empty: give it at least one {unit}, or leave it out')
-    wrong = np.asarray(places).dtype.kind not in "iu"  # one array, not one test per character of a long text
+        raise InputError(
+            f'the span "{name}" is empty: give it at least one {unit}, or leave it out'
+        )
+    # one array, not one test per character of a long text
+    wrong = np.asarray(places).dtype.kind not in "iu"
     if wrong:
         raise InputError(
-            f'the span "{name}" holds {str(places)[:60]}; wanted whole numbers, {unit} indices from 0 to {length - 1}'
+            f'the span "{name}" holds {str(places)[:60]}; wanted whole numbers, {unit} '
+            f"indices from 0 to {length - 1}"
         )
     indices = np.asarray(places, dtype=np.int64)
     outside = indices[(indices < 0) | (indices >= length)]
     if len(outside):
         raise InputError(
-            f'the span "{name}" holds {unit} {outside[0]}, but the prompt has the {unit}s 0 to {length - 1}; mend the span'
+            f'the span "{name}" holds {unit} {outside[0]}, but the prompt has the {unit}s 0 '
+            f"to {length - 1}; mend the span"
         )
     unique, counts = np.unique(indices, return_counts=True)
     if len(unique) < len(indices):
-        raise InputError(f'the span "{name}" holds {unit} {unique[counts > 1][0]} twice; name it once')
+        raise InputError(
+            f'the span "{name}" holds {unit} {unique[counts > 1][0]} twice; name it once'
+        )
     return indices
 
 
 def _check_name(name: str) -> None:
     if not isinstance(name, str) or not all(name.split(".")) or not name.isprintable():
-        raise InputError(f'"{str(name)[:80]}" is no name for a span: wanted a word, or words joined by dots like needle.1.key')
+        raise InputError(
+            f'"{str(name)[:80]}" is no name for a span: wanted a word, or words joined by '
+            "dots like needle.1.key"
+        )
     if name.split(".")[0] == REST:
-        raise InputError(f'"{name}" is no name for a span: the rest is what no other span holds; call it otherwise')
+        raise InputError(
+            f'"{name}" is no name for a span: the rest is what no other span holds; call it '
+            "otherwise"
+        )
     if name.split(".")[0] == GENERATED:
-        raise InputError(f'"{name}" is no name for a span: generated places have a field of their own, "generated"')
+        raise InputError(
+            f'"{name}" is no name for a span: generated places have a field of their own, '
+            '"generated"'
+        )
 
 
 def _check_part(name: str, spans: Mapping[str, Places], length: int, unit: str) -> None:
     parent = name.rpartition(".")[0]
     if parent not in spans:
-        raise InputError(f'the span "{name}" is a part of "{parent}", which is not there; add it or rename the part')
+        raise InputError(
+            f'the span "{name}" is a part of "{parent}", which is not there; add it or '
+            "rename the part"
+        )
     outside = np.setdiff1d(_places(name, spans[name], length, unit), np.asarray(spans[parent]))
     if len(outside):
         raise InputError(
-            f'the span "{name}" holds {unit} {outside[0]}, which is not in "{parent}"; a part lies inside its parent'
+            f'the span "{name}" holds {unit} {outside[0]}, which is not in "{parent}"; a '
+            "part lies inside its parent"
         )

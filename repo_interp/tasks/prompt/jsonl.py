@@ -1,11 +1,13 @@
-"""prompts.jsonl: prompts with named spans in a file, one per line, in characters or in token indices.
+"""prompts.jsonl: prompts with named spans in a file, one per line, in characters or in token
+indices.
 
-    {"text": "...", "spans": {"needle": [[start, end], ...], "query": ...}, "generated": [[start, end]]}
-    {"tokens": [...], "spans": {"needle": [indices], "query": [...]}, "generated": [indices]}
+    {"text": "...", "spans": {"needle": [[start, end], ...], "query": ...}, "generated": [[start,
+    end]]} {"tokens": [...], "spans": {"needle": [indices], "query": [...]}, "generated": [indices]}
 
-with `answers` (texts), `attributes` (anything JSON) and, beside tokens, `token_text` where wanted. Logged evaluations (`logged`) and plain
-texts are told by their content. Reading is strict: whatever is
-not as described is refused with the file's name and the line's number. Knows nothing about models, measures or tasks.
+with `answers` (texts), `attributes` (anything JSON) and, beside tokens, `token_text` where wanted.
+Logged evaluations (`logged`) and plain texts are told by their content. Reading is strict: whatever
+is not as described is refused with the file's name and the line's number. Knows nothing about
+models, measures or tasks.
 """
 
 from __future__ import annotations
@@ -25,7 +27,13 @@ from repo_interp.errors import InputError, warn
 from repo_interp.files import path_of, regular, write_text
 from repo_interp.records import modelled, parsed, shown
 from repo_interp.tasks.prompt import GENERATED, Intervals, Prompt
-from repo_interp.tasks.prompt.logged import LoggedText, from_harness, from_inspect, inspect_samples, is_harness_sample
+from repo_interp.tasks.prompt.logged import (
+    LoggedText,
+    from_harness,
+    from_inspect,
+    inspect_samples,
+    is_harness_sample,
+)
 from repo_interp.tasks.prompt.text import chat_text, prompt_from_text
 
 if TYPE_CHECKING:
@@ -72,12 +80,15 @@ def read_prompts(
     tokenizer: PreTrainedTokenizerBase | None = None,
     vocab_size: int | None = None,
 ) -> list[Prompt]:
-    """Read prompts.jsonl; or logged samples of lm-evaluation-harness, or a log of inspect-ai (see `logged`); or a file of plain text, whose
-    first character is no brace: one prompt without spans. "-": standard input.
+    """Read prompts.jsonl; or logged samples of lm-evaluation-harness, or a log of inspect-ai (see
+    `logged`); or a file of plain text, whose first character is no brace: one prompt without spans.
 
-    `tokenizer` (Hugging Face, fast) is needed for lines of text; beside lines of tokens it fills in token_text where there is
-    none. `vocab_size` bounds token ids (default: the tokenizer's size, else no bound). Blank lines are skipped. Raises
-    InputError, one line with file and line number, for whatever is wrong.
+    "-": standard input.
+
+    `tokenizer` (Hugging Face, fast) is needed for lines of text; beside lines of tokens it fills in
+    token_text where there is none. `vocab_size` bounds token ids (default: the tokenizer's size,
+    else no bound). Blank lines are skipped. Raises InputError, one line with file and line number,
+    for whatever is wrong.
     """
     path = path_of(path, "a prompts.jsonl")
     if vocab_size is None and tokenizer is not None:
@@ -92,7 +103,11 @@ def read_prompts(
                 prompts.append(_logged(from_inspect(sample), tokenizer))
         return prompts or _none(path)
     lines = list(_lines(path, content))
-    if lines and path.suffix not in (".jsonl", ".json") and not lines[0][1].lstrip().startswith("{"):
+    if (
+        lines
+        and path.suffix not in (".jsonl", ".json")
+        and not lines[0][1].lstrip().startswith("{")
+    ):
         return [prompt_from_text("\n".join(_texts(lines)), {}, tokenizer)]
     scores: dict[tuple[int, str | None], dict[str, Any]] = {}
     for number, line in lines:
@@ -120,7 +135,9 @@ def _named(where: object) -> Iterator[None]:
 
 
 def _none(path: Path) -> NoReturn:
-    raise InputError(f"{path}: wanted one prompt per line, the file is empty; write some, or name another file")
+    raise InputError(
+        f"{path}: wanted one prompt per line, the file is empty; write some, or name another file"
+    )
 
 
 def _logged(logged: LoggedText, tokenizer: PreTrainedTokenizerBase | None) -> Prompt:
@@ -129,11 +146,14 @@ def _logged(logged: LoggedText, tokenizer: PreTrainedTokenizerBase | None) -> Pr
         given = chat_text(logged.messages, tokenizer)
         lacking = ", ".join(logged.attributes.get("left_out", ["nothing"]))
         warn(
-            "the log holds messages, not the text that the model read; they are put into the tokenizer's chat template, or lines "
+            "the log holds messages, not the text that the model read; they are put into the "
+            "tokenizer's chat template, or lines "
             f"`role: text` where it has none; left out: {lacking}"
         )
     answers, characters = [target for target in logged.targets if target], logged.characters(given)
-    return prompt_from_text(given + logged.answer, characters, tokenizer, answers, logged.attributes)
+    return prompt_from_text(
+        given + logged.answer, characters, tokenizer, answers, logged.attributes
+    )
 
 
 def _texts(lines: Iterable[tuple[int, str]]) -> Iterator[str]:
@@ -147,10 +167,14 @@ def _texts(lines: Iterable[tuple[int, str]]) -> Iterator[str]:
 
 def _content(path: Path) -> bytes:
     try:
-        return sys.stdin.buffer.read() if str(path) == STANDARD_INPUT else regular(path).read_bytes()
+        return (
+            sys.stdin.buffer.read() if str(path) == STANDARD_INPUT else regular(path).read_bytes()
+        )
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
-        raise InputError(f"{path}: wanted a prompts file, got {reason}; name a readable .jsonl file") from error
+        raise InputError(
+            f"{path}: wanted a prompts file, got {reason}; name a readable .jsonl file"
+        ) from error
 
 
 def _lines(path: Path, content: bytes) -> Iterator[tuple[int, str]]:
@@ -159,18 +183,24 @@ def _lines(path: Path, content: bytes) -> Iterator[tuple[int, str]]:
             decoded = line.decode("utf-8")
         except UnicodeDecodeError as error:
             raise InputError(
-                f"{path}, line {number}: wanted UTF-8, got byte 0x{line[error.start]:02x}; save the file as UTF-8"
+                f"{path}, line {number}: wanted UTF-8, got byte 0x{line[error.start]:02x}; "
+                "save the file as UTF-8"
             ) from error
         if decoded.strip():
             yield number, decoded
 
 
-def _prompt(record: Any, tokenizer: PreTrainedTokenizerBase | None, vocab_size: int | None) -> Prompt:
+def _prompt(
+    record: Any, tokenizer: PreTrainedTokenizerBase | None, vocab_size: int | None
+) -> Prompt:
     if is_harness_sample(record):
         return _logged(from_harness(record), tokenizer)
     forms = [form for form in _FORMS if isinstance(record, dict) and form in record]
     if len(forms) != 1:
-        raise InputError(f'wanted an object with either "text" or "tokens", got {shown(record)}; give one prompt in one form')
+        raise InputError(
+            f'wanted an object with either "text" or "tokens", got {shown(record)}; give one '
+            "prompt in one form"
+        )
     line = modelled(record, _FORMS[forms[0]])
     if "generated" in line.model_fields_set and not line.generated:
         raise InputError('"generated" is empty: give it something, or leave it out')
@@ -205,16 +235,19 @@ def _check_vocabulary(tokens: Sequence[int], vocab_size: int | None) -> None:
     largest = max(tokens, default=0)
     if vocab_size is not None and largest >= vocab_size:
         raise InputError(
-            f"token id {largest} is beyond the vocabulary of {vocab_size} (ids 0 to {vocab_size - 1}); "
+            f"token id {largest} is beyond the vocabulary of {vocab_size} (ids 0 to "
+            f"{vocab_size - 1}); "
             "the prompts were made for another tokenizer"
         )
 
 
 def write_prompts(prompts: Iterable[Prompt], path: str | os.PathLike[str]) -> None:
-    """Write prompts.jsonl, whole or not at all. Prompts made from text are written as text and characters, others as tokens.
+    """Write prompts.jsonl, whole or not at all.
 
-    Reading the file back with the same tokenizer gives the same prompts. Raises InputError where the file
-    cannot be written, there is no prompt, or attributes are not plain JSON.
+    Prompts made from text are written as text and characters, others as tokens.
+
+    Reading the file back with the same tokenizer gives the same prompts. Raises InputError where
+    the file cannot be written, there is no prompt, or attributes are not plain JSON.
     """
     path = path_of(path, "such as prompts.jsonl")
     if isinstance(prompts, Prompt) or not isinstance(prompts, Iterable):
@@ -225,12 +258,17 @@ def write_prompts(prompts: Iterable[Prompt], path: str | os.PathLike[str]) -> No
     try:
         write_text(path, "\n".join(lines) + "\n")
     except OSError as error:
-        raise InputError(f"{path}: cannot be written ({error.strerror}); choose another place") from error
+        raise InputError(
+            f"{path}: cannot be written ({error.strerror}); choose another place"
+        ) from error
 
 
 def _record(prompt: Prompt) -> dict[str, Any]:
     if prompt.text is not None and prompt.characters is not None:
-        characters = {name: [list(pair) for pair in intervals] for name, intervals in prompt.characters.items()}
+        characters = {
+            name: [list(pair) for pair in intervals]
+            for name, intervals in prompt.characters.items()
+        }
         generated = characters.pop(GENERATED, [])
         record: dict[str, Any] = {"text": prompt.text, "spans": characters}
     else:
@@ -252,5 +290,7 @@ def _record(prompt: Prompt) -> dict[str, Any]:
         except (TypeError, ValueError) as error:
             raise InputError(f"attributes of a prompt must be plain JSON, but {error}") from error
         if plain != record["attributes"]:
-            raise InputError("attributes of a prompt must be plain JSON: use lists, not tuples, and text as keys")
+            raise InputError(
+                "attributes of a prompt must be plain JSON: use lists, not tuples, and text as keys"
+            )
     return record

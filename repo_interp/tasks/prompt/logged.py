@@ -1,4 +1,5 @@
-"""Logged evaluations as prompts: lm-evaluation-harness' samples_TASK_DATE.jsonl, a sample per line, and inspect-ai's logs (.json, .eval).
+"""Logged evaluations as prompts: lm-evaluation-harness' samples_TASK_DATE.jsonl, a sample per line,
+and inspect-ai's logs (.json, .eval).
 
     text           what the model was given, then what it answered; messages of a chat are put into text by `text.chat_text`
     generated      the answer; of a choice, the right one
@@ -6,7 +7,8 @@
     attributes     document or sample, target, and every score, so that right answers can be told from wrong ones; `left_out`: what
                    the model read or wrote that the text lacks (reasoning, tool calls, images, ...)
 
-Unlike prompts.jsonl, a log may say more than is read here. Knows nothing about files on the disk, nor about tokenizers.
+Unlike prompts.jsonl, a log may say more than is read here. Knows nothing about files on the disk,
+nor about tokenizers.
 """
 
 from __future__ import annotations
@@ -41,10 +43,14 @@ class LoggedText(BaseModel):
     attributes: dict[str, Any]
 
     def characters(self, given: str) -> dict[str, Intervals]:
-        """The answer behind the text `given`, and the target where it stands in that exactly once."""
+        """The answer behind the text `given`, and the target where it stands in that exactly
+        once.
+        """
         found: dict[str, Intervals] = {}
         for target in filter(None, map(str.strip, self.targets)):
-            places = [each.span() for each in re.finditer(rf"(?<!\w){re.escape(target)}(?!\w)", given)]
+            places = [
+                each.span() for each in re.finditer(rf"(?<!\w){re.escape(target)}(?!\w)", given)
+            ]
             if len(places) == 1:
                 found["needle"] = (places[0],)
                 break
@@ -105,24 +111,36 @@ def is_harness_sample(record: Any) -> bool:
 def from_harness(record: dict[str, Any]) -> LoggedText:
     """A logged sample of lm-evaluation-harness.
 
-    Raises InputError for one that lacks a part, or has no text, and where the log does not say which text was the right one.
+    Raises InputError for one that lacks a part, or has no text, and where the log does not say
+    which text was the right one.
     """
     sample = modelled(record, _HarnessSample)
     named = sample.arguments.values() if isinstance(sample.arguments, dict) else sample.arguments
     calls = [list(each.values()) if isinstance(each, dict) else list(each) for each in named]
     if not calls or not all(call and isinstance(call[0], str) for call in calls):
-        raise InputError("the sample has no text among its arguments; wanted one of generate_until or loglikelihood")
+        raise InputError(
+            "the sample has no text among its arguments; wanted one of generate_until or "
+            "loglikelihood"
+        )
     if max(map(len, calls)) > 2:
-        raise InputError("the model was given more than text (images or sound); wanted a sample of text alone")
+        raise InputError(
+            "the model was given more than text (images or sound); wanted a sample of text alone"
+        )
     given, answer = calls[0][0], ""
-    targets = [] if sample.target in (None, "None") else [str(sample.target)]  # the harness writes what it shows
+    # the harness writes what it shows
+    targets = [] if sample.target in (None, "None") else [str(sample.target)]
     choices = [call for call in calls if len(call) == 2 and isinstance(call[1], str)]
     if choices:
-        right = _right_choice(sample, record.get("acc"), [text for _, text in choices], "".join(targets).strip())
+        right = _right_choice(
+            sample, record.get("acc"), [text for _, text in choices], "".join(targets).strip()
+        )
         if right is not None:
             given, answer = choices[right]
         elif len({call[0] for call in calls}) > 1:
-            raise InputError(f"the sample has {len(calls)} inputs, and nothing in it says which is right; leave it out")
+            raise InputError(
+                f"the sample has {len(calls)} inputs, and nothing in it says which is right; "
+                "leave it out"
+            )
         targets = [answer.strip()]
     elif len(calls[0]) > 1:
         said: Any = sample.resps
@@ -143,7 +161,8 @@ def from_harness(record: dict[str, Any]) -> LoggedText:
 
 def _right_choice(sample: _HarnessSample, acc: Any, choices: list[str], target: str) -> int | None:
     """Which of `choices` is right: the target is its number or its text."""
-    if len(set(choices)) == 1 < len(choices):  # of several inputs the accuracy says whether the likeliest was right
+    # of several inputs the accuracy says whether the likeliest was right
+    if len(set(choices)) == 1 < len(choices):
         with suppress(TypeError, ValueError, LookupError):
             order = sorted(range(len(choices)), key=lambda place: float(sample.resps[place][0][0]))
             return order[-1] if acc == 1 else order[0] if (acc, len(order)) == (0, 2) else None
@@ -155,13 +174,19 @@ def _right_choice(sample: _HarnessSample, acc: Any, choices: list[str], target: 
 
 
 def inspect_samples(content: bytes) -> list[tuple[str, Any]] | None:
-    """The samples of an inspect-ai log with their names, of the bytes of its file; None for a file that is none.
+    """The samples of an inspect-ai log with their names, of the bytes of its file; None for a file
+    that is none.
 
-    Nothing is unpacked to the disk. Raises InputError for an archive that is damaged, too large, or packed in a way that is not known here.
+    Nothing is unpacked to the disk. Raises InputError for an archive that is damaged, too large, or
+    packed in a way that is not known here.
     """
     if content.startswith(b"PK"):
         return list(_unpacked(content))
-    if not content.lstrip().startswith(b"{") or b'"samples"' not in content or b'"eval"' not in content:
+    if (
+        not content.lstrip().startswith(b"{")
+        or b'"samples"' not in content
+        or b'"eval"' not in content
+    ):
         return None
     try:
         log = parsed(content.decode("utf-8"))
@@ -169,27 +194,49 @@ def inspect_samples(content: bytes) -> list[tuple[str, Any]] | None:
         return None  # lines of another form
     if not isinstance(log, dict) or not {"samples", "eval"} <= set(log):
         return None
-    return [(f"sample {number}", sample) for number, sample in enumerate(modelled(log, _InspectLog).samples)]
+    return [
+        (f"sample {number}", sample)
+        for number, sample in enumerate(modelled(log, _InspectLog).samples)
+    ]
 
 
 def from_inspect(record: Any) -> LoggedText:
-    """A sample of an inspect-ai log: its messages up to the last that the model wrote, which is the answer.
+    """A sample of an inspect-ai log: its messages up to the last that the model wrote, which is the
+    answer.
 
     Raises InputError for one that lacks a part, or has no text.
     """
     sample = modelled(record, _InspectSample)
     answer = sample.output.completion
-    asked = sample.input if isinstance(sample.input, list) else [_Message(role="user", content=sample.input)]
+    asked = (
+        sample.input
+        if isinstance(sample.input, list)
+        else [_Message(role="user", content=sample.input)]
+    )
     given = read = sample.messages or asked
-    written = [place for place, message in enumerate(sample.messages) if message.role == "assistant"]
+    written = [
+        place for place, message in enumerate(sample.messages) if message.role == "assistant"
+    ]
     if answer and written:
         given, read = read[: written[-1]], read[: written[-1] + 1]
-    parts = {part.type for message in read if isinstance(message.content, list) for part in message.content}
+    parts = {
+        part.type
+        for message in read
+        if isinstance(message.content, list)
+        for part in message.content
+    }
     parts |= {"tool calls"} if any(message.tool_calls for message in read) else set()
     parts |= {"tools"} if any(event.get("tools") for event in sample.events) else set()
     targets = [sample.target] if isinstance(sample.target, str) else sample.target
-    scores = {name: score["value"] for name, score in (sample.scores or {}).items() if "value" in score}
-    attributes: dict[str, Any] = {"id": sample.id, "targets": targets, "scores": scores, "epoch": sample.epoch}
+    scores = {
+        name: score["value"] for name, score in (sample.scores or {}).items() if "value" in score
+    }
+    attributes: dict[str, Any] = {
+        "id": sample.id,
+        "targets": targets,
+        "scores": scores,
+        "epoch": sample.epoch,
+    }
     if parts - {"text"}:
         attributes["left_out"] = sorted(parts - {"text"})
     messages = [{"role": message.role, "content": _text(message)} for message in given]
@@ -206,22 +253,40 @@ def _unpacked(content: bytes) -> Iterator[tuple[str, Any]]:
     try:
         archive = zipfile.ZipFile(io.BytesIO(content))
         members = sorted(
-            (each for each in archive.infolist() if re.fullmatch(r"samples/[^/]+\.json", each.filename)),
+            (
+                each
+                for each in archive.infolist()
+                if re.fullmatch(r"samples/[^/]+\.json", each.filename)
+            ),
             key=lambda each: each.filename,
         )
         if sum(each.file_size for each in members) > MOST_BYTES:
             raise InputError(
-                f"the log unpacks to more than {MOST_BYTES >> 30} GiB; convert a part of it to JSON (inspect log convert)"
+                f"the log unpacks to more than {MOST_BYTES >> 30} GiB; convert a part of it "
+                "to JSON (inspect log convert)"
             )
         for each in members:
             yield each.filename, parsed(archive.read(each).decode("utf-8"), each.filename)
     except NotImplementedError:
         raise InputError(
-            "the log is packed with zstandard, which this Python cannot unpack; convert it: inspect log convert --to json"
+            "the log is packed with zstandard, which this Python cannot unpack; convert it: "
+            "inspect log convert --to json"
         ) from None
-    except (zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, OSError, RuntimeError, ValueError) as error:
+    except (
+        zipfile.BadZipFile,
+        zlib.error,
+        lzma.LZMAError,
+        EOFError,
+        OSError,
+        RuntimeError,
+        ValueError,
+    ) as error:
         if isinstance(error, InputError):
             raise
         if "encrypted" in str(error):
-            raise InputError("the archive is encrypted; wanted a log of inspect-ai, .eval, without a password") from None
-        raise InputError(f"the archive is damaged ({error}); wanted a log of inspect-ai, .eval") from None
+            raise InputError(
+                "the archive is encrypted; wanted a log of inspect-ai, .eval, without a password"
+            ) from None
+        raise InputError(
+            f"the archive is damaged ({error}); wanted a log of inspect-ai, .eval"
+        ) from None

@@ -1,13 +1,16 @@
-"""How a prompt is put together: its examples, sections, paragraphs, lines, sentences and code blocks, as segments of tokens.
+"""How a prompt is put together: its examples, sections, paragraphs, lines, sentences and code
+blocks, as segments of tokens.
 
     segment kind K:  spans K.1, K.2, ... of the prompt where it has them, else from the texts of its tokens
     separator:       the span `separator` where the prompt has one, else a token that holds a line break, ends a sentence, or
                      begins a section or a block
 
-From text, a line begins behind a line break, blank lines belong to the line before; a paragraph begins behind a blank line; a
-sentence begins behind . ! ? ... and closing brackets or quotes before white space (。！？ need none), or with a paragraph - there is
-no list of abbreviations; a block begins with a line `def f(`, `class C:`, `fn f(` ..., or the decorators above it; a section with a
-heading: `= = Title = =`, or `# Title` where the text has no blocks, since that is a comment in code. Few-shot examples come from
+From text, a line begins behind a line break, blank lines belong to the line before; a paragraph
+begins behind a blank line; a sentence begins behind . ! ? ... and closing brackets or quotes before
+white space (。！？ need none), or with a paragraph - there is no list of abbreviations; a block begins
+with a line `def f(`, `class C:`, `fn f(` ..., or the decorators above it; a section with a heading:
+`= = Title = =`, or `# Title` where the text has no blocks, since that is a comment in code.
+Few-shot examples come from
 spans only. The token that holds the first character of a segment begins it, unless only white space of it is left: "\\n    " ends a
 line. Token texts without any space are words: a space is put between them.
 
@@ -27,7 +30,9 @@ from repo_interp.errors import InputError
 
 SEPARATOR = "separator"
 INSIDE = "segments."
-"""Span `segments.lines`: tokens that lie in a line, and `segments.lines.starts`: the first token of each."""
+"""Span `segments.lines`: tokens that lie in a line, and `segments.lines.starts`: the first token of
+each.
+"""
 STARTS = ".starts"
 
 _CLOSERS = "\"'”’»)\\]}"
@@ -35,28 +40,42 @@ _SENTENCE = re.compile(rf"(?:[.!?…]+[{_CLOSERS}]*(?=\s)|[。！？][{_CLOSERS}
 _LINE = re.compile(r"\n(?=[^\S\n]*\S)")
 _LINE_ENDS = re.compile(r"(?:[^\S\n]*\n)*")
 _PARAGRAPH = re.compile(r"\n[^\S\n]*\n\s*?(?=[^\S\n]*\S)")
-_BLOCK = re.compile(r"^[ \t]*(?:@[\w.]+|(?:async[ \t]+)?(?:def|class|function|func|fn)[ \t]+\w+[ \t]*[(:{<\[])", re.MULTILINE)
+_BLOCK = re.compile(
+    r"^[ \t]*(?:@[\w.]+|(?:async[ \t]+)?(?:def|class|function|func|fn)[ \t]+\w+[ \t]*[(:{<\[])",
+    re.MULTILINE,
+)
 _TITLE = re.compile(r"^[ \t]*(=[ \t]?){1,6}[^=\n]+(=[ \t]?){1,6}[ \t]*$", re.MULTILINE)
 _MARKDOWN = re.compile(r"^#{1,6} \S", re.MULTILINE)
 
 
 def prompt_structure(
-    kinds: Collection[str], count: int, spans: Mapping[str, Sequence[int]], texts: Sequence[str] | None
+    kinds: Collection[str],
+    count: int,
+    spans: Mapping[str, Sequence[int]],
+    texts: Sequence[str] | None,
 ) -> dict[str, tuple[int, ...]]:
-    """Token indices of the separators and, for every kind K, of `segments.K` and `segments.K.starts`; what is empty is left out.
+    """Token indices of the separators and, for every kind K, of `segments.K` and
+    `segments.K.starts`; what is empty is left out.
 
-    `count`: the prompt's tokens; `spans`, `texts`: what it says about them. Raises InputError for a kind that is none.
+    `count`: the prompt's tokens; `spans`, `texts`: what it says about them. Raises InputError for a
+    kind that is none.
     """
     places = {SEPARATOR: separators(count, spans, texts)}
     for kind in kinds:
         labels = segments(kind, count, spans, texts)
         places[INSIDE + kind] = tuple(np.flatnonzero(labels >= 0).tolist())
-        places[INSIDE + kind + STARTS] = tuple(np.flatnonzero((labels >= 0) & (np.diff(labels, prepend=-1) != 0)).tolist())
+        places[INSIDE + kind + STARTS] = tuple(
+            np.flatnonzero((labels >= 0) & (np.diff(labels, prepend=-1) != 0)).tolist()
+        )
     return {name: tokens for name, tokens in places.items() if tokens}
 
 
-def segments(kind: str, count: int, spans: Mapping[str, Sequence[int]], texts: Sequence[str] | None) -> Int[np.ndarray, " token"]:
-    """Number of the segment of `kind` that each token lies in, from 0 in the order of the prompt; -1 for none."""
+def segments(
+    kind: str, count: int, spans: Mapping[str, Sequence[int]], texts: Sequence[str] | None
+) -> Int[np.ndarray, " token"]:
+    """Number of the segment of `kind` that each token lies in, from 0 in the order of the prompt;
+    -1 for none.
+    """
     if kind not in KINDS:
         raise InputError(f"there is no kind of segment {kind!r}; there are {', '.join(KINDS)}")
     labels = np.full(count, -1)
@@ -74,8 +93,13 @@ def segments(kind: str, count: int, spans: Mapping[str, Sequence[int]], texts: S
     return begin.cumsum()
 
 
-def separators(count: int, spans: Mapping[str, Sequence[int]], texts: Sequence[str] | None) -> tuple[int, ...]:
-    """Indices of the tokens that separate: the span `separator`, else what the text tells. Ascending."""
+def separators(
+    count: int, spans: Mapping[str, Sequence[int]], texts: Sequence[str] | None
+) -> tuple[int, ...]:
+    """Indices of the tokens that separate: the span `separator`, else what the text tells.
+
+    Ascending.
+    """
     if SEPARATOR in spans:
         return tuple(sorted(spans[SEPARATOR]))
     if texts is None or not any(texts):
@@ -83,7 +107,9 @@ def separators(count: int, spans: Mapping[str, Sequence[int]], texts: Sequence[s
     text, starts = _joined(texts)
     breaks = [token for token, own in enumerate(texts) if "\n" in own]
     ends = [_holder(match.end() - 1, starts) for match in _SENTENCE.finditer(text)]
-    begins = [_holder(_first_visible(at, text), starts) for at in (*_blocks(text), *_sections(text))]
+    begins = [
+        _holder(_first_visible(at, text), starts) for at in (*_blocks(text), *_sections(text))
+    ]
     return tuple(sorted({*breaks, *ends, *begins}))
 
 
@@ -99,7 +125,9 @@ def _holder(character: int, starts: Int[np.ndarray, " token"]) -> int:
     return int(np.searchsorted(starts, character, side="right")) - 1
 
 
-def _tokens_from(characters: Iterable[int], text: str, starts: Int[np.ndarray, " token"]) -> Iterator[int]:
+def _tokens_from(
+    characters: Iterable[int], text: str, starts: Int[np.ndarray, " token"]
+) -> Iterator[int]:
     ends = np.append(starts[1:], len(text))
     for character in characters:
         token = _holder(character, starts)
@@ -124,14 +152,18 @@ def _paragraphs(text: str) -> list[int]:
 def _sentences(text: str) -> list[int]:
     ends = [_LINE_ENDS.match(text, match.end()) for match in _SENTENCE.finditer(text)]
     last = len(text.rstrip())
-    return sorted({*(end.end() for end in ends if end is not None and end.end() < last), *_paragraphs(text)})
+    return sorted(
+        {*(end.end() for end in ends if end is not None and end.end() < last), *_paragraphs(text)}
+    )
 
 
 def _blocks(text: str) -> list[int]:
     """Beginnings of the lines that begin a block: of a decorated one the first decorator's."""
     starts = [match.start() for match in _BLOCK.finditer(text)]
     decorated = {
-        later for at, later in pairwise(starts) if text[at:later].lstrip().startswith("@") and "\n" not in text[at:later].rstrip()
+        later
+        for at, later in pairwise(starts)
+        if text[at:later].lstrip().startswith("@") and "\n" not in text[at:later].rstrip()
     }
     return [at for at in starts if at not in decorated]
 

@@ -1,15 +1,18 @@
-"""Prompts made from text: written with named spans, encoded by any Hugging Face fast tokenizer, spans of characters turned into tokens.
+"""Prompts made from text: written with named spans, encoded by any Hugging Face fast tokenizer,
+spans of characters turned into tokens.
 
 With token t covering the characters [start_t, end_t):
 
     span(t) = argmax over top-level spans s of |[start_t, end_t) n s|,  on a tie the one first in t
 
-so a token that a tokenizer merges across a span's edge belongs to the span it overlaps, however little, and a part has the tokens of its
-parent that it overlaps. Tokens of no width (BOS and other added tokens) belong to no span. Where several tokens share one character
-(byte-level BPE on non-ASCII text) all of them belong.
+so a token that a tokenizer merges across a span's edge belongs to the span it overlaps, however
+little, and a part has the tokens of its parent that it overlaps. Tokens of no width (BOS and other
+added tokens) belong to no span. Where several tokens share one character (byte-level BPE on
+non-ASCII text) all of them belong.
 
-Special tokens that the tokenizer puts before a text (BOS) stay, with no width, unless the text begins with BOS itself; those it puts
-behind (EOS, SEP) are dropped, because a decoder goes on writing where the prompt ends. Knows nothing about tasks.
+Special tokens that the tokenizer puts before a text (BOS) stay, with no width, unless the text
+begins with BOS itself; those it puts behind (EOS, SEP) are dropped, because a decoder goes on
+writing where the prompt ends. Knows nothing about tasks.
 """
 
 from __future__ import annotations
@@ -37,12 +40,18 @@ class MarkedText:
         self._spans: dict[str, list[tuple[int, int]]] = {}
 
     def add(self, piece: str, *spans: str) -> None:
-        """Write `piece` at the end; it belongs to every one of `spans`, and so do the names they are parts of."""
+        """Write `piece` at the end; it belongs to every one of `spans`, and so do the names they
+        are parts of.
+        """
         start, self._length = self._length, self._length + len(piece)
         self._pieces.append(piece)
         if not piece:
             return
-        whole = {span.rsplit(".", depth)[0]: None for span in spans for depth in range(span.count("."), -1, -1)}
+        whole = {
+            span.rsplit(".", depth)[0]: None
+            for span in spans
+            for depth in range(span.count("."), -1, -1)
+        }
         for span in whole:
             ranges = self._spans.setdefault(span, [])
             if ranges and ranges[-1][1] == start:
@@ -70,7 +79,8 @@ def prompt_from_text(
 ) -> Prompt:
     """Encode a text with character spans, "generated" among them if there is something generated.
 
-    Raises InputError when the spans do not fit together, or get no token, or the tokenizer cannot tell offsets.
+    Raises InputError when the spans do not fit together, or get no token, or the tokenizer cannot
+    tell offsets.
     """
     if not text:
         raise InputError("the text is empty: give it at least one character")
@@ -95,30 +105,42 @@ def prompt_from_text(
 def chat_text(messages: list[dict[str, str]], tokenizer: PreTrainedTokenizerBase | None) -> str:
     """The text that a model answers, of messages with a role and a content.
 
-    It is that of the tokenizer's chat template, else a line `role: content` per message, as inspect-ai writes it. Raises
-    InputError where the template refuses the messages.
+    It is that of the tokenizer's chat template, else a line `role: content` per message, as
+    inspect-ai writes it. Raises InputError where the template refuses the messages.
     """
     if tokenizer is None or not tokenizer.chat_template:
         return "".join(f"{message['role']}: {message['content']}\n" for message in messages)
     with refused("the chat template of the tokenizer does not take the messages"):
-        return str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+        return str(
+            tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        )
 
 
 @dataclass(frozen=True)
 class EncodedText:
-    """Tokens of a text. `offsets` are half-open character ranges in the text as it was given, before any normalisation."""
+    """Tokens of a text.
+
+    `offsets` are half-open character ranges in the text as it was given, before any normalisation.
+    """
 
     tokens: tuple[int, ...]
     offsets: tuple[tuple[int, int], ...]
     token_text: tuple[str, ...]
-    """The piece of text that each token covers; a token of no width stands as its own name, like <bos>."""
+    """The piece of text that each token covers; a token of no width stands as its own name, like
+    <bos>.
+    """
 
 
 def encode(text: str, tokenizer: PreTrainedTokenizerBase | None) -> EncodedText:
-    """Encode `text`. Raises InputError without a tokenizer, with one that knows no offsets, or when it gives no tokens."""
+    """Encode `text`.
+
+    Raises InputError without a tokenizer, with one that knows no offsets, or when it gives no
+    tokens.
+    """
     if tokenizer is None:
         raise InputError(
-            "text needs a tokenizer, but there is none; give the prompt as token ids, or add a tokenizer.json to the checkpoint"
+            "text needs a tokenizer, but there is none; give the prompt as token ids, or add "
+            "a tokenizer.json to the checkpoint"
         )
     if not getattr(tokenizer, "is_fast", False):
         raise InputError(
@@ -135,7 +157,9 @@ def encode(text: str, tokenizer: PreTrainedTokenizerBase | None) -> EncodedText:
         )
     except Exception as error:
         reason = " ".join(str(error).split())
-        raise InputError(f"the tokenizer cannot encode the text ({reason}); use text made of its vocabulary") from error
+        raise InputError(
+            f"the tokenizer cannot encode the text ({reason}); use text made of its vocabulary"
+        ) from error
     added = list(encoded["special_tokens_mask"])
     # a text that begins with the BOS, as chat templates write it, gets no second one
     twice = added[:1] == [1] and encoded["input_ids"][:2] == [tokenizer.bos_token_id] * 2
@@ -143,16 +167,25 @@ def encode(text: str, tokenizer: PreTrainedTokenizerBase | None) -> EncodedText:
     while length and added[length - 1]:
         length -= 1
     if not length:
-        raise InputError(f"the text {text[:40]!r} gives no tokens with this tokenizer; give it some words")
+        raise InputError(
+            f"the text {text[:40]!r} gives no tokens with this tokenizer; give it some words"
+        )
     tokens = tuple(encoded["input_ids"][first:length])
     offsets = _over_gaps(encoded["offset_mapping"][first:length], added[first:length], len(text))
     names = tokenizer.convert_ids_to_tokens(list(tokens))
-    pieces = tuple(text[start:end] if start < end else str(name) for (start, end), name in zip(offsets, names, strict=True))
+    pieces = tuple(
+        text[start:end] if start < end else str(name)
+        for (start, end), name in zip(offsets, names, strict=True)
+    )
     return EncodedText(tokens, offsets, pieces)
 
 
-def _over_gaps(offsets: Sequence[tuple[int, int]], added: Sequence[int], end: int) -> tuple[tuple[int, int], ...]:
-    """Give tokens of white space alone, whose offsets some tokenizers trim to nothing, the gap that they stand in."""
+def _over_gaps(
+    offsets: Sequence[tuple[int, int]], added: Sequence[int], end: int
+) -> tuple[tuple[int, int], ...]:
+    """Give tokens of white space alone, whose offsets some tokenizers trim to nothing, the gap that
+    they stand in.
+    """
     following, after = [], end
     for start, stop in reversed(offsets):
         following.append(after)
@@ -173,7 +206,8 @@ def count_tokens(text: str, tokenizer: PreTrainedTokenizerBase) -> int:
 
 
 def largest_size(count: Callable[[int], int], budget: int) -> int:
-    """The size whose count fits the budget while the next larger one's does not; 0 where not even size 1 fits.
+    """The size whose count fits the budget while the next larger one's does not; 0 where not even
+    size 1 fits.
 
     `count` grows about linearly: false position with at least one step per side, so a few calls do.
     """
@@ -196,7 +230,10 @@ def largest_size(count: Callable[[int], int], budget: int) -> int:
 
 
 def check_intervals(characters: Mapping[str, Intervals], length: int) -> None:
-    """Check half-open character ranges against a text of `length` characters. Raises InputError: reversed, empty, out of range."""
+    """Check half-open character ranges against a text of `length` characters.
+
+    Raises InputError: reversed, empty, out of range.
+    """
     for name, intervals in characters.items():
         for start, end in intervals:
             if not 0 <= start < end <= length:
@@ -215,10 +252,11 @@ def characters_of(intervals: Intervals) -> Int[np.ndarray, " character"]:
 def token_spans(
     offsets: Sequence[tuple[int, int]], characters: Mapping[str, Intervals], length: int
 ) -> dict[str, tuple[int, ...]]:
-    """Token indices of every span, from the character range [start, end) that each token covers in a text of `length` characters.
+    """Token indices of every span, from the character range [start, end) that each token covers in
+    a text of `length` characters.
 
-    `characters` are spans that fit together (`check_spans`), "generated" among them if there is one.
-    Raises InputError for a span that gets no token.
+    `characters` are spans that fit together (`check_spans`), "generated" among them if there is
+    one. Raises InputError for a span that gets no token.
     """
     starts, ends = np.asarray(offsets, dtype=np.int64).reshape(-1, 2).T
     top = [name for name in characters if "." not in name]
@@ -239,7 +277,10 @@ def token_spans(
             parent[list(tokens[name.rpartition(".")[0]])] = True
             members &= parent
         if not members.any():
-            raise InputError(f'the span "{name}" covers no token of its own with this tokenizer; widen it or leave it out')
+            raise InputError(
+                f'the span "{name}" covers no token of its own with this tokenizer; widen it '
+                "or leave it out"
+            )
         tokens[name] = tuple(np.flatnonzero(members).tolist())
     return {name: tokens[name] for name in characters}
 
@@ -250,8 +291,12 @@ def _overlap(inside: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> Int[np
     return before[ends] - before[starts]
 
 
-def _largest_overlap(owner: np.ndarray, starts: np.ndarray, ends: np.ndarray, labels: int) -> Int[np.ndarray, " token"]:
-    """Label with the largest share of each token's characters, -1 for none; on a tie the one that comes first in the token."""
+def _largest_overlap(
+    owner: np.ndarray, starts: np.ndarray, ends: np.ndarray, labels: int
+) -> Int[np.ndarray, " token"]:
+    """Label with the largest share of each token's characters, -1 for none; on a tie the one that
+    comes first in the token.
+    """
     if not labels:
         return np.full(len(starts), -1)
     shares = np.stack([_overlap(owner == label, starts, ends) for label in range(labels)])

@@ -1,4 +1,6 @@
-"""The main job end to end, through the command line: the authors' checkpoint in, their numbers out of run.nc; and what users do to it."""
+"""The main job end to end, through the command line: the authors' checkpoint in, their numbers out
+of run.nc; and what users do to it.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,11 @@ def prompts_file(tmp_path_factory):
     arrays = np.load(OFFICIAL / "repo_mha" / "expected.npz")
     spans = json.loads((OFFICIAL / "repo_mha" / "spans.json").read_text())
     lines = [
-        {"tokens": tokens.tolist(), "spans": {"needle": s["needle"], "query": s["query"]}, "generated": s["generated"]}
+        {
+            "tokens": tokens.tolist(),
+            "spans": {"needle": s["needle"], "query": s["query"]},
+            "generated": s["generated"],
+        }
         for tokens, s in zip(arrays["input_ids"], spans, strict=True)
     ]
     file = tmp_path_factory.mktemp("prompts") / "prompts.jsonl"
@@ -53,7 +59,10 @@ def results(prompts_file, tmp_path_factory):
     """What `repo-interp analyze` makes of the authors' checkpoint."""
     directory = tmp_path_factory.mktemp("runs") / "first"
     with without_pictures():
-        assert main(["analyze", *AUTHORS, "--prompts", str(prompts_file), "--out", str(directory)]) == 0
+        assert (
+            main(["analyze", *AUTHORS, "--prompts", str(prompts_file), "--out", str(directory)])
+            == 0
+        )
     return directory
 
 
@@ -64,8 +73,12 @@ def test_the_run_file_holds_the_authors_numbers(results):
         for prompt in range(3):
             for kind, variable in (("total", "mass"), ("per_token", "mass_per_token")):
                 got = mass[variable].sel(span=name, prompt=prompt)
-                assert_allclose(got, ANALYSIS[f"repo_mha/mass/{kind}/{name}/seq{prompt}"], atol=1e-5)
-    expected = json.loads((OFFICIAL / "expected_analysis.json").read_text())["repo_mha"]["attention_mass"]["mean_over_sequences"]
+                assert_allclose(
+                    got, ANALYSIS[f"repo_mha/mass/{kind}/{name}/seq{prompt}"], atol=1e-5
+                )
+    expected = json.loads((OFFICIAL / "expected_analysis.json").read_text())["repo_mha"][
+        "attention_mass"
+    ]["mean_over_sequences"]
     for name, means in expected.items():
         assert_allclose(mass["table"].sel(span=name), 100 * means["per_token"], atol=1e-3)
     learned = [2, 3, 4, 5]
@@ -74,8 +87,13 @@ def test_the_run_file_holds_the_authors_numbers(results):
         ANALYSIS["repo_mha/range_d"],
         atol=1e-3,
     )
-    labels = patterns["chunk_pattern"].sel(layer=learned).transpose("layer", "prompt", "head", "chunk")
-    margins = np.minimum(np.abs(ANALYSIS["repo_mha/chunk_const_margin"]), np.abs(ANALYSIS["repo_mha/chunk_mono_margin"]))
+    labels = (
+        patterns["chunk_pattern"].sel(layer=learned).transpose("layer", "prompt", "head", "chunk")
+    )
+    margins = np.minimum(
+        np.abs(ANALYSIS["repo_mha/chunk_const_margin"]),
+        np.abs(ANALYSIS["repo_mha/chunk_mono_margin"]),
+    )
     sure = margins > 1e-3
     assert sure.mean() > 0.9
     assert_array_equal(labels.values[sure], ANALYSIS["repo_mha/chunk_label"][sure])
@@ -89,7 +107,10 @@ def test_the_run_says_where_it_comes_from(results):
     assert run.attrs["training_length"] == 256 and run.attrs["dtype"] == "float32"
     assert run.attrs["version_torch"].startswith("2.")
     assert run["patterns"].attrs["chunk_size"] == 16
-    assert run["positions"]["scheme"].sel(layer=1) == "rope" and run["positions"]["scheme"].sel(layer=5) == "repo"
+    assert (
+        run["positions"]["scheme"].sel(layer=1) == "rope"
+        and run["positions"]["scheme"].sel(layer=5) == "repo"
+    )
     for node in run.subtree:
         for name, array in node.data_vars.items():
             assert array.attrs["long_name"] and array.attrs["units"], name
@@ -104,21 +125,44 @@ def test_report_and_figures_are_there(results):
 
 @pytest.mark.usefixtures("no_figures")
 def test_layers_and_heads_asked_for_are_those_measured(results, prompts_file, tmp_path):
-    options = ["--layers", "2-3", "--heads", "3,1", "--measures", "positions,attention_mass", "--out", str(tmp_path / "part")]
+    options = [
+        "--layers",
+        "2-3",
+        "--heads",
+        "3,1",
+        "--measures",
+        "positions,attention_mass",
+        "--out",
+        str(tmp_path / "part"),
+    ]
     assert main(["analyze", *AUTHORS, "--prompts", str(prompts_file), *options]) == 0
     part, whole = ri.read_run(tmp_path / "part"), ri.read_run(results)
     assert set(part.children) == {"positions", "attention_mass"}
-    assert part["positions"]["head"].values.tolist() == [1, 3] and part["positions"].layer.values.tolist() == [2, 3]
+    assert part["positions"]["head"].values.tolist() == [1, 3] and part[
+        "positions"
+    ].layer.values.tolist() == [2, 3]
     for group, name in (("positions", "position_range"), ("attention_mass", "mass")):
-        assert_allclose(part[group][name], whole[group][name].sel(layer=[2, 3], head=[1, 3]), atol=1e-5)
+        assert_allclose(
+            part[group][name], whole[group][name].sel(layer=[2, 3], head=[1, 3]), atol=1e-5
+        )
 
 
 @pytest.mark.usefixtures("no_figures")
 def test_prompts_without_generated_tokens_leave_the_mass_out(tmp_path, capsys):
     (tmp_path / "p.jsonl").write_text(json.dumps({"tokens": list(range(40))}) + "\n")
-    command = ["analyze", *REPO_MHA, "--prompts", str(tmp_path / "p.jsonl"), "--out", str(tmp_path / "out")]
+    command = [
+        "analyze",
+        *REPO_MHA,
+        "--prompts",
+        str(tmp_path / "p.jsonl"),
+        "--out",
+        str(tmp_path / "out"),
+    ]
     assert main([*command, "--measures", "attention_mass"]) == 2
-    assert "prompt 0 has no span 'generated', which the measure 'attention_mass' needs" in capsys.readouterr().err
+    assert (
+        "prompt 0 has no span 'generated', which the measure 'attention_mass' needs"
+        in capsys.readouterr().err
+    )
     assert not (tmp_path / "out").exists()
     assert main(command) == 0
     assert set(ri.read_run(tmp_path / "out").children) == {
@@ -132,11 +176,16 @@ def test_prompts_without_generated_tokens_leave_the_mass_out(tmp_path, capsys):
 
 
 def interruptible(store: Path, out: Path, wait: bool = False) -> list[int]:
-    """Analyse, and write the run to `out`; the steps of the progress. `wait`: until the process is killed, within the fourth batch."""
+    """Analyse, and write the run to `out`; the steps of the progress.
+
+    `wait`: until the process is killed, within the fourth batch.
+    """
     torch.manual_seed(0)
     bridge = ri.bridge(ri.reposition(tiny("llama"), "repo@1"))
     generator, steps = torch.Generator().manual_seed(3), []
-    rows = [torch.randint(3, 64, (24 + number,), generator=generator).tolist() for number in range(6)]
+    rows = [
+        torch.randint(3, 64, (24 + number,), generator=generator).tolist() for number in range(6)
+    ]
     prompts = [Prompt(tokens=tuple(row), generated=(20, 21)) for row in rows]
 
     def progress(now: int, total: int) -> None:
@@ -145,19 +194,26 @@ def interruptible(store: Path, out: Path, wait: bool = False) -> list[int]:
             say("nine")
             time.sleep(600)
 
-    ri.write_run(ri.analyze(bridge, prompts, ("positions", "predictions"), store=store, progress=progress), out)
+    ri.write_run(
+        ri.analyze(bridge, prompts, ("positions", "predictions"), store=store, progress=progress),
+        out,
+    )
     return steps
 
 
 def test_an_interrupted_analysis_goes_on_and_ends_with_the_same_run(tmp_path):
-    """Killed between batches, by the signal that cannot be caught; the same call again gives the bytes of an undisturbed one."""
+    """Killed between batches, by the signal that cannot be caught; the same call again gives the
+    bytes of an undisturbed one.
+    """
     interruptible(tmp_path / "s1", tmp_path / "one.nc")
     killed = Forked(lambda: interruptible(tmp_path / "s2", tmp_path / "two.nc", wait=True) and 0)
     assert killed.line() == "nine"
     killed.kill()
     assert killed.wait().returncode == -signal.SIGKILL
     assert len(list((tmp_path / "s2").glob("batch-*.nc"))) in (2, 3)
-    assert interruptible(tmp_path / "s2", tmp_path / "two.nc")[0] != 1, "the finished batches were computed again"
+    assert interruptible(tmp_path / "s2", tmp_path / "two.nc")[0] != 1, (
+        "the finished batches were computed again"
+    )
     assert (tmp_path / "two.nc").read_bytes() == (tmp_path / "one.nc").read_bytes()
     assert not (tmp_path / "s2").exists()
 
@@ -178,18 +234,30 @@ def test_batches_that_wait_are_written_when_an_analysis_is_interrupted(tmp_path)
         ri.analyze(bridge, prompts, store=store, store_every=1e6, progress=interrupt)
     assert max(written) == 0 and len(list(store.glob("batch-*.nc"))) == 2
     steps: list[int] = []
-    again = ri.analyze(bridge, prompts, store=store, store_every=1e6, progress=lambda done, total: steps.append(done))
-    assert steps[:3] == [layers, 2 * layers, 2 * layers + 1], "the first two batches are not measured again, layer by layer"
+    again = ri.analyze(
+        bridge,
+        prompts,
+        store=store,
+        store_every=1e6,
+        progress=lambda done, total: steps.append(done),
+    )
+    assert steps[:3] == [layers, 2 * layers, 2 * layers + 1], (
+        "the first two batches are not measured again, layer by layer"
+    )
     xr.testing.assert_identical(again, ri.analyze(bridge, prompts))
     assert not store.exists()
 
 
 def test_what_a_measure_cannot_see_is_refused():
-    """Found: inside LM-Infinite the mass of the unmasked attention was returned; and masks of layers were read as 0 and 1."""
+    """Found: inside LM-Infinite the mass of the unmasked attention was returned; and masks of
+    layers were read as 0 and 1.
+    """
     bridge = ri.zoo("niah/rope")
     prompts = ri.tasks.make_task("niah").prompts(1)
     with ri.interventions.lm_infinite(bridge, 16, 2):
-        with pytest.raises(ri.InputError, match="layer 0 attends otherwise while an intervention lasts"):
+        with pytest.raises(
+            ri.InputError, match="layer 0 attends otherwise while an intervention lasts"
+        ):
             ri.analyze(bridge, prompts, ("attention_mass",))
         assert "positions" in ri.analyze(bridge, prompts, ("positions",)).children
     assert "attention_mass" in ri.analyze(bridge, prompts, ("attention_mass",)).children
@@ -212,12 +280,16 @@ def test_what_is_kept_of_a_model_is_not_used_of_a_changed_one(tmp_path):
     with ri.interventions.linearised(bridge):
         with pytest.warns(OtherQuestion, match="another question"):
             changed = ri.analyze(bridge, prompts, ("positions",), store=tmp_path / "s")
-        xr.testing.assert_identical(changed["positions"], ri.analyze(bridge, prompts, ("positions",))["positions"])
+        xr.testing.assert_identical(
+            changed["positions"], ri.analyze(bridge, prompts, ("positions",))["positions"]
+        )
     assert not changed["positions"].equals(whole["positions"])
 
 
 def test_a_run_of_a_changed_model_says_so():
-    """Found: it had the checkpoint's digest, and nothing else, whatever was done to the model in memory."""
+    """Found: it had the checkpoint's digest, and nothing else, whatever was done to the model in
+    memory.
+    """
     bridge, prompts = ri.zoo("reversal/rope"), ri.tasks.make_task("reversal").prompts(1)
 
     def said() -> str:
@@ -225,7 +297,8 @@ def test_a_run_of_a_changed_model_says_so():
 
     bridge.run_with_cache(torch.tensor([prompts[0].tokens]))
     ri.score(bridge, test_sets=["3"], count=2)
-    assert said() == "" and said() == ""  # hooks that libraries leave to record outputs change nothing
+    # hooks that libraries leave to record outputs change nothing
+    assert said() == "" and said() == ""
     with ri.interventions.frozen(bridge, layer=1):
         assert said() == "hooks at layers.1.self_attn.hook_positions"
     with ri.ablate(bridge, (1, 0)):
@@ -240,7 +313,9 @@ def test_a_run_of_a_changed_model_says_so():
     run = ri.analyze(bridge, prompts, ("positions",))
     assert run.attrs["changed"] == "other weights in layers.1.self_attn.o_proj.weight"
     assert "the model is not as it was loaded" in run.attrs["notes"]
-    compared = ri.compare({"plain": ri.analyze(ri.zoo("reversal/rope"), prompts, ("positions",)), "edited": run})
+    compared = ri.compare(
+        {"plain": ri.analyze(ri.zoo("reversal/rope"), prompts, ("positions",)), "edited": run}
+    )
     assert "edited is of a changed model: other weights in" in compared.attrs["notes"]
     weight.data[0] /= 2
     assert said() == ""
@@ -261,11 +336,16 @@ def test_weights_that_moved_without_another_number_are_the_same():
     assert identity(made)["checkpoint_digest"] == digest
     made.original_model.lm_head.weight.data[3, 5] += 1.0
     assert identity(made)["checkpoint_digest"] != digest
-    assert ri.analyze(made, prompts, ("positions",)).attrs["checkpoint_digest"] == identity(made)["checkpoint_digest"]
+    assert (
+        ri.analyze(made, prompts, ("positions",)).attrs["checkpoint_digest"]
+        == identity(made)["checkpoint_digest"]
+    )
 
 
 def test_a_call_walks_a_model_a_few_times_however_many_layers_it_has():
-    """Found: 26,000 visits of modules in one call, since each question of a fact of the model walked it again."""
+    """Found: 26,000 visits of modules in one call, since each question of a fact of the model
+    walked it again.
+    """
     config = tiny("llama").config
     prompts = [Prompt(tokens=(3, 4, 5, 6, 7, 8))]
     walked = {}
@@ -289,7 +369,9 @@ def test_a_store_gives_back_what_was_computed_and_nothing_of_another_question(tm
     from repo_interp.store import Damaged, Store
 
     statistics = {"m": Statistics(sums=xr.Dataset({"s": ("layer", [1.0])}, {"layer": [0]}))}
-    observation = Observation(statistics, Faults({"n": "NaN"}, ["the pass of prompt 0 ended in NaN"]))
+    observation = Observation(
+        statistics, Faults({"n": "NaN"}, ["the pass of prompt 0 ended in NaN"])
+    )
     values = {"batch-0": lambda: observation}, {"point": lambda: {"x": [0.1, float("nan")]}}
 
     def never():
@@ -310,10 +392,17 @@ def test_a_store_gives_back_what_was_computed_and_nothing_of_another_question(tm
     file = tmp_path / "s" / "experiment" / "point.json"
     file.write_bytes(file.read_bytes().replace(b"0.1", b"0.2"))
     with pytest.warns(Damaged, match=r"point.json is damaged"):
-        assert again.part("experiment").get_or_compute({"point": lambda: {"x": 1}}) == {"point": {"x": 1}}
+        assert again.part("experiment").get_or_compute({"point": lambda: {"x": 1}}) == {
+            "point": {"x": 1}
+        }
     with pytest.warns(OtherQuestion, match="another question"):
         other = of("two")
-    assert other.get_or_compute({"batch-0": lambda: Observation({})}, form=BATCHES)["batch-0"].statistics == {}
+    assert (
+        other.get_or_compute({"batch-0": lambda: Observation({})}, form=BATCHES)[
+            "batch-0"
+        ].statistics
+        == {}
+    )
 
 
 def test_what_is_no_measure_no_experiment_and_no_batch_is_refused_in_a_line(tmp_path):

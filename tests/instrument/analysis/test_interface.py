@@ -1,4 +1,6 @@
-"""The Python interface of a newcomer: prompts in any form, positions set by hand, tables, names that say what they hold."""
+"""The Python interface of a newcomer: prompts in any form, positions set by hand, tables, names
+that say what they hold.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,13 @@ def task_prompts():
 def test_every_prompt_has_a_way_into_run_with_cache(niah, task_prompts):
     prompts = [
         *task_prompts,
-        dataclasses.replace(task_prompts[0], tokens=task_prompts[0].tokens[:9], spans={}, generated=(), token_text=None),
+        dataclasses.replace(
+            task_prompts[0],
+            tokens=task_prompts[0].tokens[:9],
+            spans={},
+            generated=(),
+            token_text=None,
+        ),
     ]
     tokens, valid = ri.tokens(prompts, niah)
     assert tokens.shape == valid.shape == (4, max(len(prompt.tokens) for prompt in prompts))
@@ -49,10 +57,17 @@ def test_every_prompt_has_a_way_into_run_with_cache(niah, task_prompts):
         alone = niah(torch.tensor([prompts[3].tokens]))
     assert_close(logits[3, :9], alone[0], atol=1e-4, rtol=1e-4)
     run = ri.analyze(niah, prompts[:3], ("positions",))
-    measured = torch.as_tensor(run["positions"]["position"].sel(layer=2, head=1).transpose("prompt", "token").values)
+    measured = torch.as_tensor(
+        run["positions"]["position"].sel(layer=2, head=1).transpose("prompt", "token").values
+    )
     for row, prompt in enumerate(prompts[:3]):
         count = len(prompt.tokens)
-        assert_close(cache["blocks.2.attn.hook_positions"][row, 1, :count], measured[row, :count], atol=1e-4, rtol=1e-4)
+        assert_close(
+            cache["blocks.2.attn.hook_positions"][row, 1, :count],
+            measured[row, :count],
+            atol=1e-4,
+            rtol=1e-4,
+        )
 
 
 def test_the_text_of_a_prompt_gives_its_tokens(niah, task_prompts):
@@ -66,10 +81,14 @@ def test_a_text_is_never_cut_and_gets_no_bos_that_analysis_does_not_add(niah, ta
     long = " ".join([task_prompts[0].text] * 3)
     count = len(ri.tokens(long, niah)[0][0])
     assert count > niah.cfg.n_ctx
-    with pytest.warns(UserWarning, match=rf"a text of {count} tokens, trained on up to 256; it was not cut"):
+    with pytest.warns(
+        UserWarning, match=rf"a text of {count} tokens, trained on up to 256; it was not cut"
+    ):
         assert niah.to_tokens(long).tolist() == ri.tokens(long, niah)[0].tolist()
     assert niah.to_tokens(long, truncate=True).shape == (1, 256)
-    with pytest.raises(ri.InputError, match=r"begins with '<bos>', which the tokenizer puts before every text"):
+    with pytest.raises(
+        ri.InputError, match=r"begins with '<bos>', which the tokenizer puts before every text"
+    ):
         niah(f"<bos> {task_prompts[0].text}")
 
 
@@ -79,7 +98,11 @@ def test_a_tokenizer_that_puts_no_bos_gets_none(task_prompts):
     tokenizer = word_tokenizer(pad_token="<pad>")
     tokenizer.add_special_tokens({"bos_token": "grass"})
     bridge = ri.bridge(ri.reposition(tiny("llama"), "repo"), tokenizer)
-    assert bridge.to_tokens("sky grass").tolist() == ri.tokens("sky grass", bridge)[0].tolist() == [[2, 1]]
+    assert (
+        bridge.to_tokens("sky grass").tolist()
+        == ri.tokens("sky grass", bridge)[0].tolist()
+        == [[2, 1]]
+    )
     assert bridge.to_tokens("sky", prepend_bos=True).tolist() == [[1, 2]]
     with pytest.raises(ri.InputError, match="has no tokenizer; give tokens"):
         ri.bridge(ri.reposition(tiny("llama"), "repo")).to_tokens("sky")
@@ -89,10 +112,20 @@ def test_a_prompt_is_made_of_a_text_and_its_parts(niah, task_prompts):
     words = task_prompts[0].text.split()[:12]
     text = " ".join(dict.fromkeys(words))
     words = text.split()
-    made = ri.prompt(text, niah, needle=f"{words[2]} {words[3]}", other=(0, len(words[0])), generated=-2, answers=["x"])
+    made = ri.prompt(
+        text,
+        niah,
+        needle=f"{words[2]} {words[3]}",
+        other=(0, len(words[0])),
+        generated=-2,
+        answers=["x"],
+    )
     count = len(made.tokens)
     assert count == len(words) + 1
-    assert made.spans == {"needle": (3, 4), "other": (1,)} and made.generated == (count - 2, count - 1)
+    assert made.spans == {"needle": (3, 4), "other": (1,)} and made.generated == (
+        count - 2,
+        count - 1,
+    )
     assert made.answers == ("x",) and made.text == text
     assert ri.prompt(text, niah, generated=words[-1]).generated == (count - 1,)
     assert ri.prompt(text, niah, needle=[words[1], words[4]]).spans == {"needle": (2, 5)}
@@ -111,7 +144,10 @@ def test_a_prompt_is_made_of_a_text_and_its_parts(niah, task_prompts):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"needle": "no such words"}, "the span 'needle': 'no such words' does not occur in the text"),
+        (
+            {"needle": "no such words"},
+            "the span 'needle': 'no such words' does not occur in the text",
+        ),
         ({"needle": "w"}, r"the span 'needle': 'w' occurs \d+ times in the text"),
         ({"generated": 2}, "generated is 2; wanted -1 to -"),
         ({"generated": -1000}, "generated is -1000; wanted -1 to -"),
@@ -146,7 +182,14 @@ def test_prompts_may_be_given_in_any_form(niah, task_prompts):
         (one,) = as_prompts(form, niah)
         assert one.tokens == prompt.tokens and len(one.token_text) == len(ids) and one.text
     run = ri.analyze(niah, [prompt.text])
-    assert set(run.children) == {"positions", "patterns", "position_sources", "attention_rows", "predictions", "kinds"}
+    assert set(run.children) == {
+        "positions",
+        "patterns",
+        "position_sources",
+        "attention_rows",
+        "predictions",
+        "kinds",
+    }
     assert run["positions"].sizes["token"] == len(ids)
 
 
@@ -191,7 +234,9 @@ def test_positions_of_one_head_are_set_and_measured(layout, wrap):
             during = ri.analyze(model, TOKENS, ("positions",))["positions"]["position"]
         assert torch.equal(logits(), plain)
     assert (changed - plain).abs().max() > 1e-3
-    assert_close(torch.as_tensor(during.sel(layer=1, head=2).values), values.expand(2, -1).to(torch.float32))
+    assert_close(
+        torch.as_tensor(during.sel(layer=1, head=2).values), values.expand(2, -1).to(torch.float32)
+    )
     for head in (0, 1, 3):
         assert_close(during.sel(layer=1, head=head).values, before.sel(layer=1, head=head).values)
 
@@ -201,7 +246,10 @@ def test_backward_hooks_on_positions_fire(layout):
     bridge = ri.bridge(ri.reposition(tiny("llama"), layout))
     gradients = {}
     hooks = [
-        (f"blocks.{layer}.attn.hook_positions", lambda gradient, hook: gradients.update({hook.name: gradient}))
+        (
+            f"blocks.{layer}.attn.hook_positions",
+            lambda gradient, hook: gradients.update({hook.name: gradient}),
+        )
         for layer in range(3)
     ]
     with bridge.hooks(bwd_hooks=hooks):
@@ -218,10 +266,17 @@ def test_backward_hooks_on_positions_fire(layout):
             return positions
 
         with torch.no_grad():
-            return float(bridge.run_with_hooks(TOKENS, fwd_hooks=[(name, nudge)]).double().logsumexp(-1).sum())
+            return float(
+                bridge.run_with_hooks(TOKENS, fwd_hooks=[(name, nudge)])
+                .double()
+                .logsumexp(-1)
+                .sum()
+            )
 
     if layout == "rope":  # all rows move together
-        assert (loss(1e-2) - loss(-1e-2)) / 2e-2 == pytest.approx(float(gradient[..., 7].sum()), rel=0.05, abs=0.05)
+        assert (loss(1e-2) - loss(-1e-2)) / 2e-2 == pytest.approx(
+            float(gradient[..., 7].sum()), rel=0.05, abs=0.05
+        )
 
 
 def test_a_table_has_one_row_per_head(niah, task_prompts):
@@ -274,49 +329,103 @@ def test_arguments_of_another_kind_are_refused_in_one_line(niah, task_prompts, t
     """Found: each was a traceback; tokens that the model lacks went on into the pass."""
     text, run = "a b", ri.analyze(niah, task_prompts[0], ("positions",))
     for call, line in (
-        (lambda: ri.analyze(None, text), "a model or a bridge was wanted, as ri.load returns it; got None"),
+        (
+            lambda: ri.analyze(None, text),
+            "a model or a bridge was wanted, as ri.load returns it; got None",
+        ),
         (lambda: ri.score(None), "a model or a bridge was wanted"),
         (lambda: ri.tokens([[1]], None), "a model or a bridge was wanted"),
         (lambda: ri.reposition(None, "repo"), "a model or a bridge was wanted"),
         (lambda: ri.reposition(niah, 3), "a layout is a text such as"),
-        (lambda: ri.analyze(niah, task_prompts[0], task="x"), "task is 'x'; wanted a task, as ri.tasks.make_task returns it"),
-        (lambda: ri.analyze(niah, task_prompts[0], store=3), "a path was wanted, the directory of a store; got 3"),
-        (lambda: ri.analyze(niah, task_prompts[0], store_every="x"), "store_every is 'x'; wanted a number"),
+        (
+            lambda: ri.analyze(niah, task_prompts[0], task="x"),
+            "task is 'x'; wanted a task, as ri.tasks.make_task returns it",
+        ),
+        (
+            lambda: ri.analyze(niah, task_prompts[0], store=3),
+            "a path was wanted, the directory of a store; got 3",
+        ),
+        (
+            lambda: ri.analyze(niah, task_prompts[0], store_every="x"),
+            "store_every is 'x'; wanted a number",
+        ),
         (lambda: ri.prompt(5, niah), "the text of a prompt is 5"),
         (lambda: ri.prompt(text, niah, spans=[1]), "the span 'spans': 1 is no part of the text"),
-        (lambda: ri.prompt(text, niah, needle=(3,)), r"the span 'needle': \(3,\) is no part of the text"),
-        (lambda: ri.prompt(text, niah, needle=None), "the span 'needle': None is no part of the text"),
+        (
+            lambda: ri.prompt(text, niah, needle=(3,)),
+            r"the span 'needle': \(3,\) is no part of the text",
+        ),
+        (
+            lambda: ri.prompt(text, niah, needle=None),
+            "the span 'needle': None is no part of the text",
+        ),
         (lambda: ri.prompt(text, niah, answers=[5]), "answers are .5.; wanted texts"),
         (lambda: ri.tokens([[3, 4], [3, 212]], niah), "prompt 1 has token 212"),
         (lambda: ri.write_run(run, tmp_path), "cannot be written: a directory stands there"),
-        (lambda: ri.write_run(None, tmp_path / "run.nc"), "a run is what ri.analyze returns, an xarray.DataTree; got None"),
+        (
+            lambda: ri.write_run(None, tmp_path / "run.nc"),
+            "a run is what ri.analyze returns, an xarray.DataTree; got None",
+        ),
         (lambda: ri.write_run(run, 3), "a path was wanted, such as runs/mine/run.nc; got 3"),
         (lambda: ri.read_run(None), "a path was wanted, a run.nc or its directory; got None"),
         (lambda: ri.read_prompts(3), "a path was wanted, a prompts.jsonl; got 3"),
-        (lambda: ri.write_prompts(task_prompts[0], tmp_path / "a"), "several prompts were wanted, as a list; got a Prompt"),
+        (
+            lambda: ri.write_prompts(task_prompts[0], tmp_path / "a"),
+            "several prompts were wanted, as a list; got a Prompt",
+        ),
         (lambda: ri.head_table(None), "a run is what ri.analyze returns"),
         (lambda: ri.atlas("x"), "a run is what ri.analyze returns"),
-        (lambda: ri.compare(None), "several runs were wanted, as a list or by name; got a NoneType"),
-        (lambda: ri.compare([run, 3]), "a path was wanted, a run.nc or its directory, beside runs; got 3"),
-        (lambda: ri.load(None), "a path was wanted, a checkpoint's directory or its name, such as niah/repo; got None"),
+        (
+            lambda: ri.compare(None),
+            "several runs were wanted, as a list or by name; got a NoneType",
+        ),
+        (
+            lambda: ri.compare([run, 3]),
+            "a path was wanted, a run.nc or its directory, beside runs; got 3",
+        ),
+        (
+            lambda: ri.load(None),
+            "a path was wanted, a checkpoint's directory or its name, such as niah/repo; got None",
+        ),
         (lambda: ri.load("niah/repo", device=None), "device None is not available here"),
         (lambda: ri.zoo(3), "a checkpoint that ships has a name such as niah/repo; got 3"),
         (lambda: ri.findings(None), "a run is what ri.analyze returns"),
         (lambda: ri.training_scalars(None), "a run is what ri.analyze returns"),
         (lambda: ri.PositionsCallback(prompts=3), "prompts are a int; wanted a few"),
-        (lambda: Session(niah, [1, 2, 3], [{"kind": "linearised", "layer": 2}]), "edits of a session are a list of Edits"),
+        (
+            lambda: Session(niah, [1, 2, 3], [{"kind": "linearised", "layer": 2}]),
+            "edits of a session are a list of Edits",
+        ),
         (lambda: Session(niah, [1, 2, 3], answer=(1.5,)), "answer is .1.5,.; wanted whole numbers"),
         (lambda: ri.plots.position_lines("x", 0, 0), "a run is what ri.analyze returns"),
-        (lambda: ri.plots.report_page(None, tmp_path / "page.html"), "a run is what ri.analyze returns"),
+        (
+            lambda: ri.plots.report_page(None, tmp_path / "page.html"),
+            "a run is what ri.analyze returns",
+        ),
         (lambda: ri.plots.report_page(run, tmp_path), "a directory stands there"),
         (lambda: ri.plots.report_page(run, tmp_path / "a" / "b"), "there is no directory .*a"),
         (lambda: ri.plots.write_figures(run, __file__), "test_interface.py is a file"),
-        (lambda: ri.analyze(torch.nn.DataParallel(tiny("llama")), [[1]]), "got a DataParallel: give the model inside"),
-        (lambda: ri.reposition(torch.nn.Linear(2, 2), "repo"), "a model or a bridge was wanted.*; got a Linear"),
-        (lambda: ri.analyze(tiny("llama").to("meta"), [[1]]), "weights of this model are on 'meta' and hold no numbers"),
-        (lambda: ri.save(ri.reposition(tiny("llama"), "repo").to("meta"), tmp_path / "a"), "on 'meta' and hold no numbers"),
+        (
+            lambda: ri.analyze(torch.nn.DataParallel(tiny("llama")), [[1]]),
+            "got a DataParallel: give the model inside",
+        ),
+        (
+            lambda: ri.reposition(torch.nn.Linear(2, 2), "repo"),
+            "a model or a bridge was wanted.*; got a Linear",
+        ),
+        (
+            lambda: ri.analyze(tiny("llama").to("meta"), [[1]]),
+            "weights of this model are on 'meta' and hold no numbers",
+        ),
+        (
+            lambda: ri.save(ri.reposition(tiny("llama"), "repo").to("meta"), tmp_path / "a"),
+            "on 'meta' and hold no numbers",
+        ),
         (lambda: ri.verify(tiny("llama").to("meta")), "on 'meta' and hold no numbers"),
-        (lambda: ri.analyze(_with_one_layer_twice(), [[1, 2]]), "layers of this llama share an attention module"),
+        (
+            lambda: ri.analyze(_with_one_layer_twice(), [[1, 2]]),
+            "layers of this llama share an attention module",
+        ),
     ):
         with pytest.raises(InputError, match=line) as refused:
             call()
@@ -334,9 +443,13 @@ def _with_one_layer_twice():
     return model
 
 
-@pytest.mark.parametrize("wrap", [lambda stock: stock, lambda stock: ri.reposition(stock, "rope"), bridged])
+@pytest.mark.parametrize(
+    "wrap", [lambda stock: stock, lambda stock: ri.reposition(stock, "rope"), bridged]
+)
 def test_a_model_in_training_mode_is_measured_without_dropout_and_autocast_and_stays_in_it(wrap):
-    """Found: its numbers depended on what dropout drew, and were rounded to bfloat16 beside "float32"."""
+    """Found: its numbers depended on what dropout drew, and were rounded to bfloat16 beside
+    "float32".
+    """
     model, runs = wrap(tiny("llama")), []
     layers = getattr(model, "original_model", model).model.layers
     for module in layers.modules():
@@ -346,7 +459,9 @@ def test_a_model_in_training_mode_is_measured_without_dropout_and_autocast_and_s
         model.train(training)
         layers[2].eval()  # a part that the user keeps as it is
         with torch.autocast("cpu", enabled=training):
-            runs.append(ri.analyze(model, [[*range(3, 23)]], ("attention_rows",), experiments=("effects",)))
+            runs.append(
+                ri.analyze(model, [[*range(3, 23)]], ("attention_rows",), experiments=("effects",))
+            )
         assert layers[0].training is training and not layers[2].training
     xr.testing.assert_identical(*runs)
 
@@ -357,36 +472,55 @@ def test_analyze_has_the_defaults_of_the_command(checkpoint, tmp_path, monkeypat
     """Prompts, measures, experiments and every number."""
     monkeypatch.setattr(atlas, "default_twins", lambda model: 1)
     monkeypatch.setattr(effects, "default_kinds", lambda model: ("linearised",))
-    monkeypatch.setattr(defaults.default_prompts, "__defaults__", (2,))  # prompts in place of twenty
+    # prompts in place of twenty
+    monkeypatch.setattr(defaults.default_prompts, "__defaults__", (2,))
     assert main(["analyze", checkpoint, "--out", str(tmp_path / "out")]) == 0
     run, expected = ri.analyze(ri.zoo(checkpoint)), ri.read_run(tmp_path / "out")
     assert set(run.children) == set(expected.children) and "atlas" in run
     assert ("effects" in run) == (checkpoint == "reversal/repo")
-    assert all(run.attrs[name] == expected.attrs[name] for name in ("prompts", "prompts_digest", "checkpoint_digest"))
+    assert all(
+        run.attrs[name] == expected.attrs[name]
+        for name in ("prompts", "prompts_digest", "checkpoint_digest")
+    )
     for name in run.children:
         xr.testing.assert_allclose(run[name].to_dataset(), expected[name].to_dataset())
 
 
 def test_a_stock_model_is_observed_as_it_is_and_stays_as_it_is():
-    model, prompt = tiny("llama"), ri.tasks.Prompt(tokens=tuple(np.arange(3, 23)), spans={"needle": tuple(np.arange(3, 5))})
-    hooks = [module for module in model.modules() if module._forward_hooks or module._forward_pre_hooks]
+    model, prompt = (
+        tiny("llama"),
+        ri.tasks.Prompt(tokens=tuple(np.arange(3, 23)), spans={"needle": tuple(np.arange(3, 5))}),
+    )
+    hooks = [
+        module for module in model.modules() if module._forward_hooks or module._forward_pre_hooks
+    ]
     with torch.no_grad():
         before, implementation = model(TOKENS).logits, model.config._attn_implementation
         run = ri.analyze(model, prompt)
-        assert torch.equal(model(TOKENS).logits, before) and model.config._attn_implementation == implementation
-    assert [module for module in model.modules() if module._forward_hooks or module._forward_pre_hooks] == hooks
+        assert (
+            torch.equal(model(TOKENS).logits, before)
+            and model.config._attn_implementation == implementation
+        )
+    assert [
+        module for module in model.modules() if module._forward_hooks or module._forward_pre_hooks
+    ] == hooks
     with pytest.raises(InputError, match="never repositioned"):
         ri.bridge(model)
     expected = ri.analyze(ri.reposition(model, "rope"), prompt)
     for name in expected.children:
         xr.testing.assert_allclose(run[name].to_dataset(), expected[name].to_dataset())
-    with pytest.raises(InputError, match="this model has no tokenizer, so no prompts can be made for it"):
+    with pytest.raises(
+        InputError, match="this model has no tokenizer, so no prompts can be made for it"
+    ):
         ri.analyze(tiny("llama"))
 
 
 def test_a_cache_knows_positions_by_layer(niah):
     with torch.no_grad():
         _, cache = niah.run_with_cache(TOKENS)
-    assert torch.equal(cache["positions", 2], cache["blocks.2.attn.hook_positions"]) and cache["q", 2].shape[1] == 20
+    assert (
+        torch.equal(cache["positions", 2], cache["blocks.2.attn.hook_positions"])
+        and cache["q", 2].shape[1] == 20
+    )
     with pytest.raises(InputError, match=r"no blocks.5.attn.hook_positions"):
         cache["positions", 5]

@@ -1,4 +1,6 @@
-"""NaN and infinity are named where they first stand, stop the measure that meets them alone, and are marked in the run."""
+"""NaN and infinity are named where they first stand, stop the measure that meets them alone, and
+are marked in the run.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,10 @@ from repo_interp.models.decoder import as_decoder
 from repo_interp.plots.pages.report import write_report
 from repo_interp.tasks.prompt import Prompt
 
-PROMPTS = [Prompt(tokens=tuple(range(2, 30)), generated=(26, 27)), Prompt(tokens=tuple(range(5, 20)), generated=(14,))]
+PROMPTS = [
+    Prompt(tokens=tuple(range(2, 30)), generated=(26, 27)),
+    Prompt(tokens=tuple(range(5, 20)), generated=(14,)),
+]
 
 
 @pytest.fixture
@@ -96,7 +101,10 @@ def test_what_does_not_stop_is_what_it_is_without(model):
 
 def test_where_everything_stops_there_is_no_run_and_the_first_measure_is_named(model):
     spoil(model, 0, 3, 0, float("nan"), len(PROMPTS[0].tokens))
-    with pytest.raises(NotFinite, match=r"^components stopped, as 1 more: queries of layer 0, head 3 in prompt 0 are NaN"):
+    with pytest.raises(
+        NotFinite,
+        match=r"^components stopped, as 1 more: queries of layer 0, head 3 in prompt 0 are NaN",
+    ):
         ri.analyze(model, PROMPTS, ("components", "three_axis"))
 
 
@@ -121,7 +129,9 @@ def test_numbers_too_large_for_logits_are_refused(model):
         attention = as_decoder(model).layers[2]
         attention.module.q_proj.weight *= 1e12
         attention.module.k_proj.weight *= 1e12
-    with pytest.raises(NotFinite, match="queries and keys of layer 2 are too large for logits to be numbers"):
+    with pytest.raises(
+        NotFinite, match="queries and keys of layer 2 are too large for logits to be numbers"
+    ):
         ri.analyze(model, PROMPTS, ("components",))
 
 
@@ -129,25 +139,41 @@ def test_a_pass_that_ends_in_such_numbers_is_noted_and_its_answers_are_refused(m
     with torch.no_grad():
         model.model.layers[2].mlp.down_proj.weight[0, 0] = float("inf")
     run = ri.analyze(model, PROMPTS, ("positions",))
-    assert run.attrs["notes"] == "the pass of prompt 0 ended in NaN or infinity\nthe pass of prompt 1 ended in NaN or infinity"
+    assert (
+        run.attrs["notes"]
+        == "the pass of prompt 0 ended in NaN or infinity\nthe pass of prompt 1 ended in NaN "
+        "or infinity"
+    )
     scoring = ri.tasks.make_task("reversal")
     for respond in (forced_responses, generated_responses):
-        with pytest.raises(NotFinite, match=r"the model.s predictions for prompt [01] are NaN or infinite"):
+        with pytest.raises(
+            NotFinite, match=r"the model.s predictions for prompt [01] are NaN or infinite"
+        ):
             respond(model, scoring, PROMPTS)
 
 
 def test_a_prompt_is_called_by_its_own_number_whatever_batch_it_is_in(model):
-    """Found: its place within the batch was named; the experiment puts both side by side, the shorter one first."""
+    """Found: its place within the batch was named; the experiment puts both side by side, the
+    shorter one first.
+    """
     spoil(model, 2, 1, 13, float("nan"), len(PROMPTS[0].tokens))
     run = ri.analyze(model, PROMPTS, ("positions",), experiments=("perturbation",))
-    assert run.attrs["stopped"] == "perturbation: the model's predictions for prompt 1 are NaN or infinite"
+    assert (
+        run.attrs["stopped"]
+        == "perturbation: the model's predictions for prompt 1 are NaN or infinite"
+    )
 
 
 def test_rounded_positions_are_warned_about_and_noted(model):
-    with pytest.warns(RoundedPositions, match="positions are rounded in bfloat16; measure them in float32") as warned:
+    with pytest.warns(
+        RoundedPositions, match="positions are rounded in bfloat16; measure them in float32"
+    ) as warned:
         run = ri.analyze(model.bfloat16(), PROMPTS, ("positions",))
     assert len(warned) == 1
-    assert run.attrs["notes"] == "positions are rounded in bfloat16; measure them in float32 (positions_dtype)"
+    assert (
+        run.attrs["notes"]
+        == "positions are rounded in bfloat16; measure them in float32 (positions_dtype)"
+    )
 
 
 def test_index_positions_are_not_rounded():
@@ -159,21 +185,34 @@ def test_prompts_beyond_training_and_measures_that_say_nothing_are_noted(model):
     run = ri.analyze(model, [PROMPTS[0], long], ("gates",))
     assert run.attrs["notes"].splitlines() == [
         "1 of 2 prompts are longer (up to 150 tokens) than the training length, 128 tokens",
-        "gates gives nothing here: it measures cope, cope_alibi, cope_mlp, cope_rope, and the layout is repo@1",
+        "gates gives nothing here: it measures cope, cope_alibi, cope_mlp, cope_rope, and "
+        "the layout is repo@1",
     ]
-    assert "notes" not in ri.analyze(ri.reposition(tiny("llama"), "cope"), PROMPTS, ("gates",)).attrs
+    assert (
+        "notes" not in ri.analyze(ri.reposition(tiny("llama"), "cope"), PROMPTS, ("gates",)).attrs
+    )
 
 
 def test_a_scaling_that_changes_nothing_is_noted_in_the_scores(monkeypatch):
     scaling = {"rope_type": "linear", "factor": 2.0}
     scores = ri.score(ri.load("reversal/nope", rope_scaling=scaling), test_sets=("3",), count=2)
-    assert scores.attrs["notes"] == "scaling (linear 2.0) changes nothing: no layer of the layout nope rotates"
-    assert "notes" not in ri.score(ri.load("reversal/rope", rope_scaling=scaling), test_sets=("3",), count=2).attrs
+    assert (
+        scores.attrs["notes"]
+        == "scaling (linear 2.0) changes nothing: no layer of the layout nope rotates"
+    )
+    assert (
+        "notes"
+        not in ri.score(
+            ri.load("reversal/rope", rope_scaling=scaling), test_sets=("3",), count=2
+        ).attrs
+    )
 
 
 @pytest.mark.parametrize("scaling", [float("nan"), float("inf"), -1.0, 0.0])
 def test_scalings_are_held_to_a_range_in_python_too(scaling):
-    with pytest.raises(InputError, match=r'rope_scaling: "rope_parameters" "all layers" "factor": wanted a'):
+    with pytest.raises(
+        InputError, match=r'rope_scaling: "rope_parameters" "all layers" "factor": wanted a'
+    ):
         ri.load("reversal/rope", rope_scaling={"rope_type": "linear", "factor": scaling})
 
 
@@ -183,6 +222,8 @@ def test_a_measure_asked_for_twice_is_refused(model):
 
 
 def test_what_no_machine_holds_is_refused_before_it_is_tried():
-    with pytest.raises(InputError, match=r"^a run would need about 953,674,316 GiB of memory, and there are [\d,]+"):
+    with pytest.raises(
+        InputError, match=r"^a run would need about 953,674,316 GiB of memory, and there are [\d,]+"
+    ):
         require_memory(1.024e18, "a run")
     require_memory(1.0, "a run")

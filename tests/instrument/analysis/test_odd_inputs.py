@@ -1,4 +1,6 @@
-"""What Python can be given and no command line: each is refused in one line, or measured; none ends in another error."""
+"""What Python can be given and no command line: each is refused in one line, or measured; none ends
+in another error.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ def archive(tmp_path, method=zipfile.ZIP_DEFLATED):
     return bytearray(file.read_bytes())
 
 
-@pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+@pytest.mark.parametrize(
+    "method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA]
+)
 def test_a_damaged_log_is_one_line(method, tmp_path):
     """Found: errors of zlib, for an archive with a changed byte."""
     content, refused = archive(tmp_path, method), 0
@@ -100,7 +104,9 @@ UNREADABLE = {
 }
 
 
-@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support:UserWarning", "ignore:.*quantize:UserWarning")
+@pytest.mark.filterwarnings(
+    "ignore:Sparse CSR tensor support:UserWarning", "ignore:.*quantize:UserWarning"
+)
 @pytest.mark.parametrize("kind", UNREADABLE)
 def test_tokens_and_positions_whose_numbers_cannot_be_read_are_refused(bridge, kind):
     given = UNREADABLE[kind]()
@@ -111,21 +117,40 @@ def test_tokens_and_positions_whose_numbers_cannot_be_read_are_refused(bridge, k
     ):
         with pytest.raises(ri.InputError, match=r"wanted a Prompt|tokens are a table"):
             ask()
-    with pytest.raises(ri.InputError, match="are no numbers"), ri.set_positions(bridge, 1, 0, given):
+    with (
+        pytest.raises(ri.InputError, match="are no numbers"),
+        ri.set_positions(bridge, 1, 0, given),
+    ):
         bridge(torch.tensor([[1, 2, 3, 4, 5]]))
 
 
 @pytest.mark.parametrize(
-    "value", [None, {"a": 1}, True, object(), [[1], [2, 3]], torch.tensor(1.0), [1, "a"], "a\0b", "\ud800", 1 << 80]
+    "value",
+    [
+        None,
+        {"a": 1},
+        True,
+        object(),
+        [[1], [2, 3]],
+        torch.tensor(1.0),
+        [1, "a"],
+        "a\0b",
+        "\ud800",
+        1 << 80,
+    ],
 )
 @pytest.mark.parametrize("place", ["/", "/predictions", "/predictions/probability"])
 def test_an_attribute_that_no_file_holds_is_named(run, tmp_path, value, place):
     given = run.copy(deep=True)
     group = given["predictions"].to_dataset()
-    owner = {"/": given, "/predictions": group, "/predictions/probability": group["probability"]}[place]
+    owner = {"/": given, "/predictions": group, "/predictions/probability": group["probability"]}[
+        place
+    ]
     owner.attrs["mine"] = value
     given["predictions"] = xr.DataTree(group)
-    with pytest.raises(ri.InputError, match=f"the attribute 'mine' of {place} is .*, which no netCDF file holds"):
+    with pytest.raises(
+        ri.InputError, match=f"the attribute 'mine' of {place} is .*, which no netCDF file holds"
+    ):
         ri.write_run(given, tmp_path / "run.nc")
     assert not list(tmp_path.iterdir())
 
@@ -140,5 +165,7 @@ def test_text_where_numbers_should_be_is_named(run):
             data[name] = (array.dims, np.full(array.shape, "text"), array.attrs)
             given[group] = xr.DataTree(data)
             for ask in (ri.findings, ri.show):
-                with pytest.raises(ri.InputError, match=f"{group}/{name} of the run holds text; wanted numbers"):
+                with pytest.raises(
+                    ri.InputError, match=f"{group}/{name} of the run holds text; wanted numbers"
+                ):
                     ask(given)

@@ -1,4 +1,6 @@
-"""One logit in parts that sum to it, and one pattern, as the model itself computes them; their figures; what is refused."""
+"""One logit in parts that sum to it, and one pattern, as the model itself computes them; their
+figures; what is refused.
+"""
 
 from __future__ import annotations
 
@@ -26,14 +28,22 @@ def partial():
         num_hidden_layers=3,
         num_attention_heads=4,
         max_position_embeddings=256,
-        rope_parameters={"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "partial_rotary_factor": 0.5},
+        rope_parameters={
+            "rope_type": "yarn",
+            "rope_theta": 1e4,
+            "factor": 4.0,
+            "partial_rotary_factor": 0.5,
+        },
         initializer_range=0.3,
     )
     return ri.reposition(AutoModelForCausalLM.from_config(config).eval(), "rope")
 
 
 MODELS = {
-    **{scheme: lambda scheme=scheme: repositioned(scheme) for scheme in ("rope", "repo", "nope", "alibi", "cope")},
+    **{
+        scheme: lambda scheme=scheme: repositioned(scheme)
+        for scheme in ("rope", "repo", "nope", "alibi", "cope")
+    },
     "soft cap and window": lambda: ri.reposition(tiny("gemma2"), "rope"),
     "partial": partial,
 }
@@ -54,18 +64,29 @@ def test_the_parts_sum_to_the_logit_that_the_model_computes(bridge):
     for query, key in ((20, 17), (9, 9), (6, 3)):
         parts = ri.explain_logit(bridge, PROMPT, 1, 2, query, key)
         logit = float(parts["logit"])
-        assert abs(float(parts["pair"].sum() + parts["soft_cap"] + parts["bias"]) - logit) < 1e-5 * max(1, abs(logit))
-        assert abs(float(parts["rounding"])) < 1e-5 * max(1, abs(logit)) and np.isclose(float(parts["fit"].sum()), logit)
-        np.testing.assert_allclose(logit, float(seen(bridge, "hook_attn_scores")[2, query, key]), rtol=1e-4, atol=1e-5)
+        assert abs(
+            float(parts["pair"].sum() + parts["soft_cap"] + parts["bias"]) - logit
+        ) < 1e-5 * max(1, abs(logit))
+        assert abs(float(parts["rounding"])) < 1e-5 * max(1, abs(logit)) and np.isclose(
+            float(parts["fit"].sum()), logit
+        )
         np.testing.assert_allclose(
-            float(parts["attention"]), float(seen(bridge, "hook_pattern")[2, query, key]), rtol=1e-4, atol=1e-6
+            logit, float(seen(bridge, "hook_attn_scores")[2, query, key]), rtol=1e-4, atol=1e-5
+        )
+        np.testing.assert_allclose(
+            float(parts["attention"]),
+            float(seen(bridge, "hook_pattern")[2, query, key]),
+            rtol=1e-4,
+            atol=1e-6,
         )
 
 
 def test_a_pair_turns_by_its_angle_and_what_does_not_rotate_is_content_alone(bridge):
     parts = ri.explain_logit(bridge, PROMPT, 1, 2, 20, 17)
     still = parts["frequency"] == 0
-    np.testing.assert_allclose(parts["pair"][still], parts["pair_at_equal_positions"][still], atol=1e-6)
+    np.testing.assert_allclose(
+        parts["pair"][still], parts["pair_at_equal_positions"][still], atol=1e-6
+    )
     assert bool((parts["angle"][still] == 0).all())
     if parts.attrs["scheme"] == "rope":
         np.testing.assert_allclose(parts["angle"], 3 * parts["frequency"])
@@ -73,29 +94,47 @@ def test_a_pair_turns_by_its_angle_and_what_does_not_rotate_is_content_alone(bri
         vectors = queries[20, 2], keys[17, 2 * keys.shape[1] // 4]
         q, k = (torch.complex(*vector.double().chunk(2)) for vector in vectors)
         product = q * k.conj()
-        at_zero = (product * torch.polar(torch.ones_like(product.real), -torch.from_numpy(parts["angle"].values))).real
+        at_zero = (
+            product
+            * torch.polar(torch.ones_like(product.real), -torch.from_numpy(parts["angle"].values))
+        ).real
         scale = float(parts["pair"].sum()) / float(product.real.sum())
         np.testing.assert_allclose(parts["pair"], scale * product.real, rtol=1e-4, atol=1e-5)
-        np.testing.assert_allclose(parts["pair_at_equal_positions"], scale * at_zero, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(
+            parts["pair_at_equal_positions"], scale * at_zero, rtol=1e-4, atol=1e-5
+        )
 
 
 def test_a_pattern_is_the_models_and_nan_where_a_key_is_not_seen(bridge):
     pattern = ri.attention_pattern(bridge, PROMPT, 1, 2)
     models = seen(bridge, "hook_pattern")[2].numpy()
     np.testing.assert_allclose(np.nan_to_num(pattern.values), models, atol=1e-5)
-    assert np.isnan(pattern.values[np.triu_indices(24, 1)]).all() and pattern.dims == ("query", "key")
+    assert np.isnan(pattern.values[np.triu_indices(24, 1)]).all() and pattern.dims == (
+        "query",
+        "key",
+    )
 
 
 @pytest.mark.parametrize("window", [None, 5])
 def test_centred_axes_have_the_same_map_mean_0_and_a_key_axis_without_slope(window):
     generator = torch.Generator().manual_seed(0)
-    axes = Axes(*(torch.randn(1, 1, 12, generator=generator, dtype=torch.float64) for _ in range(3)))
+    axes = Axes(
+        *(torch.randn(1, 1, 12, generator=generator, dtype=torch.float64) for _ in range(3))
+    )
     pairs = additive_pairs(torch.ones(1, 1, 12).bool(), torch.ones(1, 1, 12).bool(), window)
     level, new = centred(axes, pairs)
     at = [(i, j) for i in range(12) for j in range(12) if 0 <= i - j < (window or 12)]
-    maps = [np.array([float(a[0, 0, i - j] + b[0, 0, i] + c[0, 0, j]) for i, j in at]) for a, b, c in (axes, new)]
+    maps = [
+        np.array([float(a[0, 0, i - j] + b[0, 0, i] + c[0, 0, j]) for i, j in at])
+        for a, b, c in (axes, new)
+    ]
     np.testing.assert_allclose(maps[1] + float(level), maps[0])
-    of_pairs = np.array([[float(new.distance[0, 0, i - j]), float(new.query[0, 0, i]), float(new.key[0, 0, j])] for i, j in at])
+    of_pairs = np.array(
+        [
+            [float(new.distance[0, 0, i - j]), float(new.query[0, 0, i]), float(new.key[0, 0, j])]
+            for i, j in at
+        ]
+    )
     np.testing.assert_allclose(of_pairs.mean(0), 0, atol=1e-12)
     assert abs(np.polyfit([j for _, j in at], of_pairs[:, 2], 1)[0]) < 1e-12
 
@@ -112,7 +151,8 @@ def test_the_figures_show_every_part_and_every_weight():
     assert np.isclose(sum(fit[:-1]), fit[-1]) and fit[-1] == widths["part logit"]
     pattern = ri.attention_pattern(bridge, PROMPT, 1, 2)
     np.testing.assert_array_equal(
-        artist(ri.plots.attention_pattern(pattern), "pattern").get_array().filled(np.nan), pattern.values
+        artist(ri.plots.attention_pattern(pattern), "pattern").get_array().filled(np.nan),
+        pattern.values,
     )
 
 
@@ -123,15 +163,30 @@ def test_the_figures_show_every_part_and_every_weight():
             lambda bridge: ri.attention_pattern(bridge, PROMPT * 22, 0, 0),
             "the prompt has 528 tokens, and patterns are made of up to 512",
         ),
-        (lambda bridge: ri.attention_pattern(bridge, [PROMPT, PROMPT], 0, 0), "one prompt was wanted; got 2"),
+        (
+            lambda bridge: ri.attention_pattern(bridge, [PROMPT, PROMPT], 0, 0),
+            "one prompt was wanted; got 2",
+        ),
         (lambda bridge: ri.attention_pattern(bridge, PROMPT, 3, 0), "layer 3 was asked for"),
         (lambda bridge: ri.explain_logit(bridge, PROMPT, 0, 4, 5, 3), "head 4 was asked for"),
         (lambda bridge: ri.explain_logit(bridge, PROMPT, 0, 0, 24, 3), "query 24 was asked for"),
-        (lambda bridge: ri.explain_logit(bridge, PROMPT, 0, 0, 3, 5), "token 3 does not see token 5"),
+        (
+            lambda bridge: ri.explain_logit(bridge, PROMPT, 0, 0, 3, 5),
+            "token 3 does not see token 5",
+        ),
         (lambda bridge: ri.explain_logit(bridge, PROMPT, 0, 0, 20, 5), "no more than 7 earlier"),
-        (lambda bridge: ri.explain_logit(bridge, PROMPT, 0, 0, -1, 0), "query is -1; wanted a whole number"),
-        (lambda bridge: ri.plots.attention_pattern(bridge), "a pattern is what ri.attention_pattern returns"),
-        (lambda bridge: ri.plots.logit_parts(bridge), "the parts of a logit are what ri.explain_logit returns"),
+        (
+            lambda bridge: ri.explain_logit(bridge, PROMPT, 0, 0, -1, 0),
+            "query is -1; wanted a whole number",
+        ),
+        (
+            lambda bridge: ri.plots.attention_pattern(bridge),
+            "a pattern is what ri.attention_pattern returns",
+        ),
+        (
+            lambda bridge: ri.plots.logit_parts(bridge),
+            "the parts of a logit are what ri.explain_logit returns",
+        ),
     ],
 )
 def test_what_cannot_be_explained_is_one_line(call, line):

@@ -1,4 +1,6 @@
-"""Several processes on one command: two that were launched together, one of which is killed in the end; and what each does alone."""
+"""Several processes on one command: two that were launched together, one of which is killed in the
+end; and what each does alone.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,12 @@ def launcher() -> dict[str, str]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    return {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    return {
+        "WORLD_SIZE": "2",
+        "LOCAL_WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }
 
 
 def of_rank(rank: int, launched: dict[str, str]) -> None:
@@ -59,11 +66,20 @@ def prompts():
 
 
 def work_together(rank: int, launched: dict[str, str], directory: Path) -> None:
-    """Four commands, what all processes share, then an analysis during which the second process is killed."""
+    """Four commands, what all processes share, then an analysis during which the second process is
+    killed.
+    """
     of_rank(rank, launched)
-    commands = [[*ANALYZE, "--out", str(directory / "run")], [*SCORE, "--out", str(directory / "scores")], BAD, DIFFERENT]
+    commands = [
+        [*ANALYZE, "--out", str(directory / "run")],
+        [*SCORE, "--out", str(directory / "scores")],
+        BAD,
+        DIFFERENT,
+    ]
     with processes.together():
-        codes = [main([word.replace("RANK", str(rank)) for word in command]) for command in commands]
+        codes = [
+            main([word.replace("RANK", str(rank)) for word in command]) for command in commands
+        ]
         (directory / f"codes-{rank}.json").write_text(json.dumps(codes))
         first = processes.from_first(lambda: rank)
         shared = processes.spread(list("abc"), lambda letter: letter * 2 + str(processes.count()))
@@ -75,19 +91,34 @@ def work_together(rank: int, launched: dict[str, str], directory: Path) -> None:
                 os.kill(os.getpid(), signal.SIGKILL)
 
         try:
-            ri.analyze(bridge, prompts(), ["positions", "components"], store=directory / "store", progress=die)
+            ri.analyze(
+                bridge,
+                prompts(),
+                ["positions", "components"],
+                store=directory / "store",
+                progress=die,
+            )
         except processes.Deserted as deserted:
             (directory / "deserted").write_text(str(deserted))
 
 
 @pytest.fixture(scope="module")
 def launched(tmp_path_factory):
-    """The directory that two processes leave, their exit codes, and what both wrote to standard output and standard error."""
+    """The directory that two processes leave, their exit codes, and what both wrote to standard
+    output and standard error.
+    """
     directory, environment = tmp_path_factory.mktemp("launched"), launcher()
     with without_pictures():
-        both = [Forked(lambda rank=rank: work_together(rank, environment, directory)) for rank in range(2)]
+        both = [
+            Forked(lambda rank=rank: work_together(rank, environment, directory))
+            for rank in range(2)
+        ]
     ended = [process.wait() for process in both]
-    return directory, [done.returncode for done in ended], [(done.stdout, done.stderr) for done in ended]
+    return (
+        directory,
+        [done.returncode for done in ended],
+        [(done.stdout, done.stderr) for done in ended],
+    )
 
 
 @pytest.mark.usefixtures("no_pictures")
@@ -101,16 +132,21 @@ def test_two_processes_leave_the_bytes_of_one(launched, tmp_path, name, command)
 
 def test_one_process_speaks(launched):
     directory, _, said = launched
-    assert [json.loads((directory / f"codes-{rank}.json").read_text()) for rank in range(2)] == [[0, 0, 2, 2]] * 2
+    assert [json.loads((directory / f"codes-{rank}.json").read_text()) for rank in range(2)] == [
+        [0, 0, 2, 2]
+    ] * 2
     lines = [line for _, errors in said for line in errors.splitlines() if "entropy" in line]
-    assert len(lines) == 1 and lines[0].startswith("repo-interp analyze: there is no measure 'entropy'")
+    assert len(lines) == 1 and lines[0].startswith(
+        "repo-interp analyze: there is no measure 'entropy'"
+    )
     assert "the page to look at" in " ".join(said[0][0].split()) and said[1][0] == ""
 
 
 def test_different_commands_are_refused_by_every_process(launched):
     """Found: an IndexError in the midst of the work."""
     line = (
-        "repo-interp analyze: process 0 was given 'analyze niah/repo --seed 0', process 1 'analyze niah/repo --seed 1'; "
+        "repo-interp analyze: process 0 was given 'analyze niah/repo --seed 0', process 1 "
+        "'analyze niah/repo --seed 1'; "
         "launch the same command in all of them"
     )
     assert all(line in errors.splitlines() for _, errors in launched[2]), launched[2]
@@ -121,14 +157,24 @@ def test_different_commands_are_refused_by_every_process(launched):
     [
         (
             {"WORLD_SIZE": "abc"},
-            "WORLD_SIZE=abc in the environment; wanted a whole number from 1 to 1,000,000, as accelerate launch",
+            "WORLD_SIZE=abc in the environment; wanted a whole number from 1 to 1,000,000, "
+            "as accelerate launch",
         ),
         ({"RANK": "2"}, "RANK=2 in the environment; wanted a whole number from 0 to 1,"),
         ({"LOCAL_RANK": "-1"}, "LOCAL_RANK=-1 in the environment"),
         ({"LOCAL_WORLD_SIZE": "1e3"}, "LOCAL_WORLD_SIZE=1e3 in the environment"),
-        ({"MASTER_PORT": "x"}, "MASTER_PORT=x in the environment; wanted a whole number from 1 to 65,535,"),
-        ({"MASTER_PORT": ""}, "2 processes were launched, and MASTER_PORT is not in the environment: where they meet"),
-        ({"MASTER_ADDR": ""}, "2 processes were launched, and MASTER_ADDR is not in the environment: where they meet"),
+        (
+            {"MASTER_PORT": "x"},
+            "MASTER_PORT=x in the environment; wanted a whole number from 1 to 65,535,",
+        ),
+        (
+            {"MASTER_PORT": ""},
+            "2 processes were launched, and MASTER_PORT is not in the environment: where they meet",
+        ),
+        (
+            {"MASTER_ADDR": ""},
+            "2 processes were launched, and MASTER_ADDR is not in the environment: where they meet",
+        ),
     ],
 )
 def test_an_environment_that_no_launcher_leaves_is_refused(wrong, said, monkeypatch, capsys):
@@ -141,7 +187,9 @@ def test_an_environment_that_no_launcher_leaves_is_refused(wrong, said, monkeypa
 
 
 def test_a_process_whose_partner_never_comes_says_that_it_waits_and_ends(tmp_path):
-    """Found: it was silent, and in the end came a stack of C++; then ten minutes, and torch's line in ours."""
+    """Found: it was silent, and in the end came a stack of C++; then ten minutes, and torch's line
+    in ours.
+    """
     environment = launcher()
 
     def wait_in_vain() -> int:
@@ -151,9 +199,17 @@ def test_a_process_whose_partner_never_comes_says_that_it_waits_and_ends(tmp_pat
 
     done = forked(wait_in_vain, tmp_path)
     waits, ends = [line for line in done.stderr.splitlines() if line.startswith("repo-interp")]
-    others = f"the other processes of this command (2 in all) at 127.0.0.1:{environment['MASTER_PORT']}"
-    assert (done.returncode, waits) == (130, f"repo-interp analyze waits for {others}, for up to 3 s")
-    assert ends == f"repo-interp analyze: interrupted: {others} did not come (in 3 s); launch them all together"
+    others = (
+        f"the other processes of this command (2 in all) at 127.0.0.1:{environment['MASTER_PORT']}"
+    )
+    assert (done.returncode, waits) == (
+        130,
+        f"repo-interp analyze waits for {others}, for up to 3 s",
+    )
+    assert (
+        ends == f"repo-interp analyze: interrupted: {others} did not come (in 3 s); launch them "
+        "all together"
+    )
     assert len(done.stderr.splitlines()) == 2
 
 
@@ -173,7 +229,11 @@ def test_a_process_that_dies_leaves_what_another_goes_on_with(launched, tmp_path
     assert 1 <= kept <= len(given)
     steps: list[int] = []
     again = ri.analyze(
-        bridge, given, ["positions", "components"], store=directory / "store", progress=lambda done, _: steps.append(done)
+        bridge,
+        given,
+        ["positions", "components"],
+        store=directory / "store",
+        progress=lambda done, _: steps.append(done),
     )
     layers = len(ri.layout(bridge))
     assert len([step for step in steps if step % layers]) == (len(given) - kept) * (layers - 1), (
@@ -209,7 +269,9 @@ def test_answers_that_are_kept_are_not_asked_for_again(tmp_path):
     assert [path.name for path in kept] == ["0-0.json", "0-1.json"]
     for path in kept:
         answers = json.loads(unsealed(path.read_bytes(), path))
-        path.write_text(json.dumps({**answers, "tokens": [[0] * len(tokens) for tokens in answers["tokens"]]}))
+        path.write_text(
+            json.dumps({**answers, "tokens": [[0] * len(tokens) for tokens in answers["tokens"]]})
+        )
     assert float(whole["scores"]["mean_score"][0]) > 0
     assert float(ri.score(bridge, **asked, store=store)["scores"]["mean_score"][0]) == 0
     with pytest.warns(OtherQuestion, match="another question"):
@@ -220,12 +282,17 @@ def test_answers_that_are_kept_are_not_asked_for_again(tmp_path):
 def test_one_process_alone_spreads_nothing():
     told: list[tuple[int, int]] = []
     assert processes.count() == 1 and processes.is_first() and processes.from_first(lambda: 3) == 3
-    assert processes.spread([1, 2, 3], lambda item: item * item, lambda *done: told.append(done)) == [1, 4, 9]
+    assert processes.spread(
+        [1, 2, 3], lambda item: item * item, lambda *done: told.append(done)
+    ) == [1, 4, 9]
     assert told == [(1, 3), (2, 3), (3, 3)]
     processes.meet()
 
 
-@pytest.mark.parametrize("size", [1, 3, 100, SideBySide(tokens=10), SideBySide(prompts=2, tokens=21), SideBySide(tokens=1)])
+@pytest.mark.parametrize(
+    "size",
+    [1, 3, 100, SideBySide(tokens=10), SideBySide(prompts=2, tokens=21), SideBySide(tokens=1)],
+)
 def test_batches_hold_every_prompt_once_and_no_more_than_fits(size):
     lengths = [10, 3, 3, 8, 1, 7, 2, 12]
     order = sorted(range(len(lengths)), key=lambda number: -lengths[number])
@@ -237,7 +304,10 @@ def test_batches_hold_every_prompt_once_and_no_more_than_fits(size):
         assert len(some) == 1 or (len(some) <= most.prompts and padded <= most.tokens)
         if following is not None:  # none is cut where one more would fit
             more = [*some, following[0]]
-            assert len(more) > most.prompts or len(more) * max(lengths[number] for number in more) > most.tokens
+            assert (
+                len(more) > most.prompts
+                or len(more) * max(lengths[number] for number in more) > most.tokens
+            )
 
 
 def test_batches_of_nothing_are_refused():
@@ -254,7 +324,10 @@ def test_automatic_batches_follow_lengths_and_memory(monkeypatch):
     monkeypatch.setattr(room, "memory", lambda: 8 * 100 * room.bytes_per_token(bridge))
     assert room.batch_limit(bridge, "auto").tokens == 100
     rows = [[3 + n % 5 for n in range(length)] for length in (9, 40, 60, 12)]
-    alone, together = (ri.analyze(bridge, rows, ["positions", "components"], batch_size=size) for size in (1, "auto"))
+    alone, together = (
+        ri.analyze(bridge, rows, ["positions", "components"], batch_size=size)
+        for size in (1, "auto")
+    )
     for name, values in alone["components"].data_vars.items():
         xr.testing.assert_allclose(together["components"][name], values, rtol=1e-4, atol=1e-4)
 
@@ -262,7 +335,22 @@ def test_automatic_batches_follow_lengths_and_memory(monkeypatch):
 @pytest.mark.usefixtures("no_figures")
 def test_resume_refuses_the_results_of_another_checkpoint_or_command(tmp_path, capsys):
     out = ["--out", str(tmp_path / "out")]
-    assert main(["analyze", "reversal/rope", "--measures", "positions", "--length", "3", "--count", "1", *out]) == 0
+    assert (
+        main(
+            [
+                "analyze",
+                "reversal/rope",
+                "--measures",
+                "positions",
+                "--length",
+                "3",
+                "--count",
+                "1",
+                *out,
+            ]
+        )
+        == 0
+    )
     finished = tree(tmp_path / "out")
     for command, said in (
         (["analyze", "reversal/nope"], "holds results of another checkpoint"),
@@ -280,7 +368,16 @@ def test_resume_refuses_a_finished_run_of_another_question(tmp_path, capsys, mon
     monkeypatch.chdir(tmp_path)
     prompts = Path("prompts.jsonl")
     prompts.write_text('{"tokens": [1, 5, 9, 4]}\n')
-    begun = ["analyze", "reversal/rope", "--measures", "positions", "--prompts", "prompts.jsonl", "--out", "out"]
+    begun = [
+        "analyze",
+        "reversal/rope",
+        "--measures",
+        "positions",
+        "--prompts",
+        "prompts.jsonl",
+        "--out",
+        "out",
+    ]
     assert main(begun) == 0 and main([*begun, "--resume", "--batch-size", "2"]) == 0
     finished = tree(Path("out"))
     capsys.readouterr()
@@ -289,8 +386,9 @@ def test_resume_refuses_a_finished_run_of_another_question(tmp_path, capsys, mon
         assert main([*begun, *more, "--resume"]) == 2
         return " ".join(capsys.readouterr().err.split())
 
-    assert "out holds the answer to another question: --measures was positions, now components; give --resume" in refused(
-        "--measures", "components"
+    assert (
+        "out holds the answer to another question: --measures was positions, now components; "
+        "give --resume" in refused("--measures", "components")
     )
     assert "--set was not given, now epsilon=0.5" in refused("--set", "epsilon=0.5")
     assert "--layers was not given, now 0,1" in refused("--layers", "0,1")
@@ -302,14 +400,34 @@ def test_resume_refuses_a_finished_run_of_another_question(tmp_path, capsys, mon
     del run.attrs["asked"]
     ri.write_run(run, "out/run.nc")
     assert "does not say what it was asked (1 prompts, positions)" in refused()
-    assert main(["score", "reversal/rope", "--test-sets", "3", "--count", "2", "--out", "scores"]) == 0
-    assert main(["score", "reversal/rope", "--test-sets", "3", "--count", "3", "--out", "scores", "--resume"]) == 2
+    assert (
+        main(["score", "reversal/rope", "--test-sets", "3", "--count", "2", "--out", "scores"]) == 0
+    )
+    assert (
+        main(
+            [
+                "score",
+                "reversal/rope",
+                "--test-sets",
+                "3",
+                "--count",
+                "3",
+                "--out",
+                "scores",
+                "--resume",
+            ]
+        )
+        == 2
+    )
     assert "--count was 2, now 3" in " ".join(capsys.readouterr().err.split())
 
 
 @pytest.mark.usefixtures("no_figures")
 def test_what_is_kept_of_another_question_is_not_thrown_away_without_a_word(tmp_path, capsys):
-    out, question = tmp_path / "out", ["analyze", "reversal/rope", "--measures", "positions", "--length", "3"]
+    out, question = (
+        tmp_path / "out",
+        ["analyze", "reversal/rope", "--measures", "positions", "--length", "3"],
+    )
     store = out / ".batches"
     store.mkdir(parents=True)
     for name, text in (("fingerprint", "of another"), ("batch-00000.nc", "statistics")):

@@ -1,4 +1,6 @@
-"""Results of two processes stay apart; the numbers are written first and outlive figures, page and other packages' code."""
+"""Results of two processes stay apart; the numbers are written first and outlive figures, page and
+other packages' code.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ pytestmark = pytest.mark.usefixtures("no_pictures")
 
 def tiny_run(value: float = 1.0) -> xr.DataTree:
     described = {"long_name": "value", "units": "1"}
-    return make_run({"small": xr.Dataset({"value": ("x", [value], described)})}, {"checkpoint": "tiny"})
+    return make_run(
+        {"small": xr.Dataset({"value": ("x", [value], described)})}, {"checkpoint": "tiny"}
+    )
 
 
 def draw(run, page, figures):
@@ -48,7 +52,11 @@ def start(out: Path | None, folder: Path) -> Forked:
 
 def test_processes_without_out_choose_different_directories(tmp_path):
     processes = [start(None, tmp_path) for _ in range(3)]
-    assert sorted(process.line() for process in processes) == ["runs/niah-repo", "runs/niah-repo-2", "runs/niah-repo-3"]
+    assert sorted(process.line() for process in processes) == [
+        "runs/niah-repo",
+        "runs/niah-repo-2",
+        "runs/niah-repo-3",
+    ]
     for process in processes:
         os.kill(process.pid, signal.SIGTERM)
         assert process.wait().returncode == 0
@@ -93,7 +101,9 @@ def test_names_are_skipped_that_hold_something_else(tmp_path, monkeypatch):
         assert results.directory == Path("runs/mine-3")
 
 
-@pytest.mark.parametrize("error", [ValueError("wrong"), SystemExit(0), OSError(5, "Input/output error"), MemoryError()])
+@pytest.mark.parametrize(
+    "error", [ValueError("wrong"), SystemExit(0), OSError(5, "Input/output error"), MemoryError()]
+)
 def test_an_error_before_anything_is_published_leaves_nothing(error, tmp_path):
     def fail():
         with claimed(tmp_path / "new" / "out", "") as results:
@@ -113,7 +123,9 @@ def test_finished_batches_outlive_an_interruption_and_a_full_disk(error, tmp_pat
             (results.store / "batch-00000.nc").write_text("numbers")
             raise error
 
-    with pytest.raises((KeyboardInterrupt, ri.InputError), match=r"^$|No space left on device\); make room"):
+    with pytest.raises(
+        (KeyboardInterrupt, ri.InputError), match=r"^$|No space left on device\); make room"
+    ):
         fail()
     assert list(tree(tmp_path)) == ["out/.batches/batch-00000.nc"]
     with claimed(tmp_path / "out", "") as results:
@@ -138,8 +150,11 @@ def test_what_happens_while_drawing_leaves_the_numbers_alone_in_place(error, tmp
     assert ri.read_run(tmp_path / "out")["small/value"] == 2.0
 
 
-@pytest.mark.parametrize(("room", "said", "left"), [(1000, "run.nc cannot be written (File too large); nothing was changed", 1.0),
-                                                    (50_000, "figures and page cannot be written (File too large)", 2.0)])  # fmt: skip
+@pytest.mark.parametrize(("room", "said", "left"), [(1000, "run.nc cannot be written (File "
+                                                           "too large); nothing was changed", 1.0),
+                                                    (50_000, "figures and page cannot be "
+                                                             "written (File too "
+                                                             "large)", 2.0)])  # fmt: skip
 def test_a_full_disk_is_one_line_and_costs_no_numbers(room, said, left, tmp_path):
     with claimed(tmp_path / "out", "") as results:
         results.publish(tiny_run(1.0), draw)
@@ -151,7 +166,8 @@ def test_a_full_disk_is_one_line_and_costs_no_numbers(room, said, left, tmp_path
         return []
 
     def publish() -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (room, room))  # the system refuses to write more, as on a full disk
+        # the system refuses to write more, as on a full disk
+        resource.setrlimit(resource.RLIMIT_FSIZE, (room, room))
         try:
             with claimed(tmp_path / "out", "", overwrite=True) as results:
                 say("".join(results.publish(tiny_run(2.0), draw_much).failures))
@@ -159,6 +175,8 @@ def test_a_full_disk_is_one_line_and_costs_no_numbers(room, said, left, tmp_path
             say(error)
 
     done = forked(publish)
-    assert done.returncode == 0 and done.stdout.endswith(f"{said}\n") and done.stdout.count("\n") == 1, done.stderr
+    assert (
+        done.returncode == 0 and done.stdout.endswith(f"{said}\n") and done.stdout.count("\n") == 1
+    ), done.stderr
     assert ri.read_run(tmp_path / "out")["small/value"] == left
     assert tree(tmp_path) == before if left == 1.0 else list(tree(tmp_path)) == ["out/run.nc"]

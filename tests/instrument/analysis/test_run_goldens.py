@@ -1,6 +1,8 @@
-"""The authors' checkpoints, analysed: frequency components and disentanglement fits, read back from run.nc.
+"""The authors' checkpoints, analysed: frequency components and disentanglement fits, read back from
+run.nc.
 
-Goldens: official/expected_analysis.npz, float64 NumPy from the arrays of the original code (official/README.md).
+Goldens: official/expected_analysis.npz, float64 NumPy from the arrays of the original code
+(official/README.md).
 """
 
 from __future__ import annotations
@@ -16,18 +18,30 @@ import repo_interp as ri
 from repo_interp.tasks import Prompt
 
 ANALYSIS = np.load(OFFICIAL / "expected_analysis.npz")
-CHECKPOINTS = ["repo_mha", "repo_scaled", "repo_scaled_yarn4", "multihead_continuous", "rope_none", "nope"]
+CHECKPOINTS = [
+    "repo_mha",
+    "repo_scaled",
+    "repo_scaled_yarn4",
+    "multihead_continuous",
+    "rope_none",
+    "nope",
+]
 
 
 @pytest.fixture(scope="module", params=CHECKPOINTS)
 def analysed(request, tmp_path_factory):
-    """Name and run of a checkpoint, analysed on the authors' prompts and read back from its file."""
+    """Name and run of a checkpoint, analysed on the authors' prompts and read back from its
+    file.
+    """
     name, file = request.param, tmp_path_factory.mktemp(request.param) / "run.nc"
     directory, *_ = name.partition("_yarn4")
     overrides = json.loads((OFFICIAL / "repo_scaled" / "rope_overrides.json").read_text())
     given = {} if directory == name else {"rope_scaling": overrides["yarn4"]["rope_scaling"]}
-    tokens = np.load(OFFICIAL / directory / ("expected_yarn4.npz" if given else "expected.npz"))["input_ids"]
-    # The goldens rotate NoPE layers as if they were RoPE with the checkpoint's base; by definition their r is 1.
+    tokens = np.load(OFFICIAL / directory / ("expected_yarn4.npz" if given else "expected.npz"))[
+        "input_ids"
+    ]
+    # The goldens rotate NoPE layers as if they were RoPE with the checkpoint's base; by definition
+    # their r is 1.
     measures = [
         ri.measures.Positions(),
         ri.measures.Components(),
@@ -35,29 +49,46 @@ def analysed(request, tmp_path_factory):
         ri.measures.FakeDistance(nope_base=500_000),
     ]
     bridge = ri.load(OFFICIAL / directory, **given)
-    ri.write_run(ri.analyze(bridge, [Prompt(tokens=tuple(row.tolist())) for row in tokens], measures), file)
+    ri.write_run(
+        ri.analyze(bridge, [Prompt(tokens=tuple(row.tolist())) for row in tokens], measures), file
+    )
     return name, ri.read_run(file)
 
 
-VAFS = {"vaf": "pairs_var", "vaf_printed": "pairs_literal", "vaf_curve": "curve_var", "vaf_curve_printed": "curve_literal"}
+VAFS = {
+    "vaf": "pairs_var",
+    "vaf_printed": "pairs_literal",
+    "vaf_curve": "curve_var",
+    "vaf_curve_printed": "curve_literal",
+}
 
 
 @pytest.mark.parametrize("variable", VAFS)
 def test_variance_accounted_for(analysed, variable):
     name, run = analysed
     expected = ANALYSIS[f"{name}/vaf_{VAFS[variable]}"]
-    rotated = [layer for layer, scheme in enumerate(run["components"]["scheme"].values) if scheme != "nope"]
-    got = run["components"][variable].transpose("layer", "prompt", "head", "component").sel(layer=rotated)
+    rotated = [
+        layer for layer, scheme in enumerate(run["components"]["scheme"].values) if scheme != "nope"
+    ]
+    got = (
+        run["components"][variable]
+        .transpose("layer", "prompt", "head", "component")
+        .sel(layer=rotated)
+    )
     error = np.abs(got - expected[rotated]) / (1 + np.abs(expected[rotated]))
     assert float(np.median(error)) < 1e-4
     assert float(np.quantile(error, 0.99)) < 1e-2
 
 
 def assert_where_known(got, expected):
-    """The goldens have the first prompt of every checkpoint, and all prompts of some; NaN elsewhere."""
+    """The goldens have the first prompt of every checkpoint, and all prompts of some; NaN
+    elsewhere.
+    """
     known = np.isfinite(expected)
     assert known[:, 0].all()
-    assert_allclose(got.transpose("layer", "prompt", "head").values[known], expected[known], atol=1e-5)
+    assert_allclose(
+        got.transpose("layer", "prompt", "head").values[known], expected[known], atol=1e-5
+    )
 
 
 def test_three_axis_fit(analysed):
@@ -76,7 +107,9 @@ def test_three_axis_coefficients(analysed):
     if name != "repo_mha":
         pytest.skip("coefficients are in the goldens of repo_mha alone")
     expected = ANALYSIS["repo_mha/ridge_abc_seq0"]
-    for row, (variable, axis) in enumerate((("distance_axis", "distance"), ("query_axis", "token"), ("key_axis", "token"))):
+    for row, (variable, axis) in enumerate(
+        (("distance_axis", "distance"), ("query_axis", "token"), ("key_axis", "token"))
+    ):
         got = run["three_axis"][variable].transpose("layer", "head", axis)
         assert np.abs(got - expected[row]).max() < 1e-3 * expected[row].std()
 
@@ -84,12 +117,18 @@ def test_three_axis_coefficients(analysed):
 def test_component_curves_of_the_first_prompt():
     bridge = ri.load(OFFICIAL / "repo_mha")
     tokens = np.load(OFFICIAL / "repo_mha" / "expected.npz")["input_ids"][0]
-    run = ri.analyze(bridge, [Prompt(tokens=tuple(tokens.tolist()))], [ri.measures.Components(curves="head")])
+    run = ri.analyze(
+        bridge, [Prompt(tokens=tuple(tokens.tolist()))], [ri.measures.Components(curves="head")]
+    )
     expected = ANALYSIS["repo_mha/component_curves_seq0"]
     group = run["components"]
     by_head = group["head_component_by_distance"]
     assert_allclose(
         by_head.transpose("layer", "head", "component", "distance"), expected[:, :, :8], atol=1e-3
     )  # the goldens are float32
-    assert_allclose(group["logit_by_distance"].transpose("layer", "head", "distance"), expected[:, :, 8], atol=1e-3)
+    assert_allclose(
+        group["logit_by_distance"].transpose("layer", "head", "distance"),
+        expected[:, :, 8],
+        atol=1e-3,
+    )
     assert_allclose(by_head.sum("component"), group["logit_by_distance"], atol=1e-8)

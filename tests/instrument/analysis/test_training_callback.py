@@ -1,11 +1,20 @@
-"""A training with `PositionsCallback` is the same training, bit by bit, and leaves a series of runs and a log of scalars."""
+"""A training with `PositionsCallback` is the same training, bit by bit, and leaves a series of runs
+and a log of scalars.
+"""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, Trainer, TrainerCallback, TrainingArguments, set_seed
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    Trainer,
+    TrainerCallback,
+    TrainingArguments,
+    set_seed,
+)
 from transformers.integrations import integration_utils
 
 import repo_interp as ri
@@ -16,9 +25,18 @@ PROMPTS = [
     Prompt(tokens=tuple(range(3, 43)), spans={"needle": (5, 6, 7)}, generated=(38, 39)),
     Prompt(tokens=tuple(range(4, 40)), spans={"needle": (9, 10)}, generated=(34, 35)),
 ]
-SHAPE = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "pad_token_id": 0}
+SHAPE = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "pad_token_id": 0,
+}
 HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "attention_dropout": 0.1}
-DYNAMIC = {"max_position_embeddings": 16, "rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}}
+DYNAMIC = {
+    "max_position_embeddings": 16,
+    "rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4},
+}
 
 
 def decoder(layout=None, **options):
@@ -31,19 +49,33 @@ def decoder(layout=None, **options):
 def trained(directory, model, *callbacks, **options):
     """The Trainer after six steps on random tokens."""
     tokens = torch.randint(3, 64, (24, 24), generator=torch.Generator().manual_seed(1))
-    given = {"max_steps": 6, "per_device_train_batch_size": 4, "save_strategy": "no", "report_to": "none", "use_cpu": True}
+    given = {
+        "max_steps": 6,
+        "per_device_train_batch_size": 4,
+        "save_strategy": "no",
+        "report_to": "none",
+        "use_cpu": True,
+    }
     arguments = TrainingArguments(str(directory), disable_tqdm=True, **(given | options))
     trainer = Trainer(
-        model, arguments, train_dataset=[{"input_ids": each, "labels": each} for each in tokens], callbacks=list(callbacks)
+        model,
+        arguments,
+        train_dataset=[{"input_ids": each, "labels": each} for each in tokens],
+        callbacks=list(callbacks),
     )
     trainer.train()
     return trainer
 
 
 def state(model):
-    """All that a measurement could leave behind: by module, what its attributes are, its hooks, and the configuration."""
+    """All that a measurement could leave behind: by module, what its attributes are, its hooks, and
+    the configuration.
+    """
     modules = {
-        name: {key: (id(value), dict(value) if isinstance(value, dict) else None) for key, value in vars(module).items()}
+        name: {
+            key: (id(value), dict(value) if isinstance(value, dict) else None)
+            for key, value in vars(module).items()
+        }
         for name, module in model.named_modules()
     }
     return modules, type(model.config), dict(vars(model.config)), torch.get_rng_state().tolist()
@@ -53,15 +85,24 @@ def state(model):
 def test_a_training_with_the_callback_ends_with_the_same_bits(layout, options, tmp_path):
     without = trained(tmp_path / "a", decoder(layout, **options))
     callback = ri.PositionsCallback(
-        every=3, prompts=PROMPTS, measures=["positions", "rotation" if layout is None else "attention_mass"]
+        every=3,
+        prompts=PROMPTS,
+        measures=["positions", "rotation" if layout is None else "attention_mass"],
     )
     measured = trained(tmp_path / "b", decoder(layout, **options), callback)
-    pairs = zip(without.model.state_dict().items(), measured.model.state_dict().items(), strict=True)
+    pairs = zip(
+        without.model.state_dict().items(), measured.model.state_dict().items(), strict=True
+    )
     assert all(name == other and torch.equal(one, two) for (name, one), (other, two) in pairs)
-    losses = [[entry["train_loss"] for entry in each.state.log_history if "train_loss" in entry] for each in (without, measured)]
+    losses = [
+        [entry["train_loss"] for entry in each.state.log_history if "train_loss" in entry]
+        for each in (without, measured)
+    ]
     assert losses[0] == losses[1]
     series = ri.compare(sorted((tmp_path / "b" / "positions").glob("step-*"), reverse=True))
-    assert series.attrs["runs"] == "steps of one training" and series["training_step"].values.tolist() == [0, 3, 6]
+    assert series.attrs["runs"] == "steps of one training" and series[
+        "training_step"
+    ].values.tolist() == [0, 3, 6]
 
 
 @pytest.mark.parametrize("implementation", ["eager", "flex_attention"])
@@ -81,10 +122,13 @@ def test_a_step_leaves_the_model_the_gradients_and_the_random_numbers_as_they_we
     assert run.attrs["training_step"] == 7 and "changed" not in run.attrs
     bridge = ri.bridge(ri.reposition(decoder().eval(), "rope"))
     analyzed = ri.analyze(bridge, PROMPTS, ["attention_mass"])
-    np.testing.assert_allclose(run["attention_mass/mass"], analyzed["attention_mass/mass"], rtol=1e-5)
+    np.testing.assert_allclose(
+        run["attention_mass/mass"], analyzed["attention_mass/mass"], rtol=1e-5
+    )
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")  # torch.compile imports what is deprecated
+# torch.compile imports what is deprecated
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
 def test_a_wrapped_model_is_measured_without_what_is_around_it():
     model = decoder("repo")
     plain = ri.measure_step(model, 1, PROMPTS)
@@ -116,8 +160,12 @@ def test_scalars_are_those_of_the_run_and_reach_what_the_trainer_reports_to(tmp_
     run = ri.read_run(tmp_path / "runs" / "step-6")
     expected = {
         "positions_range": float(run["positions/position_range"].sel(layer=[1, 2]).mean()),
-        "positions_hybrid_share": float(run["patterns/pattern_share"].sel(layer=[1, 2], pattern="hybrid").mean()),
-        "positions_needle_mass": float(run["attention_mass/mass"].sel(span="needle").mean("prompt").max()),
+        "positions_hybrid_share": float(
+            run["patterns/pattern_share"].sel(layer=[1, 2], pattern="hybrid").mean()
+        ),
+        "positions_needle_mass": float(
+            run["attention_mass/mass"].sel(span="needle").mean("prompt").max()
+        ),
         "positions_findings": len(ri.findings(run)),
     }
     assert ri.training_scalars(run) == expected
@@ -132,12 +180,16 @@ def test_numbers_that_are_not_finite_do_not_end_the_training(tmp_path):
             model.model.embed_tokens.weight.data.fill_(float("nan"))
 
     with pytest.warns(match="positions were not measured at step 6"):
-        trainer = trained(tmp_path, decoder("repo"), Breaks(), ri.PositionsCallback(every=6, prompts=PROMPTS))
+        trainer = trained(
+            tmp_path, decoder("repo"), Breaks(), ri.PositionsCallback(every=6, prompts=PROMPTS)
+        )
     assert trainer.state.global_step == 6 and not (tmp_path / "positions" / "step-6").exists()
 
 
 def test_a_training_that_begins_again_puts_earlier_runs_aside(tmp_path):
-    """Found: after a crash before the first checkpoint, and at a second `train()`, it was refused."""
+    """Found: after a crash before the first checkpoint, and at a second `train()`, it was
+    refused.
+    """
 
     class Crash(TrainerCallback):
         def on_step_end(self, args, state, control, **given):
@@ -148,15 +200,24 @@ def test_a_training_that_begins_again_puts_earlier_runs_aside(tmp_path):
     with pytest.raises(RuntimeError, match="power cut"):
         trained(tmp_path, decoder("repo"), ri.PositionsCallback(6, PROMPTS, out, measures), Crash())
     begun = ri.read_run(out / "step-0")
-    with pytest.warns(Note, match=f"{out} holds runs of a training that began before; they are in {out / 'earlier-1'} now"):
-        trainer = trained(tmp_path, decoder("repo"), ri.PositionsCallback(6, PROMPTS, out, measures))
+    with pytest.warns(
+        Note,
+        match=f"{out} holds runs of a training that began before; they are in "
+        f"{out / 'earlier-1'} now",
+    ):
+        trainer = trained(
+            tmp_path, decoder("repo"), ri.PositionsCallback(6, PROMPTS, out, measures)
+        )
     assert ri.read_run(out / "earlier-1" / "step-0").identical(begun)
     with pytest.warns(Note, match="earlier-2 now"):
         trainer.train()
     steps = sorted(path.relative_to(out).as_posix() for path in out.glob("**/run.nc"))
     both = ["step-0/run.nc", "step-6/run.nc"]
     assert steps == ["earlier-1/step-0/run.nc", *(f"earlier-2/{each}" for each in both), *both]
-    digests = [ri.read_run(out / place).attrs["checkpoint_digest"] for place in ("earlier-2/step-6", "step-0")]
+    digests = [
+        ri.read_run(out / place).attrs["checkpoint_digest"]
+        for place in ("earlier-2/step-6", "step-0")
+    ]
     assert digests[0] == digests[1] and (out / "step-9").is_dir()
 
 
@@ -174,18 +235,25 @@ def test_wrong_names_and_weights_in_parts_are_refused():
 def test_a_series_refuses_two_steps_with_the_same_weights():
     model = decoder("repo")
     runs = [ri.measure_step(model, step, PROMPTS) for step in (100, 200)]
-    with pytest.raises(ri.InputError, match="steps 100 and 200 of a training have the same weights"):
+    with pytest.raises(
+        ri.InputError, match="steps 100 and 200 of a training have the same weights"
+    ):
         ri.compare(runs)
 
 
-@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing.*:FutureWarning")  # peft asks transformers' old name
+# peft asks transformers' old name
+@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing.*:FutureWarning")
 def test_a_peft_model_is_measured_with_its_adapter():
     from peft import LoraConfig, get_peft_model
 
     model = decoder()
     plain = ri.measure_step(model, 0, PROMPTS, measures=["attention_mass"])
     wrapped = get_peft_model(model, LoraConfig(target_modules=["q_proj"], init_lora_weights=False))
-    merged = ri.measure_step(wrapped, 1, PROMPTS, measures=["attention_mass"])["attention_mass/mass"]
+    merged = ri.measure_step(wrapped, 1, PROMPTS, measures=["attention_mass"])[
+        "attention_mass/mass"
+    ]
     assert not merged.equals(plain["attention_mass/mass"])
-    again = ri.measure_step(wrapped.merge_and_unload(), 1, PROMPTS, measures=["attention_mass"])["attention_mass/mass"]
+    again = ri.measure_step(wrapped.merge_and_unload(), 1, PROMPTS, measures=["attention_mass"])[
+        "attention_mass/mass"
+    ]
     np.testing.assert_allclose(again, merged, rtol=1e-5)

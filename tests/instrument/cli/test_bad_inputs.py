@@ -1,4 +1,6 @@
-"""Every bad input of the catalogue is refused: exit code 2, the whole line as it stands there, nothing else said, nothing left behind."""
+"""Every bad input of the catalogue is refused: exit code 2, the whole line as it stands there,
+nothing else said, nothing left behind.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ CASES = cases()
 
 @pytest.fixture(scope="module", autouse=True)
 def loaded_once():
-    """A checkpoint that ships is loaded once for all cases that name it: a refusal leaves a model as it was."""
+    """A checkpoint that ships is loaded once for all cases that name it: a refusal leaves a model
+    as it was.
+    """
     kept: dict[str, object] = {}
 
     def once(path, **options):
@@ -47,7 +51,8 @@ def test_a_bad_input_is_refused_in_its_line(case: Case, tmp_path):
 
 def test_every_case_is_an_input_of_its_own():
     inputs = Counter(
-        repr((case.command, {name: value for name, value in case.given.items() if name != "line"})) for case in CASES
+        repr((case.command, {name: value for name, value in case.given.items() if name != "line"}))
+        for case in CASES
     )
     assert len(CASES) >= 300 and not [shown for shown, count in inputs.items() if count > 1]
 
@@ -55,7 +60,12 @@ def test_every_case_is_an_input_of_its_own():
 def test_a_process_of_its_own_says_the_same(tmp_path):
     (case,) = (case for case in CASES if case.name == "config-0")
     said(case, tmp_path)  # writes its files
-    done = subprocess.run([sys.executable, "-m", "repo_interp", *case.command], cwd=tmp_path, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "repo_interp", *case.command],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
     assert (done.returncode, done.stdout, done.stderr) == (2, "", f"{case.line}\n")
 
 
@@ -86,7 +96,8 @@ def test_a_user_without_a_home_is_told_to_name_a_directory(monkeypatch):
     if os.getuid() != 0:
         pytest.skip("only root may become somebody else")
     assert forked(homeless).stderr.endswith(
-        "InputError: there is no home directory to keep files in; name a directory with REPO_INTERP_CACHE\n"
+        "InputError: there is no home directory to keep files in; name a directory with "
+        "REPO_INTERP_CACHE\n"
     )
 
 

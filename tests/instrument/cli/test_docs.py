@@ -38,7 +38,9 @@ def make():
 
 @pytest.fixture
 def quickly(no_figures, monkeypatch):
-    """No figures; names of heads are held to one random model in place of ten, and positions changed in one way in place of three."""
+    """No figures; names of heads are held to one random model in place of ten, and positions
+    changed in one way in place of three.
+    """
     monkeypatch.setattr(atlas, "default_twins", lambda model: 1)
     monkeypatch.setattr(effects, "default_kinds", lambda model: ("linearised",))
 
@@ -48,7 +50,9 @@ def read(name: str) -> str:
 
 
 def blocks(page: Path, language: str) -> list[str]:
-    return [code for name, code in BLOCK.findall(page.read_text(encoding="utf-8")) if name == language]
+    return [
+        code for name, code in BLOCK.findall(page.read_text(encoding="utf-8")) if name == language
+    ]
 
 
 def test_the_page_of_commands_is_what_the_parsers_say(make):
@@ -81,14 +85,24 @@ def read(path):
 def test_every_refusal_of_the_catalogue_is_on_the_page_of_errors():
     """But for those of Python's argparse, which the page names."""
     templates = [
-        re.escape(found).replace(re.escape("..."), ".*") for found in re.findall(r"^### `(.*)`$", read("errors.md"), re.M)
+        re.escape(found).replace(re.escape("..."), ".*")
+        for found in re.findall(r"^### `(.*)`$", read("errors.md"), re.M)
     ]
-    known = re.compile(f"(?:{'|'.join(one for one in templates if 'wanted' in one or len(one) > 20)})")
-    argparse = re.compile("arguments are required|invalid choice|unrecognized arguments|expected one argument|ignored explicit")
+    known = re.compile(
+        f"(?:{'|'.join(one for one in templates if 'wanted' in one or len(one) > 20)})"
+    )
+    argparse = re.compile(
+        "arguments are required|invalid choice|unrecognized arguments|expected one "
+        "argument|ignored explicit"
+    )
     lost = set()
     for case in cases():
         line = case.line.replace("`", "'")
-        if case.command[:1] and case.command[0] not in ("figures", "train", "zoo") and not argparse.search(line):
+        if (
+            case.command[:1]
+            and case.command[0] not in ("figures", "train", "zoo")
+            and not argparse.search(line)
+        ):
             lost |= set() if known.search(line) else {line}
     assert lost == set()
 
@@ -98,11 +112,18 @@ def test_the_site_has_every_page_and_every_public_name():
 
     site = script("build_site")
     staged = [file.relative_to(site.ROOT).as_posix() for file in site.reachable()]
-    shown = re.findall(r": (\S+\.md)$", (site.ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE)
+    shown = re.findall(
+        r": (\S+\.md)$", (site.ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE
+    )
     reference = dict(site.api_pages())
     assert set(shown) <= {*staged, *(f"docs/{name}" for name in reference)}
-    assert {f"docs/{page.name}" for page in PAGES} | {f"docs/{name}" for name in reference} <= set(shown)
-    assert not [name for name in staged if name.startswith(("build/", "runs/"))] and "papers/zoo/README.md" in staged
+    assert {f"docs/{page.name}" for page in PAGES} | {f"docs/{name}" for name in reference} <= set(
+        shown
+    )
+    assert (
+        not [name for name in staged if name.startswith(("build/", "runs/"))]
+        and "papers/zoo/README.md" in staged
+    )
     listed = re.findall(r"heading: ri\.(\w+)$", reference["api/index.md"], re.MULTILINE)
     modules = {name.removeprefix("api/").removesuffix(".md") for name in reference}
     assert set(ri.__all__) == {*listed, *modules, "__version__"} - {"index"}
@@ -119,7 +140,9 @@ def tables(make):
 @pytest.mark.parametrize("name", ["measures.md", "tasks.md"])
 def test_tables_are_what_the_code_says(make, tables, name):
     page = read(name)
-    assert page.count("<!-- made:") == page.count("<!-- end -->") == len(make.SPOT.findall(page)) > 5
+    assert (
+        page.count("<!-- made:") == page.count("<!-- end -->") == len(make.SPOT.findall(page)) > 5
+    )
     assert page == make.filled(page, tables), f"{name} is stale: make docs"
 
 
@@ -135,16 +158,31 @@ def test_nothing_is_left_out():
 
     measures, schemes, tasks = read("measures.md"), read("schemes.md"), read("tasks.md")
     for name in (*measure_names(), *experiment_names()):
-        for part in (f"\n## {name}\n", f"<!-- made: variables {name} -->", f"<!-- made: parameters {name} -->", f"(#{name})"):
+        for part in (
+            f"\n## {name}\n",
+            f"<!-- made: variables {name} -->",
+            f"<!-- made: parameters {name} -->",
+            f"(#{name})",
+        ):
             assert part in measures, f"{name}: {part}"
     for section in measures.split("\n## ")[1:]:
         assert "**Means.**" in section and "**Caveat.**" in section, section[:40]
     assert [name for name in SCHEMES if f"| `{name}` |" not in schemes] == []
-    assert [field.name for field in fields(SchemeOptions) if f"| `{field.name}` |" not in schemes] == []
-    assert [name for name in task_names() if f"\n## {name}\n" not in tasks or f"<!-- made: options {name} -->" not in tasks] == []
+    assert [
+        field.name for field in fields(SchemeOptions) if f"| `{field.name}` |" not in schemes
+    ] == []
+    assert [
+        name
+        for name in task_names()
+        if f"\n## {name}\n" not in tasks or f"<!-- made: options {name} -->" not in tasks
+    ] == []
     commands = [name.replace("-", " ") for name in names(COMMANDS)]
     assert [name for name in commands if f"\n## {name}\n" not in read("commands.md")] == []
-    assert [page.name for page in PAGES if page.name != "README.md" and f"({page.name})" not in read("README.md")] == []
+    assert [
+        page.name
+        for page in PAGES
+        if page.name != "README.md" and f"({page.name})" not in read("README.md")
+    ] == []
 
 
 @pytest.mark.usefixtures("quickly")
@@ -155,14 +193,22 @@ def test_the_python_of_a_page_runs_from_top_to_bottom(name, tmp_path, monkeypatc
     assert code
     names: dict = {}
     for number, block in enumerate(code):
-        exec(compile(MANY.sub(lambda found: str(min(2, int(found[0]))), block), f"{name}, block {number}", "exec"), names)
+        exec(
+            compile(
+                MANY.sub(lambda found: str(min(2, int(found[0]))), block),
+                f"{name}, block {number}",
+                "exec",
+            ),
+            names,
+        )
 
 
 @pytest.mark.parametrize("page", [*PAGES, DOCS.parent / "README.md"], ids=lambda page: page.name)
 def test_the_commands_of_a_page_are_commands(page):
     from repo_interp.cli import _parser
 
-    inline = re.findall(r"\| `(repo-interp [^`]+)` \|", page.read_text(encoding="utf-8"))  # of the table in the README
+    # of the table in the README
+    inline = re.findall(r"\| `(repo-interp [^`]+)` \|", page.read_text(encoding="utf-8"))
     lines = [line for block in blocks(page, "") for line in block.splitlines()] + inline
     shown = [line for line in lines if line.removeprefix(BIN).startswith("repo-interp ")]
     for line in shown:
@@ -172,7 +218,8 @@ def test_the_commands_of_a_page_are_commands(page):
 
 @pytest.mark.usefixtures("quickly")
 def test_the_commands_of_the_readme_run(tmp_path, monkeypatch, capsys):
-    """On a checkpoint that ships, and beside the run that `make figures` leaves; what `make analyze` calls is tested as its default.
+    """On a checkpoint that ships, and beside the run that `make figures` leaves; what `make
+    analyze` calls is tested as its default.
 
     Not `explore`, which waits for its page (tests/browser/test_explorer.py).
     """
@@ -182,21 +229,47 @@ def test_the_commands_of_the_readme_run(tmp_path, monkeypatch, capsys):
     readme = DOCS.parent / "README.md"
     monkeypatch.chdir(tmp_path)
     assert (
-        main(["analyze", "reversal/repo", "--length", "8", "--measures", "attention_mass", "--count", "2", "--out", "runs/first"])
+        main(
+            [
+                "analyze",
+                "reversal/repo",
+                "--length",
+                "8",
+                "--measures",
+                "attention_mass",
+                "--count",
+                "2",
+                "--out",
+                "runs/first",
+            ]
+        )
         == 0
     )
-    ri.write_prompts(ri.tasks.make_task("reversal").prompts(2, test_set="5"), tmp_path / "prompts.jsonl")
-    lines = [line for block in blocks(readme, "") for line in block.splitlines() if re.match("repo-interp (?!explore)", line)]
+    ri.write_prompts(
+        ri.tasks.make_task("reversal").prompts(2, test_set="5"), tmp_path / "prompts.jsonl"
+    )
+    lines = [
+        line
+        for block in blocks(readme, "")
+        for line in block.splitlines()
+        if re.match("repo-interp (?!explore)", line)
+    ]
     inline = re.findall(
         r"`(repo-interp (?!fetch|train|explore)[^`]+)`", readme.read_text(encoding="utf-8")
     )  # a network, or minutes
     assert len(lines) >= 3
     for line in [*lines, *inline]:
-        line = line.replace("CHECKPOINT", "reversal/repo").replace("smollm2-135m", "reversal/rope")  # a network, and minutes
+        # a network, and minutes
+        line = line.replace("CHECKPOINT", "reversal/repo").replace("smollm2-135m", "reversal/rope")
         words = shlex.split(line, comments=True)[1:]
         made = words[0] == "analyze" and "--prompts" not in words
-        assert main([*words, *(("--count", "2") if made else ())]) == 0, line  # two prompts in place of twenty
-    assert {file.name for file in (tmp_path / "runs" / "mine").iterdir()} == {"run.nc", "report.html", "figures"}
+        # two prompts in place of twenty
+        assert main([*words, *(("--count", "2") if made else ())]) == 0, line
+    assert {file.name for file in (tmp_path / "runs" / "mine").iterdir()} == {
+        "run.nc",
+        "report.html",
+        "figures",
+    }
     assert list((tmp_path / "runs").glob("compare-*/report.html"))
 
 
@@ -220,7 +293,14 @@ def test_pictures_are_small_and_all_shown():
     pictures = sorted((DOCS / "pictures").glob("*"))
     assert pictures
     shown = {
-        target for page in PAGES for target in LINK.findall(page.read_text(encoding="utf-8")) if target.startswith("pictures/")
+        target
+        for page in PAGES
+        for target in LINK.findall(page.read_text(encoding="utf-8"))
+        if target.startswith("pictures/")
     }
     assert shown == {f"pictures/{picture.name}" for picture in pictures}
-    assert {picture.name: size for picture in pictures if (size := picture.stat().st_size) > LARGEST_PICTURE} == {}
+    assert {
+        picture.name: size
+        for picture in pictures
+        if (size := picture.stat().st_size) > LARGEST_PICTURE
+    } == {}

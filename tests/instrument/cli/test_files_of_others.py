@@ -1,7 +1,9 @@
-"""Somebody else's files choose no file and no folder of their reader: one test for each kind of file that is read.
+"""Somebody else's files choose no file and no folder of their reader: one test for each kind of
+file that is read.
 
-`watched` is a folder of the reader. Every value of a checkpoint, a run or a log that could be a path leads there, and what Python opens
-there is seen by an audit hook; what other libraries open themselves would be seen in the results.
+`watched` is a folder of the reader. Every value of a checkpoint, a run or a log that could be a
+path leads there, and what Python opens there is seen by an audit hook; what other libraries open
+themselves would be seen in the results.
 """
 
 from __future__ import annotations
@@ -19,7 +21,14 @@ import torch
 import xarray as xr
 from safetensors.torch import load_file, save_file
 from task_tokenizers import tokenizer
-from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, Qwen3MoeConfig
+from transformers import (
+    AutoModelForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Qwen3MoeConfig,
+)
 
 import repo_interp as ri
 from repo_interp.analysis.trained_task import trained_task
@@ -32,7 +41,11 @@ from repo_interp.shipped import zoo_path
 
 WORD = "quetzalcoatlus"
 OPENED: list[str] = []
-sys.addaudithook(lambda event, given: OPENED.append(str(given[0])) if event in ("open", "os.scandir", "os.listdir") else None)
+sys.addaudithook(
+    lambda event, given: (
+        OPENED.append(str(given[0])) if event in ("open", "os.scandir", "os.listdir") else None
+    )
+)
 
 
 @pytest.fixture
@@ -55,9 +68,16 @@ def opened_in(folder: Path) -> set[str]:
 def checkpoint(tmp_path):
     """A tiny decoder of text in its own tokens."""
     words, directory = tokenizer("metaspace_bpe"), tmp_path / "downloaded"
-    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    sizes = {
+        "hidden_size": 16,
+        "intermediate_size": 32,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+    }
     torch.manual_seed(0)
-    LlamaForCausalLM(LlamaConfig(vocab_size=len(words), max_position_embeddings=64, **sizes)).save_pretrained(directory)
+    LlamaForCausalLM(
+        LlamaConfig(vocab_size=len(words), max_position_embeddings=64, **sizes)
+    ).save_pretrained(directory)
     words.save_pretrained(directory)
     return directory
 
@@ -69,8 +89,13 @@ def changed(file: Path, **keys) -> None:
 
 def recorded(directory: Path, **options) -> None:
     """Writes training.toml, as if the checkpoint was trained on `language` with `options`."""
-    lines = [f"{name} = {json.dumps(value)}" for name, value in {"length": 16, "longest_test": 32, **options}.items()]
-    (directory / "training.toml").write_text("\n".join(['task = "language"', "[task_options]", *lines]))
+    lines = [
+        f"{name} = {json.dumps(value)}"
+        for name, value in {"length": 16, "longest_test": 32, **options}.items()
+    ]
+    (directory / "training.toml").write_text(
+        "\n".join(['task = "language"', "[task_options]", *lines])
+    )
 
 
 @pytest.mark.parametrize("command", ["analyze", "score"])
@@ -83,7 +108,11 @@ def test_a_record_of_training_names_no_path(command, option, checkpoint, watched
             file.unlink()
     assert main([command, str(checkpoint), "--count", "1", "--out", str(tmp_path / "out")]) == 2
     said = capsys.readouterr()
-    assert f"give --set {option}={option.upper()}" in said.err.splitlines()[-1] and "Traceback" not in said.err and said.out == ""
+    assert (
+        f"give --set {option}={option.upper()}" in said.err.splitlines()[-1]
+        and "Traceback" not in said.err
+        and said.out == ""
+    )
     assert not opened_in(watched) and not (tmp_path / "out").exists()
 
 
@@ -101,16 +130,22 @@ def test_every_other_way_to_a_recorded_task_refuses_a_path_too(checkpoint, watch
     assert not opened_in(watched)
 
 
-def test_the_user_gives_the_path_and_the_run_says_where_prompts_came_from(checkpoint, watched, tmp_path, capsys):
+def test_the_user_gives_the_path_and_the_run_says_where_prompts_came_from(
+    checkpoint, watched, tmp_path, capsys
+):
     recorded(checkpoint, corpus="/somewhere/else", tokenizer_file="/somewhere/else.json")
     given, out = ["--set", f"corpus={watched / 'diary.txt'}", "--count", "1"], str(tmp_path / "out")
     measured = ["--measures", "attention_rows", "--length", "16"]
     assert main(["analyze", str(checkpoint), *given, *measured, "--out", out]) == 0
     assert "from the task language on diary.txt" in " ".join(capsys.readouterr().out.split())
     assert ri.read_run(out).attrs["prompts_from"] == "the task language on diary.txt"
-    assert main(["score", str(checkpoint), *given, "--test-sets", "16", "--out", f"{out}-scores"]) == 0
+    assert (
+        main(["score", str(checkpoint), *given, "--test-sets", "16", "--out", f"{out}-scores"]) == 0
+    )
     assert ri.read_run(f"{out}-scores").attrs["prompts_from"] == "the task language on diary.txt"
-    assert "prompts from the task language on diary.txt" in " ".join(capsys.readouterr().out.split())
+    assert "prompts from the task language on diary.txt" in " ".join(
+        capsys.readouterr().out.split()
+    )
 
 
 def test_a_corpus_with_a_name_may_be_recorded(checkpoint, tmp_path, monkeypatch):
@@ -125,11 +160,15 @@ def test_a_corpus_with_a_name_may_be_recorded(checkpoint, tmp_path, monkeypatch)
 @pytest.mark.parametrize("source", ["--text", "the file prompts.txt", "Python's documentation"])
 def test_the_run_says_where_other_prompts_came_from(source, checkpoint, tmp_path, capsys):
     (tmp_path / "prompts.txt").write_text("the cat sees a tree")
-    given = {"--text": ["--text", "the cat"], "the file prompts.txt": ["--prompts", str(tmp_path / "prompts.txt")]}.get(
-        source, []
-    )
+    given = {
+        "--text": ["--text", "the cat"],
+        "the file prompts.txt": ["--prompts", str(tmp_path / "prompts.txt")],
+    }.get(source, [])
     out = str(tmp_path / "out")
-    assert main(["analyze", str(checkpoint), *given, "--measures", "attention_rows", "--out", out]) == 0
+    assert (
+        main(["analyze", str(checkpoint), *given, "--measures", "attention_rows", "--out", out])
+        == 0
+    )
     assert ri.read_run(out).attrs["prompts_from"] == source
     assert f"from {source};" in " ".join(capsys.readouterr().out.split())
 
@@ -137,10 +176,14 @@ def test_the_run_says_where_other_prompts_came_from(source, checkpoint, tmp_path
 @pytest.mark.parametrize("file", ["tokenizer_config.json", "special_tokens_map.json"])
 @pytest.mark.parametrize("key", ["vocab_file", "vocab", "sp_model_kwargs"])
 def test_a_tokenizer_names_no_file_elsewhere(file, key, checkpoint, watched, capsys):
-    """Found: a vocabulary of another folder is read so, and its lines become the texts of tokens."""
+    """Found: a vocabulary of another folder is read so, and its lines become the texts of
+    tokens.
+    """
     place = str(watched / "vocab.txt")
     changed(checkpoint / "tokenizer_config.json", tokenizer_class="BertTokenizer")
-    changed(checkpoint / file, **{key: {"model_file": place} if key == "sp_model_kwargs" else place})
+    changed(
+        checkpoint / file, **{key: {"model_file": place} if key == "sp_model_kwargs" else place}
+    )
     (checkpoint / "tokenizer.json").unlink()
     for command in ("inspect", "analyze"):
         assert main([command, str(checkpoint)]) == 2
@@ -158,7 +201,11 @@ def test_an_author_s_own_paths_that_nothing_reads_are_passed_over(checkpoint, wa
 
 def test_an_adapter_of_peft_beside_weights_leads_to_no_base(checkpoint, watched):
     changed(
-        checkpoint / "adapter_config.json", peft_type="LORA", base_model_name_or_path=str(watched), r=2, target_modules=["q_proj"]
+        checkpoint / "adapter_config.json",
+        peft_type="LORA",
+        base_model_name_or_path=str(watched),
+        r=2,
+        target_modules=["q_proj"],
     )
     shutil.copy(checkpoint / "adapter_config.json", experts(checkpoint.parent / "experts"))
     for directory in (checkpoint, checkpoint.parent / "experts"):
@@ -176,7 +223,14 @@ def experts(directory: Path) -> Path:
         "num_attention_heads": 2,
         "num_key_value_heads": 2,
     }
-    config = Qwen3MoeConfig(vocab_size=64, head_dim=16, moe_intermediate_size=16, num_experts=2, num_experts_per_tok=1, **sizes)
+    config = Qwen3MoeConfig(
+        vocab_size=64,
+        head_dim=16,
+        moe_intermediate_size=16,
+        num_experts=2,
+        num_experts_per_tok=1,
+        **sizes,
+    )
     AutoModelForCausalLM.from_config(config).save_pretrained(directory)
     return directory
 
@@ -200,9 +254,16 @@ def test_an_adapter_opens_a_folder_of_its_reader_only_for_the_weights_that_it_st
     for command, *options in (("inspect",), ("analyze",), ("score", "reversal")):
         assert main([command, str(tmp_path / "adapter"), *options]) == 2
         said = capsys.readouterr().err
-        assert ("those of" in said if named == "whole path" else "is a folder or a file here" in said) and said.count("\n") == 1
+        assert (
+            "those of" in said if named == "whole path" else "is a folder or a file here" in said
+        ) and said.count("\n") == 1
     assert "diary.txt" not in opened_in(tmp_path / "models")
-    assert not opened_in(tmp_path / "models") - {"private", "model.safetensors", "config.json", "tokenizer_config.json"}
+    assert not opened_in(tmp_path / "models") - {
+        "private",
+        "model.safetensors",
+        "config.json",
+        "tokenizer_config.json",
+    }
 
 
 def test_a_run_names_no_folder(watched, tmp_path, monkeypatch):
@@ -212,7 +273,9 @@ def test_a_run_names_no_folder(watched, tmp_path, monkeypatch):
         run.attrs["checkpoint"] = name
         run.attrs.pop("checkpoint_digest", None)
         ri.write_run(run, tmp_path / "run.nc")
-        with pytest.raises(ri.InputError, match=r"a run does not choose which folder is read|is installed"):
+        with pytest.raises(
+            ri.InputError, match=r"a run does not choose which folder is read|is installed"
+        ):
             _explored(_parser(["explore"]).parse_args(["explore", str(tmp_path / "run.nc")]))
     assert not opened_in(watched)
 
@@ -251,9 +314,18 @@ def test_sizes_are_bounded_by_whatever_name_a_family_has_for_them(key, tmp_path,
 @pytest.mark.filterwarnings("ignore:the log holds messages")
 def test_prompts_and_logs_name_no_file(checkpoint, watched, tmp_path):
     place = str(watched / "diary.txt")
-    sample = {"doc_id": 0, "doc": {"file": place}, "arguments": [[place, {"until": []}]], "resps": [[place]], "target": place}
+    sample = {
+        "doc_id": 0,
+        "doc": {"file": place},
+        "arguments": [[place, {"until": []}]],
+        "resps": [[place]],
+        "target": place,
+    }
     (tmp_path / "samples.jsonl").write_text(json.dumps(sample))
-    log = {"eval": {"model": place}, "samples": [{"id": 1, "input": place, "attachments": {"a": place}, "store": {"b": place}}]}
+    log = {
+        "eval": {"model": place},
+        "samples": [{"id": 1, "input": place, "attachments": {"a": place}, "store": {"b": place}}],
+    }
     (tmp_path / "log.json").write_text(json.dumps(log))
     (tmp_path / "own.jsonl").write_text(json.dumps({"text": place, "attributes": {"file": place}}))
     bridge = ri.load(checkpoint)
@@ -264,7 +336,11 @@ def test_prompts_and_logs_name_no_file(checkpoint, watched, tmp_path):
 
 
 def test_an_index_names_no_file_elsewhere(checkpoint, watched):
-    save_file(load_file(checkpoint / "model.safetensors"), watched / "model.safetensors", metadata={"format": "pt"})
+    save_file(
+        load_file(checkpoint / "model.safetensors"),
+        watched / "model.safetensors",
+        metadata={"format": "pt"},
+    )
     (checkpoint / "model.safetensors").unlink()
     named = {"model.embed_tokens.weight": str(watched / "model.safetensors")}
     changed(checkpoint / "model.safetensors.index.json", weight_map=named)

@@ -1,6 +1,8 @@
-"""Whatever a file or a flag holds, it is read as a value or refused in one line; what is written is read back as it was.
+"""Whatever a file or a flag holds, it is read as a value or refused in one line; what is written is
+read back as it was.
 
-Examples are few and the same each time. `make fuzz` is the profile `fuzz`: minutes, and others each time.
+Examples are few and the same each time. `make fuzz` is the profile `fuzz`: minutes, and others each
+time.
 """
 
 from __future__ import annotations
@@ -65,15 +67,36 @@ any_json = st.recursive(
     | st.floats()
     | st.text(max_size=8)
     | st.sampled_from([10**400, -1, "\ud800", "\0"]),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=6), inner, max_size=4),
+    lambda inner: (
+        st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=6), inner, max_size=4)
+    ),
     max_leaves=8,
 )
 
 
-# the layout language --------------------------------------------------------------------------------------------------------------
+# the layout language
+# --------------------------------------------------------------------------------------------------
 
 layout_words = st.lists(
-    st.sampled_from([*SCHEMES, "r2n1", "n2r1", "@", "/", ",", " ", "0", "1", "3", "٣", "-", "00", "9" * 30, "9" * 5000]),
+    st.sampled_from(
+        [
+            *SCHEMES,
+            "r2n1",
+            "n2r1",
+            "@",
+            "/",
+            ",",
+            " ",
+            "0",
+            "1",
+            "3",
+            "٣",
+            "-",
+            "00",
+            "9" * 30,
+            "9" * 5000,
+        ]
+    ),
     max_size=7,
 ).map("".join)
 
@@ -87,8 +110,12 @@ def test_layouts(text, layers):
     assert schemes is None or (len(schemes) == layers and set(schemes) <= set(SCHEMES))
 
 
-several = st.lists(st.sampled_from([scheme for scheme in SCHEMES if scheme != "learned"]), min_size=1, max_size=12).map(tuple)
-patterns = st.sampled_from([*SCHEMES, "r2n1", "n2r1", "repo@1/3", "hope@1/2", "r2n1@1/3", "n2r1@1/3"])
+several = st.lists(
+    st.sampled_from([scheme for scheme in SCHEMES if scheme != "learned"]), min_size=1, max_size=12
+).map(tuple)
+patterns = st.sampled_from(
+    [*SCHEMES, "r2n1", "n2r1", "repo@1/3", "hope@1/2", "r2n1@1/3", "n2r1@1/3"]
+)
 
 
 @given(several | st.builds(parse_layout, patterns, st.integers(1, 16)))
@@ -96,14 +123,21 @@ def test_layouts_are_read_back(schemes):
     assert parse_layout(format_layout(schemes), len(schemes)) == schemes
 
 
-# prompts --------------------------------------------------------------------------------------------------------------------------
+# prompts
+# --------------------------------------------------------------------------------------------------
 
 indices = st.lists(st.integers(-1, 12) | st.just(10**400), max_size=5) | any_json
 records = st.dictionaries(
-    st.sampled_from(["text", "tokens", "spans", "generated", "answers", "attributes", "token_text", "other"]),
+    st.sampled_from(
+        ["text", "tokens", "spans", "generated", "answers", "attributes", "token_text", "other"]
+    ),
     st.one_of(
         st.lists(st.integers(0, 70), max_size=12),
-        st.dictionaries(st.sampled_from(["needle", "needle.1", "query", "rest", "\ud800", ".", ""]), indices, max_size=3),
+        st.dictionaries(
+            st.sampled_from(["needle", "needle.1", "query", "rest", "\ud800", ".", ""]),
+            indices,
+            max_size=3,
+        ),
         st.lists(st.lists(st.integers(-1, 30), max_size=3), max_size=3),
         st.text(max_size=30),
         any_json,
@@ -112,7 +146,10 @@ records = st.dictionaries(
 )
 
 
-@given(st.lists(records.map(json.dumps) | any_json.map(json.dumps) | st.text(max_size=30), max_size=3), st.booleans())
+@given(
+    st.lists(records.map(json.dumps) | any_json.map(json.dumps) | st.text(max_size=30), max_size=3),
+    st.booleans(),
+)
 @example(['{"tokens": [1, 2], "spans": {"a": [' + "9" * 400 + "]}}"], False)
 @example(['{"text": "\\u0000 \\ud800", "spans": {"needle": [[0, 1]]}}'], True)
 @example(["[" * 100_000], False)
@@ -122,7 +159,11 @@ def test_prompts(place, lines, as_text):
     prompts = value_or_refusal(read_prompts, file, tokenizer("words") if as_text else None, 64)
     for prompt in prompts or ():
         assert prompt.tokens and all(0 <= token < 64 for token in prompt.tokens)
-        assert all(0 <= place < len(prompt.tokens) for places in prompt.all_spans().values() for place in places)
+        assert all(
+            0 <= place < len(prompt.tokens)
+            for places in prompt.all_spans().values()
+            for place in places
+        )
 
 
 @given(st.binary(max_size=60))
@@ -133,7 +174,11 @@ def test_prompts_of_any_bytes(place, content):
 
 words = st.text(st.characters(exclude_categories=("Cs",)), max_size=10)
 plain_json = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.floats(allow_nan=False, allow_infinity=False) | words,
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**53), 2**53)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | words,
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(words, inner, max_size=3),
     max_leaves=5,
 )
@@ -142,8 +187,15 @@ plain_json = st.recursive(
 @st.composite
 def whole_prompts(draw):
     count = draw(st.integers(1, 10))
-    owners = draw(st.lists(st.sampled_from(["needle", "query", "generated", None]), min_size=count, max_size=count))
-    spans = {name: tuple(at for at, owner in enumerate(owners) if owner == name) for name in ("needle", "query", "generated")}
+    owners = draw(
+        st.lists(
+            st.sampled_from(["needle", "query", "generated", None]), min_size=count, max_size=count
+        )
+    )
+    spans = {
+        name: tuple(at for at, owner in enumerate(owners) if owner == name)
+        for name in ("needle", "query", "generated")
+    }
     generated = spans.pop("generated")
     return Prompt(
         tokens=tuple(draw(st.lists(st.integers(0, 63), min_size=count, max_size=count))),
@@ -161,21 +213,49 @@ def test_prompts_are_read_back(place, prompts):
     assert read_prompts(place / "written.jsonl") == prompts
 
 
-# config.json ----------------------------------------------------------------------------------------------------------------------
+# config.json
+# --------------------------------------------------------------------------------------------------
 
 RELEASED = json.loads((OFFICIAL / "repo_mha" / "config.json").read_text())
 STOCK = {key: value for key, value in RELEASED.items() if key != "pe_config"}
-OURS = STOCK | {"model_type": "repo_interp", "decoder_type": "olmo2", "position_layout": {"layers": ["repo"] * 6}}
-odd = st.sampled_from([0, -1, 1, 2.5, 1e308, 10**400, float("nan"), float("inf"), "x", "", None, [], {}, True, "\0", "\ud800"])
+OURS = STOCK | {
+    "model_type": "repo_interp",
+    "decoder_type": "olmo2",
+    "position_layout": {"layers": ["repo"] * 6},
+}
+odd = st.sampled_from(
+    [
+        0,
+        -1,
+        1,
+        2.5,
+        1e308,
+        10**400,
+        float("nan"),
+        float("inf"),
+        "x",
+        "",
+        None,
+        [],
+        {},
+        True,
+        "\0",
+        "\ud800",
+    ]
+)
 
 
 @given(
     st.sampled_from([RELEASED, STOCK, OURS]),
     st.dictionaries(
-        st.sampled_from([*RELEASED, *OURS, "sliding_window", "rope_scaling", "layer_types"]), odd | any_json, max_size=3
+        st.sampled_from([*RELEASED, *OURS, "sliding_window", "rope_scaling", "layer_types"]),
+        odd | any_json,
+        max_size=3,
     ),
     st.sets(st.sampled_from([*RELEASED]), max_size=2),
-    st.dictionaries(st.sampled_from([*RELEASED["pe_config"], "layers", "repo"]), odd | any_json, max_size=2),
+    st.dictionaries(
+        st.sampled_from([*RELEASED["pe_config"], "layers", "repo"]), odd | any_json, max_size=2
+    ),
 )
 def test_configurations(place, base, changes, without, inside):
     raw = {key: value for key, value in {**base, **changes}.items() if key not in without}
@@ -192,7 +272,11 @@ def test_configurations_are_read_back(place, schemes):
     from transformers import LlamaConfig
 
     config = LlamaConfig(
-        num_hidden_layers=len(schemes), hidden_size=32, num_attention_heads=4, intermediate_size=16, vocab_size=9
+        num_hidden_layers=len(schemes),
+        hidden_size=32,
+        num_attention_heads=4,
+        intermediate_size=16,
+        vocab_size=9,
     )
     repositioned(config, schemes, {})
     config.save_pretrained(place / "config")
@@ -200,13 +284,17 @@ def test_configurations_are_read_back(place, schemes):
     shutil.rmtree(place / "config")
 
 
-# runs -----------------------------------------------------------------------------------------------------------------------------
+# runs
+# --------------------------------------------------------------------------------------------------
 
 
 def small_run(texts=("a", "b"), values=(1.0, 2.0)):
     stated = {"long_name": "what stands there", "units": "1"}
     group = xr.Dataset(
-        {"value": ("token", np.array(values), stated), "text": ("token", np.array(texts, dtype=object), stated)},
+        {
+            "value": ("token", np.array(values), stated),
+            "text": ("token", np.array(texts, dtype=object), stated),
+        },
         {"token": np.arange(len(values))},
     )
     return make_run({"positions": group}, {"checkpoint": "none", "layout": "rope"})
@@ -241,7 +329,9 @@ def test_runs_of_any_bytes(place, content, magic):
 
 run_contents = st.integers(1, 6).flatmap(
     lambda count: st.tuples(
-        st.lists(st.text(st.characters(exclude_categories=("Cs",))), min_size=count, max_size=count),
+        st.lists(
+            st.text(st.characters(exclude_categories=("Cs",))), min_size=count, max_size=count
+        ),
         st.lists(st.floats(), min_size=count, max_size=count),
     )
 )
@@ -254,29 +344,59 @@ def test_runs_are_read_back(place, content):
     xr.testing.assert_identical(read_run(place / "run.nc"), run)
 
 
-# flags ----------------------------------------------------------------------------------------------------------------------------
+# flags
+# --------------------------------------------------------------------------------------------------
 
 MEASURES = [measure_named(name) for name in measure_names()]
-FIELDS = [(each, field.name) for each in MEASURES if is_dataclass(each) for field in fields(each) if field.name != "name"]
+FIELDS = [
+    (each, field.name)
+    for each in MEASURES
+    if is_dataclass(each)
+    for field in fields(each)
+    if field.name != "name"
+]
 odd_texts = st.sampled_from(
-    ["nan", "-1", "inf", "1e999", "none", ",", "9" * 5000, "0x10", "１", "1_0", "\0", "\x1b[31m", "drop", "first_prompt"]
+    [
+        "nan",
+        "-1",
+        "inf",
+        "1e999",
+        "none",
+        ",",
+        "9" * 5000,
+        "0x10",
+        "１",
+        "1_0",
+        "\0",
+        "\x1b[31m",
+        "drop",
+        "first_prompt",
+    ]
 )
 
 
-@given(st.sampled_from(FIELDS), odd_texts | st.text(max_size=12) | st.integers().map(str) | st.floats().map(str))
+@given(
+    st.sampled_from(FIELDS),
+    odd_texts | st.text(max_size=12) | st.integers().map(str) | st.floats().map(str),
+)
 def test_settings_of_measures(field, text):
     measure, option = field
     changed = value_or_refusal(with_field, measure, option, text, measure.name)
     assert changed is None or type(changed) is type(measure)
 
 
-@pytest.mark.parametrize(("measure", "option"), FIELDS, ids=lambda part: getattr(part, "name", part))
+@pytest.mark.parametrize(
+    ("measure", "option"), FIELDS, ids=lambda part: getattr(part, "name", part)
+)
 def test_settings_are_read_back(measure, option):
     value = getattr(measure, option)
     text = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
     assert with_field(measure, option, text, measure.name) == measure
 
 
-@given(st.sampled_from([setting, number_list, name_list]), odd_texts | st.text("0123456789-,= .²٣", max_size=9) | st.text())
+@given(
+    st.sampled_from([setting, number_list, name_list]),
+    odd_texts | st.text("0123456789-,= .²٣", max_size=9) | st.text(),
+)
 def test_flags(read, text):
     value_or_refusal(read, text, errors=(argparse.ArgumentTypeError, InputError))

@@ -1,4 +1,6 @@
-"""The Makefile has a rule for every target that it declares and for every one that a page tells users to make."""
+"""The Makefile has a rule for every target that it declares and for every one that a page tells
+users to make.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ def test_every_target_that_is_declared_or_named_has_a_rule():
     named = {
         word
         for page in pages
-        for one, several in NAMED.findall(re.sub(r"\s+#.*$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE))
+        for one, several in NAMED.findall(
+            re.sub(r"\s+#.*$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
+        )
         for word in (one or several).split()
     }
     assert {"analyze", "test", "figures", "zoo", "docs", "bench"} <= named

@@ -52,24 +52,41 @@ NAMES = {
 def test_wrong_names_are_refused_before_torch_is_imported(tmp_path):
     """Found: refused after 12 to 20 seconds."""
     given = "\n".join(NAMES)
-    done = subprocess.run([sys.executable, "-c", WITHOUT_TORCH], input=given, cwd=tmp_path, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_TORCH],
+        input=given,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
     assert done.stdout.split() == ["2"] * len(NAMES), done.stderr
     for line, (command, said) in zip(done.stderr.splitlines(), NAMES.items(), strict=True):
-        assert line.startswith(f"repo-interp {command.split()[0]}: ") and said in line, (command, line)
+        assert line.startswith(f"repo-interp {command.split()[0]}: ") and said in line, (
+            command,
+            line,
+        )
 
 
 @pytest.mark.parametrize(
     ("command", "said"),
     [
         ("analyze niah/repo --set nonsense.x=1", "there is no measure 'nonsense'"),
-        ("analyze niah/repo --set effects.kinds=nonsense", "effects.kinds=nonsense: wanted some of linearised,"),
+        (
+            "analyze niah/repo --set effects.kinds=nonsense",
+            "effects.kinds=nonsense: wanted some of linearised,",
+        ),
         ("analyze niah/repo --set patterns.nonsense=1", "patterns has no option 'nonsense'"),
-        ("score niah/repo --test-sets nonsense", "wanted a test set named by the number of tokens, got 'nonsense'"),
+        (
+            "score niah/repo --test-sets nonsense",
+            "wanted a test set named by the number of tokens, got 'nonsense'",
+        ),
         ("score niah/repo --task-size nonsense", "task niah: wanted a size, one of small"),
         ("score niah/repo --set nonsense=1", "task niah has no option 'nonsense'"),
     ],
 )
-def test_names_inside_a_measure_or_a_task_are_refused_before_a_model_is_loaded(command, said, tmp_path, monkeypatch, capsys):
+def test_names_inside_a_measure_or_a_task_are_refused_before_a_model_is_loaded(
+    command, said, tmp_path, monkeypatch, capsys
+):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delattr(loading, "load_model")
     assert main(command.split()) == 2

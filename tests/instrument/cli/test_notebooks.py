@@ -1,4 +1,6 @@
-"""The notebooks run offline without a warning and print what they keep; they are small, name no machine, and link to what is there."""
+"""The notebooks run offline without a warning and print what they keep; they are small, name no
+machine, and link to what is there.
+"""
 
 from __future__ import annotations
 
@@ -14,29 +16,43 @@ from places import ROOT
 FOLDER = ROOT / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"), key=lambda path: int(path.name.partition("_")[0]))
 LONG = ("8_", "9_", "11_")
-"""Prefixes of the notebooks that take a minute or more; 9 and 11 need `repo-interp fetch smollm2-135m`, 11 `repo-interp fetch texts`."""
+"""Prefixes of the notebooks that take a minute or more; 9 and 11 need `repo-interp fetch
+smollm2-135m`, 11 `repo-interp fetch texts`.
+"""
 ALL = "REPO_INTERP_ALL_NOTEBOOKS"
 """Set this environment variable to run the long ones too."""
 LARGEST = 600_000
 NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e[-+]\d+)?")
-PLACE = re.compile(r"(?<![\w.])/(?:home|root|tmp|work|usr|opt|var|Users|private)\b|site-packages|[A-Z]:\\")
+PLACE = re.compile(
+    r"(?<![\w.])/(?:home|root|tmp|work|usr|opt|var|Users|private)\b|site-packages|[A-Z]:\\"
+)
 MANY = re.compile(r"(?<=\.prompts\()(?:9|[1-9]\d+)|\b400\b(?! // 80)")
-"""Numbers of prompts, and of steps of training, of which 2 are run: their answers are numbers, which are not compared."""
+"""Numbers of prompts, and of steps of training, of which 2 are run: their answers are numbers,
+which are not compared.
+"""
 LINK = re.compile(r"\]\(([^)#\s]+)")
 each = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 
 
 def cells(path, kind: str) -> list[dict]:
-    return [cell for cell in json.loads(path.read_text(encoding="utf-8"))["cells"] if cell["cell_type"] == kind]
+    return [
+        cell
+        for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]
+        if cell["cell_type"] == kind
+    ]
 
 
 def words(text: str) -> str:
-    """`text` without its numbers, which another machine changes, and without white space, which libraries change."""
+    """`text` without its numbers, which another machine changes, and without white space, which
+    libraries change.
+    """
     return " ".join(NUMBER.sub("#", text).split())
 
 
 def test_the_index_names_each_by_its_number():
-    assert [path.name.partition("_")[0] for path in NOTEBOOKS] == [str(number) for number in range(1, 12)]
+    assert [path.name.partition("_")[0] for path in NOTEBOOKS] == [
+        str(number) for number in range(1, 12)
+    ]
     index = (FOLDER / "README.md").read_text(encoding="utf-8")
     assert all(f"({path.name})" in index for path in NOTEBOOKS)
 
@@ -67,6 +83,17 @@ def test_its_code_runs_offline_and_prints_what_is_kept(path, monkeypatch, capsys
     matplotlib.use("Agg")
     names: dict = {}
     for number, cell in enumerate(cells(path, "code"), 1):
-        exec(compile(MANY.sub("2", "".join(cell["source"])), f"{path.name}, code cell {number}", "exec"), names)
-        kept = "".join("".join(output["text"]) for output in cell["outputs"] if output["output_type"] == "stream")
-        assert words(capsys.readouterr().out) == words(kept), "read the prose again, then: make notebooks"
+        exec(
+            compile(
+                MANY.sub("2", "".join(cell["source"])), f"{path.name}, code cell {number}", "exec"
+            ),
+            names,
+        )
+        kept = "".join(
+            "".join(output["text"])
+            for output in cell["outputs"]
+            if output["output_type"] == "stream"
+        )
+        assert words(capsys.readouterr().out) == words(kept), (
+            "read the prose again, then: make notebooks"
+        )

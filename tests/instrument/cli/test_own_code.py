@@ -1,4 +1,6 @@
-"""No code of a checkpoint ever runs: every command and every loader refuses a checkpoint that names some, before anything is asked."""
+"""No code of a checkpoint ever runs: every command and every loader refuses a checkpoint that names
+some, before anything is asked.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,11 @@ class Evil(PreTrainedTokenizerFast):
 """
 NAMED = {
     "tokenizer_config.json": {"AutoTokenizer": ["evil.Evil", None]},
-    "config.json": {"AutoTokenizer": ["evil.Evil", None], "AutoConfig": "evil.Evil", "AutoModelForCausalLM": "evil.Evil"},
+    "config.json": {
+        "AutoTokenizer": ["evil.Evil", None],
+        "AutoConfig": "evil.Evil",
+        "AutoModelForCausalLM": "evil.Evil",
+    },
     "processor_config.json": {"AutoProcessor": "evil.Evil"},
 }
 """Files that may name code, and the code that they name."""
@@ -52,7 +58,9 @@ def mark(tmp_path) -> Path:
 
 
 def evil(directory: Path, mark: Path, named_in: str = "tokenizer_config.json") -> Path:
-    """A checkpoint in `directory` with code of its own, named in one of its files; it stands there, or is one of the zoo."""
+    """A checkpoint in `directory` with code of its own, named in one of its files; it stands there,
+    or is one of the zoo.
+    """
     if not directory.is_dir():
         shutil.copytree(zoo_path("reversal/repo"), directory)
     (directory / "evil.py").write_text(CODE.format(mark=str(mark)))
@@ -67,7 +75,10 @@ def evil(directory: Path, mark: Path, named_in: str = "tokenizer_config.json") -
 def refused(command: list[str], named: Path, mark: Path, capsys) -> None:
     assert main(command) == 2
     said = capsys.readouterr()
-    assert f"{named} names code of its own (auto_map), and no code of a checkpoint is ever run" in said.err
+    assert (
+        f"{named} names code of its own (auto_map), and no code of a checkpoint is ever run"
+        in said.err
+    )
     assert said.err.count("\n") == 1 and said.out == "" and not mark.exists()
 
 
@@ -91,8 +102,14 @@ def test_the_code_would_run_where_transformers_may_run_it(tmp_path, mark, monkey
     ],
     ids=lambda command: " ".join(command[:2] + command[4:5]),
 )
-def test_every_command_refuses_a_checkpoint_with_code(tmp_path, mark, yes, capsys, command, named_in):
-    checkpoint, prompts, out = evil(tmp_path / "checkpoint", mark, named_in), tmp_path / "prompts.jsonl", tmp_path / "out"
+def test_every_command_refuses_a_checkpoint_with_code(
+    tmp_path, mark, yes, capsys, command, named_in
+):
+    checkpoint, prompts, out = (
+        evil(tmp_path / "checkpoint", mark, named_in),
+        tmp_path / "prompts.jsonl",
+        tmp_path / "out",
+    )
     prompts.write_text('{"tokens": [5, 6, 7, 8]}\n')
     for name, path in {"CHECKPOINT": checkpoint, "PROMPTS": prompts, "OUT": out}.items():
         command = [word.replace(name, str(path)) for word in command]
@@ -110,9 +127,16 @@ def test_an_adapter_on_a_base_with_code_is_refused(tmp_path, mark, yes, capsys):
     evil(base, mark)
     (tmp_path / "prompts.jsonl").write_text('{"tokens": [5, 6, 7, 8]}\n')
     asked = ["--prompts", str(tmp_path / "prompts.jsonl"), "--out", str(tmp_path / "out")]
-    refused(["analyze", str(tmp_path / "adapter"), *asked], base / "tokenizer_config.json", mark, capsys)
+    refused(
+        ["analyze", str(tmp_path / "adapter"), *asked], base / "tokenizer_config.json", mark, capsys
+    )
     evil(tmp_path / "adapter", mark)
-    refused(["inspect", str(tmp_path / "adapter")], tmp_path / "adapter" / "tokenizer_config.json", mark, capsys)
+    refused(
+        ["inspect", str(tmp_path / "adapter")],
+        tmp_path / "adapter" / "tokenizer_config.json",
+        mark,
+        capsys,
+    )
 
 
 def test_a_gguf_file_is_read_without_the_code_beside_it(tmp_path, mark, yes, capsys, monkeypatch):
@@ -140,10 +164,19 @@ def test_a_corpus_in_the_tokens_of_a_tokenizer_with_code_is_refused(tmp_path, ma
     tokenizer("metaspace_bpe").save_pretrained(tmp_path / "tokens")
     named = evil(tmp_path / "tokens", mark) / "tokenizer_config.json"
     (tmp_path / "corpus.txt").write_text("The sky is blue. " * 1000)
-    options = ["--set", f"corpus={tmp_path / 'corpus.txt'}", "--set", f"tokenizer_file={tmp_path / 'tokens' / 'tokenizer.json'}"]
+    options = [
+        "--set",
+        f"corpus={tmp_path / 'corpus.txt'}",
+        "--set",
+        f"tokenizer_file={tmp_path / 'tokens' / 'tokenizer.json'}",
+    ]
     assert main(["train", "language", *options, "--out", str(tmp_path / "out")]) == 2
     said = capsys.readouterr()
-    assert f"{named} names code of its own" in said.err and not mark.exists() and not (tmp_path / "out").exists()
+    assert (
+        f"{named} names code of its own" in said.err
+        and not mark.exists()
+        and not (tmp_path / "out").exists()
+    )
 
 
 def test_the_python_interface_refuses_it_too(tmp_path, mark, yes):
@@ -155,8 +188,24 @@ def test_the_python_interface_refuses_it_too(tmp_path, mark, yes):
 
 
 def test_the_hub_is_asked_for_nothing_that_could_run():
-    wanted = ["config.json", "tokenizer.json", "tokenizer.model", "model-00001-of-00002.safetensors", "merges.txt", "vocab.json"]
-    code = ["modeling.py", "tokenizer.py", "tokenizer_evil.py", "tokenizer.json.py", "a/b.py", "model.bin", "model.pt", "run.sh"]
+    wanted = [
+        "config.json",
+        "tokenizer.json",
+        "tokenizer.model",
+        "model-00001-of-00002.safetensors",
+        "merges.txt",
+        "vocab.json",
+    ]
+    code = [
+        "modeling.py",
+        "tokenizer.py",
+        "tokenizer_evil.py",
+        "tokenizer.json.py",
+        "a/b.py",
+        "model.bin",
+        "model.pt",
+        "run.sh",
+    ]
     assert list(filter_repo_objects(wanted + code, allow_patterns=list(FETCHED))) == wanted
 
 

@@ -1,4 +1,6 @@
-"""What the commands print: at 80 columns, without a terminal, for models whose positions say nothing; and one grammar for --set."""
+"""What the commands print: at 80 columns, without a terminal, for models whose positions say
+nothing; and one grammar for --set.
+"""
 
 from __future__ import annotations
 
@@ -45,24 +47,39 @@ def deep(layout: str, layers: int):
 
 def printed(run, height: int | None = None) -> str:
     """What `analyze` prints of a run; `height`: of a terminal."""
-    console = Console(width=100, height=height, force_terminal=height is not None, color_system=None)
+    console = Console(
+        width=100, height=height, force_terminal=height is not None, color_system=None
+    )
     with console.capture() as captured:
         print_tables(console, run)
     return captured.get()
 
 
-PROMPTS = [Prompt(tokens=tuple(range(3 + i, 35 + i)), spans={"needle": (4, 5)}, generated=(31,)) for i in range(2)]
+PROMPTS = [
+    Prompt(tokens=tuple(range(3 + i, 35 + i)), spans={"needle": (4, 5)}, generated=(31,))
+    for i in range(2)
+]
 
 
 def test_what_says_nothing_is_one_line_and_thirty_layers_are_twelve_rows():
-    run = analyze(deep("rope", 30), PROMPTS, ("positions", "patterns", "three_axis", "attention_mass"))
+    run = analyze(
+        deep("rope", 30), PROMPTS, ("positions", "patterns", "three_axis", "attention_mass")
+    )
     text = printed(run)
-    silent = [line for line in text.splitlines() if "says little about this run (layers 0-29 rope)" in line]
+    silent = [
+        line
+        for line in text.splitlines()
+        if "says little about this run (layers 0-29 rope)" in line
+    ]
     assert len(silent) == 2 and "Ranges of positions" not in text
     rows = [line for line in text.splitlines() if line.startswith("│")]
     tables = text.count("┏")
     assert tables >= 3 and len(rows) <= tables * MOST_ROWS
-    assert re.search(r"│ 0 +│ RoPE", text) and re.search(r"│ 29 +│ RoPE", text) and re.search(r"│ all +│", text)
+    assert (
+        re.search(r"│ 0 +│ RoPE", text)
+        and re.search(r"│ 29 +│ RoPE", text)
+        and re.search(r"│ all +│", text)
+    )
     assert re.search(r"\d+ more rows of these tables are in report.html", text)
     assert len(printed(run, height=24).splitlines()) < len(text.splitlines())
 
@@ -70,9 +87,13 @@ def test_what_says_nothing_is_one_line_and_thirty_layers_are_twelve_rows():
 def test_a_table_without_any_number_is_one_line():
     run = analyze(deep("rope", 2), PROMPTS, ("rotation",))
     closed_form = run["rotation"]["closed_form_r"]
-    run["rotation"]["closed_form_r"] = closed_form.where(False)  # as of heads in which no component dominates
+    # as of heads in which no component dominates
+    run["rotation"]["closed_form_r"] = closed_form.where(False)
     text = " ".join(printed(run).split())
-    assert "The closed form f + g: no number could be measured. Means over heads and prompts" in text and "┏" not in text
+    assert (
+        "The closed form f + g: no number could be measured. Means over heads and prompts" in text
+        and "┏" not in text
+    )
 
 
 def test_neighbouring_layers_with_the_same_numbers_share_a_row():
@@ -88,17 +109,29 @@ TOKENS = ("attention_rows", "predictions")
 @pytest.mark.parametrize(
     ("layout", "groups"),
     [
-        ("rope", {"components", "three_axis", "fake_distance", "rotation", "attention_mass", *TOKENS}),
+        (
+            "rope",
+            {"components", "three_axis", "fake_distance", "rotation", "attention_mass", *TOKENS},
+        ),
         ("nope", {"components", "three_axis", "attention_mass", *TOKENS}),
         ("alibi", {"components", "three_axis", "attention_mass", *TOKENS}),
-        ("hope@1", {"components", "three_axis", "fake_distance", "rotation", "attention_mass", *TOKENS}),
+        (
+            "hope@1",
+            {"components", "three_axis", "fake_distance", "rotation", "attention_mass", *TOKENS},
+        ),
         ("cope", {"position_sources", "gates", "attention_mass", *TOKENS}),
-        ("repo,cope,rope", {"positions", "patterns", "position_sources", "gates", "attention_mass", *TOKENS}),
+        (
+            "repo,cope,rope",
+            {"positions", "patterns", "position_sources", "gates", "attention_mass", *TOKENS},
+        ),
         ("repo@1", {"positions", "patterns", "position_sources", "attention_mass", *TOKENS}),
     ],
 )
 def test_default_measures_follow_the_checkpoint(layout, groups):
-    bridge, prompts = ri.bridge(ri.reposition(tiny("llama"), layout)), [Prompt(tokens=tuple(range(3, 13)), generated=(9,))]
+    bridge, prompts = (
+        ri.bridge(ri.reposition(tiny("llama"), layout)),
+        [Prompt(tokens=tuple(range(3, 13)), generated=(9,))],
+    )
     measures = default_measures(prompts, layout_of(bridge))
     assert set(measures) == set(analyze(bridge, prompts, measures).children) == groups
 
@@ -106,30 +139,87 @@ def test_default_measures_follow_the_checkpoint(layout, groups):
 @pytest.mark.usefixtures("no_pictures")
 def test_figures_are_written_in_the_formats_that_are_asked_for(tmp_path, capsys):
     (tmp_path / "p.jsonl").write_text('{"tokens": [3, 4, 5, 6, 7, 8, 9, 10]}\n')
-    words = ["analyze", str(OFFICIAL / "repo_mha"), "--prompts", str(tmp_path / "p.jsonl"), "--measures", "positions"]
+    words = [
+        "analyze",
+        str(OFFICIAL / "repo_mha"),
+        "--prompts",
+        str(tmp_path / "p.jsonl"),
+        "--measures",
+        "positions",
+    ]
     assert main([*words, "--formats", "svg,pdf", "--out", str(tmp_path / "a")]) == 0
     assert {file.suffix for file in (tmp_path / "a" / "figures").iterdir()} == {".svg", ".pdf"}
     assert "formats" not in ri.read_run(tmp_path / "a").attrs["asked"]
 
 
 @pytest.mark.usefixtures("no_figures")
-def test_the_first_line_says_the_device_and_findings_of_measures_come_before_the_experiments(tmp_path, capsys):
-    assert main(["analyze", "niah/repo", "--count", "4", "--experiments", "effects", "--out", str(tmp_path / "a")]) == 0
+def test_the_first_line_says_the_device_and_findings_of_measures_come_before_the_experiments(
+    tmp_path, capsys
+):
+    assert (
+        main(
+            [
+                "analyze",
+                "niah/repo",
+                "--count",
+                "4",
+                "--experiments",
+                "effects",
+                "--out",
+                str(tmp_path / "a"),
+            ]
+        )
+        == 0
+    )
     said = " ".join(capsys.readouterr().out.split())
     first, early = said.split("The measures show: ")
     early, late = early.split("The experiments follow; then all that was found. ")
     assert first.startswith("niah/repo: 4 prompts") and ", on cpu" in first
     found = "of each prompt's largest head"
     assert found in early and found in late and "effects." in late and "effects." not in early
-    assert main(["score", "reversal/rope", "--test-sets", "3", "--count", "2", "--out", str(tmp_path / "b")]) == 0
+    assert (
+        main(
+            [
+                "score",
+                "reversal/rope",
+                "--test-sets",
+                "3",
+                "--count",
+                "2",
+                "--out",
+                str(tmp_path / "b"),
+            ]
+        )
+        == 0
+    )
     assert capsys.readouterr().out.startswith("reversal/rope: scored on cpu\n")
 
 
 @pytest.mark.usefixtures("no_figures")
 def test_a_setting_names_its_owner_or_leaves_it_out(tmp_path, capsys):
     (tmp_path / "p.jsonl").write_text('{"tokens": [3, 4, 5, 6, 7, 8, 9, 10], "generated": [7]}\n')
-    words = ["analyze", str(OFFICIAL / "repo_mha"), "--prompts", str(tmp_path / "p.jsonl"), "--measures", "patterns,positions"]
-    assert main([*words, "--set", "epsilon=0.5", "--set", "patterns.chunk_size=4", "--out", str(tmp_path / "a")]) == 0
+    words = [
+        "analyze",
+        str(OFFICIAL / "repo_mha"),
+        "--prompts",
+        str(tmp_path / "p.jsonl"),
+        "--measures",
+        "patterns,positions",
+    ]
+    assert (
+        main(
+            [
+                *words,
+                "--set",
+                "epsilon=0.5",
+                "--set",
+                "patterns.chunk_size=4",
+                "--out",
+                str(tmp_path / "a"),
+            ]
+        )
+        == 0
+    )
     group = ri.read_run(tmp_path / "a")["patterns"]
     assert (group.attrs["epsilon"], group.attrs["chunk_size"]) == (0.5, 4)
     assert "figures\n" in capsys.readouterr().out
@@ -163,7 +253,9 @@ def test_lists_fit_into_eighty_columns(narrow, capsys):
         lines = capsys.readouterr().out.splitlines()
         assert max(map(len, lines)) <= 80 and not any("…" in line.split()[0] for line in lines)
     assert main(["zoo", "list", "niah"]) == 0
-    assert re.search(r"niah/repo +repo +\+\d+ +3 +1\.000 +256 +0\.975 +1024", capsys.readouterr().out)
+    assert re.search(
+        r"niah/repo +repo +\+\d+ +3 +1\.000 +256 +0\.975 +1024", capsys.readouterr().out
+    )
 
 
 def test_steps_stand_under_train_and_the_old_name_still_works(tmp_path, capsys):
@@ -179,9 +271,15 @@ def test_without_a_terminal_lines_say_how_far_training_is(capsys):
     """Found: hours of training into a file left two lines at its beginning."""
     first = [{"step": 3, "loss": 2.5, "score": 0.5}, {"step": 4, "loss": 2.25, "score": None}]
     with steps(Console(force_terminal=False), every=0.05) as step:
-        show(step, 20, {"seed 0": first, "seed 1": [{"step": 10, "loss": 1.0, "score": None}], "seed 2": []})
+        show(
+            step,
+            20,
+            {"seed 0": first, "seed 1": [{"step": 10, "loss": 1.0, "score": None}], "seed 2": []},
+        )
         time.sleep(0.3)
-    line = "training 14/20 seed 0 loss 2.2500, score 0.500; seed 1 loss 1.0000, score - (70 %), about "
+    line = (
+        "training 14/20 seed 0 loss 2.2500, score 0.500; seed 1 loss 1.0000, score - (70 %), about "
+    )
     said = capsys.readouterr().err.splitlines()
     assert said and all(one.startswith(line) and one.endswith(" so far") for one in said)
 
@@ -193,15 +291,25 @@ def test_without_a_terminal_a_line_says_what_is_being_done(capsys):
         step("drawing")
         time.sleep(0.3)
     lines = capsys.readouterr().err.splitlines()
-    assert any(re.fullmatch(r"observing layers 3/60 \(5 %\), about \d+ s left, 1 s so far", line) for line in lines)
+    assert any(
+        re.fullmatch(r"observing layers 3/60 \(5 %\), about \d+ s left, 1 s so far", line)
+        for line in lines
+    )
     assert "drawing, 1 s so far" in lines
 
 
 @pytest.mark.parametrize("columns", [4, 9, 30])
 def test_no_number_of_a_table_is_cut_in_a_narrow_window(columns):
     """Found: a table of effects in 80 columns ended its numbers in dots."""
-    names = ("intervention with a long name", "place", *(f"column {place} of many" for place in range(columns)))
-    rows = tuple((f"a_kind_of_change_{row}", "layer 3", *(-0.001234 * 10**row for _ in range(columns))) for row in range(3))
+    names = (
+        "intervention with a long name",
+        "place",
+        *(f"column {place} of many" for place in range(columns)),
+    )
+    rows = tuple(
+        (f"a_kind_of_change_{row}", "layer 3", *(-0.001234 * 10**row for _ in range(columns)))
+        for row in range(3)
+    )
     table, written = Table("table", "a title", names, rows), io.StringIO()
     print_table(Console(file=written, width=80), table)
     printed = written.getvalue()

@@ -1,5 +1,7 @@
-"""Every option, parameter and key that states a type or a range is held to it, and refused by its name: found by reading the parsers,
-the dataclasses and the pydantic models, so that a new one is tried as soon as it is there."""
+"""Every option, parameter and key that states a type or a range is held to it, and refused by its
+name: found by reading the parsers, the dataclasses and the pydantic models, so that a new one is
+tried as soon as it is there.
+"""
 
 from __future__ import annotations
 
@@ -30,11 +32,20 @@ from repo_interp.tasks import make_task, task_names
 from repo_interp.tasks.prompt.jsonl import TextLine, TokenLine
 from repo_interp.values import with_field
 
-OTHER = {int: ("1.5", 1.5, True), float: ("nan", float("nan"), "wide"), bool: ("maybe", 3), str: (3,), dict: (3,)}
+OTHER = {
+    int: ("1.5", 1.5, True),
+    float: ("nan", float("nan"), "wide"),
+    bool: ("maybe", 3),
+    str: (3,),
+    dict: (3,),
+}
 """By type, values and texts of another type."""
 OWNERS = {
     **{f"measure {name}": functools.partial(measure_named, name) for name in measure_names()},
-    **{f"experiment {name}": functools.partial(experiment_named, name) for name in experiment_names()},
+    **{
+        f"experiment {name}": functools.partial(experiment_named, name)
+        for name in experiment_names()
+    },
     **{f"task {name}": functools.partial(make_task, name) for name in task_names()},
     **{f"figures {name}": lambda name=name: paper(name).options() for name in PAPERS},
     "schemes": SchemeOptions,
@@ -44,7 +55,9 @@ OWNERS = {
 
 
 def refused(kind: Any) -> Iterator[Any]:
-    """Values that a field of the type `kind` must not take: of another type, and beside each end of its range, which a number has."""
+    """Values that a field of the type `kind` must not take: of another type, and beside each end of
+    its range, which a number has.
+    """
     marks: list[Any] = []
     while get_origin(kind) in (Annotated, Union, types.UnionType):
         if get_origin(kind) is Annotated:
@@ -52,14 +65,18 @@ def refused(kind: Any) -> Iterator[Any]:
             marks += stated
         else:
             kind = next(part for part in get_args(kind) if part is not types.NoneType)
-    assert kind not in (int, float) or any(isinstance(mark, Interval) for mark in marks), "a number states its range"
+    assert kind not in (int, float) or any(isinstance(mark, Interval) for mark in marks), (
+        "a number states its range"
+    )
     if get_origin(kind) in (tuple, list):
         yield from ((value,) for value in refused(get_args(kind)[0]))
         yield from ((),) if any(isinstance(mark, MinLen) for mark in marks) else ()
     elif get_origin(kind) is Literal:
         yield "no such word"
     else:
-        yield from OTHER[dict if get_origin(kind) in (dict, Mapping) or issubclass(kind, BaseModel) else kind]
+        yield from OTHER[
+            dict if get_origin(kind) in (dict, Mapping) or issubclass(kind, BaseModel) else kind
+        ]
     for mark in marks:
         if isinstance(mark, Interval):
             ends = ((mark.ge, -1), (mark.gt, 0), (mark.le, 1), (mark.lt, 0))
@@ -76,7 +93,9 @@ def as_text(value: Any) -> str:
 def test_every_field_is_held_to_what_it_states(owner):
     options = OWNERS[owner]()
     kinds = get_type_hints(type(options), include_extras=True)
-    names = [field.name for field in dataclasses.fields(options) if field.init and field.name != "name"]
+    names = [
+        field.name for field in dataclasses.fields(options) if field.init and field.name != "name"
+    ]
     for name in names:
         for value in refused(kinds[name]):
             if not owner.startswith("figures"):  # whose options are made of texts alone
@@ -104,13 +123,21 @@ def test_every_key_of_a_file_or_a_message_is_held_to_what_it_states(model):
         key, kind = field.alias or name, field.annotation
         for value in refused(Annotated[kind, *field.metadata] if field.metadata else kind):
             with pytest.raises(InputError, match=f'^a file: (there is no )?"{key}"'):
-                modelled(given | {key: list(value) if isinstance(value, tuple) else value}, model, "a file")
+                modelled(
+                    given | {key: list(value) if isinstance(value, tuple) else value},
+                    model,
+                    "a file",
+                )
 
 
 def test_every_option_of_a_command_is_held_to_its_type():
-    (commands,) = (action for action in _parser([])._actions if isinstance(action, argparse._SubParsersAction))
+    (commands,) = (
+        action for action in _parser([])._actions if isinstance(action, argparse._SubParsersAction)
+    )
     for command, parser in commands.choices.items():
         for action in parser._actions:
             if action.option_strings and (action.choices or action.type not in (None, str)):
-                with pytest.raises(InputError, match=f"argument {'/'.join(action.option_strings)}: "):
+                with pytest.raises(
+                    InputError, match=f"argument {'/'.join(action.option_strings)}: "
+                ):
                     _parser([command]).parse_args([command, f"{action.option_strings[-1]}=,"])

@@ -1,4 +1,5 @@
-"""Experiments on families that nothing was written for: hybrids, experts, sinks, other norms, parallel layers.
+"""Experiments on families that nothing was written for: hybrids, experts, sinks, other norms,
+parallel layers.
 
 The atlas and saliency are tried in models/test_families.py.
 """
@@ -18,7 +19,10 @@ DRAWN = np.random.default_rng(0).integers(3, 60, (4, 24))
 
 
 def prompts() -> list[Prompt]:
-    return [Prompt(tokens=tuple(map(int, row)), spans={"needle": (17, 18)}, generated=(20, 21, 22)) for row in DRAWN]
+    return [
+        Prompt(tokens=tuple(map(int, row)), spans={"needle": (17, 18)}, generated=(20, 21, 22))
+        for row in DRAWN
+    ]
 
 
 @pytest.fixture(scope="module", params=["qwen3_next", "gpt_oss", "gpt_neox"])
@@ -36,7 +40,9 @@ def test_it_names_the_layers_that_have_attention_and_leaves_no_trace(bridge, exp
     tokens = torch.tensor([prompts()[0].tokens])
     with torch.no_grad():
         before = bridge(tokens)
-    group = ri.analyze(bridge, prompts(), ["positions"], experiments=[experiment])[experiment.name].to_dataset()
+    group = ri.analyze(bridge, prompts(), ["positions"], experiments=[experiment])[
+        experiment.name
+    ].to_dataset()
     with torch.no_grad():
         assert torch.equal(bridge(tokens), before)
     attending = list(as_decoder(bridge).by_layer)

@@ -1,4 +1,6 @@
-"""The atlas: names that hand-built heads must get and random ones must not, what other groups add, files, comparison, page."""
+"""The atlas: names that hand-built heads must get and random ones must not, what other groups add,
+files, comparison, page.
+"""
 
 from __future__ import annotations
 
@@ -35,15 +37,20 @@ FEW = Atlas(twins=10, sequences=3)
 
 
 def names(run: xr.DataTree) -> list[list[set[str]]]:
-    return [[set(filter(None, str(of).split(", "))) for of in row] for row in run["atlas"]["name"].values]
+    return [
+        [set(filter(None, str(of).split(", "))) for of in row]
+        for row in run["atlas"]["name"].values
+    ]
 
 
-# ---- names ----------------------------------------------------------------------------------------------------------
+# ---- names ---------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def by_hand() -> xr.DataTree:
-    """Heads built by hand; in the last layer positions that are constant, the index, a mirror, and a jumble."""
+    """Heads built by hand; in the last layer positions that are constant, the index, a mirror, and
+    a jumble.
+    """
     bridge = hand_built(TASK.vocabulary_size, TASK.training_length)
     tokens, first = len(PROMPTS[0].tokens), 5
     walk = np.arange(float(tokens))
@@ -51,7 +58,8 @@ def by_hand() -> xr.DataTree:
     jumble = np.random.default_rng(0).normal(0, 5, tokens)
     with ExitStack() as positions:
         for head, values in ((1, np.arange(tokens)), (2, walk), (3, jumble)):
-            # Repeated random tokens are no longer than the prompts: their positions are those of a prompt's first tokens.
+            # Repeated random tokens are no longer than the prompts: their positions are those of a
+            # prompt's first tokens.
             put = lambda z, values=values: z * 0 + z.new_tensor(values[: z.shape[-1]])  # noqa: E731
             positions.enter_context(ri.set_positions(bridge, 2, head, put))
         return ri.analyze(bridge, [*PROMPTS], ("attention_mass",), experiments=[FEW])
@@ -60,14 +68,27 @@ def by_hand() -> xr.DataTree:
 def test_heads_built_by_hand_get_their_names_and_no_others(by_hand):
     found = names(by_hand)
     assert found[0] == [{"previous token"}, set(), set(), set()]
-    assert [of - {"semantic"} for of in found[1]] == [{"induction"}, {"duplicate token"}, {"sink"}, set()]
+    assert [of - {"semantic"} for of in found[1]] == [
+        {"induction"},
+        {"duplicate token"},
+        {"sink"},
+        set(),
+    ]
     assert "constant" in found[2][0] and not {"mono", "mirror"} & found[2][0]
     assert "mono" in found[2][1] and not {"constant", "mirror"} & found[2][1]
     assert "mirror" in found[2][2] and "constant" not in found[2][2]
     assert not {"constant", "mono", "mirror"} & found[2][3]
     atlas = by_hand["atlas"]
-    assert atlas["previous_token"][0, 0] > 0.9 and atlas["induction"][1, 0] > 0.45 and atlas["sink"][1, 2] > 0.95
-    assert atlas["mirror"][2, 2] == pytest.approx(1) and atlas["mono"][2, 1] == 1 and atlas["constant"][2, 0] == 1
+    assert (
+        atlas["previous_token"][0, 0] > 0.9
+        and atlas["induction"][1, 0] > 0.45
+        and atlas["sink"][1, 2] > 0.95
+    )
+    assert (
+        atlas["mirror"][2, 2] == pytest.approx(1)
+        and atlas["mono"][2, 1] == 1
+        and atlas["constant"][2, 0] == 1
+    )
     assert np.isnan(atlas["position_range"][1]).all() and (atlas["heads_per_map"][2] == 1).all()
 
 
@@ -76,7 +97,10 @@ def test_a_model_with_random_weights_gets_no_name():
         twin = ri.bridge(fresh_twin(ri.zoo(name), seed=1000))
         run = ri.analyze(twin, task.prompts(1), (), experiments=[Atlas(twins=10, sequences=1)])
         assert not any(of for row in names(run) for of in row)
-        assert np.isfinite(run["atlas"]["null"]).any("label").all() and (run["atlas"]["threshold"] > 0)[5:].all()
+        assert (
+            np.isfinite(run["atlas"]["null"]).any("label").all()
+            and (run["atlas"]["threshold"] > 0)[5:].all()
+        )
 
 
 def test_the_first_of_random_tokens_is_the_models_and_not_the_number_of_prompts():
@@ -88,13 +112,19 @@ def test_the_first_of_random_tokens_is_the_models_and_not_the_number_of_prompts(
 
     bridge = hand_built(TASK.vocabulary_size, TASK.training_length)  # its configuration names <bos>
     one, two = (atlas(bridge, PROMPTS[:count]) for count in (1, 2))
-    assert one.attrs["first_token"] == two.attrs["first_token"] == 1 and float(one["sink"][1, 2]) > 0.95
+    assert (
+        one.attrs["first_token"] == two.attrs["first_token"] == 1
+        and float(one["sink"][1, 2]) > 0.95
+    )
     xr.testing.assert_equal(one[on_random], two[on_random])
     words = [prompt.tokens[1:] for prompt in PROMPTS[:2]]  # both begin with the same word
     for count in (1, 2):
         assert "first_token" not in atlas(bridge, words[:count]).attrs
-    reads = ri.zoo("reversal/repo")  # its tokenizer puts <bos>, which no prompt need have; its configuration names none
-    xr.testing.assert_equal(atlas(reads, words[:1])[on_random], atlas(reads, PROMPTS[:2])[on_random])
+    # its tokenizer puts <bos>, which no prompt need have; its configuration names none
+    reads = ri.zoo("reversal/repo")
+    xr.testing.assert_equal(
+        atlas(reads, words[:1])[on_random], atlas(reads, PROMPTS[:2])[on_random]
+    )
     unread = ri.bridge(fresh_twin(reads, seed=0))
     assert atlas(unread, PROMPTS[:1]).attrs["first_token"] == 1, "prompts say so themselves"
 
@@ -109,9 +139,13 @@ def test_twins_are_drawn_once_and_what_is_kept_is_what_was_drawn(monkeypatch, tm
     drawn = null_of_reversal()
     files = sorted((tmp_path / "twins").iterdir())
     assert len(files) == 4, "of two twins those on random tokens, and those on prompts"
-    monkeypatch.setattr(atlas_experiment, "fresh_twin", lambda model, seed: pytest.fail("drawn again"))
+    monkeypatch.setattr(
+        atlas_experiment, "fresh_twin", lambda model, seed: pytest.fail("drawn again")
+    )
     xr.testing.assert_identical(null_of_reversal(), drawn)
-    assert np.isfinite(null_of_reversal(twins=1)["null"].sel(label="induction")).all(), "one twin is the first of two"
+    assert np.isfinite(null_of_reversal(twins=1)["null"].sel(label="induction")).all(), (
+        "one twin is the first of two"
+    )
     with pytest.raises(pytest.fail.Exception):
         null_of_reversal(seed=5)
     monkeypatch.undo()
@@ -119,7 +153,11 @@ def test_twins_are_drawn_once_and_what_is_kept_is_what_was_drawn(monkeypatch, tm
     content = files[0].read_bytes()
     for damaged in (content[:-3], content.replace(b"0", b"1", 1), b"{}", b"[" * 100_000):
         files[0].write_bytes(damaged)
-        with pytest.warns(Damaged, match=r"\.json is damaged: the scores of a model with random weights are measured again$"):
+        with pytest.warns(
+            Damaged,
+            match=r"\.json is damaged: the scores of a model with random weights are "
+            r"measured again$",
+        ):
             xr.testing.assert_identical(null_of_reversal(), drawn)
         assert files[0].read_bytes() == content
     (tmp_path / "file").write_text("no directory")
@@ -131,23 +169,35 @@ def test_twins_can_be_declined_and_scores_chosen(run, monkeypatch):
     monkeypatch.setattr(atlas_experiment, "fresh_twin", lambda model, seed: pytest.fail("drawn"))
     bridge, prompts = ri.zoo("reversal/repo"), TASK.prompts(2)
     asked = {"retrieval", "source_mass", "induction"}
-    some = ri.analyze(bridge, prompts, (), experiments=[Atlas(twins=0, sequences=4, scores=tuple(asked))])
+    some = ri.analyze(
+        bridge, prompts, (), experiments=[Atlas(twins=0, sequences=4, scores=tuple(asked))]
+    )
     atlas, whole = some["atlas"].to_dataset(), run["atlas"].to_dataset()
-    assert asked == set(atlas.data_vars) - {"name", "named", "null", "threshold"} and atlas.sizes["twin"] == 0
+    assert (
+        asked == set(atlas.data_vars) - {"name", "named", "null", "threshold"}
+        and atlas.sizes["twin"] == 0
+    )
     for name in asked:
         xr.testing.assert_equal(atlas[name], whole[name])
     at_least = {rule.name: rule.at_least if rule.score in asked else np.nan for rule in RULES}
     np.testing.assert_array_equal(atlas["threshold"], list(at_least.values()))
     assert ((atlas["named"].sel(label="retrieval") == 1) == (atlas["retrieval"] > 0.1)).all()
     assert {"retrieval", "needle"} <= names(some)[2][1] and atlas.attrs["twins"] == 0
-    evidence = [finding.evidence for finding in ri.findings(some) if finding.variable == "retrieval"]
+    evidence = [
+        finding.evidence for finding in ri.findings(some) if finding.variable == "retrieval"
+    ]
     assert evidence == ["atlas.retrieval above 0.1; no random-weight controls were asked for"]
     assert any(table.title == "Heads by name" for table in tables(some))
     assert "retrieval" in ri.atlas(some) and "distance" not in ri.atlas(some)
-    with pytest.raises(InputError, match="retrieval are of answers, and no prompt marks a generated token and its source"):
+    with pytest.raises(
+        InputError,
+        match="retrieval are of answers, and no prompt marks a generated token and its source",
+    ):
         ri.analyze(bridge, [[5, 6, 7]], (), experiments=[Atlas(twins=0, scores=("retrieval",))])
     with pytest.raises(InputError, match="no layer of this model has mirror on these prompts"):
-        ri.analyze(ri.zoo("reversal/nope"), prompts, (), experiments=[Atlas(twins=0, scores=("mirror",))])
+        ri.analyze(
+            ri.zoo("reversal/nope"), prompts, (), experiments=[Atlas(twins=0, scores=("mirror",))]
+        )
 
 
 def test_a_name_needs_its_score_beyond_twins_and_large_and_the_others_within_limits():
@@ -157,23 +207,36 @@ def test_a_name_needs_its_score_beyond_twins_and_large_and_the_others_within_lim
     assert rule.holds(scores, ["rope"], 0.5).tolist() == [[False, False, True, False]]
     assert rule.largest(scores, ["rope"]) == 0.6
     learned = Rule("b", "one", 0.0, schemes=("repo",))
-    assert not learned.holds(scores, ["rope"], np.nan).any() and np.isnan(learned.largest(scores, ["rope"]))
+    assert not learned.holds(scores, ["rope"], np.nan).any() and np.isnan(
+        learned.largest(scores, ["rope"])
+    )
     assert not Rule("c", "missing", 0.0).holds(scores, ["rope"], np.nan).any()
     assert list(name_heads(scores, ["rope"], {"a": 0.5, "b": 0.0}, (rule, learned))) == ["a", "b"]
-    assert null_of(np.array([0.1, 0.4, np.nan, 0.2]), 0.95) == pytest.approx(0.5) and np.isnan(null_of(np.array([np.nan]), 0.95))
+    assert null_of(np.array([0.1, 0.4, np.nan, 0.2]), 0.95) == pytest.approx(0.5) and np.isnan(
+        null_of(np.array([np.nan]), 0.95)
+    )
     assert rule.words == "one above 0.2, other from 0.5 to 1"
 
 
-# ---- a zoo model ----------------------------------------------------------------------------------------------------
+# ---- a zoo model ---------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def runs() -> dict[str, xr.DataTree]:
     """Two twins, with everything that the atlas takes from other groups."""
-    measures = ("positions", "attention_mass", "components", "three_axis", "fake_distance", "rotation")
+    measures = (
+        "positions",
+        "attention_mass",
+        "components",
+        "three_axis",
+        "fake_distance",
+        "rotation",
+    )
     prompts = TASK.prompts(2)
     return {
-        scheme: ri.analyze(ri.zoo(f"reversal/{scheme}"), prompts, measures, experiments=[Atlas(sequences=4)])
+        scheme: ri.analyze(
+            ri.zoo(f"reversal/{scheme}"), prompts, measures, experiments=[Atlas(sequences=4)]
+        )
         for scheme in ("repo", "rope")
     }
 
@@ -185,11 +248,29 @@ def run(runs) -> xr.DataTree:
 
 @pytest.mark.usefixtures("no_figures")
 def test_the_command_writes_the_tables_and_the_page(tmp_path, capsys):
-    options = "--measures three_axis --experiments atlas --count 2 --set atlas.twins=0 --set atlas.sequences=2"
-    assert main(["analyze", "reversal/nope", "--length", "4", *options.split(), "--out", str(tmp_path / "out")]) == 0
+    options = (
+        "--measures three_axis --experiments atlas --count 2 --set atlas.twins=0 "
+        "--set atlas.sequences=2"
+    )
+    assert (
+        main(
+            [
+                "analyze",
+                "reversal/nope",
+                "--length",
+                "4",
+                *options.split(),
+                "--out",
+                str(tmp_path / "out"),
+            ]
+        )
+        == 0
+    )
     said = capsys.readouterr().out.replace("\n", "")
     assert "atlas.csv" in said and "Retrieval heads:" in said
-    assert {"atlas.csv", "atlas.parquet", "run.nc", "report.html"} <= {file.name for file in (tmp_path / "out").iterdir()}
+    assert {"atlas.csv", "atlas.parquet", "run.nc", "report.html"} <= {
+        file.name for file in (tmp_path / "out").iterdir()
+    }
     table = pd.read_parquet(tmp_path / "out" / "atlas.parquet")
     pd.testing.assert_frame_equal(table, pd.DataFrame(ri.atlas(ri.read_run(tmp_path / "out"))))
 
@@ -212,32 +293,53 @@ def test_the_group_is_described_and_has_what_other_groups_hold_of_heads(run):
     by_band = run["components"]["vaf_band"].mean("prompt").transpose("layer", "head", "band")
     assert (atlas["band"] == by_band.idxmax("band")).all()
     # What the atlas measures itself is what the measures find on the same prompts.
-    np.testing.assert_allclose(atlas["position_range"], run["positions"]["position_range"].mean("prompt"), rtol=1e-5)
+    np.testing.assert_allclose(
+        atlas["position_range"], run["positions"]["position_range"].mean("prompt"), rtol=1e-5
+    )
 
 
 def test_the_table_has_a_row_per_head_and_only_columns_that_the_run_has(run):
     table = ri.atlas(run)
     assert list(table.columns[:4]) == ["layer", "head", "scheme", "name"] and len(table) == 16
     assert {"mirror", "mass[words]", "band", "three_axis_r", "slow_pairs"} <= set(table.columns)
-    assert not any(column.startswith(("named", "null", "effect", "reads")) for column in table.columns)
+    assert not any(
+        column.startswith(("named", "null", "effect", "reads")) for column in table.columns
+    )
     numbers = table.drop(columns=["name", "scheme", "band"])
     assert numbers.notna().any().all(), "a column of NaN stands for something that the run lacks"
     head = table[(table["layer"] == 2) & (table["head"] == 1)].iloc[0]
-    assert head["mirror"] == run["atlas"]["mirror"].sel(layer=2, head=1) and head["scheme"] == "repo"
+    assert (
+        head["mirror"] == run["atlas"]["mirror"].sel(layer=2, head=1) and head["scheme"] == "repo"
+    )
     without = xr.DataTree.from_dict({"/attention_mass": run["attention_mass"].to_dataset()})
-    assert list(ri.atlas(without).columns[:3]) == ["layer", "head", "scheme"] and "mass[words]" in ri.atlas(without)
+    assert list(ri.atlas(without).columns[:3]) == [
+        "layer",
+        "head",
+        "scheme",
+    ] and "mass[words]" in ri.atlas(without)
     with pytest.raises(InputError, match="--experiments atlas"):
-        ri.atlas(xr.DataTree.from_dict({"/scores": xr.Dataset({"mean_score": ("test_set", [1.0])})}))
+        ri.atlas(
+            xr.DataTree.from_dict({"/scores": xr.Dataset({"mean_score": ("test_set", [1.0])})})
+        )
 
 
 def test_what_f_phi_reads_and_effects_of_interventions_become_columns(run):
     described = {"long_name": "made up", "units": "1"}
-    shares = xr.DataArray(np.full((4, 4, 2), 0.5), dims=("layer", "head", "source"), attrs=described)
-    effect = xr.DataArray(np.arange(32.0).reshape(1, 2, 4, 4), dims=("prompt", "kind", "layer", "head"), attrs=described)
+    shares = xr.DataArray(
+        np.full((4, 4, 2), 0.5), dims=("layer", "head", "source"), attrs=described
+    )
+    effect = xr.DataArray(
+        np.arange(32.0).reshape(1, 2, 4, 4),
+        dims=("prompt", "kind", "layer", "head"),
+        attrs=described,
+    )
     shares = shares.assign_coords(layer=range(4), head=range(4), source=["token", "index"])
     effect = effect.assign_coords(layer=range(4), head=range(4), kind=["linearised", "frozen"])
     groups = {name: node.to_dataset() for name, node in run.children.items()}
-    groups |= {"position_sources": xr.Dataset({"share": shares}), "effects": xr.Dataset({"effect": effect.isel(layer=[0, 2])})}
+    groups |= {
+        "position_sources": xr.Dataset({"share": shares}),
+        "effects": xr.Dataset({"effect": effect.isel(layer=[0, 2])}),
+    }
     table = ri.atlas(xr.DataTree.from_dict({f"/{name}": group for name, group in groups.items()}))
     assert (table["reads[token]"] == 0.5).all() and table["effect[frozen]"].isna().sum() == 8
     assert table.loc[8, "effect[frozen]"] == 24
@@ -259,7 +361,9 @@ def test_csv_and_parquet_hold_the_table(run, tmp_path, monkeypatch):
     (tmp_path / "one").mkdir()
     files, notes = write_atlas(run, tmp_path / "one")
     assert (
-        [file.name for file in files] == ["atlas.csv"] and notes == [NO_PARQUET] and len(list((tmp_path / "one").iterdir())) == 1
+        [file.name for file in files] == ["atlas.csv"]
+        and notes == [NO_PARQUET]
+        and len(list((tmp_path / "one").iterdir())) == 1
     )
 
 
@@ -269,48 +373,79 @@ def test_files_say_what_the_heads_were_measured_on(run, tmp_path):
     table.to_parquet(tmp_path / "atlas.parquet")
     read = json.loads((tmp_path / "atlas.json").read_text())
     for attributes in (read["attrs"], pd.read_parquet(tmp_path / "atlas.parquet").attrs):
-        assert {name: attributes[name] for name in ("checkpoint_digest", "dtype", "prompts_digest", "prompts", "twins")} == {
-            **{name: run.attrs[name] for name in ("checkpoint_digest", "dtype", "prompts_digest", "prompts")},
+        assert {
+            name: attributes[name]
+            for name in ("checkpoint_digest", "dtype", "prompts_digest", "prompts", "twins")
+        } == {
+            **{
+                name: run.attrs[name]
+                for name in ("checkpoint_digest", "dtype", "prompts_digest", "prompts")
+            },
             "twins": FEW.twins,
         }
         of_name = attributes["names"]["retrieval"]
         assert (
-            of_name["rule"] == "retrieval above 0.1" and of_name["nulls"] == group["null"].sel(label="retrieval").values.tolist()
+            of_name["rule"] == "retrieval above 0.1"
+            and of_name["nulls"] == group["null"].sel(label="retrieval").values.tolist()
         )
         assert of_name["threshold"] == float(group["threshold"].sel(label="retrieval"))
-    pd.testing.assert_frame_equal(pd.DataFrame(read["heads"]), pd.DataFrame(json.loads(table.to_json(orient="records"))))
+    pd.testing.assert_frame_equal(
+        pd.DataFrame(read["heads"]), pd.DataFrame(json.loads(table.to_json(orient="records")))
+    )
 
 
 def test_other_libraries_read_the_retrieval_scores(run, tmp_path):
-    """As kvpress 0.5.5 and Retrieval_Head read their files: numpy.loadtxt and a clip; the mean of each list."""
-    table, scores = ri.atlas(run), run["atlas"]["retrieval"].transpose("layer", "head").fillna(0).values
+    """As kvpress 0.5.5 and Retrieval_Head read their files: numpy.loadtxt and a clip; the mean of
+    each list.
+    """
+    table, scores = (
+        ri.atlas(run),
+        run["atlas"]["retrieval"].transpose("layer", "head").fillna(0).values,
+    )
     assert (scores > 0).any()
     with open(table.to_duo_attention(tmp_path)) as file:
         read = np.clip(np.loadtxt(file, dtype=float, delimiter="\t"), 0, 1)
     assert read == pytest.approx(scores, abs=1e-6)
-    assert json.loads((tmp_path / "config.json").read_text()) == {"sink_size": 128, "recent_size": 256}
+    assert json.loads((tmp_path / "config.json").read_text()) == {
+        "sink_size": 128,
+        "recent_size": 256,
+    }
     table.attrs["kv_heads"] = 2
     table.to_duo_attention(tmp_path, sink_size=4, recent_size=8)
     shared = np.loadtxt(tmp_path / "full_attention_heads.tsv", delimiter="\t")
     assert shared == pytest.approx(scores.reshape(len(scores), 2, -1).max(-1), abs=1e-6)
     heads = json.loads(table.to_retrieval_head(tmp_path / "heads.json").read_text())
-    parts = {tuple(int(part) for part in name.split("-")): np.mean(own) for name, own in heads.items()}
-    assert all(scores[place] == pytest.approx(mean) for place, mean in parts.items()) and len(parts) == scores.size
+    parts = {
+        tuple(int(part) for part in name.split("-")): np.mean(own) for name, own in heads.items()
+    }
+    assert (
+        all(scores[place] == pytest.approx(mean) for place, mean in parts.items())
+        and len(parts) == scores.size
+    )
     with pytest.raises(InputError, match="the atlas has no numbers 'absent'"):
         table.to_duo_attention(tmp_path, score="absent")
-    of_one_prompt = ri.analyze(ri.zoo("reversal/repo"), PROMPTS[:1], ("attention_mass",), heads=[0, 2])
+    of_one_prompt = ri.analyze(
+        ri.zoo("reversal/repo"), PROMPTS[:1], ("attention_mass",), heads=[0, 2]
+    )
     groups = {
         "atlas": run["atlas"].to_dataset().drop_vars("mass"),
         "attention_mass": of_one_prompt["attention_mass"].to_dataset(),
     }
-    some = ri.atlas(xr.DataTree.from_dict({"/": xr.Dataset(attrs=run.attrs), "/atlas": joined(groups)}))
+    some = ri.atlas(
+        xr.DataTree.from_dict({"/": xr.Dataset(attrs=run.attrs), "/atlas": joined(groups)})
+    )
     for damaged, score, line in (
         (
             table[1:],
             "retrieval",
-            "wanted a row with retrieval for each of 16 heads; the atlas has 15 rows, and 1 heads have none .L0 H0.",
+            "wanted a row with retrieval for each of 16 heads; the atlas has 15 rows, and 1 "
+            "heads have none .L0 H0.",
         ),
-        (table[table["layer"] != 1], "retrieval", "has 12 rows, and 4 heads have none .L1 H0, L1 H1, L1 H2."),
+        (
+            table[table["layer"] != 1],
+            "retrieval",
+            "has 12 rows, and 4 heads have none .L1 H0, L1 H1, L1 H2.",
+        ),
         (
             table.assign(retrieval=table["retrieval"].where(table.index != 5)),
             "retrieval",
@@ -343,34 +478,46 @@ def test_results_with_a_table_can_be_replaced_and_lose_it(run, tmp_path):
 
 def test_what_cannot_be_asked_is_refused():
     bridge = ri.zoo("reversal/nope")
-    (plan,) = planned(bridge, TASK.prompts(3, test_set="4"), [Atlas(prompts=2, sequences=5, twins=1)])
+    (plan,) = planned(
+        bridge, TASK.prompts(3, test_set="4"), [Atlas(prompts=2, sequences=5, twins=1)]
+    )
     assert plan.passes == (14, 14, *[45] * 5) * 2
     with pytest.raises(InputError, match="repeats random tokens"):
         Atlas().plan(bridge.original_model, TASK, TASK.prompts(1), 4)
 
 
-# ---- comparison and page --------------------------------------------------------------------------------------------
+# ---- comparison and page -------------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("no_pictures")
 def test_twins_are_lined_up_head_by_head_with_their_names(runs, run, tmp_path):
     compared = ri.compare(list(runs.values()))
     name = compared["atlas"]["name"]
-    assert name.dims == ("run", "layer", "head") and (name.sel(run="reversal/repo").values == run["atlas"]["name"].values).all()
+    assert (
+        name.dims == ("run", "layer", "head")
+        and (name.sel(run="reversal/repo").values == run["atlas"]["name"].values).all()
+    )
     rope = runs["rope"]["atlas"]["name"].values
     changed = [table for table in tables(compared) if table.title == "Heads whose name changes"]
-    assert len(changed) == 1 and len(changed[0].rows) == int((rope != run["atlas"]["name"].values).sum()) > 0
+    assert (
+        len(changed) == 1
+        and len(changed[0].rows) == int((rope != run["atlas"]["name"].values).sum()) > 0
+    )
     places = {row[:2]: row[2:] for row in changed[0].rows}
     assert places[2, 1][0].startswith("mirror") and "mirror" not in places[2, 1][1]
     few = {name: alone(one, ["name", "named", "induction"]) for name, one in runs.items()}
     assert write_report(ri.compare(few), tmp_path / "page.html", tmp_path / "figures") == []
-    assert {file.stem for file in (tmp_path / "figures").iterdir()} == {"atlas_names", "atlas_induction"}
+    assert {file.stem for file in (tmp_path / "figures").iterdir()} == {
+        "atlas_names",
+        "atlas_induction",
+    }
     assert "Heads whose name changes" in (tmp_path / "page.html").read_text(encoding="utf-8")
 
 
 def test_the_overview_clusters_standardised_columns(run):
     values, columns, heads = standardised(run["atlas"].to_dataset())
-    assert values.shape == (16, len(columns)) and heads[5] == (1, 1) and "mono" not in columns  # the same for all heads
+    # the same for all heads
+    assert values.shape == (16, len(columns)) and heads[5] == (1, 1) and "mono" not in columns
     assert values.mean(0) == pytest.approx(0, abs=1e-9) and values.std(0) == pytest.approx(1)
     order, links = clustered(values)
     assert sorted(order) == list(range(16)) and links is not None
@@ -397,9 +544,14 @@ def test_the_page_has_every_head_once_and_the_rules(run, tmp_path):
     (table,) = VIEW.tables(run)
     assert [row[0] for row in table.rows] == [rule.name for rule in RULES]
     mirror = next(row for row in table.rows if row[0] == "mirror")
-    assert mirror[1:4] == (4, "L2\u00a0H0, L2\u00a0H1, L2\u00a0H2, L2\u00a0H3", 0.5) and "mirror: mirror above 0.5" in table.note
+    assert (
+        mirror[1:4] == (4, "L2\u00a0H0, L2\u00a0H1, L2\u00a0H2, L2\u00a0H3", 0.5)
+        and "mirror: mirror above 0.5" in table.note
+    )
     page = ri.plots.report_page(alone(run), tmp_path / "page.html").read_text(encoding="utf-8")
-    assert 'class="head-table"' in page and "reportSections.atlas" in page and "Heads by name" in page
+    assert (
+        'class="head-table"' in page and "reportSections.atlas" in page and "Heads by name" in page
+    )
 
 
 @pytest.mark.usefixtures("no_pictures")
@@ -407,26 +559,47 @@ def test_a_reader_sorts_and_filters_the_table_and_opens_a_head(run, tmp_path):
     path = executable()
     if path is None:
         pytest.skip("no Chromium")
-    both = xr.DataTree.from_dict({f"/{name}": run[name].to_dataset() for name in ("positions", "atlas")})
+    both = xr.DataTree.from_dict(
+        {f"/{name}": run[name].to_dataset() for name in ("positions", "atlas")}
+    )
     ri.plots.report_page(both, tmp_path / "page.html")
     browser = Browser(tmp_path / "browser", path)
     try:
         browser.open((tmp_path / "page.html").as_uri())
-        rows = "[...document.querySelectorAll('.head-table table tbody tr')].map((row) => row.cells[0].textContent)"
-        typed = "Object.assign(document.querySelector('.head-table .filter'), {value: %r}).dispatchEvent(new Event('input'))"
+        rows = (
+            "[...document.querySelectorAll('.head-table table tbody tr')].map((row) => "
+            "row.cells[0].textContent)"
+        )
+        typed = (
+            "Object.assign(document.querySelector('.head-table .filter'), {value: "
+            "%r}).dispatchEvent(new Event('input'))"
+        )
         browser.wait("'alive' in document.documentElement.dataset")
         assert browser.run(rows) == [f"L{layer} H{head}" for layer in range(4) for head in range(4)]
-        click = "[...document.querySelectorAll('.head-table table thead button')].find((one) => one.textContent === 'distance').click()"
+        click = (
+            "[...document.querySelectorAll('.head-table table thead "
+            "button')].find((one) => one.textContent === 'distance').click()"
+        )
         distance = run["atlas"]["distance"].values.ravel()
         for order in (np.argsort(-distance, kind="stable"), np.argsort(distance, kind="stable")):
             browser.run(click)
             assert browser.run(rows) == [f"L{place // 4} H{place % 4}" for place in order]
         browser.run(typed % "mirror source_mass>0.5 h1")
         assert browser.run(rows) == ["L2 H1"]
-        assert browser.run("document.querySelector('.head-table output').textContent") == "1 of 16 heads"
+        assert (
+            browser.run("document.querySelector('.head-table output').textContent")
+            == "1 of 16 heads"
+        )
         browser.run("document.querySelector('.head-table table tbody tr').click()")
-        assert browser.run("document.querySelector('.tile[aria-pressed=true]').dataset.head") == "2.1"
-        assert browser.run("document.querySelector('.head-table table [aria-current]').cells[0].textContent") == "L2 H1"
+        assert (
+            browser.run("document.querySelector('.tile[aria-pressed=true]').dataset.head") == "2.1"
+        )
+        assert (
+            browser.run(
+                "document.querySelector('.head-table table [aria-current]').cells[0].textContent"
+            )
+            == "L2 H1"
+        )
         browser.run(typed % "nothing-is-called-this")
         assert browser.run(rows) == [] and browser.errors == []
     finally:

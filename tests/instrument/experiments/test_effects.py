@@ -1,4 +1,6 @@
-"""What positions cause: exact passes from a layer on, effects against doing it by hand, screening in closed form, refused and resumed."""
+"""What positions cause: exact passes from a layer on, effects against doing it by hand, screening
+in closed form, refused and resumed.
+"""
 
 from __future__ import annotations
 
@@ -57,8 +59,12 @@ def test_a_pass_from_a_layer_on_is_the_whole_pass_to_the_last_bit(family):
     for layer in range(3):
         assert torch.equal(resumed(model, recording, layer), recording.last_hidden)
         with iv.frozen(model, layer=layer):
-            assert torch.equal(resumed(model, recording, layer), model.model(TOKENS).last_hidden_state)
-    assert hooks_of(model) == before and torch.equal(model.model(TOKENS).last_hidden_state, recording.last_hidden)
+            assert torch.equal(
+                resumed(model, recording, layer), model.model(TOKENS).last_hidden_state
+            )
+    assert hooks_of(model) == before and torch.equal(
+        model.model(TOKENS).last_hidden_state, recording.last_hidden
+    )
 
 
 @torch.no_grad()
@@ -81,7 +87,9 @@ def by_hand(model, kind, heads, number, strength=None):
     with iv.replaced(model, change.change, heads, tokens=change.tokens):
         (after,) = forced_responses(model, TASK, [PROMPTS[number]])
     scores = (TASK.score([one], [PROMPTS[number]])[0] for one in (after, before))
-    return np.mean(after.log_probabilities) - np.mean(before.log_probabilities), next(scores) - next(scores)
+    return np.mean(after.log_probabilities) - np.mean(before.log_probabilities), next(
+        scores
+    ) - next(scores)
 
 
 @pytest.mark.parametrize("kind", KINDS[:6])
@@ -93,25 +101,47 @@ def test_effects_are_what_whole_passes_give(kind, group, model):
         assert float(cell["log_probability_change"]) == pytest.approx(log_probability, abs=2e-6)
         assert float(cell["score_change"]) == score
     whole = by_hand(model, kind, [(1, head) for head in range(4)], 2)[0]
-    assert float(own["layer_log_probability_change"].sel(layer=1, prompt=2)) == pytest.approx(whole, abs=2e-6)
+    assert float(own["layer_log_probability_change"].sel(layer=1, prompt=2)) == pytest.approx(
+        whole, abs=2e-6
+    )
     chosen = [(int(layer), int(head)) for layer, head in np.argwhere(own["in_set"].values)]
-    assert float(own["set_log_probability_change"].sel(prompt=3)) == pytest.approx(by_hand(model, kind, chosen, 3)[0], abs=2e-6)
+    assert float(own["set_log_probability_change"].sel(prompt=3)) == pytest.approx(
+        by_hand(model, kind, chosen, 3)[0], abs=2e-6
+    )
 
 
 def test_the_group_is_consistent(group):
     change = group["log_probability_change"]
     np.testing.assert_allclose(group["effect"], change.mean("prompt"), atol=1e-12)
     np.testing.assert_allclose(group["effect_spread"], change.std("prompt", ddof=1), atol=1e-12)
-    np.testing.assert_allclose(group["interaction"], group["layer_effect"] - group["effect"].sum("head"), atol=1e-12)
-    np.testing.assert_allclose(group["control_effect"], group["control_log_probability_change"].mean("prompt"), atol=1e-12)
+    np.testing.assert_allclose(
+        group["interaction"], group["layer_effect"] - group["effect"].sum("head"), atol=1e-12
+    )
+    np.testing.assert_allclose(
+        group["control_effect"], group["control_log_probability_change"].mean("prompt"), atol=1e-12
+    )
     assert (group["in_set"].sum(("layer", "head")) == 4).all() and group.attrs["set_heads"] == 4
     for kind in group["kind"].values:
         own = group.sel(kind=kind)
-        assert own["effect"].values[own["in_set"].values == 1].max() <= own["effect"].values[own["in_set"].values == 0].min()
-    assert (group["effect"].sel(kind="linearised", layer=0) == 0).all(), "positions of a RoPE layer are the index"
-    assert float(np.abs(group["effect"].sel(kind=["linearised", "frozen", "permuted"], layer=[1, 2])).min()) > 0
+        assert (
+            own["effect"].values[own["in_set"].values == 1].max()
+            <= own["effect"].values[own["in_set"].values == 0].min()
+        )
+    assert (group["effect"].sel(kind="linearised", layer=0) == 0).all(), (
+        "positions of a RoPE layer are the index"
+    )
+    assert (
+        float(
+            np.abs(
+                group["effect"].sel(kind=["linearised", "frozen", "permuted"], layer=[1, 2])
+            ).min()
+        )
+        > 0
+    )
     assert group["scheme"].values.tolist() == ["rope", "repo", "repo"]
-    assert all(array.attrs["long_name"] and array.attrs["units"] for array in group.data_vars.values())
+    assert all(
+        array.attrs["long_name"] and array.attrs["units"] for array in group.data_vars.values()
+    )
 
 
 def test_what_is_measured_does_not_depend_on_who_stands_beside_whom(group, model):
@@ -119,8 +149,14 @@ def test_what_is_measured_does_not_depend_on_who_stands_beside_whom(group, model
     alone = Effects(kinds, draws=1).measured(model, TASK, PROMPTS, batch_size=1)
     together = group.sel(kind=list(kinds))
     for name, array in alone.data_vars.items():
-        if name not in ("rank_correlation", "in_set") and "set_" not in str(name) and "control_" not in str(name):
-            np.testing.assert_allclose(array, together[name], atol=1e-5, rtol=1e-4, err_msg=str(name))
+        if (
+            name not in ("rank_correlation", "in_set")
+            and "set_" not in str(name)
+            and "control_" not in str(name)
+        ):
+            np.testing.assert_allclose(
+                array, together[name], atol=1e-5, rtol=1e-4, err_msg=str(name)
+            )
 
 
 def test_many_edits_are_rows_of_one_pass(model, group, monkeypatch):
@@ -134,7 +170,9 @@ def test_many_edits_are_rows_of_one_pass(model, group, monkeypatch):
             read = Effects(KINDS[:6], draws=3).measured(model, TASK, PROMPTS, batch_size=2)
             counts[tokens] = len(passes)
             for name, array in read.data_vars.items():
-                np.testing.assert_allclose(array, group[name], atol=1e-5, rtol=1e-4, err_msg=str(name))
+                np.testing.assert_allclose(
+                    array, group[name], atol=1e-5, rtol=1e-4, err_msg=str(name)
+                )
     batches, kinds, screening, heads, sets = 2, 6, 2, 12, 4
     assert counts[1] == batches * (screening + 2 + kinds * (heads + 3 + sets))
     assert counts[4096] <= batches * (screening + 2 + kinds * (3 + 3))
@@ -143,7 +181,11 @@ def test_many_edits_are_rows_of_one_pass(model, group, monkeypatch):
 def test_few_logits_at_a_time_read_the_same(model, group, monkeypatch):
     monkeypatch.setattr(readings, "MOST_LOGITS", 3 * model.config.vocab_size)
     read = Effects(("frozen",), draws=1).measured(model, TASK, PROMPTS, batch_size=2)
-    np.testing.assert_allclose(read["log_probability_change"][0], group["log_probability_change"].sel(kind="frozen"), atol=1e-5)
+    np.testing.assert_allclose(
+        read["log_probability_change"][0],
+        group["log_probability_change"].sel(kind="frozen"),
+        atol=1e-5,
+    )
 
 
 def test_the_logit_difference_is_to_the_strongest_other_candidate(group, model):
@@ -161,7 +203,9 @@ def test_the_logit_difference_is_to_the_strongest_other_candidate(group, model):
 
 def test_where_a_prompt_has_distractors_these_are_the_candidates():
     prompt = Prompt(
-        tokens=(1, 8, 8, 20, 9, 8, 8, 30, 31, 3, 20), spans={"needle": (1, 2, 3), "distractor": (5, 6, 7, 8)}, generated=(10,)
+        tokens=(1, 8, 8, 20, 9, 8, 8, 30, 31, 3, 20),
+        spans={"needle": (1, 2, 3), "distractor": (5, 6, 7, 8)},
+        generated=(10,),
     )
     torch.manual_seed(0)
     model = ri.reposition(tiny("llama"), "rope")
@@ -171,10 +215,18 @@ def test_where_a_prompt_has_distractors_these_are_the_candidates():
 
 
 def test_text_that_marks_a_distractor_and_no_answer_has_a_finite_logit_difference(model):
-    """Found: the token in the distractor is a target too, and had no candidate beside it: infinite, and its changes NaN."""
-    prompts = [Prompt((1, 5, 9, 4, 7, 3), {"distractor": (2,)}), Prompt((1, 5, 9, 4, 8, 3), {"distractor": (2, 3)}, (5,))]
+    """Found: the token in the distractor is a target too, and had no candidate beside it: infinite,
+    and its changes NaN.
+    """
+    prompts = [
+        Prompt((1, 5, 9, 4, 7, 3), {"distractor": (2,)}),
+        Prompt((1, 5, 9, 4, 8, 3), {"distractor": (2, 3)}, (5,)),
+    ]
     plain = [Prompt(prompt.tokens) for prompt in prompts]
-    marked, unmarked = (Effects(("frozen",), draws=1).measured(model, scoring_of(some), some) for some in (prompts, plain))
+    marked, unmarked = (
+        Effects(("frozen",), draws=1).measured(model, scoring_of(some), some)
+        for some in (prompts, plain)
+    )
     xr.testing.assert_equal(marked, unmarked)
     assert np.isfinite(marked["clean_logit_difference"]).all()
 
@@ -186,15 +238,26 @@ def answers():
 
 
 def test_the_screening_is_exact_to_first_order(model):
-    """For a small change estimate and effect agree; gradient times change of positions and of outputs are then the same."""
-    group = Effects(("scaled",), scale=1.001, draws=1).measured(model, TASK, PROMPTS, batch_size=4).sel(kind="scaled")
+    """For a small change estimate and effect agree; gradient times change of positions and of
+    outputs are then the same.
+    """
+    group = (
+        Effects(("scaled",), scale=1.001, draws=1)
+        .measured(model, TASK, PROMPTS, batch_size=4)
+        .sel(kind="scaled")
+    )
     exact = group["logit_difference_change"].mean("prompt").values
     for screening in ("positions", "output"):
         estimate = group["screened_effect"].sel(screening=screening).values
-        np.testing.assert_allclose(estimate, exact, atol=0.03 * np.abs(exact).max(), err_msg=screening)
+        np.testing.assert_allclose(
+            estimate, exact, atol=0.03 * np.abs(exact).max(), err_msg=screening
+        )
         assert float(group["rank_correlation"].sel(screening=screening)) > 0.9
     still = Effects(("scaled",), scale=1.0, draws=1).measured(model, TASK, PROMPTS)
-    assert float(np.abs(still["effect"]).max()) < 1e-6 and float(np.abs(still["screened_effect"]).max()) == 0
+    assert (
+        float(np.abs(still["effect"]).max()) < 1e-6
+        and float(np.abs(still["screened_effect"]).max()) == 0
+    )
 
 
 def test_of_many_heads_the_top_and_as_many_others_are_measured(model):
@@ -203,13 +266,17 @@ def test_of_many_heads_the_top_and_as_many_others_are_measured(model):
     assert np.isfinite(few["layer_effect"]).all() and np.isfinite(few["screened_effect"]).all()
     size = np.abs(few["screened_effect"].sel(kind="frozen", screening="output"))
     measured = np.isfinite(few["effect"].sel(kind="frozen"))
-    assert int((size > float(size.where(~measured).max())).sum()) >= 2, "the largest estimates are among the measured"
+    assert int((size > float(size.where(~measured).max())).sum()) >= 2, (
+        "the largest estimates are among the measured"
+    )
     heads = [(layer, head) for layer in range(10) for head in range(10)]
     screened = np.zeros((2, 10, 10, 1))
     screened[1, 3, 4:8] = -5
     chosen = to_confirm(screened, heads, 4, 0)
     assert len(chosen) == len(set(chosen)) == 8 and {(3, 4), (3, 5), (3, 6), (3, 7)} <= set(chosen)
-    assert chosen != to_confirm(screened, heads, 4, 1) and len(to_confirm(screened, heads, 0, 0)) == 32
+    assert (
+        chosen != to_confirm(screened, heads, 4, 1) and len(to_confirm(screened, heads, 0, 0)) == 32
+    )
     assert to_confirm(screened, heads, 100, 0) == heads
 
 
@@ -219,35 +286,60 @@ def test_controls_are_as_many_other_heads():
     heads = [(layer, head) for layer in range(4) for head in range(4)]
     chosen, *controls = sets_of_heads(effect, heads, 3, 5, 0)
     assert chosen == [(2, 0), (2, 2), (2, 1)]
-    assert len(controls) == 5 and all(len(set(one)) == 3 and not set(one) & set(chosen) for one in controls)
-    assert sets_of_heads(effect, heads, 3, 5, 0)[1:] == controls != sets_of_heads(effect, heads, 3, 5, 1)[1:]
+    assert len(controls) == 5 and all(
+        len(set(one)) == 3 and not set(one) & set(chosen) for one in controls
+    )
+    assert (
+        sets_of_heads(effect, heads, 3, 5, 0)[1:]
+        == controls
+        != sets_of_heads(effect, heads, 3, 5, 1)[1:]
+    )
     assert len(sets_of_heads(effect, heads, 9, 5, 0)[0]) == 4, "no more than were measured"
     sets = sets_of_heads(effect, heads[8:14], 2, 9, 0)
-    assert len(sets) == len({tuple(one) for one in sets}) == 7, "all 6 pairs of the 4 others, each once"
+    assert len(sets) == len({tuple(one) for one in sets}) == 7, (
+        "all 6 pairs of the 4 others, each once"
+    )
 
 
 def test_of_few_heads_every_other_set_is_measured_once_and_the_table_says_how_many_there_are():
-    group = Effects(kinds=("frozen",)).measured(bridge_for(TASK, "n2r1").original_model, TASK, PROMPTS)
+    group = Effects(kinds=("frozen",)).measured(
+        bridge_for(TASK, "n2r1").original_model, TASK, PROMPTS
+    )
     controls = group["control_effect"].squeeze("kind")
-    assert controls.notnull().sum() == group.attrs["control_sets"] == 1 and controls.sizes["draw"] == 8
+    assert (
+        controls.notnull().sum() == group.attrs["control_sets"] == 1 and controls.sizes["draw"] == 8
+    )
     run = xr.DataTree.from_dict({"/effects": group})
     assert "There are 1 different sets of as many other heads, not 8." in effect_tables(run)[0].note
     assert "2 others together: " in effect_maps(run).axes[0].get_title("left")
 
 
 def test_kinds_are_what_they_say(model):
-    own = iv.positions_of(model, [prompt.tokens + (0,) * (len(PROMPTS[3].tokens) - len(prompt.tokens)) for prompt in PROMPTS])[1]
+    own = iv.positions_of(
+        model,
+        [
+            prompt.tokens + (0,) * (len(PROMPTS[3].tokens) - len(prompt.tokens))
+            for prompt in PROMPTS
+        ],
+    )[1]
     count = len(PROMPTS[0].tokens)
 
     def under(kind, **options):
         change = placed(model, kind, PROMPTS, range(4), Strength(**options))
         with iv.replaced(model, change.change, layer=1, tokens=change.tokens):
-            padded = [prompt.tokens + (0,) * (len(PROMPTS[3].tokens) - len(prompt.tokens)) for prompt in PROMPTS]
+            padded = [
+                prompt.tokens + (0,) * (len(PROMPTS[3].tokens) - len(prompt.tokens))
+                for prompt in PROMPTS
+            ]
             return iv.positions_of(model, padded)[1]
 
     for kind in KINDS:
-        assert_close(under(kind)[0, :, count:], own[0, :, count:], msg=f"{kind}: padding is left alone")
-    assert_close(under("frozen")[0, :, :count], own[0, :, :count].mean(-1, keepdim=True).expand(-1, count))
+        assert_close(
+            under(kind)[0, :, count:], own[0, :, count:], msg=f"{kind}: padding is left alone"
+        )
+    assert_close(
+        under("frozen")[0, :, :count], own[0, :, :count].mean(-1, keepdim=True).expand(-1, count)
+    )
     low, high = own[0, :, :count].amin(-1), own[0, :, :count].amax(-1)
     clipped = under("clipped")[0, :, :count]
     assert_close(clipped.amax(-1) - clipped.amin(-1), (high - low) / 2)
@@ -257,7 +349,9 @@ def test_kinds_are_what_they_say(model):
     assert_close(shifted[:, words], (2 * (high - low))[:, None].expand(-1, len(words)))
     assert float(shifted.abs().sum()) == pytest.approx(float(shifted[:, words].abs().sum()))
     assert [partner(PROMPTS, number) for number in range(4)] == [1, 2, 3, 2]
-    assert partner([PROMPTS[0], PROMPTS[0], PROMPTS[1]], 0) == 2, "its own positions would change nothing"
+    assert partner([PROMPTS[0], PROMPTS[0], PROMPTS[1]], 0) == 2, (
+        "its own positions would change nothing"
+    )
     theirs = iv.positions_of(model, [PROMPTS[1].tokens])[1]
     assert_close(under("transplanted")[0, :, :count], theirs[0], atol=1e-5, rtol=1e-4)
     permuted = under("permuted")[:, 0]
@@ -266,11 +360,18 @@ def test_kinds_are_what_they_say(model):
 
 def test_what_is_asked_by_default_changes_something():
     assert default_kinds(bridge_for(TASK, "repo@1")) == ("linearised", "frozen", "permuted")
-    assert default_kinds(bridge_for(TASK, "rope")) == default_kinds(bridge_for(TASK, "n2r1")) == ("frozen", "permuted")
+    assert (
+        default_kinds(bridge_for(TASK, "rope"))
+        == default_kinds(bridge_for(TASK, "n2r1"))
+        == ("frozen", "permuted")
+    )
 
 
 REFUSED = {
-    "no other prompt has as many tokens as prompt 1": {"kinds": ("transplanted",), "prompts": [PROMPTS[0], PROMPTS[3]]},
+    "no other prompt has as many tokens as prompt 1": {
+        "kinds": ("transplanted",),
+        "prompts": [PROMPTS[0], PROMPTS[3]],
+    },
     "prompt 0 has no span 'needle'": {"kinds": ("shifted",), "span": "needle"},
     "nothing stands before token 0 of prompt 0": {
         "prompts": [Prompt((3, 4, 5), generated=(0, 2))]
@@ -285,7 +386,12 @@ def test_what_cannot_be_measured_is_refused_before_anything_is_run(message, mode
     given = dict(REFUSED[message])
     prompts, scheme = given.pop("prompts", PROMPTS), given.pop("scheme", None)
     with pytest.raises(InputError) as refused:
-        planned(model if scheme is None else bridge_for(TASK, scheme), prompts, (Effects(**given),), TASK)
+        planned(
+            model if scheme is None else bridge_for(TASK, scheme),
+            prompts,
+            (Effects(**given),),
+            TASK,
+        )
     assert message in str(refused.value) and "\n" not in str(refused.value)
 
 
@@ -294,7 +400,9 @@ def test_the_cost_that_is_said_is_near_what_is_run(model):
     (plan,) = planned(model, PROMPTS, (asked,), TASK)
     layers = []
     handles = [
-        layer.self_attn.register_forward_hook(lambda module, arguments, output: layers.append(len(output[0])))
+        layer.self_attn.register_forward_hook(
+            lambda module, arguments, output: layers.append(len(output[0]))
+        )
         for layer in model.model.layers
     ]
     plan.run(1, Store(), None)
@@ -307,9 +415,33 @@ def test_the_cost_that_is_said_is_near_what_is_run(model):
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
     directory = tmp_path_factory.mktemp("runs") / "effects"
-    options = ["--measures", "positions", "--experiments", "effects", "--length", "12", "--count", "6", "--batch-size", "6"]
+    options = [
+        "--measures",
+        "positions",
+        "--experiments",
+        "effects",
+        "--length",
+        "12",
+        "--count",
+        "6",
+        "--batch-size",
+        "6",
+    ]
     with without_pictures():
-        assert main(["analyze", "reversal/repo", *options, "--set", "effects.draws=4", "--out", str(directory)]) == 0
+        assert (
+            main(
+                [
+                    "analyze",
+                    "reversal/repo",
+                    *options,
+                    "--set",
+                    "effects.draws=4",
+                    "--out",
+                    str(directory),
+                ]
+            )
+            == 0
+        )
     return directory
 
 

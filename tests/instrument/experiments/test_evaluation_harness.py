@@ -1,4 +1,6 @@
-"""The three lines of docs/tasks.md: lm-evaluation-harness scores a model of ours on a local task as the model's own logits say."""
+"""The three lines of docs/tasks.md: lm-evaluation-harness scores a model of ours on a local task as
+the model's own logits say.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,10 @@ def documented() -> str:
     _, _, text = (DOCS / "tasks.md").read_text(encoding="utf-8").partition("## Evaluation sets")
     lines = text.split("```python\n")[1].split("```")[0]
     assert '"CHECKPOINT"' in lines and 'tasks=["glue"]' in lines
-    here = 'tasks=["words"], task_manager=TaskManager(include_path=".", include_defaults=False), bootstrap_iters=0'
+    here = (
+        'tasks=["words"], task_manager=TaskManager(include_path=".", '
+        "include_defaults=False), bootstrap_iters=0"
+    )
     return lines.replace('"CHECKPOINT"', repr(CHECKPOINT)).replace('tasks=["glue"]', here)
 
 
@@ -54,7 +59,8 @@ def test_the_harness_scores_a_model_of_ours(tmp_path):
     rows, right = [], []
     for number, prompt in enumerate(prompts):
         words = [tokenizer.decode([token]) for token in prompt.tokens]
-        *question, first, _, last = words[1:]  # without the BOS, which the tokenizer puts there itself
+        # without the BOS, which the tokenizer puts there itself
+        *question, first, _, last = words[1:]
         wanted = number % 2  # half of the labels are wrong, so that the accuracy is neither 0 nor 1
         rows.append({"question": " ".join(question), "choices": [first, last], "label": wanted})
         with torch.no_grad():
@@ -66,7 +72,9 @@ def test_the_harness_scores_a_model_of_ours(tmp_path):
 
     def harness() -> None:
         warnings.simplefilter("ignore")
-        os.environ.update({"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "HF_HOME": str(tmp_path / "cache")})
+        os.environ.update(
+            {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "HF_HOME": str(tmp_path / "cache")}
+        )
         exec(PROGRAM % documented(), {})
 
     done = forked(harness, tmp_path)

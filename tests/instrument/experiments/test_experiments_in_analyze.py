@@ -1,4 +1,6 @@
-"""Perturbation and extrapolation within `analyze`: in run.nc, in figures and on the page; refused early, interrupted and gone on with."""
+"""Perturbation and extrapolation within `analyze`: in run.nc, in figures and on the page; refused
+early, interrupted and gone on with.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,8 @@ SMALL = Perturbation(kinds=("text_order", "position_offset"), gammas=(0.5,), l_m
 @pytest.fixture(scope="module")
 def bridge():
     found = bridge_for(TASK)
-    ri.analyze(found, TASK.prompts(1), ("positions",))  # a bridge attaches hooks of its own in its first pass
+    # a bridge attaches hooks of its own in its first pass
+    ri.analyze(found, TASK.prompts(1), ("positions",))
     return found
 
 
@@ -40,8 +43,20 @@ def bridge():
 def results(tmp_path_factory):
     """What `analyze` makes of a shipped checkpoint with both experiments and fig. 2."""
     directory = tmp_path_factory.mktemp("runs") / "both"
-    options = ["--measures", "maps,three_axis", "--experiments", "perturbation,extrapolation,saliency", "--count", "4"]
-    parameters = ["perturbation.gammas=0.1,0.5", "perturbation.l_maxes=2", "extrapolation.sequences=4", "saliency.steps=2"]
+    options = [
+        "--measures",
+        "maps,three_axis",
+        "--experiments",
+        "perturbation,extrapolation,saliency",
+        "--count",
+        "4",
+    ]
+    parameters = [
+        "perturbation.gammas=0.1,0.5",
+        "perturbation.l_maxes=2",
+        "extrapolation.sequences=4",
+        "saliency.steps=2",
+    ]
     given = [part for parameter in parameters for part in ("--set", parameter)]
     with without_pictures():
         assert main(["analyze", "reversal/repo", *options, *given, "--out", str(directory)]) == 0
@@ -50,13 +65,24 @@ def results(tmp_path_factory):
 
 def test_the_run_file_holds_what_the_experiments_find_by_themselves(results):
     run = ri.read_run(results)
-    assert set(run.children) == {"maps", "three_axis", "perturbation", "extrapolation", "output_traces", "saliency"}
+    assert set(run.children) == {
+        "maps",
+        "three_axis",
+        "perturbation",
+        "extrapolation",
+        "output_traces",
+        "saliency",
+    }
     path = zoo_path("reversal/repo")
     task = trained_task(path)
     assert task is not None
-    alone = Perturbation(gammas=(0.1, 0.5), l_maxes=(2,)).measured(load_model(identify(path)), task, task.prompts(4))
+    alone = Perturbation(gammas=(0.1, 0.5), l_maxes=(2,)).measured(
+        load_model(identify(path)), task, task.prompts(4)
+    )
     for name in ("log_perplexity", "task_score", "log_perplexity_rise", "moved_share"):
-        np.testing.assert_allclose(run["perturbation"][name], alone[name], rtol=1e-4, atol=1e-6, err_msg=name)
+        np.testing.assert_allclose(
+            run["perturbation"][name], alone[name], rtol=1e-4, atol=1e-6, err_msg=name
+        )
     group = run["extrapolation"].to_dataset()
     assert group["kl"].dims == ("method", "length", "layer")
     assert group["length"].values[0] <= run.attrs["training_length"] < group["length"].values[1]
@@ -69,23 +95,53 @@ def test_the_run_file_holds_what_the_experiments_find_by_themselves(results):
 
 def test_figures_and_sections_are_there(results):
     figures = {path.name for path in (results / "figures").iterdir()}
-    stems = ("perturbation_log_perplexity", "perturbation_task_score", "extrapolation", "output_traces")
+    stems = (
+        "perturbation_log_perplexity",
+        "perturbation_task_score",
+        "extrapolation",
+        "output_traces",
+    )
     assert {f"{stem}.png" for stem in stems} <= figures
     assert any(name.startswith("integrated_gradients_layer") for name in figures)
-    assert any(name.startswith("three_axis_layer") for name in figures), "fig. 2 comes of maps and three_axis alone"
+    assert any(name.startswith("three_axis_layer") for name in figures), (
+        "fig. 2 comes of maps and three_axis alone"
+    )
     page = (results / "report.html").read_text(encoding="utf-8")
-    for section in ("perturbation", "extrapolation", "output_traces", "saliency", "three_axis", "maps"):
+    for section in (
+        "perturbation",
+        "extrapolation",
+        "output_traces",
+        "saliency",
+        "three_axis",
+        "maps",
+    ):
         assert f'<section id="{section}"' in page
     assert "LM-Infinite" in page
-    assert 'alt="Perturbation task score"' in page and 'alt="Three axis, layer ' not in page, "the page has these as charts"
+    assert 'alt="Perturbation task score"' in page and 'alt="Three axis, layer ' not in page, (
+        "the page has these as charts"
+    )
 
 
 @pytest.mark.usefixtures("no_figures")
 def test_prompts_of_a_file_are_judged_by_what_they_mark(tmp_path, capsys):
     tokens = np.random.default_rng(0).integers(3, 250, (2, 40)).tolist()
     (tmp_path / "p.jsonl").write_text("".join(json.dumps({"tokens": row}) + "\n" for row in tokens))
-    places = ["--prompts", str(tmp_path / "p.jsonl"), "--out", str(tmp_path / "out"), "--measures", "positions"]
-    options = ["--experiments", "perturbation", "--set", "perturbation.gammas=0.5", "--set", "perturbation.l_maxes=3"]
+    places = [
+        "--prompts",
+        str(tmp_path / "p.jsonl"),
+        "--out",
+        str(tmp_path / "out"),
+        "--measures",
+        "positions",
+    ]
+    options = [
+        "--experiments",
+        "perturbation",
+        "--set",
+        "perturbation.gammas=0.5",
+        "--set",
+        "perturbation.l_maxes=3",
+    ]
     assert main(["analyze", str(OFFICIAL / "repo_mha"), *places, *options]) == 0
     assert "experiments perturbation (8 more prompts)" in " ".join(capsys.readouterr().out.split())
     group = ri.read_run(tmp_path / "out")["perturbation"]
@@ -101,7 +157,12 @@ def test_a_model_that_cannot_take_longer_prompts_or_other_tokens_is_refused(brid
     with pytest.raises(InputError, match="learned table; leave it out"):
         planned(learned, TASK.prompts(4), ("extrapolation",), TASK)
     with pytest.raises(InputError, match="by 'lm_infinite': this model's positions allow plain"):
-        planned(bridge_for(TASK, "cope"), TASK.prompts(4), (Extrapolation(methods=("lm_infinite",)),), TASK)
+        planned(
+            bridge_for(TASK, "cope"),
+            TASK.prompts(4),
+            (Extrapolation(methods=("lm_infinite",)),),
+            TASK,
+        )
     with pytest.raises(InputError, match="nothing to predict for reversal"):
         planned(bridge, [Prompt(tokens=(3, 4, 5))], ("perturbation",), TASK)
     with pytest.raises(InputError, match="nothing stands before token 0 of prompt 0"):
@@ -128,7 +189,9 @@ def test_every_experiment_is_stopped_below():
 
 @pytest.mark.filterwarnings("ignore:most of extrapolation.kl is noise")
 @pytest.mark.parametrize("name", SMALLEST)
-def test_an_experiment_stopped_in_the_middle_leaves_the_model_as_it_was_and_goes_on(name, bridge, tmp_path):
+def test_an_experiment_stopped_in_the_middle_leaves_the_model_as_it_was_and_goes_on(
+    name, bridge, tmp_path
+):
     (asked, where), hooks = SMALLEST[name], []
     embed = as_decoder(bridge).stack.embed_tokens
 
@@ -144,7 +207,13 @@ def test_an_experiment_stopped_in_the_middle_leaves_the_model_as_it_was_and_goes
         handle = embed.register_forward_hook(count)
         try:
             run = ri.analyze(
-                bridge, TASK.prompts(4), (), store=store, experiments=(asked,), task=TASK, experiment_progress=progress
+                bridge,
+                TASK.prompts(4),
+                (),
+                store=store,
+                experiments=(asked,),
+                task=TASK,
+                experiment_progress=progress,
             )
         finally:
             handle.remove()
@@ -156,7 +225,9 @@ def test_an_experiment_stopped_in_the_middle_leaves_the_model_as_it_was_and_goes
             raise KeyboardInterrupt
 
     def state():
-        return hooks_of(bridge), [(parameter.requires_grad, parameter.grad) for parameter in bridge.parameters()]
+        return hooks_of(bridge), [
+            (parameter.requires_grad, parameter.grad) for parameter in bridge.parameters()
+        ]
 
     whole, passes = analysed()
     before = state()
@@ -175,7 +246,9 @@ def test_an_experiment_stopped_in_the_middle_leaves_the_model_as_it_was_and_goes
 
 
 @pytest.mark.filterwarnings("ignore:most of extrapolation.kl is noise")
-@pytest.mark.parametrize("asked", [SMALL, Extrapolation(sequences=4), Extrapolation(("lm_infinite",), sequences=4)])
+@pytest.mark.parametrize(
+    "asked", [SMALL, Extrapolation(sequences=4), Extrapolation(("lm_infinite",), sequences=4)]
+)
 def test_the_passes_that_are_said_are_those_that_are_made(asked, bridge):
     (plan,) = planned(bridge, TASK.prompts(5), (asked,), TASK)
     rows = []
@@ -189,8 +262,12 @@ def test_the_passes_that_are_said_are_those_that_are_made(asked, bridge):
 def test_longer_prompts_of_a_task_are_those_of_its_longer_test_sets():
     judge, by_length = prompts_by_length(TASK, (), TASK.training_length, (), 4, 0)
     assert judge is TASK and min(by_length) == TASK.training_length
-    assert all(max(len(prompt.tokens) for prompt in some) == length for length, some in by_length.items())
-    assert 2 <= len(by_length) <= 4 and max(by_length) == max(len(prompt.tokens) for prompt in TASK.prompts(4, 0, "12"))
+    assert all(
+        max(len(prompt.tokens) for prompt in some) == length for length, some in by_length.items()
+    )
+    assert 2 <= len(by_length) <= 4 and max(by_length) == max(
+        len(prompt.tokens) for prompt in TASK.prompts(4, 0, "12")
+    )
     exact = prompts_by_length(TASK, (), TASK.training_length, (max(by_length),), 4, 0)[1]
     assert list(exact) == [TASK.training_length, max(by_length)]
     with pytest.raises(InputError, match="has no test set of 999 tokens"):
@@ -213,12 +290,16 @@ def test_given_text_is_cut_to_every_length():
 def test_given_prompts_are_scored_by_what_they_mark():
     marked = [Prompt(tokens=(3, 4, 5), generated=(2,)), Prompt(tokens=(3, 9), generated=(1,))]
     scoring = scoring_of(marked)
-    assert (scoring.metric, scoring.higher_is_better) == ("exact match", True) and scoring.targets(marked[0]) == (2,)
+    assert (scoring.metric, scoring.higher_is_better) == ("exact match", True) and scoring.targets(
+        marked[0]
+    ) == (2,)
     assert scoring.score([Response((5,)), Response((8,))], marked).tolist() == [1, 0]
     mixed = scoring_of([*marked, Prompt(tokens=(3, 4))])
-    assert (mixed.metric, mixed.units, mixed.higher_is_better) == ("log perplexity", "nat", False) and mixed.targets(
-        marked[0]
-    ) == (1, 2)
+    assert (mixed.metric, mixed.units, mixed.higher_is_better) == (
+        "log perplexity",
+        "nat",
+        False,
+    ) and mixed.targets(marked[0]) == (1, 2)
     assert mixed.score([Response((0, 0), (-1.0, -3.0))], marked[:1]).tolist() == [2]
     assert not isinstance(scoring, Task) and not isinstance(mixed, Task)
 
@@ -226,8 +307,13 @@ def test_given_prompts_are_scored_by_what_they_mark():
 def test_what_is_planned_is_not_planned_again(bridge):
     (plan,) = planned(bridge, TASK.prompts(4), (SMALL,), TASK)
     assert planned(bridge, TASK.prompts(4), (plan,), TASK)[0] is plan
-    by_plan, by_object = (ri.analyze(bridge, TASK.prompts(4), (), experiments=(one,), task=TASK) for one in (plan, SMALL))
-    xr.testing.assert_identical(by_plan["perturbation"].to_dataset(), by_object["perturbation"].to_dataset())
+    by_plan, by_object = (
+        ri.analyze(bridge, TASK.prompts(4), (), experiments=(one,), task=TASK)
+        for one in (plan, SMALL)
+    )
+    xr.testing.assert_identical(
+        by_plan["perturbation"].to_dataset(), by_object["perturbation"].to_dataset()
+    )
 
 
 def test_an_axis_that_was_chosen_stays_as_chosen(bridge):
@@ -238,4 +324,6 @@ def test_an_axis_that_was_chosen_stays_as_chosen(bridge):
     chosen = ri.analyze(bridge, prompts, ("maps", ThreeAxis()))  # pyright: ignore[reportArgumentType]
     alone = ri.analyze(bridge, prompts, ("three_axis",))
     assert "distance_axis" in named["three_axis"]
-    assert "distance_axis" not in chosen["three_axis"] and "distance_axis" not in alone["three_axis"]
+    assert (
+        "distance_axis" not in chosen["three_axis"] and "distance_axis" not in alone["three_axis"]
+    )

@@ -1,4 +1,6 @@
-"""Longer prompts: each method exact where nothing is longer, equal to the obvious reference, gone afterwards."""
+"""Longer prompts: each method exact where nothing is longer, equal to the obvious reference, gone
+afterwards.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,12 @@ from torch.testing import assert_close
 import repo_interp as ri
 from repo_interp.errors import InputError, Note
 from repo_interp.experiments.extrapolation import Extrapolation, output_traces
-from repo_interp.experiments.gaussians import VectorSums, gaussian_divergence, principal_plane, vector_sums
+from repo_interp.experiments.gaussians import (
+    VectorSums,
+    gaussian_divergence,
+    principal_plane,
+    vector_sums,
+)
 from repo_interp.experiments.prompt_sets import cut, prompts_by_length, scoring_of
 from repo_interp.experiments.responses import forced_responses
 from repo_interp.interventions import extension, interpolated, lm_infinite, yarn
@@ -37,7 +44,19 @@ def logits_under(model, context):
 
 
 @pytest.mark.parametrize(
-    "scheme", ["rope", "nope", "repo", "repo head", "repo_alibi", "hope", "alibi", "kerple", "fire", "learned"]
+    "scheme",
+    [
+        "rope",
+        "nope",
+        "repo",
+        "repo head",
+        "repo_alibi",
+        "hope",
+        "alibi",
+        "kerple",
+        "fire",
+        "learned",
+    ],
 )
 def test_a_cap_at_the_length_of_the_prompt_changes_nothing(scheme):
     model = repositioned(scheme)
@@ -49,31 +68,46 @@ def test_a_cap_at_the_length_of_the_prompt_changes_nothing(scheme):
 
 @pytest.mark.parametrize("family", ["llama", "qwen3", "gemma2"])
 def test_lm_infinite_is_two_passes_with_masks(family):
-    """Scores as in the authors' implementation: near pairs as ever; far global keys from the query at L and the key at 0."""
+    """Scores as in the authors' implementation: near pairs as ever; far global keys from the query
+    at L and the key at 0.
+    """
     model = ri.reposition(tiny(family), "rope")
     model.set_attn_implementation("eager")
     attention, seen, length, first = as_decoder(model).layers[1], {}, 6, 3
-    attention.observers.append(lambda layer, queries, keys, *rest: seen.update(queries=queries, keys=keys))
+    attention.observers.append(
+        lambda layer, queries, keys, *rest: seen.update(queries=queries, keys=keys)
+    )
     with lm_infinite(model, length, first), torch.no_grad():
-        handle = attention.sites.scores.register_forward_hook(lambda m, a, out: seen.update(scores=out))
+        handle = attention.sites.scores.register_forward_hook(
+            lambda m, a, out: seen.update(scores=out)
+        )
         model(TOKENS)
         handle.remove()
     queries, keys = seen["queries"], seen["keys"].repeat_interleave(2, 1)
     index = torch.arange(20)
     positions = index[None, None].float()
-    near = torch.einsum("bhid,bhjd->bhij", *attention.rotate(queries, keys, positions)) * attention.scaling
+    near = (
+        torch.einsum("bhid,bhjd->bhij", *attention.rotate(queries, keys, positions))
+        * attention.scaling
+    )
     far_queries, _ = attention.rotate(queries, keys, torch.full_like(positions, length))
     far = torch.einsum("bhid,bhjd->bhij", far_queries, keys) * attention.scaling
     if attention.attn_logit_softcapping:
         near, far = (
-            torch.tanh(part / attention.attn_logit_softcapping) * attention.attn_logit_softcapping for part in (near, far)
+            torch.tanh(part / attention.attn_logit_softcapping) * attention.attn_logit_softcapping
+            for part in (near, far)
         )
     distance = index[:, None] - index
     expected = torch.where(distance <= length, near, far)
     visible = (distance >= 0) & ((distance < length) | (index < first))
     if attention.sliding_window is not None:
         visible &= distance < attention.sliding_window
-    assert_close(seen["scores"].masked_fill(~visible, 0), expected.masked_fill(~visible, 0), atol=1e-4, rtol=1e-4)
+    assert_close(
+        seen["scores"].masked_fill(~visible, 0),
+        expected.masked_fill(~visible, 0),
+        atol=1e-4,
+        rtol=1e-4,
+    )
     assert (seen["scores"][..., ~visible] < -1e30).all()
 
 
@@ -81,8 +115,12 @@ def test_alibi_is_given_the_capped_distance():
     model = ri.reposition(tiny("llama_mha"), "alibi")
     attention, seen = as_decoder(model).layers[0], {}
     with lm_infinite(model, 5, 2), torch.no_grad():
-        attention.observers.append(lambda layer, queries, keys, *rest: seen.update(queries=queries, keys=keys))
-        handle = attention.sites.scores.register_forward_hook(lambda m, a, out: seen.update(scores=out))
+        attention.observers.append(
+            lambda layer, queries, keys, *rest: seen.update(queries=queries, keys=keys)
+        )
+        handle = attention.sites.scores.register_forward_hook(
+            lambda m, a, out: seen.update(scores=out)
+        )
         model(TOKENS)
         handle.remove()
     content = seen["queries"] @ seen["keys"].mT * attention.scaling
@@ -97,19 +135,38 @@ def test_learned_positions_are_capped_by_their_difference():
     attention, seen = as_decoder(model).layers[0], {}
     with torch.no_grad():
         attention.assigner.final_map.weight.mul_(1000)
-    with lm_infinite(model, 7, 20), torch.no_grad():  # all keys global: no mask, but every pair capped
-        attention.observers.append(lambda layer, *rest: seen.update(zip(("queries", "keys", "positions"), rest, strict=False)))
-        handle = attention.sites.scores.register_forward_hook(lambda m, a, out: seen.update(scores=out))
+    # all keys global: no mask, but every pair capped
+    with lm_infinite(model, 7, 20), torch.no_grad():
+        attention.observers.append(
+            lambda layer, *rest: seen.update(
+                zip(("queries", "keys", "positions"), rest, strict=False)
+            )
+        )
+        handle = attention.sites.scores.register_forward_hook(
+            lambda m, a, out: seen.update(scores=out)
+        )
         model(TOKENS)
         handle.remove()
     positions = seen["positions"].repeat_interleave(2, 1)
     distance = positions[..., :, None] - positions[..., None, :]
     assert (distance.abs() > 7).any()
-    queries, keys = (torch.complex(*part.chunk(2, -1)) for part in (seen["queries"], seen["keys"].repeat_interleave(2, 1)))
+    queries, keys = (
+        torch.complex(*part.chunk(2, -1))
+        for part in (seen["queries"], seen["keys"].repeat_interleave(2, 1))
+    )
     angles = distance.clamp(-7, 7)[..., None] * attention.frequencies
-    turned = queries[:, :, :, None] * keys.conj()[:, :, None] * torch.polar(torch.ones_like(angles), angles)
+    turned = (
+        queries[:, :, :, None]
+        * keys.conj()[:, :, None]
+        * torch.polar(torch.ones_like(angles), angles)
+    )
     causal = torch.ones(20, 20, dtype=torch.bool).tril()
-    assert_close(seen["scores"][..., causal], (turned.real.sum(-1) * attention.scaling)[..., causal], atol=1e-3, rtol=1e-3)
+    assert_close(
+        seen["scores"][..., causal],
+        (turned.real.sum(-1) * attention.scaling)[..., causal],
+        atol=1e-3,
+        rtol=1e-3,
+    )
 
 
 def test_the_bias_of_learned_positions_is_capped_by_their_difference():
@@ -117,9 +174,16 @@ def test_the_bias_of_learned_positions_is_capped_by_their_difference():
     attention, seen = as_decoder(model).layers[0], {}
     with torch.no_grad():
         attention.assigner.final_map.weight.mul_(1000)
-    with lm_infinite(model, 7, 20), torch.no_grad():  # all keys global: no mask, but every pair capped
-        attention.observers.append(lambda layer, *rest: seen.update(zip(("queries", "keys", "positions"), rest, strict=False)))
-        handle = attention.sites.scores.register_forward_hook(lambda m, a, out: seen.update(scores=out))
+    # all keys global: no mask, but every pair capped
+    with lm_infinite(model, 7, 20), torch.no_grad():
+        attention.observers.append(
+            lambda layer, *rest: seen.update(
+                zip(("queries", "keys", "positions"), rest, strict=False)
+            )
+        )
+        handle = attention.sites.scores.register_forward_hook(
+            lambda m, a, out: seen.update(scores=out)
+        )
         model(TOKENS)
         handle.remove()
     positions, keys = (seen[name].repeat_interleave(2, 1) for name in ("positions", "keys"))
@@ -131,21 +195,31 @@ def test_the_bias_of_learned_positions_is_capped_by_their_difference():
     assert_close(seen["scores"][..., causal], expected[..., causal], atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("scheme", ["rope", "nope", "repo", "repo head", "repo_alibi", "hope", "alibi", "kerple", "fire"])
+@pytest.mark.parametrize(
+    "scheme", ["rope", "nope", "repo", "repo head", "repo_alibi", "hope", "alibi", "kerple", "fire"]
+)
 @pytest.mark.parametrize("first", [0, 2, 9])
-def test_lm_infinite_in_blocks_of_rows_is_the_whole_map_and_makes_no_far_score(scheme, first, monkeypatch):
+def test_lm_infinite_in_blocks_of_rows_is_the_whole_map_and_makes_no_far_score(
+    scheme, first, monkeypatch
+):
     model, shapes = repositioned(scheme), []
-    if scheme.startswith("repo"):  # spread beyond the cap, in one layer: the next would enlarge what rounding leaves
+    # spread beyond the cap, in one layer: the next would enlarge what rounding leaves
+    if scheme.startswith("repo"):
         as_decoder(model).layers[0].assigner.final_map.weight.data.mul_(1000)
     monkeypatch.setattr(extension, "ROWS", 3)
     with lm_infinite(model, 6, first):
         for attention in as_decoder(model).layers:
-            attention.weigh = lambda scores, *rest, weigh=attention.weigh: shapes.append(scores.shape) or weigh(scores, *rest)
+            attention.weigh = lambda scores, *rest, weigh=attention.weigh: (
+                shapes.append(scores.shape) or weigh(scores, *rest)
+            )
         blocks = model(TOKENS).logits
         assert {shape[-2] for shape in shapes} == {3, 2}
         assert max(shape[-1] for shape in shapes) <= 6 + first + 3
         shapes.clear()
-        hooks = [attention.sites.pattern.register_forward_hook(lambda *given: None) for attention in as_decoder(model).layers]
+        hooks = [
+            attention.sites.pattern.register_forward_hook(lambda *given: None)
+            for attention in as_decoder(model).layers
+        ]
         whole = model(TOKENS).logits
         assert {shape[-2:] for shape in shapes} == {(20, 20)}
     assert len(hooks) == 3
@@ -178,11 +252,16 @@ def test_interpolation_by_one_changes_nothing_and_by_two_halves_every_distance(s
 
 
 def test_yarn_is_what_loading_with_yarn_gives(official):
-    """The released checkpoint with YaRN in its configuration, against the unscaled one in the context."""
+    """The released checkpoint with YaRN in its configuration, against the unscaled one in the
+    context.
+    """
     from repo_interp.models.checkpoints import identify, load_model
 
     found = identify(official / "repo_mha")
-    scaled = load_model(found, rope_scaling={"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 64})
+    scaled = load_model(
+        found,
+        rope_scaling={"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 64},
+    )
     model = load_model(found)
     with yarn(model, 2.0, 64), torch.no_grad():
         assert_close(model(TOKENS).logits, scaled(TOKENS).logits, atol=1e-4, rtol=1e-4)
@@ -192,7 +271,11 @@ def test_what_a_method_cannot_do_is_refused():
     cope, nope = ri.reposition(tiny("llama"), "cope"), ri.reposition(tiny("llama"), "nope")
     with pytest.raises(InputError, match="by context"), lm_infinite(cope, 8):
         pass
-    for context in (interpolated(nope, 2.0), yarn(nope, 2.0, 8), yarn(ri.reposition(tiny("llama"), "alibi"), 2.0, 8)):
+    for context in (
+        interpolated(nope, 2.0),
+        yarn(nope, 2.0, 8),
+        yarn(ri.reposition(tiny("llama"), "alibi"), 2.0, 8),
+    ):
         with pytest.raises(InputError, match="leave the method out"), context:
             pass
     with pytest.raises(InputError, match="LM-Infinite is 0"), lm_infinite(nope, 0):
@@ -204,14 +287,19 @@ def test_what_a_method_cannot_do_is_refused():
 def test_divergence_is_the_closed_form_and_adds_up_over_batches():
     generator = torch.Generator().manual_seed(0)
     one, other = (
-        torch.randn(60, 5, generator=generator, dtype=torch.float64) * scale + shift for scale, shift in ((1, 0), (2, 1))
+        torch.randn(60, 5, generator=generator, dtype=torch.float64) * scale + shift
+        for scale, shift in ((1, 0), (2, 1))
     )
     sums = vector_sums(one[:20]) + vector_sums(one[20:])
     fitted = [MultivariateNormal(part.mean(0), part.T.cov(correction=0)) for part in (one, other)]
     expected = kl_divergence(*fitted).item()
-    assert gaussian_divergence(sums, vector_sums(other), shrinkage=0.0).item() == pytest.approx(expected, rel=1e-9)
+    assert gaussian_divergence(sums, vector_sums(other), shrinkage=0.0).item() == pytest.approx(
+        expected, rel=1e-9
+    )
     assert gaussian_divergence(sums, sums).item() == pytest.approx(0, abs=1e-9)
-    both = gaussian_divergence(vector_sums(torch.stack([one, other])), vector_sums(torch.stack([other, other])), 0.0)
+    both = gaussian_divergence(
+        vector_sums(torch.stack([one, other])), vector_sums(torch.stack([other, other])), 0.0
+    )
     assert_close(both, torch.tensor([expected, 0.0], dtype=torch.float64), atol=1e-9, rtol=1e-9)
     flat = vector_sums(torch.cat([one, one], -1))  # half of its dimensions say nothing new
     assert torch.isfinite(gaussian_divergence(flat, flat))
@@ -228,7 +316,11 @@ def test_divergence_is_the_closed_form_and_adds_up_over_batches():
 def task(tmp_path_factory):
     """A corpus of numbered sentences: enough text for a language task, and quickly read."""
     path = tmp_path_factory.mktemp("corpus") / "text.txt"
-    path.write_text("\n".join(f"sentence {number} says that {number * 7 % 101} comes next." for number in range(4000)))
+    path.write_text(
+        "\n".join(
+            f"sentence {number} says that {number * 7 % 101} comes next." for number in range(4000)
+        )
+    )
     return make_task("language", corpus=str(path), tokens=300, length=16, longest_test=64)
 
 
@@ -244,16 +336,25 @@ def test_extrapolation_measures_every_method_layer_and_length(task):
     assert group["kl"].shape == (4, 2, 3)
     assert group["scheme"].values.tolist() == ["rope", "rope", "repo"]
     assert (group["kl"] > 0).all()
-    assert all(array.attrs["long_name"] and array.attrs["units"] for array in group.data_vars.values())
-    # At the training length all methods are the plain model (learned positions of this model stay within the cap).
+    assert all(
+        array.attrs["long_name"] and array.attrs["units"] for array in group.data_vars.values()
+    )
+    # At the training length all methods are the plain model (learned positions of this model stay
+    # within the cap).
     for name in ("kl", "log_perplexity", "task_score"):
         at_training = group[name].sel(length=16)
-        np.testing.assert_allclose(at_training, at_training.sel({"method": "plain"}).broadcast_like(at_training), rtol=1e-4)
+        np.testing.assert_allclose(
+            at_training, at_training.sel({"method": "plain"}).broadcast_like(at_training), rtol=1e-4
+        )
     odd = prompts[32][1::2]
     answers = forced_responses(model, task, odd)
     last = -np.mean([answer.log_probabilities[-4:] for answer in answers])
-    assert group["log_perplexity"].sel({"method": "plain", "length": 32}).item() == pytest.approx(last, rel=1e-5)
-    assert group["task_score"].sel({"method": "plain", "length": 32}).item() == pytest.approx(task.score(answers, odd).mean())
+    assert group["log_perplexity"].sel({"method": "plain", "length": 32}).item() == pytest.approx(
+        last, rel=1e-5
+    )
+    assert group["task_score"].sel({"method": "plain", "length": 32}).item() == pytest.approx(
+        task.score(answers, odd).mean()
+    )
     note = extrapolation_table(xr.DataTree.from_dict({"/extrapolation": group})).note
     assert (
         f"{len(odd)} prompts of language per length, beside 6 others of the training length" in note
@@ -281,19 +382,30 @@ def test_divergence_above_noise_has_the_interval_of_leaving_out_each_pair_of_pro
     )
     above = group["kl_above_noise"].mean("layer")
     assert (above.sel(length=16) == 0).all(), "at the training length, where methods change nothing"
-    assert_allclose(group["kl_above_noise"].sel(length=64), group["kl"].sel(length=64) - group["kl"].sel(length=16))
+    assert_allclose(
+        group["kl_above_noise"].sel(length=64),
+        group["kl"].sel(length=64) - group["kl"].sel(length=16),
+    )
     others = [measured([number for number in range(6) if number // 2 != pair]) for pair in range(3)]
     without = np.array([each["kl_above_noise"].sel(length=64).mean("layer") for each in others])
     width = student.ppf(0.975, 2) * np.sqrt(2 / 3 * np.square(without - without.mean(0)).sum(0))
     for end, sign in (("low", -1), ("high", 1)):
-        assert_allclose(group[f"kl_above_noise_{end}"].sel(length=64), above.sel(length=64) + sign * width, rtol=1e-6)
+        assert_allclose(
+            group[f"kl_above_noise_{end}"].sel(length=64),
+            above.sel(length=64) + sign * width,
+            rtol=1e-6,
+        )
     table = extrapolation_table(xr.DataTree.from_dict({"/extrapolation": group}))
-    assert table.columns[3:6] == ("KL above noise", "from", "to") and len(table.rows[0]) == len(table.columns)
+    assert table.columns[3:6] == ("KL above noise", "from", "to") and len(table.rows[0]) == len(
+        table.columns
+    )
 
 
 def test_only_different_texts_are_compared():
     texts = [Prompt(tuple(range(3, 3 + 24))), Prompt(tuple(range(4, 4 + 24)))] * 3
-    with pytest.raises(InputError, match="at least 4 different prompts longer than the training length, 16 tokens"):
+    with pytest.raises(
+        InputError, match="at least 4 different prompts longer than the training length, 16 tokens"
+    ):
         prompts_by_length(scoring_of(texts), texts, 16, (), 32, 0)
 
 
@@ -303,13 +415,25 @@ def test_outputs_are_traced_over_the_layers_own_window():
     traces = output_traces(model, texts[:2], texts[2], 16, 1, queries=2, step=4)
     assert traces.attrs["window"] == 8 and traces["step"].values.tolist() == list(range(0, 33, 4))
     outputs = []
-    with attention_outputs(model, lambda _, some: outputs.append(some[0]), [1]), layer_tensors(model, 1) as tensors:
+    with (
+        attention_outputs(model, lambda _, some: outputs.append(some[0]), [1]),
+        layer_tensors(model, 1) as tensors,
+    ):
         model(torch.tensor([texts[2].tokens]))
-    assert_close(outputs_over_windows(model, 1, tensors, 39, [32], 8)[0], outputs[0][39], atol=1e-5, rtol=1e-4)
+    assert_close(
+        outputs_over_windows(model, 1, tensors, 39, [32], 8)[0],
+        outputs[0][39],
+        atol=1e-5,
+        rtol=1e-4,
+    )
 
 
 def test_lm_infinite_refuses_padding_on_the_left():
     model, mask = repositioned("rope"), torch.ones_like(TOKENS)
     mask[1, :3] = 0
-    with lm_infinite(model, 5, 2), torch.no_grad(), pytest.raises(InputError, match="pad prompts on the right"):
+    with (
+        lm_infinite(model, 5, 2),
+        torch.no_grad(),
+        pytest.raises(InputError, match="pad prompts on the right"),
+    ):
         model(TOKENS, attention_mask=mask)

@@ -1,4 +1,6 @@
-"""What kinds of heads are for: losses against whole passes by hand, kinds as the measure names them, intervals in closed form."""
+"""What kinds of heads are for: losses against whole passes by hand, kinds as the measure names
+them, intervals in closed form.
+"""
 
 from __future__ import annotations
 
@@ -17,15 +19,29 @@ from repo_interp.errors import InputError
 from repo_interp.experiments import Kinds
 from repo_interp.experiments.catalogue import planned
 from repo_interp.experiments.effects import drawn_sets
-from repo_interp.experiments.kinds import BLOCK, CLASSES, EVERY, blocks_of, intervals, rows_by_kind, token_classes
+from repo_interp.experiments.kinds import (
+    BLOCK,
+    CLASSES,
+    EVERY,
+    blocks_of,
+    intervals,
+    rows_by_kind,
+    token_classes,
+)
 from repo_interp.plots.views.kinds import VIEW, kind_table, losses_by_kind
 from repo_interp.tasks import Prompt
 
 WORDS = ("one two three \n four 5 six \n " * 13).split(" ")[:100]
 KNOWN = {word: 3 + place for place, word in enumerate(dict.fromkeys(WORDS))}
 TEXT = Prompt(tokens=tuple(KNOWN[word] for word in WORDS), token_text=tuple(WORDS))
-OTHER = Prompt(tokens=tuple(torch.randint(3, 20, (41,), generator=torch.Generator().manual_seed(3)).tolist()))
-PROMPTS = [TEXT, OTHER, Prompt(tokens=TEXT.tokens[5:50], token_text=tuple(WORDS[5:50]), generated=(43, 44))]
+OTHER = Prompt(
+    tokens=tuple(torch.randint(3, 20, (41,), generator=torch.Generator().manual_seed(3)).tolist())
+)
+PROMPTS = [
+    TEXT,
+    OTHER,
+    Prompt(tokens=TEXT.tokens[5:50], token_text=tuple(WORDS[5:50]), generated=(43, 44)),
+]
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +74,9 @@ def test_losses_and_controls_are_those_of_whole_passes(model, run):
     assert every == [(layer, head) for layer in (1, 2) for head in range(4)]
 
     def by_hand(heads):
-        changed = np.concatenate([losses(model, prompt, heads) - losses(model, prompt, None) for prompt in PROMPTS])
+        changed = np.concatenate(
+            [losses(model, prompt, heads) - losses(model, prompt, None) for prompt in PROMPTS]
+        )
         return [changed[blocks == block].mean() for block in np.unique(blocks)]
 
     found = group["block_change"].sel(kind=EVERY, draw=0)
@@ -72,7 +90,9 @@ def test_losses_and_controls_are_those_of_whole_passes(model, run):
         for draw, chosen in enumerate([own, *drawn]):
             assert draw == 0 or not [heads for heads in chosen if heads in own]
             expected = by_hand([head for heads in chosen for head in heads])
-            np.testing.assert_allclose(group["block_change"].sel(kind=kind, draw=draw), expected, atol=2e-5)
+            np.testing.assert_allclose(
+                group["block_change"].sel(kind=kind, draw=draw), expected, atol=2e-5
+            )
         assert group["block_change"].sel(kind=kind)[1 + len(drawn) :].isnull().all()
     assert group["block_change"].sel(kind=EVERY)[1:].isnull().all()
 
@@ -99,7 +119,9 @@ def test_the_size_of_batches_and_a_store_change_nothing(model, run, tmp_path):
 def test_an_interval_over_equal_blocks_is_that_of_their_means():
     random = np.random.default_rng(0)
     values, block = random.normal(size=(80, 2)), np.repeat(np.arange(10), 8)
-    found = intervals(xr.DataArray(values.T[None], {"block": ("sample", block)}, ("kind", "draw", "sample")))[0]
+    found = intervals(
+        xr.DataArray(values.T[None], {"block": ("sample", block)}, ("kind", "draw", "sample"))
+    )[0]
     for place, samples in enumerate((values[:, 0], values[:, 1], values[:, 0] - values[:, 1])):
         means = samples.reshape(10, 8).mean(1)
         low, high = ttest_1samp(means, 0).confidence_interval(0.95)
@@ -108,31 +130,52 @@ def test_an_interval_over_equal_blocks_is_that_of_their_means():
 
 def test_an_interval_over_unequal_blocks_weighs_tokens_and_leaves_empty_ones_out():
     values, block = np.array([1.0, 3.0, 2.0, np.nan, 6.0]), np.array([0, 0, 1, 2, 3])
-    found = intervals(xr.DataArray(values[None, None], {"block": ("sample", block)}, ("kind", "draw", "sample")))[0, 0]
+    found = intervals(
+        xr.DataArray(values[None, None], {"block": ("sample", block)}, ("kind", "draw", "sample"))
+    )[0, 0]
     error = np.sqrt(3 / 2 * ((4 - 2 * 3) ** 2 + (2 - 3) ** 2 + (6 - 3) ** 2)) / 4
     reach = student.ppf(0.975, 2) * error
     np.testing.assert_allclose(found, [3, 3 - reach, 3 + reach])
 
 
 def test_where_all_blocks_are_equal_there_is_no_interval():
-    found = intervals(xr.DataArray(np.zeros((1, 1, 20)), {"block": ("sample", np.arange(20))}, ("kind", "draw", "sample")))
+    found = intervals(
+        xr.DataArray(
+            np.zeros((1, 1, 20)), {"block": ("sample", np.arange(20))}, ("kind", "draw", "sample")
+        )
+    )
     assert float(found[0, 0, 0]) == 0
     assert np.isnan(found[0, 0, 1:]).all()
 
 
 def test_blocks_are_stretches_of_few_prompts_and_each_of_many():
     (one,) = blocks_of([100])
-    assert len(one) == 99 and np.bincount(one).min() >= BLOCK and one.max() == 2 and (np.diff(one) >= 0).all()
+    assert (
+        len(one) == 99
+        and np.bincount(one).min() >= BLOCK
+        and one.max() == 2
+        and (np.diff(one) >= 0).all()
+    )
     first, second = blocks_of([3, 70])
     assert first.tolist() == [0, 0] and set(second) == {1, 2}
-    assert [set(each) for each in blocks_of([9, 200, *[40] * 8])] == [{number} for number in range(10)]
+    assert [set(each) for each in blocks_of([9, 200, *[40] * 8])] == [
+        {number} for number in range(10)
+    ]
 
 
 def test_every_token_has_the_first_class_that_fits():
     found = token_classes(PROMPTS[2])
     assert found[43:] == ["generated"] * 2
     plain = token_classes(TEXT)
-    assert plain[:9] == ["first of lines", *["others"] * 3, "first of lines", "numbers", "others", "others", "first of lines"]
+    assert plain[:9] == [
+        "first of lines",
+        *["others"] * 3,
+        "first of lines",
+        "numbers",
+        "others",
+        "others",
+        "first of lines",
+    ]
     assert plain[9:12] == ["copies"] * 3 and plain[13] == "numbers" and set(plain) <= set(CLASSES)
     assert set(token_classes(OTHER)) <= {"copies", "others"}
 
@@ -143,7 +186,9 @@ def test_classes_and_their_counts_sum_to_all(run):
     assert counts[0] == counts[1:].sum() == sum(len(prompt.tokens) - 1 for prompt in PROMPTS)
     weighed = (mean * counts).isel(token_class=slice(1, None)).sum("token_class") / counts[0]
     np.testing.assert_allclose(weighed, mean.isel(token_class=0), atol=1e-12)
-    assert all(array.attrs["long_name"] and array.attrs["units"] for array in group.data_vars.values())
+    assert all(
+        array.attrs["long_name"] and array.attrs["units"] for array in group.data_vars.values()
+    )
 
 
 def test_it_plans_what_it_can_need_and_refuses_models_without_learned_positions(model):
@@ -157,12 +202,21 @@ def test_it_plans_what_it_can_need_and_refuses_models_without_learned_positions(
 
 
 def made(own, others, kind="counts tokens"):
-    """A run whose kind changes losses by `own`, other heads by `others`, in 20 blocks with some noise."""
+    """A run whose kind changes losses by `own`, other heads by `others`, in 20 blocks with some
+    noise.
+    """
     noise = np.random.default_rng(0).normal(size=(3, 20)) * 0.01
     values = noise + np.array([own, others, others])[:, None]
-    array = xr.DataArray(values[None], {"kind": [kind], "block": ("sample", np.arange(20))}, ("kind", "draw", "sample"))
+    array = xr.DataArray(
+        values[None],
+        {"kind": [kind], "block": ("sample", np.arange(20))},
+        ("kind", "draw", "sample"),
+    )
     classes = ["all", *CLASSES]
-    spread = xr.concat([intervals(array), *(intervals(array * share) for share in (np.nan, 1, 1, 4, 0.5))], "token_class")
+    spread = xr.concat(
+        [intervals(array), *(intervals(array * share) for share in (np.nan, 1, 1, 4, 0.5))],
+        "token_class",
+    )
     group = xr.Dataset(
         {
             "heads": ("kind", [25]),
@@ -170,7 +224,11 @@ def made(own, others, kind="counts tokens"):
             "loss_change": spread,
             "score_change": intervals(array),
         },
-        {"token_class": classes, "of": ["change", "controls", "difference"], "bound": ["mean", "low", "high"]},
+        {
+            "token_class": classes,
+            "of": ["change", "controls", "difference"],
+            "bound": ["mean", "low", "high"],
+        },
         {"block": "stretch of 32 tokens", "metric": "log perplexity"},
     )
     return xr.DataTree.from_dict({"/": xr.Dataset(attrs={"checkpoint": "made"}), "/kinds": group})
@@ -179,7 +237,8 @@ def made(own, others, kind="counts tokens"):
 def test_a_finding_needs_a_clear_difference_and_names_the_tokens_that_lose_most():
     (finding,) = VIEW.findings(made(0.4, 0.05))
     assert finding.sentence.startswith(
-        "Freezing the positions of the 25 heads of the kind “counts tokens”, each at its mean, costs 0.398 nats (95 %: 0.394"
+        "Freezing the positions of the 25 heads of the kind “counts tokens”, each at its "
+        "mean, costs 0.398 nats (95 %: 0.394"
     )
     assert "as many other heads 0.05" in finding.sentence and "on copies 1." in finding.sentence
     (less,) = VIEW.findings(made(0.05, 0.4))
@@ -191,7 +250,9 @@ def test_its_page_has_one_small_chart_and_one_table(run):
     figure = losses_by_kind(run).figure()
     assert next(label.get_text() for label in figure.axes[0].get_yticklabels()) == "all heads (8)"
     table = kind_table(run)
-    assert len(table.rows) == run["kinds"].sizes["kind"] and {len(row) for row in table.rows} == {len(table.columns)}
+    assert len(table.rows) == run["kinds"].sizes["kind"] and {len(row) for row in table.rows} == {
+        len(table.columns)
+    }
 
 
 def test_heads_that_answer_are_judged_by_answers():

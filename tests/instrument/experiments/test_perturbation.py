@@ -1,4 +1,6 @@
-"""Perturbing order and positions: exact where nothing moves, equal to doing it by hand, gone afterwards."""
+"""Perturbing order and positions: exact where nothing moves, equal to doing it by hand, gone
+afterwards.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,14 @@ from torch.testing import assert_close
 
 import repo_interp as ri
 from repo_interp.errors import InputError
-from repo_interp.experiments.perturbation import KINDS, Disturbance, Perturbation, disturbed, offset, transposed
+from repo_interp.experiments.perturbation import (
+    KINDS,
+    Disturbance,
+    Perturbation,
+    disturbed,
+    offset,
+    transposed,
+)
 from repo_interp.experiments.responses import forced_responses
 from repo_interp.interventions import exchanged_keys, moved_keys
 from repo_interp.models.decoder import as_decoder
@@ -32,20 +41,28 @@ def logits_under(model, context):
 
 
 @pytest.mark.parametrize(
-    "scheme", ["rope", "nope", "repo", "repo head", "repo_alibi", "hope", "alibi", "fire", "cope", "learned"]
+    "scheme",
+    ["rope", "nope", "repo", "repo head", "repo_alibi", "hope", "alibi", "fire", "cope", "learned"],
 )
 def test_moving_keys_by_nothing_and_exchanging_none_changes_nothing(scheme):
     model = repositioned(scheme)
     plain, still = logits_under(model, torch.no_grad()), torch.zeros_like(TOKENS)
     same = torch.arange(20).expand(2, -1)
     layers = range(3)
-    assert_close(logits_under(model, moved_keys(model, {layer: shifted_by(still) for layer in layers})), plain)
+    assert_close(
+        logits_under(model, moved_keys(model, {layer: shifted_by(still) for layer in layers})),
+        plain,
+    )
     assert_close(logits_under(model, exchanged_keys(model, dict.fromkeys(layers, same))), plain)
 
 
-@pytest.mark.parametrize("scheme", ["rope", "repo", "repo head", "repo_alibi", "alibi", "kerple", "learned"])
+@pytest.mark.parametrize(
+    "scheme", ["rope", "repo", "repo head", "repo_alibi", "alibi", "kerple", "learned"]
+)
 def test_moving_all_keys_of_a_prompt_moves_its_positions(scheme):
-    """Against a model whose keys are rotated at z + 3 by hand; relative schemes then see every distance 3 smaller."""
+    """Against a model whose keys are rotated at z + 3 by hand; relative schemes then see every
+    distance 3 smaller.
+    """
     model = repositioned(scheme)
     plain = logits_under(model, torch.no_grad())
     moves = torch.zeros_like(TOKENS)
@@ -61,13 +78,19 @@ def test_a_moved_key_is_the_key_rotated_at_its_new_position():
     seen = {}
     handles = [
         attention.sites.positions.register_forward_hook(lambda m, a, out: seen.update(z=out)),
-        attention.sites.rotated_keys.register_forward_hook(lambda m, a, out: seen.update(plain=out)),
+        attention.sites.rotated_keys.register_forward_hook(
+            lambda m, a, out: seen.update(plain=out)
+        ),
     ]
     moves = torch.arange(20).expand(2, -1) % 5
     with torch.no_grad():
         model(TOKENS)
         with moved_keys(model, {0: shifted_by(moves)}):
-            handles.append(attention.sites.rotated_keys.register_forward_hook(lambda m, a, out: seen.update(moved=out)))
+            handles.append(
+                attention.sites.rotated_keys.register_forward_hook(
+                    lambda m, a, out: seen.update(moved=out)
+                )
+            )
             model(TOKENS)
     for handle in handles:
         handle.remove()
@@ -81,8 +104,12 @@ def test_exchanged_keys_are_those_of_the_named_tokens_and_values_stay():
     model = ri.reposition(tiny("qwen3"), "rope")
     attention, seen = as_decoder(model).layers[0], {}
     order = torch.arange(20).flip(0).expand(2, -1)
-    attention.observers.append(lambda layer, queries, keys, *rest: seen.setdefault("keys", []).append(keys))
-    values = attention.sites.values.register_forward_hook(lambda m, a, out: seen.setdefault("values", []).append(out))
+    attention.observers.append(
+        lambda layer, queries, keys, *rest: seen.setdefault("keys", []).append(keys)
+    )
+    values = attention.sites.values.register_forward_hook(
+        lambda m, a, out: seen.setdefault("values", []).append(out)
+    )
     logits_under(model, torch.no_grad())
     logits_under(model, exchanged_keys(model, {0: order}))
     values.remove()
@@ -95,7 +122,10 @@ def test_a_bridge_and_its_model_are_perturbed_alike():
     model = repositioned("repo")
     order = torch.arange(20).roll(1).expand(2, -1)
     moves = {0: shifted_by(order)}
-    expected = [logits_under(model, exchanged_keys(model, {1: order})), logits_under(model, moved_keys(model, moves))]
+    expected = [
+        logits_under(model, exchanged_keys(model, {1: order})),
+        logits_under(model, moved_keys(model, moves)),
+    ]
     bridge = ri.bridge(model)
     with torch.no_grad():
         with exchanged_keys(bridge, {1: order}):
@@ -147,19 +177,25 @@ def test_no_perturbation_is_the_plain_model_and_the_same_seed_the_same_numbers(m
     plain = forced_responses(model, TASK, prompts)
     surprise = -np.mean(np.concatenate([answer.log_probabilities for answer in plain]))
     np.testing.assert_allclose(group["log_perplexity"].sel(gamma=0.0), surprise, rtol=1e-6)
-    np.testing.assert_allclose(group["task_score"].sel(gamma=0.0), TASK.score(plain, prompts).mean())
+    np.testing.assert_allclose(
+        group["task_score"].sel(gamma=0.0), TASK.score(plain, prompts).mean()
+    )
     np.testing.assert_allclose(group["log_perplexity_rise"].sel(gamma=0.0), 0, atol=1e-6)
     assert (group["moved_share"].sel(gamma=0.0) == 0).all()
     assert (abs(group["log_perplexity"].sel(gamma=0.3) - surprise) > 1e-5).all()
     again = Perturbation(KINDS, (0.3,), (2, 4)).measured(model, TASK, prompts, batch_size=5)
     np.testing.assert_allclose(again["log_perplexity"], group["log_perplexity"], rtol=1e-5)
-    assert all(array.attrs["long_name"] and array.attrs["units"] for array in group.data_vars.values())
+    assert all(
+        array.attrs["long_name"] and array.attrs["units"] for array in group.data_vars.values()
+    )
 
 
 def test_answers_and_the_first_token_stay_where_they_are(model):
     prompts = TASK.prompts(4, seed=2)
     for kind in KINDS:
-        changed, _, moved = disturbed(model, prompts, range(4), Disturbance(kind, 1.0, 3, (0, 1, 2)))
+        changed, _, moved = disturbed(
+            model, prompts, range(4), Disturbance(kind, 1.0, 3, (0, 1, 2))
+        )
         for prompt, other, moves in zip(prompts, changed, moved, strict=True):
             assert not moves[:, [0, *prompt.generated]].any()
             assert moves.any()
@@ -177,7 +213,9 @@ def test_chosen_layers_alone_are_disturbed(model):
 
 def test_placing_features_elsewhere_means_nothing_without_positions():
     nope = model_for(TASK, "nope")
-    group = Perturbation(("feature_placement", "position_offset"), (1.0,), (4,)).measured(nope, TASK, TASK.prompts(3))
+    group = Perturbation(("feature_placement", "position_offset"), (1.0,), (4,)).measured(
+        nope, TASK, TASK.prompts(3)
+    )
     np.testing.assert_allclose(group["log_perplexity_rise"], 0, atol=1e-6)
 
 
@@ -185,16 +223,24 @@ def test_placing_features_elsewhere_means_nothing_without_positions():
 def test_layers_without_positions_to_move_are_refused_by_number(layout, layers):
     """Found: nothing moved, while half of the tokens were said to have."""
     model = model_for(TASK, layout)
-    with pytest.raises(InputError, match="position_offset moves the positions of keys, and there are none in layer"):
-        Perturbation(("text_order", "position_offset"), (1.0,), (4,), layers).measured(model, TASK, TASK.prompts(3))
-    group = Perturbation(("position_offset",), (1.0,), (4,), (0, *layers)).measured(model, TASK, TASK.prompts(3))
+    with pytest.raises(
+        InputError, match="position_offset moves the positions of keys, and there are none in layer"
+    ):
+        Perturbation(("text_order", "position_offset"), (1.0,), (4,), layers).measured(
+            model, TASK, TASK.prompts(3)
+        )
+    group = Perturbation(("position_offset",), (1.0,), (4,), (0, *layers)).measured(
+        model, TASK, TASK.prompts(3)
+    )
     assert (group["log_perplexity_rise"].sel(gamma=1.0) != 0).all()
 
 
 def test_offsets_in_the_unit_of_the_range_are_those_in_positions_for_an_index():
     rope = model_for(TASK, "rope")
     one, other = (
-        Perturbation(("position_offset",), (0.5,), (4,), offset_unit=unit).measured(rope, TASK, TASK.prompts(3))
+        Perturbation(("position_offset",), (0.5,), (4,), offset_unit=unit).measured(
+            rope, TASK, TASK.prompts(3)
+        )
         for unit in ("positions", "range")
     )
     np.testing.assert_allclose(one["log_perplexity"], other["log_perplexity"], rtol=1e-5)

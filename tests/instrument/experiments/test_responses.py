@@ -1,4 +1,6 @@
-"""Scores: what the model says at targets against slow references, the map over a task's axes, generation with a cache."""
+"""Scores: what the model says at targets against slow references, the map over a task's axes,
+generation with a cache.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,10 @@ def prompts():
 
 def slow_continuation(model, tokens: tuple[int, ...], count: int) -> tuple[int, ...]:
     for _ in range(count):
-        tokens = (*tokens, int(model(torch.tensor([tokens]), use_cache=False).logits[0, -1].argmax()))
+        tokens = (
+            *tokens,
+            int(model(torch.tensor([tokens]), use_cache=False).logits[0, -1].argmax()),
+        )
     return tokens[-count:]
 
 
@@ -49,13 +54,18 @@ def test_greedy_continuations_equal_those_made_one_by_one_without_a_cache(model,
     questions = [prompt.tokens[: prompt.generated[0]] for prompt in prompts]
     counts = [1, 2, 3, 4, 5, 6, 7, 8, 9]
     made = continue_greedily(model, questions, counts, batch_size=4)
-    assert made == [slow_continuation(model, question, count) for question, count in zip(questions, counts, strict=True)]
+    assert made == [
+        slow_continuation(model, question, count)
+        for question, count in zip(questions, counts, strict=True)
+    ]
     with pytest.raises(ValueError, match="one count per prompt"):
         continue_greedily(model, questions, [1])
 
 
 def test_forced_responses_are_the_argmax_and_log_probability_at_every_target(model, prompts):
-    for prompt, response in zip(prompts, forced_responses(model, TASK, prompts, batch_size=4), strict=True):
+    for prompt, response in zip(
+        prompts, forced_responses(model, TASK, prompts, batch_size=4), strict=True
+    ):
         logits = model(torch.tensor([prompt.tokens])).logits[0].detach().log_softmax(-1)
         before = [index - 1 for index in TASK.targets(prompt)]
         assert response.tokens == tuple(logits[before].argmax(-1).tolist())
@@ -72,10 +82,16 @@ def test_few_logits_at_a_time_say_the_same(model, prompts, monkeypatch):
 
 
 def test_forced_and_generated_agree_up_to_the_first_mistake(model, prompts):
-    forced, generated = forced_responses(model, TASK, prompts), generated_responses(model, TASK, prompts)
+    forced, generated = (
+        forced_responses(model, TASK, prompts),
+        generated_responses(model, TASK, prompts),
+    )
     for prompt, left, right in zip(prompts, forced, generated, strict=True):
         reference = prompt.tokens[prompt.generated[0] :]
-        agreed = next((place for place, token in enumerate(left.tokens) if token != reference[place]), len(reference) - 1)
+        agreed = next(
+            (place for place, token in enumerate(left.tokens) if token != reference[place]),
+            len(reference) - 1,
+        )
         assert left.tokens[: agreed + 1] == right.tokens[: agreed + 1]
     assert_array_equal(TASK.score(forced, prompts), TASK.score(generated, prompts))
 
@@ -94,11 +110,18 @@ def test_sequences_of_a_batch_are_read_back_without_their_padding():
 
 def test_scores_have_their_mean_error_and_perplexity(model):
     scores = task_scores(model, TASK, test_sets=["2", "7"], count=20)
-    assert scores.score.dims == ("test_set", "prompt") and set(np.unique(scores.score)) <= {0.0, 1.0}
+    assert scores.score.dims == ("test_set", "prompt") and set(np.unique(scores.score)) <= {
+        0.0,
+        1.0,
+    }
     assert_allclose(scores.mean_score, scores.score.mean("prompt"))
     assert_allclose(scores.standard_error, scores.score.std("prompt", ddof=1) / np.sqrt(20))
     prompts = TASK.prompts(20, test_set="7")
-    surprises = [-value for response in forced_responses(model, TASK, prompts) for value in response.log_probabilities]
+    surprises = [
+        -value
+        for response in forced_responses(model, TASK, prompts)
+        for value in response.log_probabilities
+    ]
     assert_allclose(scores.log_perplexity.sel(test_set="7"), np.mean(surprises))
     assert scores.attrs["task"] == "reversal" and scores.attrs["task_words"] == "6"
     with pytest.raises(InputError, match="answers 'guessed'"):
@@ -107,7 +130,10 @@ def test_scores_have_their_mean_error_and_perplexity(model):
 
 def test_the_map_is_the_mean_of_the_prompts_in_each_cell():
     places = [(3.0, 64), (4.9, 64), (12.0, 64), (97.0, 128)]
-    prompts = [Prompt(tokens=(1,), attributes={"depth": depth, "length": length}) for depth, length in places]
+    prompts = [
+        Prompt(tokens=(1,), attributes={"depth": depth, "length": length})
+        for depth, length in places
+    ]
     mapped = score_map(prompts, np.array([1.0, 0.0, 1.0, 0.0]), ("depth", "length"))
     assert list(mapped.depth.values) == [0, 10, 100] and list(mapped.length.values) == [64, 128]
     assert_array_equal(mapped.values, [[0.5, np.nan], [1.0, np.nan], [np.nan, 0.0]])

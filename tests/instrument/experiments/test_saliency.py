@@ -1,4 +1,6 @@
-"""Saliency against finite differences and a shift of all positions, integrated gradients against completeness and a slow integral."""
+"""Saliency against finite differences and a shift of all positions, integrated gradients against
+completeness and a slow integral.
+"""
 
 from __future__ import annotations
 
@@ -28,19 +30,26 @@ def exact(layout="rope,repo,nope", family="llama"):
     torch.manual_seed(0)
     model = ri.reposition(tiny(family), layout).double()
     for module in model.modules():
-        if type(module).__name__.endswith("RMSNorm"):  # its own rounds to float32, more than a small step does
+        # its own rounds to float32, more than a small step does
+        if type(module).__name__.endswith("RMSNorm"):
             module.forward = partial(_root_mean_square, module)
     return ri.bridge(model)
 
 
 def _root_mean_square(norm, hidden_states):
-    return norm.weight * hidden_states * (hidden_states.square().mean(-1, keepdim=True) + norm.variance_epsilon).rsqrt()
+    return (
+        norm.weight
+        * hidden_states
+        * (hidden_states.square().mean(-1, keepdim=True) + norm.variance_epsilon).rsqrt()
+    )
 
 
 def asked(length=9, answer=3):
     tokens = np.random.default_rng(length).integers(3, 60, length).tolist()
     return Prompt(
-        tuple(tokens), generated=tuple(range(length - answer, length)), token_text=tuple(f" w{token}" for token in tokens)
+        tuple(tokens),
+        generated=tuple(range(length - answer, length)),
+        token_text=tuple(f" w{token}" for token in tokens),
     )
 
 
@@ -68,7 +77,9 @@ def group(bridge):
 
 
 @pytest.mark.parametrize(("layer", "head"), [(0, 0), (0, 3), (1, 1), (1, 2)])
-def test_saliency_is_the_slope_of_the_log_probability_by_one_position_of_one_head(bridge, group, layer, head):
+def test_saliency_is_the_slope_of_the_log_probability_by_one_position_of_one_head(
+    bridge, group, layer, head
+):
     prompt, step = asked(), 2.0**-10  # which a token index, in float32, takes exactly
     slopes = []
     for token in range(len(prompt.tokens)):
@@ -81,26 +92,36 @@ def test_saliency_is_the_slope_of_the_log_probability_by_one_position_of_one_hea
         slopes.append((ends[0] - ends[1]) / (2 * step))
     found = group["saliency"].sel(prompt=0, layer=layer, head=head).values[: len(prompt.tokens)]
     assert np.abs(slopes).max() > 1e-4
-    np.testing.assert_allclose(found, slopes, rtol=2e-4, atol=2e-6)  # logits are float32 in a response
+    # logits are float32 in a response
+    np.testing.assert_allclose(found, slopes, rtol=2e-4, atol=2e-6)
 
 
 def test_a_shift_of_all_of_a_heads_positions_changes_nothing(group):
     sums = group["saliency"].sel(layer=[0, 1]).sum("token")
-    assert float(np.abs(sums).max()) < 1e-5 * float(group["saliency_size"].max()) * group.sizes["token"]
+    assert (
+        float(np.abs(sums).max())
+        < 1e-5 * float(group["saliency_size"].max()) * group.sizes["token"]
+    )
 
 
 def test_what_is_not_there_is_nan(group):
     assert group["saliency"].sel(layer=2).isnull().all(), "a layer without positions"
     own = group["saliency"].sel(layer=[0, 1])
-    np.testing.assert_array_equal(own.notnull().all(("layer", "head")), group["token_id"].values >= 0)
-    assert group["token_count"].values.tolist() == [9, 12] and group["answer"].sel(prompt=0).values.tolist()[-4:] == [
+    np.testing.assert_array_equal(
+        own.notnull().all(("layer", "head")), group["token_id"].values >= 0
+    )
+    assert group["token_count"].values.tolist() == [9, 12] and group["answer"].sel(
+        prompt=0
+    ).values.tolist()[-4:] == [
         1,
         -1,
         -1,
         -1,
     ]
     assert group["scheme"].values.tolist() == ["rope", "repo", "nope"]
-    np.testing.assert_allclose(group["log_probability"].sel(prompt=0), log_probability(exact(), asked()), rtol=1e-6)
+    np.testing.assert_allclose(
+        group["log_probability"].sel(prompt=0), log_probability(exact(), asked()), rtol=1e-6
+    )
 
 
 @pytest.mark.parametrize("baseline", ["constant", "index"])
@@ -122,21 +143,30 @@ def test_the_constant_baseline_tells_no_token_apart_and_the_index_leaves_rope_al
         nowhere = log_probability(bridge, prompt)
     np.testing.assert_allclose(group["baseline_log_probability"], [nowhere], rtol=1e-5)
     by_index = measured(bridge, [prompt], baseline="index")
-    assert (by_index["integrated_gradients"].sel(layer=0) == 0).all() and by_index["integrated_size"].sel(layer=1).all()
+    assert (by_index["integrated_gradients"].sel(layer=0) == 0).all() and by_index[
+        "integrated_size"
+    ].sel(layer=1).all()
 
 
 def test_integrated_gradients_are_the_integral_along_the_straight_path(bridge):
-    """A slow reference: the midpoint rule over gradients that hooks of TransformerLens take, one step after the other."""
+    """A slow reference: the midpoint rule over gradients that hooks of TransformerLens take, one
+    step after the other.
+    """
     prompt, steps = asked(), 60
     tokens = torch.tensor([prompt.tokens])
     names = [f"blocks.{layer}.attn.hook_positions" for layer in (0, 1)]
     _, cache = bridge.run_with_cache(tokens, names_filter=names)
-    ends = {name: cache[name].double().repeat_interleave(4 // cache[name].shape[1], 1) for name in names}
+    ends = {
+        name: cache[name].double().repeat_interleave(4 // cache[name].shape[1], 1) for name in names
+    }
     begins = {name: end.mean(-1, keepdim=True).expand_as(end) for name, end in ends.items()}
     total = {name: torch.zeros_like(end) for name, end in ends.items()}
     for step in range(steps):
         at = {
-            name: (begins[name] + (step + 0.5) / steps * (ends[name] - begins[name])).detach().requires_grad_() for name in names
+            name: (begins[name] + (step + 0.5) / steps * (ends[name] - begins[name]))
+            .detach()
+            .requires_grad_()
+            for name in names
         }
         hooks = [(name, lambda value, hook, at=at: at[hook.name]) for name in names]
         log_p = bridge.run_with_hooks(tokens, fwd_hooks=hooks)[0].log_softmax(-1)
@@ -147,7 +177,8 @@ def test_integrated_gradients_are_the_integral_along_the_straight_path(bridge):
     for layer, name in enumerate(names):
         slow = (total[name] * (ends[name] - begins[name]))[0]
         assert float(slow.abs().max()) > 1e-3
-        np.testing.assert_allclose(found.sel(layer=layer), slow, atol=2e-4)  # the midpoint rule in so few steps
+        # the midpoint rule in so few steps
+        np.testing.assert_allclose(found.sel(layer=layer), slow, atol=2e-4)
 
 
 def test_heads_that_share_one_row_of_positions_are_told_apart_and_sum_to_its_slope():
@@ -162,13 +193,20 @@ def test_heads_that_share_one_row_of_positions_are_told_apart_and_sum_to_its_slo
         move[4] = sign * step
         with ri.set_positions(bridge, 1, None, lambda row, move=move: row + move):
             ends.append(log_probability(bridge, prompt))
-    np.testing.assert_allclose(float(own.sum("head")[4]), (ends[0] - ends[1]) / (2 * step), rtol=1e-4)
-    assert group["integrated_gradients"].isnull().all() and group["completeness_error"].isnull().all()
+    np.testing.assert_allclose(
+        float(own.sum("head")[4]), (ends[0] - ends[1]) / (2 * step), rtol=1e-4
+    )
+    assert (
+        group["integrated_gradients"].isnull().all() and group["completeness_error"].isnull().all()
+    )
 
 
 @pytest.mark.parametrize(
     ("layout", "options", "message"),
-    [("nope", {}, r"no layer of this model assigns any \(nope\)"), ("cope", {}, r"assigns any \(cope\)")],
+    [
+        ("nope", {}, r"no layer of this model assigns any \(nope\)"),
+        ("cope", {}, r"assigns any \(cope\)"),
+    ],
 )
 def test_what_cannot_be_is_refused_before_anything_is_run(layout, options, message):
     with pytest.raises(InputError, match=message):  # parameters by their declared ranges
@@ -176,7 +214,9 @@ def test_what_cannot_be_is_refused_before_anything_is_run(layout, options, messa
 
 
 def test_prompts_without_an_answer_are_refused_and_text_is_judged_by_every_token(bridge):
-    with pytest.raises(InputError, match="saliency judges what is predicted, but prompt 0 has nothing"):
+    with pytest.raises(
+        InputError, match="saliency judges what is predicted, but prompt 0 has nothing"
+    ):
         planned(exact(), [Prompt(tokens=(3, 4, 5))], ("saliency",), TASK)
     text = Prompt(asked().tokens)
     assert measured(bridge, [text], steps=0)["answer"].values.tolist() == [[0] + [1] * 8]
@@ -184,12 +224,15 @@ def test_prompts_without_an_answer_are_refused_and_text_is_judged_by_every_token
     assert sum(plan.passes) == 3 * 5 * (9 + 12)
 
 
-# what is drawn --------------------------------------------------------------------------------------------------------------------
+# what is drawn
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def run(bridge):
-    return ri.analyze(bridge, [asked(), asked(12)], ("positions",), experiments=(Saliency(steps=4),))
+    return ri.analyze(
+        bridge, [asked(), asked(12)], ("positions",), experiments=(Saliency(steps=4),)
+    )
 
 
 def test_every_token_has_its_field_in_the_colour_of_its_value(run):
@@ -199,7 +242,9 @@ def test_every_token_has_its_field_in_the_colour_of_its_value(run):
     assert all(len(field) == 1 for field in fields)
     colours = view.mpl.colormaps[view.COLOURS]
     for (field,), value in zip(fields, values, strict=True):
-        assert field.get_facecolor() == pytest.approx(colours(0.5 + 0.5 * value / np.abs(values).max()), abs=0.01)
+        assert field.get_facecolor() == pytest.approx(
+            colours(0.5 + 0.5 * value / np.abs(values).max()), abs=0.01
+        )
     assert [token for token in range(12) if artists(figure, f"answer {token}")] == [9, 10, 11]
     texts = {text.get_text() for text in figure.axes[0].texts}
     assert {view.token_label(text) for text in asked(12).token_text or ()} == texts
@@ -209,11 +254,17 @@ def test_of_a_long_prompt_the_surroundings_of_large_values_are_shown_and_the_oth
     values = np.full(2000, 0.001)
     values[[500, 1500]] = 5.0, -4.0
     shown = view.shown_tokens(values, np.array([1998, 1999]))
-    assert len(shown) <= view.MOST_TOKENS and {492, 508, 1492, 1508, 1998, 1999} <= set(shown.tolist())
+    assert len(shown) <= view.MOST_TOKENS and {492, 508, 1492, 1508, 1998, 1999} <= set(
+        shown.tolist()
+    )
     tokens = view.PromptTokens(0, 2000, tuple(f" w{token}" for token in range(2000)), "text", {})
     pieces = [piece for line in view.text_lines(tokens, shown) for piece in line]
-    skipped = sum(int(label.split()[1].replace(",", "")) for token, label in pieces if token is None)
-    assert [token for token, _ in pieces if token is not None] == shown.tolist() and skipped == 2000 - len(shown)
+    skipped = sum(
+        int(label.split()[1].replace(",", "")) for token, label in pieces if token is None
+    )
+    assert [
+        token for token, _ in pieces if token is not None
+    ] == shown.tolist() and skipped == 2000 - len(shown)
     broken = view.text_lines(view.PromptTokens(0, 3, ("a", ".\n", "b"), "text", {}), np.arange(3))
     assert [[token for token, _ in line] for line in broken] == [[0, 1], [2]]
 
@@ -224,7 +275,11 @@ def test_heads_and_tables_say_what_was_measured(run):
     layer, head = view.heads_by_saliency(run)[0]
     assert float(sizes.sel(layer=layer, head=head)) == float(sizes.max())
     heads, prompts = view.VIEW.tables(run)
-    assert len(heads.rows) == 8 and heads.rows[0][:2] == (head, layer) and "4 heads with less, or without" in heads.note
+    assert (
+        len(heads.rows) == 8
+        and heads.rows[0][:2] == (head, layer)
+        and "4 heads with less, or without" in heads.note
+    )
     assert [row[3] for row in prompts.rows] == pytest.approx(
         (group["log_probability"] - group["baseline_log_probability"]).values
     )
@@ -235,7 +290,8 @@ def test_heads_and_tables_say_what_was_measured(run):
 
 
 @pytest.mark.parametrize(
-    ("options", "message"), [({"value": "weight"}, "are saliency, integrated"), ({"layer": 2}, "layer 2 has no saliency")]
+    ("options", "message"),
+    [({"value": "weight"}, "are saliency, integrated"), ({"layer": 2}, "layer 2 has no saliency")],
 )
 def test_a_text_that_cannot_be_drawn_is_refused(run, options, message):
     with pytest.raises(InputError, match=message):
@@ -243,7 +299,9 @@ def test_a_text_that_cannot_be_drawn_is_refused(run, options, message):
 
 
 def test_the_answer_of_the_mirror_hangs_on_layer_2():
-    """reversal/repo with all positions equal loses its answer; nearly all of it is owed to one layer, of four that learn positions."""
+    """reversal/repo with all positions equal loses its answer; nearly all of it is owed to one
+    layer, of four that learn positions.
+    """
     task = make_task("reversal")
     model = model_of(ri.zoo("reversal/repo"))
     group = Saliency().measured(model, task, task.prompts(1))

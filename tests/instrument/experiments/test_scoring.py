@@ -1,4 +1,6 @@
-"""Scores as a run: the same numbers as the model gives without a bridge, hooks that take part, what the command leaves, what is drawn."""
+"""Scores as a run: the same numbers as the model gives without a bridge, hooks that take part, what
+the command leaves, what is drawn.
+"""
 
 from __future__ import annotations
 
@@ -51,13 +53,21 @@ def test_a_bridge_has_the_scores_of_its_model_bit_for_bit(reversal):
     alone = task_scores(model, make_task("reversal"), ["5", "20", "21", "30"], count=8)
     assert_array_equal(reversal["scores"]["score"], alone["score"])
     assert_array_equal(reversal["scores"]["log_perplexity"], alone["log_perplexity"])
-    assert reversal.attrs["checkpoint"] == "reversal/repo" and reversal.attrs["layout"] == "repo,repo,repo,repo"
-    assert_array_equal(reversal["scores"]["tokens"], [16, 46, 48, 66])  # <bos>, 4 words, the text, Answer:, the text
+    assert (
+        reversal.attrs["checkpoint"] == "reversal/repo"
+        and reversal.attrs["layout"] == "repo,repo,repo,repo"
+    )
+    # <bos>, 4 words, the text, Answer:, the text
+    assert_array_equal(reversal["scores"]["tokens"], [16, 46, 48, 66])
 
 
 def test_hooks_on_the_bridge_take_part_and_are_gone_after(bridge, reversal):
     asked = {"test_sets": ["20"], "count": 8}
-    with bridge.hooks(fwd_hooks=[(f"blocks.{layer}.attn.hook_positions", lambda z, hook: 0 * z) for layer in range(4)]):
+    with bridge.hooks(
+        fwd_hooks=[
+            (f"blocks.{layer}.attn.hook_positions", lambda z, hook: 0 * z) for layer in range(4)
+        ]
+    ):
         without = ri.score(bridge, **asked)
     assert float(reversal["scores"]["mean_score"].sel(test_set="20")) == 1.0
     assert float(without["scores"]["mean_score"].sel(test_set="20")) == 0.0
@@ -67,15 +77,27 @@ def test_hooks_on_the_bridge_take_part_and_are_gone_after(bridge, reversal):
 def test_a_model_knows_its_task_and_other_tasks_are_asked_for_by_name(bridge):
     assert task_of(zoo_path("reversal/repo")).options() == make_task("reversal").options()
     assert task_of(zoo_path("reversal/repo"), longest_test=40).options()["longest_test"] == 40
-    assert task_of(zoo_path("reversal/repo"), "niah", "paper").options() == make_task("niah", "paper").options()
+    assert (
+        task_of(zoo_path("reversal/repo"), "niah", "paper").options()
+        == make_task("niah", "paper").options()
+    )
     with pytest.raises(InputError, match=r"the task niah has \d+ tokens, the checkpoint 39"):
         ri.score(bridge, "niah")
-    config = LlamaConfig(vocab_size=39, hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2)
+    config = LlamaConfig(
+        vocab_size=39,
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+    )
     torch.manual_seed(0)
     nameless = ri.reposition(LlamaForCausalLM(config).eval(), "rope")
     with pytest.raises(InputError, match="the model does not say which task it was trained on"):
         ri.score(nameless)
-    assert ri.score(nameless, make_task("reversal"), ["3"], count=2)["scores"]["score"].shape == (1, 2)
+    assert ri.score(nameless, make_task("reversal"), ["3"], count=2)["scores"]["score"].shape == (
+        1,
+        2,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -83,9 +105,16 @@ def hub(tmp_path_factory):
     """A decoder as others publish it, with a tokenizer of its own."""
     directory = tmp_path_factory.mktemp("hub")
     given = tokenizer("byte_level_bpe")
-    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    sizes = {
+        "hidden_size": 16,
+        "intermediate_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+    }
     torch.manual_seed(0)
-    config = LlamaConfig(vocab_size=len(given), initializer_range=0.5, max_position_embeddings=700, **sizes)
+    config = LlamaConfig(
+        vocab_size=len(given), initializer_range=0.5, max_position_embeddings=700, **sizes
+    )
     LlamaForCausalLM(config).save_pretrained(directory)
     given.save_pretrained(directory)
     return directory
@@ -97,20 +126,29 @@ def test_needles_are_asked_for_in_a_checkpoints_own_tokens_and_judged_as_generat
     scores = run["scores"]
     assert scores["score"].shape == (2, 2) and (scores["tokens"].values <= [600, 700]).all()
     for row, length in enumerate((600, 700)):
-        for place, prompt in enumerate(ri.tasks.niah(bridge.tokenizer, length=length, count=2, dialect="repo", answer="none")):
+        for place, prompt in enumerate(
+            ri.tasks.niah(bridge.tokenizer, length=length, count=2, dialect="repo", answer="none")
+        ):
             tokens = torch.tensor([prompt.tokens])
             for _ in range(prompt.attributes["new_tokens"]):  # slow: no cache, one by one
                 logits = bridge.original_model(tokens, use_cache=False).logits
                 tokens = torch.cat((tokens, logits[:, -1:].argmax(-1)), dim=1)
-            said = bridge.tokenizer.decode(tokens[0, len(prompt.tokens) :], skip_special_tokens=True)
+            said = bridge.tokenizer.decode(
+                tokens[0, len(prompt.tokens) :], skip_special_tokens=True
+            )
             assert scores["score"].values[row, place] == ri.tasks.niah_score([said], [prompt]) / 100
     assert scores["score_map"].dims == ("depth", "length")
     assert [name for name, _ in VIEW.figures(run)] == ["scores", "score_map"]
 
 
 def test_what_a_store_keeps_of_needles_is_of_the_same_haystack(hub, tmp_path):
-    """A text that goes on otherwise behind the words of the shortest prompt is another question, too."""
-    essay, asked = tmp_path / "essay.txt", {"lengths": [500, 700], "variant": "single_2", "count": 1, "store": tmp_path / "store"}
+    """A text that goes on otherwise behind the words of the shortest prompt is another question,
+    too.
+    """
+    essay, asked = (
+        tmp_path / "essay.txt",
+        {"lengths": [500, 700], "variant": "single_2", "count": 1, "store": tmp_path / "store"},
+    )
     shared = "The dog ran away. " * 25
     essay.write_text(shared + "The cat sat. " * 90)
     ri.score_needles(ri.load(hub), essay=essay, **asked)
@@ -121,7 +159,13 @@ def test_what_a_store_keeps_of_needles_is_of_the_same_haystack(hub, tmp_path):
 
 def test_several_needles_have_no_one_depth_and_so_no_map(hub):
     run = ri.score_needles(ri.load(hub), [700], variant="multivalue", count=2)
-    assert "score_map" not in run["scores"] and set(np.unique(run["scores"]["score"])) <= {0.0, 0.25, 0.5, 0.75, 1.0}
+    assert "score_map" not in run["scores"] and set(np.unique(run["scores"]["score"])) <= {
+        0.0,
+        0.25,
+        0.5,
+        0.75,
+        1.0,
+    }
     with pytest.raises(InputError, match="tokens"):
         ri.score_needles(ri.load(hub), [20], count=1)
 
@@ -132,7 +176,9 @@ def test_the_command_asks_any_checkpoint_for_needles(hub, tmp_path, capsys):
     assert cli.main(["score", str(hub), *words, str(tmp_path / "out")]) == 0
     assert "on ruler" in capsys.readouterr().out
     assert cli.main(["score", str(hub), "--out", str(tmp_path / "none")]) == 2
-    assert "does not say which task it was trained on; name one, or ruler" in capsys.readouterr().err
+    assert (
+        "does not say which task it was trained on; name one, or ruler" in capsys.readouterr().err
+    )
     assert not (tmp_path / "none").exists()
 
 
@@ -144,14 +190,21 @@ def test_dots_are_means_bars_their_errors_and_the_dotted_line_is_where_training_
     bars = np.array(artist(ax, "error reversal/repo").get_segments())
     assert_allclose(bars[:, 1, 1] - bars[:, 0, 1], 2 * scores["standard_error"], atol=1e-12)
     assert artist(ax, "training length").get_xdata()[0] == 20
-    assert ax.get_xlabel() == "length (words)" and ax.figure.get_suptitle() == "Exact match of reversal/repo on reversal"
+    assert (
+        ax.get_xlabel() == "length (words)"
+        and ax.figure.get_suptitle() == "Exact match of reversal/repo on reversal"
+    )
 
 
 def test_the_map_writes_per_cent_and_only_where_a_task_has_two_axes(niah, reversal):
     values = niah["scores"]["score_map"]
-    texts = {text.get_position(): text.get_text() for text in score_grid(niah).figure().axes[0].texts}
+    texts = {
+        text.get_position(): text.get_text() for text in score_grid(niah).figure().axes[0].texts
+    }
     assert len(texts) == int(np.isfinite(values).sum())
-    assert all(texts[column, row] == f"{100 * values.values[row, column]:.0f}" for column, row in texts)
+    assert all(
+        texts[column, row] == f"{100 * values.values[row, column]:.0f}" for column, row in texts
+    )
     with pytest.raises(InputError, match="two axes"):
         score_grid(reversal)
 
@@ -166,19 +219,34 @@ def failing():
 def test_a_failing_cell_names_the_heads_that_lose_the_needle(failing):
     scores, bridge = failing
     mapped = scores["scores"]["score_map"]
-    depth, length = next((int(d), int(n)) for d in mapped["depth"] for n in mapped["length"] if mapped.sel(depth=d, length=n) < 1)
+    depth, length = next(
+        (int(d), int(n))
+        for d in mapped["depth"]
+        for n in mapped["length"]
+        if mapped.sel(depth=d, length=n) < 1
+    )
     passes = []
     with as_decoder(bridge).stack.register_forward_hook(lambda *_: passes.append(1)):
         found = ri.explain_cell(scores, depth, length, bridge, most=2)
     compared, layers = found.attrs["passing"], found.dropna()["layer"].nunique()
-    assert len(passes) <= found.attrs["failing"] + compared * (2 + layers), "one undisturbed pass of each prompt, not one a head"
+    assert len(passes) <= found.attrs["failing"] + compared * (2 + layers), (
+        "one undisturbed pass of each prompt, not one a head"
+    )
     prompts = task_of(zoo_path("niah/rope"), "niah").prompts(12, 0, str(length))
     right = dict(enumerate(scores["scores"]["score"].sel(test_set=str(length)).values >= 1))
-    here = [number for number, one in enumerate(prompts) if round(one.attributes["depth"], -1) == depth and not right[number]]
+    here = [
+        number
+        for number, one in enumerate(prompts)
+        if round(one.attributes["depth"], -1) == depth and not right[number]
+    ]
     assert found.attrs["failing"] == len(here) > 0 and found.attrs["passing"] >= 5
-    lost = ri.analyze(bridge, [prompts[number] for number in here], ("attention_mass",))["attention_mass"]["mass"]
+    lost = ri.analyze(bridge, [prompts[number] for number in here], ("attention_mass",))[
+        "attention_mass"
+    ]["mass"]
     for row in found.itertuples():
-        assert row.failing == pytest.approx(100 * float(lost.sel(span="needle", layer=row.layer, head=row.head).mean()))
+        assert row.failing == pytest.approx(
+            100 * float(lost.sel(span="needle", layer=row.layer, head=row.head).mean())
+        )
         assert row.change == pytest.approx(row.failing - row.passing)
     assert len(found) == 16 and found["effect"].notna().sum() == 2 and found["effect"][0] < -0.5
     assert abs(found["change"][0]) >= found["change"][2:].abs().max()
@@ -188,9 +256,14 @@ def test_the_map_gives_the_call_for_each_failing_cell(failing):
     scores, _ = failing
     table = map_table(scores)
     mapped = scores["scores"]["score_map"].values
-    assert {(row, column - 1) for row, column in table.calls} == set(map(tuple, np.argwhere(mapped < 1).tolist()))
+    assert {(row, column - 1) for row, column in table.calls} == set(
+        map(tuple, np.argwhere(mapped < 1).tolist())
+    )
     (row, column), call = next(iter(table.calls.items()))
-    assert call == f'ri.explain_cell(ri.read_run("run.nc"), depth={table.rows[row][0]}, length={table.columns[column]})'
+    assert (
+        call == f'ri.explain_cell(ri.read_run("run.nc"), depth={table.rows[row][0]}, '
+        f"length={table.columns[column]})"
+    )
 
 
 def test_a_cell_that_cannot_be_explained_is_refused_in_one_line(failing, reversal, hub):
@@ -224,7 +297,13 @@ def test_perplexity_is_drawn_for_tasks_in_nats_alone(niah):
 
 def test_the_table_has_a_row_a_test_set_and_says_what_was_asked(reversal):
     table = score_table(reversal)
-    assert table.columns == ("test set", "exact match", "standard error", "perplexity of the targets", "longest prompt (tokens)")
+    assert table.columns == (
+        "test set",
+        "exact match",
+        "standard error",
+        "perplexity of the targets",
+        "longest prompt (tokens)",
+    )
     assert [row[0] for row in table.rows] == ["5", "20", "21", "30"]
     assert [row[1] for row in table.rows] == reversal["scores"]["mean_score"].values.tolist()
     assert table.note == "seed 0, 8 prompts of each set, answers forced."
@@ -234,7 +313,10 @@ def test_the_table_has_a_row_a_test_set_and_says_what_was_asked(reversal):
 def test_the_command_leaves_run_page_and_figures(tmp_path, capsys):
     """Twice the same: two processes are compared with one in analysis/test_processes.py."""
     out = tmp_path / "out"
-    assert cli.main(["score", "niah/rope", "--test-sets", "256", "--count", "4", "--out", str(out)]) == 0
+    assert (
+        cli.main(["score", "niah/rope", "--test-sets", "256", "--count", "4", "--out", str(out)])
+        == 0
+    )
     assert "niah/rope on niah" in capsys.readouterr().out
     files = sorted(str(file.relative_to(out)) for file in out.rglob("*") if file.is_file())
     assert files == ["figures/score_map.png", "figures/scores.png", "report.html", "run.nc"]
@@ -244,7 +326,9 @@ def test_the_command_leaves_run_page_and_figures(tmp_path, capsys):
 def test_a_run_says_which_prompts_each_test_set_had_and_no_path():
     """Found: an absolute path to the tokenizer stood in the run file."""
     asked = {"test_sets": ["256", "512"], "count": 2}
-    rope, repo = (ri.score(ri.zoo(name), **asked)["scores"] for name in ("language/rope", "language/repo"))
+    rope, repo = (
+        ri.score(ri.zoo(name), **asked)["scores"] for name in ("language/rope", "language/repo")
+    )
     assert (
         rope["prompts_digest"].values.tolist() == repo["prompts_digest"].values.tolist()
         and len(set(rope["prompts_digest"].values)) == 2
@@ -261,7 +345,10 @@ def test_what_a_store_keeps_is_of_the_model_as_it_computes_now(tmp_path, bridge)
     plain = ri.score(bridge, **asked)
     with ri.interventions.frozen(bridge), pytest.warns(OtherQuestion, match="another question"):
         frozen = ri.score(bridge, **asked)
-    assert float(plain["scores"]["mean_score"][0]) == 1 and float(frozen["scores"]["mean_score"][0]) < 1
+    assert (
+        float(plain["scores"]["mean_score"][0]) == 1
+        and float(frozen["scores"]["mean_score"][0]) < 1
+    )
     with pytest.warns(OtherQuestion, match="another question"):
         again = ri.score(bridge, **asked)
     assert_array_equal(again["scores"]["log_perplexity"], plain["scores"]["log_perplexity"])
@@ -271,23 +358,32 @@ def test_answers_are_read_in_the_order_of_the_text():
     task = make_task("reversal")
     model, prompts = load_model(zoo_path("reversal/repo")), task.prompts(4, 0, "3")
     turned = [replace(prompt, generated=prompt.generated[::-1]) for prompt in prompts]
-    assert [task.targets(prompt) for prompt in turned] == [task.targets(prompt) for prompt in prompts]
+    assert [task.targets(prompt) for prompt in turned] == [
+        task.targets(prompt) for prompt in prompts
+    ]
     assert task.score(generated_responses(model, task, turned), turned).tolist() == [1, 1, 1, 1]
 
 
 def test_runs_of_a_scaled_model_say_so():
-    plain, scaled = (ri.load(zoo_path("niah/rope"), **given) for given in ({}, {"rope_scaling": YARN}))
+    plain, scaled = (
+        ri.load(zoo_path("niah/rope"), **given) for given in ({}, {"rope_scaling": YARN})
+    )
     assert "scaling" not in identity(plain) and identity(scaled)["scaling"] == "yarn 2.0"
 
 
 def test_test_sets_are_named_by_one_or_several_numbers_or_texts_each_once(bridge):
     for one in ("12", 12, [12], ("012",)):
-        assert ri.score(bridge, test_sets=one, count=2)["scores"]["test_set"].values.tolist() == ["12"]
+        assert ri.score(bridge, test_sets=one, count=2)["scores"]["test_set"].values.tolist() == [
+            "12"
+        ]
 
 
 def test_arguments_of_another_kind_are_refused(bridge):
     language, score, needles = ri.zoo("language/rope"), partial(ri.score, bridge), ri.score_needles
-    haystack, prompts = partial(ri.tasks.niah, language.tokenizer, length=1024), make_task("reversal").prompts
+    haystack, prompts = (
+        partial(ri.tasks.niah, language.tokenizer, length=1024),
+        make_task("reversal").prompts,
+    )
     for given, line in (
         ({"count": "all"}, "wanted at least one prompt, got 'all'"),
         ({"count": None}, "wanted at least one prompt, got None"),
@@ -299,16 +395,25 @@ def test_arguments_of_another_kind_are_refused(bridge):
             with pytest.raises(InputError, match=line):
                 call(**given)
     for call, line in (
-        (lambda: score(test_sets=object(), count=1), "wanted a test set named by the number of words"),
+        (
+            lambda: score(test_sets=object(), count=1),
+            "wanted a test set named by the number of words",
+        ),
         (lambda: score(test_sets=[], count=1), "^test sets: none was given"),
         (lambda: score(test_sets=[3, "03"], count=1), "^test sets: 3 was asked for twice"),
         (lambda: haystack(count=1, depth="x"), "wanted a depth of 0 to 100"),
-        (lambda: ri.tasks.niah(language.tokenizer, length="x", count=1), "length is 'x'; wanted a whole number"),
+        (
+            lambda: ri.tasks.niah(language.tokenizer, length="x", count=1),
+            "length is 'x'; wanted a whole number",
+        ),
         (
             lambda: ri.score(language, test_sets=["256"], count=2, answers="generated"),
             "log perplexity of its text, so nothing is",
         ),
-        *((lambda lengths=one: needles(language, lengths, count=1), "number") for one in (["x"], [1.5], 300.5, [], [300, 300])),
+        *(
+            (lambda lengths=one: needles(language, lengths, count=1), "number")
+            for one in (["x"], [1.5], 300.5, [], [300, 300])
+        ),
     ):
         with pytest.raises(InputError, match=line):
             call()

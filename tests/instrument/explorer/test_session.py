@@ -1,4 +1,6 @@
-"""Sessions of the explorer: their numbers are those of the library, no hook stays attached, edits that do not fit are refused."""
+"""Sessions of the explorer: their numbers are those of the library, no hook stays attached, edits
+that do not fit are refused.
+"""
 
 from __future__ import annotations
 
@@ -71,7 +73,9 @@ def assert_same(seen, measured, heads):
         np.testing.assert_allclose(seen["position"][number], measured["position"][head], atol=1e-5)
 
 
-@pytest.mark.parametrize("kinds", [("linearised", "scaled", "frozen"), ("shifted", "copied", "permuted")])
+@pytest.mark.parametrize(
+    "kinds", [("linearised", "scaled", "frozen"), ("shifted", "copied", "permuted")]
+)
 def test_the_cell_gives_the_same_numbers_and_the_same_continuation(bridge, prompt, kinds):
     heads = [(2, 0), (1, 3)]
     edits = [*map(edit, kinds), Edit(kind="linearised", layer=0, on=False)]
@@ -97,22 +101,36 @@ def test_the_cell_of_heads_that_share_keys_and_of_edits_together(grouped):
 
 
 def test_scores_of_heads_and_rows_are_those_of_analyze(bridge, prompt):
-    run = ri.analyze(bridge, [prompt], measures=("positions", "attention_mass", "attention_rows", "predictions"))
+    run = ri.analyze(
+        bridge, [prompt], measures=("positions", "attention_mass", "attention_rows", "predictions")
+    )
     session = Session(bridge, prompt)
     scores = session.heads()["head_score"]
-    np.testing.assert_array_equal(scores.sel(score="position range"), run["positions"]["position_range"].isel(prompt=0))
     np.testing.assert_array_equal(
-        scores.sel(score="attention to words"), run["attention_mass"]["mass"].sel(span="words").isel(prompt=0)
+        scores.sel(score="position range"), run["positions"]["position_range"].isel(prompt=0)
+    )
+    np.testing.assert_array_equal(
+        scores.sel(score="attention to words"),
+        run["attention_mass"]["mass"].sel(span="words").isel(prompt=0),
     )
     pattern = ri.attention_pattern(bridge, prompt, 3, 2).values
-    assert float(scores.sel(score="attention to token 0", layer=3, head=2)) == pytest.approx(pattern[1:, 0].mean(), abs=1e-6)
+    assert float(scores.sel(score="attention to token 0", layer=3, head=2)) == pytest.approx(
+        pattern[1:, 0].mean(), abs=1e-6
+    )
     previous = np.diagonal(pattern, -1).mean()
-    assert float(scores.sel(score="attention to the previous token", layer=3, head=2)) == pytest.approx(previous, abs=1e-6)
+    assert float(
+        scores.sel(score="attention to the previous token", layer=3, head=2)
+    ) == pytest.approx(previous, abs=1e-6)
     assert int(scores.sel(score="mirror").max("head").argmax("layer")) == 2
-    rows, seen = run["attention_rows"].sel(layer=2, head=1, query=20), session.look([(2, 1)], 20, selection=(5, 3))
+    rows, seen = (
+        run["attention_rows"].sel(layer=2, head=1, query=20),
+        session.look([(2, 1)], 20, selection=(5, 3)),
+    )
     order = rows["key"].values[rows["key"].values >= 0]
     np.testing.assert_allclose(seen["weight"][0, order], rows["weight"][: len(order)], atol=1e-6)
-    assert float(seen["span_mass"].sel(span="selection")[0]) == pytest.approx(float(seen["weight"][0, 3:6].sum()))
+    assert float(seen["span_mass"].sel(span="selection")[0]) == pytest.approx(
+        float(seen["weight"][0, 3:6].sum())
+    )
     expected = run["predictions"].sel(token=20)
     assert seen["next_text"].values[:8].tolist() == expected["next_text"].values.tolist()
 
@@ -122,7 +140,9 @@ def attended(bridge):
     """The layers that have attended, in order."""
     layers = []
     handles = [
-        attention.sites.attended.register_forward_hook(lambda *_, layer=attention.layer_idx: layers.append(layer))
+        attention.sites.attended.register_forward_hook(
+            lambda *_, layer=attention.layer_idx: layers.append(layer)
+        )
         for attention in as_decoder(bridge).layers
     ]
     yield layers
@@ -130,7 +150,9 @@ def attended(bridge):
         handle.remove()
 
 
-def test_an_edit_costs_the_layers_from_its_own_on_and_is_not_computed_again(bridge, prompt, attended):
+def test_an_edit_costs_the_layers_from_its_own_on_and_is_not_computed_again(
+    bridge, prompt, attended
+):
     session = Session(bridge, prompt, [edit("linearised")])
     session.look([(2, 0)], 17)
     assert attended == [0, 1, 2, 3]  # and of the chosen layer nothing but what it attends with
@@ -164,27 +186,44 @@ def test_no_hook_stays_between_answers_between_tokens_and_after_a_stop(bridge, p
 
 
 def test_two_sessions_on_one_bridge_do_not_disturb_each_other(bridge, prompt):
-    one, other = Session(bridge, prompt, [edit("linearised")]), Session(bridge, prompt, [edit("frozen", layer=2)])
+    one, other = (
+        Session(bridge, prompt, [edit("linearised")]),
+        Session(bridge, prompt, [edit("frozen", layer=2)]),
+    )
     alone = [list(session.continuation()) for session in (one, other)]
     together = zip(one.continuation(), other.continuation(), strict=True)
     assert [list(tokens) for tokens in zip(*together, strict=True)] == alone
     assert alone[0] != alone[1]
-    assert list(one.continuation(edited=False)) == [prompt.tokens[place] for place in prompt.generated]
+    assert list(one.continuation(edited=False)) == [
+        prompt.tokens[place] for place in prompt.generated
+    ]
 
 
 def test_the_layer_that_mirrors_is_suggested_first(bridge, prompt):
     told = []
-    (first, effect), *others = Session(bridge, prompt).suggest(lambda done, total: told.append((done, total)))
-    assert first == Edit(kind="linearised", layer=2) and first.sentence() == "layer 2: the token index"
+    (first, effect), *others = Session(bridge, prompt).suggest(
+        lambda done, total: told.append((done, total))
+    )
+    assert (
+        first == Edit(kind="linearised", layer=2) and first.sentence() == "layer 2: the token index"
+    )
     changed = Session(bridge, prompt, [first]).changed([(2, 0)], 17)["curve"]
     assert effect == pytest.approx(float(changed[1] - changed[0]), abs=1e-6)
     single = [each for each in others if not each[0].named]
-    assert len(single) <= 4 and all(effect <= other <= 0 for _, other in single) and told[-1][0] == told[-1][1]
+    assert (
+        len(single) <= 4
+        and all(effect <= other <= 0 for _, other in single)
+        and told[-1][0] == told[-1][1]
+    )
 
 
 def test_all_heads_of_a_kind_are_moved_by_one_suggestion(bridge, prompt):
     kinds = ri.analyze(bridge, [prompt], ("position_sources",))["position_sources"]["kind"]
-    whole = {(each.kind, each.named): (each, effect) for each, effect in Session(bridge, prompt).suggest() if each.named}
+    whole = {
+        (each.kind, each.named): (each, effect)
+        for each, effect in Session(bridge, prompt).suggest()
+        if each.named
+    }
     readers = tuple(heads_where(kinds == "places words"))
     name = f"the {len(readers)} heads of kind “places words”"
     assert {named for _, named in whole} == {
@@ -194,7 +233,9 @@ def test_all_heads_of_a_kind_are_moved_by_one_suggestion(bridge, prompt):
     }
     frozen, effect = whole["frozen", name]
     assert frozen.heads == readers and frozen.sentence() == f"{name}: the mean position"
-    changed = Session(bridge, prompt, [Edit(kind="frozen", heads=readers)]).changed([(2, 0)], 17)["curve"]
+    changed = Session(bridge, prompt, [Edit(kind="frozen", heads=readers)]).changed([(2, 0)], 17)[
+        "curve"
+    ]
     assert effect == pytest.approx(float(changed[1] - changed[0]), abs=1e-6)
     assert whole["linearised", name][0].sentence() == f"{name}: the token index"
 
@@ -203,7 +244,10 @@ REFUSED = {
     "code": ({"kind": "linearised", "layer": 0, "file": "/etc/passwd"}, "unknown key"),
     "no head": ({"kind": "linearised"}, "heads as"),
     "heads and a layer": ({"kind": "linearised", "layer": 0, "heads": [[0, 0]]}, "heads as"),
-    "tokens and a span": ({"kind": "linearised", "layer": 0, "tokens": [1], "span": "words"}, "tokens or a span"),
+    "tokens and a span": (
+        {"kind": "linearised", "layer": 0, "tokens": [1], "span": "words"},
+        "tokens or a span",
+    ),
     "a factor that is none": ({"kind": "scaled", "layer": 0}, "scaled needs value"),
     "a seed too many": ({"kind": "frozen", "layer": 0, "seed": 1}, "frozen takes value"),
     "a layer that is not there": ({"kind": "linearised", "layer": 9}, "layer 9"),
@@ -234,7 +278,12 @@ def test_a_layer_that_rotates_nothing_is_refused_and_shown_without_positions():
 
 NAMES = st.sampled_from([*Asked.model_fields, *Edit.model_fields, "file"])
 VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8) | st.sampled_from(["view", "frozen"]),
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=8)
+    | st.sampled_from(["view", "frozen"]),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(NAMES, inner, max_size=6),
     max_leaves=12,
 )
@@ -262,7 +311,9 @@ one, other
 
 @pytest.fixture(scope="module")
 def kernel(tmp_path_factory):
-    """Two widgets on one bridge in a kernel of Jupyter; asks one of them, and returns its answer."""
+    """Two widgets on one bridge in a kernel of Jupyter; asks one of them, and returns its
+    answer.
+    """
     from ipykernel.kernelapp import IPKernelApp
     from jupyter_client.blocking.client import BlockingKernelClient
     from jupyter_client.connect import write_connection_file
@@ -288,7 +339,9 @@ def kernel(tmp_path_factory):
 
     def ask(widget, message):
         data = {"method": "custom", "content": {"number": 7, "message": message}}
-        client.shell_channel.send(client.session.msg("comm_msg", {"comm_id": opened[widget], "data": data}))
+        client.shell_channel.send(
+            client.session.msg("comm_msg", {"comm_id": opened[widget], "data": data})
+        )
         while True:
             said = client.get_iopub_msg(timeout=120)
             assert said["msg_type"] != "error", said["content"]
@@ -308,7 +361,9 @@ def test_two_widgets_of_a_kernel_answer_by_messages_and_do_not_disturb_each_othe
     assert kernel.count == 2
     asked = {"ask": "view", "heads": [[2, 0]], "token": 9}
     moved = asked | {"edits": [{"kind": "linearised", "layer": 2}]}
-    session = Session(bridge, [1, 2, 3, 4, 5, 37, 20, 8, 31, 6, 31, 8, 20, 37], [Edit(kind="linearised", layer=2)])
+    session = Session(
+        bridge, [1, 2, 3, 4, 5, 37, 20, 8, 31, 6, 31, 8, 20, 37], [Edit(kind="linearised", layer=2)]
+    )
     clean, changed = session.look([(2, 0)], 9), session.changed([(2, 0)], 9)
     assert kernel(0, {"ask": "open"})["checkpoint"] == "reversal/repo"
     first = kernel(1, asked)["numbers"]
@@ -316,14 +371,21 @@ def test_two_widgets_of_a_kernel_answer_by_messages_and_do_not_disturb_each_othe
     for _ in range(2):
         answer = kernel(0, moved)
         np.testing.assert_array_equal(answer["numbers"]["curve"]["values"], changed["curve"])
-        assert answer["sentences"] == ["layer 2: the token index"] and kernel(1, asked)["numbers"] == first
+        assert (
+            answer["sentences"] == ["layer 2: the token index"]
+            and kernel(1, asked)["numbers"] == first
+        )
     streams = [kernel(0, moved | {"ask": "continue"}), kernel(1, asked | {"ask": "continue"})]
     events = [[streams[0]["event"]], [streams[1]["event"]]]
     for _ in range(5):
         for widget in (0, 1):
             events[widget].append(kernel(widget, {"more": streams[widget]["stream"]})["event"])
-    assert [event["token"] for event in events[1]] == list(session.continuation(edited=False, most=6))
-    assert [event["token"] for event in events[0] if event["state"] == "changed"] == list(session.continuation(most=3))
+    assert [event["token"] for event in events[1]] == list(
+        session.continuation(edited=False, most=6)
+    )
+    assert [event["token"] for event in events[0] if event["state"] == "changed"] == list(
+        session.continuation(most=3)
+    )
     assert kernel(0, {"more": 99}) == {"done": True}
     assert "unknown key" in kernel(0, {"ask": "open", "file": "x"})["refused"]
     assert "wanted" in kernel(1, "open")["refused"]

@@ -1,4 +1,6 @@
-"""Heads that write nothing, or their mean: in closed form, gone afterwards to the last bit, beside random heads, refused by name."""
+"""Heads that write nothing, or their mean: in closed form, gone afterwards to the last bit, beside
+random heads, refused by name.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,15 @@ LAYER = [(1, head) for head in range(4)]
 
 
 def gpt2():
-    config = GPT2Config(vocab_size=64, n_embd=32, n_layer=3, n_head=4, initializer_range=0.3, bos_token_id=1, eos_token_id=2)
+    config = GPT2Config(
+        vocab_size=64,
+        n_embd=32,
+        n_layer=3,
+        n_head=4,
+        initializer_range=0.3,
+        bos_token_id=1,
+        eos_token_id=2,
+    )
     model = AutoModelForCausalLM.from_config(config).eval()
     torch.nn.init.normal_(model.transformer.h[1].attn.c_proj.bias)
     return ri.reposition(model, "learned")
@@ -54,7 +64,12 @@ def test_a_layer_without_its_heads_writes_its_bias_alone_and_nothing_remains_aft
         written = seen(bridge, "blocks.1.attn.hook_out")
         assert not bool(seen(bridge, "blocks.1.attn.hook_z").any())
         assert not torch.equal(bridge(TOKENS), plain)
-    assert_close(written, torch.zeros_like(written) if bias is None else bias.expand_as(written), atol=0, rtol=0)
+    assert_close(
+        written,
+        torch.zeros_like(written) if bias is None else bias.expand_as(written),
+        atol=0,
+        rtol=0,
+    )
     assert torch.equal(bridge(TOKENS), plain) and hooks_of(bridge) == hooks
     assert torch.equal(seen(bridge, "blocks.1.attn.hook_out"), before)
 
@@ -79,7 +94,10 @@ def test_means_are_those_of_all_tokens_and_stand_in_for_the_heads(bridge):
     prompts = [row[: 20 - 5 * place] for place, row in enumerate(TOKENS.tolist())]
     means = ri.head_means(bridge, prompts)
     outputs = [
-        seen(bridge, "blocks.1.attn.hook_z", tokens=torch.tensor([prompt]))[0].reshape(len(prompt), 4, -1) for prompt in prompts
+        seen(bridge, "blocks.1.attn.hook_z", tokens=torch.tensor([prompt]))[0].reshape(
+            len(prompt), 4, -1
+        )
+        for prompt in prompts
     ]
     assert_close(means[1], torch.cat(outputs).mean(0), atol=1e-6, rtol=1e-5)
     with ri.ablate(bridge, [(1, 3)], means):
@@ -87,8 +105,12 @@ def test_means_are_those_of_all_tokens_and_stand_in_for_the_heads(bridge):
     assert torch.equal(shown[:, :, 3], means[1][3].expand(2, 20, -1))
 
 
-def test_effects_are_changes_of_the_answers_log_probability_beside_random_heads_of_the_same_layers(bridge):
-    table = ri.ablation_effects(bridge, [(0, 0), (1, 2)], PROMPTS, controls=3, seed=1).set_index("ablation")
+def test_effects_are_changes_of_the_answers_log_probability_beside_random_heads_of_the_same_layers(
+    bridge,
+):
+    table = ri.ablation_effects(bridge, [(0, 0), (1, 2)], PROMPTS, controls=3, seed=1).set_index(
+        "ablation"
+    )
 
     @torch.no_grad()
     def answers():
@@ -99,22 +121,31 @@ def test_effects_are_changes_of_the_answers_log_probability_beside_random_heads_
     with ri.ablate(bridge, [(0, 0), (1, 2)]):
         change = answers() - plain
     np.testing.assert_allclose(table.loc["ablated", "effect"], change.mean(), rtol=1e-4, atol=1e-6)
-    np.testing.assert_allclose(table.loc["ablated", "standard_error"], abs(change[1] - change[0]) / 2, rtol=1e-3, atol=1e-6)
+    np.testing.assert_allclose(
+        table.loc["ablated", "standard_error"], abs(change[1] - change[0]) / 2, rtol=1e-3, atol=1e-6
+    )
     np.testing.assert_allclose(table.loc["whole model", "log_probability"], plain.mean(), rtol=1e-5)
     assert table.index.tolist() == ["whole model", "ablated", "control 0", "control 1", "control 2"]
     for heads in table["heads"].iloc[2:]:
         (first, one), (second, other) = (each.split() for each in heads.split(", "))
         assert (first, second) == ("L0", "L1") and one != "H0" and other != "H2"
-    again = ri.ablation_effects(bridge, [(0, 0), (1, 2)], PROMPTS, controls=3, seed=1).set_index("ablation")
+    again = ri.ablation_effects(bridge, [(0, 0), (1, 2)], PROMPTS, controls=3, seed=1).set_index(
+        "ablation"
+    )
     assert again.equals(table)
 
 
 def test_controls_are_different_sets_and_all_of_them_where_there_are_too_few(bridge):
     drawn = ri.ablation_effects(bridge, [(0, 0), (1, 2)], PROMPTS, controls=8)["heads"][2:]
     assert drawn.nunique() == len(drawn) == 8, "of 9"
-    with pytest.warns(ri.errors.Note, match="3 controls were asked for, but there are 1 different sets"):
+    with pytest.warns(
+        ri.errors.Note, match="3 controls were asked for, but there are 1 different sets"
+    ):
         table = ri.ablation_effects(bridge, LAYER[:2], PROMPTS, controls=3)
-    assert table["ablation"].tolist() == ["whole model", "ablated", "control 0"] and table["heads"][2] == "L1 H2, L1 H3"
+    assert (
+        table["ablation"].tolist() == ["whole model", "ablated", "control 0"]
+        and table["heads"][2] == "L1 H2, L1 H3"
+    )
     with pytest.raises(ri.InputError, match="layer 9 was asked for"):
         ri.ablation_effects(bridge, [(9, 0)], PROMPTS)
 
@@ -143,7 +174,10 @@ def ablated(bridge, means):
             lambda bridge: ablated(bridge, {0: torch.zeros(4, 1)}),
             "means of layer 0 have 1 numbers per head, which writes 8",
         ),
-        (lambda bridge: ri.ablate(bridge, (0, 1), "zero").__enter__(), "means lack finite ones of the 4 heads of layer 0"),
+        (
+            lambda bridge: ri.ablate(bridge, (0, 1), "zero").__enter__(),
+            "means lack finite ones of the 4 heads of layer 0",
+        ),
         (lambda bridge: ri.head_means(bridge, []), "there are no prompts"),
     ],
 )
@@ -166,7 +200,9 @@ def test_each_prompt_of_a_batch_loses_its_own_heads(bridge):
 
 
 def test_all_sets_of_a_prompt_are_rows_of_one_pass(bridge):
-    """Two passes a prompt: one undisturbed, whose residuals are kept, and one for all sets that begin in a layer."""
+    """Two passes a prompt: one undisturbed, whose residuals are kept, and one for all sets that
+    begin in a layer.
+    """
     passes = []
     with as_decoder(bridge).stack.register_forward_hook(lambda *_: passes.append(1)):
         ri.ablation_effects(bridge, [(1, 0)], PROMPTS, controls=2)

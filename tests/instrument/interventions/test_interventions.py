@@ -1,4 +1,6 @@
-"""Interventions on positions: each in closed form, gone afterwards to the last bit, nested, refused by name, and while generating."""
+"""Interventions on positions: each in closed form, gone afterwards to the last bit, nested, refused
+by name, and while generating.
+"""
 
 from __future__ import annotations
 
@@ -34,24 +36,36 @@ CASES = {
     "frozen": lambda model, **where: iv.frozen(model, **where),
     "frozen at a value": lambda model, **where: iv.frozen(model, value=3.0, **where),
     "permuted": lambda model, **where: iv.permuted(model, order=ORDER, **where),
-    "permuted by a seed": lambda model, **where: iv.permuted(model, **where | {"tokens": range(12)}),
-    "swapped tokens": lambda model, **where: iv.swapped_tokens(model, 3, 11, **{k: v for k, v in where.items() if k != "tokens"}),
+    "permuted by a seed": lambda model, **where: iv.permuted(
+        model, **where | {"tokens": range(12)}
+    ),
+    "swapped tokens": lambda model, **where: iv.swapped_tokens(
+        model, 3, 11, **{k: v for k, v in where.items() if k != "tokens"}
+    ),
     "swapped heads": lambda model, **where: iv.swapped_heads(model, (1, 0), (1, 3)),
     "scaled": lambda model, **where: iv.scaled(model, 3.0, **where),
     "rounded": lambda model, **where: iv.rounded(model, step=3.0, **where),
     "clipped": lambda model, **where: iv.clipped(model, -0.1, 0.1, **where),
     "shifted": lambda model, **where: iv.shifted(model, 4.5, **where | {"tokens": SPAN}),
     "copied": lambda model, **where: iv.copied(model, 6, **where),
-    "transplanted": lambda model, **where: iv.transplanted(model, iv.positions_of(model, OTHERS[:, ::2]), **where),
+    "transplanted": lambda model, **where: iv.transplanted(
+        model, iv.positions_of(model, OTHERS[:, ::2]), **where
+    ),
     "transplanted from a head": lambda model, **where: iv.transplanted(
         model, iv.positions_of(model, OTHERS[:1, ::2]), from_head=(0, 1), **where
     ),
-    "set": lambda model, **where: iv.set_positions(model, 1, 2, lambda positions: positions * 2 + 1),
-    "replaced": lambda model, **where: iv.replaced(model, lambda positions, here: positions**2, **where),
+    "set": lambda model, **where: iv.set_positions(
+        model, 1, 2, lambda positions: positions * 2 + 1
+    ),
+    "replaced": lambda model, **where: iv.replaced(
+        model, lambda positions, here: positions**2, **where
+    ),
 }
 FORWARD = {
     **{name: CASES[name] for name in ("linearised", "swapped heads", "set")},
-    "exchanged keys": lambda model: iv.exchanged_keys(model, {1: torch.arange(19, -1, -1).expand(2, -1)}),
+    "exchanged keys": lambda model: iv.exchanged_keys(
+        model, {1: torch.arange(19, -1, -1).expand(2, -1)}
+    ),
     "moved keys": lambda model: iv.moved_keys(model, {0: lambda z: -0.5 * z, 1: lambda z: 0.3 * z}),
     "interpolated": lambda model: iv.interpolated(model, 2.0),
     "yarn": lambda model: iv.yarn(model, 4.0, 8),
@@ -87,7 +101,9 @@ def twin(model, layout):
     return ri.reposition(deepcopy(model), layout).eval()
 
 
-@pytest.mark.parametrize("where", [{"layer": 1}, {"heads": [(0, 1), (1, 0), (1, 1)], "tokens": SPAN}])
+@pytest.mark.parametrize(
+    "where", [{"layer": 1}, {"heads": [(0, 1), (1, 0), (1, 1)], "tokens": SPAN}]
+)
 @pytest.mark.parametrize("case", CASES)
 def test_the_model_is_as_before_to_the_last_bit(case, where, model):
     before, plain = hooks_of(model), logits(model)
@@ -115,29 +131,48 @@ def logits_of(bridge):
 
 
 def test_linearised_is_plain_rope_and_frozen_is_nope(model):
-    assert_close(logits(model, iv.linearised(model)), logits(twin(model, "rope")), atol=2e-6, rtol=0)
+    assert_close(
+        logits(model, iv.linearised(model)), logits(twin(model, "rope")), atol=2e-6, rtol=0
+    )
     for value in (None, 0.0, 40.0):
-        assert_close(logits(model, iv.frozen(model, value=value)), logits(twin(model, "nope")), atol=2e-5, rtol=1e-4)
+        assert_close(
+            logits(model, iv.frozen(model, value=value)),
+            logits(twin(model, "nope")),
+            atol=2e-5,
+            rtol=1e-4,
+        )
 
 
 def test_a_frozen_head_compares_queries_and_keys_as_they_are_and_others_do_as_before(model):
     attention, seen = as_decoder(model).layers[1], []
-    attention.observers.append(lambda layer, queries, keys, *rest: seen.append(queries @ keys.repeat_interleave(2, 1).mT))
-    handle = attention.sites.scores.register_forward_hook(lambda module, arguments, scores: seen.append(scores))
+    attention.observers.append(
+        lambda layer, queries, keys, *rest: seen.append(queries @ keys.repeat_interleave(2, 1).mT)
+    )
+    handle = attention.sites.scores.register_forward_hook(
+        lambda module, arguments, scores: seen.append(scores)
+    )
     logits(model)
     logits(model, iv.frozen(model, [(1, 2)]))
     handle.remove()
     attention.observers.clear()
     _, plain, unrotated, under = seen
     causal = torch.ones(20, 20, dtype=torch.bool).tril()
-    assert_close(under[:, 2, causal], (unrotated * attention.scaling)[:, 2, causal], atol=1e-5, rtol=1e-4)
+    assert_close(
+        under[:, 2, causal], (unrotated * attention.scaling)[:, 2, causal], atol=1e-5, rtol=1e-4
+    )
     assert_close(under[:, [0, 1, 3]], plain[:, [0, 1, 3]], atol=1e-5, rtol=1e-4)
 
 
 def test_shifting_all_tokens_changes_nothing_and_a_span_what_it_says(model):
-    assert_close(logits(model, iv.shifted(model, 7.5, [(0, 1), (1, 0)])), logits(model), atol=5e-5, rtol=1e-4)
-    by_hand = iv.set_positions(model, 1, None, lambda z: torch.cat([z[..., :5], z[..., 5:9] + 7.5, z[..., 9:]], -1))
-    assert torch.equal(logits(model, iv.shifted(model, 7.5, layer=1, tokens=SPAN)), logits(model, by_hand))
+    assert_close(
+        logits(model, iv.shifted(model, 7.5, [(0, 1), (1, 0)])), logits(model), atol=5e-5, rtol=1e-4
+    )
+    by_hand = iv.set_positions(
+        model, 1, None, lambda z: torch.cat([z[..., :5], z[..., 5:9] + 7.5, z[..., 9:]], -1)
+    )
+    assert torch.equal(
+        logits(model, iv.shifted(model, 7.5, layer=1, tokens=SPAN)), logits(model, by_hand)
+    )
 
 
 def test_permuting_is_reading_positions_in_that_order(model):
@@ -146,8 +181,13 @@ def test_permuting_is_reading_positions_in_that_order(model):
         head = 1 if len(heads) == 1 else None
         by_hand = logits(model, iv.set_positions(model, 1, head, lambda z: z[..., order]))
         assert torch.equal(logits(model, iv.permuted(model, heads, order=ORDER)), by_hand)
-        assert torch.equal(logits(model, iv.permuted(model, heads, order=ORDER.repeat(2, 1))), by_hand)
-    drawn = [positions_under(model, iv.permuted(model, layer=0, tokens=range(12), seed=seed)) for seed in (0, 0, 1)]
+        assert torch.equal(
+            logits(model, iv.permuted(model, heads, order=ORDER.repeat(2, 1))), by_hand
+        )
+    drawn = [
+        positions_under(model, iv.permuted(model, layer=0, tokens=range(12), seed=seed))
+        for seed in (0, 0, 1)
+    ]
     assert torch.equal(drawn[0], drawn[1]) and not torch.equal(drawn[0], drawn[2])
     own = iv.positions_of(model, TOKENS)[0]
     assert torch.equal(drawn[0][..., :12].sort(-1).values, own[..., :12].sort(-1).values)
@@ -167,9 +207,14 @@ def test_swapping_twice_changes_nothing_and_once_is_an_order(model):
     order[[3, 11]] = order[[11, 3]]
     once = logits(model, swapped[0])
     assert torch.equal(once, logits(model, iv.permuted(model, [(1, 2)], order=order)))
-    assert torch.equal(positions_under(model, *swapped[1:], layer=1)[:, -1], positions_under(model, layer=1)[:, -1])
+    assert torch.equal(
+        positions_under(model, *swapped[1:], layer=1)[:, -1], positions_under(model, layer=1)[:, -1]
+    )
     assert_close(
-        logits(model, *(iv.swapped_tokens(model, 3, 11, [(1, 2)]) for _ in range(2))), logits(model), atol=1e-5, rtol=1e-4
+        logits(model, *(iv.swapped_tokens(model, 3, 11, [(1, 2)]) for _ in range(2))),
+        logits(model),
+        atol=1e-5,
+        rtol=1e-4,
     )
     spans = logits(model, iv.swapped_tokens(model, range(2, 5), [9, 8, 7]))
     order = torch.arange(10)
@@ -183,7 +228,12 @@ def test_swapped_heads_have_each_others_positions():
     with iv.swapped_heads(model, (1, 0), (1, 3)):
         assert torch.equal(iv.positions_of(model, TOKENS)[1], own[:, [3, 1, 2, 0]])
     shared = repositioned("repo layer")
-    assert_close(logits(shared, iv.swapped_heads(shared, (1, 0), (1, 3))), logits(shared), atol=1e-5, rtol=1e-4)
+    assert_close(
+        logits(shared, iv.swapped_heads(shared, (1, 0), (1, 3))),
+        logits(shared),
+        atol=1e-5,
+        rtol=1e-4,
+    )
     grouped = repositioned("repo")  # heads 0, 1 and heads 2, 3 share a key-value head
     own = iv.positions_of(grouped, TOKENS)[1]
     with iv.swapped_heads(grouped, (1, 1), (1, 2)):
@@ -208,19 +258,41 @@ def test_transplanted_positions_are_those_of_the_other_prompt_or_checkpoint(mode
         theirs = iv.positions_of(source, OTHERS)
         heads = theirs[1].repeat_interleave(4 // theirs[1].shape[1], 1)
         by_hand = logits(model, iv.set_positions(model, 1, 2, heads[:, 2]))
-        assert_close(logits(model, iv.transplanted(model, theirs, [(1, 2)])), by_hand, atol=1e-6, rtol=0)
-        by_hand = logits(model, iv.set_positions(model, 1, 2, theirs[0].repeat_interleave(4 // theirs[0].shape[1], 1)[:, 1]))
-        assert_close(logits(model, iv.transplanted(model, theirs, [(1, 2)], from_head=(0, 1))), by_hand, atol=1e-6, rtol=0)
+        assert_close(
+            logits(model, iv.transplanted(model, theirs, [(1, 2)])), by_hand, atol=1e-6, rtol=0
+        )
+        by_hand = logits(
+            model,
+            iv.set_positions(
+                model, 1, 2, theirs[0].repeat_interleave(4 // theirs[0].shape[1], 1)[:, 1]
+            ),
+        )
+        assert_close(
+            logits(model, iv.transplanted(model, theirs, [(1, 2)], from_head=(0, 1))),
+            by_hand,
+            atol=1e-6,
+            rtol=0,
+        )
     one = {layer: positions[:1] for layer, positions in theirs.items()}
     both = {layer: positions[[0, 0]] for layer, positions in theirs.items()}
-    assert torch.equal(logits(model, iv.transplanted(model, one)), logits(model, iv.transplanted(model, both)))
+    assert torch.equal(
+        logits(model, iv.transplanted(model, one)), logits(model, iv.transplanted(model, both))
+    )
 
 
 def test_scaling_rounding_and_clipping_at_their_ends(model):
     plain, at_zero = logits(model), logits(model, iv.frozen(model, value=0.0))
-    for nothing in (iv.scaled(model, 1.0), iv.clipped(model, -1e9, 1e9), iv.replaced(model, lambda z, here: z)):
+    for nothing in (
+        iv.scaled(model, 1.0),
+        iv.clipped(model, -1e9, 1e9),
+        iv.replaced(model, lambda z, here: z),
+    ):
         assert torch.equal(logits(model, nothing), plain)
-    for all_zero in (iv.scaled(model, 0.0), iv.rounded(model, step=1e9), iv.clipped(model, 0.0, 0.0)):
+    for all_zero in (
+        iv.scaled(model, 0.0),
+        iv.rounded(model, step=1e9),
+        iv.clipped(model, 0.0, 0.0),
+    ):
         assert torch.equal(logits(model, all_zero), at_zero)
     rope = twin(model, "rope")
     assert torch.equal(logits(rope, iv.rounded(rope)), logits(rope))
@@ -232,7 +304,9 @@ def test_contexts_compose_from_the_outside_in_and_end_in_any_order(repo):
     values[5:9] += 4
     by_hand = logits(repo, *(iv.set_positions(repo, layer, None, values) for layer in range(3)))
     assert_close(outer, by_hand, atol=1e-6, rtol=0)
-    assert torch.equal(logits(repo, iv.scaled(repo, 9.0), iv.linearised(repo)), logits(repo, iv.linearised(repo)))
+    assert torch.equal(
+        logits(repo, iv.scaled(repo, 9.0), iv.linearised(repo)), logits(repo, iv.linearised(repo))
+    )
     first, second = iv.linearised(repo, layer=0), iv.frozen(repo, layer=2)
     first.__enter__()
     second.__enter__()
@@ -262,9 +336,17 @@ def alone(bridged):
 
 
 @pytest.mark.parametrize(("first", "second"), list(combinations_with_replacement(FORWARD, 2)))
-def test_every_two_contexts_end_in_any_order_and_leave_the_model_as_it_was(first, second, bridged, alone):
-    """Found: of `yarn` and `interpolated` the one that was left last put back the other's rotation."""
-    hooks, aliases, plain = hooks_of(bridged), [dict(block.hook_aliases) for block in bridged.blocks], logits_of(bridged)
+def test_every_two_contexts_end_in_any_order_and_leave_the_model_as_it_was(
+    first, second, bridged, alone
+):
+    """Found: of `yarn` and `interpolated` the one that was left last put back the other's
+    rotation.
+    """
+    hooks, aliases, plain = (
+        hooks_of(bridged),
+        [dict(block.hook_aliases) for block in bridged.blocks],
+        logits_of(bridged),
+    )
     for last in (0, 1):
         both = [FORWARD[first](bridged), FORWARD[second](bridged)]
         for context in both:
@@ -274,28 +356,46 @@ def test_every_two_contexts_end_in_any_order_and_leave_the_model_as_it_was(first
         assert torch.equal(logits_of(bridged), alone[(first, second)[last]])
         both[0].__exit__(None, None, None)
         assert torch.equal(logits_of(bridged), plain)
-        assert hooks_of(bridged) == hooks and [dict(block.hook_aliases) for block in bridged.blocks] == aliases
+        assert (
+            hooks_of(bridged) == hooks
+            and [dict(block.hook_aliases) for block in bridged.blocks] == aliases
+        )
 
 
 @pytest.mark.parametrize("case", FORWARD)
 def test_a_model_is_not_copied_inside_a_context(case, bridged):
     """Found: the copy kept the hooks for good."""
-    with FORWARD[case](bridged), pytest.raises(InputError, match="copied while an intervention lasts"):
+    with (
+        FORWARD[case](bridged),
+        pytest.raises(InputError, match="copied while an intervention lasts"),
+    ):
         deepcopy(bridged)
     assert torch.equal(logits_of(deepcopy(bridged)), logits_of(bridged))
 
 
 NOT_FINITE = {
     "scaled beyond float32": lambda model: iv.scaled(model, 3e38),
-    "NaN in replaced": lambda model: iv.replaced(model, lambda positions, here: positions * math.nan),
-    "infinity at chosen tokens": lambda model: iv.replaced(model, lambda positions, here: positions / 0, tokens=[3]),
+    "NaN in replaced": lambda model: iv.replaced(
+        model, lambda positions, here: positions * math.nan
+    ),
+    "infinity at chosen tokens": lambda model: iv.replaced(
+        model, lambda positions, here: positions / 0, tokens=[3]
+    ),
     "complex in replaced": lambda model: iv.replaced(model, lambda positions, here: positions * 1j),
     "words in replaced": lambda model: iv.replaced(model, lambda positions, here: "x"),
-    "complex in set": lambda model: iv.set_positions(model, 1, None, torch.zeros(20, dtype=torch.complex64)),
+    "complex in set": lambda model: iv.set_positions(
+        model, 1, None, torch.zeros(20, dtype=torch.complex64)
+    ),
     "rounded to what float32 lacks": lambda model: iv.rounded(model, step=1e-300),
-    "complex in transplanted": lambda model: iv.transplanted(model, {0: torch.zeros(2, 1, 20) * 1j}, layer=0),
-    "NaN in moved keys": lambda model: iv.moved_keys(model, {1: lambda positions: positions * math.nan}),
-    "complex in moved keys": lambda model: iv.moved_keys(model, {1: lambda positions: positions * 1j}),
+    "complex in transplanted": lambda model: iv.transplanted(
+        model, {0: torch.zeros(2, 1, 20) * 1j}, layer=0
+    ),
+    "NaN in moved keys": lambda model: iv.moved_keys(
+        model, {1: lambda positions: positions * math.nan}
+    ),
+    "complex in moved keys": lambda model: iv.moved_keys(
+        model, {1: lambda positions: positions * 1j}
+    ),
     "interpolated to infinity": lambda model: iv.interpolated(model, 1e-300),
 }
 
@@ -304,7 +404,9 @@ NOT_FINITE = {
 def test_positions_that_are_no_finite_real_numbers_are_refused(case, repo):
     """Found: logits were NaN, or the imaginary part was dropped."""
     plain = logits(repo)
-    with pytest.raises(InputError, match=r"NaN or infinite|are no numbers|are complex|wanted a number from"):
+    with pytest.raises(
+        InputError, match=r"NaN or infinite|are no numbers|are complex|wanted a number from"
+    ):
         logits(repo, NOT_FINITE[case](repo))
     assert torch.equal(logits(repo), plain)
 
@@ -312,7 +414,9 @@ def test_positions_that_are_no_finite_real_numbers_are_refused(case, repo):
 @pytest.mark.parametrize("scheme", ["alibi", "learned"])
 def test_keys_that_are_moved_to_nan_are_refused_whatever_the_scheme(scheme):
     model = repositioned(scheme)
-    moved = iv.moved_keys(model, {layer: lambda positions: positions * math.nan for layer in range(3)})
+    moved = iv.moved_keys(
+        model, {layer: lambda positions: positions * math.nan for layer in range(3)}
+    )
     with pytest.raises(InputError, match="the shifts of keys are NaN or infinite"):
         logits(model, moved)
 
@@ -321,8 +425,14 @@ def test_rows_are_as_few_as_the_choice_of_heads_allows():
     shapes = {}
     for scheme in SCHEMES:
         model = repositioned(scheme)
-        for name, heads in {"all": [(1, head) for head in range(4)], "a group": [(1, 2), (1, 3)], "one": [(1, 3)]}.items():
-            shapes[scheme, name] = positions_under(model, iv.linearised(model, heads), layer=1).shape[1]
+        for name, heads in {
+            "all": [(1, head) for head in range(4)],
+            "a group": [(1, 2), (1, 3)],
+            "one": [(1, 3)],
+        }.items():
+            shapes[scheme, name] = positions_under(
+                model, iv.linearised(model, heads), layer=1
+            ).shape[1]
     assert [shapes[scheme, "all"] for scheme in SCHEMES] == [1, 2, 4, 1]
     assert [shapes[scheme, "a group"] for scheme in SCHEMES] == [2, 2, 4, 2]
     assert [shapes[scheme, "one"] for scheme in SCHEMES] == [4, 4, 4, 4]
@@ -374,7 +484,9 @@ DRAWN = {
 
 @pytest.mark.parametrize("case", DRAWN)
 def test_what_is_drawn_or_averaged_does_not_depend_on_who_stands_beside_whom(case, model):
-    """Found: prompts that stood beside longer ones were given positions of their padding, and means took it in."""
+    """Found: prompts that stood beside longer ones were given positions of their padding, and means
+    took it in.
+    """
     bridge = ri.bridge(deepcopy(model))
     texts = [TOKENS[0].tolist(), TOKENS[1, :11].tolist(), TOKENS[1, :7].tolist()]
     asked = ("positions", "predictions")
@@ -387,7 +499,10 @@ def test_what_is_drawn_or_averaged_does_not_depend_on_who_stands_beside_whom(cas
         masked = bridge(tokens, attention_mask=valid.long())
     for row, text in zip(masked, texts, strict=True):
         own = [token for token in range(3, 20) if token < len(text)] if "from" in case else None
-        with (iv.permuted if "permuted" in case else iv.frozen)(bridge, tokens=own), torch.no_grad():
+        with (
+            (iv.permuted if "permuted" in case else iv.frozen)(bridge, tokens=own),
+            torch.no_grad(),
+        ):
             assert_close(row[: len(text)], bridge(torch.tensor([text]))[0], atol=1e-4, rtol=1e-4)
 
 
@@ -400,7 +515,9 @@ def test_scores_of_prompts_of_several_lengths_do_not_depend_on_the_batches(answe
     bridge = ri.bridge(ri.reposition(stock, "repo").eval())
     asked = {"task": task, "test_sets": ["shorter"], "count": 6, "answers": answers}
     with iv.permuted(bridge):
-        alone, together = (ri.score(bridge, batch_size=size, **asked)["scores"].to_dataset() for size in (1, 6))
+        alone, together = (
+            ri.score(bridge, batch_size=size, **asked)["scores"].to_dataset() for size in (1, 6)
+        )
     assert len({len(prompt.tokens) for prompt in task.prompts(6, 0, "shorter")}) > 1
     xr.testing.assert_allclose(alone, together, atol=1e-5)
 
@@ -423,7 +540,9 @@ def test_tokens_beyond_every_prompt_are_refused_where_prompts_are_measured(repo)
     with iv.shifted(bridge, 100.0, layer=1, tokens=[19]):  # the longer prompt has it
         run = ri.analyze(bridge, texts, ("positions",))
     assert (run["positions"]["position"].sel(layer=1, prompt=1, token=19) > 50).all()
-    line = "names token 20, and no prompt has more than 20 tokens, so that nothing would change there"
+    line = (
+        "names token 20, and no prompt has more than 20 tokens, so that nothing would change there"
+    )
     for batch_size in (1, 2):
         with iv.shifted(bridge, 100.0, tokens=[3, 20]), pytest.raises(InputError, match=line):
             ri.analyze(bridge, texts, ("positions",), batch_size=batch_size)
@@ -431,18 +550,25 @@ def test_tokens_beyond_every_prompt_are_refused_where_prompts_are_measured(repo)
     asked = {"test_sets": ["5"], "count": 2}
     longest = int(ri.score(trained, **asked)["scores"]["tokens"].max())
     for answers in ("forced", "generated"):
-        with iv.shifted(trained, 1.0, tokens=[longest - 2]):  # of the answer: it comes later where it is generated
+        # of the answer: it comes later where it is generated
+        with iv.shifted(trained, 1.0, tokens=[longest - 2]):
             ri.score(trained, answers=answers, **asked)
-        with iv.shifted(trained, 1.0, tokens=[longest]), pytest.raises(InputError, match=f"names token {longest}, and no prompt"):
+        with (
+            iv.shifted(trained, 1.0, tokens=[longest]),
+            pytest.raises(InputError, match=f"names token {longest}, and no prompt"),
+        ):
             ri.score(trained, answers=answers, **asked)
 
 
 def test_tokens_that_no_pass_came_to_are_named_at_the_end(repo):
-    with pytest.warns(Note, match="token 20 were to be changed, and no prompt had more than 20 tokens") as warned:
+    with pytest.warns(
+        Note, match="token 20 were to be changed, and no prompt had more than 20 tokens"
+    ) as warned:
         logits(repo, iv.shifted(repo, 5.0, tokens=[3, 20, 25]))
     assert len(warned) == 1 and warned[0].filename == __file__
     with iv.shifted(repo, 5.0, tokens=[24]):
-        repo.generate(TOKENS, **ASKED, attention_mask=torch.ones_like(TOKENS))  # the tokens come later
+        # the tokens come later
+        repo.generate(TOKENS, **ASKED, attention_mask=torch.ones_like(TOKENS))
     with iv.shifted(repo, 5.0, tokens=[24]):
         pass  # no prompt came at all
 
@@ -464,10 +590,15 @@ PROMPT_BY_PROMPT = {
 
 @pytest.mark.parametrize("what", PROMPT_BY_PROMPT)
 def test_what_is_of_prompts_one_by_one_is_refused_where_they_pass_in_another_order(what, repo):
-    """Found: of prompts of several lengths the longest pass first, so that each got what another one was to get."""
+    """Found: of prompts of several lengths the longest pass first, so that each got what another
+    one was to get.
+    """
     bridge = ri.bridge(deepcopy(repo))
     texts = [list(range(3, 13)), list(range(3, 23))]
-    with PROMPT_BY_PROMPT[what](bridge), pytest.raises(InputError, match="something else of each of 2 prompts"):
+    with (
+        PROMPT_BY_PROMPT[what](bridge),
+        pytest.raises(InputError, match="something else of each of 2 prompts"),
+    ):
         ri.analyze(bridge, texts, ("positions",), batch_size=2)
     with PROMPT_BY_PROMPT[what](bridge):
         run = ri.analyze(bridge, TOKENS, ("positions",), batch_size=2)
@@ -484,10 +615,17 @@ def test_what_is_of_prompts_one_by_one_is_refused_for_more_prompts(repo):
         ri.analyze(bridge, torch.cat([TOKENS, OTHERS]), ("positions",), batch_size=2)
 
 
-def test_answers_of_several_lengths_pass_in_another_order_than_prompts_of_one_length_with_them(repo):
-    """Found: prompts and answers of one length together are sorted by the prompt's, and each got what another one was to get."""
+def test_answers_of_several_lengths_pass_in_another_order_than_prompts_of_one_length_with_them(
+    repo,
+):
+    """Found: prompts and answers of one length together are sorted by the prompt's, and each got
+    what another one was to get.
+    """
     model = deepcopy(repo)
-    prompts = [Prompt(tuple(range(3, 3 + length)), attributes={"new_tokens": 20 - length}) for length in (12, 8)]
+    prompts = [
+        Prompt(tuple(range(3, 3 + length)), attributes={"new_tokens": 20 - length})
+        for length in (12, 8)
+    ]
     with (
         iv.set_positions(model, 1, None, torch.zeros(2, 20)),
         pytest.raises(InputError, match="something else of each of 2 prompts"),
@@ -499,7 +637,10 @@ def test_in_half_precision_the_index_is_not_rounded():
     model = repositioned("repo").to(torch.bfloat16)
     with iv.linearised(model, layer=0):
         positions = iv.positions_of(model, torch.randint(3, 64, (1, 300)))
-    assert torch.equal(positions[0][0, 0], torch.arange(300.0)) and positions[1].dtype == torch.bfloat16
+    assert (
+        torch.equal(positions[0][0, 0], torch.arange(300.0))
+        and positions[1].dtype == torch.bfloat16
+    )
 
 
 def test_measures_and_caches_see_what_was_put(repo):
@@ -522,17 +663,31 @@ REFUSED = {
     "tokens are indices from 0": lambda m: iv.shifted(m, 1.0, layer=0, tokens=[]),
     "tokens are indices from 0,": lambda m: iv.shifted(m, 1.0, layer=0, tokens=[-1]),
     "an order names each of the first tokens once": lambda m: iv.permuted(m, layer=0, order=[0, 2]),
-    "an order of 30 tokens came to a prompt of 20": lambda m: iv.permuted(m, layer=0, order=list(range(30))),
+    "an order of 30 tokens came to a prompt of 20": lambda m: iv.permuted(
+        m, layer=0, order=list(range(30))
+    ),
     "two tokens, or two spans": lambda m: iv.swapped_tokens(m, 3, 3),
     "cannot be swapped while the earlier layer runs": lambda m: iv.swapped_heads(m, (0, 1), (2, 1)),
     "two different heads were wanted": lambda m: iv.swapped_heads(m, (0, 1), (0, 1)),
-    "the step that positions are rounded to multiples of is 0; wanted": lambda m: iv.rounded(m, step=0),
+    "the step that positions are rounded to multiples of is 0; wanted": lambda m: iv.rounded(
+        m, step=0
+    ),
     "between a lower and an upper end, not 1 and 0": lambda m: iv.clipped(m, 1, 0),
-    "positions of layer 2 were not recorded; there are those of 0": lambda m: iv.transplanted(m, {0: torch.zeros(1, 1, 20)}),
-    "positions of 21 tokens came to prompts of 20": lambda m: iv.transplanted(m, {0: torch.zeros(1, 1, 21)}, layer=0),
-    "positions of 3 prompts came to 2": lambda m: iv.transplanted(m, {0: torch.zeros(3, 1, 20)}, layer=0),
-    "3 rows, which 4 heads cannot share": lambda m: iv.transplanted(m, {0: torch.zeros(1, 3, 20)}, layer=0),
-    "wanted positions that broadcast to [2, 20]": lambda m: iv.replaced(m, lambda z, here: z[..., 1:], layer=0),
+    "positions of layer 2 were not recorded; there are those of 0": lambda m: iv.transplanted(
+        m, {0: torch.zeros(1, 1, 20)}
+    ),
+    "positions of 21 tokens came to prompts of 20": lambda m: iv.transplanted(
+        m, {0: torch.zeros(1, 1, 21)}, layer=0
+    ),
+    "positions of 3 prompts came to 2": lambda m: iv.transplanted(
+        m, {0: torch.zeros(3, 1, 20)}, layer=0
+    ),
+    "3 rows, which 4 heads cannot share": lambda m: iv.transplanted(
+        m, {0: torch.zeros(1, 3, 20)}, layer=0
+    ),
+    "wanted positions that broadcast to [2, 20]": lambda m: iv.replaced(
+        m, lambda z, here: z[..., 1:], layer=0
+    ),
 }
 
 
@@ -550,7 +705,10 @@ def test_what_cannot_be_is_refused_in_one_line_and_leaves_nothing(message):
 def test_a_model_that_assigns_no_positions_is_refused_by_name(scheme):
     model = repositioned(scheme)
     assert iv.heads_with_positions(model) == []
-    with pytest.raises(InputError, match=rf"no layer of this model \({scheme}\) assigns"), iv.linearised(model):
+    with (
+        pytest.raises(InputError, match=rf"no layer of this model \({scheme}\) assigns"),
+        iv.linearised(model),
+    ):
         pass
 
 
@@ -564,7 +722,10 @@ def test_what_a_cache_cannot_give_is_refused(repo):
     output = repo(TOKENS, use_cache=True)
     with pytest.raises(InputError, match="enter the context before the prompt"), iv.frozen(repo):
         repo(TOKENS[:, :1], past_key_values=output.past_key_values)
-    with pytest.raises(InputError, match="cannot change places with new ones"), iv.swapped_tokens(repo, 2, 22):
+    with (
+        pytest.raises(InputError, match="cannot change places with new ones"),
+        iv.swapped_tokens(repo, 2, 22),
+    ):
         repo(TOKENS[:, :1], past_key_values=output.past_key_values)
 
 
@@ -597,9 +758,14 @@ def test_patching_positions_is_transplanting_them_head_by_head(patched):
 
 def test_patching_token_by_token_has_transformer_lens_order_and_options(patched):
     bridge, cache, metric = patched
-    short, few = OTHERS[:, :6], {name: value[..., :6] for name, value in cache.items() if name.endswith("hook_positions")}
+    short, few = (
+        OTHERS[:, :6],
+        {name: value[..., :6] for name, value in cache.items() if name.endswith("hook_positions")},
+    )
     with torch.no_grad():
-        result = iv.get_act_patch_positions_by_pos(bridge, short, few, lambda out: out[:, -1, 5], reduce="none", baseline=True)
+        result = iv.get_act_patch_positions_by_pos(
+            bridge, short, few, lambda out: out[:, -1, 5], reduce="none", baseline=True
+        )
         with iv.transplanted(bridge, few, [(2, 3)], tokens=[4]):
             assert_close(result.values[2, 4, 3], bridge(short)[:, -1, 5], atol=1e-5, rtol=1e-4)
     assert result.axis_names == ["layer", "pos", "head"] and result.values.shape == (3, 6, 4, 2)
@@ -610,22 +776,35 @@ def test_patching_token_by_token_has_transformer_lens_order_and_options(patched)
         iv.get_act_patch_positions_all_pos(bridge, OTHERS, {HOOK: cache[HOOK]}, metric)
     with pytest.raises(InputError, match="no bridge of ours"):
         iv.get_act_patch_positions_all_pos(bridge.original_model, OTHERS, cache, metric)
-    with pytest.raises(InputError, match=r"\[2, 1, 20\].*wanted \[prompt, row, token\] of 1 or 1 prompts"):
-        iv.get_act_patch_positions_all_pos(bridge, OTHERS[:1], {HOOK: torch.zeros(2, 1, 20)}, metric)
+    with pytest.raises(
+        InputError, match=r"\[2, 1, 20\].*wanted \[prompt, row, token\] of 1 or 1 prompts"
+    ):
+        iv.get_act_patch_positions_all_pos(
+            bridge, OTHERS[:1], {HOOK: torch.zeros(2, 1, 20)}, metric
+        )
 
 
 def test_a_clean_cache_without_prompts_is_refused(patched):
     """Found: with as many tokens as heads, rows were taken for prompts and tokens for rows."""
     bridge, _, metric = patched
     _, cache = bridge.run_with_cache(TOKENS[:1, :4], remove_batch_dim=True)
-    with pytest.raises(InputError, match=r"run_with_cache\(tokens\), which keeps the batch dimension"):
+    with pytest.raises(
+        InputError, match=r"run_with_cache\(tokens\), which keeps the batch dimension"
+    ):
         iv.get_act_patch_positions_all_pos(bridge, OTHERS[:1, :4], cache, metric)
 
 
 def test_metrics_without_a_number_and_tokens_that_cannot_be_read_are_refused(patched):
     bridge, cache, metric = patched
-    for wrong in (lambda logits: None, lambda logits: "a", lambda logits: logits[0, -1, :2], {"none": lambda logits: None}):
-        with pytest.raises(InputError, match=r"the metric of patching gives .* wanted one number of the logits"):
+    for wrong in (
+        lambda logits: None,
+        lambda logits: "a",
+        lambda logits: logits[0, -1, :2],
+        {"none": lambda logits: None},
+    ):
+        with pytest.raises(
+            InputError, match=r"the metric of patching gives .* wanted one number of the logits"
+        ):
             iv.get_act_patch_positions_all_pos(bridge, OTHERS, cache, wrong)
     for tokens in (OTHERS.to("meta"), OTHERS.to_sparse(), "abc"):  # found: NaN for those on "meta"
         with pytest.raises(InputError, match="tokens are a table"):
@@ -634,7 +813,9 @@ def test_metrics_without_a_number_and_tokens_that_cannot_be_read_are_refused(pat
 
 @pytest.mark.parametrize("scheme", ["cope_rope", "cope_rope separate keys"])
 def test_what_is_cached_beside_keys_follows_heads_that_rotate_their_own_copy(scheme):
-    """Two key-value heads for four heads: an intervention on one head repeats keys, and what CoPE counts them by with them."""
+    """Two key-value heads for four heads: an intervention on one head repeats keys, and what CoPE
+    counts them by with them.
+    """
     model = repositioned(scheme)
     prompts = [row.tolist() for row in TOKENS]
     with iv.frozen(model, [(1, 0)]):
@@ -642,23 +823,41 @@ def test_what_is_cached_beside_keys_follows_heads_that_rotate_their_own_copy(sch
         tokens = TOKENS
         with torch.no_grad():
             for _ in range(5):
-                tokens = torch.cat([tokens, model(tokens, use_cache=False).logits[:, -1].argmax(-1, keepdim=True)], dim=1)
+                tokens = torch.cat(
+                    [tokens, model(tokens, use_cache=False).logits[:, -1].argmax(-1, keepdim=True)],
+                    dim=1,
+                )
     assert [list(row) for row in cached] == tokens[:, 20:].tolist()
 
 
-@pytest.mark.parametrize("tokens", [torch.tensor([False, True, True]), [[True, False], [False, True]], 3, slice(2, 4)])
+@pytest.mark.parametrize(
+    "tokens", [torch.tensor([False, True, True]), [[True, False], [False, True]], 3, slice(2, 4)]
+)
 def test_masks_and_other_things_that_are_no_indices_are_refused(repo, tokens):
     """A mask of truth values would be read as the tokens 0 and 1."""
-    with pytest.raises(InputError, match="tokens are indices from 0"), iv.shifted(repo, 1.0, tokens=tokens):
+    with (
+        pytest.raises(InputError, match="tokens are indices from 0"),
+        iv.shifted(repo, 1.0, tokens=tokens),
+    ):
         logits(repo)
 
 
 def test_layers_and_heads_are_whole_numbers_numpys_too():
-    """Found: (2.7, 0.9) was layer 2, head 0; a numpy layer 0 was no layer, and another one a traceback."""
+    """Found: (2.7, 0.9) was layer 2, head 0; a numpy layer 0 was no layer, and another one a
+    traceback.
+    """
     bridge = ri.zoo("niah/repo")
-    for wrong in ({"heads": [(2.7, 0)]}, {"heads": [(2, True)]}, {"heads": ["20"]}, {"layer": 1.0}, {"layer": [False]}):
+    for wrong in (
+        {"heads": [(2.7, 0)]},
+        {"heads": [(2, True)]},
+        {"heads": ["20"]},
+        {"layer": 1.0},
+        {"layer": [False]},
+    ):
         with (
-            pytest.raises(InputError, match=r"is a whole number from 0; got|heads are \(layer, head\) pairs"),
+            pytest.raises(
+                InputError, match=r"is a whole number from 0; got|heads are \(layer, head\) pairs"
+            ),
             iv.frozen(bridge, **wrong),
         ):
             pass
@@ -668,7 +867,9 @@ def test_layers_and_heads_are_whole_numbers_numpys_too():
 
 
 def test_numbers_and_positions_that_mean_nothing_are_refused_where_they_first_appear():
-    """Found: NaN went through to NaN logits, rows of positions of another model were broadcast, others were tracebacks."""
+    """Found: NaN went through to NaN logits, rows of positions of another model were broadcast,
+    others were tracebacks.
+    """
     bridge = ri.zoo("niah/repo")
     given = torch.tensor([[5, 17, 3, 9]])
     nan, recorded = float("nan"), iv.positions_of(bridge, given)
@@ -677,14 +878,26 @@ def test_numbers_and_positions_that_mean_nothing_are_refused_where_they_first_ap
         (lambda: iv.scaled(bridge, float("inf")), "scaled by is inf; wanted a number"),
         (lambda: iv.shifted(bridge, "x"), "shifted by is 'x'; wanted a number"),
         (lambda: iv.set_positions(bridge, 0, 0, nan), "to set in layer 0 are NaN or infinite"),
-        (lambda: iv.set_positions(bridge, 0, 0, lambda positions: None), "to set in layer 0 are no numbers"),
+        (
+            lambda: iv.set_positions(bridge, 0, 0, lambda positions: None),
+            "to set in layer 0 are no numbers",
+        ),
         (lambda: iv.frozen(bridge, tokens=[1 << 62]), "no prompt has more than"),
         (lambda: iv.swapped_tokens(bridge, 0, 1 << 40), "change places; got 0 and"),
         (lambda: iv.permuted(bridge, order=[]), "an order names each of the first tokens once"),
-        (lambda: iv.permuted(bridge, order=[1.0, 0.0]), "an order names each of the first tokens once"),
+        (
+            lambda: iv.permuted(bridge, order=[1.0, 0.0]),
+            "an order names each of the first tokens once",
+        ),
         (lambda: iv.permuted(bridge, order=[[1, 0], [0, 1]]), "orders of 2 prompts came to 1"),
-        (lambda: iv.transplanted(bridge, {0: torch.zeros(1, 2, 4)}, layer=0), "have 2 rows, which 4 heads cannot share"),
-        (lambda: iv.transplanted(bridge, {0: recorded[0] * nan}, layer=0), "of layer 0 are NaN or infinite"),
+        (
+            lambda: iv.transplanted(bridge, {0: torch.zeros(1, 2, 4)}, layer=0),
+            "have 2 rows, which 4 heads cannot share",
+        ),
+        (
+            lambda: iv.transplanted(bridge, {0: recorded[0] * nan}, layer=0),
+            "of layer 0 are NaN or infinite",
+        ),
         (lambda: iv.transplanted(bridge, {0: recorded[0][0]}, layer=0), r"are \[4, 4\]"),
         (lambda: iv.interpolated(bridge, 0), "the factor of an extension is 0"),
         (lambda: iv.yarn(bridge, -1.0, 128), "the factor of an extension is -1.0"),
@@ -692,20 +905,35 @@ def test_numbers_and_positions_that_mean_nothing_are_refused_where_they_first_ap
         (lambda: iv.lm_infinite(bridge, "x"), "the window of LM-Infinite is 'x'"),
         (lambda: iv.swapped_heads(bridge, 0, 1), r"heads are \(layer, head\) pairs.* got 0$"),
         (lambda: iv.frozen(bridge, 3), r"heads are \(layer, head\) pairs.* got 3$"),
-        (lambda: iv.transplanted(bridge, recorded, from_head=3), r"heads are \(layer, head\) pairs.* got 3$"),
-        (lambda: iv.transplanted(bridge, recorded, from_head=(2, 1.5)), "a head is a whole number from 0; got 1.5"),
+        (
+            lambda: iv.transplanted(bridge, recorded, from_head=3),
+            r"heads are \(layer, head\) pairs.* got 3$",
+        ),
+        (
+            lambda: iv.transplanted(bridge, recorded, from_head=(2, 1.5)),
+            "a head is a whole number from 0; got 1.5",
+        ),
         (lambda: iv.transplanted(bridge, {0: "x"}), "recorded positions are no numbers"),
         (lambda: iv.clipped(bridge, 0, 1e40), r"not 0 and 1e\+40"),
         (lambda: iv.clipped(bridge, -(10**400), 0), "positions are clipped between"),
         (lambda: iv.scaled(bridge, 10**400), "scaled by is 1000"),
         (lambda: iv.shifted(bridge, torch.zeros(3)), "shifted by is tensor"),
         (lambda: iv.permuted(bridge, seed="x"), "seed is 'x'; wanted a whole number of at least 0"),
-        (lambda: iv.permuted(bridge, order=[1, 0], seed=3), "seed 3 draws an order, and one was given"),
+        (
+            lambda: iv.permuted(bridge, order=[1, 0], seed=3),
+            "seed 3 draws an order, and one was given",
+        ),
         (lambda: iv.set_positions(bridge, 0, 0, given > 4), "to set in layer 0 are true and false"),
         (lambda: iv.swapped_tokens(bridge, True, 2), "change places; got True and 2"),
         (lambda: iv.rescaled(bridge, 2, True, yarn=2), "a head is a whole number from 0; got True"),
-        (lambda: iv.rescaled(bridge, [1, 2], yarn=2), r"a layer is a whole number from 0; got \[1, 2\]"),
-        (lambda: iv.replaced(bridge, None), "a change is a function of positions and of where they are; got None"),
+        (
+            lambda: iv.rescaled(bridge, [1, 2], yarn=2),
+            r"a layer is a whole number from 0; got \[1, 2\]",
+        ),
+        (
+            lambda: iv.replaced(bridge, None),
+            "a change is a function of positions and of where they are; got None",
+        ),
         (
             lambda: iv.exchanged_keys(bridge, None),
             "orders are tokens .prompt, token. as whole numbers from 0, by layer; got None",
@@ -716,12 +944,17 @@ def test_numbers_and_positions_that_mean_nothing_are_refused_where_they_first_ap
             lambda: iv.moved_keys(bridge, {1: lambda positions: torch.zeros(3)}),
             r"are \[3\]; wanted what broadcasts to \[1, 4, 4\]",
         ),
-        (lambda: iv.frozen(None), "a model or a bridge was wanted, as ri.load returns it; got None"),
+        (
+            lambda: iv.frozen(None),
+            "a model or a bridge was wanted, as ri.load returns it; got None",
+        ),
     ):
         with pytest.raises(InputError, match=line), make():
             bridge(given)
     for wrong in ("text", [], [1, 2], [[1, 2], [3]], [[-1]], [[10**9]], [[0.5]]):
-        with pytest.raises(InputError, match=r"tokens are a table \[prompt, token\] of numbers from 0 to 211"):
+        with pytest.raises(
+            InputError, match=r"tokens are a table \[prompt, token\] of numbers from 0 to 211"
+        ):
             iv.positions_of(bridge, wrong)
 
 
@@ -731,14 +964,18 @@ def test_each_prompt_of_a_batch_has_its_own_heads_changed(variant):
     model = repositioned(variant)
     sets = [[(0, 1)], [(1, head) for head in range(4)], [], [(0, 2), (2, 3)]]
     order = torch.randperm(20, generator=torch.Generator().manual_seed(2))
-    with iv.replaced(model, lambda positions, here: 3 * positions[..., order], sets=sets, tokens=range(4, 17)):
+    with iv.replaced(
+        model, lambda positions, here: 3 * positions[..., order], sets=sets, tokens=range(4, 17)
+    ):
         together = model(TOKENS[:1].expand(4, -1)).logits
         with pytest.raises(InputError, match="heads of 4 prompts were named, but 2 prompts came"):
             model(TOKENS)
     assert_close(together[2:3], model(TOKENS[:1]).logits, atol=1e-5, rtol=1e-4)
     for row, heads in enumerate(sets):
         if heads:
-            with iv.replaced(model, lambda positions, here: 3 * positions[..., order], heads, tokens=range(4, 17)):
+            with iv.replaced(
+                model, lambda positions, here: 3 * positions[..., order], heads, tokens=range(4, 17)
+            ):
                 alone = model(TOKENS[:1]).logits
             assert_close(together[row : row + 1], alone, atol=1e-5, rtol=1e-4)
             assert (alone - together[2:3]).abs().max() > 1e-3

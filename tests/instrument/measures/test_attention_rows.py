@@ -1,4 +1,6 @@
-"""Rows of attention: the largest weights of the dense softmax, whatever is padded or shared; rows that fit, those of spans first."""
+"""Rows of attention: the largest weights of the dense softmax, whatever is padded or shared; rows
+that fit, those of spans first.
+"""
 
 from __future__ import annotations
 
@@ -32,17 +34,23 @@ def test_weights_are_the_largest_of_the_dense_softmax(case, cells, monkeypatch):
 def test_rows_of_the_first_prompt_fit_into_their_budget():
     inputs = random_inputs(tokens=24, layer=3)
     measure = AttentionRows(rows=8, keys=4)
-    spans = {"needle": torch.zeros(2, 24, dtype=torch.bool), "rest": torch.ones(2, 24, dtype=torch.bool)}
+    spans = {
+        "needle": torch.zeros(2, 24, dtype=torch.bool),
+        "rest": torch.ones(2, 24, dtype=torch.bool),
+    }
     spans["needle"][0, [5, 6]] = True
     group = measure.conclude(measure.observe(inputs, spans))
     assert group["weight"].dims == ("layer", "head", "query", "rank") and group.sizes["query"] == 8
     assert {5, 6} <= set(group["query"].values.tolist()) and group["layer"].values.tolist() == [3]
     assert group["key"].sel(query=group["query"].values[0]).min() == -1
     assert not measure.observe(random_inputs(first_prompt=1), spans).first_prompt
-    kept = AttentionRows(rows=48, keys=4)  # room for 48 x 4 weights of a head: 8 keys for each of 24 rows
+    # room for 48 x 4 weights of a head: 8 keys for each of 24 rows
+    kept = AttentionRows(rows=48, keys=4)
     assert kept.conclude(kept.observe(inputs, spans))["weight"].shape == (1, inputs.heads, 24, 8)
     everything = AttentionRows(keys=99)
-    assert everything.conclude(everything.observe(inputs, spans))["weight"].sum("rank").values == pytest.approx(1)
+    assert everything.conclude(everything.observe(inputs, spans))["weight"].sum(
+        "rank"
+    ).values == pytest.approx(1)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -53,10 +61,16 @@ def test_every_token_of_the_first_prompts_has_its_strongest_keys(case):
         tokens = inputs.valid[row].nonzero()[:, 0]
         dense = select_prompts(inputs, slice(row, row + 1)).pattern(tokens)[0].float()
         largest = dense.topk(3, dim=-1).values
-        own = group.sel(prompt=row, token=tokens.tolist()).transpose("head", "token", "strongest", ...)
-        weights, keys = (torch.from_numpy(own[name].values) for name in ("prompt_weight", "prompt_key"))
+        own = group.sel(prompt=row, token=tokens.tolist()).transpose(
+            "head", "token", "strongest", ...
+        )
+        weights, keys = (
+            torch.from_numpy(own[name].values) for name in ("prompt_weight", "prompt_key")
+        )
         assert_close(weights.nan_to_num(0.0), largest)
-        assert_close(torch.where(keys < 0, 0.0, dense.gather(-1, keys.long().clamp_min(0))), largest)
+        assert_close(
+            torch.where(keys < 0, 0.0, dense.gather(-1, keys.long().clamp_min(0))), largest
+        )
 
 
 def test_prompts_that_are_too_many_or_too_long_have_no_rows():
@@ -64,7 +78,9 @@ def test_prompts_that_are_too_many_or_too_long_have_no_rows():
     long, short = sorted(inputs.valid.sum(1).tolist(), reverse=True)
     assert kept_rows(inputs)["prompt"].values.tolist() == [0, 1]
     assert kept_rows(inputs, prompts=1)["prompt"].values.tolist() == [0]
-    assert kept_rows(inputs, rows=long - 1)["prompt"].values.tolist() == [int(inputs.valid.sum(1).argmin())]
+    assert kept_rows(inputs, rows=long - 1)["prompt"].values.tolist() == [
+        int(inputs.valid.sum(1).argmin())
+    ]
     assert "prompt" not in kept_rows(inputs, rows=short - 1).dims
 
 

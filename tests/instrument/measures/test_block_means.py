@@ -1,4 +1,6 @@
-"""Block means of maps: equal to the dense maps, whatever the heads share, mask or add; no n x n is made."""
+"""Block means of maps: equal to the dense maps, whatever the heads share, mask or add; no n x n is
+made.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ def dense_means(logits, size):
     blocks = math.ceil(logits.shape[-1] / size)
     means = torch.full((*logits.shape[:2], blocks, blocks), torch.nan, dtype=torch.float64)
     for prompt, head, row, column in np.ndindex(means.shape):
-        block = logits[prompt, head, row * size : (row + 1) * size, column * size : (column + 1) * size]
+        block = logits[
+            prompt, head, row * size : (row + 1) * size, column * size : (column + 1) * size
+        ]
         if torch.isfinite(block).any():
             means[prompt, head, row, column] = block[torch.isfinite(block)].mean()
     return means
@@ -76,11 +80,15 @@ def test_fake_block_means_are_those_of_the_dense_fake_map(size):
     inputs = random_inputs(kv_heads=2)
     query, bias = last_queries(inputs, 1)[0][0, :, 0], torch.randn(4, 24, dtype=torch.float64)
     found = fake_block_means(query, inputs.keys[0], inputs.frequencies, bias, size)
-    expected = dense_means(dense_fake(query, inputs.keys[0], inputs.frequencies, bias)[None], size)[0]
+    expected = dense_means(dense_fake(query, inputs.keys[0], inputs.frequencies, bias)[None], size)[
+        0
+    ]
     assert_close(found, expected, atol=1e-10, rtol=1e-10)
 
 
-@pytest.mark.parametrize(("tokens", "side", "size"), [(10, 192, 1), (192, 192, 1), (193, 192, 2), (16384, 192, 86)])
+@pytest.mark.parametrize(
+    ("tokens", "side", "size"), [(10, 192, 1), (192, 192, 1), (193, 192, 2), (16384, 192, 86)]
+)
 def test_blocks_are_as_small_as_the_side_allows(tokens, side, size):
     assert block_size(tokens, side) == size
     assert math.ceil(tokens / size) <= side
@@ -98,10 +106,13 @@ def test_the_measure_keeps_the_first_prompt_whatever_the_batches():
     assert together["key_block"].values.tolist() == [0, 4, 8, 12, 16, 20]
     assert together["block_size"].item() == 4
     query = last_queries(both, 1)[0][0, :, 0]
-    dense = dense_means(dense_fake(query, both.keys[0], both.frequencies, torch.zeros(4, 24))[None], 4)[0]
+    dense = dense_means(
+        dense_fake(query, both.keys[0], both.frequencies, torch.zeros(4, 24))[None], 4
+    )[0]
     np.testing.assert_allclose(together["fake_map"].values[0], dense, rtol=1e-5, atol=1e-5)
     nope = measure.conclude(measure.observe(random_inputs(scheme="nope"), {}))["fake_map"]
-    np.testing.assert_allclose(nope, nope[:, :, :1].values + 0 * nope, rtol=1e-6)  # the same at every distance
+    # the same at every distance
+    np.testing.assert_allclose(nope, nope[:, :, :1].values + 0 * nope, rtol=1e-6)
 
 
 def test_maps_of_chosen_heads_stand_beside_the_measures_of_all():
@@ -109,24 +120,36 @@ def test_maps_of_chosen_heads_stand_beside_the_measures_of_all():
     prompts = [Prompt(tokens=tuple(range(3, 40))), Prompt(tokens=tuple(range(3, 60)))]
     everywhere = ri.analyze(bridge, prompts, measures=(Maps(side=10), "positions"), batch_size=2)
     run = ri.analyze(
-        bridge, prompts, measures=(Maps(side=10, heads=("2:1-2", "0:3", "2:2")), "positions"), heads=(0, 1), batch_size=2
+        bridge,
+        prompts,
+        measures=(Maps(side=10, heads=("2:1-2", "0:3", "2:2")), "positions"),
+        heads=(0, 1),
+        batch_size=2,
     )
     assert run["positions"].sizes["head"] == 2 and run["positions"].sizes["layer"] == 3
     kept = run["maps"]["logit_map"]
     assert kept["layer"].values.tolist() == [0, 2] and kept["head"].values.tolist() == [1, 2, 3]
     there = kept.notnull().any(("query_block", "key_block"))
-    chosen = {(int(kept["layer"][layer]), int(kept["head"][head])) for layer, head in zip(*np.nonzero(there.values), strict=True)}
+    chosen = {
+        (int(kept["layer"][layer]), int(kept["head"][head]))
+        for layer, head in zip(*np.nonzero(there.values), strict=True)
+    }
     assert chosen == {(2, 1), (2, 2), (0, 3)}
     for name in ("logit_map", "fake_map"):
         for layer, head in chosen:
-            one, other = (each["maps"][name].sel(layer=layer, head=head) for each in (run, everywhere))
+            one, other = (
+                each["maps"][name].sel(layer=layer, head=head) for each in (run, everywhere)
+            )
             np.testing.assert_allclose(one.values, other.values, rtol=1e-6)
 
 
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"heads": ("2:1", "9:0")}, "maps was asked for in layer 9; the layers that are measured: 0, 1, 2"),
+        (
+            {"heads": ("2:1", "9:0")},
+            "maps was asked for in layer 9; the layers that are measured: 0, 1, 2",
+        ),
         ({"heads": ("1:0-4",)}, "maps in layer 1: head 4 was asked for; the model's are 0 to 3"),
     ],
 )

@@ -1,4 +1,6 @@
-"""Row, column and diagonal sums of causal logits: closed forms, a reference that makes the map, precision, memory."""
+"""Row, column and diagonal sums of causal logits: closed forms, a reference that makes the map,
+precision, memory.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,12 @@ def causal_sums(queries, keys, valid=None, window=None, scale=1.0, memory=2**24)
 
 
 def logit_maps(queries, keys, valid, window, scale):
-    return component_maps(queries, keys).sum(2).mul(scale).masked_fill(~seen(valid, window)[:, None], 0)
+    return (
+        component_maps(queries, keys)
+        .sum(2)
+        .mul(scale)
+        .masked_fill(~seen(valid, window)[:, None], 0)
+    )
 
 
 @pytest.mark.parametrize("tokens", [1, 7, 131, 300])
@@ -60,7 +67,9 @@ def test_constant_features_count_the_pairs():
     ones = torch.ones(1, 2, 50, 4, dtype=torch.float64)
     sums = causal_sums(ones, ones, scale=0.5)
     assert_close(sums.lines.query, 2.0 * torch.arange(1, 51, dtype=torch.float64).expand(1, 2, 50))
-    assert_close(sums.lines.distance, 2.0 * torch.arange(50, 0, -1, dtype=torch.float64).expand(1, 2, 50))
+    assert_close(
+        sums.lines.distance, 2.0 * torch.arange(50, 0, -1, dtype=torch.float64).expand(1, 2, 50)
+    )
     assert_close(sums.square, torch.full((1, 2), 4.0 * 50 * 51 / 2, dtype=torch.float64))
 
 
@@ -81,7 +90,12 @@ def test_float32_variance_keeps_its_digits_also_where_the_mean_dwarfs_the_spread
 def test_longest_distances_are_right_in_float32():
     queries, keys, _ = random_features(1500, dtype=torch.float32)
     last = causal_sums(queries, keys).lines.distance[..., -1]
-    assert_close(last, (queries[..., -1, :].double() * keys[..., 0, :].double()).sum(-1), rtol=1e-9, atol=1e-9)
+    assert_close(
+        last,
+        (queries[..., -1, :].double() * keys[..., 0, :].double()).sum(-1),
+        rtol=1e-9,
+        atol=1e-9,
+    )
 
 
 def test_strided_and_half_precision_features_are_taken():

@@ -1,4 +1,6 @@
-"""Profiles, moments and VAF of rotary components: closed forms, the slow way, precision, memory, devices."""
+"""Profiles, moments and VAF of rotary components: closed forms, the slow way, precision, memory,
+devices.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,10 @@ def of_heads(make, queries, keys, valid=None, window=None, memory=2**24):
     """What `make` gives of every block, [prompt, head, ...]."""
     prompts, heads = queries.shape[:2]
     with working_memory(memory):
-        parts = [make(block).flatten(0, 1) for block in head_blocks(inputs_of(queries, keys, valid, window))]
+        parts = [
+            make(block).flatten(0, 1)
+            for block in head_blocks(inputs_of(queries, keys, valid, window))
+        ]
     return torch.cat(parts).unflatten(0, (prompts, heads))
 
 
@@ -54,7 +59,15 @@ def vaf(queries, keys, valid=None, window=None):
 
 shapes = pytest.mark.parametrize(
     ("tokens", "kv_heads", "window"),
-    [(1, 4, None), (2, 4, 1), (17, 2, None), (130, 4, None), (150, 1, 5), (150, 4, 128), (290, 2, 200)],
+    [
+        (1, 4, None),
+        (2, 4, 1),
+        (17, 2, None),
+        (130, 4, None),
+        (150, 1, 5),
+        (150, 4, 128),
+        (290, 2, 200),
+    ],
 )
 
 
@@ -75,7 +88,9 @@ def test_profiles_and_moments_equal_those_of_the_whole_maps(tokens, kv_heads, wi
         of = {"queries": queries, "keys": keys, "valid": valid, "window": window, "memory": memory}
         assert_close(moments("variance", BANDS, **of)[..., 0], covariance.sum((-1, -2)), **close)
         assert_close(moments("with_whole", BANDS, **of), covariance.sum(-1), **close)
-        assert_close(moments("of_part", BANDS, **of), covariance.diagonal(dim1=-2, dim2=-1), **close)
+        assert_close(
+            moments("of_part", BANDS, **of), covariance.diagonal(dim1=-2, dim2=-1), **close
+        )
 
 
 def test_long_prompts_have_many_chunks():
@@ -84,8 +99,18 @@ def test_long_prompts_have_many_chunks():
         maps = component_maps(queries, keys).flatten(-2)[..., seen(valid, window).flatten()]
         expected = torch.cov(maps[0, 0], correction=0)
         bands = torch.ones(1, 2).bool()
-        assert_close(moments("with_whole", bands, queries, keys, valid, window)[0, 0], expected.sum(-1), rtol=1e-10, atol=1e-10)
-        assert_close(moments("of_part", bands, queries, keys, valid, window)[0, 0], expected.diagonal(), rtol=1e-10, atol=1e-10)
+        assert_close(
+            moments("with_whole", bands, queries, keys, valid, window)[0, 0],
+            expected.sum(-1),
+            rtol=1e-10,
+            atol=1e-10,
+        )
+        assert_close(
+            moments("of_part", bands, queries, keys, valid, window)[0, 0],
+            expected.diagonal(),
+            rtol=1e-10,
+            atol=1e-10,
+        )
 
 
 def test_components_of_single_pairs_are_those_of_the_maps():
@@ -109,7 +134,9 @@ def test_vaf_of_components_and_bands_by_their_definitions(bands):
         assert_close(of_components[prompt], alone, rtol=1e-10, atol=1e-10)
         for number, band in enumerate(bands):
             left = (logits - values[:, band].sum(1)).var(-1, correction=0)
-            assert_close(of_bands[prompt, :, number], 100 * (1 - left / whole), rtol=1e-10, atol=1e-10)
+            assert_close(
+                of_bands[prompt, :, number], 100 * (1 - left / whole), rtol=1e-10, atol=1e-10
+            )
         printed = 100 * (1 - (logits[:, None] - values).sum(-1) / logits.sum(-1, keepdim=True))
         assert_close(variance_accounted_as_printed(values.sum(-1)), printed, rtol=1e-9, atol=1e-9)
 
@@ -119,7 +146,9 @@ def test_one_component_alone_accounts_for_everything_and_a_constant_one_for_noth
     queries[..., [1, 3]] = 0
     queries[..., 1], keys[..., 1] = 3.0, 2.0
     found = vaf(queries, keys)
-    assert_close(found, torch.tensor([100.0, 0.0], dtype=torch.float64).expand_as(found), rtol=0, atol=1e-10)
+    assert_close(
+        found, torch.tensor([100.0, 0.0], dtype=torch.float64).expand_as(found), rtol=0, atol=1e-10
+    )
 
 
 def test_logits_that_do_not_vary_have_no_vaf():
@@ -150,7 +179,9 @@ def test_float32_keeps_the_digits_where_components_oppose_each_other():
 def test_longest_distances_are_right_in_float32():
     queries, keys, _ = random_features(1500, dtype=torch.float32, prompts=1, heads=2, kv_heads=2)
     last = component_profiles(queries, keys)[..., -1]
-    product = (queries[..., -1, :].double() * keys[..., 0, :].double()).unflatten(-1, (2, -1)).sum(-2)
+    product = (
+        (queries[..., -1, :].double() * keys[..., 0, :].double()).unflatten(-1, (2, -1)).sum(-2)
+    )
     assert_close(last, product, rtol=1e-9, atol=1e-9)
 
 

@@ -65,7 +65,9 @@ def test_components_add_up_to_the_logits_and_all_bands_to_everything():
     total = group["component_by_distance"].sum("component")
     xr.testing.assert_allclose(total, group["logit_by_distance"].mean("head"))
     everything = Components(training_length=1)
-    assert_allclose(measured(random_inputs(), measure=everything)["vaf_band"].sel(band="low"), 100, rtol=1e-5)
+    assert_allclose(
+        measured(random_inputs(), measure=everything)["vaf_band"].sel(band="low"), 100, rtol=1e-5
+    )
 
 
 def test_attention_scaling_is_in_the_logits_and_not_in_shares_of_variance():
@@ -89,7 +91,9 @@ def test_one_angle_and_no_logit_scale_in_closed_form():
         softcap=1.0,
     )
     group = measured(inputs)
-    assert_allclose(group["component_by_distance"][0, 0], 4 * np.cos(0.3 * np.arange(12)), atol=1e-12)
+    assert_allclose(
+        group["component_by_distance"][0, 0], 4 * np.cos(0.3 * np.arange(12)), atol=1e-12
+    )
     assert_allclose(group["vaf"][0, 0, 0], [100, 0], atol=1e-5)
     assert_allclose(group["turn_mean"][0, 0], [0.3 * (12 * 11 * 13 / 6) / 78, 0])
     assert_allclose(group["still_share"], 0.5)
@@ -109,14 +113,26 @@ def test_leaving_out_the_first_tokens_is_as_if_they_were_not_there():
             valid=torch.ones(1, 13, dtype=torch.bool),
         )
         expected = measured(alone)
-        for name in ("vaf", "vaf_printed", "vaf_curve", "vaf_curve_printed", "vaf_band", "position_reach"):
+        for name in (
+            "vaf",
+            "vaf_printed",
+            "vaf_curve",
+            "vaf_curve_printed",
+            "vaf_band",
+            "position_reach",
+        ):
             assert_allclose(group[name][prompt], expected[name][0], rtol=1e-4, atol=1e-4)
 
 
 def test_means_over_prompts_merge_in_any_order():
-    whole, measure = random_inputs(4, tokens=25), Components(training_length=16, prompts="mean", curves="head")
+    whole, measure = (
+        random_inputs(4, tokens=25),
+        Components(training_length=16, prompts="mean", curves="head"),
+    )
     parts = [measure.observe(select_prompts(whole, slice(n, n + 1)), {}) for n in (2, 0, 3, 1)]
-    xr.testing.assert_allclose(measure.conclude(merge(parts)), measured(whole, measure=measure), rtol=1e-5, atol=1e-5)
+    xr.testing.assert_allclose(
+        measure.conclude(merge(parts)), measured(whole, measure=measure), rtol=1e-5, atol=1e-5
+    )
 
 
 def test_mean_over_prompts_is_the_mean_of_each_and_needs_no_axis_prompt():
@@ -124,18 +140,30 @@ def test_mean_over_prompts_is_the_mean_of_each_and_needs_no_axis_prompt():
     each = measured(inputs)
     mean = measured(inputs, measure=Components(training_length=16, prompts="mean"))
     assert "prompt" not in mean.dims
-    for name in ("vaf", "vaf_printed", "vaf_curve", "vaf_curve_printed", "vaf_band", "position_reach", "still_share"):
+    for name in (
+        "vaf",
+        "vaf_printed",
+        "vaf_curve",
+        "vaf_curve_printed",
+        "vaf_band",
+        "position_reach",
+        "still_share",
+    ):
         assert_allclose(mean[f"{name}_mean"], each[name].mean("prompt"), rtol=1e-4, atol=1e-4)
         assert_allclose(mean[f"{name}_deviation"], each[name].std("prompt"), rtol=1e-3, atol=1e-3)
 
 
 def test_heads_on_request_average_to_the_mean_and_chosen_heads_stay_theirs():
     inputs = random_inputs(kv_heads=2)
-    mean, heads = measured(inputs), measured(inputs, measure=Components(training_length=16, curves="head"))
+    mean, heads = (
+        measured(inputs),
+        measured(inputs, measure=Components(training_length=16, curves="head")),
+    )
     assert "head_component_by_distance" not in mean
     xr.testing.assert_allclose(heads["component_by_distance"], mean["component_by_distance"])
     xr.testing.assert_allclose(
-        heads["head_component_by_distance"].sum("component"), heads["logit_by_distance"].transpose(..., "distance")
+        heads["head_component_by_distance"].sum("component"),
+        heads["logit_by_distance"].transpose(..., "distance"),
     )
     some = measured(select_heads(inputs, [3, 1]))
     assert_allclose(some["vaf"], mean["vaf"][:, :, [3, 1]], rtol=1e-5)
@@ -143,7 +171,14 @@ def test_heads_on_request_average_to_the_mean_and_chosen_heads_stay_theirs():
 
 def test_layers_without_rotation_have_components_and_no_frequency_bands_or_turns():
     group = measured(random_inputs(scheme="nope"))
-    for name in ("frequency", "vaf_band", "turn_share", "turn_mean", "position_reach", "still_share"):
+    for name in (
+        "frequency",
+        "vaf_band",
+        "turn_share",
+        "turn_mean",
+        "position_reach",
+        "still_share",
+    ):
         assert group[name].isnull().all(), name
     assert not group["activated"].any() and not group["low_frequency"].any()
     assert group["vaf"].notnull().all() and group["logit_by_distance"].notnull().all()
@@ -172,7 +207,9 @@ def test_what_a_scheme_adds_is_in_the_logits_by_distance_and_in_no_component(win
 
 
 def test_bands_part_the_components_at_pi_and_two_pi_over_the_training_length():
-    frequencies = torch.tensor([1.0, 2.1, 2.0, 1.5, 1.01, 0.3, 0.0], dtype=torch.float64) * torch.pi / 512
+    frequencies = (
+        torch.tensor([1.0, 2.1, 2.0, 1.5, 1.01, 0.3, 0.0], dtype=torch.float64) * torch.pi / 512
+    )
     activated, low, high = frequency_bands(frequencies, 512)
     assert BANDS == ("activated", "low", "high")
     assert activated.tolist() == [False, False, False, True, True, False, False]
@@ -183,19 +220,35 @@ def test_bands_part_the_components_at_pi_and_two_pi_over_the_training_length():
 def test_a_layer_with_a_window_has_the_bands_and_the_variance_of_that_window():
     frequencies = torch.tensor([1.5, 0.7, 3.0, 5.0], dtype=torch.float64) * torch.pi / 16
     given = ((0, None), (1, 8))
-    layers = [replace(random_inputs(tokens=30, window=window), frequencies=frequencies, layer=layer) for layer, window in given]
+    layers = [
+        replace(random_inputs(tokens=30, window=window), frequencies=frequencies, layer=layer)
+        for layer, window in given
+    ]
     group = measured(*layers)
     alone = measured(replace(layers[1], layer=0), measure=Components(training_length=8))
-    assert group["band_length"].values.tolist() == [16, 8] and group["band_length"].attrs["units"] == "tokens"
-    assert group["activated"].values.tolist() == [[True, False, False, False], [False, False, True, False]]
+    assert (
+        group["band_length"].values.tolist() == [16, 8]
+        and group["band_length"].attrs["units"] == "tokens"
+    )
+    assert group["activated"].values.tolist() == [
+        [True, False, False, False],
+        [False, False, True, False],
+    ]
     for name in ("activated", "low_frequency", "vaf_band"):
         assert_allclose(group[name].sel(layer=1), alone[name].sel(layer=0))
-    assert measured(layers[1], measure=Components(training_length=6))["band_length"].item() == 6, "a window may be the longer one"
+    assert measured(layers[1], measure=Components(training_length=6))["band_length"].item() == 6, (
+        "a window may be the longer one"
+    )
 
 
 def test_half_precision_inputs_are_measured_in_float32():
     inputs = random_inputs(tokens=40, dtype=torch.bfloat16)
-    exact = replace(inputs, queries=inputs.queries.double(), keys=inputs.keys.double(), positions=inputs.positions.double())
+    exact = replace(
+        inputs,
+        queries=inputs.queries.double(),
+        keys=inputs.keys.double(),
+        positions=inputs.positions.double(),
+    )
     assert_allclose(measured(inputs)["vaf"], measured(exact)["vaf"], rtol=1e-3, atol=1e-2)
 
 

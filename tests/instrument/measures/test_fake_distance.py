@@ -54,14 +54,17 @@ def two_axes(logits):
 @devices
 def test_r_and_axes_are_those_of_the_logits_written_out(scheme, shape, device):
     inputs = with_holes(random_inputs(heads=shape[0], kv_heads=shape[1], scheme=scheme))
-    scaling = 1.2 if shape[0] == 4 else torch.linspace(1.2, 1.0, inputs.queries.shape[-1] // 2)  # by pair
+    # by pair
+    scaling = 1.2 if shape[0] == 4 else torch.linspace(1.2, 1.0, inputs.queries.shape[-1] // 2)
     inputs = replace(inputs, attention_scaling=scaling, logit_scale=0.4)
     group = measured(on(inputs, device))
     for prompt in range(2):
         tokens = inputs.valid[prompt].nonzero()[:, 0]
         distances = torch.arange(len(tokens), dtype=torch.float64)
         for head in range(inputs.heads):
-            position, semantic, r = two_axes(fake_logits(inputs, prompt, head, tokens[-1], distances))
+            position, semantic, r = two_axes(
+                fake_logits(inputs, prompt, head, tokens[-1], distances)
+            )
             assert_allclose(group["r"][prompt, 0, head], r, atol=1e-10)
             if prompt == 0:
                 assert_allclose(group["position_axis"][0, head], position, atol=1e-10)
@@ -92,8 +95,12 @@ def test_distances_that_the_last_query_really_sees():
         tokens = inputs.valid[prompt].nonzero()[:, 0]
         for head in range(4):
             seen = positions[prompt, head, tokens[-1]] - positions[prompt, head, tokens]
-            distances = torch.linspace(float(seen.min()), float(seen.max()), len(tokens), dtype=torch.float64)
-            position, semantic, r = two_axes(fake_logits(inputs, prompt, head, tokens[-1], distances))
+            distances = torch.linspace(
+                float(seen.min()), float(seen.max()), len(tokens), dtype=torch.float64
+            )
+            position, semantic, r = two_axes(
+                fake_logits(inputs, prompt, head, tokens[-1], distances)
+            )
             assert_allclose(group["r"][prompt, 0, head], r, atol=1e-9)
             if prompt == 0:
                 assert_allclose(group["position_axis"][0, head], position, atol=1e-9)
@@ -113,7 +120,10 @@ def test_several_queries_are_averaged_and_missing_ones_left_out():
     for prompt, queries in ((0, (0, 1, 2)), (1, (19, 20, 21, 22, 23))):
         count = int(valid[prompt].sum())
         for head in range(4):
-            every = [two_axes(fake_logits(inputs, prompt, head, query, distances[:count]))[2] for query in queries]
+            every = [
+                two_axes(fake_logits(inputs, prompt, head, query, distances[:count]))[2]
+                for query in queries
+            ]
             assert_allclose(found[prompt, head], np.mean(every), atol=1e-10)
     assert_allclose(r_of(inputs, queries=500)[0], found[0], atol=1e-12)
 
@@ -122,12 +132,17 @@ def test_a_bias_by_distance_is_added_to_the_distances_it_belongs_to():
     inputs = with_holes(random_inputs(scheme="rope"))
     distance = torch.arange(24)[:, None] - torch.arange(24.0, dtype=torch.float64)
     slope = torch.tensor([0.3, -0.2, 1.0, 0.0], dtype=torch.float64)[:, None, None]
-    inputs = replace(inputs, position_logits=lambda rows: (-slope * distance[rows].abs().sqrt())[None])
+    inputs = replace(
+        inputs, position_logits=lambda rows: (-slope * distance[rows].abs().sqrt())[None]
+    )
     group = measured(inputs)
     valid = inputs.valid[0]
     distances = torch.arange(int(valid.sum()), dtype=torch.float64)
     for head in range(4):
-        logits = fake_logits(inputs, 0, head, 19, distances) - float(slope[head]) * distances.sqrt().numpy()[:, None]
+        logits = (
+            fake_logits(inputs, 0, head, 19, distances)
+            - float(slope[head]) * distances.sqrt().numpy()[:, None]
+        )
         position, semantic, r = two_axes(logits)
         assert_allclose(group["r"][0, 0, head], r, atol=1e-10)
         assert_allclose(group["position_axis"][0, head], position, atol=1e-10)
@@ -155,7 +170,9 @@ def test_float32_keeps_its_digits_when_the_mean_dwarfs_the_spread(mean):
 def test_many_tokens_go_through_in_blocks():
     inputs = random_inputs(prompts=1, heads=2, kv_heads=1, tokens=1300, d_head=4, scheme="rope")
     group = measured(inputs)
-    position, semantic, r = two_axes(fake_logits(inputs, 0, 1, 1299, torch.arange(1300, dtype=torch.float64)))
+    position, semantic, r = two_axes(
+        fake_logits(inputs, 0, 1, 1299, torch.arange(1300, dtype=torch.float64))
+    )
     assert_allclose(group["r"][0, 0, 1], r, atol=1e-9)
     assert_allclose(group["position_axis"][0, 1], position, atol=1e-9)
     assert_allclose(group["semantic_axis"][0, 1], semantic, atol=1e-9)
@@ -164,10 +181,14 @@ def test_many_tokens_go_through_in_blocks():
 def test_turns_are_rotations_by_the_distances_of_a_grid():
     frequencies = torch.tensor([0.0, 0.3, -7.0], dtype=torch.float64)
     valid = torch.tensor([[True] * 5 + [False]])
-    made = turns(torch.tensor([[-2.5]]).double(), torch.tensor([[1.5]]).double(), valid, frequencies)
+    made = turns(
+        torch.tensor([[-2.5]]).double(), torch.tensor([[1.5]]).double(), valid, frequencies
+    )
     angles = (-2.5 + 1.5 * np.arange(5))[:, None] * frequencies.numpy()
     rotations = np.array([[np.cos(angles), -np.sin(angles)], [np.sin(angles), np.cos(angles)]])
-    assert_allclose(made.squares[0, 0], np.einsum("abdr,ijds->abijrs", rotations, rotations), atol=1e-12)
+    assert_allclose(
+        made.squares[0, 0], np.einsum("abdr,ijds->abijrs", rotations, rotations), atol=1e-12
+    )
     assert_allclose(made.mean[0][0, 0, 0, :3], np.cos(angles).mean(0), atol=1e-12)
 
 

@@ -1,4 +1,6 @@
-"""gates: what CoPE counts and where position alone attends - closed forms, a slow reference, every variant captured, the official code."""
+"""gates: what CoPE counts and where position alone attends - closed forms, a slow reference, every
+variant captured, the official code.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,12 @@ from torch.testing import assert_close
 import repo_interp as ri
 from repo_interp.errors import InputError
 from repo_interp.measures.gates import Gates
-from repo_interp.measures.kernels.gate_sums import attention_from_position, gate_sums, gates_of_rows, last_segment_sums
+from repo_interp.measures.kernels.gate_sums import (
+    attention_from_position,
+    gate_sums,
+    gates_of_rows,
+    last_segment_sums,
+)
 from repo_interp.memory import working_memory
 from repo_interp.models.capture import capture
 from repo_interp.models.decoder import as_decoder
@@ -31,7 +38,11 @@ ROWS = torch.arange(24)
 def marked(inputs, kind="lines", starts=(), separators=()):
     """Spans as analyze hands them, the same in every prompt."""
     mask = torch.zeros_like(inputs.valid)
-    spans = {"separator": mask.clone(), f"segments.{kind}": inputs.valid, f"segments.{kind}.starts": mask.clone()}
+    spans = {
+        "separator": mask.clone(),
+        f"segments.{kind}": inputs.valid,
+        f"segments.{kind}.starts": mask.clone(),
+    }
     spans["separator"][:, list(separators)] = True
     spans[f"segments.{kind}.starts"][:, [0, *starts]] = True
     return spans
@@ -43,16 +54,21 @@ def concluded(inputs, spans, **options):
 
 
 def counting(where, tokens=24, heads=4):
-    """Inputs whose gates are open at `where` and shut elsewhere, and whose position logits prefer position 0 by far."""
+    """Inputs whose gates are open at `where` and shut elsewhere, and whose position logits prefer
+    position 0 by far.
+    """
     features = torch.full((2, 2, tokens, 8), -40.0, dtype=torch.float64)
     features[:, :, list(where)] = 40.0
     queries = torch.ones(2, heads, tokens, 8, dtype=torch.float64)
     weight = torch.zeros(9, 8, dtype=torch.float64)
     weight[0] = 10.0
-    return cope_inputs(queries=queries, gate_features=features, weight=weight, heads=heads, tokens=tokens)
+    return cope_inputs(
+        queries=queries, gate_features=features, weight=weight, heads=heads, tokens=tokens
+    )
 
 
-# closed forms ---------------------------------------------------------------------------------------------------------------------
+# closed forms
+# --------------------------------------------------------------------------------------------------
 
 
 def test_gates_are_half_where_queries_say_nothing():
@@ -69,7 +85,9 @@ def test_a_head_that_counts_separators_is_seen_to():
     assert_allclose(group["separator_share"], 1)
     assert_allclose(group["gate_by_token"].sel(key=[5, 11, 17]), 1)
     assert_allclose(group["gate_by_token"].sel(key=[0, 6, 23]), 0, atol=1e-12)
-    assert_allclose(group["counted"].sel(query=[4, 5, 16, 17, 23])[0, 0], [0, 1, 2, 3, 3], atol=1e-9)
+    assert_allclose(
+        group["counted"].sel(query=[4, 5, 16, 17, 23])[0, 0], [0, 1, 2, 3, 3], atol=1e-9
+    )
     assert_allclose(group["separator_share_chance"], 1 / 31)
     assert (group["separator_share_shuffled"] < 0.5).all()
     assert_array_equal(group["separator"].sum("key"), 3)
@@ -83,25 +101,37 @@ def test_a_head_that_counts_something_else_is_not():
 
 
 def test_attention_to_position_zero_stays_in_the_last_segment():
-    """Tokens behind an open gate are at position 0; the separator itself, which ends the segment before, is at 1."""
+    """Tokens behind an open gate are at position 0; the separator itself, which ends the segment
+    before, is at 1.
+    """
     inputs = counting((5, 11, 17, 23))
-    group = concluded(inputs, marked(inputs, starts=(6, 12, 18)), kinds=("lines", "blocks"), draws=30)
+    group = concluded(
+        inputs, marked(inputs, starts=(6, 12, 18)), kinds=("lines", "blocks"), draws=30
+    )
     lines = group.sel(kind="lines")
     # a query that is itself a separator has its whole line at position 1, and nothing at 0
     even = np.mean([(i % 6 + 1) / (i + 1) for i in range(6, 24)])
     expected = np.mean([(i % 6 + 1) / (i + 1) if i % 6 == 5 else 1 for i in range(6, 24)])
     assert_allclose(lines["last_segment_mass"], expected, atol=1e-9)
     assert_allclose(lines["last_segment_even"], even)
-    assert (lines["last_segment_shuffled"] < 0.85 * expected).all() and (lines["last_segment_shuffled"] > 1.2 * even).all()
+    assert (lines["last_segment_shuffled"] < 0.85 * expected).all() and (
+        lines["last_segment_shuffled"] > 1.2 * even
+    ).all()
     assert (lines["last_segment_queries"] == 18).all()
     assert np.isnan(group["last_segment_mass"].sel(kind="blocks")).all()
 
 
 def test_preferring_what_is_near_is_no_better_than_shuffled_segments():
-    """ALiBi stays in the last line more than even attention does, and as much in lines of the same lengths put elsewhere."""
+    """ALiBi stays in the last line more than even attention does, and as much in lines of the same
+    lengths put elsewhere.
+    """
     inputs = random_inputs(scheme="nope", tokens=60)
     distance = (torch.arange(60)[:, None] - torch.arange(60)).double()
-    inputs = replace(inputs, scheme="alibi", position_logits=lambda rows: -0.3 * distance[rows].expand(1, 4, -1, -1))
+    inputs = replace(
+        inputs,
+        scheme="alibi",
+        position_logits=lambda rows: -0.3 * distance[rows].expand(1, 4, -1, -1),
+    )
     group = concluded(inputs, marked(inputs, starts=range(6, 60, 6)), kinds=("lines",), draws=100)
     assert (group["last_segment_mass"] > 3 * group["last_segment_even"]).all()
     assert_allclose(group["last_segment_mass"], group["last_segment_shuffled"], rtol=0.03)
@@ -109,8 +139,17 @@ def test_preferring_what_is_near_is_no_better_than_shuffled_segments():
 
 
 def test_a_layer_without_gates_or_position_logits_is_nan():
-    group = concluded(random_inputs(scheme="repo"), marked(random_inputs(), starts=(4,), separators=(3,)), maps=2)
-    for name in ("gate_by_token", "counted", "separator_share", "last_segment_mass", "largest_position", "position_attention"):
+    group = concluded(
+        random_inputs(scheme="repo"), marked(random_inputs(), starts=(4,), separators=(3,)), maps=2
+    )
+    for name in (
+        "gate_by_token",
+        "counted",
+        "separator_share",
+        "last_segment_mass",
+        "largest_position",
+        "position_attention",
+    ):
         assert np.isnan(group[name]).all(), name
     with pytest.raises(ValueError, match="no gates"):
         gates_of_rows(random_inputs(), ROWS)
@@ -118,7 +157,8 @@ def test_a_layer_without_gates_or_position_logits_is_nan():
         attention_from_position(random_inputs(), ROWS)
 
 
-# slow references ------------------------------------------------------------------------------------------------------------------
+# slow references
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("window", [None, 7])
@@ -133,18 +173,25 @@ def test_everything_equals_the_pair_by_pair_sums(window):
         for i in range(24):
             for j in range(i + 1):
                 if valid[prompt, i] and valid[prompt, j] and (window is None or i - j < window):
-                    score = float(inputs.queries[prompt, head, i] @ inputs.keys[prompt, head // 2, j]) * inputs.logit_scale
+                    score = (
+                        float(inputs.queries[prompt, head, i] @ inputs.keys[prompt, head // 2, j])
+                        * inputs.logit_scale
+                    )
                     gate[i, j] = 1 / (1 + math.exp(-score))
         added = inputs.position_logits(ROWS)[prompt, head].numpy()
         logit[gate > 0] = added[gate > 0]
         here = found.sel(prompt=prompt, head=head)
         kept = valid[prompt].numpy()
-        assert_allclose(here["gate_by_token"][kept], gate.sum(0)[kept] / (gate > 0).sum(0)[kept], rtol=1e-5)
+        assert_allclose(
+            here["gate_by_token"][kept], gate.sum(0)[kept] / (gate > 0).sum(0)[kept], rtol=1e-5
+        )
         assert_allclose(here["gate_sum"][kept], gate.sum(1)[kept], rtol=1e-5)
         assert_allclose(here["counted"][kept], np.minimum(gate.sum(1), 3)[kept], rtol=1e-5)
         assert np.isnan(here["gate_sum"][~kept]).all() and (here["separator"][~kept] == -1).all()
         assert_allclose(here["separator_share"], gate[:, [8, 13]].sum() / gate.sum())
-        assert_allclose(here["separator_share_even"], (gate > 0)[:, [8, 13]].sum() / (gate > 0).sum())
+        assert_allclose(
+            here["separator_share_even"], (gate > 0)[:, [8, 13]].sum() / (gate > 0).sum()
+        )
         assert_allclose(here["separator_gate"], gate[:, [8, 13]][gate[:, [8, 13]] > 0].mean())
         others = np.delete(gate, [8, 13], axis=1)
         assert_allclose(here["other_gate"], others[others > 0].mean())
@@ -183,7 +230,9 @@ def test_official_positions_are_the_sums_of_the_gates():
     arrays = np.load(OFFICIAL / "cope.npz")
     tensors = {name: torch.as_tensor(arrays[name]) for name in ("q", "k", "pos", "bias")}
     inputs = replace(
-        random_inputs(prompts=2, heads=3, kv_heads=3, tokens=48, scheme="nope", dtype=torch.float32),
+        random_inputs(
+            prompts=2, heads=3, kv_heads=3, tokens=48, scheme="nope", dtype=torch.float32
+        ),
         queries=tensors["q"],
         keys=tensors["k"],
         gate_features=tensors["k"],
@@ -197,7 +246,8 @@ def test_official_positions_are_the_sums_of_the_gates():
     assert_allclose(np.nan_to_num(group["position_attention"]), expected, atol=1e-5)
 
 
-# capture, every variant -----------------------------------------------------------------------------------------------------------
+# capture, every variant
+# --------------------------------------------------------------------------------------------------
 
 VARIANTS = [
     (layout, options)
@@ -221,7 +271,9 @@ def awake(layout, options, family="llama"):
     generator = torch.Generator().manual_seed(3)
     for attention in as_decoder(model).layers:
         for name, parameter in attention.position_logits.named_parameters():
-            parameter.data = torch.randn(parameter.shape, generator=generator) * (0.5 if "map" in name else 0.2)
+            parameter.data = torch.randn(parameter.shape, generator=generator) * (
+                0.5 if "map" in name else 0.2
+            )
     return model
 
 
@@ -238,10 +290,16 @@ def test_capture_hands_over_what_the_gates_of_each_variant_look_at(layout, optio
     for attention in as_decoder(model).layers:
 
         def note(module, args, kwargs):
-            hidden[module.layer_idx] = kwargs["hidden_states"] if "hidden_states" in kwargs else args[0]
+            hidden[module.layer_idx] = (
+                kwargs["hidden_states"] if "hidden_states" in kwargs else args[0]
+            )
 
         handles.append(attention.module.register_forward_pre_hook(note, with_kwargs=True))
-        handles.append(attention.position_logits.register_forward_hook(lambda module, args, result: called.append(result)))
+        handles.append(
+            attention.position_logits.register_forward_hook(
+                lambda module, args, result: called.append(result)
+            )
+        )
     capture(model, tokens, valid, torch.arange(2), seen.append)
     for handle in handles:
         handle.remove()
@@ -252,12 +310,16 @@ def test_capture_hands_over_what_the_gates_of_each_variant_look_at(layout, optio
         if source == "separate_keys":
             expected = attention.position_logits.gate_projection(h)
         else:
-            expected = attention.module.v_proj(h) if source == "values" else attention.module.k_proj(h)
+            expected = (
+                attention.module.v_proj(h) if source == "values" else attention.module.k_proj(h)
+            )
         assert_close(inputs.gate_features, expected.view(2, 20, 2, 8).transpose(1, 2))
         rows = torch.arange(20)
         gates = gates_of_rows(inputs, rows)
         positions = gates.flip(-1).cumsum(-1).flip(-1).clamp(max=inputs.largest_position)
-        assert inputs.largest_position == (math.inf if layout in ("cope_mlp", "cope_alibi") else options.get("p_max", 128) - 1)
+        assert inputs.largest_position == (
+            math.inf if layout in ("cope_mlp", "cope_alibi") else options.get("p_max", 128) - 1
+        )
         by_map = attention.position_logits.position_map(inputs.queries, positions)
         visible = inputs.visible(rows)[:, None].expand_as(gates)
         assert_close(by_map[visible], added[visible], atol=1e-5, rtol=1e-5)
@@ -265,22 +327,45 @@ def test_capture_hands_over_what_the_gates_of_each_variant_look_at(layout, optio
         assert not attention.position_logits._forward_pre_hooks
 
 
-# through analyze ------------------------------------------------------------------------------------------------------------------
+# through analyze
+# --------------------------------------------------------------------------------------------------
 
-WORDS = ["Some", " words", " here", ".", " More", " words", "\n", "New", " line", "\n\n", "A", " paragraph", ".", " End", "."]
+WORDS = [
+    "Some",
+    " words",
+    " here",
+    ".",
+    " More",
+    " words",
+    "\n",
+    "New",
+    " line",
+    "\n\n",
+    "A",
+    " paragraph",
+    ".",
+    " End",
+    ".",
+]
 
 
 def prompts():
     generator = np.random.default_rng(0)
     return [
-        Prompt(tuple(generator.integers(3, 64, length).tolist()), token_text=tuple((WORDS * 2)[:length]))
+        Prompt(
+            tuple(generator.integers(3, 64, length).tolist()),
+            token_text=tuple((WORDS * 2)[:length]),
+        )
         for length in (30, 22, 26)
     ]
 
 
 def analysed(measure=None, **options):
     wrapped = ri.bridge(
-        awake("rope,cope,nope".replace("rope", "cope_rope").replace("nope", "cope_alibi"), {"gates": "separate_keys"})
+        awake(
+            "rope,cope,nope".replace("rope", "cope_rope").replace("nope", "cope_alibi"),
+            {"gates": "separate_keys"},
+        )
     )
     return ri.analyze(wrapped, prompts(), measures=(measure or Gates(maps=1),), **options)
 
@@ -292,12 +377,15 @@ def test_the_run_file_keeps_the_group(tmp_path):
     assert list(group["scheme"].values) == ["cope_rope", "cope", "cope_alibi"]
     assert group.attrs["maps"] == 1 and "lines" in group.attrs["kinds"]
     assert (
-        np.isfinite(group["position_attention"].sel(prompt=0)).any() and np.isnan(group["position_attention"].sel(prompt=1)).all()
+        np.isfinite(group["position_attention"].sel(prompt=0)).any()
+        and np.isnan(group["position_attention"].sel(prompt=1)).all()
     )
     first = group["separator"].sel(prompt=1)
     assert np.flatnonzero(first == 1).tolist() == [3, 6, 9, 12, 18, 21] and (first[22:] == -1).all()
     assert np.isfinite(group["separator_share"]).all()
-    assert np.isfinite(group["last_segment_mass"].sel(kind=["lines", "sentences", "paragraphs"])).all()
+    assert np.isfinite(
+        group["last_segment_mass"].sel(kind=["lines", "sentences", "paragraphs"])
+    ).all()
     assert ((group["separator_share_chance"] > 0) & (group["separator_share_chance"] <= 1)).all()
 
 

@@ -1,4 +1,6 @@
-"""Scores of heads: TransformerLens' definitions, slow references from whole patterns, and heads built by hand that get their scores."""
+"""Scores of heads: TransformerLens' definitions, slow references from whole patterns, and heads
+built by hand that get their scores.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,13 @@ from transformer_lens.head_detector import compute_head_attention_similarity_sco
 import repo_interp as ri
 from repo_interp.experiments import head_scores as scoring
 from repo_interp.experiments.head_scores import answers_of, head_scores, repeated_tokens
-from repo_interp.measures.kernels.head_patterns import ContentSums, departure_sums, detection_sums, distance_sums, place_sums
+from repo_interp.measures.kernels.head_patterns import (
+    ContentSums,
+    departure_sums,
+    detection_sums,
+    distance_sums,
+    place_sums,
+)
 from repo_interp.measures.kernels.mirror import mirror, mirror_score
 from repo_interp.models.wrapped import model_of
 from repo_interp.tasks import Prompt, make_task
@@ -25,7 +33,9 @@ THEIRS = ("previous_token", "duplicate_token", "induction")
 
 
 def random_pattern(tokens: int, heads: int = 3) -> torch.Tensor:
-    logits = torch.randn(1, heads, tokens, tokens).masked_fill(~torch.ones(tokens, tokens, dtype=torch.bool).tril(), -torch.inf)
+    logits = torch.randn(1, heads, tokens, tokens).masked_fill(
+        ~torch.ones(tokens, tokens, dtype=torch.bool).tril(), -torch.inf
+    )
     return logits.softmax(-1)
 
 
@@ -38,7 +48,11 @@ def test_detectors_are_those_of_transformer_lens(tokens):
         pattern = getattr(head_detector, f"get_{name}_head_detection_pattern")(given)
         for head in range(3):
             expected = compute_head_attention_similarity_score(
-                weights[0, head], pattern, exclude_bos=False, exclude_current_token=False, error_measure="mul"
+                weights[0, head],
+                pattern,
+                exclude_bos=False,
+                exclude_current_token=False,
+                error_measure="mul",
             )
             assert float(found[name][0, head]) / len(tokens) == pytest.approx(expected, abs=1e-6)
     assert found["sink"][0] == pytest.approx(weights[0, :, :, 0].sum(-1).double())
@@ -52,7 +66,9 @@ def test_scores_on_prompts_are_detect_head_of_the_bridge():
     plain = Prompt(tokens=prompt.tokens)
     found = head_scores(model_of(bridge), [plain], np.array([[5, 6, 7, 5, 6, 7]]))
     for name in THEIRS:
-        assert found[f"{name}_on_prompts"] == pytest.approx(detect_head(bridge, text, f"{name}_head").numpy(), abs=1e-5)
+        assert found[f"{name}_on_prompts"] == pytest.approx(
+            detect_head(bridge, text, f"{name}_head").numpy(), abs=1e-5
+        )
     assert not {"retrieval", "source_mass", "contribution", "mirror"} & set(found)
 
 
@@ -61,7 +77,11 @@ def test_rows_in_parts_and_whole_patterns_give_the_same_sums():
     rows = torch.arange(40)
     logits = inputs.logits(rows)
     weights = logits.softmax(-1)
-    whole, parts, content = [distance_sums(weights, rows), departure_sums(weights, logits)], [0.0, 0.0], []
+    whole, parts, content = (
+        [distance_sums(weights, rows), departure_sums(weights, logits)],
+        [0.0, 0.0],
+        [],
+    )
     for split in (40, 7):
         sums = ContentSums.empty(2, 40, rows.device)
         for part in rows.split(split):
@@ -79,12 +99,19 @@ def test_rows_in_parts_and_whole_patterns_give_the_same_sums():
         distance = sum(of_head[i, j] * (i - j) for i in range(40) for j in range(i + 1))
         entropy = -sum(p * math.log(p) for i in range(40) for p in of_head[i, : i + 1])
         assert float(whole[0][0, head]) == pytest.approx(distance)
-        assert float(whole[1][0, head]) == pytest.approx(sum(math.log(i + 1) for i in range(40)) - entropy)
-        centred = {(i, j): float(logits[0, head, i, j]) for i in range(2, 40) for j in range(1, i + 1)}
+        assert float(whole[1][0, head]) == pytest.approx(
+            sum(math.log(i + 1) for i in range(40)) - entropy
+        )
+        centred = {
+            (i, j): float(logits[0, head, i, j]) for i in range(2, 40) for j in range(1, i + 1)
+        }
         for i in range(2, 40):
             mean = np.mean([centred[i, j] for j in range(1, i + 1)])
             centred |= {(i, j): centred[i, j] - mean for j in range(1, i + 1)}
-        by_distance = [[value for (i, j), value in centred.items() if i - j == distance] for distance in range(39)]
+        by_distance = [
+            [value for (i, j), value in centred.items() if i - j == distance]
+            for distance in range(39)
+        ]
         explained = sum(len(values) * np.mean(values) ** 2 for values in by_distance)
         share = 1 - explained / sum(value**2 for value in centred.values())
         assert float(content[0][head]) == pytest.approx(share)
@@ -93,8 +120,14 @@ def test_rows_in_parts_and_whole_patterns_give_the_same_sums():
 def test_distance_alone_has_no_content_and_equal_weights_no_place():
     rows = torch.arange(30)
     sums = ContentSums.empty(1, 30, rows.device)
-    sums.add(-(0.3 * (rows[:, None] - rows).double()).masked_fill(rows[:, None] < rows, torch.inf)[None, None], rows)
-    assert float(sums.share()) > 0  # rows of different lengths have different means: only a row's own mean is taken away
+    sums.add(
+        -(0.3 * (rows[:, None] - rows).double()).masked_fill(rows[:, None] < rows, torch.inf)[
+            None, None
+        ],
+        rows,
+    )
+    # rows of different lengths have different means: only a row's own mean is taken away
+    assert float(sums.share()) > 0
     equal = torch.ones(30, 30, dtype=torch.double).tril()[None, None]
     places, counted = place_sums(equal / equal.sum(-1, keepdim=True), rows)
     parts = (places / counted)[0, 0]
@@ -108,8 +141,14 @@ def test_distance_alone_has_no_content_and_equal_weights_no_place():
 
 def test_random_tokens_are_all_different_where_there_are_enough_and_repeated_once():
     tokens = repeated_tokens(3, 10, 20, [0, 2], 1, seed=5)
-    assert tokens.shape == (3, 21) and (tokens[:, 0] == 1).all() and (tokens[:, 1:11] == tokens[:, 11:]).all()
-    assert all(len(set(row[1:11])) == 10 and not {0, 1, 2} & set(row[1:11]) for row in tokens.tolist())
+    assert (
+        tokens.shape == (3, 21)
+        and (tokens[:, 0] == 1).all()
+        and (tokens[:, 1:11] == tokens[:, 11:]).all()
+    )
+    assert all(
+        len(set(row[1:11])) == 10 and not {0, 1, 2} & set(row[1:11]) for row in tokens.tolist()
+    )
     assert (tokens == repeated_tokens(3, 10, 20, [0, 2], 1, seed=5)).all()
     few = repeated_tokens(1, 10, 4, [], None, seed=0)
     assert few.shape == (1, 20) and set(few[0]) <= {0, 1, 2, 3}
@@ -119,27 +158,37 @@ def test_mirrors_have_a_score_of_one_and_positions_of_words_alone_none():
     words, source, copy = ["a", "b", "a", "c", "c", "a", "b", "a"], [3, 2, 1, 0], [4, 5, 6, 7]
     assert mirror_score(mirror(np.array([0, 1, 2, 3, 3, 2, 1, 0.0]), words, source, copy)) == 1
     by_word = {"a": 0.0, "b": 4.0, "c": 9.0}
-    assert mirror_score(mirror(np.array([by_word[word] for word in words]), words, source, copy)) == 0
+    assert (
+        mirror_score(mirror(np.array([by_word[word] for word in words]), words, source, copy)) == 0
+    )
     assert mirror_score(mirror(np.zeros(8), words, source, copy)) == 0
     assert mirror_score(mirror(np.arange(8.0), words, source, copy)) < 0
 
 
 def test_where_no_word_is_there_twice_nothing_tells_a_mirror_from_positions_of_words():
-    """Found: a layer that reads embeddings alone, of any weights, had a score of 1, and no head could be beyond what twins reach."""
+    """Found: a layer that reads embeddings alone, of any weights, had a score of 1, and no head
+    could be beyond what twins reach.
+    """
     words, source, copy = ["a", "b", "c", "c", "b", "a"], [2, 1, 0], [3, 4, 5]
     assert np.isnan(mirror_score(mirror(np.array([0, 1, 2, 2, 1, 0.0]), words, source, copy)))
     bridge = ri.zoo("reversal/repo")
     task = make_task("reversal")
     prompts = task.prompts(8, test_set="8")
-    twice = [prompt for prompt in prompts if len({prompt.tokens[place] for place in prompt.spans["words"]}) < 8]
+    twice = [
+        prompt
+        for prompt in prompts
+        if len({prompt.tokens[place] for place in prompt.spans["words"]}) < 8
+    ]
     assert 0 < len(twice) < len(prompts)
     tokens = repeated_tokens(1, 8, task.vocabulary_size, [], None, seed=0)
-    all_of_them, of_twice = (head_scores(bridge, some, tokens)["mirror"] for some in (prompts, twice))
+    all_of_them, of_twice = (
+        head_scores(bridge, some, tokens)["mirror"] for some in (prompts, twice)
+    )
     np.testing.assert_array_equal(all_of_them, of_twice)
     assert abs(all_of_them[0]).max() < 1e-3 < all_of_them[2].min()
 
 
-# ---- answers --------------------------------------------------------------------------------------------------------
+# ---- answers -------------------------------------------------------------------------------------
 
 NEEDLE = Prompt(
     tokens=(1, 10, 11, 12, 13, 14, 20, 21, 22, 23, 24, 25, 26, 11, 12, 13, 14),
@@ -161,10 +210,16 @@ def reference(bridge, prompt: Prompt) -> tuple[np.ndarray, np.ndarray]:
         for head in range(heads):
             for place in prompt.generated:
                 row = pattern[head, place - 1]
-                mass[layer, head] += float(row[list(prompt.spans["needle"])].sum()) / len(prompt.generated)
+                mass[layer, head] += float(row[list(prompt.spans["needle"])].sum()) / len(
+                    prompt.generated
+                )
                 strongest = int(row.argmax())
                 said = int(logits[0, place - 1].argmax()) == prompt.tokens[place]
-                if said and strongest in prompt.spans["needle"] and prompt.tokens[strongest] == prompt.tokens[place]:
+                if (
+                    said
+                    and strongest in prompt.spans["needle"]
+                    and prompt.tokens[strongest] == prompt.tokens[place]
+                ):
                     retrieval[layer, head] += 1 / len(prompt.generated)
     return retrieval, mass
 
@@ -173,24 +228,38 @@ def reference(bridge, prompt: Prompt) -> tuple[np.ndarray, np.ndarray]:
 def test_retrieval_and_mass_are_those_of_whole_patterns(made, monkeypatch):
     monkeypatch.setattr(scoring, "CELLS", 200)
     torch.manual_seed(1)
-    bridge = hand_built(40, 46) if made == "hand" else ri.bridge(ri.reposition(tiny("llama"), "rope,repo,nope"))
+    bridge = (
+        hand_built(40, 46)
+        if made == "hand"
+        else ri.bridge(ri.reposition(tiny("llama"), "rope,repo,nope"))
+    )
     retrieval, mass = reference(bridge, NEEDLE)
     found = head_scores(model_of(bridge), [NEEDLE], repeated_tokens(2, 8, 40, [0], 1, 0))
     assert found["retrieval"] == pytest.approx(retrieval, abs=1e-6)
     assert found["source_mass"] == pytest.approx(mass, abs=1e-5)
     if made == "hand":
-        assert retrieval[1, 0] == 1 and retrieval.sum() == 1  # the induction head copies; no other head looks there
+        # the induction head copies; no other head looks there
+        assert retrieval[1, 0] == 1 and retrieval.sum() == 1
         contribution = found["contribution"]
         assert contribution[1, 0] > 0.5 and np.abs(np.delete(contribution.ravel(), 4)).max() < 1e-6
 
 
 def test_what_stands_in_the_source_and_what_is_the_token_itself():
     answers = answers_of(NEEDLE)
-    assert answers is not None and answers.rows.tolist() == [13, 14, 15] and answers.tokens.tolist() == [12, 13, 14]
-    assert answers.source.sum(-1).tolist() == [4, 4, 4] and answers.same.nonzero()[:, 1].tolist() == [3, 4, 5]
+    assert (
+        answers is not None
+        and answers.rows.tolist() == [13, 14, 15]
+        and answers.tokens.tolist() == [12, 13, 14]
+    )
+    assert answers.source.sum(-1).tolist() == [4, 4, 4] and answers.same.nonzero()[
+        :, 1
+    ].tolist() == [3, 4, 5]
     (reversal,) = make_task("reversal").prompts(1, test_set="4")
     of_words = answers_of(reversal)
-    assert of_words is not None and of_words.source.nonzero()[:, 1].tolist() == reversal.attributes["source"]
+    assert (
+        of_words is not None
+        and of_words.source.nonzero()[:, 1].tolist() == reversal.attributes["source"]
+    )
     assert answers_of(Prompt(tokens=(1, 2, 3))) is None
     assert answers_of(Prompt(tokens=(1, 2, 3), generated=(2,))) is None
 

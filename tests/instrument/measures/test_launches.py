@@ -1,4 +1,6 @@
-"""What measuring asks of an accelerator: operators, which cost a launch each whatever their size, and waits."""
+"""What measuring asks of an accelerator: operators, which cost a launch each whatever their size,
+and waits.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +22,28 @@ from repo_interp.measures.labels import Arrays, _Awaited
 from repo_interp.measures.three_axis import ThreeAxis
 from repo_interp.tasks.prompt import Prompt
 
-SEVEN = ("positions", "patterns", "attention_mass", "components", ThreeAxis(extras=()), "fake_distance", "rotation")
+SEVEN = (
+    "positions",
+    "patterns",
+    "attention_mass",
+    "components",
+    ThreeAxis(extras=()),
+    "fake_distance",
+    "rotation",
+)
 """Without the fit over learned positions, whose steps depend on how fast it converges."""
 MOST = 900
 """Operators of one layer more and its forward pass, within the memory of an accelerator."""
-WAITING = ("_local_scalar_dense", "nonzero", "equal", "is_nonzero", "_unique2", "unique_dim", "masked_select", "bincount")
+WAITING = (
+    "_local_scalar_dense",
+    "nonzero",
+    "equal",
+    "is_nonzero",
+    "_unique2",
+    "unique_dim",
+    "masked_select",
+    "bincount",
+)
 """Operators after which the processor has a number of the device, or must know one."""
 
 
@@ -37,14 +56,18 @@ class Counted(TorchDispatchMode):
 
     def __torch_dispatch__(self, operator, types, arguments=(), keywords=None):
         """Call `operator`."""
-        masks = operator is torch.ops.aten.index.Tensor and any(at is not None and at.dtype == torch.bool for at in arguments[1])
+        masks = operator is torch.ops.aten.index.Tensor and any(
+            at is not None and at.dtype == torch.bool for at in arguments[1]
+        )
         self.counts["nonzero" if masks else operator._schema.name.removeprefix("aten::")] += 1
         return operator(*arguments, **(keywords or {}))
 
 
 def launches(model, tokens, memory, layers=(0,)):
     drawn = torch.randint(3, 60, (tokens,), generator=torch.Generator().manual_seed(0)).tolist()
-    prompt = Prompt(tokens=tuple(drawn), spans={"needle": (3, 4)}, generated=(tokens - 2, tokens - 1))
+    prompt = Prompt(
+        tokens=tuple(drawn), spans={"needle": (3, 4)}, generated=(tokens - 2, tokens - 1)
+    )
     with ri.working_memory(memory), Counted() as counted:
         ri.analyze(model, [prompt], SEVEN, layers=layers, progress=lambda done, total: None)
     return counted.counts
@@ -64,13 +87,19 @@ def test_an_accelerators_memory_takes_few_launches_whatever_the_length():
     assert short == long
     assert long.total() <= MOST
     assert of_one_layer(model, 1024, 2**18).total() > 1.5 * long.total()
-    # Whether the inputs are finite, whether a head needs float64, how many components a head has for its closed form.
-    assert {name: count for name, count in long.items() if name in WAITING} == {"_local_scalar_dense": 3}
+    # Whether the inputs are finite, whether a head needs float64, how many components a head has
+    # for its closed form.
+    assert {name: count for name, count in long.items() if name in WAITING} == {
+        "_local_scalar_dense": 3
+    }
 
 
 def test_a_triangle_is_solved_by_few_launches_whatever_its_length():
     for tokens in (256, 1024):
-        system, sums = dissect(tokens, 1e-6, torch.device("cpu")), torch.ones(3 * tokens, 4, dtype=torch.float64)
+        system, sums = (
+            dissect(tokens, 1e-6, torch.device("cpu")),
+            torch.ones(3 * tokens, 4, dtype=torch.float64),
+        )
         with Counted() as counted:
             system.solve(sums)
         assert counted.counts.total() <= 80
@@ -80,9 +109,14 @@ def test_arrays_leave_an_accelerator_together():
     """Those of one kind in one copy, in the places that were kept for them."""
     both, other = torch.arange(12.0).view(2, 2, 3), torch.arange(4).double()
     first = Arrays(
-        {"a": (("layer", "head", "token"), _Awaited(both, (0,), 0)), "b": (("head", "layer", "token"), _Awaited(both, (1,), 1))}
+        {
+            "a": (("layer", "head", "token"), _Awaited(both, (0,), 0)),
+            "b": (("head", "layer", "token"), _Awaited(both, (1,), 1)),
+        }
     )
-    second = Arrays({"c": (("token", "layer"), _Awaited(other, (), 1)), "d": (("layer",), np.ones(1))})
+    second = Arrays(
+        {"c": (("token", "layer"), _Awaited(other, (), 1)), "d": (("layer",), np.ones(1))}
+    )
     assert first.values["a"][1].shape == (1, 2, 3) and first.values["b"][1].shape == (2, 1, 3)
     np.testing.assert_array_equal(first.values["b"][1][:, 0], both[1])
     np.testing.assert_array_equal(second.values["c"][1], other[:, None])
@@ -136,18 +170,38 @@ ALLOWED = {
 
 
 def waits(node, place=""):
-    """(function, word) of calls that wait for a device where their argument is there, and of indices of unknown length."""
+    """(function, word) of calls that wait for a device where their argument is there, and of
+    indices of unknown length.
+    """
     for child in ast.iter_child_nodes(node):
-        inner = f"{place}.{child.name}".lstrip(".") if isinstance(child, ast.FunctionDef | ast.ClassDef) else place
+        inner = (
+            f"{place}.{child.name}".lstrip(".")
+            if isinstance(child, ast.FunctionDef | ast.ClassDef)
+            else place
+        )
         inside = list(ast.walk(child))
-        calls = {each.func.attr for each in inside if isinstance(each, ast.Call) and isinstance(each.func, ast.Attribute)}
-        if isinstance(child, ast.Call) and isinstance(child.func, ast.Attribute) and child.func.attr in METHODS:
+        calls = {
+            each.func.attr
+            for each in inside
+            if isinstance(each, ast.Call) and isinstance(each.func, ast.Attribute)
+        }
+        if (
+            isinstance(child, ast.Call)
+            and isinstance(child.func, ast.Attribute)
+            and child.func.attr in METHODS
+        ):
             yield place, child.func.attr
-        if isinstance(child, ast.Call) and isinstance(child.func, ast.Name) and child.func.id in ("int", "float", "bool"):
+        if (
+            isinstance(child, ast.Call)
+            and isinstance(child.func, ast.Name)
+            and child.func.id in ("int", "float", "bool")
+        ):
             names = isinstance(child.args[0], ast.Name) and child.func.id == "bool"
             if names or calls & REDUCED or any(isinstance(each, ast.Subscript) for each in inside):
                 yield place, child.func.id
-        if isinstance(child, ast.Subscript) and any(isinstance(each, ast.Compare) for each in ast.walk(child.slice)):
+        if isinstance(child, ast.Subscript) and any(
+            isinstance(each, ast.Compare) for each in ast.walk(child.slice)
+        ):
             yield place, "mask"
         yield from waits(child, inner)
 
@@ -162,9 +216,20 @@ def test_nothing_waits_for_a_device_but_where_a_line_says_why():
 
 
 def test_waits_are_found():
-    lines = ("y = x.cpu()", "if bool(x.any()): z = x[x > 0]", "return x.sum().item(), int(x[0]), bool(y), float(x.max())")
+    lines = (
+        "y = x.cpu()",
+        "if bool(x.any()): z = x[x > 0]",
+        "return x.sum().item(), int(x[0]), bool(y), float(x.max())",
+    )
     code = "def f(x):\n" + "\n".join(f"    {line}" for line in lines)
-    assert {word for _, word in waits(ast.parse(code))} == {"cpu", "bool", "mask", "item", "int", "float"}
+    assert {word for _, word in waits(ast.parse(code))} == {
+        "cpu",
+        "bool",
+        "mask",
+        "item",
+        "int",
+        "float",
+    }
 
 
 class TooLarge(Reduction):
@@ -193,5 +258,8 @@ def test_out_of_memory_halves_the_blocks_and_begins_again():
 
 @pytest.mark.parametrize("bytes", [0, -1, 1.5, True, "1 GiB"])
 def test_working_memory_is_a_number_of_bytes(bytes):
-    with pytest.raises(ri.InputError, match="positive whole number of bytes"), ri.working_memory(bytes):
+    with (
+        pytest.raises(ri.InputError, match="positive whole number of bytes"),
+        ri.working_memory(bytes),
+    ):
         pass

@@ -1,7 +1,8 @@
-"""What every measure must keep to, whoever wrote it: parametrised over all measures that are known by name.
+"""What every measure must keep to, whoever wrote it: parametrised over all measures that are known
+by name.
 
-A measure of which nothing is said here must have every property in every variable. `DIFFERS` says what else is right, with the reason;
-`OPTIONS` asks a measure for all that it can measure.
+A measure of which nothing is said here must have every property in every variable. `DIFFERS` says
+what else is right, with the reason; `OPTIONS` asks a measure for all that it can measure.
 """
 
 from __future__ import annotations
@@ -26,8 +27,11 @@ from repo_interp.inputs import AttentionInputs, select_heads, select_prompts
 from repo_interp.measures.catalogue import measure_named, measure_names
 from repo_interp.measures.statistics import as_measure, merge, of_training_length
 
-MEASURES = tuple(name for name in measure_names() if not as_measure(measure_named(name)).needs.predictions)
-"""Of what layers compute; what reads the outputs of the pass alone has no positions and no heads."""
+MEASURES = tuple(
+    name for name in measure_names() if not as_measure(measure_named(name)).needs.predictions
+)
+"""Of what layers compute; what reads the outputs of the pass alone has no positions and no heads.
+"""
 DOCS = places.DOCS / "measures.md"
 TOKENS, LENGTHS, TRAINED_ON = 36, (36, 29, 33), 24
 """Three prompts, two of them padded on the right, of a model that was trained on shorter ones."""
@@ -38,9 +42,13 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "patterns": {"chunk_size": 8},
     "attention_rows": {"keys": 5},
     "components": {"curves": "head"},
-    "three_axis": {"axes": "first_prompt", "extras": ("attention", "position", "shuffled", "held_out")},
+    "three_axis": {
+        "axes": "first_prompt",
+        "extras": ("attention", "position", "shuffled", "held_out"),
+    },
     "fake_distance": {"queries": 2},
-    "rotation": {"prominence": 0.0, "stability": 100.0, "slow": 1e9, "still": 1e9},  # every component dominates, slowly
+    # every component dominates, slowly
+    "rotation": {"prominence": 0.0, "stability": 100.0, "slow": 1e9, "still": 1e9},
     "gates": {"maps": 1, "draws": 8},
     "segments": {"draws": 8},
 }
@@ -52,15 +60,25 @@ SCALED_OPTIONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"training_length": int(SCALE) * TRAINED_ON},
     ),  # stands for the positions of RoPE
     "rotation": ({"training_length": TRAINED_ON}, {"training_length": int(SCALE) * TRAINED_ON}),
-    "fake_distance": ({"distances": "positions"}, {"distances": "positions"}),  # in tokens they have no scale that could change
+    # in tokens they have no scale that could change
+    "fake_distance": ({"distances": "positions"}, {"distances": "positions"}),
 }
 """Parameters that are in positions, before and after positions are scaled."""
 
 DRAWN = "controls are drawn by the seed and the prompt's number"
 BY_NUMBER = {
-    "gates": ("separator_share_shuffled", "separator_share_chance", "last_segment_shuffled", "last_segment_chance"),
+    "gates": (
+        "separator_share_shuffled",
+        "separator_share_chance",
+        "last_segment_shuffled",
+        "last_segment_chance",
+    ),
     "segments": (
-        *(f"{score}_{kind}" for score in ("variance_between", "boundary_f1") for kind in ("shuffled", "chance")),
+        *(
+            f"{score}_{kind}"
+            for score in ("variance_between", "boundary_f1")
+            for kind in ("shuffled", "chance")
+        ),
         *(
             "boundary_f1",
             "boundary_f1_index",
@@ -72,9 +90,15 @@ Expected = Callable[[xr.DataArray], xr.DataArray] | None
 DIFFERS: dict[str, dict[str, dict[str, tuple[Expected, str]]]] = {
     "shift": {"positions": {"position": (lambda z: z + SHIFT, "it is what was shifted")}},
     "scale": {
-        "positions": {name: (lambda z: z * SCALE, "it is what was scaled") for name in ("position", "position_range")},
+        "positions": {
+            name: (lambda z: z * SCALE, "it is what was scaled")
+            for name in ("position", "position_range")
+        },
         "patterns": {
-            "sensitivity": (lambda grid: grid.shift(epsilon=2), "its grid of tolerances is in positions: 4 times is two on"),
+            "sensitivity": (
+                lambda grid: grid.shift(epsilon=2),
+                "its grid of tolerances is in positions: 4 times is two on",
+            ),
             "trend_slope": (lambda slope: slope * SCALE, "it is in positions per token"),
         },
         "components": {
@@ -91,9 +115,13 @@ DIFFERS: dict[str, dict[str, dict[str, tuple[Expected, str]]]] = {
         "components": {"distance_pairs": (lambda pairs: 2 * pairs, "it is a count")},
         **{name: dict.fromkeys(variables, (None, DRAWN)) for name, variables in BY_NUMBER.items()},
     },
-    "relabelling": {name: dict.fromkeys(variables, (None, DRAWN)) for name, variables in BY_NUMBER.items()},
+    "relabelling": {
+        name: dict.fromkeys(variables, (None, DRAWN)) for name, variables in BY_NUMBER.items()
+    },
     "layers": {
-        "patterns": dict.fromkeys(("pattern_share_all", "sensitivity"), (None, "it is over all layers")),
+        "patterns": dict.fromkeys(
+            ("pattern_share_all", "sensitivity"), (None, "it is over all layers")
+        ),
         "attention_mass": {"table": (None, "it is over all layers")},
         "components": {"distance_pairs": (None, "it is of the layer that sees most")},
     },
@@ -103,13 +131,21 @@ DIFFERS: dict[str, dict[str, dict[str, tuple[Expected, str]]]] = {
 
 @cache
 def layers(dtype: torch.dtype = torch.float64) -> tuple[AttentionInputs, ...]:
-    """A RoPE layer, one that learns positions and attends within a window, one that counts: all that a measure may meet."""
+    """A RoPE layer, one that learns positions and attends within a window, one that counts: all
+    that a measure may meet.
+    """
     valid = torch.arange(TOKENS) < torch.tensor(LENGTHS)[:, None]
-    shape: dict[str, Any] = {"prompts": len(LENGTHS), "tokens": TOKENS, "kv_heads": 2, "valid": valid}
+    shape: dict[str, Any] = {
+        "prompts": len(LENGTHS),
+        "tokens": TOKENS,
+        "kv_heads": 2,
+        "valid": valid,
+    }
     rope = random_inputs(scheme="rope", position_rows=1, **shape)
     index = torch.arange(TOKENS, dtype=torch.float64).expand(rope.positions.shape)
     steps = random_inputs(layer=1, seed=1, window=11, **shape)
-    learned = replace(steps, positions=(0.02 * steps.positions).cumsum(-1))  # 0.2 a step: constant, mono and hybrid chunks
+    # 0.2 a step: constant, mono and hybrid chunks
+    learned = replace(steps, positions=(0.02 * steps.positions).cumsum(-1))
     made = [replace(rope, positions=index), learned, replace(cope_inputs(seed=2, **shape), layer=2)]
     ids = torch.randint(0, 9, (len(LENGTHS), TOKENS), generator=torch.Generator().manual_seed(3))
     return tuple(cast(replace(inputs, tokens=ids), dtype) for inputs in made)
@@ -120,16 +156,25 @@ def cast(inputs: AttentionInputs, dtype: torch.dtype) -> AttentionInputs:
     logits = inputs.position_logits
     return replace(
         inputs,
-        **{name: None if getattr(inputs, name) is None else getattr(inputs, name).to(dtype) for name in names},
+        **{
+            name: None if getattr(inputs, name) is None else getattr(inputs, name).to(dtype)
+            for name in names
+        },
         position_logits=None if logits is None else lambda rows: logits(rows).to(dtype),
     )
 
 
 def spans_of(kinds: Sequence[str]) -> dict[str, torch.Tensor]:
     """Marks of every kind, at other places in every prompt, none on padding."""
-    spans = {name: torch.zeros(len(LENGTHS), TOKENS, dtype=torch.bool) for name in ("needle", "query", "generated", "separator")}
+    spans = {
+        name: torch.zeros(len(LENGTHS), TOKENS, dtype=torch.bool)
+        for name in ("needle", "query", "generated", "separator")
+    }
     for kind in kinds:
-        spans |= {f"segments.{kind}{part}": torch.zeros(len(LENGTHS), TOKENS, dtype=torch.bool) for part in ("", ".starts")}
+        spans |= {
+            f"segments.{kind}{part}": torch.zeros(len(LENGTHS), TOKENS, dtype=torch.bool)
+            for part in ("", ".starts")
+        }
     for prompt, length in enumerate(LENGTHS):
         spans["needle"][prompt, 3 + prompt : 7] = True
         spans["query"][prompt, length - 9 : length - 5] = True
@@ -138,13 +183,19 @@ def spans_of(kinds: Sequence[str]) -> dict[str, torch.Tensor]:
         for number, kind in enumerate(kinds):
             spans[f"segments.{kind}"][prompt, number : length - 2] = True
             spans[f"segments.{kind}.starts"][prompt, [number, 9 + number, 16 + prompt, 23]] = True
-    spans["rest"] = (torch.arange(TOKENS) < torch.tensor(LENGTHS)[:, None]) & ~torch.stack([*spans.values()][:3]).any(0)
+    spans["rest"] = (torch.arange(TOKENS) < torch.tensor(LENGTHS)[:, None]) & ~torch.stack(
+        [*spans.values()][:3]
+    ).any(0)
     return spans
 
 
 def made(name: str, **options):
     measure = of_training_length(as_measure(measure_named(name)), TRAINED_ON)
-    return replace(measure, **(OPTIONS.get(name, {}) | options)) if OPTIONS.get(name) or options else measure
+    return (
+        replace(measure, **(OPTIONS.get(name, {}) | options))
+        if OPTIONS.get(name) or options
+        else measure
+    )
 
 
 def concluded(measure, given: Sequence[AttentionInputs], spans=None) -> xr.Dataset:
@@ -152,7 +203,9 @@ def concluded(measure, given: Sequence[AttentionInputs], spans=None) -> xr.Datas
     return measure.conclude(merge([measure.observe(inputs, spans) for inputs in given]))
 
 
-def assert_same(group: xr.Dataset, expected: xr.Dataset, differs=None, rtol=1e-5, atol=1e-6) -> None:
+def assert_same(
+    group: xr.Dataset, expected: xr.Dataset, differs=None, rtol=1e-5, atol=1e-6
+) -> None:
     """The same variables with the same axes, labels and values, or those that `differs` says."""
     assert set(group.data_vars) == set(expected.data_vars)
     compared = 0
@@ -162,10 +215,16 @@ def assert_same(group: xr.Dataset, expected: xr.Dataset, differs=None, rtol=1e-5
             continue
         wanted = change(values).transpose(*group[name].dims)
         known = (
-            wanted.notnull() if change(values) is not values and wanted.dtype.kind == "f" and "epsilon" in wanted.dims else True
+            wanted.notnull()
+            if change(values) is not values
+            and wanted.dtype.kind == "f"
+            and "epsilon" in wanted.dims
+            else True
         )
         for axis, labels in wanted.coords.items():
-            assert group[name][axis].values.tolist() == labels.values.tolist(), f"{name}: labels of {axis}"
+            assert group[name][axis].values.tolist() == labels.values.tolist(), (
+                f"{name}: labels of {axis}"
+            )
         assert group[name].dtype == wanted.dtype, name
         got = group[name].where(known) if known is not True else group[name]
         if wanted.dtype.kind in "fiub":
@@ -198,7 +257,10 @@ def test_something_is_measured(whole):
 
 def test_shift_of_positions(name, whole):
     """Attention sees differences of positions alone."""
-    shifted = [inputs if inputs.positions is None else replace(inputs, positions=inputs.positions + SHIFT) for inputs in layers()]
+    shifted = [
+        inputs if inputs.positions is None else replace(inputs, positions=inputs.positions + SHIFT)
+        for inputs in layers()
+    ]
     assert_same(concluded(made(name), shifted), whole, DIFFERS["shift"].get(name))
 
 
@@ -208,7 +270,9 @@ def test_scale_of_positions(name):
     scaled = [
         inputs
         if inputs.positions is None
-        else replace(inputs, positions=inputs.positions * SCALE, frequencies=inputs.frequencies / SCALE)
+        else replace(
+            inputs, positions=inputs.positions * SCALE, frequencies=inputs.frequencies / SCALE
+        )
         for inputs in layers()
     ]
     expected = concluded(made(name, **before), layers()) if before else group_of(name)
@@ -220,13 +284,17 @@ def test_permutation_of_heads(name, whole):
     order = [2, 0, 3, 1]
     group = concluded(made(name), [select_heads(inputs, order) for inputs in layers()])
     permuted = {
-        key: values.isel(head=order).assign_coords(head=values["head"].values) if "head" in values.dims else values
+        key: values.isel(head=order).assign_coords(head=values["head"].values)
+        if "head" in values.dims
+        else values
         for key, values in whole.data_vars.items()
     }
     assert_same(group, xr.Dataset(permuted))
 
 
-def prompts_of(inputs: AttentionInputs, rows: Sequence[int], numbers: Sequence[int]) -> AttentionInputs:
+def prompts_of(
+    inputs: AttentionInputs, rows: Sequence[int], numbers: Sequence[int]
+) -> AttentionInputs:
     return replace(select_prompts(inputs, list(rows)), prompts=torch.tensor(numbers))
 
 
@@ -236,15 +304,26 @@ def with_spans(measure, rows: Sequence[int]):
 
 def test_order_of_prompts_within_a_batch(name, whole):
     rows, measure = (1, 2, 0), made(name)
-    assert_same(concluded(measure, [prompts_of(inputs, rows, rows) for inputs in layers()], with_spans(measure, rows)), whole)
+    assert_same(
+        concluded(
+            measure,
+            [prompts_of(inputs, rows, rows) for inputs in layers()],
+            with_spans(measure, rows),
+        ),
+        whole,
+    )
 
 
 def test_numbers_of_prompts(name, whole):
-    """What is measured of a prompt does not depend on which one it is; the first one stays the first."""
+    """What is measured of a prompt does not depend on which one it is; the first one stays the
+    first.
+    """
     measure = made(name)
     group = concluded(measure, [prompts_of(inputs, (0, 1, 2), (0, 2, 1)) for inputs in layers()])
     moved = {
-        key: values.sel(prompt=[0, 2, 1]).assign_coords(prompt=values.prompt.values) if "prompt" in values.dims else values
+        key: values.sel(prompt=[0, 2, 1]).assign_coords(prompt=values.prompt.values)
+        if "prompt" in values.dims
+        else values
         for key, values in whole.data_vars.items()
     }
     assert_same(group, xr.Dataset(moved), DIFFERS["relabelling"].get(name))
@@ -258,7 +337,9 @@ def test_duplication_of_prompts(name, whole):
     differs = DIFFERS["duplication"].get(name, {})
     for prompts in ([0, 1, 2], [3, 4, 5]):
         halves = {
-            key: values.sel(prompt=prompts).assign_coords(prompt=[0, 1, 2]) if "prompt" in values.dims else values
+            key: values.sel(prompt=prompts).assign_coords(prompt=[0, 1, 2])
+            if "prompt" in values.dims
+            else values
             for key, values in group.data_vars.items()
         }
         expected = whole
@@ -270,7 +351,9 @@ def test_duplication_of_prompts(name, whole):
         assert_same(xr.Dataset(halves), expected, differs)
 
 
-@pytest.mark.parametrize("batches", [((2,), (0, 1)), ((1,), (0,), (2,))], ids=["two batches", "one by one"])
+@pytest.mark.parametrize(
+    "batches", [((2,), (0, 1)), ((1,), (0,), (2,))], ids=["two batches", "one by one"]
+)
 def test_batches_merge_in_any_order_without_their_padding(name, whole, batches):
     """Batch size, order of merging, and a batch as wide as its longest prompt."""
     measure, parts = made(name), []
@@ -308,10 +391,14 @@ def padded(inputs: AttentionInputs, left: int, right: int) -> AttentionInputs:
         inputs,
         queries=pad(inputs.queries, (0, 0, left, right), value=nan),
         keys=pad(inputs.keys, (0, 0, left, right), value=nan),
-        positions=None if inputs.positions is None else pad(inputs.positions, (left, right), value=nan),
+        positions=None
+        if inputs.positions is None
+        else pad(inputs.positions, (left, right), value=nan),
         valid=pad(inputs.valid, (left, right)),
         tokens=pad(inputs.tokens, (left, right)),
-        gate_features=None if inputs.gate_features is None else pad(inputs.gate_features, (0, 0, left, right), value=nan),
+        gate_features=None
+        if inputs.gate_features is None
+        else pad(inputs.gate_features, (0, 0, left, right), value=nan),
         position_logits=None if logits is None else wide_logits,
     )
 
@@ -322,14 +409,21 @@ OF_LENGTHS = ("distance", "chunk", "distance_block", "rank")
 
 @pytest.mark.parametrize(("left", "right"), [(5, 0), (3, 4)], ids=["left", "both sides"])
 def test_padding(name, whole, left, right):
-    """Padding is as if it were not there: axes of tokens begin `left` later, axes of distances stay where they are."""
+    """Padding is as if it were not there: axes of tokens begin `left` later, axes of distances stay
+    where they are.
+    """
     measure = made(name)
-    spans = {key: torch.nn.functional.pad(mask, (left, right)) for key, mask in spans_of(measure.needs.segments).items()}
+    spans = {
+        key: torch.nn.functional.pad(mask, (left, right))
+        for key, mask in spans_of(measure.needs.segments).items()
+    }
     wide = concluded(measure, [padded(inputs, left, right) for inputs in layers()], spans)
     narrow = {}
     for key, values in wide.data_vars.items():
         for axis in set(values.dims) & set(OF_TOKENS):
-            values = values.assign_coords({axis: values[axis] - left}).sel({axis: whole[key][axis].values})
+            values = values.assign_coords({axis: values[axis] - left}).sel(
+                {axis: whole[key][axis].values}
+            )
         for axis in set(values.dims) & set(OF_LENGTHS):
             values = values.sel({axis: whole[key][axis].values})
         narrow[key] = values
@@ -352,7 +446,9 @@ def test_layers_that_were_asked_for(name, whole):
         assert_same(group, whole.sel(layer=[layer]), differs)
 
 
-@pytest.mark.parametrize("name", [name for name in MEASURES if name not in ("maps", "gates", "segments")], indirect=True)
+@pytest.mark.parametrize(
+    "name", [name for name in MEASURES if name not in ("maps", "gates", "segments")], indirect=True
+)
 @pytest.mark.parametrize("softcap", [None, 1.0])
 def test_tensors_are_made_where_the_inputs_are(name, softcap):
     """What is made without a device lands on the default one: here one that holds no data."""
@@ -363,15 +459,23 @@ def test_tensors_are_made_where_the_inputs_are(name, softcap):
     assert_same(measure.conclude(merge(elsewhere)), concluded(measure, inputs))
 
 
-@pytest.mark.parametrize("name", [name for name in MEASURES if name not in ("attention_rows", "gates")], indirect=True)
+@pytest.mark.parametrize(
+    "name", [name for name in MEASURES if name not in ("attention_rows", "gates")], indirect=True
+)
 @pytest.mark.parametrize("scheme", ["repo", "nope"])
 def test_nothing_of_the_size_of_a_map_is_made(name, scheme):
     """The two left out make as many rows at a time as a budget allows."""
     tokens = 640
-    inputs = random_inputs(1, 1, 1, tokens, d_head=4, scheme=scheme, window=560, dtype=torch.float32)
+    inputs = random_inputs(
+        1, 1, 1, tokens, d_head=4, scheme=scheme, window=560, dtype=torch.float32
+    )
     marks = {"needle": slice(3, 9), "generated": slice(tokens - 5, tokens), "rest": slice(9, 560)}
     measure = made(name)
-    kinds = {f"segments.{kind}{part}": slice(4, 620, 9) for kind in measure.needs.segments for part in ("", ".starts")}
+    kinds = {
+        f"segments.{kind}{part}": slice(4, 620, 9)
+        for kind in measure.needs.segments
+        for part in ("", ".starts")
+    }
     spans = {mark: torch.zeros_like(inputs.valid) for mark in (*marks, *kinds, "separator")}
     for mark, where in (marks | kinds | {"separator": slice(5, 620, 9)}).items():
         spans[mark][:, where] = True
@@ -381,10 +485,16 @@ def test_nothing_of_the_size_of_a_map_is_made(name, scheme):
 
 
 def documented(name: str) -> dict[str, tuple[str, ...]]:
-    """Axes, unit and long name of the variables of a measure of ours, as the tables of docs/measures.md have them."""
+    """Axes, unit and long name of the variables of a measure of ours, as the tables of
+    docs/measures.md have them.
+    """
     page = DOCS.read_text(encoding="utf-8")
     _, begin, rest = page.partition(f"<!-- made: variables {name} -->")
-    rows = re.findall(r"^\| `(\w+)` \| (.*?) \| (.*?) \| (.*) \|$", rest.partition("<!-- end -->")[0], re.MULTILINE)
+    rows = re.findall(
+        r"^\| `(\w+)` \| (.*?) \| (.*?) \| (.*) \|$",
+        rest.partition("<!-- end -->")[0],
+        re.MULTILINE,
+    )
     assert rows or not begin
     return {variable: tuple(cells) for variable, *cells in rows}
 
@@ -395,5 +505,7 @@ def test_every_variable_is_named_and_as_documented(name, whole):
         unit, text = values.attrs["units"], values.attrs["long_name"]
         assert unit and text, variable
         if variable in table:
-            assert (", ".join(values.dims) or "-", unit, text.replace("|", "\\|")) == table[variable], variable
+            assert (", ".join(values.dims) or "-", unit, text.replace("|", "\\|")) == table[
+                variable
+            ], variable
     assert name not in OWN[entry_points.MEASURES] or len(set(table) & set(whole.data_vars)) > 1

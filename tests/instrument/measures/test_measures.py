@@ -1,4 +1,6 @@
-"""positions, patterns, attention_mass: closed forms and invariants, a slow reference, the authors' numbers; exact merging."""
+"""positions, patterns, attention_mass: closed forms and invariants, a slow reference, the authors'
+numbers; exact merging.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,8 @@ ANALYSIS = np.load(OFFICIAL / "expected_analysis.npz")
 VALID = torch.ones(64, dtype=torch.bool)
 
 
-# positions ------------------------------------------------------------------------------------------------------------------------
+# positions
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["repo_mha", "repo_scaled", "multihead_continuous"])
@@ -36,7 +39,9 @@ def test_ranges_are_the_authors(name):
     expected = ANALYSIS[f"{name}/range_d"]
     for row, layer in enumerate(np.load(OFFICIAL / name / "expected.npz")["repo_layers"]):
         inputs = official_inputs(name, int(layer))
-        assert_allclose(position_range(inputs.positions, inputs.valid[:, None]), expected[row], rtol=1e-6)
+        assert_allclose(
+            position_range(inputs.positions, inputs.valid[:, None]), expected[row], rtol=1e-6
+        )
 
 
 def test_heads_that_share_a_key_are_listed_each_and_padding_is_nan():
@@ -55,12 +60,17 @@ def test_a_layer_without_positions_has_nan():
     assert np.isnan(group["position"]).all() and np.isnan(group["position_range"]).all()
 
 
-# patterns -------------------------------------------------------------------------------------------------------------------------
+# patterns
+# --------------------------------------------------------------------------------------------------
 
 
 def pattern_of(chunk, **options):
     positions = torch.as_tensor(chunk, dtype=torch.float64)
-    return int(chunk_patterns(positions, torch.ones(len(chunk), dtype=torch.bool), len(chunk), **options)[0])
+    return int(
+        chunk_patterns(positions, torch.ones(len(chunk), dtype=torch.bool), len(chunk), **options)[
+            0
+        ]
+    )
 
 
 def wandering(rows, tokens=64):
@@ -76,7 +86,9 @@ def test_the_three_patterns():
     assert pattern_of(3 + 0.15 * wave) == 0
     assert pattern_of(np.arange(16.0)) == pattern_of(-np.arange(16.0)) == 1
     assert pattern_of(5 * wave) == 2
-    assert pattern_of(np.r_[np.arange(15.0), 14.0]) == 2, "equal neighbours are not strictly increasing"
+    assert pattern_of(np.r_[np.arange(15.0), 14.0]) == 2, (
+        "equal neighbours are not strictly increasing"
+    )
 
 
 def test_constant_is_asked_first_and_its_edge_belongs_to_it():
@@ -133,11 +145,17 @@ def test_shares_count_what_was_labelled_and_all_is_over_learned_layers():
         for head in range(4):
             for code, pattern in enumerate(("constant", "mono", "hybrid")):
                 share = (found[:, head] == code).mean()
-                assert_allclose(group["pattern_share"].sel(layer=layer, head=head, pattern=pattern), share)
-    overall = json.loads((OFFICIAL / "expected_analysis.json").read_text())["repo_mha"]["positions"]["overall"]
+                assert_allclose(
+                    group["pattern_share"].sel(layer=layer, head=head, pattern=pattern), share
+                )
+    overall = json.loads((OFFICIAL / "expected_analysis.json").read_text())["repo_mha"][
+        "positions"
+    ]["overall"]
     for pattern in ("constant", "mono", "hybrid"):
         assert_allclose(group["pattern_share_all"].sel(pattern=pattern), overall[pattern])
-        assert_allclose(group["sensitivity"].sel(chunk_size=16, epsilon=0.2, pattern=pattern), overall[pattern])
+        assert_allclose(
+            group["sensitivity"].sel(chunk_size=16, epsilon=0.2, pattern=pattern), overall[pattern]
+        )
     assert_allclose(group["sensitivity"].sum("pattern"), 1)
     constant = group["sensitivity"].sel(pattern="constant")
     assert (constant.diff("epsilon") >= 0).all() and constant.diff("epsilon").max() > 0
@@ -161,7 +179,9 @@ def test_the_trend_is_the_rank_correlation_with_the_index_and_its_null_that_of_p
     ]
     positions = torch.as_tensor(np.broadcast_to(np.array(heads, float), (2, 5, 200)).copy())
     positions[1, :, 150:] = torch.nan
-    inputs = dataclasses.replace(random_inputs(heads=5, kv_heads=5, valid=valid), positions=positions)
+    inputs = dataclasses.replace(
+        random_inputs(heads=5, kv_heads=5, valid=valid), positions=positions
+    )
     measure = Patterns()
     group = measure.conclude(measure.observe(inputs, {})).isel(layer=0)
     for prompt, count in enumerate((200, 150)):
@@ -169,12 +189,20 @@ def test_the_trend_is_the_rank_correlation_with_the_index_and_its_null_that_of_p
             z = heads[head][:count]
             own = group.sel(prompt=prompt, head=head)
             assert float(own["trend"]) == pytest.approx(spearmanr(z, index[:count]).statistic)
-            assert float(own["trend_slope"]) == pytest.approx(np.polyfit(index[:count], z, 1)[0], abs=1e-12)
-        drawn = [abs(spearmanr(random.permutation(heads[3][:count]), index[:count]).statistic) for _ in range(300)]
-        assert float(group["trend_null"].sel(prompt=prompt)) == pytest.approx(np.quantile(drawn, 0.95), rel=0.2), (
-            "ties change little"
-        )
-    chunks = [spearmanr(heads[1][at : at + 16], range(16)).statistic for at in (*range(0, 192, 16), *range(0, 144, 16))]
+            assert float(own["trend_slope"]) == pytest.approx(
+                np.polyfit(index[:count], z, 1)[0], abs=1e-12
+            )
+        drawn = [
+            abs(spearmanr(random.permutation(heads[3][:count]), index[:count]).statistic)
+            for _ in range(300)
+        ]
+        assert float(group["trend_null"].sel(prompt=prompt)) == pytest.approx(
+            np.quantile(drawn, 0.95), rel=0.2
+        ), "ties change little"
+    chunks = [
+        spearmanr(heads[1][at : at + 16], range(16)).statistic
+        for at in (*range(0, 192, 16), *range(0, 144, 16))
+    ]
     assert float(group["chunk_trend"].sel(head=1)) == pytest.approx(np.mean(chunks))
     assert group["trend"].sel(head=4).isnull().all() and np.isnan(group["chunk_trend"].sel(head=4))
     assert group["counts_tokens"].values.tolist() == [1, 1, 0, 0, -1]
@@ -184,10 +212,15 @@ def test_a_head_counts_where_every_prompt_is_beyond_both_limits():
     trend = np.array([[0.9, -0.9, 0.9, np.nan], [0.81, -0.85, 0.7, 0.9]])
     assert counts_tokens(trend, np.array([0.1, 0.2])).tolist() == [True, True, False, False]
     assert not counts_tokens(trend, np.array([0.1, 0.95])).any()
-    assert trend_null(2) == 1 and np.isnan(trend_null(1)) and trend_null(1000) == trend_null(1000) < 0.08
+    assert (
+        trend_null(2) == 1
+        and np.isnan(trend_null(1))
+        and trend_null(1000) == trend_null(1000) < 0.08
+    )
 
 
-# attention mass -------------------------------------------------------------------------------------------------------------------
+# attention mass
+# --------------------------------------------------------------------------------------------------
 
 
 def spans_of(prompts, tokens, **named):
@@ -199,7 +232,9 @@ def spans_of(prompts, tokens, **named):
 
 
 def test_uniform_attention_gives_each_span_its_share_of_the_past():
-    inputs = dataclasses.replace(random_inputs(), queries=torch.zeros(2, 4, 24, 8, dtype=torch.float64))
+    inputs = dataclasses.replace(
+        random_inputs(), queries=torch.zeros(2, 4, 24, 8, dtype=torch.float64)
+    )
     spans = spans_of(2, 24, needle=[3, 4], query=[10], generated=[19])
     own = AttentionMass(rows="generated")
     group = own.conclude(own.observe(inputs, spans))
@@ -216,16 +251,21 @@ def test_chance_is_what_equal_weights_give_also_within_a_window(rows):
     measure = AttentionMass(rows=rows)
     spans = spans_of(2, 24, needle=[8, 13, 14], rest=list(range(8)), generated=[20, 21])
     random = measure.conclude(measure.observe(random_inputs(window=9), spans))
-    even = dataclasses.replace(random_inputs(window=9), queries=torch.zeros(2, 4, 24, 8, dtype=torch.float64))
+    even = dataclasses.replace(
+        random_inputs(window=9), queries=torch.zeros(2, 4, 24, 8, dtype=torch.float64)
+    )
     masses = measure.conclude(measure.observe(even, spans))["mass"]
     assert_allclose(
-        random["chance"].transpose("prompt", "layer", "span"), masses.isel(head=0).transpose("prompt", "layer", "span")
+        random["chance"].transpose("prompt", "layer", "span"),
+        masses.isel(head=0).transpose("prompt", "layer", "span"),
     )
 
 
 def test_mass_over_a_partition_is_one_and_over_the_future_zero():
     inputs = random_inputs(window=9)
-    spans = spans_of(2, 24, early=list(range(12)), late=list(range(12, 20)), future=[22, 23], generated=[20, 21])
+    spans = spans_of(
+        2, 24, early=list(range(12)), late=list(range(12, 20)), future=[22, 23], generated=[20, 21]
+    )
     group = AttentionMass().conclude(AttentionMass().observe(inputs, spans))
     assert_allclose(group["mass"].sum("span"), 1)
     assert_allclose(group["mass"].sel(span="future"), 0)
@@ -239,8 +279,14 @@ def slow_mass(inputs, rows, span):
             kv = h * keys.shape[1] // queries.shape[1]
             for i in rows:
                 seen = [j for j in range(i + 1) if inputs.valid[p, j]]
-                weights = np.exp([float(queries[p, h, i] @ keys[p, kv, j]) * inputs.logit_scale for j in seen])
-                result[p, h] += sum(w for w, j in zip(weights, seen, strict=True) if j in span) / weights.sum() / len(rows)
+                weights = np.exp(
+                    [float(queries[p, h, i] @ keys[p, kv, j]) * inputs.logit_scale for j in seen]
+                )
+                result[p, h] += (
+                    sum(w for w, j in zip(weights, seen, strict=True) if j in span)
+                    / weights.sum()
+                    / len(rows)
+                )
     return result
 
 
@@ -248,7 +294,9 @@ def slow_mass(inputs, rows, span):
 @pytest.mark.parametrize("rows", ["generated", "producing"])
 def test_mass_equals_the_slow_reading(kv_heads, position_rows, rows):
     inputs = random_inputs(kv_heads=kv_heads, position_rows=position_rows)
-    inputs = dataclasses.replace(inputs, valid=inputs.valid.index_fill(1, torch.tensor([22, 23]), False))
+    inputs = dataclasses.replace(
+        inputs, valid=inputs.valid.index_fill(1, torch.tensor([22, 23]), False)
+    )
     spans = spans_of(2, 24, needle=[3, 7, 8], generated=[19, 20, 21])
     group = AttentionMass(rows=rows).conclude(AttentionMass(rows=rows).observe(inputs, spans))
     expected = slow_mass(inputs, [19, 20, 21] if rows == "generated" else [18, 19, 20], {3, 7, 8})
@@ -260,7 +308,9 @@ def test_a_span_that_a_prompt_has_not_is_nan_there_and_left_out_of_the_mean():
     spans["needle"][1] = False
     group = AttentionMass().conclude(AttentionMass().observe(random_inputs(), spans))
     assert np.isnan(group["mass"].sel(span="needle", prompt=1)).all()
-    assert_allclose(group["table"].sel(span="needle"), 100 * group["mass"].sel(span="needle", prompt=0).mean())
+    assert_allclose(
+        group["table"].sel(span="needle"), 100 * group["mass"].sel(span="needle", prompt=0).mean()
+    )
 
 
 def test_rows_that_produced_the_first_token_do_not_exist():
@@ -275,12 +325,17 @@ def test_span_mass_asks_for_no_map(monkeypatch):
     inputs = random_inputs(prompts=1, tokens=512)
     asked = []
     original = type(inputs).logits
-    monkeypatch.setattr(type(inputs), "logits", lambda self, rows: (asked.append(len(rows)), original(self, rows))[1])
+    monkeypatch.setattr(
+        type(inputs),
+        "logits",
+        lambda self, rows: (asked.append(len(rows)), original(self, rows))[1],
+    )
     span_mass(inputs, torch.tensor([500, 511]), torch.ones(1, 512, dtype=torch.bool))
     assert asked == [2]
 
 
-# merging --------------------------------------------------------------------------------------------------------------------------
+# merging
+# --------------------------------------------------------------------------------------------------
 
 
 def test_the_same_prompt_is_not_counted_twice():
@@ -292,7 +347,10 @@ def test_the_same_prompt_is_not_counted_twice():
 def test_sums_add_where_axes_grow():
     def part(distances):
         return Statistics(
-            sums=xr.Dataset({"s": (("layer", "distance"), np.ones((1, distances)))}, {"layer": [0], "distance": range(distances)})
+            sums=xr.Dataset(
+                {"s": (("layer", "distance"), np.ones((1, distances)))},
+                {"layer": [0], "distance": range(distances)},
+            )
         )
 
     assert merge([part(2), part(4), part(3)]).sums["s"].values.tolist() == [[3, 3, 2, 1]]
@@ -300,30 +358,57 @@ def test_sums_add_where_axes_grow():
 
 
 def test_labels_in_another_order_keep_their_values():
-    """Ends that look like a run of places are none where the places between are in another order."""
-    one = Statistics(sums=xr.Dataset({"s": (("layer", "span"), [[1.0, 2, 3, 4]])}, {"layer": [0], "span": list("acbd")}))
-    two = Statistics(sums=xr.Dataset({"s": (("layer", "span"), [[10.0]])}, {"layer": [0], "span": ["e"]}))
+    """Ends that look like a run of places are none where the places between are in another
+    order.
+    """
+    one = Statistics(
+        sums=xr.Dataset(
+            {"s": (("layer", "span"), [[1.0, 2, 3, 4]])}, {"layer": [0], "span": list("acbd")}
+        )
+    )
+    two = Statistics(
+        sums=xr.Dataset({"s": (("layer", "span"), [[10.0]])}, {"layer": [0], "span": ["e"]})
+    )
     merged = merge([one, two]).sums["s"].sel(layer=0)
-    assert {str(span): float(merged.sel(span=span)) for span in "abcde"} == {"a": 1, "b": 3, "c": 2, "d": 4, "e": 10}
+    assert {str(span): float(merged.sel(span=span)) for span in "abcde"} == {
+        "a": 1,
+        "b": 3,
+        "c": 2,
+        "d": 4,
+        "e": 10,
+    }
 
 
 @pytest.mark.parametrize("scheme", ["nope", "repo"])
 def test_of_tokens_that_are_all_equal_nothing_is_said_where_only_rounding_varies(scheme):
     bridge = ri.bridge(repositioned(scheme))
     run = ri.analyze(bridge, [[7] * 20], ("components", "three_axis", "rotation"))
-    for group, name in (("components", "vaf"), ("components", "vaf_band"), ("components", "vaf_curve"), ("three_axis", "r")):
+    for group, name in (
+        ("components", "vaf"),
+        ("components", "vaf_band"),
+        ("components", "vaf_curve"),
+        ("three_axis", "r"),
+    ):
         assert run[group][name].isnull().all(), name
-    assert run["three_axis"]["r_position"].isnull().all() and run["rotation"]["closed_form_r"].isnull().all()
+    assert (
+        run["three_axis"]["r_position"].isnull().all()
+        and run["rotation"]["closed_form_r"].isnull().all()
+    )
     alone = ri.analyze(bridge, [[5]], ("components", "three_axis", "rotation"))
     assert alone["components"]["vaf"].isnull().all() and alone["three_axis"]["r"].isnull().all()
     atlas = ri.analyze(bridge, [[7] * 20], (), experiments=[Atlas(twins=1, sequences=1)])["atlas"]
     assert "content" not in atlas or atlas["content"].isnull().all()
-    assert np.isfinite(ri.analyze(bridge, [[7] * 19 + [8]], ("components",))["components"]["vaf"]).any(), "one other token varies"
+    assert np.isfinite(
+        ri.analyze(bridge, [[7] * 19 + [8]], ("components",))["components"]["vaf"]
+    ).any(), "one other token varies"
 
 
 def test_a_row_that_varies_by_rounding_has_no_variance_between_segments():
     row, edges = torch.full((1, 12), 0.7), torch.tensor([[4]])
     row[0, 6:] += 4e-7
-    assert variance_between(row, edges).isnan().all() and variance_between(1000 * row, edges).isnan().all()
+    assert (
+        variance_between(row, edges).isnan().all()
+        and variance_between(1000 * row, edges).isnan().all()
+    )
     row[0, 6:] += 1e-4
     assert float(variance_between(row, edges)) == pytest.approx(0.5, abs=0.01)  # 3 of 8 against 4

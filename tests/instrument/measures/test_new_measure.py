@@ -1,4 +1,6 @@
-"""A measure of ours is one file and one line of `entry_points.OWN`: a measure with everything that one can declare, through the command."""
+"""A measure of ours is one file and one line of `entry_points.OWN`: a measure with everything that
+one can declare, through the command.
+"""
 
 from __future__ import annotations
 
@@ -17,13 +19,22 @@ from repo_interp.experiments import Experiment, Plan
 from repo_interp.measures.catalogue import measure_named, measure_names
 from repo_interp.measures.kernels.logit_sums import LogitSums, logit_sums
 from repo_interp.measures.labels import described, of_layer
-from repo_interp.measures.statistics import Measure, Needs, Statistics, as_measure, merge, of_training_length
+from repo_interp.measures.statistics import (
+    Measure,
+    Needs,
+    Statistics,
+    as_measure,
+    merge,
+    of_training_length,
+)
 from repo_interp.tasks import Prompt
 
 
 @dataclass(frozen=True)
 class Walk(Measure):
-    """The file: the longest step of a head's positions, in training lengths, where a line begins; positions of the first prompt."""
+    """The file: the longest step of a head's positions, in training lengths, where a line begins;
+    positions of the first prompt.
+    """
 
     training_length: int | None = None
     kinds: tuple[str, ...] = ("lines",)
@@ -38,18 +49,26 @@ class Walk(Measure):
         steps = inputs.head_positions.double().diff(dim=-1).abs()
         begins = torch.stack([spans[f"segments.{kind}.starts"][:, 1:] for kind in self.kinds], 1)
         longest = (steps[:, :, None] * begins[:, None]).amax(-1) / self.training_length
-        labelled = of_layer(inputs, ("prompt", "layer", "head", "kind"), longest, kind=list(self.kinds))
+        labelled = of_layer(
+            inputs, ("prompt", "layer", "head", "kind"), longest, kind=list(self.kinds)
+        )
         row, first = inputs.row_of_first_prompt, xr.Dataset()
         if row is not None:
-            first["first"] = of_layer(inputs, ("layer", "head", "token"), inputs.head_positions[row])
+            first["first"] = of_layer(
+                inputs, ("layer", "head", "token"), inputs.head_positions[row]
+            )
         return Statistics(per_prompt=xr.Dataset({"longest": labelled}), first_prompt=first)
 
     def conclude(self, statistics):
         longest, first = statistics.per_prompt["longest"], statistics.first_prompt["first"]
         return xr.Dataset(
             {
-                "longest": described(longest, "longest step at the beginning of a segment", "training lengths"),
-                "first": described(first, "position of each token of the first prompt", "positions"),
+                "longest": described(
+                    longest, "longest step at the beginning of a segment", "training lengths"
+                ),
+                "first": described(
+                    first, "position of each token of the first prompt", "positions"
+                ),
             }
         )
 
@@ -70,17 +89,39 @@ def test_it_is_known_by_name_and_its_fields_are_its_parameters(walk):
 @pytest.mark.usefixtures("no_figures")
 def test_the_command_measures_it_like_any_other(walk, tmp_path):
     options = ["--count", "3", "--batch-size", "2", "--set", "walk.kinds=lines,sentences"]
-    assert main(["analyze", "niah/rope", "--measures", "positions,walk", *options, "--out", str(tmp_path / "run")]) == 0
+    assert (
+        main(
+            [
+                "analyze",
+                "niah/rope",
+                "--measures",
+                "positions,walk",
+                *options,
+                "--out",
+                str(tmp_path / "run"),
+            ]
+        )
+        == 0
+    )
     run = ri.read_run(tmp_path / "run")
     walked, positions = run["walk"].to_dataset(), run["positions"]["position"]
-    assert walked.attrs["kinds"] == ["lines", "sentences"] and walked.attrs["training_length"] == run.attrs["training_length"]
-    assert walked["longest"].dims == ("prompt", "layer", "head", "kind") and "scheme" in walked.coords
+    assert (
+        walked.attrs["kinds"] == ["lines", "sentences"]
+        and walked.attrs["training_length"] == run.attrs["training_length"]
+    )
+    assert (
+        walked["longest"].dims == ("prompt", "layer", "head", "kind") and "scheme" in walked.coords
+    )
     np.testing.assert_array_equal(walked["first"], positions.sel(prompt=0))
-    assert set(np.unique(walked["longest"] * run.attrs["training_length"])) <= {0, 1}  # a step of the token index
+    # a step of the token index
+    assert set(np.unique(walked["longest"] * run.attrs["training_length"])) <= {0, 1}
 
 
 def test_the_first_prompt_is_merged_from_the_one_batch_that_holds_it():
-    empty, own = Statistics(), Statistics(first_prompt=xr.Dataset({"first": ("layer", [2.0])}, {"layer": [0]}))
+    empty, own = (
+        Statistics(),
+        Statistics(first_prompt=xr.Dataset({"first": ("layer", [2.0])}, {"layer": [0]})),
+    )
     assert merge([empty, own, empty]).first_prompt["first"].values.tolist() == [2.0]
     with pytest.raises(ValueError, match="observed twice"):
         merge([own, own])
@@ -97,7 +138,11 @@ def test_an_object_with_the_parts_alone_needs_nothing_more():
             return statistics.sums
 
     measure = as_measure(Parts())
-    assert (measure.name, measure.needs, measure.parameters) == ("parts", Needs(spans=("needle",)), {"width": 2})
+    assert (measure.name, measure.needs, measure.parameters) == (
+        "parts",
+        Needs(spans=("needle",)),
+        {"width": 2},
+    )
     assert of_training_length(measure, 8) is measure and as_measure(measure) is measure
     assert measure.conclude(measure.observe(None, {}))["s"].values.tolist() == [1.0]  # pyright: ignore[reportArgumentType]
 
@@ -106,9 +151,17 @@ TOKENS = torch.randint(3, 64, (2, 20), generator=torch.Generator().manual_seed(1
 
 
 class Foreign(Measure):
-    """Another package's, which does `act` when it observes a layer, or where it asks for reductions."""
+    """Another package's, which does `act` when it observes a layer, or where it asks for
+    reductions.
+    """
 
-    def __init__(self, act=lambda inputs, spans: None, name="foreign", variable="square", ask=lambda inputs: ()):
+    def __init__(
+        self,
+        act=lambda inputs, spans: None,
+        name="foreign",
+        variable="square",
+        ask=lambda inputs: (),
+    ):
         self.act, self.name, self.variable, self.ask = act, name, variable, ask
 
     @property
@@ -122,12 +175,18 @@ class Foreign(Measure):
         self.act(inputs, spans)
         return Statistics(
             per_prompt=xr.Dataset(
-                {"square": of_layer(inputs, ("prompt", "layer", "head"), inputs.queries.square().sum((-1, -2)))}
+                {
+                    "square": of_layer(
+                        inputs, ("prompt", "layer", "head"), inputs.queries.square().sum((-1, -2))
+                    )
+                }
             )
         )
 
     def conclude(self, statistics):
-        return xr.Dataset({self.variable: described(statistics.per_prompt["square"], "square", "1")})
+        return xr.Dataset(
+            {self.variable: described(statistics.per_prompt["square"], "square", "1")}
+        )
 
 
 def in_place(name):
@@ -135,7 +194,10 @@ def in_place(name):
 
 
 CHANGES = {
-    **{name: (in_place(name), name) for name in ("queries", "keys", "positions", "frequencies", "valid", "tokens", "prompts")},
+    **{
+        name: (in_place(name), name)
+        for name in ("queries", "keys", "positions", "frequencies", "valid", "tokens", "prompts")
+    },
     "a view": (lambda inputs, spans: inputs.queries[:, 0].add_(1), "queries"),
     "a span": (lambda inputs, spans: spans["words"].zero_(), "words"),
 }
@@ -143,7 +205,9 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("case", CHANGES)
-def test_a_measure_that_changes_what_others_see_is_refused_by_name_and_the_model_stays_as_it_was(case):
+def test_a_measure_that_changes_what_others_see_is_refused_by_name_and_the_model_stays_as_it_was(
+    case,
+):
     """Found: positions of the next layer moved by 2.3, and the run said nothing."""
     act, name = CHANGES[case]
     model = repositioned("repo")
@@ -151,7 +215,9 @@ def test_a_measure_that_changes_what_others_see_is_refused_by_name_and_the_model
     with torch.no_grad():
         before = model(TOKENS).logits
     with pytest.raises(
-        ri.InputError, match=rf"^the measure 'foreign' changes {name} in place, which the model and other measures"
+        ri.InputError,
+        match=rf"^the measure 'foreign' changes {name} in place, which the model and other "
+        r"measures",
     ):
         ri.analyze(model, prompts, ["three_axis", Foreign(act), "positions"], batch_size=2)
     with torch.no_grad():
@@ -162,14 +228,18 @@ def test_what_torch_does_not_count_is_changed_for_that_measure_alone():
     model = repositioned("repo")
 
     def act(inputs, spans):
-        for made in (inputs.rotated_queries, logit_sums(inputs).square):  # of the inputs, for whoever asks again
+        # of the inputs, for whoever asks again
+        for made in (inputs.rotated_queries, logit_sums(inputs).square):
             made.zero_()
         for seen in (inputs.queries, inputs.keys, inputs.positions, inputs.frequencies):
             seen.numpy()[...] = 0
 
     with torch.no_grad():
         before = model(TOKENS).logits
-    alone, beside = (ri.analyze(model, TOKENS, [*others, "three_axis", "positions"]) for others in ([], [Foreign(act)]))
+    alone, beside = (
+        ri.analyze(model, TOKENS, [*others, "three_axis", "positions"])
+        for others in ([], [Foreign(act)])
+    )
     for name in ("three_axis", "positions"):
         xr.testing.assert_identical(alone[name].to_dataset(), beside[name].to_dataset())
     with torch.no_grad():
@@ -193,17 +263,34 @@ def test_reductions_and_inference_mode_are_no_way_around():
             ri.analyze(repositioned("rope"), TOKENS, [foreign, "three_axis"])
 
 
-NAMES = ("", ".", "a/b", "run", "checkpoint", "dtype", "training_step", "positions", "effects", "scores", 3)
+NAMES = (
+    "",
+    ".",
+    "a/b",
+    "run",
+    "checkpoint",
+    "dtype",
+    "training_step",
+    "positions",
+    "effects",
+    "scores",
+    3,
+)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_names_that_a_run_keeps_or_cannot_hold_are_refused(name):
-    """Found: results of that name vanished from the run, stood in the place of others, or no comparison could be made."""
+    """Found: results of that name vanished from the run, stood in the place of others, or no
+    comparison could be made.
+    """
     model = repositioned("rope")
     with pytest.raises(ri.InputError, match="which a run keeps for something else or cannot hold"):
         ri.analyze(model, TOKENS, [Foreign(name=name)])
     if name not in ("checkpoint", "dtype", "training_step", "positions", "effects", "scores"):
-        with pytest.raises(ri.InputError, match=r"a variable of the measure 'foreign' has the name .*, which a run keeps"):
+        with pytest.raises(
+            ri.InputError,
+            match=r"a variable of the measure 'foreign' has the name .*, which a run keeps",
+        ):
             ri.analyze(model, TOKENS, [Foreign(variable=name)])
 
 
@@ -213,10 +300,17 @@ def test_an_experiment_cannot_put_a_group_in_the_place_of_a_measures():
         name = "taking"
 
         def plan(self, *given):
-            group = xr.Dataset({"x": ("layer", [1.0], {"long_name": "x", "units": "1"})}, {"layer": [0]})
+            group = xr.Dataset(
+                {"x": ("layer", [1.0], {"long_name": "x", "units": "1"})}, {"layer": [0]}
+            )
             return Plan(self, (4,), lambda *how: {"positions": group})
 
-    with pytest.raises(ri.InputError, match="a group of the experiment 'taking' has the name 'positions', which a run keeps"):
+    with pytest.raises(
+        ri.InputError,
+        match="a group of the experiment 'taking' has the name 'positions', which a run keeps",
+    ):
         ri.analyze(repositioned("rope"), TOKENS, ["positions"], experiments=[Taking()])
-    with pytest.raises(ri.InputError, match="the experiment 'taking' has the name 'taking', which a run keeps"):
+    with pytest.raises(
+        ri.InputError, match="the experiment 'taking' has the name 'taking', which a run keeps"
+    ):
         ri.analyze(repositioned("rope"), TOKENS, [Foreign(name="taking")], experiments=[Taking()])

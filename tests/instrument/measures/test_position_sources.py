@@ -1,4 +1,6 @@
-"""What positions read: those made of known parts get the shares they must, as a slow fit by dense least squares does."""
+"""What positions read: those made of known parts get the shares they must, as a slow fit by dense
+least squares does.
+"""
 
 from __future__ import annotations
 
@@ -40,10 +42,11 @@ PROMPTS, TOKENS, WORDS = 10, 96, 12
 
 
 def made(seed=0, prompts=PROMPTS):
-    """Inputs of one layer whose heads read one thing each, and the spans that say where lines begin.
+    """Inputs of one layer whose heads read one thing each, and the spans that say where lines
+    begin.
 
-    Heads: token, index, segment (place in the line), previous token, noise, token + previous, constant, token shifted by
-    another number for each prompt.
+    Heads: token, index, segment (place in the line), previous token, noise, token + previous,
+    constant, token shifted by another number for each prompt.
     """
     random = np.random.default_rng(seed)
     ids = random.integers(3, 3 + WORDS, (prompts, TOKENS))
@@ -69,7 +72,9 @@ def made(seed=0, prompts=PROMPTS):
         "segments.lines.starts": torch.as_tensor(starts),
         "rest": torch.ones(prompts, TOKENS, dtype=torch.bool),
     }
-    return replace(inputs, positions=torch.as_tensor(np.stack(heads, 1)), tokens=torch.as_tensor(ids)), spans
+    return replace(
+        inputs, positions=torch.as_tensor(np.stack(heads, 1)), tokens=torch.as_tensor(ids)
+    ), spans
 
 
 def part(inputs, spans, rows):
@@ -77,7 +82,10 @@ def part(inputs, spans, rows):
     return (
         replace(
             inputs,
-            **{name: getattr(inputs, name)[rows] for name in ("queries", "keys", "positions", "valid", "prompts", "tokens")},
+            **{
+                name: getattr(inputs, name)[rows]
+                for name in ("queries", "keys", "positions", "valid", "prompts", "tokens")
+            },
         ),
         {name: mask[rows] for name, mask in spans.items()},
     )
@@ -94,15 +102,28 @@ def group():
 
 
 def shares(group, head):
-    return dict(zip(group["source"].values.tolist(), group["share"].sel(head=head).values.tolist(), strict=True))
+    return dict(
+        zip(
+            group["source"].values.tolist(),
+            group["share"].sel(head=head).values.tolist(),
+            strict=True,
+        )
+    )
 
 
-@pytest.mark.parametrize(("head", "source"), list(enumerate(("token", "index", "segment", "previous"))))
+@pytest.mark.parametrize(
+    ("head", "source"), list(enumerate(("token", "index", "segment", "previous")))
+)
 def test_positions_of_one_source_are_its_own(group, head, source):
     found = shares(group, head)
     assert found.pop(source) > 0.95, found
-    assert all(-0.3 < share < 0.01 for share in found.values()), "few samples near the beginning: the index may mislead, no more"
-    assert group["alone"].sel(head=head, source=source) > FOLLOWS and group["r_squared"].sel(head=head) > 0.97
+    assert all(-0.3 < share < 0.01 for share in found.values()), (
+        "few samples near the beginning: the index may mislead, no more"
+    )
+    assert (
+        group["alone"].sel(head=head, source=source) > FOLLOWS
+        and group["r_squared"].sel(head=head) > 0.97
+    )
     assert group["alone_null"].sel(head=head, source=source) < 0.05
     assert int(group["follows_from_token"].sel(head=head)) == (source == "token")
 
@@ -111,14 +132,20 @@ def test_noise_is_left_and_what_two_sources_make_is_shared(group):
     noise = shares(group, 4)
     assert noise[REST] > 0.9 and group["r_squared"].sel(head=4) < 0.05
     both = shares(group, 5)
-    assert abs(both["token"] - 0.5) < 0.1 and abs(both["previous"] - 0.5) < 0.1 and both[REST] < 0.01
-    # noise is overfitted, and that is said: the held-out R squared of token effects, of which there are many, is below none
+    assert (
+        abs(both["token"] - 0.5) < 0.1 and abs(both["previous"] - 0.5) < 0.1 and both[REST] < 0.01
+    )
+    # noise is overfitted, and that is said: the held-out R squared of token effects, of which there
+    # are many, is below none
     assert float(group["alone"].sel(head=4, source="token")) < 0
 
 
 def test_what_the_number_of_a_line_repeats_of_the_index_is_the_indexs(group):
     own = group.sel(head=1)
-    assert float(own["share"].sel(source="index")) > 0.99 and float(own["alone"].sel(source="segment")) > 0.5
+    assert (
+        float(own["share"].sel(source="index")) > 0.99
+        and float(own["alone"].sel(source="segment")) > 0.5
+    )
     assert abs(float(own["share"].sel(source="segment"))) < 0.01
 
 
@@ -126,12 +153,16 @@ def test_shares_sum_to_one_and_without_the_rest_to_r_squared(group):
     known = [0, 1, 2, 3, 4, 5, 7]
     np.testing.assert_allclose(group["share"].sel(head=known).sum("source"), 1)
     np.testing.assert_allclose(
-        group["share"].sel(head=known, source=list(SOURCES)).sum("source"), group["r_squared"].sel(head=known)
+        group["share"].sel(head=known, source=list(SOURCES)).sum("source"),
+        group["r_squared"].sel(head=known),
     )
 
 
 def test_a_constant_head_has_no_variance_and_a_shift_of_a_prompt_is_none(group):
-    assert group["share"].sel(head=6).isnull().all() and int(group["follows_from_token"].sel(head=6)) == -1
+    assert (
+        group["share"].sel(head=6).isnull().all()
+        and int(group["follows_from_token"].sel(head=6)) == -1
+    )
     assert str(group["kind"].sel(head=6).values) == "other"
     np.testing.assert_allclose(group["share"].sel(head=7), group["share"].sel(head=0), atol=2e-3)
     assert int(group["follows_from_token"].sel(head=7)) == 1
@@ -143,8 +174,13 @@ def test_named_spans_are_segments_and_a_segment_is_asked_of_other_stretches():
     for row, begin in enumerate(np.random.default_rng(3).integers(5, 80, PROMPTS)):
         inside[row, begin : begin + 10] = True
     positions = torch.where(inside, 7.0, 0.0)[:, None].expand(-1, 8, -1).double()
-    named = concluded((replace(inputs, positions=positions), {**spans, "needle": inside, "needle.1": inside})).isel(layer=0)
-    assert float(named["share"].sel(head=0, source="segment")) > 0.95 and str(named["kind"].values[0]) == "places in segments"
+    named = concluded(
+        (replace(inputs, positions=positions), {**spans, "needle": inside, "needle.1": inside})
+    ).isel(layer=0)
+    assert (
+        float(named["share"].sel(head=0, source="segment")) > 0.95
+        and str(named["kind"].values[0]) == "places in segments"
+    )
     unnamed = concluded((replace(inputs, positions=positions), spans))
     assert float(unnamed["r_squared"].isel(layer=0).sel(head=0)) < 0.2
 
@@ -156,7 +192,8 @@ def test_tokens_that_no_other_stretch_holds_are_not_judged():
     odd = inputs.positions.clone()
     odd[3, :, 10:30] = 1e4  # nobody could know
     strange = concluded((replace(inputs, tokens=ids, positions=odd), spans)).isel(layer=0)
-    assert float(strange["counted_share"]) == pytest.approx(1 - 21 / (PROMPTS * (TOKENS - 1)))  # these, and the one behind them
+    # these, and the one behind them
+    assert float(strange["counted_share"]) == pytest.approx(1 - 21 / (PROMPTS * (TOKENS - 1)))
     assert int(strange["counted_tokens"]) == PROMPTS * (TOKENS - 1) - 21
 
 
@@ -166,7 +203,10 @@ def test_one_text_is_enough_and_a_copy_of_it_adds_nothing():
     both = concluded((replace(inputs, prompts=torch.arange(2)), spans))
     xr.testing.assert_identical(both, concluded(single))
     found = both.isel(layer=0)
-    assert float(found["alone"].sel(head=0, source="token")) > 0.8 and float(found["alone"].sel(head=1, source="index")) > FOLLOWS
+    assert (
+        float(found["alone"].sel(head=0, source="token")) > 0.8
+        and float(found["alone"].sel(head=1, source="index")) > FOLLOWS
+    )
     assert float(found["share"].sel(head=4, source=REST)) > 0.7
 
 
@@ -175,10 +215,17 @@ def test_layers_without_positions_heads_that_share_them_and_words_that_never_com
     one_row = replace(inputs, positions=inputs.positions[:, :1], layer=1)
     nope = replace(inputs, positions=None, frequencies=None, layer=2, scheme="nope")
     group = concluded((inputs, spans), (one_row, spans), (nope, spans))
-    assert group["share"].sel(layer=2).isnull().all() and (group["follows_from_token"].sel(layer=2) == -1).all()
+    assert (
+        group["share"].sel(layer=2).isnull().all()
+        and (group["follows_from_token"].sel(layer=2) == -1).all()
+    )
     assert (group["kind"].sel(layer=2) == "").all()
-    np.testing.assert_array_equal(group["share"].sel(layer=1), [group["share"].sel(layer=0, head=0)] * 8)
-    alone = concluded((replace(inputs, tokens=torch.arange(PROMPTS * TOKENS).reshape(PROMPTS, TOKENS)), spans)).isel(layer=0)
+    np.testing.assert_array_equal(
+        group["share"].sel(layer=1), [group["share"].sel(layer=0, head=0)] * 8
+    )
+    alone = concluded(
+        (replace(inputs, tokens=torch.arange(PROMPTS * TOKENS).reshape(PROMPTS, TOKENS)), spans)
+    ).isel(layer=0)
     assert alone["share"].isnull().all() and int(alone["counted_tokens"]) == 0
     assert str(alone["kind"].sel(head=1).values) == "counts tokens", "which needs no word twice"
     short = part(inputs, spans, np.arange(2))
@@ -191,32 +238,62 @@ def test_kinds_of_heads_are_what_they_were_made_to_be():
     ends = torch.roll(spans["segments.lines.starts"], -1, 1)
     random = torch.as_tensor(np.random.default_rng(1).normal(size=ends.shape))
     index = torch.arange(TOKENS).expand(PROMPTS, -1)
-    heads = torch.stack([2 * ends + random, random - 0.5 * index, inputs.positions[:, 0], random, 0.4 * ends + random], 1)
+    heads = torch.stack(
+        [
+            2 * ends + random,
+            random - 0.5 * index,
+            inputs.positions[:, 0],
+            random,
+            0.4 * ends + random,
+        ],
+        1,
+    )
     inputs = replace(inputs, positions=torch.cat([heads, heads[:, :3]], 1))
     group = concluded((inputs, spans), (replace(inputs, layer=1, scheme="rope"), spans))
     kinds = group["kind"].sel(layer=0).values.tolist()[:5]
     assert kinds == ["marks lines", "counts tokens", "places words", "other", "other"]
     assert (group["kind"].sel(layer=1) == "").all(), "the index is no position that is learned"
     # of the last tokens of lines but that of the prompt, by hand
-    marks, chosen = ends.numpy()[:, 1:].copy(), heads.numpy()[:, 0, 1:].astype(np.float32).astype(float)
+    marks, chosen = (
+        ends.numpy()[:, 1:].copy(),
+        heads.numpy()[:, 0, 1:].astype(np.float32).astype(float),
+    )
     marks[:, -1] = False
     by_hand = [(z[m].mean() - z[~m].mean()) / z.std() for z, m in zip(chosen, marks, strict=True)]
     assert float(group["line_step"].sel(layer=0, head=0)) == pytest.approx(np.mean(by_hand))
     drawn = []
     for seed in range(400):
         orders = np.random.default_rng(seed).permuted(chosen, axis=1)
-        drawn.append(np.mean([(z[m].mean() - z[~m].mean()) / z.std() for z, m in zip(orders, marks, strict=True)]))
+        drawn.append(
+            np.mean(
+                [(z[m].mean() - z[~m].mean()) / z.std() for z, m in zip(orders, marks, strict=True)]
+            )
+        )
     assert float(group["line_step_null"]) == pytest.approx(1.96 * np.std(drawn), rel=0.1)
 
 
 def test_a_kind_needs_its_null_its_threshold_and_the_largest_share():
-    share = np.array([[0.1, 0.1, 0.5, 0.1, 0.2], [0.1, 0.1, 0.5, 0.1, 0.2], [0.1, 0.6, 0.5, 0.1, 0.2], [np.nan] * 5])
+    share = np.array(
+        [
+            [0.1, 0.1, 0.5, 0.1, 0.2],
+            [0.1, 0.1, 0.5, 0.1, 0.2],
+            [0.1, 0.6, 0.5, 0.1, 0.2],
+            [np.nan] * 5,
+        ]
+    )
     alone = np.array([[0.1, 0.1, 0.4, 0.1, np.nan]] * 4)
     null = np.where(np.arange(4)[:, None] == 1, 0.45, np.zeros(5))
     counts, step = np.zeros(4, bool), np.array([0.0, 0.0, 1.2, np.nan])
-    assert head_kinds(counts, share, alone, null, step).tolist() == ["places words", "other", "marks lines", "other"]
+    assert head_kinds(counts, share, alone, null, step).tolist() == [
+        "places words",
+        "other",
+        "marks lines",
+        "other",
+    ]
     assert head_kinds(~counts, share, alone, null, step).tolist() == ["counts tokens"] * 4
-    assert head_kinds(counts, share, alone, null, step, 1.3).tolist()[2] == "other", "the segments lead, but explain .1 alone"
+    assert head_kinds(counts, share, alone, null, step, 1.3).tolist()[2] == "other", (
+        "the segments lead, but explain .1 alone"
+    )
 
 
 def test_long_prompts_are_thinned_by_their_content():
@@ -225,8 +302,17 @@ def test_long_prompts_are_thinned_by_their_content():
     statistics = measure.observe(inputs, spans).per_prompt
     assert statistics["value"].sizes["sample"] == 20
     index = statistics["ids"].values[:, 0, 2]
-    assert (np.diff(index, axis=1) > 0).all() and index.min() >= 1 and len(np.unique(index[0])) == 20
-    assert float(concluded((inputs, spans), measure=measure)["share"].isel(layer=0).sel(head=0, source="token")) > 0.8
+    assert (
+        (np.diff(index, axis=1) > 0).all() and index.min() >= 1 and len(np.unique(index[0])) == 20
+    )
+    assert (
+        float(
+            concluded((inputs, spans), measure=measure)["share"]
+            .isel(layer=0)
+            .sel(head=0, source="token")
+        )
+        > 0.8
+    )
 
 
 def test_token_ids_are_asked_for():
@@ -235,7 +321,8 @@ def test_token_ids_are_asked_for():
         PositionSources().observe(replace(inputs, tokens=None), spans)
 
 
-# the arithmetic -------------------------------------------------------------------------------------------------------------------
+# the arithmetic
+# --------------------------------------------------------------------------------------------------
 
 
 def test_errors_are_those_of_dense_least_squares():
@@ -244,7 +331,9 @@ def test_errors_are_those_of_dense_least_squares():
     prompts, words = np.repeat(np.arange(6), 50), random.integers(0, 9, count)
     folds, judged = (prompts + np.arange(count) // 10) % 3, random.random(count) < 0.9
     dense = np.concatenate([np.eye(6)[prompts], _piecewise(random.integers(-1, 70, count))], axis=1)
-    values = np.stack([words + dense[:, 6] + random.normal(size=count), random.normal(size=count)], axis=1)
+    values = np.stack(
+        [words + dense[:, 6] + random.normal(size=count), random.normal(size=count)], axis=1
+    )
     held_out = HeldOut(prompts, folds, judged, shrinkage)
     for categories in (np.eye(9)[words], np.zeros((count, 0))):
         columns = np.concatenate([dense, categories], axis=1)
@@ -257,7 +346,9 @@ def test_errors_are_those_of_dense_least_squares():
             missed[own] = values[own] - columns[own] @ slope
         for prompt in range(6):
             own = missed[judged & (prompts == prompt)]
-            for fold, square in zip(folds[judged & (prompts == prompt)], np.square(own - own.mean(0)), strict=True):
+            for fold, square in zip(
+                folds[judged & (prompts == prompt)], np.square(own - own.mean(0)), strict=True
+            ):
                 wanted[fold] += square
         found = held_out.errors(values, sparse.csr_array(dense), sparse.csr_array(categories))
         np.testing.assert_allclose(found, wanted)
@@ -278,7 +369,10 @@ def test_folds_are_prompts_where_these_are_many_and_short_else_stretches_of_them
     short = _folds(np.ones((10, 20), bool), 5).reshape(10, 20)
     assert (short == (np.arange(10) % 5)[:, None]).all()
     single = _folds(np.ones((1, 400), bool), 5)
-    assert np.bincount(single).tolist() == [80] * 5 and (np.diff(np.flatnonzero(np.diff(single))) == 40).all()
+    assert (
+        np.bincount(single).tolist() == [80] * 5
+        and (np.diff(np.flatnonzero(np.diff(single))) == 40).all()
+    )
     two = _folds(np.ones((2, 400), bool), 5).reshape(2, 400)
     assert (two[0] != two[1]).all(), "no place of the index is held out everywhere"
 
@@ -288,14 +382,22 @@ def test_only_the_most_frequent_previous_tokens_have_an_effect_of_their_own(monk
     assert _frequent(np.array([7, 5, 5, 9, 9, 9, 8])).tolist() == [-1, 5, 5, 9, 9, 9, -1]
 
 
-# models of the zoo ----------------------------------------------------------------------------------------------------------------
+# models of the zoo
+# --------------------------------------------------------------------------------------------------
 
 
 def test_the_zoos_mirror_reads_tokens_in_its_first_layer_and_places_in_the_next():
-    """What f_phi of layer 0 reads is the token's embedding: the trivial case. Later it reads where in the words a token stands."""
+    """What f_phi of layer 0 reads is the token's embedding: the trivial case.
+
+    Later it reads where in the words a token stands.
+    """
     task = ri.tasks.make_task("reversal")
-    group = ri.analyze(ri.zoo("reversal/repo"), task.prompts(12), ("position_sources",), batch_size=12)["position_sources"]
-    assert (group["follows_from_token"].sel(layer=0) == 1).all() and (group["alone"].sel(layer=0, source="token") > 0.98).all()
+    group = ri.analyze(
+        ri.zoo("reversal/repo"), task.prompts(12), ("position_sources",), batch_size=12
+    )["position_sources"]
+    assert (group["follows_from_token"].sel(layer=0) == 1).all() and (
+        group["alone"].sel(layer=0, source="token") > 0.98
+    ).all()
     assert (group["follows_from_token"].sel(layer=[1, 2, 3]) == 0).all()
     assert (group["alone"].sel(layer=[1, 2], source="segment") > FOLLOWS).all()
 
@@ -310,8 +412,13 @@ def test_gates_are_explained_where_gates_count():
         """The same of positions that are the gates."""
 
         def observe(self, inputs, spans):
-            own = gates.sel(layer=inputs.layer, prompt=inputs.prompts.tolist()).values[..., : inputs.valid.shape[1]]
-            return super().observe(replace(inputs, gate_features=None, positions=torch.as_tensor(np.nan_to_num(own))), spans)
+            own = gates.sel(layer=inputs.layer, prompt=inputs.prompts.tolist()).values[
+                ..., : inputs.valid.shape[1]
+            ]
+            return super().observe(
+                replace(inputs, gate_features=None, positions=torch.as_tensor(np.nan_to_num(own))),
+                spans,
+            )
 
     copied = ri.analyze(bridge, prompts, (Copied(),))["position_sources"]
     np.testing.assert_allclose(run["position_sources"]["share"], copied["share"], atol=1e-4)
@@ -322,8 +429,12 @@ def test_gates_are_explained_where_gates_count():
     data, _ = kinds_of_heads(run, PageOptions())
     assert data is not None and data["named"] == kinds.size
     first = data["gates"][0][0]
-    values = np.frombuffer(base64.b64decode(first["values"]), "<f4").reshape(max(first["row"]) + 1, -1)[first["row"]]
-    np.testing.assert_array_equal(values, gates.sel(prompt=0, layer=0).values[:, : values.shape[1]].astype("f4"))
+    values = np.frombuffer(base64.b64decode(first["values"]), "<f4").reshape(
+        max(first["row"]) + 1, -1
+    )[first["row"]]
+    np.testing.assert_array_equal(
+        values, gates.sel(prompt=0, layer=0).values[:, : values.shape[1]].astype("f4")
+    )
 
 
 def test_the_same_heads_count_tokens_here_and_in_patterns():
@@ -335,42 +446,72 @@ def test_the_same_heads_count_tokens_here_and_in_patterns():
     np.testing.assert_allclose(clearest(run)["counts tokens"], trend.where(counts))
 
 
-# what is drawn --------------------------------------------------------------------------------------------------------------------
+# what is drawn
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def run():
     inputs, spans = made()
     layers = [
-        replace(inputs, layer=0, scheme="rope", positions=torch.arange(TOKENS).double().expand(PROMPTS, 1, -1)),
+        replace(
+            inputs,
+            layer=0,
+            scheme="rope",
+            positions=torch.arange(TOKENS).double().expand(PROMPTS, 1, -1),
+        ),
         replace(inputs, layer=1),
     ]
     layers.append(replace(inputs, layer=2, positions=inputs.positions[:, :1]))
     group = concluded(*((one, spans) for one in layers))
-    return make_run({"position_sources": with_schemes(group, ("rope", "repo", "repo"))}, {"layout": "rope,repo,repo"})
+    return make_run(
+        {"position_sources": with_schemes(group, ("rope", "repo", "repo"))},
+        {"layout": "rope,repo,repo"},
+    )
 
 
-def test_kinds_are_drawn_the_map_has_the_colour_of_the_leading_source_and_the_table_every_share(run):
+def test_kinds_are_drawn_the_map_has_the_colour_of_the_leading_source_and_the_table_every_share(
+    run,
+):
     group = run["position_sources"].to_dataset()
-    (names,) = [image.get_array().filled(np.nan) for image in artists(view.head_kinds(run), "names")]
+    (names,) = [
+        image.get_array().filled(np.nan) for image in artists(view.head_kinds(run), "names")
+    ]
     assert np.isnan(names[0]).all() and names[1, 0] == names[2, 0] != names[1, 1]
     largest = view.VIEW.head_maps(run)[0].data()  # pyright: ignore[reportIndexIssue]
-    assert largest["colours"][1][:4] == [view.COLOURS[source] for source in ("token", "index", "segment", "previous")]
-    assert largest["colours"][1][6] == MISSING and largest["scale"] is None, "a constant head has no source"
-    assert largest["values"][1][1] == pytest.approx(float(group["share"].sel(layer=1, head=1, source="index")), rel=1e-4)
+    assert largest["colours"][1][:4] == [
+        view.COLOURS[source] for source in ("token", "index", "segment", "previous")
+    ]
+    assert largest["colours"][1][6] == MISSING and largest["scale"] is None, (
+        "a constant head has no source"
+    )
+    assert largest["values"][1][1] == pytest.approx(
+        float(group["share"].sel(layer=1, head=1, source="index")), rel=1e-4
+    )
     table = view.source_table(run)
-    assert [row[:2] for row in table.rows] == [*((1, head) for head in (0, 1, 2, 3, 4, 5, 7)), (2, 0)]
+    assert [row[:2] for row in table.rows] == [
+        *((1, head) for head in (0, 1, 2, 3, 4, 5, 7)),
+        (2, 0),
+    ]
     first = table.rows[0]
-    assert first[3:8] == tuple(np.round(100 * group["share"].sel(layer=1, head=0).values)) and first[-1] == "places words"
+    assert (
+        first[3:8] == tuple(np.round(100 * group["share"].sel(layer=1, head=0).values))
+        and first[-1] == "places words"
+    )
     assert f"{int(group['counted_tokens'])} tokens (100 % of all" in table.note
-    assert view.VIEW.informative(run) and {name for name, _ in view.VIEW.figures(run)} == {"position_sources"}
+    assert view.VIEW.informative(run) and {name for name, _ in view.VIEW.figures(run)} == {
+        "position_sources"
+    }
 
 
 def test_findings_name_whole_layers_what_they_do_and_how_much(run):
     found = [finding.sentence for finding in view.VIEW.findings(run)]
-    places = "L1 H0, L1 H7, L2: the token itself explains 100 % of the positions' variance, held out"
+    places = (
+        "L1 H0, L1 H7, L2: the token itself explains 100 % of the positions' variance, held out"
+    )
     assert found == [
-        "Of 16 heads with learned positions (9 rows of positions, which heads share), 1 counts tokens, 10 place words, 1 places in "
+        "Of 16 heads with learned positions (9 rows of positions, which heads share), 1 "
+        "counts tokens, 10 place words, 1 places in "
         "segments; 4 do none of these",
         places,
         "L1 H2: the line, sentence or span explains 99.9 % of the positions' variance, held out",
@@ -381,4 +522,8 @@ def test_findings_name_whole_layers_what_they_do_and_how_much(run):
 
 def test_of_texts_without_a_word_twice_nothing_is_shown():
     run = ri.analyze(ri.zoo("reversal/repo"), [Prompt(tuple(range(3, 12)))], ("position_sources",))
-    assert not list(view.VIEW.figures(run)) and not view.VIEW.informative(run) and view.VIEW.tables(run)[0].rows == ()
+    assert (
+        not list(view.VIEW.figures(run))
+        and not view.VIEW.informative(run)
+        and view.VIEW.tables(run)[0].rows == ()
+    )

@@ -1,4 +1,6 @@
-"""The measure `rotation`: pair statistics, slow dominating components, the closed form of theorem 2."""
+"""The measure `rotation`: pair statistics, slow dominating components, the closed form of theorem
+2.
+"""
 
 from __future__ import annotations
 
@@ -31,17 +33,27 @@ def pairs_of(features, heads):
     return torch.complex(first, second).repeat_interleave(heads // features.shape[1], 1)
 
 
-def planted(scheme="rope", angle=0.7, deviation=0.1, size=20.0, component=3, frequency=0.005, tokens=24):
+def planted(
+    scheme="rope", angle=0.7, deviation=0.1, size=20.0, component=3, frequency=0.005, tokens=24
+):
     """A layer one of whose components is large and almost the same for every key."""
     inputs = random_inputs(scheme=scheme, tokens=tokens)
     half = inputs.queries.shape[-1] // 2
     queries, keys = inputs.queries.clone(), inputs.keys.clone()
     for features, direction in ((queries, angle), (keys, 0.0)):
-        features[..., component] = size * (math.cos(direction) + deviation * features[..., component])
-        features[..., component + half] = size * (math.sin(direction) + deviation * features[..., component + half])
+        features[..., component] = size * (
+            math.cos(direction) + deviation * features[..., component]
+        )
+        features[..., component + half] = size * (
+            math.sin(direction) + deviation * features[..., component + half]
+        )
     frequencies = inputs.frequencies.clone()
     frequencies[component] = frequency
-    positions = torch.arange(tokens, dtype=torch.float64).expand(2, 1, -1) if scheme == "rope" else inputs.positions
+    positions = (
+        torch.arange(tokens, dtype=torch.float64).expand(2, 1, -1)
+        if scheme == "rope"
+        else inputs.positions
+    )
     return replace(inputs, queries=queries, keys=keys, positions=positions, frequencies=frequencies)
 
 
@@ -52,7 +64,9 @@ def test_pair_statistics_written_out(shape, device):
     group = measured(on(inputs, device))
     for head in range(shape[0]):
         for side, features in (("query", inputs.queries), ("key", inputs.keys)):
-            by_prompt = [pairs_of(features, shape[0])[p, head][inputs.valid[p]].numpy() for p in range(2)]
+            by_prompt = [
+                pairs_of(features, shape[0])[p, head][inputs.valid[p]].numpy() for p in range(2)
+            ]
             every = np.concatenate(by_prompt)
             deviations = np.concatenate([np.abs(pairs - pairs.mean(0)) for pairs in by_prompt])
             assert_allclose(group[f"{side}_norm"][0, head], np.abs(every).mean(0), atol=1e-12)
@@ -69,8 +83,13 @@ def test_rotation_is_by_the_training_length_or_by_the_positions_that_are_there()
     rope = measured(inputs, training_length=1000)
     assert_allclose(rope["max_rotation"][0], np.tile(1000 * inputs.frequencies.numpy(), (4, 1)))
     repo = measured(replace(inputs, scheme="repo"), training_length=1000)
-    reach = [[np.ptp(inputs.positions[p, head][inputs.valid[p]].numpy()) for head in range(4)] for p in range(2)]
-    assert_allclose(repo["max_rotation"][0], np.max(reach, 0)[:, None] * inputs.frequencies.numpy(), atol=1e-12)
+    reach = [
+        [np.ptp(inputs.positions[p, head][inputs.valid[p]].numpy()) for head in range(4)]
+        for p in range(2)
+    ]
+    assert_allclose(
+        repo["max_rotation"][0], np.max(reach, 0)[:, None] * inputs.frequencies.numpy(), atol=1e-12
+    )
 
 
 def test_a_layer_with_a_window_turns_as_far_as_its_window_reaches():
@@ -104,7 +123,9 @@ def test_each_condition_can_fail_and_each_threshold_lets_it_pass(change, thresho
     inputs = planted(**change)
     strict = measured(inputs)["slow_dominating"].isel(component=3)
     assert (strict == 0).all()
-    assert (measured(inputs, **{threshold: generous})["slow_dominating"].isel(component=3) == 1).all()
+    assert (
+        measured(inputs, **{threshold: generous})["slow_dominating"].isel(component=3) == 1
+    ).all()
 
 
 def test_turning_far_matters_near_pi_only():
@@ -159,12 +180,16 @@ def closed_form(inputs, chosen, semantic):
 def test_closed_form_written_out(kind, window, semantic):
     inputs = random_inputs(window=window, kv_heads=2 if kind == "gqa" else 4)
     if kind == "many chunks":
-        inputs = random_inputs(window=None if window is None else 150, tokens=300, heads=2, kv_heads=2)
+        inputs = random_inputs(
+            window=None if window is None else 150, tokens=300, heads=2, kv_heads=2
+        )
     inputs = with_holes(inputs) if kind == "padding" else inputs
     added = torch.randn(1, 4, 24, 24, dtype=torch.float64)
     inputs = replace(
         inputs,
-        attention_scaling=1.3 if kind == "plain" else torch.linspace(1.3, 1.0, 4, dtype=torch.float64),
+        attention_scaling=1.3
+        if kind == "plain"
+        else torch.linspace(1.3, 1.0, 4, dtype=torch.float64),
         softcap=1.5 if kind == "softcap" else None,
         position_logits=(lambda rows: added[:, :, rows]) if kind == "bias" else None,
     )
@@ -181,9 +206,16 @@ def test_float32_keeps_its_digits(mean):
     inputs = random_inputs(prompts=1, tokens=300, d_head=16)
     level = mean * torch.randn(1, 1, 1, 16, dtype=torch.float64)
     rounded = replace(inputs, queries=inputs.queries.float(), keys=(inputs.keys + level).float())
-    rounded = replace(rounded, positions=inputs.positions.float(), frequencies=inputs.frequencies.float())
-    exact = {name: getattr(rounded, name).double() for name in ("queries", "keys", "positions", "frequencies")}
-    found, expected = (measured(some, **LOOSE)["closed_form_r"] for some in (rounded, replace(rounded, **exact)))
+    rounded = replace(
+        rounded, positions=inputs.positions.float(), frequencies=inputs.frequencies.float()
+    )
+    exact = {
+        name: getattr(rounded, name).double()
+        for name in ("queries", "keys", "positions", "frequencies")
+    }
+    found, expected = (
+        measured(some, **LOOSE)["closed_form_r"] for some in (rounded, replace(rounded, **exact))
+    )
     assert_allclose(found, expected, atol=2e-6)
 
 

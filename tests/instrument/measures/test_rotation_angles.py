@@ -40,7 +40,9 @@ def test_short_prompts_are_counted_pair_by_pair(window):
         assert_close(found.difference[row], torch.cat(differences).sum())
         for component, frequency in enumerate(FREQUENCIES):
             angles = torch.cat(differences) * frequency
-            expected = torch.stack([((angles >= a) & (angles < b)).sum() for a, b in pairwise(edges)])
+            expected = torch.stack(
+                [((angles >= a) & (angles < b)).sum() for a, b in pairwise(edges)]
+            )
             assert_close(found.pairs[row, component], expected.double())
         largest = torch.stack([some.max() for some in differences])
         assert_close(largest_difference(positions, valid, window)[:, row], largest)
@@ -51,7 +53,10 @@ def test_padding_changes_nothing_even_where_pairs_are_sampled():
     valid = torch.ones(2, 90, dtype=torch.bool)
     plain = rotation_angles(positions, FREQUENCIES, valid, 30, per_side=16)
     for pad in ((0, 25), (25, 0)):
-        padded = torch.nn.functional.pad(positions, pad, value=1e6), torch.nn.functional.pad(valid, pad)
+        padded = (
+            torch.nn.functional.pad(positions, pad, value=1e6),
+            torch.nn.functional.pad(valid, pad),
+        )
         found = rotation_angles(padded[0], FREQUENCIES, padded[1], 30, per_side=16)
         assert_close(found.pairs, plain.pairs)
         assert_close(found.difference, plain.difference)
@@ -60,7 +65,10 @@ def test_padding_changes_nothing_even_where_pairs_are_sampled():
 @pytest.mark.parametrize("window", [None, 900])
 def test_a_sample_of_a_long_prompt_stands_for_all_its_pairs(window):
     positions, valid = drawn(1500)
-    found, exact = (rotation_angles(positions, FREQUENCIES, valid, window, per_side=side) for side in (256, 1500))
+    found, exact = (
+        rotation_angles(positions, FREQUENCIES, valid, window, per_side=side)
+        for side in (256, 1500)
+    )
     assert_close(found.pairs.sum(-1), exact.pairs.sum(-1))
     assert_close(found.difference, exact.difference, rtol=0.02, atol=0)
     shares = [of.pairs / of.pairs.sum(-1, keepdim=True) for of in (found, exact)]
@@ -72,7 +80,9 @@ def test_the_index_turns_a_component_by_frequency_times_distance():
     every = torch.ones(1, 100, dtype=torch.bool)
     found = rotation_angles(index, torch.tensor([0.1 * (1 + 1e-12)], dtype=torch.float64), every)
     assert found.pairs[0, 0, 0] == 100, "a token with itself does not turn"
-    assert found.pairs[0, 0, 2] == sum(100 - t for t in range(1, 8)), "0.1 to pi/4 rad: distances 1 to 7"
+    assert found.pairs[0, 0, 2] == sum(100 - t for t in range(1, 8)), (
+        "0.1 to pi/4 rad: distances 1 to 7"
+    )
     assert largest_difference(index, every).item() == 99
     assert largest_difference(index, every, window=10).item() == 9
 

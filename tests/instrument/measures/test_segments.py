@@ -1,4 +1,6 @@
-"""segments: text to segments; variance between them and jumps at their edges - closed forms, slow references, controls, a run."""
+"""segments: text to segments; variance between them and jumps at their edges - closed forms, slow
+references, controls, a run.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,8 @@ def cut(text):
     return text.split("|")
 
 
-# text to segments -----------------------------------------------------------------------------------------------------------------
+# text to segments
+# --------------------------------------------------------------------------------------------------
 
 
 def begins(kind, texts, spans=None):
@@ -54,7 +57,13 @@ def test_lines_sentences_and_paragraphs_of_prose():
     assert begins("sentences", PROSE) == [" Three", " Four", "  "]
     assert begins("paragraphs", PROSE) == ["  "]
     assert begins("blocks", PROSE) == begins("sections", PROSE) == begins("examples", PROSE) == []
-    assert [PROSE[token] for token in separators(len(PROSE), {}, PROSE)] == [".", '?"', "\n", "!", "\n\n"]
+    assert [PROSE[token] for token in separators(len(PROSE), {}, PROSE)] == [
+        ".",
+        '?"',
+        "\n",
+        "!",
+        "\n\n",
+    ]
 
 
 def test_a_token_with_a_break_and_blanks_ends_its_line_and_one_with_text_behind_begins_the_next():
@@ -64,7 +73,8 @@ def test_a_token_with_a_break_and_blanks_ends_its_line_and_one_with_text_behind_
 
 
 CODE = cut(
-    "import| x|\n\n|@|once|\n|def| f|(|):|\n|    |return| x.y|\n\n|class| C|:|\n|    |def| g|(|self|):|\n    |    |# Not a title|\n|"
+    "import| x|\n\n|@|once|\n|def| f|(|):|\n|    |return| x.y|\n\n|class| C|:|\n|    |def| "
+    "g|(|self|):|\n    |    |# Not a title|\n|"
     "# nor this|\n|define| (|f|)"
 )
 
@@ -80,7 +90,9 @@ def test_blocks_of_code_begin_with_their_decorators_and_its_comments_are_no_sect
 def test_sections_begin_with_their_headings():
     wiki = cut("=| =| Life| =| =|\n| He| was|.|\n| =| =| Work| =| =|\n| He| wrote|.")
     assert begins("sections", wiki) == [" ="] and segments_of("sections", 19, {}, wiki)[10] == 1
-    assert begins("sections", ["# ", "One", "\n", "text", "\n", "## ", "Two", "\n", "#", "hash"]) == ["## "]
+    assert begins(
+        "sections", ["# ", "One", "\n", "text", "\n", "## ", "Two", "\n", "#", "hash"]
+    ) == ["## "]
 
 
 def test_words_without_spaces_are_set_apart():
@@ -91,9 +103,21 @@ def test_words_without_spaces_are_set_apart():
 
 def test_spans_come_before_text():
     texts = ["a", "\n", "b", "\n", "c"]
-    spans = {"examples": (0, 1, 2, 3), "examples.2": (0, 1), "examples.10": (2, 3), "examples.10.label": (3,), "separator": (2,)}
+    spans = {
+        "examples": (0, 1, 2, 3),
+        "examples.2": (0, 1),
+        "examples.10": (2, 3),
+        "examples.10.label": (3,),
+        "separator": (2,),
+    }
     assert segments_of("examples", 5, spans, texts).tolist() == [0, 0, 1, 1, -1]
-    assert segments_of("lines", 5, {"lines.1": (1, 2), "lines.2": (3, 4)}, texts).tolist() == [-1, 0, 0, 1, 1]
+    assert segments_of("lines", 5, {"lines.1": (1, 2), "lines.2": (3, 4)}, texts).tolist() == [
+        -1,
+        0,
+        0,
+        1,
+        1,
+    ]
     assert separators(5, spans, texts) == (2,)
     assert separators(5, {}, None) == separators(5, {}, [""] * 5) == ()
     assert segments_of("lines", 5, {}, None).tolist() == [-1] * 5
@@ -102,7 +126,11 @@ def test_spans_come_before_text():
 def test_structure_names_what_there_is_and_refuses_other_kinds():
     texts = ["a", "\n", "b", "\n", "c"]
     found = prompt_structure(("lines", "examples"), 5, {}, texts)
-    assert found == {"separator": (1, 3), "segments.lines": (0, 1, 2, 3, 4), "segments.lines.starts": (0, 2, 4)}
+    assert found == {
+        "separator": (1, 3),
+        "segments.lines": (0, 1, 2, 3, 4),
+        "segments.lines.starts": (0, 2, 4),
+    }
     with pytest.raises(InputError, match="'stanzas'; there are examples, sections"):
         prompt_structure(("stanzas",), 5, {}, texts)
 
@@ -112,7 +140,8 @@ def test_both_floors_mean_the_same_names():
     assert (segmentation.INSIDE, segmentation.STARTS) == (structure.INSIDE, structure.STARTS)
 
 
-# variance between -----------------------------------------------------------------------------------------------------------------
+# variance between
+# --------------------------------------------------------------------------------------------------
 
 
 def at(*edges):
@@ -120,7 +149,9 @@ def at(*edges):
 
 
 def test_variance_between_is_one_for_steps_and_nothing_for_what_repeats():
-    steps = torch.tensor([[3.0] * 5 + [-1.0] * 3 + [9.0] * 4, [1.0, 2, 3, 2, 1, 1, 3, 2, 3, 1, 2, 2]])
+    steps = torch.tensor(
+        [[3.0] * 5 + [-1.0] * 3 + [9.0] * 4, [1.0, 2, 3, 2, 1, 1, 3, 2, 3, 1, 2, 2]]
+    )
     found = variance_between(steps, at(5, 8))
     assert_allclose(found[0, 0], 1)
     assert found[0, 1] < 0.05
@@ -139,10 +170,15 @@ def test_variance_between_equals_the_sums_written_out():
         found = variance_between(torch.as_tensor(values), at(*edges))[0]
         for row, z in zip(found, values, strict=True):
             parts = np.split(z, edges)
-            assert_allclose(row, sum(len(part) * (part.mean() - z.mean()) ** 2 for part in parts) / ((z - z.mean()) ** 2).sum())
+            assert_allclose(
+                row,
+                sum(len(part) * (part.mean() - z.mean()) ** 2 for part in parts)
+                / ((z - z.mean()) ** 2).sum(),
+            )
 
 
-# jumps at edges -------------------------------------------------------------------------------------------------------------------
+# jumps at edges
+# --------------------------------------------------------------------------------------------------
 
 
 def test_the_largest_jumps_are_found_where_they_are_whatever_their_sign():
@@ -154,7 +190,9 @@ def test_the_largest_jumps_are_found_where_they_are_whatever_their_sign():
 
 def test_equal_jumps_come_in_the_order_given():
     index = torch.arange(8.0)[None]
-    assert largest_jumps(index, 2, torch.tensor([[6, 0, 1, 2, 3, 4, 5], [2, 3, 0, 1, 4, 5, 6]])).tolist() == [[[1, 7]], [[3, 4]]]
+    assert largest_jumps(
+        index, 2, torch.tensor([[6, 0, 1, 2, 3, 4, 5], [2, 3, 0, 1, 4, 5, 6]])
+    ).tolist() == [[[1, 7]], [[3, 4]]]
 
 
 def slow_matched(found, edges, tolerance):
@@ -162,7 +200,10 @@ def slow_matched(found, edges, tolerance):
     best = 0
     for size in range(1, len(edges) + 1):
         for some in combinations(edges, size):
-            if any(all(abs(a - b) <= tolerance for a, b in zip(some, other, strict=True)) for other in permutations(found, size)):
+            if any(
+                all(abs(a - b) <= tolerance for a, b in zip(some, other, strict=True))
+                for other in permutations(found, size)
+            ):
                 best = size
     return best / len(edges)
 
@@ -178,13 +219,19 @@ def test_matching_is_the_best_assignment(tolerance):
     assert_allclose(matched(found[:, None], edges, tolerance).diagonal(), expected)
 
 
-# shuffled layouts -----------------------------------------------------------------------------------------------------------------
+# shuffled layouts
+# --------------------------------------------------------------------------------------------------
 
 
 def test_shuffled_layouts_keep_number_and_lengths():
     edges = torch.tensor([2, 9, 14, 30])
     drawn = shuffled_edges(edges, 40, 200, np.random.default_rng(0))
-    assert drawn.shape == (200, 4) and drawn.min() >= 1 and drawn.max() <= 39 and (drawn.diff(dim=1) > 0).all()
+    assert (
+        drawn.shape == (200, 4)
+        and drawn.min() >= 1
+        and drawn.max() <= 39
+        and (drawn.diff(dim=1) > 0).all()
+    )
     inner = drawn.diff(dim=1)
     assert set(inner.unique().tolist()) == {2, 7, 5, 16, 10}
     assert len({tuple(row) for row in drawn.tolist()}) > 150
@@ -194,15 +241,20 @@ def test_shuffled_layouts_keep_number_and_lengths():
 def test_segments_of_one_length_are_moved():
     drawn = shuffled_edges(torch.tensor([6, 12, 18]), 24, 300, np.random.default_rng(0))
     assert set((drawn[:, 0] % 6).tolist()) == set(range(6)) and (drawn.diff(dim=1) == 6).all()
-    assert shuffled_edges(torch.tensor([1]), 2, 5, np.random.default_rng(0)).unique().tolist() == [1]
+    assert shuffled_edges(torch.tensor([1]), 2, 5, np.random.default_rng(0)).unique().tolist() == [
+        1
+    ]
 
 
 def test_draws_depend_on_seed_prompt_and_kind():
     drawn = {
-        tuple(generator(*of).integers(0, 99, 6)) for of in ((0, 1, "lines"), (1, 1, "lines"), (0, 2, "lines"), (0, 1, "blocks"))
+        tuple(generator(*of).integers(0, 99, 6))
+        for of in ((0, 1, "lines"), (1, 1, "lines"), (0, 2, "lines"), (0, 1, "blocks"))
     }
     assert len(drawn) == 4
-    assert_array_equal(generator(3, 4, "lines").integers(0, 99, 6), generator(3, 4, "lines").integers(0, 99, 6))
+    assert_array_equal(
+        generator(3, 4, "lines").integers(0, 99, 6), generator(3, 4, "lines").integers(0, 99, 6)
+    )
 
 
 def test_chance_counts_the_observed_one_among_the_draws():
@@ -210,7 +262,8 @@ def test_chance_counts_the_observed_one_among_the_draws():
     assert_allclose(chance(drawn, torch.tensor([0.5, 0.6, torch.nan])), [0.5, 0.25, np.nan])
 
 
-# the measure ----------------------------------------------------------------------------------------------------------------------
+# the measure
+# --------------------------------------------------------------------------------------------------
 
 
 def learned(position, tokens=48, **shape):
@@ -238,13 +291,21 @@ def test_positions_that_step_with_the_lines_follow_them_and_noise_does_not():
     torch.manual_seed(1)
     labels = torch.zeros(48).index_fill_(0, torch.tensor(STARTS[1:]), 1).cumsum(0).long()
     steps = torch.tensor([0.0, 5, -3, 2, 9, 4])[labels] + 0.01 * torch.randn(48)
-    group = concluded(learned(torch.stack([steps, torch.randn(48)])), lines(random_inputs(tokens=48), STARTS), draws=99)
+    group = concluded(
+        learned(torch.stack([steps, torch.randn(48)])),
+        lines(random_inputs(tokens=48), STARTS),
+        draws=99,
+    )
     first, second = group.isel(head=[0, 1]), group.isel(head=[2, 3])
     assert (first["variance_between"] > 0.999).all() and (first["boundary_f1"] == 1).all()
     assert_allclose(first["variance_between_chance"], 0.01)
     assert (first["boundary_f1_chance"] < 0.05).all()
-    assert (first["variance_between_shuffled"] < 0.9).all() and (first["boundary_f1_shuffled"] < 0.6).all()
-    assert (second["variance_between_chance"] > 0.05).all() and (second["variance_between"] < 0.4).all()
+    assert (first["variance_between_shuffled"] < 0.9).all() and (
+        first["boundary_f1_shuffled"] < 0.6
+    ).all()
+    assert (second["variance_between_chance"] > 0.05).all() and (
+        second["variance_between"] < 0.4
+    ).all()
     assert (group["segment_count"] == 6).all()
     assert_array_equal(group["segment"].sel(prompt=0), labels)
 
@@ -253,8 +314,12 @@ def test_the_index_explains_a_trend_and_has_the_f1_of_chance():
     index = torch.arange(48.0)[None]
     inputs = replace(learned(index), scheme="rope")
     group = concluded(inputs, lines(inputs, STARTS), draws=400, tolerance=0)
-    assert_allclose(group["variance_between"], group["variance_between_index"].values[:, None] * np.ones(4))
-    assert (group["variance_between"] > 0.9).all() and (group["variance_between_chance"] > 0.05).all()
+    assert_allclose(
+        group["variance_between"], group["variance_between_index"].values[:, None] * np.ones(4)
+    )
+    assert (group["variance_between"] > 0.9).all() and (
+        group["variance_between_chance"] > 0.05
+    ).all()
     assert_allclose(group["boundary_f1_index"], 5 / 47, atol=0.02)
     assert_allclose(group["boundary_f1"], group["boundary_f1_index"].values[:, None] * np.ones(4))
     assert_allclose(group["boundary_f1_shuffled"], 5 / 47, atol=0.02)
@@ -265,7 +330,10 @@ def test_a_tolerance_forgives_jumps_beside_an_edge():
     for start in STARTS[1:]:
         position[0, start + 2 :] += 1
     inputs = learned(position)
-    found = [float(concluded(inputs, lines(inputs, STARTS), tolerance=t)["boundary_f1"][0, 0]) for t in (0, 1, 2)]
+    found = [
+        float(concluded(inputs, lines(inputs, STARTS), tolerance=t)["boundary_f1"][0, 0])
+        for t in (0, 1, 2)
+    ]
     assert found == [0, 0, 1]
 
 
@@ -288,18 +356,26 @@ def test_nothing_to_say_is_nan():
     inputs = random_inputs(tokens=48)
     for spans in ({}, lines(inputs, (0,))):
         group = concluded(inputs, spans)
-        assert all(np.isnan(group[name]).all() for name in ("variance_between", "boundary_f1", "variance_between_index"))
+        assert all(
+            np.isnan(group[name]).all()
+            for name in ("variance_between", "boundary_f1", "variance_between_index")
+        )
         assert (group["segment_count"] == 0).all() and (group["segment"] == -1).all()
     flat = concluded(learned(torch.full((1, 48), 2.0)), lines(inputs, STARTS))
-    assert np.isnan(flat["variance_between"]).all() and np.isnan(flat["variance_between_chance"]).all()
+    assert (
+        np.isnan(flat["variance_between"]).all() and np.isnan(flat["variance_between_chance"]).all()
+    )
     assert (flat["boundary_f1"] < 0.6).all(), "jumps of no size are no jumps at edges"
 
 
-# through analyze ------------------------------------------------------------------------------------------------------------------
+# through analyze
+# --------------------------------------------------------------------------------------------------
 
 
 def of_examples(length, seed):
-    """Random tokens: five examples of six tokens behind the first token, each with its label, filler, and a question."""
+    """Random tokens: five examples of six tokens behind the first token, each with its label,
+    filler, and a question.
+    """
     tokens = np.random.default_rng(seed).integers(3, 60, length).tolist()
     spans = {
         "examples": tuple(range(1, 31)),
@@ -307,34 +383,66 @@ def of_examples(length, seed):
         "query": tuple(range(length - 5, length - 1)),
     }
     for number, start in enumerate(range(1, 31, 6), start=1):
-        spans |= {f"examples.{number}": tuple(range(start, start + 6)), f"examples.{number}.label": (start + 4,)}
+        spans |= {
+            f"examples.{number}": tuple(range(start, start + 6)),
+            f"examples.{number}.label": (start + 4,),
+        }
     return Prompt(
-        tuple(tokens), spans=spans, generated=(length - 1,), token_text=tuple(map(str, tokens)), answers=(str(tokens[-1]),)
+        tuple(tokens),
+        spans=spans,
+        generated=(length - 1,),
+        token_text=tuple(map(str, tokens)),
+        answers=(str(tokens[-1]),),
     )
 
 
 def test_a_run_of_few_shot_prompts(tmp_path):
     wrapped = ri.bridge(ri.reposition(tiny("llama"), "rope,nope,repo"))
     prompts = [of_examples(64, 0), of_examples(64, 1), of_examples(128, 2)]
-    run = ri.analyze(wrapped, prompts, measures=("positions", "segments", "attention_mass"), batch_size=2)
+    run = ri.analyze(
+        wrapped, prompts, measures=("positions", "segments", "attention_mass"), batch_size=2
+    )
     write_run(run, tmp_path / "run.nc")
     run = read_run(tmp_path / "run.nc")
     group = run["segments"].to_dataset()
     assert group["variance_between"].dims == ("prompt", "layer", "head", "kind")
     assert list(group["scheme"].values) == ["rope", "nope", "repo"]
-    assert (group["segment_count"].sel(kind="examples") == 5).all() and (group["segment_count"].sum("kind") == 5).all()
-    assert group["segment"].sel(prompt=0, kind="examples").values[:32].tolist() == [-1, *np.repeat(range(5), 6), -1]
+    assert (group["segment_count"].sel(kind="examples") == 5).all() and (
+        group["segment_count"].sum("kind") == 5
+    ).all()
+    assert group["segment"].sel(prompt=0, kind="examples").values[:32].tolist() == [
+        -1,
+        *np.repeat(range(5), 6),
+        -1,
+    ]
     examples = group.sel(kind="examples")
-    assert_allclose(examples["variance_between"].sel(layer=0), np.full((3, 4), (1 - 1 / 25) / (1 - 1 / 900)))
+    assert_allclose(
+        examples["variance_between"].sel(layer=0), np.full((3, 4), (1 - 1 / 25) / (1 - 1 / 900))
+    )
     assert (
-        np.isnan(examples["variance_between"].sel(layer=1)).all() and np.isfinite(examples["variance_between"].sel(layer=2)).all()
+        np.isnan(examples["variance_between"].sel(layer=1)).all()
+        and np.isfinite(examples["variance_between"].sel(layer=2)).all()
     )
     z = run["positions"]["position"].sel(prompt=0, layer=2, head=3).values[1:31].astype(float)
     means = z.reshape(5, 6).mean(1)
-    assert_allclose(examples["variance_between"].sel(prompt=0, layer=2, head=3), means.var() / z.var(), rtol=1e-5)
-    assert group.attrs == {"kinds": ",".join(segments.KINDS), "tolerance": 1, "draws": 40, "seed": 0}
-    assert not any("segments" in str(name) or name == "separator" for name in run["attention_mass"]["span"].values)
-    one_by_one = ri.analyze(wrapped, prompts, measures=("segments",), batch_size=1, heads=[3])["segments"].to_dataset()
+    assert_allclose(
+        examples["variance_between"].sel(prompt=0, layer=2, head=3),
+        means.var() / z.var(),
+        rtol=1e-5,
+    )
+    assert group.attrs == {
+        "kinds": ",".join(segments.KINDS),
+        "tolerance": 1,
+        "draws": 40,
+        "seed": 0,
+    }
+    assert not any(
+        "segments" in str(name) or name == "separator"
+        for name in run["attention_mass"]["span"].values
+    )
+    one_by_one = ri.analyze(wrapped, prompts, measures=("segments",), batch_size=1, heads=[3])[
+        "segments"
+    ].to_dataset()
     for name in ("variance_between_shuffled", "boundary_f1", "boundary_f1_chance"):
         assert_allclose(one_by_one[name], group[name].sel(head=[3]), rtol=1e-5, err_msg=name)
     for name, values in group.data_vars.items():
@@ -346,6 +454,11 @@ def test_text_of_the_prompt_gives_the_segments():
     prompt = Prompt(tuple(range(10, 20)), token_text=tuple(words))
     silent = Prompt(tuple(range(10, 20)))
     wrapped = ri.bridge(ri.reposition(tiny("llama"), "repo"))
-    group = ri.analyze(wrapped, [prompt, silent], measures=(Segments(kinds=("lines", "sentences")),))["segments"].to_dataset()
+    group = ri.analyze(
+        wrapped, [prompt, silent], measures=(Segments(kinds=("lines", "sentences")),)
+    )["segments"].to_dataset()
     assert group["segment"].sel(prompt=0).values.tolist() == [[0] * 3 + [1] * 7, [0] * 6 + [1] * 4]
-    assert np.isfinite(group["boundary_f1"].sel(prompt=0)).all() and np.isnan(group["boundary_f1"].sel(prompt=1)).all()
+    assert (
+        np.isfinite(group["boundary_f1"].sel(prompt=0)).all()
+        and np.isnan(group["boundary_f1"].sel(prompt=1)).all()
+    )

@@ -1,4 +1,6 @@
-"""The measure `three_axis`: closed forms and invariants, the dense solve as reference, the authors' arrays."""
+"""The measure `three_axis`: closed forms and invariants, the dense solve as reference, the authors'
+arrays.
+"""
 
 from __future__ import annotations
 
@@ -36,11 +38,18 @@ def maps(inputs):
 
 
 def dense_r(weights, pairs):
-    return np.array([[dense_fit(head, mask)[2] for head in prompt] for prompt, mask in zip(weights, pairs, strict=True)])
+    return np.array(
+        [
+            [dense_fit(head, mask)[2] for head in prompt]
+            for prompt, mask in zip(weights, pairs, strict=True)
+        ]
+    )
 
 
 def additive_layer(n=60, seed=0):
-    """A layer whose logits are a function of the distance, plus one of the query, plus one of the key."""
+    """A layer whose logits are a function of the distance, plus one of the query, plus one of the
+    key.
+    """
     inputs = random_inputs(prompts=1, heads=3, kv_heads=3, tokens=n, d_head=8, seed=seed)
     queries, keys = inputs.queries.clone(), inputs.keys.clone()
     for constant in (0, 4, 1, 5):
@@ -50,7 +59,14 @@ def additive_layer(n=60, seed=0):
     queries[..., [6, 7]], keys[..., [6, 7]] = 0, 0
     frequencies = torch.tensor([0.3, 0.05, 0.0, 0.0], dtype=torch.float64)
     positions = torch.arange(n, dtype=torch.float64).expand(1, 1, n)
-    return replace(inputs, scheme="rope", queries=queries, keys=keys, positions=positions, frequencies=frequencies)
+    return replace(
+        inputs,
+        scheme="rope",
+        queries=queries,
+        keys=keys,
+        positions=positions,
+        frequencies=frequencies,
+    )
 
 
 def test_logits_that_are_three_axes_correlate_perfectly_and_give_them_back():
@@ -92,12 +108,16 @@ def test_float32_keeps_its_digits_when_the_mean_dwarfs_the_spread(mean):
     group, reference = measured(rounded, axes="first_prompt"), measured(exact, axes="first_prompt")
     assert_allclose(group["r"], reference["r"], atol=1e-6)
     for name in AXES:
-        assert np.abs(group[name] - reference[name]).max() < 1e-5 * float(reference[name].std()), name
+        assert np.abs(group[name] - reference[name]).max() < 1e-5 * float(reference[name].std()), (
+            name
+        )
 
 
 def softened(inputs, softcap=None, bias=False):
     added = torch.randn(2, 4, 24, 24, dtype=torch.float64)
-    return replace(inputs, softcap=softcap, position_logits=(lambda rows: added[:, :, rows]) if bias else None)
+    return replace(
+        inputs, softcap=softcap, position_logits=(lambda rows: added[:, :, rows]) if bias else None
+    )
 
 
 @pytest.mark.parametrize("window", [None, 10])
@@ -118,11 +138,20 @@ def test_any_layer_is_what_the_dense_solve_says(kind, window):
 def test_half_precision_inputs_are_accumulated_in_more():
     inputs = random_inputs(tokens=100)
     halves = replace(
-        inputs, queries=inputs.queries.bfloat16(), keys=inputs.keys.bfloat16(), scheme="nope", positions=None, frequencies=None
+        inputs,
+        queries=inputs.queries.bfloat16(),
+        keys=inputs.keys.bfloat16(),
+        scheme="nope",
+        positions=None,
+        frequencies=None,
     )
     exact = replace(halves, queries=halves.queries.double(), keys=halves.keys.double())
     for name in ("r", "r_attention"):
-        assert_allclose(r_of(halves, name, extras=("attention",)), r_of(exact, name, extras=("attention",)), atol=1e-6)
+        assert_allclose(
+            r_of(halves, name, extras=("attention",)),
+            r_of(exact, name, extras=("attention",)),
+            atol=1e-6,
+        )
 
 
 def test_logits_that_do_not_vary_have_no_correlation():
@@ -136,7 +165,10 @@ def test_the_first_prompt_has_its_own_length_whatever_the_batch():
     inputs = random_inputs()
     valid = torch.arange(24) < torch.tensor([[10], [24]])
     group = measured(replace(inputs, valid=valid), axes="first_prompt")
-    assert {axis: group.sizes[axis] for axis in ("distance", "token")} == {"distance": 10, "token": 10}
+    assert {axis: group.sizes[axis] for axis in ("distance", "token")} == {
+        "distance": 10,
+        "token": 10,
+    }
     alone = measured(select_prompts(replace(inputs, valid=valid), slice(0, 1)), axes="first_prompt")
     for name in AXES:
         assert_allclose(group[name], alone[name], atol=1e-11)

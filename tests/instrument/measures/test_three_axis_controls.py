@@ -14,8 +14,18 @@ from three_axis_reference import correlation, dense_fit, design, ridge_solve
 
 from repo_interp.measures.kernels.axis_fit import additive_pairs, fit_axes, fit_correlation
 from repo_interp.measures.kernels.logit_sums import logit_sums
-from repo_interp.measures.kernels.position_cells import binned_pairs, position_correlation, product_sums
-from repo_interp.measures.three_axis import ThreeAxis, draw_rows, held_out_r2, shuffle_distances, without_trend
+from repo_interp.measures.kernels.position_cells import (
+    binned_pairs,
+    position_correlation,
+    product_sums,
+)
+from repo_interp.measures.three_axis import (
+    ThreeAxis,
+    draw_rows,
+    held_out_r2,
+    shuffle_distances,
+    without_trend,
+)
 from repo_interp.memory import working_memory
 
 RIDGE = 1e-6
@@ -35,7 +45,10 @@ def dense_by_position(inputs, width=1.0):
     cell = np.floor(inputs.head_positions.double().nan_to_num().numpy() / width).astype(int)
     bins = cell[..., :, None] - cell[..., None, :]
     return np.array(
-        [[dense_fit(weights[p, h], pairs[p], bins[p, h])[2] for h in range(inputs.heads)] for p in range(len(weights))]
+        [
+            [dense_fit(weights[p, h], pairs[p], bins[p, h])[2] for h in range(inputs.heads)]
+            for p in range(len(weights))
+        ]
     )
 
 
@@ -52,7 +65,9 @@ def test_distances_by_position_where_logits_are_no_dot_product(kind, window):
     inputs = with_holes(random_inputs(tokens=40, window=window))
     added = torch.randn(2, 4, 40, 40, dtype=torch.float64)
     position_logits = (lambda rows: added[:, :, rows]) if kind == "bias" else None
-    inputs = replace(inputs, softcap=1.0 if kind == "softcap" else None, position_logits=position_logits)
+    inputs = replace(
+        inputs, softcap=1.0 if kind == "softcap" else None, position_logits=position_logits
+    )
     assert_allclose(by_position(inputs), dense_by_position(inputs), atol=1e-9)
 
 
@@ -67,7 +82,10 @@ def test_logits_that_are_a_function_of_learned_distances_are_found_by_them_only(
 
 def test_float32_positions_and_features():
     inputs = random_inputs(tokens=200, dtype=torch.float32)
-    exact = {name: getattr(inputs, name).double() for name in ("queries", "keys", "positions", "frequencies")}
+    exact = {
+        name: getattr(inputs, name).double()
+        for name in ("queries", "keys", "positions", "frequencies")
+    }
     assert_allclose(by_position(inputs), by_position(replace(inputs, **exact)), atol=1e-6)
 
 
@@ -87,14 +105,18 @@ def test_too_many_cells_and_layers_that_learn_no_positions_have_no_number():
         by_position(random_inputs(scheme="nope"))
 
 
-@pytest.mark.parametrize("memory", [None, 2**14, 2**31], ids=["processor", "rows of a map", "a map"])
+@pytest.mark.parametrize(
+    "memory", [None, 2**14, 2**31], ids=["processor", "rows of a map", "a map"]
+)
 @pytest.mark.parametrize("window", [None, 40, 100])
 def test_sums_over_bins_are_the_normal_matrix(window, memory):
     generator = torch.Generator().manual_seed(0)
     cell = torch.randint(0, 9, (2, 75), generator=generator)
     takes_part = torch.rand(2, 75, generator=generator) < 0.8
     pairs = binned_pairs(cell, takes_part, window, int(cell.max()) + 1)
-    queries, keys = torch.randn(2, 2, 75, 6, generator=generator, dtype=torch.float64) * takes_part[..., None]
+    queries, keys = (
+        torch.randn(2, 2, 75, 6, generator=generator, dtype=torch.float64) * takes_part[..., None]
+    )
     with nullcontext() if memory is None else working_memory(memory):
         sums = product_sums(queries, keys, pairs, window)
     distance = np.arange(75)[:, None] - np.arange(75)
@@ -161,7 +183,9 @@ def test_shuffling_costs_a_head_of_pure_distance_everything_and_one_of_pure_tren
     trend = torch.zeros(1, 4, 60, 8, dtype=torch.float64)
     queries, keys = trend.clone(), trend.clone()
     queries[..., 0], queries[..., 1], keys[..., 0], keys[..., 1] = index, 1, 1, -index
-    slope = replace(inputs, scheme="nope", positions=None, frequencies=None, queries=queries, keys=keys)
+    slope = replace(
+        inputs, scheme="nope", positions=None, frequencies=None, queries=queries, keys=keys
+    )
     assert measure.conclude(measure.observe(slope, {}))["r_shuffled"].min() > 1 - 1e-6
 
 
@@ -186,9 +210,15 @@ def test_held_out_r2_is_that_of_the_dense_fit(kind, window):
     inputs = random_inputs(tokens=36, window=window)
     inputs = with_holes(inputs) if kind == "holes" else inputs
     added = torch.randn(2, 4, 36, 36, dtype=torch.float64)
-    inputs = replace(inputs, position_logits=lambda rows: added[:, :, rows]) if kind == "bias" else inputs
+    inputs = (
+        replace(inputs, position_logits=lambda rows: added[:, :, rows])
+        if kind == "bias"
+        else inputs
+    )
     rows = draw_rows(inputs.valid, 0.4, seed=1)
-    found = held_out_r2(logit_sums(inputs), logit_sums(inputs, rows), rows, inputs.valid, window, RIDGE)
+    found = held_out_r2(
+        logit_sums(inputs), logit_sums(inputs, rows), rows, inputs.valid, window, RIDGE
+    )
     weights, seen = maps(inputs)
     for prompt in range(2):
         for head in range(4):

@@ -1,4 +1,6 @@
-"""The solvers of the three-axis fit: the banded one of a causal triangle, conjugate gradients for any pairs."""
+"""The solvers of the three-axis fit: the banded one of a causal triangle, conjugate gradients for
+any pairs.
+"""
 
 from __future__ import annotations
 
@@ -58,9 +60,16 @@ def test_any_ridge(ridge):
 @pytest.mark.parametrize("tokens", [1, 2, 3, 17, 200, 1024])
 def test_parts_with_six_unknowns_between_them_are_the_banded_solution(tokens):
     """What an accelerator solves by, from sums that float32 has rounded."""
-    drawn = torch.randn(2, 3, tokens, generator=torch.Generator().manual_seed(tokens), dtype=torch.float64)
+    drawn = torch.randn(
+        2, 3, tokens, generator=torch.Generator().manual_seed(tokens), dtype=torch.float64
+    )
     every = torch.ones(tokens, dtype=torch.bool)
-    sums = Axes(*(part.float().double() for part in additive_pairs(every, every).sums(Axes(*drawn.unbind(1)))))
+    sums = Axes(
+        *(
+            part.float().double()
+            for part in additive_pairs(every, every).sums(Axes(*drawn.unbind(1)))
+        )
+    )
     solved, expected = (
         solvers.dissect(tokens, RIDGE, torch.device("cpu")).solve(torch.cat(sums, -1).T),
         joined(fit_triangle(sums, RIDGE)),
@@ -106,7 +115,9 @@ def test_conjugate_gradients_are_the_dense_ridge_solve(case, device):
     rows, keys, window = some_pairs()[case]
     matrix = design(pairs_mask(rows, keys, window))
     values = 2 + np.random.default_rng(3).normal(size=(len(matrix), 4))
-    pairs = additive_pairs(torch.as_tensor(rows, device=device), torch.as_tensor(keys, device=device), window)
+    pairs = additive_pairs(
+        torch.as_tensor(rows, device=device), torch.as_tensor(keys, device=device), window
+    )
     sums = split((matrix.T @ values).T)
     found = joined(fit_pairs(Axes(*(part.to(device) for part in sums)), pairs, RIDGE)).T
     expected = ridge_solve(matrix, values)
@@ -121,7 +132,10 @@ def test_rounding_in_the_null_space_does_not_come_back_divided_by_the_ridge():
     axes = split(np.random.default_rng(5).normal(size=(1, 3 * n)))
     exact = pairs.sums(axes)
     noisy = Axes(exact.distance + 1e-5, exact.query, exact.key)
-    for solver in (lambda sums: fit_pairs(sums, pairs, RIDGE), lambda sums: fit_triangle(sums, RIDGE)):
+    for solver in (
+        lambda sums: fit_pairs(sums, pairs, RIDGE),
+        lambda sums: fit_triangle(sums, RIDGE),
+    ):
         assert np.abs(joined(solver(noisy)) - joined(solver(exact))).max() < 1e-5
 
 
@@ -136,4 +150,6 @@ def test_a_solve_that_does_not_converge_is_an_error(monkeypatch):
     monkeypatch.setattr(solvers, "MOST_STEPS", 2)
     every = torch.ones(1, 40, dtype=torch.bool)
     with pytest.raises(ArithmeticError, match="did not reach a residual of 1e-11 in 2 steps"):
-        fit_pairs(Axes(*torch.randn(3, 1, 40, dtype=torch.float64)), additive_pairs(every, every), RIDGE)
+        fit_pairs(
+            Axes(*torch.randn(3, 1, 40, dtype=torch.float64)), additive_pairs(every, every), RIDGE
+        )

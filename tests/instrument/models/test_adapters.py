@@ -1,4 +1,6 @@
-"""Adapters: what is trained, what is stored, that merging gives what peft computes, and what is refused."""
+"""Adapters: what is trained, what is stored, that merging gives what peft computes, and what is
+refused.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,15 @@ from repo_interp.shipped import shipped_names, zoo_names, zoo_path
 from repo_interp.tasks import make_task
 
 LAYERS = 3
-ADAPTER_FIELDS = {"scheme": "repo@1/3", "adapter": 2, "steps": 4, "batch": 2, "score_prompts": 2, "score_every": 0, "warm_up": 1}
+ADAPTER_FIELDS = {
+    "scheme": "repo@1/3",
+    "adapter": 2,
+    "steps": 4,
+    "batch": 2,
+    "score_prompts": 2,
+    "score_every": 0,
+    "warm_up": 1,
+}
 TOKENS = torch.arange(2, 26).reshape(2, 12)
 
 
@@ -50,7 +60,10 @@ def adapter(base, tmp_path_factory) -> Path:
 
 
 def configuration_on(base: Path, **fields) -> TrainingConfiguration:
-    return replaced(TrainingConfiguration(task="reversal"), {**ADAPTER_FIELDS, "continue_from": str(base), **fields})
+    return replaced(
+        TrainingConfiguration(task="reversal"),
+        {**ADAPTER_FIELDS, "continue_from": str(base), **fields},
+    )
 
 
 def adapted_on(base: Path, directory: Path, stop=lambda: False, **fields) -> Path:
@@ -65,7 +78,9 @@ def changed(adapter: Path, directory: Path, **values: torch.Tensor | None) -> Pa
     """A copy of the adapter with tensors exchanged, added, or (None) left out."""
     shutil.copytree(adapter, directory)
     tensors = {**load_file(adapter / ADAPTER), **values}
-    save_file({name: value for name, value in tensors.items() if value is not None}, directory / ADAPTER)
+    save_file(
+        {name: value for name, value in tensors.items() if value is not None}, directory / ADAPTER
+    )
     return directory
 
 
@@ -87,7 +102,11 @@ def test_a_fresh_adapter_changes_positions_alone(base, tmp_path):
     loaded = load_model(tmp_path / "fresh")
     assert layout(loaded) == ("rope", "repo", "repo")
     weights = load_model(base).state_dict()
-    assert all(torch.equal(value, weights[name]) for name, value in loaded.state_dict().items() if name in weights)
+    assert all(
+        torch.equal(value, weights[name])
+        for name, value in loaded.state_dict().items()
+        if name in weights
+    )
     assert_allclose(loaded(TOKENS).logits.detach(), expected.detach(), atol=1e-5)
 
 
@@ -96,9 +115,12 @@ def test_what_is_merged_is_what_peft_computes(base, adapter, tmp_path):
 
     shutil.copytree(adapter, tmp_path / "as-peft-names-it")
     stated = json.loads((adapter / "adapter_config.json").read_text())
-    (tmp_path / "as-peft-names-it" / "adapter_config.json").write_text(json.dumps(stated | {"peft_type": "LORA"}))
+    (tmp_path / "as-peft-names-it" / "adapter_config.json").write_text(
+        json.dumps(stated | {"peft_type": "LORA"})
+    )
     positioned = reposition(load_model(base), "repo@1/3")
-    with warnings.catch_warnings(action="ignore"):  # peft asks transformers for what has another name by now
+    # peft asks transformers for what has another name by now
+    with warnings.catch_warnings(action="ignore"):
         reference = PeftModel.from_pretrained(positioned, str(tmp_path / "as-peft-names-it")).eval()
     merged = load_model(adapter)
     assert_allclose(merged(TOKENS).logits.detach(), reference(TOKENS).logits.detach(), atol=1e-5)
@@ -108,7 +130,10 @@ def test_what_is_merged_is_what_peft_computes(base, adapter, tmp_path):
 
 
 def test_the_sum_is_rounded_once(base, adapter):
-    stored = {name.removeprefix("base_model.model."): value.double() for name, value in load_file(adapter / ADAPTER).items()}
+    stored = {
+        name.removeprefix("base_model.model."): value.double()
+        for name, value in load_file(adapter / ADAPTER).items()
+    }
     name = "model.layers.1.self_attn.v_proj"
     added = 2.0 * stored[f"{name}.lora_B.weight"] @ stored[f"{name}.lora_A.weight"]  # alpha = 2 r
     expected = (load_model(base).state_dict()[f"{name}.weight"].double() + added).float()
@@ -120,7 +145,11 @@ def test_training_changes_what_the_adapter_holds_and_nothing_else(base, adapter)
     before, after = load_model(base).state_dict(), load_model(adapter).state_dict()
     differing = {name for name in before if not torch.equal(before[name], after[name])}
     projections = ("q_proj", "k_proj", "v_proj", "o_proj")
-    assert differing == {f"model.layers.{layer}.self_attn.{name}.weight" for layer in range(LAYERS) for name in projections}
+    assert differing == {
+        f"model.layers.{layer}.self_attn.{name}.weight"
+        for layer in range(LAYERS)
+        for name in projections
+    }
     assert (adapter / ADAPTER).stat().st_size < (base / "model.safetensors").stat().st_size
     assert not (adapter / "tokenizer.json").exists()
 
@@ -128,12 +157,16 @@ def test_training_changes_what_the_adapter_holds_and_nothing_else(base, adapter)
 def test_layers_below_its_first_stay_as_they_are(base, tmp_path):
     above = adapted_on(base, tmp_path / "above", adapter_from=2)
     before, after = load_model(base).state_dict(), load_model(above).state_dict()
-    changed_layers = {name.split(".")[2] for name in before if not torch.equal(before[name], after[name])}
+    changed_layers = {
+        name.split(".")[2] for name in before if not torch.equal(before[name], after[name])
+    }
     assert changed_layers == {"2"}
     assert json.loads((above / "adapter_config.json").read_text())["layers_to_transform"] == [2]
 
 
-def test_the_same_seed_gives_the_same_bytes_however_often_it_is_interrupted(base, adapter, tmp_path):
+def test_the_same_seed_gives_the_same_bytes_however_often_it_is_interrupted(
+    base, adapter, tmp_path
+):
     steps = []
 
     def after_two():
@@ -155,7 +188,10 @@ def test_the_scores_are_those_of_what_is_stored(adapter):
     task, model = make_task("reversal"), load_model(adapter)
     for test_set in task.test_sets[:3]:
         prompts = task.prompts(stated["prompts"], 0, test_set)
-        assert np.mean(task.score(forced_responses(model, task, prompts), prompts)) == stated["test_sets"][test_set]
+        assert (
+            np.mean(task.score(forced_responses(model, task, prompts), prompts))
+            == stated["test_sets"][test_set]
+        )
 
 
 @pytest.mark.usefixtures("no_figures")
@@ -163,10 +199,20 @@ def test_every_command_takes_it(adapter, base, tmp_path, capsys):
     assert main(["inspect", str(adapter)]) == 0
     assert "an adapter on top of" in capsys.readouterr().out
     (tmp_path / "prompts.jsonl").write_text('{"tokens": [5, 6, 7, 8, 9, 10]}\n')
-    asked = ["--prompts", str(tmp_path / "prompts.jsonl"), "--measures", "positions", "--out", str(tmp_path / "run")]
+    asked = [
+        "--prompts",
+        str(tmp_path / "prompts.jsonl"),
+        "--measures",
+        "positions",
+        "--out",
+        str(tmp_path / "run"),
+    ]
     assert main(["analyze", str(adapter), *asked]) == 0
     run = ri.read_run(tmp_path / "run")
-    assert run.attrs["layout"] == "rope,repo,repo" and run.attrs["checkpoint"] == f"{adapter.parent.name}/repo"
+    assert (
+        run.attrs["layout"] == "rope,repo,repo"
+        and run.attrs["checkpoint"] == f"{adapter.parent.name}/repo"
+    )
     bridge = ri.load(adapter)
     assert bridge.tokenizer.get_vocab() == load_tokenizer(identify(base)).get_vocab()
     assert trained_task(adapter).training_length == make_task("reversal").training_length
@@ -184,7 +230,9 @@ def test_what_is_loaded_is_whole_and_is_saved_as_that(adapter, tmp_path):
     assert assigned and all(torch.equal(value, exact[name]) for name, value in assigned.items())
     with pytest.raises(ri.InputError, match="save it whole"):
         load_model(adapter, device_map="auto")
-    assert torch.equal(AutoModelForCausalLM.from_pretrained(adapter)(TOKENS).logits, model(TOKENS).logits)
+    assert torch.equal(
+        AutoModelForCausalLM.from_pretrained(adapter)(TOKENS).logits, model(TOKENS).logits
+    )
 
 
 @pytest.mark.parametrize("scheme", ["cope", "learned"])
@@ -202,20 +250,30 @@ def test_products_in_bfloat16_leave_positions_and_weights_as_they_are(base, tmp_
         assert assign.gate_map(hidden).dtype == torch.bfloat16
     assert torch.equal(positions, assign(hidden, torch.arange(5)[None]))
     directory = adapted_on(base, tmp_path / "half", precision="bfloat16")
-    losses = [json.loads(line)["loss"] for line in (directory / "log.jsonl").read_text().splitlines()]
+    losses = [
+        json.loads(line)["loss"] for line in (directory / "log.jsonl").read_text().splitlines()
+    ]
     assert np.isfinite(losses).all()
     assert load_model(directory).dtype == torch.float32
 
 
-def test_a_base_that_is_not_there_or_another_one_is_refused_in_one_line(base, adapter, tmp_path, monkeypatch, capsys):
+def test_a_base_that_is_not_there_or_another_one_is_refused_in_one_line(
+    base, adapter, tmp_path, monkeypatch, capsys
+):
     moved = tmp_path / "moved"
     shutil.copytree(adapter, moved)
     configuration = json.loads((adapter / "config.json").read_text())
     monkeypatch.setenv("REPO_INTERP_CACHE", str(tmp_path / "cache"))
     other = trained(tmp_path / "other", "reversal", "rope", layers=LAYERS, seed=1)
-    cases = {"no/such/place": "no checkpoint directory", "smollm2-135m": "repo-interp fetch smollm2-135m", str(other): "sha256"}
+    cases = {
+        "no/such/place": "no checkpoint directory",
+        "smollm2-135m": "repo-interp fetch smollm2-135m",
+        str(other): "sha256",
+    }
     for name, said in cases.items():
-        (moved / "config.json").write_text(json.dumps(configuration | {"adapter": {**configuration["adapter"], "name": name}}))
+        (moved / "config.json").write_text(
+            json.dumps(configuration | {"adapter": {**configuration["adapter"], "name": name}})
+        )
         assert main(["score", str(moved), "--out", str(tmp_path / "scores")]) == 2
         error = capsys.readouterr().err
         assert "is an adapter on top of" in error and said in error and error.count("\n") == 1
@@ -223,7 +281,10 @@ def test_a_base_that_is_not_there_or_another_one_is_refused_in_one_line(base, ad
 
 def test_an_adapter_that_does_not_fit_is_refused_by_name(base, adapter, tmp_path):
     prefix = "base_model.model.model.layers"
-    down, up = f"{prefix}.0.self_attn.q_proj.lora_A.weight", f"{prefix}.0.self_attn.q_proj.lora_B.weight"
+    down, up = (
+        f"{prefix}.0.self_attn.q_proj.lora_A.weight",
+        f"{prefix}.0.self_attn.q_proj.lora_B.weight",
+    )
     learned = f"{prefix}.1.self_attn.assigner.final_map.weight"
     stored = load_file(adapter / ADAPTER)
     cases = {
@@ -268,16 +329,25 @@ def test_options_of_lora_that_change_numbers_are_refused_by_name(adapter, tmp_pa
 def test_options_of_lora_that_are_off_are_taken(adapter, tmp_path):
     from peft import LoraConfig
 
-    stated = {name: value for name, value in LoraConfig().to_dict().items() if name not in ("r", "lora_alpha", "target_modules")}
+    stated = {
+        name: value
+        for name, value in LoraConfig().to_dict().items()
+        if name not in ("r", "lora_alpha", "target_modules")
+    }
     loaded = load_model(configured(adapter, tmp_path / "spelt", **stated | {"peft_type": "LORA"}))
     assert torch.equal(loaded(TOKENS).logits, load_model(adapter)(TOKENS).logits)
 
 
 def test_matrices_that_are_not_there_or_not_named_are_refused(adapter, tmp_path):
     both = [f"base_model.model.model.layers.1.self_attn.v_proj.lora_{part}.weight" for part in "AB"]
-    with pytest.raises(ri.InputError, match=r"lacks 1 of its weights \(first: model.layers.1.self_attn.v_proj"):
+    with pytest.raises(
+        ri.InputError, match=r"lacks 1 of its weights \(first: model.layers.1.self_attn.v_proj"
+    ):
         load_model(changed(adapter, tmp_path / "lost", **dict.fromkeys(both)))
-    for name, options in {"layers": {"layers_to_transform": [1, 2]}, "modules": {"target_modules": ["q_proj"]}}.items():
+    for name, options in {
+        "layers": {"layers_to_transform": [1, 2]},
+        "modules": {"target_modules": ["q_proj"]},
+    }.items():
         with pytest.raises(ri.InputError, match="changes nothing"):
             load_model(configured(adapter, tmp_path / name, **options))
 
@@ -298,8 +368,12 @@ def test_a_base_of_another_configuration_is_refused_by_name(base, adapter, tmp_p
     (other / "config.json").write_text(json.dumps(stated | {key: BASES[key]}))
     shutil.copytree(adapter, moved)
     stated = json.loads((adapter / "config.json").read_text())
-    (moved / "config.json").write_text(json.dumps(stated | {"adapter": {**stated["adapter"], "name": str(other)}}))
-    with pytest.raises(ri.InputError, match=f"on top of a model whose {key} is .*; that of .*other is"):
+    (moved / "config.json").write_text(
+        json.dumps(stated | {"adapter": {**stated["adapter"], "name": str(other)}})
+    )
+    with pytest.raises(
+        ri.InputError, match=f"on top of a model whose {key} is .*; that of .*other is"
+    ):
         load_model(moved)
 
 
@@ -323,7 +397,9 @@ def test_changes_are_found_by_the_parameter_they_change(base, adapter):
     assert {name.rpartition(".assigner.")[2] for name in changes.full} == {
         f"{part}_map.weight" for part in ("gate", "content", "final")
     }
-    assert identify(adapter).base == Base(**json.loads((adapter / "config.json").read_text())["adapter"])
+    assert identify(adapter).base == Base(
+        **json.loads((adapter / "config.json").read_text())["adapter"]
+    )
 
 
 SHIPPED = tuple(name for name in shipped_names() if name not in zoo_names())
@@ -338,12 +414,18 @@ def test_one_that_ships_has_its_record_and_wants_its_base(name, tmp_path, monkey
     assert known.base.name == configuration.continue_from == name.partition("/")[0]
     assert known.config.max_position_embeddings == 2048
     (scores,) = recorded_scores(directory)
-    row = next(line for line in (directory.parent / "README.md").read_text().splitlines() if line.startswith(f"| `{name}`"))
+    row = next(
+        line
+        for line in (directory.parent / "README.md").read_text().splitlines()
+        if line.startswith(f"| `{name}`")
+    )
     tokens = configuration.steps * configuration.batch * configuration.accumulation * 1024
     assert row.endswith(f"| {tokens:,} | {scores.means['1024']:.3f} | {scores.means['2048']:.3f} |")
     assert scores.steps == configuration.steps
     with init_empty_weights(include_buffers=False):
-        whole = with_layout(AutoModelForCausalLM.from_config(known.config), ",".join(known.layout), **known.options)
+        whole = with_layout(
+            AutoModelForCausalLM.from_config(known.config), ",".join(known.layout), **known.options
+        )
     fitting_changes(whole, directory)
     with pytest.raises(ri.InputError, match="repo-interp fetch smollm2-135m"):
         ri.load(name)

@@ -1,4 +1,6 @@
-"""Checkpoints of families that nothing was written for: inspected, analysed, given learned positions, saved and loaded again."""
+"""Checkpoints of families that nothing was written for: inspected, analysed, given learned
+positions, saved and loaded again.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,19 @@ def test_the_commands_take_any_family(family, stored, tmp_path, capsys):
     assert family in capsys.readouterr().out
     prompt = {"tokens": TOKENS[0].tolist(), "spans": {"needle": [2, 3]}, "generated": [14, 15]}
     (tmp_path / "prompts.jsonl").write_text(json.dumps(prompt) + "\n", encoding="utf-8")
-    assert main(["analyze", str(directory), "--prompts", str(tmp_path / "prompts.jsonl"), "--out", str(tmp_path / "run")]) == 0
+    assert (
+        main(
+            [
+                "analyze",
+                str(directory),
+                "--prompts",
+                str(tmp_path / "prompts.jsonl"),
+                "--out",
+                str(tmp_path / "run"),
+            ]
+        )
+        == 0
+    )
     assert (tmp_path / "run" / "run.nc").is_file()
 
 
@@ -65,7 +79,8 @@ def test_a_converted_checkpoint_that_lacks_a_weight_is_refused(stored, tmp_path)
     save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
     (tmp_path / "config.json").write_bytes((directory / "config.json").read_bytes())
     with pytest.raises(
-        ri.InputError, match=r"do not fit a mixtral: 1 missing \(first: model.layers.1.input_layernorm.weight\)"
+        ri.InputError,
+        match=r"do not fit a mixtral: 1 missing \(first: model.layers.1.input_layernorm.weight\)",
     ) as error:
         ri.load(tmp_path)
     assert "\n" not in str(error.value)

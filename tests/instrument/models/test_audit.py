@@ -1,4 +1,6 @@
-"""The rotation audit: faults seeded into stock models are found and named; healthy models of many families have no finding."""
+"""The rotation audit: faults seeded into stock models are found and named; healthy models of many
+families have no finding.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +19,18 @@ from benchmarks.families import scaled_configuration, small_model
 from repo_interp.cli import main
 from repo_interp.models.audit import distances
 
-YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 128}
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 1e4,
+    "factor": 4.0,
+    "original_max_position_embeddings": 128,
+}
 
 
 def llama(**changed):
-    return AutoModelForCausalLM.from_config(LlamaConfig(**{**TINY, "hidden_size": 64, **changed})).eval()
+    return AutoModelForCausalLM.from_config(
+        LlamaConfig(**{**TINY, "hidden_size": 64, **changed})
+    ).eval()
 
 
 def findings(*models, **options):
@@ -32,7 +41,9 @@ def test_distances_are_powers_of_two_and_their_neighbours():
     assert distances(10) == [1, 2, 3, 4, 5, 7, 8, 9, 10]
 
 
-@pytest.mark.parametrize("family", ["llama", "gpt_neox", "glm4", "cohere2", "gemma3_text", "gpt_oss", "qwen3_next"])
+@pytest.mark.parametrize(
+    "family", ["llama", "gpt_neox", "glm4", "cohere2", "gemma3_text", "gpt_oss", "qwen3_next"]
+)
 def test_a_healthy_family_has_no_finding(family):
     model = small_model(family)
     for dtype in ("float32", "bfloat16"):
@@ -42,7 +53,13 @@ def test_a_healthy_family_has_no_finding(family):
 
 
 @pytest.mark.parametrize(
-    ("family", "scaling"), [("granite_swa", "linear"), ("gemma4_text", "yarn"), ("llama4_text", "yarn"), ("lfm3", "llama3")]
+    ("family", "scaling"),
+    [
+        ("granite_swa", "linear"),
+        ("gemma4_text", "yarn"),
+        ("llama4_text", "yarn"),
+        ("lfm3", "llama3"),
+    ],
 )
 def test_a_healthy_scaled_family_has_no_finding(family, scaling):
     """Bases by layer; columns of frequency 0; a norm that undoes YaRN's factor."""
@@ -57,16 +74,31 @@ def test_a_model_that_does_not_rotate_has_no_finding(tmp_path, capsys):
 
 
 def test_a_share_of_a_head_that_the_class_ignores_is_found():
-    (line,) = findings(llama(rope_parameters={"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}))
-    assert line.startswith("layers 0-2: expected 4 pairs that turn (partial rotation), measured 8, from distance 1 on")
+    (line,) = findings(
+        llama(
+            rope_parameters={
+                "rope_type": "default",
+                "rope_theta": 1e4,
+                "partial_rotary_factor": 0.5,
+            }
+        )
+    )
+    assert line.startswith(
+        "layers 0-2: expected 4 pairs that turn (partial rotation), measured 8, from distance 1 on"
+    )
 
 
 def test_interleaved_pairs_in_the_place_of_halves_are_found():
     class Interleaved(modeling_llama.LlamaAttention):
         def forward(self, hidden_states, position_embeddings=None, **keywords):
-            stock, modeling_llama.apply_rotary_pos_emb = modeling_llama.apply_rotary_pos_emb, interleaved
+            stock, modeling_llama.apply_rotary_pos_emb = (
+                modeling_llama.apply_rotary_pos_emb,
+                interleaved,
+            )
             try:
-                return super().forward(hidden_states, position_embeddings=position_embeddings, **keywords)
+                return super().forward(
+                    hidden_states, position_embeddings=position_embeddings, **keywords
+                )
             finally:
                 modeling_llama.apply_rotary_pos_emb = stock
 
@@ -75,16 +107,23 @@ def test_interleaved_pairs_in_the_place_of_halves_are_found():
     for layer in model.model.layers:
         layer.self_attn.__class__ = Interleaved
     (line,) = findings(model)
-    assert line == "layers 0-2: expected entries (0, 8), (1, 9), ... as pairs, measured (0, 1), (2, 3), ..., from distance 1 on"
+    assert (
+        line == "layers 0-2: expected entries (0, 8), (1, 9), ... as pairs, measured (0, 1), (2, "
+        "3), ..., from distance 1 on"
+    )
 
 
 def test_another_base_in_one_layer_is_found():
     kinds = ["sliding_attention", "full_attention", "sliding_attention"]
-    model = AutoModelForCausalLM.from_config(Gemma3TextConfig(**TINY, **HEAD, sliding_window=8, layer_types=kinds))
+    model = AutoModelForCausalLM.from_config(
+        Gemma3TextConfig(**TINY, **HEAD, sliding_window=8, layer_types=kinds)
+    )
     assert findings(model) == []
     model.model.rotary_emb.full_attention_inv_freq = 500.0 ** (-torch.arange(4) / 4)
     (line,) = findings(model)
-    assert line.startswith("layer 1, pairs 1-3: expected theta 0.0316228 (pair 1), measured 0.21147")
+    assert line.startswith(
+        "layer 1, pairs 1-3: expected theta 0.0316228 (pair 1), measured 0.21147"
+    )
     assert line.endswith("rad off, from distance 1 on")
 
 
@@ -93,7 +132,8 @@ def test_yarn_that_is_not_applied_and_its_factor_are_found():
     assert findings(model) == []
     model.model.rotary_emb.attention_scaling = 1.0
     assert findings(model) == [
-        "layers 0-2: expected queries lengthened by 1.139 (attention factor), measured 1, from distance 1 on"
+        "layers 0-2: expected queries lengthened by 1.139 (attention factor), measured 1, "
+        "from distance 1 on"
     ]
     model = llama(rope_parameters=YARN)
     model.model.rotary_emb.inv_freq = llama().model.rotary_emb.inv_freq
@@ -104,7 +144,9 @@ def test_yarn_that_is_not_applied_and_its_factor_are_found():
 def test_frequencies_rounded_to_bfloat16_are_found():
     model = llama().to(torch.bfloat16)
     (line,) = findings(model)
-    assert line.startswith("layers 0-2, pairs 1-4: expected theta 0.316228 (pair 1), measured 0.31640")
+    assert line.startswith(
+        "layers 0-2, pairs 1-4: expected theta 0.316228 (pair 1), measured 0.31640"
+    )
 
 
 def test_a_layer_that_rotates_against_its_configuration_is_found():
@@ -114,7 +156,9 @@ def test_a_layer_that_rotates_against_its_configuration_is_found():
     assert findings(model) == []
     model.model.layers[1].self_attn.use_rope = 1
     (line,) = [line for line in findings(model) if "no rotation" in line]
-    assert line.startswith("layer 1: expected no rotation, as the configuration says, measured 4 pairs that turn")
+    assert line.startswith(
+        "layer 1: expected no rotation, as the configuration says, measured 4 pairs that turn"
+    )
 
 
 def test_a_second_model_whose_queries_are_in_another_order_is_found():
@@ -126,17 +170,31 @@ def test_a_second_model_whose_queries_are_in_another_order_is_found():
         weight = other.model.layers[2].self_attn.q_proj.weight
         weight.copy_(weight.view(4, 16, -1)[:, order].flatten(0, 1))
     (line,) = findings(model, other)
-    assert line.startswith("layer 2: expected the queries of the first model, measured interleaved pairs instead of halves")
+    assert line.startswith(
+        "layer 2: expected the queries of the first model, measured interleaved pairs "
+        "instead of halves"
+    )
 
 
 DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
-LONG = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 8, "long_factor": [2.0] * 8, "attention_factor": 1.0}
+LONG = {
+    "rope_type": "longrope",
+    "rope_theta": 1e4,
+    "short_factor": [1.0] * 8,
+    "long_factor": [2.0] * 8,
+    "attention_factor": 1.0,
+}
 
 
 @pytest.mark.parametrize("rope", [DYNAMIC, LONG | {"original_max_position_embeddings": 32}])
 def test_frequencies_that_depend_on_the_length_are_judged_at_the_longest_distance(rope):
-    """Found: sound models were accused, one that ignores its dynamic scaling was acquitted, and its later passes were others."""
-    model, tokens = llama(rope_parameters=rope, max_position_embeddings=64), torch.arange(40).remainder(60)[None].repeat(1, 2)
+    """Found: sound models were accused, one that ignores its dynamic scaling was acquitted, and its
+    later passes were others.
+    """
+    model, tokens = (
+        llama(rope_parameters=rope, max_position_embeddings=64),
+        torch.arange(40).remainder(60)[None].repeat(1, 2),
+    )
     before = model(tokens).logits
     for longest in (16, 31, 32, 63, 64, 500, None):
         assert findings(model, longest=longest) == []
@@ -154,11 +212,14 @@ def reordered(weight):
 
 KEYS = {
     "the keys of the first model, measured interleaved pairs instead of halves": reordered,
-    "the keys of the first model, measured a correlation of 0.00 with them": lambda weight: weight.zero_(),
+    "the keys of the first model, measured a correlation of 0.00 with them": lambda weight: (
+        weight.zero_()
+    ),
     "the keys of the first model, measured a correlation of": lambda weight: weight.copy_(
         weight.view(2, 16, -1).flip(0).flatten(0, 1)
     ),
-    "the products of queries and keys of the first model, measured 100% of them off": lambda weight: weight.mul_(2),
+    "the products of queries and keys of the first model, measured 100% of them "
+    "off": lambda weight: weight.mul_(2),
 }
 
 
@@ -175,13 +236,20 @@ def test_a_second_model_whose_keys_are_others_is_found(said, tmp_path, capsys):
     other.save_pretrained(tmp_path / "b")
     assert main(["verify", str(tmp_path / "a"), str(tmp_path / "b"), "--longest", "8"]) == 1
     assert main(["verify", str(tmp_path / "a"), str(tmp_path / "a"), "--longest", "8"]) == 0
-    assert "not compared: values, what attention writes, feed-forward parts" in capsys.readouterr().out
+    assert (
+        "not compared: values, what attention writes, feed-forward parts" in capsys.readouterr().out
+    )
 
 
 def test_layers_of_ours_that_rotate_otherwise_are_named(capsys):
-    """Found: of a checkpoint without positions it said that all its layers rotate, and nothing else."""
+    """Found: of a checkpoint without positions it said that all its layers rotate, and nothing
+    else.
+    """
     assert main(["verify", "reversal/nope", "--longest", "8"]) == 0
-    assert "reversal/nope are nope; audited is how the llama that it stands on rotates, not these" in capsys.readouterr().err
+    assert (
+        "reversal/nope are nope; audited is how the llama that it stands on rotates, not these"
+        in capsys.readouterr().err
+    )
     assert main(["verify", "reversal/repo", "--longest", "8"]) == 0 and not capsys.readouterr().err
 
 
@@ -194,5 +262,7 @@ def test_the_command_returns_1_for_a_finding_and_writes_the_figure(tmp_path, cap
     stated["rope_parameters"]["partial_rotary_factor"] = 0.5
     file.write_text(json.dumps(stated), encoding="utf-8")
     assert main(["verify", str(tmp_path / "model"), "--out", str(tmp_path / "audit")]) == 1
-    assert "expected 4 pairs that turn (partial rotation), measured 8" in " ".join(capsys.readouterr().out.split())
+    assert "expected 4 pairs that turn (partial rotation), measured 8" in " ".join(
+        capsys.readouterr().out.split()
+    )
     assert {path.name for path in (tmp_path / "audit").iterdir()} == {"rotation.nc", "rotation.png"}

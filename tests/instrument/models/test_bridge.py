@@ -1,4 +1,6 @@
-"""The bridge runs the Hugging Face model's numbers; positions can be read and changed; nothing loses them silently."""
+"""The bridge runs the Hugging Face model's numbers; positions can be read and changed; nothing
+loses them silently.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ def positions_hook(layer):
 
 def test_hook_names_and_shapes_are_transformer_lens_own():
     stock = tiny("olmo2")
-    theirs = build_bridge_from_module(copy.deepcopy(stock), "Olmo2ForCausalLM", hf_config=stock.config)
+    theirs = build_bridge_from_module(
+        copy.deepcopy(stock), "Olmo2ForCausalLM", hf_config=stock.config
+    )
     ours = ri.bridge(ri.reposition(stock, "rope"))
     with torch.no_grad():
         their_logits, their_cache = theirs.run_with_cache(TOKENS)
@@ -51,7 +55,9 @@ def test_token_indices_in_place_of_learned_positions_are_plain_rope():
         def to_index(positions, hook):
             return torch.arange(positions.shape[-1], dtype=positions.dtype).expand_as(positions)
 
-        changed = wrapped.run_with_hooks(TOKENS, fwd_hooks=[(positions_hook(layer), to_index) for layer in range(3)])
+        changed = wrapped.run_with_hooks(
+            TOKENS, fwd_hooks=[(positions_hook(layer), to_index) for layer in range(3)]
+        )
     assert_close(changed, rope, atol=1e-5, rtol=1e-5)
 
 
@@ -69,10 +75,15 @@ def test_scores_and_pattern_are_made_only_where_somebody_listens():
     with torch.no_grad():
         fused = wrapped(TOKENS)
         assert made == []
-        watched = wrapped.run_with_hooks(TOKENS, fwd_hooks=[("blocks.1.attn.hook_pattern", lambda pattern, hook: None)])
+        watched = wrapped.run_with_hooks(
+            TOKENS, fwd_hooks=[("blocks.1.attn.hook_pattern", lambda pattern, hook: None)]
+        )
         assert made == [1]
         wrapped.run_with_cache(
-            TOKENS, names_filter=lambda name: name.endswith(("hook_positions", "hook_z", "hook_q", "hook_out"))
+            TOKENS,
+            names_filter=lambda name: name.endswith(
+                ("hook_positions", "hook_z", "hook_q", "hook_out")
+            ),
         )
     assert made == [1]
     assert_close(watched, fused, atol=1e-5, rtol=1e-5)
@@ -87,7 +98,9 @@ def test_patterns_are_distributions_over_the_past_and_edits_of_scores_are_felt()
         past = torch.arange(20)[:, None] - torch.arange(20)
         assert pattern[..., (past < 0) | (past >= 8)].abs().max() == 0
         first_key_only = torch.full((20,), -1e9).index_fill(0, torch.tensor(0), 1e9)
-        wrapped.add_hook("blocks.1.attn.hook_attn_scores", lambda scores, hook: scores * 0 + first_key_only)
+        wrapped.add_hook(
+            "blocks.1.attn.hook_attn_scores", lambda scores, hook: scores * 0 + first_key_only
+        )
         _, edited = wrapped.run_with_cache(TOKENS)
         wrapped.reset_hooks()
     assert_close(edited["blocks.1.attn.hook_pattern"][..., 0], torch.ones(2, 4, 20))
@@ -97,10 +110,14 @@ def test_patterns_are_distributions_over_the_past_and_edits_of_scores_are_felt()
 def test_bridge_generates_what_the_model_generates(layout):
     model = ri.reposition(tiny("qwen3"), layout)
     asked = {"max_new_tokens": 8, "do_sample": False}
-    expected = model.generate(TOKENS[:1], attention_mask=torch.ones_like(TOKENS[:1]), eos_token_id=None, **asked)
+    expected = model.generate(
+        TOKENS[:1], attention_mask=torch.ones_like(TOKENS[:1]), eos_token_id=None, **asked
+    )
     wrapped = ri.bridge(model)
     for cached in (True, False):
-        out = wrapped.generate(TOKENS[:1], stop_at_eos=False, use_past_kv_cache=cached, verbose=False, **asked)
+        out = wrapped.generate(
+            TOKENS[:1], stop_at_eos=False, use_past_kv_cache=cached, verbose=False, **asked
+        )
         assert torch.equal(out, expected)
 
 
@@ -117,7 +134,10 @@ def test_a_copied_bridge_is_independent():
 @pytest.mark.parametrize("family", ["llama", "olmo2", "qwen3"])
 def test_a_stock_adapter_that_would_lose_positions_is_refused(family):
     model = ri.reposition(tiny(family), "repo")
-    with pytest.raises(ri.InputError, match=r"positions by 'repo', and other code, such as a stock TransformerLens adapter"):
+    with pytest.raises(
+        ri.InputError,
+        match=r"positions by 'repo', and other code, such as a stock TransformerLens adapter",
+    ):
         build_bridge_from_module(model, type(model).__name__, hf_config=model.config)(TOKENS)
     gc.collect()
 
@@ -143,12 +163,20 @@ def test_per_head_positions_with_shared_keys_keep_hook_shapes():
 
 
 def test_the_tokenizer_stays_as_it_is():
-    """TransformerLens adds tokens beyond the vocabulary and loads tokenizers anew; a closed vocabulary knows no "a"."""
+    """TransformerLens adds tokens beyond the vocabulary and loads tokenizers anew; a closed
+    vocabulary knows no "a".
+    """
     tokenizer = word_tokenizer(pad_token="<pad>", bos_token="<bos>")
     before = tokenizer.get_vocab()
     wrapped = ri.bridge(ri.reposition(tiny("llama"), "repo"), tokenizer)
-    assert wrapped.tokenizer is tokenizer and tokenizer.get_vocab() == before and wrapped.cfg.d_vocab == 64
+    assert (
+        wrapped.tokenizer is tokenizer
+        and tokenizer.get_vocab() == before
+        and wrapped.cfg.d_vocab == 64
+    )
     assert wrapped.cfg.tokenizer_prepends_bos and not wrapped.cfg.tokenizer_appends_eos
     assert wrapped.to_tokens("grass sky").tolist() == [[1, 2, 3]]
     bare = ri.bridge(ri.reposition(tiny("llama"), "repo"), word_tokenizer(pad_token="<pad>"))
-    assert not bare.cfg.tokenizer_prepends_bos and bare.to_tokens("sky grass", prepend_bos=False).tolist() == [[2, 1]]
+    assert not bare.cfg.tokenizer_prepends_bos and bare.to_tokens(
+        "sky grass", prepend_bos=False
+    ).tolist() == [[2, 1]]

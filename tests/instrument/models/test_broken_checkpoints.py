@@ -1,4 +1,6 @@
-"""Every broken checkpoint is refused: exit code 2, one line that names the fault, nothing left behind."""
+"""Every broken checkpoint is refused: exit code 2, one line that names the fault, nothing left
+behind.
+"""
 
 from __future__ import annotations
 
@@ -42,11 +44,15 @@ def config(**changes):
 
 def released(key, value):
     """Sets a key of `pe_config` in both of its spellings."""
-    return config(**{f"pe_config__{spelling}_pe_{key}": value for spelling in ("dynamic", "dynmaic")})
+    return config(
+        **{f"pe_config__{spelling}_pe_{key}": value for spelling in ("dynamic", "dynmaic")}
+    )
 
 
 def weight(name, change):
-    """Sets the weight `name` to what `change` makes of it (None: of no weight); None leaves it out."""
+    """Sets the weight `name` to what `change` makes of it (None: of no weight); None leaves it
+    out.
+    """
 
     def damage(directory):
         file = directory / "model.safetensors"
@@ -72,11 +78,20 @@ LAYER = "model.layers.{}.self_attn.{}.weight"
 FINITE = None
 """In the place of what `inspect` says of values, which it does not read."""
 BROKEN = [
-    (config(pe_config__dynamic_pe_startlayer=2), "'dynamic_pe_startlayer', which the released format does not have"),
+    (
+        config(pe_config__dynamic_pe_startlayer=2),
+        "'dynamic_pe_startlayer', which the released format does not have",
+    ),
     (released("start_layer", 1), "3 missing (first: model.layers.1.self_attn."),
-    (released("start_layer", 3), "do not fit the layout repo@3: 3 unexpected (first: model.layers.2.self_attn."),
+    (
+        released("start_layer", 3),
+        "do not fit the layout repo@3: 3 unexpected (first: model.layers.2.self_attn.",
+    ),
     (config(pe_config__dynamic_pe_mode="nope"), "12 unexpected (first: model.layers.2.self_attn."),
-    (config(num_attention_heads=8, num_key_value_heads=8), "final_map.weight has shape [4, 8], the layout repo@2 wants [8, 8]"),
+    (
+        config(num_attention_heads=8, num_key_value_heads=8),
+        "final_map.weight has shape [4, 8], the layout repo@2 wants [8, 8]",
+    ),
     (pickled, "weights are read from safetensors only"),
     (truncated, "cannot be read as safetensors"),
     (
@@ -89,8 +104,14 @@ BROKEN = [
         "lm_head.weight holds values that are not finite",
         FINITE,
     ),
-    (weight(LAYER.format(4, "final_map"), lambda old: None), f"1 missing (first: {LAYER.format(4, 'final_map')})"),
-    (weight(LAYER.format(0, "gate_map"), lambda old: torch.zeros(8, 64)), f"1 unexpected (first: {LAYER.format(0, 'gate_map')})"),
+    (
+        weight(LAYER.format(4, "final_map"), lambda old: None),
+        f"1 missing (first: {LAYER.format(4, 'final_map')})",
+    ),
+    (
+        weight(LAYER.format(0, "gate_map"), lambda old: torch.zeros(8, 64)),
+        f"1 unexpected (first: {LAYER.format(0, 'gate_map')})",
+    ),
     (
         weight(LAYER.format(2, "final_map"), lambda old: torch.zeros(2, 8)),
         "final_map.weight has shape [2, 8], the layout repo@2 wants [4, 8]",
@@ -112,13 +133,16 @@ BROKEN = [
         }.items()
     ),
 ]
-"""What is broken, what is said, and what `inspect` says otherwise; what no tensor is needed for is in the catalogue of bad inputs
-(support/bad_inputs)."""
+"""What is broken, what is said, and what `inspect` says otherwise; what no tensor is needed for is
+in the catalogue of bad inputs (support/bad_inputs).
+"""
 
 
 @pytest.mark.parametrize("command", ["inspect", "analyze"])
 @pytest.mark.parametrize("broken", BROKEN, ids=lambda broken: broken[1][:60])
-def test_broken_checkpoints_are_refused_in_one_line(broken, command, checkpoint, tmp_path, monkeypatch, capsys):
+def test_broken_checkpoints_are_refused_in_one_line(
+    broken, command, checkpoint, tmp_path, monkeypatch, capsys
+):
     damage, *lines = broken
     damage(checkpoint)
     said = lines[-1 if command == "inspect" else 0]
@@ -127,7 +151,10 @@ def test_broken_checkpoints_are_refused_in_one_line(broken, command, checkpoint,
         return
     monkeypatch.chdir(tmp_path)
     before = sorted(tmp_path.rglob("*"))
-    assert main([command, str(checkpoint), *(["--out", "results"] if command == "analyze" else [])]) == 2
+    assert (
+        main([command, str(checkpoint), *(["--out", "results"] if command == "analyze" else [])])
+        == 2
+    )
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err.startswith(f"repo-interp {command}: ")
@@ -159,7 +186,12 @@ def test_how_other_programs_want_their_outputs_changes_nothing(checkpoint):
 
 @pytest.mark.parametrize(
     ("layout", "shown"),
-    [("cope", "counted by gates"), ("kerple", "one for all heads"), ("learned", "none"), ("repo", "one per key-value head")],
+    [
+        ("cope", "counted by gates"),
+        ("kerple", "one for all heads"),
+        ("learned", "none"),
+        ("repo", "one per key-value head"),
+    ],
 )
 def test_every_kind_of_scheme_is_inspected(layout, shown, tmp_path, capsys, monkeypatch):
     from families import tiny

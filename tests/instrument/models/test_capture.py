@@ -42,8 +42,13 @@ def test_padding_on_either_side_shows_the_same_inputs(family, side):
         assert_close(padded.queries[:, :, kept], plain.queries, atol=1e-5, rtol=1e-5)
         assert_close(padded.positions[:, :, kept], plain.positions, atol=1e-4, rtol=1e-4)
         row = torch.tensor([24 if side == "left" else 19])
-        assert_close(padded.logits(row)[..., kept], plain.logits(torch.tensor([19])), atol=1e-4, rtol=1e-4)
-        assert torch.isinf(padded.logits(row)).sum() == 2 * 4 * 5 + torch.isinf(plain.logits(torch.tensor([19]))).sum()
+        assert_close(
+            padded.logits(row)[..., kept], plain.logits(torch.tensor([19])), atol=1e-4, rtol=1e-4
+        )
+        assert (
+            torch.isinf(padded.logits(row)).sum()
+            == 2 * 4 * 5 + torch.isinf(plain.logits(torch.tensor([19]))).sum()
+        )
 
 
 def test_decode_is_the_model_without_its_unembedding():
@@ -63,7 +68,9 @@ def test_a_pass_ends_after_the_last_layer_that_is_asked_for(wrap, padding):
     wrapped = wrap(model)
     passed = []
     handles = [
-        attention.sites.attended.register_forward_hook(lambda *given, layer=attention.layer_idx: passed.append(layer))
+        attention.sites.attended.register_forward_hook(
+            lambda *given, layer=attention.layer_idx: passed.append(layer)
+        )
         for attention in as_decoder(wrapped).layers
     ]
     tokens = torch.cat([torch.zeros(2, padding, dtype=torch.long), TOKENS], 1)
@@ -86,7 +93,9 @@ def test_a_pass_ends_after_the_last_layer_that_is_asked_for(wrap, padding):
 
 def test_interventions_on_positions_are_seen():
     wrapped = ri.bridge(ri.reposition(tiny("llama"), "repo"))
-    wrapped.add_hook("blocks.1.attn.hook_positions", lambda positions, hook: torch.zeros_like(positions))
+    wrapped.add_hook(
+        "blocks.1.attn.hook_positions", lambda positions, hook: torch.zeros_like(positions)
+    )
     assert seen(wrapped)[1].positions.abs().max() == 0
     assert seen(wrapped)[0].positions.abs().max() > 0
 
@@ -115,7 +124,9 @@ def test_nothing_of_a_layer_is_kept():
     alive = []
 
     def receive(inputs):
-        assert all(reference() is None for reference in alive), "an earlier layer's inputs are still in memory"
+        assert all(reference() is None for reference in alive), (
+            "an earlier layer's inputs are still in memory"
+        )
         alive.append(weakref.ref(inputs))
 
     capture(model, TOKENS, VALID, NUMBERS, receive)
@@ -129,7 +140,9 @@ def test_values_that_are_not_finite_are_named_where_they_first_appear():
         model.model.embed_tokens.weight[63] = 0.1
     tokens = TOKENS.clone()
     with pytest.raises(
-        ri.InputError, match="positions of layer 1, key-value head 0 in prompt 0 are NaN or infinite, the first place"
+        ri.InputError,
+        match="positions of layer 1, key-value head 0 in prompt 0 are NaN or infinite, the "
+        "first place",
     ):
         seen(model, tokens)
 

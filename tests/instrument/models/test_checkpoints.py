@@ -1,4 +1,6 @@
-"""Checkpoints do what Hugging Face does with them, go round through Trainer and Auto classes, and cost what they must."""
+"""Checkpoints do what Hugging Face does with them, go round through Trainer and Auto classes, and
+cost what they must.
+"""
 
 from __future__ import annotations
 
@@ -84,20 +86,30 @@ def test_tied_embeddings_are_tied_as_hugging_face_ties_them(change, stock, tmp_p
     assert torch.equal(logits(ri.load_model(tmp_path / "again")), logits(model))
 
 
-@pytest.mark.parametrize("from_memory", [False, True], ids=["loaded by us", "loaded by transformers"])
-def test_an_unembedding_of_its_own_is_saved_whatever_the_configuration_says(from_memory, stock, tmp_path):
-    """Found: a merged adapter's head was dropped, since config.json ties it; after loading again, logits were off by 31."""
+@pytest.mark.parametrize(
+    "from_memory", [False, True], ids=["loaded by us", "loaded by transformers"]
+)
+def test_an_unembedding_of_its_own_is_saved_whatever_the_configuration_says(
+    from_memory, stock, tmp_path
+):
+    """Found: a merged adapter's head was dropped, since config.json ties it; after loading again,
+    logits were off by 31.
+    """
     rewritten(stock, another_head, tie_word_embeddings=True)
     right = hugging_face(stock)
     if from_memory:
-        model = ri.reposition(AutoModelForCausalLM.from_pretrained(stock, dtype=torch.float32), "rope")
+        model = ri.reposition(
+            AutoModelForCausalLM.from_pretrained(stock, dtype=torch.float32), "rope"
+        )
         model.config.tie_word_embeddings = True
     else:
         model = ri.load_model(stock)
     ri.save(model, tmp_path / "again")
     assert_close(hugging_face(tmp_path / "again"), right, atol=1e-5, rtol=1e-5)
     assert_close(logits(ri.load_model(tmp_path / "again")), right, atol=1e-5, rtol=1e-5)
-    assert json.loads((tmp_path / "again" / "config.json").read_text())["tie_word_embeddings"] is False
+    assert (
+        json.loads((tmp_path / "again" / "config.json").read_text())["tie_word_embeddings"] is False
+    )
     with torch.no_grad():
         model.lm_head.weight.copy_(model.model.embed_tokens.weight)
     model.config.tie_word_embeddings = True
@@ -132,9 +144,22 @@ def test_names_of_wrappers_are_refused_with_what_takes_them_off(prefix, command,
 
 
 def qwen3_moe(directory, **changed):
-    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
-    sizes |= {"num_key_value_heads": 2, "head_dim": 16, "moe_intermediate_size": 16, "num_experts": 4, "num_experts_per_tok": 2}
-    AutoModelForCausalLM.from_config(Qwen3MoeConfig(vocab_size=64, **sizes)).bfloat16().save_pretrained(directory)
+    sizes = {
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+    }
+    sizes |= {
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "moe_intermediate_size": 16,
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+    }
+    AutoModelForCausalLM.from_config(
+        Qwen3MoeConfig(vocab_size=64, **sizes)
+    ).bfloat16().save_pretrained(directory)
     config = json.loads((directory / "config.json").read_text())
     (directory / "config.json").write_text(json.dumps(config | changed))
 
@@ -164,18 +189,28 @@ def test_a_precision_that_transformers_gives_in_place_of_the_one_asked_for_is_re
 def test_experts_that_are_stored_in_eight_bits_are_refused_as_other_weights_are(tmp_path):
     qwen3_moe(tmp_path, quantization_config=FP8)
     name = "model.layers.0.mlp.experts.0.up_proj.weight"
-    rewritten(tmp_path, lambda tensors: tensors.update({name: tensors[name].to(torch.float8_e4m3fn)}))
+    rewritten(
+        tmp_path, lambda tensors: tensors.update({name: tensors[name].to(torch.float8_e4m3fn)})
+    )
     with pytest.warns(Note), pytest.raises(ri.InputError, match=f"{name} is stored as F8_E4M3"):
         ri.load_model(tmp_path)
 
 
 @pytest.mark.parametrize("zero", ["mscale", "mscale_all_dim"])
 def test_a_scale_of_zero_is_none_as_hugging_face_has_it(zero, tmp_path):
-    scaling = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32, "mscale": 0.7, "mscale_all_dim": 0.7}
+    scaling = {
+        "rope_type": "yarn",
+        "factor": 4.0,
+        "original_max_position_embeddings": 32,
+        "mscale": 0.7,
+        "mscale_all_dim": 0.7,
+    }
     tiny("llama").save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     theta = config.pop("rope_parameters")["rope_theta"]
-    (tmp_path / "config.json").write_text(json.dumps(config | {"rope_theta": theta, "rope_scaling": scaling | {zero: 0.0}}))
+    (tmp_path / "config.json").write_text(
+        json.dumps(config | {"rope_theta": theta, "rope_scaling": scaling | {zero: 0.0}})
+    )
     assert main(["inspect", str(tmp_path)]) == 0
     assert_close(logits(ri.load_model(tmp_path)), hugging_face(tmp_path), atol=1e-5, rtol=1e-5)
 
@@ -184,8 +219,13 @@ MISSING, SURPLUS, SHAPE = None, "surplus", "shape"
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3", "gemma3", "qwen3_moe"])
-@pytest.mark.parametrize("fault", [MISSING, SURPLUS, SHAPE], ids=["missing", "surplus", "misshaped"])
-@pytest.mark.parametrize("name", ["model.norm.weight", "model.layers.1.self_attn.o_proj.weight", "model.embed_tokens.weight"])
+@pytest.mark.parametrize(
+    "fault", [MISSING, SURPLUS, SHAPE], ids=["missing", "surplus", "misshaped"]
+)
+@pytest.mark.parametrize(
+    "name",
+    ["model.norm.weight", "model.layers.1.self_attn.o_proj.weight", "model.embed_tokens.weight"],
+)
 def test_inspect_refuses_headers_that_do_not_fit(family, fault, name, tmp_path, capsys):
     """Found: exit code 0, and a smaller number of parameters."""
     qwen3_moe(tmp_path) if family == "qwen3_moe" else tiny(family).save_pretrained(tmp_path)
@@ -219,18 +259,44 @@ KEYS_OF_ROTATION = ("rope_parameters", "rope_theta", "max_position_embeddings")
 @pytest.mark.parametrize(
     ("family", "keys", "said"),
     [
-        ("llama", {"max_position_embeddings": 64}, "rope_theta (10,000 is taken): transformers' default for llama"),
-        ("llama", {"rope_theta": 50.0}, "max_position_embeddings (2,048 is taken): transformers' default for llama"),
+        (
+            "llama",
+            {"max_position_embeddings": 64},
+            "rope_theta (10,000 is taken): transformers' default for llama",
+        ),
+        (
+            "llama",
+            {"rope_theta": 50.0},
+            "max_position_embeddings (2,048 is taken): transformers' default for llama",
+        ),
         ("olmo2", {}, "rope_theta (10,000 is taken), max_position_embeddings (2,048 is taken)"),
-        ("qwen3", {"rope_scaling": {"type": "linear", "factor": 2.0}, "max_position_embeddings": 64}, "rope_theta (10,000 is"),
-        ("gemma3", {"rope_theta": 1e6, "max_position_embeddings": 64}, "rope_theta of sliding_attention (10,000 is taken)"),
-        ("olmo3", {"rope_theta": 7e5, "max_position_embeddings": 64}, "rope_theta of sliding_attention (500,000 is taken)"),
+        (
+            "qwen3",
+            {"rope_scaling": {"type": "linear", "factor": 2.0}, "max_position_embeddings": 64},
+            "rope_theta (10,000 is",
+        ),
+        (
+            "gemma3",
+            {"rope_theta": 1e6, "max_position_embeddings": 64},
+            "rope_theta of sliding_attention (10,000 is taken)",
+        ),
+        (
+            "olmo3",
+            {"rope_theta": 7e5, "max_position_embeddings": 64},
+            "rope_theta of sliding_attention (500,000 is taken)",
+        ),
     ],
 )
-def test_numbers_of_the_rotation_that_transformers_gives_are_named(family, keys, said, tmp_path, capsys):
+def test_numbers_of_the_rotation_that_transformers_gives_are_named(
+    family, keys, said, tmp_path, capsys
+):
     tiny(family).save_pretrained(tmp_path)
     file = tmp_path / "config.json"
-    stated = {key: value for key, value in json.loads(file.read_text()).items() if key not in KEYS_OF_ROTATION}
+    stated = {
+        key: value
+        for key, value in json.loads(file.read_text()).items()
+        if key not in KEYS_OF_ROTATION
+    }
     file.write_text(json.dumps(stated | keys))
     with pytest.warns(Note) as warned:
         bridge = ri.load(tmp_path)
@@ -240,8 +306,11 @@ def test_numbers_of_the_rotation_that_transformers_gives_are_named(family, keys,
     assert kept == str(warned[0].message).replace(str(file), "config.json")  # a run names no path
     capsys.readouterr()
     assert main(["inspect", str(tmp_path)]) == 0
-    unknown = family == "olmo3"  # its class gives types of layers their defaults, and is not imported here
-    assert capsys.readouterr().err == ("" if unknown else f"repo-interp inspect: {warned[0].message}\n")
+    # its class gives types of layers their defaults, and is not imported here
+    unknown = family == "olmo3"
+    assert capsys.readouterr().err == (
+        "" if unknown else f"repo-interp inspect: {warned[0].message}\n"
+    )
 
 
 @pytest.mark.parametrize(
@@ -254,7 +323,11 @@ def test_numbers_of_the_rotation_that_transformers_gives_are_named(family, keys,
 )
 def test_nothing_is_said_where_the_numbers_stand_in_an_older_form(keys, stock):
     file = stock / "config.json"
-    stated = {key: value for key, value in json.loads(file.read_text()).items() if key != "rope_parameters"}
+    stated = {
+        key: value
+        for key, value in json.loads(file.read_text()).items()
+        if key != "rope_parameters"
+    }
     file.write_text(json.dumps(stated | keys))
     identify(stock)
 
@@ -276,7 +349,12 @@ def test_a_stale_index_beside_whole_weights_is_not_read(stock, tmp_path):
     tiny("llama").save_pretrained(tmp_path / "sharded", max_shard_size="20KB")
     shards = sorted((tmp_path / "sharded").glob("*.safetensors"))
     assert len(shards) > 1
-    assert_close(logits(ri.load_model(tmp_path / "sharded")), hugging_face(tmp_path / "sharded"), atol=1e-5, rtol=1e-5)
+    assert_close(
+        logits(ri.load_model(tmp_path / "sharded")),
+        hugging_face(tmp_path / "sharded"),
+        atol=1e-5,
+        rtol=1e-5,
+    )
     for file in (*shards, tmp_path / "sharded" / "model.safetensors.index.json"):
         file.rename(stock / file.name)
     assert_close(logits(ri.load_model(stock)), hugging_face(stock), atol=1e-5, rtol=1e-5)
@@ -284,7 +362,12 @@ def test_a_stale_index_beside_whole_weights_is_not_read(stock, tmp_path):
 
 @pytest.mark.parametrize(
     ("stored", "wanted"),
-    [("float16", "bfloat16"), ("bfloat16", "float64"), ("float64", "float32"), ("bfloat16", "bfloat16")],
+    [
+        ("float16", "bfloat16"),
+        ("bfloat16", "float64"),
+        ("float64", "float32"),
+        ("bfloat16", "bfloat16"),
+    ],
 )
 def test_weights_are_converted_once(stored, wanted, tmp_path):
     ri.save(ri.reposition(tiny("olmo2"), "repo@1").to(getattr(torch, stored)), tmp_path)
@@ -304,7 +387,9 @@ def test_learned_positions_keep_their_precision_in_a_rounded_model_where_asked(s
             torch.nn.init.normal_(parameter)
     ri.save(model, tmp_path)
     prompt = Prompt(tokens=tuple(TOKENS[0].tolist()))
-    rounded, kept = (ri.load(tmp_path, dtype="bfloat16", positions_dtype=dtype) for dtype in (None, "float32"))
+    rounded, kept = (
+        ri.load(tmp_path, dtype="bfloat16", positions_dtype=dtype) for dtype in (None, "float32")
+    )
     with pytest.warns(RoundedPositions):
         of_rounded = ri.analyze(rounded, [prompt], ("positions",))
     run = ri.analyze(kept, [prompt], ("positions",))
@@ -316,7 +401,8 @@ def test_learned_positions_keep_their_precision_in_a_rounded_model_where_asked(s
     with (
         torch.no_grad(),
         block.self_attn.register_forward_pre_hook(
-            lambda module, arguments, keywords: hidden.append(keywords["hidden_states"]), with_kwargs=True
+            lambda module, arguments, keywords: hidden.append(keywords["hidden_states"]),
+            with_kwargs=True,
         ),
     ):
         kept(TOKENS[:1])
@@ -325,14 +411,18 @@ def test_learned_positions_keep_their_precision_in_a_rounded_model_where_asked(s
     found = torch.as_tensor(run["positions"]["position"].sel(layer=0, prompt=0).values).float()
     assert_close(found[:: len(found) // len(expected)], expected, atol=1e-5, rtol=1e-5)
     assert not torch.equal(found, found.bfloat16().float())
-    of_bfloat16 = torch.as_tensor(of_rounded["positions"]["position"].sel(layer=0, prompt=0).values).float()
+    of_bfloat16 = torch.as_tensor(
+        of_rounded["positions"]["position"].sel(layer=0, prompt=0).values
+    ).float()
     assert torch.equal(of_bfloat16, of_bfloat16.bfloat16().float())
 
 
 def test_values_too_large_for_the_wanted_dtype_are_refused(stock):
     rewritten(stock, lambda tensors: tensors["model.norm.weight"].fill_(1e5))
     assert ri.load_model(stock, dtype="bfloat16").dtype == torch.bfloat16
-    with pytest.raises(ri.InputError, match=r"model.norm.weight holds values too large for torch.float16"):
+    with pytest.raises(
+        ri.InputError, match=r"model.norm.weight holds values too large for torch.float16"
+    ):
         ri.load_model(stock, dtype="float16")
 
 
@@ -346,14 +436,19 @@ def test_values_too_large_for_the_wanted_dtype_are_refused(stock):
         ("gemma3", "cope", {"gates": "separate_keys", "map": "model"}),
     ],
 )
-def test_what_save_pretrained_writes_of_a_repositioned_model_loads(family, layout, options, tmp_path):
+def test_what_save_pretrained_writes_of_a_repositioned_model_loads(
+    family, layout, options, tmp_path
+):
     model = ri.reposition(tiny(family), layout, **options)
     for module in scheme_modules(model):
         for parameter in module.parameters():
             torch.nn.init.normal_(parameter, std=0.3)
     model.save_pretrained(tmp_path)
     written = json.loads((tmp_path / "config.json").read_text())
-    assert (written["model_type"], written["base_model_type"]) == ("repo_interp", model.config.model_type)
+    assert (written["model_type"], written["base_model_type"]) == (
+        "repo_interp",
+        model.config.model_type,
+    )
     for again in (ri.load_model(tmp_path), AutoModelForCausalLM.from_pretrained(tmp_path)):
         assert ri.layout(again) == ri.layout(model)
         assert torch.equal(logits(again), logits(model))
@@ -371,7 +466,9 @@ def test_auto_classes_load_what_we_save(family, tmp_path):
     config = AutoConfig.from_pretrained(tmp_path)
     assert config.position_layout["layers"] == ["repo"] * 3
     assert ri.layout(AutoModelForCausalLM.from_config(config)) == ("repo",) * 3
-    half = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16, attn_implementation="eager")
+    half = AutoModelForCausalLM.from_pretrained(
+        tmp_path, dtype=torch.bfloat16, attn_implementation="eager"
+    )
     assert half.dtype == torch.bfloat16 and half.config._attn_implementation == "eager"
 
 
@@ -387,7 +484,13 @@ def test_a_trainer_checkpoint_of_a_repositioned_model_loads(tmp_path):
     model = ri.reposition(tiny("llama"), "repo@1")
     data = [{"input_ids": TOKENS[0], "labels": TOKENS[0]}] * 4
     arguments = TrainingArguments(
-        str(tmp_path), max_steps=2, save_steps=2, per_device_train_batch_size=2, report_to="none", use_cpu=True, disable_tqdm=True
+        str(tmp_path),
+        max_steps=2,
+        save_steps=2,
+        per_device_train_batch_size=2,
+        report_to="none",
+        use_cpu=True,
+        disable_tqdm=True,
     )
     Trainer(model, arguments, train_dataset=data).train()
     again = ri.load(tmp_path / "checkpoint-2")
@@ -396,14 +499,19 @@ def test_a_trainer_checkpoint_of_a_repositioned_model_loads(tmp_path):
         assert_close(again(TOKENS), logits(model.eval()), atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize(("layout", "family"), [("rope", "gemma2"), ("repo@1", "llama"), ("cope", "qwen3"), ("learned", "llama")])
+@pytest.mark.parametrize(
+    ("layout", "family"),
+    [("rope", "gemma2"), ("repo@1", "llama"), ("cope", "qwen3"), ("learned", "llama")],
+)
 def test_a_bridge_is_saved_and_loaded(family, layout, tmp_path):
     model = ri.reposition(tiny(family), layout)
     ri.save(model, tmp_path / "before")
     bridge = ri.bridge(model)
     ri.save(bridge, tmp_path / "bridged")
     for name in ("model.safetensors", "config.json"):
-        assert (tmp_path / "bridged" / name).read_bytes() == (tmp_path / "before" / name).read_bytes()
+        assert (tmp_path / "bridged" / name).read_bytes() == (
+            tmp_path / "before" / name
+        ).read_bytes()
     with torch.no_grad():
         bridge.blocks[1].mlp.out.weight.mul_(2)
         ri.save(bridge, tmp_path / "edited")
@@ -439,7 +547,9 @@ def test_names_of_the_zoo_are_never_looked_for_on_the_hub(monkeypatch):
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", asked)
     assert ri.layout(ri.load_model("niah/repo"))[-1] == "repo"
-    with pytest.raises(ri.InputError, match=r"no checkpoint 'niah/reppo' is installed; did you mean niah/repo\?"):
+    with pytest.raises(
+        ri.InputError, match=r"no checkpoint 'niah/reppo' is installed; did you mean niah/repo\?"
+    ):
         ri.load("niah/reppo")
     tasks = {name.split("/")[0] for name in shipped_names()}
     for task in tasks:
@@ -458,15 +568,26 @@ def memory_of_loading(directory: Path) -> None:
     Path("/proc/self/clear_refs").write_text("5")  # forget the peak until now
     before = status("VmRSS")
     bridge = ri.load(directory, dtype="bfloat16")
-    say((status("VmHWM") - before) / (sum(each.numel() * each.element_size() for each in bridge.parameters()) / 1024))
+    say(
+        (status("VmHWM") - before)
+        / (sum(each.numel() * each.element_size() for each in bridge.parameters()) / 1024)
+    )
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_loading_needs_the_memory_of_the_model(tmp_path):
-    """In a narrower dtype than the file's: neither the file nor a part of it is held beside the model."""
+    """In a narrower dtype than the file's: neither the file nor a part of it is held beside the
+    model.
+    """
     from transformers import LlamaConfig
 
-    config = LlamaConfig(vocab_size=8000, hidden_size=1024, intermediate_size=4096, num_hidden_layers=4, num_attention_heads=8)
+    config = LlamaConfig(
+        vocab_size=8000,
+        hidden_size=1024,
+        intermediate_size=4096,
+        num_hidden_layers=4,
+        num_attention_heads=8,
+    )
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     model.to_empty(device="cpu")
@@ -476,7 +597,8 @@ def test_loading_needs_the_memory_of_the_model(tmp_path):
     del model
     assert len(list(tmp_path.glob("*.safetensors"))) == 7
     done = forked(lambda: memory_of_loading(tmp_path))
-    # A second copy of the weights would be 2. Of so small a model the allocator's own pages are up to a quarter, now and then.
+    # A second copy of the weights would be 2. Of so small a model the allocator's own pages are up
+    # to a quarter, now and then.
     assert 0.9 < float(done.stdout) < 1.5, done.stderr
 
 
@@ -489,7 +611,10 @@ def test_inspecting_reads_headers_alone(tmp_path, capsys):
     config, header, offset = LlamaConfig(num_hidden_layers=4), {}, 0
     config.save_pretrained(tmp_path)
     with init_empty_weights():
-        shapes = {name: [*weight.shape] for name, weight in AutoModelForCausalLM.from_config(config).named_parameters()}
+        shapes = {
+            name: [*weight.shape]
+            for name, weight in AutoModelForCausalLM.from_config(config).named_parameters()
+        }
     for name, shape in shapes.items():
         size = 4 * torch.Size(shape).numel()
         header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [offset, offset + size]}

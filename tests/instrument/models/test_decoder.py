@@ -1,4 +1,6 @@
-"""One `Decoder` for each model or bridge: found again, through wrappers too, copied with its model, and true after changes."""
+"""One `Decoder` for each model or bridge: found again, through wrappers too, copied with its model,
+and true after changes.
+"""
 
 from __future__ import annotations
 
@@ -21,11 +23,24 @@ ORIGIN = Origin("a name", "a digest", 64, Path("weights"))
 def test_it_is_made_once_and_says_what_the_layers_are():
     model = ri.reposition(tiny("llama"), "rope,nope,repo")
     decoder = as_decoder(model)
-    assert as_decoder(model) is decoder and as_decoder(torch.compile(model, backend="eager")) is decoder
-    assert decoder.schemes == ri.layout(model) == ("rope", "nope", "repo") and decoder.shape == (3, decoder.layers[0].heads)
-    assert decoder.learned_layers == [2] and list(decoder.positioned) == [0, 2] and list(decoder.by_layer) == [0, 1, 2]
+    assert (
+        as_decoder(model) is decoder
+        and as_decoder(torch.compile(model, backend="eager")) is decoder
+    )
+    assert decoder.schemes == ri.layout(model) == ("rope", "nope", "repo") and decoder.shape == (
+        3,
+        decoder.layers[0].heads,
+    )
+    assert (
+        decoder.learned_layers == [2]
+        and list(decoder.positioned) == [0, 2]
+        and list(decoder.by_layer) == [0, 1, 2]
+    )
     assert decoder.vocabulary_size == model.config.vocab_size and decoder.stack is model.model
-    assert decoder.blocks is model.model.layers and (decoder.device, decoder.dtype) == (model.device, model.dtype)
+    assert decoder.blocks is model.model.layers and (decoder.device, decoder.dtype) == (
+        model.device,
+        model.dtype,
+    )
 
 
 def test_a_stock_decoder_has_a_device_and_no_layers():
@@ -56,7 +71,9 @@ def test_copies_have_one_of_their_own_that_knows_the_same():
     for copied in (copy.deepcopy(model), copy.copy(model), torch.load(file, weights_only=False)):
         known = as_decoder(copied)
         assert known is not as_decoder(model) and known.module is copied and known.origin == ORIGIN
-    assert not {id(each) for each in as_decoder(copy.deepcopy(model)).layers} & {id(each) for each in before}
+    assert not {id(each) for each in as_decoder(copy.deepcopy(model)).layers} & {
+        id(each) for each in before
+    }
 
 
 def test_a_bridge_has_the_same_layers_and_its_own_memory():

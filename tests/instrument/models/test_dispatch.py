@@ -1,4 +1,6 @@
-"""Models whose weights lie in memory and on the disk: what they say and what is measured of them is what it is when they are whole."""
+"""Models whose weights lie in memory and on the disk: what they say and what is measured of them is
+what it is when they are whole.
+"""
 
 from __future__ import annotations
 
@@ -15,21 +17,32 @@ from repo_interp.models.dispatch import is_dispatched
 
 def room_for(model, share: float) -> dict[str, int]:
     """Memory for a part of the weights; the rest goes to the disk."""
-    return {"cpu": int(share * sum(parameter.numel() * parameter.element_size() for parameter in model.parameters()))}
+    return {
+        "cpu": int(
+            share
+            * sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
+        )
+    }
 
 
-@pytest.mark.parametrize("name", ["niah/repo", "language/cope", "copying/fire_scattered", "language/learned"])
+@pytest.mark.parametrize(
+    "name", ["niah/repo", "language/cope", "copying/fire_scattered", "language/learned"]
+)
 def test_logits_of_an_offloaded_model_are_those_of_the_whole(name):
     whole = ri.load_model(name)
     offloaded = ri.load_model(name, device_map="auto", most_memory=room_for(whole, 0.5))
     placed = set(offloaded.hf_device_map.values())
     assert placed == {"cpu", "disk"} and is_dispatched(offloaded) and not is_dispatched(whole)
-    on_disk = [parameter.numel() for parameter in offloaded.parameters() if parameter.device.type == "meta"]
+    on_disk = [
+        parameter.numel() for parameter in offloaded.parameters() if parameter.device.type == "meta"
+    ]
     assert sum(on_disk) > 0.2 * sum(parameter.numel() for parameter in whole.parameters())
     tokens = torch.randint(3, 20, (2, 24), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         assert torch.equal(offloaded(tokens).logits, whole(tokens).logits)
-        assert torch.equal(offloaded(tokens).logits, whole(tokens).logits), "weights come again in the next pass"
+        assert torch.equal(offloaded(tokens).logits, whole(tokens).logits), (
+            "weights come again in the next pass"
+        )
 
 
 def test_an_offloaded_bridge_is_measured_like_the_whole(tmp_path):
@@ -41,20 +54,36 @@ def test_an_offloaded_bridge_is_measured_like_the_whole(tmp_path):
     assert set(found.children) == set(measures)
     for name in measures:
         xr.testing.assert_identical(found[name].to_dataset(), expected[name].to_dataset())
-    _, cache = bridge.run_with_cache(torch.tensor(rows[:1]), names_filter="blocks.2.attn.hook_positions")
-    _, expected = whole.run_with_cache(torch.tensor(rows[:1]), names_filter="blocks.2.attn.hook_positions")
-    assert torch.equal(cache["blocks.2.attn.hook_positions"], expected["blocks.2.attn.hook_positions"])
+    _, cache = bridge.run_with_cache(
+        torch.tensor(rows[:1]), names_filter="blocks.2.attn.hook_positions"
+    )
+    _, expected = whole.run_with_cache(
+        torch.tensor(rows[:1]), names_filter="blocks.2.attn.hook_positions"
+    )
+    assert torch.equal(
+        cache["blocks.2.attn.hook_positions"], expected["blocks.2.attn.hook_positions"]
+    )
     with pytest.raises(InputError, match="offloaded; load it without a device map"):
         ri.save(bridge, tmp_path / "saved")
 
 
 def test_a_map_may_be_given_and_must_be_whole():
-    parts = ["model.embed_tokens", "model.norm", "lm_head", *(f"model.layers.{layer}" for layer in range(4))]
-    model = ri.load_model("niah/rope", device_map={part: "disk" if part.endswith("2") else "cpu" for part in parts})
+    parts = [
+        "model.embed_tokens",
+        "model.norm",
+        "lm_head",
+        *(f"model.layers.{layer}" for layer in range(4)),
+    ]
+    model = ri.load_model(
+        "niah/rope", device_map={part: "disk" if part.endswith("2") else "cpu" for part in parts}
+    )
     offloaded = {name for name, weight in model.named_parameters() if weight.device.type == "meta"}
     assert offloaded and all(name.startswith("model.layers.2.") for name in offloaded)
     with pytest.raises(InputError, match=r"no place for model\.norm\.weight"):
-        ri.load_model("niah/rope", device_map=dict.fromkeys([part for part in parts if part != "model.norm"], "cpu"))
+        ri.load_model(
+            "niah/rope",
+            device_map=dict.fromkeys([part for part in parts if part != "model.norm"], "cpu"),
+        )
     with pytest.raises(InputError, match="device map 'spread' is unknown"):
         ri.load_model("niah/rope", device_map="spread")
     with pytest.raises(InputError, match="no device 77 here"):
@@ -78,12 +107,30 @@ def test_damaged_weights_on_the_disk_are_refused_when_loading(tmp_path):
 def test_hugging_face_loads_it_with_a_device_map(tmp_path):
     whole = ri.load_model("niah/repo")
     ri.save(whole, tmp_path)
-    model = AutoModelForCausalLM.from_pretrained(tmp_path, device_map="auto", max_memory=room_for(whole, 0.5))
+    model = AutoModelForCausalLM.from_pretrained(
+        tmp_path, device_map="auto", max_memory=room_for(whole, 0.5)
+    )
     assert is_dispatched(model)
 
 
 def test_the_command_line_scores_an_offloaded_model(tmp_path, capsys):
-    words = ("score", "reversal/repo", "--test-sets", "3", "--count", "6", "--answers", "generated", "--out")
-    assert main([*words, str(tmp_path / "parts"), "--device-map", "auto", "--max-memory", "cpu=150KB"]) == 0
-    parts, whole = ri.read_run(tmp_path / "parts"), ri.score(ri.zoo("reversal/repo"), None, ["3"], 6, answers="generated")
+    words = (
+        "score",
+        "reversal/repo",
+        "--test-sets",
+        "3",
+        "--count",
+        "6",
+        "--answers",
+        "generated",
+        "--out",
+    )
+    assert (
+        main([*words, str(tmp_path / "parts"), "--device-map", "auto", "--max-memory", "cpu=150KB"])
+        == 0
+    )
+    parts, whole = (
+        ri.read_run(tmp_path / "parts"),
+        ri.score(ri.zoo("reversal/repo"), None, ["3"], 6, answers="generated"),
+    )
     xr.testing.assert_identical(parts["scores"]["score"], whole["scores"]["score"])

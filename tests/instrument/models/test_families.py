@@ -1,4 +1,6 @@
-"""Families of transformers that differ, by one mechanism: the columns of docs/families.md, caches, layouts and precision."""
+"""Families of transformers that differ, by one mechanism: the columns of docs/families.md, caches,
+layouts and precision.
+"""
 
 from __future__ import annotations
 
@@ -31,13 +33,19 @@ DIFFERENT = (
     *("gpt_neox", "glm4", "cohere2", "gemma3_text", "gpt_oss", "gpt2", "qwen3_next", "lfm2"),
     *("deepseek_v32", "nanochat", "inkling_text", "bloom", "falcon", "gptj"),
 )
-"""Fused and partial; interleaved pairs; layers without rotation; two frequencies; sinks; experts; learned absolute positions; hybrids;
-latent attention, with a selection of keys; a norm after the rotation; biases; attention that the family computes itself. What they do is
-in docs/families.md of all families (`python -m benchmarks.families`)."""
+"""Fused and partial; interleaved pairs; layers without rotation; two frequencies; sinks; experts;
+learned absolute positions; hybrids; latent attention, with a selection of keys; a norm after the
+rotation; biases; attention that the family computes itself.
+
+What they do is in docs/families.md of all families (`python -m benchmarks.families`).
+"""
 EXPERIMENTED = ("gpt_oss", "gpt2", "qwen3_next", "deepseek_v32")
 """Those on which experiments run too, which read heads by what the other columns test."""
 CACHED = {family: {"num_beams": 2} for family in ("gptj", "bloom", "deepseek_v3")}
-CACHED |= {family: {"cache_implementation": "static"} for family in ("gpt_oss", "cohere2", "gpt_neox", "gpt2")}
+CACHED |= {
+    family: {"cache_implementation": "static"}
+    for family in ("gpt_oss", "cohere2", "gpt_neox", "gpt2")
+}
 TOKENS = torch.randint(3, 119, (2, 12), generator=torch.Generator().manual_seed(1))
 
 
@@ -47,7 +55,11 @@ def stock():
     models = {}
 
     def of(family):
-        return models.setdefault(family, small_model(family)) if family not in models else models[family]
+        return (
+            models.setdefault(family, small_model(family))
+            if family not in models
+            else models[family]
+        )
 
     return of
 
@@ -58,7 +70,11 @@ def observed(model):
 
 def generated(model, **options):
     torch.manual_seed(0)
-    given = {"attention_mask": torch.ones_like(TOKENS), "max_new_tokens": 10, "do_sample": False} | options
+    given = {
+        "attention_mask": torch.ones_like(TOKENS),
+        "max_new_tokens": 10,
+        "do_sample": False,
+    } | options
     return model.generate(TOKENS, **given)
 
 
@@ -72,7 +88,13 @@ def test_a_family_is_observed_as_the_table_says(family):
 @pytest.mark.parametrize(
     ("family", "scaling"),
     [
-        *(("stablelm", "yarn"), ("glm4", "yarn"), ("deepseek_v3", "yarn"), ("qwen3_next", "llama3"), ("gpt_neox", "dynamic")),
+        *(
+            ("stablelm", "yarn"),
+            ("glm4", "yarn"),
+            ("deepseek_v3", "yarn"),
+            ("qwen3_next", "llama3"),
+            ("gpt_neox", "dynamic"),
+        ),
         *(
             ("phi3", "longrope"),
             ("phimoe", "longrope"),
@@ -84,22 +106,35 @@ def test_a_family_is_observed_as_the_table_says(family):
     ],
 )
 def test_a_scaled_rotation_gives_the_stock_logits(family, scaling):
-    """Partly rotated heads; factors by length; norms that undo a factor; rotary modules by layer; columns of frequency 0."""
+    """Partly rotated heads; factors by length; norms that undo a factor; rotary modules by layer;
+    columns of frequency 0.
+    """
     assert scaled(family, scaling) == "yes"
 
 
 @pytest.mark.parametrize("family", ["glm4", "gpt_neox", "llama"])
 def test_scaling_on_loading_and_by_an_intervention_is_that_of_the_stock_model(family, tmp_path):
-    """As `rope_scaling` of `load_model`, and `rescaled`, in all layers: a part of each head turns."""
+    """As `rope_scaling` of `load_model`, and `rescaled`, in all layers: a part of each head
+    turns.
+    """
     config = small_configuration(family)
     config.rope_parameters["partial_rotary_factor"] = 0.25 if family != "llama" else 1.0
     small_model(family, config).save_pretrained(tmp_path)
-    scaling = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": config.max_position_embeddings}
+    scaling = {
+        "rope_type": "yarn",
+        "factor": 4.0,
+        "original_max_position_embeddings": config.max_position_embeddings,
+    }
     config.rope_parameters |= scaling
     stock = small_model(family, config)
     with torch.no_grad():
         expected = stock(TOKENS, use_cache=False).logits
-        assert_close(load_model(tmp_path, rope_scaling=scaling)(TOKENS).logits, expected, rtol=1e-5, atol=1e-5)
+        assert_close(
+            load_model(tmp_path, rope_scaling=scaling)(TOKENS).logits,
+            expected,
+            rtol=1e-5,
+            atol=1e-5,
+        )
         model = load_model(tmp_path)
         with ExitStack() as lasting:
             for layer in range(config.num_hidden_layers):
@@ -114,13 +149,17 @@ def test_scaling_on_loading_and_by_an_intervention_is_that_of_the_stock_model(fa
 def test_two_factors_by_the_length_of_a_pass_are_refused():
     config = scaled_configuration("phimoe", "longrope")
     config.rope_parameters["long_mscale"] = 1.5
-    with pytest.raises(ri.InputError, match=r"short passes by short_mscale 1.2 and long ones by long_mscale 1.5"):
+    with pytest.raises(
+        ri.InputError, match=r"short passes by short_mscale 1.2 and long ones by long_mscale 1.5"
+    ):
         with_layout(small_model("phimoe", config), None)
 
 
 @pytest.mark.parametrize(("family", "options"), CACHED.items(), ids=CACHED)
 def test_caches_of_every_kind_keep_positions(stock, family, options):
-    assert torch.equal(generated(observed(stock(family)), **options), generated(stock(family), **options))
+    assert torch.equal(
+        generated(observed(stock(family)), **options), generated(stock(family), **options)
+    )
 
 
 @pytest.mark.parametrize("family", ["glm4", "deepseek_v3", "gpt_oss"])
@@ -142,7 +181,11 @@ def test_learned_positions_work_on_every_family_that_rotates(stock, family):
             for parameter in attention.assigner.parameters():
                 parameter.normal_(std=0.3)
     assert torch.equal(generated(model), generated(model, use_cache=False))
-    learned = [parameter for attention in as_decoder(model).layers for parameter in attention.assigner.parameters()]
+    learned = [
+        parameter
+        for attention in as_decoder(model).layers
+        for parameter in attention.assigner.parameters()
+    ]
     optimizer = torch.optim.Adam(learned, lr=1e-2)
     losses = []
     for _ in range(6):
@@ -157,7 +200,10 @@ def test_learned_positions_work_on_every_family_that_rotates(stock, family):
 @pytest.mark.parametrize(
     ("family", "layout"),
     [
-        *(("gpt_neox", layout) for layout in ("nope", "cope_rope", "alibi", "hope", "fire", "r2n1")),
+        *(
+            ("gpt_neox", layout)
+            for layout in ("nope", "cope_rope", "alibi", "hope", "fire", "r2n1")
+        ),
         *(("deepseek_v3", layout) for layout in ("cope", "cope_rope", "kerple", "rope_high")),
     ],
 )
@@ -187,7 +233,10 @@ def test_positions_at_the_input_are_exchanged_in_the_table_of_the_stock_model(st
     assert longest_prompt(model) == 128
     with torch.no_grad(), ri.interventions.shifted(model, 5.0):
         moved = model(TOKENS, use_cache=False).logits
-    with torch.no_grad(), ri.interventions.moved_keys(model, {0: lambda positions: positions * 0.0 + 5.0}):
+    with (
+        torch.no_grad(),
+        ri.interventions.moved_keys(model, {0: lambda positions: positions * 0.0 + 5.0}),
+    ):
         assert torch.equal(model(TOKENS, use_cache=False).logits, moved)
     with torch.no_grad():
         index = torch.arange(5, 17)[None]
@@ -200,10 +249,19 @@ def test_positions_at_the_input_are_exchanged_in_the_table_of_the_stock_model(st
 
 def test_a_refusal_names_the_reason_and_what_is_supported():
     config = small_configuration("gpt_neo")
-    with pytest.raises(ri.InputError, match="GPTNeoAttention does not call the attention functions"):
+    with pytest.raises(
+        ri.InputError, match="GPTNeoAttention does not call the attention functions"
+    ):
         with_layout(AutoModelForCausalLM.from_config(config), None)
     columns = ("layers", "positions", *COLUMNS, *SCALINGS)
-    rows = {"llama": dict.fromkeys(columns, "yes") | {"yarn": "transformers: no"}, "bert": {"refused": "it is an encoder"}}
+    rows = {
+        "llama": dict.fromkeys(columns, "yes") | {"yarn": "transformers: no"},
+        "bert": {"refused": "it is an encoder"},
+    }
     written = page(rows, "5.23.0")
-    assert "| llama |" in written and "| bert | it is an encoder |" in written and "Of 2 families 1 open, and 1 of" in written
+    assert (
+        "| llama |" in written
+        and "| bert | it is an encoder |" in written
+        and "Of 2 families 1 open, and 1 of" in written
+    )
     assert "| llama | yarn | transformers: no |" in written

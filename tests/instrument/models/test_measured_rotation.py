@@ -1,4 +1,6 @@
-"""How stock attention modules turn queries and keys, measured: pairs, columns and frequencies of families that differ."""
+"""How stock attention modules turn queries and keys, measured: pairs, columns and frequencies of
+families that differ.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,13 @@ import torch
 from accelerate import init_empty_weights
 from families import TINY, tiny
 from torch.testing import assert_close
-from transformers import AutoModelForCausalLM, Glm4Config, GPTNeoXConfig, HunYuanDenseV1Config, LlamaConfig
+from transformers import (
+    AutoModelForCausalLM,
+    Glm4Config,
+    GPTNeoXConfig,
+    HunYuanDenseV1Config,
+    LlamaConfig,
+)
 
 import repo_interp as ri
 from repo_interp.errors import Note
@@ -32,7 +40,11 @@ TOKENS = torch.randint(3, 60, (2, 12), generator=torch.Generator().manual_seed(0
 def measured(config, dtype=torch.float32):
     model = AutoModelForCausalLM.from_config(config, dtype=dtype)
     layer = as_decoder(model).blocks[0]
-    attention = next(module for module in layer.modules() if hasattr(module, "layer_idx") and hasattr(module, "config"))
+    attention = next(
+        module
+        for module in layer.modules()
+        if hasattr(module, "layer_idx") and hasattr(module, "config")
+    )
     return Prober(model.base_model).measured(attention)
 
 
@@ -40,12 +52,24 @@ def test_a_head_that_turns_whole_in_halves_is_left_in_its_order():
     rotation = measured(LlamaConfig(**TINY))
     assert rotation.order is None and rotation.rotates
     assert_close(rotation.frequencies, 10_000.0 ** (-torch.arange(4) / 4))
-    assert (rotation.heads, rotation.kv_heads, rotation.scaling, rotation.window) == (4, 2, 8**-0.5, None)
+    assert (rotation.heads, rotation.kv_heads, rotation.scaling, rotation.window) == (
+        4,
+        2,
+        8**-0.5,
+        None,
+    )
 
 
 def test_entries_that_do_not_turn_are_pairs_of_frequency_zero():
     config = GPTNeoXConfig(
-        **{**TINY, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.25}}
+        **{
+            **TINY,
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": 1e4,
+                "partial_rotary_factor": 0.25,
+            },
+        }
     )
     rotation = measured(config)
     assert rotation.frequencies.tolist() == [1.0, 0.0, 0.0, 0.0]
@@ -56,7 +80,9 @@ def test_entries_that_do_not_turn_are_pairs_of_frequency_zero():
 
 def test_interleaved_pairs_are_put_into_halves():
     config = Glm4Config(
-        **TINY, head_dim=8, rope_parameters={"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 1.0}
+        **TINY,
+        head_dim=8,
+        rope_parameters={"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 1.0},
     )
     rotation = measured(config)
     assert rotation.order is not None
@@ -76,7 +102,10 @@ def test_weights_and_their_precision_do_not_matter():
 
 def test_a_norm_with_gains_after_the_rotation_is_refused():
     model = AutoModelForCausalLM.from_config(HunYuanDenseV1Config(**TINY, head_dim=8))
-    with pytest.raises(ri.InputError, match="HunYuanDenseV1Attention does something after rotating queries that is no rotation"):
+    with pytest.raises(
+        ri.InputError,
+        match="HunYuanDenseV1Attention does something after rotating queries that is no rotation",
+    ):
         with_layout(model, None)
 
 
@@ -89,8 +118,18 @@ SCALED = {
 def scaled(kind, dtype=torch.float32):
     """A stock decoder whose frequencies are others beyond 16 tokens."""
     torch.manual_seed(0)
-    rope = {"rope_type": kind, "rope_theta": 1e4, "original_max_position_embeddings": 16, **SCALED[kind]}
-    sizes = {**TINY, "max_position_embeddings": 16, "initializer_range": 0.3, "rope_parameters": rope}
+    rope = {
+        "rope_type": kind,
+        "rope_theta": 1e4,
+        "original_max_position_embeddings": 16,
+        **SCALED[kind],
+    }
+    sizes = {
+        **TINY,
+        "max_position_embeddings": 16,
+        "initializer_range": 0.3,
+        "rope_parameters": rope,
+    }
     model = AutoModelForCausalLM.from_config(LlamaConfig(**sizes), dtype=dtype).eval()
     model.generation_config.eos_token_id = None
     return model
@@ -103,7 +142,9 @@ def stock(request):
 
 def drawn(*lengths):
     generator = torch.Generator().manual_seed(0)
-    return [tuple(torch.randint(3, 60, (length,), generator=generator).tolist()) for length in lengths]
+    return [
+        tuple(torch.randint(3, 60, (length,), generator=generator).tolist()) for length in lengths
+    ]
 
 
 def test_frequencies_that_depend_on_the_length_are_those_of_the_pass(stock):
@@ -112,7 +153,12 @@ def test_frequencies_that_depend_on_the_length_are_those_of_the_pass(stock):
     with torch.no_grad():
         for tokens in drawn(12, 40, 20, 16, 12, 17):
             expected = copy.deepcopy(stock)(torch.tensor([tokens]), use_cache=False).logits
-            assert_close(model(torch.tensor([tokens]), use_cache=False).logits, expected, rtol=1e-5, atol=1e-5)
+            assert_close(
+                model(torch.tensor([tokens]), use_cache=False).logits,
+                expected,
+                rtol=1e-5,
+                atol=1e-5,
+            )
 
 
 @pytest.mark.parametrize("kind", SCALED)
@@ -122,14 +168,22 @@ def test_a_cache_that_outgrows_the_limit_gives_the_tokens_of_the_stock_model(kin
     """Found: cached keys were turned by the frequencies of the present pass."""
     stock, tokens = scaled(kind, dtype), torch.tensor([drawn(12)[0]])
     model = ri.reposition(copy.deepcopy(stock), "rope")
-    assert torch.equal(*(each.generate(tokens, max_new_tokens=20, **options) for each in (stock, model)))
+    assert torch.equal(
+        *(each.generate(tokens, max_new_tokens=20, **options) for each in (stock, model))
+    )
     with ri.interventions.rescaled(model, 1, 2, linear=1.0):  # frequencies by head, the same ones
-        assert torch.equal(stock.generate(tokens, max_new_tokens=20), model.generate(tokens, max_new_tokens=20))
+        assert torch.equal(
+            stock.generate(tokens, max_new_tokens=20), model.generate(tokens, max_new_tokens=20)
+        )
 
 
 def test_a_prompts_numbers_do_not_depend_on_those_beside_it(stock):
-    """Found: a short prompt beside a longer one had the frequencies of the longer one, and `frequency` was their mean."""
-    prompts = [Prompt(tokens=tokens, generated=(len(tokens) - 1,)) for tokens in drawn(10, 40, 12, 40, 30)]
+    """Found: a short prompt beside a longer one had the frequencies of the longer one, and
+    `frequency` was their mean.
+    """
+    prompts = [
+        Prompt(tokens=tokens, generated=(len(tokens) - 1,)) for tokens in drawn(10, 40, 12, 40, 30)
+    ]
     model = ri.reposition(copy.deepcopy(stock), "rope")
     for size in (1, 4, "auto"):
         run = ri.analyze(model, prompts, ("predictions", "components"), batch_size=size)
@@ -143,29 +197,49 @@ def test_a_prompts_numbers_do_not_depend_on_those_beside_it(stock):
             assert "prompt_frequency" not in alone
             own = components["prompt_frequency"].sel(prompt=number)
             assert_close(own.values, alone["frequency"].values.astype("float32"))
-            assert_close(components["vaf"].sel(prompt=number).values, alone["vaf"].values[0], equal_nan=True)
+            assert_close(
+                components["vaf"].sel(prompt=number).values, alone["vaf"].values[0], equal_nan=True
+            )
         assert bool(components["frequency"].isnull().all())
-        assert "frequencies depend on the length of a pass" in run.attrs["notes"] and "changed" not in run.attrs
+        assert (
+            "frequencies depend on the length of a pass" in run.attrs["notes"]
+            and "changed" not in run.attrs
+        )
     mean = ri.analyze(model, prompts, (Components(prompts="mean"),))["components"]
     assert bool(mean["frequency"].isnull().all())
     assert "notes" not in ri.analyze(model, [prompts[0], prompts[2]], ("components",)).attrs
-    together = forced_responses(model, scoring_of(prompts), prompts, 5), continue_greedily(model, drawn(10, 14, 15), [8, 4, 3])
+    together = (
+        forced_responses(model, scoring_of(prompts), prompts, 5),
+        continue_greedily(model, drawn(10, 14, 15), [8, 4, 3]),
+    )
     alone = [forced_responses(model, scoring_of(prompts), [prompt], 1)[0] for prompt in prompts]
-    assert [each.log_probabilities for each in together[0]] == [pytest.approx(each.log_probabilities) for each in alone]
+    assert [each.log_probabilities for each in together[0]] == [
+        pytest.approx(each.log_probabilities) for each in alone
+    ]
     counted = zip(drawn(10, 14, 15), [8, 4, 3], strict=True)
-    assert together[1] == [continue_greedily(model, [prompt], [count])[0] for prompt, count in counted]
+    assert together[1] == [
+        continue_greedily(model, [prompt], [count])[0] for prompt, count in counted
+    ]
 
 
 def test_experiments_take_prompts_of_one_length_together(stock):
     prompts = [Prompt(tokens=tokens, generated=(len(tokens) - 1,)) for tokens in drawn(12, 40, 18)]
     options = {"kinds": ("position_offset",), "gammas": (0.5,), "l_maxes": (4,)}
     runs = [
-        ri.analyze(stock, some, (), experiments=[Perturbation(**options), Effects(kinds=("linearised",))], batch_size=8)
+        ri.analyze(
+            stock,
+            some,
+            (),
+            experiments=[Perturbation(**options), Effects(kinds=("linearised",))],
+            batch_size=8,
+        )
         for some in (prompts, prompts[::-1])
     ]
     for name, variable in (("perturbation", "log_perplexity"), ("effects", "effect")):
         one, other = (torch.from_numpy(run[name][variable].values) for run in runs)
-        assert bool(one.isfinite().any()) and (name == "perturbation" or torch.allclose(one, other, atol=1e-5, equal_nan=True))
+        assert bool(one.isfinite().any()) and (
+            name == "perturbation" or torch.allclose(one, other, atol=1e-5, equal_nan=True)
+        )
 
 
 def test_prompts_of_different_lengths_in_one_pass_are_refused(stock):
@@ -175,7 +249,9 @@ def test_prompts_of_different_lengths_in_one_pass_are_refused(stock):
 
 
 def test_a_scheme_that_leaves_out_frequencies_keeps_them_out_at_every_length(stock):
-    """Found: HoPE became RoPE in the first pass; and interventions kept the frequencies of the pass before them."""
+    """Found: HoPE became RoPE in the first pass; and interventions kept the frequencies of the pass
+    before them.
+    """
     (short,), (long,) = ([torch.tensor([tokens])] for tokens in drawn(10, 40))
     model = ri.reposition(stock, "hope")
     layer = as_decoder(model).layers[0]
@@ -218,40 +294,77 @@ LLAMA3 = {
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
 
 
-@pytest.mark.parametrize(("rope", "spoil"), [({}, late), (LLAMA3, lost), (YARN, unlengthened), ({}, undynamic)])
+@pytest.mark.parametrize(
+    ("rope", "spoil"), [({}, late), (LLAMA3, lost), (YARN, unlengthened), ({}, undynamic)]
+)
 def test_a_model_is_measured_as_it_runs(rope, spoil):
     """Found: it was measured, and repositioned, as its configuration says."""
     rope = {"rope_type": "default", "rope_theta": 1e4} | rope
     model = AutoModelForCausalLM.from_config(
-        LlamaConfig(**{**TINY, "max_position_embeddings": 64, "initializer_range": 0.3, "rope_parameters": rope})
+        LlamaConfig(
+            **{
+                **TINY,
+                "max_position_embeddings": 64,
+                "initializer_range": 0.3,
+                "rope_parameters": rope,
+            }
+        )
     )
     spoil(model.eval())
     (tokens,) = drawn(80)
     with torch.no_grad():
         expected = model(torch.tensor([tokens])).logits
-    with pytest.warns(Note, match="layers 0, 1, 2 of this llama rotate otherwise than its configuration says"):
+    with pytest.warns(
+        Note, match="layers 0, 1, 2 of this llama rotate otherwise than its configuration says"
+    ):
         run = ri.analyze(model, [Prompt(tokens=tokens)], ("predictions",))
-    assert run.attrs["changed"] == "another rotation than the configuration's in layer 0, layer 1, layer 2"
+    assert (
+        run.attrs["changed"]
+        == "another rotation than the configuration's in layer 0, layer 1, layer 2"
+    )
     assert run.attrs["changed"] in run.attrs["notes"]
     known = expected[0].softmax(-1)[range(79), tokens[1:]]
-    assert_close(torch.from_numpy(run["predictions"]["probability_of_next"].values[:79]).float(), known, rtol=1e-4, atol=1e-6)
+    assert_close(
+        torch.from_numpy(run["predictions"]["probability_of_next"].values[:79]).float(),
+        known,
+        rtol=1e-4,
+        atol=1e-6,
+    )
     with pytest.warns(Note), torch.no_grad():
-        assert_close(ri.reposition(model, "rope")(torch.tensor([tokens])).logits, expected, rtol=1e-4, atol=1e-5)
+        assert_close(
+            ri.reposition(model, "rope")(torch.tensor([tokens])).logits,
+            expected,
+            rtol=1e-4,
+            atol=1e-5,
+        )
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("kind", ["linear", *SCALED])
 def test_rounded_buffers_are_no_difference(kind, dtype):
-    rope = {"rope_type": kind, "rope_theta": 1e4, "factor": 3.0, "original_max_position_embeddings": 16, **SCALED.get(kind, {})}
+    rope = {
+        "rope_type": kind,
+        "rope_theta": 1e4,
+        "factor": 3.0,
+        "original_max_position_embeddings": 16,
+        **SCALED.get(kind, {}),
+    }
     model = AutoModelForCausalLM.from_config(LlamaConfig(**TINY, rope_parameters=rope))
     exact, rounded = (
-        Prober(each.model).measured(each.model.layers[0].self_attn) for each in (model, copy.deepcopy(model).to(dtype))
+        Prober(each.model).measured(each.model.layers[0].self_attn)
+        for each in (model, copy.deepcopy(model).to(dtype))
     )
     assert not rounded.differs and torch.equal(rounded.frequencies, exact.frequencies)
 
 
 def test_what_the_tables_turn_has_the_attention_factor_whatever_its_frequency_and_nothing_else():
-    yarn = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "attention_factor": 1.5, "partial_rotary_factor": 0.5}
+    yarn = {
+        "rope_type": "yarn",
+        "rope_theta": 1e4,
+        "factor": 4.0,
+        "attention_factor": 1.5,
+        "partial_rotary_factor": 0.5,
+    }
     rotation = measured(GPTNeoXConfig(**{**TINY, "rope_parameters": yarn}))
     for each in (rotation, replace(rotation, frequencies=0 * rotation.frequencies)):
         assert_close(each.attention_scaling, torch.tensor([1.5, 1.5, 1.0, 1.0]))
@@ -261,17 +374,27 @@ def test_what_the_tables_turn_has_the_attention_factor_whatever_its_frequency_an
 
 def test_heads_can_rotate_by_frequencies_of_their_own():
     model = ri.reposition(tiny("llama"), "rope")
-    config = LlamaConfig(**{**TINY, "rope_parameters": {"rope_type": "default", "rope_theta": 500.0}})
+    config = LlamaConfig(
+        **{**TINY, "rope_parameters": {"rope_type": "default", "rope_theta": 500.0}}
+    )
     other = AutoModelForCausalLM.from_config(config).eval()
     other.load_state_dict(model.state_dict())
     rescaled = ri.interventions.rescaled
     with torch.no_grad():
         plain = model(TOKENS).logits
-        with rescaled(model, 0, theta=500.0), rescaled(model, 1, theta=500.0), rescaled(model, 2, theta=500.0):
+        with (
+            rescaled(model, 0, theta=500.0),
+            rescaled(model, 1, theta=500.0),
+            rescaled(model, 2, theta=500.0),
+        ):
             assert_close(model(TOKENS).logits, other(TOKENS).logits, rtol=1e-5, atol=1e-5)
         with rescaled(model, 1, 2, linear=4.0):
             of_one = model(TOKENS).logits
-            with rescaled(model, 1, 0, yarn=4.0), rescaled(model, 1, 1, yarn=4.0), rescaled(model, 1, 3, yarn=4.0):
+            with (
+                rescaled(model, 1, 0, yarn=4.0),
+                rescaled(model, 1, 1, yarn=4.0),
+                rescaled(model, 1, 3, yarn=4.0),
+            ):
                 assert (model(TOKENS).logits - of_one).abs().max() > 1e-3
         with rescaled(model, 1, linear=4.0), ri.interventions.scaled(model, 4.0, layer=1):
             assert_close(model(TOKENS).logits, plain, rtol=1e-4, atol=1e-5)
@@ -290,7 +413,10 @@ def test_heads_can_rotate_by_frequencies_of_their_own():
 )
 def test_other_frequencies_are_refused_in_one_line(options, message):
     model = ri.reposition(tiny("llama"), "rope")
-    with pytest.raises(ri.InputError, match=message), ri.interventions.rescaled(model, 0, **options):
+    with (
+        pytest.raises(ri.InputError, match=message),
+        ri.interventions.rescaled(model, 0, **options),
+    ):
         pass
 
 
@@ -307,5 +433,7 @@ def test_an_attention_that_ignores_its_scheme_is_an_error():
     model = ri.reposition(tiny("llama"), "repo")
     attention = as_decoder(model).layers[0]
     attention.module.config = attention.config  # the stock function attends again
-    with pytest.raises(ri.InputError, match=r"layer 0 attended without the attention function of its scheme 'repo'"):
+    with pytest.raises(
+        ri.InputError, match=r"layer 0 attended without the attention function of its scheme 'repo'"
+    ):
         model(TOKENS)

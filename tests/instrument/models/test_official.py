@@ -1,4 +1,7 @@
-"""The authors' checkpoints give the authors' numbers. Goldens: official/README.md (original code, fp32, CPU)."""
+"""The authors' checkpoints give the authors' numbers.
+
+Goldens: official/README.md (original code, fp32, CPU).
+"""
 
 from __future__ import annotations
 
@@ -25,12 +28,17 @@ def test_positions_and_logits_are_the_original_codes(name, official, expected):
     bridge = ri.load(official / name)
     with torch.no_grad():
         logits, cache = bridge.run_with_cache(
-            torch.as_tensor(arrays["input_ids"]), names_filter=lambda hook: hook.endswith("hook_positions")
+            torch.as_tensor(arrays["input_ids"]),
+            names_filter=lambda hook: hook.endswith("hook_positions"),
         )
     assert_allclose(logits, arrays["logits"], atol=2e-4)
     for row, layer in enumerate(arrays["repo_layers"]):
         positions = cache[f"blocks.{layer}.attn.hook_positions"].numpy()
-        assert_allclose(np.broadcast_to(positions, arrays["pred_indices"][row].shape), arrays["pred_indices"][row], atol=5e-4)
+        assert_allclose(
+            np.broadcast_to(positions, arrays["pred_indices"][row].shape),
+            arrays["pred_indices"][row],
+            atol=5e-4,
+        )
 
 
 @pytest.mark.parametrize("name", CHECKPOINTS)
@@ -54,11 +62,17 @@ def test_scaled_frequencies_reach_layers_with_learned_positions(variant, officia
 
 
 def test_yarn_takes_its_factor_as_stock_transformers_does_not_as_the_fork(official, expected):
-    """With max_position_embeddings 512 and factor 4 the fork scales by 512/32 = 16; stock transformers, and we, by 4."""
+    """With max_position_embeddings 512 and factor 4 the fork scales by 512/32 = 16; stock
+    transformers, and we, by 4.
+    """
     override = json.loads((official / "repo_scaled" / "rope_overrides.json").read_text())
-    factor_4 = load_model(official / "repo_scaled", rope_scaling=override["yarn_maxpos_mismatch"]["rope_scaling"])
+    factor_4 = load_model(
+        official / "repo_scaled", rope_scaling=override["yarn_maxpos_mismatch"]["rope_scaling"]
+    )
     assert as_decoder(factor_4).layers[0].attention_scaling == pytest.approx(0.1 * np.log(4) + 1)
-    assert expected("repo_scaled", "expected_yarn_maxpos_mismatch")["attention_scaling"] == pytest.approx(0.1 * np.log(16) + 1)
+    assert expected("repo_scaled", "expected_yarn_maxpos_mismatch")[
+        "attention_scaling"
+    ] == pytest.approx(0.1 * np.log(16) + 1)
 
 
 @pytest.mark.parametrize("share", [0.5, 1.0])
@@ -91,7 +105,12 @@ def test_attentions_are_the_original_codes(official, expected):
     arrays = expected("repo_mha")
     bridge = ri.load(official / "repo_mha")
     _, cache = bridge.run_with_cache(
-        torch.as_tensor(arrays["input_ids"]), names_filter=lambda hook: hook.endswith("hook_pattern")
+        torch.as_tensor(arrays["input_ids"]),
+        names_filter=lambda hook: hook.endswith("hook_pattern"),
     )
     for layer in range(6):
-        assert_allclose(cache[f"blocks.{layer}.attn.hook_pattern"].detach(), arrays["attentions"][layer], atol=1e-4)
+        assert_allclose(
+            cache[f"blocks.{layer}.attn.hook_pattern"].detach(),
+            arrays["attentions"][layer],
+            atol=1e-4,
+        )

@@ -1,4 +1,6 @@
-"""A model opened without TransformerLens: the numbers of its bridge; weights that are the file, mapped; checksums that tell every edit."""
+"""A model opened without TransformerLens: the numbers of its bridge; weights that are the file,
+mapped; checksums that tell every edit.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,10 @@ def test_an_opened_model_gives_the_numbers_of_its_bridge():
     bridge, model = ri.load("niah/repo"), ri.open_model("niah/repo")
     assert as_decoder(model).tokenizer.get_vocab() == as_decoder(bridge).tokenizer.get_vocab()
     assert as_decoder(model).prepended == as_decoder(model_of(bridge)).prepended
-    asked = {"measures": ("positions", "attention_mass", "predictions"), "experiments": [Atlas(sequences=1, twins=0)]}
+    asked = {
+        "measures": ("positions", "attention_mass", "predictions"),
+        "experiments": [Atlas(sequences=1, twins=0)],
+    }
     prompts = ri.tasks.make_task("niah").prompts(2)
     ours, theirs = (ri.analyze(each, prompts, **asked) for each in (model, bridge))
     xr.testing.assert_identical(ours, theirs)
@@ -46,7 +51,9 @@ def test_weights_are_the_file_and_what_is_written_to_them_is_not(tmp_path):
     again = dict(ri.load_model(tmp_path / "a").named_parameters())
     assert all(torch.equal(again[name], stored[name] + 1) for name in stored)
     half = dict(ri.load_model(tmp_path / "a", dtype="bfloat16").named_parameters())
-    assert all(torch.equal(half[name], again[name].bfloat16()) for name in stored), "read, not mapped"
+    assert all(torch.equal(half[name], again[name].bfloat16()) for name in stored), (
+        "read, not mapped"
+    )
 
 
 def test_a_file_that_was_cut_off_and_weights_that_are_not_finite_are_refused(tmp_path):
@@ -61,7 +68,9 @@ def test_a_file_that_was_cut_off_and_weights_that_are_not_finite_are_refused(tmp
                 read_weights({"w": StoredWeight("w", file, 8, (3,), "F32")}, dtype)
     file.write_bytes(b"head" * 2 + torch.tensor([3.0, 4.0]).numpy().tobytes())
     for offset, shape, expected in ((8, (2,), [3.0, 4.0]), (12, (1,), [4.0]), (8, (0,), [])):
-        read = read_weights({"w": StoredWeight("w", file, offset, shape, "F32")}, torch.float32)["w"]
+        read = read_weights({"w": StoredWeight("w", file, offset, shape, "F32")}, torch.float32)[
+            "w"
+        ]
         assert read.tolist() == expected
 
 
@@ -69,14 +78,24 @@ def test_a_file_that_was_cut_off_and_weights_that_are_not_finite_are_refused(tmp
 def test_every_edit_of_a_weight_is_told(dtype):
     model = ri.open_model("reversal/rope", dtype=dtype)
     weights = dict(model.named_parameters())
-    matrix, vector = weights["model.layers.1.mlp.up_proj.weight"].data, weights["model.norm.weight"].data
+    matrix, vector = (
+        weights["model.layers.1.mlp.up_proj.weight"].data,
+        weights["model.norm.weight"].data,
+    )
     vector[:2] = torch.tensor([1.0, 2.0])
     unchanged_weights(model)
     assert changes(model) == ""
     for tensor, name in ((matrix, "layers.1.mlp.up_proj.weight"), (vector, "norm.weight")):
         before = tensor.clone()
-        edits = [lambda t: t.view(-1)[:1].neg_(), lambda t: t.copy_(t.flip(0)), lambda t: t.copy_(t.flip(-1))]
-        edits += [lambda t: t[:2].copy_(t[:2].flip(0)), lambda t: t[..., :2].copy_(t[..., :2].flip(-1))]
+        edits = [
+            lambda t: t.view(-1)[:1].neg_(),
+            lambda t: t.copy_(t.flip(0)),
+            lambda t: t.copy_(t.flip(-1)),
+        ]
+        edits += [
+            lambda t: t[:2].copy_(t[:2].flip(0)),
+            lambda t: t[..., :2].copy_(t[..., :2].flip(-1)),
+        ]
         for edit in edits:
             edit(tensor)
             assert changes(model) == f"other weights in {name}"

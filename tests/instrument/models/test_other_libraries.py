@@ -1,6 +1,8 @@
-"""No class of another library runs a checkpoint or adapter of ours with positions that are not its own: each of them raises.
+"""No class of another library runs a checkpoint or adapter of ours with positions that are not its
+own: each of them raises.
 
-They are tried in one process that never imports repo_interp. What is written in its place as a stock checkpoint, they do load.
+They are tried in one process that never imports repo_interp. What is written in its place as a
+stock checkpoint, they do load.
 """
 
 from __future__ import annotations
@@ -48,34 +50,64 @@ for loaders, paths in ((whole, asked["whole"]), (adapters, asked["adapters"])):
 assert "repo_interp" not in sys.modules
 print(json.dumps(loaded))
 """
-SIZES = {"vocab_size": 32, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+SIZES = {
+    "vocab_size": 32,
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+}
 
 
 def loaded_by_others(base: Path, whole: list[Path], adapters: list[Path]) -> list[list[str]]:
     """Which loader, of which path, gives a model."""
-    asked = json.dumps({"base": str(base), "whole": [*map(str, whole)], "adapters": [*map(str, adapters)]})
-    here = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {"TRANSFORMERS_VERBOSITY": "error"}
+    asked = json.dumps(
+        {"base": str(base), "whole": [*map(str, whole)], "adapters": [*map(str, adapters)]}
+    )
+    here = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {
+        "TRANSFORMERS_VERBOSITY": "error"
+    }
     done = subprocess.run(
-        [sys.executable, "-P", "-c", PROGRAM], input=asked, env=here, cwd=base, capture_output=True, text=True, check=True
+        [sys.executable, "-P", "-c", PROGRAM],
+        input=asked,
+        env=here,
+        cwd=base,
+        capture_output=True,
+        text=True,
+        check=True,
     )
     return json.loads(done.stdout.splitlines()[-1])
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory) -> dict[str, Path]:
-    """Checkpoints by their family and layout, written by `ri.save` or ("theirs") by Hugging Face; adapters on llama/rope."""
+    """Checkpoints by their family and layout, written by `ri.save` or ("theirs") by Hugging Face;
+    adapters on llama/rope.
+    """
     directory, paths = tmp_path_factory.mktemp("made"), {}
-    for family, build, configuration in (("llama", LlamaForCausalLM, LlamaConfig), ("olmo2", Olmo2ForCausalLM, Olmo2Config)):
+    for family, build, configuration in (
+        ("llama", LlamaForCausalLM, LlamaConfig),
+        ("olmo2", Olmo2ForCausalLM, Olmo2Config),
+    ):
         for layout in ("rope", "repo", "nope", "hope") if family == "llama" else ("repo",):
-            model = ri.reposition(build(configuration(**SIZES, eos_token_id=None, bos_token_id=None, pad_token_id=0)), layout)
+            model = ri.reposition(
+                build(configuration(**SIZES, eos_token_id=None, bos_token_id=None, pad_token_id=0)),
+                layout,
+            )
             ri.save(model, paths.setdefault(f"{family}/{layout}", directory / family / layout))
-            model.save_pretrained(paths.setdefault(f"{family}/{layout}/theirs", directory / family / f"{layout}-theirs"))
+            model.save_pretrained(
+                paths.setdefault(
+                    f"{family}/{layout}/theirs", directory / family / f"{layout}-theirs"
+                )
+            )
     base = paths["llama/rope"]
     for layout in ("rope", "repo", "nope"):
         model = ri.reposition(load_model(base), layout)
         attach(model, rank=2)
         save_adapter(
-            model, paths.setdefault(f"adapter/{layout}", directory / "adapters" / layout), as_base(identify(base), str(base))
+            model,
+            paths.setdefault(f"adapter/{layout}", directory / "adapters" / layout),
+            as_base(identify(base), str(base)),
         )
     return paths
 
@@ -85,14 +117,19 @@ def test_no_other_library_loads_positions_that_it_does_not_have(made):
     whole = [path for name, path in ours.items() if not name.startswith("adapter")]
     adapters = [path for name, path in ours.items() if name.startswith("adapter")]
     stock = [made["llama/rope"], made["llama/rope/theirs"]]
-    whole, adapters = [*whole, zoo_path("niah/repo"), *stock], [*adapters, zoo_path("smollm2-135m/repo"), made["adapter/rope"]]
+    whole, adapters = (
+        [*whole, zoo_path("niah/repo"), *stock],
+        [*adapters, zoo_path("smollm2-135m/repo"), made["adapter/rope"]],
+    )
     loaded = loaded_by_others(made["llama/rope"], whole, adapters)
     assert {path for _, path in loaded} == {*map(str, stock), str(made["adapter/rope"])}
     assert ["PeftModel", str(made["adapter/rope"])] in loaded  # plain RoPE, which peft has
 
 
 def test_what_was_written_before_loads_and_has_the_same_digest(made):
-    """The number of layers was a number once; runs, trainings and figures name checkpoints by digests from then."""
+    """The number of layers was a number once; runs, trainings and figures name checkpoints by
+    digests from then.
+    """
     path = made["llama/repo"]
     logits, digest = load_model(path)(torch.arange(8)[None]).logits, checkpoint_digest(path)
     file = path / "config.json"

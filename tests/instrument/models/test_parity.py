@@ -1,4 +1,6 @@
-"""What measures see of a layer is what the layer computes: window, scale and soft cap are those of the module that ran."""
+"""What measures see of a layer is what the layer computes: window, scale and soft cap are those of
+the module that ran.
+"""
 
 from __future__ import annotations
 
@@ -26,19 +28,28 @@ SETTINGS = {
     "mistral": {"sliding_window": 4},
     "gemma": {"sliding_window": 4, "attn_logit_softcapping": 0.5},  # ignored
     "gemma2": {"sliding_window": 4, "attn_logit_softcapping": 0.5, "query_pre_attn_scalar": 2},
-    "gemma3": {"sliding_window": 4, "attn_logit_softcapping": 0.5, "query_pre_attn_scalar": 2},  # its soft cap is ignored
-    "smollm3": {"use_sliding_window": True, "sliding_window": 4, "layer_types": ["sliding_attention", "full_attention"] * 2},
+    # its soft cap is ignored
+    "gemma3": {"sliding_window": 4, "attn_logit_softcapping": 0.5, "query_pre_attn_scalar": 2},
+    "smollm3": {
+        "use_sliding_window": True,
+        "sliding_window": 4,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+    },
 }
 
 
 def with_settings(family):
-    """A stock decoder whose configuration names windows and soft caps, whether its family uses them or not."""
+    """A stock decoder whose configuration names windows and soft caps, whether its family uses them
+    or not.
+    """
     raw = CONFIGS[family]().to_dict() | {"initializer_range": 0.2} | SETTINGS[family]
     if family in ("qwen2", "qwen3"):
         raw.pop("layer_types")
     if family == "smollm3":
         raw["layer_types"] = raw["layer_types"][: TINY["num_hidden_layers"]]
-    model = AutoModelForCausalLM.from_config(type(CONFIGS[family]())(**raw), attn_implementation="eager")
+    model = AutoModelForCausalLM.from_config(
+        type(CONFIGS[family]())(**raw), attn_implementation="eager"
+    )
     return model.eval()
 
 
@@ -53,16 +64,29 @@ def test_windows_scales_and_caps_are_those_of_the_stock_module(family, implement
             model.set_attn_implementation(implementation)
         assert_close(model(TOKENS).logits, stock, atol=1e-5, rtol=1e-5)
     assert max(parity_errors(model, TOKENS)) < 1e-5
-    windows = {"olmo3": [4, None, 4], "qwen2": [None, 4, 4], "qwen3": [None, None, 4], "mistral": [4] * 3}
+    windows = {
+        "olmo3": [4, None, 4],
+        "qwen2": [None, 4, 4],
+        "qwen3": [None, None, 4],
+        "mistral": [4] * 3,
+    }
     windows |= {"gemma2": [4, None, 4], "gemma3": [4] * 3, "smollm3": [4, None, 4]}
-    assert [layer.sliding_window for layer in as_decoder(model).layers] == windows.get(family, [None] * 3)
-    assert {layer.attn_logit_softcapping for layer in as_decoder(model).layers} == {0.5 if family == "gemma2" else None}
+    assert [layer.sliding_window for layer in as_decoder(model).layers] == windows.get(
+        family, [None] * 3
+    )
+    assert {layer.attn_logit_softcapping for layer in as_decoder(model).layers} == {
+        0.5 if family == "gemma2" else None
+    }
 
 
 @pytest.mark.parametrize(
     ("family", "layout"),
     [
-        *(("gemma2", layout) for layout in ("repo", "nope", "hope", "alibi", "fire", "cope", "learned")),  # windows, soft cap
+        # windows, soft cap
+        *(
+            ("gemma2", layout)
+            for layout in ("repo", "nope", "hope", "alibi", "fire", "cope", "learned")
+        ),
         *(("llama", layout) for layout in ("repo", "cope")),
         ("gemma3", "alibi"),
     ],
@@ -90,8 +114,12 @@ def test_layers_without_rotation_are_those_whose_modules_do_not_rotate(tmp_path)
 def test_loading_refuses_a_layer_that_measures_would_see_otherwise():
     model = ri.reposition(tiny("llama"), "repo")
     require_parity(model)
-    as_decoder(model).layers[1].sites.attended.register_forward_hook(lambda module, arguments, attended: 1.1 * attended)
-    with pytest.raises(ri.InputError, match=r"layer 1 \(repo\) attends otherwise than its captured") as error:
+    as_decoder(model).layers[1].sites.attended.register_forward_hook(
+        lambda module, arguments, attended: 1.1 * attended
+    )
+    with pytest.raises(
+        ri.InputError, match=r"layer 1 \(repo\) attends otherwise than its captured"
+    ) as error:
         require_parity(model)
     assert "\n" not in str(error.value)
 

@@ -1,4 +1,6 @@
-"""Repositioned decoders: equal to stock where the scheme is stock's, and whole decoders in every other respect."""
+"""Repositioned decoders: equal to stock where the scheme is stock's, and whole decoders in every
+other respect.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ TOKENS = torch.randint(3, 64, (2, 20), generator=torch.Generator().manual_seed(1
 def test_learned_positions_mixed_wholly_with_the_index_are_rope(family):
     model = tiny(family)
     model.set_attn_implementation("eager")
-    rotated = [layer for layer, scheme in enumerate(native_layout(model.config)) if scheme == "rope"]
+    rotated = [
+        layer for layer, scheme in enumerate(native_layout(model.config)) if scheme == "rope"
+    ]
     with torch.no_grad():
         stock = model(TOKENS).logits
         ri.reposition(model, ",".join("repo" if layer in rotated else "nope" for layer in range(3)))
@@ -37,7 +41,9 @@ def test_checkpointed_gradients_are_plain_ones():
     twin.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": False})
     for one in (model, twin):
         one(TOKENS, labels=TOKENS, use_cache=False).loss.backward()
-    for (name, plain), (_, again) in zip(model.named_parameters(), twin.named_parameters(), strict=True):
+    for (name, plain), (_, again) in zip(
+        model.named_parameters(), twin.named_parameters(), strict=True
+    ):
         assert_close(plain.grad, again.grad, msg=name)
 
 
@@ -83,8 +89,13 @@ def test_attention_modules_are_those_of_the_model_as_it_is_now():
 def test_decoders_that_cannot_be_repositioned_are_refused():
     from transformers import AutoModelForCausalLM, GPT2Config
 
-    gpt2 = AutoModelForCausalLM.from_config(GPT2Config(n_layer=1, n_embd=16, n_head=2, vocab_size=16))
-    with pytest.raises(ri.InputError, match="'gpt2' cannot be repositioned: its positions are learned vectors at its input"):
+    gpt2 = AutoModelForCausalLM.from_config(
+        GPT2Config(n_layer=1, n_embd=16, n_head=2, vocab_size=16)
+    )
+    with pytest.raises(
+        ri.InputError,
+        match="'gpt2' cannot be repositioned: its positions are learned vectors at its input",
+    ):
         ri.reposition(gpt2, "repo")
     model = tiny("llama")
     model.config.rope_parameters = {"rope_type": "spiral", "factor": 2.0, "rope_theta": 1e4}

@@ -1,4 +1,6 @@
-"""The text part of a model that sees images or hears sound is opened, with the logits of the whole on text, and is named as that."""
+"""The text part of a model that sees images or hears sound is opened, with the logits of the whole
+on text, and is named as that.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ from repo_interp.models.configuration import configured
 from repo_interp.tasks.prompt import Prompt
 
 TOKENS = torch.arange(3, 27)[None]
-pytestmark = pytest.mark.filterwarnings("ignore:.*only its text part is opened:repo_interp.errors.Note")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:.*only its text part is opened:repo_interp.errors.Note"
+)
 
 
 def logits(model):
@@ -37,7 +41,9 @@ def test_the_text_part_has_the_logits_of_the_whole(family, tmp_path):
     assert stated.checkpoint.layout == ri.layout(opened)
     parameters = sum({id(tensor): tensor.numel() for tensor in tensors}.values())
     assert abs(stated.parameters - parameters) <= 20  # scalars, which are buffers of some
-    (layer, *_) = [number for number, scheme in enumerate(ri.layout(opened)) if scheme == "rope"] or [None]
+    (layer, *_) = [
+        number for number, scheme in enumerate(ri.layout(opened)) if scheme == "rope"
+    ] or [None]
     if layer is not None:  # the opened part takes other positions
         with ri.set_positions(opened, layer=layer, head=None, values=0.0):
             assert not torch.allclose(logits(opened), wanted)
@@ -68,7 +74,9 @@ def test_a_text_part_is_saved_as_a_decoder_alone(gemma, tmp_path):
     directory, wanted = gemma
     model = ri.load_model(directory)
     ri.save(model, tmp_path / "stock")
-    assert json.loads((tmp_path / "stock" / "config.json").read_text())["model_type"] == "gemma3_text"
+    assert (
+        json.loads((tmp_path / "stock" / "config.json").read_text())["model_type"] == "gemma3_text"
+    )
     torch.testing.assert_close(logits(ri.load_model(tmp_path / "stock")), wanted)
     ri.save(ri.reposition(model, "repo@1/2"), tmp_path / "repo")
     torch.testing.assert_close(logits(ri.load_model(tmp_path / "repo")), logits(model))
@@ -84,20 +92,32 @@ def test_a_text_part_is_spread_over_devices_and_scaled(tmp_path):
     scaled = small_larger("llava")
     scaled.config.text_config.rope_parameters |= scaling
     scaled.model.language_model.rotary_emb.__init__(scaled.config.text_config)
-    torch.testing.assert_close(logits(ri.load_model(tmp_path, rope_scaling=scaling)), logits(scaled))
+    torch.testing.assert_close(
+        logits(ri.load_model(tmp_path, rope_scaling=scaling)), logits(scaled)
+    )
 
 
 def test_a_part_that_computes_otherwise_is_refused(tmp_path):
     whole = small_larger(
-        "llava", text_config={**small_larger("granite_speech").config.text_config.to_dict(), "logits_scaling": 3.0}
+        "llava",
+        text_config={
+            **small_larger("granite_speech").config.text_config.to_dict(),
+            "logits_scaling": 3.0,
+        },
     )
     whole.save_pretrained(tmp_path)
-    with pytest.raises(ri.InputError, match="text part of this llava alone, a granite, gives other logits than the larger model"):
+    with pytest.raises(
+        ri.InputError,
+        match="text part of this llava alone, a granite, gives other logits than the larger model",
+    ):
         ri.load_model(tmp_path)
 
 
 def test_a_larger_model_in_memory_is_refused_by_name():
-    for ask in (lambda model: ri.analyze(model, [[3, 4, 5]]), lambda model: ri.reposition(model, "repo")):
+    for ask in (
+        lambda model: ri.analyze(model, [[3, 4, 5]]),
+        lambda model: ri.reposition(model, "repo"),
+    ):
         with pytest.raises(ri.InputError, match="part of a larger model"):
             ask(small_larger("gemma3"))
 

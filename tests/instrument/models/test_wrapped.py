@@ -1,4 +1,6 @@
-"""Models inside torch.compile and peft are measured as they compute; what they add beside their modules is refused by name."""
+"""Models inside torch.compile and peft are measured as they compute; what they add beside their
+modules is refused by name.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +69,10 @@ def test_an_intervention_reaches_a_wrapped_model(wrap):
     model = WRAPPERS[wrap](inner)
     with torch.no_grad():
         before = model(TOKENS).logits
-        first, second = (ri.set_positions(model, layer=layer, head=None, values=torch.arange(20.0) * 3) for layer in (0, 1))
+        first, second = (
+            ri.set_positions(model, layer=layer, head=None, values=torch.arange(20.0) * 3)
+            for layer in (0, 1)
+        )
         first.__enter__()
         second.__enter__()
         first.__exit__(None, None, None)  # they end in any order
@@ -84,7 +89,11 @@ def test_an_intervention_reaches_a_wrapped_model(wrap):
 def test_reposition_returns_the_model_inside():
     model = with_lora(tiny("llama"))
     inside = ri.reposition(model, "repo@1")
-    assert inside is model.get_base_model() and ri.layout(model) == ri.layout(compiled(inside)) == ("rope", "repo", "repo")
+    assert inside is model.get_base_model() and ri.layout(model) == ri.layout(compiled(inside)) == (
+        "rope",
+        "repo",
+        "repo",
+    )
     assert ri.added_parameters(model) == ri.added_parameters(inside) > 0
 
 
@@ -97,8 +106,14 @@ def test_reposition_returns_the_model_inside():
     ],
 )
 def test_an_adapter_beside_the_modules_is_refused(kind, options):
-    model = peft.get_peft_model(tiny("llama"), getattr(peft, kind)(task_type="CAUSAL_LM", **options)).eval()
-    for ask in (lambda: ri.analyze(model, PROMPTS), lambda: ri.reposition(model, "repo"), lambda: ri.layout(model)):
+    model = peft.get_peft_model(
+        tiny("llama"), getattr(peft, kind)(task_type="CAUSAL_LM", **options)
+    ).eval()
+    for ask in (
+        lambda: ri.analyze(model, PROMPTS),
+        lambda: ri.reposition(model, "repo"),
+        lambda: ri.layout(model),
+    ):
         with pytest.raises(ri.InputError, match="which computes beside the modules of its model"):
             ask()
 
@@ -106,7 +121,9 @@ def test_an_adapter_beside_the_modules_is_refused(kind, options):
 def test_an_adapter_is_merged_before_it_is_saved(tmp_path):
     model = with_lora(tiny("llama"))
     inside = ri.reposition(model, "repo@1")
-    with pytest.raises(ri.InputError, match=r"give what merge_and_unload\(\) of the PeftModel returns"):
+    with pytest.raises(
+        ri.InputError, match=r"give what merge_and_unload\(\) of the PeftModel returns"
+    ):
         ri.save(model, tmp_path / "saved")
     assert not (tmp_path / "saved").exists()
     with torch.no_grad():
@@ -141,7 +158,9 @@ def test_two_threads_in_one_model_get_right_numbers_or_one_line():
     staying = threading.Thread(target=stay)
     staying.start()
     inside.wait(60)
-    with pytest.raises(ri.InputError, match="an intervention of another thread lasts in this model"):
+    with pytest.raises(
+        ri.InputError, match="an intervention of another thread lasts in this model"
+    ):
         changed(0)
     leave.set()
     staying.join()
@@ -151,7 +170,9 @@ def test_two_threads_in_one_model_get_right_numbers_or_one_line():
     for thread in threads:
         thread.join()
     lines = {each for each in said if isinstance(each, str)}
-    assert all(each is True for each in said if not isinstance(each, str)) and any(each is True for each in said)
+    assert all(each is True for each in said if not isinstance(each, str)) and any(
+        each is True for each in said
+    )
     assert all("another thread" in line for line in lines)
     assert torch.equal(changed(3), expected[3])  # nothing is left behind
 

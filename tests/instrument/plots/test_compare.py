@@ -1,4 +1,6 @@
-"""Runs side by side: aligned by labels, runs of one checkpoint put together, steps in order, what differs said; and the command."""
+"""Runs side by side: aligned by labels, runs of one checkpoint put together, steps in order, what
+differs said; and the command.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,17 @@ from repo_interp.comparison.notes import notes
 from repo_interp.plots.catalogue import tables
 
 
-def run(checkpoint, layout="rope", layers=2, heads=2, shift=0.0, prompts="same", digest=None, measure="three_axis", **attributes):
+def run(
+    checkpoint,
+    layout="rope",
+    layers=2,
+    heads=2,
+    shift=0.0,
+    prompts="same",
+    digest=None,
+    measure="three_axis",
+    **attributes,
+):
     """A run with one measure: `r` = shift + 10 layer + head + prompt / 10."""
     layer, head, prompt = np.arange(layers), np.arange(heads), np.arange(3)
     values = shift + 10.0 * layer[None, :, None] + head + prompt[:, None, None] / 10
@@ -26,7 +38,12 @@ def run(checkpoint, layout="rope", layers=2, heads=2, shift=0.0, prompts="same",
         {"ridge": 1e-6, **attributes},
     )
     tree = xr.DataTree.from_dict({"/": xr.Dataset(), f"/{measure}": group})
-    stated = {"layout": ",".join([layout] * layers), "dtype": "float32", "checkpoint": checkpoint, "prompts_digest": prompts}
+    stated = {
+        "layout": ",".join([layout] * layers),
+        "dtype": "float32",
+        "checkpoint": checkpoint,
+        "prompts_digest": prompts,
+    }
     tree.attrs = {**stated, "checkpoint_digest": digest or f"digest of {checkpoint} {layout}"}
     return tree
 
@@ -39,13 +56,23 @@ def scored(checkpoint, digest, value=0.5):
         {
             "score": (("test_set", "prompt"), np.outer([value, value / 2], [0.9, 1.1]), described),
             "mean_score": ("test_set", [value, value / 2], described),
-            "standard_error": ("test_set", [0.05, 0.05], {**described, "long_name": "standard error"}),
+            "standard_error": (
+                "test_set",
+                [0.05, 0.05],
+                {**described, "long_name": "standard error"},
+            ),
         },
         {"test_set": sets},
         {"metric": "exact match", "count": 20},
     )
     tree = xr.DataTree.from_dict({"/": xr.Dataset(), "/scores": group})
-    tree.attrs = {"checkpoint": checkpoint, "checkpoint_digest": digest, "layout": "rope", "dtype": "float32", "scaling": "none"}
+    tree.attrs = {
+        "checkpoint": checkpoint,
+        "checkpoint_digest": digest,
+        "layout": "rope",
+        "dtype": "float32",
+        "scaling": "none",
+    }
     return tree
 
 
@@ -75,17 +102,28 @@ def test_labels_align_where_places_do_not_and_what_is_lacking_is_empty_and_said(
     assert r["layer"].values.tolist() == [0, 1, 2, 3]
     assert np.isnan(r.sel(run="part", layer=[0, 1])).all()
     np.testing.assert_array_equal(r.sel(run="part", layer=[2, 3]), r.sel(run="whole", layer=[2, 3]))
-    assert found["three_axis"].coords["scheme"].sel(run="part").values.tolist() == ["", "", "rope", "rope"]
+    assert found["three_axis"].coords["scheme"].sel(run="part").values.tolist() == [
+        "",
+        "",
+        "rope",
+        "rope",
+    ]
     assert notes(found) == ["layer: 2 in part, 4 in whole; what a run lacks is left empty"]
 
 
 def test_names_of_an_axis_keep_their_order_and_text_stays_text():
     first, second = small_run(), small_run()
-    second["attention_mass"] = second["attention_mass"].to_dataset().sel(span=["query", "rest", "generated"])
+    second["attention_mass"] = (
+        second["attention_mass"].to_dataset().sel(span=["query", "rest", "generated"])
+    )
     found = ri.compare({"first": first, "second": second})
-    assert found["attention_mass/span"].values.tolist() == first["attention_mass/span"].values.tolist()
+    assert (
+        found["attention_mass/span"].values.tolist() == first["attention_mass/span"].values.tolist()
+    )
     assert np.isnan(found["attention_mass/mass"].sel(run="second", span="needle")).all()
-    np.testing.assert_array_equal(found["positions/token_text"].sel(run="second"), second["positions/token_text"])
+    np.testing.assert_array_equal(
+        found["positions/token_text"].sel(run="second"), second["positions/token_text"]
+    )
 
 
 def test_other_prompts_parameters_and_precision_are_a_line_each():
@@ -104,8 +142,16 @@ def test_a_measure_of_one_run_other_axes_and_other_units_are_left_out_and_said()
     one, other = run("one"), run("other")
     one["patterns"] = run("one")["three_axis"].to_dataset()
     extra = one["three_axis/r"].mean("head").assign_attrs(units="1")
-    one["three_axis"] = one["three_axis"].to_dataset().assign(extra=extra, axes=extra, angle=extra.assign_attrs(units="rad"))
-    other["three_axis"] = other["three_axis"].to_dataset().assign(axes=extra.mean("prompt").assign_attrs(units="1"), angle=extra)
+    one["three_axis"] = (
+        one["three_axis"]
+        .to_dataset()
+        .assign(extra=extra, axes=extra, angle=extra.assign_attrs(units="rad"))
+    )
+    other["three_axis"] = (
+        other["three_axis"]
+        .to_dataset()
+        .assign(axes=extra.mean("prompt").assign_attrs(units="1"), angle=extra)
+    )
     found = ri.compare([one, other])
     assert list(found.children) == ["three_axis"] and list(found["three_axis"].data_vars) == ["r"]
     assert notes(found) == [
@@ -117,18 +163,26 @@ def test_a_measure_of_one_run_other_axes_and_other_units_are_left_out_and_said()
 
 
 def test_labels_and_values_of_another_kind_are_no_tracebacks():
-    """Found, in runs that other programs had changed: texts beside numbers, and a layer that stood there twice."""
+    """Found, in runs that other programs had changed: texts beside numbers, and a layer that stood
+    there twice.
+    """
     one, other = run("one"), run("other")
     extra = one["three_axis/r"].assign_attrs(units="1")
     one["three_axis"] = one["three_axis"].to_dataset().assign(said=extra)
-    other["three_axis"] = other["three_axis"].to_dataset().assign(said=extra.astype(str).assign_attrs(units="1"))
-    assert "three_axis: said has other units in other; not compared" in notes(ri.compare([one, other]))
+    other["three_axis"] = (
+        other["three_axis"].to_dataset().assign(said=extra.astype(str).assign_attrs(units="1"))
+    )
+    assert "three_axis: said has other units in other; not compared" in notes(
+        ri.compare([one, other])
+    )
     group = one["three_axis"].to_dataset()
     other["three_axis"] = group.assign_coords(layer=["first", "second"])
     with pytest.raises(ri.InputError, match="no measure in common"):
         ri.compare([one, other])
     other["three_axis"] = group.assign_coords(layer=[0, 0])
-    with pytest.raises(ri.InputError, match="three_axis of other has a label of the axis 'layer' twice"):
+    with pytest.raises(
+        ri.InputError, match="three_axis of other has a label of the axis 'layer' twice"
+    ):
         ri.compare([one, other])
 
 
@@ -137,19 +191,32 @@ def asked_and_scored(scores, prompts, **options):
     tree = scored("zoo/a", "a")
     group = tree["scores"].to_dataset().assign_attrs(options)
     values = np.array([[0.2, 0.4, 0.9], scores])
-    group["score"] = (("test_set", "prompt"), values, {"long_name": "exact match of every prompt", "units": "1"})
-    group["prompts_digest"] = ("test_set", ["same", prompts], {"long_name": "SHA-256 over the prompts", "units": "1"})
+    group["score"] = (
+        ("test_set", "prompt"),
+        values,
+        {"long_name": "exact match of every prompt", "units": "1"},
+    )
+    group["prompts_digest"] = (
+        "test_set",
+        ["same", prompts],
+        {"long_name": "SHA-256 over the prompts", "units": "1"},
+    )
     tree["scores"] = group
     return tree
 
 
 def rows_of(found):
-    return {row[:2]: row[2:] for table in tables(found) if table.name == "scores" for row in table.rows}
+    return {
+        row[:2]: row[2:] for table in tables(found) if table.name == "scores" for row in table.rows
+    }
 
 
 def test_scores_of_the_same_prompts_are_paired_test_set_by_test_set():
     """Where prompts are the same, options of the task that made them are no difference."""
-    one, other = asked_and_scored([0.5, 0.6, 0.7], "x", task_file="a"), asked_and_scored([0.6, 0.8, 0.7], "x", task_file="b")
+    one, other = (
+        asked_and_scored([0.5, 0.6, 0.7], "x", task_file="a"),
+        asked_and_scored([0.6, 0.8, 0.7], "x", task_file="b"),
+    )
     found = ri.compare({"one": one, "other": other})
     rows = rows_of(found)
     assert notes(found) == []
@@ -159,48 +226,71 @@ def test_scores_of_the_same_prompts_are_paired_test_set_by_test_set():
 
 
 def test_scores_of_different_prompts_are_not_paired_and_said():
-    one, other = asked_and_scored([0.5, 0.6, 0.7], "x", task_file="a"), asked_and_scored([0.6, 0.8, np.nan], "y", task_file="b")
+    one, other = (
+        asked_and_scored([0.5, 0.6, 0.7], "x", task_file="a"),
+        asked_and_scored([0.6, 0.8, np.nan], "y", task_file="b"),
+    )
     found = ri.compare({"one": one, "other": other})
     rows = rows_of(found)
     assert rows["score", "64"][2:] == (0, 0) and rows["score", "128"][3] is None
     np.testing.assert_allclose(rows["score", "128"][2], 0.7 - 0.6)
-    assert "scores: the prompts of 128 differ, so that differences may be the prompts'" in notes(found)
+    assert "scores: the prompts of 128 differ, so that differences may be the prompts'" in notes(
+        found
+    )
     assert "scores: task_file differs, a for one; b for other" in notes(found)
 
 
 def test_maps_whose_blocks_count_other_numbers_of_tokens_are_not_compared():
     one, other = run("one"), run("other")
     for tree, size in ((one, 2), (other, 4)):
-        tree["maps"] = xr.Dataset({"block_size": ((), size, {"long_name": "tokens a block", "units": "tokens"})})
+        tree["maps"] = xr.Dataset(
+            {"block_size": ((), size, {"long_name": "tokens a block", "units": "tokens"})}
+        )
     found = ri.compare([one, other])
     assert list(found.children) == ["three_axis"] and "block_size differs" in notes(found)[0]
 
 
 def test_an_analysis_and_the_scores_of_one_checkpoint_are_one_run(tmp_path):
     analyses = [run(name, digest=name) for name in ("a", "b")]
-    found = compare_named([(None, one) for one in (*analyses, scored("zoo/a", "a"), scored("zoo/b", "b", 0.9))])
-    assert found["run"].values.tolist() == ["a", "b"] and list(found.children) == ["three_axis", "scores"]
+    found = compare_named(
+        [(None, one) for one in (*analyses, scored("zoo/a", "a"), scored("zoo/b", "b", 0.9))]
+    )
+    assert found["run"].values.tolist() == ["a", "b"] and list(found.children) == [
+        "three_axis",
+        "scores",
+    ]
     assert found["scores/mean_score"].sel(run="b", test_set="64") == 0.9
     directories = [written(tmp_path / one.attrs["checkpoint"], one) for one in analyses]
     written(tmp_path / "a" / "scores", scored("zoo/a", "a"))
     found = ri.compare([*directories, scored("zoo/b", "b", 0.9)])
-    assert found["run"].values.tolist() == ["a", "b"] and list(found.children) == ["three_axis", "scores"]
+    assert found["run"].values.tolist() == ["a", "b"] and list(found.children) == [
+        "three_axis",
+        "scores",
+    ]
 
 
 def test_steps_of_one_training_stand_in_their_order_and_others_are_checkpoints():
     steps = [run(f"{step:06d}") for step in (1000, 100, 500)]
     found = ri.compare(steps)
-    assert found.attrs["runs"] == "steps of one training" and found["training_step"].values.tolist() == [100, 500, 1000]
+    assert found.attrs["runs"] == "steps of one training" and found[
+        "training_step"
+    ].values.tolist() == [100, 500, 1000]
     assert found["run"].values.tolist() == ["000100", "000500", "001000"]
     assert ri.compare([*steps, run("000200", "nope")]).attrs["runs"] == "checkpoints"
     assert ri.compare([*steps, run("last")]).attrs["runs"] == "checkpoints"
 
 
 def test_names_are_the_given_ones_the_checkpoints_or_the_directories(tmp_path):
-    one, other = written(tmp_path / "left", run("same")), written(tmp_path / "right", run("same", shift=1.0))
+    one, other = (
+        written(tmp_path / "left", run("same")),
+        written(tmp_path / "right", run("same", shift=1.0)),
+    )
     assert ri.compare([one, other])["run"].values.tolist() == ["left", "right"]
     assert compare_named([("A", one), (None, other)])["run"].values.tolist() == ["A", "right"]
-    assert ri.compare([run("same"), run("same", shift=1.0)])["run"].values.tolist() == ["same", "same-2"]
+    assert ri.compare([run("same"), run("same", shift=1.0)])["run"].values.tolist() == [
+        "same",
+        "same-2",
+    ]
     with pytest.raises(ri.InputError, match="the name 'A' was given to two runs"):
         compare_named([("A", one), ("A", other)])
 
@@ -214,29 +304,54 @@ def test_components_that_turn_at_other_frequencies_are_said():
         return tree
 
     assert notes(ri.compare({"a": rotating(10.0), "b": rotating(10.0)})) == []
-    assert "not the same frequency" in notes(ri.compare({"a": rotating(10.0), "b": rotating(20.0)}))[0]
+    assert (
+        "not the same frequency" in notes(ri.compare({"a": rotating(10.0), "b": rotating(20.0)}))[0]
+    )
 
 
-def test_the_command_writes_the_same_bytes_twice_and_prints_tables_and_warnings(tmp_path, monkeypatch, capsys):
+def test_the_command_writes_the_same_bytes_twice_and_prints_tables_and_warnings(
+    tmp_path, monkeypatch, capsys
+):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
     one = written(tmp_path / "one", run("one", digest="1"))
-    other = written(tmp_path / "other", run("other", "nope", shift=3.0, prompts="others", digest="2"))
+    other = written(
+        tmp_path / "other", run("other", "nope", shift=3.0, prompts="others", digest="2")
+    )
     scores = [written(tmp_path / "scores" / digest, scored("x", digest)) for digest in ("1", "2")]
     for _ in range(2):
         assert main(["compare", one, other, *scores, "--formats", "svg"]) == 0
     out = " ".join(capsys.readouterr().out.split())
     # 3.00 is the difference
-    assert all(part in out for part in ("the prompts differ (same for one; others", "Three axis", "Score: exact match.", "3.00"))
-    first, second = (tmp_path / "runs" / name for name in ("compare-one-other", "compare-one-other-2"))
+    assert all(
+        part in out
+        for part in (
+            "the prompts differ (same for one; others",
+            "Three axis",
+            "Score: exact match.",
+            "3.00",
+        )
+    )
+    first, second = (
+        tmp_path / "runs" / name for name in ("compare-one-other", "compare-one-other-2")
+    )
     files = sorted(file.relative_to(first) for file in first.rglob("*") if file.is_file())
-    assert {"compare.nc", "report.html", "figures/three_axis_r.svg", "figures/scores_mean_score.svg"} <= set(map(str, files))
+    assert {
+        "compare.nc",
+        "report.html",
+        "figures/three_axis_r.svg",
+        "figures/scores_mean_score.svg",
+    } <= set(map(str, files))
     assert files == sorted(file.relative_to(second) for file in second.rglob("*") if file.is_file())
     assert all((first / file).read_bytes() == (second / file).read_bytes() for file in files)
     with xr.open_datatree(first / "compare.nc", engine="h5netcdf") as stored:
         assert stored["three_axis/r"].sel(run="other", prompt=0, layer=1, head=1) == 14.0
     page = (first / "report.html").read_text()
-    assert "the prompts differ" in page and "<script" not in page and "http" not in page.replace("http-equiv", "")
+    assert (
+        "the prompts differ" in page
+        and "<script" not in page
+        and "http" not in page.replace("http-equiv", "")
+    )
 
 
 @pytest.mark.parametrize(
@@ -248,7 +363,9 @@ def test_the_command_writes_the_same_bytes_twice_and_prints_tables_and_warnings(
         (["one", "rotation"], "no measure in common"),
     ],
 )
-def test_runs_that_cannot_be_compared_leave_nothing(arguments, message, tmp_path, monkeypatch, capsys):
+def test_runs_that_cannot_be_compared_leave_nothing(
+    arguments, message, tmp_path, monkeypatch, capsys
+):
     """What is no run at all is in the catalogue of bad inputs."""
     monkeypatch.chdir(tmp_path)
     for name, measure in (("one", "three_axis"), ("two", "three_axis"), ("rotation", "rotation")):
@@ -264,11 +381,18 @@ def test_runs_that_cannot_be_compared_leave_nothing(arguments, message, tmp_path
 @pytest.mark.usefixtures("no_pictures")
 def test_a_comparison_is_replaced_only_when_asked(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    paths = [written(tmp_path / name, run(name, shift=shift)) for name, shift in (("one", 0.0), ("two", 1.0), ("three", 2.0))]
+    paths = [
+        written(tmp_path / name, run(name, shift=shift))
+        for name, shift in (("one", 0.0), ("two", 1.0), ("three", 2.0))
+    ]
     assert main(["compare", *paths[:2], "--out", "made"]) == 0
     assert main(["compare", *paths[::2], "--out", "made"]) == 2
     assert "--overwrite" in capsys.readouterr().err
     assert main(["compare", *paths[::2], "--out", "made", "--overwrite"]) == 0
     with xr.open_datatree("made/compare.nc", engine="h5netcdf") as stored:
         assert stored["run"].values.tolist() == ["one", "three"]
-    assert sorted(file.name for file in Path("made").iterdir()) == ["compare.nc", "figures", "report.html"]
+    assert sorted(file.name for file in Path("made").iterdir()) == [
+        "compare.nc",
+        "figures",
+        "report.html",
+    ]

@@ -1,4 +1,6 @@
-"""Findings: each rule speaks where its number is beyond its null, names the place, and is silent where it is not."""
+"""Findings: each rule speaks where its number is beyond its null, names the place, and is silent
+where it is not.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +13,20 @@ from repo_interp.plots.marks.finding import Finding, heads_named
 
 
 def tree(**groups: xr.Dataset) -> xr.DataTree:
-    return xr.DataTree.from_dict({name: group.assign_attrs(group.attrs) for name, group in groups.items()})
+    return xr.DataTree.from_dict(
+        {name: group.assign_attrs(group.attrs) for name, group in groups.items()}
+    )
 
 
 def mass(by_prompt: np.ndarray, chance: float = 0.02) -> xr.DataTree:
     """attention_mass of [prompt, layer, head] on the needle."""
     prompts, layers, heads = by_prompt.shape
-    coords = {"prompt": range(prompts), "layer": range(layers), "head": range(heads), "span": ["needle"]}
+    coords = {
+        "prompt": range(prompts),
+        "layer": range(layers),
+        "head": range(heads),
+        "span": ["needle"],
+    }
     values = {
         "mass": (("prompt", "layer", "head", "span"), by_prompt[..., None]),
         "chance": (("prompt", "layer", "span"), np.full((prompts, layers, 1), chance)),
@@ -39,7 +48,10 @@ def test_heads_that_share_the_needle_are_named_although_every_mean_is_low():
     for prompt, head in enumerate((0, 1, 0, 1)):
         taken[prompt, 1, head] = 0.9
     (finding,) = found(mass(taken), "attention_mass")
-    assert finding.sentence == "In 4 of 4 prompts one of L1 H0-H1 gives the needle 90 % to 90 % of its attention"
+    assert (
+        finding.sentence
+        == "In 4 of 4 prompts one of L1 H0-H1 gives the needle 90 % to 90 % of its attention"
+    )
     assert "no head gives more than 46 %, equal weights give 2 %" in finding.evidence
     assert (finding.layer, finding.prompt) == (1, 0) and finding.place == "L1 H0, prompt 0"
 
@@ -49,7 +61,9 @@ def test_one_head_is_named_alone_and_equal_weights_are_no_finding():
     assert found(mass(taken), "attention_mass") == []
     taken[:, 0, 1] = (0.3, 0.5, 0.4)
     (finding,) = found(mass(taken), "attention_mass")
-    assert finding.sentence == "In 3 of 3 prompts L0 H1 gives the needle 30 % to 50 % of its attention"
+    assert (
+        finding.sentence == "In 3 of 3 prompts L0 H1 gives the needle 30 % to 50 % of its attention"
+    )
 
 
 def effects(changes: np.ndarray, controls: float) -> xr.DataTree:
@@ -61,7 +75,13 @@ def effects(changes: np.ndarray, controls: float) -> xr.DataTree:
         "control_effect": (("kind", "draw"), np.full((1, 3), controls)),
         "scheme": ("layer", ["repo"] * layers),
     }
-    coords = {"kind": ["linearised"], "layer": range(layers), "head": range(heads), "prompt": range(prompts), "draw": range(3)}
+    coords = {
+        "kind": ["linearised"],
+        "layer": range(layers),
+        "head": range(heads),
+        "prompt": range(prompts),
+        "draw": range(3),
+    }
     return tree(effects=xr.Dataset(values, coords).set_coords("scheme"))
 
 
@@ -69,11 +89,16 @@ def test_positions_that_the_answer_needs_are_beyond_noise_and_beyond_other_heads
     changes = np.random.default_rng(0).normal(0, 0.1, (2, 2, 20))
     (none,) = found(effects(changes, -0.05), "effects")
     assert (
-        none.sentence.startswith("No layer is found whose positions the answer needs; a loss of up to 0.") and none.head is None
+        none.sentence.startswith(
+            "No layer is found whose positions the answer needs; a loss of up to 0."
+        )
+        and none.head is None
     )
     changes[1, 0] -= 2.0
     layer, head = found(effects(changes, -0.05), "effects")
-    assert layer.sentence.startswith("The answer needs the positions of layer 1: replacing them by the token index costs ")
+    assert layer.sentence.startswith(
+        "The answer needs the positions of layer 1: replacing them by the token index costs "
+    )
     assert (layer.layer, layer.head, head.layer, head.head) == (1, None, 1, 0)
     assert found(effects(changes, -3.0), "effects") == []  # as many other heads at random do more
 
@@ -92,7 +117,8 @@ def test_names_of_the_atlas_are_sentences_with_their_null():
     run = tree(atlas=xr.Dataset(values, coords).set_coords("scheme"))
     (finding,) = found(run, "atlas")
     assert finding.sentence.startswith(
-        "Attention sink on random tokens: L5 H0-H2, from layer 5 on, give more than half to token 0;"
+        "Attention sink on random tokens: L5 H0-H2, from layer 5 on, give more than half to "
+        "token 0;"
     )
     assert finding.sentence.endswith("most L5 H1 (97 %)")
     assert finding.evidence == "atlas.sink above 0.5; 2 random-weight controls reach 0.05"
@@ -102,61 +128,108 @@ def test_names_of_the_atlas_are_sentences_with_their_null():
 
 def test_a_component_is_found_that_accounts_for_three_equal_shares():
     shares = np.full((1, 2, 2, 16), 5.0)
-    axes = {"prompt": [0], "layer": [0, 1], "head": [0, 1], "component": range(16), "scheme": ("layer", ["rope"] * 2)}
+    axes = {
+        "prompt": [0],
+        "layer": [0, 1],
+        "head": [0, 1],
+        "component": range(16),
+        "scheme": ("layer", ["rope"] * 2),
+    }
 
     def run():
-        return tree(components=xr.Dataset({"vaf": (("prompt", "layer", "head", "component"), shares)}, axes).set_coords("scheme"))
+        return tree(
+            components=xr.Dataset(
+                {"vaf": (("prompt", "layer", "head", "component"), shares)}, axes
+            ).set_coords("scheme")
+        )
 
     assert found(run(), "components") == []
     shares[..., 7], shares[0, 1, 0, 7] = 29.0, 55.0
     (finding,) = found(run(), "components")
-    assert finding.sentence == "Rotary component 7 accounts for 29 % of the logits' variance (median head), most in L1 H0 (55 %)"
-    assert finding.evidence.endswith("equal share of all components is 6 %") and (finding.layer, finding.head) == (1, 0)
+    assert (
+        finding.sentence
+        == "Rotary component 7 accounts for 29 % of the logits' variance (median head), most "
+        "in L1 H0 (55 %)"
+    )
+    assert finding.evidence.endswith("equal share of all components is 6 %") and (
+        finding.layer,
+        finding.head,
+    ) == (1, 0)
 
 
-@pytest.mark.parametrize(("share", "chance", "many"), [(0.8, 0.01, 1), (0.8, 0.2, 0), (0.2, 0.01, 0)])
+@pytest.mark.parametrize(
+    ("share", "chance", "many"), [(0.8, 0.01, 1), (0.8, 0.2, 0), (0.2, 0.01, 0)]
+)
 def test_gates_on_separators_are_beyond_random_tokens(share, chance, many):
-    values = {"separator_share": 0.1, "separator_share_shuffled": 0.12, "separator_share_chance": 0.6}
-    data = {name: (("prompt", "layer", "head"), np.full((2, 1, 2), value)) for name, value in values.items()}
+    values = {
+        "separator_share": 0.1,
+        "separator_share_shuffled": 0.12,
+        "separator_share_chance": 0.6,
+    }
+    data = {
+        name: (("prompt", "layer", "head"), np.full((2, 1, 2), value))
+        for name, value in values.items()
+    }
     data["separator_share"][1][:, 0, 1], data["separator_share_chance"][1][:, 0, 1] = share, chance
-    run = tree(gates=xr.Dataset(data, {"layer": [3], "head": [0, 1], "scheme": ("layer", ["cope"])}).set_coords("scheme"))
+    run = tree(
+        gates=xr.Dataset(
+            data, {"layer": [3], "head": [0, 1], "scheme": ("layer", ["cope"])}
+        ).set_coords("scheme")
+    )
     findings = found(run, "gates")
-    assert [finding.sentence for finding in findings] == ["Gates fall on separators in L3 H1: in L3 H1 80 % of their sum"] * many
+    assert [finding.sentence for finding in findings] == [
+        "Gates fall on separators in L3 H1: in L3 H1 80 % of their sum"
+    ] * many
 
 
 def test_expected_tokens_are_beyond_the_commonest_one_and_the_least_expected_is_named():
     run = ri.analyze(
-        ri.zoo("reversal/repo"), ri.tasks.make_task("reversal").prompts(1, test_set="12"), ["positions", "predictions"]
+        ri.zoo("reversal/repo"),
+        ri.tasks.make_task("reversal").prompts(1, test_set="12"),
+        ["positions", "predictions"],
     )
     (finding,) = found(run, "predictions")
     measured = run["predictions"].ds
     token = int(measured["token"][int(np.nanargmin(measured["probability_of_next"].values))]) + 1
     assert (finding.prompt, finding.token) == (0, token)
     assert finding.sentence.startswith(
-        f"{100 * float((measured['rank_of_next'][:-1] == 0).mean()):.0f} % of the first prompt's tokens"
+        f"{100 * float((measured['rank_of_next'][:-1] == 0).mean()):.0f} % of the first "
+        "prompt's tokens"
     )
-    run["predictions"] = measured.assign(rank_of_next=measured["rank_of_next"] + (measured["rank_of_next"] == 0))
+    run["predictions"] = measured.assign(
+        rank_of_next=measured["rank_of_next"] + (measured["rank_of_next"] == 0)
+    )
     assert found(run, "predictions") == []
 
 
 def test_heads_that_count_tokens_are_named_with_their_direction_and_rate():
     values = {
         "pattern_share": (("layer", "head", "pattern"), np.tile([0.0, 0.0, 1.0], (3, 2, 1))),
-        "trend": (("prompt", "layer", "head"), np.full((2, 3, 2), 0.9) * [[[1, 1], [-1, -1], [1, -1]]]),
+        "trend": (
+            ("prompt", "layer", "head"),
+            np.full((2, 3, 2), 0.9) * [[[1, 1], [-1, -1], [1, -1]]],
+        ),
         "trend_slope": (("prompt", "layer", "head"), np.full((2, 3, 2), -0.04)),
         "trend_null": ("prompt", [0.1, 0.12]),
         "counts_tokens": (("layer", "head"), np.array([[1, 1], [1, 1], [0, 1]])),
         "scheme": ("layer", ["rope", "repo", "repo"]),
     }
-    run = tree(patterns=xr.Dataset(values, {"layer": range(3), "head": range(2)}).set_coords("scheme"))
+    run = tree(
+        patterns=xr.Dataset(values, {"layer": range(3), "head": range(2)}).set_coords("scheme")
+    )
     (backwards,) = found(run, "patterns")
     assert (
         backwards.sentence
-        == "Positions of L1, L2 H1 fall with the token index (rank correlation -0.9), by 0.04 per token on average"
+        == "Positions of L1, L2 H1 fall with the token index (rank correlation -0.9), by "
+        "0.04 per token on average"
     )
     assert "stay within 0.12" in backwards.evidence
-    counts = run["patterns"].to_dataset().assign(counts_tokens=(("layer", "head"), np.zeros((3, 2))))
-    assert found(tree(patterns=counts), "patterns") == [], "that heads do not count is not what the classes say"
+    counts = (
+        run["patterns"].to_dataset().assign(counts_tokens=(("layer", "head"), np.zeros((3, 2))))
+    )
+    assert found(tree(patterns=counts), "patterns") == [], (
+        "that heads do not count is not what the classes say"
+    )
     assert found(tree(patterns=counts.drop_vars("trend")), "patterns") == []
 
 
@@ -169,7 +242,9 @@ def test_findings_are_ordered_by_weight_and_no_group_hides_another():
     run["effects"] = effects(changes, -0.001)["effects"]
     given = ri.findings(run)
     assert [finding.group for finding in given] == ["effects", "attention_mass", "effects"]
-    assert [finding.weight for finding in given] == sorted((finding.weight for finding in given), reverse=True)
+    assert [finding.weight for finding in given] == sorted(
+        (finding.weight for finding in given), reverse=True
+    )
     assert ri.findings(run, most=1) == given[:1]
 
 
@@ -186,7 +261,11 @@ def test_heads_are_named_shortly(heads, text):
 
 
 def test_layers_with_all_their_heads_are_named_alone():
-    heads = [(layer, head) for layer in (3, 5, 6, 7) for head in range(3)] + [(1, 0), (4, 1), (4, 2)]
+    heads = [(layer, head) for layer in (3, 5, 6, 7) for head in range(3)] + [
+        (1, 0),
+        (4, 1),
+        (4, 2),
+    ]
     assert (
         heads_named(heads, per_layer=3) == "L1 H0, L3, L4 H1-H2, L5 and 6 more"
         and heads_named(heads, 2, 3) == "L1 H0, L3 and 11 more"

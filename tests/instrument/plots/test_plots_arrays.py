@@ -1,4 +1,6 @@
-"""Small functions of arrays, numbers and texts: ranges of axes as in the RePo authors' demo, means over prompts, labels, thinned lines."""
+"""Small functions of arrays, numbers and texts: ranges of axes as in the RePo authors' demo, means
+over prompts, labels, thinned lines.
+"""
 
 import json
 
@@ -20,12 +22,20 @@ def test_the_focused_range_of_every_official_row_is_that_of_the_demo():
     learned = expected["repo_layers"].tolist()
     for row in DEMO["ranges"]:
         layer, head = row["layer"], row["head"]
-        positions = expected["pred_indices"][learned.index(layer), 0, head] if layer in learned else np.arange(96)
+        positions = (
+            expected["pred_indices"][learned.index(layer), 0, head]
+            if layer in learned
+            else np.arange(96)
+        )
         assert_allclose(positions[:3], row["y_first3"], rtol=1e-6)
         assert_allclose(focused_range(positions), row["suggested_range"], rtol=1e-12)
     for row in DEMO["synthetic"]:
         found = focused_range(row["y"])
-        assert found == (None if row["suggested_range"] is None else pytest.approx(row["suggested_range"], rel=1e-12))
+        assert found == (
+            None
+            if row["suggested_range"] is None
+            else pytest.approx(row["suggested_range"], rel=1e-12)
+        )
 
 
 def test_ranges_of_few_values_and_without_nan():
@@ -52,7 +62,9 @@ def test_the_envelope_keeps_the_extremes_of_every_bin():
     for part in np.array_split(np.arange(1000), 50):
         inside = np.intersect1d(kept, part)
         if np.isfinite(values[part]).any():
-            assert np.nanmin(values[inside]) == np.nanmin(values[part]) and np.nanmax(values[inside]) == np.nanmax(values[part])
+            assert np.nanmin(values[inside]) == np.nanmin(values[part]) and np.nanmax(
+                values[inside]
+            ) == np.nanmax(values[part])
 
 
 def test_thinned_lines_and_stretches():
@@ -62,11 +74,47 @@ def test_thinned_lines_and_stretches():
 
 def test_numbers_have_three_digits():
     numbers = (0, 1.7536, 0.01449, 95.0, 4095.3, 1e-7, -0.5, np.nan)
-    assert [number(value) for value in numbers] == ["0", "1.75", "0.0145", "95.0", "4095", "1.0e-07", "-0.500", "–"]
+    assert [number(value) for value in numbers] == [
+        "0",
+        "1.75",
+        "0.0145",
+        "95.0",
+        "4095",
+        "1.0e-07",
+        "-0.500",
+        "–",
+    ]
 
 
 def test_token_labels_show_every_character():
-    texts = (" the", "\n", "\t\r", "", "\x00", "a\u200bb", "\u00a0", "naïve", "日本", "🙂", "\u0301", "$x^2$", "abcdefghijklmnop")
-    labels = ("␣the", "↵", "⇥␍", "∅", "\\x00", "a\\u200bb", "\\xa0", "naïve", "\\u65e5\\u672c", "\\U0001f642", "◌\u0301", "$x^2$")
+    texts = (
+        " the",
+        "\n",
+        "\t\r",
+        "",
+        "\x00",
+        "a\u200bb",
+        "\u00a0",
+        "naïve",
+        "日本",
+        "🙂",
+        "\u0301",
+        "$x^2$",
+        "abcdefghijklmnop",
+    )
+    labels = (
+        "␣the",
+        "↵",
+        "⇥␍",
+        "∅",
+        "\\x00",
+        "a\\u200bb",
+        "\\xa0",
+        "naïve",
+        "\\u65e5\\u672c",
+        "\\U0001f642",
+        "◌\u0301",
+        "$x^2$",
+    )
     with style():
         assert [token_label(text) for text in texts] == [*labels, "abcdefghijklm…"]

@@ -29,24 +29,45 @@ def test_heads_are_a_figure_and_a_map_of_the_page():
 
 
 def test_a_grid_has_a_panel_per_title_numbers_in_cells_and_one_frame():
-    cells = xr.DataArray([[1.0, 2.0], [3.0, np.nan]], {"size": [8, 1024], "epsilon": [0.1, 0.5]}, ("size", "epsilon"))
+    cells = xr.DataArray(
+        [[1.0, 2.0], [3.0, np.nan]], {"size": [8, 1024], "epsilon": [0.1, 0.5]}, ("size", "epsilon")
+    )
     cells["size"].attrs["long_name"] = "chunk size"
-    figure = Grid("cells", {"one": cells, "two": cells * 2}, "above", ".1f", bar={"label": "share"}, chosen=(1, 0)).figure()
+    figure = Grid(
+        "cells",
+        {"one": cells, "two": cells * 2},
+        "above",
+        ".1f",
+        bar={"label": "share"},
+        chosen=(1, 0),
+    ).figure()
     one, two, bar = figure.axes
-    assert [text.get_text() for text in two.texts] == ["2.0", "4.0", "6.0"] and bar.get_ylabel() == "share"
+    assert [text.get_text() for text in two.texts] == [
+        "2.0",
+        "4.0",
+        "6.0",
+    ] and bar.get_ylabel() == "share"
     assert one.images[0].get_clim() == two.images[0].get_clim() == (0, 6)
-    assert one.get_ylabel() == "chunk size" and [label.get_text() for label in one.get_yticklabels()] == ["8", "1,024"]
+    assert one.get_ylabel() == "chunk size" and [
+        label.get_text() for label in one.get_yticklabels()
+    ] == ["8", "1,024"]
     assert artist(one, "choice").get_xy() == (-0.5, 0.5) and figure.get_suptitle() == "above"
 
 
 def test_lines_of_a_single_run_have_a_panel_per_layer_in_the_colour_of_its_scheme():
-    distance = HEADS.isel(head=slice(2)).expand_dims(distance=[1, 2, 4]) * xr.DataArray([1.0, 2, 3], dims="distance")
-    (chart,) = charts_of("by_distance", *alone(RUN, distance.assign_attrs(training_length=2)), live=True)
+    distance = HEADS.isel(head=slice(2)).expand_dims(distance=[1, 2, 4]) * xr.DataArray(
+        [1.0, 2, 3], dims="distance"
+    )
+    (chart,) = charts_of(
+        "by_distance", *alone(RUN, distance.assign_attrs(training_length=2)), live=True
+    )
     assert isinstance(chart, Lines) and chart.live and chart.name == "by_distance"
     for ax, layer, scheme in zip(chart.figure().axes, (0, 3), ("rope", "repo"), strict=True):
         line = artist(ax, "mean small")
         assert_allclose(line.get_ydata(), distance.sel(layer=layer).mean("head"))
-        assert line.get_color() == SCHEME_COLOURS[scheme] and list(artist(ax, "training length").get_xdata()) == [2, 2]
+        assert line.get_color() == SCHEME_COLOURS[scheme] and list(
+            artist(ax, "training length").get_xdata()
+        ) == [2, 2]
 
 
 def test_an_axis_that_doubles_names_every_place():
@@ -63,7 +84,9 @@ def test_dots_have_their_errors_and_a_small_change_is_not_blown_up():
     assert isinstance(chart, Dots)
     (ax,) = chart.figure().axes
     assert_allclose(artist(ax, "mean small").get_xdata(), values)
-    assert_allclose([part[:, 0] for part in artist(ax, "error small").get_segments()], [[0, 2e-9], [1e-9, 3e-9]])
+    assert_allclose(
+        [part[:, 0] for part in artist(ax, "error small").get_segments()], [[0, 2e-9], [1e-9, 3e-9]]
+    )
     assert ax.get_xlim()[0] < -0.009
 
 
@@ -80,7 +103,15 @@ def test_a_figure_of_its_own_is_drawn_when_it_is_asked_for():
 
 def test_a_table_has_a_row_per_label_with_the_scheme_of_a_layer_and_none_without_a_number():
     counts = xr.DataArray([3, 4], {"layer": [0, 3]}, ("layer",))
-    table = table_of("r", "R", [("r", HEADS), ("text", xr.full_like(HEADS, "x", dtype=object))], names={"head": "number"})
+    table = table_of(
+        "r",
+        "R",
+        [("r", HEADS), ("text", xr.full_like(HEADS, "x", dtype=object))],
+        names={"head": "number"},
+    )
     assert table.columns == ("layer", "number", "scheme", "r", "text") and len(table.rows) == 5
     assert table.rows[1] == (0, 1, "RoPE", -1.0, "x")
-    assert table_of("n", "N", [("n", counts.assign_coords(scheme=HEADS["scheme"]))]).rows == ((0, "RoPE", 3), (3, "RePo", 4))
+    assert table_of("n", "N", [("n", counts.assign_coords(scheme=HEADS["scheme"]))]).rows == (
+        (0, "RoPE", 3),
+        (3, "RePo", 4),
+    )

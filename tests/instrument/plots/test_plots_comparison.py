@@ -1,4 +1,6 @@
-"""The figures, tables and page of a comparison: what is drawn, in which colours, and that every measure has its figure."""
+"""The figures, tables and page of a comparison: what is drawn, in which colours, and that every
+measure has its figure.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,9 @@ def array(values, dims, name="value", **coords):
     values = np.asarray(values, float)
     labels = {dim: np.arange(size) for dim, size in zip(dims, values.shape, strict=True)} | coords
     labels["run"] = [chr(97 + place) for place in range(values.shape[0])]
-    return xr.DataArray(values, labels, dims, name=name, attrs={"long_name": f"the {name}", "units": "1"})
+    return xr.DataArray(
+        values, labels, dims, name=name, attrs={"long_name": f"the {name}", "units": "1"}
+    )
 
 
 def runs(*layouts, steps=None):
@@ -64,7 +68,10 @@ def drawn(variable, *of):
 
 def measured(scheme, seed):
     """A run of every measure that needs no gates, on random inputs of two layers."""
-    spans = {"generated": torch.zeros(2, 24, dtype=torch.bool), "needle": torch.zeros(2, 24, dtype=torch.bool)}
+    spans = {
+        "generated": torch.zeros(2, 24, dtype=torch.bool),
+        "needle": torch.zeros(2, 24, dtype=torch.bool),
+    }
     spans["generated"][:, -2:], spans["needle"][:, 4:7] = True, True
     layers = [random_inputs(scheme=scheme, layer=layer, seed=seed + layer) for layer in range(2)]
     groups = {}
@@ -74,7 +81,9 @@ def measured(scheme, seed):
         measure = measure_named(name)
         for parameter, value in ASKED.get(name, {}).items():
             measure = with_field(measure, parameter, value, name)
-        groups[name] = with_schemes(measure.conclude(merge([measure.observe(one, spans) for one in layers])), [scheme] * 2)
+        groups[name] = with_schemes(
+            measure.conclude(merge([measure.observe(one, spans) for one in layers])), [scheme] * 2
+        )
     return make_run(groups, {"layout": scheme, "checkpoint": scheme, "prompts_digest": "same"})
 
 
@@ -87,18 +96,25 @@ def every_measure():
         structured = structured_runs.run()
         for group in ("gates", "segments"):
             changed = structured[group].to_dataset()
-            tree[group] = changed.map(lambda values, seed=seed: values * (1 + seed / 50) if values.dtype.kind == "f" else values)
+            tree[group] = changed.map(
+                lambda values, seed=seed: (
+                    values * (1 + seed / 50) if values.dtype.kind == "f" else values
+                )
+            )
         found.append(tree)
     return ri.compare(found)
 
 
 def test_every_measure_of_the_catalogue_has_a_figure_and_a_table(every_measure):
     drawn = list(comparison_figures(every_measure))
-    one_prompt = {"attention_rows", "predictions"}  # of single tokens: nothing that runs could be averaged over
+    # of single tokens: nothing that runs could be averaged over
+    one_prompt = {"attention_rows", "predictions"}
     assert {one.measure for one in drawn} == set(measure_names()) - one_prompt
     assert len({one.name for one in drawn}) == len(drawn)
     assert all(one.caption.endswith(".") for one in drawn)
-    assert {table.name for table in tables(every_measure)} == set(measure_names()) - {"maps"} - one_prompt
+    assert {table.name for table in tables(every_measure)} == set(measure_names()) - {
+        "maps"
+    } - one_prompt
 
 
 def test_what_a_view_says_of_variables_is_of_variables_of_its_group(every_measure):
@@ -140,13 +156,23 @@ def test_curves_lie_over_each_other_in_the_colours_of_their_schemes_with_the_mid
         SCHEME_COLOURS["repo"],
     )
     band = artist(panels[1], "middle half a")
-    assert band.get_paths()[0].vertices[:, 1].max() == pytest.approx(np.quantile(values.values[0, 1], 0.75, axis=0).max())
+    assert band.get_paths()[0].vertices[:, 1].max() == pytest.approx(
+        np.quantile(values.values[0, 1], 0.75, axis=0).max()
+    )
 
 
 def test_names_are_dots_at_the_mean_of_layers_and_heads():
-    values = array(np.arange(24.0).reshape(2, 2, 2, 3), ("run", "layer", "head", "span"), span=["rest", "needle", "generated"])
+    values = array(
+        np.arange(24.0).reshape(2, 2, 2, 3),
+        ("run", "layer", "head", "span"),
+        span=["rest", "needle", "generated"],
+    )
     figure = only(values, runs("rope", "nope"))
-    assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ["needle", "rest", "generated"]
+    assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == [
+        "needle",
+        "rest",
+        "generated",
+    ]
     dots = artist(figure, "mean b")
     np.testing.assert_allclose(dots.get_xdata(), values.values[1].mean((0, 1))[[1, 0, 2]])
 
@@ -155,21 +181,31 @@ def test_the_map_shown_is_of_the_head_in_which_runs_differ_most():
     values = np.zeros((2, 2, 2, 4, 4))
     values[1, 1, 0] = 2.0
     values[1, 0, 1, 0, 0] = 3.0
-    figure = only(array(values, ("run", "layer", "head", "query_block", "key_block")), runs("rope", "repo"))
+    figure = only(
+        array(values, ("run", "layer", "head", "query_block", "key_block")), runs("rope", "repo")
+    )
     assert "layer 1, head 0" in figure.get_suptitle()
     np.testing.assert_array_equal(artist(figure, "difference b").get_array(), np.full((4, 4), 2.0))
 
 
 def test_steps_are_an_axis_from_pale_to_full_colour():
     steps = runs("repo", "repo", "repo", steps=(100, 200, 1000))
-    shades = [np.mean(np.frombuffer(bytes.fromhex(steps.looks[name]["color"][1:]), np.uint8)) for name in "abc"]
-    assert shades[0] > shades[1] > shades[2] and steps.looks["c"]["color"].upper() == SCHEME_COLOURS["repo"]
+    shades = [
+        np.mean(np.frombuffer(bytes.fromhex(steps.looks[name]["color"][1:]), np.uint8))
+        for name in "abc"
+    ]
+    assert (
+        shades[0] > shades[1] > shades[2]
+        and steps.looks["c"]["color"].upper() == SCHEME_COLOURS["repo"]
+    )
     values = array(np.arange(12.0).reshape(3, 2, 2), ("run", "layer", "head"))
     by_name = drawn(values, steps)
     line = artist(by_name["over_steps"].axes[0], "mean head 1")
     np.testing.assert_array_equal(line.get_xdata(), [100, 200, 1000])
     np.testing.assert_allclose(line.get_ydata(), values.values[:, 0, 1])
-    of_spans = array(np.arange(12.0).reshape(3, 2, 2, 1), ("run", "layer", "head", "span"), span=["needle"])
+    of_spans = array(
+        np.arange(12.0).reshape(3, 2, 2, 1), ("run", "layer", "head", "span"), span=["needle"]
+    )
     line = artist(drawn(of_spans, steps)["needle_over_steps"].axes[0], "mean head 1")
     np.testing.assert_allclose(line.get_ydata(), [1, 5, 9])
     many = array(np.arange(54.0).reshape(3, 2, 9), ("run", "layer", "head"))
@@ -182,25 +218,40 @@ def test_steps_are_an_axis_from_pale_to_full_colour():
 
 def test_kinds_of_heads_over_steps_are_shares_of_layers_and_named_in_a_table():
     kinds = np.array(
-        [[["", ""], ["other", "other"]], [["", ""], ["counts tokens", "other"]], [["", ""], ["counts tokens", "marks lines"]]]
+        [
+            [["", ""], ["other", "other"]],
+            [["", ""], ["counts tokens", "other"]],
+            [["", ""], ["counts tokens", "marks lines"]],
+        ]
     )
-    named = array(np.zeros((3, 2, 2)), ("run", "layer", "head"), scheme=("layer", ["rope", "repo"])).copy(
-        data=kinds.astype(object)
+    named = array(
+        np.zeros((3, 2, 2)), ("run", "layer", "head"), scheme=("layer", ["rope", "repo"])
+    ).copy(data=kinds.astype(object))
+    root = xr.Dataset(
+        {"layout": ("run", ["repo"] * 3), "training_step": ("run", [10, 20, 40])},
+        {"run": ["a", "b", "c"]},
     )
-    root = xr.Dataset({"layout": ("run", ["repo"] * 3), "training_step": ("run", [10, 20, 40])}, {"run": ["a", "b", "c"]})
     tree = xr.DataTree.from_dict({"/": root, "/position_sources": xr.Dataset({"kind": named})})
     shares = kind_shares(tree)
     assert shares["layer"].values.tolist() == [1], "the index has no kind"
     assert shares.sel(layer=1, kind="counts tokens").values.tolist() == [0, 0.5, 0.5]
     charts = view_of("position_sources").beside.charts(tree)  # pyright: ignore[reportOptionalMemberAccess]
     drawn = {chart.name: chart.figure() for chart in charts}
-    assert [*drawn] == ["position_sources_kind", "position_sources_kind_by_layer", "position_sources_kind_share"]
+    assert [*drawn] == [
+        "position_sources_kind",
+        "position_sources_kind_by_layer",
+        "position_sources_kind_share",
+    ]
     (ax,) = drawn["position_sources_kind_by_layer"].axes
     counts = next(line for line in ax.lines if line.get_gid() == "mean counts tokens")
     np.testing.assert_array_equal(counts.get_data(), [[10, 20, 40], [0, 0.5, 0.5]])
     (table,) = view_of("position_sources").beside.tables(tree)  # pyright: ignore[reportOptionalMemberAccess]
-    assert table.rows == (("counts tokens", "0  ", "1  L1 H0", "1  L1 H0"), ("marks lines", "0  ", "0  ", "1  L1 H1"))
-    tree["position_sources"] = xr.DataTree(xr.Dataset({"kind": named.where(False, "")}))  # as of RoPE models
+    assert table.rows == (
+        ("counts tokens", "0  ", "1  L1 H0", "1  L1 H0"),
+        ("marks lines", "0  ", "0  ", "1  L1 H1"),
+    )
+    # as of RoPE models
+    tree["position_sources"] = xr.DataTree(xr.Dataset({"kind": named.where(False, "")}))
     of_none = view_of("position_sources").beside  # pyright: ignore[reportOptionalMemberAccess]
     assert not list(of_none.charts(tree)) and not any(table.rows for table in of_none.tables(tree))
 
@@ -238,7 +289,9 @@ def test_positions_are_drawn_only_where_the_prompts_are_the_same():
 def test_a_table_has_the_means_the_difference_and_its_paired_error():
     def tree(shift):
         values = np.array([[[1.0]], [[2.0]], [[6.0]]]) + np.reshape(shift, (3, 1, 1))
-        group = xr.Dataset({"r": (("prompt", "layer", "head"), values, {"long_name": "r", "units": "1"})})
+        group = xr.Dataset(
+            {"r": (("prompt", "layer", "head"), values, {"long_name": "r", "units": "1"})}
+        )
         found = xr.DataTree.from_dict({"/": xr.Dataset(), "/three_axis": group})
         found.attrs = {"layout": "rope", "prompts_digest": "same"}
         return found
@@ -253,11 +306,16 @@ def test_a_table_has_the_means_the_difference_and_its_paired_error():
 
 @pytest.mark.usefixtures("no_pictures")
 def test_a_figure_that_cannot_be_drawn_costs_itself_alone(every_measure, tmp_path):
-    unneeded = {"components", "three_axis", "fake_distance", "rotation", "maps", "gates"} & set(every_measure.children)
+    unneeded = {"components", "three_axis", "fake_distance", "rotation", "maps", "gates"} & set(
+        every_measure.children
+    )
     broken = every_measure.copy(deep=True).drop_nodes(unneeded)
-    broken["positions"] = broken["positions"].to_dataset().drop_vars("position_range")  # which the view of positions draws with
+    # which the view of positions draws with
+    broken["positions"] = broken["positions"].to_dataset().drop_vars("position_range")
     failures = write_report(broken, tmp_path / "page.html", tmp_path / "figures")
-    assert [line for line in failures if line.startswith("the figures of 'positions': KeyError")] == failures[:1]
+    assert [
+        line for line in failures if line.startswith("the figures of 'positions': KeyError")
+    ] == failures[:1]
     drawn = {file.name for file in (tmp_path / "figures").iterdir()}
     assert "attention_mass_mass.png" in drawn
     assert 'id="patterns"' in (tmp_path / "page.html").read_text()
@@ -265,7 +323,15 @@ def test_a_figure_that_cannot_be_drawn_costs_itself_alone(every_measure, tmp_pat
 
 def test_a_measure_of_another_package_is_drawn_by_the_rule(tmp_path):
     def tree(value):
-        group = xr.Dataset({"strange": (("layer", "head"), np.full((2, 2), value), {"long_name": "<b>strange", "units": "1"})})
+        group = xr.Dataset(
+            {
+                "strange": (
+                    ("layer", "head"),
+                    np.full((2, 2), value),
+                    {"long_name": "<b>strange", "units": "1"},
+                )
+            }
+        )
         found = xr.DataTree.from_dict({"/": xr.Dataset(), "/theirs": group})
         found.attrs = {"layout": "rope"}
         return found
@@ -273,9 +339,16 @@ def test_a_measure_of_another_package_is_drawn_by_the_rule(tmp_path):
     found = ri.compare({"a": tree(1.0), "<i>b": tree(2.0)})
     assert [one.name for one in comparison_figures(found)] == ["theirs_strange"]
     first, again = tmp_path / "page.html", tmp_path / "again.html"
-    assert write_report(found, first, tmp_path / "figures") == write_report(found, again, tmp_path / "figures") == []
+    assert (
+        write_report(found, first, tmp_path / "figures")
+        == write_report(found, again, tmp_path / "figures")
+        == []
+    )
     page = first.read_text()
     assert page == again.read_text()
     assert (
-        "<b>strange" not in page and "&lt;b&gt;strange" in page and "<i>b" not in page and page.count("data:image/svg+xml") == 1
+        "<b>strange" not in page
+        and "&lt;b&gt;strange" in page
+        and "<i>b" not in page
+        and page.count("data:image/svg+xml") == 1
     )

@@ -1,4 +1,6 @@
-"""What the figures and the page of components draw: curves, bands, VAF, norms, a pair of tokens, turns."""
+"""What the figures and the page of components draw: curves, bands, VAF, norms, a pair of tokens,
+turns.
+"""
 
 from __future__ import annotations
 
@@ -46,11 +48,20 @@ def components(length: int = L, schemes=("rope",) * LAYERS, seed: int = 0) -> xr
     return xr.Dataset(
         {
             "frequency": (("layer", "component"), frequency),
-            "activated": (("layer", "component"), (frequency > math.pi / L) & (frequency < 2 * math.pi / L)),
+            "activated": (
+                ("layer", "component"),
+                (frequency > math.pi / L) & (frequency < 2 * math.pi / L),
+            ),
             "low_frequency": (("layer", "component"), frequency <= math.pi / L),
             "component_by_distance": (("layer", "component", "distance"), curves),
-            "logit_by_distance": (("layer", "head", "distance"), np.repeat(curves.sum(1)[:, None], HEADS, 1)),
-            "vaf": (("prompt", "layer", "head", "component"), random.normal(20, 9, (2, LAYERS, HEADS, COMPONENTS))),
+            "logit_by_distance": (
+                ("layer", "head", "distance"),
+                np.repeat(curves.sum(1)[:, None], HEADS, 1),
+            ),
+            "vaf": (
+                ("prompt", "layer", "head", "component"),
+                random.normal(20, 9, (2, LAYERS, HEADS, COMPONENTS)),
+            ),
             "turn_share": (("layer", "head", "component", "turn"), share),
             "turn_upper": ("turn", [0.1, math.pi / 4, math.pi, np.inf]),
         },
@@ -68,7 +79,13 @@ def components(length: int = L, schemes=("rope",) * LAYERS, seed: int = 0) -> xr
 
 
 def as_run(group: xr.Dataset, **groups: xr.Dataset) -> xr.DataTree:
-    tree = xr.DataTree.from_dict({"/": xr.Dataset(), "/components": group, **{f"/{name}": one for name, one in groups.items()}})
+    tree = xr.DataTree.from_dict(
+        {
+            "/": xr.Dataset(),
+            "/components": group,
+            **{f"/{name}": one for name, one in groups.items()},
+        }
+    )
     tree.attrs = {"checkpoint": "made up"}
     return tree
 
@@ -103,7 +120,11 @@ def test_logits_of_several_checkpoints_within_and_beyond_the_training_length():
     assert figure.get_figwidth() == COLUMN_WIDTH
     first, second = figure.axes
     assert [ax.get_title(loc="left") for ax in figure.axes] == ["RoPE", "learned"]
-    for gid, length in ((f"trained {L}", L), (f"trained {2 * L}", 2 * L), (f"random 0 {2 * L}", 2 * L)):
+    for gid, length in (
+        (f"trained {L}", L),
+        (f"trained {2 * L}", 2 * L),
+        (f"random 0 {2 * L}", 2 * L),
+    ):
         many, few = artist(first, gid).get_ydata(), artist(first, f"{gid}, few pairs").get_ydata()
         assert_allclose(np.concatenate((many, few[1:])), np.arange(1, length))
         assert few[0] == length - length // FEW_PAIRS
@@ -113,9 +134,9 @@ def test_logits_of_several_checkpoints_within_and_beyond_the_training_length():
         *(f"{curve}, few pairs" for curve in curves),
         "training length",
     }
-    assert to_hex(next(line for line in first.get_lines() if line.get_gid() == f"trained {L}").get_color()) == (
-        SCHEME_COLOURS["rope"].lower()
-    )
+    assert to_hex(
+        next(line for line in first.get_lines() if line.get_gid() == f"trained {L}").get_color()
+    ) == (SCHEME_COLOURS["rope"].lower())
     for ax in figure.axes:
         assert list(artist(ax, "training length").get_xdata()) == [L, L]
         assert ax.get_xlim()[1] > 2 * L - 1
@@ -134,22 +155,38 @@ def test_components_are_coloured_by_band_and_add_up():
         assert_allclose(line.get_ydata(), curves[place] - curves[place].mean())
     total = curves.sum(0)
     assert_allclose(artist(below, "sum").get_ydata(), total - total.mean())
-    assert_allclose(artist(below, "sum low").get_ydata(), curves[3:].sum(0) - curves[3:].sum(0).mean(), atol=1e-12)
+    assert_allclose(
+        artist(below, "sum low").get_ydata(),
+        curves[3:].sum(0) - curves[3:].sum(0).mean(),
+        atol=1e-12,
+    )
     assert [text.get_text() for text in above.texts] == ["r = 2"]
     length = int(data["distance"].values[-1]) + 1
     for ax in (above, below):
         (few,) = [patch for patch in ax.patches if patch.get_gid() == "few pairs"]
-        assert_allclose(few.get_extents().transformed(ax.transData.inverted()).intervalx, [length - length // 16, length])
+        assert_allclose(
+            few.get_extents().transformed(ax.transData.inverted()).intervalx,
+            [length - length // 16, length],
+        )
 
 
 def test_vaf_bars_spread_and_controls_over_components_and_lines_over_training():
     data = averaged(components())
-    vaf = xr.DataArray([np.arange(6.0), np.ones(6)], dims=("weights", "component"), coords={"weights": ["trained", "random 0"]})
+    vaf = xr.DataArray(
+        [np.arange(6.0), np.ones(6)],
+        dims=("weights", "component"),
+        coords={"weights": ["trained", "random 0"]},
+    )
     (ax,) = vaf_by_component(data.assign(vaf=vaf, spread=("component", np.full(6, 0.5)))).axes
-    assert_allclose([bar.get_height() for bar in ax.patches if abs(bar.get_width() - 0.72) < 1e-9], np.arange(6.0))
+    assert_allclose(
+        [bar.get_height() for bar in ax.patches if abs(bar.get_width() - 0.72) < 1e-9],
+        np.arange(6.0),
+    )
     assert_allclose(artist(ax, "random 0").get_ydata(), 1)
     assert len(ax.containers) == 2
-    vaf = xr.DataArray(np.arange(24.0).reshape(4, 6), dims=("step", "component"), coords={"step": [10, 20, 30, 40]})
+    vaf = xr.DataArray(
+        np.arange(24.0).reshape(4, 6), dims=("step", "component"), coords={"step": [10, 20, 30, 40]}
+    )
     above, below = vaf_over_training(data.assign(vaf=vaf)).axes[:2]
     assert_allclose(artist(above, "step 30").get_ydata(), vaf.values[2])
     assert_allclose(artist(below, "component 2").get_ydata(), vaf.values[:, 2])
@@ -157,7 +194,9 @@ def test_vaf_bars_spread_and_controls_over_components_and_lines_over_training():
 
 def test_beyond_the_training_length_the_first_layer_and_the_later_ones():
     group = components(2 * L)
-    data = group[["component_by_distance"]].assign(logit_by_distance=group["logit_by_distance"].mean("head"))
+    data = group[["component_by_distance"]].assign(
+        logit_by_distance=group["logit_by_distance"].mean("head")
+    )
     band = averaged(group)[["activated", "low_frequency"]]
     figure = beyond_training_length(data.assign(band.data_vars), L)
     top, first, *later = figure.axes
@@ -180,7 +219,11 @@ def rotation(layers: int = LAYERS, heads: int = HEADS) -> xr.Dataset:
     values[:, 0] = np.nan
     return xr.Dataset(
         {"query_norm": (shape, values[0]), "key_norm": (shape, values[1])},
-        coords={"layer": np.arange(layers), "head": np.arange(heads), "component": np.arange(COMPONENTS)},
+        coords={
+            "layer": np.arange(layers),
+            "head": np.arange(heads),
+            "component": np.arange(COMPONENTS),
+        },
     )
 
 
@@ -191,11 +234,15 @@ def test_norms_have_a_row_a_head_or_a_layer_and_leave_out_what_does_not_rotate()
         assert_allclose(ax.images[0].get_array(), few[name].values[1:].reshape(-1, COMPONENTS))
         assert ax.images[0].get_clim() == queries.images[0].get_clim(), "one scale"
     assert artist(queries, "activated").get_xdata().tolist() == [2]
-    assert_allclose(pair_norms(many).axes[0].images[0].get_array(), many["query_norm"].values[1:].mean(1))
+    assert_allclose(
+        pair_norms(many).axes[0].images[0].get_array(), many["query_norm"].values[1:].mean(1)
+    )
 
 
 def test_a_pair_of_tokens_adds_up_to_its_logit_and_turns_are_shares_in_per_cent():
-    (ax,) = pair_of_tokens(averaged(components()).assign(logit=("component", np.array([1.0, -2, 3, 0.5, 0, 1])))).axes
+    (ax,) = pair_of_tokens(
+        averaged(components()).assign(logit=("component", np.array([1.0, -2, 3, 0.5, 0, 1])))
+    ).axes
     assert_allclose(artist(ax, "sum so far").get_ydata(), [1, -1, 2, 2.5, 2.5, 3.5])
     assert ax.texts[0].get_text() == "sum 3.50"
     group = components()
@@ -206,7 +253,9 @@ def test_a_pair_of_tokens_adds_up_to_its_logit_and_turns_are_shares_in_per_cent(
     assert [label.get_text() for label in ax.get_yticklabels()] == ["0", "0.1", "π/4", "π", "∞"]
     share.loc[{"turn": share["turn"].values[2:]}] = 0
     ax = turn_histogram(data.assign(turn_share=share)).axes[0]
-    assert len(ax.images[0].get_array()) == 2, "angles that no pair turns by are named and not drawn"
+    assert len(ax.images[0].get_array()) == 2, (
+        "angles that no pair turns by are named and not drawn"
+    )
     assert "no pair turns by π/4 or more" in ax.get_title(loc="left")
 
 
@@ -216,12 +265,24 @@ def test_a_run_gets_the_figures_that_it_allows():
 
     plain = ["logit_by_distance", "components_by_distance", "component_vaf"]
     assert names(as_run(components())) == plain
-    assert names(as_run(components(2 * L, ("rope", "repo", "repo")))) == [*plain, "beyond_training_length", "component_turns"]
+    assert names(as_run(components(2 * L, ("rope", "repo", "repo")))) == [
+        *plain,
+        "beyond_training_length",
+        "component_turns",
+    ]
     assert names(as_run(components(schemes=("nope",) * 3))) == ["logit_by_distance"]
-    still = rotation().assign(slow_dominating=(("layer", "head", "component"), np.full((LAYERS, HEADS, COMPONENTS), -1)))
-    parts = {f"{side}_mean_{part}": still["query_norm"] for side in ("query", "key") for part in ("re", "im")}
+    still = rotation().assign(
+        slow_dominating=(("layer", "head", "component"), np.full((LAYERS, HEADS, COMPONENTS), -1))
+    )
+    parts = {
+        f"{side}_mean_{part}": still["query_norm"]
+        for side in ("query", "key")
+        for part in ("re", "im")
+    }
     still = still.assign(closed_form_r=still["query_norm"].sum("component"), **parts)
-    assert [name for name, _ in view_of("rotation").figures(as_run(components(), rotation=still))] == ["pair_norms"]
+    assert [
+        name for name, _ in view_of("rotation").figures(as_run(components(), rotation=still))
+    ] == ["pair_norms"]
 
 
 def test_a_layer_with_a_window_stands_apart_with_the_l_of_its_bands():
@@ -232,7 +293,10 @@ def test_a_layer_with_a_window_stands_apart_with_the_l_of_its_bands():
     assert "the heads of 2 layers; bands for a window of 8 tokens." in component_table(run).note
     figures = {drawn.name: drawn.figure for drawn in figures_of(run)}
     for name in ("components_by_distance", "component_vaf"):
-        titles = [figures[name].get_suptitle(), *(ax.get_title("left") for ax in figures[name].axes)]
+        titles = [
+            figures[name].get_suptitle(),
+            *(ax.get_title("left") for ax in figures[name].axes),
+        ]
         assert any("L = 8 tokens" in title for title in titles), name
     data, _ = component_data(run, PageOptions())
     assert data is not None and data["training_length"] == 8
@@ -247,14 +311,20 @@ def test_the_page_has_every_component_with_frequency_and_wavelength(no_pictures,
     run = as_run(components())
     data, _ = component_data(run, PageOptions())
     assert data is not None and data["start"] == 2 and data["components"][2]["band"] == "activated"
-    assert_allclose([one["wavelength"] for one in data["components"]], 2 * np.pi / FREQUENCIES, rtol=1e-5)
+    assert_allclose(
+        [one["wavelength"] for one in data["components"]], 2 * np.pi / FREQUENCIES, rtol=1e-5
+    )
     mean = run["components"]["component_by_distance"].mean("layer").values
     assert data["distance"] == list(range(1, L)) and len(data["layers"]) == 1 + LAYERS
     assert_allclose(data["layers"][0]["components"], mean[:, 1:], rtol=1e-3)
     assert 'data-section="components"' in report_page(run, tmp_path / "page.html").read_text()
     assert [row[0] for row in component_table(run).rows] == list(range(COMPONENTS))
     long, _ = component_data(as_run(components(3000)), PageOptions())
-    assert long is not None and len(long["distance"]) == 256 and (long["distance"][0], long["distance"][-1]) == (1, 2999)
+    assert (
+        long is not None
+        and len(long["distance"]) == 256
+        and (long["distance"][0], long["distance"][-1]) == (1, 2999)
+    )
     still = as_run(components(schemes=("nope",) * 3))
     assert component_data(still, PageOptions()) == (None, ())
     assert "rotates" in report_page(still, tmp_path / "still.html").read_text()

@@ -1,4 +1,6 @@
-"""Figures of disentanglement, rotation, perturbation and extrapolation: what is drawn is what the run holds."""
+"""Figures of disentanglement, rotation, perturbation and extrapolation: what is drawn is what the
+run holds.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,11 @@ def run(tmp_path_factory):
     """Every group of these figures, on a small random model, written and read back."""
     torch.manual_seed(0)
     path = tmp_path_factory.mktemp("corpus") / "text.txt"
-    path.write_text("\n".join(f"sentence {number} says that {number * 7 % 101} comes next." for number in range(4000)))
+    path.write_text(
+        "\n".join(
+            f"sentence {number} says that {number * 7 % 101} comes next." for number in range(4000)
+        )
+    )
     task = make_task("language", corpus=str(path), tokens=300, length=32, longest_test=64)
     stock = tiny("llama")
     stock.resize_token_embeddings(task.vocabulary_size, mean_resizing=False)
@@ -56,7 +62,11 @@ def run(tmp_path_factory):
         Rotation(prominence=1.0, stability=9.0),
     )
     run = ri.analyze(ri.bridge(model), prompts[:2], measures=measures)
-    for name, group in (("perturbation", perturbed), ("extrapolation", longer), ("output_traces", traces)):
+    for name, group in (
+        ("perturbation", perturbed),
+        ("extrapolation", longer),
+        ("output_traces", traces),
+    ):
         run[name] = xr.DataTree(group)
     file = tmp_path_factory.mktemp("run") / "run.nc"
     write_run(run, file)
@@ -78,13 +88,21 @@ def test_means_of_axes_over_blocks_are_those_of_the_dense_map(edges):
 def test_the_logit_map_its_axes_and_their_sum_stand_side_by_side(run):
     figure = fits.three_axis_fit(run, 1, 2)
     (logits,), (rebuilt,) = starting(figure, "map Logits"), starting(figure, "map Sum")
-    np.testing.assert_array_equal(logits.get_array().filled(np.nan), run["maps"]["logit_map"].sel(layer=1, head=2).values)
+    np.testing.assert_array_equal(
+        logits.get_array().filled(np.nan), run["maps"]["logit_map"].sel(layer=1, head=2).values
+    )
     assert logits.get_clim() == rebuilt.get_clim()
-    # Block means leave out what happens within a block: the correlation of the two maps is at least that of the logits.
+    # Block means leave out what happens within a block: the correlation of the two maps is at least
+    # that of the logits.
     one, other = logits.get_array().compressed(), rebuilt.get_array().compressed()
-    assert np.corrcoef(one, other)[0, 1] > run["three_axis"]["r"].sel(prompt=0, layer=1, head=2).item() - 0.05
+    assert (
+        np.corrcoef(one, other)[0, 1]
+        > run["three_axis"]["r"].sel(prompt=0, layer=1, head=2).item() - 0.05
+    )
     drawn = artist(figure, "axis key")
-    np.testing.assert_array_equal(drawn.get_ydata(), run["three_axis"]["key_axis"].sel(layer=1, head=2).values)
+    np.testing.assert_array_equal(
+        drawn.get_ydata(), run["three_axis"]["key_axis"].sel(layer=1, head=2).values
+    )
 
 
 def test_the_fake_map_stands_between_its_axes(run):
@@ -106,7 +124,9 @@ def test_correlations_over_layers_and_heads_on_one_scale_and_grey_where_exact_by
         np.testing.assert_allclose(ax.images[0].get_array(), run[name]["r"].mean("prompt").values)
         assert ax.images[0].get_clim() in ((0, 1), (-1, 1))
     exact = xr.ones_like(run["fake_distance"]["r"])
-    ax = fit_correlations(xr.DataTree.from_dict({"fake_distance": xr.Dataset({"r": exact})})).axes[0]
+    ax = fit_correlations(xr.DataTree.from_dict({"fake_distance": xr.Dataset({"r": exact})})).axes[
+        0
+    ]
     assert np.ma.getmaskarray(np.ma.masked_invalid(ax.images[0].get_array())).all()
     assert "by construction" in ax.get_title("left")
 
@@ -118,12 +138,18 @@ def test_pairs_are_arrows_with_numbers_deviations_and_arcs(run):
     assert len(arrows) == group.sizes["component"] == 4
     for component in range(4):
         pair = group.sel(component=component)
-        query, key = (complex(pair[f"{part}_mean_re"], pair[f"{part}_mean_im"]) for part in ("query", "key"))
+        query, key = (
+            complex(pair[f"{part}_mean_re"], pair[f"{part}_mean_im"]) for part in ("query", "key")
+        )
         tip = query * key.conjugate() / np.sqrt(8)
         assert arrows[f"arrow {component}"].xy == pytest.approx((tip.real, tip.imag))
         assert np.angle(tip) == pytest.approx(pair["start_angle"].item())
-        (circle,) = (one for one in starting(figure, f"deviation {component}") if isinstance(one, Circle))
-        assert circle.radius == pytest.approx(abs(query) * pair["key_deviation"].item() / np.sqrt(8))
+        (circle,) = (
+            one for one in starting(figure, f"deviation {component}") if isinstance(one, Circle)
+        )
+        assert circle.radius == pytest.approx(
+            abs(query) * pair["key_deviation"].item() / np.sqrt(8)
+        )
         (arc,) = (one for one in starting(figure, f"arc {component}") if isinstance(one, Arc))
         turned = min(360, np.degrees(pair["max_rotation"].item()))
         assert arc.theta2 - arc.theta1 == pytest.approx(turned)
@@ -134,15 +160,24 @@ def test_pairs_are_arrows_with_numbers_deviations_and_arcs(run):
 def test_tolerance_is_written_into_its_cells(run):
     figure = perturbation_grid(run)
     group = run["perturbation"]
-    assert [ax.get_title("left") for ax in figure.axes[:3]] == ["Text order", "Feature order", "Position offsets"]
+    assert [ax.get_title("left") for ax in figure.axes[:3]] == [
+        "Text order",
+        "Feature order",
+        "Position offsets",
+    ]
     texts = [text.get_text() for text in figure.axes[0].texts]
-    expected = group["log_perplexity"].sel(kind="text_order").transpose("l_max", "gamma").values.ravel()
+    expected = (
+        group["log_perplexity"].sel(kind="text_order").transpose("l_max", "gamma").values.ravel()
+    )
     assert texts == [f"{value:.3f}" for value in expected]
     worse = figure.axes[0].images[0].get_array()
     np.testing.assert_array_equal(worse[:, 0], 0)
     weaker = run.copy()
     weaker["perturbation"] = group.to_dataset().assign(log_perplexity=group["log_perplexity"] / 2)
-    assert perturbation_grid(weaker).axes[0].images[0].get_clim() == figure.axes[0].images[0].get_clim(), "one scale for all runs"
+    assert (
+        perturbation_grid(weaker).axes[0].images[0].get_clim()
+        == figure.axes[0].images[0].get_clim()
+    ), "one scale for all runs"
     with pytest.raises(InputError, match="values of perturbation"):
         perturbation_grid(run, "loss")
 
@@ -156,31 +191,52 @@ def test_every_head_has_its_own_scale_and_whole_circles(run):
 
 
 def test_r_and_colours_of_pairs_say_how_their_components_are_chosen(run):
-    """Found: r stood over pairs that were all grey, as "that of the coloured ones": it is of components that single prompts have."""
+    """Found: r stood over pairs that were all grey, as "that of the coloured ones": it is of
+    components that single prompts have.
+    """
     dataset = run["rotation"].to_dataset().copy(deep=True)
     dataset["slow_dominating"][:] = 0
     dataset["closed_form_r"][:] = np.nan
     dataset["closed_form_r"][{"prompt": 0}] = 0.5
     figure = rotation_grid(xr.DataTree.from_dict({"/rotation": dataset}))
     title, prompts = figure.get_suptitle(), dataset.sizes["prompt"]
-    assert "means over all prompts" in title and "within a prompt" in title and figure.get_supxlabel()
-    assert figure.axes[0].get_title("left").endswith(f"r = 0.500 (1/{prompts})" if prompts > 1 else "r = 0.500")
+    assert (
+        "means over all prompts" in title and "within a prompt" in title and figure.get_supxlabel()
+    )
+    assert (
+        figure.axes[0]
+        .get_title("left")
+        .endswith(f"r = 0.500 (1/{prompts})" if prompts > 1 else "r = 0.500")
+    )
 
 
 def test_extrapolation_is_drawn_by_method_and_length(run):
     figure = extrapolation_by_length(run)
     group = run["extrapolation"]
     line = artist(figure, "kl lm_infinite")
-    np.testing.assert_allclose(line.get_ydata(), group["kl"].sel({"method": "lm_infinite"}).mean("layer"))
+    np.testing.assert_allclose(
+        line.get_ydata(), group["kl"].sel({"method": "lm_infinite"}).mean("layer")
+    )
     line = artist(figure, "layers plain")
     np.testing.assert_allclose(line.get_ydata(), group["kl"].sel({"method": "plain", "length": 64}))
-    drawn, noise = artist(figure, "interval lm_infinite"), float(group["kl"].sel({"method": "plain"})[0].mean())
-    ends = [group[f"kl_above_noise_{end}"].sel({"method": "lm_infinite"}).values + noise for end in ("low", "high")]
-    np.testing.assert_allclose([segment[:, 1] for segment in drawn.get_segments()], np.transpose(ends))
+    drawn, noise = (
+        artist(figure, "interval lm_infinite"),
+        float(group["kl"].sel({"method": "plain"})[0].mean()),
+    )
+    ends = [
+        group[f"kl_above_noise_{end}"].sel({"method": "lm_infinite"}).values + noise
+        for end in ("low", "high")
+    ]
+    np.testing.assert_allclose(
+        [segment[:, 1] for segment in drawn.get_segments()], np.transpose(ends)
+    )
 
 
 def test_one_layer_or_method_that_leaves_far_further_does_not_hide_the_others(run):
-    assert [ax.get_yscale() for ax in extrapolation_by_length(run).axes[::2]] == ["linear", "linear"]
+    assert [ax.get_yscale() for ax in extrapolation_by_length(run).axes[::2]] == [
+        "linear",
+        "linear",
+    ]
     far, kl = run.copy(), run["extrapolation/kl"]
     far["extrapolation/kl"] = kl.where(kl["layer"] > 0, 1000 * kl)
     assert extrapolation_by_length(far).axes[2].get_yscale() == "log"
@@ -197,7 +253,9 @@ def test_traces_wander_in_the_plane_of_the_reference(run):
     np.testing.assert_allclose(group["pca_reference"].mean("point").values, 0, atol=1e-3)
     lines = starting(figure, "trace")
     assert len(lines) == len(panels) == 3
-    for line, trace in zip(lines, group["pca_trace"].transpose("trace", "step", "axis").values, strict=True):
+    for line, trace in zip(
+        lines, group["pca_trace"].transpose("trace", "step", "axis").values, strict=True
+    ):
         np.testing.assert_allclose([part[0] for part in line.get_segments()], trace[:-1])
     assert group["step"].values.tolist() == [0, 8, 16, 24, 32]
 
@@ -208,7 +266,11 @@ def test_a_query_over_its_own_window_puts_out_what_the_model_does(scheme):
     tokens, outputs = torch.randint(3, 64, (1, 12), generator=torch.Generator().manual_seed(1)), []
     from repo_interp.models.outputs import attention_outputs
 
-    with torch.no_grad(), layer_tensors(model, 1) as tensors, attention_outputs(model, lambda _, out: outputs.append(out), [1]):
+    with (
+        torch.no_grad(),
+        layer_tensors(model, 1) as tensors,
+        attention_outputs(model, lambda _, out: outputs.append(out), [1]),
+    ):
         model(tokens)
         found = outputs_over_windows(model, 1, tensors, 11, [0], 12)
     torch.testing.assert_close(found[0], outputs[0][0, -1], atol=1e-5, rtol=1e-5)
@@ -216,8 +278,16 @@ def test_a_query_over_its_own_window_puts_out_what_the_model_does(scheme):
 
 def test_a_run_gives_all_of_them_as_figures_and_sections(run, no_pictures, tmp_path):
     names: list[str] = []
-    assert write_report(run, tmp_path / "report.html", tmp_path / "figures", drawn=names.append) == []
-    wanted = {"fit_correlations", "rotating_pairs", "perturbation_log_perplexity", "extrapolation", "output_traces"}
+    assert (
+        write_report(run, tmp_path / "report.html", tmp_path / "figures", drawn=names.append) == []
+    )
+    wanted = {
+        "fit_correlations",
+        "rotating_pairs",
+        "perturbation_log_perplexity",
+        "extrapolation",
+        "output_traces",
+    }
     assert wanted <= set(names)
     assert sum(name.startswith("three_axis_layer") for name in names) == 3
     assert sum(name.startswith("fake_distance_layer") for name in names) == 3
@@ -227,11 +297,15 @@ def test_a_run_gives_all_of_them_as_figures_and_sections(run, no_pictures, tmp_p
         (table,) = view_of(name).tables(run)
         assert [row[0] for row in table.rows] == ["0", "1", "2", "all"]
         assert np.shape(view_of(name).head_maps(run)[0].data()["values"]) == (3, 4)
-    assert view_of("three_axis").tables(run)[0].rows[-1][4] == pytest.approx(run["three_axis"]["r"].mean().item())
+    assert view_of("three_axis").tables(run)[0].rows[-1][4] == pytest.approx(
+        run["three_axis"]["r"].mean().item()
+    )
 
 
 def test_what_is_missing_is_said(run):
-    bare = xr.DataTree.from_dict({"maps": run["maps"].to_dataset(), "three_axis": run["three_axis"].to_dataset()[["r"]]})
+    bare = xr.DataTree.from_dict(
+        {"maps": run["maps"].to_dataset(), "three_axis": run["three_axis"].to_dataset()[["r"]]}
+    )
     with pytest.raises(InputError, match="first_prompt"):
         fits.three_axis_fit(bare, 0, 0)
     with pytest.raises(InputError, match="fake_distance"):

@@ -1,4 +1,6 @@
-"""What the figures draw: lines are the run's positions, shading is its spans, bars and dots are its numbers."""
+"""What the figures draw: lines are the run's positions, shading is its spans, bars and dots are its
+numbers.
+"""
 
 import numpy as np
 import pytest
@@ -43,7 +45,9 @@ def changed(run: xr.DataTree, **groups) -> xr.DataTree:
             del kept[name]
         else:
             kept[name] = change(kept[name].copy(deep=True))
-    return xr.DataTree.from_dict({"/": xr.Dataset(attrs=run.attrs), **{f"/{name}": group for name, group in kept.items()}})
+    return xr.DataTree.from_dict(
+        {"/": xr.Dataset(attrs=run.attrs), **{f"/{name}": group for name, group in kept.items()}}
+    )
 
 
 def without_positions(layers):
@@ -65,7 +69,9 @@ def test_position_lines_draw_every_position(small):
     figure = position_lines(small, layer=5, head=1, prompt=1)
     (line,) = starting(figure, "positions")
     assert_allclose(line.get_xdata(), np.arange(96))
-    assert_allclose(line.get_ydata(), small["positions"]["position"].sel(prompt=1, layer=5, head=1).values[:96])
+    assert_allclose(
+        line.get_ydata(), small["positions"]["position"].sel(prompt=1, layer=5, head=1).values[:96]
+    )
     assert line.get_color() == SCHEME_COLOURS["repo"]
     assert figure.axes[0].get_title(loc="left") == "Layer 5, head 1 (RePo), prompt 1, 96 tokens"
     assert figure.axes[0].get_ylabel() == "position z"  # in positions: said once
@@ -98,7 +104,9 @@ def test_long_prompts_have_few_labels_and_keep_their_extremes(long_run):
     assert len(kept) < 4096 and len(figure.axes[0].get_xticks(minor=True)) <= 100
     assert_allclose(line.get_ydata(), values[kept])
     assert {values.argmin(), values.argmax(), 0, 4095} <= set(kept.tolist())
-    needle = np.flatnonzero(long_run["positions"]["span_mask"].sel(prompt=0, span="needle").values > 0)
+    needle = np.flatnonzero(
+        long_run["positions"]["span_mask"].sel(prompt=0, span="needle").values > 0
+    )
     assert needle[0] in figure.axes[0].get_xticks(minor=True)
 
 
@@ -117,7 +125,10 @@ def test_without_texts_ids_are_labels_and_without_ids_nothing_is(small):
     bare = changed(small, positions=lambda group: group.drop_vars("token_text"))
     assert position_lines(bare, 5, 1).axes[0].get_xlabel() == "token index"
     numbered = changed(
-        small, positions=lambda group: group.drop_vars("token_text").assign(token_id=(("prompt", "token"), np.full((3, 100), 94)))
+        small,
+        positions=lambda group: group.drop_vars("token_text").assign(
+            token_id=(("prompt", "token"), np.full((3, 100), 94))
+        ),
     )
     assert "⟨94⟩" in texts(position_lines(numbered, 5, 1))
 
@@ -140,14 +151,26 @@ def test_layers_without_positions_are_drawn_as_such(small):
     assert "no positions in this layer" in texts(position_lines(nope, layer=2, head=0))
     assert "no positions in this layer" not in texts(position_lines(nope, layer=3, head=0))
     grid = position_grid(nope)
-    assert texts(grid).count("no positions") == 4 and len(starting(grid, "positions 2")[0].get_segments()) == 0
+    assert (
+        texts(grid).count("no positions") == 4
+        and len(starting(grid, "positions 2")[0].get_segments()) == 0
+    )
     assert texts(pattern_shares(nope)).count("no positions") == 1
     layers = range(6)
-    nope = changed(small, positions=without_positions(layers), patterns=without_positions(layers), attention_mass=None)
+    nope = changed(
+        small,
+        positions=without_positions(layers),
+        patterns=without_positions(layers),
+        attention_mass=None,
+    )
     nope["patterns/sensitivity"] = nope["patterns/sensitivity"] * np.nan
     assert list(figures_of(nope)) == []
     for draw in (position_grid, position_ranges, lambda run: position_lines(run, 0, 0)):
-        with pytest.raises(InputError, match=r"no layer of this run gives tokens positions \(nope\), so there are none to draw"):
+        with pytest.raises(
+            InputError,
+            match=r"no layer of this run gives tokens positions \(nope\), so there are none "
+            r"to draw",
+        ):
             draw(nope)
     with pytest.raises(InputError, match="this run has no chunk of positions: no layer has any"):
         pattern_shares(nope)
@@ -164,7 +187,9 @@ def test_grid_draws_every_head_in_its_cell(small):
             assert ((segment[:, 1] > layer - 0.5) & (segment[:, 1] < layer + 0.5)).all()
             # Up is up on an axis that points down, and the cell's own scale is linear.
             assert np.corrcoef(-segment[:, 1], values[layer, head])[0, 1] > 1 - 1e-6
-    first, last = (to_hex(starting(figure, f"positions {layer}")[0].get_color()[0]).upper() for layer in (0, 5))
+    first, last = (
+        to_hex(starting(figure, f"positions {layer}")[0].get_color()[0]).upper() for layer in (0, 5)
+    )
     assert (first, last) == (SCHEME_COLOURS["rope"], SCHEME_COLOURS["repo"])
     assert "95.0" in texts(figure)
 
@@ -175,14 +200,22 @@ def test_ranges_are_dots_at_the_mean_over_prompts_and_the_context_is_marked(smal
     for layer, dots in enumerate(starting(figure, "heads ")):
         assert_allclose(dots.get_ydata(), means[layer])
         assert (abs(dots.get_xdata() - layer) < 0.5).all()
-    assert {tuple(line.get_ydata()) for line in starting(figure, "context length")} == {(96.0, 96.0)}
+    assert {tuple(line.get_ydata()) for line in starting(figure, "context length")} == {
+        (96.0, 96.0)
+    }
     assert figure.axes[0].get_yscale() == "log"
     assert "context length: 96 tokens" in texts(figure)
-    assert sum(bar.get_width() for bar in figure.axes[1].patches) == 16, "the histogram counts learned heads only"
+    assert sum(bar.get_width() for bar in figure.axes[1].patches) == 16, (
+        "the histogram counts learned heads only"
+    )
 
 
-@pytest.mark.parametrize(("value", "heads", "scale"), [(90.0, slice(None), "linear"), (0.0, 1, "symlog")])
-def test_ranges_near_each_other_are_on_a_linear_axis_and_zeros_are_shown(small, value, heads, scale):
+@pytest.mark.parametrize(
+    ("value", "heads", "scale"), [(90.0, slice(None), "linear"), (0.0, 1, "symlog")]
+)
+def test_ranges_near_each_other_are_on_a_linear_axis_and_zeros_are_shown(
+    small, value, heads, scale
+):
     def change(group):
         group["position_range"][:, :, heads] = value
         return group
@@ -195,7 +228,9 @@ def test_pattern_bars_have_the_heights_of_the_shares(small):
     figure = pattern_shares(small)
     overall, by_layer, _ = figure.axes
     shares = small["patterns"]
-    assert_allclose([bar.get_height() for bar in overall.patches], 100 * shares["pattern_share_all"].values)
+    assert_allclose(
+        [bar.get_height() for bar in overall.patches], 100 * shares["pattern_share_all"].values
+    )
     heights = np.array([[bar.get_height() for bar in bars] for bars in by_layer.containers])
     assert_allclose(heights.T, 100 * shares["pattern_share"].mean("head").values)
     assert [bars.get_label() for bars in by_layer.containers] == ["constant", "mono", "hybrid"]
@@ -210,7 +245,9 @@ def test_mosaic_cells_are_cut_by_the_shares(small):
         drawn = np.zeros((6, 4))
         for path in cells.get_paths():
             (left, top), (right, bottom) = path.vertices.min(0), path.vertices.max(0)
-            drawn[round((top + bottom) / 2), round((left + right) / 2 - 1e-9)] += (right - left) / 0.94
+            drawn[round((top + bottom) / 2), round((left + right) / 2 - 1e-9)] += (
+                right - left
+            ) / 0.94
         assert_allclose(drawn, shares[..., code], atol=1e-9)
 
 
@@ -219,8 +256,12 @@ def test_sensitivity_shows_each_share_and_frames_the_choice(small):
     grid = small["patterns"]["sensitivity"].transpose("pattern", "chunk_size", "epsilon").values
     for ax, shares in zip(figure.axes, grid, strict=True):
         assert_allclose(ax.images[0].get_array(), 100 * shares)
-        assert [text.get_text() for text in ax.texts] == [f"{value:.0f}" for value in 100 * shares.ravel()]
-    assert [(frame.get_x(), frame.get_y()) for frame in starting(figure, "choice")] == [(1.5, 0.5)] * 3
+        assert [text.get_text() for text in ax.texts] == [
+            f"{value:.0f}" for value in 100 * shares.ravel()
+        ]
+    assert [(frame.get_x(), frame.get_y()) for frame in starting(figure, "choice")] == [
+        (1.5, 0.5)
+    ] * 3
 
 
 def test_mass_by_span_draws_table_4_and_every_prompt(small):
@@ -271,7 +312,9 @@ def test_heads_are_ranked_by_mass_and_coloured_by_scheme(small):
 
 def test_head_grid_draws_values_with_name_and_units_diverges_from_zero_and_leaves_out_nan(small):
     ranges = small["positions"]["position_range"].mean("prompt", keep_attrs=True)
-    values = xr.DataArray([[-1.0, np.nan], [3.0, 0.5]], {"layer": [3, 7], "head": [0, 5]}, ("layer", "head"))
+    values = xr.DataArray(
+        [[-1.0, np.nan], [3.0, 0.5]], {"layer": [3, 7], "head": [0, 5]}, ("layer", "head")
+    )
     with style():
         ax = head_grid(ranges, paper_figure(3.3, 3).subplots())
         image = head_grid(values, paper_figure(3.3, 3).subplots()).images[0]
@@ -290,7 +333,9 @@ def test_the_heads_to_show_are_learned_ones_that_show_most(small):
     assert ranges.sel(layer=layer, head=head) == ranges.sel(layer=[2, 3, 4, 5]).max()
 
 
-def test_heads_that_share_their_positions_are_shown_once_and_a_likeness_comes_after_what_differs(small):
+def test_heads_that_share_their_positions_are_shown_once_and_a_likeness_comes_after_what_differs(
+    small,
+):
     def shared(group):
         group = group.sel(layer=[3, 4, 5], head=[0, 1])
         position = group["position"].copy()
@@ -311,13 +356,20 @@ def test_write_figures_draws_what_the_groups_allow(small, tmp_path):
     assert {file.name for file in files} == {f"{name}.png" for name in names}
     assert sorted(files) == sorted((tmp_path / "figures").iterdir())
     assert all(file.stat().st_size > 1000 for file in files)
-    assert write_figures(changed(small, positions=None, patterns=None, attention_mass=None), tmp_path / "none") == []
+    assert (
+        write_figures(
+            changed(small, positions=None, patterns=None, attention_mass=None), tmp_path / "none"
+        )
+        == []
+    )
 
 
 @pytest.mark.usefixtures("no_pictures")
 @pytest.mark.parametrize("layout", ["cope", "nope"])
 def test_a_model_without_positions_has_no_figures_of_them(layout, tmp_path):
-    """Found: axes with nothing in them, a table of dashes, and a page that said every token had its index."""
+    """Found: axes with nothing in them, a table of dashes, and a page that said every token had its
+    index.
+    """
     torch.manual_seed(0)
     bridge = ri.bridge(ri.reposition(tiny("llama"), layout))
     of_model = ri.analyze(bridge, [list(range(3, 43))], ("positions", "patterns", "attention_rows"))
@@ -329,7 +381,10 @@ def test_a_model_without_positions_has_no_figures_of_them(layout, tmp_path):
 
 
 def test_runs_of_some_layers_and_heads_keep_their_numbers(small):
-    part = changed(small, **{name: lambda group: group.sel(layer=[2, 5], head=[1, 3]) for name in small.children})
+    part = changed(
+        small,
+        **{name: lambda group: group.sel(layer=[2, 5], head=[1, 3]) for name in small.children},
+    )
     assert {"2", "5", "1", "3"} <= set(texts(position_grid(part)))
     assert "L5 H3" in texts(heads_ranked(part))
     assert set(heads_to_show(part)) <= {(2, 1), (2, 3), (5, 1), (5, 3)}

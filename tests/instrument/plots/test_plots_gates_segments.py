@@ -28,8 +28,12 @@ def run(tmp_path_factory):
 
 def without(run, *names, **changed):
     """The run without some groups, and with others in place of its own."""
-    groups = {f"/{name}": node.to_dataset() for name, node in run.children.items() if name not in names}
-    tree = xr.DataTree.from_dict({"/": xr.Dataset(), **groups, **{f"/{name}": group for name, group in changed.items()}})
+    groups = {
+        f"/{name}": node.to_dataset() for name, node in run.children.items() if name not in names
+    }
+    tree = xr.DataTree.from_dict(
+        {"/": xr.Dataset(), **groups, **{f"/{name}": group for name, group in changed.items()}}
+    )
     tree.attrs = dict(run.attrs)
     return tree
 
@@ -38,7 +42,9 @@ def test_the_map_is_that_of_the_run_and_plus_signs_are_separators(run):
     figure = gates.position_attention(run, 1, 0)
     group = run["gates"].to_dataset().sel(prompt=0)
     shown = artist(figure, "map")
-    assert_array_equal(shown.get_array().filled(np.nan), group["position_attention"].sel(layer=1, head=0))
+    assert_array_equal(
+        shown.get_array().filled(np.nan), group["position_attention"].sel(layer=1, head=0)
+    )
     marks = artist(figure, "separators")
     places = np.flatnonzero(group["separator"] == 1)
     assert_array_equal(marks.get_xdata(), places)
@@ -49,7 +55,9 @@ def test_the_map_is_that_of_the_run_and_plus_signs_are_separators(run):
 def test_maps_that_are_not_kept_are_asked_for_by_name(run):
     with pytest.raises(InputError, match="maps=2"):
         gates.position_attention(run, 1, 0, prompt=1)
-    with pytest.raises(InputError, match="no attention from position alone is kept of prompt 0, layer 0"):
+    with pytest.raises(
+        InputError, match="no attention from position alone is kept of prompt 0, layer 0"
+    ):
         gates.position_attention(run, 0, 0)
     bare = run["gates"].to_dataset().drop_vars("position_attention")
     with pytest.raises(InputError, match="with the measure gates and maps=1"):
@@ -64,9 +72,17 @@ def test_gates_are_bars_and_separators_the_darker_ones(run):
     separators = group["separator"].values[:80] == 1
     dark, pale = artists(figure, "separators"), artists(figure, "others")
     bars = [bar for bar in dark if hasattr(bar, "get_height")]
-    assert_allclose([bar.get_height() for bar in bars], group["gate_by_token"].values[:80][separators])
-    assert_allclose([bar.get_height() for bar in pale], group["gate_by_token"].values[:80][~separators])
-    assert to_hex(pale[0].get_facecolor()) == scheme_colour("cope").lower() != to_hex(bars[0].get_facecolor())
+    assert_allclose(
+        [bar.get_height() for bar in bars], group["gate_by_token"].values[:80][separators]
+    )
+    assert_allclose(
+        [bar.get_height() for bar in pale], group["gate_by_token"].values[:80][~separators]
+    )
+    assert (
+        to_hex(pale[0].get_facecolor())
+        == scheme_colour("cope").lower()
+        != to_hex(bars[0].get_facecolor())
+    )
     line = artist(figure, "counted")
     assert_allclose(line.get_ydata(), group["counted"].values[:80])
     assert "80 tokens; " in figure.axes[0].get_title(loc="left")
@@ -81,11 +97,15 @@ def test_gates_without_texts_or_separators_are_drawn_plainly(run):
         bare[name] = bare[name] * np.nan
     silent = without(run, "positions", gates=bare)
     figure = gates.gate_lines(silent, 1, 3)
-    assert not artists(figure, "separators")[0].get_xdata().size and "separators" not in figure.axes[0].get_title(loc="left")
+    assert not artists(figure, "separators")[
+        0
+    ].get_xdata().size and "separators" not in figure.axes[0].get_title(loc="left")
     assert figure.axes[1].get_xlabel() == "token index"
     assert gates.heads_by_gates(bare)[0][0] in (1, 2)
     ranked = gates.heads_by_gates(run["gates"].to_dataset())
-    assert len(ranked) == 8 and set(ranked[:4]) == {(1, 0), (1, 1), (2, 0), (2, 1)}, "heads that count separators come first"
+    assert len(ranked) == 8 and set(ranked[:4]) == {(1, 0), (1, 1), (2, 0), (2, 1)}, (
+        "heads that count separators come first"
+    )
     with pytest.raises(InputError, match=r"layer 0 \(RoPE\) has no gates"):
         gates.gate_lines(run, 0, 0)
 
@@ -95,22 +115,31 @@ def test_every_head_stands_over_its_control(run):
     group = run["gates"].to_dataset()
     titles = [ax.get_title(loc="left") for ax in figure.axes if ax.axison]
     assert titles[0] == "gates on separators (2 prompts)"
-    assert [title.split(" (")[0].split()[-1] for title in titles[1:]] == ["paragraph", "line", "sentence"]
+    assert [title.split(" (")[0].split()[-1] for title in titles[1:]] == [
+        "paragraph",
+        "line",
+        "sentence",
+    ]
     dots, bars = artists(figure.axes[0], "heads 1"), artists(figure.axes[0], "control 1")
     assert_allclose(dots[0].get_ydata(), group["separator_share"].sel(layer=1).mean("prompt"))
     assert_allclose(
-        [path[0][1] for path in bars[0].get_segments()], group["separator_share_shuffled"].sel(layer=1).mean("prompt")
+        [path[0][1] for path in bars[0].get_segments()],
+        group["separator_share_shuffled"].sel(layer=1).mean("prompt"),
     )
     lines = figure.axes[2]
     assert_allclose(
-        artists(lines, "heads 2")[0].get_ydata(), group["last_segment_mass"].sel(layer=2, kind="lines").mean("prompt")
+        artists(lines, "heads 2")[0].get_ydata(),
+        group["last_segment_mass"].sel(layer=2, kind="lines").mean("prompt"),
     )
     assert not artists(lines, "heads 0") and "none" in [text.get_text() for text in lines.texts]
 
 
 def test_a_run_without_text_has_no_scores_to_draw():
     silent = [replace(prompt, token_text=None) for prompt in structured_runs.prompts((20, 16))]
-    spoken = [replace(prompt, token_text=tuple("ab"[place % 2] for place in range(len(prompt.tokens)))) for prompt in silent]
+    spoken = [
+        replace(prompt, token_text=tuple("ab"[place % 2] for place in range(len(prompt.tokens))))
+        for prompt in silent
+    ]
     run = structured_runs.run(asked=spoken, maps=0)
     with pytest.raises(InputError, match="separators or segments"):
         gates.gate_scores(run)
@@ -120,7 +149,8 @@ def test_a_run_without_text_has_no_scores_to_draw():
     assert [name.split("_")[0] for name, _ in gates.VIEW.figures(run)] == ["gates"] * gates.HEADS
     assert not list(segments.VIEW.head_maps(run)) and not list(gates.VIEW.head_maps(run))
     assert (
-        segments.segment_table(run).rows == () and len(gates.gate_table(run).rows) == len(gates.own_segment_table(run).rows) == 0
+        segments.segment_table(run).rows == ()
+        and len(gates.gate_table(run).rows) == len(gates.own_segment_table(run).rows) == 0
     )
 
 
@@ -128,7 +158,9 @@ def test_positions_over_shaded_segments_with_the_largest_jumps(run):
     figure = segments.segment_positions(run, 3, 0, kind="lines")
     labels = run["segments"]["segment"].sel(prompt=0, kind="lines").values
     line = artist(figure, "positions")
-    assert_allclose(line.get_ydata(), run["positions"]["position"].sel(prompt=0, layer=3, head=0).values)
+    assert_allclose(
+        line.get_ydata(), run["positions"]["position"].sel(prompt=0, layer=3, head=0).values
+    )
     marks = artist(figure, "jumps")
     edges = np.flatnonzero(np.diff(labels)) + 1
     assert_array_equal(marks.get_xdata() + 0.5, edges)
@@ -141,10 +173,17 @@ def test_positions_over_shaded_segments_with_the_largest_jumps(run):
 
 
 def test_the_index_has_no_jumps_and_a_layer_without_positions_says_so(run):
-    assert artists(segments.segment_positions(run, 0, 0, kind="lines"), "jumps")[0].get_xdata().size == 0
+    assert (
+        artists(segments.segment_positions(run, 0, 0, kind="lines"), "jumps")[0].get_xdata().size
+        == 0
+    )
     figure = segments.segment_positions(run, 1, 0, kind="lines")
-    assert "no positions" in figure.axes[0].get_title(loc="left") and not artists(figure, "positions")
-    with pytest.raises(InputError, match="prompt 0 has no two blocks; it has paragraphs, lines, sentences"):
+    assert "no positions" in figure.axes[0].get_title(loc="left") and not artists(
+        figure, "positions"
+    )
+    with pytest.raises(
+        InputError, match="prompt 0 has no two blocks; it has paragraphs, lines, sentences"
+    ):
         segments.segment_positions(run, 3, 0, kind="blocks")
     with pytest.raises(InputError, match="no kind verses"):
         segments.segment_positions(run, 3, 0, kind="verses")
@@ -195,7 +234,10 @@ def test_tables_hold_the_means_of_the_run(run):
         mean = float(run["gates"][name].sel(layer=1, head=1, kind="lines").mean())
         assert_allclose(own[table.columns.index(column)], mean)
     table = segments.segment_table(run)
-    assert [row[:3] for row in table.rows[:2]] == [("paragraphs", 0, "RoPE"), ("paragraphs", 3, "RePo")]
+    assert [row[:3] for row in table.rows[:2]] == [
+        ("paragraphs", 0, "RoPE"),
+        ("paragraphs", 3, "RePo"),
+    ]
     own = run["segments"].to_dataset().sel(kind="lines", layer=3)
     row = next(row for row in table.rows if row[:2] == ("lines", 3))
     assert_allclose(row[3], float(np.nanmean(own["variance_between"])))
@@ -206,7 +248,10 @@ def test_maps_of_heads_carry_their_control(run):
     group = run["gates"].to_dataset()
     share, *of_segments = (heads.data() for heads in gates.VIEW.head_maps(run))
     assert [one["title"].split()[-1] for one in of_segments] == ["paragraph", "line", "sentence"]
-    for shown, name in ((share["values"], "separator_share"), (share["control"], "separator_share_shuffled")):
+    for shown, name in (
+        (share["values"], "separator_share"),
+        (share["control"], "separator_share_shuffled"),
+    ):
         assert_allclose(np.array(shown, dtype=float), group[name].mean("prompt"), rtol=1e-5)
     assert len(list(segments.VIEW.head_maps(run))) == 2
 
@@ -215,7 +260,10 @@ def test_figures_and_sections_follow_the_groups_there_are(run, no_pictures, tmp_
     page = report_page(run, tmp_path / "report.html").read_text()
     assert 'id="gates"' in page and 'id="segments"' in page and "without a section" not in page
     one_head = run["gates"].to_dataset().sel(layer=[1], head=[0], kind=["lines"])
-    drawn = [name for name, _ in gates.VIEW.figures(without(run, "positions", "segments", gates=one_head))]
+    drawn = [
+        name
+        for name, _ in gates.VIEW.figures(without(run, "positions", "segments", gates=one_head))
+    ]
     assert drawn == ["gate_scores", "gates_layer1_head0", "position_attention_layer1_head0"]
     one_head = run["segments"].to_dataset().sel(layer=[3], head=[0], kind=["lines"])
     drawn = [name for name, _ in segments.VIEW.figures(without(run, "gates", segments=one_head))]

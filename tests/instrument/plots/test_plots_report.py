@@ -1,4 +1,6 @@
-"""The page: its data decode to the run's numbers, no token breaks it, nothing is requested, everything stands without JavaScript too."""
+"""The page: its data decode to the run's numbers, no token breaks it, nothing is requested,
+everything stands without JavaScript too.
+"""
 
 import base64
 import json
@@ -32,7 +34,15 @@ class Page(HTMLParser):
     def __init__(self, page: Path | str) -> None:
         super().__init__()
         self.elements: list[tuple[str, dict]] = []
-        self.texts: dict[str, list[str]] = {"script": [], "td": [], "th": [], "h2": [], "p": [], "pre": [], "caption": []}
+        self.texts: dict[str, list[str]] = {
+            "script": [],
+            "td": [],
+            "th": [],
+            "h2": [],
+            "p": [],
+            "pre": [],
+            "caption": [],
+        }
         self._open: list[str] = []
         self.feed(page if isinstance(page, str) else page.read_text(encoding="utf-8"))
 
@@ -52,13 +62,17 @@ class Page(HTMLParser):
 
     def data(self, section: str):
         scripts = [attributes for tag, attributes in self.elements if tag == "script"]
-        place = next(place for place, one in enumerate(scripts) if one.get("data-section") == section)
+        place = next(
+            place for place, one in enumerate(scripts) if one.get("data-section") == section
+        )
         return json.loads(self.texts["script"][place])
 
 
 def unpack_layer(block: dict) -> np.ndarray:
     """The positions [head, token] of one layer as the page's scripts read them, float32."""
-    rows = np.frombuffer(base64.b64decode(block["values"]), dtype="<f4").reshape(max(block["row"]) + 1, -1)
+    rows = np.frombuffer(base64.b64decode(block["values"]), dtype="<f4").reshape(
+        max(block["row"]) + 1, -1
+    )
     return rows[block["row"]]
 
 
@@ -73,17 +87,23 @@ def test_embedded_positions_are_the_runs_bit_for_bit(small, page):
     assert [one["prompt"] for one in data["prompts"]] == [0, 1, 2] and data["heads"] == [0, 1, 2, 3]
     for one in data["prompts"]:
         for layer, block in one["layers"].items():
-            expected = small["positions"]["position"].sel(prompt=one["prompt"], layer=int(layer)).values[:, :96]
+            expected = (
+                small["positions"]["position"]
+                .sel(prompt=one["prompt"], layer=int(layer))
+                .values[:, :96]
+            )
             assert (unpack_layer(block) == expected).all()
             for head, row in enumerate(block["row"]):
                 assert tuple(block["focused"][row]) == focused_range(expected[head])
     first = data["prompts"][0]
     rotated, learned = first["layers"]["0"], first["layers"]["2"]
-    assert rotated["row"] == [0, 0, 0, 0] and learned["row"] == [0, 1, 2, 3], "equal heads are embedded once"
-    assert 4 * len(rotated["values"]) == len(learned["values"])
-    assert first["texts"] == small["positions"]["token_text"].sel(prompt=0).values[:96].tolist() and set(AWKWARD) <= set(
-        first["texts"]
+    assert rotated["row"] == [0, 0, 0, 0] and learned["row"] == [0, 1, 2, 3], (
+        "equal heads are embedded once"
     )
+    assert 4 * len(rotated["values"]) == len(learned["values"])
+    assert first["texts"] == small["positions"]["token_text"].sel(prompt=0).values[
+        :96
+    ].tolist() and set(AWKWARD) <= set(first["texts"])
     assert first["spans"]["needle"] == [[51, 56]] and first["spans"]["needle.1.key"] == [[51, 51]]
 
 
@@ -91,7 +111,9 @@ def test_no_token_breaks_out_of_the_page(page):
     scripts = [attributes for tag, attributes in page.elements if tag == "script"]
     assert len(scripts) == 3 + 1  # the data of three sections, and the page's own
     assert all(
-        json.loads(text) for text, one in zip(page.texts["script"], scripts, strict=True) if one.get("type") == "application/json"
+        json.loads(text)
+        for text, one in zip(page.texts["script"], scripts, strict=True)
+        if one.get("type") == "application/json"
     )
     assert not any(tag == "b" for tag, _ in page.elements)
     assert any("</script><b>" in text for text in page.texts["pre"])
@@ -110,7 +132,9 @@ def test_the_page_in_a_notebook_is_the_page_whatever_its_texts(small, page, no_p
             ri.show(small, height=height)
 
 
-@pytest.mark.parametrize("text", ["</script>", "<!--", "\u2028", "&lt;", "\ud800", '"', "\\", "\x00"])
+@pytest.mark.parametrize(
+    "text", ["</script>", "<!--", "\u2028", "&lt;", "\ud800", '"', "\\", "\x00"]
+)
 def test_json_may_stand_in_a_script(text):
     written = json_script({"text": text})
     assert not re.search("[<>&\u2028\u2029]", written)
@@ -122,10 +146,19 @@ def test_json_may_stand_in_a_script(text):
 
 def test_nothing_is_requested(page):
     for tag, attributes in page.elements:
-        assert attributes.get("src", "data:image/").startswith("data:image/") and tag not in {"link", "iframe"}
+        assert attributes.get("src", "data:image/").startswith("data:image/") and tag not in {
+            "link",
+            "iframe",
+        }
         assert attributes.get("href", "#").startswith("#")
-    policy = next(attributes["content"] for _, attributes in page.elements if attributes.get("http-equiv"))
-    assert policy.startswith("default-src 'none'") and "http" not in policy and "unsafe-eval" not in policy
+    policy = next(
+        attributes["content"] for _, attributes in page.elements if attributes.get("http-equiv")
+    )
+    assert (
+        policy.startswith("default-src 'none'")
+        and "http" not in policy
+        and "unsafe-eval" not in policy
+    )
 
 
 def test_tables_stand_in_plain_html(small, page):
@@ -139,11 +172,22 @@ def test_tables_stand_in_plain_html(small, page):
 def test_every_picture_says_what_it_shows_and_no_name_is_given_twice(small, page):
     pictures = [attributes for tag, attributes in page.elements if tag == "img"]
     told = [
-        picture["alt"].lower().replace(", layer ", "_layer").replace(", head ", "_head").replace(" ", "_") for picture in pictures
+        picture["alt"]
+        .lower()
+        .replace(", layer ", "_layer")
+        .replace(", head ", "_head")
+        .replace(" ", "_")
+        for picture in pictures
     ]
     live = [one for one in figures_of(small) if one.chart.live]
-    assert {one.name for one in live} >= {"positions_of_all_heads", "heads_map"}, "the page shows these as maps"
-    assert told == [name for name in (one.name for one in figures_of(small)) if name not in {one.name for one in live}]
+    assert {one.name for one in live} >= {"positions_of_all_heads", "heads_map"}, (
+        "the page shows these as maps"
+    )
+    assert told == [
+        name
+        for name in (one.name for one in figures_of(small))
+        if name not in {one.name for one in live}
+    ]
     ids = [attributes["id"] for _, attributes in page.elements if "id" in attributes]
     assert len(ids) == len(set(ids))
 
@@ -154,16 +198,30 @@ def test_maps_of_heads_hold_the_runs_numbers(small, page):
     assert shown["title"] == "attention mass on needle (%)" and shown["heads"] == [0, 1, 2, 3]
     assert [layer["layer"] for layer in shown["layers"]] == list(range(6))
     assert np.array(shown["values"]) == pytest.approx(mass.values, rel=1e-5)
-    for name, share in zip(("constant", "mono", "hybrid"), page.data("patterns")["maps"], strict=True):
+    for name, share in zip(
+        ("constant", "mono", "hybrid"), page.data("patterns")["maps"], strict=True
+    ):
         assert name in share["title"]
-        assert np.array(share["values"]) == pytest.approx(small["patterns"]["pattern_share"].sel(pattern=name).values, rel=1e-5)
+        assert np.array(share["values"]) == pytest.approx(
+            small["patterns"]["pattern_share"].sel(pattern=name).values, rel=1e-5
+        )
 
 
 def test_the_largest_value_has_the_last_colour_and_a_missing_one_is_grey():
-    values = xr.DataArray([[0.0, 1.0], [0.5, np.nan]], dims=("layer", "head"), coords={"layer": [3, 7], "head": [0, 1]}, name="x")
+    values = xr.DataArray(
+        [[0.0, 1.0], [0.5, np.nan]],
+        dims=("layer", "head"),
+        coords={"layer": [3, 7], "head": [0, 1]},
+        name="x",
+    )
     data = Heads(values).data()
-    assert data["colours"][0] == [data["scale"][0], data["scale"][-1]] and data["colours"][1][1] == MISSING
-    assert data["values"][1] == [0.5, None] and data["ends"] == [0.0, 1.0] and data["control"] is None
+    assert (
+        data["colours"][0] == [data["scale"][0], data["scale"][-1]]
+        and data["colours"][1][1] == MISSING
+    )
+    assert (
+        data["values"][1] == [0.5, None] and data["ends"] == [0.0, 1.0] and data["control"] is None
+    )
 
 
 def test_absent_groups_have_no_section_and_an_empty_run_no_page(small, no_pictures, tmp_path):
@@ -173,9 +231,14 @@ def test_absent_groups_have_no_section_and_an_empty_run_no_page(small, no_pictur
     with pytest.raises(InputError, match="at least one measure; this one has none"):
         report_page(xr.DataTree(), tmp_path / "empty.html")
     assert not (tmp_path / "empty.html").exists()
-    own = xr.DataTree.from_dict({"/": xr.Dataset(), "/mean_norm": xr.Dataset({"norm": ("layer", [1.0])})})
+    own = xr.DataTree.from_dict(
+        {"/": xr.Dataset(), "/mean_norm": xr.Dataset({"norm": ("layer", [1.0])})}
+    )
     page = Page(report_page(own, tmp_path / "own.html"))
-    assert page.texts["h2"] == ["Provenance"] and "<dd>mean_norm</dd>" in (tmp_path / "own.html").read_text()
+    assert (
+        page.texts["h2"] == ["Provenance"]
+        and "<dd>mean_norm</dd>" in (tmp_path / "own.html").read_text()
+    )
 
 
 def test_what_does_not_fit_is_left_out_whole_and_named(tmp_path):
@@ -205,16 +268,29 @@ def test_layers_without_positions_are_embedded_as_such(small):
     positions["position_range"][:, 0] = np.nan
     data, _ = embed(xr.DataTree.from_dict({"/positions": positions}), PageOptions())
     block = data["prompts"][0]["layers"][0]
-    assert np.isnan(unpack_layer(block)).all() and block["global"] == [None] and block["focused"] == [None]
+    assert (
+        np.isnan(unpack_layer(block)).all()
+        and block["global"] == [None]
+        and block["focused"] == [None]
+    )
 
 
 def test_images_of_heads_are_coarsened_until_they_fit():
     logits = np.where(np.tri(2001, dtype=bool), np.arange(2001.0), np.nan)
-    values = xr.DataArray(logits[None, None], dims=("layer", "head", "row", "column"), coords={"layer": [0], "head": [0]})
+    values = xr.DataArray(
+        logits[None, None],
+        dims=("layer", "head", "row", "column"),
+        coords={"layer": [0], "head": [0]},
+    )
     image = HeadImage("logits", "key", "query", values, 1, 2001, 0).data()
     assert (image["rows"], image["columns"], image["size"]) == (1001, 1001, 2)
     levels = np.frombuffer(base64.b64decode(image["values"]), dtype="<u2").reshape(1001, 1001)
-    decoded = np.where(levels == NOTHING, np.nan, image["low"][0][0] + image["spread"][0][0] * levels / (NOTHING - 1))
-    assert np.isnan(decoded[0, 1:]).all() and decoded[0, 0] == pytest.approx(1 / 3, abs=0.02)  # the mean of its three pairs
+    decoded = np.where(
+        levels == NOTHING,
+        np.nan,
+        image["low"][0][0] + image["spread"][0][0] * levels / (NOTHING - 1),
+    )
+    # the mean of its three pairs
+    assert np.isnan(decoded[0, 1:]).all() and decoded[0, 0] == pytest.approx(1 / 3, abs=0.02)
     assert decoded[500, :500] == pytest.approx(np.arange(500) * 2 + 0.5, abs=0.05)
     assert decoded[-1, -1] == pytest.approx(2000, abs=0.05)

@@ -21,7 +21,11 @@ def scores(values: np.ndarray, layouts: list[str], test_sets: list, **attributes
     names = [f"task/{number}" for number in range(len(layouts))]
     return xr.Dataset(
         {
-            "score": (("checkpoint", "test_set", "seed"), values, {"long_name": "exact match", "units": "1"}),
+            "score": (
+                ("checkpoint", "test_set", "seed"),
+                values,
+                {"long_name": "exact match", "units": "1"},
+            ),
             "standard_error": (("checkpoint", "test_set"), np.full(values.shape[:2], 0.1)),
         },
         {"checkpoint": names, "layout": ("checkpoint", layouts), "test_set": test_sets},
@@ -30,22 +34,37 @@ def scores(values: np.ndarray, layouts: list[str], test_sets: list, **attributes
 
 
 def test_layouts_have_their_schemes_colours_and_names_and_dashes_within_a_colour():
-    """Mixed layouts have the colour of the more frequent scheme, variants that of their family; equal layouts the checkpoint's name."""
+    """Mixed layouts have the colour of the more frequent scheme, variants that of their family;
+    equal layouts the checkpoint's name.
+    """
     assert layout_colour("repo@1") == layout_colour("repo") == SCHEME_COLOURS["repo"]
     assert layout_colour("r2n1") == SCHEME_COLOURS["rope"]
     assert layout_colour("n2r1") == layout_colour("n2r1@2") == SCHEME_COLOURS["nope"]
     names = [layout_name(layout) for layout in ("repo", "repo@2", "repo@1/3", "n2r1", "r2n1@1/3")]
     assert names == ["RePo", "RePo from layer 2", "RePo after 1/3", "N2R1", "R2N1 after 1/3"]
-    found = looks(scores(np.zeros((8, 1, 1)), ["hope", "hope_ab1", "hope_ab2", "rope_high", "rope", "r2n1", "repo", "repo"], [5]))
-    colours = [SCHEME_COLOURS[name] for name in ("hope", "hope", "hope", "rope", "rope", "rope", "repo", "repo")]
+    found = looks(
+        scores(
+            np.zeros((8, 1, 1)),
+            ["hope", "hope_ab1", "hope_ab2", "rope_high", "rope", "r2n1", "repo", "repo"],
+            [5],
+        )
+    )
+    colours = [
+        SCHEME_COLOURS[name]
+        for name in ("hope", "hope", "hope", "rope", "rope", "rope", "repo", "repo")
+    ]
     assert [look["color"] for look in found.values()] == colours
     assert len({(look["color"], look["linestyle"]) for look in found.values()}) == 8
     assert [look["label"] for look in found.values()][-4:] == ["RoPE", "R2N1", "task/6", "task/7"]
 
 
 def test_lines_are_means_over_the_seeds_that_are_there_and_dots_all_of_them():
-    values = np.array([[[0.2, 0.6, np.nan], [0.1, 0.3, 0.5]], [[0.9, np.nan, np.nan], [0.8, np.nan, np.nan]]])
-    figure = score_by_length(scores(values, ["rope", "repo"], [21, 22], axis="words", training_length=20))
+    values = np.array(
+        [[[0.2, 0.6, np.nan], [0.1, 0.3, 0.5]], [[0.9, np.nan, np.nan], [0.8, np.nan, np.nan]]]
+    )
+    figure = score_by_length(
+        scores(values, ["rope", "repo"], [21, 22], axis="words", training_length=20)
+    )
     ax = figure.axes[0]
     assert_allclose(artist(ax, "score task/0").get_ydata(), [0.4, 0.3])
     assert_allclose(artist(ax, "score task/0").get_xdata(), [21, 22])
@@ -61,7 +80,9 @@ def test_lines_are_means_over_the_seeds_that_are_there_and_dots_all_of_them():
 
 
 def test_named_test_sets_stand_side_by_side_without_lines():
-    ax = score_by_length(scores(np.full((2, 2, 1), 0.5), ["rope", "repo"], ["sparse", "dense"])).axes[0]
+    ax = score_by_length(
+        scores(np.full((2, 2, 1), 0.5), ["rope", "repo"], ["sparse", "dense"])
+    ).axes[0]
     assert [label.get_text() for label in ax.get_xticklabels()] == ["sparse", "dense"]
     first, second = (artist(ax, f"score task/{number}") for number in range(2))
     assert first.get_linestyle() == "None"
@@ -91,8 +112,14 @@ def test_every_mark_of_equal_scores_can_be_seen_and_all_lines_are_equally_wide(c
 
 
 def test_legends_stand_below_their_panels():
-    data = scores(np.random.default_rng(0).random((5, 3, 1)), ["rope", "hope", "alibi", "kerple", "fire"], [4, 8, 16])
-    figure = copying_by_sequences({"schemes": data.assign_attrs(training_length=6), "twins": data.isel(checkpoint=slice(2))})
+    data = scores(
+        np.random.default_rng(0).random((5, 3, 1)),
+        ["rope", "hope", "alibi", "kerple", "fire"],
+        [4, 8, 16],
+    )
+    figure = copying_by_sequences(
+        {"schemes": data.assign_attrs(training_length=6), "twins": data.isel(checkpoint=slice(2))}
+    )
     figure.draw_without_rendering()
     for ax in figure.axes:
         assert ax.get_legend().get_window_extent().y1 < ax.bbox.y0
@@ -102,31 +129,55 @@ def test_legends_stand_below_their_panels():
 
 
 def test_a_legend_of_many_long_names_is_no_wider_than_the_figure():
-    """Found: with an eleventh checkpoint it was cut on both sides, and the axes shrank to make room for it."""
+    """Found: with an eleventh checkpoint it was cut on both sides, and the axes shrank to make room
+    for it.
+    """
     names = [f"a checkpoint of a long name, number {number}" for number in range(11)]
     data = scores(np.full((11, 2, 1), 30.0), ["rope"] * 11, [256, 512], training_length=256)
     figure = perplexity_panels({"text": data.assign_coords(label=("checkpoint", names))})
     figure.draw_without_rendering()
     (ax,) = figure.axes
     legend = ax.get_legend().get_window_extent()
-    assert legend.x0 >= 0 and legend.x1 <= figure.bbox.width and ax.bbox.width > 0.8 * figure.bbox.width
+    assert (
+        legend.x0 >= 0
+        and legend.x1 <= figure.bbox.width
+        and ax.bbox.width > 0.8 * figure.bbox.width
+    )
 
 
 def test_perplexities_have_their_differences_with_paired_errors_below():
-    data = scores(np.array([[[30.0], [40.0]], [[33.0], [36.0]]]), ["rope", "hope"], [256, 512], training_length=256)
-    margin = xr.DataArray([[0.0, 0.0], [0.1, -0.1]], dims=("checkpoint", "test_set"), attrs={"from": "RoPE"})
+    data = scores(
+        np.array([[[30.0], [40.0]], [[33.0], [36.0]]]),
+        ["rope", "hope"],
+        [256, 512],
+        training_length=256,
+    )
+    margin = xr.DataArray(
+        [[0.0, 0.0], [0.1, -0.1]], dims=("checkpoint", "test_set"), attrs={"from": "RoPE"}
+    )
     data = data.assign(difference=margin, difference_error=abs(margin) / 10)
     above, below = perplexity_panels({"text": data}).axes
     assert_allclose(artist(above, "perplexity task/1").get_ydata(), [33, 36])
-    assert_allclose([segment[:, 1] for segment in artist(below, "error task/1").get_segments()], [[0.08, 0.12], [-0.12, -0.08]])
+    assert_allclose(
+        [segment[:, 1] for segment in artist(below, "error task/1").get_segments()],
+        [[0.08, 0.12], [-0.12, -0.08]],
+    )
     assert "RoPE" in below.get_ylabel()
 
 
 def test_a_dotted_line_ends_the_lengths_of_training_of_a_scored_run():
     described = {"long_name": "mean score", "units": "1"}
-    found = {name: ("test_set", [0.9, 0.5, 0.2], described) for name in ("mean_score", "standard_error")}
-    scores = xr.Dataset({**found, "tokens": ("test_set", [70, 140, 300])}, {"test_set": ["64", "128", "256"]})
+    found = {
+        name: ("test_set", [0.9, 0.5, 0.2], described) for name in ("mean_score", "standard_error")
+    }
+    scores = xr.Dataset(
+        {**found, "tokens": ("test_set", [70, 140, 300])}, {"test_set": ["64", "128", "256"]}
+    )
     run = xr.DataTree.from_dict({"/scores": scores})
     run.attrs = {"training_length": 256, "layout": "rope,repo", "checkpoint": "small"}
-    (line,) = [line for line in dict(VIEW.figures(run))["scores"].axes[0].lines if line.get_gid() == "training length"]
+    (line,) = [
+        line
+        for line in dict(VIEW.figures(run))["scores"].axes[0].lines
+        if line.get_gid() == "training length"
+    ]
     assert list(line.get_xdata()) == [128, 128]

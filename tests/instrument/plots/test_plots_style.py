@@ -31,16 +31,33 @@ from repo_interp.plots.style import (
 # Machado, Oliveira and Fernandes (2009), severity 1, on linear RGB.
 VISIONS = {
     "normal": np.eye(3),
-    "protanopia": [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]],
-    "deuteranopia": [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]],
+    "protanopia": [
+        [0.152286, 1.052583, -0.204868],
+        [0.114503, 0.786281, 0.099216],
+        [-0.003882, -0.048116, 1.051998],
+    ],
+    "deuteranopia": [
+        [0.367322, 0.860646, -0.227968],
+        [0.280085, 0.672501, 0.047413],
+        [-0.011820, 0.042940, 0.968881],
+    ],
 }
 
 
 def lab(colour: str, vision: str) -> np.ndarray:
     """CIE L*a*b* of a colour as seen with `vision`."""
     rgb = np.array(to_rgb(colour))
-    linear = np.clip(np.array(VISIONS[vision]) @ np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4), 0, 1)
-    to_xyz = [[0.4124564, 0.3575761, 0.1804375], [0.2126729, 0.7151522, 0.0721750], [0.0193339, 0.1191920, 0.9503041]]
+    linear = np.clip(
+        np.array(VISIONS[vision])
+        @ np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4),
+        0,
+        1,
+    )
+    to_xyz = [
+        [0.4124564, 0.3575761, 0.1804375],
+        [0.2126729, 0.7151522, 0.0721750],
+        [0.0193339, 0.1191920, 0.9503041],
+    ]
     scaled = np.array(to_xyz) @ linear / [0.95047, 1.0, 1.08883]
     x, y, z = np.where(scaled > 0.008856, np.cbrt(scaled), 7.787 * scaled + 16 / 116)
     return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
@@ -58,10 +75,16 @@ def test_colours_stay_apart_for_every_vision(colours, vision):
 
 
 def test_span_colours_are_fixed_for_usual_names_and_shaded_for_parts():
-    colours = span_colours(["needle", "needle.1.key", "needle.1.value", "paragraph", "query", "table"])
+    colours = span_colours(
+        ["needle", "needle.1.key", "needle.1.value", "paragraph", "query", "table"]
+    )
     assert colours["needle"] == SPAN_COLOURS["needle"]
     assert len(set(colours.values())) == 6
-    assert sum(to_rgb(colours["needle.1.value"])) < sum(to_rgb(colours["needle.1.key"])) < sum(to_rgb(colours["needle"]))
+    assert (
+        sum(to_rgb(colours["needle.1.value"]))
+        < sum(to_rgb(colours["needle.1.key"]))
+        < sum(to_rgb(colours["needle"]))
+    )
 
 
 def test_unknown_format_is_refused(tmp_path):
@@ -94,7 +117,10 @@ def test_a_figure_of_one_axes_is_drawn_on_the_callers(name, small):
     own = SINGLE[name](small)
     ax = Figure(layout="constrained").subplots(1, 2)[1]
     assert SINGLE[name](small, ax=ax) is ax
-    ids = [{artist.get_gid() for artist in axes.findobj() if artist.get_gid()} for axes in (own.axes[0], ax)]
+    ids = [
+        {artist.get_gid() for artist in axes.findobj() if artist.get_gid()}
+        for axes in (own.axes[0], ax)
+    ]
     assert ids[0] and ids[0] <= ids[1] and ax.get_ylabel() == own.axes[0].get_ylabel()
     ax.figure.draw_without_rendering()
 
@@ -127,7 +153,11 @@ def test_what_the_user_has_set_stays_and_the_rest_is_ours(small):
     assert ax.yaxis.label.get_fontfamily()[0] == "STIXGeneral" and ax.yaxis.label.get_size() == 14
     assert ax.title.get_size() == 15 and not ax.spines["top"].get_visible()
     with mpl.rc_context({"lines.linewidth": 3.0}), style(), style():
-        assert mpl.rcParams["lines.linewidth"] == 3 and mpl.rcParams["font.size"] == 7 and mpl.rcParams["axes.titlesize"] == 7.5
+        assert (
+            mpl.rcParams["lines.linewidth"] == 3
+            and mpl.rcParams["font.size"] == 7
+            and mpl.rcParams["axes.titlesize"] == 7.5
+        )
     with mpl.rc_context({"font.size": 14.0}), style(), style():
         assert mpl.rcParams["axes.titlesize"] == 15 and mpl.rcParams["figure.titlesize"] == 15
 
@@ -150,11 +180,17 @@ def test_another_process_writes_the_same_bytes(tmp_path, monkeypatch):
     there.mkdir()
     monkeypatch.setattr(sys, "argv", ["", str(here)])
     exec(SCRIPT, {})
-    environment = {**os.environ, "PYTHONHASHSEED": "7", "PYTHONPATH": os.pathsep.join([str(SUPPORT), *sys.path])}
+    environment = {
+        **os.environ,
+        "PYTHONHASHSEED": "7",
+        "PYTHONPATH": os.pathsep.join([str(SUPPORT), *sys.path]),
+    }
     subprocess.run([sys.executable, "-c", SCRIPT, str(there)], check=True, env=environment)
     names = sorted(path.name for path in here.iterdir())
     assert names == ["lines.pdf", "lines.png", "lines.svg", "report.html"]
-    assert [name for name in names if (here / name).read_bytes() != (there / name).read_bytes()] == []
+    assert [
+        name for name in names if (here / name).read_bytes() != (there / name).read_bytes()
+    ] == []
 
 
 def test_files_have_their_fonts_and_no_dates_and_the_style_leaves_no_trace(tmp_path):
@@ -164,7 +200,10 @@ def test_files_have_their_fonts_and_no_dates_and_the_style_leaves_no_trace(tmp_p
         figure = paper_figure(2, 1)
         figure.subplots().set_xlabel("attention mass (10⁻²)")
     assert dict(mpl.rcParams) == before
-    pdf, svg, png = (path.read_bytes() for path in save_figure(figure, tmp_path / "figure", ("pdf", "svg", "png")))
+    pdf, svg, png = (
+        path.read_bytes()
+        for path in save_figure(figure, tmp_path / "figure", ("pdf", "svg", "png"))
+    )
     assert b"/FontFile2" in pdf and b"/CreationDate" not in pdf and b"Software" not in png
     assert "attention mass (10⁻²)" in svg.decode() and b"<dc:date>" not in svg
     figure.savefig(tmp_path / "own.svg")
@@ -173,7 +212,9 @@ def test_files_have_their_fonts_and_no_dates_and_the_style_leaves_no_trace(tmp_p
 
 
 def drawn_and_with_palette(colours, size):
-    """A PNG with pixels of `colours` [pixel, RGBA] in a picture of `size`, and the pixels that are left of it; both as arrays."""
+    """A PNG with pixels of `colours` [pixel, RGBA] in a picture of `size`, and the pixels that are
+    left of it; both as arrays.
+    """
     pixels, png = np.resize(colours.astype(np.uint8), (*size, 4)), io.BytesIO()
     Image.fromarray(pixels).save(png, "png", dpi=(300, 300))
     with Image.open(io.BytesIO(with_palette(png.getvalue()))) as smaller:
@@ -182,7 +223,9 @@ def drawn_and_with_palette(colours, size):
 
 
 def test_a_picture_of_few_colours_keeps_them_and_one_with_transparent_parts_is_left_alone():
-    colours = np.column_stack([np.arange(256), np.arange(256)[::-1], np.arange(256) // 2, np.full(256, 255)])
+    colours = np.column_stack(
+        [np.arange(256), np.arange(256)[::-1], np.arange(256) // 2, np.full(256, 255)]
+    )
     for opaque, mode in ((colours, "P"), (colours[:2], "P"), (colours * [1, 1, 1, 0.5], "RGBA")):
         pixels, left, found = drawn_and_with_palette(opaque, (32, 40))
         assert np.array_equal(left, pixels) and found == mode
@@ -191,15 +234,26 @@ def test_a_picture_of_few_colours_keeps_them_and_one_with_transparent_parts_is_l
 def test_a_picture_of_many_colours_keeps_areas_exactly_and_no_colour_is_far_off():
     gradient = np.linspace([0, 80, 255], [255, 200, 0], 3000)
     rare = np.array([[255, 0, 255], [0, 0, 0]])
-    colours = np.concatenate([np.repeat([[250, 251, 252]], 30_000, 0), np.repeat([[250, 251, 250]], 3_000, 0), gradient, rare])
-    pixels, left, mode = drawn_and_with_palette(np.column_stack([colours, np.full(len(colours), 255)]), (len(colours), 1))
+    colours = np.concatenate(
+        [
+            np.repeat([[250, 251, 252]], 30_000, 0),
+            np.repeat([[250, 251, 250]], 3_000, 0),
+            gradient,
+            rare,
+        ]
+    )
+    pixels, left, mode = drawn_and_with_palette(
+        np.column_stack([colours, np.full(len(colours), 255)]), (len(colours), 1)
+    )
     off = np.abs(left.astype(int) - pixels).max(-1)[:, 0]
     assert mode == "P" and len(np.unique(left.reshape(-1, 4), axis=0)) <= 256
     assert off[:33_000].max() == 0 and off.max() <= 3
 
 
 def test_names_are_drawn_as_they_are_and_what_no_font_has_as_its_code():
-    """No dollar sign begins mathematics, and nothing is missing from a font: both would be warnings, which are errors."""
+    """No dollar sign begins mathematics, and nothing is missing from a font: both would be
+    warnings, which are errors.
+    """
     with style():
         figure = paper_figure(4, 2)
         ax = figure.subplots()
@@ -210,7 +264,19 @@ def test_names_are_drawn_as_they_are_and_what_no_font_has_as_its_code():
         ax.legend()
         figure.suptitle("𝑥 of 模\nand more")
     svg = rendered(figure, ("svg", "png"))["svg"].decode()
-    drawn = ("a_$x^2$ and \\u6a21\\u578b", "$HOME costs 5 $", "سلام", "\\x07 and \\U0001f642", "$a$", "\\u5b57", "𝑥 of \\u6a21")
+    drawn = (
+        "a_$x^2$ and \\u6a21\\u578b",
+        "$HOME costs 5 $",
+        "سلام",
+        "\\x07 and \\U0001f642",
+        "$a$",
+        "\\u5b57",
+        "𝑥 of \\u6a21",
+    )
     assert [text for text in drawn if f">{text}<" not in svg] == []
-    assert [label.get_text() for label in ax.get_xticklabels()] == ["$a$", "\\u6a21\\u578b", "plain"]
+    assert [label.get_text() for label in ax.get_xticklabels()] == [
+        "$a$",
+        "\\u6a21\\u578b",
+        "plain",
+    ]
     assert list(ax.get_xlim()) == pytest.approx([-0.05, 1.05])

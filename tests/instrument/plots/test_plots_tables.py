@@ -26,36 +26,61 @@ def test_mass_table_is_the_official_table_4(small):
     spans = dict(zip(column(table, "span"), table.rows, strict=True))
     for span, expected in ANALYSIS["attention_mass"]["mean_over_sequences"].items():
         assert spans[span][1] == pytest.approx(100 * expected["per_token"], abs=1e-5)
-    assert list(spans)[:3] == ["needle", "needle.1", "needle.1.key"] and list(spans)[-1] == "generated"
-    sequences = [100 * one["needle"]["per_token"] for one in ANALYSIS["attention_mass"]["per_sequence"]]
+    assert (
+        list(spans)[:3] == ["needle", "needle.1", "needle.1.key"] and list(spans)[-1] == "generated"
+    )
+    sequences = [
+        100 * one["needle"]["per_token"] for one in ANALYSIS["attention_mass"]["per_sequence"]
+    ]
     assert spans["needle"][2] == pytest.approx(np.std(sequences, ddof=1), abs=1e-5)
-    assert spans["needle.2"][2] is None and table.formatted()[list(spans).index("needle.2")][2] == "–"
+    assert (
+        spans["needle.2"][2] is None and table.formatted()[list(spans).index("needle.2")][2] == "–"
+    )
 
 
 def test_shares_are_those_of_the_run(small):
-    """Masses of the top spans are all of the attention; the largest head is that of the run's means, and of its prompts."""
+    """Masses of the top spans are all of the attention; the largest head is that of the run's
+    means, and of its prompts.
+    """
     table = share_table(small)
     spans = dict(zip(column(table, "span"), table.rows, strict=True))
-    assert 90 < sum(spans[span][1] for span in ("needle", "query", "rest", "generated")) <= 100 + 1e-6
-    mass = 100 * small["attention_mass"]["mass"].sel(span="needle").transpose("prompt", "layer", "head").values
+    assert (
+        90 < sum(spans[span][1] for span in ("needle", "query", "rest", "generated")) <= 100 + 1e-6
+    )
+    mass = (
+        100
+        * small["attention_mass"]["mass"]
+        .sel(span="needle")
+        .transpose("prompt", "layer", "head")
+        .values
+    )
     assert spans["needle"][2] == pytest.approx(np.nanmean(mass, 0).max())
-    assert spans["needle"][3] == pytest.approx(np.nanmax(mass)) and spans["needle"][3] > spans["needle"][2]
+    assert (
+        spans["needle"][3] == pytest.approx(np.nanmax(mass))
+        and spans["needle"][3] > spans["needle"][2]
+    )
 
 
 def test_pattern_table_has_the_official_shares(small):
     table = pattern_table(small)
     overall = ANALYSIS["positions"]["overall"]
-    assert table.rows[0][2:] == pytest.approx([100 * overall[name] for name in ("constant", "mono", "hybrid")])
+    assert table.rows[0][2:] == pytest.approx(
+        [100 * overall[name] for name in ("constant", "mono", "hybrid")]
+    )
     for layer, shares in ANALYSIS["positions"]["per_layer"].items():
         row = table.rows[1 + int(layer)]
         assert row[:2] == (f"layer {layer}", "RePo")
-        assert row[2:] == pytest.approx([100 * shares[name] for name in ("constant", "mono", "hybrid")])
+        assert row[2:] == pytest.approx(
+            [100 * shares[name] for name in ("constant", "mono", "hybrid")]
+        )
     assert "288 chunks" in table.note and "size 16, epsilon 0.2" in table.note
 
 
 def test_range_table_has_the_official_extremes(small):
     table = range_table(small)
-    assert max(column(table, "largest")) == pytest.approx(ANALYSIS["positions"]["max_range"], rel=1e-6)
+    assert max(column(table, "largest")) == pytest.approx(
+        ANALYSIS["positions"]["max_range"], rel=1e-6
+    )
     assert table.rows[0][2:] == pytest.approx((95, 95, 95, 100 * 95 / 96))
 
 
@@ -65,14 +90,23 @@ def test_head_table_ranks_and_keeps_the_spread_over_prompts(small):
     masses = column(table, "mass on needle (%)")
     assert masses == sorted(masses, reverse=True)
     for row in table.rows:
-        mass = 100 * small["attention_mass"]["mass"].sel(layer=row[1], head=row[2], span="needle").values
+        mass = (
+            100
+            * small["attention_mass"]["mass"].sel(layer=row[1], head=row[2], span="needle").values
+        )
         assert row[4:] == pytest.approx((mass.mean(), mass.min(), mass.max()))
     with pytest.raises(InputError, match="no span haystack"):
         head_table(small, span="haystack")
 
 
 def test_tables_follow_the_groups(small):
-    assert [table.name for table in tables(small)] == ["positions", "attention_mass", "attention_share", "heads", "patterns"]
+    assert [table.name for table in tables(small)] == [
+        "positions",
+        "attention_mass",
+        "attention_share",
+        "heads",
+        "patterns",
+    ]
     assert all(len(row) == len(table.columns) for table in tables(small) for row in table.rows)
     assert tables(small)[-1].numeric == (False, False, True, True, True)
 

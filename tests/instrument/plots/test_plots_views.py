@@ -1,4 +1,6 @@
-"""Views: every group has one, a figure is drawn once for the files and the page, and another package gives its own as we give ours."""
+"""Views: every group has one, a figure is drawn once for the files and the page, and another
+package gives its own as we give ours.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,16 @@ from repo_interp.plots.pages.report import write_report
 
 
 def test_every_group_of_ours_has_a_view_under_its_name():
-    experiments = {"effects", "kinds", "saliency", "atlas", "perturbation", "extrapolation", "output_traces", "scores"}
+    experiments = {
+        "effects",
+        "kinds",
+        "saliency",
+        "atlas",
+        "perturbation",
+        "extrapolation",
+        "output_traces",
+        "scores",
+    }
     assert set(OWN[VIEWS]) == {*OWN[MEASURES], *experiments}
     for group in OWN[VIEWS]:
         view = view_of(group)
@@ -28,8 +39,14 @@ def test_every_group_of_ours_has_a_view_under_its_name():
 
 
 def test_views_stand_in_the_order_of_the_page_whatever_that_of_the_run(small):
-    groups = {f"/{name}": small[name].to_dataset() for name in ("patterns", "attention_mass", "positions")}
-    assert [view.group for view in views_of(xr.DataTree.from_dict(groups))] == ["positions", "attention_mass", "patterns"]
+    groups = {
+        f"/{name}": small[name].to_dataset() for name in ("patterns", "attention_mass", "positions")
+    }
+    assert [view.group for view in views_of(xr.DataTree.from_dict(groups))] == [
+        "positions",
+        "attention_mass",
+        "patterns",
+    ]
 
 
 def test_the_page_embeds_the_very_svg_of_the_files(small, tmp_path):
@@ -38,15 +55,21 @@ def test_the_page_embeds_the_very_svg_of_the_files(small, tmp_path):
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
     names = [one.name for one in figures_of(part)]
     embedded_names = [name for name in names if name != "heads_map"]  # a map that a reader clicks
-    embedded = [b64decode(content) for content in re.findall(r"data:image/svg\+xml;base64,([^\"]+)", page)]
-    assert embedded == [(tmp_path / "figures" / f"{name}.svg").read_bytes() for name in embedded_names]
+    embedded = [
+        b64decode(content) for content in re.findall(r"data:image/svg\+xml;base64,([^\"]+)", page)
+    ]
+    assert embedded == [
+        (tmp_path / "figures" / f"{name}.svg").read_bytes() for name in embedded_names
+    ]
     assert sorted(file.stem for file in (tmp_path / "figures").glob("*.svg")) == sorted(names)
 
 
 def test_a_picture_with_a_large_svg_is_a_png_and_its_caption_is_escaped():
     with style():
         figure = paper_figure(2, 1)
-    small_svg, large_svg = ({"svg": bytes(size), "png": b"png"} for size in (MOST_SVG, MOST_SVG + 1))
+    small_svg, large_svg = (
+        {"svg": bytes(size), "png": b"png"} for size in (MOST_SVG, MOST_SVG + 1)
+    )
     assert picture(figure, "", small_svg).source.startswith("data:image/svg+xml;base64,AAA")
     shown = picture(figure, "a <line>", large_svg)
     assert (shown.width, shown.source) == (264, "data:image/png;base64,cG5n")
@@ -56,25 +79,39 @@ def test_a_picture_with_a_large_svg_is_a_png_and_its_caption_is_escaped():
 
 def test_what_says_little_is_folded_and_still_there(small, no_pictures, tmp_path):
     """Of the RoPE layers alone every position is its index."""
-    groups = {f"/{name}": node.to_dataset().isel(layer=slice(0, 2)) for name, node in small.children.items()}
+    groups = {
+        f"/{name}": node.to_dataset().isel(layer=slice(0, 2))
+        for name, node in small.children.items()
+    }
     plain = xr.DataTree.from_dict(groups)
     assert [view.informative(plain) for view in views_of(plain)] == [False, True, False]
     assert all(view.informative(small) for view in views_of(small))
     page = report_page(plain, tmp_path / "plain.html").read_text(encoding="utf-8")
     assert page.count("<details><summary>Figures and tables, which say little about this run") == 2
     assert "Ranges of positions, max − min" in page
-    assert {table.name for table in tables(plain)} == {"positions", "attention_mass", "attention_share", "heads", "patterns"}
+    assert {table.name for table in tables(plain)} == {
+        "positions",
+        "attention_mass",
+        "attention_share",
+        "heads",
+        "patterns",
+    }
 
 
 def test_a_page_with_nothing_to_click_has_no_script(no_pictures, tmp_path):
     score = ("test_set", [0.5, 1.0], {"long_name": "mean score", "units": "1"})
-    scores = xr.Dataset({"mean_score": score, "standard_error": score}, coords={"test_set": ["easy", "hard"]})
-    page = report_page(xr.DataTree.from_dict({"/scores": scores}), tmp_path / "scores.html").read_text(encoding="utf-8")
+    scores = xr.Dataset(
+        {"mean_score": score, "standard_error": score}, coords={"test_set": ["easy", "hard"]}
+    )
+    page = report_page(
+        xr.DataTree.from_dict({"/scores": scores}), tmp_path / "scores.html"
+    ).read_text(encoding="utf-8")
     assert "<script" not in page and "script-src" not in page and "JavaScript" not in page
     assert 'alt="Score of a model on a task."' in page and "<td>hard</td>" in page
 
 
-# another package ------------------------------------------------------------------------------------------------------------------
+# another package
+# --------------------------------------------------------------------------------------------------
 
 MODULE = """
 import numpy as np
@@ -132,7 +169,9 @@ def other_package(tmp_path, monkeypatch):
         about = tmp_path / "norm_views-1.0.dist-info"
         about.mkdir()
         (about / "METADATA").write_text("Metadata-Version: 2.1\nName: norm-views\nVersion: 1.0\n")
-        (about / "entry_points.txt").write_text(f"[repo_interp.plots]\nmean_norm = norm_views:{given}\n")
+        (about / "entry_points.txt").write_text(
+            f"[repo_interp.plots]\nmean_norm = norm_views:{given}\n"
+        )
         monkeypatch.syspath_prepend(tmp_path)
         monkeypatch.delitem(sys.modules, "norm_views", raising=False)
 
@@ -140,16 +179,29 @@ def other_package(tmp_path, monkeypatch):
 
 
 def with_norms(run: xr.DataTree) -> xr.DataTree:
-    norm = xr.DataArray(np.arange(6.0).reshape(2, 3), dims=("layer", "head"), attrs={"long_name": "norm of keys", "units": "1"})
+    norm = xr.DataArray(
+        np.arange(6.0).reshape(2, 3),
+        dims=("layer", "head"),
+        attrs={"long_name": "norm of keys", "units": "1"},
+    )
     norms = xr.Dataset({"norm": norm}, coords={"layer": [0, 1], "head": [0, 1, 2]})
     return xr.DataTree.from_dict({"/patterns": run["patterns"].to_dataset(), "/mean_norm": norms})
 
 
-def test_a_group_without_a_view_has_maps_a_table_and_figures_of_what_it_gives_by_head(small, no_pictures, tmp_path):
-    by_prompt = xr.DataArray(np.arange(12.0).reshape(2, 2, 3), dims=("prompt", "layer", "head"), name="norm")
+def test_a_group_without_a_view_has_maps_a_table_and_figures_of_what_it_gives_by_head(
+    small, no_pictures, tmp_path
+):
+    by_prompt = xr.DataArray(
+        np.arange(12.0).reshape(2, 2, 3), dims=("prompt", "layer", "head"), name="norm"
+    )
     by_kind = xr.DataArray(np.ones((2, 3, 2)), dims=("layer", "head", "kind"))
     own = xr.Dataset(
-        {"norm": by_prompt, "share": by_kind, "word": (("layer", "head"), [["a"] * 3] * 2), "spread": ("layer", [1.0, 2.0])},
+        {
+            "norm": by_prompt,
+            "share": by_kind,
+            "word": (("layer", "head"), [["a"] * 3] * 2),
+            "spread": ("layer", [1.0, 2.0]),
+        },
         {"prompt": [0, 5], "layer": [2, 7], "head": [0, 1, 2], "kind": ["one", "other"]},
     )
     run = xr.DataTree.from_dict({"/positions": small["positions"].to_dataset(), "/key_norms": own})
@@ -160,15 +212,24 @@ def test_a_group_without_a_view_has_maps_a_table_and_figures_of_what_it_gives_by
     assert table.columns == ("layer", "head", "norm", "share, kind one", "share, kind other")
     assert table.rows[0] == (7, 2, 8.0, 1.0, 1.0) and len(table.rows) == 6
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
-    assert '"title":"share, kind other"' in page and '"prompts":{"numbers":[0,5],"values":[[[0.0,1.0,2.0],' in page
+    assert (
+        '"title":"share, kind other"' in page
+        and '"prompts":{"numbers":[0,5],"values":[[[0.0,1.0,2.0],' in page
+    )
 
 
-def test_a_view_of_another_package_gives_all_that_ours_give(small, other_package, no_pictures, tmp_path):
+def test_a_view_of_another_package_gives_all_that_ours_give(
+    small, other_package, no_pictures, tmp_path
+):
     other_package("VIEW")
     shown = with_norms(small)
     page = report_page(shown, tmp_path / "report.html", megabytes=2).read_text(encoding="utf-8")
     section = page.partition('<section id="mean_norm"')[2].partition("</section>")[0]
-    assert "Norms &amp; more" in section and "&lt;i&gt;Norms&lt;/i&gt;" in section and '<div id="norms-live"></div>' in section
+    assert (
+        "Norms &amp; more" in section
+        and "&lt;i&gt;Norms&lt;/i&gt;" in section
+        and '<div id="norms-live"></div>' in section
+    )
     assert '"data":{"numbers":[1,2000000]}' in section and "Two heads are left out." in section
     assert "window.reportSections.mean_norm" in page
     assert [table.name for table in tables(shown)] == ["patterns", "norms"]
@@ -183,5 +244,9 @@ def test_a_figure_needs_a_plain_name_of_its_own(small, other_package, names):
 
 def test_what_is_no_view_is_refused_by_name(small, other_package):
     other_package("NEITHER")
-    with pytest.raises(InputError, match="the plot 'mean_norm' of the package norm-views is a int; wanted a View, or a function"):
+    with pytest.raises(
+        InputError,
+        match="the plot 'mean_norm' of the package norm-views is a int; wanted a View, or a "
+        "function",
+    ):
         views_of(with_norms(small))

@@ -44,7 +44,12 @@ def test_the_shortest_name_is_used():
 
 @pytest.mark.parametrize(
     ("text", "named"),
-    [("repo@1/3", ("repo",)), ("r2n1@5", ("rope", "nope")), ("rope,cope, rope", ("rope", "cope")), (" nope ", ("nope",))],
+    [
+        ("repo@1/3", ("repo",)),
+        ("r2n1@5", ("rope", "nope")),
+        ("rope,cope, rope", ("rope", "cope")),
+        (" nope ", ("nope",)),
+    ],
 )
 def test_a_layout_names_schemes_whatever_the_number_of_layers(text, named):
     assert named_schemes(text) == named

@@ -15,7 +15,8 @@ def test_adds_the_vector_of_each_tokens_index():
     for prompt in range(2):
         for token in range(4):
             torch.testing.assert_close(
-                absolute(embeddings, index)[prompt, token], embeddings[prompt, token] + absolute.weight[index[prompt, token]]
+                absolute(embeddings, index)[prompt, token],
+                embeddings[prompt, token] + absolute.weight[index[prompt, token]],
             )
 
 
@@ -35,4 +36,7 @@ def test_starts_small_trains_and_keeps_the_dtype_of_the_embeddings():
     absolute(torch.randn(1, 3, 50), torch.tensor([[0, 5, -1]])).square().sum().backward()
     touched = absolute.weight.grad.abs().sum(-1) > 0
     assert touched.nonzero().flatten().tolist() == [0, 5]
-    assert absolute(torch.randn(1, 3, 50, dtype=torch.bfloat16), torch.arange(3)[None]).dtype == torch.bfloat16
+    assert (
+        absolute(torch.randn(1, 3, 50, dtype=torch.bfloat16), torch.arange(3)[None]).dtype
+        == torch.bfloat16
+    )

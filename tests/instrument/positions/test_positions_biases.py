@@ -19,13 +19,17 @@ def bias_of(module: PositionBias, query: torch.Tensor, key: torch.Tensor) -> tor
 def test_slopes_are_a_geometric_series_that_ends_at_a_256th(heads):
     slopes = geometric_slopes(heads)
     assert slopes[-1].item() == pytest.approx(1 / 256)
-    torch.testing.assert_close(slopes[1:] / slopes[:-1], torch.full((heads - 1,), 2.0 ** (-8 / heads)))
+    torch.testing.assert_close(
+        slopes[1:] / slopes[:-1], torch.full((heads - 1,), 2.0 ** (-8 / heads))
+    )
     torch.testing.assert_close(slopes[0].item(), 2.0 ** (-8 / heads))
 
 
 def test_slopes_can_be_another_series():
     assert geometric_slopes(4, first=1.0, ratio=0.25).tolist() == [1.0, 1 / 4, 1 / 16, 1 / 64]
-    assert bias_of(ALiBi(2, first=3.0, ratio=0.5), torch.tensor([2.0]), torch.tensor([0.0])).tolist() == [[[-6.0]], [[-3.0]]]
+    assert bias_of(
+        ALiBi(2, first=3.0, ratio=0.5), torch.tensor([2.0]), torch.tensor([0.0])
+    ).tolist() == [[[-6.0]], [[-3.0]]]
 
 
 def test_slopes_of_eight_heads_are_a_half_to_a_256th_and_no_head_is_refused():
@@ -65,7 +69,9 @@ def test_real_valued_positions_a_head_equal_each_head_by_itself(kind):
         assert logits.shape == (2, 4, 3, 6)
         for head in range(4):
             row = head * rows // 4
-            alone = module(queries, keys, query_positions[:, row], key_positions[:, row], visible, 1.0)
+            alone = module(
+                queries, keys, query_positions[:, row], key_positions[:, row], visible, 1.0
+            )
             torch.testing.assert_close(logits[:, head], alone[:, head])
 
 

@@ -44,11 +44,15 @@ def table(weight: torch.Tensor) -> InterpolatedEmbedding:
     return module
 
 
-def attend(cope: ContextualPositions, queries, keys, values, visible) -> tuple[torch.Tensor, torch.Tensor]:
+def attend(
+    cope: ContextualPositions, queries, keys, values, visible
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Pattern and output of a layer with CoPE alone."""
     index = torch.arange(queries.shape[2])[None]
     scale = queries.shape[-1] ** -0.5
-    logits = queries @ keys.transpose(-1, -2) * scale + cope(queries, keys, index, index, visible, scale, values)
+    logits = queries @ keys.transpose(-1, -2) * scale + cope(
+        queries, keys, index, index, visible, scale, values
+    )
     pattern = logits.masked_fill(~visible, float("-inf")).softmax(-1)
     return pattern, pattern @ values
 
@@ -82,7 +86,10 @@ def test_vectors_that_no_row_can_reach_cost_nothing_and_change_nothing():
     torch.manual_seed(0)
     weight = torch.randn(4096, 3)
     queries, keys, index = torch.randn(1, 2, 5, 3), torch.randn(1, 2, 5, 3), torch.arange(5)[None]
-    long, short = (ContextualPositions(table(rows))(queries, keys, index, index, causal(5), 1.0) for rows in (weight, weight[:7]))
+    long, short = (
+        ContextualPositions(table(rows))(queries, keys, index, index, causal(5), 1.0)
+        for rows in (weight, weight[:7])
+    )
     torch.testing.assert_close(long, short, atol=0, rtol=0)
 
 
@@ -99,7 +106,9 @@ def test_it_starts_without_any_position_as_in_the_listing():
 def test_fixed_slopes_are_those_of_alibi_and_prefer_what_is_near():
     positions = torch.tensor([[[[3.0, 2.0, 1.0]]]]).expand(1, 4, 1, 3)
     queries = torch.zeros(1, 4, 1, 2)
-    torch.testing.assert_close(FixedSlopes(4)(queries, positions), -geometric_slopes(4)[:, None, None] * positions)
+    torch.testing.assert_close(
+        FixedSlopes(4)(queries, positions), -geometric_slopes(4)[:, None, None] * positions
+    )
     printed = FixedSlopes(4, first=1.0, ratio=0.25)(queries, positions)
     assert printed[0, :, 0, 0].tolist() == [3.0, 3 / 4, 3 / 16, 3 / 64]
 
@@ -125,7 +134,9 @@ def test_separate_keys_add_one_projection_and_are_made_token_by_token():
     hidden = torch.randn(1, 5, 12)
     keys = cope.gate_keys(hidden)
     assert keys.shape == (1, 2, 5, 3)
-    torch.testing.assert_close(torch.cat((keys[:, :, :3], cope.gate_keys(hidden[:, 3:])), dim=2), keys)
+    torch.testing.assert_close(
+        torch.cat((keys[:, :, :3], cope.gate_keys(hidden[:, 3:])), dim=2), keys
+    )
     torch.testing.assert_close(keys[0, 1, 4], cope.gate_projection.weight[3:] @ hidden[0, 4])
     assert ContextualPositions(InterpolatedEmbedding(8, 3)).gate_keys(hidden) is None
 
@@ -151,17 +162,23 @@ def test_equals_the_official_functions(mask):
     queries, keys, values = arrays["q"], arrays["k"], arrays["v"]
     tokens, scale = queries.shape[2], queries.shape[-1] ** -0.5
     visible = causal(tokens) if mask == "causal" else arrays["window_mask"][None, None]
-    assert torch.equal(visible, causal(tokens)) == (mask == "causal"), "the fixture's mask is a window"
+    assert torch.equal(visible, causal(tokens)) == (mask == "causal"), (
+        "the fixture's mask is a window"
+    )
     theirs = "" if mask == "causal" else "window_"
     close = {"atol": 1e-5, "rtol": 0}
     cope = ContextualPositions(table(arrays["dynamic_map"]))
-    positions = contextual_positions(gates(queries, keys, visible, scale), cope.position_map.maximum)
+    positions = contextual_positions(
+        gates(queries, keys, visible, scale), cope.position_map.maximum
+    )
     torch.testing.assert_close(positions, arrays[f"{theirs}pos"], **close)
     pattern, output = attend(cope, queries, keys, values, visible)
     torch.testing.assert_close(output, arrays[f"{theirs}output"], **close)
     if mask == "causal":
         index = torch.arange(tokens)[None]
-        torch.testing.assert_close(cope(queries, keys, index, index, visible, scale), arrays["bias"].tril(), **close)
+        torch.testing.assert_close(
+            cope(queries, keys, index, index, visible, scale), arrays["bias"].tril(), **close
+        )
         torch.testing.assert_close(pattern, arrays["weights"], **close)
 
 
@@ -171,10 +188,16 @@ def rms_norm(hidden: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torc
 
 @torch.no_grad()
 def test_equals_the_official_model():
-    """OLMo-2 by hand: norms after sub-layers, QK-norm over all heads jointly; RoPE in layer 0, CoPE above."""
+    """OLMo-2 by hand: norms after sub-layers, QK-norm over all heads jointly; RoPE in layer 0, CoPE
+    above.
+    """
     config = json.loads((OFFICIAL / "cope_model_config.json").read_text())
     arrays = official("cope_model.npz")
-    weights = {name.removeprefix("w/transformer."): value for name, value in arrays.items() if name[0] == "w"}
+    weights = {
+        name.removeprefix("w/transformer."): value
+        for name, value in arrays.items()
+        if name[0] == "w"
+    }
     heads, epsilon = config["n_heads"], config["layer_norm_eps"]
     d_head = config["d_model"] // heads
     tokens = arrays["input_ids"].shape[1]
@@ -188,7 +211,9 @@ def test_equals_the_official_model():
     hidden = weights["wte.weight"][arrays["input_ids"]]
     for layer in range(config["n_layers"]):
         own = {
-            name.removeprefix(f"blocks.{layer}."): value for name, value in weights.items() if name.startswith(f"blocks.{layer}.")
+            name.removeprefix(f"blocks.{layer}."): value
+            for name, value in weights.items()
+            if name.startswith(f"blocks.{layer}.")
         }
         queries, keys, values = linear(hidden, own["att_proj.weight"]).chunk(3, dim=-1)
         queries = split(rms_norm(queries, own["q_norm.weight"], epsilon))
@@ -197,7 +222,9 @@ def test_equals_the_official_model():
         if layer < config["dynamic_pe_start_layer"]:
             assert "dynamic_map.weight" not in own
             nothing = ContextualPositions(InterpolatedEmbedding(p_max, d_head))
-            queries, keys = (rotate(features, index[:, None], frequencies) for features in (queries, keys))
+            queries, keys = (
+                rotate(features, index[:, None], frequencies) for features in (queries, keys)
+            )
             attended = attend(nothing, queries, keys, values, causal(tokens))[1]
         else:
             assert len(own["dynamic_map.weight"]) == p_max

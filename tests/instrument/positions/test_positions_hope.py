@@ -21,7 +21,9 @@ from repo_interp.positions.rotary import rotate
 
 LENGTH = 512
 FREQUENCIES = 10_000.0 ** -(torch.arange(32) / 32)
-"""RoPE of a head of 64 dimensions: with L = 512 components 0-15 are high, 16-17 activated, 18-31 low."""
+"""RoPE of a head of 64 dimensions: with L = 512 components 0-15 are high, 16-17 activated, 18-31
+low.
+"""
 
 
 def test_the_paper_s_small_model_keeps_sixteen_of_thirty_two_components():
@@ -32,7 +34,12 @@ def test_the_paper_s_small_model_keeps_sixteen_of_thirty_two_components():
 
 @pytest.mark.parametrize("length", [16, 512, 8192, 60_000, 10**6])
 def test_every_component_is_high_activated_or_low(length):
-    kinds = torch.stack([kind(FREQUENCIES, length) for kind in (high_components, activated_components, low_components)])
+    kinds = torch.stack(
+        [
+            kind(FREQUENCIES, length)
+            for kind in (high_components, activated_components, low_components)
+        ]
+    )
     assert (kinds.sum(0) == 1).all()
     turns = FREQUENCIES * length / (2 * math.pi)
     assert torch.equal(kinds[0], turns >= 1) and torch.equal(kinds[2], turns <= 0.5)
@@ -46,10 +53,15 @@ def test_bounds_belong_to_the_neighbours_of_the_open_interval():
 
 
 def test_the_schemes_change_exactly_the_components_that_the_paper_names():
-    high, activated, low = (kind(FREQUENCIES, LENGTH) for kind in (high_components, activated_components, low_components))
+    high, activated, low = (
+        kind(FREQUENCIES, LENGTH)
+        for kind in (high_components, activated_components, low_components)
+    )
     zero = torch.zeros(())
     assert torch.equal(hope_frequencies(FREQUENCIES, LENGTH), torch.where(high, FREQUENCIES, zero))
-    assert torch.equal(without_activated(FREQUENCIES, LENGTH), torch.where(activated, zero, FREQUENCIES))
+    assert torch.equal(
+        without_activated(FREQUENCIES, LENGTH), torch.where(activated, zero, FREQUENCIES)
+    )
     assert torch.equal(without_low(FREQUENCIES, LENGTH), torch.where(low, zero, FREQUENCIES))
     third = only_high(FREQUENCIES, LENGTH)
     assert torch.equal(third[high], FREQUENCIES[high])
@@ -64,7 +76,10 @@ def test_replaced_components_go_round_the_kept_ones_when_there_are_fewer_of_them
 
 def test_a_hope_logit_is_the_rotated_high_part_plus_the_plain_low_part():
     torch.manual_seed(0)
-    queries, keys = (torch.randn(2, 3, 5, 64, dtype=torch.float64), torch.randn(2, 3, 5, 64, dtype=torch.float64))
+    queries, keys = (
+        torch.randn(2, 3, 5, 64, dtype=torch.float64),
+        torch.randn(2, 3, 5, 64, dtype=torch.float64),
+    )
     positions = torch.tensor([0.0, 3.0, 100.0, 700.0, 5000.0], dtype=torch.float64)
     frequencies = FREQUENCIES.double()
     ours = [rotate(x, positions, hope_frequencies(frequencies, LENGTH)) for x in (queries, keys)]
@@ -82,7 +97,9 @@ def test_removed_components_leave_the_dot_product_of_the_others():
     pairs = torch.cat((high, high))
     expected = queries[..., pairs] @ keys[..., pairs].mT
     torch.testing.assert_close(keep_components(queries, high) @ keys.mT, expected)
-    torch.testing.assert_close(keep_components(queries, high) @ keep_components(keys, high).mT, expected)
+    torch.testing.assert_close(
+        keep_components(queries, high) @ keep_components(keys, high).mT, expected
+    )
     assert keep_components(queries.bfloat16(), high).dtype == torch.bfloat16
 
 

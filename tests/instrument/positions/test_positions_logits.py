@@ -1,4 +1,6 @@
-"""What every scheme that adds to the logits must do: equal a slow loop, cached, padded, grouped, in bf16."""
+"""What every scheme that adds to the logits must do: equal a slow loop, cached, padded, grouped, in
+bf16.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ SCHEMES = {
     "cope": lambda: ContextualPositions(InterpolatedEmbedding(20, D_HEAD)),
     "cope, few positions": lambda: ContextualPositions(InterpolatedEmbedding(3, D_HEAD)),
     "cope, value gates": lambda: ContextualPositions(InterpolatedEmbedding(20, D_HEAD), "values"),
-    "cope, separate keys": lambda: SeparatelyGatedPositions(InterpolatedEmbedding(20, D_HEAD), D_MODEL, KV_HEADS, D_HEAD),
+    "cope, separate keys": lambda: SeparatelyGatedPositions(
+        InterpolatedEmbedding(20, D_HEAD), D_MODEL, KV_HEADS, D_HEAD
+    ),
     "cope, open gates": lambda: ContextualPositions(InterpolatedEmbedding(5, D_HEAD), "open"),
     "cope mlp": lambda: ContextualPositions(PositionMLP(D_HEAD, width=5, unit=4.0)),
     "cope alibi": lambda: ContextualPositions(FixedSlopes(HEADS)),
@@ -54,7 +58,9 @@ def scheme(request) -> PositionLogits:
 class Prompts:
     """Queries, keys and values of a batch, with the tokens of each prompt that are valid."""
 
-    def __init__(self, valid: torch.Tensor, seed: int = 0, dtype: torch.dtype = torch.float32) -> None:
+    def __init__(
+        self, valid: torch.Tensor, seed: int = 0, dtype: torch.dtype = torch.float32
+    ) -> None:
         generator = torch.Generator().manual_seed(seed)
         batch, tokens = valid.shape
         self.queries = torch.randn(batch, HEADS, tokens, D_HEAD, generator=generator).to(dtype)
@@ -65,7 +71,9 @@ class Prompts:
         causal = torch.ones(tokens, tokens, dtype=torch.bool).tril()
         self.visible = (causal & valid[:, None, :] & valid[:, :, None])[:, None]
 
-    def logits(self, scheme: PositionLogits, rows: slice = slice(None), shift: int = 0) -> torch.Tensor:
+    def logits(
+        self, scheme: PositionLogits, rows: slice = slice(None), shift: int = 0
+    ) -> torch.Tensor:
         return scheme(
             self.queries[:, :, rows],
             self.keys,
@@ -96,11 +104,16 @@ def slow_bias(scheme: PositionLogits, head: int, query: float, key: float) -> fl
     return float(scheme.output(torch.relu(scheme.hidden(progress)))[head])
 
 
-def slow_map(position_map: torch.nn.Module, head: int, query: torch.Tensor, position: float) -> float:
+def slow_map(
+    position_map: torch.nn.Module, head: int, query: torch.Tensor, position: float
+) -> float:
     if isinstance(position_map, InterpolatedEmbedding):
         position = min(position, len(position_map.weight) - 1)
         share = position - math.floor(position)
-        below, above = position_map.weight[math.floor(position)], position_map.weight[math.ceil(position)]
+        below, above = (
+            position_map.weight[math.floor(position)],
+            position_map.weight[math.ceil(position)],
+        )
         return float(query @ (share * above + (1.0 - share) * below))
     if isinstance(position_map, PositionMLP):
         hidden = position_map.hidden(torch.tensor([position / position_map.unit]))
@@ -126,13 +139,25 @@ def slow_logits(scheme: PositionLogits, prompts: Prompts) -> torch.Tensor:
                         continue
                     if not isinstance(scheme, ContextualPositions):
                         index = prompts.index[prompt]
-                        result[prompt, head, i, j] = slow_bias(scheme, head, float(index[i]), float(index[j]))
+                        result[prompt, head, i, j] = slow_bias(
+                            scheme, head, float(index[i]), float(index[j])
+                        )
                         continue
-                    if scheme.gate_source == "open":  # a vector per distance, the last for all that are further away
-                        distance = min(int(prompts.visible[prompt, 0, i, j : i + 1].sum()), len(scheme.position_map.weight) - 1)
-                        result[prompt, head, i, j] = float(query @ scheme.position_map.weight[distance])
+                    # a vector per distance, the last for all that are further away
+                    if scheme.gate_source == "open":
+                        distance = min(
+                            int(prompts.visible[prompt, 0, i, j : i + 1].sum()),
+                            len(scheme.position_map.weight) - 1,
+                        )
+                        result[prompt, head, i, j] = float(
+                            query @ scheme.position_map.weight[distance]
+                        )
                         continue
-                    by = {"keys": prompts.keys, "values": prompts.values, "separate_keys": gate_keys}
+                    by = {
+                        "keys": prompts.keys,
+                        "values": prompts.values,
+                        "separate_keys": gate_keys,
+                    }
                     against = by[scheme.gate_source][prompt, head // (HEADS // KV_HEADS), j]
                     counted += 1.0 / (1.0 + math.exp(-float(query @ against) * SCALE))
                     result[prompt, head, i, j] = slow_map(scheme.position_map, head, query, counted)
@@ -142,19 +167,27 @@ def slow_logits(scheme: PositionLogits, prompts: Prompts) -> torch.Tensor:
 PADDED = torch.tensor([[0, 0, 0, 1, 1, 1, 1, 1, 1], [1, 1, 1, 1, 1, 1, 1, 0, 0]], dtype=torch.bool)
 
 
-@pytest.mark.parametrize(("valid", "window"), [(whole(), 9), (PADDED, 9), (PADDED, 4)], ids=["whole", "padded", "window"])
+@pytest.mark.parametrize(
+    ("valid", "window"), [(whole(), 9), (PADDED, 9), (PADDED, 4)], ids=["whole", "padded", "window"]
+)
 def test_equals_the_formula_pair_by_pair(scheme, valid, window):
-    """Heads share keys, padding stands on both sides, what is not visible is 0 and counts nothing."""
+    """Heads share keys, padding stands on both sides, what is not visible is 0 and counts
+    nothing.
+    """
     prompts = Prompts(valid)
     prompts.visible &= torch.ones(9, 9, dtype=torch.bool).triu(1 - window)
-    torch.testing.assert_close(prompts.logits(scheme), slow_logits(scheme, prompts), atol=2e-5, rtol=1e-5)
+    torch.testing.assert_close(
+        prompts.logits(scheme), slow_logits(scheme, prompts), atol=2e-5, rtol=1e-5
+    )
 
 
 def test_rows_asked_alone_against_all_keys_equal_the_rows_of_the_whole(scheme):
     prompts = Prompts(whole())
     full = prompts.logits(scheme)
     for rows in (slice(8, 9), slice(2, 6), slice(0, 1)):
-        torch.testing.assert_close(prompts.logits(scheme, rows), full[:, :, rows], atol=1e-6, rtol=1e-6)
+        torch.testing.assert_close(
+            prompts.logits(scheme, rows), full[:, :, rows], atol=1e-6, rtol=1e-6
+        )
 
 
 def test_one_mask_and_one_index_serve_the_whole_batch(scheme):
@@ -167,22 +200,29 @@ def test_one_mask_and_one_index_serve_the_whole_batch(scheme):
 def test_where_a_prompt_starts_changes_nothing_but_for_fire(scheme):
     prompts = Prompts(whole())
     if isinstance(scheme, FIRE):
-        assert not torch.allclose(prompts.logits(scheme, shift=7), prompts.logits(scheme), atol=1e-3)
+        assert not torch.allclose(
+            prompts.logits(scheme, shift=7), prompts.logits(scheme), atol=1e-3
+        )
     else:
-        torch.testing.assert_close(prompts.logits(scheme, shift=7), prompts.logits(scheme), atol=0, rtol=0)
+        torch.testing.assert_close(
+            prompts.logits(scheme, shift=7), prompts.logits(scheme), atol=0, rtol=0
+        )
 
 
 def test_bfloat16_features_are_used_as_they_are_and_positions_are_not_rounded(scheme):
     scheme = scheme.to(torch.bfloat16)
     prompts = Prompts(whole(batch=1, tokens=400), dtype=torch.bfloat16)
     prompts.keys[:] = prompts.keys.abs()
-    prompts.queries[:] = prompts.queries.abs()  # gates above a half: positions far beyond the 256 of bfloat16
+    # gates above a half: positions far beyond the 256 of bfloat16
+    prompts.queries[:] = prompts.queries.abs()
     logits = prompts.logits(scheme)
     assert logits.dtype == torch.float32
     gate_keys = scheme.gate_keys(prompts.hidden)
     wide = scheme.to(torch.float64)
     exact = Prompts(whole(batch=1, tokens=400))
-    exact.queries, exact.keys, exact.values = (t.double() for t in (prompts.queries, prompts.keys, prompts.values))
+    exact.queries, exact.keys, exact.values = (
+        t.double() for t in (prompts.queries, prompts.keys, prompts.values)
+    )
     exact.index = exact.index.double()
     expected = wide(
         exact.queries,
@@ -213,7 +253,8 @@ def test_autocast_changes_nothing(scheme):
     prompts = Prompts(whole(tokens=40))
     plain = prompts.logits(scheme)
     gate_keys = scheme.gate_keys(prompts.hidden)
-    scheme.gate_keys = lambda hidden_states: gate_keys  # a projection as any other: autocast may round it
+    # a projection as any other: autocast may round it
+    scheme.gate_keys = lambda hidden_states: gate_keys
     with torch.autocast("cpu", dtype=torch.bfloat16):
         torch.testing.assert_close(prompts.logits(scheme), plain, atol=0, rtol=0)
 
@@ -223,7 +264,9 @@ def test_gradients_reach_every_parameter_and_are_those_of_the_formula(scheme):
     scheme = scheme.double()
     prompts = Prompts(whole(batch=1, tokens=6), dtype=torch.float64)
     prompts.index = prompts.index.double()
-    weights = torch.randn(1, HEADS, 6, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    weights = torch.randn(
+        1, HEADS, 6, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(1)
+    )
 
     def loss() -> torch.Tensor:
         return (prompts.logits(scheme) * weights).sum()
@@ -238,13 +281,17 @@ def test_gradients_reach_every_parameter_and_are_those_of_the_formula(scheme):
             parameter -= 2e-6 * direction
             below = loss()
             parameter += 1e-6 * direction
-        torch.testing.assert_close((above - below) / 2e-6, (parameter.grad * direction).sum(), atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(
+            (above - below) / 2e-6, (parameter.grad * direction).sum(), atol=1e-5, rtol=1e-4
+        )
 
 
 @pytest.mark.parametrize("scheme", CONTEXTUAL, indirect=True)
 def test_contextual_gradients_reach_queries_and_what_the_gates_look_at(scheme):
     prompts = Prompts(whole())
-    looked_at = {"keys": prompts.keys, "values": prompts.values, "separate_keys": prompts.hidden}[scheme.gate_source]
+    looked_at = {"keys": prompts.keys, "values": prompts.values, "separate_keys": prompts.hidden}[
+        scheme.gate_source
+    ]
     prompts.queries.requires_grad_()
     looked_at.requires_grad_()
     prompts.logits(scheme).square().sum().backward()
@@ -284,7 +331,9 @@ def test_the_piecewise_form_is_the_network_itself_with_its_gradients(units):
     arguments = (inputs, weight, bias, output)
     cotangent = torch.randn(direct.shape, dtype=torch.float64, generator=generator)
     for mine, expected in zip(
-        torch.autograd.grad(ours, arguments, cotangent), torch.autograd.grad(direct, arguments, cotangent), strict=True
+        torch.autograd.grad(ours, arguments, cotangent),
+        torch.autograd.grad(direct, arguments, cotangent),
+        strict=True,
     ):
         torch.testing.assert_close(mine, expected, atol=1e-11, rtol=1e-11)
 

@@ -18,8 +18,16 @@ def rope(base: float, d_head: int) -> torch.Tensor:
     return 1.0 / base ** (torch.arange(0, d_head, 2, dtype=torch.float32) / d_head)
 
 
-def of_transformers(base: float, d_head: int, length: int, factor: float, **more: float) -> tuple[torch.Tensor, float]:
-    parameters = {"rope_type": "yarn", "rope_theta": base, "factor": factor, "original_max_position_embeddings": length, **more}
+def of_transformers(
+    base: float, d_head: int, length: int, factor: float, **more: float
+) -> tuple[torch.Tensor, float]:
+    parameters = {
+        "rope_type": "yarn",
+        "rope_theta": base,
+        "factor": factor,
+        "original_max_position_embeddings": length,
+        **more,
+    }
     config = LlamaConfig(
         hidden_size=2 * d_head,
         num_attention_heads=2,
@@ -33,11 +41,19 @@ def of_transformers(base: float, d_head: int, length: int, factor: float, **more
 @pytest.mark.parametrize("factor", [1.0, 2.0, 4.0, 16.0])
 @pytest.mark.parametrize(
     ("base", "d_head", "length"),
-    [(10_000.0, 64, 512), (500_000.0, 128, 4096), (10_000.0, 16, 64), (10_000.0, 128, 131_072), (500_000.0, 8, 48)],
+    [
+        (10_000.0, 64, 512),
+        (500_000.0, 128, 4096),
+        (10_000.0, 16, 64),
+        (10_000.0, 128, 131_072),
+        (500_000.0, 8, 48),
+    ],
 )
 def test_yarn_equals_transformers_on_rope(base, d_head, length, factor):
     expected, scaling = of_transformers(base, d_head, length, factor)
-    torch.testing.assert_close(yarn_frequencies(rope(base, d_head), factor, length), expected, atol=0, rtol=2e-6)
+    torch.testing.assert_close(
+        yarn_frequencies(rope(base, d_head), factor, length), expected, atol=0, rtol=2e-6
+    )
     assert yarn_attention_scaling(factor) == pytest.approx(scaling)
 
 
@@ -62,7 +78,10 @@ def test_what_hope_keeps_is_stretched_as_in_rope_and_what_it_does_not_stays_zero
     kept = high_components(frequencies, length)
     stretched = yarn_frequencies(frequencies, 4.0, length)
     torch.testing.assert_close(
-        yarn_frequencies(hope_frequencies(frequencies, length), 4.0, length), torch.where(kept, stretched, 0.0), atol=0, rtol=1e-5
+        yarn_frequencies(hope_frequencies(frequencies, length), 4.0, length),
+        torch.where(kept, stretched, 0.0),
+        atol=0,
+        rtol=1e-5,
     )
     repeated = yarn_frequencies(only_high(frequencies, length), 4.0, length)
     again = torch.arange(int((~kept).sum())) % int(kept.sum())
@@ -70,17 +89,28 @@ def test_what_hope_keeps_is_stretched_as_in_rope_and_what_it_does_not_stays_zero
 
 
 def test_order_and_dtype_are_kept_and_no_frequency_is_no_trouble():
-    frequencies, shuffle = (rope(10_000.0, 32).double(), torch.randperm(16, generator=torch.Generator().manual_seed(0)))
-    torch.testing.assert_close(yarn_frequencies(frequencies[shuffle], 4.0, 512), yarn_frequencies(frequencies, 4.0, 512)[shuffle])
+    frequencies, shuffle = (
+        rope(10_000.0, 32).double(),
+        torch.randperm(16, generator=torch.Generator().manual_seed(0)),
+    )
+    torch.testing.assert_close(
+        yarn_frequencies(frequencies[shuffle], 4.0, 512),
+        yarn_frequencies(frequencies, 4.0, 512)[shuffle],
+    )
     assert (yarn_frequencies(torch.zeros(3), 4.0, 512) == 0).all()
     assert yarn_frequencies(torch.tensor([1.0, 0.0]), 4.0, 512).tolist() == [1.0, 0.0]
 
 
 def test_interpolated_frequencies_are_interpolated_positions():
     torch.manual_seed(0)
-    features, positions, frequencies = torch.randn(3, 7, 16), torch.randn(7) * 30, rope(10_000.0, 16)
+    features, positions, frequencies = (
+        torch.randn(3, 7, 16),
+        torch.randn(7) * 30,
+        rope(10_000.0, 16),
+    )
     torch.testing.assert_close(
-        rotate(features, positions, interpolate(frequencies, 4.0)), rotate(features, positions / 4.0, frequencies)
+        rotate(features, positions, interpolate(frequencies, 4.0)),
+        rotate(features, positions / 4.0, frequencies),
     )
 
 
@@ -97,5 +127,7 @@ def test_factors_and_lengths_that_are_not_positive_are_refused():
         lambda: yarn_frequencies(frequencies, math.nan, 512),
         lambda: yarn_frequencies(frequencies, 2.0, 0),
     ):
-        with pytest.raises(ValueError, match=r"a positive (factor|training length) was wanted; got"):
+        with pytest.raises(
+            ValueError, match=r"a positive (factor|training length) was wanted; got"
+        ):
             call()

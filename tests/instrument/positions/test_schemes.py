@@ -1,4 +1,6 @@
-"""Every scheme in a whole decoder: cached, padded, grouped, bridged, saved, trained - and, for some, equal to another one."""
+"""Every scheme in a whole decoder: cached, padded, grouped, bridged, saved, trained - and, for
+some, equal to another one.
+"""
 
 from __future__ import annotations
 
@@ -22,22 +24,39 @@ from repo_interp.positions.biases import FIRE, ALiBi, KerpleLog
 TOKENS = torch.randint(3, 64, (2, 20), generator=torch.Generator().manual_seed(1))
 ROWS = {"rope": 1, "continuous": 1, "repo": None, "repo_alibi": None}
 """Rows of positions by scheme; None: as many as key-value heads."""
-GREEDY = {"max_new_tokens": 8, "do_sample": False, "attention_mask": torch.ones_like(TOKENS), "eos_token_id": None}
+GREEDY = {
+    "max_new_tokens": 8,
+    "do_sample": False,
+    "attention_mask": torch.ones_like(TOKENS),
+    "eos_token_id": None,
+}
 FAMILIES = ("llama_mha", "olmo2", "olmo3", "qwen3", "gemma2", "gemma3", "smollm3")
-PAIRS = [*((variant, "llama") for variant in VARIANTS), *(("repo", family) for family in FAMILIES), ("r2n1", "gemma3")]
-"""One family with every scheme, learned positions in families that differ: schemes and families know nothing of each other."""
+PAIRS = [
+    *((variant, "llama") for variant in VARIANTS),
+    *(("repo", family) for family in FAMILIES),
+    ("r2n1", "gemma3"),
+]
+"""One family with every scheme, learned positions in families that differ: schemes and families
+know nothing of each other.
+"""
 everywhere = pytest.mark.parametrize(("variant", "family"), PAIRS)
 
 
 @everywhere
-def test_generation_with_cache_is_generation_without_and_left_padding_changes_nothing(variant, family):
+def test_generation_with_cache_is_generation_without_and_left_padding_changes_nothing(
+    variant, family
+):
     model = repositioned(variant, family)
     padded = torch.cat([torch.zeros(2, 5, dtype=torch.long), TOKENS], dim=1)
     mask = (torch.arange(25) >= 5).long().expand(2, -1)
     index = (mask.cumsum(1) - 1).clamp_min(0)
     cached = model.generate(TOKENS, **GREEDY)
-    assert cached.shape[1] == 28 and torch.equal(cached, model.generate(TOKENS, use_cache=False, **GREEDY))
-    assert torch.equal(model.generate(padded, **GREEDY | {"attention_mask": mask})[:, 25:], cached[:, 20:])
+    assert cached.shape[1] == 28 and torch.equal(
+        cached, model.generate(TOKENS, use_cache=False, **GREEDY)
+    )
+    assert torch.equal(
+        model.generate(padded, **GREEDY | {"attention_mask": mask})[:, 25:], cached[:, 20:]
+    )
     with torch.no_grad():
         shifted = model(padded, attention_mask=mask, position_ids=index).logits[:, 5:]
         assert_close(shifted, model(TOKENS).logits, atol=1e-4, rtol=1e-4)
@@ -57,19 +76,31 @@ def test_fused_and_open_attention_the_bridge_with_both_and_what_is_captured_agre
         logits, cache = wrapped.run_with_cache(TOKENS)
     assert_close(logits, fused, atol=1e-5, rtol=1e-5)
     rows, inputs = torch.tensor([0, 7, 19]), []
-    capture(wrapped, TOKENS, torch.ones_like(TOKENS, dtype=torch.bool), torch.arange(2), inputs.append)
+    capture(
+        wrapped, TOKENS, torch.ones_like(TOKENS, dtype=torch.bool), torch.arange(2), inputs.append
+    )
     for one, attention in zip(inputs, as_decoder(wrapped).layers, strict=True):
         place = f"blocks.{one.layer}.attn"
         assert (f"{place}.hook_position_logits" in cache) == (attention.position_logits is not None)
         assert (f"{place}.hook_positions" in cache) == (one.positions is not None)
         if one.scheme in ROWS and " " not in variant:
-            assert cache[f"{place}.hook_positions"].shape == (2, ROWS[one.scheme] or one.kv_heads, 20)
+            assert cache[f"{place}.hook_positions"].shape == (
+                2,
+                ROWS[one.scheme] or one.kv_heads,
+                20,
+            )
         logits = one.logits(rows)
         seen = torch.isfinite(logits)
         scores = cache[f"{place}.hook_attn_scores"][:, :, rows]
-        assert_close(logits[seen], scores[seen], atol=1e-4, rtol=1e-5)  # float32, by the processor's products
+        # float32, by the processor's products
+        assert_close(logits[seen], scores[seen], atol=1e-4, rtol=1e-5)
         assert (scores[~seen] < -1e30).all()
-        assert_close(torch.softmax(logits, -1), cache[f"{place}.hook_pattern"][:, :, rows], atol=1e-6, rtol=1e-5)
+        assert_close(
+            torch.softmax(logits, -1),
+            cache[f"{place}.hook_pattern"][:, :, rows],
+            atol=1e-6,
+            rtol=1e-5,
+        )
         if one.position_logits is not None:
             without = dataclasses.replace(one, position_logits=None).logits(rows)
             added = cache[f"{place}.hook_position_logits"].expand(2, 4, -1, -1)[:, :, rows]
@@ -82,8 +113,12 @@ def test_saving_and_loading_gives_the_same_bits(variant, tmp_path):
     model = repositioned(variant)
     ri.save(model, tmp_path / "one")
     again = load_model(tmp_path / "one")
-    assert ri.layout(again) == ri.layout(model) and ri.added_parameters(again) == ri.added_parameters(model)
-    for (name, before), (_, after) in zip(model.state_dict().items(), again.state_dict().items(), strict=True):
+    assert ri.layout(again) == ri.layout(model) and ri.added_parameters(
+        again
+    ) == ri.added_parameters(model)
+    for (name, before), (_, after) in zip(
+        model.state_dict().items(), again.state_dict().items(), strict=True
+    ):
         assert torch.equal(before, after), name
     with torch.no_grad():
         assert torch.equal(again(TOKENS).logits, model(TOKENS).logits)
@@ -107,8 +142,14 @@ def test_bfloat16_stays_near_float32(variant):
     with torch.no_grad():
         exact = model(TOKENS).logits
         rounded = model.to(torch.bfloat16)(TOKENS).logits
-    assert rounded.dtype == torch.bfloat16 and (rounded.float() - exact).abs().mean() < 0.15 * exact.abs().mean()
-    assert all(one.frequencies is None or one.frequencies.dtype == torch.float32 for one in as_decoder(model).layers)
+    assert (
+        rounded.dtype == torch.bfloat16
+        and (rounded.float() - exact).abs().mean() < 0.15 * exact.abs().mean()
+    )
+    assert all(
+        one.frequencies is None or one.frequencies.dtype == torch.float32
+        for one in as_decoder(model).layers
+    )
 
 
 BIASES = {ALiBi: ALiBi, KerpleLog: KerpleLog, FIRE: lambda heads: FIRE(heads, threshold=2.0)}
@@ -116,56 +157,108 @@ BIASES = {ALiBi: ALiBi, KerpleLog: KerpleLog, FIRE: lambda heads: FIRE(heads, th
 
 def slow_bias(module, head, query, key):
     """One number of B, from the formula; `query` and `key` are positions."""
-    far, of_head = abs(query - key), {name: value.tolist() for name, value in module.named_parameters()}
+    far, of_head = (
+        abs(query - key),
+        {name: value.tolist() for name, value in module.named_parameters()},
+    )
     if isinstance(module, ALiBi):
         return -(2.0 ** (-8 * (head + 1) / module.heads)) * far
     if isinstance(module, KerpleLog):
-        return -math.exp(of_head["log_scale"][head]) * math.log(1 + math.exp(of_head["log_rate"][head]) * far)
+        return -math.exp(of_head["log_scale"][head]) * math.log(
+            1 + math.exp(of_head["log_rate"][head]) * far
+        )
     curvature, threshold = abs(of_head["curvature"]), 2.0 * abs(of_head["threshold_factor"])
-    progress = math.log(1 + curvature * far) / (math.log(1 + curvature * max(query, threshold)) + 1e-6)
+    progress = math.log(1 + curvature * far) / (
+        math.log(1 + curvature * max(query, threshold)) + 1e-6
+    )
     hidden = [
-        max(0.0, row[0] * progress + shift) for row, shift in zip(of_head["hidden.weight"], of_head["hidden.bias"], strict=True)
+        max(0.0, row[0] * progress + shift)
+        for row, shift in zip(of_head["hidden.weight"], of_head["hidden.bias"], strict=True)
     ]
-    return sum(a * b for a, b in zip(of_head["output.weight"][head], hidden, strict=True)) + of_head["output.bias"][head]
+    return (
+        sum(a * b for a, b in zip(of_head["output.weight"][head], hidden, strict=True))
+        + of_head["output.bias"][head]
+    )
 
 
 @pytest.mark.parametrize("bias", BIASES)
 @pytest.mark.parametrize("rows", ["kv_head", "head", "layer", "index, changed"])
 def test_a_bias_is_of_the_positions_of_the_pass_whatever_assigns_or_changes_them(bias, rows):
-    """Found: positions that a scheme assigned, and a hook set, changed nothing that was added to the logits."""
+    """Found: positions that a scheme assigned, and a hook set, changed nothing that was added to
+    the logits.
+    """
     learned = rows != "index, changed"
-    model = ri.reposition(tiny("llama"), *(["repo_alibi"] if learned else ["alibi"]), **({"assignment": rows} if learned else {}))
+    model = ri.reposition(
+        tiny("llama"),
+        *(["repo_alibi"] if learned else ["alibi"]),
+        **({"assignment": rows} if learned else {}),
+    )
     seen = {}
     for attention in as_decoder(model).layers:
         attention.module.position_logits = BIASES[bias](4)
         if learned:
             torch.nn.init.normal_(attention.assigner.final_map.weight, std=3.0)
         else:
-            heads = attention.sites.positions  # a row for every head, behind and before others, and between whole numbers
-            heads.register_forward_hook(lambda m, a, z: z * torch.tensor([0.5, -1.3, 1.0, 0.07])[:, None])
+            # a row for every head, behind and before others, and between whole numbers
+            heads = attention.sites.positions
+            heads.register_forward_hook(
+                lambda m, a, z: z * torch.tensor([0.5, -1.3, 1.0, 0.07])[:, None]
+            )
     one = as_decoder(model).layers[1]
     for name in ("positions", "position_logits"):
-        getattr(one.sites, name).register_forward_hook(lambda m, a, out, name=name: seen.update({name: out}))
+        getattr(one.sites, name).register_forward_hook(
+            lambda m, a, out, name=name: seen.update({name: out})
+        )
     with torch.no_grad():
         whole = model(TOKENS).logits
-    positions, added = seen["positions"].repeat_interleave(4 // seen["positions"].shape[1], 1), seen["position_logits"]
+    positions, added = (
+        seen["positions"].repeat_interleave(4 // seen["positions"].shape[1], 1),
+        seen["position_logits"],
+    )
     assert (positions.diff(dim=-1) < 0).any() and (positions % 1 != 0).any()
-    pairs = [(p, h, i, j) for p in (0, 1) for h in range(4) for i in (0, 7, 19) for j in range(i + 1)]
-    slow = [slow_bias(one.position_logits, h, float(positions[p, h, i]), float(positions[p, h, j])) for p, h, i, j in pairs]
-    assert_close(torch.stack([added.expand(2, -1, -1, -1)[pair] for pair in pairs]), torch.tensor(slow), atol=1e-4, rtol=1e-4)
+    pairs = [
+        (p, h, i, j) for p in (0, 1) for h in range(4) for i in (0, 7, 19) for j in range(i + 1)
+    ]
+    slow = [
+        slow_bias(one.position_logits, h, float(positions[p, h, i]), float(positions[p, h, j]))
+        for p, h, i, j in pairs
+    ]
+    assert_close(
+        torch.stack([added.expand(2, -1, -1, -1)[pair] for pair in pairs]),
+        torch.tensor(slow),
+        atol=1e-4,
+        rtol=1e-4,
+    )
     captured = []
-    capture(model, TOKENS, torch.ones_like(TOKENS, dtype=torch.bool), torch.arange(2), captured.append, [1])
+    capture(
+        model,
+        TOKENS,
+        torch.ones_like(TOKENS, dtype=torch.bool),
+        torch.arange(2),
+        captured.append,
+        [1],
+    )
     with torch.no_grad():
-        assert_close(captured[0].position_logits(torch.tensor([0, 7, 19])), added.expand(2, -1, -1, -1)[:, :, [0, 7, 19]])
+        assert_close(
+            captured[0].position_logits(torch.tensor([0, 7, 19])),
+            added.expand(2, -1, -1, -1)[:, :, [0, 7, 19]],
+        )
     if learned:
         with torch.no_grad():
             past = model(TOKENS[:, :12], use_cache=True).past_key_values
-            assert_close(model(TOKENS[:, 12:], past_key_values=past).logits, whole[:, 12:], atol=1e-4, rtol=1e-4)
+            assert_close(
+                model(TOKENS[:, 12:], past_key_values=past).logits,
+                whole[:, 12:],
+                atol=1e-4,
+                rtol=1e-4,
+            )
 
 
 def test_learned_positions_at_the_index_are_alibi_and_those_of_alibi_can_be_set():
     model, plain = repositioned("repo_alibi"), repositioned("alibi")
-    plain.load_state_dict({name: value for name, value in model.state_dict().items() if ".assigner." not in name})
+    plain.load_state_dict(
+        {name: value for name, value in model.state_dict().items() if ".assigner." not in name}
+    )
     with torch.no_grad():
         expected = plain(TOKENS).logits
         assert (model(TOKENS).logits - expected).abs().max() > 1e-3
@@ -180,10 +273,14 @@ def test_learned_positions_at_the_index_are_alibi_and_those_of_alibi_can_be_set(
 
 
 def test_prompts_with_equal_positions_have_gradients_of_their_own():
-    """One bias serves all prompts where their positions are equal, but not where these are differentiated."""
+    """One bias serves all prompts where their positions are equal, but not where these are
+    differentiated.
+    """
     model, moves = repositioned("alibi"), torch.zeros(2, 1, 20, requires_grad=True)
     as_decoder(model).layers[0].sites.positions.register_forward_hook(lambda m, a, z: z + moves)
-    (gradient,) = torch.autograd.grad(model(TOKENS[:1].expand(2, -1)).logits[0].square().sum(), moves)
+    (gradient,) = torch.autograd.grad(
+        model(TOKENS[:1].expand(2, -1)).logits[0].square().sum(), moves
+    )
     assert gradient[0].abs().max() > 1e-3 and not gradient[1].any()
 
 
@@ -228,7 +325,9 @@ def test_hope_chooses_by_the_frequencies_of_training_then_scales():
     assert 0 < high.sum() < len(high)
     parts = builder.build("hope", rotation, 8)
     assert torch.equal(parts.frequencies, rotation.frequencies.where(high, 0.0))
-    assert torch.equal(builder.build("hope_ab3", rotation, 8).frequencies[high], rotation.frequencies[high])
+    assert torch.equal(
+        builder.build("hope_ab3", rotation, 8).frequencies[high], rotation.frequencies[high]
+    )
 
 
 def test_dropped_components_leave_the_dot_product():
@@ -242,9 +341,15 @@ def test_dropped_components_leave_the_dot_product():
     seen = {}
     for name in ("queries", "keys", "rotated_queries", "rotated_keys"):
         site = getattr(attention.sites, name)
-        site.register_forward_hook(lambda module, arguments, tensor, name=name: seen.update({name: tensor}))
-    attention.module(hidden, position_embeddings=(torch.ones(1, 6, 8), torch.zeros(1, 6, 8)), attention_mask=None)
-    plain, keys, got_queries, got_keys = (seen[name] for name in ("queries", "keys", "rotated_queries", "rotated_keys"))
+        site.register_forward_hook(
+            lambda module, arguments, tensor, name=name: seen.update({name: tensor})
+        )
+    attention.module(
+        hidden, position_embeddings=(torch.ones(1, 6, 8), torch.zeros(1, 6, 8)), attention_mask=None
+    )
+    plain, keys, got_queries, got_keys = (
+        seen[name] for name in ("queries", "keys", "rotated_queries", "rotated_keys")
+    )
     turned = rotate(keys, positions, attention.frequencies).repeat_interleave(2, 1).mT
     expected = (rotate(plain, positions, attention.frequencies) * kept) @ turned
     assert_close(got_queries @ got_keys.repeat_interleave(2, 1).mT, expected)

@@ -61,14 +61,21 @@ def test_ruler_s_facts(variant):
             case "essay":
                 assert len(lines) == 1
                 assert len(needles) == facts.keys * facts.values
-        question, prefix = characters(prompt, "query.question")[0], characters(prompt, "query.prefix")[0]
-        asked = re.fullmatch(rf"What (?:is|are all) the {noun} for (.*) mentioned in the provided text\?", question)[1]
+        question, prefix = (
+            characters(prompt, "query.question")[0],
+            characters(prompt, "query.prefix")[0],
+        )
+        asked = re.fullmatch(
+            rf"What (?:is|are all) the {noun} for (.*) mentioned in the provided text\?", question
+        )[1]
         assert ("What is" in question) == singular
         assert prefix == f" The {noun} for {asked} mentioned in the provided text {be}"
         keys = re.findall(PATTERNS[facts.key_type], asked)
         assert len(keys) == facts.queries
         assert asked == joined(keys)
-        assert prompt.answers == tuple(value for key in keys for name, value in needles if name == key)
+        assert prompt.answers == tuple(
+            value for key in keys for name, value in needles if name == key
+        )
         assert len(prompt.answers) == facts.values * facts.queries
         assert prompt.text.endswith(f"{prefix} {joined(prompt.answers)}")
 
@@ -82,28 +89,44 @@ def test_keys_and_values_are_drawn_anew():
 @pytest.mark.parametrize("variant", ["single_2", "multikey_1", "multikey_3", "multivalue"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_spans_hold_what_they_say(variant, family):
-    """Read with the naked eye: the characters of a span, and the text that its tokens cover, which may add
-    edges.
+    """Read with the naked eye: the characters of a span, and the text that its tokens cover, which
+    may add edges.
     """
     for prompt in niah(tokenizer(family), variant, 1000, 2):
         assert len(prompt.attributes["depths"]) == len(prompt.answers)
         for number in range(1, len(prompt.answers) + 1):
             sentence = characters(prompt, f"needle.{number}")[0]
-            key, value = (characters(prompt, f"needle.{number}.{part}")[0] for part in ("key", "value"))
-            assert re.fullmatch(rf"One of the special magic [a-z]+ for {key} is: {value}\.", sentence)
+            key, value = (
+                characters(prompt, f"needle.{number}.{part}")[0] for part in ("key", "value")
+            )
+            assert re.fullmatch(
+                rf"One of the special magic [a-z]+ for {key} is: {value}\.", sentence
+            )
             assert value in prompt.answers
             assert key in characters(prompt, "query.key")[0]
-            assert set(prompt.spans[f"needle.{number}.value"]) < set(prompt.spans[f"needle.{number}"])
+            assert set(prompt.spans[f"needle.{number}.value"]) < set(
+                prompt.spans[f"needle.{number}"]
+            )
         starts = [prompt.characters[f"needle.{n}"][0][0] for n in range(1, len(prompt.answers) + 1)]
         assert starts == sorted(starts)
-        for name in ("needle", "query", "query.prefix", "query.key", "needle.1.key", "needle.1.value", "generated"):
+        for name in (
+            "needle",
+            "query",
+            "query.prefix",
+            "query.key",
+            "needle.1.key",
+            "needle.1.value",
+            "generated",
+        ):
             named = "".join("".join(characters(prompt, name)).split())
             indices = prompt.generated if name == "generated" else prompt.spans[name]
             covered = "".join("".join(prompt.token_text[index] for index in indices).split())
             assert named in covered
             assert len(covered) <= len(named) + 8 * len(prompt.characters[name])
         if variant.startswith("multikey"):
-            assert all(text.startswith("One of the special") for text in characters(prompt, "distractor"))
+            assert all(
+                text.startswith("One of the special") for text in characters(prompt, "distractor")
+            )
         assert prompt.spans["query"][-1] + 1 == prompt.generated[0]
         assert prompt.generated == tuple(range(prompt.generated[0], len(prompt.tokens)))
 
@@ -117,18 +140,28 @@ def test_lengths_are_exact(variant, family, length):
         word = essay().words(prompt.attributes["haystack_size"] + 1)[
             -1
         ]  # of a Python version's docstrings: some have forty tokens
-        unit = {"noise": NOISE + "\n", "essay": f" {word}", "needle": None}[VARIANTS[variant].haystack]
+        unit = {"noise": NOISE + "\n", "essay": f" {word}", "needle": None}[
+            VARIANTS[variant].haystack
+        ]
         assert prompt.generated == ()
         assert prompt.text.endswith(prompt.attributes["prefix"])
         assert len(prompt.tokens) == count_tokens(prompt.text, tokenizer(family))
         slack = length - 128 - len(prompt.tokens)
-        line = count_tokens(haystack(prompt).split("\n")[0], tokenizer(family)) + 12  # keys differ in tokens
+        # keys differ in tokens
+        line = count_tokens(haystack(prompt).split("\n")[0], tokenizer(family)) + 12
         limit = line if unit is None else count_tokens(unit, tokenizer(family))
         assert 0 <= slack < max(limit, 12)
 
 
 def test_the_search_finds_the_edge_in_few_calls():
-    for slope, budget in ((1.3, 3968), (26.0, 3968), (0.4, 99), (30.0, 130_944), (5.0, 5), (5.0, 0)):
+    for slope, budget in (
+        (1.3, 3968),
+        (26.0, 3968),
+        (0.4, 99),
+        (30.0, 130_944),
+        (5.0, 5),
+        (5.0, 0),
+    ):
         calls = []
 
         def count(size, slope=slope, calls=calls):
@@ -141,7 +174,10 @@ def test_the_search_finds_the_edge_in_few_calls():
 
 
 def test_dialects():
-    ruler, repo = (niah(tokenizer("words"), "multiquery", 800, 1, dialect=name)[0] for name in ("ruler", "repo"))
+    ruler, repo = (
+        niah(tokenizer("words"), "multiquery", 800, 1, dialect=name)[0]
+        for name in ("ruler", "repo")
+    )
     assert ruler.attributes["prefix"].startswith(" The special magic numbers for ")
     assert repo.attributes["prefix"] == "\n" + ruler.attributes["prefix"][1:]
     assert (ruler.attributes["new_tokens"], repo.attributes["new_tokens"]) == (128, 50)
@@ -159,9 +195,13 @@ def test_essay_depths_are_ruler_s():
         assert set(depths) <= set(DEPTHS)
         sentences = essay().sentences(prompt.attributes["haystack_size"])
         for number, depth in enumerate(depths, start=1):
-            before = prompt.text[prompt.text.index("\n") + 1 : prompt.characters[f"needle.{number}"][0][0]]
+            before = prompt.text[
+                prompt.text.index("\n") + 1 : prompt.characters[f"needle.{number}"][0][0]
+            ]
             before = re.sub(r"One of the special magic numbers for \S+ is: \d+\. ", "", before)
-            assert before == "".join(f"{sentence} " for sentence in sentences[: int(len(sentences) * depth / 100)])
+            assert before == "".join(
+                f"{sentence} " for sentence in sentences[: int(len(sentences) * depth / 100)]
+            )
 
 
 @pytest.mark.parametrize("variant", ["single_1", "single_2", "multikey_1", "multikey_2"])
@@ -169,20 +209,33 @@ def test_essay_depths_are_ruler_s():
 def test_a_depth_can_be_asked_for(variant, depth):
     for prompt in niah(tokenizer("words"), variant, 1500, 2, depth=depth):
         assert prompt.attributes["depth"] == depth
-        around = (prompt.text[: prompt.characters["needle.1"][0][0]], prompt.text[prompt.characters["needle.1"][0][1] :])
-        before, after = around[0].partition("\n")[2], around[1].rpartition("\nWhat is the special")[0]
+        around = (
+            prompt.text[: prompt.characters["needle.1"][0][0]],
+            prompt.text[prompt.characters["needle.1"][0][1] :],
+        )
+        before, after = (
+            around[0].partition("\n")[2],
+            around[1].rpartition("\nWhat is the special")[0],
+        )
         units = prompt.attributes["haystack_size"]
         if variant.startswith("single_2") or variant == "multikey_1":
-            before, after = (re.sub(r"One of the special magic numbers for \S+ is: \d+\.", "", text) for text in (before, after))
+            before, after = (
+                re.sub(r"One of the special magic numbers for \S+ is: \d+\.", "", text)
+                for text in (before, after)
+            )
             units = len(essay().sentences(units))
-            assert len(SENTENCE_END.split(" ".join(before.split()))) == max(1, int(units * depth / 100))
+            assert len(SENTENCE_END.split(" ".join(before.split()))) == max(
+                1, int(units * depth / 100)
+            )
         else:
             assert before.count("\n") == round(units * depth / 100)
             assert after.count("\n") == units - round(units * depth / 100)
 
 
 def test_lines_are_drawn_uniformly():
-    depths = [prompt.attributes["depth"] for prompt in niah(tokenizer("words"), "single_1", 600, 60)]
+    depths = [
+        prompt.attributes["depth"] for prompt in niah(tokenizer("words"), "single_1", 600, 60)
+    ]
     assert min(depths) < 15
     assert max(depths) > 80
     assert 35 < np.mean(depths) < 65
@@ -198,12 +251,19 @@ def test_a_prompt_depends_on_its_seed_and_number_alone():
 
 def test_scores():
     """Substring, any case, mean over references; the second dialect counts the prefix as output."""
-    ruler, repo = (niah(tokenizer("words"), "multivalue", 800, 1, dialect=name)[0] for name in ("ruler", "repo"))
+    ruler, repo = (
+        niah(tokenizer("words"), "multivalue", 800, 1, dialect=name)[0]
+        for name in ("ruler", "repo")
+    )
     one, two, three, four = ruler.answers
     assert niah_score([f"{four}, {three}; {two}\n{one}!"], [ruler]) == 100
     assert niah_score([f" {one} and {two}0"], [ruler]) == 50
     assert niah_score(["nothing"], [ruler]) == 0
-    assert niah_scores([f"{one}", "", f"{one}{two}{three}"], [ruler, ruler, repo]).tolist() == [25, 0, 75]
+    assert niah_scores([f"{one}", "", f"{one}{two}{three}"], [ruler, ruler, repo]).tolist() == [
+        25,
+        0,
+        75,
+    ]
     uuid = niah(tokenizer("words"), "multikey_3", 800, 1)[0]
     assert niah_score([uuid.answers[0].upper()], [uuid]) == 100
     key = characters(repo, "query.key")[0]
@@ -216,12 +276,27 @@ def test_essays_from_a_file_and_from_docstrings(tmp_path):
     path = tmp_path / "essay.txt"
     path.write_text("First one.  Second\n\n(one)? Third e.g. Bob. ünd so", encoding="utf-8")
     words = essay(path).words(12)
-    assert words == ["First", "one.", "Second", "(one)?", "Third", "e.g.", "Bob.", "ünd", "so", "First", "one.", "Second"]
+    assert words == [
+        "First",
+        "one.",
+        "Second",
+        "(one)?",
+        "Third",
+        "e.g.",
+        "Bob.",
+        "ünd",
+        "so",
+        "First",
+        "one.",
+        "Second",
+    ]
     assert essay(path).sentences(9) == ["First one.", "Second (one)?", "Third e.g. Bob. ünd so"]
     prompt = niah(tokenizer("words"), "single_2", 600, 1, essay=path)[0]
     assert "ünd so First one. Second" in prompt.text
     path.write_bytes(b"\xef\xbb\xbfAnother text now.\r\n")
-    assert essay(path).words(3) == ["Another", "text", "now."], "a file is read again, without the mark of its encoding"
+    assert essay(path).words(3) == ["Another", "text", "now."], (
+        "a file is read again, without the mark of its encoding"
+    )
     few = essay().words(40)
     assert essay().words(3000)[:40] == few
     sentences = essay().sentences(3000)
@@ -236,7 +311,10 @@ def test_essays_from_a_file_and_from_docstrings(tmp_path):
         ({"length": 200}, r"a multikey_1 prompt takes at least \d+ tokens"),
         ({"count": 0}, "at least one prompt"),
         ({"variant": "multivalue", "depth": 50}, "asks for several needles"),
-        ({"essay": "absent.txt"}, r"absent\.txt: wanted a text file for the haystack, but No such file"),
+        (
+            {"essay": "absent.txt"},
+            r"absent\.txt: wanted a text file for the haystack, but No such file",
+        ),
         ({"essay": "."}, "Is a directory"),
         ({"tokenizer": None}, "there is none"),
     ],

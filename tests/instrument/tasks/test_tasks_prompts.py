@@ -1,5 +1,5 @@
-"""Prompts and prompts.jsonl: what comes back is what was written; what is broken is refused in one line that
-says where.
+"""Prompts and prompts.jsonl: what comes back is what was written; what is broken is refused in one
+line that says where.
 """
 
 import copy
@@ -13,7 +13,10 @@ from task_tokenizers import FAMILIES, tokenizer
 from repo_interp.errors import InputError, Note
 from repo_interp.tasks import Prompt, digest, niah, prompt_from_text, read_prompts, write_prompts
 
-TEXT = "The grass is green. One of the special magic numbers for naïve-café is: 7654321. What is it? 7654321"
+TEXT = (
+    "The grass is green. One of the special magic numbers for naïve-café is: 7654321. "
+    "What is it? 7654321"
+)
 CHARACTERS = {
     "needle": ((20, 80),),
     "needle.1": ((20, 80),),
@@ -24,12 +27,21 @@ CHARACTERS = {
 
 
 def the_prompt(family="byte_level_bpe"):
-    return prompt_from_text(TEXT, CHARACTERS, tokenizer(family), ["7654321"], {"depth": 12.5, "list": [1, None]})
+    return prompt_from_text(
+        TEXT, CHARACTERS, tokenizer(family), ["7654321"], {"depth": 12.5, "list": [1, None]}
+    )
 
 
 def test_rest_is_what_is_not_named():
-    prompt = Prompt(tokens=(5, 6, 7, 8, 9), spans={"needle": (1,), "needle.1": (1,)}, generated=(4,))
-    assert prompt.all_spans() == {"needle": (1,), "needle.1": (1,), "rest": (0, 2, 3), "generated": (4,)}
+    prompt = Prompt(
+        tokens=(5, 6, 7, 8, 9), spans={"needle": (1,), "needle.1": (1,)}, generated=(4,)
+    )
+    assert prompt.all_spans() == {
+        "needle": (1,),
+        "needle.1": (1,),
+        "rest": (0, 2, 3),
+        "generated": (4,),
+    }
 
 
 def test_top_level_spans_rest_and_generated_are_a_partition():
@@ -47,7 +59,10 @@ def test_text_round_trip(tmp_path, family):
 
 
 def test_the_file_is_as_documented(tmp_path):
-    write_prompts([the_prompt(), Prompt(tokens=(3, 4), spans={"needle": (0,)}, generated=(1,))], tmp_path / "p.jsonl")
+    write_prompts(
+        [the_prompt(), Prompt(tokens=(3, 4), spans={"needle": (0,)}, generated=(1,))],
+        tmp_path / "p.jsonl",
+    )
     first, second = map(json.loads, (tmp_path / "p.jsonl").read_text("utf-8").splitlines())
     assert first["text"] == TEXT
     assert first["spans"]["needle"] == [[20, 80]]
@@ -64,7 +79,9 @@ def test_a_tokenizer_names_the_tokens_of_a_token_prompt(tmp_path):
 
 def test_digest_sees_what_a_measure_sees():
     prompt = the_prompt()
-    same = Prompt(tokens=prompt.tokens, spans=dict(reversed(prompt.spans.items())), generated=prompt.generated)
+    same = Prompt(
+        tokens=prompt.tokens, spans=dict(reversed(prompt.spans.items())), generated=prompt.generated
+    )
     assert digest([prompt]) == digest([same])
     assert digest([Prompt(tokens=(1, 2, 3))]) == hashlib.sha256(b"[[1,2,3],{},[]]\n").hexdigest()
     others = [
@@ -102,16 +119,26 @@ def token_line(**changes):
 
 BROKEN = {
     "doubled characters": (text_line(spans={"a": [[0, 7], [6, 9]]}), "holds character 6 twice"),
-    "part leaves its parent": (text_line(spans={"a": [[0, 3]], "a.1": [[2, 4]]}), 'character 3, which is not in "a"'),
-    "generated overlaps": (text_line(generated=[[6, 9]]), 'spans "needle" and "generated" share character 6'),
+    "part leaves its parent": (
+        text_line(spans={"a": [[0, 3]], "a.1": [[2, 4]]}),
+        'character 3, which is not in "a"',
+    ),
+    "generated overlaps": (
+        text_line(generated=[[6, 9]]),
+        'spans "needle" and "generated" share character 6',
+    ),
     "broken JSON": ('{"text": "x"', "broken JSON .*column 13"),
 }
-"""Those of text, and one that breaks a whole file; all others are in the catalogue of bad inputs (support/bad_inputs)."""
+"""Those of text, and one that breaks a whole file; all others are in the catalogue of bad inputs
+(support/bad_inputs).
+"""
 
 
 @pytest.mark.parametrize("fault", BROKEN)
 def test_broken_lines(tmp_path, fault):
-    """The message is one line and names the file and the line; nothing is read from a file with one broken line."""
+    """The message is one line and names the file and the line; nothing is read from a file with one
+    broken line.
+    """
     line, message = BROKEN[fault]
     path = tmp_path / "broken.jsonl"
     path.write_text(f"{token_line()}\n\n{line}\n", encoding="utf-8")
@@ -133,7 +160,9 @@ def test_the_model_s_vocabulary_bounds_token_ids(tmp_path):
 
 def test_windows_files_are_read(tmp_path):
     path = tmp_path / "prompts.jsonl"
-    path.write_bytes(b"\xef\xbb\xbf" + token_line().encode() + b"\r\n" + token_line().encode() + b"\r\n")
+    path.write_bytes(
+        b"\xef\xbb\xbf" + token_line().encode() + b"\r\n" + token_line().encode() + b"\r\n"
+    )
     assert len(read_prompts(path)) == 2
 
 
@@ -153,7 +182,9 @@ def test_text_and_characters_come_together():
     ],
 )
 def test_what_no_prompt_can_hold_is_refused(given, line):
-    """Found: a span called rest took the place of the rest, and fractions were cut to whole indices."""
+    """Found: a span called rest took the place of the rest, and fractions were cut to whole
+    indices.
+    """
     with pytest.raises(InputError, match=line):
         Prompt(**{"tokens": (1, 2, 3), **given})
 
@@ -178,10 +209,14 @@ def test_a_file_of_plain_text_and_standard_input_are_one_prompt(tmp_path, monkey
         read_prompts(tmp_path / "notes.jsonl", tokenizer)
 
 
-# ---- logged evaluations -----------------------------------------------------------------------------------------------------------
+# ---- logged evaluations --------------------------------------------------------------------------
 
-ROME = "The special number of Rome is 4711. The special number of Oslo is 98. What is the special number of Rome? Answer:"
-INSPECT = {  # written by inspect-ai 0.3.285 (mockllm), without what is not read: events, usage, times
+ROME = (
+    "The special number of Rome is 4711. The special number of Oslo is 98. What is the "
+    "special number of Rome? Answer:"
+)
+# written by inspect-ai 0.3.285 (mockllm), without what is not read: events, usage, times
+INSPECT = {
     "version": 2,
     "status": "success",
     "eval": {"task": "numbers", "model": "mockllm/model"},
@@ -192,7 +227,12 @@ INSPECT = {  # written by inspect-ai 0.3.285 (mockllm), without what is not read
             "input": ROME,
             "target": "4711",
             "messages": [
-                {"id": "3gvPi7CoWxEJJ8HCoQSn2q", "content": ROME, "source": "input", "role": "user"},
+                {
+                    "id": "3gvPi7CoWxEJJ8HCoQSn2q",
+                    "content": ROME,
+                    "source": "input",
+                    "role": "user",
+                },
                 {
                     "id": "f4ATJG35Mb6moEVKgnqiGf",
                     "content": " 4711",
@@ -202,14 +242,20 @@ INSPECT = {  # written by inspect-ai 0.3.285 (mockllm), without what is not read
                 },
             ],
             "output": {"model": "mockllm/model", "choices": [], "completion": " 4711"},
-            "scores": {"includes": {"value": "C", "answer": " 4711", "explanation": " 4711", "history": []}},
+            "scores": {
+                "includes": {"value": "C", "answer": " 4711", "explanation": " 4711", "history": []}
+            },
         },
         {
             "id": "two",
             "epoch": 1,
             "input": [
                 {"id": "c6kFSA54rfPfd3AuLf7BN5", "content": "Answer shortly.", "role": "system"},
-                {"id": "JGEyCJweP4z26KFvPYSkzT", "content": [{"type": "text", "text": ROME}], "role": "user"},
+                {
+                    "id": "JGEyCJweP4z26KFvPYSkzT",
+                    "content": [{"type": "text", "text": ROME}],
+                    "role": "user",
+                },
             ],
             "target": ["98", "98."],
             "output": {"model": "mockllm/model", "completion": " 4711"},
@@ -244,13 +290,27 @@ def test_a_log_of_inspect_is_read_as_prompts(tmp_path, form):
             archive.writestr("header.json", json.dumps({"eval": INSPECT["eval"]}))
             for number, sample in enumerate(INSPECT["samples"], start=1):
                 archive.writestr(f"samples/{number}_epoch_1.json", json.dumps(sample))
-    with pytest.warns(Note, match="the log holds messages, not the text that the model read; .*; left out: nothing"):
+    with pytest.warns(
+        Note,
+        match="the log holds messages, not the text that the model read; .*; left out: nothing",
+    ):
         one, two = read_prompts(file, tokenizer("byte_level_bpe"))
     # as inspect-ai's provider `hf` writes them for a tokenizer without a chat template
-    assert one.text == f"user: {ROME}\n 4711" and two.text == f"system: Answer shortly.\nuser: {ROME}\n 4711"
+    assert (
+        one.text == f"user: {ROME}\n 4711"
+        and two.text == f"system: Answer shortly.\nuser: {ROME}\n 4711"
+    )
     assert [texts_of(prompt, prompt.generated).strip() for prompt in (one, two)] == ["4711", "4711"]
-    assert texts_of(one, one.spans["needle"]).strip() == "4711" and texts_of(two, two.spans["needle"]).strip() == "98"
-    assert two.attributes == {"id": "two", "targets": ["98", "98."], "scores": {"includes": "I"}, "epoch": 1}
+    assert (
+        texts_of(one, one.spans["needle"]).strip() == "4711"
+        and texts_of(two, two.spans["needle"]).strip() == "98"
+    )
+    assert two.attributes == {
+        "id": "two",
+        "targets": ["98", "98."],
+        "scores": {"includes": "I"},
+        "epoch": 1,
+    }
 
 
 @pytest.fixture
@@ -258,19 +318,41 @@ def chat_tokenizer():
     """One with a chat template, which writes the BOS, as that of Llama does."""
     ours = copy.deepcopy(tokenizer("byte_level_bpe"))
     ours.chat_template = (
-        "{{ bos_token }}{% for m in messages %}{% if m.role == 'critic' %}{{ raise_exception('no critics') }}{% endif %}"
-        "[{{ m.role }}]{{ m.content }}{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"
+        "{{ bos_token }}{% for m in messages %}{% if m.role == 'critic' %}{{ "
+        "raise_exception('no critics') }}{% endif %}"
+        "[{{ m.role }}]{{ m.content }}{% endfor %}{% if add_generation_prompt "
+        "%}[assistant]{% endif %}"
     )
     return ours
 
 
-def test_messages_of_a_log_are_put_into_the_chat_template_and_what_is_left_out_is_named(tmp_path, chat_tokenizer):
-    """Found: "2+2?4", after a tool "44", no template, and reasoning and tool calls gone without a word."""
-    user, tool = {"role": "user", "content": "2+2?"}, {"role": "tool", "content": "4", "tool_call_id": "a", "function": "add"}
-    calls = {"role": "assistant", "content": "", "tool_calls": [{"id": "a", "function": "add", "arguments": {"x": 2}}]}
-    content = [{"type": "reasoning", "reasoning": "easy", "redacted": False}, {"type": "text", "text": "4"}]
+def test_messages_of_a_log_are_put_into_the_chat_template_and_what_is_left_out_is_named(
+    tmp_path, chat_tokenizer
+):
+    """Found: "2+2?4", after a tool "44", no template, and reasoning and tool calls gone without a
+    word.
+    """
+    user, tool = (
+        {"role": "user", "content": "2+2?"},
+        {"role": "tool", "content": "4", "tool_call_id": "a", "function": "add"},
+    )
+    calls = {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [{"id": "a", "function": "add", "arguments": {"x": 2}}],
+    }
+    content = [
+        {"type": "reasoning", "reasoning": "easy", "redacted": False},
+        {"type": "text", "text": "4"},
+    ]
     answer = {"role": "assistant", "content": content, "source": "generate"}
-    sample = {"id": 1, "input": "2+2?", "target": "4", "messages": [user, calls, tool, answer], "output": {"completion": "4"}}
+    sample = {
+        "id": 1,
+        "input": "2+2?",
+        "target": "4",
+        "messages": [user, calls, tool, answer],
+        "output": {"completion": "4"},
+    }
     offered = [{"event": "model", "tools": [{"name": "add"}]}]
 
     def read(*samples):
@@ -281,16 +363,22 @@ def test_messages_of_a_log_are_put_into_the_chat_template_and_what_is_left_out_i
         called, thought, answered = read(
             sample | {"events": offered},
             sample | {"messages": [user, answer]},
-            sample | {"messages": [user, answer, {"role": "user", "content": "behind it"}], "output": {}},
+            sample
+            | {"messages": [user, answer, {"role": "user", "content": "behind it"}], "output": {}},
         )
     assert called.text == "<bos>[user]2+2?[assistant][tool]4[assistant]4"
     assert called.token_text[:2] == ("<bos>", "[") and texts_of(called, called.generated) == "4"
     assert called.attributes["left_out"] == ["reasoning", "tool calls", "tools"]
-    assert thought.text == "<bos>[user]2+2?[assistant]4" and thought.attributes["left_out"] == ["reasoning"]
+    assert thought.text == "<bos>[user]2+2?[assistant]4" and thought.attributes["left_out"] == [
+        "reasoning"
+    ]
     assert answered.generated == () and "behind it" in answered.text
     left_out = [str(note.message).rpartition("left out: ")[2] for note in warned]
     assert left_out == ["reasoning, tool calls, tools", "reasoning", "reasoning"]
-    with pytest.raises(InputError, match=r"log\.json, sample 0: the chat template of the tokenizer does not take the messages"):
+    with pytest.raises(
+        InputError,
+        match=r"log\.json, sample 0: the chat template of the tokenizer does not take the messages",
+    ):
         read(sample | {"messages": [{"role": "critic", "content": "2+2?"}]})
 
 
@@ -298,11 +386,19 @@ def test_a_text_that_begins_with_the_bos_gets_no_second_one(tmp_path):
     """Found in logs of the harness with a chat template; the harness itself feeds one."""
     known = tokenizer("byte_level_bpe")
     plain = prompt_from_text("2+2?", {}, known)
-    (tmp_path / "samples.jsonl").write_text(json.dumps(HARNESS | {"arguments": [["<bos>2+2?", {}]], "resps": []}) + "\n")
+    (tmp_path / "samples.jsonl").write_text(
+        json.dumps(HARNESS | {"arguments": [["<bos>2+2?", {}]], "resps": []}) + "\n"
+    )
     written = prompt_from_text("<bos>2+2?", {"query": ((5, 9),)}, known)
     (logged,) = read_prompts(tmp_path / "samples.jsonl", known)
-    assert plain.tokens == written.tokens == logged.tokens and plain.tokens.count(known.bos_token_id) == 1
-    assert texts_of(written, written.spans["query"]) == "2+2?" and "".join(written.token_text) == "<bos>2+2?"
+    assert (
+        plain.tokens == written.tokens == logged.tokens
+        and plain.tokens.count(known.bos_token_id) == 1
+    )
+    assert (
+        texts_of(written, written.spans["query"]) == "2+2?"
+        and "".join(written.token_text) == "<bos>2+2?"
+    )
 
 
 def test_samples_of_the_harness_are_read_as_they_were_fed(tmp_path):
@@ -312,31 +408,54 @@ def test_samples_of_the_harness_are_read_as_they_were_fed(tmp_path):
         file.write_text("\n".join(map(json.dumps, records)) + "\n")
         return read_prompts(file, tokenizer("byte_level_bpe"))
 
-    strict, flexible = HARNESS | {"filter": "strict"}, HARNESS | {"filter": "flexible", "exact_match": 1.0}
-    once, other = read(strict, flexible, strict | {"doc_id": 4})  # found: two filters doubled every prompt
+    strict, flexible = (
+        HARNESS | {"filter": "strict"},
+        HARNESS | {"filter": "flexible", "exact_match": 1.0},
+    )
+    # found: two filters doubled every prompt
+    once, other = read(strict, flexible, strict | {"doc_id": 4})
     assert (
-        once.attributes["scores"] == {"exact_match,strict": 0.0, "exact_match,flexible": 1.0} and other.attributes["doc_id"] == 4
+        once.attributes["scores"] == {"exact_match,strict": 0.0, "exact_match,flexible": 1.0}
+        and other.attributes["doc_id"] == 4
     )
     assert len(read(HARNESS, HARNESS)) == 2  # what was logged twice is there twice
     for target in (None, "None"):  # found: None was looked for; the harness writes it as a text
         (none,) = read(HARNESS | {"target": target, "arguments": [["None of these? A:", {}]]})
         assert none.spans == {} and none.answers == () and none.text == "None of these? A: 98"
-    (rolling,) = read(HARNESS | {"arguments": [[ROME]], "resps": [["-12.5"]]})  # found: its log-likelihood was its answer
+    # found: its log-likelihood was its answer
+    (rolling,) = read(HARNESS | {"arguments": [[ROME]], "resps": [["-12.5"]]})
     assert rolling.text == ROME and rolling.generated == () and rolling.spans == {}
     # found: of several inputs with one continuation (winogrande) the first was read
-    pairs = {"gen_args_0": {"arg_0": "The case", "arg_1": " is big."}, "gen_args_1": {"arg_0": "The cup", "arg_1": " is big."}}
-    inputs = HARNESS | {"target": "is big.", "arguments": pairs, "resps": [[["-9.5", "False"]], [["-3.25", "False"]]]}
+    pairs = {
+        "gen_args_0": {"arg_0": "The case", "arg_1": " is big."},
+        "gen_args_1": {"arg_0": "The cup", "arg_1": " is big."},
+    }
+    inputs = HARNESS | {
+        "target": "is big.",
+        "arguments": pairs,
+        "resps": [[["-9.5", "False"]], [["-3.25", "False"]]],
+    }
     for accuracy, text in ((1.0, "The cup is big."), (0.0, "The case is big.")):
         (right,) = read(inputs | {"acc": accuracy})
         assert right.text == text and texts_of(right, right.generated) == " is big."
     more = pairs | {"gen_args_2": {"arg_0": "The hat", "arg_1": " is big."}}
-    for unknown in (inputs, inputs | {"acc": 1.0, "resps": []}, inputs | {"acc": 0.0, "arguments": more}):
+    for unknown in (
+        inputs,
+        inputs | {"acc": 1.0, "resps": []},
+        inputs | {"acc": 0.0, "arguments": more},
+    ):
         with pytest.raises(
-            InputError, match=r"samples.jsonl, line 1: the sample has \d inputs, and nothing in it says which is right"
+            InputError,
+            match=r"samples.jsonl, line 1: the sample has \d inputs, and nothing in it says "
+            r"which is right",
         ):
             read(unknown)
-    choices = [["Q:", " x"], ["Q:", " y"], ["", " x"], ["", " y"]]  # mutual information asks for each without its question too
-    assert [prompt.text for prompt in read(*(HARNESS | {"arguments": choices, "target": n} for n in ("1", "x")))] == [
+    # mutual information asks for each without its question too
+    choices = [["Q:", " x"], ["Q:", " y"], ["", " x"], ["", " y"]]
+    assert [
+        prompt.text
+        for prompt in read(*(HARNESS | {"arguments": choices, "target": n} for n in ("1", "x")))
+    ] == [
         "Q: y",
         "Q: x",
     ]
@@ -346,7 +465,8 @@ def test_samples_of_the_harness_are_read_as_they_were_fed(tmp_path):
 
 def test_a_sample_of_the_harness_is_read_with_its_answer(tmp_path):
     file = tmp_path / "samples_numbers.jsonl"
-    twice = HARNESS | {"target": "Rome", "resps": []}  # stands twice in the text, so nothing says which is meant
+    # stands twice in the text, so nothing says which is meant
+    twice = HARNESS | {"target": "Rome", "resps": []}
     file.write_text("\n".join(map(json.dumps, (HARNESS, twice))) + "\n")
     one, other = read_prompts(file, tokenizer("byte_level_bpe"))
     assert one.text == f"{ROME} 98" and texts_of(one, one.generated).strip() == "98"
@@ -359,9 +479,15 @@ def test_a_sample_of_the_harness_is_read_with_its_answer(tmp_path):
     ("content", "line"),
     [
         (b"PK\x03\x04 not an archive", "the archive is damaged"),
-        (json.dumps(INSPECT | {"samples": []}).encode(), "wanted one prompt per line, the file is empty"),
+        (
+            json.dumps(INSPECT | {"samples": []}).encode(),
+            "wanted one prompt per line, the file is empty",
+        ),
         (json.dumps(INSPECT | {"samples": [{"id": 1}]}).encode(), "log, sample 0: "),
-        (json.dumps(HARNESS | {"arguments": {}}).encode(), "log, line 1: the sample has no text among its arguments"),
+        (
+            json.dumps(HARNESS | {"arguments": {}}).encode(),
+            "log, line 1: the sample has no text among its arguments",
+        ),
         (json.dumps(HARNESS | {"arguments": 5}).encode(), "log, line 1: "),
     ],
 )

@@ -1,5 +1,5 @@
-"""Which tokens a span of characters has: closed forms, a slow reference on real tokenizers, and spans that do
-not fit together.
+"""Which tokens a span of characters has: closed forms, a slow reference on real tokenizers, and
+spans that do not fit together.
 """
 
 import numpy as np
@@ -11,12 +11,17 @@ from repo_interp.tasks import prompt_from_text
 from repo_interp.tasks.prompt.text import MarkedText, encode, token_spans
 
 HARD = "Die Straße: One of the special magic numbers for naïve-café🙂 is: 7654321.東京は大きい。 Привет"
-"""A needle at the edges of tokens, with no space before or after it, and characters of two to four bytes."""
+"""A needle at the edges of tokens, with no space before or after it, and characters of two to four
+bytes.
+"""
 
 
 def test_tokens_of_no_width_belong_to_nothing_and_shared_characters_to_all():
     offsets = [(0, 0), (0, 1), (0, 1), (0, 1), (1, 2), (2, 2)]
-    assert token_spans(offsets, {"needle": ((0, 1),), "query": ((1, 2),)}, 2) == {"needle": (1, 2, 3), "query": (4,)}
+    assert token_spans(offsets, {"needle": ((0, 1),), "query": ((1, 2),)}, 2) == {
+        "needle": (1, 2, 3),
+        "query": (4,),
+    }
 
 
 def test_parts_keep_to_their_parent_and_may_overlap():
@@ -37,8 +42,8 @@ def test_parts_keep_to_their_parent_and_may_overlap():
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("seed", range(6))
 def test_against_the_obvious_reference(family, seed):
-    """Cut the text into named and unnamed stretches at random characters; compare with counting characters
-    one by one.
+    """Cut the text into named and unnamed stretches at random characters; compare with counting
+    characters one by one.
     """
     rng = np.random.default_rng(seed)
     cuts = sorted(rng.choice(np.arange(1, len(HARD)), size=6, replace=False).tolist())
@@ -82,8 +87,12 @@ def test_spans_of_a_hard_needle_hold_its_text(family):
     offsets = encode(HARD, tokenizer(family)).offsets
     assert 0 not in {index for places in prompt.spans.values() for index in places}  # <bos>
     for name, ((first, last),) in characters.items():
-        inside = {token for token, (start, end) in enumerate(offsets) if first <= start < end <= last}
-        touching = {token for token, (start, end) in enumerate(offsets) if start < last and end > first}
+        inside = {
+            token for token, (start, end) in enumerate(offsets) if first <= start < end <= last
+        }
+        touching = {
+            token for token, (start, end) in enumerate(offsets) if start < last and end > first
+        }
         assert inside <= set(prompt.spans[name]) <= touching
     assert set(prompt.spans["needle"]) & set(prompt.spans["query"]) == set()
 
@@ -91,7 +100,9 @@ def test_spans_of_a_hard_needle_hold_its_text(family):
 def test_offsets_with_and_without_the_leading_space_name_the_same_tokens():
     text = "hidden One of the special magic numbers"
     characters = {"needle": ((7, len(text)),)}
-    with_space, without = (tokenizer(family) for family in ("byte_level_bpe", "byte_level_bpe_trimmed"))
+    with_space, without = (
+        tokenizer(family) for family in ("byte_level_bpe", "byte_level_bpe_trimmed")
+    )
     spaced, trimmed = (prompt_from_text(text, characters, one) for one in (with_space, without))
     assert spaced.tokens == trimmed.tokens
     assert spaced.token_text != trimmed.token_text
@@ -112,7 +123,9 @@ def test_added_tokens_behind_a_text_are_dropped():
     backend = type(source.backend_tokenizer).from_str(source.backend_tokenizer.to_str())
     backend.add_special_tokens(["<eos>"])
     pairs = [("<bos>", backend.token_to_id("<bos>")), ("<eos>", backend.token_to_id("<eos>"))]
-    backend.post_processor = processors.TemplateProcessing(single="<bos> $A <eos>", special_tokens=pairs)
+    backend.post_processor = processors.TemplateProcessing(
+        single="<bos> $A <eos>", special_tokens=pairs
+    )
     ending = type(source)(tokenizer_object=backend)
     assert encode("The sky", ending).token_text == ("<bos>", "The", "sky")
 

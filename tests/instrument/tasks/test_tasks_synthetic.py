@@ -1,5 +1,5 @@
-"""Every synthetic task: the answer is determined by the prompt (a brute-force solver finds it), samplers and
-prompts agree.
+"""Every synthetic task: the answer is determined by the prompt (a brute-force solver finds it),
+samplers and prompts agree.
 """
 
 import hashlib
@@ -10,7 +10,15 @@ import pytest
 
 from position_papers.cope.errors import always_the_same
 from repo_interp.errors import InputError
-from repo_interp.tasks import Response, Task, digest, make_task, read_prompts, task_names, write_prompts
+from repo_interp.tasks import (
+    Response,
+    Task,
+    digest,
+    make_task,
+    read_prompts,
+    task_names,
+    write_prompts,
+)
 from repo_interp.tasks.copying import _scattered
 
 
@@ -27,11 +35,15 @@ def solve_niah(words):
 
 
 def solve_niah_keys(words):
-    """The three words behind each place where the two of a question stood behind an M, in the order of the context."""
+    """The three words behind each place where the two of a question stood behind an M, in the order
+    of the context.
+    """
     asked, solved = [at for at, word in enumerate(words) if word == "Q"], {}
     for at, end in zip(asked, [*asked[1:], len(words)], strict=True):
         places = [
-            place for place in range(asked[0]) if words[place] == "M" and words[place + 1 : place + 3] == words[at + 1 : at + 3]
+            place
+            for place in range(asked[0])
+            if words[place] == "M" and words[place + 1 : place + 3] == words[at + 1 : at + 3]
         ]
         found = [word for place in places for word in words[place + 3 : place + 6]]
         solved |= dict(zip(range(at + 3, end), found, strict=True))
@@ -39,11 +51,15 @@ def solve_niah_keys(words):
 
 
 def solve_copying(words):
-    """What followed the first 8 words of a question where they stood before, from its second word on; questions begin where
-    sequences repeat.
+    """What followed the first 8 words of a question where they stood before, from its second word
+    on; questions begin where sequences repeat.
     """
     sequences = [words[at : at + 12] for at in range(1, len(words), 12)]
-    count = next(index for index in range(len(sequences)) if sequences[index][:8] in [s[:8] for s in sequences[:index]])
+    count = next(
+        index
+        for index in range(len(sequences))
+        if sequences[index][:8] in [s[:8] for s in sequences[:index]]
+    )
     context = words[1 : 1 + 12 * count]
     solved = {}
     for number, question in enumerate(sequences[count:], start=count):
@@ -129,7 +145,10 @@ def test_the_targets_of_a_batch_follow_from_what_is_before_them(name, progress):
 @pytest.mark.parametrize("name", SYNTHETIC)
 def test_batches_reach_the_training_length_and_are_all_different(name):
     task = make_task(name)
-    batches = [task.batch(np.random.default_rng(seed), 128, 1.0) for seed in range(40 if name == "copying" else 1)]
+    batches = [
+        task.batch(np.random.default_rng(seed), 128, 1.0)
+        for seed in range(40 if name == "copying" else 1)
+    ]
     if name != "counting":  # whose longest sequence is as good as never drawn
         assert max(batch.tokens.shape[1] for batch in batches) == task.training_length
     assert len({tuple(row) for row in batches[0].tokens.tolist()}) > 120
@@ -163,7 +182,9 @@ def test_a_sequence_of_a_batch_reads_back_as_a_prompt_with_the_same_targets(name
         prompt = task.describe(tokens)
         assert list(prompt.tokens) == tokens
         asked = list(task.targets(prompt))
-        assert asked == (targets if name != "copying" else [at for at in targets if (at - 1) % 12 >= 8])
+        assert asked == (
+            targets if name != "copying" else [at for at in targets if (at - 1) % 12 >= 8]
+        )
 
 
 @pytest.mark.parametrize("name", SYNTHETIC)
@@ -187,7 +208,9 @@ SEQUENCES = {
     "counting": "47bd7d478520186d",
     "random_tokens": "6d31cece9a5fa903",
 }
-"""SHA-256 of training sequences and prompts, as the zoo was trained and scored on: made before the tasks had a common base."""
+"""SHA-256 of training sequences and prompts, as the zoo was trained and scored on: made before the
+tasks had a common base.
+"""
 
 
 @pytest.mark.parametrize("name", SEQUENCES)
@@ -264,7 +287,12 @@ def test_reversal_curriculum_lengths_and_mirror():
     source = prompt.attributes["source"]
     assert [prompt.tokens[at] for at in source] == [prompt.tokens[at] for at in prompt.generated]
     assert source == list(prompt.spans["words"])[::-1]
-    assert [prompt.token_text[at] for at in prompt.spans["instruction"]] == ["Reverse", "the", "following", "words:"]
+    assert [prompt.token_text[at] for at in prompt.spans["instruction"]] == [
+        "Reverse",
+        "the",
+        "following",
+        "words:",
+    ]
     batch = task.sample(np.random.default_rng(0), 500, "20")
     words = batch.tokens[:, 5:25]
     assert len(np.unique(words)) == 32
@@ -282,9 +310,9 @@ def test_small_niah_is_what_it_says():
         prompt = task.describe(row)
         assert "distractor" not in prompt.spans
         assert len(prompt.spans["needle"]) == len(prompt.spans["query"]) * 3 // 2 == 24
-        assert sorted(prompt.tokens[at] for n in range(1, 9) for at in prompt.spans[f"needle.{n}.value"]) == sorted(
-            prompt.tokens[at] for at in prompt.generated
-        )
+        assert sorted(
+            prompt.tokens[at] for n in range(1, 9) for at in prompt.spans[f"needle.{n}.value"]
+        ) == sorted(prompt.tokens[at] for at in prompt.generated)
     batch = task.sample(np.random.default_rng(0), 600, "256")
     needles, depths = [], []
     for row in batch.tokens:
@@ -294,7 +322,11 @@ def test_small_niah_is_what_it_says():
         assert words[prompt.spans["needle.1.value"][0]] == words[-1]
         assert len(prompt.spans["distractor"]) == 21
         assert words.count("M") == 16
-        classes = [words[at].split("v")[0] for at in range(len(words) - 3) if words[at - 1] == words[at - 2] == "M"]
+        classes = [
+            words[at].split("v")[0]
+            for at in range(len(words) - 3)
+            if words[at - 1] == words[at - 2] == "M"
+        ]
         assert len(set(classes)) == 8
         needles.append(words[-1])
         depths.append(prompt.attributes["depth"])
@@ -303,7 +335,9 @@ def test_small_niah_is_what_it_says():
     assert max(depths) > 97
     assert 45 < np.mean(depths) < 55
     tight = make_task("niah", first_length=49, length=49, longest_test=49)
-    assert (tight.batch(np.random.default_rng(0), 8).tokens == tight.vocabulary["M"]).sum() == 8 * 16
+    assert (
+        tight.batch(np.random.default_rng(0), 8).tokens == tight.vocabulary["M"]
+    ).sum() == 8 * 16
     alone = make_task("niah", needles=1, questions=1).prompts(1)[0]
     assert "distractor" not in alone.spans
 
@@ -314,32 +348,58 @@ def test_values_of_balanced_counting_are_equally_frequent():
     for name in ("in_distribution", "shorter"):
         plain, balanced = (task.prompts(300, test_set=kind) for kind in (name, f"balanced_{name}"))
         values = [prompt.attributes["value"] for prompt in balanced]
-        assert set(values) == set(task.common_values(name)) == set(task.common_values(f"balanced_{name}"))
-        assert always_the_same(task, balanced) < 1.5 / len(set(values)) < always_the_same(task, plain)
-        common, count = np.unique([prompt.attributes["value"] for prompt in plain], return_counts=True)
+        assert (
+            set(values)
+            == set(task.common_values(name))
+            == set(task.common_values(f"balanced_{name}"))
+        )
+        assert (
+            always_the_same(task, balanced) < 1.5 / len(set(values)) < always_the_same(task, plain)
+        )
+        common, count = np.unique(
+            [prompt.attributes["value"] for prompt in plain], return_counts=True
+        )
         assert set(common[count > 6]) <= set(values)  # 2 in 100
-    shorter = np.mean([prompt.attributes["value"] for prompt in task.prompts(300, test_set="shorter")])
-    assert shorter > np.mean([prompt.attributes["value"] for prompt in task.prompts(300)]) + 0.5  # fewer passes, more increments
+    shorter = np.mean(
+        [prompt.attributes["value"] for prompt in task.prompts(300, test_set="shorter")]
+    )
+    # fewer passes, more increments
+    assert shorter > np.mean([prompt.attributes["value"] for prompt in task.prompts(300)]) + 0.5
 
 
 def test_keys_of_a_context_share_their_words_and_only_their_order_tells_them_apart():
-    task = make_task("niah_keys", needles=8, doubled=2, questions=6, test_questions=4, shared=4, length=256, first_length=97)
+    task = make_task(
+        "niah_keys",
+        needles=8,
+        doubled=2,
+        questions=6,
+        test_questions=4,
+        shared=4,
+        length=256,
+        first_length=97,
+    )
     assert task.batch(np.random.default_rng(0), 4, 0.0).tokens.shape == (4, 97)
     reversed_beside, depths, several = [], [], 0
     for prompt in task.prompts(200):
         words = prompt.token_text
         starts = [at for at in range(len(words)) if words[at] == "M"]
         keys = [tuple(words[at + 1 : at + 3]) for at in starts]
-        assert len(keys) == 8 and len(set(keys)) == 6 and len({word for key in keys for word in key}) <= 4
+        assert (
+            len(keys) == 8
+            and len(set(keys)) == 6
+            and len({word for key in keys for word in key}) <= 4
+        )
         reversed_beside += [key[::-1] in keys for key in keys]
         assert len(prompt.spans["query.key"]) == 8 and len(prompt.answers) == 4
         assert {len(answer.split()) for answer in prompt.answers} <= {3, 6}
         needles = len(prompt.spans["needle"]) // 6
         several += needles - 4  # keys with two values
         assert len(prompt.generated) == 3 * needles == 24 - len(prompt.spans["distractor"]) // 2
-        assert sorted(prompt.tokens[at] for n in range(1, needles + 1) for at in prompt.spans[f"needle.{n}.value"]) == sorted(
-            prompt.tokens[at] for at in prompt.generated
-        )
+        assert sorted(
+            prompt.tokens[at]
+            for n in range(1, needles + 1)
+            for at in prompt.spans[f"needle.{n}.value"]
+        ) == sorted(prompt.tokens[at] for at in prompt.generated)
         depths += prompt.attributes["depths"]
     assert 0.35 < np.mean(reversed_beside) < 0.6  # 5 of the other 11 orders are there
     assert 200 < several < 330  # two of the six keys, asked for 4 at a time
@@ -367,10 +427,13 @@ def test_copying_asks_for_the_middle_and_repeats_no_prefix():
         assert len(prompt.tokens) == 1 + 12 * (count + 1)
         assert prompt.attributes["sequences"] == count
         assert prompt.spans["needle"] == tuple(range(1 + 12 * (count // 2), 13 + 12 * (count // 2)))
-        assert [prompt.tokens[at] for at in prompt.attributes["source"]] == [prompt.tokens[at] for at in prompt.generated]
+        assert [prompt.tokens[at] for at in prompt.attributes["source"]] == [
+            prompt.tokens[at] for at in prompt.generated
+        ]
         assert len(prompt.spans["query"]) == 8
         assert len(prompt.generated) == 4
-    few = make_task("copying", symbols=2, sequences=10, first_sequences=10, test_from=10)  # 256 prefixes of two symbols
+    # 256 prefixes of two symbols
+    few = make_task("copying", symbols=2, sequences=10, first_sequences=10, test_from=10)
     for prompt in few.prompts(20, test_set="10"):
         context = prompt.tokens[1:121]
         prefix = tuple(prompt.tokens[at] for at in prompt.spans["query"])
@@ -385,7 +448,9 @@ def test_copying_asks_for_the_middle_and_repeats_no_prefix():
 
 
 def test_copying_can_vary_in_sequences_and_questions_with_a_word_between():
-    task = make_task("copying", sequences=6, first_sequences=6, fewest=1, questions=6, separator=1, test_from=2)
+    task = make_task(
+        "copying", sequences=6, first_sequences=6, fewest=1, questions=6, separator=1, test_from=2
+    )
     assert task.training_length == 1 + 13 * 12 and task.vocabulary_size == 2 + 256 + 1
     seen, places = set(), []
     for seed in range(200):
@@ -395,21 +460,41 @@ def test_copying_can_vary_in_sequences_and_questions_with_a_word_between():
             words, count = prompt.token_text, prompt.attributes["sequences"]
             questions = len(prompt.answers)
             seen.add((count, questions))
-            assert [at for at, word in enumerate(words) if word == "|"] == list(range(1, len(words), 13))
-            assert len(words) == 1 + 13 * (count + questions) and not {"|"} & {words[at] for at in prompt.generated}
-            assert [words[at] for at in prompt.attributes["source"]] == [words[at] for at in prompt.generated]
+            assert [at for at, word in enumerate(words) if word == "|"] == list(
+                range(1, len(words), 13)
+            )
+            assert len(words) == 1 + 13 * (count + questions) and not {"|"} & {
+                words[at] for at in prompt.generated
+            }
+            assert [words[at] for at in prompt.attributes["source"]] == [
+                words[at] for at in prompt.generated
+            ]
             assert np.flatnonzero(targets).tolist() == [
                 at for at in range(1 + 13 * count, len(words)) if (at - 1) % 13 > 1
             ]  # neither the word between nor the first of a prefix
-            places.append((len(words) - 4 - prompt.attributes["source"][-4]) // 13)  # sequences back to the last answer
-    assert seen == {(count, questions) for count in range(1, 7) for questions in range(1, count + 1)}
+            # sequences back to the last answer
+            places.append((len(words) - 4 - prompt.attributes["source"][-4]) // 13)
+    assert seen == {
+        (count, questions) for count in range(1, 7) for questions in range(1, count + 1)
+    }
     assert len(set(places)) == 11 and np.bincount(places).max() < 0.25 * len(places)
     (prompt,) = task.prompts(1, test_set="10")
-    assert len(prompt.tokens) == 1 + 13 * 11 and prompt.spans["needle.1.value"] == tuple(range(1 + 13 * 5 + 9, 1 + 13 * 6))
+    assert len(prompt.tokens) == 1 + 13 * 11 and prompt.spans["needle.1.value"] == tuple(
+        range(1 + 13 * 5 + 9, 1 + 13 * 6)
+    )
 
 
 def test_copying_with_words_scattered_between_leaves_no_few_distances():
-    task = make_task("copying", sequences=6, first_sequences=6, fewest=1, questions=6, separator=1, filler=4, test_from=2)
+    task = make_task(
+        "copying",
+        sequences=6,
+        first_sequences=6,
+        fewest=1,
+        questions=6,
+        separator=1,
+        filler=4,
+        test_from=2,
+    )
     assert task.training_length == 1 + 17 * 12 and task.tokens(10) == 1 + 17 * 11
     distances = []
     for seed in range(100):
@@ -418,16 +503,29 @@ def test_copying_with_words_scattered_between_leaves_no_few_distances():
             prompt = task.describe(row)
             words, count = prompt.token_text, prompt.attributes["sequences"] + len(prompt.answers)
             assert len(words) == task.tokens(count, 0) and words.count("|") == 5 * count
-            assert [words[at] for at in prompt.attributes["source"]] == [words[at] for at in prompt.generated]
-            assert "|" not in {words[at] for name in ("needle", "query") for at in prompt.spans[name]}
-            assert set(prompt.generated) <= set(np.flatnonzero(targets)) and targets.sum() == 11 * len(prompt.answers)
-            assert all(words[at - 1] == "|" for at in prompt.spans["query"][::8])  # one at least before each
+            assert [words[at] for at in prompt.attributes["source"]] == [
+                words[at] for at in prompt.generated
+            ]
+            assert "|" not in {
+                words[at] for name in ("needle", "query") for at in prompt.spans[name]
+            }
+            assert set(prompt.generated) <= set(
+                np.flatnonzero(targets)
+            ) and targets.sum() == 11 * len(prompt.answers)
+            # one at least before each
+            assert all(words[at - 1] == "|" for at in prompt.spans["query"][::8])
             distances.append(prompt.generated[-1] - prompt.attributes["source"][-1])
     assert len(set(distances)) > 60 and np.bincount(distances).max() < 0.05 * len(distances)
     (prompt,) = task.prompts(1, test_set="10")
     assert len(prompt.tokens) == task.tokens(10) and prompt.attributes["sequences"] == 10
-    alone = make_task("copying", filler=2)  # no word of its own before each: two sequences may stand side by side
-    assert alone.describe(alone.batch(np.random.default_rng(0), 1, 0.0).tokens[0].tolist()).attributes["sequences"] == 4
+    # no word of its own before each: two sequences may stand side by side
+    alone = make_task("copying", filler=2)
+    assert (
+        alone.describe(alone.batch(np.random.default_rng(0), 1, 0.0).tokens[0].tolist()).attributes[
+            "sequences"
+        ]
+        == 4
+    )
 
 
 def test_words_are_scattered_in_every_way_as_often():
@@ -438,9 +536,20 @@ def test_words_are_scattered_in_every_way_as_often():
 
 def test_flip_flop_densities():
     task = make_task("flip_flop")
-    assert task.test_sets == ("in_distribution", "sparse", "dense", "long_in_distribution", "long_sparse", "long_dense")
+    assert task.test_sets == (
+        "in_distribution",
+        "sparse",
+        "dense",
+        "long_in_distribution",
+        "long_sparse",
+        "long_dense",
+    )
     names = task.vocabulary
-    for test_set, share, length in (("in_distribution", 0.8, 128), ("sparse", 0.98, 128), ("long_dense", 0.1, 512)):
+    for test_set, share, length in (
+        ("in_distribution", 0.8, 128),
+        ("sparse", 0.98, 128),
+        ("long_dense", 0.1, 512),
+    ):
         tokens = task.sample(np.random.default_rng(0), 400, test_set).tokens
         assert tokens.shape == (400, 1 + length)
         middle = tokens[:, 3:-2:2]
@@ -466,7 +575,9 @@ def test_selective_copy_and_counting_at_the_paper_s_sizes():
         (prompt,) = copy.prompts(1, test_set=test_set)
         assert len(prompt.spans["blanks"]) == prompt.attributes["blanks"] == blanks
         assert len(prompt.generated) == len(prompt.spans["symbols"]) == 256
-        assert [prompt.tokens[at] for at in prompt.attributes["source"]] == [prompt.tokens[at] for at in prompt.generated]
+        assert [prompt.tokens[at] for at in prompt.attributes["source"]] == [
+            prompt.tokens[at] for at in prompt.generated
+        ]
     assert len(copy.task_words()) == 16 + 2
     for variables in (1, 3, 5):
         count = make_task("counting", size="paper", variables=variables)
@@ -480,8 +591,12 @@ def test_selective_copy_and_counting_at_the_paper_s_sizes():
                 needle = [prompt.token_text[at] for at in prompt.spans["needle"]]
                 assert needle[1:4] == ["=", "0", ";"]
                 assert needle.count("++") == prompt.attributes["value"]
-                assert {needle[0]} == {needle[at - 1] for at, word in enumerate(needle) if word in ("=", "++")}
-    values = [int(prompt.answers[0]) for prompt in make_task("counting").prompts(200, test_set="shorter")]
+                assert {needle[0]} == {
+                    needle[at - 1] for at, word in enumerate(needle) if word in ("=", "++")
+                }
+    values = [
+        int(prompt.answers[0]) for prompt in make_task("counting").prompts(200, test_set="shorter")
+    ]
     assert set(values) == set(range(11))
 
 

@@ -1,4 +1,6 @@
-"""Tasks on any tokenizer's tokens and on text: copying, random tokens, few-shot rows, and language modelling on a corpus."""
+"""Tasks on any tokenizer's tokens and on text: copying, random tokens, few-shot rows, and language
+modelling on a corpus.
+"""
 
 import copy
 import hashlib
@@ -17,13 +19,22 @@ from repo_interp.errors import InputError
 from repo_interp.tasks import Response, make_task, read_prompts, write_prompts
 from repo_interp.tasks.copying import copying_prompts, ordinary_tokens
 from repo_interp.tasks.essay import standard_library_sources
-from repo_interp.tasks.few_shot_text import GRIM, KIND, few_shot_prompts, following, own_rows, read_rows
+from repo_interp.tasks.few_shot_text import (
+    GRIM,
+    KIND,
+    few_shot_prompts,
+    following,
+    own_rows,
+    read_rows,
+)
 from repo_interp.tasks.random_tokens import random_token_prompts
 from repo_interp.tasks.reversal import reversal_prompts
 
 GLUE = {
-    "sst2.tsv": 'sentence\tlabel\na gorgeous , witty film\t1\nno "movement , no yuks\t0\nall of it dull\t0\n',
-    "qnli.tsv": "index\tquestion\tsentence\tlabel\n0\tWho came?\tShe came.\tentailment\n1\tWhen?\tNever so.\tnot_entailment\n"
+    "sst2.tsv": 'sentence\tlabel\na gorgeous , witty film\t1\nno "movement , no yuks\t0\nall '
+    "of it dull\t0\n",
+    "qnli.tsv": "index\tquestion\tsentence\tlabel\n0\tWho came?\tShe "
+    "came.\tentailment\n1\tWhen?\tNever so.\tnot_entailment\n"
     "2\tWhy?\tBecause.\tentailment\n",
 }
 
@@ -36,8 +47,12 @@ def test_prompts_of_ordinary_tokens(family, tmp_path):
         assert prompt.tokens[0] == bos
         assert len(prompt.tokens) == 1 + 12 * 10
         assert not set(prompt.tokens[1:]) & set(one.all_special_ids)
-        assert [prompt.tokens[at] for at in prompt.attributes["source"]] == [prompt.tokens[at] for at in prompt.generated]
-        assert [prompt.tokens[at] for at in prompt.spans["query"]] == [prompt.tokens[at] for at in prompt.spans["needle.1.key"]]
+        assert [prompt.tokens[at] for at in prompt.attributes["source"]] == [
+            prompt.tokens[at] for at in prompt.generated
+        ]
+        assert [prompt.tokens[at] for at in prompt.spans["query"]] == [
+            prompt.tokens[at] for at in prompt.spans["needle.1.key"]
+        ]
     prompts = random_token_prompts(one, length=64, count=4, seed=2)
     write_prompts(prompts, tmp_path / "p.jsonl")
     assert read_prompts(tmp_path / "p.jsonl", one) == prompts
@@ -48,7 +63,10 @@ def test_prompts_of_ordinary_tokens(family, tmp_path):
     ids = ordinary_tokens(one)
     drawn = np.array([p.tokens[1:] for p in random_token_prompts(one, length=1000, count=40)])
     assert set(drawn.ravel()) == set(ids)
-    for make in (lambda: copying_prompts(one, sequences=0), lambda: random_token_prompts(one, length=0)):
+    for make in (
+        lambda: copying_prompts(one, sequences=0),
+        lambda: random_token_prompts(one, length=0),
+    ):
         with pytest.raises(InputError, match="wanted at least one of"):
             make()
 
@@ -59,11 +77,15 @@ def test_words_to_reverse(family, tmp_path):
     prompts = reversal_prompts(one, words=12, count=3, seed=2)
     for prompt in prompts:
         assert prompt.tokens[0] == one.bos_token_id and prompt.tokens.count(one.bos_token_id) == 1
-        said = [prompt.text[slice(*prompt.characters[f"words.{n}"][0])].strip() for n in range(1, 13)]
+        said = [
+            prompt.text[slice(*prompt.characters[f"words.{n}"][0])].strip() for n in range(1, 13)
+        ]
         assert len(said) == 12 and prompt.answers == (" ".join(reversed(said)),)
         assert prompt.text.endswith(f"{' '.join(said)} Answer: {prompt.answers[0]}")
         source = prompt.attributes["source"]
-        assert [prompt.tokens[at] for at in source] == [prompt.tokens[at] for at in prompt.generated]
+        assert [prompt.tokens[at] for at in source] == [
+            prompt.tokens[at] for at in prompt.generated
+        ]
         assert sorted(source) == sorted(prompt.spans["words"])
         assert tuple(source[: len(prompt.spans["words.12"])]) == prompt.spans["words.12"]
         assert prompt.spans["instruction"][0] == 1
@@ -75,20 +97,30 @@ def test_words_to_reverse(family, tmp_path):
 
 
 def test_words_to_reverse_stand_behind_a_bos_that_the_tokenizer_does_not_put_there():
-    """As SmolLM2's has it: else the instruction's first token is the one that attention rests on."""
+    """As SmolLM2's has it: else the instruction's first token is the one that attention rests
+    on.
+    """
     backend = copy.deepcopy(tokenizer("byte_level_bpe").backend_tokenizer)
     backend.post_processor = processors.ByteLevel(trim_offsets=False)
     bare = PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<bos>")
     assert bare("Answer:")["input_ids"][0] != bare.bos_token_id
-    (with_one,), (prompt,) = (reversal_prompts(each, words=5, count=1) for each in (tokenizer("byte_level_bpe"), bare))
-    assert prompt.tokens == with_one.tokens and prompt.spans == with_one.spans and prompt.tokens[0] == bare.bos_token_id
+    (with_one,), (prompt,) = (
+        reversal_prompts(each, words=5, count=1) for each in (tokenizer("byte_level_bpe"), bare)
+    )
+    assert (
+        prompt.tokens == with_one.tokens
+        and prompt.spans == with_one.spans
+        and prompt.tokens[0] == bare.bos_token_id
+    )
     assert prompt.attributes == with_one.attributes
 
 
 def test_words_that_are_split_otherwise_in_the_answer_are_refused():
     backend = copy.deepcopy(tokenizer("byte_level_bpe").backend_tokenizer)
     together = pre_tokenizers.Split(Regex("Answer: ."), "isolated")
-    backend.pre_tokenizer = pre_tokenizers.Sequence([together, pre_tokenizers.ByteLevel(add_prefix_space=False)])
+    backend.pre_tokenizer = pre_tokenizers.Sequence(
+        [together, pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
     one = PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<bos>")
     with pytest.raises(InputError, match="no token has a source"):
         reversal_prompts(one, words=3)
@@ -100,15 +132,23 @@ def test_few_shot_text(family, length):
     one = tokenizer(family)
     for prompt in few_shot_prompts(one, length=length, count=4):
         assert length - 40 < len(prompt.tokens) <= length
-        shown = [prompt.text[slice(*prompt.characters[f"examples.{n}.label"][0])].strip() for n in range(1, 6)]
+        shown = [
+            prompt.text[slice(*prompt.characters[f"examples.{n}.label"][0])].strip()
+            for n in range(1, 6)
+        ]
         assert sorted(set(shown)) == prompt.attributes["labels"] == ["0", "1"]
         assert prompt.text.endswith(f"Label: {prompt.answers[0]}")
         asked = prompt.text[slice(*prompt.characters["query"][0])]
         adjective = asked.split(" is ")[1].split(".")[0]
         assert adjective in (KIND if prompt.answers[0] == "1" else GRIM)
         assert asked not in prompt.text[: prompt.characters["query"][0][0]]
-        assert prompt.text[slice(*prompt.characters["padding"][0])].startswith("The grass is green. The sky is blue.")
-    assert few_shot_prompts(one, length=length, count=1) == few_shot_prompts(one, length=length, count=4)[:1]
+        assert prompt.text[slice(*prompt.characters["padding"][0])].startswith(
+            "The grass is green. The sky is blue."
+        )
+    assert (
+        few_shot_prompts(one, length=length, count=1)
+        == few_shot_prompts(one, length=length, count=4)[:1]
+    )
 
 
 def test_our_own_rows_are_balanced_and_distinct():
@@ -175,14 +215,18 @@ def folder(tmp_path_factory):
     """Forty documents of words that count up, so that every window can be placed."""
     path = tmp_path_factory.mktemp("corpus")
     for number in range(40):
-        lines = [f"document {number} line {line} über {line * 7 % 13} <pad> <bos>" for line in range(60)]
+        lines = [
+            f"document {number} line {line} über {line * 7 % 13} <pad> <bos>" for line in range(60)
+        ]
         (path / f"{number:02}.txt").write_text("\n".join(lines), encoding="utf-8")
     (path / "ignored.bin").write_bytes(b"\xff\xfe")
     return path
 
 
 def language(folder, **options):
-    return make_task("language", corpus=str(folder), tokens=300, length=32, longest_test=128, **options)
+    return make_task(
+        "language", corpus=str(folder), tokens=300, length=32, longest_test=128, **options
+    )
 
 
 def test_language_windows_are_of_the_corpus(folder):
@@ -195,7 +239,9 @@ def test_language_windows_are_of_the_corpus(folder):
     assert batch.targets[:, 1:].all()
     assert not (batch.tokens == 0).any()  # "<pad>" in a document is text
     held_out = [(folder / f"{number:02}.txt").read_text("utf-8") for number in (19, 39)]
-    kept = [(folder / f"{number:02}.txt").read_text("utf-8") for number in range(39) if number != 19]
+    kept = [
+        (folder / f"{number:02}.txt").read_text("utf-8") for number in range(39) if number != 19
+    ]
     for prompt in task.prompts(5, test_set="128"):
         assert len(prompt.tokens) == 128
         text = task.tokenizer().decode(prompt.tokens[1:])
@@ -206,9 +252,13 @@ def test_language_windows_are_of_the_corpus(folder):
         assert task.targets(prompt) == tuple(range(1, 128))
     assert (data.training == 1).sum() == 38
     assert (data.held_out == 1).sum() == 2
-    joined = "".join(task.tokenizer().decode(part.tolist()) for part in np.split(data.held_out, [1]))
+    joined = "".join(
+        task.tokenizer().decode(part.tolist()) for part in np.split(data.held_out, [1])
+    )
     assert held_out[0][:200] in joined
-    assert sum(data.bytes[token] for token in data.held_out) == sum(len(text.encode()) for text in held_out)
+    assert sum(data.bytes[token] for token in data.held_out) == sum(
+        len(text.encode()) for text in held_out
+    )
 
 
 def test_language_is_deterministic_and_scored_in_nats(folder):
@@ -229,9 +279,19 @@ def test_language_with_the_tokenizer_of_a_checkpoint(folder, tmp_path):
     task = language(folder)
     task.tokenizer().save_pretrained(tmp_path)
     (tmp_path / "more.txt").write_text("other text altogether\n" * 1000)
-    loaded = make_task("language", corpus=str(tmp_path / "more.txt"), tokenizer_file=str(tmp_path / "tokenizer.json"), length=32)
+    loaded = make_task(
+        "language",
+        corpus=str(tmp_path / "more.txt"),
+        tokenizer_file=str(tmp_path / "tokenizer.json"),
+        length=32,
+    )
     assert loaded.tokenizer().get_vocab() == task.tokenizer().get_vocab()
-    assert loaded.tokenizer().decode(loaded.batch(np.random.default_rng(0), 1).tokens[0][2:]).count("other") > 0
+    assert (
+        loaded.tokenizer()
+        .decode(loaded.batch(np.random.default_rng(0), 1).tokens[0][2:])
+        .count("other")
+        > 0
+    )
     assert tuple(loaded.tokenizer()("line 7")["input_ids"]) == (
         1,
         *task.tokenizer()("line 7", add_special_tokens=False)["input_ids"],
@@ -244,25 +304,37 @@ def test_language_with_the_tokenizer_of_a_checkpoint(folder, tmp_path):
 @pytest.mark.parametrize("family", ["byte_level_bpe", "metaspace_unigram", "metaspace_bpe"])
 @pytest.mark.parametrize("named", ["bos_token", "eos_token"])
 def test_language_in_the_tokens_of_any_checkpoint(folder, tmp_path, family, named):
-    """Documents begin with the checkpoint's beginning of text, or its end of text; found: only tokenizers of ours were taken."""
+    """Documents begin with the checkpoint's beginning of text, or its end of text; found: only
+    tokenizers of ours were taken.
+    """
     given = tokenizer(family)
     given.save_pretrained(tmp_path)
     config = json.loads((tmp_path / "tokenizer_config.json").read_text())
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps({**config, "bos_token": None, named: "<bos>"}))
-    task = make_task("language", corpus=str(folder), tokenizer_file=str(tmp_path / "tokenizer.json"), length=32, longest_test=64)
+    (tmp_path / "tokenizer_config.json").write_text(
+        json.dumps({**config, "bos_token": None, named: "<bos>"})
+    )
+    task = make_task(
+        "language",
+        corpus=str(folder),
+        tokenizer_file=str(tmp_path / "tokenizer.json"),
+        length=32,
+        longest_test=64,
+    )
     first = given.convert_tokens_to_ids("<bos>")
     assert task.data.start == first and task.vocabulary_size == len(given)
     assert (task.data.held_out == first).sum() == 2 and (task.data.training == first).sum() == 38
     batch = task.batch(np.random.default_rng(0), 8)
     assert (batch.tokens[:, 0] == first).all() and batch.targets[:, 1:].all()
     beginning = (folder / "19.txt").read_text("utf-8").split(" <pad>")[0]
-    own = given(beginning, add_special_tokens=False)["input_ids"][:-1]  # the last one may be joined to what follows
+    # the last one may be joined to what follows
+    own = given(beginning, add_special_tokens=False)["input_ids"][:-1]
     assert task.data.held_out[1 : 1 + len(own)].tolist() == own
     (prompt,) = task.prompts(1, test_set="64")
     assert prompt.tokens[0] == first and first not in prompt.tokens[1:]
     if "<unk>" not in given.decode(list(prompt.tokens)):
         shown = given.decode(list(prompt.tokens[1:])).encode()
-        assert abs(prompt.attributes["bytes"] - len(shown)) <= 4  # a leading space, half a character
+        # a leading space, half a character
+        assert abs(prompt.attributes["bytes"] - len(shown)) <= 4
 
 
 def test_language_that_cannot_be_made(folder, tmp_path):
@@ -273,15 +345,26 @@ def test_language_that_cannot_be_made(folder, tmp_path):
     (tmp_path / "alone.json").write_bytes((tmp_path / "words" / "tokenizer.json").read_bytes())
     words.save_pretrained(tmp_path / "nameless")
     names = json.loads((tmp_path / "nameless" / "tokenizer_config.json").read_text())
-    (tmp_path / "nameless" / "tokenizer_config.json").write_text(json.dumps({**names, "bos_token": None}))
+    (tmp_path / "nameless" / "tokenizer_config.json").write_text(
+        json.dumps({**names, "bos_token": None})
+    )
     for options, message in (
         ({"corpus": str(tmp_path / "absent")}, "No such file"),
         ({"corpus": str(tmp_path / "short.txt")}, "at least 10,000 characters"),
         ({"corpus": str(tmp_path / "latin.txt")}, "it is not UTF-8"),
-        ({"corpus": str(folder), "tokenizer_file": str(tmp_path / "absent.json")}, "wanted a tokenizer.json"),
-        ({"corpus": str(folder), "tokenizer_file": str(tmp_path / "alone.json")}, "with its tokenizer_config.json beside it"),
         (
-            {"corpus": str(folder), "tokenizer_file": str(tmp_path / "nameless" / "tokenizer.json")},
+            {"corpus": str(folder), "tokenizer_file": str(tmp_path / "absent.json")},
+            "wanted a tokenizer.json",
+        ),
+        (
+            {"corpus": str(folder), "tokenizer_file": str(tmp_path / "alone.json")},
+            "with its tokenizer_config.json beside it",
+        ),
+        (
+            {
+                "corpus": str(folder),
+                "tokenizer_file": str(tmp_path / "nameless" / "tokenizer.json"),
+            },
             "names neither a beginning nor an end of text",
         ),
     ):
@@ -293,5 +376,7 @@ def test_the_standard_library_is_a_corpus_without_its_tests():
     root = Path(sysconfig.get_paths()["stdlib"])
     sources = [path.relative_to(root) for path in standard_library_sources(root)]
     assert {Path("argparse.py"), Path("json/decoder.py"), Path("asyncio/tasks.py")} <= set(sources)
-    assert not {"test", "tests", "site-packages", "encodings"} & {part for path in sources for part in path.parts}
+    assert not {"test", "tests", "site-packages", "encodings"} & {
+        part for path in sources for part in path.parts
+    }
     assert len(sources) == len(set(sources)) > 300

@@ -1,4 +1,6 @@
-"""The pages as jinja2 templates: one per kind of page, and the words that they share (`words.jinja`)."""
+"""The pages as jinja2 templates: one per kind of page, and the words that they share
+(`words.jinja`).
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,11 @@ LACKING = (Kind.LACKS, Kind.PART)
 
 def rendered(page: str, **context: Any) -> str:
     """The page from the template of that name: "paper.md", "gallery.md", "numbers.md"."""
-    options: Any = {"trim_blocks": True, "undefined": StrictUndefined, "keep_trailing_newline": False}
+    options: Any = {
+        "trim_blocks": True,
+        "undefined": StrictUndefined,
+        "keep_trailing_newline": False,
+    }
     environment = Environment(loader=FileSystemLoader(Path(__file__).parent), **options)
     environment.tests["lacking"] = _is_lacking
     environment.filters["in_order"] = _in_order
@@ -27,8 +33,12 @@ def _is_lacking(verdict: Verdict) -> bool:
     return any(reason.kind in LACKING for reason in verdict.reasons)
 
 
-def _in_order(rows: Iterable[Mapping[str, Any]], column: str) -> list[tuple[Any, list[Mapping[str, Any]]]]:
-    """The rows with the same value in `column` together, in the order in which values first stand; `groupby` of jinja2 sorts."""
+def _in_order(
+    rows: Iterable[Mapping[str, Any]], column: str
+) -> list[tuple[Any, list[Mapping[str, Any]]]]:
+    """The rows with the same value in `column` together, in the order in which values first stand;
+    `groupby` of jinja2 sorts.
+    """
     together: dict[Any, list[Mapping[str, Any]]] = {}
     for row in rows:
         together.setdefault(row[column], []).append(row)
