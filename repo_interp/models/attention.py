@@ -512,9 +512,8 @@ class RepositionedAttention:
             or sinks is not None
             or self.sites.needs_eager
         ):
-            scores = self.scores(
-                queries, keys, attention_mask, added
-            )  # with the pattern materialised: hooks may read or edit them
+            # With the pattern materialised: hooks may read or edit it.
+            scores = self.scores(queries, keys, attention_mask, added)
             return self.weigh(scores, values, keywords.get("dropout") or 0.0, sinks)
         if added is not None:
             # Fused kernels take one additive mask, with a row of it for every head.
