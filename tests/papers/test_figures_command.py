@@ -18,7 +18,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from position_papers import PAPERS, named
 from position_papers.hope import replicates
 from position_papers.kit.build import stated_options
-from position_papers.kit.claims import UNMEASURABLE
+from position_papers.kit.judge.claims import UNMEASURABLE
 from position_papers.kit.scale import Scale, ours_and_theirs, scale_beside, scale_of
 from position_papers.kit.subjects import given, stem
 from position_papers.zoo_directory import DIRECTORY as ZOO

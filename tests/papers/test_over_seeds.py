@@ -15,7 +15,8 @@ from trained_tiny import left_by_training
 
 from position_papers.kit import learned_positions
 from position_papers.kit.cache import Cache
-from position_papers.kit.claims import (
+from position_papers.kit.experiment import Drawing, Experiment, Needs, each, run
+from position_papers.kit.judge.claims import (
     FAILS,
     HOLDS,
     UNDECIDED,
@@ -25,8 +26,7 @@ from position_papers.kit.claims import (
     Reason,
     verdict,
 )
-from position_papers.kit.experiment import Drawing, Experiment, Needs, each, run
-from position_papers.kit.rules import AtLeast
+from position_papers.kit.judge.rules import AtLeast
 from position_papers.kit.scores import ScoreOptions, score_subject
 from position_papers.kit.seeds import over_seeds
 from position_papers.kit.seeds import together as over

@@ -38,9 +38,9 @@ from position_papers.cope.perplexity import (
     PERPLEXITY,
 )
 from position_papers.kit.cache import Cache
-from position_papers.kit.claims import FAILS, HOLDS, UNDECIDED, UNMEASURABLE, Verdict
-from position_papers.kit.differences import MATERIAL, NOTHING, Sample, between, between_rises
 from position_papers.kit.experiment import Experiment, run
+from position_papers.kit.judge.claims import FAILS, HOLDS, UNDECIDED, UNMEASURABLE, Verdict
+from position_papers.kit.judge.differences import MATERIAL, NOTHING, Sample, between, between_rises
 from position_papers.kit.perplexities import differences, on_the_same_windows
 from position_papers.kit.scores import (
     PLAIN,

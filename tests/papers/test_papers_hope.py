@@ -43,9 +43,9 @@ from position_papers.hope.replicates import Sampling, is_analysed, random_prompt
 from position_papers.hope.rotary_pairs import components_of_pair
 from position_papers.hope.vaf import VAF, outstanding
 from position_papers.kit.cache import Cache
-from position_papers.kit.claims import FAILS, HOLDS, UNMEASURABLE, Estimate, Verdict
 from position_papers.kit.experiment import Drawing, Result, run
-from position_papers.kit.outcomes import verdict_table
+from position_papers.kit.judge.claims import FAILS, HOLDS, UNMEASURABLE, Estimate, Verdict
+from position_papers.kit.judge.outcomes import verdict_table
 from position_papers.kit.paper_directory import write_paper
 from position_papers.kit.scores import ScoreOptions
 from position_papers.kit.subjects import Subject, subject

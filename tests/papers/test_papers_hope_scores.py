@@ -17,9 +17,9 @@ from position_papers.hope.copying import AB1, AB2, BEST, COPYING, EACH, H7, WORS
 from position_papers.hope.extended_scores import METHODS, scores, side_by_side, with_methods
 from position_papers.hope.perplexity import PERPLEXITY
 from position_papers.kit.cache import Cache
-from position_papers.kit.claims import FAILS, HOLDS, UNDECIDED, UNMEASURABLE, Verdict
-from position_papers.kit.differences import Difference
 from position_papers.kit.experiment import run
+from position_papers.kit.judge.claims import FAILS, HOLDS, UNDECIDED, UNMEASURABLE, Verdict
+from position_papers.kit.judge.differences import Difference
 from position_papers.kit.scores import PLAIN, Scored, ScoreOptions, score_table
 from position_papers.kit.subjects import subject
 from position_papers.training.configuration import TrainingConfiguration, replaced

@@ -24,7 +24,17 @@ import position_papers
 from position_papers import named
 from position_papers.kit.build import Build, with_experiments
 from position_papers.kit.cache import Cache
-from position_papers.kit.claims import (
+from position_papers.kit.experiment import (
+    Drawing,
+    Experiment,
+    Needs,
+    Paper,
+    _is_drawn,
+    run,
+    without_checkpoints,
+)
+from position_papers.kit.gallery import headlines, page_above, write_gallery
+from position_papers.kit.judge.claims import (
     FAILS,
     HOLDS,
     UNDECIDED,
@@ -40,7 +50,7 @@ from position_papers.kit.claims import (
     unmeasured,
     verdict,
 )
-from position_papers.kit.differences import (
+from position_papers.kit.judge.differences import (
     Difference,
     Sample,
     between,
@@ -52,19 +62,14 @@ from position_papers.kit.differences import (
     share_difference,
     wilson,
 )
-from position_papers.kit.experiment import (
-    Drawing,
-    Experiment,
-    Needs,
-    Paper,
-    _is_drawn,
-    run,
-    without_checkpoints,
+from position_papers.kit.judge.outcomes import (
+    primary_rows,
+    read_table,
+    records,
+    standing,
+    verdict_table,
 )
-from position_papers.kit.gallery import headlines, page_above, write_gallery
-from position_papers.kit.outcomes import primary_rows, read_table, records, standing, verdict_table
-from position_papers.kit.paper_directory import LARGEST, NUMBERS, numbers, write_numbers
-from position_papers.kit.rules import (
+from position_papers.kit.judge.rules import (
     Above,
     All,
     AtLeast,
@@ -80,6 +85,7 @@ from position_papers.kit.rules import (
     chance,
     in_errors,
 )
+from position_papers.kit.paper_directory import LARGEST, NUMBERS, numbers, write_numbers
 from position_papers.kit.scale import Scale
 from position_papers.kit.subjects import Given, Subject
 from position_papers.repo.haystack import ABOVE_AT_LONGER, CONVERGED

@@ -21,7 +21,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from position_papers.kit import learned_positions, seeds
 from position_papers.kit.cache import Cache
-from position_papers.kit.claims import (
+from position_papers.kit.experiment import run
+from position_papers.kit.judge.claims import (
     FAILS,
     HOLDS,
     UNDECIDED,
@@ -33,8 +34,7 @@ from position_papers.kit.claims import (
     unmeasured,
     verdict,
 )
-from position_papers.kit.differences import Sample, share_difference
-from position_papers.kit.experiment import run
+from position_papers.kit.judge.differences import Sample, share_difference
 from position_papers.kit.paper_directory import write_paper
 from position_papers.kit.scores import Scored
 from position_papers.kit.subjects import Given, subject

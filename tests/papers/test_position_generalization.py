@@ -16,8 +16,8 @@ from trained_tiny import trained
 
 import repo_interp as ri
 from position_papers.kit.cache import Cache
-from position_papers.kit.claims import UNMEASURABLE
 from position_papers.kit.experiment import run
+from position_papers.kit.judge.claims import UNMEASURABLE
 from position_papers.kit.paper_directory import write_paper
 from position_papers.kit.subjects import Subject, subject
 from position_papers.position_generalization import disturbed

@@ -223,7 +223,7 @@ def _made(console, builds, arguments: argparse.Namespace, cache: Path) -> int:
             continue
         with steps(console) as step:
             step(build.name)
-            _, files = build.make(
+            files = build.make(
                 cache,
                 lambda doing, *done, name=build.name, step=step: step(f"{name}: {doing}", *done),
             )

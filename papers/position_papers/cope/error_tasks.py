@@ -32,9 +32,9 @@ from position_papers.cope.errors import (
     experiment,
     lower_error,
 )
-from position_papers.kit.claims import Claim, Verdict, unmeasured, verdict
-from position_papers.kit.differences import numbers_of
-from position_papers.kit.rules import All, AtLeast, AtMost
+from position_papers.kit.judge.claims import Claim, Evidence, evidence, unmeasured
+from position_papers.kit.judge.differences import numbers_of
+from position_papers.kit.judge.rules import All, AtLeast, AtMost
 from position_papers.kit.scale import Scale
 from position_papers.kit.scores import ScoreOptions, missing, note
 from position_papers.tasks.counting import BALANCED
@@ -105,7 +105,7 @@ C2_ABSOLUTE = Claim(
 )
 
 
-def copies_without_errors(claim: Claim, alike: Alike, test_set: str) -> Verdict:
+def copies_without_errors(claim: Claim, alike: Alike, test_set: str) -> Evidence:
     """The verdict on C2, whose test sets are all; on its part about absolute positions that on
     `test_set`.
     """
@@ -124,7 +124,7 @@ def copies_without_errors(claim: Claim, alike: Alike, test_set: str) -> Verdict:
         f"{name} {', '.join(f'{error:.3g}' for error in errors)} %"
         for name, errors in (("CoPE", own), ("RoPE", other))
     ]
-    return verdict(
+    return evidence(
         claim,
         cope.name,
         "largest error of the three test sets, %",
@@ -150,7 +150,7 @@ SELECTIVE_COPY = experiment(
             "many (sparse)."
         ),
         scale=Scale(2, 64, None, "100,000 steps"),  # sec. 5.2
-        judge=copies_without_errors,
+        tabulate=copies_without_errors,
     ),
     "selective copy",
 )

@@ -24,10 +24,10 @@ import xarray as xr
 from matplotlib.lines import Line2D
 
 from position_papers.kit.cache import Cache
-from position_papers.kit.claims import Claim, Verdict, unmeasured, verdict
-from position_papers.kit.differences import Sample, between, in_words, numbers_of
 from position_papers.kit.experiment import Drawing, Experiment, Needs, trained_alike
-from position_papers.kit.rules import Above
+from position_papers.kit.judge.claims import Claim, Evidence, evidence, unmeasured
+from position_papers.kit.judge.differences import Sample, between, in_words, numbers_of
+from position_papers.kit.judge.rules import Above
 from position_papers.kit.scale import Scale
 from position_papers.kit.score_figures import draw_scores, handles
 from position_papers.kit.scores import (
@@ -139,7 +139,7 @@ class ErrorTask:
     """Options of the task in which checkpoints of one figure differ."""
     count: Callable[[Any], int] = lambda options: options.count
     """Prompts of every test set."""
-    judge: Callable[[Claim, Alike, str], Verdict] = lambda claim, alike, test_set: lower_error(
+    tabulate: Callable[[Claim, Alike, str], Evidence] = lambda claim, alike, test_set: lower_error(
         claim, alike, test_set
     )
     """The verdict on a claim about the errors on a test set."""
@@ -176,10 +176,10 @@ def experiment(task: ErrorTask, name: str) -> Experiment:
             Alike(title, group, floors(group[0], options, cache)) for title, group in groups.items()
         ]
 
-    def judge(groups: Sequence[Alike]) -> Iterator[Verdict]:
+    def tabulate(groups: Sequence[Alike]) -> Iterator[Evidence]:
         for alike in groups:
             for claim, test_set in task.asked if COPE in alike.given else ():
-                yield task.judge(claim, alike, test_set)
+                yield task.tabulate(claim, alike, test_set)
 
     def draw(groups: Sequence[Alike]) -> Iterator[Drawing]:
         learned = [alike for alike in groups if not alike.not_learned] or list(groups)
@@ -214,7 +214,7 @@ def experiment(task: ErrorTask, name: str) -> Experiment:
         tuple(dict.fromkeys(claim for claim, _ in task.asked)),
         needs,
         measure,
-        judge,
+        tabulate,
         draw,
         task.scale,
     )
@@ -253,10 +253,10 @@ def always_the_same(task: Task, prompts: Sequence[Prompt]) -> float:
     return float(task.score([Response((most,) * len(each)) for each in targets], prompts).mean())
 
 
-# ---- judged --------------------------------------------------------------------------------------
+# ---- tabulated --------------------------------------------------------------------------------------
 
 
-def lower_error(claim: Claim, alike: Alike, test_set: str) -> Verdict:
+def lower_error(claim: Claim, alike: Alike, test_set: str) -> Evidence:
     """The verdict on whether CoPE's error on a test set is below those of its rivals."""
     rule = claim.rule
     assert isinstance(rule, LowerError)
@@ -284,7 +284,7 @@ def lower_error(claim: Claim, alike: Alike, test_set: str) -> Verdict:
         name: between(samples[name], samples[COPE]) for name in names if name in compared
     }
     near = max(errors[COPE], min(errors[name] for name in differences)) <= CEILING
-    return verdict(
+    return evidence(
         claim,
         cope.name,
         f"error in {alike.title}, test set {test_set}, %",

@@ -33,9 +33,9 @@ from matplotlib.lines import Line2D
 
 from position_papers.cope.perplexity import LANGUAGE
 from position_papers.kit.cache import Cache
-from position_papers.kit.claims import Claim, Verdict, unmeasured, verdict
 from position_papers.kit.experiment import Drawing, Experiment, Needs, each, joined
-from position_papers.kit.rules import All, AtLeast, AtMost
+from position_papers.kit.judge.claims import Claim, Evidence, evidence, unmeasured
+from position_papers.kit.judge.rules import All, AtLeast, AtMost
 from position_papers.kit.scores import ScoreOptions, of_tasks
 from position_papers.kit.seeds import over_seeds
 from position_papers.kit.subjects import Subject
@@ -218,7 +218,7 @@ _PARTS = (
 )
 
 
-def judge(measured: tuple[str, xr.Dataset]) -> Iterator[Verdict]:
+def tabulate(measured: tuple[str, xr.Dataset]) -> Iterator[Evidence]:
     """The verdicts on C6: of the head whose attention stays in a segment most, and of the one whose
     gates mark separators most.
     """
@@ -235,7 +235,7 @@ def judge(measured: tuple[str, xr.Dataset]) -> Iterator[Verdict]:
             data[part.variables[0]].sizes,
         )
         kinds = f" and {sizes['kind']} kinds of segments" if "kind" in sizes else ""
-        yield verdict(
+        yield evidence(
             part.claim,
             name,
             f"{part.measured}, in the head where it stands out most",
@@ -384,7 +384,7 @@ GATES = over_seeds(
             "language",
         ),
         measure,
-        judge,
+        tabulate,
         draw,
         LANGUAGE,
     ),

@@ -18,8 +18,9 @@ import numpy as np
 
 from position_papers.cope.errors import COPE
 from position_papers.kit.cache import Cache
-from position_papers.kit.claims import Claim, Verdict, unmeasured, verdict
-from position_papers.kit.differences import (
+from position_papers.kit.experiment import Drawing, Experiment, Needs, trained_alike
+from position_papers.kit.judge.claims import Claim, Evidence, evidence, unmeasured
+from position_papers.kit.judge.differences import (
     MATERIAL,
     between,
     between_rises,
@@ -27,7 +28,7 @@ from position_papers.kit.differences import (
     numbers_of,
     rise,
 )
-from position_papers.kit.experiment import Drawing, Experiment, Needs, trained_alike
+from position_papers.kit.judge.rules import Above, All, AtMost
 from position_papers.kit.perplexities import (
     compared,
     on_the_same_windows,
@@ -35,7 +36,6 @@ from position_papers.kit.perplexities import (
     shortest_and_longest,
 )
 from position_papers.kit.perplexity_figures import perplexity_by_length
-from position_papers.kit.rules import Above, All, AtMost
 from position_papers.kit.scale import Scale
 from position_papers.kit.scores import (
     PLAIN,
@@ -140,7 +140,7 @@ def measure(subjects: Sequence[Subject], options: ScoreOptions, cache: Cache) ->
     return on_the_same_windows([score_subject(subject, options, cache) for subject in subjects])
 
 
-def judge(scored: Sequence[Scored]) -> Iterator[Verdict]:
+def tabulate(scored: Sequence[Scored]) -> Iterator[Evidence]:
     """The verdicts on C4, its parts, and C5, where a checkpoint has CoPE in every layer: against
     open gates, and against RoPE.
     """
@@ -198,13 +198,13 @@ def _drawn(name: str, scored: Sequence[Scored], reference: Scored | None, called
     return Drawing(name, perplexity_by_length(table, f"trained at {length} tokens"), caption, table)
 
 
-def _absent(claim: Claim, given: Mapping[str, Scored], wanted: Sequence[str]) -> Verdict | None:
+def _absent(claim: Claim, given: Mapping[str, Scored], wanted: Sequence[str]) -> Evidence | None:
     """The verdict that some of the models `wanted` were not given; None where all were."""
     names = [CALLED[name] for name in wanted if name not in given]
     return unmeasured(claim, given[COPE].name, missing(names, "language")) if names else None
 
 
-def _ordered(claim: Claim, given: Mapping[str, Scored], order: Sequence[str]) -> Verdict:
+def _ordered(claim: Claim, given: Mapping[str, Scored], order: Sequence[str]) -> Evidence:
     """Whether log perplexity at the training length is lower with the first of `order` than with
     the second, and so on along it.
     """
@@ -221,7 +221,7 @@ def _ordered(claim: Claim, given: Mapping[str, Scored], order: Sequence[str]) ->
         below = between(second, first)
         values[OWN.format(CALLED[called[0]])] = {CALLED[called[1]]: below}
         told.append(f"{own.name} {in_words({rival.name: below}, 'below', '')}")
-    return verdict(
+    return evidence(
         claim,
         models[0].name,
         "perplexity at the training length",
@@ -237,7 +237,7 @@ def _ordered(claim: Claim, given: Mapping[str, Scored], order: Sequence[str]) ->
 
 def _degrades(
     claim: Claim, given: Mapping[str, Scored], against: str, scored: Sequence[Scored]
-) -> Verdict:
+) -> Evidence:
     """Whether CoPE's log perplexity rises less from the training length to the longest than that of
     the rival called `against`.
     """
@@ -258,7 +258,7 @@ def _degrades(
         for name, change in changes.items()
         if name != rival.name and change < changes[cope.name]
     ]
-    return verdict(
+    return evidence(
         claim,
         cope.name,
         f"change of log perplexity from {short} to {long} tokens, nats",
@@ -325,7 +325,7 @@ PERPLEXITY = Experiment(
         },
     ),
     measure,
-    judge,
+    tabulate,
     draw,
     LANGUAGE,
 )

@@ -36,9 +36,9 @@ from position_papers.hope.wording import (
     random_weights,
 )
 from position_papers.kit.cache import Cache
-from position_papers.kit.claims import Claim, Verdict, verdict
 from position_papers.kit.experiment import Drawing, Experiment
-from position_papers.kit.rules import All, AtLeast, BeyondNull, Observed, Rule, beside_null
+from position_papers.kit.judge.claims import Claim, Evidence, evidence
+from position_papers.kit.judge.rules import All, AtLeast, BeyondNull, Observed, Rule, beside_null
 from position_papers.kit.subjects import Subject
 from repo_interp.measures.labels import described
 from repo_interp.tasks.random_tokens import Kind
@@ -118,8 +118,8 @@ def measure(subjects: Sequence[Subject], options: Sampling, cache: Cache) -> xr.
     return xr.DataTree.from_dict({"independent": first, "repeated": repeated})
 
 
-def judge(tree: xr.DataTree) -> Iterable[Verdict]:
-    """Verdict on the checkpoint, on the claim and on how it is worded, for both kinds of
+def tabulate(tree: xr.DataTree) -> Iterable[Evidence]:
+    """Evidence on the checkpoint, on the claim and on how it is worded, for both kinds of
     sequences.
     """
     for kind in replicates.KINDS:
@@ -136,7 +136,7 @@ def _activated(data: xr.Dataset) -> tuple[xr.DataArray, xr.DataArray]:
     )
 
 
-def _evidence(data: xr.Dataset, kind: Kind) -> Iterator[Verdict]:
+def _evidence(data: xr.Dataset, kind: Kind) -> Iterator[Evidence]:
     (near, far), length, band = _activated(data), data.attrs["length"], bands(data)
     # Shares are means over the activated components: of every weights' mean curves, and of the
     # trained weights' replicates.
@@ -155,7 +155,7 @@ def _evidence(data: xr.Dataset, kind: Kind) -> Iterator[Verdict]:
     for claim, quantity, where in zip(
         CLAIMS[kind], (OUTSIDE, UPPER), ("outside", "in the upper half of"), strict=True
     ):
-        judged = verdict(
+        judged = evidence(
             claim,
             data.attrs["checkpoint"],
             f"share of distances in [L, 2L) {where} the range within L",
@@ -243,6 +243,6 @@ BEYOND = Experiment(
         "sees beyond L",
     ),
     measure,
-    judge,
+    tabulate,
     draw,
 )

@@ -16,9 +16,9 @@ from position_papers.hope import replicates
 from position_papers.hope.mean_curves import NAME, random_phases, smoothed, turning
 from position_papers.hope.replicates import NEEDS_ROPE, bands
 from position_papers.hope.wording import OVER_REPLICATES, capped, named_bands, random_weights
-from position_papers.kit.claims import Claim, Verdict, verdict
 from position_papers.kit.experiment import Drawing, Experiment
-from position_papers.kit.rules import All, AtMost, BeyondNull, Observed, beside_null
+from position_papers.kit.judge.claims import Claim, Evidence, evidence
+from position_papers.kit.judge.rules import All, AtMost, BeyondNull, Observed, beside_null
 from position_papers.kit.seeds import over_seeds
 from repo_interp.measures.labels import described
 from repo_interp.plots.views.component_curves import FEW_PAIRS, component_curves
@@ -63,8 +63,8 @@ def relative_swing(
     return swing[..., low] / swing[..., activated].mean(-1, keepdims=True)
 
 
-def judge(data: xr.Dataset) -> Iterable[Verdict]:
-    """Verdict on the checkpoint, where it has activated components and lower ones."""
+def tabulate(data: xr.Dataset) -> Iterable[Evidence]:
+    """Evidence on the checkpoint, where it has activated components and lower ones."""
     band, name = bands(data), data.attrs["checkpoint"]
     masks = band["activated"].values, band["low_frequency"].values
     if not (masks[0].any() and masks[1].any()):
@@ -83,7 +83,7 @@ def judge(data: xr.Dataset) -> Iterable[Verdict]:
         f"r = {largest} swings most of {each.shape[1]} lower ones; their median "
         f"{np.median(each[0]):.3g}"
     )
-    judged = verdict(
+    judged = evidence(
         H5, name, measured, {SWING: ours}, *numbers, note=note, unmeasurable=capped(data)
     )
     yield judged
@@ -139,7 +139,7 @@ COMPONENTS = over_seeds(
         (H5, H5_NULLS),
         NEEDS_ROPE,
         lambda subjects, options, cache: replicates.within(subjects[0], options, cache),
-        judge,
+        tabulate,
         draw,
     ),
     units,

@@ -27,10 +27,10 @@ from position_papers.hope.extended_scores import (
     side_by_side,
     with_methods,
 )
-from position_papers.kit.claims import Claim, Verdict, unmeasured, verdict
-from position_papers.kit.differences import Sample, between, in_words, numbers_of
 from position_papers.kit.experiment import Drawing, Experiment, Needs, trained_alike
-from position_papers.kit.rules import Above, All, AtLeast, NotBelow, Where
+from position_papers.kit.judge.claims import Claim, Evidence, evidence, unmeasured
+from position_papers.kit.judge.differences import Sample, between, in_words, numbers_of
+from position_papers.kit.judge.rules import Above, All, AtLeast, NotBelow, Where
 from position_papers.kit.score_figures import legend_under
 from position_papers.kit.scores import PLAIN, Scored, first_of, missing, note, of_tasks, score_table
 from position_papers.training.trained import configured_task
@@ -102,8 +102,8 @@ H7_REMOVED = Claim(
 )
 
 
-def judge(scored: Sequence[Scored]) -> Iterable[Verdict]:
-    """Verdict on the first checkpoint with HoPE, and on the ablations, where there are such."""
+def tabulate(scored: Sequence[Scored]) -> Iterable[Evidence]:
+    """Evidence on the first checkpoint with HoPE, and on the ablations, where there are such."""
     hope, rope = first_of(scored, HOPE), first_of(scored, ROPE)
     rivals = [each for layout in RIVALS if (each := first_of(scored, layout)) is not None]
     if hope is not None:
@@ -228,12 +228,12 @@ COPYING = Experiment(
         ),
     ),
     scores,
-    judge,
+    tabulate,
     draw,
 )
 
 
-def _ahead(claim: Claim, hope: Scored, rivals: Sequence[Scored], method: str) -> Verdict:
+def _ahead(claim: Claim, hope: Scored, rivals: Sequence[Scored], method: str) -> Evidence:
     """Whether HoPE copies more than each rival beyond the training length."""
     compared = {each.name: each for each in (hope, *rivals)}
     beyond, within = _lengths(hope, *rivals)
@@ -253,7 +253,7 @@ def _ahead(claim: Claim, hope: Scored, rivals: Sequence[Scored], method: str) ->
         if method == PLAIN
         else []
     )
-    return verdict(
+    return evidence(
         claim,
         hope.name,
         _measured(beyond) + (f", with {METHODS[method]}" if method in METHODS else ""),
@@ -272,7 +272,7 @@ def _ahead(claim: Claim, hope: Scored, rivals: Sequence[Scored], method: str) ->
     )
 
 
-def _ablations(rope: Scored, ablations: Mapping[str, Scored]) -> Iterator[Verdict]:
+def _ablations(rope: Scored, ablations: Mapping[str, Scored]) -> Iterator[Evidence]:
     """Whether the ablations are in the paper's order, over the test sets beyond L that all of them
     have.
 
@@ -294,8 +294,8 @@ def _ablations(rope: Scored, ablations: Mapping[str, Scored]) -> Iterator[Verdic
         values: Mapping[str, Any],
         budgets: Mapping[str, Scored],
         *told: str,
-    ) -> Verdict:
-        return verdict(
+    ) -> Evidence:
+        return evidence(
             claim,
             every[layout].name,
             f"{_measured(beyond)} ({ABLATIONS[layout]})",

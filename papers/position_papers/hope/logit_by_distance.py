@@ -39,10 +39,10 @@ from position_papers.hope.wording import (
     random_weights,
 )
 from position_papers.kit.cache import Cache
-from position_papers.kit.claims import Claim, Verdict, unmeasured, verdict
-from position_papers.kit.differences import Difference
 from position_papers.kit.experiment import Drawing, Experiment, Needs, together
-from position_papers.kit.rules import (
+from position_papers.kit.judge.claims import Claim, Evidence, evidence, unmeasured
+from position_papers.kit.judge.differences import Difference
+from position_papers.kit.judge.rules import (
     All,
     AtLeast,
     BeyondNull,
@@ -192,8 +192,8 @@ def measure(subjects: Sequence[Subject], options: Sampling, cache: Cache) -> lis
     ]
 
 
-def judge(measured: Sequence[xr.DataTree]) -> Iterable[Verdict]:
-    """Verdict on every checkpoint with one of the schemes that the claim is about; why there is
+def tabulate(measured: Sequence[xr.DataTree]) -> Iterable[Evidence]:
+    """Evidence on every checkpoint with one of the schemes that the claim is about; why there is
     none for a scheme without any.
     """
     for scheme in U_SHAPED:
@@ -258,7 +258,7 @@ LOGIT_BY_DISTANCE = Experiment(
         tuple(f"language/{scheme}" for scheme in ("rope", "learned", "kerple", "hope", "repo")),
     ),
     measure,
-    judge,
+    tabulate,
     draw,
 )
 _JOINED: Any = {"coords": "minimal", "compat": "override"}
@@ -314,7 +314,7 @@ def _curves(data: xr.Dataset, last: int | None = None) -> xr.DataArray:
     return smoothed(data["logit"].mean("layer").isel(distance=slice(last)), data.attrs["length"])
 
 
-def _evidence(data: xr.Dataset, claim: Claim, few: int) -> Iterator[Verdict]:
+def _evidence(data: xr.Dataset, claim: Claim, few: int) -> Iterator[Evidence]:
     """The evidence on `claim` from the curve without the last `few` distances, and of RoPE on the
     same beside random phases.
     """
@@ -327,7 +327,7 @@ def _evidence(data: xr.Dataset, claim: Claim, few: int) -> Iterator[Verdict]:
     rises = {
         str(each["weights"].item()): u_shape(each.values).rise for each in smooth.mean("repeat")
     }
-    judged = verdict(
+    judged = evidence(
         claim,
         data.attrs["checkpoint"],
         "rise on the right over the fall on the left"

@@ -28,11 +28,11 @@ from position_papers.hope.mean_curves import mean_curve_vaf
 from position_papers.hope.replicates import NEEDS_ROPE, Sampling, bands
 from position_papers.hope.wording import OVER_REPLICATES, capped, named_bands
 from position_papers.kit.cache import Cache
-from position_papers.kit.claims import Claim, Verdict, verdict
-from position_papers.kit.differences import Difference
 from position_papers.kit.experiment import Drawing, Experiment
+from position_papers.kit.judge.claims import Claim, Evidence, evidence
+from position_papers.kit.judge.differences import Difference
+from position_papers.kit.judge.rules import All, AtLeast, AtMost, Significant, Where
 from position_papers.kit.paper_directory import plain
-from position_papers.kit.rules import All, AtLeast, AtMost, Significant, Where
 from position_papers.kit.subjects import Subject
 from position_papers.training.trained import trained_configuration
 from repo_interp.checkpoint_files.architectures import training_length
@@ -200,8 +200,8 @@ def measure(subjects: Sequence[Subject], options: Sampling, cache: Cache) -> xr.
     )
 
 
-def judge(data: xr.Dataset) -> Iterable[Verdict]:
-    """Verdict on the run."""
+def tabulate(data: xr.Dataset) -> Iterable[Evidence]:
+    """Evidence on the run."""
     name, vaf = data.attrs["checkpoint"], data["vaf"].transpose("step", "repeat", "component")
     measured = (
         "change of the activated components' VAF from the first to the last third of "
@@ -227,7 +227,7 @@ def judge(data: xr.Dataset) -> Iterable[Verdict]:
     )
     values = {STEPS: float(last), **course}
     why = capped(data) or (short and (short, note))
-    yield verdict(H3, name, measured, values, *numbers, note=note, unmeasurable=why)
+    yield evidence(H3, name, measured, values, *numbers, note=note, unmeasurable=why)
 
 
 def draw(data: xr.Dataset) -> Iterator[Drawing]:
@@ -251,5 +251,5 @@ NO_STEPS = (
     "train steps RUN"
 )
 OVER_TRAINING = Experiment(
-    "over_training", (H3,), replace(NEEDS_ROPE, otherwise=NO_STEPS), measure, judge, draw
+    "over_training", (H3,), replace(NEEDS_ROPE, otherwise=NO_STEPS), measure, tabulate, draw
 )

@@ -22,9 +22,10 @@ from position_papers.hope.extended_scores import (
     with_methods,
 )
 from position_papers.kit.cache import Cache
-from position_papers.kit.claims import Claim, Verdict, unmeasured, verdict
-from position_papers.kit.differences import MATERIAL, between, in_words, numbers_of
 from position_papers.kit.experiment import Drawing, Experiment, Needs, trained_alike
+from position_papers.kit.judge.claims import Claim, Evidence, evidence, unmeasured
+from position_papers.kit.judge.differences import MATERIAL, between, in_words, numbers_of
+from position_papers.kit.judge.rules import Above
 from position_papers.kit.perplexities import (
     compared,
     on_the_same_windows,
@@ -32,7 +33,6 @@ from position_papers.kit.perplexities import (
     shortest_and_longest,
 )
 from position_papers.kit.perplexity_figures import perplexity_panels
-from position_papers.kit.rules import Above
 from position_papers.kit.scores import (
     PLAIN,
     Scored,
@@ -61,8 +61,8 @@ def measure(subjects: Sequence[Subject], options: ScoreOptions, cache: Cache) ->
     return on_the_same_windows(scores(subjects, options, cache))
 
 
-def judge(scored: Sequence[Scored]) -> Iterable[Verdict]:
-    """Verdict on the first checkpoint with HoPE, where there is one."""
+def tabulate(scored: Sequence[Scored]) -> Iterable[Evidence]:
+    """Evidence on the first checkpoint with HoPE, where there is one."""
     hope, rope = first_of(scored, HOPE), first_of(scored, ROPE)
     if hope is None:
         return
@@ -84,7 +84,7 @@ def judge(scored: Sequence[Scored]) -> Iterable[Verdict]:
         for method in METHODS
         if has_method(each, method)
     ]
-    yield verdict(
+    yield evidence(
         H6_PERPLEXITY,
         hope.name,
         f"perplexity at {long} tokens",
@@ -138,6 +138,6 @@ PERPLEXITY = Experiment(
         "language",
     ),
     measure,
-    judge,
+    tabulate,
     draw,
 )

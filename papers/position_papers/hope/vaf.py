@@ -28,9 +28,9 @@ from position_papers.hope.wording import (
     random_weights,
 )
 from position_papers.kit.cache import Cache
-from position_papers.kit.claims import Claim, Verdict, verdict
 from position_papers.kit.experiment import Drawing, Experiment
-from position_papers.kit.rules import All, AtLeast, BeyondNull, Observed, beside_null
+from position_papers.kit.judge.claims import Claim, Evidence, evidence
+from position_papers.kit.judge.rules import All, AtLeast, BeyondNull, Observed, beside_null
 from position_papers.kit.seeds import over_seeds
 from position_papers.kit.subjects import Subject
 from repo_interp.measures.labels import described
@@ -87,8 +87,8 @@ def measure(subjects: Sequence[Subject], options: Sampling, cache: Cache) -> xr.
     return data if bands(data)["activated"].any() else None
 
 
-def judge(data: xr.Dataset) -> Iterable[Verdict]:
-    """Verdict on the checkpoint."""
+def tabulate(data: xr.Dataset) -> Iterable[Evidence]:
+    """Evidence on the checkpoint."""
     name, activated, length = (
         data.attrs["checkpoint"],
         bands(data)["activated"].values,
@@ -108,7 +108,7 @@ def judge(data: xr.Dataset) -> Iterable[Verdict]:
     of_pairs = (
         data["vaf"].sel(weights="trained").mean(("repeat", "layer", "head")).values[activated]
     )
-    judged = verdict(
+    judged = evidence(
         H2,
         name,
         "activated above other components, in their standard deviations",
@@ -177,7 +177,7 @@ def units(data: xr.Dataset) -> xr.Dataset:
     )
 
 
-VAF = over_seeds(Experiment("vaf", (H2, H2_PHASES), NEEDS_ROPE, measure, judge, draw), units)
+VAF = over_seeds(Experiment("vaf", (H2, H2_PHASES), NEEDS_ROPE, measure, tabulate, draw), units)
 
 
 def _peak(of_heads: np.ndarray, of_mean_curve: np.ndarray, units: np.ndarray) -> str:

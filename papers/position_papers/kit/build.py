@@ -16,7 +16,6 @@ from typing import Any, get_type_hints
 
 from position_papers import FORMATS, paper
 from position_papers.kit.cache import Cache
-from position_papers.kit.claims import Verdict
 from position_papers.kit.experiment import Experiment, Paper, reasons_against, run
 from position_papers.kit.paper_directory import is_made_from, write_paper
 from position_papers.kit.subjects import Given, Subject
@@ -75,12 +74,10 @@ class Build:
         """Whether the directory holds the figures that `make` would write."""
         return is_made_from(self.directory, self.provenance)
 
-    def make(
-        self, directory: Path, progress: Callable[..., None]
-    ) -> tuple[list[Verdict], list[Path]]:
+    def make(self, directory: Path, progress: Callable[..., None]) -> list[Path]:
         """Measure, judge, draw, write; what is measured is kept in `directory`.
 
-        Returns the verdicts and the files.
+        Returns the files.
         """
         cache, subjects = Cache(directory, progress), self.subjects
         experiments = self.paper.experiments
@@ -91,10 +88,9 @@ class Build:
                 for result in run(each, subjects, self.options, cache, progress)
             ]
         paths, command, provenance = self.given.paths, self.command, self.provenance
-        files = write_paper(
+        return write_paper(
             self.directory, self.paper, results, paths, command, provenance, self.formats
         )
-        return [verdict for result in results for verdict in result.verdicts], files
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,8 @@
 """An experiment of a paper: its claims with their rules, what it needs, how it is measured, judged
 and drawn - one object, in one file.
 
-    checkpoints -> needs.groups -> measure (kept by its own file) -> judge -> verdicts by the
-    claims' rules
-                                                                  -> draw  -> figures with captions and data
+    checkpoints -> needs.groups -> measure (kept by its own file) -> tabulate -> table of evidence, which `kit.judge` reads
+                                                                  -> draw     -> figures with captions and data
 
 Measuring is the only expensive part, and the only one that is kept. Knows nothing about any paper.
 """
@@ -19,7 +18,7 @@ import xarray as xr
 from matplotlib.figure import Figure
 
 from position_papers.kit.cache import Cache
-from position_papers.kit.claims import Claim, Verdict, corrected_together, unmeasured
+from position_papers.kit.judge.claims import Claim, Evidence, unmeasured
 from position_papers.kit.scale import Scale
 from position_papers.kit.subjects import Subject
 
@@ -68,7 +67,7 @@ class Needs:
 class Experiment:
     """See the module.
 
-    `judge` and `draw` see what `measure` returns - datasets, a tree, runs with names - and nothing
+    `tabulate` and `draw` see what `measure` returns - datasets, a tree, runs with names - and nothing
     else.
     """
 
@@ -79,7 +78,8 @@ class Experiment:
     """What is measured of one group of checkpoints, with the paper's options; expensive parts go
     through `Cache.dataset`.
     """
-    judge: Callable[[Any], Iterable[Verdict]]
+    tabulate: Callable[[Any], Iterable[Evidence]]
+    """The evidence on its claims, for the table that `kit.judge` reads."""
     draw: Callable[[Any], Iterator[Drawing]]
     scale: Scale = field(default_factory=Scale)
     """The model that the paper's claims are about."""
@@ -122,11 +122,11 @@ class Paper:
 
 @dataclass(frozen=True)
 class Result:
-    """The figures and verdicts of one experiment on one group of checkpoints."""
+    """The figures and the evidence of one experiment on one group of checkpoints."""
 
     experiment: Experiment
     drawings: tuple[Drawing, ...]
-    verdicts: tuple[Verdict, ...]
+    evidence: tuple[Evidence, ...]
 
 
 def run(
@@ -136,14 +136,13 @@ def run(
     cache: Cache,
     progress: Callable[[str], None],
 ) -> Iterator[Result]:
-    """The result of `experiment` on every group of `subjects` that it is about, once all are
-    measured: rows of a claim are corrected together.
+    """The result of `experiment` on every group of `subjects` that it is about.
 
-    At the end come verdicts "not measurable" on the claims that no group judged. `progress` is
+    At the end comes why the claims that no group speaks about are not measurable. `progress` is
     called with what is being done.
     """
     drawings: list[tuple[Sequence[Subject], tuple[Drawing, ...]]] = []
-    judged: list[list[Verdict]] = []
+    told: list[tuple[Evidence, ...]] = []
     seen: set[tuple[str, ...]] = set()
     for group in experiment.needs.groups(subjects):
         progress(
@@ -154,16 +153,13 @@ def run(
         data = experiment.measure(group, options, cache)
         if data is None:
             continue
-        judged.append(judge(experiment, data, reasons_against(experiment, group, options, cache)))
+        told.append(evidence(experiment, data, reasons_against(experiment, group, options, cache)))
         drawings.append(
             (group, tuple(experiment.draw(data)) if _is_drawn(experiment, group, seen) else ())
         )
-    corrected = iter(
-        corrected_together([each for of_group in judged for each in of_group], experiment.needs.zoo)
-    )
-    for of_group, drawn in zip(judged, _distinct_names(drawings), strict=True):
-        yield Result(experiment, drawn, tuple(next(corrected) for _ in of_group))
-    known, needs = {each.claim for of_group in judged for each in of_group}, experiment.needs
+    for of_group, drawn in zip(told, _distinct_names(drawings), strict=True):
+        yield Result(experiment, drawn, of_group)
+    known, needs = {each.claim for of_group in told for each in of_group}, experiment.needs
     missing = [claim for claim in experiment.claims if claim not in known]
     if missing:
         reasons = {claim: needs.otherwise_of.get(claim.label, needs.otherwise) for claim in missing}
@@ -214,14 +210,15 @@ def reasons_against(
     return {subject.name: experiment.needs.why_not(subject, options, cache) for subject in group}
 
 
-def judge(experiment: Experiment, data: Any, reasons: Mapping[str, Sequence[str]]) -> list[Verdict]:
-    """The verdicts on `data` of one group; rows of checkpoints with one of `reasons` are not
+def evidence(
+    experiment: Experiment, data: Any, reasons: Mapping[str, Sequence[str]]
+) -> tuple[Evidence, ...]:
+    """The evidence from `data` of one group; checkpoints with one of `reasons` are not
     measurable.
     """
-    return [
-        verdict.without_a_number(*reasons.get(verdict.checkpoint, ()))
-        for verdict in experiment.judge(data)
-    ]
+    return tuple(
+        own.without_a_number(*reasons.get(own.checkpoint, ())) for own in experiment.tabulate(data)
+    )
 
 
 def joined(parts: Mapping[Any, Part], axis: str, join: Literal["exact", "outer"] = "exact") -> Part:

@@ -17,7 +17,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from position_papers.kit.claims import (
+from position_papers.kit.experiment import Paper
+from position_papers.kit.judge.claims import (
     FAILS,
     HOLDS,
     UNDECIDED,
@@ -27,8 +28,14 @@ from position_papers.kit.claims import (
     Reason,
     Verdict,
 )
-from position_papers.kit.experiment import Paper
-from position_papers.kit.outcomes import Deciding, Row, primary_rows, read_table, records, standing
+from position_papers.kit.judge.outcomes import (
+    Deciding,
+    Row,
+    primary_rows,
+    read_table,
+    records,
+    standing,
+)
 from position_papers.kit.pages import rendered
 from position_papers.kit.paper_directory import PAGE, VERDICTS, read_page
 from repo_interp.errors import InputError

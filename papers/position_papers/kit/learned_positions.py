@@ -26,7 +26,7 @@ import xarray as xr
 from jaxtyping import Float, Int
 
 from position_papers.kit.cache import Cache
-from position_papers.kit.differences import Difference, paired_difference
+from position_papers.kit.judge.differences import Difference, paired_difference
 from position_papers.kit.subjects import Subject
 from repo_interp.analysis.analyze import analyze
 from repo_interp.errors import InputError

@@ -3,6 +3,7 @@ verdicts.
 
     NAME.png                a figure; NAME.svg, .pdf and .nc (its whole dataset) where `formats` lists them
     numbers.csv.gz          the numbers behind all figures, one per row; pandas.read_csv opens it
+    evidence.csv.gz         what every verdict rests on, unit by unit (`kit.judge.table`); judging reads nothing else
     verdicts.csv            every verdict, every column, with how the checkpoint differs in scale and the command that gives the row
     page.json               provenance: what the page was made from, and the same again gives the same bytes; figures: name and caption of
                             each, in order, and its variables that are too large for numbers.csv.gz
@@ -25,7 +26,14 @@ import xarray as xr
 
 from position_papers import FORMATS
 from position_papers.kit.experiment import Paper, Result
-from position_papers.kit.outcomes import records, verdict_table
+from position_papers.kit.judge.outcomes import records, verdict_table
+from position_papers.kit.judge.table import (
+    EVIDENCE,
+    evidence_table,
+    read_evidence,
+    verdicts,
+    write_evidence,
+)
 from position_papers.kit.pages import rendered
 from position_papers.kit.scale import scale_beside
 from position_papers.kit.subjects import stem
@@ -110,25 +118,43 @@ def write_paper(
             figures.append(
                 {"figure": name, "caption": drawing.caption, "left_out": ", ".join(left_out)}
             )
-        told = [(result.experiment, verdict) for result in results for verdict in result.verdicts]
+        told = [(result.experiment, own) for result in results for own in result.evidence]
         scales = [
             scale_beside(own.claim.scale or experiment.scale, own.checkpoint, paths)
             for experiment, own in told
         ]
-        verdicts = verdict_table((own for _, own in told), scales, command)
-        verdicts.to_csv(unfinished / VERDICTS, index=False, lineterminator="\n")
+        write_evidence(evidence_table((own for _, own in told), scales), unfinished / EVIDENCE)
         write_numbers(pd.concat(tables), unfinished / NUMBERS)
-        parts = {"rows": records(verdicts), "trained": training_rows(paths), "figures": figures}
-        page = rendered("paper.md", paper=paper, command=command, provenance=provenance, **parts)
-        facts = (
-            json.dumps(
-                {"provenance": dict(provenance), "figures": figures}, indent=1, ensure_ascii=False
-            )
-            + "\n"
-        )
-        for name, text in ((PAGE, facts), ("README.md", page)):
-            (unfinished / name).write_text(text, encoding="utf-8", newline="\n")
+        facts = {
+            "provenance": dict(provenance),
+            "figures": figures,
+            "trained": training_rows(paths),
+        }
+        write_verdicts(unfinished, paper, facts)
     return sorted(directory.iterdir())
+
+
+def write_verdicts(directory: Path, paper: Paper, facts: Mapping[str, Any]) -> None:
+    """Judge the table of evidence in `directory`, and write verdicts and the page.
+
+    Args:
+        directory: Where the table is, and figures with the numbers behind them.
+        paper: The paper.
+        facts: What page.json holds.
+
+    Raises:
+        InputError: There is no table of evidence, or it speaks of a claim that is not there.
+    """
+    if not (directory / EVIDENCE).is_file():
+        raise InputError(f"{directory} has no {EVIDENCE} to judge; make its figures again")
+    command = facts["provenance"]["command"]
+    found, scales = verdicts(paper, read_evidence(directory / EVIDENCE))
+    table = verdict_table(found, scales, command)
+    table.to_csv(directory / VERDICTS, index=False, lineterminator="\n")
+    page = rendered("paper.md", paper=paper, command=command, rows=records(table), **facts)
+    written = json.dumps(facts, indent=1, ensure_ascii=False) + "\n"
+    for name, text in ((PAGE, written), ("README.md", page)):
+        (directory / name).write_text(text, encoding="utf-8", newline="\n")
 
 
 def training_rows(paths: Mapping[str, str]) -> list[dict[str, str]]:

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import numpy as np
 import xarray as xr
 
-from position_papers.kit.differences import between
+from position_papers.kit.judge.differences import between
 from position_papers.kit.scores import PLAIN, Scored, in_layers, score_table
 from repo_interp.measures.labels import described
 

@@ -22,7 +22,7 @@ from scipy import stats
 from transformers import PreTrainedModel
 
 from position_papers.kit.cache import Cache
-from position_papers.kit.differences import Sample
+from position_papers.kit.judge.differences import Sample
 from position_papers.kit.subjects import Subject, records_of, seeds_of, texts_of
 from position_papers.training.configuration import TrainingConfiguration
 from position_papers.training.trained import (

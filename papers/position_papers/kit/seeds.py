@@ -18,23 +18,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-import numpy as np
 import xarray as xr
 
 from position_papers.kit import learned_positions
 from position_papers.kit.cache import Cache
-from position_papers.kit.claims import (
-    FAILS,
-    HOLDS,
-    UNDECIDED,
-    UNMEASURABLE,
-    Interval,
-    Kind,
-    Reason,
-    Verdict,
-    unmeasured,
-)
 from position_papers.kit.experiment import Drawing, Experiment, joined
+from position_papers.kit.judge.claims import Evidence, unmeasured
 from position_papers.kit.subjects import Subject, seeds_of
 
 USE = {
@@ -43,6 +32,7 @@ USE = {
         "from_token": "used_from_token",
         "plain": "used_loss",
         "frozen": "used_loss_frozen",
+        "index": "used_loss_index",
     },
     **{"layer": "used_layer", "head": "used_head", "prompt": "used_prompt"},
 }
@@ -66,11 +56,11 @@ class Seed(NamedTuple):
 def over_seeds(
     experiment: Experiment,
     units: Callable[[Any], xr.Dataset],
-    across: Callable[[Mapping[int, Any]], Iterable[Verdict]] = lambda by_seed: (),
+    across: Callable[[Mapping[int, Any]], Iterable[Evidence]] = lambda by_seed: (),
 ) -> Experiment:
     """`experiment`, whose groups are single checkpoints, on all their seeds.
 
-    `across`: verdicts on what is measured of those that can be judged together.
+    `across`: evidence from what is measured of those that can be judged together.
     """
 
     def measure(subjects: Sequence[Subject], options: Any, cache: Cache) -> dict[int, Seed] | None:
@@ -90,11 +80,11 @@ def over_seeds(
             )
         return seeds
 
-    def judge(seeds: Mapping[int, Seed]) -> Iterator[Verdict]:
-        rows: dict[Any, dict[int, Verdict]] = {}
+    def tabulate(seeds: Mapping[int, Seed]) -> Iterator[Evidence]:
+        rows: dict[Any, dict[int, Evidence]] = {}
         for seed, own in seeds.items():
             if own.data is not None:
-                for each in experiment.judge(own.data):
+                for each in experiment.tabulate(own.data):
                     rows.setdefault(each.claim, {})[seed] = each.without_a_number(*own.why_not)
         for claim, by_seed in rows.items():
             silent = {
@@ -102,7 +92,8 @@ def over_seeds(
                 for seed, own in seeds.items()
                 if own.data is None
             }
-            yield together(dict(sorted((by_seed | silent).items())))
+            for seed, own in sorted((by_seed | silent).items()):
+                yield replace(own, seed=seed)
         yield from across({seed: own.data for seed, own in seeds.items() if not own.why_not})
 
     def draw(seeds: Mapping[int, Seed]) -> Iterator[Drawing]:
@@ -126,7 +117,7 @@ def over_seeds(
         experiment,
         needs=replace(experiment.needs, why_not=lambda *_: ()),
         measure=measure,
-        judge=judge,
+        tabulate=tabulate,
         draw=draw,
     )
 
@@ -137,47 +128,4 @@ def _joined(by_seed: Mapping[int, xr.Dataset]) -> dict[str, xr.DataArray]:
         {str(name): array for name, array in joined(by_seed, "seed", "outer").items()}
         if by_seed
         else {}
-    )
-
-
-def together(by_seed: Mapping[int, Verdict]) -> Verdict:
-    """What the verdicts of single seeds on one claim come to."""
-    judged = {seed: own for seed, own in by_seed.items() if own.outcome != UNMEASURABLE}
-    seed, first = next(iter((judged or by_seed).items()))
-    if len(by_seed) == 1 or not judged:
-        return first
-    outcomes = [own.outcome for own in judged.values()]
-    decisive = next(
-        own
-        for outcome in (FAILS, UNDECIDED, HOLDS)
-        for own in judged.values()
-        if own.outcome == outcome
-    )
-    listed: dict[str, list[str]] = {}
-    for number, own in by_seed.items():
-        shown = (
-            ", ".join(own.notes[:1]) if own.estimate.value is None else f"{own.estimate.value:.3g}"
-        )
-        listed.setdefault(own.outcome.value, []).append(f"{number} ({shown})")
-    notes = [f"{outcome}: {', '.join(seeds)}" for outcome, seeds in listed.items()]
-    notes += [f"seed {seed}: {each}" for each in first.notes]
-    reasons = (
-        *(each for each in decisive.reasons if each.kind != Kind.NOTE),
-        Reason(Kind.SEEDS, count=outcomes.count(HOLDS), of=len(judged)),
-        *(Reason(Kind.NOTE, each) for each in notes),
-    )
-    estimate, interval = first.estimate, first.interval
-    if len(judged) > 1:
-        numbers = [own.estimate.value for own in judged.values() if own.estimate.value is not None]
-        control = f"seed {seed}: {estimate.control}" if estimate.control else ""
-        estimate = replace(
-            estimate,
-            value=float(np.mean(numbers)),
-            n=len(judged),
-            seeds=len(judged),
-            control=control,
-        )
-        interval = Interval(float(np.std(numbers, ddof=1)), f"{len(judged)} seeds")
-    return replace(
-        first, outcome=decisive.outcome, estimate=estimate, interval=interval, reasons=reasons
     )

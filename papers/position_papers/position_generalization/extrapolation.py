@@ -17,10 +17,10 @@ import numpy as np
 import xarray as xr
 
 from position_papers.kit.cache import Cache
-from position_papers.kit.claims import Claim, Verdict, unmeasured, verdict
 from position_papers.kit.experiment import Drawing, Experiment, Needs, each
+from position_papers.kit.judge.claims import Claim, Evidence, evidence, unmeasured
+from position_papers.kit.judge.rules import All, AtMost, Custom
 from position_papers.kit.learned_positions import why_not
-from position_papers.kit.rules import All, AtMost, Custom
 from position_papers.kit.seeds import over_seeds
 from position_papers.kit.subjects import Subject
 from position_papers.position_generalization.measured import (
@@ -136,10 +136,10 @@ def _lengths(subject: Subject, options: Options) -> list[int]:
     return [length_of(subject, options) << power for power in range(options.reach.bit_length())]
 
 
-# ---- judging and drawing -------------------------------------------------------------------------
+# ---- tabulating and drawing -------------------------------------------------------------------------
 
 
-def judge(measured: Measured) -> Iterator[Verdict]:
+def tabulate(measured: Measured) -> Iterator[Evidence]:
     """The verdicts on P7, where distances can be capped."""
     length = measured.subject.training_length
     if "extrapolation" not in measured.run.children:
@@ -161,7 +161,7 @@ def judge(measured: Measured) -> Iterator[Verdict]:
         float(nats.sel({"method": method})) for method in ("plain", "lm_infinite")
     )
     share = capped.mean() / plain.mean() if plain.mean() > 0 else np.inf
-    yield verdict(
+    yield evidence(
         P7,
         measured.name,
         f"KL with LM-Infinite at {last} tokens above that at {first}, nats per head",
@@ -178,7 +178,7 @@ def judge(measured: Measured) -> Iterator[Verdict]:
     outside = measured.group("output_traces")["trace_outside"].values
     share, spread = float(outside.mean()), float(outside.std(ddof=1))
     what = "share of outputs outside, in the middle layer"
-    yield verdict(
+    yield evidence(
         P7_WINDOWS, measured.name, what, {OUTSIDE: share}, share, spread, "queries", len(outside)
     )
 
@@ -249,7 +249,7 @@ EXTRAPOLATION = over_seeds(
             why_not=why_not,
         ),
         measure,
-        judge,
+        tabulate,
         draw,
         MODEL,
     ),

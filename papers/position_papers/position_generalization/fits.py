@@ -18,11 +18,10 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import xarray as xr
 
-from position_papers.kit.claims import Claim, Verdict, verdict
-from position_papers.kit.differences import mean_of, paired_difference
 from position_papers.kit.experiment import Drawing, Experiment, Needs, each
-from position_papers.kit.learned_positions import why_not
-from position_papers.kit.rules import (
+from position_papers.kit.judge.claims import Claim, Evidence, evidence
+from position_papers.kit.judge.differences import mean_of, paired_difference
+from position_papers.kit.judge.rules import (
     All,
     AtLeast,
     AtMost,
@@ -31,6 +30,7 @@ from position_papers.kit.rules import (
     Significant,
     beside_null,
 )
+from position_papers.kit.learned_positions import why_not
 from position_papers.position_generalization.measured import (
     MODEL,
     SOURCE,
@@ -98,14 +98,14 @@ P3 = Claim(
 )
 
 
-def judge(measured: Measured) -> Iterator[Verdict]:
+def tabulate(measured: Measured) -> Iterator[Evidence]:
     """The verdicts on P1 and P3, and on P2 where some layer rotates."""
     yield from _three_axes(measured)
     yield _random_weights(measured)
     yield from _fake_distances(measured)
 
 
-def _three_axes(measured: Measured) -> Iterator[Verdict]:
+def _three_axes(measured: Measured) -> Iterator[Evidence]:
     """P1: r of the three-axis fit, alone and beside random weights and shuffled distances."""
     three, random = measured.group("three_axis"), _r_of_twins(measured)
     by_prompt, shuffled = (
@@ -113,7 +113,7 @@ def _three_axes(measured: Measured) -> Iterator[Verdict]:
         three["r_shuffled"].mean(("layer", "head")).values,
     )
     r = float(by_prompt.mean())
-    judged = verdict(
+    judged = evidence(
         P1,
         measured.name,
         "mean r of the three-axis fit",
@@ -134,10 +134,10 @@ def _three_axes(measured: Measured) -> Iterator[Verdict]:
     yield judged.on(P1_NULL, values, note)
 
 
-def _random_weights(measured: Measured) -> Verdict:
+def _random_weights(measured: Measured) -> Evidence:
     """P3: r of the three-axis fit of the random-weight controls."""
     random, r = _r_of_twins(measured), _mean(measured.group("three_axis")["r"])
-    return verdict(
+    return evidence(
         P3,
         measured.name,
         "mean r of the three-axis fit with random weights",
@@ -148,7 +148,7 @@ def _random_weights(measured: Measured) -> Verdict:
     )
 
 
-def _fake_distances(measured: Measured) -> Iterator[Verdict]:
+def _fake_distances(measured: Measured) -> Iterator[Evidence]:
     """P2: r of the fake-distance fit in the layers that rotate, alone and beside random weights;
     nothing where none rotates.
     """
@@ -158,7 +158,7 @@ def _fake_distances(measured: Measured) -> Iterator[Verdict]:
     layers = fake["r"].mean(("prompt", "head")).sel(layer=rotating).values
     prompts = fake["r"].sel(layer=rotating).mean(("layer", "head")).values
     twins = [_mean(twin["r"].sel(layer=rotating)) for twin in measured.of_twins("fake_distance")]
-    judged = verdict(
+    judged = evidence(
         P2,
         measured.name,
         "mean r of the fake-distance fit",
@@ -279,7 +279,7 @@ FITS = Experiment(
         why_not=why_not,
     ),
     lambda subjects, options, cache: fits(subjects[0], options, cache),
-    judge,
+    tabulate,
     draw,
     MODEL,
 )

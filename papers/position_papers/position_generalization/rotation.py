@@ -17,10 +17,10 @@ import numpy as np
 import xarray as xr
 
 from position_papers.kit.cache import Cache
-from position_papers.kit.claims import Claim, Verdict, verdict
 from position_papers.kit.experiment import Drawing, Experiment, Needs, each
+from position_papers.kit.judge.claims import Claim, Evidence, evidence
+from position_papers.kit.judge.rules import All, AtLeast, AtMost, BeyondNull, Observed, beside_null
 from position_papers.kit.learned_positions import why_not
-from position_papers.kit.rules import All, AtLeast, AtMost, BeyondNull, Observed, beside_null
 from position_papers.kit.seeds import over_seeds
 from position_papers.kit.subjects import Subject
 from position_papers.position_generalization.fits import by_weights, of_heads, rotating_layers
@@ -88,7 +88,7 @@ def measure(subjects: Sequence[Subject], options: Options, cache: Cache) -> Meas
     return measured if rotating_heads(measured.group("rotation")) else None
 
 
-def judge(measured: Measured) -> Iterator[Verdict]:
+def tabulate(measured: Measured) -> Iterator[Evidence]:
     """The verdicts on P4, its part about components near pi, and P5 where a head has slow
     dominating components.
     """
@@ -99,7 +99,7 @@ def judge(measured: Measured) -> Iterator[Verdict]:
     heads, twins = float((shares > 0).mean()), [float((each > 0).mean()) for each in of_twins]
     components = float(shares.where(shares > 0).mean()) if heads else 0.0
     sequences = rotation.sizes["prompt"]
-    yield verdict(
+    yield evidence(
         P4,
         measured.name,
         "share of heads with slow dominating components",
@@ -119,7 +119,7 @@ def judge(measured: Measured) -> Iterator[Verdict]:
         if not np.isfinite(by_prompt).any():
             continue
         r = float(np.nanmean(by_prompt))
-        judged = verdict(
+        judged = evidence(
             claim,
             measured.name,
             "mean r of logits and f + g",
@@ -150,7 +150,7 @@ def judge(measured: Measured) -> Iterator[Verdict]:
                 yield judged.on(P5_NULL, values, beside_null(observed))
 
 
-def _still(measured: Measured) -> Verdict:
+def _still(measured: Measured) -> Evidence:
     """P4 (near pi): of the components that start there, how many are mostly static."""
     groups = [
         _slow(measured, group)
@@ -167,7 +167,7 @@ def _still(measured: Measured) -> Verdict:
         "share of components near pi that turn little",
         measured.group("rotation").sizes["prompt"],
     )
-    return verdict(
+    return evidence(
         P4_NEAR_PI,
         measured.name,
         what,
@@ -267,7 +267,7 @@ ROTATION = over_seeds(
             why_not=why_not,
         ),
         measure,
-        judge,
+        tabulate,
         draw,
         MODEL,
     ),

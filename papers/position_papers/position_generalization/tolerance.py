@@ -18,11 +18,11 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import xarray as xr
 
-from position_papers.kit.claims import Claim, Verdict, unmeasured, verdict
-from position_papers.kit.differences import mean_of, paired_difference
 from position_papers.kit.experiment import Drawing, Experiment, Needs
+from position_papers.kit.judge.claims import Claim, Evidence, evidence, unmeasured
+from position_papers.kit.judge.differences import mean_of, paired_difference
+from position_papers.kit.judge.rules import Above, AtMost
 from position_papers.kit.learned_positions import why_not
-from position_papers.kit.rules import Above, AtMost
 from position_papers.kit.subjects import Subject
 from position_papers.position_generalization.disturbed import OF_TEXT, POINTS, TEXT, measure
 from position_papers.position_generalization.measured import (
@@ -100,10 +100,10 @@ P6_LEARNED = Claim(
 )
 
 
-# ---- judging and drawing -------------------------------------------------------------------------
+# ---- tabulating and drawing -------------------------------------------------------------------------
 
 
-def judge(measured: Sequence[Measured]) -> Iterator[Verdict]:
+def tabulate(measured: Sequence[Measured]) -> Iterator[Evidence]:
     """The verdicts on P6 of one checkpoint; of one with learned positions beside its RoPE twin, on
     P6 (learned) too.
     """
@@ -112,7 +112,7 @@ def judge(measured: Sequence[Measured]) -> Iterator[Verdict]:
         yield _beside_twin(*measured)
 
 
-def _text(measured: Measured) -> Iterator[Verdict]:
+def _text(measured: Measured) -> Iterator[Evidence]:
     """P6 from the rise of log perplexity, at every judged point."""
     judged = measured.group("judged")
     plain = float(judged["plain"])
@@ -138,7 +138,7 @@ def _text(measured: Measured) -> Iterator[Verdict]:
         untouched = of_kind["log_perplexity_rise"].values
         in_nats = untouched if claim is P6_UNTOUCHED else of_kind["log_perplexity"].values - plain
         rises = 100 * np.expm1(in_nats)
-        yield verdict(
+        yield evidence(
             claim,
             measured.name,
             f"{quantity.removeprefix('the ')}, per cent",
@@ -151,7 +151,7 @@ def _text(measured: Measured) -> Iterator[Verdict]:
         )
 
 
-def _beside_twin(own: Measured, twin: Measured) -> Verdict:
+def _beside_twin(own: Measured, twin: Measured) -> Evidence:
     """P6 (learned): whether targets that no move touched suffer less than in the RoPE twin."""
     rises = [
         each.group("judged")["rise"].sel(kind="text_order").mean("draw").dropna("prompt").values
@@ -165,7 +165,7 @@ def _beside_twin(own: Measured, twin: Measured) -> Verdict:
         return unmeasured(P6_LEARNED, own.name, same)
     less = paired_difference(rises[1], rises[0])  # the same tokens move in both
     plain = [float(each.group("judged")["plain"]) for each in (own, twin)]
-    return verdict(
+    return evidence(
         P6_LEARNED,
         own.name,
         "rise of untouched targets' log perplexity, nats",
@@ -275,7 +275,7 @@ TOLERANCE = Experiment(
         why_not=why_not,
     ),
     measure,
-    judge,
+    tabulate,
     draw,
     MODEL,
 )

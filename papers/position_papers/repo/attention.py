@@ -19,11 +19,11 @@ import numpy as np
 import xarray as xr
 
 from position_papers.kit.cache import Cache
-from position_papers.kit.claims import Claim, Verdict, verdict
-from position_papers.kit.differences import Difference, in_words, mean_of, paired_seeds
 from position_papers.kit.experiment import Drawing, Experiment, Needs, asked_the_same, joined
+from position_papers.kit.judge.claims import Claim, Evidence, evidence
+from position_papers.kit.judge.differences import Difference, in_words, mean_of, paired_seeds
+from position_papers.kit.judge.rules import Above, All, Where
 from position_papers.kit.learned_positions import why_not
-from position_papers.kit.rules import Above, All, Where
 from position_papers.kit.score_figures import method_panels
 from position_papers.kit.scores import PLAIN
 from position_papers.kit.subjects import Subject, seeds_of
@@ -173,10 +173,10 @@ def _lost(called: str, subject: Subject, options: Options, cache: Cache) -> str:
     return few if found < LEAST_FOUND else ""
 
 
-# ---- judged --------------------------------------------------------------------------------------
+# ---- tabulated --------------------------------------------------------------------------------------
 
 
-def judge(data: xr.Dataset) -> Iterator[Verdict]:
+def tabulate(data: xr.Dataset) -> Iterator[Evidence]:
     """Every checkpoint with learned positions beside those of RoPE and NoPE, in both readings."""
     mass = data["mass_per_token"]
     layouts = dict(
@@ -198,7 +198,7 @@ def _beside(
     rivals: Mapping[str, str],
     claim: Claim,
     attributes: Mapping[str, Any],
-) -> Verdict:
+) -> Evidence:
     def of(name: str, span: str) -> xr.DataArray:
         """By seed, mean over prompts; seeds of which something can be said."""
         return mass.sel(checkpoint=rivals.get(name, name), span=span).mean("prompt").dropna("seed")
@@ -228,7 +228,7 @@ def _beside(
         for span in ("needle", "query")
     }
     found = f"{100 * attributes['found_by_nope']:.2g} %"
-    return verdict(
+    return evidence(
         claim,
         checkpoint,
         "needle mass per token, 0.01",
@@ -247,7 +247,7 @@ def _beside(
     )
 
 
-def _evenness(mass: xr.DataArray, rivals: Mapping[str, str]) -> Verdict:
+def _evenness(mass: xr.DataArray, rivals: Mapping[str, str]) -> Evidence:
     """R4 (NoPE's variance), seed by seed; it needs a NoPE that finds the needles, not needles that
     take positions.
     """
@@ -256,7 +256,7 @@ def _evenness(mass: xr.DataArray, rivals: Mapping[str, str]) -> Verdict:
         *(spread.sel(checkpoint=rivals[name]).dropna("seed") for name in ("RoPE", "NoPE")),
         join="inner",
     )
-    return verdict(
+    return evidence(
         R4_EVEN,
         rivals["NoPE"],
         f"{EVENNESS}, 0.01",
@@ -306,7 +306,7 @@ ATTENTION = Experiment(
     (R4, R4_PRODUCING, R4_EVEN),
     Needs(asked_the_same(finds_needles), NO_HAYSTACK, HAYSTACKS, why_not=_why_not),
     measure,
-    judge,
+    tabulate,
     draw,
     OLMO,
 )

@@ -20,11 +20,11 @@ import numpy as np
 import xarray as xr
 
 from position_papers.kit.cache import Cache
-from position_papers.kit.claims import Claim, Verdict, verdict
-from position_papers.kit.differences import Difference, paired_difference, share_difference
 from position_papers.kit.experiment import Drawing, Experiment, Needs, each
+from position_papers.kit.judge.claims import Claim, Evidence, evidence
+from position_papers.kit.judge.differences import Difference, paired_difference, share_difference
+from position_papers.kit.judge.rules import All, AtLeast, Significant
 from position_papers.kit.learned_positions import why_not
-from position_papers.kit.rules import All, AtLeast, Significant
 from position_papers.kit.score_figures import score_by_length
 from position_papers.kit.seeds import over_seeds
 from position_papers.kit.subjects import Subject
@@ -127,10 +127,10 @@ def _scores(subject: Subject, options: Options) -> xr.Dataset:
     )
 
 
-# ---- judged --------------------------------------------------------------------------------------
+# ---- tabulated --------------------------------------------------------------------------------------
 
 
-def judge(data: xr.Dataset) -> Iterator[Verdict]:
+def tabulate(data: xr.Dataset) -> Iterator[Evidence]:
     """The mirror and the instruction of text reversal."""
     layer = f"layer {int(data['mirror']['layer'].values[int(data['mirror'].values.argmax())])}"
     yield _evidence(data, MIRROR_NEEDED, OF_MIRROR, layer)
@@ -138,7 +138,7 @@ def judge(data: xr.Dataset) -> Iterator[Verdict]:
         yield _evidence(data, INSTRUCTION_NEEDED, OF_INSTRUCTION, INSTRUCTION)
 
 
-def _evidence(data: xr.Dataset, claim: Claim, quantity: str, where: str) -> Verdict:
+def _evidence(data: xr.Dataset, claim: Claim, quantity: str, where: str) -> Evidence:
     """How far the score falls with every kind of change at the place `where`, as evidence on
     `claim`.
     """
@@ -149,7 +149,7 @@ def _evidence(data: xr.Dataset, claim: Claim, quantity: str, where: str) -> Verd
         for place in map(str, data["where"].values)
         if place != where
     ]
-    return verdict(
+    return evidence(
         claim,
         data.attrs["checkpoint"],
         f"fall of {data.attrs['metric']} with linearised positions",
@@ -240,7 +240,7 @@ CAUSES = over_seeds(
             why_not=why_not,
         ),
         measure,
-        judge,
+        tabulate,
         draw,
         GPT2,
     ),

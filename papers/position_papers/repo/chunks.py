@@ -13,11 +13,10 @@ import xarray as xr
 from jaxtyping import Bool, Float
 
 from position_papers.kit.cache import Cache
-from position_papers.kit.claims import Claim, Verdict, verdict
-from position_papers.kit.differences import paired_difference
 from position_papers.kit.experiment import Drawing, Experiment, Needs, each
-from position_papers.kit.learned_positions import why_not
-from position_papers.kit.rules import (
+from position_papers.kit.judge.claims import Claim, Evidence, evidence
+from position_papers.kit.judge.differences import paired_difference
+from position_papers.kit.judge.rules import (
     All,
     AtLeast,
     AtMost,
@@ -26,6 +25,7 @@ from position_papers.kit.rules import (
     Significant,
     beside_null,
 )
+from position_papers.kit.learned_positions import why_not
 from position_papers.kit.seeds import over_seeds
 from position_papers.kit.subjects import Subject
 from position_papers.repo.checkpoints import LEARNED, NO_LEARNED, OLMO, learns_long_positions
@@ -102,7 +102,7 @@ def _patterns(subject: Subject, options: Options) -> xr.Dataset:
     return trained.assign(random_share=described(random, "the same with random weights", "1"))
 
 
-def judge(data: xr.Dataset) -> Iterator[Verdict]:
+def tabulate(data: xr.Dataset) -> Iterator[Evidence]:
     """R6 on all learned heads together, with other chunk sizes and tolerances, and beside
     random-weight controls.
     """
@@ -122,7 +122,7 @@ def judge(data: xr.Dataset) -> Iterator[Verdict]:
         .values.reshape(-1, 3)
     )
     random = data["random_share"].sel(pattern=list(PATTERNS)).transpose("weights", "pattern").values
-    judged = verdict(
+    judged = evidence(
         R6,
         data.attrs["checkpoint"],
         "share of hybrid chunks, per cent",
@@ -139,7 +139,7 @@ def judge(data: xr.Dataset) -> Iterator[Verdict]:
         f"constant {100 * share['constant']:.2g} %, mono {100 * share['mono']:.2g} %",
     )
     yield judged
-    yield verdict(
+    yield evidence(
         R6_CELLS,
         data.attrs["checkpoint"],
         CELLS,
@@ -210,7 +210,7 @@ CHUNKS = over_seeds(
         (R6, R6_CELLS, R6_NULL),
         Needs(each(learns_long_positions), NO_LEARNED, LEARNED, why_not=why_not),
         measure,
-        judge,
+        tabulate,
         draw,
         OLMO,
     ),

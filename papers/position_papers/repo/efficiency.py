@@ -21,10 +21,10 @@ from torch.utils.benchmark import timer
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from position_papers.kit.cache import Cache
-from position_papers.kit.claims import Claim, Verdict, verdict
-from position_papers.kit.differences import mean_of, paired_difference
 from position_papers.kit.experiment import Drawing, Experiment, Needs, without_checkpoints
-from position_papers.kit.rules import AtMost, Significant
+from position_papers.kit.judge.claims import Claim, Evidence, evidence
+from position_papers.kit.judge.differences import mean_of, paired_difference
+from position_papers.kit.judge.rules import AtMost, Significant
 from position_papers.kit.score_figures import score_by_length
 from position_papers.kit.subjects import Subject
 from position_papers.repo.checkpoints import OLMO
@@ -177,14 +177,14 @@ def _timed(options: Options) -> PretrainedConfig:
     )
 
 
-# ---- judged --------------------------------------------------------------------------------------
+# ---- tabulated --------------------------------------------------------------------------------------
 
 
-def judge(data: xr.Dataset) -> Iterator[Verdict]:
+def tabulate(data: xr.Dataset) -> Iterator[Evidence]:
     """The parameters at the paper's size, and the times here."""
     parameters = data["parameters"]
     rope, repo = (float(parameters.sel(size=PAPERS, scheme=scheme)) for scheme in ("rope", "repo"))
-    yield verdict(
+    yield evidence(
         R7,
         "OLMo-2 1B (configuration)",
         "parameters added, per cent of those beside the input embedding",
@@ -200,7 +200,7 @@ def judge(data: xr.Dataset) -> Iterator[Verdict]:
         1e3 * float(data["seconds"].sel(scheme=scheme).median()) for scheme in ("rope", "repo")
     )
     timed = data.attrs
-    yield verdict(
+    yield evidence(
         R7_TIME,
         "fresh models",
         "mean ratio of times a generated token, RePo over RoPE",
@@ -255,7 +255,7 @@ EFFICIENCY = Experiment(
     (R7, R7_TIME),
     Needs(without_checkpoints, "needs no checkpoint; was not measured"),
     measure,
-    judge,
+    tabulate,
     draw,
     OLMO,
 )

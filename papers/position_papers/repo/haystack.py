@@ -17,8 +17,9 @@ import numpy as np
 import xarray as xr
 
 from position_papers.kit.cache import Cache
-from position_papers.kit.claims import Claim, Verdict, unmeasured, verdict
-from position_papers.kit.differences import (
+from position_papers.kit.experiment import Drawing, Experiment, Needs, asked_the_same
+from position_papers.kit.judge.claims import Claim, Evidence, evidence, unmeasured
+from position_papers.kit.judge.differences import (
     Difference,
     between,
     in_words,
@@ -26,9 +27,8 @@ from position_papers.kit.differences import (
     numbers_of,
     paired_seeds,
 )
-from position_papers.kit.experiment import Drawing, Experiment, Needs, asked_the_same
+from position_papers.kit.judge.rules import Above, All, AtLeast, AtMost, Below, Where
 from position_papers.kit.learned_positions import why_not
-from position_papers.kit.rules import Above, All, AtLeast, AtMost, Below, Where
 from position_papers.kit.score_figures import method_panels
 from position_papers.kit.scores import PLAIN, note, sample_table
 from position_papers.kit.subjects import Subject
@@ -140,10 +140,10 @@ def measure(subjects: Sequence[Subject], options: Options, cache: Cache) -> list
     ]
 
 
-# ---- judged --------------------------------------------------------------------------------------
+# ---- tabulated --------------------------------------------------------------------------------------
 
 
-def judge(searched: Sequence[Searched]) -> Iterator[Verdict]:
+def tabulate(searched: Sequence[Searched]) -> Iterator[Evidence]:
     """Checkpoints with learned positions beside RoPE at L and beyond, the hybrids, and the layers
     that RePo starts at.
     """
@@ -163,7 +163,7 @@ def judge(searched: Sequence[Searched]) -> Iterator[Verdict]:
         yield from _start_layers(dict(sorted(starts.items())), nope, why_not)
 
 
-def _at_training_length(own: Searched, rope: Searched, nope: float, why_not: str) -> Verdict:
+def _at_training_length(own: Searched, rope: Searched, nope: float, why_not: str) -> Evidence:
     """R9: needles found at the training length, beside RoPE."""
     length = own.subject.training_length
     mine, theirs = own.sample([length], PLAIN), rope.sample([length], PLAIN)
@@ -183,7 +183,7 @@ def _at_training_length(own: Searched, rope: Searched, nope: float, why_not: str
     return _beside_rope(R9, own, rope, [length], PLAIN, values, text, reason)
 
 
-def _longer(own: Searched, rope: Searched, nope: float, why_not: str) -> Verdict:
+def _longer(own: Searched, rope: Searched, nope: float, why_not: str) -> Evidence:
     """R9 (longer): needles found at every longer length with YaRN, beside RoPE."""
     longer = [length for length in own.lengths if length > own.subject.training_length]
     if not longer:
@@ -240,13 +240,13 @@ def _beside_rope(
     values: Mapping[str, Any],
     text: str,
     reason: str,
-) -> Verdict:
+) -> Evidence:
     """The verdict on the share of needles that a checkpoint found, with RoPE's as the control; not
     measurable for a `reason`.
     """
     mine, theirs = own.sample(lengths, method), rope.sample(lengths, method)
     told = note([each.recorded for each in (own, rope) if each.recorded is not None], text)
-    return verdict(
+    return evidence(
         claim,
         own.name,
         f"share of needles found at {' and '.join(map(str, lengths))} "
@@ -261,7 +261,7 @@ def _beside_rope(
 
 def _hybrids(
     own: Searched, other: Searched | None, rope: Searched, nope: float, why_not: str
-) -> Verdict:
+) -> Evidence:
     """R9 (hybrids), of R2N1, N2R1 where it was given, and RoPE; in the note also longer lengths."""
     compared = [own, *([other] if other else []), rope]
     mine, *others = (each.sample([own.subject.training_length], PLAIN) for each in compared)
@@ -283,7 +283,7 @@ def _hybrids(
     )
 
 
-def _start_layers(starts: Mapping[int, Searched], nope: float, why_not: str) -> Iterator[Verdict]:
+def _start_layers(starts: Mapping[int, Searched], nope: float, why_not: str) -> Iterator[Evidence]:
     """R9 (start layer) and (later start), of checkpoints by the layer that RePo starts at."""
     first = next(iter(starts.values()))
     names = ", ".join(each.name for each in starts.values())
@@ -304,7 +304,7 @@ def _start_layers(starts: Mapping[int, Searched], nope: float, why_not: str) -> 
         if TOLD_APART.holds(values)
         else "all find nearly all of them, so they cannot be told apart"
     )
-    yield verdict(
+    yield evidence(
         R9_START,
         names,
         "largest difference of the mean score over L, 2L, 4L between starting layers",
@@ -325,7 +325,7 @@ def _start_layers(starts: Mapping[int, Searched], nope: float, why_not: str) -> 
         ]
     )
     changes = np.polyfit(later, shares, 1)[0]
-    yield verdict(
+    yield evidence(
         R9_LATER,
         names,
         "change of the share of needles found at L by layer that RePo starts later, from "
@@ -402,7 +402,7 @@ HAYSTACK = Experiment(
         },
     ),
     measure,
-    judge,
+    tabulate,
     draw,
     OLMO,
 )

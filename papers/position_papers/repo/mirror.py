@@ -31,10 +31,9 @@ from matplotlib.patches import Patch
 from scipy import stats
 
 from position_papers.kit.cache import Cache
-from position_papers.kit.claims import Claim, Verdict, unmeasured, verdict
 from position_papers.kit.experiment import Drawing, Experiment, Needs, each, joined
-from position_papers.kit.learned_positions import why_not
-from position_papers.kit.rules import (
+from position_papers.kit.judge.claims import Claim, Evidence, evidence, unmeasured
+from position_papers.kit.judge.rules import (
     All,
     AtLeast,
     AtMost,
@@ -43,6 +42,7 @@ from position_papers.kit.rules import (
     Observed,
     beside_null,
 )
+from position_papers.kit.learned_positions import why_not
 from position_papers.kit.seeds import over_seeds
 from position_papers.kit.subjects import Subject, records_of
 from position_papers.repo.checkpoints import GPT2, can_be_asked_to_mirror, reversal_of, reversals
@@ -271,10 +271,10 @@ def _of_positions(position: xr.DataArray, prompts: Sequence[Any]) -> xr.Dataset:
     return xr.Dataset(found, {"layer": position["layer"].values, "kind": list(Mirror._fields)})
 
 
-# ---- judged --------------------------------------------------------------------------------------
+# ---- tabulated --------------------------------------------------------------------------------------
 
 
-def judge(data: xr.Dataset) -> Iterator[Verdict]:
+def tabulate(data: xr.Dataset) -> Iterator[Evidence]:
     """R2 from the distances of copies, R3 from the range of the instruction."""
     yield _mirror_effect(data)
     yield _near_constant(data, R3, FLATNESS, data["flatness"], "as many consecutive words")
@@ -287,7 +287,7 @@ def judge(data: xr.Dataset) -> Iterator[Verdict]:
     )
 
 
-def _mirror_effect(data: xr.Dataset) -> Verdict:
+def _mirror_effect(data: xr.Dataset) -> Evidence:
     """R2 from the layer, other than 0, whose copies are nearest to their source against other
     words.
     """
@@ -315,7 +315,7 @@ def _mirror_effect(data: xr.Dataset) -> Verdict:
         for name, of in by_layer.items()
     }
     by_chance = sum(len(layers) for name, layers in mirroring.items() if name != "trained")
-    return verdict(
+    return evidence(
         R2,
         data.attrs["checkpoint"],
         "|dz| of copies over |dz| to other words, in the layer other than 0 where that is least",
@@ -363,7 +363,7 @@ def _lost(data: xr.Dataset) -> str:
 
 def _near_constant(
     data: xr.Dataset, claim: Claim, quantity: str, ratios: xr.DataArray, others: str
-) -> Verdict:
+) -> Evidence:
     """R3 from `ratios [weights, layer, prompt]` of the instruction's range over that of
     `others`.
     """
@@ -374,7 +374,7 @@ def _near_constant(
     note = "; ".join(
         f"layer {layer}: {float(few.sel(layer=layer)):.2f}" for layer in few["layer"].values
     )
-    return verdict(
+    return evidence(
         claim,
         data.attrs["checkpoint"],
         f"range of the instruction's positions over that of {others}, median over {LATER_LAYERS}",
@@ -388,7 +388,7 @@ def _near_constant(
     )
 
 
-def across(by_seed: Mapping[int, xr.Dataset]) -> Iterator[Verdict]:
+def across(by_seed: Mapping[int, xr.Dataset]) -> Iterator[Evidence]:
     """R2 (strength by seed), where enough seeds have recorded scores of longer texts."""
     known = {seed: data for seed, data in by_seed.items() if np.isfinite(data["longer"])}
     if len(known) < FEWEST:
@@ -404,7 +404,7 @@ def across(by_seed: Mapping[int, xr.Dataset]) -> Iterator[Verdict]:
         rng=np.random.default_rng(0),
     )
     observed = Observed(float(tested.statistic), tested.null_distribution)
-    yield verdict(
+    yield evidence(
         R2_STRENGTH,
         next(iter(known.values())).attrs["checkpoint"],
         "rank correlation over seeds of the mirror's strength with the mean exact match of "
@@ -549,7 +549,7 @@ MIRROR = over_seeds(
             why_not=why_not,
         ),
         measure,
-        judge,
+        tabulate,
         draw,
         GPT2,
     ),

@@ -24,8 +24,8 @@ import numpy as np
 import xarray as xr
 
 from position_papers.kit.cache import Cache
-from position_papers.kit.differences import Sample
-from position_papers.kit.rules import Custom
+from position_papers.kit.judge.differences import Sample
+from position_papers.kit.judge.rules import Custom
 from position_papers.kit.scores import PLAIN, Scored, ScoreOptions, score_subject, with_methods
 from position_papers.kit.subjects import Subject
 from position_papers.repo.checkpoints import longest_trained, needles, omits_positions, reads_text

@@ -17,11 +17,19 @@ from jaxtyping import Float
 from matplotlib.lines import Line2D
 
 from position_papers.kit.cache import Cache
-from position_papers.kit.claims import Claim, Verdict, verdict
-from position_papers.kit.differences import welch_difference
 from position_papers.kit.experiment import Drawing, Experiment, Needs, each
+from position_papers.kit.judge.claims import Claim, Evidence, evidence
+from position_papers.kit.judge.differences import welch_difference
+from position_papers.kit.judge.rules import (
+    Above,
+    All,
+    AtLeast,
+    AtMost,
+    BeyondNull,
+    Observed,
+    beside_null,
+)
 from position_papers.kit.learned_positions import why_not
-from position_papers.kit.rules import Above, All, AtLeast, AtMost, BeyondNull, Observed, beside_null
 from position_papers.kit.seeds import over_seeds
 from position_papers.kit.subjects import Subject
 from position_papers.repo.checkpoints import LEARNED, NO_LEARNED, OLMO, learns_long_positions
@@ -146,7 +154,7 @@ def _ranges(subject: Subject, options: Options) -> xr.Dataset:
     )
 
 
-# ---- judged --------------------------------------------------------------------------------------
+# ---- tabulated --------------------------------------------------------------------------------------
 
 
 def spreading(
@@ -171,7 +179,7 @@ def spreading(
     }
 
 
-def judge(data: xr.Dataset) -> Iterator[Verdict]:
+def tabulate(data: xr.Dataset) -> Iterator[Evidence]:
     """R5 at the training length, against half of it, and beside random-weight controls."""
     long = int(data.attrs["training_length"])
     lengths = (long // 2, long)
@@ -182,7 +190,7 @@ def judge(data: xr.Dataset) -> Iterator[Verdict]:
     growth = values[GROWS.quantity][GROWS.rivals[0]]
     parts = {"grows": GROWS, "stays far below": FAR_BELOW, "uneven": UNEVEN}
     means = ranges.mean(("prompt", "unit"))
-    judged = verdict(
+    judged = evidence(
         R5,
         data.attrs["checkpoint"],
         f"largest range of a head over the context length, {lengths[0]} and {long} tokens",
@@ -316,7 +324,7 @@ RANGES = over_seeds(
         (R5, R5_NULL),
         Needs(each(learns_long_positions), NO_LEARNED, LEARNED, why_not=why_not),
         measure,
-        judge,
+        tabulate,
         draw,
         OLMO,
     ),

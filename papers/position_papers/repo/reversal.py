@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from position_papers.kit.cache import Cache
-from position_papers.kit.claims import Claim, Verdict, verdict
-from position_papers.kit.differences import between, in_words, numbers_of
 from position_papers.kit.experiment import Drawing, Experiment, Needs, trained_alike
-from position_papers.kit.rules import Above, AtLeast
+from position_papers.kit.judge.claims import Claim, Evidence, evidence
+from position_papers.kit.judge.differences import between, in_words, numbers_of
+from position_papers.kit.judge.rules import Above, AtLeast
 from position_papers.kit.score_figures import score_by_length
 from position_papers.kit.scores import (
     Scored,
@@ -66,7 +66,7 @@ def measure(subjects: Sequence[Subject], options: Options, cache: Cache) -> list
     return [score_subject(subject, asked, cache) for subject in subjects]
 
 
-def judge(scored: Sequence[Scored]) -> Iterator[Verdict]:
+def tabulate(scored: Sequence[Scored]) -> Iterator[Evidence]:
     """Every checkpoint at the lengths trained on; RePo's beside those of RoPE and NoPE at longer
     ones.
     """
@@ -119,9 +119,9 @@ def _lengths(scored: Sequence[Scored]) -> tuple[list[str], list[str]]:
     ]
 
 
-def _near_perfect(checkpoint: Scored, trained: Sequence[str]) -> Verdict:
+def _near_perfect(checkpoint: Scored, trained: Sequence[str]) -> Evidence:
     sample = checkpoint.sample(trained)
-    return verdict(
+    return evidence(
         R1_TRAINED,
         checkpoint.name,
         f"mean exact match at {trained[0]} to {trained[-1]} words",
@@ -131,7 +131,7 @@ def _near_perfect(checkpoint: Scored, trained: Sequence[str]) -> Verdict:
     )
 
 
-def _above(checkpoint: Scored, rivals: Sequence[Scored], longer: Sequence[str]) -> Verdict:
+def _above(checkpoint: Scored, rivals: Sequence[Scored], longer: Sequence[str]) -> Evidence:
     own = checkpoint.sample(longer)
     samples = {rival.name: rival.sample(longer) for rival in rivals}
     differences = {name: between(own, sample) for name, sample in samples.items()}
@@ -140,7 +140,7 @@ def _above(checkpoint: Scored, rivals: Sequence[Scored], longer: Sequence[str]) 
     others = {
         name: difference for name, difference in differences.items() if name not in layouts.values()
     }
-    return verdict(
+    return evidence(
         R1,
         checkpoint.name,
         f"mean exact match at {longer[0]} to {longer[-1]} words",
@@ -168,7 +168,7 @@ REVERSAL = Experiment(
         otherwise_of={R1_TRAINED.label: "no checkpoint trained on text reversal was given"},
     ),
     measure,
-    judge,
+    tabulate,
     draw,
     GPT2,
 )

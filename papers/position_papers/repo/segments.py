@@ -23,11 +23,18 @@ import numpy as np
 import xarray as xr
 
 from position_papers.kit.cache import Cache
-from position_papers.kit.claims import Claim, Verdict, verdict
-from position_papers.kit.differences import in_words, mean_of, paired_difference
 from position_papers.kit.experiment import Drawing, Experiment, Needs, each, joined
+from position_papers.kit.judge.claims import Claim, Evidence, evidence
+from position_papers.kit.judge.differences import in_words, mean_of, paired_difference
+from position_papers.kit.judge.rules import (
+    Above,
+    All,
+    BeyondNull,
+    Observed,
+    Significant,
+    beside_null,
+)
 from position_papers.kit.learned_positions import why_not
-from position_papers.kit.rules import Above, All, BeyondNull, Observed, Significant, beside_null
 from position_papers.kit.seeds import over_seeds
 from position_papers.kit.subjects import Subject
 from position_papers.repo.checkpoints import OLMO
@@ -220,10 +227,10 @@ def _outlying(position: xr.DataArray, prompts: Sequence[Prompt], tokenizer: Any)
     )
 
 
-# ---- judged --------------------------------------------------------------------------------------
+# ---- tabulated --------------------------------------------------------------------------------------
 
 
-def judge(tree: xr.DataTree) -> Iterator[Verdict]:
+def tabulate(tree: xr.DataTree) -> Iterator[Evidence]:
     """R8 by heads, by what lies apart, and its mean over heads."""
     data = tree["scores"].to_dataset().assign_attrs(tree.attrs)
     yield _by_heads(data)
@@ -231,12 +238,12 @@ def judge(tree: xr.DataTree) -> Iterator[Verdict]:
     yield _aligned(data)
 
 
-def _apart(data: xr.Dataset) -> Verdict:
+def _apart(data: xr.Dataset) -> Evidence:
     """R8 (outlying positions), prompt by prompt."""
     shares = data["function_words"].dropna("prompt")
     apart, every = (shares.sel(tokens=tokens).values for tokens in ("outlying", "all"))
     more = paired_difference(apart, every) if len(apart) else None
-    return verdict(
+    return evidence(
         R8_OUTLYING,
         data.attrs["checkpoint"],
         "share of punctuation and function words among outlying positions",
@@ -248,7 +255,7 @@ def _apart(data: xr.Dataset) -> Verdict:
     )
 
 
-def _by_heads(data: xr.Dataset) -> Verdict:
+def _by_heads(data: xr.Dataset) -> Evidence:
     """R8: how many follow the examples, beside as many of every random-weight control."""
     # a constant head follows nothing
     chance = data["variance_between_chance"].mean("prompt", skipna=False).fillna(1.0)
@@ -256,7 +263,7 @@ def _by_heads(data: xr.Dataset) -> Verdict:
     observed = Observed(float(counts[0]), counts[1:].astype(float))
     best = chance.sel(weights="trained").transpose("layer", "head")
     row, column = np.unravel_index(int(best.values.argmin()), best.shape)
-    return verdict(
+    return evidence(
         R8,
         data.attrs["checkpoint"],
         f"heads of {best.size} that follow the examples",
@@ -270,7 +277,7 @@ def _by_heads(data: xr.Dataset) -> Verdict:
     )
 
 
-def _aligned(data: xr.Dataset) -> Verdict:
+def _aligned(data: xr.Dataset) -> Evidence:
     """R8 (mean over heads): scores beside those of shuffled edges, over prompts; and how far above
     them beside random weights.
     """
@@ -283,7 +290,7 @@ def _aligned(data: xr.Dataset) -> Verdict:
         for score in SCORES
     }
     beside = {score: Observed(float(each[0]), each[1:]) for score, each in excess.items()}
-    return verdict(
+    return evidence(
         R8_MEAN,
         data.attrs["checkpoint"],
         "share of position variance between examples, mean over learned heads",
@@ -338,7 +345,7 @@ SEGMENTS = over_seeds(
             why_not=why_not,
         ),
         measure,
-        judge,
+        tabulate,
         draw,
         OLMO,
     ),

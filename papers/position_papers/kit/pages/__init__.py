@@ -10,7 +10,7 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from position_papers.kit.claims import Kind, Verdict
+from position_papers.kit.judge.claims import Kind, Verdict
 
 LACKING = (Kind.LACKS, Kind.PART)
 

@@ -27,7 +27,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
 import numpy as np
 
-from position_papers.kit.differences import SIGNIFICANT, Difference, level
+from position_papers.kit.judge.differences import SIGNIFICANT, Difference, level
 
 Values = Mapping[str, Any]
 """What was measured, by the names that rules ask for: numbers, `Difference` by rival, `Observed`.

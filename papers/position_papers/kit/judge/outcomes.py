@@ -17,7 +17,8 @@ from typing import Any
 
 import pandas as pd
 
-from position_papers.kit.claims import (
+from position_papers.kit.experiment import Paper
+from position_papers.kit.judge.claims import (
     FAILS,
     HOLDS,
     UNDECIDED,
@@ -28,8 +29,8 @@ from position_papers.kit.claims import (
     Reason,
     Verdict,
     primaries,
+    reasons_of,
 )
-from position_papers.kit.experiment import Paper
 
 COLUMNS = (
     *(
@@ -97,15 +98,11 @@ def records(table: pd.DataFrame) -> list[Row]:
     """The rows of a table of verdicts, with their reasons as records; `shown`: those that a page
     has room for, of what cannot be measured the first.
     """
-    rows = [{**row, "reasons": _reasons(row["reasons"])} for row in table.to_dict("records")]
+    rows = [{**row, "reasons": reasons_of(row["reasons"])} for row in table.to_dict("records")]
     return [
         row | {"shown": row["reasons"][: 1 if row["outcome"] == UNMEASURABLE else None]}
         for row in rows
     ]
-
-
-def _reasons(text: str) -> tuple[Reason, ...]:
-    return tuple(Reason(Kind(each.pop("kind")), **each) for each in json.loads(text))
 
 
 def primary_rows(rows: Sequence[Row], paper: Paper, claim: Claim) -> list[Row]:

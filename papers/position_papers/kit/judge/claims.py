@@ -1,7 +1,7 @@
 """A claim of a paper, and the verdict on it: what came out, from which number, within which
 interval, and for what reasons.
 
-    values -> rule of the claim -> Verdict(claim, checkpoint, outcome, estimate, interval, reasons)
+    Evidence(claim, checkpoint, estimate, interval, notes) -> rule of the claim -> Verdict(..., outcome, reasons)
 
 Outcomes and reasons are data: the templates of the pages (`pages/`) put them into words, and no
 code reads those words back. A claim that can come out differently in its parts is several claims
@@ -10,14 +10,15 @@ with one id: "R1" and "R1 (trained lengths)" each have a row. Knows nothing abou
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 import numpy as np
 
-from position_papers.kit.differences import holm
-from position_papers.kit.rules import Rule, Values, chance, leans, may_hold, tests
+from position_papers.kit.judge.differences import holm
+from position_papers.kit.judge.rules import Rule, Values, chance, leans, may_hold, tests
 from position_papers.kit.scale import Scale
 
 
@@ -137,6 +138,37 @@ class Interval:
 
 
 @dataclass(frozen=True)
+class Evidence:
+    """What was measured for a claim on one checkpoint, before any rule: rows of the table that
+    `judge` reads.
+    """
+
+    claim: Claim
+    checkpoint: str
+    estimate: Estimate
+    interval: Interval | None = None
+    notes: tuple[str, ...] = ()
+    why: tuple[str, ...] = ()
+    """Why nothing can be said; empty where something can."""
+    seed: int | None = None
+    """The training seed; None where the evidence is not of one of several."""
+
+    def on(self, claim: Claim, values: Values, *note: str, control: str | None = None) -> Evidence:
+        """The evidence on another claim about the same number, from its `values` and those here."""
+        known = self.estimate
+        estimate = replace(
+            known,
+            values={**known.values, **values},
+            control=known.control if control is None else control,
+        )
+        return replace(self, claim=claim, estimate=estimate, notes=_texts(note))
+
+    def without_a_number(self, *why: str) -> Evidence:
+        """The same, not measurable for these reasons; what is so already stays as it is."""
+        return self if self.why else replace(self, why=_texts(why))
+
+
+@dataclass(frozen=True)
 class Verdict:
     """The outcome of a claim on one checkpoint, or on several that are compared."""
 
@@ -152,32 +184,8 @@ class Verdict:
         """What its reasons say in words of the experiment."""
         return tuple(reason.text for reason in self.reasons if reason.kind in (Kind.WHY, Kind.NOTE))
 
-    def on(self, claim: Claim, values: Values, *note: str, control: str | None = None) -> Verdict:
-        """The verdict on another claim about the same number, from its `values` and those here."""
-        known = self.estimate
-        if known.value is None:
-            return replace(self, claim=claim)
-        own = replace(
-            known,
-            values={**known.values, **values},
-            control=known.control if control is None else control,
-        )
-        return _judged(
-            Verdict(claim, self.checkpoint, FAILS, own, self.interval, _reasons(Kind.NOTE, note))
-        )
 
-    def without_a_number(self, *why: str) -> Verdict:
-        """The same, not measurable for these reasons; what is so already stays as it is, and so
-        does everything without reasons.
-        """
-        if self.outcome == UNMEASURABLE or not any(why):
-            return self
-        return unmeasured(
-            self.claim, self.checkpoint, why, self.estimate.measured, self.estimate.control
-        )
-
-
-def verdict(
+def evidence(
     claim: Claim,
     checkpoint: str,
     measured: str,
@@ -190,47 +198,106 @@ def verdict(
     note: str | Iterable[str] = (),
     unmeasurable: str | Iterable[str] = (),
     seeds: int = 1,
-) -> Verdict:
-    """The verdict of the claim's rule on `values`, with the number that is shown, `ours`.
+) -> Evidence:
+    """What was measured for `claim`, with the number that is shown, `ours`.
 
-    Not measurable for the reasons of `unmeasurable`, where there are some, and where the number is
-    NaN. Raises KeyError where a quantity of the rule is missing.
+    Not measurable for the reasons of `unmeasurable`, where there are some.
     """
-    nothing = unmeasured(claim, checkpoint, unmeasurable, measured, control)
-    if nothing.reasons:
-        return nothing
-    estimate = Estimate(float(ours), measured, n, seeds, control, values)
-    interval = None if spread is None else Interval(float(spread), spread_over)
-    return _judged(Verdict(claim, checkpoint, FAILS, estimate, interval, _reasons(Kind.NOTE, note)))
+    return Evidence(
+        claim,
+        checkpoint,
+        Estimate(float(ours), measured, n, seeds, control, values),
+        None if spread is None else Interval(float(spread), spread_over),
+        _texts(note),
+        _texts(unmeasurable),
+    )
 
 
 def unmeasured(
     claim: Claim, checkpoint: str, why: str | Iterable[str], measured: str = "", control: str = ""
-) -> Verdict:
-    """The verdict that a claim cannot be measured, and why."""
-    return Verdict(
-        claim,
-        checkpoint,
-        UNMEASURABLE,
-        Estimate(None, measured, control=control),
-        reasons=_reasons(Kind.WHY, why),
+) -> Evidence:
+    """Evidence that a claim cannot be measured, and why."""
+    return Evidence(
+        claim, checkpoint, Estimate(None, measured, control=control), why=_texts(why) or ("",)
     )
 
 
-def _judged(given: Verdict) -> Verdict:
-    """`given` with the outcome that its claim's rule gives."""
-    rule, values, number = given.claim.rule, given.estimate.values, given.estimate.value
+def decide(given: Sequence[Evidence]) -> Verdict:
+    """The verdict of a claim's rule on the evidence of one checkpoint, or of its training seeds.
+
+    Raises KeyError where a quantity of the rule is missing.
+    """
+    if len(given) == 1:
+        return _judged(given[0])
+    return _over_seeds({own.seed or 0: _judged(own) for own in given})
+
+
+def _judged(given: Evidence) -> Verdict:
+    number, values, rule = given.estimate.value, given.estimate.values, given.claim.rule
+    notes = tuple(Reason(Kind.NOTE, note) for note in given.notes)
+    silent = Verdict(
+        given.claim,
+        given.checkpoint,
+        UNMEASURABLE,
+        Estimate(None, given.estimate.measured, control=given.estimate.control),
+        reasons=tuple(Reason(Kind.WHY, why) for why in given.why if why),
+    )
+    if given.why:
+        return silent
     if number is None or np.isnan(number):
-        bare = unmeasured(
-            given.claim, given.checkpoint, "", given.estimate.measured, given.estimate.control
+        return replace(silent, reasons=(Reason(Kind.UNDEFINED), *notes))
+    outcome = HOLDS if rule.holds(values) else UNDECIDED if may_hold(rule, values) else FAILS
+    untold = (_open(rule, values),) if outcome == UNDECIDED else ()
+    return Verdict(
+        given.claim,
+        given.checkpoint,
+        outcome,
+        given.estimate,
+        given.interval,
+        (*untold, *notes),
+    )
+
+
+def _over_seeds(by_seed: Mapping[int, Verdict]) -> Verdict:
+    """What the verdicts of single seeds on one claim come to."""
+    judged = {seed: own for seed, own in by_seed.items() if own.outcome != UNMEASURABLE}
+    seed, first = next(iter((judged or by_seed).items()))
+    if len(by_seed) == 1 or not judged:
+        return first
+    outcomes = [own.outcome for own in judged.values()]
+    decisive = next(
+        own
+        for outcome in (FAILS, UNDECIDED, HOLDS)
+        for own in judged.values()
+        if own.outcome == outcome
+    )
+    listed: dict[str, list[str]] = {}
+    for number, own in by_seed.items():
+        shown = (
+            ", ".join(own.notes[:1]) if own.estimate.value is None else f"{own.estimate.value:.3g}"
         )
-        return replace(bare, reasons=(Reason(Kind.UNDEFINED), *given.reasons))
-    if rule.holds(values):
-        return replace(given, outcome=HOLDS)
-    return (
-        replace(given, outcome=UNDECIDED, reasons=(_open(rule, values), *given.reasons))
-        if may_hold(rule, values)
-        else given
+        listed.setdefault(own.outcome.value, []).append(f"{number} ({shown})")
+    notes = [f"{outcome}: {', '.join(seeds)}" for outcome, seeds in listed.items()]
+    notes += [f"seed {seed}: {each}" for each in first.notes]
+    reasons = (
+        *(each for each in decisive.reasons if each.kind != Kind.NOTE),
+        Reason(Kind.SEEDS, count=outcomes.count(HOLDS), of=len(judged)),
+        *(Reason(Kind.NOTE, each) for each in notes),
+    )
+    estimate, interval = first.estimate, first.interval
+    if len(judged) > 1:
+        numbers = [own.estimate.value for own in judged.values() if own.estimate.value is not None]
+        control = f"seed {seed}: {estimate.control}" if estimate.control else ""
+        estimate = replace(
+            estimate,
+            value=float(np.mean(numbers)),
+            n=len(judged),
+            seeds=len(judged),
+            control=control,
+        )
+        interval = Interval(float(np.std(numbers, ddof=1)), f"{len(judged)} seeds")
+    return replace(
+        first, outcome=decisive.outcome, estimate=estimate, interval=interval, reasons=reasons
     )
 
 
@@ -292,8 +359,11 @@ def corrected_together(verdicts: Sequence[Verdict], named: Iterable[str] = ()) -
     return corrected
 
 
-def _reasons(kind: Kind, texts: str | Iterable[str]) -> tuple[Reason, ...]:
-    """Every text that is not empty as a reason of this kind."""
-    return tuple(
-        Reason(kind, text) for text in ((texts,) if isinstance(texts, str) else texts) if text
-    )
+def reasons_of(text: str) -> tuple[Reason, ...]:
+    """The reasons that a column of a table of verdicts holds as JSON."""
+    return tuple(Reason(Kind(each.pop("kind")), **each) for each in json.loads(text))
+
+
+def _texts(texts: str | Iterable[str]) -> tuple[str, ...]:
+    """Every text that is not empty."""
+    return tuple(text for text in ((texts,) if isinstance(texts, str) else texts) if text)

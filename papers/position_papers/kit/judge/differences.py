@@ -29,7 +29,7 @@ figures.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -67,6 +67,8 @@ class Difference:
     """Training seeds that the error is taken over, of the side that has fewer; 0 where it is not
     over seeds.
     """
+    samples: tuple[Sample, Sample] | None = field(default=None, compare=False, repr=False)
+    """The samples behind it; None where only the margin and its error are known."""
 
     def limits(self, errors: float = SIGNIFICANT) -> tuple[float, float]:
         """Lower and upper limit of the difference at the level of so many normal standard
@@ -160,8 +162,17 @@ def share_difference(first: float, second: float, counts: tuple[int, int]) -> Sh
     """`first` minus `second`, shares of so many prompts."""
     one, other = ((high - low) / 2 for low, high in map(wilson, (first, second), counts))
     over = f"{counts[0]} and {counts[1]} prompts"
+    samples = [
+        Sample(np.array([share]), np.empty(0), count, True)
+        for share, count in zip((first, second), counts, strict=True)
+    ]
     return ShareDifference(
-        first - second, float(np.hypot(one, other)), over, shares=(first, second), counts=counts
+        first - second,
+        float(np.hypot(one, other)),
+        over,
+        shares=(first, second),
+        counts=counts,
+        samples=(samples[0], samples[1]),
     )
 
 
@@ -169,13 +180,15 @@ def welch_difference(
     first: Float[np.ndarray, " sample"], second: Float[np.ndarray, " sample"], over: str
 ) -> Difference:
     """`first` minus `second`, independent samples of at least two each; `over` says what of."""
+    samples = Sample.of_prompts(first, over), Sample.of_prompts(second, f"not {over}")
     counts = np.array([len(first), len(second)])
     parts = np.array([np.var(values, ddof=1) for values in (first, second)]) / counts
     error, weights = float(np.sqrt(parts.sum())), counts - 1
     degrees = (
         float(parts.sum() ** 2 / (parts**2 / weights).sum()) if error > 0 else float(weights.sum())
     )
-    return Difference(float(np.mean(first) - np.mean(second)), error, over, degrees)
+    margin = float(np.mean(first) - np.mean(second))
+    return Difference(margin, error, over, degrees, samples=samples)
 
 
 def seed_difference(
@@ -204,10 +217,12 @@ def paired_seeds(
     first: Float[np.ndarray, " seed"], second: Float[np.ndarray, " seed"]
 ) -> Difference:
     """`first` minus `second`, seed by seed: both were trained with the same seeds."""
+    samples = Sample.of_seeds(first), Sample.of_seeds(second)
     return replace(
         paired_difference(first, second),
         over=f"{len(first)} paired seeds" if len(first) > 1 else "one seed",
         seeds=len(first),
+        samples=samples,
     )
 
 
@@ -216,11 +231,14 @@ def paired_difference(
 ) -> Difference:
     """`first` minus `second`, prompt by prompt."""
     differences = np.asarray(first, dtype=float) - np.asarray(second, dtype=float)
-    if len(differences) < 2:
-        return Difference(float(differences.mean()), np.inf, f"{len(differences)} prompts")
-    error = float(stats.sem(differences))
+    count = len(differences)
+    error = float(stats.sem(differences)) if count > 1 else np.inf
     return Difference(
-        float(differences.mean()), error, f"{len(differences)} prompts", len(differences) - 1
+        float(differences.mean()),
+        error,
+        f"{count} prompts",
+        count - 1 if count > 1 else np.inf,
+        samples=(Sample.of_prompts(first), Sample.of_prompts(second)),
     )
 
 
@@ -253,6 +271,22 @@ class Sample:
     """Whether a score is a share, between 0 and 1."""
     numbers: tuple[int, ...] = ()
     """The training seed of each of `seeds`; empty where they are not known."""
+    texts: str = ""
+    """What the prompts are called where they are not those of the other side: two such samples
+    are independent.
+    """
+
+    @classmethod
+    def of_seeds(cls, values: Float[np.ndarray, " seed"]) -> Sample:
+        """Values by training seed, which both sides share."""
+        seeds = np.asarray(values, dtype=float)
+        return cls(seeds, np.empty(0), 0, False, tuple(range(len(seeds))))
+
+    @classmethod
+    def of_prompts(cls, values: Float[np.ndarray, " prompt"], texts: str = "") -> Sample:
+        """Values by prompt of one model."""
+        prompts = np.asarray(values, dtype=float)
+        return cls(np.array([prompts.mean()]), prompts, len(prompts), False, (), texts)
 
     @property
     def mean(self) -> float:
@@ -304,6 +338,12 @@ class Sample:
 
 def between(first: Sample, second: Sample) -> Difference:
     """The scores of `first` minus those of `second`; see the module."""
+    return replace(_between(first, second), samples=(first, second))
+
+
+def _between(first: Sample, second: Sample) -> Difference:
+    if first.texts != second.texts:
+        return welch_difference(first.prompts, second.prompts, first.texts)
     if max(len(first.seeds), len(second.seeds)) > 1:
         over_seeds = _over_seeds(first, second)
         if over_seeds.standard_error > 0 or min(len(first.seeds), len(second.seeds)) > 1:
@@ -353,9 +393,9 @@ def between_rises(first: tuple[Sample, Sample], second: tuple[Sample, Sample]) -
     """The rise of `first` from its short to its long prompts, minus that of `second`; each is
     (short, long).
     """
-    rises = [rise(*each) for each in (first, second)]
+    rises = rise(*first), rise(*second)
     if max(len(each.seeds) for each in rises) > 1:
-        return _over_seeds(*rises)
+        return replace(_over_seeds(*rises), samples=rises)
     margin = (first[1].mean - first[0].mean) - (second[1].mean - second[0].mean)
     parts = [between(first[1], second[1]), between(first[0], second[0])]
     error = float(np.sqrt(sum(part.standard_error**2 for part in parts)))
