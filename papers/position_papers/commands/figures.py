@@ -188,7 +188,7 @@ def _execute(console, arguments: argparse.Namespace, builds, cache: Path) -> int
         with steps(console) as step:
             for line in processes.from_first(lambda: _announced(builds)):
                 console.print(line, highlight=False, soft_wrap=True)
-            wanted = [build for build in builds if arguments.overwrite or not build.is_up_to_date]
+            wanted = [build for build in builds if arguments.overwrite or build.changes is None]
             jobs = arguments.jobs or fitting_jobs(wanted)
             measure_together(
                 wanted, cache, jobs, lambda done, total, name: step("measuring", done, total, name)
@@ -207,19 +207,18 @@ def _execute(console, arguments: argparse.Namespace, builds, cache: Path) -> int
 
 def _made(console, builds, arguments: argparse.Namespace, cache: Path) -> int:
     """Measure what is not kept yet, draw and write; print what became of every claim."""
-    from position_papers.kit.gallery import headlines, page_above, write_gallery
+    from position_papers.kit.gallery import headlines, judge_again, page_above, write_gallery
     from repo_interp.console import bold
     from repo_interp.progress import steps
 
     out, papers = Path(arguments.out), list(named(()).values())
-    over_all = page_above(out) or out
+    over_all, again = page_above(out) or out, []
     for build in builds:
-        if build.is_up_to_date and not arguments.overwrite:
-            console.print(
-                bold(build.directory, "  stands already, made from the same"),
-                highlight=False,
-                soft_wrap=True,
-            )
+        if build.changes is not None and not arguments.overwrite:
+            again.append(build.directory)
+            if build.changes:
+                text = f"  measured with another {', '.join(build.changes)}; --overwrite measures again"
+                console.print(bold(build.directory, text), highlight=False, soft_wrap=True)
             continue
         with steps(console) as step:
             step(build.name)
@@ -230,6 +229,9 @@ def _made(console, builds, arguments: argparse.Namespace, cache: Path) -> int:
         text = f"  verdicts and figures; {len(files)} files"
         console.print(bold(build.directory / "README.md", text), highlight=False, soft_wrap=True)
         write_gallery(over_all, papers)
+    for directory in judge_again(over_all, again, papers):
+        text = "  stands already; judged again"
+        console.print(bold(directory, text), highlight=False, soft_wrap=True)
     _print(console, headlines(over_all, papers))
     console.print(
         bold(write_gallery(over_all, papers), "  every claim and every page"),
@@ -277,7 +279,7 @@ def _builds(arguments: argparse.Namespace, out: Path):
             arguments.formats,
         )
         require_free(build.directory)
-        if build.directory.is_dir() and not build.is_up_to_date and not arguments.overwrite:
+        if build.directory.is_dir() and build.changes is None and not arguments.overwrite:
             raise InputError(
                 f"{build.directory} holds other figures already; give another --out, or "
                 "--overwrite to replace them"
@@ -308,7 +310,7 @@ def _announced(builds) -> list[str]:
     """On what each paper is made that is not up to date."""
     lines = []
     for build in builds:
-        if not build.is_up_to_date:
+        if build.changes is None:
             count = len(build.given.paths)
             lines.append(f"{build.name}: {count} checkpoint{'' if count == 1 else 's'}")
             if build.given.missing:

@@ -17,7 +17,7 @@ from typing import Any, get_type_hints
 from position_papers import FORMATS, paper
 from position_papers.kit.cache import Cache
 from position_papers.kit.experiment import Experiment, Paper, reasons_against, run
-from position_papers.kit.paper_directory import is_made_from, write_paper
+from position_papers.kit.paper_directory import provenance_of, write_paper
 from position_papers.kit.subjects import Given, Subject
 from position_papers.tasks.corpus import text_record
 from position_papers.training.processes import end_when_asked, side_by_side, threads
@@ -70,9 +70,14 @@ class Build:
         return {"command": self.command, **digests, **texts, **formats, **made_by}
 
     @property
-    def is_up_to_date(self) -> bool:
-        """Whether the directory holds the figures that `make` would write."""
-        return is_made_from(self.directory, self.provenance)
+    def changes(self) -> list[str] | None:
+        """The parts of the provenance that changed since the directory was made by the same
+        command; None where it was not, or has no evidence to judge.
+        """
+        before, now = provenance_of(self.directory), self.provenance
+        if before is None or before.get("command") != self.command:
+            return None
+        return sorted(name for name in {*before, *now} if before.get(name) != now.get(name))
 
     def make(self, directory: Path, progress: Callable[..., None]) -> list[Path]:
         """Measure, judge, draw, write; what is measured is kept in `directory`.

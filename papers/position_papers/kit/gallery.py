@@ -36,8 +36,9 @@ from position_papers.kit.judge.outcomes import (
     records,
     standing,
 )
+from position_papers.kit.judge.table import EVIDENCE
 from position_papers.kit.pages import rendered
-from position_papers.kit.paper_directory import PAGE, VERDICTS, read_page
+from position_papers.kit.paper_directory import PAGE, VERDICTS, read_page, write_verdicts
 from repo_interp.errors import InputError
 from repo_interp.files import write_text
 
@@ -74,6 +75,27 @@ def require_own(directory: Path) -> None:
         page = directory / name
         if page.exists() and not _is_ours(page, heading):
             raise InputError(f"{page} is another page; give --out a directory of its own")
+
+
+def judge_again(directory: Path, made: Sequence[Path], papers: Sequence[Paper]) -> list[Path]:
+    """Judge stored evidence again, and write verdicts and pages; nothing is measured.
+
+    Args:
+        directory: The directory of the page over all papers.
+        made: Directories of papers. Where one stands right below `directory`, so do pages of
+            checkpoints beside those of the zoo, which are judged too.
+        papers: All papers.
+
+    Returns:
+        The directories that were judged.
+    """
+    by_name = {paper.name: paper for paper in papers}
+    beside = any(each.parent == directory for each in made)
+    found = [file.parent for file in sorted(directory.glob(f"*/*/*/{EVIDENCE}")) if beside]
+    chosen = [*made, *(each for each in found if each.name in by_name)]
+    for each in chosen:
+        write_verdicts(each, by_name[each.name], read_page(each))
+    return chosen
 
 
 def write_gallery(directory: Path, papers: Sequence[Paper]) -> Path:

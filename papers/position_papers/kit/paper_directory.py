@@ -53,12 +53,15 @@ COLUMNS = ("figure", "variable", "value", "text", "units")
 REPLICATES = ("prompt", "repeat", "draw", "point", "round")
 
 
-def is_made_from(directory: Path, provenance: Mapping[str, str]) -> bool:
-    """Whether `directory` holds figures made from just this."""
+def provenance_of(directory: Path) -> dict[str, str] | None:
+    """What the figures in `directory` were made from; None where there is no page, or no evidence
+    that could be judged.
+    """
     try:
-        return read_page(directory)["provenance"] == dict(provenance)
+        known = read_page(directory)["provenance"]
     except (OSError, ValueError, KeyError, TypeError):
-        return False
+        return None
+    return known if isinstance(known, dict) and (directory / EVIDENCE).is_file() else None
 
 
 def read_page(directory: Path) -> dict[str, Any]:
@@ -143,7 +146,7 @@ def write_verdicts(directory: Path, paper: Paper, facts: Mapping[str, Any]) -> N
         facts: What page.json holds.
 
     Raises:
-        InputError: There is no table of evidence, or it speaks of a claim that is not there.
+        InputError: There is no table of evidence.
     """
     if not (directory / EVIDENCE).is_file():
         raise InputError(f"{directory} has no {EVIDENCE} to judge; make its figures again")

@@ -349,7 +349,8 @@ def corrected_together(verdicts: Sequence[Verdict], named: Iterable[str] = ()) -
         tested = {
             place: own
             for place in rows
-            if (own := chance(claim.rule, verdicts[place].estimate.values)) is not None
+            if (values := verdicts[place].estimate.values)
+            and (own := chance(claim.rule, values)) is not None
         }
         for place, probable in zip(tested, holm(np.array(list(tested.values()))), strict=True):
             own = verdicts[place]

@@ -1,12 +1,14 @@
 """Evidence as a table, and verdicts from it: `evidence.csv.gz` beside the figures holds every unit
 that a test or an interval is taken over.
 
-    row, claim, checkpoint, seed     one verdict has one row number, and a part of the table for every training seed
-    part measured, over, control, note, why, scale     text
-    part number, spread, n, seeds                      the number that is shown
-    part value, null                 a quantity of the claim's rule; unit: one of several values, a control with random weights or a shuffle
-    part own, rival                  the scores that a difference is taken between, by unit "seed 3" or "prompt 12"; `against` names the rival
-    part margin, error, degrees      a difference of which no more is known
+    row, claim, checkpoint, seed     a row number per verdict, whose lines go by training seed
+    part: measured, over, control, note, why, scale     texts
+    part: number, spread, n, seeds   the number that is shown
+    part: value, null                a quantity of the rule; unit: which of several values, or of
+                                     the controls with random weights, the shuffles
+    part: own, rival                 scores that a difference is taken between, by unit "seed 3"
+                                     or "prompt 12"; `against` names the rival
+    part: margin, error, degrees     a difference of which no more is known
 
 Of a row that was measured before its units were kept, the outcome and its reasons stand in their
 place: part outcome, reasons.
@@ -14,7 +16,7 @@ place: part outcome, reasons.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,13 +36,14 @@ from position_papers.kit.judge.claims import (
 )
 from position_papers.kit.judge.differences import Difference, Sample, between
 from position_papers.kit.judge.rules import Observed
-from repo_interp.errors import InputError
 
 if TYPE_CHECKING:
     from position_papers.kit.experiment import Paper
 
 EVIDENCE = "evidence.csv.gz"
 COLUMNS = ("row", "claim", "checkpoint", "seed", "quantity", "against", "part", "unit")
+EMPTY = dict.fromkeys((*COLUMNS, "text"), "")
+"""A line of which nothing is known."""
 Line = dict[str, Any]
 
 
@@ -60,16 +63,15 @@ def evidence_table(evidence: Iterable[Evidence], scales: Iterable[str]) -> pd.Da
         is_next_seed = (
             last is not None
             and last.claim is own.claim
-            and None not in (last.seed, own.seed)
+            and own.seed is not None
+            and last.seed is not None
             and own.seed > last.seed
         )
         row, last = row + (not is_next_seed), own
         key = {"row": row, "claim": own.claim.label, "checkpoint": own.checkpoint}
-        seed = "" if own.seed is None else str(own.seed)
-        lines += [{**key, "seed": seed, **line} for line in _lines(own, scale)]
-    return pd.DataFrame(lines, columns=[*COLUMNS, "value", "text"]).fillna(
-        dict.fromkeys((*COLUMNS[3:], "text"), "")
-    )
+        key |= {} if own.seed is None else {"seed": own.seed}
+        lines += [{**EMPTY, **key, **line} for line in _lines(own, scale)]
+    return pd.DataFrame(lines, columns=[*EMPTY, "value"])
 
 
 def _lines(own: Evidence, scale: str) -> Iterator[Line]:
@@ -152,25 +154,27 @@ def judge(claim: Claim, table: pd.DataFrame) -> Verdict:
     Raises:
         KeyError: The table has neither the quantities of the rule nor an outcome.
     """
-    by_seed = [_evidence(claim, part) for _, part in table.groupby("seed", sort=False)]
-    stored = _by_part(table, "text")
+    lines = table.to_dict("records")
+    by_seed = [_evidence(claim, own) for own in _by(lines, "seed").values()]
+    stored = {line["part"]: line["text"] for line in lines}
     if "outcome" not in stored:
         return decide(by_seed)
-    (own,), (outcome,), (reasons,) = by_seed, stored["outcome"], stored["reasons"]
+    own = by_seed[0]
     return Verdict(
         claim,
         own.checkpoint,
-        Outcome(outcome),
+        Outcome(stored["outcome"]),
         own.estimate,
         own.interval,
-        reasons_of(reasons),
+        reasons_of(stored["reasons"]),
     )
 
 
 def verdicts(paper: Paper, table: pd.DataFrame) -> tuple[list[Verdict], list[str]]:
     """Return every verdict on a paper's claims, and how the models of each differ in scale.
 
-    Rows that decide on one claim are corrected together.
+    Rows that decide on one claim are corrected together; what was measured for a claim that the
+    paper no longer has is left out.
 
     Args:
         paper: The paper.
@@ -178,22 +182,15 @@ def verdicts(paper: Paper, table: pd.DataFrame) -> tuple[list[Verdict], list[str
 
     Returns:
         The verdicts in the order of the table, and as many texts.
-
-    Raises:
-        InputError: The table speaks of a claim that the paper does not have.
     """
     claims = {claim.label: claim for claim in paper.claims}
     found: list[Verdict] = []
     scales: list[str] = []
     for _, part in table.groupby("row", sort=False):
-        label = part["claim"].iloc[0]
-        if label not in claims:
-            raise InputError(
-                f"{EVIDENCE} speaks of {label}, which is no claim of {paper.name}; measure "
-                "again with --overwrite"
-            )
+        if (label := part["claim"].iloc[0]) not in claims:
+            continue
         found.append(judge(claims[label], part))
-        scales.append(next(iter(_by_part(part, "text").get("scale", ())), ""))
+        scales.append(next(iter(part["text"][part["part"] == "scale"]), ""))
     for experiment in paper.experiments:
         places = [i for i, each in enumerate(found) if each.claim in experiment.claims]
         own = corrected_together([found[place] for place in places], experiment.needs.zoo)
@@ -202,97 +199,88 @@ def verdicts(paper: Paper, table: pd.DataFrame) -> tuple[list[Verdict], list[str
     return found, scales
 
 
-def _evidence(claim: Claim, table: pd.DataFrame) -> Evidence:
-    texts, numbers = _by_part(table, "text"), _by_part(table, "value")
-
-    def text(part: str) -> str:
-        return next(iter(texts.get(part, ())), "")
-
-    def number(part: str) -> float | None:
-        return next(iter(numbers.get(part, ())), None)
-
-    values = {
-        str(quantity): _value(part)
-        for quantity, part in table[table["quantity"] != ""].groupby("quantity", sort=False)
-    }
-    shown = table[table["quantity"] == ""]["part"]
+def _evidence(claim: Claim, lines: Sequence[Line]) -> Evidence:
+    quantities = _by(lines, "quantity")
+    shown = _by(quantities.pop("", ()), "part")
+    texts = {part: tuple(line["text"] for line in own) for part, own in shown.items()}
+    numbers = {part: own[0]["value"] for part, own in shown.items()}
+    text = {part: of[0] for part, of in texts.items()}
     estimate = Estimate(
-        number("number") if "number" in shown.values else None,
-        text("measured"),
-        int(number("n") or 0),
-        int(number("seeds") or 0),
-        text("control"),
-        values,
+        numbers.get("number"),
+        text.get("measured", ""),
+        int(numbers.get("n", 0)),
+        int(numbers.get("seeds", 0)),
+        text.get("control", ""),
+        {quantity: _value(own) for quantity, own in quantities.items()},
     )
-    spread, seed = number("spread"), table["seed"].iloc[0]
+    spread, seed = numbers.get("spread"), lines[0]["seed"]
     return Evidence(
         claim,
-        table["checkpoint"].iloc[0],
+        lines[0]["checkpoint"],
         estimate,
-        None if spread is None else Interval(spread, text("over")),
-        tuple(texts.get("note", ())),
-        tuple(texts.get("why", ())),
+        None if spread is None else Interval(spread, text.get("over", "")),
+        texts.get("note", ()),
+        texts.get("why", ()),
         int(seed) if seed else None,
     )
 
 
-def _by_part(table: pd.DataFrame, column: str) -> dict[str, list[Any]]:
-    own = table[table["quantity"] == ""]
-    return {str(part): of[column].tolist() for part, of in own.groupby("part", sort=False)}
+def _by(lines: Iterable[Line], column: str) -> dict[str, list[Line]]:
+    """Lines by what they have in a column, in the order in which that first stands."""
+    found: dict[str, list[Line]] = {}
+    for line in lines:
+        found.setdefault(line[column], []).append(line)
+    return found
 
 
-def _value(table: pd.DataFrame) -> Any:
+def _value(lines: Sequence[Line]) -> Any:
     """One quantity of a rule."""
-    parts, values = table["part"], table["value"]
-    if "rivals" in parts.values:
+    parts = _by(lines, "part")
+    values = [line["value"] for line in parts.get("value", ())]
+    if "rivals" in parts:
         return {}
-    if not parts.isin(["value", "null"]).any():
-        rivals = {
-            str(name): _read_difference(of) for name, of in table.groupby("against", sort=False)
-        }
+    if "null" in parts:
+        return Observed(values[0], [line["value"] for line in parts["null"] if line["unit"]])
+    if not values:
+        rivals = {name: _read_difference(own) for name, own in _by(lines, "against").items()}
         return rivals.get("", rivals)
-    if "null" in parts.values:
-        null = values[(parts == "null") & (table["unit"] != "")].to_numpy()
-        return Observed(values[parts == "value"].item(), null)
-    if (table["against"] != "").any():
-        return [
-            dict(zip(of["against"], of["value"], strict=True))
-            for _, of in table.groupby("unit", sort=False)
-        ]
-    return values.item() if len(table) == 1 else tuple(values)
+    if lines[0]["against"]:
+        units = _by(lines, "unit").values()
+        return [{line["against"]: line["value"] for line in own} for own in units]
+    return values[0] if len(values) == 1 else tuple(values)
 
 
-def _read_difference(table: pd.DataFrame) -> Difference:
-    parts = table.set_index("part")
-    if "margin" in parts.index:
-        margin, error, degrees = parts.loc[["margin", "error", "degrees"], "value"]
-        return Difference(margin, error, parts.loc["margin", "text"], degrees)
-    return between(*(_sample(table[table["part"] == part]) for part in ("own", "rival")))
+def _read_difference(lines: Sequence[Line]) -> Difference:
+    parts = _by(lines, "part")
+    if "margin" in parts:
+        margin, error, degrees = (parts[part][0] for part in ("margin", "error", "degrees"))
+        return Difference(margin["value"], error["value"], margin["text"], degrees["value"])
+    return between(_sample(parts["own"]), _sample(parts["rival"]))
 
 
-def _sample(table: pd.DataFrame) -> Sample:
-    by_kind: dict[str, list[tuple[str, float]]] = {}
-    for unit, value in zip(table["unit"], table["value"], strict=True):
-        kind, _, number = unit.partition(" ")
-        by_kind.setdefault(kind, []).append((number, value))
-    seeds, runs = by_kind.get("seed", []), by_kind.get("run", [])
-    share = "share" in by_kind
+def _sample(lines: Sequence[Line]) -> Sample:
+    units: dict[str, dict[str, float]] = {}
+    for line in lines:
+        kind, _, number = line["unit"].partition(" ")
+        units.setdefault(kind, {})[number] = line["value"]
+    seeds, share = units.get("seed", {}), "share" in units
     return Sample(
-        np.array([value for _, value in seeds or runs]),
-        np.array([value for _, value in by_kind.get("prompt", [])]),
-        int(by_kind["share" if share else "count"][0][1]),
+        np.array([*(seeds or units.get("run", {})).values()]),
+        np.array([*units.get("prompt", {}).values()]),
+        int(units["share" if share else "count"][""]),
         share,
-        tuple(int(number) for number, _ in seeds),
-        table["text"].iloc[0],
+        tuple(map(int, seeds)),
+        lines[0]["text"],
     )
 
 
 def read_evidence(file: Path) -> pd.DataFrame:
     """Return the table of evidence in a file."""
-    text = dict.fromkeys((*COLUMNS[1:], "text"), str)
-    table = pd.read_csv(file, dtype=text, keep_default_na=False, na_values={"value": [""]},
-                        float_precision="round_trip")  # fmt: skip
-    return table
+    text: Any = dict.fromkeys((*COLUMNS[1:], "text"), str)
+    values: Any = {"value": [""]}
+    return pd.read_csv(
+        file, dtype=text, keep_default_na=False, na_values=values, float_precision="round_trip"
+    )
 
 
 def write_evidence(table: pd.DataFrame, file: Path) -> None:
