@@ -162,18 +162,32 @@ def test_the_same_gives_the_same_bytes_measured_kept_or_elsewhere(checkpoints, m
     assert files(one) == before
 
 
-def test_what_stands_is_left_and_something_else_is_not_replaced_unasked(
+def test_what_stands_is_judged_again_and_something_else_is_not_replaced_unasked(
     checkpoints, made, tmp_path, capsys
 ):
+    """Of what is given only digests are read: nothing is measured or drawn."""
     out = shutil.copytree(made, tmp_path / "out")
-    page = out / "hope" / "README.md"
-    page.write_text("touched")
+    page, figure = out / "hope" / "README.md", out / "hope" / "logit_by_distance.png"
+    before = files(out)
+    for touched in (page, figure, out / "hope" / "verdicts.csv"):
+        touched.write_text("touched")
     assert main(command(checkpoints, "--out", str(out))) == 0
-    assert page.read_text() == "touched"
-    assert "stands already" in capsys.readouterr().out
+    assert "stands already; judged again" in capsys.readouterr().out
+    assert files(out) == {**before, **{"hope/logit_by_distance.png": b"touched"}}
+    other = tmp_path / "checkpoints" / "0"
+    shutil.copytree(checkpoints / "1", other)
+    assert main(command(tmp_path / "checkpoints", "--out", str(out))) == 2, "another command"
+    (out / "hope" / "evidence.csv.gz").rename(tmp_path / "evidence.csv.gz")
+    assert main(command(checkpoints, "--out", str(out))) == 2, "nothing to judge"
+    (tmp_path / "evidence.csv.gz").rename(out / "hope" / "evidence.csv.gz")
+    capsys.readouterr()
+    facts = (out / "hope" / "page.json").read_text()
+    (out / "hope" / "page.json").write_text(facts.replace('"torch": "', '"torch": "0.'))
+    assert main(command(checkpoints, "--out", str(out))) == 0
+    told = " ".join(capsys.readouterr().out.split())
+    assert "measured with another torch; --overwrite measures again" in told
     assert main(command(checkpoints, "--seed", "1", "--out", str(out))) == 2
     assert "--overwrite" in capsys.readouterr().err
-    assert page.read_text() == "touched"
     assert main(command(checkpoints, "--seed", "1", "--out", str(out), "--overwrite")) == 0
     assert "--seed 1" in page.read_text()
 

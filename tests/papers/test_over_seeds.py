@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import xarray as xr
 from trained_tiny import left_by_training
+from verdicts import verdicts_of
 
 from position_papers.kit import learned_positions
 from position_papers.kit.cache import Cache
@@ -24,12 +25,12 @@ from position_papers.kit.judge.claims import (
     Claim,
     Kind,
     Reason,
-    verdict,
+    evidence,
 )
+from position_papers.kit.judge.claims import together as over
 from position_papers.kit.judge.rules import AtLeast
 from position_papers.kit.scores import ScoreOptions, score_subject
 from position_papers.kit.seeds import over_seeds
-from position_papers.kit.seeds import together as over
 from position_papers.kit.subjects import records_of, seeds_of, subject
 from position_papers.repo.mirror import MIRROR
 from position_papers.repo.options import Options
@@ -51,7 +52,7 @@ def experiment(shares: dict[int, float], silent: tuple[int, ...] = ()) -> Experi
 
     def judge(data):
         share = float(data["share"])
-        yield verdict(CLAIM, data.attrs["checkpoint"], "share", {"the share": share}, share)
+        yield evidence(CLAIM, data.attrs["checkpoint"], "share", {"the share": share}, share)
 
     def draw(data):
         yield Drawing("never", None, "Shares.", data)  # pyright: ignore[reportArgumentType]
@@ -84,7 +85,7 @@ def test_a_claim_holds_in_every_seed_or_not(tmp_path):
         if of.configuration
     } == {seed: ("mine", seed) for seed in (0, 1, 10)}
     (result,) = run(experiment({0: 0.6, 1: 0.8, 10: 1.0}), [mine], None, Cache(), lambda text: None)
-    (found,) = result.verdicts
+    (found,) = verdicts_of(result)
     known = found.estimate
     assert found.claim is CLAIM
     assert (found.outcome, known.seeds, known.n, known.measured) == (HOLDS, 3, 3, "share")
@@ -106,7 +107,7 @@ def test_a_claim_holds_in_every_seed_or_not(tmp_path):
         10: 1.0,
     }
     (result,) = run(experiment({0: 0.6, 1: 0.4, 10: 1.0}), [mine], None, Cache(), lambda text: None)
-    (found,) = result.verdicts
+    (found,) = verdicts_of(result)
     assert found.outcome == FAILS and found.reasons[0] == Reason(Kind.SEEDS, count=2, of=3)
     assert found.notes == ("holds: 0 (0.6), 10 (1)", "fails: 1 (0.4)")
     undecided = dataclasses.replace(found, outcome=UNDECIDED)
@@ -120,7 +121,7 @@ def test_seeds_that_say_nothing_do_not_count(tmp_path):
 
     def found(*silent: int):
         (result,) = run(experiment(shares, silent), [mine], None, Cache(), lambda text: None)
-        return result.verdicts[0]
+        return verdicts_of(result)[0]
 
     assert (found(1).outcome, found(1).estimate.seeds) == (HOLDS, 2) and found(1).notes[
         -1
@@ -133,7 +134,7 @@ def test_seeds_that_say_nothing_do_not_count(tmp_path):
         Cache(),
         lambda text: None,
     )
-    assert (result.verdicts[0].outcome, result.verdicts[0].estimate.seeds) == (HOLDS, 1)
+    assert (verdicts_of(result)[0].outcome, verdicts_of(result)[0].estimate.seeds) == (HOLDS, 1)
 
 
 def test_a_seed_of_the_zoo_counts_as_it_does_alone(tmp_path, monkeypatch):
@@ -154,9 +155,9 @@ def test_a_seed_of_the_zoo_counts_as_it_does_alone(tmp_path, monkeypatch):
             zoo_path("reversal/repo/seed-3"),
         )
         for each in run(undrawn, [subject("alone", path)], options, Cache(), lambda text: None)
-        for own in each.verdicts
+        for own in verdicts_of(each)
     ]
-    for found in result.verdicts:
+    for found in verdicts_of(result):
         numbers = [each.estimate.value for each in alone if each.claim == found.claim]
         assert (
             len(numbers) == 2

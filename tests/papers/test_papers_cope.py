@@ -15,6 +15,8 @@ import pytest
 import xarray as xr
 from numpy.testing import assert_allclose
 from trained_tiny import trained, without_weights
+from verdicts import judged
+from verdicts import verdicts_of as of_results
 
 from position_papers.cope import gates
 from position_papers.cope.error_tasks import (
@@ -100,7 +102,7 @@ def made(
 
 def verdicts_of(experiment: Experiment, data) -> tuple[Verdict, ...]:
     """What the rules say of what was measured."""
-    return tuple(experiment.judge(data))
+    return tuple(judged(experiment.tabulate(data)))
 
 
 # ---- comparing scores ----------------------------------------------------------------------------
@@ -687,7 +689,7 @@ def test_every_figure_and_claim_of_tiny_checkpoints(root, tmp_path):
         "gates_cope",
     ]
     assert list(drawings) == drawn
-    verdicts = [verdict for result in results for verdict in result.verdicts]
+    verdicts = [verdict for result in results for verdict in of_results(result)]
     assert {verdict.claim for verdict in verdicts} == set(PAPER.claims)
     # no third, no p_max
     assert {verdict.claim for verdict in verdicts if verdict.outcome == UNMEASURABLE} >= {
@@ -712,7 +714,7 @@ def test_every_figure_and_claim_of_tiny_checkpoints(root, tmp_path):
     assert [
         verdict
         for result in results_of(root, Cache(tmp_path), undrawn)
-        for verdict in result.verdicts
+        for verdict in of_results(result)
     ] == verdicts
     assert set(tmp_path.glob("*-*.nc")) == measured
 

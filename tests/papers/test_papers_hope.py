@@ -17,6 +17,7 @@ import xarray as xr
 from matplotlib.figure import Figure
 from numpy.testing import assert_allclose
 from transformers import Gemma3ForCausalLM, Gemma3TextConfig, LlamaConfig, LlamaForCausalLM
+from verdicts import judged, verdicts_of
 
 from position_papers.hope import mean_curves, over_training, replicates
 from position_papers.hope.beyond import BEYOND, OUTSIDE, halves, shares
@@ -114,11 +115,6 @@ def results_on(
         for experiment in experiments
         for result in run(experiment, subjects, options, kept, lambda doing: None)
     ]
-
-
-def verdicts_of(results: list[Result]) -> list[Verdict]:
-    """Their verdicts, in order."""
-    return [verdict for result in results for verdict in result.verdicts]
 
 
 # ---- the rules -----------------------------------------------------------------------------------
@@ -292,7 +288,7 @@ def test_a_u_of_rope_counts_beyond_what_few_waves_show_at_random_phases():
     def verdicts(waves: np.ndarray) -> dict[str, Verdict]:
         return {
             each.claim.label: each
-            for each in LOGIT_BY_DISTANCE.judge([curves_of(waves, 0 * t, frequencies)])
+            for each in judged(LOGIT_BY_DISTANCE.tabulate([curves_of(waves, 0 * t, frequencies)]))
         }
 
     waves = next(iter(random_phases_of(frequencies, 256)))
@@ -319,7 +315,7 @@ def test_twins_stand_beside_the_same_distances():
     t = np.arange(256)
     curve, twin = np.abs(t - 128) / 128, np.where(t < 245, 0.0, 1.0)
     data = curves_of(np.stack([curve, 0 * curve]), twin, np.array([1.0, 0.1]))
-    found = {each.claim.label: each for each in LOGIT_BY_DISTANCE.judge([data])}
+    found = {each.claim.label: each for each in judged(LOGIT_BY_DISTANCE.tabulate([data]))}
     assert float(found["H1"].estimate.control.removeprefix("random weights: ")) > 0.3
     assert float(found["H1 (no decay)"].estimate.control.removeprefix("random weights: ")) < 0.001
 
@@ -502,7 +498,7 @@ def test_replicates_are_measured_once_for_all_claims(checkpoints, tmp_path, monk
         {"rope": tmp_path / "rope"}, Options(**SIZES), Cache(tmp_path / "kept"), drawn=()
     )
     assert len(
-        [verdict for verdict in verdicts_of(results) if verdict.outcome != UNMEASURABLE]
+        [verdict for verdict in verdicts_of(*results) if verdict.outcome != UNMEASURABLE]
     ) == len(OF_ALL | OF_ROPE - {"H3"})
     assert sorted(lengths) == [L] * 4 + [2 * L] * 4  # of independent tokens, and of a repeated one
 
@@ -566,7 +562,7 @@ def test_figures_on_tiny_models_end_to_end(checkpoints, kept, tmp_path):
             "pair",
         )
     }
-    of_page = {"README.md", "verdicts.csv", "page.json", "numbers.csv.gz"}
+    of_page = {"README.md", "evidence.csv.gz", "verdicts.csv", "page.json", "numbers.csv.gz"}
     assert {file.name for file in out.iterdir()} == of_page | {f"{name}.nc" for name in names}
     with (out / "verdicts.csv").open() as stream_of_rows:
         rows = list(csv.DictReader(stream_of_rows))
@@ -593,7 +589,7 @@ def test_figures_on_tiny_models_end_to_end(checkpoints, kept, tmp_path):
 @pytest.mark.usefixtures("few_draws")
 def test_a_claim_without_a_checkpoint_is_not_measurable(checkpoints, kept):
     verdicts = verdicts_of(
-        results_on({"learned": checkpoints / "learned"}, Options(**SIZES), kept, drawn=())
+        *results_on({"learned": checkpoints / "learned"}, Options(**SIZES), kept, drawn=())
     )
     missing = {
         (each.claim.label, each.checkpoint)
@@ -614,7 +610,7 @@ def test_a_capped_length_is_drawn_and_not_judged(tmp_path):
     save(model, tmp_path / "long")
     results = results_on({"long": tmp_path / "long"}, Options(**SIZES, length=L))
     verdicts = {
-        each.claim.label: each for each in verdicts_of(results) if each.checkpoint == "long"
+        each.claim.label: each for each in verdicts_of(*results) if each.checkpoint == "long"
     }
     assert set(verdicts) == OF_ALL | OF_ROPE - {"H3"}
     assert all(
@@ -653,7 +649,7 @@ def test_of_a_long_model_twins_have_fewer_layers_and_the_claims_are_judged_all_t
         drawn=("vaf", "logit_by_distance", "beyond"),
     )
     assert {
-        each.claim.label for each in verdicts_of(results) if each.outcome != UNMEASURABLE
+        each.claim.label for each in verdicts_of(*results) if each.outcome != UNMEASURABLE
     } == OF_ALL | OF_ROPE - {"H3"}
     captions = {drawing.name: drawing.caption for result in results for drawing in result.drawings}
     assert (

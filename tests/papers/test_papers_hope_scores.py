@@ -11,6 +11,8 @@ import pytest
 import xarray as xr
 from numpy.testing import assert_allclose
 from trained_tiny import trained, without_weights
+from verdicts import judged as rows
+from verdicts import verdicts_of
 
 from position_papers.hope import copying, perplexity
 from position_papers.hope.copying import AB1, AB2, BEST, COPYING, EACH, H7, WORST
@@ -71,7 +73,7 @@ def made(
 
 def judged(scored: list[Scored]) -> dict[str, Verdict]:
     """The verdicts on copying, by claim."""
-    return {evidence.claim.label: evidence for evidence in copying.judge(scored)}
+    return {evidence.claim.label: evidence for evidence in rows(copying.tabulate(scored))}
 
 
 def verdicts(*scored: Scored) -> dict[str, str]:
@@ -206,7 +208,7 @@ def test_perplexity_beyond_training_is_compared_with_rope():
         return Scored(f"language/{layout}", layout, configuration, 32, "log perplexity", live, ())
 
     def judged(*models: Scored) -> Verdict:
-        return next(iter(perplexity.judge(models)))
+        return next(iter(rows(perplexity.tabulate(models))))
 
     models = [model("hope", 2.0, 2.1), model("rope", 2.0, 3.0), model("alibi", 2.0, 2.0)]
     verdict = judged(*models)
@@ -299,7 +301,7 @@ def test_every_figure_of_tiny_checkpoints(root, tmp_path):
         for experiment in (COPYING, PERPLEXITY)
         for result in run(experiment, subjects, options, Cache(tmp_path), said.append)
     ]
-    assert {each.claim for result in results for each in result.verdicts} == {
+    assert {each.claim for result in results for each in verdicts_of(result)} == {
         *COPYING.claims,
         *PERPLEXITY.claims,
     }

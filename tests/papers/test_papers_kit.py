@@ -19,6 +19,8 @@ from matplotlib.figure import Figure
 from numpy.testing import assert_allclose
 from places import ROOT as CHECKOUT
 from scipy import stats
+from verdicts import judged as judged_rows
+from verdicts import unmeasured, verdict, verdicts_of
 
 import position_papers
 from position_papers import named
@@ -47,8 +49,7 @@ from position_papers.kit.judge.claims import (
     Reason,
     Verdict,
     corrected_together,
-    unmeasured,
-    verdict,
+    evidence,
 )
 from position_papers.kit.judge.differences import (
     Difference,
@@ -330,12 +331,11 @@ def test_a_verdict_is_what_the_rule_of_its_claim_says():
     )
     assert verdict(first, "a", "share", {"the share": 0.4}, 0.4).outcome == FAILS
     missing = verdict(part, "a", "share", {}, 0.4, n=3, note="a note", unmeasurable="no seeds")
-    assert (
-        missing
-        == unmeasured(part, "a", "no seeds", "share")
-        == known.on(part, {}, control="").without_a_number("no seeds")
-    )
-    assert missing.without_a_number("another") is missing and known.without_a_number("") is known
+    assert missing == unmeasured(part, "a", "no seeds", "share")
+    own = evidence(first, "a", "share", {"the share": 0.6}, 0.6, control="random 0.2")
+    silent = own.on(part, {}, control="").without_a_number("no seeds")
+    assert judged_rows([silent]) == [missing]
+    assert silent.without_a_number("another") is silent and not own.without_a_number("").why
     with pytest.raises(KeyError):
         verdict(first, "a", "share", {"another": 0.4}, 0.4)
 
@@ -384,7 +384,7 @@ def paper(*shares: float, claims: tuple[Claim, ...] = BOTH, name: str = "mine") 
 
     def judged(data):
         for place, share in enumerate(data["share"].values.tolist()):
-            yield verdict(claims[0], "abc"[place], "share", {"the share": share}, share)
+            yield evidence(claims[0], "abc"[place], "share", {"the share": share}, share)
 
     def drawn(data):
         yield Drawing("shares", Figure(), "Shares.", data)
@@ -401,13 +401,15 @@ def test_a_claim_without_evidence_says_why():
     first, rest = run(experiment, [], None, Cache(), told.append)
     assert told == ["shares"]
     assert [drawing.name for drawing in first.drawings] == ["shares"]
-    assert [(verdict.claim.label, verdict.outcome) for verdict in first.verdicts] == [("X1", HOLDS)]
-    assert [(verdict.claim.label, "; ".join(verdict.notes)) for verdict in rest.verdicts] == [
+    assert [(verdict.claim.label, verdict.outcome) for verdict in verdicts_of(first)] == [
+        ("X1", HOLDS)
+    ]
+    assert [(verdict.claim.label, "; ".join(verdict.notes)) for verdict in verdicts_of(rest)] == [
         ("X1 (part)", "needs more")
     ]
     needs = dataclasses.replace(experiment.needs, otherwise_of={"X1 (part)": "needs another"})
     _, rest = run(dataclasses.replace(experiment, needs=needs), [], None, Cache(), told.append)
-    assert ["; ".join(verdict.notes) for verdict in rest.verdicts] == ["needs another"]
+    assert ["; ".join(verdict.notes) for verdict in verdicts_of(rest)] == ["needs another"]
 
 
 def test_figures_of_one_name_from_several_groups_are_called_by_their_checkpoints_too():
@@ -589,7 +591,7 @@ def test_a_new_claim_is_on_every_page_by_its_experiment_alone(tmp_path):
         tmp_path / "mine",
         ("png", "svg", "pdf", "nc"),
     )
-    _, files = build.make(tmp_path / "cache", lambda text: None)
+    files = build.make(tmp_path / "cache", lambda text: None)
     kinds = {f"shares.{kind}" for kind in ("png", "svg", "pdf", "nc")}
     assert kinds | {"verdicts.csv", "numbers.csv.gz", "README.md"} <= {file.name for file in files}
     rows = read_table(tmp_path / "mine" / "verdicts.csv")

@@ -18,8 +18,9 @@ from scipy.stats import spearmanr
 from task_tokenizers import tokenizer
 from trained_tiny import left_by_training, trained
 from transformers import LlamaConfig, LlamaForCausalLM
+from verdicts import judged, unmeasured, verdict, verdicts_of
 
-from position_papers.kit import learned_positions, seeds
+from position_papers.kit import learned_positions
 from position_papers.kit.cache import Cache
 from position_papers.kit.experiment import run
 from position_papers.kit.judge.claims import (
@@ -31,8 +32,7 @@ from position_papers.kit.judge.claims import (
     Kind,
     Reason,
     Verdict,
-    unmeasured,
-    verdict,
+    together,
 )
 from position_papers.kit.judge.differences import Sample, share_difference
 from position_papers.kit.paper_directory import write_paper
@@ -175,7 +175,7 @@ def test_beside_the_papers_chunks_stands_with_how_many_others_the_rule_holds(
         {"pattern": list(PATTERNS), "layer": [0]},
         {"checkpoint": "a", "learned": [0]},
     )
-    evidence, cells, _ = chunks.judge(data)
+    evidence, cells, _ = judged(chunks.tabulate(data))
     assert evidence.outcome == (HOLDS if agreeing else FAILS)
     assert cells.estimate.value == agreeing / 4 and cells.outcome == FAILS
     assert chunks.units(data)["share_by_prompt"].sel(pattern="hybrid").values.tolist() == [
@@ -210,7 +210,7 @@ def test_attention_is_compared_over_seeds_with_nope_where_it_finds_the_needles()
             coords,
             known,
         )
-        return [evidence.outcome for evidence in attention.judge(data)]
+        return [evidence.outcome for evidence in judged(attention.tabulate(data))]
 
     assert verdict() == verdict(found=0.1) == [HOLDS, HOLDS, FAILS]
     for changed in ({"repo": (2.0, 1.0, 0.0)}, {"repo": (3.0, 2.0, 0.0)}):
@@ -254,7 +254,7 @@ def test_needles_that_are_found_without_positions_say_nothing(nope, rope, repo, 
         for layout, share in (("repo", repo), ("rope", rope), ("nope", nope))
         if share is not None
     ]
-    verdicts = list(HAYSTACK.judge(given))
+    verdicts = list(judged(HAYSTACK.tabulate(given)))
     if verdict not in (HOLDS, FAILS, UNMEASURABLE):
         assert [each.outcome for each in verdicts] == [HOLDS, UNMEASURABLE], verdict
         assert "had not converged" in "; ".join(verdicts[1].notes) and "rope 0.500" in "; ".join(
@@ -383,7 +383,7 @@ def verdicts(results):
     return {
         (verdict.claim.label, verdict.checkpoint): verdict
         for result in results
-        for verdict in result.verdicts
+        for verdict in verdicts_of(result)
     }
 
 
@@ -531,7 +531,7 @@ def test_a_later_start_finds_fewer_needles_or_not_seed_by_seed(last, change, out
         start: of_seeds([share + 0.01 * seed + 0.002 * start * (seed == 1) for seed in range(3)])
         for start, share in base.items()
     }
-    robust, later = haystack._start_layers(starts, 0.2, "")
+    robust, later = judged(haystack._start_layers(starts, 0.2, ""))
     assert robust.outcome == UNMEASURABLE and "not shown to use" in robust.notes[0]
     assert (
         later.outcome == outcome
@@ -607,7 +607,7 @@ def test_a_stronger_mirror_must_go_with_better_scores_more_than_in_other_orders_
 
     by_seed = {number: seed(number + 1, score) for number, score in enumerate(scores)}
     assert [float(mirror.strengths(data).max()) for data in by_seed.values()] == [1, 2, 3, 4, 5]
-    (evidence,) = mirror.across(by_seed)
+    (evidence,) = judged(mirror.across(by_seed))
     assert evidence.estimate.value == pytest.approx(spearmanr(range(5), scores)[0])
     assert evidence.outcome == verdict and evidence.estimate.seeds == 5
     assert len(evidence.estimate.values[mirror.STRENGTH].null) == 120
@@ -625,7 +625,7 @@ def test_seeds_are_an_axis_and_what_holds_has_to_hold_in_each_that_can_be_judged
         )
         return known if value is None else dataclasses.replace(known, outcome=outcome)
 
-    both = seeds.together({0: of(0.1), 1: of(None), 3: of(0.2)})
+    both = together({0: of(0.1), 1: of(None), 3: of(0.2)})
     assert (both.outcome, both.estimate.seeds) == (
         HOLDS,
         2,
@@ -635,14 +635,14 @@ def test_seeds_are_an_axis_and_what_holds_has_to_hold_in_each_that_can_be_judged
     assert both.reasons[0] == Reason(Kind.SEEDS, count=2, of=2)
     outcomes = {(HOLDS, UNDECIDED): UNDECIDED, (UNDECIDED, FAILS): FAILS, (HOLDS, FAILS): FAILS}
     for (first, second), outcome in outcomes.items():
-        assert seeds.together({0: of(0.1, first), 1: of(0.3, second)}).outcome == outcome
+        assert together({0: of(0.1, first), 1: of(0.3, second)}).outcome == outcome
     alone = of(0.1)
-    assert seeds.together({0: alone}) is alone
-    one = seeds.together({0: of(None), 1: alone})
+    assert together({0: alone}) is alone
+    one = together({0: of(None), 1: alone})
     assert (
         one.outcome == HOLDS and one.interval == alone.interval and one.estimate == alone.estimate
     )
-    assert seeds.together({0: of(None), 1: of(None)}).outcome == UNMEASURABLE
+    assert together({0: of(None), 1: of(None)}).outcome == UNMEASURABLE
 
 
 def test_the_numbers_of_every_seed_and_what_its_positions_are_used_for_stand_beside_the_first_figure(
@@ -676,7 +676,7 @@ def test_a_checkpoint_of_no_task_of_ours_gets_text(tmp_path):
         scores["variance_between"].sel(weights="trained").dims[-1] == "head"
         and best["position"].size == best.sizes["token"]
     )
-    assert [verdict.claim for verdict in result.verdicts] == [
+    assert [verdict.claim for verdict in verdicts_of(result)] == [
         segments.R8,
         segments.R8_OUTLYING,
         segments.R8_MEAN,
@@ -755,7 +755,7 @@ def test_adapters_of_text_on_a_checkpoint_of_no_task_of_ours_are_asked_for_ruler
         and data.attrs["training_length"] == 320
         and data.attrs["found_by_nope"] == 0
     )
-    *evidence, _ = attention.judge(data)
+    *evidence, _ = judged(attention.tabulate(data))
     assert "it finds 0.000" in attention.ATTENTION.needs.why_not(subjects[2], TINY, cache)[0], (
         "NoPE, whose variance is not judged"
     )
@@ -776,7 +776,7 @@ def test_adapters_of_text_on_a_checkpoint_of_no_task_of_ours_are_asked_for_ruler
     # the base knows longer ones
     assert without.lengths == [320] and longest_trained(subjects[2]) == 1280
     searched = [search(each, TINY, cache) for each in subjects]
-    at_length, longer = HAYSTACK.judge(searched)
+    at_length, longer = judged(HAYSTACK.tabulate(searched))
     assert at_length.outcome == UNMEASURABLE, "both find none"
     assert longer.outcome == UNMEASURABLE and "trained on 1,280 tokens" in "; ".join(longer.notes)
     (drawn_by_length,) = HAYSTACK.draw(searched)
@@ -809,7 +809,7 @@ def test_a_model_that_reads_text_is_asked_to_reverse_words_and_says_nothing_of_m
     own = subject("mine", checkpoint(tmp_path / "model", "repo@1", len(words), 320, words))
     assert mirror.MIRROR.needs.groups([own]) == [[own]]
     data = mirror.measure([own], TINY, Cache())
-    found = {each.claim.label: each for each in mirror.judge(data)}
+    found = {each.claim.label: each for each in judged(mirror.tabulate(data))}
     assert found["R2"].outcome == UNMEASURABLE and reason in "; ".join(found["R2"].notes)
     assert found["R3"].outcome != UNMEASURABLE or family == "words"
     example, source = data["example_text"].values, data["example_source"].values
@@ -853,13 +853,13 @@ def test_heads_that_follow_examples_count_beyond_random_weights(followed, verdic
         },
         {"checkpoint": "mine"},
     )
-    judged = segments._by_heads(data)
+    (found,) = judged([segments._by_heads(data)])
     assert (
-        judged.estimate.value == followed
-        and judged.outcome == verdict
-        and judged.estimate.control == "random weights 3"
+        found.estimate.value == followed
+        and found.outcome == verdict
+        and found.estimate.control == "random weights 3"
     )
-    assert "layer 1, head 0 follows them most: 0.0 %" in "; ".join(judged.notes)
+    assert "layer 1, head 0 follows them most: 0.0 %" in "; ".join(found.notes)
 
 
 @pytest.mark.parametrize(("random", "verdict"), [(0.1, HOLDS), (0.5, FAILS)])
@@ -883,9 +883,9 @@ def test_segments_are_followed_beyond_random_weights(random, verdict):
         },
         attrs={"checkpoint": "mine"},
     )
-    judged = segments._aligned(data)
-    assert judged.outcome == verdict and judged.claim is segments.R8_MEAN
-    assert f"0.31 beside 2 of the null: mean {random:g}" in "; ".join(judged.notes)
+    (found,) = judged([segments._aligned(data)])
+    assert found.outcome == verdict and found.claim is segments.R8_MEAN
+    assert f"0.31 beside 2 of the null: mean {random:g}" in "; ".join(found.notes)
 
 
 def test_several_questions_about_keyed_needles_go_through_every_experiment(tmp_path):

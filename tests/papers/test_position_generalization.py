@@ -13,6 +13,7 @@ import torch
 import xarray as xr
 from families import tiny
 from trained_tiny import trained
+from verdicts import verdicts_of
 
 import repo_interp as ri
 from position_papers.kit.cache import Cache
@@ -108,7 +109,7 @@ def test_every_claim_is_judged_where_it_can_be(made, results):
     verdicts = {
         (verdict.claim.label, verdict.checkpoint): verdict
         for result in results
-        for verdict in result.verdicts
+        for verdict in verdicts_of(result)
     }
     judged = {label: {name for (of, name) in verdicts if of == label} for label, _ in verdicts}
     others = {"reversal rope", "reversal repo"}
@@ -148,7 +149,7 @@ def test_verdicts_can_be_recomputed_from_what_is_drawn(results):
     known = {
         verdict.claim.label: verdict
         for result in results
-        for verdict in result.verdicts
+        for verdict in verdicts_of(result)
         if verdict.checkpoint == "rope"
     }
     drawn = {drawing.name: drawing.data for result in results for drawing in result.drawings}
@@ -240,7 +241,7 @@ def test_what_was_measured_is_not_measured_again(made, results):
     assert {file: file.stat().st_mtime_ns for file in (home / "cache").glob("*.nc")} == kept
     before = [result for result in results if result.experiment in (FITS, TOLERANCE)]
     verdicts = [
-        [verdict for result in some for verdict in result.verdicts] for some in (before, again)
+        [verdict for result in some for verdict in verdicts_of(result)] for some in (before, again)
     ]
     assert verdicts[0] == verdicts[1] != []
 
@@ -252,11 +253,11 @@ def test_shorter_sequences_say_nothing_about_longer_ones(made):
     )
     cut = dataclasses.replace(options, length=LENGTH)
     (result,) = run(EXTRAPOLATION, [longer], cut, Cache(), lambda _: None)
-    assert ([verdict.claim for verdict in result.verdicts], result.drawings) == (
+    assert ([verdict.claim for verdict in verdicts_of(result)], result.drawings) == (
         [P7, P7_WINDOWS],
         (),
     )
-    for verdict in result.verdicts:
+    for verdict in verdicts_of(result):
         assert (
             verdict.outcome == UNMEASURABLE
             and f"{LENGTH} of its {2 * LENGTH} training tokens" in "; ".join(verdict.notes)
@@ -348,7 +349,7 @@ def test_an_adapter_is_judged_in_the_tokens_of_its_base(made, tmp_path):
     judged = {
         (verdict.claim.label, verdict.checkpoint)
         for result in results
-        for verdict in result.verdicts
+        for verdict in verdicts_of(result)
     }
     assert {("P6", "repo"), ("P6", "rope"), ("P6 (learned)", "repo")} <= judged
 

@@ -129,7 +129,7 @@ def write_paper(
         write_evidence(evidence_table((own for _, own in told), scales), unfinished / EVIDENCE)
         write_numbers(pd.concat(tables), unfinished / NUMBERS)
         facts = {
-            "provenance": dict(provenance),
+            "provenance": {"command": command, **provenance},
             "figures": figures,
             "trained": training_rows(paths),
         }

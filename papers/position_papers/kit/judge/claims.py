@@ -229,7 +229,7 @@ def decide(given: Sequence[Evidence]) -> Verdict:
     """
     if len(given) == 1:
         return _judged(given[0])
-    return _over_seeds({own.seed or 0: _judged(own) for own in given})
+    return together({own.seed or 0: _judged(own) for own in given})
 
 
 def _judged(given: Evidence) -> Verdict:
@@ -258,7 +258,7 @@ def _judged(given: Evidence) -> Verdict:
     )
 
 
-def _over_seeds(by_seed: Mapping[int, Verdict]) -> Verdict:
+def together(by_seed: Mapping[int, Verdict]) -> Verdict:
     """What the verdicts of single seeds on one claim come to."""
     judged = {seed: own for seed, own in by_seed.items() if own.outcome != UNMEASURABLE}
     seed, first = next(iter((judged or by_seed).items()))

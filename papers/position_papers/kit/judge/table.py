@@ -276,11 +276,9 @@ def _sample(lines: Sequence[Line]) -> Sample:
 
 def read_evidence(file: Path) -> pd.DataFrame:
     """Return the table of evidence in a file."""
-    text: Any = dict.fromkeys((*COLUMNS[1:], "text"), str)
-    values: Any = {"value": [""]}
-    return pd.read_csv(
-        file, dtype=text, keep_default_na=False, na_values=values, float_precision="round_trip"
-    )
+    table = pd.read_csv(file, dtype=str, keep_default_na=False)
+    # by Python, since pandas' reader of numbers is not exact to the last digit
+    return table.assign(value=[float(text or "nan") for text in table["value"]])
 
 
 def write_evidence(table: pd.DataFrame, file: Path) -> None:
