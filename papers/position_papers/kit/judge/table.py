@@ -275,12 +275,24 @@ def _sample(lines: Sequence[Line]) -> Sample:
 
 
 def read_evidence(file: Path) -> pd.DataFrame:
-    """Return the table of evidence in a file."""
+    """Return the table of evidence in a file.
+
+    Args:
+        file: As `write_evidence` wrote it.
+
+    Returns:
+        The table, every value to the last digit.
+    """
     table = pd.read_csv(file, dtype=str, keep_default_na=False)
     # by Python, since pandas' reader of numbers is not exact to the last digit
     return table.assign(value=[float(text or "nan") for text in table["value"]])
 
 
 def write_evidence(table: pd.DataFrame, file: Path) -> None:
-    """Write a table of evidence; the same table gives the same bytes."""
+    """Write a table of evidence; the same table gives the same bytes.
+
+    Args:
+        table: What `evidence_table` returns.
+        file: Where it is written, as compressed CSV.
+    """
     table.to_csv(file, index=False, lineterminator="\n", compression={"method": "gzip", "mtime": 0})
