@@ -17,7 +17,7 @@ from scipy import stats
 from verdicts import judged
 
 from position_papers import named
-from position_papers.kit.judge.claims import FAILS, HOLDS, UNDECIDED, Claim, evidence
+from position_papers.kit.judge.claims import FAILS, HOLDS, UNDECIDED, UNMEASURABLE, Claim, evidence
 from position_papers.kit.judge.differences import (
     Sample,
     between,
@@ -93,7 +93,7 @@ def test_limits_of_a_share_are_wilsons(right, more, errors):
 
 @given(some.lists(some.floats(0, 1), min_size=1, max_size=8))
 def test_holm_rejects_what_steps_down_from_the_smallest(p_values):
-    """Holm's procedure as he wrote it: reject while the k-th smallest is at most level / (n - k)."""
+    """As he wrote it: while the smallest p-value left is at most the level over how many are."""
     adjusted = holm(np.array(p_values))
     for level in (0.01, 0.05, 0.3):
         left = sorted(p_values)
@@ -140,3 +140,12 @@ def test_seeds_of_one_claim_are_one_verdict():
     (found,) = judged(told)
     assert (found.outcome, found.estimate.seeds) == (HOLDS, 2)
     assert [each.outcome for each in judged([told[1], told[0]])] == [HOLDS, HOLDS], "two rows"
+
+
+def test_a_row_without_units_stands_by_the_rule_that_judged_it_alone():
+    table = read_evidence(FIGURES / "repo" / EVIDENCE)
+    claim = next(each for each in named(())["repo"].claims if each.label == "R1 (trained lengths)")
+    own = table[(table["claim"] == claim.label) & (table["checkpoint"] == "reversal/repo")]
+    assert judge(claim, own).outcome == HOLDS
+    found = judge(replace(claim, rule=AtLeast("another share", 0.9)), own)
+    assert found.outcome == UNMEASURABLE and "measure it again" in found.notes[0]

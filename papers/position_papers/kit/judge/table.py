@@ -10,13 +10,14 @@ that a test or an interval is taken over.
                                      or "prompt 12"; `against` names the rival
     part: margin, error, degrees     a difference of which no more is known
 
-Of a row that was measured before its units were kept, the outcome and its reasons stand in their
-place: part outcome, reasons.
+Of a row that was measured before its units were kept, the outcome, its reasons and the rule that
+gave it stand in their place: part outcome, reasons, rule. With another rule it is not measurable.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
 
 EVIDENCE = "evidence.csv.gz"
 COLUMNS = ("row", "claim", "checkpoint", "seed", "quantity", "against", "part", "unit")
+OTHER_RULE = "its units were not kept, and the rule is another one since; measure it again"
 EMPTY = dict.fromkeys((*COLUMNS, "text"), "")
 """A line of which nothing is known."""
 Line = dict[str, Any]
@@ -160,6 +162,8 @@ def judge(claim: Claim, table: pd.DataFrame) -> Verdict:
     if "outcome" not in stored:
         return decide(by_seed)
     own = by_seed[0]
+    if stored["rule"] != claim.rule.words:
+        return decide([replace(own, why=(OTHER_RULE,))])
     return Verdict(
         claim,
         own.checkpoint,
