@@ -20,7 +20,7 @@ transformers. `__init__.pyi` lists it.
 
 from __future__ import annotations
 
-from repo_interp.stub_names import stub_names
+from lazy_loader import attach_stub
 
 __version__ = "0.1.0"
-__getattr__, __dir__, __all__ = stub_names(__name__, "__version__")
+__getattr__, __dir__, __all__ = attach_stub(__name__, __file__)
