@@ -20,9 +20,10 @@ from repo_interp.checkpoint_files.gguf_metadata import keys_of
 from repo_interp.checkpoint_files.stated import (
     HUGGING_FACE,
     Checkpoint,
-    described,
-    described_base,
-    outlined,
+    Configure,
+    base_directory,
+    light_config,
+    read_checkpoint,
 )
 from repo_interp.checkpoint_files.stored import file_key, stored_weights
 from repo_interp.positions.layouts import CONTEXTUAL, NO_ATTENTION, PARAMETERS, SCHEMES
@@ -189,23 +190,23 @@ def _text_key(name: str) -> str:
     return "" if part is None else part[1] if part[1].startswith("lm_head.") else f"model.{part[1]}"
 
 
-def inspected(path: str) -> Inspected:
-    """The checkpoint at `path`, as `stated.described` finds it, or a GGUF file.
+def inspected(path: str, configure: Configure) -> Inspected:
+    """The checkpoint at `path`, as `stated.read_checkpoint` finds it, or a GGUF file.
 
     Raises InputError for what cannot be read.
     """
     file = Path(path)
     if file.suffix.lower() == SUFFIX and file.is_file():
         header = header_of(file)
-        config = outlined(keys_of(header), path)
+        config = light_config(keys_of(header), path)
         require_family(config)
         return Inspected(
             Checkpoint(file, HUGGING_FACE, config, native_layout(config)), header.shapes
         )
-    checkpoint = described(path)
+    checkpoint = read_checkpoint(path, configure)
     directories = [checkpoint.directory]
     if checkpoint.base is not None:
-        directories.append(described_base(checkpoint.directory, checkpoint.base).directory)
+        directories.append(base_directory(checkpoint.directory, checkpoint.base))
     shapes = {
         weight.key: weight.shape
         for directory in directories

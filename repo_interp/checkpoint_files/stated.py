@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -54,11 +55,8 @@ _OF_OTHERS = ("return_dict", "torchscript", "quantization_config")
 """Keys that say in what form a decoder gives its outputs to other programs, or how weights were
 stored that are plain numbers now.
 """
-
-_FULL_EVERY = {"gemma3_text": 6, "cohere2": 4}
-"""Families of which one layer in so many sees all tokens, where config.json names no types of
-layers.
-"""
+PLAIN = ("llama", "olmo2")
+"""Families whose configuration is read without transformers; others compute keys in their class."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +68,7 @@ class Checkpoint:
     """"released", "repo_interp" or "hugging face"."""
     config: Any
     """A configuration of transformers; or, of a checkpoint that is inspected, an object with the
-    attributes that are read (`outlined`).
+    attributes that are read (`light_config`).
     """
     layout: tuple[str, ...]
     """The scheme of every layer."""
@@ -89,14 +87,12 @@ class Checkpoint:
 
 
 Configure = Callable[[dict[str, Any], str], Any]
-"""A configuration of the keys of a plain decoder, whose file is named; `outlined`, or
+"""A configuration of the keys of a plain decoder, whose file is named; `light_config`, or
 `configuration.configured`.
 """
 
 
-def described(
-    path: str | os.PathLike[str], configure: Configure | None = None, **hub: Any
-) -> Checkpoint:
+def read_checkpoint(path: str | os.PathLike[str], configure: Configure, **hub: Any) -> Checkpoint:
     """The checkpoint at `path`: a directory, the name of a checkpoint of the zoo, or a hub id
     (fetched with the options `hub`).
 
@@ -110,7 +106,7 @@ def described(
     # first, because other keys of another family may mean something else
     plain = plain_keys(raw, source)
     base = modelled(raw, Fields, source).adapter
-    config = (configure or outlined)(plain, source)
+    config = configure(plain, source)
     require_family(config)
     layers = config.num_hidden_layers
     options: Mapping[str, Any] = {}
@@ -122,7 +118,7 @@ def described(
     if raw.get("pe_config") is not None:
         form, schemes = "released", released_layout(raw["pe_config"], layers)
     elif "position_layout" in raw or raw.get("model_type") == OURS:
-        form, (schemes, options) = OURS, own_layout(raw, layers, source)
+        form, (schemes, options) = OURS, read_layout(raw, layers, source)
     else:
         form, schemes = HUGGING_FACE, native_layout(config)
     remarks, larger = [], None if raw is whole else whole
@@ -183,7 +179,7 @@ def tokens_of(directory: Path) -> Path:
     file = directory / "config.json"
     base = modelled(stated(directory), Fields, str(file)).adapter if file.is_file() else None
     if base is not None:
-        return described_base(directory, base).directory
+        return base_directory(directory, base)
     if any(directory.glob("tokenizer*")):
         return directory
     roots = {root.resolve() for root in shipped_directories()}
@@ -191,31 +187,61 @@ def tokens_of(directory: Path) -> Path:
     return next((above for above in shared if (above / "tokenizer.json").is_file()), directory)
 
 
-def described_base(adapter: Path, base: Base, configure: Configure | None = None) -> Checkpoint:
-    """The checkpoint `base` that the adapter in a directory names.
+def described_base(adapter: Path, base: Base, configure: Configure) -> Checkpoint:
+    """Read the base of an adapter.
 
-    Raises InputError that says so where it is not there.
+    Args:
+        adapter: Directory of the adapter.
+        base: How the adapter names its base.
+        configure: Makes a configuration of the base's keys.
+
+    Returns:
+        The base checkpoint.
+
+    Raises:
+        InputError: It is not there, or cannot be read.
+    """
+    directory = base_directory(adapter, base)
+    with _on_top_of(adapter, base):
+        return read_checkpoint(directory, configure)
+
+
+def base_directory(adapter: Path, base: Base) -> Path:
+    """Find the files of the base of an adapter.
 
     An adapter is somebody else's file: of a folder that it names by its whole path nothing is read
     but weights, until their SHA-256 is that which the adapter states, and a shorter name is never
     that of a folder.
+
+    Args:
+        adapter: Directory of the adapter.
+        base: How the adapter names its base.
+
+    Returns:
+        The directory of the base.
+
+    Raises:
+        InputError: It is not there, or has other weights than a whole path promises.
     """
-    try:
+    with _on_top_of(adapter, base):
         if os.path.isabs(base.name):
             place = directory_of(base.name, {})
             require_base(adapter, base, place)
-        else:
-            place = (
-                zoo_path(base.name)
-                if means_zoo(base.name)
-                else fetched_directory(base.name) or base.name
+            return place
+        known = zoo_path(base.name) if means_zoo(base.name) else fetched_directory(base.name)
+        if known is None and os.path.exists(base.name):
+            raise InputError(
+                "that is a folder or a file here; name it by its whole path in the "
+                "adapter's config.json"
             )
-            if os.path.exists(base.name) and place == base.name:
-                raise InputError(
-                    "that is a folder or a file here; name it by its whole path in the "
-                    "adapter's config.json"
-                )
-        return described(place, configure)
+        return directory_of(known or base.name, {})
+
+
+@contextmanager
+def _on_top_of(adapter: Path, base: Base) -> Iterator[None]:
+    """Say of an InputError which adapter asks for the base."""
+    try:
+        yield
     except InputError as error:
         raise InputError(f"{adapter} is an adapter on top of {base.name}: {error}") from None
 
@@ -244,10 +270,10 @@ def stated(directory: Path) -> dict[str, Any]:
             f"{directory} is an adapter of peft, no whole checkpoint; load it with peft, and "
             "save what merge_and_unload() returns"
         )
-    return counted(json_object(file), str(file))
+    return resolve_layers(json_object(file), str(file))
 
 
-def counted(raw: dict[str, Any], source: str) -> dict[str, Any]:
+def resolve_layers(raw: dict[str, Any], source: str) -> dict[str, Any]:
     """`raw` with its number of layers as a number.
 
     Raises InputError, naming `source`, where the layout of our format names none.
@@ -302,65 +328,66 @@ def plain_keys(raw: Mapping[str, Any], source: str) -> dict[str, Any]:
     return plain
 
 
-def outlined(raw: Mapping[str, Any], source: str) -> SimpleNamespace:
-    """The attributes of a configuration that are read of it, from config.json and the defaults of
-    its class, without making one.
+def light_config(raw: Mapping[str, Any], source: str) -> SimpleNamespace:
+    """Read the configuration of a plain decoder without importing transformers.
 
-    Raises InputError, naming `source`, where they describe no decoder.
+    Args:
+        raw: Keys of a decoder of `PLAIN`, or all keys of one that a GGUF file holds.
+        source: The file, for errors.
+
+    Returns:
+        The attributes that are read of a configuration: those of `raw`, with the defaults of its
+        class and its rotation as transformers has it.
+
+    Raises:
+        InputError: They describe no decoder.
     """
-    modelled(common_keys(raw, raw), Fields, source)
-    known = common_keys(class_defaults(raw["model_type"]), raw) | common_keys(raw, raw)
+    require_keys(raw, source)
+    known = class_defaults(raw["model_type"]) | dict(raw)
     parameters = dict(raw.get("rope_parameters") or raw.get("rope_scaling") or {})
-    bases = known.get("default_theta", 10000.0)
-    theta = raw.get("rope_theta", bases)
-    by_type = any(isinstance(value, Mapping) for value in parameters.values())
-    if known.get("layer_types") is None and raw["model_type"] in _FULL_EVERY:
-        every = raw.get("sliding_window_pattern", _FULL_EVERY[raw["model_type"]])
-        kinds = (
-            LAYER_TYPES[(layer + 1) % every > 0] for layer in range(known["num_hidden_layers"])
-        )
-        known["layer_types"] = list(kinds)
-    # Gemma 3: a base for each type of layers, and scaling for one
-    if isinstance(bases, Mapping) and not by_type:
-        full = {
-            "rope_theta": raw.get("rope_theta", bases["global"]),
-            "rope_type": parameters.pop("type", "default"),
-            **parameters,
-        }
-        local = {
-            "rope_theta": raw.get("rope_local_base_freq", bases["local"]),
-            "rope_type": "default",
-        }
-        parameters, by_type = dict(zip(LAYER_TYPES, (full, local), strict=True)), True
-    if "rope_parameters" in known and not by_type:
-        parameters = {"rope_theta": theta, **parameters}
+    if not any(isinstance(value, Mapping) for value in parameters.values()):
+        parameters = {"rope_theta": raw.get("rope_theta", 10000.0), **parameters}
         parameters.setdefault("rope_type", parameters.pop("type", "default"))
-    known["rope_parameters"] = parameters
-    config = SimpleNamespace(**known)
-    if config.num_hidden_layers is None:  # Nemotron-H counts its layers by their names
-        config.num_hidden_layers = len(raw.get("layers_block_type") or ())
-    if getattr(config, "num_key_value_heads", None) is None:
+    config = SimpleNamespace(**known | {"rope_parameters": parameters})
+    if config.num_key_value_heads is None:
         config.num_key_value_heads = config.num_attention_heads
-    with refused(f"{source} describes no decoder"):
-        require_decoder(raw, config)
+    require_decoder(raw, config, source)
     return config
 
 
-def common_keys(keys: Mapping[str, Any], raw: Mapping[str, Any]) -> dict[str, Any]:
-    """`keys` by the names that all configurations have: num_hidden_layers for the n_layer of GPT-2,
-    whose configuration `raw` is.
+def require_keys(raw: Mapping[str, Any], source: str) -> None:
+    """Hold the keys of a decoder to the types and ranges of `Fields`, by whatever names it has.
+
+    Args:
+        raw: Keys of config.json; its `model_type` is a decoder's.
+        source: The file, for errors.
+
+    Raises:
+        InputError: A key has another type or is out of range.
     """
-    own = {
-        name: other
-        for other, name in (class_defaults(raw["model_type"]).get("attribute_map") or {}).items()
-    }
-    return {own.get(name, name): value for name, value in keys.items()}
+    # num_hidden_layers for the n_layer of GPT-2
+    names = class_defaults(raw["model_type"]).get("attribute_map") or {}
+    common = {name: other for other, name in names.items()}
+    modelled({common.get(name, name): value for name, value in raw.items()}, Fields, source)
 
 
-def require_decoder(raw: Mapping[str, Any], config: Any) -> None:
-    """Raise ValueError, or another error, where the configuration `config` of `raw` describes no
-    decoder.
+def require_decoder(raw: Mapping[str, Any], config: Any, source: str) -> None:
+    """Refuse keys that fit their types and ranges, but not each other.
+
+    Args:
+        raw: Keys of config.json.
+        config: The configuration that they make.
+        source: The file, for errors.
+
+    Raises:
+        InputError: No decoder has such layers, heads, rotation or tokens.
     """
+    with refused(f"{source} describes no decoder"):
+        _require_fit(raw, config)
+
+
+def _require_fit(raw: Mapping[str, Any], config: Any) -> None:
+    """Raise ValueError where keys of `raw` contradict each other, or the rest of `config`."""
     family = config.model_type
     for name in ("layer_types", "no_rope_layers"):
         if raw.get(name) is not None and len(raw[name]) != config.num_hidden_layers:
@@ -440,7 +467,7 @@ def _defaults(raw: Mapping[str, Any], config: Any) -> dict[str, float]:
     return defaults
 
 
-def own_layout(
+def read_layout(
     raw: Mapping[str, Any], layers: int, source: str
 ) -> tuple[tuple[str, ...], dict[str, Any]]:
     """The scheme of every layer and the options of `position_layout`.

@@ -21,27 +21,26 @@ from transformers.models.auto.configuration_auto import (
 )
 
 from repo_interp.checkpoint_files.architectures import class_name, native_layout, require_family
-from repo_interp.checkpoint_files.fields import Fields
 from repo_interp.checkpoint_files.stated import (
     COUNTED,
     OURS,
     Checkpoint,
-    common_keys,
-    counted,
-    described,
-    own_layout,
     plain_keys,
+    read_checkpoint,
+    read_layout,
     require_decoder,
+    require_keys,
+    resolve_layers,
 )
 from repo_interp.errors import InputError, refused
-from repo_interp.records import modelled, shown
+from repo_interp.records import shown
 
 
 def identify(path: str | os.PathLike[str], **hub: Any) -> Checkpoint:
-    """The checkpoint at `path`, as `stated.described` gives it, with its configuration of
+    """The checkpoint at `path`, as `stated.read_checkpoint` gives it, with its configuration of
     transformers.
     """
-    return described(path, configured, **hub)
+    return read_checkpoint(path, configured, **hub)
 
 
 def scaled_configuration(
@@ -94,11 +93,11 @@ class RepositionedConfig(PretrainedConfig):
 
         Raises InputError where it describes none.
         """
-        raw = counted(
+        raw = resolve_layers(
             {key: value for key, value in config_dict.items() if not key.startswith("_")},
             "config.json",
         )
-        layers, options = own_layout(raw, int(raw.get("num_hidden_layers", 0)), "config.json")
+        layers, options = read_layout(raw, int(raw.get("num_hidden_layers", 0)), "config.json")
         return_unused = kwargs.pop("return_unused_kwargs", False)
         config = configured(plain_keys(raw, "config.json"), "config.json")
         config.name_or_path = kwargs.pop("name_or_path", "")
@@ -146,7 +145,7 @@ def plain(config: PretrainedConfig) -> PretrainedConfig:
 
 def own_layout_of(config: PretrainedConfig) -> tuple[tuple[str, ...], dict[str, Any]]:
     """The scheme of every layer of a repositioned model's configuration, and its options."""
-    return own_layout(
+    return read_layout(
         {"position_layout": config.position_layout}, config.num_hidden_layers, "the configuration"
     )
 
@@ -200,21 +199,10 @@ def configured(raw: Mapping[str, Any], source: str) -> PretrainedConfig:
 
     Raises InputError, naming `source`, where it describes no decoder.
     """
-    modelled(common_keys(raw, raw), Fields, source)
+    require_keys(raw, source)
     with refused(f"{source} describes no decoder"):
         # transformers writes into it
         raw = dict(PretrainedConfig._decode_special_floats(copy.deepcopy(dict(raw))))
-        layers = raw.get("num_hidden_layers")
-        for name in ("layer_types", "no_rope_layers"):
-            if layers is not None and raw.get(name) is not None and len(raw[name]) != layers:
-                raise ValueError(f"{name} names {len(raw[name])} layers; the model has {layers}")
-        family = raw.pop("model_type")
-        config = AutoConfig.for_model(family, **raw)
-    modelled(
-        {name: value for name, value in config.to_dict().items() if name in Fields.model_fields},
-        Fields,
-        source,
-    )
-    with refused(f"{source} describes no decoder"):
-        require_decoder(raw, config)
+        config = AutoConfig.for_model(raw.pop("model_type"), **raw)
+    require_decoder(raw, config, source)
     return config

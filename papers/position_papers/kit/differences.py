@@ -147,7 +147,6 @@ def wilson(share: float, count: int, errors: float = 1.0) -> tuple[float, float]
     """Wilson's limits of a share of `count` prompts, at the level of so many normal standard
     errors.
     """
-    # scipy's binomtest takes whole successes, and a level: at 38 errors that is 1 in float64
     middle = (share + errors**2 / (2 * count)) / (1 + errors**2 / count)
     reach = (
         errors
