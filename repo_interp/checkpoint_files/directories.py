@@ -28,23 +28,24 @@ from repo_interp.shipped import means_zoo, zoo_path
 FETCHED = ("*.json", "*.safetensors", "*.model", "merges.txt")
 """What is downloaded of a hub repository: nothing that could be run."""
 FILES = (
-    *("config.json", "generation_config.json", "adapter_config.json", "adapter_model.safetensors"),
-    *("model.safetensors", "model-*-of-*.safetensors", "model.safetensors.index.json"),
-    *(
-        "tokenizer.json",
-        "tokenizer.model",
-        "tokenizer_config.json",
-        "special_tokens_map.json",
-        "added_tokens.json",
-    ),
-    *(
-        "chat_template.jinja",
-        "chat_template.json",
-        "vocab.json",
-        "vocab.txt",
-        "merges.txt",
-        "spiece.model",
-    ),
+    "config.json",
+    "generation_config.json",
+    "adapter_config.json",
+    "adapter_model.safetensors",
+    "model.safetensors",
+    "model-*-of-*.safetensors",
+    "model.safetensors.index.json",
+    "tokenizer.json",
+    "tokenizer.model",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "chat_template.json",
+    "vocab.json",
+    "vocab.txt",
+    "merges.txt",
+    "spiece.model",
 )
 """Names of the files of a checkpoint, as patterns."""
 

@@ -13,7 +13,6 @@ package `gguf` (the extra `[gguf]`).
 from __future__ import annotations
 
 import copy
-import hashlib
 import math
 import os
 import shutil
@@ -40,7 +39,7 @@ from repo_interp.checkpoint_files.gguf_metadata import architecture_of, keys_of
 from repo_interp.checkpoint_files.stored import is_whole
 from repo_interp.checkpoint_files.weights import require_fit
 from repo_interp.errors import InputError, one_line, refused
-from repo_interp.files import cache_directory, replaced
+from repo_interp.files import cache_directory, digest_of, replaced
 
 _VERSION = 2
 """Raised whenever the same file is converted to something else, so that what an older version kept
@@ -62,9 +61,7 @@ def converted(file: str | os.PathLike[str]) -> Path:
     """
     file = Path(file)
     require_magic(file)
-    with file.open("rb") as stream:
-        digest = hashlib.file_digest(stream, "sha256").hexdigest()
-    directory = cache_directory() / "gguf" / f"{digest}-{_VERSION}"
+    directory = cache_directory() / "gguf" / f"{digest_of(file)}-{_VERSION}"
     if not is_whole(directory):
         write_converted(file, directory)
     return directory

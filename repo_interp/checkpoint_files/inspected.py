@@ -37,18 +37,14 @@ _TABLE, _EMBEDDING, _UNEMBEDDING = (
 _IN_LAYER = ".layers.{}.self_attn."
 _OUTSIDE = {"model.embed_tokens": "VD", "model.norm": "D", "lm_head": "VD"}
 _LAYER = {
-    **{
-        "self_attn.q_proj": "QD",
-        "self_attn.k_proj": "KD",
-        "self_attn.v_proj": "KD",
-        "self_attn.o_proj": "DQ",
-    },
-    **{
-        "mlp.gate_proj": "FD",
-        "mlp.up_proj": "FD",
-        "mlp.down_proj": "DF",
-        "post_attention_layernorm": "D",
-    },
+    "self_attn.q_proj": "QD",
+    "self_attn.k_proj": "KD",
+    "self_attn.v_proj": "KD",
+    "self_attn.o_proj": "DQ",
+    "mlp.gate_proj": "FD",
+    "mlp.up_proj": "FD",
+    "mlp.down_proj": "DF",
+    "post_attention_layernorm": "D",
 }
 _OF_FAMILY = {
     "llama": {"input_layernorm": "D"},

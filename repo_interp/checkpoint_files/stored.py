@@ -8,7 +8,6 @@ about layouts and configurations.
 
 from __future__ import annotations
 
-import hashlib
 import math
 import os
 from collections.abc import Iterator
@@ -21,7 +20,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict
 from safetensors import SafetensorError, safe_open
 
 from repo_interp.errors import InputError
-from repo_interp.files import regular
+from repo_interp.files import digest_of, regular
 from repo_interp.records import modelled, read_json
 from repo_interp.values import shortened
 
@@ -150,19 +149,6 @@ def stored_digest(directory: Path) -> str:
 @lru_cache
 def _digest_of_files(files: tuple[tuple[Path, int, int], ...]) -> str:
     return digest_of(*(file for file, _, _ in files))
-
-
-def digest_of(*contents: Path | bytes) -> str:
-    """SHA-256 over `contents`, bytes or files, one after another."""
-    running = hashlib.sha256()
-    for file in contents:
-        if isinstance(file, bytes):
-            running.update(file)
-            continue
-        with file.open("rb") as stream:
-            while block := stream.read(1 << 22):
-                running.update(block)
-    return running.hexdigest()
 
 
 def is_whole(directory: Path) -> bool:

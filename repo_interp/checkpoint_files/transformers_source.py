@@ -71,8 +71,6 @@ def _literals(body: ast.Module | ast.ClassDef) -> dict[str, Any]:
     """Names that are assigned directly in `body`, with their literal values."""
     found = {}
     for node in body.body:
-        if isinstance(node, ast.FunctionDef):  # a property: its name is all that is read
-            found[node.name] = None
         target = (
             node.targets[0]
             if isinstance(node, ast.Assign)
@@ -103,12 +101,7 @@ def _literals(body: ast.Module | ast.ClassDef) -> dict[str, Any]:
 
 
 def _literal(node: ast.expr | None) -> Any:
-    """The value of a literal, or of a product of two; None for anything else."""
-    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
-        factors = _literal(node.left), _literal(node.right)
-        return (
-            factors[0] * factors[1] if all(isinstance(factor, int) for factor in factors) else None
-        )
+    """The value of a literal; None for anything else."""
     try:
         return None if node is None else ast.literal_eval(node)
     except ValueError:
