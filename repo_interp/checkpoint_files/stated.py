@@ -1,10 +1,10 @@
-"""What config.json says: which of three formats, which decoder, which position scheme in every
-layer.
+"""config.json: which of three formats, which decoder, which position scheme in every layer.
 
 Reads no weights, loads no torch.
 
     released        `pe_config`, written by the RePo authors (`released`)
-    repo_interp     `position_layout`, model_type "repo_interp", and a text in place of the number of layers (`COUNTED`)
+    repo_interp     `position_layout`, model_type "repo_interp", and a text in place of the
+                    number of layers (`COUNTED`)
     hugging face    a stock decoder
 
 `configuration` makes configurations of transformers of it.
@@ -46,13 +46,13 @@ COUNTED = (
     "one for each scheme of position_layout; load it with repo_interp, since no other "
     "class has its positions"
 )
-"""What config.json of our format has as num_hidden_layers: no class of another library can be built
+"""The value of num_hidden_layers in our format: no class of another library can be built
 with it.
 """
 _OF_OURS = ("pe_config", "position_layout", "base_model_type", "adapter")
 """Keys of config.json that are not the plain decoder's."""
 _OF_OTHERS = ("return_dict", "torchscript", "quantization_config")
-"""Keys that say in what form a decoder gives its outputs to other programs, or how weights were
+"""Keys that state how a decoder gives its outputs to other programs, or how weights were
 stored that are plain numbers now.
 """
 PLAIN = ("llama", "olmo2")
@@ -61,7 +61,7 @@ PLAIN = ("llama", "olmo2")
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What a directory holds, known without reading its weights."""
+    """A checkpoint, known without reading its weights."""
 
     directory: Path
     format: str
@@ -77,7 +77,7 @@ class Checkpoint:
     base: Base | None = None
     """The base of an adapter; None for a whole checkpoint."""
     remarks: str = ""
-    """What a user must know of config.json, in words: the larger model it describes, what it leaves
+    """Remarks on config.json for the user: the larger model it describes, numbers that it leaves
     to transformers.
     """
     larger: Mapping[str, Any] | None = None
@@ -93,11 +93,22 @@ Configure = Callable[[dict[str, Any], str], Any]
 
 
 def read_checkpoint(path: str | os.PathLike[str], configure: Configure, **hub: Any) -> Checkpoint:
-    """The checkpoint at `path`: a directory, the name of a checkpoint of the zoo, or a hub id
-    (fetched with the options `hub`).
+    """Read the configuration of a checkpoint, without its weights.
 
-    Raises InputError where none can be read. A name of the zoo is never looked for on the hub.
-    Warns, with a Note, of each of `remarks`.
+    Warns, with a Note, of every one of its `remarks`.
+
+    Args:
+        path: Directory, name of a checkpoint of the zoo, or hub id. A name of the zoo is never
+            looked for on the hub.
+        configure: Makes a configuration of the decoder's keys: `light_config`, or
+            `configuration.configured`.
+        **hub: Options of `huggingface_hub.snapshot_download`.
+
+    Returns:
+        The checkpoint.
+
+    Raises:
+        InputError: There is none, or it describes no decoder that can be opened.
     """
     directory = directory_of(path, hub)
     whole, file = stated(directory), str(directory / "config.json")
@@ -168,13 +179,19 @@ def text_keys(raw: dict[str, Any], source: str) -> dict[str, Any]:
 
 
 def tokens_of(directory: Path) -> Path:
-    """The directory with the tokenizer of the checkpoint in `directory`: that of its base for an
-    adapter.
+    """Find the tokenizer of a checkpoint.
 
-    Raises InputError for no base.
-
-    A checkpoint that ships as TASK/NAME or TASK/NAME/seed-N and has none of its own shares that of
+    A checkpoint that ships as TASK/NAME or TASK/NAME/seed-N without a tokenizer shares that of
     TASK.
+
+    Args:
+        directory: Directory of the checkpoint.
+
+    Returns:
+        Directory with the tokenizer, of an adapter that of its base.
+
+    Raises:
+        InputError: The base of an adapter is missing.
     """
     file = directory / "config.json"
     base = modelled(stated(directory), Fields, str(file)).adapter if file.is_file() else None
@@ -247,8 +264,15 @@ def _on_top_of(adapter: Path, base: Base) -> Iterator[None]:
 
 
 def require_base(adapter: Path, base: Base, directory: Path) -> None:
-    """Raise InputError where the weights in `directory` are not those of the `base` on which an
-    adapter was trained.
+    """Refuse a base with other weights than an adapter was trained on.
+
+    Args:
+        adapter: Directory of the adapter.
+        base: How the adapter names its base.
+        directory: Directory of the base.
+
+    Raises:
+        InputError: The digests of the weights differ.
     """
     digest = stored_digest(directory)
     if digest != base.weights_digest:
@@ -260,9 +284,16 @@ def require_base(adapter: Path, base: Base, directory: Path) -> None:
 
 
 def stated(directory: Path) -> dict[str, Any]:
-    """What config.json in `directory` says, its number of layers as a number.
+    """Read config.json, with the number of layers as a number.
 
-    Raises InputError when there is none.
+    Args:
+        directory: Directory of a checkpoint.
+
+    Returns:
+        Keys and values.
+
+    Raises:
+        InputError: There is no config.json, or it is no object.
     """
     file = directory / "config.json"
     if not file.exists() and (directory / "adapter_config.json").is_file():
@@ -274,9 +305,17 @@ def stated(directory: Path) -> dict[str, Any]:
 
 
 def resolve_layers(raw: dict[str, Any], source: str) -> dict[str, Any]:
-    """`raw` with its number of layers as a number.
+    """Replace the text in place of the number of layers by the number.
 
-    Raises InputError, naming `source`, where the layout of our format names none.
+    Args:
+        raw: Keys of config.json.
+        source: The file, for errors.
+
+    Returns:
+        `raw`, or a copy with `num_hidden_layers`.
+
+    Raises:
+        InputError: The layout names no layers.
     """
     if raw.get("num_hidden_layers") != COUNTED:
         return raw
@@ -290,8 +329,13 @@ def resolve_layers(raw: dict[str, Any], source: str) -> dict[str, Any]:
 
 
 def digested(directory: Path) -> bytes:
-    """config.json as digests of checkpoints have it: with the number of layers in the place of
-    `COUNTED`, as it once was written.
+    """Return config.json as digests of checkpoints have it, with the number of layers as a number.
+
+    Args:
+        directory: Directory of a checkpoint.
+
+    Returns:
+        Bytes of the file, as earlier versions wrote them.
     """
     file = directory / "config.json"
     content, marker = file.read_bytes(), json.dumps(COUNTED).encode()
@@ -303,7 +347,17 @@ def digested(directory: Path) -> bytes:
 
 
 def json_object(file: Path) -> dict[str, Any]:
-    """The object in a JSON file of a checkpoint. Raises InputError when there is none."""
+    """Read a JSON file that holds an object.
+
+    Args:
+        file: The file.
+
+    Returns:
+        Keys and values.
+
+    Raises:
+        InputError: The file is missing, or holds something else.
+    """
     raw = read_json(file, "a checkpoint directory as save_pretrained writes it")
     if not isinstance(raw, dict):
         raise InputError(f"{file} holds {shown(raw)}; wanted an object")
@@ -311,9 +365,17 @@ def json_object(file: Path) -> dict[str, Any]:
 
 
 def plain_keys(raw: Mapping[str, Any], source: str) -> dict[str, Any]:
-    """The keys of the plain decoder in config.json.
+    """Select the keys of the plain decoder.
 
-    Raises InputError, naming `source`, for a family that cannot be opened.
+    Args:
+        raw: Keys of config.json.
+        source: The file, for errors.
+
+    Returns:
+        Keys without those of our formats and of other programs.
+
+    Raises:
+        InputError: The family cannot be opened, or other weights are named.
     """
     plain = {key: value for key, value in raw.items() if key not in (*_OF_OURS, *_OF_OTHERS)}
     if raw.get("model_type") == OURS:
@@ -372,7 +434,7 @@ def require_keys(raw: Mapping[str, Any], source: str) -> None:
 
 
 def require_decoder(raw: Mapping[str, Any], config: Any, source: str) -> None:
-    """Refuse keys that fit their types and ranges, but not each other.
+    """Refuse keys that fit their types and ranges, but not one another.
 
     Args:
         raw: Keys of config.json.
@@ -387,7 +449,7 @@ def require_decoder(raw: Mapping[str, Any], config: Any, source: str) -> None:
 
 
 def _require_fit(raw: Mapping[str, Any], config: Any) -> None:
-    """Raise ValueError where keys of `raw` contradict each other, or the rest of `config`."""
+    """Raise ValueError where keys of `raw` contradict one another, or the rest of `config`."""
     family = config.model_type
     for name in ("layer_types", "no_rope_layers"):
         if raw.get(name) is not None and len(raw[name]) != config.num_hidden_layers:
@@ -439,24 +501,22 @@ def _thetas(config: Any) -> dict[str, float | None]:
     # null: a type of layers that does not rotate
     given = {kind: parameters.get(kind, {}) for kind in kinds}
     return {
-        f"rope_theta of {kind}": each.get("rope_theta")
-        for kind, each in given.items()
-        if each is not None
+        f"rope_theta of {kind}": parameters.get("rope_theta")
+        for kind, parameters in given.items()
+        if parameters is not None
     }
 
 
 def _defaults(raw: Mapping[str, Any], config: Any) -> dict[str, float]:
-    """The numbers of `config`, by name, that decide how it rotates and how long its prompts were,
-    and that `raw` does not say.
-    """
-    said = [raw, *(raw.get(name) or {} for name in ("rope_parameters", "rope_scaling"))]
-    said += [
+    """Numbers of rotation and length that `config` has by default, by name."""
+    places = [raw, *(raw.get(name) or {} for name in ("rope_parameters", "rope_scaling"))]
+    places += [
         value
-        for parameters in said[1:]
+        for parameters in places[1:]
         for value in parameters.values()
         if isinstance(value, Mapping)
     ]
-    thetas = {each.get(name) for each in said for name in ("rope_theta", "rope_local_base_freq")}
+    thetas = {keys.get(name) for keys in places for name in ("rope_theta", "rope_local_base_freq")}
     defaults = {
         name: theta
         for name, theta in _thetas(config).items()
@@ -470,9 +530,18 @@ def _defaults(raw: Mapping[str, Any], config: Any) -> dict[str, float]:
 def read_layout(
     raw: Mapping[str, Any], layers: int, source: str
 ) -> tuple[tuple[str, ...], dict[str, Any]]:
-    """The scheme of every layer and the options of `position_layout`.
+    """Read the schemes and options of `position_layout`.
 
-    Raises InputError, naming `source`, for unknown ones.
+    Args:
+        raw: Keys of config.json.
+        layers: Number of layers of the model.
+        source: The file, for errors.
+
+    Returns:
+        Scheme by layer, and options by name.
+
+    Raises:
+        InputError: A scheme or an option is unknown.
     """
     stored = raw.get("position_layout")
     options = dict(stored) if isinstance(stored, Mapping) else {}

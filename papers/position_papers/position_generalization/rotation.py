@@ -33,7 +33,7 @@ from position_papers.position_generalization.measured import (
     fits,
     is_language_model,
 )
-from repo_interp.checkpoint_files.inspected import inspected
+from repo_interp.checkpoint_files.inspected import inspect_checkpoint
 from repo_interp.measures.labels import described
 from repo_interp.models.configuration import configured
 from repo_interp.plots.marks.drawing import counted
@@ -237,7 +237,7 @@ def _slow(
     subject, chosen, checkpoint = (
         measured.subject,
         rotation.attrs,
-        inspected(measured.subject.path, configured),
+        inspect_checkpoint(measured.subject.path, configured),
     )
     longer = []
     for layer in rotation["layer"].values:
