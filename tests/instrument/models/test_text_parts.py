@@ -37,7 +37,10 @@ def test_the_text_part_has_the_logits_of_the_whole(family, tmp_path):
     opened = ri.load_model(tmp_path)
     assert float((logits(opened) - wanted).abs().max() / wanted.abs().max()) < 1e-5
     assert opened.config.model_type == whole.config.get_text_config().model_type
-    stated, tensors = inspect_checkpoint(str(tmp_path), configured), opened.state_dict(keep_vars=True).values()
+    stated, tensors = (
+        inspect_checkpoint(str(tmp_path), configured),
+        opened.state_dict(keep_vars=True).values(),
+    )
     assert stated.checkpoint.layout == ri.layout(opened)
     parameters = sum({id(tensor): tensor.numel() for tensor in tensors}.values())
     assert abs(stated.parameters - parameters) <= 20  # scalars, which are buffers of some
