@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
@@ -231,8 +232,8 @@ def complaint(error: ValidationError) -> str:
     before = f"{shortened(place)}: " if place else ""
     if "error" in (context := first.get("ctx", {})):  # raised by a validator of ours
         return f"{before}{context['error']}"
-    said = first["msg"].replace("Input should be", "wanted")
-    return f"{before}{said}, got {shown(first['input'])}"
+    wanted = re.sub(r"^\w+ should (be|have) ", "", first["msg"])
+    return f"{before}wanted {wanted}, got {shown(first['input'])}"
 
 
 def shown(value: Any) -> str:
