@@ -210,7 +210,9 @@ class AttentionInputs:
         return f"{of_head} in prompt {int(self.prompts[row])}"
 
     def _logits_of_heads(self, rows: Tensor, key: Tensor, first: int, heads: int) -> Tensor:
-        """Scaled products of `heads` query heads from `first` on with their shared key."""
+        """Scaled products of `heads` query heads from `first` on with the one key that they share:
+        one key is rotated at a time.
+        """
         queries, positions = self.queries[:, first : first + heads, rows], self.positions
         if positions is not None and self.frequencies is not None:
             z = (

@@ -51,7 +51,7 @@ def fetch_texts() -> Path:
     """The directory with every wheel of `PINNED`, fetched where it is not there, or no longer
     whole.
 
-    Raises InputError as `download`.
+    Raises InputError as `downloaded`.
     """
     folder = cache_directory() / TEXTS
     folder.mkdir(parents=True, exist_ok=True)
