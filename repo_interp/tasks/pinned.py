@@ -17,7 +17,7 @@ from pathlib import Path
 
 from repo_interp.errors import InputError
 from repo_interp.files import cache_directory
-from repo_interp.wheels import Wheel, digest_of, download
+from repo_interp.wheels import Wheel, digest_of, downloaded
 
 TEXTS = "texts"
 """What `repo-interp fetch` calls them all."""
@@ -59,7 +59,7 @@ def fetch_texts() -> Path:
         file = _place(wheel)
         if not (file.is_file() and digest_of(file) == wheel.digest):
             with tempfile.TemporaryDirectory(dir=folder) as own:
-                os.replace(download(wheel, Path(own)), file)
+                os.replace(downloaded(wheel, Path(own)), file)
     return folder
 
 
