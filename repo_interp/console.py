@@ -1,9 +1,9 @@
-"""The terminal: a rich console to which no text of a user can give commands.
+r"""The terminal: a rich console to which no text of a user can give commands.
 
     console.print(bold(path, "  the page to look at"))
 
 Nothing in a text is markup, so that brackets and colons of a name are printed as they are; control
-characters, escape sequences and bytes that are no text stand as \\x1b and the like.
+characters, escape sequences and bytes that are no text stand as \x1b and the like.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from repo_interp.processes import is_first
 
 
 class Console(rich.console.Console):
-    """A console that shows control characters instead of sending them on.
+    """A console that shows control characters instead of sending them.
 
     Of several processes the first alone prints.
     """
@@ -28,26 +28,56 @@ class Console(rich.console.Console):
         super().__init__(**{"quiet": not is_first(), "markup": False, "emoji": False, **options})
 
     def on_broken_pipe(self) -> None:
-        """Raises it again: what a reader who is gone means is for the command to say."""
+        """Raise the error again: the command decides about a reader that is gone."""
         raise BrokenPipeError
 
     def render_str(self, text: str, **options: Any) -> Text:
-        """`text`, line by line, without control characters."""
+        """Render text line by line, without control characters.
+
+        Args:
+            text: The text.
+            **options: Options of rich.
+
+        Returns:
+            The text that is shown.
+        """
         return super().render_str("\n".join(_visible(line) for line in text.split("\n")), **options)
 
 
 def plain(text: object) -> str:
-    """`text` of a user on one line."""
+    """Put text of a user on one line.
+
+    Args:
+        text: Anything with a text.
+
+    Returns:
+        One printable line.
+    """
     return one_line(text, 1000)
 
 
 def bold(text: object, rest: str = "") -> Text:
-    """`text` of a user on one line, in bold, and `rest` behind it."""
+    """Put text of a user on one line, in bold.
+
+    Args:
+        text: Anything with a text.
+        rest: Text behind it, not in bold.
+
+    Returns:
+        The text with its style.
+    """
     return Text.assemble((plain(text), "bold"), _visible(rest))
 
 
 def span_of(numbers: Sequence[int]) -> str:
-    """Neighbouring numbers as text: "4", or "4-9"."""
+    """Write neighboring numbers as text: "4", or "4-9".
+
+    Args:
+        numbers: Ascending numbers without gaps.
+
+    Returns:
+        The text.
+    """
     return str(numbers[0]) if len(numbers) == 1 else f"{numbers[0]}-{numbers[-1]}"
 
 

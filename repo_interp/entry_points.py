@@ -1,12 +1,11 @@
-"""What is chosen by name - measures, experiments, views, schemes, tasks, commands - as entry
-points, ours and those of other packages.
+"""Entry points: measures, experiments, views, schemes, tasks and commands by name.
 
     [project.entry-points."repo_interp.measures"]     name = "package.module:object"
 
-Ours stand in `OWN` in the very form in which another package writes its own, and are found by the
-same code. `names` reads names alone; `find` imports the one object that was asked for, so a package
+Ours stand in `OWN` in the form in which other packages declare theirs, and are found by the same
+code. `names` reads names alone; `find` imports the one object that was asked for, so a package
 that nobody asks for costs nothing and breaks nothing. A name of ours always means ours. Knows
-nothing about what the objects are.
+nothing about the objects.
 """
 
 from __future__ import annotations
@@ -91,19 +90,30 @@ OWN: Mapping[str, Mapping[str, str]] = {
 
 
 def names(group: str) -> tuple[str, ...]:
-    """Every name of `group`: ours in order, then those of other packages, sorted.
+    """List the names of a group; imports nothing.
 
-    Imports nothing.
+    Args:
+        group: Group of entry points, such as `MEASURES`.
+
+    Returns:
+        Our names in order, then those of other packages, sorted.
     """
-    own = OWN.get(group, {})
-    return (*own, *sorted({point.name for point in installed_points(group)} - set(own)))
+    ours = OWN.get(group, {})
+    return (*ours, *sorted({point.name for point in installed_points(group)} - set(ours)))
 
 
 def find(group: str, name: str) -> Any:
-    """The object that is known as `name` in `group`; None where there is none.
+    """Import the object of a name.
 
-    Raises InputError, in one line, when it cannot be imported, or when two packages give the same
-    name.
+    Args:
+        group: Group of entry points.
+        name: Name in the group.
+
+    Returns:
+        The object; None where there is none.
+
+    Raises:
+        InputError: It cannot be imported, or two packages give the name.
     """
     if name in OWN.get(group, {}):
         return EntryPoint(name, OWN[group][name], group).load()
@@ -126,9 +136,15 @@ def find(group: str, name: str) -> Any:
 
 
 def require_names(group: str, given: Iterable[str], *more: str) -> None:
-    """Raise InputError for the first of `given` that is neither in `group` nor one of `more`.
+    """Refuse unknown names; imports nothing.
 
-    Imports nothing.
+    Args:
+        group: Group of entry points.
+        given: Names that a user gave.
+        *more: Further known names.
+
+    Raises:
+        InputError: A name is unknown.
     """
     known = (*more, *names(group))
     for name in given:
@@ -137,17 +153,34 @@ def require_names(group: str, given: Iterable[str], *more: str) -> None:
 
 
 def require_once(group: str, given: Sequence[str]) -> None:
-    """Raise InputError where a name of `group` comes twice among `given`."""
+    """Refuse a name that comes twice.
+
+    Args:
+        group: Group of entry points.
+        given: Names that a user gave.
+
+    Raises:
+        InputError: A name comes twice.
+    """
     twice = [name for place, name in enumerate(given) if name in given[:place]]
     if twice:
         raise InputError(f"the {_kind(group)} {twice[0]!r} was asked for twice; name it once")
 
 
 def named(group: str, name: str, is_one: Callable[[Any], bool], wanted: str) -> Any:
-    """The object, called `name` itself, that the callable `name` of `group` gives.
+    """Make the object of a name by calling its entry point.
 
-    Raises InputError as `find`, where there is none, naming those there are, and for what is no
-    callable or not `wanted`, as `is_one` says.
+    Args:
+        group: Group of entry points.
+        name: Name in the group, which the object must have as `name`.
+        is_one: Whether an object is of the wanted kind.
+        wanted: The wanted kind in words.
+
+    Returns:
+        The object.
+
+    Raises:
+        InputError: There is none, it cannot be imported, or it is of another kind.
     """
     require_names(group, [name])
     factory = find(group, name)
@@ -163,14 +196,28 @@ def named(group: str, name: str, is_one: Callable[[Any], bool], wanted: str) -> 
 
 
 def called(group: str, name: str) -> str:
-    """What is known as `name` in `group`, in words, with the package that gives it where that is
-    another: for messages.
+    """Describe an entry point for messages.
+
+    Args:
+        group: Group of entry points.
+        name: Name in the group.
+
+    Returns:
+        Kind, name, and the package where that is another.
     """
     return f"the {_kind(group)} {name!r}{given_by(group, name)}"
 
 
 def given_by(group: str, name: str) -> str:
-    """ " of the package P" where another package gives `name`, else nothing."""
+    """Describe the package of a name for messages.
+
+    Args:
+        group: Group of entry points.
+        name: Name in the group.
+
+    Returns:
+        " of the package P" where another package gives it, else nothing.
+    """
     others = (
         []
         if name in OWN.get(group, {})
@@ -180,8 +227,13 @@ def given_by(group: str, name: str) -> str:
 
 
 def failure_of(error: BaseException) -> str | None:
-    """What failed in the code of another package that is found here, and where in it; None where
-    `error` did not pass through any.
+    """Describe a failure in the code of another package.
+
+    Args:
+        error: An error with its traceback.
+
+    Returns:
+        Package, place and reason; None where no such code was called.
     """
     packages = {
         point.module.partition(".")[0]: package_of(point)
@@ -209,5 +261,12 @@ def _kind(group: str) -> str:
 
 
 def package_of(point: EntryPoint) -> str:
-    """The name of the package that gives an entry point."""
+    """Return the package of an entry point.
+
+    Args:
+        point: An entry point.
+
+    Returns:
+        Name of the distribution, or "unknown".
+    """
     return "unknown" if point.dist is None else point.dist.name

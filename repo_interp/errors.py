@@ -1,12 +1,12 @@
-"""Errors that a user can mend: what was wanted, what came, what to do.
+"""Errors that a user can fix, and warnings.
 
-Each is one line; the command line prints it and exits 2.
+An error is one line - wanted, given, remedy -; the command line prints it and exits 2.
 
     InputError        bad input from outside: a checkpoint, a prompts file, an option
-      Taken             a directory that belongs to other results, to other files or to another process
-      Unfinished        work that stopped for something that can be mended; what is done is kept, and the same call goes on
-      NotFinite         numbers that became NaN or infinite on the way: which, in which layer, head and prompt
-    Note              a warning: nothing is wrong, but results rest on it; the command line prints it and goes on
+      Taken           a directory of other results, of other files or of another process
+      Unfinished      work that stopped for a reason that can be fixed; the same call goes on
+      NotFinite       numbers that became NaN or infinite: which, in which layer, head and prompt
+    Note              a warning: results rest on it; the command line prints it and goes on
 
 Whatever else is raised is a mistake of ours, or of another package.
 """
@@ -22,13 +22,13 @@ from typing import Any, Literal
 _LONGEST = 1000
 """Characters of a line."""
 _PASSED_OVER = (__name__.partition(".")[0], "contextlib")
-"""Where the code of a user is not: our own calls, and those that end a context of ours."""
+"""Packages that are not the user's code: ours, and contextlib, which ends contexts of ours."""
 
 
 class InputError(ValueError):
     """Bad input from outside.
 
-    The message is one printable line, whatever the text that it quotes holds.
+    The message is one printable line, whatever text it quotes.
     """
 
     def __init__(self, message: str) -> None:
@@ -36,7 +36,7 @@ class InputError(ValueError):
 
 
 class Note(UserWarning):
-    """What a user must know although nothing is refused, on one printable line."""
+    """A warning that a user must know although nothing is refused, on one printable line."""
 
     def __init__(self, message: str) -> None:
         super().__init__(one_line(message, _LONGEST))
@@ -46,8 +46,15 @@ class Note(UserWarning):
 def shown_as(
     kind: type[Note], show: Callable[[str], object], action: Literal["always", "error"] = "always"
 ) -> Iterator[None]:
-    """While the context lasts, warnings of a `kind` are handed to `show`, or raised; others are
-    shown as before.
+    """Hand warnings of a kind to a function while the context lasts; others are shown as before.
+
+    Args:
+        kind: Class of the warnings.
+        show: Receives the message.
+        action: "error" raises the warnings instead.
+
+    Yields:
+        Nothing.
     """
 
     def show_warning(
@@ -65,7 +72,12 @@ def shown_as(
 
 
 def warn(message: str, kind: type[Note] = Note) -> None:
-    """Warn of `message`, a Note of a `kind`, at the line that called the package."""
+    """Warn at the line that called the package.
+
+    Args:
+        message: The text of the warning.
+        kind: Class of the warning.
+    """
     frame, calls = sys._getframe(1), 2
     while (
         frame.f_back is not None
@@ -80,9 +92,7 @@ class Taken(InputError):
 
 
 class Unfinished(InputError):
-    """Work stopped for something that can be mended: what is done is kept, and the same call goes
-    on from there.
-    """
+    """Work stopped for a reason that a user can fix; the same call goes on from there."""
 
 
 class NotFinite(InputError):
@@ -90,12 +100,10 @@ class NotFinite(InputError):
 
 
 class NotFinitePrediction(NotFinite):
-    """What a model predicts for a prompt is NaN or infinite."""
+    """The predictions of a model for a prompt are NaN or infinite."""
 
     def __init__(self, prompt: int, among: str = "") -> None:
-        """`prompt`: its number; `among`: which prompts are numbered, where it does not go without
-        saying.
-        """
+        """Make the error of a prompt; `among` says which prompts are numbered."""
         super().__init__(
             f"the model's predictions for prompt {prompt}{f' of {among}' if among else ''} "
             "are NaN or infinite"
@@ -104,9 +112,18 @@ class NotFinitePrediction(NotFinite):
 
 
 @contextmanager
-def numbered(numbers: Sequence[int], among: str = "") -> Iterator[None]:
-    """While the context lasts, prompts are called by `numbers` in place of their places among those
-    that a function was given.
+def renumber_prompts(numbers: Sequence[int], among: str = "") -> Iterator[None]:
+    """Name prompts by other numbers in errors of predictions while the context lasts.
+
+    Args:
+        numbers: Number by place among the prompts that a function was given.
+        among: The prompts that are numbered, in words.
+
+    Yields:
+        Nothing.
+
+    Raises:
+        NotFinitePrediction: As inside the context, with the other number.
     """
     try:
         yield
@@ -116,8 +133,17 @@ def numbered(numbers: Sequence[int], among: str = "") -> Iterator[None]:
 
 @contextmanager
 def refused(said: str, longest: int = 300) -> Iterator[None]:
-    """While the context lasts, any error becomes an InputError that begins with `said`; an
-    InputError stays as it is.
+    """Turn every error into an InputError while the context lasts.
+
+    Args:
+        said: Beginning of the message.
+        longest: Characters of the error that are kept.
+
+    Yields:
+        Nothing.
+
+    Raises:
+        InputError: As inside the context, or for any other error there.
     """
     try:
         yield
@@ -128,10 +154,14 @@ def refused(said: str, longest: int = 300) -> Iterator[None]:
 
 
 def one_line(text: object, longest: int = 300) -> str:
-    """What `text` says - an error, a name, a path - on one line that a terminal can show: no line
-    breaks, no control characters.
+    """Put text on one line without control characters.
 
-    The middle of a longer one is left out; an error that says nothing is called by its type.
+    Args:
+        text: An error, a name, a path; an error without text is called by its type.
+        longest: Characters that are kept; the middle of a longer line is left out.
+
+    Returns:
+        The line.
     """
     words = " ".join(str(text).split()) or (
         type(text).__name__ if isinstance(text, BaseException) else ""

@@ -1,11 +1,11 @@
-"""What fails without costing the rest: the figures of one group, a table of another package.
+"""Failures that do not cost the rest: the figures of one group, a table of another package.
 
     for name, figure in until_failure(lambda: draw(run), "the figures of 'gates'", failures): ...
     with noted(failures, "the page"): ...
 
 A failure becomes one line in a list that the caller shows; where there is no list, it is raised.
 Also `sys.exit`, called by somebody else's code, is such a failure; an interruption by the user is
-none. Knows nothing about what fails.
+none. Knows nothing about the parts that fail.
 """
 
 from __future__ import annotations
@@ -20,24 +20,38 @@ Item = TypeVar("Item")
 
 
 def until_failure(
-    make: Callable[[], Iterable[Item]], what: str, failures: list[str] | None
+    make: Callable[[], Iterable[Item]], name: str, failures: list[str] | None
 ) -> Iterator[Item]:
-    """The items that `make` gives, up to the first that cannot be made; a line in `failures` then
-    says that `what` failed, and why.
+    """Iterate over items up to the first that cannot be made.
+
+    Args:
+        make: Gives the items.
+        name: The thing that is made, for the line of a failure.
+        failures: Receives the line; None: the error is raised.
+
+    Yields:
+        An item.
     """
     try:
         yield from make()
     except (Exception, SystemExit) as error:
         if failures is None:
             raise
-        failures.append(_line(what, error))
+        failures.append(_line(name, error))
 
 
 @contextmanager
-def noted(failures: list[str] | None, what: str) -> Iterator[None]:
-    """A context whose failure becomes a line in `failures`.
+def noted(failures: list[str] | None, name: str) -> Iterator[None]:
+    """Turn a failure inside the context into a line.
 
-    OSError passes through: what cannot be written is the caller's to say.
+    OSError passes through: the caller reports a disk that refuses.
+
+    Args:
+        failures: Receives the line; None: the error is raised.
+        name: The thing that is made, for the line.
+
+    Yields:
+        Nothing.
     """
     try:
         yield
@@ -46,12 +60,17 @@ def noted(failures: list[str] | None, what: str) -> Iterator[None]:
     except (Exception, SystemExit) as error:
         if failures is None:
             raise
-        failures.append(_line(what, error))
+        failures.append(_line(name, error))
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether `error` says that memory was lacking: Python's, numpy's, or that of torch on any
-    device.
+    """Tell whether an error means that memory was lacking.
+
+    Args:
+        error: An error of Python, numpy or torch on any device.
+
+    Returns:
+        Whether it does.
     """
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return True
@@ -60,5 +79,5 @@ def is_out_of_memory(error: BaseException) -> bool:
     )
 
 
-def _line(what: str, error: BaseException) -> str:
-    return f"{what}: {one_line(f'{type(error).__name__}: {error}')}"
+def _line(name: str, error: BaseException) -> str:
+    return f"{name}: {one_line(f'{type(error).__name__}: {error}')}"

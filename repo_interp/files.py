@@ -1,12 +1,11 @@
-"""Files and directories that appear whole or not at all, and directories to which one process at a
-time writes.
+"""Files and directories that appear whole or not at all, or belong to one process at a time.
 
-    with replaced(path) as unfinished: ...     what is written to `unfinished`, a file or a directory beside `path`, takes its place
+    with replaced(path) as unfinished: ...     `unfinished`, a file or directory, takes its place
     claim(directory) ... release()             refused where another process holds the directory
     unsealed(sealed(content)) == content       and damaged content is refused
 
-What stood at `path` stands there still when writing fails, for lack of room, by an error or an
-interruption. Knows nothing about what is written.
+`path` stays as it was when writing fails, for lack of room, by an error or an interruption. Knows
+nothing about the content.
 """
 
 from __future__ import annotations
@@ -30,20 +29,23 @@ from repo_interp.processes import launched, machine
 LOCK = ".lock"
 """Name of the file in a claimed directory by which others see that it is."""
 LEFT_BEHIND = (".unfinished", ".previous")
-"""Ends of the names, which begin with a dot, of what a killed process leaves."""
+"""Ends of the names, which begin with a dot, of remainders of a killed process."""
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP)
 _TOLD_IN_RUST = re.compile(r"\(os error (\d+)\)|\bOs \{ code: (\d+)")
-"""How safetensors and tokenizers, which are written in Rust, say what the system refused."""
+"""How safetensors and tokenizers, which are written in Rust, report errors of the system."""
 _HERE, _EXCHANGE = -100, 2
 """AT_FDCWD and RENAME_EXCHANGE of Linux."""
 _SEAL = b"\nsha256 of what stands before this line: "
 
 
 def cache_directory() -> Path:
-    """Where what is converted and fetched is kept: $REPO_INTERP_CACHE, else repo_interp in the
-    user's cache directory.
+    """Return where converted and fetched files are kept.
 
-    Raises InputError where the user has no home.
+    Returns:
+        $REPO_INTERP_CACHE, else repo_interp in the user's cache directory.
+
+    Raises:
+        InputError: The user has no home.
     """
     chosen = os.environ.get("REPO_INTERP_CACHE")
     try:
@@ -60,14 +62,20 @@ def cache_directory() -> Path:
 
 @contextmanager
 def replaced(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """A path beside `path` to write a file or a directory to; it is flushed to the disk and moved
-    to `path` at the end.
+    """Write a file or directory that appears at `path` whole or not at all.
 
-    What is written may be read and written by whom the process's umask lets, whatever library wrote
-    it (safetensors: by its owner alone). A directory at `path` is replaced as a whole, in one step
-    where the system has one, and by a directory alone. Where nothing was written, or the block
-    raises, `path` stays as it was and nothing else is left. Raises OSError with a file name where
-    the disk refuses, whichever library was told so, and where a file would replace a directory.
+    The path that the context gives is beside `path`. At the end it is flushed, gets the umask's
+    permissions and takes the place of `path`, of a directory in one step where the system can.
+    Where nothing was written, or the block raises, `path` stays and nothing else is left.
+
+    Args:
+        path: File or directory to replace.
+
+    Yields:
+        Where to write.
+
+    Raises:
+        OSError: The disk refuses, or a file would replace a directory.
     """
     path = Path(path)
     unfinished, previous = (
@@ -100,7 +108,7 @@ def replaced(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 @contextmanager
 def _system_errors(path: Path) -> Iterator[None]:
-    """While the context lasts, what the system refuses is an OSError that names a file."""
+    """Name a file in errors of the system, also in those that Rust reports."""
     try:
         yield
     except OSError as error:
@@ -116,9 +124,7 @@ def _system_errors(path: Path) -> Iterator[None]:
 
 
 def _exchange(unfinished: Path, path: Path, previous: Path) -> None:
-    """Let two directories take each other's place, in one step where the system can; else `path` is
-    missing for a moment.
-    """
+    """Let two directories take the place of one another, in one step where the system can."""
     rename = getattr(ctypes.CDLL(None), "renameat2", None)
     if (
         rename is not None
@@ -136,9 +142,7 @@ def _exchange(unfinished: Path, path: Path, previous: Path) -> None:
 
 @dataclass(frozen=True)
 class Claim:
-    """A directory to which this process alone writes, until it releases it or ends, however it
-    ends.
-    """
+    """A directory to which this process alone writes, until it releases it or ends."""
 
     directory: Path
     lock: int
@@ -147,7 +151,7 @@ class Claim:
     """Directories that were made for it, the deepest first."""
 
     def release(self) -> None:
-        """Let others write here; a directory in which nothing is left goes."""
+        """Let others write here; remove directories in which nothing is left."""
         (self.directory / LOCK).unlink(missing_ok=True)
         os.close(self.lock)
         with suppress(OSError):  # not empty
@@ -157,9 +161,17 @@ class Claim:
 
 
 def claim(directory: Path) -> Claim:
-    """`directory`, made where it is not there, for this process alone.
+    """Claim a directory for this process.
 
-    Raises Taken where another has it, OSError where it cannot be.
+    Args:
+        directory: The directory; made if missing.
+
+    Returns:
+        The claim.
+
+    Raises:
+        Taken: Another process has it.
+        OSError: It cannot be made or locked.
     """
     import fcntl  # POSIX alone has it
 
@@ -193,44 +205,102 @@ def claim(directory: Path) -> Claim:
 
 
 def is_left_behind(name: str) -> bool:
-    """Whether a file or directory `name` is what a killed process leaves: half of what it wrote, or
-    its lock.
+    """Tell whether a file is a remainder of a killed process.
+
+    Args:
+        name: Name of a file or directory.
+
+    Returns:
+        Whether it is half written, or a lock.
     """
     return name == LOCK or (name.startswith(".") and name.endswith(LEFT_BEHIND))
 
 
 def sealed(content: bytes | memoryview) -> bytes:
-    """`content` with a last line that says what its SHA-256 is."""
+    """Append the SHA-256 of content as its last line.
+
+    Args:
+        content: Bytes.
+
+    Returns:
+        Content and seal.
+    """
     return bytes(content) + _SEAL + hashlib.sha256(content).hexdigest().encode()
 
 
-def unsealed(content: bytes, what: object) -> bytes:
-    """`content` without its seal, where it has one.
+def unsealed(content: bytes, name: object) -> bytes:
+    """Remove the seal of content, where it has one.
 
-    Raises InputError, naming `what` it is of, where the seal says otherwise.
+    Args:
+        content: Bytes.
+        name: The file, for the message.
+
+    Returns:
+        Content without its seal.
+
+    Raises:
+        InputError: The seal states other bytes.
     """
     length = max(0, len(content) - len(sealed(b"")))
     if not content.startswith(_SEAL, length):
         return content
     if content != sealed(memoryview(content)[:length]):
         raise InputError(
-            f"{what} is damaged: its bytes are not those that were written; take another "
+            f"{name} is damaged: its bytes are not those that were written; take another "
             "copy, or make it again"
         )
     return content[:length]
 
 
+def digest_of(*contents: Path | bytes) -> str:
+    """Return the SHA-256 of files and bytes, one after another.
+
+    Args:
+        *contents: Bytes, or paths of files.
+
+    Returns:
+        The digest in hexadecimal.
+    """
+    running = hashlib.sha256()
+    for content in contents:
+        if isinstance(content, bytes):
+            running.update(content)
+        else:
+            with content.open("rb") as stream:
+                hashlib.file_digest(stream, lambda: running)
+    return running.hexdigest()
+
+
 def path_of(given: Any, wanted: str) -> Path:
-    """`given` as a path. Raises InputError, saying what was `wanted`, for what is none."""
+    """Return a path that a user gave.
+
+    Args:
+        given: Text or path.
+        wanted: Description of the wanted path, for the message.
+
+    Returns:
+        The path.
+
+    Raises:
+        InputError: `given` is no path.
+    """
     if not isinstance(given, str | os.PathLike) or "\0" in str(given):
         raise InputError(f"a path was wanted, {wanted}; got {one_line(repr(given), 80)}")
     return Path(given)
 
 
 def file_to_write(given: Any, name: str) -> Path:
-    """`given` as the path of a file that can be written, called `name`, say.
+    """Return the path of a file that can be written.
 
-    Raises InputError for a directory, and where there is none.
+    Args:
+        given: Text or path.
+        name: Usual name of such a file, for the message.
+
+    Returns:
+        The path.
+
+    Raises:
+        InputError: A directory stands there, or its parent is missing.
     """
     path = path_of(given, f"such as runs/mine/{name}")
     if path.is_dir():
@@ -246,11 +316,16 @@ def file_to_write(given: Any, name: str) -> Path:
 
 
 def regular(path: Path) -> Path:
-    """`path`, which is to be read.
+    """Return a path that can be read; the reader refuses missing files and directories.
 
-    Raises OSError for a pipe, which may never give anything, and for a device, which may never end.
+    Args:
+        path: The path.
 
-    What is not there, or a directory, is for the reader to refuse.
+    Returns:
+        `path`.
+
+    Raises:
+        OSError: It is a pipe, which may never give anything, or a device, which may never end.
     """
     mode = path.stat().st_mode if path.exists() else stat.S_IFREG
     if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
@@ -259,14 +334,24 @@ def regular(path: Path) -> Path:
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> None:
-    """Write `text` to `path` as UTF-8 with plain line ends, whole or not at all."""
+    """Write text as UTF-8 with plain line ends, whole or not at all.
+
+    Args:
+        path: The file.
+        text: Its content.
+    """
     with replaced(path) as unfinished:
         unfinished.write_text(text, encoding="utf-8", newline="\n")
 
 
 def require_directory(path: Path) -> None:
-    """Raise InputError where neither a directory stands at `path` nor one can be made there, since
-    a file stands in its way.
+    """Refuse a path at which no directory can stand.
+
+    Args:
+        path: The path.
+
+    Raises:
+        InputError: A file stands there, or in place of a parent.
     """
     for place in (path, *path.parents):
         if place.exists() or place.is_symlink():
@@ -276,7 +361,11 @@ def require_directory(path: Path) -> None:
 
 
 def remove(path: Path) -> None:
-    """Remove the file or directory at `path`, where there is one."""
+    """Remove a file or directory, where there is one.
+
+    Args:
+        path: The path.
+    """
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
@@ -284,14 +373,12 @@ def remove(path: Path) -> None:
 
 
 def _writer() -> str:
-    """The number of this process; with its machine where several work together, for on another one
-    its number says nothing.
-    """
+    """Number of this process, with its machine where several work together."""
     return str(os.getpid()) if launched() == 1 else f"{os.getpid()}-{machine()}"
 
 
 def _of_killed_processes(path: Path) -> Iterator[Path]:
-    """What processes of this machine that were killed have left beside `path`."""
+    """Files that killed processes of this machine have left beside `path`."""
     if not path.parent.is_dir():
         return
     for other in sorted(path.parent.iterdir()):
@@ -314,10 +401,7 @@ def _is_running(process: int) -> bool:
 
 
 def _umask() -> int:
-    """The permissions that this process withholds from its files.
-
-    Asking means setting: in between, those of others are withheld.
-    """
+    """Permissions that this process withholds; asking for them means setting them for a moment."""
     mask = os.umask(0o077)
     os.umask(mask)
     return mask

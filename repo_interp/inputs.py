@@ -1,9 +1,9 @@
-"""`AttentionInputs`: what one attention layer computes with, the record that capture hands to
-measures; `Predictions`: what comes out.
+"""`AttentionInputs`, the record of a layer that capture hands to measures, and `Predictions`.
 
 The logit of query i and key j of a head is
 
-    W_ij = logit_scale * rotate(q_i, z_i) . rotate(k_j, z_j) + bias_ij        (j <= i, j in the window, both valid)
+    W_ij = logit_scale * rotate(q_i, z_i) . rotate(k_j, z_j) + bias_ij
+           for j <= i, j in the window, both valid
 
 with q, k after any QK-norm and before rotation, in half-split order, z the positions. A sink is a
 further column of the softmax. Rotated queries and keys are derived here, not stored twice. Knows
@@ -26,7 +26,7 @@ from repo_interp.positions.logits import soft_capped
 from repo_interp.positions.rotary import expand_heads, rotate
 
 Spans = Mapping[str, Bool[Tensor, "prompt token"]]
-"""Named sets of tokens: for every span a mask over the tokens of each prompt of the batch."""
+"""Named sets of tokens: a mask over the tokens of the batch's prompts by name."""
 
 TENSORS = ("positions", "queries", "keys", "gate_features")
 """Tensors of a layer that must be finite, in the order in which they are looked at."""
@@ -43,14 +43,12 @@ whole map.
 
 @dataclass(frozen=True)
 class Predictions:
-    """What a model expects after the tokens of a batch of prompts: made for the rows that are asked
-    for, never for all at once.
-    """
+    """Predictions of a model for a batch of prompts, made for the rows that are asked for."""
 
     tokens: Int[Tensor, "prompt token"]
     valid: Bool[Tensor, "prompt token"]
     prompts: Int[Tensor, "prompt"]
-    """Number of each prompt of the batch within the whole analysis."""
+    """Numbers of the prompts of the batch within the whole analysis."""
     vocabulary: int
     logits: Callable[[int, Int[Tensor, "row"]], Float[Tensor, "row token_id"]]
     """Next-token logits after the tokens `row` of one prompt of the batch, given by its place in
@@ -81,25 +79,24 @@ class AttentionInputs:
     frequencies: Float[Tensor, "component"] | None
     """theta_r of the rotation, None where nothing is rotated (NoPE, additive schemes)."""
     attention_scaling: float | Float[Tensor, "component"]
-    """Factor of queries and keys by rotation (YaRN's): a number, or one for each pair."""
+    """Factor of queries and keys by rotation (YaRN's): a number, or one per pair."""
     logit_scale: float
     valid: Bool[Tensor, "prompt token"]
     prompts: Int[Tensor, "prompt"]
-    """Number of each prompt of the batch within the whole analysis: the label of the axis `prompt`.
-    """
+    """Numbers of the prompts within the whole analysis: labels of the axis `prompt`."""
     window: int | None = None
     """Query i sees keys i - window + 1 .. i; None sees all earlier keys."""
     softcap: float | None = None
     """Of `soft_capped`, for the logits before position logits are added; None: they stay."""
     position_logits: PositionLogits | None = None
     gate_features: Float[Tensor, "prompt kv_head token d_head"] | None = None
-    """x_j of CoPE: what decides, with a query, which tokens that query counts; None where nothing
+    """x_j of CoPE: decides, with a query, which tokens that query counts; None where nothing
     is counted.
     """
     tokens: Int[Tensor, "prompt token"] | None = None
     """Token ids; None where the pass was not one of tokens."""
     sinks: Float[Tensor, "head"] | None = None
-    """A logit of each head that takes a part of the softmax and moves no value (gpt-oss); None:
+    """One logit per head that takes a part of the softmax and moves no value (gpt-oss); None:
     there is none.
     """
     largest_position: float = math.inf
@@ -127,9 +124,7 @@ class AttentionInputs:
 
     @cached_property
     def pair_scaling(self) -> Float[Tensor, "component"]:
-        """Factor of each pair's product of query and key, float64: attention_scaling^2; 1 where
-        nothing is rotated.
-        """
+        """Factor of products of rotary pairs, float64: attention_scaling^2; 1 without rotation."""
         pairs = torch.ones(
             self.queries.shape[-1] // 2, dtype=torch.float64, device=self.queries.device
         )
@@ -152,26 +147,23 @@ class AttentionInputs:
 
     @cached_property
     def rotated_keys(self) -> Float[Tensor, "prompt head token d_head"]:
-        """Keys as they enter the dot product: one per key-value head, or per query head where each
-        has positions of its own.
-        """
+        """Keys as they enter the dot product, one row per key or per row of positions."""
         if self.positions is not None and self.positions.shape[1] > self.kv_heads:
             return self._rotated(expand_heads(self.keys, self.heads))
         return self._rotated(self.keys)
 
     @cached_property
     def results(self) -> dict[Any, Any]:
-        """What was made of these inputs, by what was asked for, for whoever asks again."""
+        """Cache of results that were derived from these inputs."""
         return {}
 
     @cached_property
     def faults(self) -> dict[str, str]:
-        """By tensor (of `TENSORS`), the layer, head and prompt where it is first NaN or infinite,
-        or too large; empty where all is well.
+        """Place of the first NaN, infinite or too large number by tensor of `TENSORS`.
 
-        Padding does not count. |q| |k| bounds the logits: beyond `_LARGEST`, what is computed of
-        them is no number any more. One norm per tensor, finite where every number is, is all that
-        this costs then.
+        Empty where all is well; padding does not count. |q| |k| bounds the logits: beyond
+        `_LARGEST`, results are no numbers any more. It costs one norm per tensor, which is finite
+        where every number is.
         """
         given = {name: tensor for name in TENSORS if (tensor := getattr(self, name)) is not None}
         norms = {
@@ -243,14 +235,24 @@ class AttentionInputs:
         )
 
     def compared_length(self, training_length: int) -> int:
-        """min(window, training length), in tokens: how far apart tokens were that the layer
-        compared in training.
+        """Return how far apart tokens were that the layer compared in training.
+
+        Args:
+            training_length: Longest prompts of training, in tokens.
+
+        Returns:
+            min(window, training length), in tokens.
         """
         return training_length if self.window is None else min(self.window, training_length)
 
     def visible(self, rows: Int[Tensor, "row"]) -> Bool[Tensor, "prompt row key"]:
-        """Which keys the queries at `rows` may attend to: causal, inside the window, both tokens
-        valid.
+        """Return the keys that queries may attend to: causal, in the window, both tokens valid.
+
+        Args:
+            rows: Indices of the queries.
+
+        Returns:
+            Mask [prompt, row, key].
         """
         keys = torch.arange(self.valid.shape[1], device=rows.device)
         distance = rows[:, None] - keys
@@ -260,11 +262,15 @@ class AttentionInputs:
         return seen & self.valid[:, None, :] & self.valid[:, rows, None]
 
     def logits(self, rows: Int[Tensor, "row"]) -> Float[Tensor, "prompt head row key"]:
-        """Pre-softmax logits of the queries at `rows` against every key; -inf where the key is not
-        visible.
+        """Compute the logits of queries before the softmax.
 
-        Costs rows x tokens: ask for the rows that a measure needs. Includes logit_scale, the soft
-        cap and the position logits.
+        Costs rows x tokens. Includes logit_scale, the soft cap and the position logits.
+
+        Args:
+            rows: Indices of the queries.
+
+        Returns:
+            Logits [prompt, head, row, key]; -inf where the key is not visible.
         """
         shared = max(self.kv_heads, 1 if self.positions is None else self.positions.shape[1])
         keys, group = expand_heads(self.keys, shared), self.heads // shared
@@ -279,8 +285,13 @@ class AttentionInputs:
         return logits.masked_fill_(~self.visible(rows)[:, None], float("-inf"))
 
     def pattern(self, rows: Int[Tensor, "row"]) -> Float[Tensor, "prompt head row key"]:
-        """Attention of the queries at `rows`: the softmax of their logits, over keys and the sink;
-        keys alone are returned.
+        """Compute the attention of queries.
+
+        Args:
+            rows: Indices of the queries.
+
+        Returns:
+            Weights [prompt, head, row, key]: the softmax over keys and sink, of keys alone.
         """
         return weights_of(self.logits(rows), self.sinks)
 
@@ -288,7 +299,15 @@ class AttentionInputs:
 def with_sinks(
     logits: Float[Tensor, "... head row key"], sinks: Float[Tensor, "head"] | None
 ) -> Float[Tensor, "... head row any"]:
-    """Logits with a last column for the sink; as they are where there is none."""
+    """Append the column of the sink to logits.
+
+    Args:
+        logits: Logits [..., head, row, key].
+        sinks: Logit of the sink by head; None: there is none.
+
+    Returns:
+        Logits with one more column, or as they are.
+    """
     if sinks is None:
         return logits
     return torch.cat(
@@ -299,7 +318,15 @@ def with_sinks(
 def weights_of(
     logits: Float[Tensor, "... head row key"], sinks: Float[Tensor, "head"] | None
 ) -> Float[Tensor, "... head row key"]:
-    """Attention weights of `logits`; with sinks, those of a row sum to less than 1."""
+    """Compute attention weights of logits.
+
+    Args:
+        logits: Logits [..., head, row, key].
+        sinks: Logit of the sink by head; None: there is none.
+
+    Returns:
+        Weights in the shape of `logits`; with sinks, rows sum to less than 1.
+    """
     return torch.softmax(with_sinks(logits, sinks), dim=-1)[..., : logits.shape[-1]]
 
 
@@ -309,7 +336,15 @@ def _wide(tensor: Tensor) -> torch.dtype | None:
 
 
 def select_prompts(inputs: AttentionInputs, chosen: slice) -> AttentionInputs:
-    """The same layer for some prompts of the batch."""
+    """Restrict a layer to some prompts.
+
+    Args:
+        inputs: Inputs of the layer.
+        chosen: Rows of the batch.
+
+    Returns:
+        Inputs of these prompts.
+    """
     position_logits = inputs.position_logits
     some = {
         name: tensor[chosen] for name in _BY_PROMPT if (tensor := getattr(inputs, name)) is not None
@@ -324,7 +359,14 @@ def select_prompts(inputs: AttentionInputs, chosen: slice) -> AttentionInputs:
 
 
 def changes_of(tensor: Tensor) -> int:
-    """How often torch has changed `tensor` in place; 0 in inference mode, where nobody counts."""
+    """Count the changes of a tensor in place.
+
+    Args:
+        tensor: A tensor.
+
+    Returns:
+        Torch's count; 0 in inference mode, where torch does not count.
+    """
     return 0 if tensor.is_inference() else tensor._version
 
 
@@ -334,9 +376,14 @@ def _row_of_first(prompts: Int[Tensor, "prompt"]) -> int | None:
 
 
 def select_heads(inputs: AttentionInputs, heads: Sequence[int]) -> AttentionInputs:
-    """The same layer for some heads, each with its own copy of the key it shares.
+    """Restrict a layer to some heads, whose keys are no longer shared.
 
-    Raises IndexError for a head that it lacks.
+    Args:
+        inputs: Inputs of the layer.
+        heads: Query heads; an unknown one is an IndexError of torch.
+
+    Returns:
+        Inputs of these heads.
     """
     chosen = torch.as_tensor(heads, device=inputs.queries.device)
     position_logits = inputs.position_logits

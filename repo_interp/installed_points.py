@@ -1,7 +1,7 @@
 """Entry points of the installed packages by group, read once as long as nothing is installed.
 
-Reading what all packages declare takes milliseconds, and the layout of thirty layers asks thirty
-times. What was read counts until the import path, or a folder on it, has changed. Stands below
+Reading all declarations takes milliseconds, and the layout of thirty layers asks thirty
+times. The list counts until the import path, or a folder on it, has changed. Stands below
 every floor.
 """
 
@@ -14,7 +14,14 @@ from importlib.metadata import EntryPoint, entry_points
 
 
 def installed_points(group: str) -> tuple[EntryPoint, ...]:
-    """The entry points of `group` that installed packages declare. Imports none of them."""
+    """List the entry points that installed packages declare; imports none of them.
+
+    Args:
+        group: Group of entry points.
+
+    Returns:
+        The entry points.
+    """
     return _read(group, tuple((folder, _changed(folder)) for folder in sys.path))
 
 

@@ -1,9 +1,8 @@
-"""Versions of the libraries that we stand on: the ranges of pyproject.toml, as the installed
-package states them.
+"""Ranges of versions of libraries, as pyproject.toml states them.
 
     require("transformers", "torch")      at the head of the part that needs them
 
-What is too old or too new is one line where it is needed, not a traceback from somewhere inside.
+A version that is too old or too new is one line where it is needed, not a traceback.
 Ranges are of versions that were seen to work (docs/trust.md). Imports none of the libraries.
 """
 
@@ -15,8 +14,13 @@ from repo_interp.errors import InputError
 
 
 def require(*names: str) -> None:
-    """Raise InputError that names the first of the libraries `names` that is not there, or not of a
-    version that works.
+    """Require libraries in versions that work.
+
+    Args:
+        *names: Names of distributions.
+
+    Raises:
+        InputError: One is missing, or its version is outside the range of pyproject.toml.
     """
     from packaging.requirements import Requirement
 

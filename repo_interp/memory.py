@@ -1,7 +1,7 @@
 """How many bytes a kernel may use beside its inputs and outputs: a property of the device.
 
-    processor      as many as stay in a cache: `CORE` in that of a core, `SHARED` in that of all cores
-    accelerator    an eighth of the free memory, at most 4 GiB: there a launch costs more than its work
+    processor      as many as stay in a cache: `CORE` of one core, `SHARED` of all cores
+    accelerator    an eighth of the free memory, at most 4 GiB: a launch costs more than its work
     working_memory(bytes)    as many as given, on any device
 
 A kernel takes at least one head at a time, however little it may use. Knows nothing about kernels.
@@ -23,7 +23,15 @@ _given: ContextVar[int | None] = ContextVar("working_memory", default=None)
 
 
 def memory_for(device: torch.device, cache: int) -> int:
-    """Return the bytes that a kernel may use on `device`; `cache` are those on a processor."""
+    """Return the bytes that a kernel may use.
+
+    Args:
+        device: Device of its inputs.
+        cache: Bytes on a processor.
+
+    Returns:
+        Bytes beside inputs and outputs.
+    """
     given = _given.get()
     if given is not None:
         return given
@@ -39,8 +47,11 @@ def working_memory(bytes: int) -> Iterator[None]:
     """Let every kernel of a measure use as many bytes, inside a `with` block and this thread.
 
     Args:
-        bytes: Beside inputs and outputs, for each kernel. Results do not depend on it beyond
+        bytes: Beside inputs and outputs, per kernel. Results do not depend on it beyond
             rounding: a small card takes less, a test may look at both ends.
+
+    Yields:
+        Nothing.
 
     Raises:
         InputError: `bytes` is not a positive whole number.

@@ -1,10 +1,9 @@
-"""One bar over the steps of long work; where there is no terminal, a plain line on standard error
-about every ten seconds.
+"""One bar over the steps of long work, or lines about every ten seconds without a terminal.
 
 with steps(console) as step:
     step("observing layers", 3, 60)      step 3 of 60
     step("drawing")                      how many there are is not known
-    step("training", 3, 60, "loss 0.1")  what else is known of it
+    step("training", 3, 60, "loss 0.1")  and a text beside it
 """
 
 from __future__ import annotations
@@ -26,17 +25,22 @@ FIRST, EVERY = 1.5, 10.0
 
 _showing: ContextVar[bool] = ContextVar("showing", default=False)
 Step = Callable[..., None]
-"""Called with what is being done, how much of it is done and how much there is in all where that is
-known, and a text beside it.
-"""
+"""Called with the name of the step, the count that is done, the total where known, and a text."""
 
 
 @contextmanager
 def steps(console: Console, every: float = EVERY) -> Iterator[Step]:
-    """A function that shows what is being done, until the context ends; the bar is gone then.
+    """Show the progress of long work until the context ends.
 
-    Nothing where the console is quiet, and inside another such context, whose work this is a part
-    of.
+    Inside another such context, and on a quiet console, nothing is shown.
+
+    Args:
+        console: Where the bar is drawn.
+        every: Seconds between lines where there is no terminal.
+
+    Yields:
+        Function that takes the name of the step, the count that is done, the total, and further
+        text.
     """
     if console.quiet or _showing.get():
         yield lambda *done: None
@@ -76,20 +80,20 @@ def _bar(console: Console) -> Iterator[Step]:
 
 @contextmanager
 def _lines(every: float) -> Iterator[Step]:
-    """The lines come from a thread of their own: one operation may take longer than ten seconds."""
+    """Write lines from a thread: one operation may take longer than ten seconds."""
     lock, ended = Lock(), Event()
     name, done, total, text = "working", None, None, ""
     begun = since = time.monotonic()
 
     def step(
-        what: str, so_far: int | None = None, in_all: int | None = None, more: str = ""
+        current: str, so_far: int | None = None, in_all: int | None = None, more: str = ""
     ) -> None:
         nonlocal name, done, total, text, since
         with lock:
-            since = since if what == name else time.monotonic()
-            name, done, total, text = what, so_far, in_all, more
+            since = since if current == name else time.monotonic()
+            name, done, total, text = current, so_far, in_all, more
 
-    def tell() -> None:
+    def write_lines() -> None:
         pause = min(FIRST, every)
         while not ended.wait(pause):
             pause = every
@@ -105,7 +109,7 @@ def _lines(every: float) -> Iterator[Step]:
             sys.stderr.write(f"{line}\n")
             sys.stderr.flush()
 
-    thread = Thread(target=tell, daemon=True)
+    thread = Thread(target=write_lines, daemon=True)
     thread.start()
     try:
         yield step

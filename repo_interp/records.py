@@ -1,40 +1,46 @@
-"""JSON from outside, held to a pydantic model: config.json, an index of weights, prompts.jsonl,
-rows of data sets.
+"""JSON from outside, held to a pydantic model: configurations, indices of weights, prompts.
 
     modelled(read_json(file, "an index"), Index, str(file))
 
-A model says every type and range; what pydantic finds wrong becomes one line here, `complaint`.
-Knows nothing about what the files mean.
+A model says every type and range; pydantic's first error becomes one line here, `complaint`.
+Knows nothing about the meaning of files.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from repo_interp.errors import InputError
 from repo_interp.files import regular
-from repo_interp.values import adapter, shortened
+from repo_interp.values import shortened
 
 if TYPE_CHECKING:
     from pydantic import BaseModel, ValidationError
 
 Model = TypeVar("Model", bound="BaseModel")
 _DEEPEST = 64
-"""Levels of lists and objects in each other that JSON may have."""
+"""Levels of nested lists and objects that JSON may have."""
 
 
 def parsed(text: str, source: str = "") -> Any:
-    """What a JSON text holds.
+    """Parse JSON strictly.
 
-    Raises InputError that begins with `source` for what is no JSON, an object with a key that
-    stands twice, NaN and infinities, half a character, and for lists and objects nested deeper than
-    a machine wants to follow.
+    Args:
+        text: The text.
+        source: Beginning of messages.
+
+    Returns:
+        The value.
+
+    Raises:
+        InputError: The text is no JSON, has a key twice, NaN, infinities or half a character,
+            or is nested too deep.
     """
-
     before = f"{source}: " if source else ""
 
     def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -88,17 +94,33 @@ def parsed(text: str, source: str = "") -> Any:
 
 
 def read_json(file: Path, wanted: str) -> Any:
-    """What a file of JSON holds.
+    """Read a file of JSON.
 
-    Raises InputError that names the file and says what was `wanted`.
+    Args:
+        file: The file.
+        wanted: The wanted file in words, for messages.
+
+    Returns:
+        The value.
+
+    Raises:
+        InputError: The file cannot be read, or is no JSON.
     """
     return parsed(read_text(file, wanted), str(file))
 
 
 def read_text(file: Path, wanted: str) -> str:
-    """The text of a file in UTF-8.
+    """Read a file of UTF-8.
 
-    Raises InputError that names the file and says what was `wanted`.
+    Args:
+        file: The file.
+        wanted: The wanted file in words, for messages.
+
+    Returns:
+        The text.
+
+    Raises:
+        InputError: The file cannot be read, or is no text.
     """
     try:
         return regular(file).read_text(encoding="utf-8-sig")
@@ -116,12 +138,16 @@ def read_text(file: Path, wanted: str) -> str:
 
 
 def require_no_code(directory: Path) -> None:
-    """Raise InputError where a configuration in `directory` - of a model, its tokenizer or a
-    processor - names classes of its own.
+    """Refuse a checkpoint whose configurations name code or files of this machine.
 
-    transformers would ask whether to run them, or run a stock class in their place. A text that is
-    the name of a file here is refused too: tokenizers read vocabularies from any file that their
-    configuration names.
+    transformers would ask whether to run classes that a configuration names, or run a stock class
+    in their place. Tokenizers read vocabularies from any file that their configuration names.
+
+    Args:
+        directory: Directory of a checkpoint.
+
+    Raises:
+        InputError: A configuration of the model, tokenizer or processor names code or a file.
     """
     files = [*directory.glob("*config*.json"), *directory.glob("special_tokens_map.json")]
     for file in sorted(file for file in files if file.is_file()):
@@ -143,9 +169,7 @@ def require_no_code(directory: Path) -> None:
 
 
 def _files_named(value: Any, key: str = "") -> Iterator[str]:
-    """Texts in `value`, as JSON gives it, that are names of files here; but for a key that nothing
-    reads, and many files have.
-    """
+    """Texts in a value that are names of files here, except for a key that nothing reads."""
     if isinstance(value, str) and key != "special_tokens_map_file" and os.path.isfile(value):
         yield value
     for name, part in (
@@ -159,9 +183,18 @@ def _files_named(value: Any, key: str = "") -> Iterator[str]:
 
 
 def modelled(value: Any, model: type[Model], source: str = "") -> Model:
-    """`value`, as JSON gives it, as the pydantic `model`.
+    """Hold a value of JSON to a pydantic model.
 
-    Raises InputError that begins with `source` and names the first wrong place.
+    Args:
+        value: The value.
+        model: The model.
+        source: Beginning of the message.
+
+    Returns:
+        An instance of the model.
+
+    Raises:
+        InputError: The value does not fit; the message names the first wrong place.
     """
     from pydantic import ValidationError
 
@@ -171,72 +204,47 @@ def modelled(value: Any, model: type[Model], source: str = "") -> Model:
         raise InputError(f"{source}: {complaint(error)}" if source else complaint(error)) from None
 
 
-def typed(value: Any, kind: Any, source: str) -> Any:
-    """`value`, as JSON gives it, where it is of the type `kind`.
-
-    Raises InputError that begins with `source`.
-    """
-    from pydantic import ValidationError
-
-    try:
-        return adapter(kind, strict=True).validate_python(value)
-    except ValidationError as error:
-        said = complaint(error)
-        raise InputError(f"{source}{', ' if said.startswith('item ') else ': '}{said}") from None
-
-
 _UNION = ("constrained-", "list[", "function-")
 """How pydantic names the members of a union, which are no places in a file."""
 
 
 def complaint(error: ValidationError) -> str:
-    """The first thing that pydantic's ValidationError complains of, as a part of a line: where,
-    what was wanted, what came.
+    """Put pydantic's first error on one line.
+
+    Args:
+        error: The error.
+
+    Returns:
+        Place, wanted value, and the value that came.
     """
     first = min(
         error.errors(include_url=False),
-        key=lambda each: each["type"] not in ("extra_forbidden", "missing"),
+        key=lambda found: found["type"] not in ("extra_forbidden", "missing"),
     )
     named = [part for part in first["loc"] if isinstance(part, int) or not part.startswith(_UNION)]
     place = "".join(
         f", item {part + 1}" if isinstance(part, int) else f" {json.dumps(part)}" for part in named
     ).lstrip(", ")
-    context, came = first.get("ctx", {}), shown(first["input"])
     if first["type"] == "extra_forbidden":
         return f"unknown key {shortened(place)}; leave it out"
     if first["type"] == "missing":
         return f"there is no {place}; add it"
-    if first["type"] in ("value_error", "assertion_error"):
-        return f"{place}: {context['error']}" if place else str(context["error"])
-    wanted = _WANTED.get(first["type"], "")
-    if first["type"] in ("too_short", "too_long", "string_too_long"):
-        fewest, parts = (
-            context.get("min_length"),
-            "characters" if first["type"].startswith("string") else "items",
-        )
-        wanted = (
-            f"at least {fewest} {parts}"
-            if fewest is not None
-            else f"at most {context['max_length']} {parts}"
-        )
-    elif not wanted:
-        wanted = first["msg"].removeprefix("Input should be ").removeprefix("a valid ")
-    elif wanted in _LIMITS:
-        (limit,) = context.values()
-        wanted = (
-            f"a number {wanted} {limit:,}"
-            if isinstance(limit, int)
-            else f"a number {wanted} {limit:g}"
-        )
-    return (
-        f"{shortened(place)}: wanted {wanted}, got {came}"
-        if place
-        else f"wanted {wanted}, got {came}"
-    )
+    before = f"{shortened(place)}: " if place else ""
+    if "error" in (context := first.get("ctx", {})):  # raised by a validator of ours
+        return f"{before}{context['error']}"
+    wanted = re.sub(r"^\w+ should (be|have) ", "", first["msg"])
+    return f"{before}wanted {wanted}, got {shown(first['input'])}"
 
 
 def shown(value: Any) -> str:
-    """A value of JSON as a short text."""
+    """Write a value of JSON as a short text.
+
+    Args:
+        value: The value.
+
+    Returns:
+        The text.
+    """
     try:
         return shortened(json.dumps(value, ensure_ascii=True, default=str), 40)
     except (TypeError, ValueError, RecursionError):
@@ -244,28 +252,6 @@ def shown(value: Any) -> str:
 
 
 _TOO_DEEP = object()
-_LIMITS = ("of at least", "above", "of at most", "below")
-_WANTED = dict(
-    zip(("greater_than_equal", "greater_than", "less_than_equal", "less_than"), _LIMITS, strict=True),
-) | {
-    "int_type": "a whole number",
-    "int_from_float": "a whole number",
-    "int_parsing": "a whole number",
-    "int_parsing_size": "a whole number of fewer digits",
-    "float_type": "a number",
-    "float_parsing": "a number",
-    "finite_number": "a finite number",
-    "bool_type": "true or false",
-    "string_type": "text",
-    "string_unicode": "whole characters, no half of a surrogate pair",
-    "string_too_short": "text that is not empty",
-    "list_type": "a list",
-    "tuple_type": "a list",
-    "dict_type": "an object",
-    "model_type": "an object",
-    "mapping_type": "an object",
-}  # fmt: skip
-"""What pydantic's types of errors want, in our words."""
 
 
 def _parts(value: Any) -> Iterator[Any]:

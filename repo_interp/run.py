@@ -2,10 +2,9 @@
 
 A run is an `xarray.DataTree` with one node per measure; `run.nc` holds it with one group per
 measure, opened by `xarray.open_datatree("run.nc")` too. Every variable has `long_name` and `units`;
-nodes with an axis `layer` have the coordinate `scheme (layer)`; the root's attributes say what was
-measured: checkpoint and its digest, layout, dtype, prompts and their digest, versions, and each
-measure's parameters in its group's attributes. No clock time is stored: the same input gives the
-same bytes.
+nodes with an axis `layer` have the coordinate `scheme (layer)`; attributes of the root state the
+checkpoint and its digest, layout, dtype, prompts and their digest, and versions; those of groups
+state the parameters of measures. No clock time is stored: the same input gives the same bytes.
 
 Knows nothing about models or measures.
 """
@@ -30,7 +29,7 @@ from repo_interp.files import file_to_write, path_of, replaced, sealed, unsealed
 
 _ENGINE = "h5netcdf"
 _MOST_PACKED = 1 << 11
-"""Bytes in memory for each byte of a file; zlib packs 1,032 into one."""
+"""Bytes in memory per byte of a file; zlib packs 1,032 into one."""
 _ESCAPED = "escaped"
 """Attribute of a variable whose texts are escaped."""
 _VERSIONED = ("numpy", "torch", "transformer-lens", "transformers", "xarray", "repo-interp")
@@ -43,9 +42,17 @@ KEPT = ("run", *DESCRIBED, "training_step")
 
 
 def make_run(groups: Mapping[str, xr.Dataset], provenance: Mapping[str, Any]) -> xr.DataTree:
-    """A run of `groups`, by name, with `provenance` as its attributes.
+    """Make a run of groups.
 
-    Raises ValueError for a variable without `long_name` or `units`.
+    Args:
+        groups: Datasets by name.
+        provenance: Attributes of the run.
+
+    Returns:
+        The run, with plain attributes.
+
+    Raises:
+        ValueError: A variable lacks `long_name` or `units`.
     """
     for name, group in groups.items():
         for variable, array in group.data_vars.items():
@@ -55,58 +62,78 @@ def make_run(groups: Mapping[str, xr.Dataset], provenance: Mapping[str, Any]) ->
         {"/": xr.Dataset(), **{f"/{name}": group for name, group in groups.items()}}
     )
     tree.attrs = dict(provenance)
-    return _each(tree, _with_plain_attributes)
+    return _map_nodes(tree, _with_plain_attributes)
 
 
-def checked_group(given: Any, what: str) -> xr.Dataset:
-    """`given`, which `what` gives, as a group of a run.
+def checked_group(given: Any, source: str) -> xr.Dataset:
+    """Require that a Dataset can be a group of a run.
 
-    Raises InputError for no Dataset, and for what a file cannot explain or hold.
+    Args:
+        given: Result of a measure or experiment.
+        source: The measure or experiment, for messages.
+
+    Returns:
+        `given`.
+
+    Raises:
+        InputError: It is no Dataset, or a file cannot explain or hold it.
     """
     if not isinstance(given, xr.Dataset):
-        raise InputError(f"{what} gives {type(given).__name__}; wanted an xarray.Dataset")
+        raise InputError(f"{source} gives {type(given).__name__}; wanted an xarray.Dataset")
     for variable in {**given.variables, **given.sizes}:
         if (
             variable != "scheme"
             or variable not in given.coords
             or given[variable].dims != ("layer",)
         ):
-            require_name(variable, f"a variable of {what}", ("scheme", "run"))
+            require_name(variable, f"a variable of {source}", ("scheme", "run"))
     for variable, array in given.data_vars.items():
         if "long_name" not in array.attrs or "units" not in array.attrs:
             raise InputError(
-                f"{what} gives {variable!r} without long_name or units; describe it, as "
+                f"{source} gives {variable!r} without long_name or units; describe it, as "
                 "measures.labels.described does"
             )
         if array.dtype.kind == "O" and not all(
             isinstance(value, str) for value in array.values.flat
         ):
             raise InputError(
-                f"{what} gives {variable!r} of Python objects; wanted numbers or texts"
+                f"{source} gives {variable!r} of Python objects; wanted numbers or texts"
             )
     if "layer" in given.dims and "layer" not in given.indexes:
         raise InputError(
-            f"{what} gives the axis 'layer' without the numbers of the layers; keep those "
+            f"{source} gives the axis 'layer' without the numbers of the layers; keep those "
             "that were observed"
         )
     return given
 
 
-def require_name(name: Any, what: str, reserved: Collection[str]) -> None:
-    """Raise InputError where `what` - a group of a run, or a variable - has a `name` that no file
-    holds, or that is `reserved`.
+def require_name(name: Any, owner: str, reserved: Collection[str]) -> None:
+    """Refuse a name that no file holds, or that is reserved.
+
+    Args:
+        name: Name of a group or a variable.
+        owner: The thing that has the name, for the message.
+        reserved: Names that mean something else.
+
+    Raises:
+        InputError: The name cannot be used.
     """
     if not isinstance(name, str) or not name.strip(".") or "/" in name or name in reserved:
         raise InputError(
-            f"{what} has the name {name!r:.80}, which a run keeps for something else or "
+            f"{owner} has the name {name!r:.80}, which a run keeps for something else or "
             "cannot hold; name it otherwise"
         )
 
 
 def with_schemes(group: xr.Dataset, schemes: Sequence[str]) -> xr.Dataset:
-    """`group` with the coordinate `scheme (layer)`; unchanged where it has no axis `layer`.
+    """Add the coordinate `scheme (layer)` to a group.
 
-    `schemes` names every layer's.
+    Args:
+        group: Dataset; unchanged where it has no axis `layer`.
+        schemes: Scheme by layer.
+
+    Returns:
+        The group.
     """
     if "layer" not in group.dims:
         return group
@@ -117,23 +144,31 @@ def with_schemes(group: xr.Dataset, schemes: Sequence[str]) -> xr.Dataset:
 
 @cache
 def versions() -> dict[str, str]:
-    """Versions of what computes a run, as attributes."""
+    """Return the versions of the libraries that compute a run.
+
+    Returns:
+        Attributes by name.
+    """
     return {"python": platform.python_version()} | {
         name.replace("-", "_"): version(name) for name in _VERSIONED
     }
 
 
 def write_run(run: xr.DataTree, path: str | os.PathLike[str]) -> None:
-    """Write `run` to `path` as netCDF, whole or not at all.
+    """Write a run as netCDF, whole or not at all.
 
-    Raises OSError where the disk refuses, InputError where there is no directory for it, or one
-    stands in its place, and for no run.
+    Args:
+        run: The run.
+        path: The file.
 
-    A text with a NUL is escaped (`_escaped`).
+    Raises:
+        InputError: `run` is no run, an attribute cannot be stored, or the path cannot be
+            written.
+        OSError: The disk refuses.
     """
     require_run(run)
     place = file_to_write(path, "run.nc")
-    storable = _each(run, _escaped)
+    storable = _map_nodes(run, _escaped)
     encoding = {
         f"{node.path}": {name: _encoding(array) for name, array in node.data_vars.items()}
         for node in storable.subtree
@@ -170,11 +205,15 @@ def _require_attributes(run: xr.DataTree) -> None:
 def write_netcdf(
     data: xr.Dataset | xr.DataTree, path: Path, encoding: Mapping[str, Any] | None = None
 ) -> None:
-    """Write `data` to `path`, whole or not at all. Raises OSError where the disk refuses.
+    """Write data as netCDF, whole or not at all.
 
     The file is made in memory: after a write to the disk that fails, HDF5 ends the interpreter with
-    a segmentation fault. Its last line, which HDF5 does not look at, is the SHA-256 of what stands
-    before it.
+    a segmentation fault. Its last line, which HDF5 ignores, is the SHA-256 of the rest.
+
+    Args:
+        data: Dataset or tree.
+        path: The file.
+        encoding: Encoding by group, as xarray takes it.
     """
     image = data.to_netcdf(engine=_ENGINE, encoding=encoding)
     with replaced(path) as unfinished:
@@ -182,9 +221,16 @@ def write_netcdf(
 
 
 def read_netcdf(file: Path) -> xr.DataTree:
-    """What `write_netcdf` wrote, in memory.
+    """Read a file that `write_netcdf` wrote, into memory.
 
-    Raises InputError where it is damaged: of wrong bytes HDF5 can read for ever, or crash.
+    Args:
+        file: The file.
+
+    Returns:
+        The tree.
+
+    Raises:
+        InputError: It is damaged: of wrong bytes HDF5 can read for ever, or crash.
     """
     try:
         unsealed(file.read_bytes(), file)
@@ -206,9 +252,16 @@ def read_netcdf(file: Path) -> xr.DataTree:
 
 
 def read_run(path: str | os.PathLike[str]) -> xr.DataTree:
-    """Read a run from a run file, or from the directory that has one as run.nc, into memory.
+    """Read a run into memory.
 
-    Raises InputError when there is none.
+    Args:
+        path: A run file, or the directory that has one as run.nc.
+
+    Returns:
+        The run.
+
+    Raises:
+        InputError: There is none, or it is damaged.
     """
     path = path_of(path, "a run.nc or its directory")
     file = path / "run.nc" if path.is_dir() else path
@@ -217,28 +270,33 @@ def read_run(path: str | os.PathLike[str]) -> xr.DataTree:
             f"there is no run at {path}; wanted a run.nc, or the directory that `repo-interp "
             "analyze --out` wrote"
         )
-    return _each(read_netcdf(file), lambda node: _with_plain_attributes(_unescaped(node)))
+    return _map_nodes(read_netcdf(file), lambda node: _with_plain_attributes(_unescaped(node)))
 
 
 def require_run(run: object) -> None:
-    """Raise InputError where `run` is none."""
+    """Refuse an object that is no run.
+
+    Args:
+        run: Argument of a user.
+
+    Raises:
+        InputError: It is no `xarray.DataTree`.
+    """
     if not isinstance(run, xr.DataTree):
         raise InputError(
             f"a run is what ri.analyze returns, an xarray.DataTree; got {one_line(repr(run), 80)}"
         )
 
 
-def _each(run: xr.DataTree, change: Callable[[xr.Dataset], xr.Dataset]) -> xr.DataTree:
-    """`run` with every node changed; its own datasets stay as they are."""
+def _map_nodes(run: xr.DataTree, change: Callable[[xr.Dataset], xr.Dataset]) -> xr.DataTree:
+    """Run with every node changed; datasets of `run` stay as they are."""
     return xr.DataTree.from_dict(
         {node.path: change(node.to_dataset(inherit=False)) for node in run.subtree}, name=run.name
     )
 
 
 def _with_plain_attributes(node: xr.Dataset) -> xr.Dataset:
-    """`node` with attributes as they are after a file, however they were made: numbers and texts of
-    Python, and lists of several.
-    """
+    """Node with attributes as they are after a file: numbers, texts and lists of Python."""
     node = node.copy()
     for owner in (node, *node.variables.values()):
         owner.attrs = {name: _plain_attribute(value) for name, value in owner.attrs.items()}
@@ -260,9 +318,7 @@ def _plain_attribute(value: Any) -> Any:
 
 
 def _escaped(node: xr.Dataset) -> xr.Dataset:
-    """`node` as HDF5 can store it, whose texts end at the first NUL: a variable that has one is
-    escaped, and says so.
-    """
+    """Node as HDF5 can store it, whose texts end at the first NUL."""
     for name, variable in node.variables.items():
         if variable.dtype.kind in "OU" and any("\0" in str(text) for text in variable.values.flat):
             node = _with_texts(

@@ -24,13 +24,17 @@ from repo_interp.errors import InputError, refused, warn
 DIRECTORY = Path(__file__).parent / "zoo"
 """The checkpoints of this package."""
 RUNS = "runs.jsonl"
-"""Beside TASK/NAME: a line for each training run of the task, the seeds of a checkpoint ascending.
+"""Beside TASK/NAME: one line per training run of the task, the seeds of a checkpoint ascending.
 """
 _ADAPTER = "adapter_config.json"
 
 
 def shipped_directories() -> tuple[Path, ...]:
-    """The directories that hold checkpoints by name, ours first."""
+    """List the directories that hold checkpoints by name.
+
+    Returns:
+        Directories, ours first.
+    """
     found = [DIRECTORY]
     for name in names(CHECKPOINTS):
         try:
@@ -42,10 +46,13 @@ def shipped_directories() -> tuple[Path, ...]:
 
 
 def training_record(directory: Path) -> dict[str, Any] | None:
-    """How the checkpoint that ships in `directory` was trained: the fields of a training.toml, from
-    its line in TASK/runs.jsonl.
+    """Read how a checkpoint that ships was trained.
 
-    None if it does not ship, or has no such line.
+    Args:
+        directory: Directory of the checkpoint.
+
+    Returns:
+        Fields of a training.toml, from TASK/runs.jsonl; None where there are none.
     """
     directory = directory.resolve()
     of_seed_0 = directory.parent if directory.name.startswith("seed-") else directory
@@ -56,11 +63,11 @@ def training_record(directory: Path) -> dict[str, Any] | None:
         return None
     lines = map(json.loads, file.read_text(encoding="utf-8").splitlines())
     # by seed, the first of TASK/NAME itself
-    own = (line for line in lines if line["name"] == of_seed_0.name)
+    of_name = (line for line in lines if line["name"] == of_seed_0.name)
     return next(
         (
             line["training"]
-            for line in own
+            for line in of_name
             if directory.name in (of_seed_0.name, f"seed-{line['seed']}")
         ),
         None,
@@ -68,21 +75,36 @@ def training_record(directory: Path) -> dict[str, Any] | None:
 
 
 def zoo_names() -> tuple[str, ...]:
-    """The name of every whole checkpoint that is there, of seed 0, sorted."""
+    """List the whole checkpoints that are installed.
+
+    Returns:
+        Names of seed 0, sorted.
+    """
     return tuple(sorted({name for name, path in _all() if not (path / _ADAPTER).is_file()}))
 
 
 def shipped_names() -> tuple[str, ...]:
-    """Those names, and then those of the adapters, sorted."""
+    """List the checkpoints that are installed.
+
+    Returns:
+        Names of whole checkpoints, then of adapters, sorted.
+    """
     return zoo_names() + tuple(
         sorted({name for name, path in _all() if (path / _ADAPTER).is_file()})
     )
 
 
 def zoo_path(name: str) -> Path:
-    """The directory of checkpoint or adapter `name`.
+    """Find a checkpoint or adapter by name.
 
-    Raises InputError when no installed package has one of that name.
+    Args:
+        name: Such as niah/repo or niah/repo/seed-1.
+
+    Returns:
+        Its directory.
+
+    Raises:
+        InputError: No installed package has one of that name.
     """
     if not isinstance(name, str):
         raise InputError(f"a checkpoint that ships has a name such as niah/repo; got {name!r}")
@@ -113,9 +135,13 @@ def zoo_path(name: str) -> Path:
 
 
 def zoo_seeds(name: str) -> tuple[int, ...]:
-    """Seeds whose weights ship of the checkpoint `name`, ascending; 0 is the first.
+    """List the seeds of a checkpoint whose weights ship.
 
-    Raises InputError as `zoo_path` does.
+    Args:
+        name: Name of seed 0.
+
+    Returns:
+        Seeds, ascending.
     """
     zoo_path(name)
     others = (
@@ -127,8 +153,13 @@ def zoo_seeds(name: str) -> tuple[int, ...]:
 
 
 def means_zoo(name: str) -> bool:
-    """Whether `name` is TASK/SOMETHING with a task of the zoo, or MODEL/SOMETHING with a model that
-    has adapters: such a name is never looked for elsewhere, where anyone could own it.
+    """Tell whether a name is reserved for checkpoints that ship: it is never looked for elsewhere.
+
+    Args:
+        name: Name that a user gave.
+
+    Returns:
+        Whether its first part is a task of the zoo, or a model that has adapters.
     """
     return name.count("/") in (1, 2) and name.split("/")[0] in {
         known.split("/")[0] for known in shipped_names()

@@ -1,10 +1,10 @@
 """Values from outside: types and ranges stated once, text as values, and every refusal as one line.
 
-    epsilon: Annotated[float, Interval(ge=0, le=1e6)] = 0.2      a field says its type and range; text and Python are held to them alike
+    epsilon: Annotated[float, Interval(ge=0, le=1e6)] = 0.2      type and range of a field
     "0.1,0.2" as tuple[float, ...] -> (0.1, 0.2)        95 seconds -> "2 min"        NaN -> None
 
-Ranges are those of `annotated_types`, and pydantic checks them; what it finds wrong is said here,
-for options as for files. No number is NaN or infinite. Knows nothing about what the values mean.
+Ranges are those of `annotated_types`, and pydantic checks them; errors
+are said here, for options. No number is NaN or infinite. Knows nothing about the meaning of values.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ Options = TypeVar("Options", bound="DataclassInstance")
 Count = Annotated[int, Interval(ge=1, le=1_000_000)]
 """How many of something, at least one."""
 CountOrNone = Annotated[int, Interval(ge=0, le=1_000_000)]
-"""How many of something; 0 has a meaning of its own."""
+"""How many of something; 0 has another meaning."""
 Tokens = Annotated[int, Interval(ge=1, le=1 << 22)]
 """A number of tokens."""
 TokensOrNone = Annotated[int, Interval(ge=0, le=1 << 22)]
-"""A number of tokens, or of a token; 0 may have a meaning of its own."""
+"""A number of tokens, or of a token; 0 may have another meaning."""
 Seed = Annotated[int, Interval(ge=0, lt=1 << 63)]
 Share = Annotated[float, Interval(ge=0, le=1)]
 Positive = Annotated[float, Interval(gt=0, le=1e9)]
@@ -54,10 +54,18 @@ _SHOWN = 80
 
 
 def value_of(text: str, kind: Any, name: str) -> Any:
-    """`text` as a value of the type `kind`; items of a tuple stand between commas, "none" is None
-    where `kind` allows it.
+    """Convert text to a value of a type.
 
-    Raises InputError that names `name` and the wanted type and range.
+    Args:
+        text: Items of a tuple stand between commas; "none" is None where `kind` allows it.
+        kind: Type with its range.
+        name: Name of the option, for the message.
+
+    Returns:
+        The value.
+
+    Raises:
+        InputError: The text is of another type, or out of range.
     """
     from pydantic import ValidationError
 
@@ -76,11 +84,19 @@ def value_of(text: str, kind: Any, name: str) -> Any:
 
 
 def checked(value: Any, kind: Any, name: str) -> Any:
-    """`value` as a value of the type `kind`; a whole number is taken for a float, a list for a
-    tuple, numpy's numbers for Python's.
+    """Hold a value to a type.
 
-    Raises InputError that names `name`, the wanted type and range, for a value of another type, out
-    of range, or not finite.
+    Args:
+        value: A whole number is taken for a float, a list for a tuple, numpy's numbers for
+            Python's.
+        kind: Type with its range.
+        name: Name of the option, for the message.
+
+    Returns:
+        The value, converted.
+
+    Raises:
+        InputError: The value is of another type, out of range, or not finite.
     """
     from pydantic import ValidationError
 
@@ -91,11 +107,14 @@ def checked(value: Any, kind: Any, name: str) -> Any:
 
 
 def check_fields(options: DataclassInstance, called: str = "") -> None:
-    """Hold every field of a dataclass to the type and range that it states; what is wanted of all
-    is `__post_init__`.
+    """Hold the fields of a dataclass to their types and ranges, in `__post_init__`.
 
-    `called` is what the user calls `options`. Raises InputError for the first field that does not
-    hold.
+    Args:
+        options: The dataclass; converted values are set.
+        called: Name that the user has for it.
+
+    Raises:
+        InputError: A field does not hold.
     """
     kinds = _kinds(type(options))
     for field in dataclasses.fields(options):
@@ -111,10 +130,20 @@ def check_fields(options: DataclassInstance, called: str = "") -> None:
 def field_value(
     options: Any, name: str, text: str, called: str, fixed: Collection[str] = ()
 ) -> Any:
-    """`text` as a value of the type of the field `name` of the dataclass `options`.
+    """Convert text to a value of a field.
 
-    `called` is what the user calls `options`; fields in `fixed` cannot be set. Raises InputError
-    for a field that it lacks and for a text of another type.
+    Args:
+        options: A dataclass, or an instance.
+        name: Name of the field.
+        text: The text.
+        called: Name that the user has for `options`.
+        fixed: Fields that cannot be set.
+
+    Returns:
+        The value.
+
+    Raises:
+        InputError: There is no such field, or the text is of another type.
     """
     fields = dataclasses.fields(options) if dataclasses.is_dataclass(options) else ()
     known = [field.name for field in fields if field.init and field.name not in fixed]
@@ -132,10 +161,20 @@ def field_value(
 def with_field(
     options: Options, name: str, text: str, called: str, fixed: Collection[str] = ()
 ) -> Options:
-    """`options`, a dataclass, with its field `name` set to what `text` says, as `field_value` reads
-    it.
+    """Replace a field of a dataclass by text.
 
-    Raises InputError as `field_value`, and for a value that `options` refuses.
+    Args:
+        options: The dataclass.
+        name: Name of the field.
+        text: The text.
+        called: Name that the user has for `options`.
+        fixed: Fields that cannot be set.
+
+    Returns:
+        A new dataclass.
+
+    Raises:
+        InputError: As `field_value`, or `options` refuses the value.
     """
     value = field_value(options, name, text, called, fixed)
     try:
@@ -145,8 +184,13 @@ def with_field(
 
 
 def in_words(kind: Any) -> str:
-    """A type and its range as people say them: "a whole number from 1 on", "numbers with commas
-    between them", "a word or none".
+    """Describe a type and its range: "a whole number from 1 on", "a word or none".
+
+    Args:
+        kind: Type with its range.
+
+    Returns:
+        The words.
     """
     if _may_be_none(kind):
         return f"{in_words(_without_none(kind))} or none"
@@ -171,27 +215,48 @@ def in_words(kind: Any) -> str:
 
 
 def shortened(text: str, most: int = _SHOWN) -> str:
-    """`text`, its end left out where it is longer than `most` characters."""
+    """Cut the end of a long text.
+
+    Args:
+        text: The text.
+        most: Characters that are kept.
+
+    Returns:
+        The text, with dots where it was cut.
+    """
     return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
 def duration(seconds: float) -> str:
-    """Seconds as people say them: "40 s", "12 min", "1.6 h"."""
+    """Write seconds for people: "40 s", "12 min", "1.6 h".
+
+    Args:
+        seconds: A duration.
+
+    Returns:
+        The text.
+    """
     if seconds < 90:
         return f"{max(1, round(seconds))} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
 def json_number(value: float, digits: int = 6) -> float | None:
-    """`value` with as many significant digits, as JSON takes it; None for NaN and infinities."""
+    """Round a number for JSON.
+
+    Args:
+        value: The number.
+        digits: Significant digits.
+
+    Returns:
+        The number; None for NaN and infinities.
+    """
     return float(f"{value:.{digits}g}") if math.isfinite(value) else None
 
 
 @cache
 def _kinds(options: type) -> dict[str, Any]:
-    """Types and ranges of the fields of a dataclass; none where its module does not say where the
-    names of its types come from.
-    """
+    """Types and ranges of the fields of a dataclass; empty where names of types are unknown."""
     try:
         return get_type_hints(options, include_extras=True)
     except NameError:
@@ -199,7 +264,15 @@ def _kinds(options: type) -> dict[str, Any]:
 
 
 def adapter(kind: Any, strict: bool) -> TypeAdapter:
-    """What pydantic checks a value of the type `kind` with; `strict`: nothing is converted."""
+    """Return pydantic's validator of a type.
+
+    Args:
+        kind: Type with its range.
+        strict: Nothing is converted.
+
+    Returns:
+        The validator, cached.
+    """
     try:
         return _cached_adapter(kind, strict)
     except TypeError:  # a type that cannot be hashed

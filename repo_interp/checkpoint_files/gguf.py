@@ -13,7 +13,6 @@ package `gguf` (the extra `[gguf]`).
 from __future__ import annotations
 
 import copy
-import hashlib
 import math
 import os
 import shutil
@@ -40,11 +39,11 @@ from repo_interp.checkpoint_files.gguf_metadata import architecture_of, keys_of
 from repo_interp.checkpoint_files.stored import is_whole
 from repo_interp.checkpoint_files.weights import require_fit
 from repo_interp.errors import InputError, one_line, refused
-from repo_interp.files import cache_directory, replaced
+from repo_interp.files import cache_directory, digest_of, replaced
 
 _VERSION = 2
-"""Raised whenever the same file is converted to something else, so that what an older version kept
-is not taken.
+"""Raised whenever the same file is converted to something else, so that directories of
+an older version are not taken.
 """
 _LLAMA_3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
 """The same in every release of Llama 3.1 to 3.3; llama.cpp's converter takes them where a
@@ -53,28 +52,37 @@ configuration lacks them.
 _LLAMA_3_LENGTH = 8192
 
 
-def converted(file: str | os.PathLike[str]) -> Path:
-    """The checkpoint directory that the GGUF file stands for, converted on the first call and kept.
+def convert(file: str | os.PathLike[str]) -> Path:
+    """Convert a GGUF file to a checkpoint directory, on the first call.
 
-    Raises InputError for a file that is no GGUF, holds a model of a family that cannot be
-    repositioned, cannot be read, or has tensors or metadata that do not fit, and where the disk has
-    no room.
+    Args:
+        file: The GGUF file.
+
+    Returns:
+        The directory, kept in the cache and named after the content of the file.
+
+    Raises:
+        InputError: The file is no GGUF, its family cannot be repositioned, tensors or metadata
+            do not fit, or the disk is full.
     """
     file = Path(file)
     require_magic(file)
-    with file.open("rb") as stream:
-        digest = hashlib.file_digest(stream, "sha256").hexdigest()
-    directory = cache_directory() / "gguf" / f"{digest}-{_VERSION}"
+    directory = cache_directory() / "gguf" / f"{digest_of(file)}-{_VERSION}"
     if not is_whole(directory):
         write_converted(file, directory)
     return directory
 
 
 def write_converted(file: Path, directory: Path, texts: Iterable[Path] = ()) -> None:
-    """Write what the GGUF `file` stands for into `directory`, with copies of `texts`, whole or not
-    at all.
+    """Write the checkpoint that a GGUF file holds, whole or not at all.
 
-    Raises InputError as `converted` does.
+    Args:
+        file: The GGUF file.
+        directory: Where to write.
+        texts: Files that are copied beside it, such as a licence.
+
+    Raises:
+        InputError: As `convert`.
     """
     header, model, names = fitted(file)
     with refused(f"{file} cannot be read as GGUF", 200):
@@ -103,7 +111,7 @@ def write_converted(file: Path, directory: Path, texts: Iterable[Path] = ()) -> 
             for text in texts:
                 shutil.copy(text, unfinished)
     except Exception as error:
-        # safetensors and tokenizers have errors of their own for a full disk
+        # safetensors and tokenizers raise other errors for a full disk
         raise InputError(
             f"{file} could not be converted into {directory}: {one_line(error)}; make room "
             "there, or set REPO_INTERP_CACHE"
@@ -111,10 +119,16 @@ def write_converted(file: Path, directory: Path, texts: Iterable[Path] = ()) -> 
 
 
 def fitted(file: Path) -> tuple[Header, PreTrainedModel, dict[str, str]]:
-    """The header of a GGUF `file`; the model that it describes, without weights (on the meta
-    device); and the tensor of every weight of the model, by the weight's name.
+    """Build the model of a GGUF file without weights, and match its tensors.
 
-    Raises InputError as `converted` does, but for what is wrong with values.
+    Args:
+        file: The GGUF file.
+
+    Returns:
+        Header; model on the meta device; name of the tensor in the file by name of the weight.
+
+    Raises:
+        InputError: As `convert`, except for wrong values.
     """
     header = header_of(file)
     with init_empty_weights(include_buffers=False):
@@ -123,10 +137,7 @@ def fitted(file: Path) -> tuple[Header, PreTrainedModel, dict[str, str]]:
 
 
 def _configuration(header: Header) -> PretrainedConfig:
-    """The configuration of the decoder in a GGUF file.
-
-    Raises InputError as `keys_of`, and for a rotation that transformers lacks.
-    """
+    """Make the configuration of the decoder in a GGUF file."""
     raw = keys_of(header)
     with refused(f"{header.file} describes no decoder"):
         config = AutoConfig.for_model(raw.pop("model_type"), **raw)
@@ -141,19 +152,14 @@ def _configuration(header: Header) -> PretrainedConfig:
 
 
 def _has_factors(header: Header) -> bool:
-    """Whether factors divide its frequencies: llama.cpp reads them for no other of our
-    architectures.
-    """
+    """Tell whether factors divide frequencies; llama.cpp reads them for one architecture alone."""
     return (
         FACTORS in header.tensors and architecture_of(header.metadata, str(header.file)).interleaved
     )
 
 
 def _with_factors(config: PretrainedConfig, factors: Any, file: str) -> PretrainedConfig:
-    """`config` with the llama3 rule that divides its frequencies by `factors`.
-
-    Raises InputError where no such rule does.
-    """
+    """Find the llama3 rule that divides the frequencies by `factors`, or raise InputError."""
     plain, config = config.rope_parameters, copy.deepcopy(config)
     if factors.shape != (config.head_dim // 2,):
         raise InputError(
@@ -195,10 +201,7 @@ def _with_factors(config: PretrainedConfig, factors: Any, file: str) -> Pretrain
 
 
 def _fitting(model: PreTrainedModel, header: Header) -> dict[str, str]:
-    """The tensor in the file of every weight of `model`, by the weight's name.
-
-    Raises InputError where the two do not fit.
-    """
+    """Match the weights of `model` to tensors of the file, or raise InputError."""
     from gguf import MODEL_ARCH_NAMES, get_tensor_name_map
 
     file, shapes, architecture = header.file, header.shapes, header.metadata["general.architecture"]

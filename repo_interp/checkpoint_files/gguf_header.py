@@ -1,4 +1,4 @@
-"""The header of a GGUF file: its metadata, and where it has each tensor.
+"""The header of a GGUF file: its metadata, and the places of its tensors.
 
 Loads no torch; `values` reads a tensor.
 
@@ -32,7 +32,7 @@ the weights.
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
 _NUMBERS = "BbHhIif?..Qqd"
-"""`struct`'s letter of each type of values, by its number; 8 is a text, 9 a list."""
+"""`struct`'s letters for types of values, by its number; 8 is a text, 9 a list."""
 _TEXT, _LIST = 8, 9
 _MOST_AXES = 4
 _LONGEST = 1 << 16
@@ -54,7 +54,7 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Header:
-    """What stands before the values in a GGUF file."""
+    """The part of a GGUF file before the values."""
 
     file: Path
     metadata: Mapping[str, Any]
@@ -66,7 +66,14 @@ class Header:
         return {name: tensor.shape for name, tensor in self.tensors.items()}
 
     def values(self, name: str) -> np.ndarray:
-        """The values of a tensor, dequantised, in float32."""
+        """Dequantize a tensor.
+
+        Args:
+            name: Name of the tensor.
+
+        Returns:
+            Values in float32, in the shape of the tensor.
+        """
         from gguf import GGMLQuantizationType, dequantize
         from gguf.quants import quant_shape_to_byte_shape
 
@@ -80,9 +87,17 @@ class Header:
 
 
 def header_of(file: Path) -> Header:
-    """The header of a GGUF file.
+    """Read the header of a GGUF file.
 
-    Raises InputError for one that is none, ends too early, or whose tensors overlap.
+    Args:
+        file: The GGUF file.
+
+    Returns:
+        Metadata and tensors; long lists and lists of texts are ranges of their length.
+
+    Raises:
+        InputError: The package gguf is missing, or the file is no GGUF, ends too early or has
+            overlapping tensors.
     """
     if find_spec("gguf") is None:
         raise InputError(
@@ -95,7 +110,14 @@ def header_of(file: Path) -> Header:
 
 
 def require_magic(file: Path) -> None:
-    """Raise InputError for a file that does not begin as GGUF files do."""
+    """Refuse a file that does not begin as GGUF files do.
+
+    Args:
+        file: A file.
+
+    Raises:
+        InputError: The first four bytes are others.
+    """
     with file.open("rb") as stream:
         if stream.read(len(_MAGIC)) != _MAGIC:
             raise InputError(
@@ -110,8 +132,8 @@ class _Reader:
     def __init__(self, file: Path) -> None:
         self._file, self.data, self.place = file, np.memmap(file, np.uint8, "r"), len(_MAGIC)
 
-    def taken(self, size: int) -> memoryview:
-        """The next `size` bytes."""
+    def take(self, size: int) -> memoryview:
+        """Return the next `size` bytes."""
         if size > len(self.data) - self.place:
             raise InputError(
                 f"{self._file} cannot be read as GGUF: it ends before all that its header announces"
@@ -120,15 +142,13 @@ class _Reader:
         return memoryview(self.data)[self.place - size : self.place]  # pyright: ignore[reportArgumentType]
 
     def number(self, letter: str) -> Any:
-        return struct.unpack(f"<{letter}", self.taken(struct.calcsize(f"<{letter}")))[0]
+        return struct.unpack(f"<{letter}", self.take(struct.calcsize(f"<{letter}")))[0]
 
     def text(self) -> str:
-        return bytes(self.taken(self.number("Q"))).decode()
+        return bytes(self.take(self.number("Q"))).decode()
 
     def value(self, kind: int) -> Any:
-        """A value of this type: a number, a text or a list; of a long list, or one of texts, a
-        range of its length.
-        """
+        """Read a value; long lists and lists of texts become ranges of their length."""
         if kind == _TEXT:
             return self.text()
         if kind != _LIST:
@@ -137,12 +157,12 @@ class _Reader:
         if of == _LIST:
             raise ValueError("a list of lists")
         if of == _TEXT:
-            # a false count ends at the end of the file: each text takes 8 bytes or more
+            # A false count ends at the end of the file: a text takes 8 bytes or more.
             for _ in range(count):
-                self.taken(self.number("Q"))
+                self.take(self.number("Q"))
             return range(count)
         letter = _NUMBERS[of]
-        stored = self.taken(count * struct.calcsize(f"<{letter}"))
+        stored = self.take(count * struct.calcsize(f"<{letter}"))
         return (
             list(struct.unpack(f"<{count}{letter}", stored)) if count <= _LONGEST else range(count)
         )

@@ -1,5 +1,4 @@
-"""The metadata of a GGUF file as a Hugging Face configuration, rotation included, with llama.cpp's
-defaults.
+"""The metadata of a GGUF file as a Hugging Face configuration, with llama.cpp's defaults.
 
     llama.block_count -> num_hidden_layers, llama.rope.scaling.{type, factor, ...} and
     rope_freqs.weight -> rope_parameters, ...
@@ -52,14 +51,14 @@ class Architecture:
     """
     offset_norms: bool = False
     """Norms are stored as 1 + weight."""
-    own: Mapping[str, str] = field(default_factory=dict)
+    further: Mapping[str, str] = field(default_factory=dict)
     """Keys of this architecture alone, with the names of the configuration."""
     full_every: int = 0
     """Every so many layers one attends to all tokens, the others within a window; 0: there are no
     windows.
     """
     wide_layers: int = 0
-    """With so many layers the logits are scaled by the width per head, not by the head's own."""
+    """With so many layers the logits are scaled by the width per head, not by the head's."""
 
 
 _CAPPED = {
@@ -73,21 +72,29 @@ ARCHITECTURES = {
     "gemma2": Architecture(
         "gemma2",
         offset_norms=True,
-        own=_CAPPED | {"attn_logit_softcapping": "attn_logit_softcapping"},
+        further=_CAPPED | {"attn_logit_softcapping": "attn_logit_softcapping"},
         full_every=2,
         wide_layers=46,
     ),
     "gemma3": Architecture(
-        "gemma3_text", offset_norms=True, own=_CAPPED, full_every=6, wide_layers=62
+        "gemma3_text", offset_norms=True, further=_CAPPED, full_every=6, wide_layers=62
     ),
 }
 """By `general.architecture`."""
 
 
 def architecture_of(metadata: Mapping[str, Any], file: str) -> Architecture:
-    """The architecture that a file with this `metadata` names.
+    """Find the architecture that a GGUF file names.
 
-    Raises InputError for one that cannot be read or repositioned.
+    Args:
+        metadata: Metadata of the file.
+        file: Name of the file, for errors.
+
+    Returns:
+        The architecture.
+
+    Raises:
+        InputError: It cannot be read or repositioned.
     """
     name = metadata.get("general.architecture")
     if name not in ARCHITECTURES:
@@ -100,11 +107,17 @@ def architecture_of(metadata: Mapping[str, Any], file: str) -> Architecture:
 
 
 def keys_of(header: Header) -> dict[str, Any]:
-    """What config.json of the decoder in a GGUF file would hold, but for the factors of its
-    rotation; each number is checked.
+    """Translate the metadata of a GGUF file to keys of config.json, without rotary factors.
 
-    Raises InputError, naming the key, for what is missing, out of range, or says that the model
-    attends otherwise than a Hugging Face decoder can.
+    Args:
+        header: Header of the file.
+
+    Returns:
+        Keys of config.json; every number is checked.
+
+    Raises:
+        InputError: A key is missing or out of range, or the model attends otherwise than the
+            Hugging Face decoder.
     """
     file, metadata, shapes = str(header.file), header.metadata, header.shapes
     architecture, prefix = architecture_of(metadata, file), f"{metadata['general.architecture']}."
@@ -113,7 +126,7 @@ def keys_of(header: Header) -> dict[str, Any]:
     }
     kinds = get_type_hints(Fields, include_extras=True)
 
-    def taken(key: str, default: Any, name: str) -> Any:
+    def take(key: str, default: Any, name: str) -> Any:
         return checked(stated.pop(key, default), kinds.get(name, float), f"{file}: {prefix}{key}")
 
     lacking = [key for key in _REQUIRED if key not in stated]
@@ -122,16 +135,16 @@ def keys_of(header: Header) -> dict[str, Any]:
             f"{file} lacks {prefix}{lacking[0]}; wanted a whole model as llama.cpp's "
             "converters write it"
         )
-    raw: dict[str, Any] = {name: taken(key, None, name) for key, name in _REQUIRED.items()}
+    raw: dict[str, Any] = {name: take(key, None, name) for key, name in _REQUIRED.items()}
     layers, width, heads = raw["num_hidden_layers"], raw["hidden_size"], raw["num_attention_heads"]
-    raw["num_key_value_heads"] = taken("attention.head_count_kv", heads, "num_key_value_heads")
-    head = raw["head_dim"] = taken("attention.key_length", max(2, width // heads), "head_dim")
+    raw["num_key_value_heads"] = take("attention.head_count_kv", heads, "num_key_value_heads")
+    head = raw["head_dim"] = take("attention.key_length", max(2, width // heads), "head_dim")
     tokens = metadata.get("tokenizer.ggml.tokens")
-    words = taken("vocab_size", len(tokens) if isinstance(tokens, range) else None, "vocab_size")
+    words = take("vocab_size", len(tokens) if isinstance(tokens, range) else None, "vocab_size")
     raw["vocab_size"] = len(tokens) if isinstance(tokens, range) else words
-    for key, name in architecture.own.items():
+    for key, name in architecture.further.items():
         if key in stated:
-            raw[name] = taken(key, None, name)
+            raw[name] = take(key, None, name)
     raw |= {name: metadata.get(f"tokenizer.ggml.{key}_token_id") for key, name in _TOKENS.items()}
     raw["tie_word_embeddings"] = "output.weight" not in shapes
     biased = {"attention_bias": "blk.0.attn_q.bias", "mlp_bias": "blk.0.ffn_gate.bias"}
@@ -154,7 +167,7 @@ def keys_of(header: Header) -> dict[str, Any]:
             )
         local = {
             "rope_type": "default",
-            "rope_theta": taken("rope.freq_base_swa", 10000.0, "rope_theta"),
+            "rope_theta": take("rope.freq_base_swa", 10000.0, "rope_theta"),
         }
         raw["rope_parameters"] = {
             "full_attention": raw["rope_parameters"],
@@ -187,9 +200,7 @@ def keys_of(header: Header) -> dict[str, Any]:
 def _rotation(
     stated: dict[str, Any], prefix: str, raw: Mapping[str, Any], file: str
 ) -> dict[str, Any]:
-    """How layers rotate, with its keys taken out of what is `stated`; YaRN's numbers are those that
-    llama.cpp takes.
-    """
+    """Translate the rotation, and remove its keys from `stated`; YaRN has llama.cpp's defaults."""
 
     def number(key: str, default: float, kind: Any = PositiveOrZero) -> float:
         return checked(stated.pop(f"rope.{key}", default), kind, f"{file}: {prefix}rope.{key}")

@@ -1,5 +1,4 @@
-"""What a checkpoint is, from config.json and the headers of its weights alone: no torch, no model,
-no values.
+"""A checkpoint from config.json and the headers of its weights: no torch, no model, no values.
 
 Whether the weights fit is known of a plain decoder alone (`is_plain`); how layers rotate is checked
 when it is loaded, and `repo-interp verify` measures it.
@@ -20,9 +19,10 @@ from repo_interp.checkpoint_files.gguf_metadata import keys_of
 from repo_interp.checkpoint_files.stated import (
     HUGGING_FACE,
     Checkpoint,
-    described,
-    described_base,
-    outlined,
+    Configure,
+    base_directory,
+    light_config,
+    read_checkpoint,
 )
 from repo_interp.checkpoint_files.stored import file_key, stored_weights
 from repo_interp.positions.layouts import CONTEXTUAL, NO_ATTENTION, PARAMETERS, SCHEMES
@@ -36,18 +36,14 @@ _TABLE, _EMBEDDING, _UNEMBEDDING = (
 _IN_LAYER = ".layers.{}.self_attn."
 _OUTSIDE = {"model.embed_tokens": "VD", "model.norm": "D", "lm_head": "VD"}
 _LAYER = {
-    **{
-        "self_attn.q_proj": "QD",
-        "self_attn.k_proj": "KD",
-        "self_attn.v_proj": "KD",
-        "self_attn.o_proj": "DQ",
-    },
-    **{
-        "mlp.gate_proj": "FD",
-        "mlp.up_proj": "FD",
-        "mlp.down_proj": "DF",
-        "post_attention_layernorm": "D",
-    },
+    "self_attn.q_proj": "QD",
+    "self_attn.k_proj": "KD",
+    "self_attn.v_proj": "KD",
+    "self_attn.o_proj": "DQ",
+    "mlp.gate_proj": "FD",
+    "mlp.up_proj": "FD",
+    "mlp.down_proj": "DF",
+    "post_attention_layernorm": "D",
 }
 _OF_FAMILY = {
     "llama": {"input_layernorm": "D"},
@@ -64,20 +60,18 @@ _TEXT_PART = re.compile(
 
 
 @dataclass(frozen=True)
-class Inspected:
+class Inspection:
     """A checkpoint, and the shapes of its weights."""
 
     checkpoint: Checkpoint
     shapes: Mapping[str, tuple[int, ...]]
     """By the names in its files; of an adapter, those of its base too."""
     note: str = ""
-    """What a model that was fetched is; empty for others."""
+    """Description of a fetched model; empty for others."""
 
     @property
     def is_plain(self) -> bool:
-        """Whether names and shapes are those of a Llama or OLMo 2, with or without f_phi; of others
-        the decoder itself has to say.
-        """
+        """Whether the weights fit a Llama or OLMo 2, with or without f_phi, by names and shapes."""
         config = self.checkpoint.config
         if config.model_type not in _OF_FAMILY or any(
             getattr(config, name, False) for name in ("attention_bias", "mlp_bias")
@@ -117,9 +111,7 @@ class Inspected:
 
     @property
     def parameters(self) -> int:
-        """Numbers that the model has; an unembedding that is the embedding counts once, matrices
-        that change others do not count.
-        """
+        """Count of numbers; tied embeddings count once, matrices of LoRA do not count."""
         tied = getattr(self.checkpoint.config, "tie_word_embeddings", False)
         return sum(
             math.prod(shape)
@@ -136,17 +128,38 @@ class Inspected:
         return sum(layers) + math.prod(self.shapes.get(_TABLE, (0,)))
 
     def parameters_of(self, layer: int) -> int | None:
-        """Numbers that the scheme of `layer` has learned; None for a scheme of another package."""
+        """Count the numbers that the scheme of a layer has learned.
+
+        Args:
+            layer: Index of the layer.
+
+        Returns:
+            The count; None for a scheme of another package.
+        """
         if self.checkpoint.layout[layer] not in (*SCHEMES, NO_ATTENTION):
             return None
         return sum(math.prod(shape) for shape in self._learned(layer).values())
 
     def representation(self, layer: int) -> int | None:
-        """Width of f_phi in `layer`; None without one."""
+        """Return the width of f_phi.
+
+        Args:
+            layer: Index of the layer.
+
+        Returns:
+            The width; None without f_phi.
+        """
         return self._learned(layer).get("gate_map.weight", (None,))[0]
 
     def rows(self, layer: int) -> str:
-        """Which heads share positions in `layer`, in words."""
+        """Say which heads share positions.
+
+        Args:
+            layer: Index of the layer.
+
+        Returns:
+            Words for the table of `repo-interp inspect`.
+        """
         scheme, config = self.checkpoint.layout[layer], self.checkpoint.config
         if scheme in CONTEXTUAL and scheme != "cope_rope":
             return "counted by gates"
@@ -159,7 +172,14 @@ class Inspected:
         return "one per head" if last[0] == config.num_attention_heads else "one per key-value head"
 
     def window(self, layer: int) -> int | None:
-        """Tokens that `layer` sees; None: all."""
+        """Return the window of attention.
+
+        Args:
+            layer: Index of the layer.
+
+        Returns:
+            Tokens that a query sees; None: all.
+        """
         config = self.checkpoint.config
         kinds, window = (
             getattr(config, "layer_types", None),
@@ -170,42 +190,48 @@ class Inspected:
         return None if getattr(config, "use_sliding_window", True) is False else window
 
     def _learned(self, layer: int) -> dict[str, tuple[int, ...]]:
-        """Shapes of what the scheme of `layer` has learned, by their names under `self_attn`."""
-        own = PARAMETERS.get(self.checkpoint.layout[layer], ())
+        """Shapes of the scheme's weights in `layer`, by name under `self_attn`."""
+        learned = PARAMETERS.get(self.checkpoint.layout[layer], ())
         parts = (
             (file_key(name).partition(_IN_LAYER.format(layer))[2], shape)
             for name, shape in self.shapes.items()
         )
-        return {name: shape for name, shape in parts if name and name.partition(".")[0] in own}
+        return {name: shape for name, shape in parts if name and name.partition(".")[0] in learned}
 
 
 def _text_key(name: str) -> str:
-    """The name of a weight in the text part of a larger model; empty for weights of its other
-    parts.
-    """
+    """Name a weight within the text part of a larger model; empty for other parts."""
     if name.startswith("lm_head."):
         return name
     part = _TEXT_PART.match(name)
     return "" if part is None else part[1] if part[1].startswith("lm_head.") else f"model.{part[1]}"
 
 
-def inspected(path: str) -> Inspected:
-    """The checkpoint at `path`, as `stated.described` finds it, or a GGUF file.
+def inspect_checkpoint(path: str, configure: Configure) -> Inspection:
+    """Read a checkpoint's configuration and the shapes of its weights.
 
-    Raises InputError for what cannot be read.
+    Args:
+        path: Checkpoint as `read_checkpoint` takes it, or a GGUF file.
+        configure: Makes the configuration, such as `light_config`.
+
+    Returns:
+        The checkpoint and its shapes.
+
+    Raises:
+        InputError: It cannot be read.
     """
     file = Path(path)
     if file.suffix.lower() == SUFFIX and file.is_file():
         header = header_of(file)
-        config = outlined(keys_of(header), path)
+        config = light_config(keys_of(header), path)
         require_family(config)
-        return Inspected(
+        return Inspection(
             Checkpoint(file, HUGGING_FACE, config, native_layout(config)), header.shapes
         )
-    checkpoint = described(path)
+    checkpoint = read_checkpoint(path, configure)
     directories = [checkpoint.directory]
     if checkpoint.base is not None:
-        directories.append(described_base(checkpoint.directory, checkpoint.base).directory)
+        directories.append(base_directory(checkpoint.directory, checkpoint.base))
     shapes = {
         weight.key: weight.shape
         for directory in directories
@@ -213,4 +239,4 @@ def inspected(path: str) -> Inspected:
     }
     if checkpoint.larger is not None:
         shapes = {key: shape for name, shape in shapes.items() if (key := _text_key(name))}
-    return Inspected(checkpoint, shapes, PACKAGED[path].described if path in PACKAGED else "")
+    return Inspection(checkpoint, shapes, PACKAGED[path].description if path in PACKAGED else "")

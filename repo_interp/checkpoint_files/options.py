@@ -1,8 +1,7 @@
-"""Choices within position schemes: one record for all layers of a model, and which schemes each
-choice changes.
+"""Choices within position schemes, one record per model, and the schemes that they change.
 
-Part of a checkpoint's configuration (`position_layout`). Loads no torch: `schemes` builds what is
-chosen here.
+Part of a checkpoint's configuration (`position_layout`). Loads no torch: `schemes` builds the
+choices.
 """
 
 from __future__ import annotations
@@ -40,9 +39,7 @@ these.
 """
 
 Assignment = Literal["kv_head", "head", "layer"]
-"""What has a row of learned positions of its own: each key-value head, each head, or the layer as a
-whole.
-"""
+"""Sharing of learned positions: one row per key-value head, per head, or per layer."""
 
 
 @dataclass(frozen=True)
@@ -51,13 +48,13 @@ class SchemeOptions:
 
     assignment: Assignment = "kv_head"
     gates: GateSource = "keys"
-    """What CoPE's gates are made from."""
+    """Source of CoPE's gates."""
     map: Literal["layer", "model"] = "layer"
-    """What has a map from CoPE's positions of its own: each layer, or the model as a whole."""
+    """Sharing of the map from CoPE's positions: one per layer, or one per model."""
     p_max: TokensOrNone = 0
     """Whole positions of CoPE's map; 0: the training length."""
     scheme_deviation: PositiveOrZero = 0.0
-    """Standard deviation of what the schemes learn, as it is drawn; 0: the configuration's
+    """Standard deviation of fresh parameters of schemes; 0: the configuration's
     initializer_range.
     """
     training_length: TokensOrNone = 0
@@ -69,7 +66,17 @@ class SchemeOptions:
 
 
 def scheme_options(stated: Mapping[str, Any]) -> SchemeOptions:
-    """Options by name. Raises InputError for a name that is none."""
+    """Make options of schemes from a table.
+
+    Args:
+        stated: Values by name of the option.
+
+    Returns:
+        The options.
+
+    Raises:
+        InputError: A name is unknown, or a value out of range.
+    """
     known = [field.name for field in dataclasses.fields(SchemeOptions)]
     unknown = sorted(set(stated) - set(known))
     if unknown:
@@ -78,8 +85,13 @@ def scheme_options(stated: Mapping[str, Any]) -> SchemeOptions:
 
 
 def options_of(schemes: Collection[str]) -> tuple[str, ...]:
-    """The options that change something in a layout of `schemes`; all, where one of them is another
-    package's.
+    """List the options that matter in a layout.
+
+    Args:
+        schemes: Names of schemes.
+
+    Returns:
+        Names of options; all of them, where a scheme is another package's.
     """
     if not set(schemes) <= set(SCHEMES):
         return tuple(_USED_BY)
@@ -87,8 +99,14 @@ def options_of(schemes: Collection[str]) -> tuple[str, ...]:
 
 
 def require_useful(schemes: Collection[str], options: SchemeOptions) -> None:
-    """Raise InputError for an option that was set and changes nothing in a layout of `schemes`,
-    naming those that do.
+    """Refuse an option that was set and changes nothing.
+
+    Args:
+        schemes: Names of the schemes of the layout.
+        options: Options that the user set.
+
+    Raises:
+        InputError: No scheme of the layout reads the option.
     """
     useful = options_of(schemes)
     for name in _USED_BY:

@@ -1,10 +1,9 @@
-"""The checkpoints that the RePo authors released: which layers `pe_config` in config.json
-repositions, and how.
+"""The checkpoints that the RePo authors released: the layers that `pe_config` repositions.
 
-    dynamic_pe_mode                                 what the repositioned layers do
-    dynmaic_pe_start_layer, dynmaic_pe_layer_ids    which layers those are: misspelt so; the released code reads this
-                                                    spelling; files have the correct one too, with
-                                                    the same value
+    dynamic_pe_mode                                 the scheme of the repositioned layers
+    dynmaic_pe_start_layer, dynmaic_pe_layer_ids    which layers those are; the released code reads
+                                                    this misspelling, and files have the correct one
+                                                    too, with the same value
 
 Repositioned are the layers from the start on - where layer ids are given, only those among them;
 the rest is RoPE. Modes that the released code does not know run RoPE there without a word; here
@@ -33,15 +32,23 @@ _KEYS = (
         for spelling in ("dynmaic", "dynamic")
         for key in ("start_layer", "layer_ids")
     ),
-    *("dynamic_pe_init_pdrop", "dynamic_pe_dropout_anneal_step"),  # of training alone
+    "dynamic_pe_init_pdrop",
+    "dynamic_pe_dropout_anneal_step",  # of training alone
 )
 
 
 def released_layout(pe_config: Mapping[str, Any], layers: int) -> tuple[str, ...]:
-    """The scheme of every layer.
+    """Read the schemes that `pe_config` states.
 
-    Raises InputError for unknown keys and modes, layers that the model lacks, and spellings that
-    disagree.
+    Args:
+        pe_config: The key of config.json.
+        layers: Number of layers of the model.
+
+    Returns:
+        Scheme by layer.
+
+    Raises:
+        InputError: A key or mode is unknown, a layer is missing, or two spellings disagree.
     """
     # others are not about positions
     unknown = [key for key in pe_config if key.startswith(("dyn", "pe_")) and key not in _KEYS]

@@ -1,10 +1,10 @@
-"""What config.json says: which of three formats, which decoder, which position scheme in every
-layer.
+"""config.json: which of three formats, which decoder, which position scheme in every layer.
 
 Reads no weights, loads no torch.
 
     released        `pe_config`, written by the RePo authors (`released`)
-    repo_interp     `position_layout`, model_type "repo_interp", and a text in place of the number of layers (`COUNTED`)
+    repo_interp     `position_layout`, model_type "repo_interp", and a text in place of the
+                    number of layers (`COUNTED`)
     hugging face    a stock decoder
 
 `configuration` makes configurations of transformers of it.
@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -45,32 +46,29 @@ COUNTED = (
     "one for each scheme of position_layout; load it with repo_interp, since no other "
     "class has its positions"
 )
-"""What config.json of our format has as num_hidden_layers: no class of another library can be built
+"""The value of num_hidden_layers in our format: no class of another library can be built
 with it.
 """
 _OF_OURS = ("pe_config", "position_layout", "base_model_type", "adapter")
 """Keys of config.json that are not the plain decoder's."""
 _OF_OTHERS = ("return_dict", "torchscript", "quantization_config")
-"""Keys that say in what form a decoder gives its outputs to other programs, or how weights were
+"""Keys that state how a decoder gives its outputs to other programs, or how weights were
 stored that are plain numbers now.
 """
-
-_FULL_EVERY = {"gemma3_text": 6, "cohere2": 4}
-"""Families of which one layer in so many sees all tokens, where config.json names no types of
-layers.
-"""
+PLAIN = ("llama", "olmo2")
+"""Families whose configuration is read without transformers; others compute keys in their class."""
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What a directory holds, known without reading its weights."""
+    """A checkpoint, known without reading its weights."""
 
     directory: Path
     format: str
     """"released", "repo_interp" or "hugging face"."""
     config: Any
     """A configuration of transformers; or, of a checkpoint that is inspected, an object with the
-    attributes that are read (`outlined`).
+    attributes that are read (`light_config`).
     """
     layout: tuple[str, ...]
     """The scheme of every layer."""
@@ -79,7 +77,7 @@ class Checkpoint:
     base: Base | None = None
     """The base of an adapter; None for a whole checkpoint."""
     remarks: str = ""
-    """What a user must know of config.json, in words: the larger model it describes, what it leaves
+    """Remarks on config.json for the user: the larger model it describes, numbers that it leaves
     to transformers.
     """
     larger: Mapping[str, Any] | None = None
@@ -89,19 +87,28 @@ class Checkpoint:
 
 
 Configure = Callable[[dict[str, Any], str], Any]
-"""A configuration of the keys of a plain decoder, whose file is named; `outlined`, or
+"""A configuration of the keys of a plain decoder, whose file is named; `light_config`, or
 `configuration.configured`.
 """
 
 
-def described(
-    path: str | os.PathLike[str], configure: Configure | None = None, **hub: Any
-) -> Checkpoint:
-    """The checkpoint at `path`: a directory, the name of a checkpoint of the zoo, or a hub id
-    (fetched with the options `hub`).
+def read_checkpoint(path: str | os.PathLike[str], configure: Configure, **hub: Any) -> Checkpoint:
+    """Read the configuration of a checkpoint, without its weights.
 
-    Raises InputError where none can be read. A name of the zoo is never looked for on the hub.
-    Warns, with a Note, of each of `remarks`.
+    Warns, with a Note, of every one of its `remarks`.
+
+    Args:
+        path: Directory, name of a checkpoint of the zoo, or hub id. A name of the zoo is never
+            looked for on the hub.
+        configure: Makes a configuration of the decoder's keys: `light_config`, or
+            `configuration.configured`.
+        **hub: Options of `huggingface_hub.snapshot_download`.
+
+    Returns:
+        The checkpoint.
+
+    Raises:
+        InputError: There is none, or it describes no decoder that can be opened.
     """
     directory = directory_of(path, hub)
     whole, file = stated(directory), str(directory / "config.json")
@@ -110,7 +117,7 @@ def described(
     # first, because other keys of another family may mean something else
     plain = plain_keys(raw, source)
     base = modelled(raw, Fields, source).adapter
-    config = (configure or outlined)(plain, source)
+    config = configure(plain, source)
     require_family(config)
     layers = config.num_hidden_layers
     options: Mapping[str, Any] = {}
@@ -122,7 +129,7 @@ def described(
     if raw.get("pe_config") is not None:
         form, schemes = "released", released_layout(raw["pe_config"], layers)
     elif "position_layout" in raw or raw.get("model_type") == OURS:
-        form, (schemes, options) = OURS, own_layout(raw, layers, source)
+        form, (schemes, options) = OURS, read_layout(raw, layers, source)
     else:
         form, schemes = HUGGING_FACE, native_layout(config)
     remarks, larger = [], None if raw is whole else whole
@@ -172,18 +179,24 @@ def text_keys(raw: dict[str, Any], source: str) -> dict[str, Any]:
 
 
 def tokens_of(directory: Path) -> Path:
-    """The directory with the tokenizer of the checkpoint in `directory`: that of its base for an
-    adapter.
+    """Find the tokenizer of a checkpoint.
 
-    Raises InputError for no base.
-
-    A checkpoint that ships as TASK/NAME or TASK/NAME/seed-N and has none of its own shares that of
+    A checkpoint that ships as TASK/NAME or TASK/NAME/seed-N without a tokenizer shares that of
     TASK.
+
+    Args:
+        directory: Directory of the checkpoint.
+
+    Returns:
+        Directory with the tokenizer, of an adapter that of its base.
+
+    Raises:
+        InputError: The base of an adapter is missing.
     """
     file = directory / "config.json"
     base = modelled(stated(directory), Fields, str(file)).adapter if file.is_file() else None
     if base is not None:
-        return described_base(directory, base).directory
+        return base_directory(directory, base)
     if any(directory.glob("tokenizer*")):
         return directory
     roots = {root.resolve() for root in shipped_directories()}
@@ -191,38 +204,75 @@ def tokens_of(directory: Path) -> Path:
     return next((above for above in shared if (above / "tokenizer.json").is_file()), directory)
 
 
-def described_base(adapter: Path, base: Base, configure: Configure | None = None) -> Checkpoint:
-    """The checkpoint `base` that the adapter in a directory names.
+def described_base(adapter: Path, base: Base, configure: Configure) -> Checkpoint:
+    """Read the base of an adapter.
 
-    Raises InputError that says so where it is not there.
+    Args:
+        adapter: Directory of the adapter.
+        base: How the adapter names its base.
+        configure: Makes a configuration of the base's keys.
+
+    Returns:
+        The base checkpoint.
+
+    Raises:
+        InputError: It is not there, or cannot be read.
+    """
+    directory = base_directory(adapter, base)
+    with _on_top_of(adapter, base):
+        return read_checkpoint(directory, configure)
+
+
+def base_directory(adapter: Path, base: Base) -> Path:
+    """Find the files of the base of an adapter.
 
     An adapter is somebody else's file: of a folder that it names by its whole path nothing is read
     but weights, until their SHA-256 is that which the adapter states, and a shorter name is never
     that of a folder.
+
+    Args:
+        adapter: Directory of the adapter.
+        base: How the adapter names its base.
+
+    Returns:
+        The directory of the base.
+
+    Raises:
+        InputError: It is not there, or has other weights than a whole path promises.
     """
-    try:
+    with _on_top_of(adapter, base):
         if os.path.isabs(base.name):
             place = directory_of(base.name, {})
             require_base(adapter, base, place)
-        else:
-            place = (
-                zoo_path(base.name)
-                if means_zoo(base.name)
-                else fetched_directory(base.name) or base.name
+            return place
+        known = zoo_path(base.name) if means_zoo(base.name) else fetched_directory(base.name)
+        if known is None and os.path.exists(base.name):
+            raise InputError(
+                "that is a folder or a file here; name it by its whole path in the "
+                "adapter's config.json"
             )
-            if os.path.exists(base.name) and place == base.name:
-                raise InputError(
-                    "that is a folder or a file here; name it by its whole path in the "
-                    "adapter's config.json"
-                )
-        return described(place, configure)
+        return directory_of(known or base.name, {})
+
+
+@contextmanager
+def _on_top_of(adapter: Path, base: Base) -> Iterator[None]:
+    """Say of an InputError which adapter asks for the base."""
+    try:
+        yield
     except InputError as error:
         raise InputError(f"{adapter} is an adapter on top of {base.name}: {error}") from None
 
 
 def require_base(adapter: Path, base: Base, directory: Path) -> None:
-    """Raise InputError where the weights in `directory` are not those of the `base` on which an
-    adapter was trained.
+    """Refuse a base with other weights than an adapter was trained on.
+
+    Args:
+        adapter: Directory of the adapter.
+        base: How the adapter names its base.
+        directory: Directory of the base.
+
+    Raises:
+        InputError: The digests of the weights differ.
     """
     digest = stored_digest(directory)
     if digest != base.weights_digest:
@@ -234,9 +284,16 @@ def require_base(adapter: Path, base: Base, directory: Path) -> None:
 
 
 def stated(directory: Path) -> dict[str, Any]:
-    """What config.json in `directory` says, its number of layers as a number.
+    """Read config.json, with the number of layers as a number.
 
-    Raises InputError when there is none.
+    Args:
+        directory: Directory of a checkpoint.
+
+    Returns:
+        Keys and values.
+
+    Raises:
+        InputError: There is no config.json, or it is no object.
     """
     file = directory / "config.json"
     if not file.exists() and (directory / "adapter_config.json").is_file():
@@ -244,13 +301,21 @@ def stated(directory: Path) -> dict[str, Any]:
             f"{directory} is an adapter of peft, no whole checkpoint; load it with peft, and "
             "save what merge_and_unload() returns"
         )
-    return counted(json_object(file), str(file))
+    return resolve_layers(json_object(file), str(file))
 
 
-def counted(raw: dict[str, Any], source: str) -> dict[str, Any]:
-    """`raw` with its number of layers as a number.
+def resolve_layers(raw: dict[str, Any], source: str) -> dict[str, Any]:
+    """Replace the text in place of the number of layers by the number.
 
-    Raises InputError, naming `source`, where the layout of our format names none.
+    Args:
+        raw: Keys of config.json.
+        source: The file, for errors.
+
+    Returns:
+        `raw`, or a copy with `num_hidden_layers`.
+
+    Raises:
+        InputError: The layout names no layers.
     """
     if raw.get("num_hidden_layers") != COUNTED:
         return raw
@@ -264,8 +329,13 @@ def counted(raw: dict[str, Any], source: str) -> dict[str, Any]:
 
 
 def digested(directory: Path) -> bytes:
-    """config.json as digests of checkpoints have it: with the number of layers in the place of
-    `COUNTED`, as it once was written.
+    """Return config.json as digests of checkpoints have it, with the number of layers as a number.
+
+    Args:
+        directory: Directory of a checkpoint.
+
+    Returns:
+        Bytes of the file, as earlier versions wrote them.
     """
     file = directory / "config.json"
     content, marker = file.read_bytes(), json.dumps(COUNTED).encode()
@@ -277,7 +347,17 @@ def digested(directory: Path) -> bytes:
 
 
 def json_object(file: Path) -> dict[str, Any]:
-    """The object in a JSON file of a checkpoint. Raises InputError when there is none."""
+    """Read a JSON file that holds an object.
+
+    Args:
+        file: The file.
+
+    Returns:
+        Keys and values.
+
+    Raises:
+        InputError: The file is missing, or holds something else.
+    """
     raw = read_json(file, "a checkpoint directory as save_pretrained writes it")
     if not isinstance(raw, dict):
         raise InputError(f"{file} holds {shown(raw)}; wanted an object")
@@ -285,9 +365,17 @@ def json_object(file: Path) -> dict[str, Any]:
 
 
 def plain_keys(raw: Mapping[str, Any], source: str) -> dict[str, Any]:
-    """The keys of the plain decoder in config.json.
+    """Select the keys of the plain decoder.
 
-    Raises InputError, naming `source`, for a family that cannot be opened.
+    Args:
+        raw: Keys of config.json.
+        source: The file, for errors.
+
+    Returns:
+        Keys without those of our formats and of other programs.
+
+    Raises:
+        InputError: The family cannot be opened, or other weights are named.
     """
     plain = {key: value for key, value in raw.items() if key not in (*_OF_OURS, *_OF_OTHERS)}
     if raw.get("model_type") == OURS:
@@ -302,65 +390,66 @@ def plain_keys(raw: Mapping[str, Any], source: str) -> dict[str, Any]:
     return plain
 
 
-def outlined(raw: Mapping[str, Any], source: str) -> SimpleNamespace:
-    """The attributes of a configuration that are read of it, from config.json and the defaults of
-    its class, without making one.
+def light_config(raw: Mapping[str, Any], source: str) -> SimpleNamespace:
+    """Read the configuration of a plain decoder without importing transformers.
 
-    Raises InputError, naming `source`, where they describe no decoder.
+    Args:
+        raw: Keys of a decoder of `PLAIN`, or all keys of one that a GGUF file holds.
+        source: The file, for errors.
+
+    Returns:
+        The attributes that are read of a configuration: those of `raw`, with the defaults of its
+        class and its rotation as transformers has it.
+
+    Raises:
+        InputError: They describe no decoder.
     """
-    modelled(common_keys(raw, raw), Fields, source)
-    known = common_keys(class_defaults(raw["model_type"]), raw) | common_keys(raw, raw)
+    require_keys(raw, source)
+    known = class_defaults(raw["model_type"]) | dict(raw)
     parameters = dict(raw.get("rope_parameters") or raw.get("rope_scaling") or {})
-    bases = known.get("default_theta", 10000.0)
-    theta = raw.get("rope_theta", bases)
-    by_type = any(isinstance(value, Mapping) for value in parameters.values())
-    if known.get("layer_types") is None and raw["model_type"] in _FULL_EVERY:
-        every = raw.get("sliding_window_pattern", _FULL_EVERY[raw["model_type"]])
-        kinds = (
-            LAYER_TYPES[(layer + 1) % every > 0] for layer in range(known["num_hidden_layers"])
-        )
-        known["layer_types"] = list(kinds)
-    # Gemma 3: a base for each type of layers, and scaling for one
-    if isinstance(bases, Mapping) and not by_type:
-        full = {
-            "rope_theta": raw.get("rope_theta", bases["global"]),
-            "rope_type": parameters.pop("type", "default"),
-            **parameters,
-        }
-        local = {
-            "rope_theta": raw.get("rope_local_base_freq", bases["local"]),
-            "rope_type": "default",
-        }
-        parameters, by_type = dict(zip(LAYER_TYPES, (full, local), strict=True)), True
-    if "rope_parameters" in known and not by_type:
-        parameters = {"rope_theta": theta, **parameters}
+    if not any(isinstance(value, Mapping) for value in parameters.values()):
+        parameters = {"rope_theta": raw.get("rope_theta", 10000.0), **parameters}
         parameters.setdefault("rope_type", parameters.pop("type", "default"))
-    known["rope_parameters"] = parameters
-    config = SimpleNamespace(**known)
-    if config.num_hidden_layers is None:  # Nemotron-H counts its layers by their names
-        config.num_hidden_layers = len(raw.get("layers_block_type") or ())
-    if getattr(config, "num_key_value_heads", None) is None:
+    config = SimpleNamespace(**known | {"rope_parameters": parameters})
+    if config.num_key_value_heads is None:
         config.num_key_value_heads = config.num_attention_heads
-    with refused(f"{source} describes no decoder"):
-        require_decoder(raw, config)
+    require_decoder(raw, config, source)
     return config
 
 
-def common_keys(keys: Mapping[str, Any], raw: Mapping[str, Any]) -> dict[str, Any]:
-    """`keys` by the names that all configurations have: num_hidden_layers for the n_layer of GPT-2,
-    whose configuration `raw` is.
+def require_keys(raw: Mapping[str, Any], source: str) -> None:
+    """Hold the keys of a decoder to the types and ranges of `Fields`, by whatever names it has.
+
+    Args:
+        raw: Keys of config.json; its `model_type` is a decoder's.
+        source: The file, for errors.
+
+    Raises:
+        InputError: A key has another type or is out of range.
     """
-    own = {
-        name: other
-        for other, name in (class_defaults(raw["model_type"]).get("attribute_map") or {}).items()
-    }
-    return {own.get(name, name): value for name, value in keys.items()}
+    # num_hidden_layers for the n_layer of GPT-2
+    names = class_defaults(raw["model_type"]).get("attribute_map") or {}
+    common = {name: other for other, name in names.items()}
+    modelled({common.get(name, name): value for name, value in raw.items()}, Fields, source)
 
 
-def require_decoder(raw: Mapping[str, Any], config: Any) -> None:
-    """Raise ValueError, or another error, where the configuration `config` of `raw` describes no
-    decoder.
+def require_decoder(raw: Mapping[str, Any], config: Any, source: str) -> None:
+    """Refuse keys that fit their types and ranges, but not one another.
+
+    Args:
+        raw: Keys of config.json.
+        config: The configuration that they make.
+        source: The file, for errors.
+
+    Raises:
+        InputError: No decoder has such layers, heads, rotation or tokens.
     """
+    with refused(f"{source} describes no decoder"):
+        _require_fit(raw, config)
+
+
+def _require_fit(raw: Mapping[str, Any], config: Any) -> None:
+    """Raise ValueError where keys of `raw` contradict one another, or the rest of `config`."""
     family = config.model_type
     for name in ("layer_types", "no_rope_layers"):
         if raw.get(name) is not None and len(raw[name]) != config.num_hidden_layers:
@@ -412,24 +501,22 @@ def _thetas(config: Any) -> dict[str, float | None]:
     # null: a type of layers that does not rotate
     given = {kind: parameters.get(kind, {}) for kind in kinds}
     return {
-        f"rope_theta of {kind}": each.get("rope_theta")
-        for kind, each in given.items()
-        if each is not None
+        f"rope_theta of {kind}": parameters.get("rope_theta")
+        for kind, parameters in given.items()
+        if parameters is not None
     }
 
 
 def _defaults(raw: Mapping[str, Any], config: Any) -> dict[str, float]:
-    """The numbers of `config`, by name, that decide how it rotates and how long its prompts were,
-    and that `raw` does not say.
-    """
-    said = [raw, *(raw.get(name) or {} for name in ("rope_parameters", "rope_scaling"))]
-    said += [
+    """Numbers of rotation and length that `config` has by default, by name."""
+    places = [raw, *(raw.get(name) or {} for name in ("rope_parameters", "rope_scaling"))]
+    places += [
         value
-        for parameters in said[1:]
+        for parameters in places[1:]
         for value in parameters.values()
         if isinstance(value, Mapping)
     ]
-    thetas = {each.get(name) for each in said for name in ("rope_theta", "rope_local_base_freq")}
+    thetas = {keys.get(name) for keys in places for name in ("rope_theta", "rope_local_base_freq")}
     defaults = {
         name: theta
         for name, theta in _thetas(config).items()
@@ -440,12 +527,21 @@ def _defaults(raw: Mapping[str, Any], config: Any) -> dict[str, float]:
     return defaults
 
 
-def own_layout(
+def read_layout(
     raw: Mapping[str, Any], layers: int, source: str
 ) -> tuple[tuple[str, ...], dict[str, Any]]:
-    """The scheme of every layer and the options of `position_layout`.
+    """Read the schemes and options of `position_layout`.
 
-    Raises InputError, naming `source`, for unknown ones.
+    Args:
+        raw: Keys of config.json.
+        layers: Number of layers of the model.
+        source: The file, for errors.
+
+    Returns:
+        Scheme by layer, and options by name.
+
+    Raises:
+        InputError: A scheme or an option is unknown.
     """
     stored = raw.get("position_layout")
     options = dict(stored) if isinstance(stored, Mapping) else {}

@@ -1,5 +1,4 @@
-"""Where the weights of a checkpoint are stored, known from the headers of its safetensors files
-alone.
+"""The places of a checkpoint's weights, from the headers of its safetensors files alone.
 
 Which files are read is decided as Hugging Face does: `model.safetensors` before
 `model.safetensors.index.json`. Loads no torch and reads no values; `weights` does. Knows nothing
@@ -8,7 +7,6 @@ about layouts and configurations.
 
 from __future__ import annotations
 
-import hashlib
 import math
 import os
 from collections.abc import Iterator
@@ -21,7 +19,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict
 from safetensors import SafetensorError, safe_open
 
 from repo_interp.errors import InputError
-from repo_interp.files import regular
+from repo_interp.files import digest_of, regular
 from repo_interp.records import modelled, read_json
 from repo_interp.values import shortened
 
@@ -68,8 +66,13 @@ class StoredWeight:
 
 
 def file_key(name: str) -> str:
-    """A parameter's name in the file: the released format has what a scheme learns directly under
-    self_attn.
+    """Name a parameter as files do: weights of schemes stand directly under self_attn.
+
+    Args:
+        name: Name of the parameter in the model.
+
+    Returns:
+        Name in the file, of the released format.
     """
     return name.replace(".self_attn.assigner.", ".self_attn.").replace(
         ".self_attn.position_logits.", ".self_attn."
@@ -77,9 +80,16 @@ def file_key(name: str) -> str:
 
 
 def weight_files(directory: Path) -> list[Path]:
-    """The safetensors files of a checkpoint directory, all present.
+    """List the safetensors files of a checkpoint.
 
-    Raises InputError naming what is missing.
+    Args:
+        directory: Directory of the checkpoint.
+
+    Returns:
+        Files, all present.
+
+    Raises:
+        InputError: A file is missing.
     """
     whole, index = directory / "model.safetensors", directory / "model.safetensors.index.json"
     files = [whole]
@@ -99,9 +109,16 @@ def weight_files(directory: Path) -> list[Path]:
 
 
 def stored_weights(directory: Path) -> Iterator[StoredWeight]:
-    """Every weight that the files of a checkpoint hold.
+    """Iterate over the weights in the files of a checkpoint, by headers alone.
 
-    Raises InputError for files that cannot be read, and for other than numbers.
+    Args:
+        directory: Directory of the checkpoint.
+
+    Yields:
+        Name, place, shape and type of a weight.
+
+    Raises:
+        InputError: A file cannot be read, or holds other than floating point.
     """
     for file in weight_files(directory):
         try:
@@ -137,8 +154,13 @@ def stored_weights(directory: Path) -> Iterator[StoredWeight]:
 
 
 def stored_digest(directory: Path) -> str:
-    """SHA-256 over the weight files of a checkpoint alone, in hexadecimal: another version of
-    transformers writes another config.json.
+    """Digest the weight files alone: versions of transformers write different config.json.
+
+    Args:
+        directory: Directory of the checkpoint.
+
+    Returns:
+        SHA-256 in hexadecimal.
     """
     return _digest_of_files(
         tuple(
@@ -152,22 +174,14 @@ def _digest_of_files(files: tuple[tuple[Path, int, int], ...]) -> str:
     return digest_of(*(file for file, _, _ in files))
 
 
-def digest_of(*contents: Path | bytes) -> str:
-    """SHA-256 over `contents`, bytes or files, one after another."""
-    running = hashlib.sha256()
-    for file in contents:
-        if isinstance(file, bytes):
-            running.update(file)
-            continue
-        with file.open("rb") as stream:
-            while block := stream.read(1 << 22):
-                running.update(block)
-    return running.hexdigest()
-
-
 def is_whole(directory: Path) -> bool:
-    """Whether a converted checkpoint in `directory` still has its configuration and all weights, as
-    far as their headers say.
+    """Tell whether a converted checkpoint still has its configuration and weights.
+
+    Args:
+        directory: Directory of the checkpoint.
+
+    Returns:
+        Whether headers announce weights that the files hold.
     """
     try:
         return (directory / "config.json").is_file() and sum(

@@ -1,12 +1,11 @@
-"""What the installed transformers lists - decoders, activations, kinds of layers and rotation -,
-read from its source without running it.
+"""Lists of the installed transformers, read from its source without running it.
 
     named("models/auto/modeling_auto.py", "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES")["llama"] ==
     "LlamaForCausalLM"
 
 Importing transformers' configurations imports torch, which takes seconds; parsing three files takes
-a tenth of one. Values that are no literals, such as classes, read None: their names are what is
-wanted.
+a tenth of one. Values that are no literals, such as classes, read None: only their names
+are wanted.
 """
 
 from __future__ import annotations
@@ -19,29 +18,51 @@ from typing import Any
 
 
 def decoders() -> dict[str, str]:
-    """The class of every causal language model, by `model_type`."""
+    """List the causal language models.
+
+    Returns:
+        Name of the class by `model_type`.
+    """
     return _assigned("models/auto/modeling_auto.py")["MODEL_FOR_CAUSAL_LM_MAPPING_NAMES"]
 
 
 def activations() -> dict[str, Any]:
-    """Activations by name."""
+    """List the activations.
+
+    Returns:
+        By name; values that are no literals are None.
+    """
     return _assigned("activations.py")["ACT2CLS"]
 
 
 def layer_types() -> tuple[str, ...]:
-    """Kinds of layers that a configuration may name."""
+    """List the kinds of layers that a configuration may name.
+
+    Returns:
+        Names.
+    """
     assigned = _assigned("configuration_utils.py")
     return (*assigned["ALLOWED_ATTN_LAYER_TYPES"], *assigned["ALLOWED_MLP_LAYER_TYPES"])
 
 
 def rope_types() -> tuple[str, ...]:
-    """Kinds of rotation beside the default one."""
+    """List the kinds of rotation beside the default one.
+
+    Returns:
+        Names.
+    """
     return tuple(_assigned("modeling_rope_utils.py")["ROPE_INIT_FUNCTIONS"])
 
 
 def class_defaults(family: str) -> dict[str, Any]:
-    """What the configuration class of `family` takes for keys that config.json lacks; and
-    `attribute_map`, other names of keys.
+    """Read the defaults of a configuration class.
+
+    Args:
+        family: The `model_type`.
+
+    Returns:
+        Literal values by key, and `attribute_map`, other names of keys; empty for an unknown
+        family.
     """
     family = _ALIASES.get(family, family)
     modules = _assigned("models/auto/auto_mappings.py").get("SPECIAL_MODEL_TYPE_TO_MODULE_NAME", {})
@@ -58,7 +79,7 @@ def class_defaults(family: str) -> dict[str, Any]:
 
 
 _ALIASES = {"gpt-sw3": "gpt2"}
-"""Families without a configuration class of their own."""
+"""Families that share the configuration class of another."""
 _ROOT = Path((find_spec("transformers").submodule_search_locations or [""])[0])  # pyright: ignore[reportOptionalMemberAccess]
 
 
@@ -71,8 +92,6 @@ def _literals(body: ast.Module | ast.ClassDef) -> dict[str, Any]:
     """Names that are assigned directly in `body`, with their literal values."""
     found = {}
     for node in body.body:
-        if isinstance(node, ast.FunctionDef):  # a property: its name is all that is read
-            found[node.name] = None
         target = (
             node.targets[0]
             if isinstance(node, ast.Assign)
@@ -90,8 +109,8 @@ def _literals(body: ast.Module | ast.ClassDef) -> dict[str, Any]:
                 value = value.args[0]
             if isinstance(value, ast.Dict):
                 found[target.id] = {
-                    _literal(key): _literal(each)
-                    for key, each in zip(value.keys, value.values, strict=True)
+                    _literal(key): _literal(item)
+                    for key, item in zip(value.keys, value.values, strict=True)
                 }
             else:
                 literal = _literal(value)
@@ -103,12 +122,7 @@ def _literals(body: ast.Module | ast.ClassDef) -> dict[str, Any]:
 
 
 def _literal(node: ast.expr | None) -> Any:
-    """The value of a literal, or of a product of two; None for anything else."""
-    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
-        factors = _literal(node.left), _literal(node.right)
-        return (
-            factors[0] * factors[1] if all(isinstance(factor, int) for factor in factors) else None
-        )
+    """The value of a literal; None for anything else."""
     try:
         return None if node is None else ast.literal_eval(node)
     except ValueError:

@@ -1,12 +1,10 @@
-"""The weights of a checkpoint: safetensors files whose headers fit a model, read once, straight
-into the wanted dtype.
+"""The weights of a checkpoint: safetensors that fit a model, read once into the wanted dtype.
 
     stored weights -> chunks of 4 MB -> the parameter, on its device
     stored weights of the wanted dtype, on a processor -> the file, mapped: parts that are written
     to are copied, the others are the file's
 
-What does not fit the
-model - a weight missing, one too many, one of another shape, not floating point, not finite - is
+A weight that is missing, or one too many, of another shape, not floating point or not finite, is
 refused by name. Reading needs as much memory as the model, and one chunk.
 
 Weights of a stock checkpoint that transformers renames or merges on loading - experts stored one by
@@ -47,10 +45,20 @@ configuration, and Hugging Face skips it too.
 
 
 def fitting_weights(model: nn.Module, directory: Path, described: str) -> dict[str, StoredWeight]:
-    """The stored weight of every parameter of `model`, by parameter; read from headers alone.
+    """Match stored weights to parameters, by headers alone.
 
-    A weight that several parts of the model share may be stored once. Raises InputError where
-    names, shapes or dtypes do not fit; `described`: what they should fit, in words.
+    A weight that several parts of the model share may be stored once.
+
+    Args:
+        model: Model, whose weights may be on the meta device.
+        directory: Directory of the checkpoint.
+        described: The model in words, for errors.
+
+    Returns:
+        Stored weight by name of the parameter.
+
+    Raises:
+        InputError: Names, shapes or dtypes do not fit.
     """
     state = model.state_dict(keep_vars=True)
     shapes = {name: tuple(tensor.shape) for name, tensor in state.items()}
@@ -79,8 +87,14 @@ def fitting_weights(model: nn.Module, directory: Path, described: str) -> dict[s
 
 
 def require_as_many_numbers(model: PreTrainedModel, directory: Path) -> None:
-    """Raise InputError where the weights in `directory`, which transformers converts, are not as
-    many numbers as `model` has.
+    """Refuse converted weights of another count of numbers than the model has.
+
+    Args:
+        model: Model, whose weights may be on the meta device.
+        directory: Directory of the checkpoint.
+
+    Raises:
+        InputError: The counts differ.
     """
     sizes = {name: tensor.numel() for name, tensor in model.state_dict(keep_vars=True).items()}
     tied = [sizes.pop(name) for name in tied_parameters(model)[1:]]  # may be stored as well
@@ -96,20 +110,25 @@ def require_as_many_numbers(model: PreTrainedModel, directory: Path) -> None:
 
 
 def _is_ignored(model: nn.Module, key: str) -> bool:
-    """Whether transformers passes over the weight `key` where such a model has none of that
-    name.
-    """
+    """Tell whether transformers skips the weight `key` where such a model lacks it."""
     patterns = getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()
     return key.endswith(_REMADE) or any(re.search(pattern, key) for pattern in patterns)
 
 
 def require_fit(source: object, described: str, **faults: Sequence[str]) -> None:
-    """Raise InputError where weights of `source` do not fit what is `described`: their names, by
-    what is wrong with them.
+    """Refuse weights that do not fit.
+
+    Args:
+        source: File or directory of the weights, for the message.
+        described: The model in words.
+        **faults: Names of weights by fault, such as `missing`.
+
+    Raises:
+        InputError: There is a fault.
     """
     found = [
-        f"{len(names)} {what} (first: {one_line(names[0], 100)})"
-        for what, names in faults.items()
+        f"{len(names)} {fault} (first: {one_line(names[0], 100)})"
+        for fault, names in faults.items()
         if names
     ]
     if found:
@@ -119,18 +138,29 @@ def require_fit(source: object, described: str, **faults: Sequence[str]) -> None
 
 
 def tied_parameters(model: Any) -> tuple[str, ...]:
-    """Names of the embedding and unembedding where the configuration ties them; empty where it does
-    not.
+    """Name the embedding and unembedding that the configuration ties.
+
+    Args:
+        model: A decoder.
+
+    Returns:
+        Both names; empty where they are not tied.
     """
     tied = model._tied_weights_keys if getattr(model.config, "tie_word_embeddings", False) else None
     return next(((embedding, unembedding) for unembedding, embedding in (tied or {}).items()), ())
 
 
 def is_converted(model: PreTrainedModel, directory: Path) -> bool:
-    """Whether the weights in `directory` are not stored under the names and in the shapes that
-    `model` has.
+    """Tell whether transformers renames or merges stored weights on loading.
+
+    Args:
+        model: A decoder.
+        directory: Directory of the checkpoint.
+
+    Returns:
+        Whether names or shapes in the files are not those of `model`.
     """
-    # refuses what is not floating point
+    # refuses other than floating point
     keys = {weight.key for weight in stored_weights(directory)}
     return (
         bool(get_model_conversion_mapping(model, add_legacy=False))
@@ -141,10 +171,19 @@ def is_converted(model: PreTrainedModel, directory: Path) -> bool:
 def loaded_by_transformers(
     directory: Path, config: PretrainedConfig, dtype: torch.dtype, **placement: Any
 ) -> PreTrainedModel:
-    """The stock model of a checkpoint in `directory`, a larger one whole; `placement`: `device_map`
-    and `max_memory`.
+    """Load a stock model with transformers, a larger one whole.
 
-    Raises InputError where its weights do not fit.
+    Args:
+        directory: Directory of the checkpoint.
+        config: Configuration of the model.
+        dtype: Precision of the weights.
+        **placement: `device_map` and `max_memory`.
+
+    Returns:
+        The model.
+
+    Raises:
+        InputError: The weights do not fit.
     """
     shown = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
@@ -167,8 +206,8 @@ def loaded_by_transformers(
             logging.enable_progress_bar()
     model, report = loaded
     faults = {
-        what: sorted(map(_name, report[f"{what}_keys"]))
-        for what in ("missing", "unexpected", "mismatched")
+        fault: sorted(map(_name, report[f"{fault}_keys"]))
+        for fault in ("missing", "unexpected", "mismatched")
     }
     require_fit(directory, f"a {config.model_type}", **faults)
     for name, parameter in model.named_parameters():
@@ -191,13 +230,22 @@ def _name(reported: str | tuple) -> str:
 def read_weights(
     stored: Mapping[str, StoredWeight], dtype: torch.dtype, places: Mapping[str, Any] | None = None
 ) -> dict[str, Tensor]:
-    """The values of `stored`, by the same names, each on its device in `places` (None: the
-    processor).
+    """Read the values of stored weights.
 
-    Weights whose place is the disk are read once and dropped, so that damage is found now. Raises
-    InputError naming the first weight that is not finite.
+    Weights whose place is the disk are read once and dropped, so that damage is found now.
+
+    Args:
+        stored: Stored weights by name.
+        dtype: Precision of the results.
+        places: Device by name, or "disk"; None: the processor.
+
+    Returns:
+        Values by name, without those on the disk.
+
+    Raises:
+        InputError: A weight is not finite, too large for `dtype`, or cut off.
     """
-    # One chunk for all: one per weight would leave a gap between each two of them.
+    # One chunk for all: one per weight would leave gaps between them.
     chunk, values = torch.empty(_CHUNK, dtype=torch.uint8), {}
     map_file = cache(_mapped)
     for name, weight in stored.items():
@@ -218,7 +266,19 @@ def read_weights(
 
 
 def require_finite_weight(values: Tensor, key: str, directory: Path) -> tuple[Tensor, Tensor]:
-    """The smallest and the largest of `values`. Raises InputError where one is NaN or infinite."""
+    """Refuse values that are NaN or infinite.
+
+    Args:
+        values: Values of a weight.
+        key: Name of the weight.
+        directory: Directory of the checkpoint, for the message.
+
+    Returns:
+        Smallest and largest value.
+
+    Raises:
+        InputError: A value is not finite.
+    """
     smallest, largest = values.aminmax()  # one pass; NaN in either where there is one
     if not (torch.isfinite(smallest) and torch.isfinite(largest)):
         raise InputError(
@@ -228,7 +288,7 @@ def require_finite_weight(values: Tensor, key: str, directory: Path) -> tuple[Te
 
 
 def _mapped(file: Path) -> mmap.mmap:
-    """The bytes of `file`; what is written to them stays in this process."""
+    """Map a file into memory; writes stay in this process."""
     with file.open("rb") as stream:
         return mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_COPY)
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import argparse
 from itertools import groupby
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from repo_interp.cli.checkpoint import find
 
 if TYPE_CHECKING:
-    from repo_interp.checkpoint_files.inspected import Inspected
+    from repo_interp.checkpoint_files.inspected import Inspection
 
 SUMMARY = (
     "Describe a checkpoint: layers, position schemes, heads, widths of f_phi, "
@@ -34,16 +34,17 @@ def run(arguments: argparse.Namespace) -> int:
     from rich.table import Table
 
     from repo_interp.checkpoint_files.architectures import training_length
-    from repo_interp.checkpoint_files.inspected import inspected
+    from repo_interp.checkpoint_files.inspected import inspect_checkpoint
     from repo_interp.console import Console, bold, plain, span_of
     from repo_interp.positions.layouts import NO_ATTENTION, format_layout, meaning
 
-    found = inspected(find(arguments.checkpoint))
+    found = inspect_checkpoint(find(arguments.checkpoint), _configure)
     if not found.is_plain and found.checkpoint.directory.is_dir():
         from repo_interp.models.checkpoints import require_fitting_headers
 
         require_fitting_headers(found.checkpoint)
     checkpoint, config, console = found.checkpoint, found.checkpoint.config, Console()
+    kv_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     part = f", the text part of a {checkpoint.larger['model_type']}" if checkpoint.larger else ""
     console.print(
         bold(arguments.checkpoint, f"  {checkpoint.format} format, {config.model_type}{part}"),
@@ -54,7 +55,7 @@ def run(arguments: argparse.Namespace) -> int:
     console.print(
         f"layout {format_layout(checkpoint.layout)}; {config.num_hidden_layers} layers, "
         f"width {config.hidden_size}, "
-        f"{config.num_attention_heads} heads, {config.num_key_value_heads} key-value heads; "
+        f"{config.num_attention_heads} heads, {kv_heads} key-value heads; "
         f"vocabulary {config.vocab_size}; "
         f"trained on up to {training_length(config)} tokens",
         highlight=False,
@@ -88,7 +89,18 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _cells(found: Inspected, layer: int) -> tuple[str, ...]:
+def _configure(raw: dict[str, Any], source: str) -> Any:
+    """Read a plain decoder without torch, others by their class in transformers."""
+    from repo_interp.checkpoint_files.stated import PLAIN, light_config
+
+    if raw["model_type"] in PLAIN:
+        return light_config(raw, source)
+    from repo_interp.models.configuration import configured
+
+    return configured(raw, source)
+
+
+def _cells(found: Inspection, layer: int) -> tuple[str, ...]:
     width, count = found.representation(layer), found.parameters_of(layer)
     return (
         found.checkpoint.layout[layer],

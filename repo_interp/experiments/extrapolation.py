@@ -48,7 +48,7 @@ from scipy.stats import t as student
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from repo_interp.errors import InputError, numbered, warn
+from repo_interp.errors import InputError, renumber_prompts, warn
 from repo_interp.experiments.experiment import Experiment, Plan, Progress, side_by_side
 from repo_interp.experiments.gaussians import (
     VectorSums,
@@ -148,7 +148,7 @@ class _Judged:
                 some = [prompts[number] for number in numbers]
                 counts[:] = [len(prompt.tokens) for prompt in some]
                 groups[:] = [number % FOLDS for number in numbers]
-                with numbered(numbers):
+                with renumber_prompts(numbers):
                     responses += list(
                         zip(
                             some,

@@ -45,7 +45,7 @@ from jaxtyping import Int
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from repo_interp.errors import InputError, numbered
+from repo_interp.errors import InputError, renumber_prompts
 from repo_interp.experiments.experiment import (
     Experiment,
     Plan,
@@ -231,7 +231,7 @@ def answers_at(
         some, context, moved = disturbed(
             model, [prompts[number] for number in numbers], numbers, point
         )
-        with context, numbered(numbers):
+        with context, renumber_prompts(numbers):
             answers = forced_responses(model, scoring, some, len(some))
         for number, prompt, answer, moves in zip(numbers, some, answers, moved, strict=True):
             targets = np.array(scoring.targets(prompt))

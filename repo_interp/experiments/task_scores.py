@@ -19,7 +19,7 @@ import xarray as xr
 from jaxtyping import Float
 from transformers import PreTrainedModel
 
-from repo_interp.errors import InputError, numbered
+from repo_interp.errors import InputError, renumber_prompts
 from repo_interp.experiments.responses import forced_responses, generated_responses
 from repo_interp.interventions.replacing import require_named_tokens
 from repo_interp.measures.labels import described, described_group
@@ -267,7 +267,7 @@ def _respond(
         [prompts[number] for number in numbers],
     )
     try:
-        with numbered(numbers, f"test set {test_set}"):
+        with renumber_prompts(numbers, f"test set {test_set}"):
             responses = make(model, task, some, len(some))
     except InputError:
         raise

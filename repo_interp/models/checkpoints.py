@@ -363,7 +363,7 @@ def require_fitting_headers(checkpoint: Checkpoint) -> None:
     directory, source = checkpoint.directory, str(checkpoint.directory / "config.json")
     config = configured(plain_keys(stated(directory), source), source)
     if checkpoint.base is not None:
-        base = described_base(directory, checkpoint.base)
+        base = described_base(directory, checkpoint.base, configured)
         require_fitting_headers(base)
         fitting_changes(_empty_model(config, checkpoint.layout, checkpoint.options), directory)
         return

@@ -1,5 +1,4 @@
-"""Make configurations of transformers from config.json (`stated`), and the configuration that a
-repositioned model is saved with.
+"""Make configurations of transformers from config.json, and write those of repositioned models.
 
 A model that `reposition` changed has a configuration that is written in our format, whatever code
 saves it (`repositioned_class`). A class of another library would take every other key and run plain
@@ -21,34 +20,51 @@ from transformers.models.auto.configuration_auto import (
 )
 
 from repo_interp.checkpoint_files.architectures import class_name, native_layout, require_family
-from repo_interp.checkpoint_files.fields import Fields
 from repo_interp.checkpoint_files.stated import (
     COUNTED,
     OURS,
     Checkpoint,
-    common_keys,
-    counted,
-    described,
-    own_layout,
     plain_keys,
+    read_checkpoint,
+    read_layout,
     require_decoder,
+    require_keys,
+    resolve_layers,
 )
 from repo_interp.errors import InputError, refused
-from repo_interp.records import modelled, shown
+from repo_interp.records import shown
 
 
 def identify(path: str | os.PathLike[str], **hub: Any) -> Checkpoint:
-    """The checkpoint at `path`, as `stated.described` gives it, with its configuration of
-    transformers.
+    """Read a checkpoint with its configuration of transformers.
+
+    Args:
+        path: Directory, name of the zoo, or hub id.
+        **hub: Options of `huggingface_hub.snapshot_download`.
+
+    Returns:
+        The checkpoint.
+
+    Raises:
+        InputError: As `stated.read_checkpoint`.
     """
-    return described(path, configured, **hub)
+    return read_checkpoint(path, configured, **hub)
 
 
 def scaled_configuration(
     config: PretrainedConfig, rope_scaling: Mapping[str, Any]
 ) -> PretrainedConfig:
-    """`config` with its rotation scaled otherwise; what scales no frequency (rope_theta, the share
-    of each head) stays unless given.
+    """Replace the scaling of frequencies; base and rotated share stay unless given.
+
+    Args:
+        config: Configuration of a decoder.
+        rope_scaling: Table such as {"rope_type": "yarn", "factor": 2.0}.
+
+    Returns:
+        A new configuration.
+
+    Raises:
+        InputError: The table is no scaling, or types of layers have different ones.
     """
     if not isinstance(rope_scaling, Mapping):
         raise InputError(
@@ -82,23 +98,29 @@ def scaled_configuration(
 
 
 class RepositionedConfig(PretrainedConfig):
-    """What `AutoConfig` reads config.json of our format with; it gives the configuration of the
-    decoder inside, with its layout.
-    """
+    """Reads config.json of our format for `AutoConfig`, as the decoder inside with its layout."""
 
     model_type = OURS
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
-        """The configuration of the decoder and its layout.
+        """Make the configuration of the decoder, with its layout.
 
-        Raises InputError where it describes none.
+        Args:
+            config_dict: Keys of config.json.
+            **kwargs: Options of `AutoConfig`.
+
+        Returns:
+            The configuration; with `return_unused_kwargs`, unused options too.
+
+        Raises:
+            InputError: The keys describe no decoder.
         """
-        raw = counted(
+        raw = resolve_layers(
             {key: value for key, value in config_dict.items() if not key.startswith("_")},
             "config.json",
         )
-        layers, options = own_layout(raw, int(raw.get("num_hidden_layers", 0)), "config.json")
+        layers, options = read_layout(raw, int(raw.get("num_hidden_layers", 0)), "config.json")
         return_unused = kwargs.pop("return_unused_kwargs", False)
         config = configured(plain_keys(raw, "config.json"), "config.json")
         config.name_or_path = kwargs.pop("name_or_path", "")
@@ -114,8 +136,12 @@ class RepositionedConfig(PretrainedConfig):
 def repositioned(
     config: PretrainedConfig, schemes: tuple[str, ...], options: Mapping[str, Any]
 ) -> None:
-    """Make `config`, in place, the configuration of a repositioned decoder: it is written in our
-    format from now on.
+    """Make a configuration, in place, that of a repositioned decoder.
+
+    Args:
+        config: Configuration; it is written in our format from now on.
+        schemes: Scheme by layer.
+        options: Options of schemes by name.
     """
     # Not a new object: modules of the decoder hold this one, and each writes what the user sets on
     # it.
@@ -124,7 +150,14 @@ def repositioned(
 
 
 def written_configuration(decoder: Any) -> dict[str, Any]:
-    """The content of config.json for a repositioned model."""
+    """Return the content of config.json for a repositioned model.
+
+    Args:
+        decoder: A repositioned model.
+
+    Returns:
+        Keys and values.
+    """
     dtype = str(decoder.dtype).removeprefix("torch.")
     config = decoder.config.to_dict() | {
         "dtype": dtype,
@@ -135,7 +168,14 @@ def written_configuration(decoder: Any) -> dict[str, Any]:
 
 
 def plain(config: PretrainedConfig) -> PretrainedConfig:
-    """A copy of `config` as the stock decoder's own, without a layout."""
+    """Copy a configuration as the stock decoder's, without a layout.
+
+    Args:
+        config: Configuration of a repositioned model.
+
+    Returns:
+        The copy.
+    """
     stock = copy.deepcopy(config)
     # Not built anew: a constructor of a family may change what it is given, and fills in what is
     # not.
@@ -145,8 +185,15 @@ def plain(config: PretrainedConfig) -> PretrainedConfig:
 
 
 def own_layout_of(config: PretrainedConfig) -> tuple[tuple[str, ...], dict[str, Any]]:
-    """The scheme of every layer of a repositioned model's configuration, and its options."""
-    return own_layout(
+    """Read the layout of a repositioned model's configuration.
+
+    Args:
+        config: Configuration of a repositioned model.
+
+    Returns:
+        Scheme by layer, and options by name.
+    """
+    return read_layout(
         {"position_layout": config.position_layout}, config.num_hidden_layers, "the configuration"
     )
 
@@ -158,8 +205,15 @@ REGISTER: list[Callable[[type[PretrainedConfig]], None]] = []
 
 @cache
 def repositioned_class(family: str) -> type[PretrainedConfig]:
-    """The family's configuration class, but for how it is written: as ours, unless the layout is
-    the stock decoder's own.
+    """Derive the family's configuration class that writes our format.
+
+    A layout that is the stock decoder's is written as a stock checkpoint.
+
+    Args:
+        family: The `model_type`.
+
+    Returns:
+        The class, registered with Auto classes.
     """
     stock = CONFIG_MAPPING[family]
 
@@ -183,9 +237,7 @@ def repositioned_class(family: str) -> type[PretrainedConfig]:
 
 
 def __getattr__(name: str) -> Any:
-    """The class that `repositioned_class` made, by its name: configurations are unpickled with
-    it.
-    """
+    """Make a class of `repositioned_class` by its name: configurations are unpickled with it."""
     stock = name.removeprefix("Repositioned")
     families = [
         family for family, kind in CONFIG_MAPPING_NAMES.items() if kind == stock and stock != name
@@ -196,25 +248,22 @@ def __getattr__(name: str) -> Any:
 
 
 def configured(raw: Mapping[str, Any], source: str) -> PretrainedConfig:
-    """The Hugging Face configuration of `raw`.
+    """Make the Hugging Face configuration of a decoder's keys.
 
-    Raises InputError, naming `source`, where it describes no decoder.
+    Args:
+        raw: Keys of config.json.
+        source: The file, for errors.
+
+    Returns:
+        The configuration.
+
+    Raises:
+        InputError: The keys describe no decoder.
     """
-    modelled(common_keys(raw, raw), Fields, source)
+    require_keys(raw, source)
     with refused(f"{source} describes no decoder"):
         # transformers writes into it
         raw = dict(PretrainedConfig._decode_special_floats(copy.deepcopy(dict(raw))))
-        layers = raw.get("num_hidden_layers")
-        for name in ("layer_types", "no_rope_layers"):
-            if layers is not None and raw.get(name) is not None and len(raw[name]) != layers:
-                raise ValueError(f"{name} names {len(raw[name])} layers; the model has {layers}")
-        family = raw.pop("model_type")
-        config = AutoConfig.for_model(family, **raw)
-    modelled(
-        {name: value for name, value in config.to_dict().items() if name in Fields.model_fields},
-        Fields,
-        source,
-    )
-    with refused(f"{source} describes no decoder"):
-        require_decoder(raw, config)
+        config = AutoConfig.for_model(raw.pop("model_type"), **raw)
+    require_decoder(raw, config, source)
     return config

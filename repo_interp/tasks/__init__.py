@@ -15,14 +15,19 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, get_args, get_type_hints
 
+from lazy_loader import attach_stub
+
 from repo_interp.entry_points import TASKS, called, find, names, require_names
 from repo_interp.errors import InputError, one_line
-from repo_interp.stub_names import stub_names
-from repo_interp.tasks.niah import niah  # noqa: F401  # now: once its module is loaded, the name would be that of the module
 from repo_interp.tasks.task import Task
 from repo_interp.values import checked
 
-__getattr__, __dir__, __all__ = stub_names(__name__, "make_task", "task_names")
+__getattr__, _, __all__ = attach_stub(__name__, __file__)
+__all__ += ["make_task", "task_names"]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
 
 
 def task_names() -> tuple[str, ...]:

@@ -2,28 +2,32 @@
 first asked for.
 """
 
-from collections.abc import Mapping
-from typing import Any
+import collections.abc
+import typing
 
-from repo_interp.tasks.copying import copying_prompts as copying_prompts
-from repo_interp.tasks.few_shot_text import few_shot_prompts as few_shot_prompts
-from repo_interp.tasks.few_shot_text import following as following
-from repo_interp.tasks.niah import niah as niah
-from repo_interp.tasks.niah import niah_score as niah_score
-from repo_interp.tasks.niah import niah_scores as niah_scores
-from repo_interp.tasks.prompt import Prompt as Prompt
-from repo_interp.tasks.prompt import digest as digest
-from repo_interp.tasks.prompt.jsonl import read_prompts as read_prompts
-from repo_interp.tasks.prompt.jsonl import write_prompts as write_prompts
-from repo_interp.tasks.prompt.text import prompt_from_text as prompt_from_text
-from repo_interp.tasks.random_tokens import random_token_prompts as random_token_prompts
-from repo_interp.tasks.reversal import reversal_prompts as reversal_prompts
-from repo_interp.tasks.task import Batch as Batch
-from repo_interp.tasks.task import Response as Response
-from repo_interp.tasks.task import Task as Task
+from .copying import copying_prompts as copying_prompts
+from .few_shot_text import few_shot_prompts as few_shot_prompts
+from .few_shot_text import following as following
+from .niah import niah as niah
+from .niah import niah_score as niah_score
+from .niah import niah_scores as niah_scores
+from .prompt import Prompt as Prompt
+from .prompt import digest as digest
+from .prompt.jsonl import read_prompts as read_prompts
+from .prompt.jsonl import write_prompts as write_prompts
+from .prompt.text import prompt_from_text as prompt_from_text
+from .random_tokens import random_token_prompts as random_token_prompts
+from .reversal import reversal_prompts as reversal_prompts
+from .task import Batch as Batch
+from .task import Response as Response
+from .task import Task as Task
 
 def task_names() -> tuple[str, ...]: ...
 def recorded_task(
-    source: str, name: str, size: str, options: Mapping[str, Any], given: Mapping[str, Any]
+    source: str,
+    name: str,
+    size: str,
+    options: collections.abc.Mapping[str, typing.Any],
+    given: collections.abc.Mapping[str, typing.Any],
 ) -> Task: ...
-def make_task(name: str, size: str = "small", **options: Any) -> Task: ...
+def make_task(name: str, size: str = "small", **options: typing.Any) -> Task: ...

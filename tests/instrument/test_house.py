@@ -267,5 +267,5 @@ def test_every_public_name_can_be_had_and_is_listed():
     for name in ri.__all__:
         assert getattr(ri, name) is not None
     assert dir(ri) == sorted(ri.__all__)
-    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+    with pytest.raises(AttributeError, match="No repo_interp attribute nothing"):
         ri.nothing  # noqa: B018

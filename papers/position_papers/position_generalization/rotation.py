@@ -33,8 +33,9 @@ from position_papers.position_generalization.measured import (
     fits,
     is_language_model,
 )
-from repo_interp.checkpoint_files.inspected import inspected
+from repo_interp.checkpoint_files.inspected import inspect_checkpoint
 from repo_interp.measures.labels import described
+from repo_interp.models.configuration import configured
 from repo_interp.plots.marks.drawing import counted
 from repo_interp.plots.views.rotation import CHOICES, rotating_heads, rotation_grid
 
@@ -233,7 +234,11 @@ def _slow(
     the length of its prompts; which start near pi, and would be slow dominating but for that; and
     which are still.
     """
-    subject, chosen, checkpoint = measured.subject, rotation.attrs, inspected(measured.subject.path)
+    subject, chosen, checkpoint = (
+        measured.subject,
+        rotation.attrs,
+        inspect_checkpoint(measured.subject.path, configured),
+    )
     longer = []
     for layer in rotation["layer"].values:
         window = checkpoint.window(layer) or subject.training_length

@@ -211,7 +211,7 @@ def test_a_scaling_that_changes_nothing_is_noted_in_the_scores(monkeypatch):
 @pytest.mark.parametrize("scaling", [float("nan"), float("inf"), -1.0, 0.0])
 def test_scalings_are_held_to_a_range_in_python_too(scaling):
     with pytest.raises(
-        InputError, match=r'rope_scaling: "rope_parameters" "all layers" "factor": wanted a'
+        InputError, match=r'rope_scaling: "rope_parameters" "all layers" "factor": wanted '
     ):
         ri.load("reversal/rope", rope_scaling={"rope_type": "linear", "factor": scaling})
 

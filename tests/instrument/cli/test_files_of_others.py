@@ -308,7 +308,7 @@ def test_sizes_are_bounded_by_whatever_name_a_family_has_for_them(key, tmp_path,
     capsys.readouterr()
     for command in ("inspect", "analyze"):
         assert main([command, str(tmp_path)]) == 2
-        assert "wanted a number of at most" in capsys.readouterr().err
+        assert "wanted less than or equal to" in capsys.readouterr().err
 
 
 @pytest.mark.filterwarnings("ignore:the log holds messages")

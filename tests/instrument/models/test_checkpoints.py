@@ -306,11 +306,7 @@ def test_numbers_of_the_rotation_that_transformers_gives_are_named(
     assert kept == str(warned[0].message).replace(str(file), "config.json")  # a run names no path
     capsys.readouterr()
     assert main(["inspect", str(tmp_path)]) == 0
-    # its class gives types of layers their defaults, and is not imported here
-    unknown = family == "olmo3"
-    assert capsys.readouterr().err == (
-        "" if unknown else f"repo-interp inspect: {warned[0].message}\n"
-    )
+    assert capsys.readouterr().err == f"repo-interp inspect: {warned[0].message}\n"
 
 
 @pytest.mark.parametrize(

