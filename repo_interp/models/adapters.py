@@ -215,7 +215,8 @@ def save_adapter(model: PreTrainedModel, directory: Path, base: Base) -> None:
         for name, value in model.named_parameters()
         if value.requires_grad
     }
-    rank = next(value.shape[0] for name, value in trained.items() if ".lora_A." in name)
+    ranks = {name: value.shape[0] for name, value in trained.items() if ".lora_A." in name}
+    rank = next(iter(ranks.values()))
     learned = [name for name in _LEARNED if any(f".{name}." in key for key in trained)]
     configuration = written_configuration(model)
     kind = _POSITIONED if configuration["model_type"] == OURS else "LORA"
@@ -226,14 +227,12 @@ def save_adapter(model: PreTrainedModel, directory: Path, base: Base) -> None:
         "lora_alpha": 2 * rank,
         "lora_dropout": 0.0,
         "bias": "none",
-    }
-    layers = sorted({int(name.split(".")[2]) for name in trained if ".lora_A." in name})
-    lora |= {
         "target_modules": list(PROJECTIONS),
-        "layers_to_transform": layers,
+        "layers_to_transform": sorted({int(name.split(".")[2]) for name in ranks}),
         "modules_to_save": learned or None,
+        "base_model_name_or_path": base.name,
+        "inference_mode": True,
     }
-    lora |= {"base_model_name_or_path": base.name}
     directory.mkdir(parents=True, exist_ok=True)
     values = {
         _PREFIX + name: value.detach().to("cpu", STORED).contiguous()
@@ -243,7 +242,7 @@ def save_adapter(model: PreTrainedModel, directory: Path, base: Base) -> None:
         save_file(values, unfinished, metadata={"format": "pt"})
     write_text(
         directory / _CONFIGURATION,
-        json.dumps(lora | {"inference_mode": True}, indent=1, sort_keys=True) + "\n",
+        json.dumps(lora, indent=1, sort_keys=True) + "\n",
     )
     write_text(
         directory / "config.json",

@@ -44,8 +44,10 @@ NAME = "repo_interp"
 """Of our attention function among those of transformers, in the configuration of a stock attention
 module.
 """
-_CACHES = ("past_key_values", "layer_past")
-"""What attention modules call the cache."""
+CACHES = ("cache", "past_key_values", "layer_past")
+"""Names of the argument that takes the cache: of transformers from 5.24 on, before it, and of older
+families.
+"""
 CHANGED = "_repo_interp_changed"
 """Where a layer keeps, by attribute, the value as built and the changes that last (`lasting.put`).
 """
@@ -223,7 +225,7 @@ class RepositionedAttention:
             self._require_one_thread()
         given = dict(zip(self._parameters, arguments, strict=False)) | keywords
         hidden_states: Tensor = given["hidden_states"]
-        past = next((name for name in _CACHES if given.get(name) is not None), None)
+        past = next((name for name in CACHES if given.get(name) is not None), None)
         cache = None if past is None else given[past]
         start = self._cached_tokens(cache, hidden_states.shape[1])
         index = self._token_index(hidden_states, given, start)
@@ -618,6 +620,19 @@ class RepositionedAttention:
 def attached(module: nn.Module) -> RepositionedAttention | None:
     """The `RepositionedAttention` of a stock attention module; None where it has none."""
     return vars(module).get(_ATTACHED)
+
+
+def cache_argument(forward: Callable[..., Any]) -> str:
+    """Return the name under which a forward function takes a key-value cache.
+
+    Args:
+        forward: Of a model or an attention module of transformers.
+
+    Returns:
+        One of `CACHES`.
+    """
+    taken = inspect.signature(forward).parameters
+    return next((name for name in CACHES if name in taken), CACHES[0])
 
 
 def detach(stock: Any) -> None:

@@ -39,7 +39,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from repo_interp.errors import InputError, warn
 from repo_interp.models.attention import attached
-from repo_interp.models.changes import unchanged_computation
+from repo_interp.models.changes import remember_computation
 from repo_interp.models.decoder import as_decoder
 from repo_interp.models.layer_pass import HookSites
 from repo_interp.models.tokenizing import reads_with, special_tokens_around
@@ -267,7 +267,7 @@ def bridge(
     # Some adapters force eager attention for the whole model.
     model.set_attn_implementation("sdpa" if implementation is None else implementation)
     as_decoder(wrapped).origin = opened.origin
-    unchanged_computation(wrapped)
+    remember_computation(wrapped)
     return wrapped
 
 

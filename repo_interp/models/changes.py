@@ -34,56 +34,23 @@ _NAMED = 3
 """Names of weights or modules that are listed."""
 
 
-def unchanged_computation(model: nn.Module) -> None:
-    """Remember on a bridge what is attached to it now, and how its layers rotate: whatever comes
-    later is a change.
+def remember_computation(model: nn.Module) -> None:
+    """Remember the hooks and rotations that a model has now, so that later ones count as changes.
+
+    Args:
+        model: Bridge or repositioned model.
     """
     decoder = as_decoder(model)
     decoder.first_hook, decoder.rotations = RemovableHandle.next_id, _rotations(model)
 
 
-def unchanged_weights(model: nn.Module) -> None:
-    """Remember on a model or bridge the weights that it has now: others, later, are a change."""
-    weights = _weights(model)
-    as_decoder(model).weights = states(weights), _fingerprints(weights)
+def remember_weights(model: nn.Module) -> None:
+    """Remember the weights that a model has now, so that later edits count as changes.
 
-
-def states(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, int, int]]:
-    """Return the address, the version and a sum of the bits of each tensor; they stay equal until
-    it is written to.
-
-    The sum weighs rows and columns by their place, so that it changes when two of them change
-    places.
+    Args:
+        model: Bridge or model of Hugging Face.
     """
-    sums = dict[torch.device, dict[str, Tensor]]()
-    for name, tensor in tensors.items():
-        rows = (
-            tensor.detach()
-            .contiguous()
-            .reshape(len(tensor) if tensor.ndim > 1 else 1, -1)
-            .view(torch.uint8)
-        )
-        widest = next(
-            size
-            for size in (8, 4, 2, 1)
-            if rows.shape[1] % size == rows.storage_offset() % size == 0
-        )
-        bits = rows.view(_WHOLE[widest])
-        of_lines = [bits.sum(axis, dtype=torch.int64) for axis in (0, 1)]
-        weighted = [
-            (line * torch.arange(1, 2 * len(line), 2, device=line.device)).sum()
-            for line in of_lines
-        ]
-        sums.setdefault(tensor.device, {})[name] = weighted[0] + weighted[1]
-    added = {
-        name: total
-        for some in sums.values()
-        for name, total in zip(some, torch.stack([*some.values()]).tolist(), strict=True)
-    }
-    return {
-        name: (tensor.data_ptr(), 0 if tensor.is_inference() else tensor._version, added[name])
-        for name, tensor in tensors.items()
-    }
+    as_decoder(model).weights = fingerprints(_weights(model))
 
 
 def changes(model: nn.Module) -> str:
@@ -98,12 +65,7 @@ def changes(model: nn.Module) -> str:
         ]
     }
     if decoder.weights is not None:
-        (before, checksums), weights = decoder.weights, _weights(model)
-        now = states(weights)
-        moved = [name for name, state in now.items() if before.get(name) != state]
-        again = _fingerprints({name: weights[name] for name in moved})
-        same = {name: checksums.get(name) for name in now}
-        found["other weights in"] = _differing(checksums, same | again)
+        found["other weights in"] = _differing(decoder.weights, fingerprints(_weights(model)))
     if decoder.rotations is not None:
         found["other rotation in"] = _differing(decoder.rotations, _rotations(model))
         parts = {module: name for name, module in decoder.owner.named_modules()}
@@ -136,47 +98,48 @@ def _weights(model: nn.Module) -> dict[str, Tensor]:
     }
 
 
-def _fingerprints(tensors: Mapping[str, Tensor]) -> dict[str, int]:
-    """A number for the bits of each tensor: the CRC-32 of their sums over every axis, which leave
-    an accelerator together; of one axis, or of an odd width on a processor, that of the bits.
+def fingerprints(tensors: Mapping[str, Tensor]) -> dict[str, int]:
+    """Return a checksum of the bits of every tensor.
+
+    The checksum is the CRC-32 of the sums of a tensor's bits over all its axes, or of the bits
+    themselves where it has fewer than two axes. It is the same on every device.
+
+    Args:
+        tensors: Tensors by name, none on "meta".
+
+    Returns:
+        Checksums by name.
     """
-    found, sums = {}, dict[torch.device, list[tuple[str, Tensor]]]()
+    lines = dict[torch.device, dict[str, Tensor]]()
     for name, tensor in tensors.items():
-        bits, width = tensor.contiguous(), tensor.element_size()
-        if tensor.device.type == "cpu":
-            if tensor.ndim < 2 or tensor.shape[-1] * width % 8:
-                found[name] = zlib.crc32(bits.reshape(-1).view(torch.uint8).numpy().data)
-                continue
-            # sums at the speed of memory, three times that of a CRC
-            whole = bits.view(torch.int64).numpy()
-            found[name] = zlib.crc32(
-                b"".join(whole.sum(axis).tobytes() for axis in range(whole.ndim))
-            )
-            continue
-        bits = bits.view(_WHOLE[width])
-        lines = [bits.sum(axis, dtype=torch.int64).reshape(-1) for axis in range(bits.ndim)]
-        sums.setdefault(tensor.device, []).extend((name, line) for line in lines)
-    for of_device in sums.values():
-        names, lines = zip(*of_device, strict=True)
-        parts = torch.cat(lines).cpu().split([len(line) for line in lines])
-        for name, part in zip(names, parts, strict=True):
-            found[name] = zlib.crc32(part.numpy().data, found.get(name, 0))
+        width = tensor.element_size()
+        wide = tensor.ndim > 1 and tensor.shape[-1] * width % 8 == 0
+        bits = tensor.detach().contiguous().view(_WHOLE[8 if wide else width])
+        # A sum runs at the speed of memory, three times that of a CRC.
+        sums = [bits.sum(axis, dtype=torch.int64) for axis in range(bits.ndim)]
+        sums = sums if bits.ndim > 1 else [bits.long()]
+        lines.setdefault(tensor.device, {})[name] = torch.cat([part.reshape(-1) for part in sums])
+    found = {}
+    for of_device in lines.values():
+        # One transfer for all tensors of an accelerator.
+        joined = torch.cat([*of_device.values()]).cpu()
+        parts = joined.split([len(line) for line in of_device.values()])
+        found |= {
+            name: zlib.crc32(part.numpy().data) for name, part in zip(of_device, parts, strict=True)
+        }
     return found
 
 
 def _rotations(model: nn.Module) -> dict[str, tuple[Any, ...]]:
-    return {
-        f"layer {each.layer_idx}": (
-            *_fingerprints(
-                {"frequencies": frequencies}
-                if (frequencies := each.frequencies_at(1)) is not None
-                else {}
-            ).values(),
-            *_fingerprints({"scaling": torch.as_tensor(each.attention_scaling)}).values(),
-            each.attends_as_built,
-        )
-        for each in as_decoder(model).layers
-    }
+    rotations = {}
+    for layer, attention in as_decoder(model).by_layer.items():
+        tensors = {
+            "frequencies": attention.frequencies_at(1),
+            "scaling": torch.as_tensor(attention.attention_scaling),
+        }
+        present = {name: tensor for name, tensor in tensors.items() if tensor is not None}
+        rotations[f"layer {layer}"] = (fingerprints(present), attention.attends_as_built)
+    return rotations
 
 
 def _is_of_a_library(hook: Any) -> bool:

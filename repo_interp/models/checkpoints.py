@@ -17,7 +17,7 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 from accelerate import init_empty_weights
@@ -90,6 +90,15 @@ from repo_interp.models.wrapped import model_of, unwrapped
 from repo_interp.positions.layouts import format_layout
 from repo_interp.records import modelled
 from repo_interp.values import shortened
+
+
+class LoadOptions(TypedDict, total=False):
+    """Keyword arguments of `load_model` that `load` and `open_model` hand on."""
+
+    rope_scaling: Mapping[str, Any] | None
+    device_map: DeviceMap | None
+    most_memory: MostMemory | None
+    positions_dtype: str | None
 
 
 def known(path: str | os.PathLike[str]) -> Checkpoint:

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from repo_interp.checkpoint_files.architectures import training_length
 from repo_interp.errors import InputError, one_line
 from repo_interp.models.attention import RepositionedAttention, attached
 from repo_interp.models.wrapped import model_of, unwrapped
@@ -64,8 +65,10 @@ class Decoder:
     """The BOS that its tokenizer puts before a text; None where it puts none, and without a
     tokenizer.
     """
-    weights: tuple[Mapping[str, Any], Mapping[str, int]] | None = None
-    """States and fingerprints of the weights that it was loaded with (`changes`)."""
+    weights: Mapping[str, int] | None = None
+    """Checksums of the weights that it was loaded with (`changes`)."""
+    hashed: tuple[Mapping[str, int], str] | None = None
+    """Checksums of the weights at their last SHA-256, and that (`provenance.weights_digest`)."""
     rotations: Mapping[str, Any] | None = None
     """How each layer of a bridge rotated when it was made (`changes`)."""
     first_hook: int = 0
@@ -153,6 +156,17 @@ class Decoder:
     def assigners(self) -> list[nn.Module]:
         """What assigns positions, of every layer that has one."""
         return [attention.assigner for attention in self.layers if attention.assigner is not None]
+
+    @property
+    def positions_dtype(self) -> torch.dtype:
+        """The precision of learned positions; that of the weights where none are learned."""
+        learned = (weight for assigner in self.assigners for weight in assigner.parameters())
+        return next(learned, self.weight).dtype
+
+    @property
+    def training_length(self) -> int:
+        """Tokens of the longest prompts that the model was trained on."""
+        return self.origin.training_length if self.origin else training_length(self.config)
 
     @property
     def config(self) -> Any:

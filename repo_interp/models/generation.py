@@ -14,6 +14,7 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
 from repo_interp.errors import NotFinitePrediction
+from repo_interp.models.attention import cache_argument
 from repo_interp.models.decoder import as_decoder
 from repo_interp.models.reposition import at_rest, batch_limits
 from repo_interp.side_by_side import BatchSize, batches
@@ -69,7 +70,7 @@ def _continue_batch(
             tokens,
             attention_mask=valid.long() if padded else None,
             position_ids=index,
-            past_key_values=cache,
+            **{cache_argument(model.forward): cache},
             use_cache=True,
             logits_to_keep=1,
         )

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import torch
 from torch import nn
@@ -23,11 +23,10 @@ from transformers import (
 )
 
 from repo_interp.errors import InputError
-from repo_interp.models.changes import unchanged_computation
-from repo_interp.models.checkpoints import load_model, load_tokenizer
+from repo_interp.models.changes import remember_computation
+from repo_interp.models.checkpoints import LoadOptions, load_model, load_tokenizer
 from repo_interp.models.configuration import identify, own_layout_of, plain
 from repo_interp.models.decoder import as_decoder
-from repo_interp.models.dispatch import DeviceMap, MostMemory
 from repo_interp.models.outputs import parity_errors
 from repo_interp.models.provenance import Origin, mark, origin
 from repo_interp.models.reposition import longest_prompt, with_layout
@@ -49,10 +48,7 @@ def open_model(
     path: str | os.PathLike[str],
     device: str = "cpu",
     dtype: str = "float32",
-    rope_scaling: Mapping[str, Any] | None = None,
-    device_map: DeviceMap | None = None,
-    most_memory: MostMemory | None = None,
-    positions_dtype: str | None = None,
+    **options: Unpack[LoadOptions],
 ) -> PreTrainedModel:
     """The checkpoint at `path` as the model that `load` puts into a bridge, to measure: with its
     tokenizer, and without TransformerLens.
@@ -62,11 +58,9 @@ def open_model(
 
     Arguments and errors as of `load`; the results of `analyze` are the same.
     """
-    model, tokenizer, source = _opened(
-        path, device, dtype, rope_scaling, device_map, most_memory, positions_dtype
-    )
+    model, tokenizer, source = _open(path, device, dtype, options)
     reads_with(model, tokenizer)
-    unchanged_computation(model)
+    remember_computation(model)
     mark(model, source)
     return model
 
@@ -75,10 +69,7 @@ def load(
     path: str | os.PathLike[str],
     device: str = "cpu",
     dtype: str = "float32",
-    rope_scaling: Mapping[str, Any] | None = None,
-    device_map: DeviceMap | None = None,
-    most_memory: MostMemory | None = None,
-    positions_dtype: str | None = None,
+    **options: Unpack[LoadOptions],
 ) -> TransformerBridge:
     """The checkpoint at `path` - a directory, a name of the zoo, a hub id; released, ours or stock
     - as a TransformerBridge.
@@ -91,21 +82,15 @@ def load(
     """
     from repo_interp.models.bridge import bridge
 
-    model, tokenizer, source = _opened(
-        path, device, dtype, rope_scaling, device_map, most_memory, positions_dtype
-    )
+    model, tokenizer, source = _open(path, device, dtype, options)
     wrapped = bridge(model, tokenizer)
     mark(wrapped, source)
     wrapped.cfg.model_name = source.name
     return wrapped
 
 
-def _opened(
-    path: str | os.PathLike[str],
-    device: str,
-    dtype: str,
-    rope_scaling: Mapping[str, Any] | None,
-    *further: Any,
+def _open(
+    path: str | os.PathLike[str], device: str, dtype: str, options: LoadOptions
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase | None, Origin]:
     """The model of a checkpoint, which attends as measures see it, its tokenizer, and where it came
     from.
@@ -113,9 +98,9 @@ def _opened(
     checkpoint = identify(path)
     # before the weights: what reading it needs and gives back is theirs then
     tokenizer = load_tokenizer(checkpoint)
-    model = load_model(checkpoint, device, dtype, rope_scaling, *further)
+    model = load_model(checkpoint, device, dtype, **options)
     require_parity(model)
-    return model, tokenizer, origin(checkpoint, path, rope_scaling)
+    return model, tokenizer, origin(checkpoint, path, options.get("rope_scaling"))
 
 
 def zoo(name: str, device: str = "cpu", dtype: str = "float32") -> TransformerBridge:

@@ -44,13 +44,13 @@ class Following:
         keys: Tensor,
         values: Tensor,
         mask: Tensor | None,
-        dropout: nn.Dropout,
+        dropout: float,
     ) -> Any:
         """What the configured attention function gives, its heads side by side."""
         function = ALL_ATTENTION_FUNCTIONS.get_interface(
             self.config._attn_implementation, eager_attention_forward
         )
-        rate = dropout.p if self.training else 0.0
+        rate = dropout if self.training else 0.0
         attended, weights = function(
             self, queries, keys, values, mask, dropout=rate, scaling=self.head_dim**-0.5
         )
@@ -70,8 +70,6 @@ class FollowingBloom(Following, BloomAttention):
         alibi,
         attention_mask,
         layer_past=None,
-        use_cache=False,
-        output_attentions=False,
         **kwargs,
     ) -> Any:
         """As the stock class."""
@@ -84,7 +82,7 @@ class FollowingBloom(Following, BloomAttention):
             seen = visible(queries.shape[2], keys.shape[2], attention_mask, queries.device)
             attention_mask = torch.where(seen, bias, lowest)
         attended, weights = self.attend(
-            queries, keys, values, attention_mask, self.attention_dropout
+            queries, keys, values, attention_mask, self.attention_dropout.p
         )
         output = nn.functional.dropout(self.dense(attended), self.hidden_dropout, self.training)
         return output if residual is None else residual + output, weights
@@ -103,10 +101,7 @@ class FollowingFalcon(Following, FalconAttention):
         hidden_states,
         alibi,
         attention_mask,
-        position_ids=None,
         layer_past=None,
-        use_cache=False,
-        output_attentions=False,
         position_embeddings=None,
         **kwargs,
     ) -> Any:
@@ -118,7 +113,7 @@ class FollowingFalcon(Following, FalconAttention):
         if layer_past is not None:
             keys, values = layer_past.update(keys, values, self.layer_idx)
         attended, weights = self.attend(
-            queries, keys, values, attention_mask, self.attention_dropout
+            queries, keys, values, attention_mask, self.attention_dropout.p
         )
         return self.dense(attended), weights
 
@@ -133,10 +128,8 @@ class FollowingGPTJ(Following, GPTJAttention):
         hidden_states,
         layer_past=None,
         attention_mask=None,
-        position_ids=None,
-        use_cache=False,
-        output_attentions=False,
         position_embeddings=None,
+        cache=None,
         **kwargs,
     ) -> Any:
         """As the stock class."""
@@ -153,9 +146,13 @@ class FollowingGPTJ(Following, GPTJAttention):
             for part in (queries, keys)
         )
         queries, keys, values = (part.transpose(1, 2) for part in (queries, keys, values))
-        if layer_past is not None:
-            keys, values = layer_past.update(keys, values, self.layer_idx)
-        attended, weights = self.attend(queries, keys, values, attention_mask, self.attn_dropout)
+        # transformers renamed `layer_past` in 5.24
+        cache = layer_past if cache is None else cache
+        if cache is not None:
+            keys, values = cache.update(keys, values, self.layer_idx)
+        attended, weights = self.attend(
+            queries, keys, values, attention_mask, self.config.attn_pdrop
+        )
         return self.resid_dropout(self.out_proj(attended)), weights
 
 
@@ -197,18 +194,19 @@ def follow(decoder: Any) -> None:
         module.__class__ = FOLLOWING[type(module)]
         module.config = decoder.config
     if modules and isinstance(modules[0], FollowingGPTJ):
-        rotary = GPTJRotary(decoder.config).to(modules[0].embed_positions.device)
+        rotary = GPTJRotary(decoder.config).to(modules[0].q_proj.weight.device)
         decoder.add_module(_ROTARY, rotary)
 
         def hand_on(
             module: nn.Module, arguments: tuple, keywords: dict[str, Any]
         ) -> tuple[tuple, dict[str, Any]]:
-            return arguments, {
+            # transformers from 5.24 on gives tables too, sines first
+            return arguments, keywords | {
                 TABLES: rotary(
                     arguments[0] if arguments else keywords["hidden_states"],
                     keywords["position_ids"],
                 )
-            } | keywords
+            }
 
         for module in modules:
             module.register_forward_pre_hook(hand_on, with_kwargs=True)

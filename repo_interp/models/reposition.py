@@ -13,6 +13,7 @@ hook_embed fires), then the vectors are added.
 from __future__ import annotations
 
 import copy
+import inspect
 import logging
 from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager
@@ -27,7 +28,7 @@ from transformers import PreTrainedModel
 from repo_interp.checkpoint_files.architectures import require_family
 from repo_interp.checkpoint_files.options import require_useful, scheme_options
 from repo_interp.errors import InputError, warn
-from repo_interp.models.attention import RepositionedAttention, remember_index
+from repo_interp.models.attention import RepositionedAttention, cache_argument, remember_index
 from repo_interp.models.configuration import repositioned
 from repo_interp.models.decoder import as_decoder, attentions_of, require_model
 from repo_interp.models.own_attention import follow
@@ -131,7 +132,9 @@ def with_layout(
                 "frequencies to rotate by"
             )
         if parts.assigner is not None:
-            initialise(parts.assigner, builder.deviation)
+            for module in parts.assigner.modules():
+                if isinstance(module, nn.Linear):
+                    nn.init.normal_(module.weight, std=builder.deviation)
             parts.assigner.train(stock.training)
         RepositionedAttention(stock, parts, rotation)
     decoder.found.clear()  # schemes were attached to modules that may have been without
@@ -193,12 +196,8 @@ def length_matters(model: nn.Module) -> bool:
     """Whether frequencies depend on the length of a pass, which is that of its longest prompt
     (dynamic NTK, longrope).
     """
-    return any(
-        map(
-            depends_on_length,
-            as_decoder(model).modules("rotaries", lambda decoder: list(rotaries(decoder.stack))),
-        )
-    )
+    found = as_decoder(model).modules("rotaries", lambda decoder: list(rotaries(decoder.stack)))
+    return any(map(depends_on_length, found))
 
 
 def _schemes(model: PreTrainedModel, layout: str) -> tuple[str, ...]:
@@ -215,13 +214,6 @@ def _schemes(model: PreTrainedModel, layout: str) -> tuple[str, ...]:
         return parse_layout(layout, model.config.num_hidden_layers)
     except ValueError as error:
         raise InputError(str(error)) from None
-
-
-def initialise(scheme: nn.Module, deviation: float) -> None:
-    """Draw every linear map of a scheme from normal(0, deviation)."""
-    for module in scheme.modules():
-        if isinstance(module, nn.Linear):
-            nn.init.normal_(module.weight, std=deviation)
 
 
 @contextmanager
@@ -315,12 +307,8 @@ def assigner_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
 
 def added_parameters(model: nn.Module) -> int:
     """Number of parameters that the position schemes added to those of the stock decoder."""
-    return sum(
-        each.numel()
-        for each in {
-            parameter for module in scheme_modules(model) for parameter in module.parameters()
-        }
-    )
+    added = {weight for module in scheme_modules(model) for weight in module.parameters()}
+    return sum(weight.numel() for weight in added)
 
 
 def longest_prompt(model: nn.Module) -> int | None:
@@ -348,14 +336,11 @@ def _declare_shared(model: PreTrainedModel) -> None:
     """
     owners: dict[int, str] = {}
     for attention in as_decoder(model).layers:
-        names = {
-            name: f"layers.{attention.layer_idx}.{name}"
-            for name, _ in attention.module.named_parameters()
-        }
+        prefix = f"layers.{attention.layer_idx}."
         shared = {
-            name: owners[id(parameter)]
+            name: owner
             for name, parameter in attention.module.named_parameters()
-            if owners.setdefault(id(parameter), names[name]) != names[name]
+            if (owner := owners.setdefault(id(parameter), prefix + name)) != prefix + name
         }
         attention.module._tied_weights_keys = shared  # pyright: ignore[reportAttributeAccessIssue, reportArgumentType]
 
@@ -390,14 +375,14 @@ def learn_absolute_positions(model: PreTrainedModel, length: int | None, deviati
 def _add_vectors(
     decoder: Any, arguments: tuple, keywords: dict[str, Any]
 ) -> tuple[tuple, dict[str, Any]]:
-    names = ("input_ids", "attention_mask", "position_ids", "past_key_values", "inputs_embeds")
+    names = list(inspect.signature(decoder.forward).parameters)
     inputs = dict(zip(names, arguments, strict=False)) | keywords
     tokens, embeddings = inputs.get("input_ids"), inputs.get("inputs_embeds")
     if embeddings is None:
         embeddings = decoder.get_input_embeddings()(tokens)
     index = inputs.get("position_ids")
     if index is None:
-        cache = inputs.get("past_key_values")
+        cache = inputs.get(cache_argument(decoder.forward))
         start = 0 if cache is None else cache.get_seq_length()
         index = torch.arange(start, start + embeddings.shape[1], device=embeddings.device)[None]
     try:

@@ -40,15 +40,15 @@ def recorded(model: nn.Module, tokens: Int[Tensor, "prompt token"]) -> Recording
     """A forward pass of a model or bridge with what enters every layer: L times [prompt, token,
     d_model] numbers.
     """
-    decoder, residuals = as_decoder(model).stack, []
+    decoder, residuals = as_decoder(model), []
 
     def keep(layer: nn.Module, arguments: tuple, keywords: dict[str, Any]) -> None:
         residuals.append(arguments[0] if arguments else keywords["hidden_states"])
 
     with at_rest(model), ExitStack() as hooks:
-        for layer in as_decoder(model).blocks:
+        for layer in decoder.blocks:
             hooks.callback(layer.register_forward_pre_hook(keep, with_kwargs=True).remove)
-        last_hidden = decoder(input_ids=tokens, use_cache=False).last_hidden_state
+        last_hidden = decoder.stack(input_ids=tokens, use_cache=False).last_hidden_state
     return Recording(tokens, tuple(residuals), last_hidden)
 
 
@@ -59,10 +59,8 @@ def resumed(
     """The decoder's last hidden states when layers from `first_layer` on run on what entered it in
     `recording`, `copies` times side by side: all prompts, then all again.
     """
-    decoder, entering = (
-        as_decoder(model).stack,
-        recording.residuals[first_layer].repeat(copies, 1, 1),
-    )
+    decoder = as_decoder(model)
+    entering = recording.residuals[first_layer].repeat(copies, 1, 1)
 
     def enter(
         layer: nn.Module, arguments: tuple, keywords: dict[str, Any]
@@ -71,19 +69,15 @@ def resumed(
         return (entering, *arguments[1:]), keywords
 
     with at_rest(model), ExitStack() as undo:
-        for layer in as_decoder(model).blocks[:first_layer]:
+        for layer in decoder.blocks[:first_layer]:
             # a bridge's own __setattr__ would give it to the layer inside
             object.__setattr__(layer, "forward", _hand_on)
             undo.callback(object.__delattr__, layer, "forward")
-        undo.callback(
-            as_decoder(model)
-            .blocks[first_layer]
-            .register_forward_pre_hook(enter, with_kwargs=True, prepend=True)
-            .remove
-        )
-        return decoder(
-            input_ids=recording.tokens.repeat(copies, 1), use_cache=False
-        ).last_hidden_state
+        first = decoder.blocks[first_layer]
+        handle = first.register_forward_pre_hook(enter, with_kwargs=True, prepend=True)
+        undo.callback(handle.remove)
+        tokens = recording.tokens.repeat(copies, 1)
+        return decoder.stack(input_ids=tokens, use_cache=False).last_hidden_state
 
 
 def _hand_on(hidden_states: Tensor, *arguments: Any, **keywords: Any) -> Tensor:

@@ -184,22 +184,6 @@ class FixedSlopes(PositionMap):
         return slopes[:, None, None] * positions
 
 
-class LearnedSlopes(PositionMap):
-    """m_h p with one learned slope per head, 0 at the start."""
-
-    def __init__(self, heads: int) -> None:
-        super().__init__()
-        self.slopes = nn.Parameter(torch.zeros(heads))
-
-    def forward(
-        self,
-        queries: Float[Tensor, "batch head row d_head"],
-        positions: Float[Tensor, "batch head row key"],
-    ) -> Float[Tensor, "batch head row key"]:
-        """Position logits; the queries are not used."""
-        return exact(self.slopes)[:, None, None] * positions
-
-
 class ContextualPositions(PositionLogits):
     """CoPE: gates, the positions they add up to, and a map from positions to logits."""
 

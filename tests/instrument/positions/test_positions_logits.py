@@ -14,7 +14,6 @@ from repo_interp.positions.contextual import (
     ContextualPositions,
     FixedSlopes,
     InterpolatedEmbedding,
-    LearnedSlopes,
     PositionMLP,
     SeparatelyGatedPositions,
 )
@@ -37,7 +36,6 @@ SCHEMES = {
     "cope, open gates": lambda: ContextualPositions(InterpolatedEmbedding(5, D_HEAD), "open"),
     "cope mlp": lambda: ContextualPositions(PositionMLP(D_HEAD, width=5, unit=4.0)),
     "cope alibi": lambda: ContextualPositions(FixedSlopes(HEADS)),
-    "cope learned slopes": lambda: ContextualPositions(LearnedSlopes(HEADS)),
 }
 
 
@@ -118,8 +116,6 @@ def slow_map(
     if isinstance(position_map, PositionMLP):
         hidden = position_map.hidden(torch.tensor([position / position_map.unit]))
         return float(query @ position_map.output(torch.relu(hidden)))
-    if isinstance(position_map, LearnedSlopes):
-        return float(position_map.slopes[head]) * position
     return -(2.0 ** (-8.0 * (head + 1) / HEADS)) * position
 
 
