@@ -261,7 +261,7 @@ def _require_seen(bridge: nn.Module, measures: Sequence[Measure]) -> None:
     changed = [
         attention.layer_idx
         for attention in as_decoder(bridge).layers
-        if not attention.attends_as_built
+        if not attention.attends_unchanged
     ]
     blind = [
         each.name

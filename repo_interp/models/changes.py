@@ -1,17 +1,16 @@
-"""What of a model is no longer as it was loaded: edited weights, attached hooks, exchanged
-rotations.
+"""Changes of a model since it was loaded: edited weights, attached hooks, exchanged rotations.
 
-    from loading or bridging on    of every weight where it lies, its version, sums of its bits by place, and their CRC-32 (on an
-                                   accelerator that of their sums over each axis); of every layer's
-                                   rotation the CRC-32; the number of the next hook
-    later                          what differs, by name: a run says so, since the digest of a checkpoint's files would not
-    ever                           layers that rotate otherwise than their configuration says, which digests of weights do not tell either
+    kept from loading on    checksums of all weights, of the rotation of every layer, and the
+                            number of the next hook
+    compared later          names of parts that differ: a run states them, since the digest of a
+                            checkpoint's files would not
+    always                  layers that rotate otherwise than their configuration says, which
+                            digests of weights do not show either
 
-PyTorch counts edits of a weight as its version, but not those through `.data` and numpy; so a
-weight that lies where it lay, with its version and its sums, is unchanged, and only of others the
-CRC-32 is taken again. All run at the speed of memory. They tell an edit, also of rows or columns
-that changed places; they are no protection against somebody who wants to deceive. Weights that are
-offloaded (on "meta") are not looked at. Knows nothing about what a change is for.
+A checksum is made of sums over the axes of a weight, at the speed of memory. It shows an edit, also
+one through `.data` or numpy, and rows or columns that changed places; it is no protection against
+somebody who wants to deceive. Offloaded weights (on "meta") are left out. Knows nothing about the
+purpose of a change.
 """
 
 from __future__ import annotations
@@ -54,25 +53,31 @@ def remember_weights(model: nn.Module) -> None:
 
 
 def changes(model: nn.Module) -> str:
-    """What of a model or bridge is not as it was loaded or bridged, in words; empty where all is,
-    or nothing was remembered.
+    """Describe the changes of a model since it was loaded or bridged.
+
+    Args:
+        model: Bridge or repositioned model.
+
+    Returns:
+        Text that names changed layers, weights and hooks; empty without changes, or where nothing
+        was remembered.
     """
     decoder = as_decoder(model)
-    rotating = (each for each in decoder.layers if each.frequencies is not None)
+    rotating = (attention for attention in decoder.layers if attention.frequencies is not None)
     found = {
         "another rotation than the configuration's in": [
-            f"layer {each.layer_idx}" for each in rotating if each.rotation.differs
+            f"layer {attention.layer_idx}" for attention in rotating if attention.rotation.differs
         ]
     }
     if decoder.weights is not None:
-        found["other weights in"] = _differing(decoder.weights, fingerprints(_weights(model)))
+        found["other weights in"] = _different_names(decoder.weights, fingerprints(_weights(model)))
     if decoder.rotations is not None:
-        found["other rotation in"] = _differing(decoder.rotations, _rotations(model))
+        found["other rotation in"] = _different_names(decoder.rotations, _rotations(model))
         parts = {module: name for name, module in decoder.owner.named_modules()}
-        for each in decoder.layers:  # of hook sites, those that are no part of a bridge
+        for attention in decoder.layers:  # of hook sites, those that are no part of a bridge
             parts = {
-                site: f"layers.{each.layer_idx}.self_attn.{name}"
-                for name, site in vars(each.sites).items()
+                site: f"layers.{attention.layer_idx}.self_attn.{name}"
+                for name, site in vars(attention.sites).items()
             } | parts
         found["hooks at"] = [
             _short(name)
@@ -86,7 +91,7 @@ def changes(model: nn.Module) -> str:
                 )
             )
         ]
-    return "; ".join(f"{what} {_listed(names)}" for what, names in found.items() if names)
+    return "; ".join(f"{change} {_join_names(names)}" for change, names in found.items() if names)
 
 
 def _weights(model: nn.Module) -> dict[str, Tensor]:
@@ -138,25 +143,23 @@ def _rotations(model: nn.Module) -> dict[str, tuple[Any, ...]]:
             "scaling": torch.as_tensor(attention.attention_scaling),
         }
         present = {name: tensor for name, tensor in tensors.items() if tensor is not None}
-        rotations[f"layer {layer}"] = (fingerprints(present), attention.attends_as_built)
+        rotations[f"layer {layer}"] = (fingerprints(present), attention.attends_unchanged)
     return rotations
 
 
 def _is_of_a_library(hook: Any) -> bool:
-    """Whether a library put `hook` there to record outputs, when it ran first; what users hang on a
-    hook point is not among these.
-    """
+    """Whether a library attached `hook` to record outputs at its first run."""
     while hasattr(hook, "func"):
         hook = hook.func
     return str(getattr(hook, "__module__", "")).startswith(_RECORDING)
 
 
-def _differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+def _different_names(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     return [name for name in {**before, **now} if before.get(name) != now.get(name)]
 
 
 def _short(name: str) -> str:
-    """The name of a module or weight without what a bridge puts around it."""
+    """Name of a module or weight without the parts that a bridge adds."""
     return (
         ".".join(part for part in name.split(".") if part != "_original_component").removeprefix(
             "model."
@@ -165,7 +168,7 @@ def _short(name: str) -> str:
     )
 
 
-def _listed(names: Sequence[str]) -> str:
+def _join_names(names: Sequence[str]) -> str:
     shown = list(dict.fromkeys(names))
     return ", ".join(shown[:_NAMED]) + (
         f" and {len(shown) - _NAMED} more" if len(shown) > _NAMED else ""

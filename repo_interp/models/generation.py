@@ -1,6 +1,6 @@
 """Greedy continuations of many prompts at once, with a key-value cache.
 
-Prompts of different lengths are padded on the left, with each token's number among the valid ones
+Prompts of different lengths are padded on the left, with a token's number among the valid ones
 as its index, so that a prompt's continuation does not depend on the prompts beside it. Knows
 nothing about tasks.
 """
@@ -27,9 +27,22 @@ def continue_greedily(
     counts: Sequence[int],
     batch_size: BatchSize = 32,
 ) -> list[tuple[int, ...]]:
-    """The most probable next tokens of every prompt, `counts[i]` of them for prompt i.
+    """Return the most probable next tokens of prompts.
 
     Prompts of similar length share a forward pass, whatever their order.
+
+    Args:
+        model: Repositioned model of Hugging Face.
+        prompts: Token ids.
+        counts: How many tokens to add to every prompt.
+        batch_size: Prompts or tokens of a pass.
+
+    Returns:
+        Added tokens, in the order of the prompts.
+
+    Raises:
+        ValueError: `counts` and `prompts` differ in length.
+        NotFinitePrediction: Logits are NaN or infinite.
     """
     if len(prompts) != len(counts):
         raise ValueError(
@@ -58,7 +71,7 @@ def continue_greedily(
 def _continue_batch(
     model: PreTrainedModel, prompts: Sequence[Sequence[int]], count: int, numbers: Sequence[int]
 ) -> Tensor:
-    """[prompt, count] tokens; `numbers` of the prompts, for what is said of them."""
+    """Added tokens [prompt, count]; `numbers` of the prompts are for errors."""
     device = as_decoder(model).device
     tokens, valid = pad_left(prompts, device)
     continued = torch.empty(len(prompts), count, dtype=torch.long, device=device)
@@ -86,7 +99,15 @@ def _continue_batch(
 
 
 def pad_left(prompts: Sequence[Sequence[int]], device: torch.device | str) -> tuple[Tensor, Tensor]:
-    """Tokens [prompt, token] with 0 where padded, and which are valid."""
+    """Pad prompts on the left.
+
+    Args:
+        prompts: Token ids.
+        device: Where the tensors are wanted.
+
+    Returns:
+        Tokens [prompt, token], 0 where padded, and the mask of tokens that are no padding.
+    """
     longest = max(len(prompt) for prompt in prompts)
     tokens = torch.zeros(len(prompts), longest, dtype=torch.long)
     valid = torch.zeros(len(prompts), longest, dtype=torch.bool)

@@ -1,14 +1,13 @@
-"""Families that compute attention themselves: BLOOM, Falcon and GPT-J, made to call the attention
-interface of transformers.
+"""Families that compute attention themselves (BLOOM, Falcon, GPT-J), made to call the interface.
 
-    stock projections -> rotation by the tables that are given -> cache -> ALL_ATTENTION_FUNCTIONS
-    -> stock output projection
+    stock projections -> rotation by the tables that are given -> cache
+    -> ALL_ATTENTION_FUNCTIONS -> stock output projection
 
-`follow` gives their attention modules a subclass of their own class, whose forward pass computes
-the same with the module's own parts; so whatever works on other families works on them, and weights
-and their names stay. GPT-J keeps its sines in every module: its decoder gets a rotary module that
-hands them on as tables. BLOOM adds a slope per head times the distance (ALiBi) to its logits: its
-layers have our scheme `alibi`, and where none is attached its own bias goes into the mask.
+`use_interface` gives their attention modules a subclass of their class, whose forward pass computes
+the same with the module's parts; so code for other families works on them, and weights and their
+names stay. GPT-J keeps its sines in every module: its decoder gets a rotary module that hands them
+on as tables. BLOOM adds a slope per head times the distance (ALiBi) to its logits: its layers have
+our scheme `alibi`, and where none is attached the stock bias goes into the mask.
 """
 # pyright: reportIncompatibleMethodOverride=false, reportArgumentType=false, reportOptionalIterable=false, reportOptionalOperand=false
 # pyright: reportOperatorIssue=false
@@ -28,13 +27,13 @@ from transformers.models.gptj.modeling_gptj import GPTJAttention
 from transformers.models.gptj.modeling_gptj import apply_rotary_pos_emb as turned_neighbours
 from transformers.models.llama.modeling_llama import eager_attention_forward
 
-from repo_interp.models.attention import attached
+from repo_interp.models.attention import scheme_of
 from repo_interp.models.masks import visible
 from repo_interp.models.rotation import TABLES
 
 
-class Following:
-    """What our subclasses share."""
+class InterfaceAttention:
+    """Base of the subclasses: attends by transformers' interface."""
 
     calls_interface = True
 
@@ -46,7 +45,18 @@ class Following:
         mask: Tensor | None,
         dropout: float,
     ) -> Any:
-        """What the configured attention function gives, its heads side by side."""
+        """Call the configured attention function.
+
+        Args:
+            queries: [batch, head, token, d_head].
+            keys: [batch, kv_head, key, d_head].
+            values: [batch, kv_head, key, d_head].
+            mask: Boolean or additive; None: causal.
+            dropout: Rate of dropout in training.
+
+        Returns:
+            Outputs with heads side by side [batch, token, width], and the pattern or None.
+        """
         function = ALL_ATTENTION_FUNCTIONS.get_interface(
             self.config._attn_implementation, eager_attention_forward
         )
@@ -57,7 +67,7 @@ class Following:
         return attended.flatten(2), weights
 
 
-class FollowingBloom(Following, BloomAttention):
+class InterfaceBloom(InterfaceAttention, BloomAttention):
     """BLOOM's attention through the interface."""
 
     native_scheme = "alibi"
@@ -76,7 +86,7 @@ class FollowingBloom(Following, BloomAttention):
         queries, keys, values = self._reshape(self.query_key_value(hidden_states))
         if layer_past is not None:
             keys, values = layer_past.update(keys, values, self.layer_idx)
-        if alibi is not None and attached(self) is None:
+        if alibi is not None and scheme_of(self) is None:
             lowest = torch.finfo(queries.dtype).min
             bias = alibi.view(len(queries), self.num_heads, 1, -1)
             seen = visible(queries.shape[2], keys.shape[2], attention_mask, queries.device)
@@ -88,7 +98,7 @@ class FollowingBloom(Following, BloomAttention):
         return output if residual is None else residual + output, weights
 
 
-class FollowingFalcon(Following, FalconAttention):
+class InterfaceFalcon(InterfaceAttention, FalconAttention):
     """Falcon's attention, with rotation, through the interface."""
 
     @property
@@ -118,7 +128,7 @@ class FollowingFalcon(Following, FalconAttention):
         return self.dense(attended), weights
 
 
-class FollowingGPTJ(Following, GPTJAttention):
+class InterfaceGPTJ(InterfaceAttention, GPTJAttention):
     """GPT-J's attention through the interface, turned by tables that it is given."""
 
     num_key_value_groups = 1
@@ -174,27 +184,29 @@ class GPTJRotary(nn.Module):
         return angles.cos(), angles.sin()
 
 
-FOLLOWING: dict[type, type] = {
-    BloomAttention: FollowingBloom,
-    FalconAttention: FollowingFalcon,
-    GPTJAttention: FollowingGPTJ,
+INTERFACE_CLASSES: dict[type, type] = {
+    BloomAttention: InterfaceBloom,
+    FalconAttention: InterfaceFalcon,
+    GPTJAttention: InterfaceGPTJ,
 }
 """By the stock class, ours."""
 _ROTARY = "rotary_of_repo_interp"
 
 
-def follow(decoder: Any) -> None:
-    """Let the attention modules of `decoder`, where they compute attention themselves, call the
-    attention interface.
+def use_interface(decoder: Any) -> None:
+    """Let attention modules that compute attention themselves call the attention interface.
+
+    Args:
+        decoder: Model of Hugging Face without its unembedding.
     """
-    modules = [module for module in decoder.modules() if type(module) in FOLLOWING]
+    modules = [module for module in decoder.modules() if type(module) in INTERFACE_CLASSES]
     for module in modules:
         # Not a new module: weights, hooks and adapters of the user stay on this one, and its names
         # in the model.
-        module.__class__ = FOLLOWING[type(module)]
+        module.__class__ = INTERFACE_CLASSES[type(module)]
         module.config = decoder.config
-    if modules and isinstance(modules[0], FollowingGPTJ):
-        rotary = GPTJRotary(decoder.config).to(modules[0].q_proj.weight.device)
+    if modules and isinstance(modules[0], InterfaceGPTJ):
+        rotary = GPTJRotary(decoder.config).to(next(decoder.buffers()).device)
         decoder.add_module(_ROTARY, rotary)
 
         def hand_on(

@@ -27,8 +27,15 @@ def origin(
     asked_for: str | os.PathLike[str],
     rope_scaling: Mapping[str, Any] | None = None,
 ) -> Origin:
-    """The origin of what is loaded from `checkpoint`, which the user called `asked_for`, with its
-    rotation scaled by `rope_scaling`.
+    """Return the origin of a model that is loaded from a checkpoint.
+
+    Args:
+        checkpoint: The checkpoint.
+        asked_for: Path or name that the user gave.
+        rope_scaling: Scaling that replaces the configured one; None: none.
+
+    Returns:
+        Name, digest, training length, directory, scaling and remarks.
     """
     directory = Path(asked_for).resolve()
     if not directory.exists():
@@ -48,28 +55,35 @@ def origin(
     return Origin(name, digest, trained, checkpoint.directory, scaling, checkpoint.remarks)
 
 
-def mark(model: nn.Module, source: Origin) -> None:
-    """Remember `source` on `model` (or bridge), whose weights are those of `source` now."""
+def remember_origin(model: nn.Module, source: Origin) -> None:
+    """Remember the origin of a model, and its weights as those of the checkpoint.
+
+    Args:
+        model: Bridge or repositioned model, just loaded.
+        source: The origin.
+    """
     as_decoder(model).origin = source
     remember_weights(model)
 
 
 def identity(model: nn.Module) -> dict[str, str | int]:
-    """Names and digests of a repositioned model or bridge, for a run.
+    """Return names and digests of a model, for a run; paths are left out, since checkpoints move.
 
-    No path is among them: a checkpoint may move.
+    Args:
+        model: Bridge or repositioned model.
 
-    `positions_dtype` is there where learned positions have another precision than the model,
-    `scaling` where its rotation was scaled when it was loaded, `changed` where it is no longer as
-    it was loaded: the digest of the checkpoint then says where it began.
+    Returns:
+        Attributes of a run. `positions_dtype` is there where learned positions have another
+        precision than the model, `scaling` where rotation was scaled on loading, `changed` where
+        the model changed since: the digest of the checkpoint then says where it began.
     """
     decoder, changed = as_decoder(model), changes(model)
     checkpoint = decoder.origin
     return {
         "layout": ",".join(decoder.schemes),
-        "dtype": _named(decoder.dtype),
+        "dtype": _dtype_name(decoder.dtype),
         **(
-            {"positions_dtype": _named(decoder.positions_dtype)}
+            {"positions_dtype": _dtype_name(decoder.positions_dtype)}
             if decoder.positions_dtype != decoder.dtype
             else {}
         ),
@@ -82,15 +96,27 @@ def identity(model: nn.Module) -> dict[str, str | int]:
 
 
 def checkpoint_digest(directory: Path) -> str:
-    """SHA-256 over config.json and the weight files of a checkpoint, in hexadecimal."""
+    """Return the SHA-256 over config.json and the weight files of a checkpoint.
+
+    Args:
+        directory: Of the checkpoint.
+
+    Returns:
+        Hexadecimal digits.
+    """
     return digest_of(digested(directory), *weight_files(directory))
 
 
 def weights_digest(model: nn.Module) -> str:
-    """SHA-256 over names and values of a model's parameters, in hexadecimal: for models that came
-    from no checkpoint.
+    """Return the SHA-256 over names and values of parameters, for models without a checkpoint.
 
-    It is kept beside the model while nothing is written to a parameter.
+    It is kept on the `Decoder` while the parameters keep their checksums.
+
+    Args:
+        model: Bridge or model of Hugging Face.
+
+    Returns:
+        Hexadecimal digits.
     """
     decoder, named = as_decoder(model), dict(model.named_parameters())
     # Hashing takes far longer than the sums that tell whether a weight was edited.
@@ -104,5 +130,5 @@ def weights_digest(model: nn.Module) -> str:
     return decoder.hashed[1]
 
 
-def _named(dtype: torch.dtype) -> str:
+def _dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
