@@ -139,12 +139,14 @@ def attach(model: PreTrainedModel, rank: int, first_layer: int = 0) -> None:
         for layer in range(first_layer, layers)
         for name in PROJECTIONS
     ]
+    # Checked here, so that the message names the family and the projection.
     lacking = sorted(set(names) - {name for name, _ in model.named_modules()})
     if lacking:
         raise InputError(
             f"an adapter changes the projections {', '.join(PROJECTIONS)}, and a "
             f"{model.config.model_type} lacks {lacking[0]}"
         )
+    # A rank above a side of the matrix adds parameters and no freedom.
     most = min(min(model.get_submodule(name).weight.shape) for name in names)  # type: ignore[union-attr]
     if rank > most:
         raise InputError(
@@ -156,6 +158,7 @@ def attach(model: PreTrainedModel, rank: int, first_layer: int = 0) -> None:
             "an adapter is trained with the package peft; install it: pip install "
             "'repo-interp[adapter]'"
         )
+    # peft is needed for training alone, and takes seconds to import.
     from peft import LoraConfig, inject_adapter_in_model
 
     changed = {
@@ -185,6 +188,7 @@ def base_of(checkpoint: Checkpoint) -> Checkpoint:
     known = described_base(checkpoint.directory, base, configured)
     base_reference(known, base.name)  # refuses an adapter
     require_base(checkpoint.directory, base, known.directory)
+    # A base that computes otherwise would run the same weights and give other numbers.
     for name in sorted(Fields.model_fields.keys() - _NOT_THE_BASE):
         trained_on, found = (
             getattr(config, name, None) for config in (checkpoint.config, known.config)
@@ -249,6 +253,7 @@ def save_adapter(model: PreTrainedModel, directory: Path, base: Base) -> None:
     rank = next(iter(ranks.values()))
     learned = [name for name in _LEARNED if any(f".{name}." in key for key in trained)]
     configuration = written_configuration(model)
+    # peft would load "LORA" and ignore the positions.
     kind = _POSITIONED if configuration["model_type"] == OURS else "LORA"
     lora = {
         "peft_type": kind,
@@ -296,6 +301,7 @@ def merge_adapter(
     Raises:
         InputError: The adapter does not fit the model.
     """
+    # Fresh weights of schemes are drawn, then replaced by the stored ones.
     with torch.random.fork_rng():
         with_layout(model, ",".join(checkpoint.layout), **checkpoint.options)
     for parameter in assigner_parameters(model).values():
@@ -303,6 +309,7 @@ def merge_adapter(
     changes = fitting_changes(model, checkpoint.directory)
     model.config.max_position_embeddings = checkpoint.config.max_position_embeddings
     parameters = dict(model.named_parameters())
+    # In float64, so that a sum is rounded once.
     down, up = (read_weights(part, torch.float64) for part in (changes.down, changes.up))
     values = read_weights(changes.full, torch.float32)
     values |= {
@@ -338,6 +345,7 @@ def fitting_changes(model: nn.Module, directory: Path) -> Changes:
     missing = {name for name, parameter in model.named_parameters() if id(parameter) in learned}
     changed = {name for name in shapes if _is_changed(name, lora)}
     full, down, up = {}, {}, {}
+    # Every stored weight must find its parameter, and every parameter its weight.
     for weight in stored_weights(directory):
         key = weight.key.removeprefix(_PREFIX)
         name = key.replace(".lora_A.", ".").replace(".lora_B.", ".")

@@ -212,11 +212,13 @@ def _stated_rotation(model: Any, stock: Any, length: int) -> _StatedRotation:
     """Rotation of a pass of `length` tokens by the configuration."""
     config, layer = model.config, stock.layer_idx
     none = _StatedRotation(torch.empty(0, dtype=torch.float64), 1.0)
+    # Granite keeps a configuration for every base of its rotary modules.
     source = source_of([*rotaries(as_decoder(model).stack)], stock, config)
     config = config if source is None else source.config
     parameters = getattr(config, "rope_parameters", None) or {}
     if native_layout(config)[layer] != "rope" or not parameters:
         return none
+    # Families with two kinds of layers state parameters by kind.
     kinds = getattr(config, "layer_types", None)
     kind = kinds[layer] if kinds and isinstance(parameters.get(kinds[layer]), dict) else None
     of_layer = parameters[kind] if kind is not None else parameters
@@ -229,6 +231,7 @@ def _stated_rotation(model: Any, stock: Any, length: int) -> _StatedRotation:
         width * (of_layer.get("partial_rotary_factor") or 1.0)
     )
     name = of_layer.get("rope_type", "default")
+    # transformers computes the default kind in float32, which errs at long distances.
     if name == "default":
         exponents = torch.arange(0, rotated, 2, dtype=torch.float64) / rotated
         return _StatedRotation(float(of_layer["rope_theta"]) ** -exponents, 1.0)
@@ -246,6 +249,7 @@ def _measure(model: Any, stock: Any, deltas: Sequence[int], dtype: torch.dtype) 
     source = source_of([*rotaries(as_decoder(model).stack)], stock, stock.config)
     if source is None:
         return _LayerRotation((), torch.empty(0, 0, len(deltas)), torch.empty(0, 0, len(deltas)))
+    # A replica computes in float32 whatever the precision of the model.
     copied = replica(stock)
     hidden = torch.randn(
         1, len(deltas), stock.config.hidden_size, generator=torch.Generator().manual_seed(0)
@@ -259,6 +263,7 @@ def _measure(model: Any, stock: Any, deltas: Sequence[int], dtype: torch.dtype) 
         else tuple(table.cpu().float() for table in tables)
     )
     plain, turned = (queries_and_keys(copied, hidden, by)[0] for by in (identity(tables), tables))
+    # Pairs are measured, so those that a conversion permuted are compared rightly.
     pairs = find_pairs(copied, tables)
     first, second = (
         torch.tensor([pair[place] for pair in pairs], dtype=torch.long) for place in (0, 1)
@@ -267,6 +272,7 @@ def _measure(model: Any, stock: Any, deltas: Sequence[int], dtype: torch.dtype) 
         (queries[0].double()[..., first], queries[0].double()[..., second])
         for queries in (plain, turned)
     )
+    # The angle between plain and turned pair, from cross and dot product.
     angles = torch.atan2(x[0] * y[1] - x[1] * y[0], x[0] * y[0] + x[1] * y[1])
     lengths = ((y[0] ** 2 + y[1] ** 2) / (x[0] ** 2 + x[1] ** 2).clamp_min(1e-12)).sqrt()
     return _LayerRotation(tuple(pairs), angles.transpose(1, 2), lengths.transpose(1, 2))
@@ -274,6 +280,7 @@ def _measure(model: Any, stock: Any, deltas: Sequence[int], dtype: torch.dtype) 
 
 def _errors(expected: _StatedRotation, measured: _LayerRotation, deltas: Sequence[int]) -> Tensor:
     """Errors [head, pair, distance]; a pair that one side lacks counts as still."""
+    # Sides with fewer pairs are padded by pairs that do not turn.
     count = max(len(expected.frequencies), len(measured.pairs))
     heads = measured.angles.shape[0] if len(measured.pairs) else 1
     wanted = torch.zeros(count, len(deltas), dtype=torch.float64)
@@ -322,6 +329,7 @@ def _faults(
         seen, off = measured[layer], wrong[layer].any(0)
         to_turn, turning = len(wanted.frequencies), len(seen.pairs)
         first = _first(off, deltas) if bool(off.any()) else deltas[0]
+        # One finding a layer: a wrong number of pairs makes all errors large.
         if not to_turn and turning:
             yield (
                 layer,
@@ -340,6 +348,7 @@ def _faults(
                 Finding((), f"{to_turn} pairs that turn (partial rotation)", f"{turning}", first),
             )
         elif bool(off.any()):
+            # The message shows the pair that is farthest off.
             worst = int(errors[layer].amax((0, 2)).argmax())
             actual = (
                 f"{float(seen.angles[0, worst, deltas.index(1)]):.6g}, "
@@ -367,6 +376,7 @@ def _exchanged_pairs(
     config: Any, measured: dict[int, _LayerRotation], deltas: Sequence[int]
 ) -> Findings:
     """Pairs of other entries than those of a module of the same family that is built anew."""
+    # Buffers of rotary modules are kept: they hold the frequencies.
     with init_empty_weights(include_buffers=False):
         fresh = as_decoder(AutoModelForCausalLM.from_config(config)).stack
     for stock in attention_modules(fresh):
@@ -432,6 +442,7 @@ def _differences(
             _of_weights(as_decoder(owner).stack, module)
             for owner, module in ((model, stock), (other, others[layer]))
         )
+        # Products are compared only where angles and both factors agree.
         texts = {name: _difference(first[name], second[name]) for name in ("queries", "keys")}
         if not any(texts.values()) and not bool(off.any()):
             difference = float(
@@ -472,6 +483,7 @@ def _difference(mine: Tensor, theirs: Tensor) -> str:
         return f"{list(theirs.shape)} instead of {list(mine.shape)}"
     if torch.equal(mine, theirs) or _agreement(mine, theirs) > CORRELATION:
         return ""
+    # The usual fault of a conversion: pairs interleaved or split in halves.
     half = mine.shape[-1] // 2
     interleaved = torch.arange(2 * half).view(2, half).T.flatten()
     for order, text in (
@@ -618,5 +630,6 @@ def _open(model: Any, weights: bool) -> Any:
         )
     if weights:
         return load_model(model)
+    # Angles do not depend on weights.
     with init_empty_weights(include_buffers=False):
         return AutoModelForCausalLM.from_config(config)

@@ -66,6 +66,7 @@ class CacheOfPositions:
             )
         if current.gate_keys is not None:
             parts.append(expand_heads(current.gate_keys, keys.shape[1]))
+        # One tensor, so that the cache treats positions as it treats keys.
         sizes = [part.shape[-1] for part in parts]
         stored, values = self._cache.update(
             torch.cat(parts, dim=-1), values, layer, *arguments, **keywords

@@ -121,6 +121,7 @@ def _run_stack(model: nn.Module, tokens: Tensor, valid: Tensor, last_layer: int 
     def finish(layer: nn.Module, arguments: tuple, keywords: dict) -> None:
         raise _EndOfPass(arguments[0] if arguments else keywords["hidden_states"])
 
+    # An exception ends the pass: later layers would cost time and memory.
     handle = layers[last_layer + 1].register_forward_pre_hook(finish, with_kwargs=True)
     try:
         decoder(**inputs)
@@ -261,6 +262,7 @@ def observing(
             softcap=attention.attn_logit_softcapping,
             sinks=attention.active_pass.sinks,
         )
+        # Measures ask for the logits of some rows at a time, never for a whole map.
         if logits_of_rows is not None:
             visible = inputs.visible
             inputs = replace(

@@ -73,6 +73,7 @@ def changes(model: nn.Module) -> str:
         found["other weights in"] = _different_names(decoder.weights, fingerprints(_weights(model)))
     if decoder.rotations is not None:
         found["other rotation in"] = _different_names(decoder.rotations, _rotations(model))
+        # A hook changes results as an edited weight does, and no digest shows it.
         parts = {module: name for name, module in decoder.owner.named_modules()}
         for attention in decoder.layers:  # of hook sites, those that are no part of a bridge
             parts = {
@@ -149,6 +150,7 @@ def _rotations(model: nn.Module) -> dict[str, tuple[Any, ...]]:
 
 def _is_of_a_library(hook: Any) -> bool:
     """Whether a library attached `hook` to record outputs at its first run."""
+    # Libraries wrap their hooks in partials.
     while hasattr(hook, "func"):
         hook = hook.func
     return str(getattr(hook, "__module__", "")).startswith(_RECORDING)

@@ -112,6 +112,7 @@ def read_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     """
     if Path(path).suffix.lower() != SUFFIX or not Path(path).is_file():
         return identify(path)
+    # Conversion of a GGUF file would write all its weights.
     config = fitted(Path(path))[1].config
     return Checkpoint(Path(path), HUGGING_FACE, config, native_layout(config))
 
@@ -157,6 +158,7 @@ def load_model(
         )
         dtype = "bfloat16" if half else "float32"
     precision, of_positions = (_dtype_named(name) for name in (dtype, positions_dtype or dtype))
+    # Merging reads and writes all weights, which offloaded ones do not allow.
     if checkpoint.base is not None and device_map is not None:
         raise InputError(
             f"{checkpoint.directory} is an adapter, which is merged in memory; save it "
@@ -177,6 +179,7 @@ def load_model(
     if checkpoint.larger is not None:
         return with_layout(text_model(checkpoint, config, precision, **placement), None).eval()
     model, stored = _skeleton(checkpoint, config)
+    # Only stock checkpoints have weights that transformers converts on loading.
     if stored is None:
         return with_layout(
             loaded_by_transformers(checkpoint.directory, config, precision, **placement), None
@@ -184,6 +187,7 @@ def load_model(
     places: dict[str, Any] = dict.fromkeys(stored, place)
     if device_map is not None:
         places = device_of_weights(model, device_map, most_memory, precision)
+    # Maps of positions may have a wider precision than other weights.
     exact, values = assigner_parameters(model), {}
     for names, wanted in (
         (stored.keys() - exact.keys(), precision),
@@ -196,6 +200,7 @@ def load_model(
     model.load_state_dict(values, strict=False, assign=True)
     model.tie_weights()
     model.config.dtype = precision
+    # Only special tokens are taken, no settings of sampling.
     generation = checkpoint.directory / "generation_config.json"
     if generation.is_file() and model.generation_config is not None:
         tokens = json_object(generation)
@@ -416,6 +421,7 @@ def require_fitting_headers(checkpoint: Checkpoint) -> None:
 def _resolve_tied(model: PreTrainedModel, values: dict[str, Tensor]) -> None:
     """Tie as Hugging Face does: equal weights become one, others stay, one serves twice."""
     stored = [name for name in tied_parameters(model) if name in values]
+    # The configuration may state ties that the files do not have.
     if len(stored) == 2:
         embedding, unembedding = stored
         if torch.equal(values[embedding], values[unembedding]):
@@ -429,6 +435,7 @@ def _resolve_tied(model: PreTrainedModel, values: dict[str, Tensor]) -> None:
 def _weights_to_save(decoder: PreTrainedModel) -> dict[str, Tensor]:
     """Weights by key in the file, without shared memory, under names from before bridging."""
     state = decoder.state_dict()
+    # A bridge renames the modules of its model.
     if any(_BRIDGED in name for name in state):
         config = decoder.config
         names = (

@@ -108,6 +108,7 @@ class DirectPath:
             Contributions of every head [row, head], in logits.
         """
         assert self.final is not None
+        # From the logit back to the head: unembedding, final norm, norm after attention, Wo.
         directions = self.final.pull_back(
             (self._unembedding[answers] - self._mean_row).float(), rows
         )
@@ -203,6 +204,7 @@ def _remember_gate(
         attended[:] = [output[0].reshape(output.shape[1], -1)]
 
     def projected(module: nn.Module, arguments: tuple) -> None:
+        # The gate is the quotient of Wo's input and the heads' outputs.
         (plain,), given = attended, arguments[0].reshape(-1, arguments[0].shape[-1])
         gates[attention.layer_idx] = torch.where(plain == 0, 1.0, given / plain).float()
 
@@ -214,6 +216,7 @@ def _pull_back(
     projection: Any, directions: Float[Tensor, "row width"], width: int
 ) -> Float[Tensor, "row inner"]:
     """`directions` times the matrix of a linear map, whichever way it stores it."""
+    # The derivative of a linear map is its matrix, whatever its storage or quantization.
     with torch.enable_grad():
         zeros = (
             directions.new_zeros(len(directions), width)
@@ -307,6 +310,7 @@ def _added(
     written = wrote if norm is None else next(gave for module, _, gave in calls if module is norm)
     if written.numel() != entered.numel():
         return None
+    # Residual streams are found by value: families name and order their parts differently.
     places = [given for _, given, _ in calls] + [
         left,
         *(left - gave for _, _, gave in calls if gave.shape == left.shape),

@@ -61,6 +61,7 @@ def device_of_weights(
             "every module"
         )
     if device_map == "auto":
+        # A layer on two devices would move its hidden states within.
         classes = model._no_split_modules or []
         memory = get_max_memory(None if most_memory is None else _sizes(most_memory))  # pyright: ignore[reportArgumentType]
         device_map = infer_auto_device_map(
@@ -82,6 +83,7 @@ def device_of_weights(
         )
         if module is None:
             raise InputError(f"the device map has no place for {name}")
+        # Small weights that other modules read are never offloaded.
         devices[name] = (
             main if name in resident and device_map[module] in _OFFLOADED else device_map[module]
         )

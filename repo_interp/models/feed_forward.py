@@ -90,6 +90,7 @@ def _by_blocks(intermediate: int, whole: Callable[[Tensor], Tensor]) -> Callable
 
     def forward(x: Tensor) -> Tensor:
         rows, block = x.reshape(-1, x.shape[-1]), block_of(intermediate, x.device)
+        # Gradients keep all arrays anyway.
         if len(rows) <= block or torch.is_grad_enabled():
             return whole(x)
         out = torch.empty_like(rows)

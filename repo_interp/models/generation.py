@@ -48,6 +48,7 @@ def continue_greedily(
         raise ValueError(
             f"one count per prompt was wanted; got {len(counts)} for {len(prompts)} prompts"
         )
+    # Prompts of similar length share a pass, so that little is padded.
     order = sorted(range(len(prompts)), key=lambda number: (len(prompts[number]), counts[number]))
     continuations: dict[int, tuple[int, ...]] = {}
     size = batch_limits(model, batch_size)
@@ -88,6 +89,7 @@ def _continue_batch(
             logits_to_keep=1,
         )
         logits = output.logits[:, -1]
+        # The sum tells in one transfer; rows are looked at only after a fault.
         if not bool(torch.isfinite(logits.sum())) and not bool(torch.isfinite(logits).all()):
             row = int((~torch.isfinite(logits).all(-1)).nonzero()[0])
             raise NotFinitePrediction(numbers[row])

@@ -46,6 +46,7 @@ def intervention(model: nn.Module) -> Iterator[ExitStack]:
     with ExitStack() as undo:
         undo.enter_context(eager())
         vars(undo)["thread"] = here = threading.get_ident()
+        # Two threads that enter at once would both find no other.
         with _ENTERING:
             for attention in as_decoder(model).layers:
                 if any(getattr(other, "thread", here) != here for other in attention.interventions):
@@ -89,6 +90,7 @@ def _apply_changes(owner: nn.Module, name: str) -> None:
         attributes.pop(name, None)
     else:
         attributes[name] = built
+    # Always from the built value: contexts may end in any order.
     value = getattr(owner, name)
     for change in changes:
         value = change(value)

@@ -78,6 +78,7 @@ class LogitsOfRows:
         self, rows: Int[Tensor, "row"], seen: Bool[Tensor, "batch 1 row key"]
     ) -> Float[Tensor, "batch head row key"]:
         """Added logits of `rows` against all keys, of which `seen` says which are visible."""
+        # A bias of the module may have one row for all prompts and heads.
         bias = self.bias
         if bias is not None:
             bias = bias[:, :, rows].expand(

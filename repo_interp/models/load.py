@@ -151,6 +151,7 @@ def require_parity(model: nn.Module) -> None:
         InputError: Outputs of a layer differ from those remade of its captured inputs.
     """
     layers = as_decoder(model).layers
+    # A window is confirmed only by prompts that are longer.
     windows = [
         layer.sliding_window
         for layer in layers
@@ -160,6 +161,7 @@ def require_parity(model: nn.Module) -> None:
         max([_TOKENS, *(window + 4 for window in windows)]), longest_prompt(model) or sys.maxsize
     )
     weight = as_decoder(model).weight
+    # A stride by a prime spreads the tokens over the vocabulary.
     tokens = torch.arange(count, device=weight.device)[None] * 7919 % layers[0].config.vocab_size
     tolerance = _TOLERANCE if torch.finfo(weight.dtype).bits >= 32 else _TOLERANCE_HALF
     for layer, error in zip(layers, parity_errors(model, tokens), strict=True):

@@ -95,6 +95,7 @@ def call_mask(
     if replaced and attention_mask is not None and attention_mask.dtype != torch.bool:
         within = attention_mask[..., :keys].masked_fill(~seen, 0.0)
         bias = within if bias is None else bias + within
+    # Sparse attention gives numbers of keys; measures need a mask.
     if selected is not None:
         chosen = torch.zeros(len(queries), 1, rows, keys, dtype=torch.bool, device=device)
         seen = seen & chosen.scatter(-1, selected.long()[:, None], True)
@@ -124,6 +125,7 @@ def window_of(
     window = getattr(config, "sliding_window", None)
     if window is None or attention_mask is None or keys <= window:
         return None
+    # Some families state a window and do not apply it: the mask decides.
     last = visible(1, keys, attention_mask[..., -1:, :], attention_mask.device)
     return None if bool(last[..., : keys - window].any()) else window
 

@@ -93,6 +93,7 @@ def parity_errors(model: nn.Module, tokens: Int[Tensor, "1 token"]) -> list[floa
     errors: dict[int, float] = {}
 
     def receive_inputs(inputs: AttentionInputs) -> None:
+        # The whole map, of a few tokens of one layer.
         pattern = inputs.pattern(torch.arange(tokens.shape[1], device=tokens.device))
         of_heads = expand_heads(exact(values.pop(inputs.layer)), inputs.heads)
         expected[inputs.layer] = (pattern.to(of_heads.dtype) @ of_heads).transpose(1, 2).flatten(2)
@@ -177,6 +178,7 @@ def outputs_over_windows(
     for start in starts:
         part = slice(start, start + window)
         raw, values = content.keys[:, :, part], content.values[:, :, part]
+        # Learned positions stay with their tokens; others count from the window.
         if learned:
             assert tensors.positions is not None
             at, here = tensors.positions[..., part], tensors.positions[..., query, None]

@@ -40,6 +40,7 @@ def origin(
     directory = Path(asked_for).resolve()
     if not directory.exists():
         name = os.fspath(asked_for)
+    # The name of a seed alone, "seed-0", would name nothing.
     elif (directory / TRAINED).is_file() or training_record(directory):
         name = f"{directory.parent.name}/{directory.name}"
     else:

@@ -97,6 +97,7 @@ def observable(model: nn.Module) -> nn.Module:
     if not isinstance(model, PreTrainedModel) or as_decoder(model).repositioned:
         return model
     require_weights(model)
+    # A copy of modules alone: tensors are shared, so no memory is needed.
     shared = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
     return with_layout(copy.deepcopy(model, shared), None)
 
@@ -126,6 +127,7 @@ def with_layout(
     builder, decoder = SchemeBuilder(model.config, scheme_options(options)), as_decoder(model)
     adds_table = "learned" in schemes and stock_table(decoder.stack) is None
     learn_absolute_positions(model, builder.length if adds_table else None, builder.deviation)
+    # Without rotation a decoder has no positions, or those of its table.
     still = "nope" if stock_table(decoder.stack) is None else "learned"
     if layout is None:
         measured = {
@@ -147,6 +149,7 @@ def with_layout(
             )
     for stock, rotation in rotations.items():
         parts = builder.build(schemes[stock.layer_idx], rotation, 2 * len(rotation.frequencies))
+        # The family has other positions than rotary ones.
         if parts.frequencies is not None and not bool(rotation.frequencies.any()):
             raise InputError(
                 f"no layer of {model.config.model_type} rotates, so {parts.name!r} has no "
@@ -185,6 +188,7 @@ def _rotations(model: PreTrainedModel) -> dict[Any, Rotation]:
             "not supported"
         )
     measured = {stock: prober.measured(stock) for stock in attending}
+    # Its frequencies are needed where a layout makes such a layer rotate.
     turning = {
         len(rotation.frequencies): rotation
         for rotation in reversed(measured.values())
@@ -195,6 +199,7 @@ def _rotations(model: PreTrainedModel) -> dict[Any, Rotation]:
         if not rotation.rotates and like is not None:
             measured[stock] = replace(rotation, **{name: getattr(like, name) for name in OF_TABLES})
     for rotary in rotaries(decoder):
+        # A second layout on the same model must not add a second hook.
         if remember_index not in rotary._forward_hooks.values():
             rotary.register_forward_hook(remember_index, with_kwargs=True)
             if depends_on_length(rotary):
@@ -269,6 +274,7 @@ def at_rest(model: nn.Module) -> Iterator[None]:
     training = (
         [vars(module) for module in owner.modules() if module.training] if owner.training else []
     )
+    # Compiled code would not see hooks that were added after it.
     with eager(), ExitStack() as exact:
         for device in filter(torch.is_autocast_enabled, ("cpu", "cuda", "mps")):
             exact.enter_context(torch.autocast(device, enabled=False))
@@ -435,6 +441,7 @@ def _declare_shared(model: PreTrainedModel) -> None:
 
 def _settle(model: PreTrainedModel) -> None:
     """Move the parts of schemes to the device and dtype of the decoder."""
+    # Weights on "meta" are replaced on loading, in the dtype asked for.
     reference: Tensor = model.get_input_embeddings().weight  # pyright: ignore[reportAssignmentType]
     if reference.device.type != "meta":
         for module in scheme_modules(model):
@@ -467,6 +474,7 @@ def learn_absolute_positions(model: PreTrainedModel, length: int | None, deviati
 def _add_vectors(
     decoder: Any, arguments: tuple, keywords: dict[str, Any]
 ) -> tuple[tuple, dict[str, Any]]:
+    # Positional arguments are allowed, and their order differs between versions.
     names = list(inspect.signature(decoder.forward).parameters)
     inputs = dict(zip(names, arguments, strict=False)) | keywords
     tokens, embeddings = inputs.get("input_ids"), inputs.get("inputs_embeds")

@@ -83,6 +83,7 @@ def resume_pass(
         return (entering, *arguments[1:]), keywords
 
     with at_rest(model), ExitStack() as undo:
+        # The forward is exchanged, not a hook added: the layer must not compute.
         for layer in decoder.blocks[:first_layer]:
             # The __setattr__ of a bridge would set it on the layer inside.
             object.__setattr__(layer, "forward", _return_input)

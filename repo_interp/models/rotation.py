@@ -321,6 +321,7 @@ class Prober:
             shapes,
             source and (source.prefix, source.rotary),
         )
+        # Layers of the same kind rotate alike, and a measurement runs the module several times.
         if key not in self.known:
             self.known[key] = _measure(stock, source)
         return self.known[key]
@@ -355,6 +356,7 @@ def _measure(stock: Any, source: Source | None) -> Rotation:
         # stay as under rotation.
         tables, entries = _probe(copied, given, _column_order(source, frequencies, _columns(given)))
     queries, keys, call = _run(copied, hidden, tables)
+    # With positions moved by 3 and equal tables, nothing may change.
     later, _, _ = _run(copied, hidden, tables, start=3)
     if not torch.allclose(later, queries, rtol=1e-4, atol=1e-5):
         raise InputError(
@@ -364,6 +366,7 @@ def _measure(stock: Any, source: Source | None) -> Rotation:
     d_head = queries.shape[-1]
     firsts, seconds = [e for e, _, _ in entries], [p for _, p, _ in entries]
     rest = [e for e in range(d_head) if e not in {*firsts, *seconds}]
+    # A loader that drops the factor would rotate whole heads without a word.
     share = source.parameters.get("partial_rotary_factor") or 1.0 if source is not None else 1.0
     if entries and not rest and share < 1.0 and bool((frequencies > 0).all()):
         raise InputError(
@@ -376,6 +379,7 @@ def _measure(stock: Any, source: Source | None) -> Rotation:
             f"{name} rotates {d_head - len(rest)} of {d_head} entries of a head, which "
             "leaves an odd number; not supported"
         )
+    # Still entries form pairs too, so that all code sees half-split heads.
     half = len(rest) // 2
     order = torch.tensor([*firsts, *rest[:half], *seconds, *rest[half:]])
     still = torch.zeros(half)
@@ -556,6 +560,7 @@ def length_factor(copied: Any, source: Source, factor: float) -> float:
     hidden = _hidden_states(copied)
     with torch.no_grad():
         plain = identity(source.tables(hidden, torch.arange(_TOKENS)[None]))
+    # Longer tables of angle 0: only a norm behind them can undo the length.
     longer = plain * factor if isinstance(plain, Tensor) else (plain[0] * factor, plain[1])
     before, after = (
         queries_and_keys(copied, hidden, by)[0][0].flatten(0, 1).norm(dim=0)
@@ -685,6 +690,7 @@ def _column_order(source: Source, frequencies: Tensor, columns: int) -> Tensor:
         .double()
         .cpu()
     )
+    # Columns repeat frequencies block by block, or one by one.
     orders = [torch.arange(columns) % count, torch.arange(columns) * count // columns]
     live = source.at(2)
     wrong = [

@@ -101,6 +101,7 @@ class SchemeBuilder:
             added = _ADDITIVE[scheme](rotation.heads, self.length)
         elif scheme in CONTEXTUAL:
             added = self._contextual(scheme, d_head, rotation)
+        # Additive schemes do not rotate; CoPE beside RoPE does both.
         if scheme in _WITHOUT_POSITIONS or (added is not None and scheme != "cope_rope"):
             assigner = self._assigner(scheme, rotation) if scheme in _ADDITIVE else None
             return SchemeParts(scheme, assigner, None, position_logits=added)
@@ -150,6 +151,7 @@ class SchemeBuilder:
 
     def _contextual(self, scheme: str, d_head: int, rotation: Rotation) -> PositionLogits:
         position_map = self._position_map(scheme, d_head, rotation.heads)
+        # CoPE may learn one map for all layers.
         if self.options.map == "model":
             position_map = self._maps.setdefault(scheme, position_map)
         if self.options.gates == "separate_keys":
@@ -191,6 +193,7 @@ def scale_chosen(
     Returns:
         Scaled frequencies [component]; 0 stays 0.
     """
+    # Scaling keeps the order of components, so a chosen one is found by its unscaled value.
     source = (chosen[:, None] == rotation.unscaled).to(torch.int8).argmax(1)
     return rotation.frequencies[source].where(chosen != 0, 0.0)
 

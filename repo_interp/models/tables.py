@@ -33,6 +33,7 @@ def stock_table(decoder: Any) -> nn.Embedding | None:
     length = getattr(config, "max_position_embeddings", None)
     for module in decoder.modules():
         if isinstance(module, nn.Embedding) and module.weight is not tokens.weight:
+            # OPT keeps two more vectors than positions, its offset.
             shape = (module.num_embeddings - getattr(module, "offset", 0), module.embedding_dim)
             if shape == (length, config.hidden_size):
                 return module

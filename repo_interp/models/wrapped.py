@@ -64,6 +64,7 @@ def eager() -> Iterator[None]:
     Yields:
         None.
     """
+    # Without dynamo nothing was compiled, and importing it takes seconds.
     if "torch._dynamo" not in sys.modules:
         yield
         return

@@ -33,6 +33,7 @@ class TokenIndex(nn.Module):
         self, hidden_states: Float[Tensor, "batch token d_model"], index: Int[Tensor, "batch token"]
     ) -> Float[Tensor, "batch one token"]:
         """Positions as float32: exact up to 2^24 whatever the model's dtype."""
+        # float16 holds whole numbers up to 2,048 alone.
         return index.expand(hidden_states.shape[0], -1)[:, None].to(torch.float32)
 
 
@@ -52,6 +53,7 @@ class MixedAssigner(nn.Module, ABC):
 
         Under autocast too: bfloat16 would round them.
         """
+        # Maps may be kept in float32 in a model of half precision.
         maps = next(self.parameters(), hidden_states)
         with full_precision(hidden_states):
             positions = self.assign(hidden_states.to(maps.dtype)).transpose(1, 2)

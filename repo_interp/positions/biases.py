@@ -192,6 +192,7 @@ class FIRE(PositionBias):
             curvature * torch.maximum(query_positions, threshold.to(query_positions.dtype))
         )
         progress = torch.log1p(curvature * distances(query_positions, key_positions))
+        # The margin keeps the first token, whose reach may be 0, finite.
         progress = progress / (reach + self.margin)[..., None]
         hidden_weight, hidden_bias, output_weight = (
             parameter.to(progress.dtype)
@@ -201,6 +202,7 @@ class FIRE(PositionBias):
                 self.output.weight[:, None],
             )
         )
+        # The network has one input, so it is evaluated by segments, without an axis of units.
         learned = relu_network(progress, hidden_weight, hidden_bias, output_weight)
         return learned + self.output.bias.to(progress.dtype)[:, None, None]
 

@@ -60,6 +60,7 @@ def gates(
     """
     if counted_by is None:
         return visible.to(exact(queries).dtype).expand(*queries.shape[:2], -1, -1)
+    # In place: the map is the largest array of a layer.
     logits = grouped_product(exact(queries), exact(counted_by)).mul_(logit_scale)
     return logits.masked_fill_(~visible, -math.inf).sigmoid()
 
@@ -76,6 +77,7 @@ def contextual_positions(
     Returns:
         Positions [..., row, key], in tokens; at key 0 all that a row counts.
     """
+    # Sums run from a key to the query, so from the end.
     counted = gates.flip(-1).cumsum(-1).flip(-1)
     return counted if maximum == math.inf else counted.clamp(max=maximum)
 
@@ -125,7 +127,9 @@ class InterpolatedEmbedding(PositionMap):
         # a row counts no more tokens than there are keys
         reachable = self.weight[: positions.shape[-1] + 1]
         whole = queries @ reachable.to(queries.dtype).transpose(0, 1)
+        # The last vector has no next one; there w = 0.
         rise = nn.functional.pad(whole.diff(dim=-1), (0, 1))
+        # Gradients pass through w, not through the floor.
         below = positions.detach().floor()
         index = below.long()
         return torch.addcmul(whole.gather(-1, index), positions - below, rise.gather(-1, index))

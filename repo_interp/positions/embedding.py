@@ -46,6 +46,7 @@ class AbsoluteEmbedding(nn.Module):
                 f"{length - 1}; "
                 "use shorter prompts, or train with a longer table"
             )
+        # Padding looks up any vector, which is then set to 0.
         vectors = nn.functional.embedding(index.clamp(min=0), self.weight).masked_fill(
             index[..., None] < 0, 0.0
         )

@@ -145,6 +145,7 @@ def only_high(
         Radians per position [component].
     """
     high = high_components(frequencies, training_length)
+    # In order and over again: the paper does not say which ones.
     fast = frequencies[high]
     replaced = frequencies.clone()
     replaced[~high] = fast[torch.arange(int((~high).sum()), device=fast.device) % len(fast)]

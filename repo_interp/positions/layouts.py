@@ -172,6 +172,7 @@ def format_layout(schemes: tuple[str, ...]) -> str:
         The layout; it leaves out which layers lack attention.
     """
     layers = len(schemes)
+    # A name alone is shortest; then a start layer; then the list.
     for name in (*SCHEMES, *_PERIODS):
         if _matches(parse_layout(name, layers), schemes):
             return name
@@ -216,6 +217,7 @@ def _parse_start(text: str, layers: int, layout: str) -> int:
             f"layout {layout!r:.80}: after @ stands a layer (5) or a share of the layers "
             f"(1/3), not {text!r:.80}"
         )
+    # A fraction: floats would make 1/49 of 49 layers none.
     start = math.floor(Fraction(text) * layers) if "/" in text else int(text)
     if start >= layers:
         raise ValueError(

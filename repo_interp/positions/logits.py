@@ -128,5 +128,6 @@ def grouped_product(
         raise ValueError(f"{heads} heads cannot share {kv_heads} keys evenly")
     if heads == kv_heads:
         return queries @ keys.transpose(-1, -2)
+    # Heads of a group become rows, so that no key is repeated in memory.
     grouped = queries.reshape(batch, kv_heads, heads // kv_heads * rows, width)
     return (grouped @ keys.transpose(-1, -2)).view(batch, heads, rows, tokens)

@@ -39,10 +39,12 @@ def relu_network(
         f(x) [..., row, key].
     """
     with torch.no_grad():
+        # A unit without weight never switches.
         knots = torch.where(hidden_weight == 0, torch.inf, -hidden_bias / hidden_weight)
         knots, order = knots.sort()
         segments = torch.searchsorted(knots, inputs.detach().contiguous())
         active = _active_units(hidden_weight, hidden_bias, order.argsort()).to(inputs.dtype)
+    # One slope and one intercept for every segment.
     slopes = (output_weight * hidden_weight) @ active
     intercepts = (output_weight * hidden_bias) @ active
     leading = torch.broadcast_shapes(slopes.shape[:-1], segments.shape[:-1])

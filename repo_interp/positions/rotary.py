@@ -82,6 +82,7 @@ def rotation_tables(
     Returns:
         Cosines and sines [..., token, component].
     """
+    # Half precision would round angles at long positions by whole turns.
     exact = torch.float64 if dtype == torch.float64 else torch.float32
     angles = positions.to(exact)[..., None] * frequencies.to(device=positions.device, dtype=exact)
     scaling = (

@@ -110,11 +110,13 @@ def yarn_frequencies(
     def number(log_frequency: float) -> float:
         return (fastest - log_frequency) / spacing
 
+    # Whole components, as in the authors' code.
     start = max(math.floor(number(math.log(2.0 * math.pi * beta_fast / training_length))), 0)
     end = min(
         math.ceil(number(math.log(2.0 * math.pi * beta_slow / training_length))),
         2 * len(frequencies) - 1,
     )
+    # Numbers by ln theta, so that sets with gaps (HoPE) get the ramp of RoPE.
     numbers = (fastest - exact.where(turning, 1.0).log()) / spacing
     ramp = ((numbers - start) / max(end - start, 1e-3)).clamp(0.0, 1.0)
     return (exact * ((1.0 - ramp) + ramp / factor)).to(frequencies)
