@@ -51,9 +51,9 @@ from repo_interp.models.rotation import (
     find_pairs,
     identity,
     length_factor,
-    queries_and_keys,
     replica,
     rotaries,
+    run_replica,
     source_of,
 )
 from repo_interp.models.wrapped import model_of
@@ -262,7 +262,7 @@ def _measure(model: Any, stock: Any, deltas: Sequence[int], dtype: torch.dtype) 
         if isinstance(tables, Tensor)
         else tuple(table.cpu().float() for table in tables)
     )
-    plain, turned = (queries_and_keys(copied, hidden, by)[0] for by in (identity(tables), tables))
+    plain, turned = (run_replica(copied, hidden, by)[0] for by in (identity(tables), tables))
     # Pairs are measured, so those that a conversion permuted are compared rightly.
     pairs = find_pairs(copied, tables)
     first, second = (
@@ -471,7 +471,7 @@ def _of_weights(decoder: Any, stock: Any) -> dict[str, Tensor]:
         for places in (torch.zeros_like(index), index)
     ]
     still, turned = (
-        [vectors[0].double() for vectors in queries_and_keys(copied, hidden, by)] for by in tables
+        [vectors[0].double() for vectors in run_replica(copied, hidden, by)[:2]] for by in tables
     )
     products = turned[0] @ expand_heads(turned[1][None], len(turned[0]))[0].mT
     return {"queries": still[0], "keys": still[1], "products": products}

@@ -326,7 +326,7 @@ def _same(one: Tensor, other: Tensor) -> bool:
 
 
 def _multiple(place: Tensor, entered: Tensor, written: Tensor) -> float | None:
-    """r where `place` = `entered` + r `written`, else None; 1 where rounding allows it."""
+    """The r with `place` = `entered` + r `written`, else None; 1 where rounding allows it."""
     difference = place - entered
     measured = float((difference * written).sum() / written.square().sum().clamp_min(1e-30))
     for factor in (1.0, measured):

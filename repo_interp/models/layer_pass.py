@@ -9,7 +9,7 @@ Knows nothing about how they are computed.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from jaxtyping import Bool, Float, Int, Num
@@ -98,7 +98,6 @@ class LogitsOfRows:
         return added if bias is None else added + bias
 
 
-@dataclass
 class HookSites:
     """Points inside attention where a hook may read or replace a tensor, as modules.
 
@@ -106,29 +105,33 @@ class HookSites:
     is the identity; the bridge puts TransformerLens' HookPoints there.
     """
 
-    queries: nn.Module = field(default_factory=nn.Identity)
+    queries: nn.Module
     """[batch, head, token, d_head], after everything that the module does to them, before rotation.
     """
-    keys: nn.Module = field(default_factory=nn.Identity)
+    keys: nn.Module
     """[batch, kv_head, token, d_head], those of this pass."""
-    values: nn.Module = field(default_factory=nn.Identity)
+    values: nn.Module
     """[batch, kv_head, token, d_value], those of this pass."""
-    positions: nn.Module = field(default_factory=nn.Identity)
+    positions: nn.Module
     """[batch, P, token], P in {1, key-value heads, heads}."""
-    cosines: nn.Module = field(default_factory=nn.Identity)
+    cosines: nn.Module
     """[batch, P, token, d_head/2], of this pass."""
-    sines: nn.Module = field(default_factory=nn.Identity)
-    rotated_queries: nn.Module = field(default_factory=nn.Identity)
+    sines: nn.Module
+    rotated_queries: nn.Module
     """[batch, head, token, d_head]."""
-    rotated_keys: nn.Module = field(default_factory=nn.Identity)
-    position_logits: nn.Module = field(default_factory=nn.Identity)
+    rotated_keys: nn.Module
+    position_logits: nn.Module
     """[batch, head, query, key]: logits that the scheme adds."""
-    scores: nn.Module = field(default_factory=nn.Identity)
+    scores: nn.Module
     """[batch, head, query, key], before the softmax, masked."""
-    pattern: nn.Module = field(default_factory=nn.Identity)
+    pattern: nn.Module
     """[batch, head, query, key], after the softmax."""
-    attended: nn.Module = field(default_factory=nn.Identity)
+    attended: nn.Module
     """[batch, token, head, d_value]: weighted values, before the output projection."""
+
+    def __init__(self, **sites: nn.Module) -> None:
+        """Set `sites`, by name; the others are the identity."""
+        vars(self).update({name: nn.Identity() for name in type(self).__annotations__} | sites)
 
     def call(self, site: str, act: Callable[[Tensor], Tensor | None]) -> Callable[[], None]:
         """Call a function with the tensor at a site in every pass.

@@ -333,13 +333,8 @@ def _measure(stock: Any, source: Source | None) -> Rotation:
     if getattr(stock, "is_causal", True) is False:
         raise InputError(f"{name} attends to later tokens too (an encoder); decoders are supported")
     hidden = _hidden_states(stock)
-    tables, frequencies, unscaled, scaling, settled = (
-        None,
-        torch.empty(0),
-        torch.empty(0),
-        1.0,
-        None,
-    )
+    tables, scaling, settled = None, 1.0, None
+    frequencies = unscaled = torch.empty(0)
     entries: list[tuple[int, int, int]] = []
     if source is not None:
         with torch.no_grad():
@@ -355,9 +350,9 @@ def _measure(stock: Any, source: Source | None) -> Rotation:
         # One angle per frequency, so that both entries of a pair turn by the same, and norms
         # stay as under rotation.
         tables, entries = _probe(copied, given, _column_order(source, frequencies, _columns(given)))
-    queries, keys, call = _run(copied, hidden, tables)
+    queries, keys, call = run_replica(copied, hidden, tables)
     # With positions moved by 3 and equal tables, nothing may change.
-    later, _, _ = _run(copied, hidden, tables, start=3)
+    later, _, _ = run_replica(copied, hidden, tables, start=3)
     if not torch.allclose(later, queries, rtol=1e-4, atol=1e-5):
         raise InputError(
             f"{name} rotates by tables of its own, not by those that its decoder gives it; "
@@ -427,10 +422,23 @@ def replica(stock: nn.Module, weights: bool = False) -> Any:
     return copied.float().cpu().eval()
 
 
-def _run(
+def run_replica(
     replica: Any, hidden: Tensor, tables: Any, start: int = 0
 ) -> tuple[Tensor, Tensor, dict[str, Any]]:
-    """Queries and keys that reach the attention function, and its further arguments."""
+    """Run a replica as far as its attention function.
+
+    Args:
+        replica: Replica of an attention module.
+        hidden: Hidden states [1, token, width].
+        tables: Tables of the rotation.
+        start: Index of the first token.
+
+    Returns:
+        Queries and keys [1, head, token, d_head], and further arguments of the attention function.
+
+    Raises:
+        InputError: The module does not run alone, or does not attend exactly once.
+    """
     name, wanted = type(replica).__name__, dict[str, inspect.Parameter]()
     for forward in _forwards(type(replica)):
         wanted |= dict(list(inspect.signature(forward).parameters.items())[1:])
@@ -563,8 +571,7 @@ def length_factor(copied: Any, source: Source, factor: float) -> float:
     # Longer tables of angle 0: only a norm behind them can undo the length.
     longer = plain * factor if isinstance(plain, Tensor) else (plain[0] * factor, plain[1])
     before, after = (
-        queries_and_keys(copied, hidden, by)[0][0].flatten(0, 1).norm(dim=0)
-        for by in (plain, longer)
+        run_replica(copied, hidden, by)[0][0].flatten(0, 1).norm(dim=0) for by in (plain, longer)
     )
     kept, undone = ((after / before - ratio).abs() < 1e-3 for ratio in (factor, 1.0))
     if not bool((kept | undone).all()):
@@ -579,20 +586,6 @@ def length_factor(copied: Any, source: Source, factor: float) -> float:
 def _recomputes(rotary: nn.Module) -> bool:
     """Whether a pass always has the frequencies of a short one, and a factor by length (PhiMoE)."""
     return "long_mscale" in inspect.unwrap(type(rotary).forward).__code__.co_consts
-
-
-def queries_and_keys(copied: Any, hidden: Tensor, tables: Any) -> tuple[Tensor, Tensor]:
-    """Run a replica as far as its attention function.
-
-    Args:
-        copied: Replica of an attention module.
-        hidden: Hidden states [1, token, width].
-        tables: Tables of the rotation.
-
-    Returns:
-        Queries and keys [1, head, token, d_head].
-    """
-    return _run(copied, hidden, tables)[:2]
 
 
 def find_pairs(copied: Any, given: Any) -> list[tuple[int, int]]:
@@ -623,7 +616,8 @@ def _probe(
     angles = torch.linspace(0.2, 1.3, int(by_column.max()) + 1, dtype=torch.float64)
     turned = _tables(given, angles[by_column])
     plain, queries = (
-        _run(copied, _hidden_states(copied), by)[0][0].double() for by in (identity(turned), turned)
+        run_replica(copied, _hidden_states(copied), by)[0][0].double()
+        for by in (identity(turned), turned)
     )
     return turned, _pairs(plain, queries, angles, type(copied).__name__)
 

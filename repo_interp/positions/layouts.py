@@ -119,22 +119,18 @@ def parse_layout(text: str, layers: int) -> tuple[str, ...]:
         ValueError: A scheme is unknown, or the layout does not fit the number of layers.
     """
     text = text.strip()
+    named_schemes(text)  # refuses unknown ones
     if "," in text:
         schemes = tuple(part.strip() for part in text.split(","))
         if len(schemes) != layers:
             raise ValueError(
                 f"layout {text!r:.80} names {len(schemes)} layers; the model has {layers}"
             )
-        for scheme in schemes:
-            _require_known(scheme)
-        _require_uniform(schemes, text)
-        return schemes
-    scheme, at, start_text = text.partition("@")
-    if scheme not in _PERIODS:
-        _require_known(scheme)
-    period = _PERIODS.get(scheme, (scheme,))
-    start = _parse_start(start_text, layers, text) if at else 0
-    schemes = _repeat(period, start, layers)
+    else:
+        scheme, at, start_text = text.partition("@")
+        start = _parse_start(start_text, layers, text) if at else 0
+        period = _PERIODS.get(scheme, (scheme,))
+        schemes = _repeat(period, start, layers)
     _require_uniform(schemes, text)
     return schemes
 
