@@ -28,7 +28,7 @@ from transformers.initialization import no_init_weights
 import repo_interp as ri
 from benchmarks.running import process
 from repo_interp.models.capture import decode
-from repo_interp.models.provenance import Origin, mark
+from repo_interp.models.provenance import Origin, remember_origin
 from repo_interp.tasks.prompt import Prompt
 
 _SIZES = (
@@ -115,7 +115,7 @@ def bridged(
     """`stock` repositioned and bridged, and its own forward pass over `prompt` as a call."""
     made = ri.bridge(ri.reposition(stock, layout))
     # else an analysis digests the weights
-    mark(made, Origin("random weights", "", len(prompt.tokens), Path()))
+    remember_origin(made, Origin("random weights", "", len(prompt.tokens), Path()))
     tokens = torch.tensor([prompt.tokens], device=stock.device)
 
     @torch.inference_mode()

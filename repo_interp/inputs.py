@@ -22,7 +22,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from repo_interp.positions.logits import soft_capped
+from repo_interp.positions.logits import cap_logits
 from repo_interp.positions.rotary import expand_heads, rotate
 
 Spans = Mapping[str, Bool[Tensor, "prompt token"]]
@@ -87,7 +87,7 @@ class AttentionInputs:
     window: int | None = None
     """Query i sees keys i - window + 1 .. i; None sees all earlier keys."""
     softcap: float | None = None
-    """Of `soft_capped`, for the logits before position logits are added; None: they stay."""
+    """Of `cap_logits`, for the logits before position logits are added; None: they stay."""
     position_logits: PositionLogits | None = None
     gate_features: Float[Tensor, "prompt kv_head token d_head"] | None = None
     """x_j of CoPE: decides, with a query, which tokens that query counts; None where nothing
@@ -278,7 +278,7 @@ class AttentionInputs:
             self._logits_of_heads(rows, keys[:, head : head + 1], head * group, group)
             for head in range(shared)
         ]
-        logits = soft_capped(torch.cat(blocks, dim=1), self.softcap)
+        logits = cap_logits(torch.cat(blocks, dim=1), self.softcap)
         if self.position_logits is not None:
             logits = logits + self.position_logits(rows)
         # they are made here

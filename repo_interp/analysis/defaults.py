@@ -27,7 +27,6 @@ from repo_interp.experiments.effects import Effects
 from repo_interp.experiments.experiment import Experiment
 from repo_interp.experiments.kinds import Kinds
 from repo_interp.models.decoder import as_decoder
-from repo_interp.models.provenance import length_trained
 from repo_interp.models.wrapped import model_of
 from repo_interp.positions.layouts import FIXED, NO_ATTENTION
 from repo_interp.tasks.prompt import Prompt
@@ -65,7 +64,7 @@ def default_prompts(
             "this model has no tokenizer, so no prompts can be made for it; give prompts as "
             "tokens, or load it: repo_interp.load(path)"
         )
-    return [short_text(tokenizer, min(TOKENS, length_trained(bridge)))], None
+    return [short_text(tokenizer, min(TOKENS, decoder.training_length))], None
 
 
 def origin_of(task: Task | None) -> str:

@@ -14,7 +14,6 @@ from repo_interp.errors import Note
 from repo_interp.measures.statistics import Measure, as_measure
 from repo_interp.models.changes import changes
 from repo_interp.models.decoder import as_decoder
-from repo_interp.models.provenance import length_trained, positions_dtype
 from repo_interp.positions.layouts import SCHEMES, format_layout
 from repo_interp.tasks.prompt import Prompt
 
@@ -34,8 +33,8 @@ def notes_on(
 
     `changed`: what `changes` says of the model, where that is known.
     """
-    decoder, trained, notes = as_decoder(bridge), length_trained(bridge), []
-    schemes, origin = decoder.schemes, decoder.origin
+    decoder, notes = as_decoder(bridge), []
+    schemes, origin, trained = decoder.schemes, decoder.origin, decoder.training_length
     changed = changes(bridge) if changed is None else changed
     if changed:
         notes.append(
@@ -45,7 +44,7 @@ def notes_on(
     rounded = rounded_positions(bridge)
     if rounded is not None:
         notes.append(rounded)
-    of_model, of_positions = decoder.dtype, positions_dtype(bridge)
+    of_model, of_positions = decoder.dtype, decoder.positions_dtype
     if of_positions != of_model:
         named = [str(dtype).removeprefix("torch.") for dtype in (of_model, of_positions)]
         notes.append(
@@ -103,8 +102,9 @@ def notes_kept(
 
 def rounded_positions(bridge: nn.Module) -> str | None:
     """What to say where learned positions are computed in 16 bits; None where they are not."""
-    dtype = positions_dtype(bridge)
-    if dtype.itemsize > 2 or not as_decoder(bridge).learned_layers:
+    decoder = as_decoder(bridge)
+    dtype = decoder.positions_dtype
+    if dtype.itemsize > 2 or not decoder.learned_layers:
         return None
     return (
         f"positions are rounded in {str(dtype).removeprefix('torch.')}; measure them in "

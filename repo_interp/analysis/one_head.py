@@ -39,7 +39,7 @@ from repo_interp.measures.labels import described, described_group
 from repo_interp.measures.three_axis import ThreeAxis
 from repo_interp.models.capture import capture
 from repo_interp.models.decoder import as_decoder, attentions_of
-from repo_interp.positions.logits import soft_capped
+from repo_interp.positions.logits import cap_logits
 from repo_interp.values import CountOrNone, checked
 
 MOST_TOKENS = 512
@@ -121,7 +121,7 @@ def explain_logit(
         positions = inputs.positions[0, 0].double()
         angles = frequencies * (positions[query] - positions[key])
     total = float(turned.sum())
-    soft_cap = float(soft_capped(turned.sum(), inputs.softcap)) - total
+    soft_cap = float(cap_logits(turned.sum(), inputs.softcap)) - total
     bias = (
         0.0 if inputs.position_logits is None else float(inputs.position_logits(rows)[0, 0, 0, key])
     )

@@ -38,7 +38,6 @@ from repo_interp.measures.statistics import (
 )
 from repo_interp.measures.three_axis import ThreeAxis
 from repo_interp.models.decoder import as_decoder, attentions_of
-from repo_interp.models.provenance import length_trained
 from repo_interp.models.reposition import observable
 from repo_interp.positions.layouts import CONTEXTUAL, FIXED, ROTATED_BY_INDEX
 from repo_interp.run import KEPT, require_name
@@ -126,7 +125,7 @@ class Request:
                 if measures is None and layers is None
                 else ()
             )
-        schemes, length = decoder.schemes, length_trained(self.bridge)
+        schemes, length = decoder.schemes, decoder.training_length
         chosen = (
             measures_named(default_measures(self.prompts, schemes, layers))
             if chosen is None
@@ -262,7 +261,7 @@ def _require_seen(bridge: nn.Module, measures: Sequence[Measure]) -> None:
     changed = [
         attention.layer_idx
         for attention in as_decoder(bridge).layers
-        if not attention.attends_as_built
+        if not attention.attends_unchanged
     ]
     blind = [
         each.name

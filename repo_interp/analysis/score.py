@@ -31,7 +31,7 @@ from repo_interp.errors import InputError
 from repo_interp.experiments.generated_scores import needle_scores
 from repo_interp.experiments.task_scores import sets_named, task_scores
 from repo_interp.models.decoder import as_decoder
-from repo_interp.models.provenance import identity, length_trained
+from repo_interp.models.provenance import identity
 from repo_interp.models.wrapped import model_of
 from repo_interp.run import make_run, versions
 from repo_interp.side_by_side import BatchSize
@@ -130,7 +130,7 @@ def score_needles(
     """
     tokenizer = _tokenizer(bridge)
     if lengths is None:
-        lengths = [multiple * length_trained(bridge) for multiple in (1, 2, 4)]
+        lengths = [multiple * as_decoder(bridge).training_length for multiple in (1, 2, 4)]
     lengths = [
         whole_number(length, "the number of tokens", 1 << 22) for length in sets_named(lengths)
     ]

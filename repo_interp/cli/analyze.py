@@ -401,7 +401,7 @@ def _given_prompts(arguments: argparse.Namespace, bridge: Any) -> list[Any]:
     cut, with a note.
     """
     from repo_interp.errors import warn
-    from repo_interp.models.provenance import length_trained
+    from repo_interp.models.decoder import as_decoder
     from repo_interp.tasks.prompt.jsonl import read_prompts
     from repo_interp.tasks.prompt.text import prompt_from_text
     from repo_interp.tasks.short_text import first_tokens
@@ -412,7 +412,7 @@ def _given_prompts(arguments: argparse.Namespace, bridge: Any) -> list[Any]:
         prompts = read_prompts(
             arguments.prompts, tokenizer=bridge.tokenizer, vocab_size=bridge.config.vocab_size
         )
-    longest = length_trained(bridge)
+    longest = as_decoder(bridge).training_length
     if (
         len(prompts) == 1
         and not (prompts[0].spans or prompts[0].generated)

@@ -178,13 +178,13 @@ def _own_prompts(bridge: Any, path: str) -> tuple[list[Any], str]:
     """
     from repo_interp.analysis.defaults import default_prompts, origin_of
     from repo_interp.analysis.trained_task import trained_name
-    from repo_interp.models.provenance import length_trained
+    from repo_interp.models.decoder import as_decoder
     from repo_interp.tasks import Prompt
     from repo_interp.tasks.short_text import TOKENS
 
     if bridge.tokenizer is None and trained_name(path) is None:
         return [
-            Prompt(tuple(range(min(TOKENS, length_trained(bridge)))))
+            Prompt(tuple(range(min(TOKENS, as_decoder(bridge).training_length))))
         ], "the first tokens of the vocabulary"
     prompts, task = default_prompts(bridge, PROMPTS)
     return prompts, origin_of(task)

@@ -16,7 +16,6 @@ from repo_interp.errors import InputError, one_line
 from repo_interp.experiments.experiment import Experiment, Plan
 from repo_interp.experiments.prompt_sets import scoring_of
 from repo_interp.models.decoder import as_decoder
-from repo_interp.models.provenance import length_trained
 from repo_interp.models.wrapped import model_of
 from repo_interp.tasks import Prompt, Task
 
@@ -80,7 +79,8 @@ def planned(
     objects = experiments_named(experiments)
     if not objects:
         return []
-    vocabulary = as_decoder(bridge).vocabulary_size
+    decoder = as_decoder(bridge)
+    vocabulary = decoder.vocabulary_size
     if task is not None and task.vocabulary_size > vocabulary:
         raise InputError(
             f"the task {task.name} has {task.vocabulary_size} tokens, the model {vocabulary}; "
@@ -89,7 +89,7 @@ def planned(
     scoring, model, length = (
         scoring_of(prompts) if task is None else task,
         model_of(bridge),
-        length_trained(bridge),
+        decoder.training_length,
     )
 
     def plan_of(experiment: Experiment) -> Plan:

@@ -49,7 +49,7 @@ from repo_interp.measures.position_sources import KINDS_OF_HEADS, PositionSource
 from repo_interp.measures.statistics import Statistics, merge
 from repo_interp.models.capture import capture, next_token_logits
 from repo_interp.models.decoder import as_decoder
-from repo_interp.models.resuming import Recording, recorded, resumed
+from repo_interp.models.resuming import Recording, record_pass, resume_pass
 from repo_interp.store import Store
 from repo_interp.tasks import Prompt, Response
 from repo_interp.tasks.prompt.structure import prompt_structure
@@ -169,7 +169,7 @@ def _read(
     if heads == []:
         return {"reading": [np.nan] * len(prompt.tokens)}
     with nullcontext() if heads is None else frozen(model, heads):
-        hidden = clean.last_hidden if heads is None else resumed(model, clean, min(heads)[0])
+        hidden = clean.last_hidden if heads is None else resume_pass(model, clean, min(heads)[0])
     for states, following in zip(
         hidden[0, :-1].split(AT_ONCE), clean.tokens[0, 1:].split(AT_ONCE), strict=True
     ):
@@ -239,7 +239,7 @@ class Kinds(Experiment):
         heads = [sum(some, start=Heads()) for of_kind in sets.values() for some in of_kind]
         device = as_decoder(model).device
         recording = lru_cache(1)(
-            lambda tokens: recorded(model, torch.tensor([tokens], device=device))
+            lambda tokens: record_pass(model, torch.tensor([tokens], device=device))
         )
         points = {
             f"prompt-{number}-{place}": partial(

@@ -42,7 +42,7 @@ from repo_interp.experiments.responses import (
 from repo_interp.interventions.replacing import replaced
 from repo_interp.models.decoder import as_decoder
 from repo_interp.models.reposition import batch_limits
-from repo_interp.models.resuming import Recording, recorded, resumed
+from repo_interp.models.resuming import Recording, record_pass, resume_pass
 from repo_interp.side_by_side import WORTHWHILE, batches
 from repo_interp.store import Progress, Store
 from repo_interp.tasks import Prompt, Response
@@ -201,7 +201,7 @@ class Batch:
     @cached_property
     def recording(self) -> Recording:
         """The undisturbed pass."""
-        return recorded(self.model, self.question.tokens)
+        return record_pass(self.model, self.question.tokens)
 
     @torch.no_grad()
     def under_edits(
@@ -224,7 +224,7 @@ class Batch:
                     hidden = recording.last_hidden.repeat(len(some), 1, 1)
                 else:
                     with edited([sets[place] for place in some for _ in self.prompts]):
-                        hidden = resumed(self.model, recording, first, len(some))
+                        hidden = resume_pass(self.model, recording, first, len(some))
                 question = tiled(self.question, len(some))
                 told = [
                     self._of_targets(logits_at(self.model, hidden, part), part)

@@ -25,7 +25,7 @@ from repo_interp.errors import InputError, NotFinitePrediction
 from repo_interp.models.capture import next_token_logits
 from repo_interp.models.decoder import as_decoder
 from repo_interp.models.generation import continue_greedily
-from repo_interp.models.padding import padded_on_the_right
+from repo_interp.models.padding import right_padding
 from repo_interp.models.reposition import at_rest, batch_limits
 from repo_interp.side_by_side import BatchSize, batches, restored
 from repo_interp.tasks import Batch, Prompt, Response, Task
@@ -98,7 +98,7 @@ def forced_responses(
         )
         with (
             at_rest(model),
-            padded_on_the_right([len(prompts[number].tokens) for number in chosen]),
+            right_padding([len(prompts[number].tokens) for number in chosen]),
         ):
             hidden = as_decoder(model).stack(question.tokens, use_cache=False).last_hidden_state
         reference, likeliest = [], []

@@ -33,7 +33,7 @@ from repo_interp.measures.positions import Positions
 from repo_interp.measures.statistics import Statistics, merge
 from repo_interp.models.capture import observing, require_finite
 from repo_interp.models.decoder import as_decoder
-from repo_interp.models.resuming import Recording, recorded, resumed
+from repo_interp.models.resuming import Recording, record_pass, resume_pass
 from repo_interp.tasks import Prompt
 
 MOST = 6
@@ -147,9 +147,9 @@ class Passes:
                     layer.register_forward_pre_hook(partial(enter, number), with_kwargs=True).remove
                 )
             if clean is None:
-                recording = recorded(self.model, self.batch.tokens)
+                recording = record_pass(self.model, self.batch.tokens)
             else:
-                hidden = resumed(self.model, clean.recording, first)
+                hidden = resume_pass(self.model, clean.recording, first)
                 before, later = (
                     clean.recording.residuals[: first + 1],
                     range(first + 1, len(self.decoder.blocks)),
@@ -186,7 +186,7 @@ class Passes:
                 stack.enter_context(placed.applied())
             stack.enter_context(self._observing(receive, [layer]))
             try:
-                resumed(self.model, recording, self._block(layer))
+                resume_pass(self.model, recording, self._block(layer))
             except _Seen:
                 return found[0]
         raise AssertionError(f"the pass did not reach layer {layer}")

@@ -43,6 +43,7 @@ from repo_interp.inputs import AttentionInputs, weights_of
 from repo_interp.measures.kernels.mirror import mirror, mirror_score
 from repo_interp.measures.labels import described
 from repo_interp.measures.position_sources import KINDS_OF_HEADS
+from repo_interp.models.attention import cache_argument
 from repo_interp.models.capture import next_token_logits
 from repo_interp.models.decoder import as_decoder
 from repo_interp.models.reposition import at_rest
@@ -273,15 +274,16 @@ class Session:
             if model.generation_config.eos_token_id is not None
             else -1
         )
+        argument = cache_argument(model.forward)
         cache, given = DynamicCache(config=model.config), self._passes.batch.tokens[:, :start]
         for _ in range(count):
             self.check()
             with torch.no_grad(), at_rest(model), ExitStack() as stack:
                 for each in placed:
                     stack.enter_context(each.applied())
-                logits = model(
-                    given, past_key_values=cache, use_cache=True, logits_to_keep=1
-                ).logits[0, -1]
+                logits = model(given, **{argument: cache}, use_cache=True, logits_to_keep=1).logits[
+                    0, -1
+                ]
             if not bool(logits.isfinite().all()):
                 raise NotFinitePrediction(0)
             given = logits.argmax()[None, None]

@@ -20,7 +20,7 @@ from repo_interp.errors import InputError
 from repo_interp.interventions.replacing import heads_by_layer
 from repo_interp.models.attention import RepositionedAttention
 from repo_interp.models.decoder import attentions_of
-from repo_interp.models.lasting import lasting
+from repo_interp.models.lasting import intervention
 from repo_interp.models.reposition import called_at
 
 HeadMeans = Mapping[int, Float[Tensor, "head d_head"]]
@@ -65,7 +65,7 @@ def ablate(
         # [batch, token, head, d_head]
         return torch.where(mask.to(attended.device), value.to(attended), attended)
 
-    with lasting(model), called_at(model, "attended", put, chosen):
+    with intervention(model), called_at(model, "attended", put, chosen):
         yield
 
 

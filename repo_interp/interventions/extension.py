@@ -39,10 +39,10 @@ from repo_interp.errors import InputError
 from repo_interp.interventions.replacing import number_of
 from repo_interp.models.attention import RepositionedAttention
 from repo_interp.models.decoder import as_decoder, attentions_of
-from repo_interp.models.lasting import lasting, put
+from repo_interp.models.lasting import intervention, patch_attribute
 from repo_interp.models.masks import visible
 from repo_interp.positions.biases import PositionBias
-from repo_interp.positions.logits import soft_capped
+from repo_interp.positions.logits import cap_logits
 from repo_interp.positions.rotary import expand_heads, rotate
 from repo_interp.positions.scaling import (
     interpolate,
@@ -108,7 +108,7 @@ def interpolated(model: nn.Module, factor: float) -> Iterator[None]:
     """
     factor = checked(factor, _Factor, "the factor of an extension")
     rotating, biased = _with_distances(model, "position interpolation")
-    with lasting(model) as undo:
+    with intervention(model) as undo:
         for attention in rotating:
             _retune(undo, attention, lambda frequencies: interpolate(frequencies, factor), 1.0)
         for attention in biased:
@@ -134,7 +134,7 @@ def yarn(model: nn.Module, factor: float, training_length: int) -> Iterator[None
             "YaRN changes how layers rotate, and no layer of this model does; leave the method out"
         )
     scaling = yarn_attention_scaling(factor)
-    with lasting(model) as undo:
+    with intervention(model) as undo:
         for attention in rotating:
             _retune(
                 undo,
@@ -192,7 +192,7 @@ def rescaled(
         ),
     }
     scaling = yarn_attention_scaling(value) if name == "yarn" else 1.0
-    with lasting(model) as undo:
+    with intervention(model) as undo:
         _retune(undo, attention, changes[name], scaling, head)
         yield
 
@@ -210,7 +210,7 @@ def lm_infinite(
     """
     length = checked(length, Length, "the window of LM-Infinite")
     global_tokens = checked(global_tokens, TokensOrNone, "the number of global tokens")
-    with lasting(model) as undo:
+    with intervention(model) as undo:
         for attention in as_decoder(model).layers:
             if attention.position_logits is not None and not isinstance(
                 attention.position_logits, PositionBias
@@ -220,7 +220,9 @@ def lm_infinite(
                     f"({attention.scheme}): LM-Infinite has no distance to cap"
                 )
             instead = _Lambda(attention, length, global_tokens)
-            put(undo, attention, "attend", lambda present, instead=instead: instead.attend)
+            patch_attribute(
+                undo, attention, "attend", lambda present, instead=instead: instead.attend
+            )
         yield
 
 
@@ -245,7 +247,7 @@ class _Lambda:
         pattern where a hook asks for one.
         """
         attention, tokens = self.attention, queries.shape[2]
-        now = attention.running
+        now = attention.active_pass
         assert now.content is not None
         if keys.shape[2] != tokens:
             raise InputError(
@@ -323,7 +325,7 @@ class _Lambda:
             queries = rotate(
                 queries, distance, attention.frequencies, attention.attention_scaling**2
             )
-        scores = soft_capped(
+        scores = cap_logits(
             (queries @ its_key)[..., 0] * attention.scaling, attention.attn_logit_softcapping
         )
         if attention.position_logits is not None:
@@ -381,5 +383,5 @@ def _retune(
     if head is not None:
         of_head, factors = factors, torch.ones(attention.heads, 1, attention.d_head // 2)
         factors[head] = of_head
-    put(undo, attention, "frequencies", changed)
-    put(undo, attention, "attention_scaling", lambda present: present * factors)
+    patch_attribute(undo, attention, "frequencies", changed)
+    patch_attribute(undo, attention, "attention_scaling", lambda present: present * factors)

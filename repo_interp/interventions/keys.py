@@ -26,7 +26,7 @@ from repo_interp.errors import InputError, one_line
 from repo_interp.interventions.replacing import finite_positions
 from repo_interp.models.attention import RepositionedAttention
 from repo_interp.models.decoder import as_decoder, attentions_of
-from repo_interp.models.lasting import lasting
+from repo_interp.models.lasting import intervention
 from repo_interp.models.reposition import called_at
 from repo_interp.models.tables import change_index, table_of
 from repo_interp.positions.biases import PositionBias
@@ -60,7 +60,7 @@ def exchanged_keys(
             )
         return keys.gather(2, order.to(keys.device)[:, None, :, None].expand_as(keys))
 
-    with lasting(model), called_at(model, "keys", exchange, orders):
+    with intervention(model), called_at(model, "keys", exchange, orders):
         yield
 
 
@@ -79,13 +79,13 @@ def moved_keys(model: nn.Module, shifts: Mapping[int, Shift]) -> Iterator[None]:
     def turn_further(attention: RepositionedAttention, keys: Tensor) -> Tensor:
         if attention.frequencies is None:
             return keys
-        positions = attention.running.positions
+        positions = attention.active_pass.positions
         assert positions is not None
         shifted = _shift_of(shifts[attention.layer_idx], positions.detach())
         cosines, sines = rotation_tables(shifted, attention.frequencies, 1.0, keys.dtype)
         return turn(keys, expand_heads(cosines, keys.shape[1]), expand_heads(sines, keys.shape[1]))
 
-    with lasting(model) as undo, called_at(model, "rotated_keys", turn_further, shifts):
+    with intervention(model) as undo, called_at(model, "rotated_keys", turn_further, shifts):
         for attention in attentions_of(model, shifts):
             shift = shifts[attention.layer_idx]
             if isinstance(attention.position_logits, PositionBias):

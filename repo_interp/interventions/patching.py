@@ -25,7 +25,7 @@ from torch import Tensor
 from repo_interp.errors import InputError, one_line
 from repo_interp.interventions.positions import HOOK, token_ids
 from repo_interp.interventions.replacing import heads_with_positions
-from repo_interp.models.lasting import lasting, put
+from repo_interp.models.lasting import intervention, patch_attribute
 from repo_interp.positions.rotary import expand_heads
 
 _SHORT = "blocks.{}.hook_positions"
@@ -159,9 +159,9 @@ def _patched(
 @contextmanager
 def _named_shortly(model: Any) -> Iterator[None]:
     """While it lasts, every block answers to "hook_positions" as to "attn.hook_positions"."""
-    with lasting(model) as undo:
+    with intervention(model) as undo:
         for block in model.blocks:
-            put(
+            patch_attribute(
                 undo,
                 block,
                 "hook_aliases",

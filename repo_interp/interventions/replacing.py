@@ -32,7 +32,7 @@ from torch import Tensor, nn
 from repo_interp.errors import InputError, one_line, warn
 from repo_interp.models.attention import RepositionedAttention
 from repo_interp.models.decoder import as_decoder, attentions_of
-from repo_interp.models.lasting import lasting
+from repo_interp.models.lasting import intervention
 from repo_interp.models.padding import valid_tokens
 from repo_interp.models.tables import change_index, table_of
 from repo_interp.positions.logits import exact
@@ -121,7 +121,7 @@ def replaced(
         if learned is None or heads is not None or layer is not None
         else {}
     )
-    with lasting(model) as undo:
+    with intervention(model) as undo:
         if learned is not None and not chosen:
             undo.callback(change_index(learned, partial(_changed_index, change, named)).remove)
         for attention in attentions_of(model, chosen):
@@ -287,7 +287,7 @@ def _changed_positions(
     """Positions of a layer with those of the `chosen` heads replaced; `of_prompts`: those of each
     prompt, else all in all of them; `least`: rows that there are to be at least.
     """
-    now, heads = attention.running, attention.heads
+    now, heads = attention.active_pass, attention.heads
     index = now.index.expand(len(now.hidden_states), -1)
     rows = _rows(positions.shape[1], attention.kv_heads, heads, {chosen, *of_prompts}, least)
     positions = expand_heads(exact(positions), rows).expand(len(index), -1, -1)

@@ -1,12 +1,12 @@
 """Everything that knows Hugging Face's modules and TransformerLens.
 
     configuration, checkpoints      a decoder from its files, strictly
-    rotation, schemes, attention    how a stock attention module rotates, measured; a scheme attached to it
-    reposition, load, bridge        layouts of schemes in a decoder; checkpoints; TransformerLens bridges
+    rotation, schemes, attention    how a stock attention module rotates, measured; its scheme
+    reposition, load, bridge        layouts of schemes in a decoder; checkpoints; bridges
     capture, audit                  observe, verify
 
-Knows no task and no measure. What its files state is read in `checkpoint_files`; what changes a
-pass stands in `interventions`.
+Knows no task and no measure. The files of a checkpoint are read in `checkpoint_files`;
+`interventions` changes a pass.
 """
 
 from repo_interp.libraries import require

@@ -1,10 +1,11 @@
 """Adapters: the few MB that training changed, on top of a base checkpoint that stays where it is.
 
-    W <- W + (alpha / r) B A      every projection of attention: LoRA (Hu et al. 2021), A [r, in], B [out, r], alpha = 2 r
-    phi                           what the position schemes learn (f_phi), in full
+    W <- W + (alpha / r) B A      projections of attention: LoRA (Hu et al. 2021), A [r, in],
+                                  B [out, r], alpha = 2 r
+    phi                           parameters of the position schemes (f_phi), in full
 
-A directory of peft's format - adapter_config.json, adapter_model.safetensors in float16 - beside
-our config.json, which says the layout, the configuration, and the base by name and by the SHA-256
+A directory in peft's format - adapter_config.json, adapter_model.safetensors in float16 - beside
+our config.json, which states the layout, the configuration, and the base by name and by the SHA-256
 of its weights: a base of other weights, or of a configuration that computes otherwise, is refused.
 B starts at zero, so a fresh adapter changes nothing but positions. Loading merges: the sums are
 made in float64, the model that results is a whole one, and peft is needed for training alone. Knows
@@ -42,13 +43,13 @@ from repo_interp.values import shortened
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")
 STORED = torch.float16
-"""What an adapter is stored in: with as many bytes as bfloat16 it has eight times finer steps, and
+"""Precision of a stored adapter: with as many bytes as bfloat16 it has eight times finer steps, and
 its weights are small.
 """
 _CONFIGURATION = "adapter_config.json"
 _POSITIONED = "LORA of repo_interp; load it with repo_interp, since peft has none of its positions"
 """The peft_type of an adapter that changes positions: peft knows none of that name, and would run
-plain RoPE of what is called LORA.
+plain RoPE of a type called LORA.
 """
 _PREFIX = "base_model.model."
 _NOT_THE_BASE = {
@@ -60,8 +61,8 @@ _NOT_THE_BASE = {
     "attn_implementation",
 }
 _NOT_THE_BASE |= {*SpecialTokens.model_fields, "pe_config", "adapter"}
-"""What an adapter's config.json says otherwise than its base's, or what changes no number that its
-weights do not say.
+"""Fields in which an adapter's config.json may differ from its base's: its weights say the rest, or
+no number changes.
 """
 _LEARNED = ("assigner", "position_logits", TABLE)
 """Names of the modules that position schemes learn."""
@@ -105,11 +106,11 @@ class _LoRA(BaseModel):
 
 @dataclass(frozen=True)
 class Changes:
-    """Where an adapter stores what, by the parameter of the whole model that it changes."""
+    """Where an adapter stores the parameters that it changes, by their name in the whole model."""
 
     full: Mapping[str, StoredWeight]
     down: Mapping[str, StoredWeight]
-    """A of each matrix that is changed in few dimensions."""
+    """A of the matrices with a low-rank update."""
     up: Mapping[str, StoredWeight]
     """B of the same matrices."""
     scale: float
@@ -117,11 +118,16 @@ class Changes:
 
 
 def attach(model: PreTrainedModel, rank: int, first_layer: int = 0) -> None:
-    """Freeze a repositioned `model`, in place, but for its schemes, and for matrices of `rank`
-    dimensions added to those of attention.
+    """Freeze a repositioned model, in place, except for its schemes and updates of attention.
 
-    `first_layer`: attention below it stays as it is. Raises InputError where peft is not installed,
-    for a layer that the model lacks, and for more dimensions than its matrices have.
+    Args:
+        model: Repositioned model, on any device.
+        rank: Dimensions of the updates of the projections, r.
+        first_layer: Attention below this layer gets no update.
+
+    Raises:
+        InputError: The package peft is missing, the model lacks `first_layer` or a projection, or
+            the rank exceeds the size of a matrix.
     """
     layers = model.config.num_hidden_layers
     if first_layer >= layers:
@@ -133,12 +139,14 @@ def attach(model: PreTrainedModel, rank: int, first_layer: int = 0) -> None:
         for layer in range(first_layer, layers)
         for name in PROJECTIONS
     ]
+    # Checked here, so that the message names the family and the projection.
     lacking = sorted(set(names) - {name for name, _ in model.named_modules()})
     if lacking:
         raise InputError(
             f"an adapter changes the projections {', '.join(PROJECTIONS)}, and a "
             f"{model.config.model_type} lacks {lacking[0]}"
         )
+    # A rank above a side of the matrix adds parameters and no freedom.
     most = min(min(model.get_submodule(name).weight.shape) for name in names)  # type: ignore[union-attr]
     if rank > most:
         raise InputError(
@@ -150,6 +158,7 @@ def attach(model: PreTrainedModel, rank: int, first_layer: int = 0) -> None:
             "an adapter is trained with the package peft; install it: pip install "
             "'repo-interp[adapter]'"
         )
+    # peft is needed for training alone, and takes seconds to import.
     from peft import LoraConfig, inject_adapter_in_model
 
     changed = {
@@ -162,17 +171,28 @@ def attach(model: PreTrainedModel, rank: int, first_layer: int = 0) -> None:
 
 
 def base_of(checkpoint: Checkpoint) -> Checkpoint:
-    """The base checkpoint of an adapter.
+    """Find the base checkpoint of an adapter.
 
-    Raises InputError where it is missing, has other weights, or is an adapter itself.
+    Args:
+        checkpoint: An adapter.
+
+    Returns:
+        The checkpoint that the adapter was trained on.
+
+    Raises:
+        InputError: The base is missing, has other weights or another configuration, or is an
+            adapter.
     """
     base = checkpoint.base
     assert base is not None
     known = described_base(checkpoint.directory, base, configured)
-    as_base(known, base.name)  # refuses an adapter
+    base_reference(known, base.name)  # refuses an adapter
     require_base(checkpoint.directory, base, known.directory)
+    # A base that computes otherwise would run the same weights and give other numbers.
     for name in sorted(Fields.model_fields.keys() - _NOT_THE_BASE):
-        trained_on, found = (getattr(each.config, name, None) for each in (checkpoint, known))
+        trained_on, found = (
+            getattr(config, name, None) for config in (checkpoint.config, known.config)
+        )
         if trained_on != found:
             raise InputError(
                 f"{checkpoint.directory} is an adapter on top of a model whose {name} is "
@@ -182,11 +202,18 @@ def base_of(checkpoint: Checkpoint) -> Checkpoint:
     return known
 
 
-def as_base(checkpoint: Checkpoint, name: str) -> Base:
-    """How an adapter on top of `checkpoint`, which the user called `name`, names it: a directory or
-    a file by its whole path.
+def base_reference(checkpoint: Checkpoint, name: str) -> Base:
+    """Return the record by which an adapter on top of a checkpoint names it.
 
-    Raises InputError for a checkpoint that is an adapter itself.
+    Args:
+        checkpoint: The base, a whole checkpoint.
+        name: The name that the user gave it; paths of existing files are made absolute.
+
+    Returns:
+        Name and digest of the weights, for the adapter's config.json.
+
+    Raises:
+        InputError: `checkpoint` is itself an adapter.
     """
     if checkpoint.base is not None:
         raise InputError(
@@ -197,8 +224,12 @@ def as_base(checkpoint: Checkpoint, name: str) -> Base:
     return Base(name=name, weights_digest=stored_digest(checkpoint.directory))
 
 
-def rounded(model: nn.Module) -> None:
-    """Give what is trained of `model`, in place, the values that it will be stored with."""
+def round_trained(model: nn.Module) -> None:
+    """Round trainable parameters, in place, to the values that an adapter stores.
+
+    Args:
+        model: A model after `attach`.
+    """
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.requires_grad:
@@ -206,18 +237,23 @@ def rounded(model: nn.Module) -> None:
 
 
 def save_adapter(model: PreTrainedModel, directory: Path, base: Base) -> None:
-    """Write what `attach` let a model train, on top of `base`.
+    """Write the parameters that `attach` left trainable; equal values give equal bytes.
 
-    The same values give the same bytes.
+    Args:
+        model: A model after `attach`.
+        directory: Where the adapter is written; made if missing.
+        base: The checkpoint that the adapter goes on top of.
     """
     trained = {
         name.replace(".default.", "."): value
         for name, value in model.named_parameters()
         if value.requires_grad
     }
-    rank = next(value.shape[0] for name, value in trained.items() if ".lora_A." in name)
+    ranks = {name: value.shape[0] for name, value in trained.items() if ".lora_A." in name}
+    rank = next(iter(ranks.values()))
     learned = [name for name in _LEARNED if any(f".{name}." in key for key in trained)]
     configuration = written_configuration(model)
+    # peft would load "LORA" and ignore the positions.
     kind = _POSITIONED if configuration["model_type"] == OURS else "LORA"
     lora = {
         "peft_type": kind,
@@ -226,14 +262,12 @@ def save_adapter(model: PreTrainedModel, directory: Path, base: Base) -> None:
         "lora_alpha": 2 * rank,
         "lora_dropout": 0.0,
         "bias": "none",
-    }
-    layers = sorted({int(name.split(".")[2]) for name in trained if ".lora_A." in name})
-    lora |= {
         "target_modules": list(PROJECTIONS),
-        "layers_to_transform": layers,
+        "layers_to_transform": sorted({int(name.split(".")[2]) for name in ranks}),
         "modules_to_save": learned or None,
+        "base_model_name_or_path": base.name,
+        "inference_mode": True,
     }
-    lora |= {"base_model_name_or_path": base.name}
     directory.mkdir(parents=True, exist_ok=True)
     values = {
         _PREFIX + name: value.detach().to("cpu", STORED).contiguous()
@@ -243,7 +277,7 @@ def save_adapter(model: PreTrainedModel, directory: Path, base: Base) -> None:
         save_file(values, unfinished, metadata={"format": "pt"})
     write_text(
         directory / _CONFIGURATION,
-        json.dumps(lora | {"inference_mode": True}, indent=1, sort_keys=True) + "\n",
+        json.dumps(lora, indent=1, sort_keys=True) + "\n",
     )
     write_text(
         directory / "config.json",
@@ -251,14 +285,23 @@ def save_adapter(model: PreTrainedModel, directory: Path, base: Base) -> None:
     )
 
 
-def adapted(
+def merge_adapter(
     model: PreTrainedModel, checkpoint: Checkpoint, of_positions: torch.dtype = torch.float32
 ) -> PreTrainedModel:
-    """The loaded base of the adapter `checkpoint`, changed as it says, in place; what assigns
-    positions has the dtype `of_positions`.
+    """Merge an adapter into its loaded base, in place.
 
-    Raises InputError for an adapter that does not fit.
+    Args:
+        model: The base model.
+        checkpoint: The adapter.
+        of_positions: Precision of the maps that assign positions.
+
+    Returns:
+        `model`, with the layout and weights of the adapter.
+
+    Raises:
+        InputError: The adapter does not fit the model.
     """
+    # Fresh weights of schemes are drawn, then replaced by the stored ones.
     with torch.random.fork_rng():
         with_layout(model, ",".join(checkpoint.layout), **checkpoint.options)
     for parameter in assigner_parameters(model).values():
@@ -266,6 +309,7 @@ def adapted(
     changes = fitting_changes(model, checkpoint.directory)
     model.config.max_position_embeddings = checkpoint.config.max_position_embeddings
     parameters = dict(model.named_parameters())
+    # In float64, so that a sum is rounded once.
     down, up = (read_weights(part, torch.float64) for part in (changes.down, changes.up))
     values = read_weights(changes.full, torch.float32)
     values |= {
@@ -279,11 +323,18 @@ def adapted(
 
 
 def fitting_changes(model: nn.Module, directory: Path) -> Changes:
-    """Where the adapter in `directory` stores what it changes of the repositioned `model`; read
-    from headers alone.
+    """Match the weights of an adapter to the parameters of a model, by headers alone.
 
-    Raises InputError where it changes what the model lacks, in another shape, or not all that the
-    schemes learn.
+    Args:
+        model: Base model with the adapter's layout; its weights may be on "meta".
+        directory: Where the adapter is.
+
+    Returns:
+        Where the changes of every parameter are stored.
+
+    Raises:
+        InputError: A weight belongs to no parameter, has another shape or comes twice, or a
+            parameter of the schemes or of LoRA is missing.
     """
     file = directory / _CONFIGURATION
     lora = modelled(read_json(file, "the configuration that peft writes"), _LoRA, str(file))
@@ -294,6 +345,7 @@ def fitting_changes(model: nn.Module, directory: Path) -> Changes:
     missing = {name for name, parameter in model.named_parameters() if id(parameter) in learned}
     changed = {name for name in shapes if _is_changed(name, lora)}
     full, down, up = {}, {}, {}
+    # Every stored weight must find its parameter, and every parameter its weight.
     for weight in stored_weights(directory):
         key = weight.key.removeprefix(_PREFIX)
         name = key.replace(".lora_A.", ".").replace(".lora_B.", ".")

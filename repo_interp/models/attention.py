@@ -1,20 +1,22 @@
 """A stock attention module whose positions come from a scheme.
 
     z = assign(h)                                   positions, or none
-    S = logit_scale * rotate(q, z) rotate(k, z)^T + position_logits(q, k, z, ...)    masked to the past
+    S = logit_scale * rotate(q, z) rotate(k, z)^T
+        + position_logits(q, k, z, ...)             masked to the past
     out = softmax(S) v
 
 The stock module stays in place and computes everything else: projections, norms, gates, the output.
 `RepositionedAttention` attaches to it by two hooks and by the attention function of transformers:
 
-    before the module    positions are assigned from the hidden states; the module's tables are replaced by the identity, so that queries,
-                         keys and the key-value cache stay unrotated; positions of keys are cached
-                         beside them (`cached`)
-    attention function   queries and keys are put into half-split order, rotated by the positions, and attend
+    before the module    positions are assigned from the hidden states; the module's tables are
+                         replaced by the identity, so that queries, keys and the key-value cache
+                         stay unrotated; positions of keys are cached beside them (`cached`)
+    attention function   queries and keys are put into half-split order, rotated by the
+                         positions, and attend
     after the module     the tensors of the pass are dropped
 
 A scheme is a choice of three parts: an assigner of positions, frequencies to rotate by, and logits
-to add; each may be absent. Knows nothing about layouts, checkpoints or measures.
+to add; any may be absent. Knows nothing about layouts, checkpoints or measures.
 """
 
 from __future__ import annotations
@@ -34,20 +36,23 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from repo_interp.errors import InputError
 from repo_interp.models.cached import CacheOfPositions
 from repo_interp.models.layer_pass import Content, HookSites, LogitsOfRows, Pass
-from repo_interp.models.masks import masked, masked_by, visible, window_of
+from repo_interp.models.masks import apply_mask, call_mask, visible, window_of
 from repo_interp.models.rotation import TABLES, Rotation, identity
 from repo_interp.positions.hope import keep_components
-from repo_interp.positions.logits import PositionLogits, soft_capped
+from repo_interp.positions.logits import PositionLogits, cap_logits
 from repo_interp.positions.rotary import expand_heads, rotation_tables, turn
 
 NAME = "repo_interp"
 """Of our attention function among those of transformers, in the configuration of a stock attention
 module.
 """
-_CACHES = ("past_key_values", "layer_past")
-"""What attention modules call the cache."""
+CACHES = ("cache", "past_key_values", "layer_past")
+"""Names of the argument that takes the cache: of transformers from 5.24 on, before it, and of older
+families.
+"""
 CHANGED = "_repo_interp_changed"
-"""Where a layer keeps, by attribute, the value as built and the changes that last (`lasting.put`).
+"""Where a layer keeps, by attribute, the value as built and the changes that last
+(`lasting.patch_attribute`).
 """
 
 _THREAD = "_thread"
@@ -69,7 +74,7 @@ class SchemeParts:
     frequencies: Float[Tensor, "component"] | None
     """Rotation frequencies in radians per position; None where nothing is rotated."""
     attention_scaling: float | Float[Tensor, "component"] = 1.0
-    """Factor of queries and keys by rotation: a number, or one for each pair."""
+    """Factor of queries and keys by rotation: a number, or one for every pair."""
     components: Bool[Tensor, "component"] | None = None
     """Rotary components that take part in the dot product; None: all."""
     position_logits: PositionLogits | None = None
@@ -79,24 +84,26 @@ class SchemeParts:
 Observer = Callable[
     ["RepositionedAttention", Tensor, Tensor, Tensor | None, "LogitsOfRows | None"], None
 ]
-"""Called with the layer, its queries and keys before rotation, its positions and what it adds to
-the logits, before it attends.
+"""Called with the layer, its queries and keys before rotation, its positions and added
+logits, before it attends.
 """
 
 
 class RepositionedAttention:
-    """Positions from a scheme for one stock attention module, which goes on with the same weights
-    and the same interface.
-    """
+    """Positions from a scheme for a stock attention module, which keeps weights and interface."""
 
     def __init__(self, stock: Any, scheme: SchemeParts, rotation: Rotation) -> None:
-        """Attach `scheme` to `stock`, a Hugging Face attention module that turns as `rotation`
-        says, in place of an earlier scheme.
+        """Attach a scheme to a stock attention module, in place of an earlier scheme.
+
+        Args:
+            stock: Attention module of Hugging Face.
+            scheme: Parts of the scheme.
+            rotation: How `stock` rotates.
         """
         detach(stock)
         self.module: Any = stock
         self.config: Any = stock.config
-        """The decoder's own, with the implementation of attention that the user chose."""
+        """The decoder's, with the implementation of attention that the user chose."""
         self.layer_idx: int = stock.layer_idx
         self.rotation = rotation
         self.heads, self.kv_heads = rotation.heads, rotation.kv_heads
@@ -119,10 +126,10 @@ class RepositionedAttention:
         self.sites = HookSites()
         self.observers: list[Observer] = []
         self.interventions: list[object] = []
-        """The contexts under way that change what this layer computes (`lasting`)."""
-        self.now: Pass | None = None
+        """Contexts under way that change this layer (`lasting`)."""
+        self.current_pass: Pass | None = None
         self._parameters = list(inspect.signature(type(stock).forward).parameters)[1:]
-        # Attention modules ask their configuration which function attends; the model's own stays
+        # Attention modules ask their configuration which function attends; the model's stays
         # the user's.
         stock.config = copy.copy(self.config)
         stock.config._attn_implementation_internal = NAME
@@ -150,10 +157,7 @@ class RepositionedAttention:
             self._handles.append(projection.register_forward_pre_hook(self._require_running))
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """What `copy` and `pickle` are given.
-
-        Raises InputError inside an intervention, whose changes a copy would keep for good.
-        """
+        """Copy or pickle like any object; refuse inside an intervention: a copy would keep it."""
         if self.interventions:
             raise InputError(
                 "a model is copied while an intervention lasts, which the copy would never "
@@ -173,9 +177,7 @@ class RepositionedAttention:
 
     @property
     def uses_positions(self) -> bool:
-        """Whether what the layer computes depends on positions that it assigns: it rotates by them,
-        or adds to the logits by them.
-        """
+        """Whether the layer assigns positions and computes with them."""
         return self.assigner is not None and (
             self.frequencies is not None or self.position_logits is not None
         )
@@ -187,9 +189,7 @@ class RepositionedAttention:
 
     @property
     def output_projection(self) -> nn.Module | None:
-        """What maps the heads' weighted values to the model's width; None where a family has no
-        such module.
-        """
+        """The map from the heads' outputs to the model's width; None where a family has none."""
         names = ("o_proj", "out_proj", "dense", "c_proj", "wo", "Wo")
         return next(
             (
@@ -201,13 +201,13 @@ class RepositionedAttention:
         )
 
     @property
-    def running(self) -> Pass:
+    def active_pass(self) -> Pass:
         """The pass under way."""
-        assert self.now is not None
-        return self.now
+        assert self.current_pass is not None
+        return self.current_pass
 
     def _require_running(self, projection: nn.Module, arguments: tuple) -> None:
-        if self.now is None:
+        if self.current_pass is None:
             raise InputError(
                 f"layer {self.layer_idx} assigns positions by {self.scheme!r}, and other "
                 "code, such as a stock TransformerLens adapter, "
@@ -223,39 +223,37 @@ class RepositionedAttention:
             self._require_one_thread()
         given = dict(zip(self._parameters, arguments, strict=False)) | keywords
         hidden_states: Tensor = given["hidden_states"]
-        past = next((name for name in _CACHES if given.get(name) is not None), None)
+        past = next((name for name in CACHES if given.get(name) is not None), None)
         cache = None if past is None else given[past]
         start = self._cached_tokens(cache, hidden_states.shape[1])
         index = self._token_index(hidden_states, given, start)
         length = int(index.max()) + 1 if self.follows_length else None
         self.frequencies = self.frequencies_at(length)
         mask = given.get("attention_mask")
-        self.now = Pass(
+        self.current_pass = Pass(
             hidden_states, mask if isinstance(mask, Tensor) else None, index, start, length
         )
         try:
-            self.now.positions = (
+            self.current_pass.positions = (
                 None if self.assigner is None else self._assign(hidden_states, index)
             )
-            self.now.gate_keys = (
+            self.current_pass.gate_keys = (
                 None
                 if self.position_logits is None
                 else self.position_logits.gate_keys(hidden_states)
             )
         except BaseException:
-            self.now = None
+            self.current_pass = None
             raise
         if given.get(TABLES) is not None:
-            self.now.tables = given[TABLES]
+            self.current_pass.tables = given[TABLES]
             given[TABLES] = _identity(given[TABLES])
         if past is not None:
             given[past] = CacheOfPositions(cache, self)
         return (), given
 
     def _require_one_thread(self) -> None:
-        """Raise InputError where a pass of another thread, which has not ended, is in this
-        layer.
-        """
+        """Raise InputError where a pass of another thread has not ended in this layer."""
         here = threading.get_ident()
         holder = vars(self).setdefault(_THREAD, here)
         if holder != here and any(thread.ident == holder for thread in threading.enumerate()):
@@ -270,7 +268,7 @@ class RepositionedAttention:
     ) -> tuple[tuple, dict[str, Any]]:
         names = list(inspect.signature(part.forward).parameters)
         return (), dict(zip(names, arguments, strict=False)) | keywords | {
-            TABLES: self.running.tables
+            TABLES: self.active_pass.tables
         }
 
     def _after(self, module: nn.Module, arguments: tuple, output: Any) -> None:
@@ -278,8 +276,8 @@ class RepositionedAttention:
             if vars(self).get(_THREAD, here := threading.get_ident()) != here:
                 return  # refused: the pass of another thread goes on
             vars(self).pop(_THREAD, None)
-        now, self.now = self.now, None
-        if now is not None and output is not None and not now.attended:
+        current, self.current_pass = self.current_pass, None
+        if current is not None and output is not None and not current.attended:
             raise InputError(
                 f"layer {self.layer_idx} attended without the attention function of its "
                 f"scheme {self.scheme!r}, so positions were ignored"
@@ -295,8 +293,14 @@ class RepositionedAttention:
         )
 
     def frequencies_at(self, length: int | None) -> Any:
-        """Frequencies of a pass whose last token has the index `length` - 1, as interventions leave
-        them; None: the present ones.
+        """Return the frequencies of a pass, with the changes of interventions.
+
+        Args:
+            length: Tokens up to the last one of the pass; None: the present frequencies.
+
+        Returns:
+            Radians per position [component]; with axes [head, 1] before it inside some
+            interventions; None where the layer does not rotate.
         """
         if length is None or not self.follows_length:
             return self.frequencies
@@ -312,16 +316,14 @@ class RepositionedAttention:
         return frequencies
 
     def _frequencies_of_keys(self) -> Any:
-        """[key, component], with axes of prompts and heads before it: cached keys keep the
-        frequencies of the pass that they came in.
-        """
-        lengths = None if self.now is None else self.now.key_lengths
+        """Frequencies [component] or [prompt, head, key, component]: cached keys keep theirs."""
+        lengths = None if self.current_pass is None else self.current_pass.key_lengths
         if lengths is None:
             return self.frequencies
         passes, which = lengths.unique(return_inverse=True)
         # [component], or [head, 1, component]
         found = [self.frequencies_at(int(length)) for length in passes]
-        by_pass = torch.stack([each.reshape(-1, each.shape[-1]) for each in found])
+        by_pass = torch.stack([part.reshape(-1, part.shape[-1]) for part in found])
         return by_pass.to(lengths.device)[which].transpose(1, 2)  # [prompt, head, key, component]
 
     def _assign(self, hidden_states: Tensor, index: Tensor) -> Float[Tensor, "batch any token"]:
@@ -336,12 +338,19 @@ class RepositionedAttention:
             positions = positions.detach().requires_grad_()
         return self.sites.positions(positions)
 
-    def entering(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values of this pass as they enter attention, or a cache: in half-split order,
-        after the hooks on them.
+    def process_new(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Put new keys and values into the form in which they enter attention or a cache.
+
+        Args:
+            keys: Keys of this pass [batch, kv_head, token, d_head], in the module's order,
+                unrotated.
+            values: Values of this pass [batch, kv_head, token, d_value].
+
+        Returns:
+            Keys in half-split order, and values, both after their hooks.
         """
         keys, values = self.sites.keys(self._half_split(keys)), self.sites.values(values)
-        self.running.new_keys, self.running.new_values = keys, values
+        self.active_pass.new_keys, self.active_pass.new_values = keys, values
         return keys, values
 
     def _half_split(
@@ -352,21 +361,28 @@ class RepositionedAttention:
     def stock_order(
         self, vectors: Float[Tensor, "*batch d_head"]
     ) -> Float[Tensor, "*batch d_head"]:
-        """The inverse of the half-split order: caches hold keys in the module's own."""
+        """Undo the half-split order: caches hold keys in the order of the stock module.
+
+        Args:
+            vectors: Queries or keys [..., d_head] in half-split order.
+
+        Returns:
+            The same in the order of the stock module.
+        """
         return (
             vectors if self.order is None else vectors[..., self.order.argsort().to(vectors.device)]
         )
 
     def _entered(self, keys: Tensor, values: Tensor, tokens: int) -> tuple[Tensor, Tensor]:
-        """All keys, in half-split order, and values: those of this pass after the hooks on them."""
-        if self.running.new_keys is not None:
+        """Return all keys in half-split order, and values; those of this pass after their hooks."""
+        if self.active_pass.new_keys is not None:
             return self._half_split(keys), values
         if keys.shape[2] == tokens:
-            return self.entering(keys, values)
+            return self.process_new(keys, values)
         # Made of cached latents, or by an earlier layer: of earlier tokens too.
-        begin = min(self.running.start, keys.shape[2] - tokens)
+        begin = min(self.active_pass.start, keys.shape[2] - tokens)
         end = begin + tokens
-        new_keys, new_values = self.entering(keys[:, :, begin:end], values[:, :, begin:end])
+        new_keys, new_values = self.process_new(keys[:, :, begin:end], values[:, :, begin:end])
         keys = torch.cat(
             [self._half_split(keys[:, :, :begin]), new_keys, self._half_split(keys[:, :, end:])],
             dim=2,
@@ -381,13 +397,23 @@ class RepositionedAttention:
         attention_mask: Tensor | None,
         keywords: dict[str, Any],
     ) -> tuple[Float[Tensor, "batch token head d_head"], Tensor | None]:
-        """What the stock module calls to attend, with unrotated queries and keys; cached keys went
-        through `entering` already.
+        """Attend with unrotated queries and keys; called by the stock module.
+
+        Args:
+            queries: [batch, head, token, d_head], in the module's order.
+            keys: [batch, kv_head, key, d_head]; cached ones went through `process_new` already.
+            values: [batch, kv_head, key, d_value].
+            attention_mask: Boolean or additive; None: causal.
+            keywords: Further arguments of the attention function.
+
+        Returns:
+            Weighted values [batch, token, head, d_value], and the pattern where it was
+            materialised.
         """
-        now = self.running
-        now.attended = True
+        current = self.active_pass
+        current.attended = True
         keys, values = self._entered(keys, values, queries.shape[2])
-        assert now.new_keys is not None and now.new_values is not None
+        assert current.new_keys is not None and current.new_values is not None
         queries = self.sites.queries(self._half_split(queries))
         if self.components is not None:  # a pair that is 0 stays 0 when rotated
             queries = keep_components(queries, self.components.to(queries.device))
@@ -395,68 +421,70 @@ class RepositionedAttention:
             queries.shape[-1] ** -0.5 if keywords.get("scaling") is None else keywords["scaling"]
         )
         self.sliding_window = window_of(self.config, keywords, attention_mask, keys.shape[2])
-        self.attn_logit_softcapping, now.sinks = keywords.get("softcap"), keywords.get("s_aux")
-        own = masked_by(
-            self.module, queries, keys.shape[2], attention_mask, now.attention_mask, keywords
+        self.attn_logit_softcapping, current.sinks = keywords.get("softcap"), keywords.get("s_aux")
+        call = call_mask(
+            self.module, queries, keys.shape[2], attention_mask, current.attention_mask, keywords
         )
         for observe in self.observers:
             new, bias, of_rows = (
-                Content(queries, now.new_keys, now.new_values, now.gate_keys),
-                own.for_measures,
+                Content(queries, current.new_keys, current.new_values, current.gate_keys),
+                call.for_measures,
                 None,
             )
             if self.position_logits is not None or bias is not None:
-                places = now.index if now.positions is None else now.positions
+                places = current.index if current.positions is None else current.positions
                 of_rows = LogitsOfRows(self.position_logits, new, places, self.scaling, bias)
-            observe(self, queries, now.new_keys, now.positions, of_rows)
-        content = now.content = Content(queries, keys, values, now.gate_keys)
-        positions, key_positions = now.positions, self._positions_of_keys(keys)
-        added = self._added(content, key_positions, own.mask)
+            observe(self, queries, current.new_keys, current.positions, of_rows)
+        content = current.content = Content(queries, keys, values, current.gate_keys)
+        positions, key_positions = current.positions, self._positions_of_keys(keys)
+        added = self._added(content, key_positions, call.mask)
         if (
             positions is not None
             and key_positions is not None
             and self.frequencies is not None
             and self.frequencies.ndim == 3
         ):
-            # Each head has frequencies of its own, [head, 1, component]: `interventions.rescaled`.
+            # Heads have different frequencies, [head, 1, component]: `interventions.rescaled`.
             positions, key_positions = (
                 expand_heads(positions, self.heads),
                 expand_heads(key_positions, self.heads),
             )
         if positions is not None and positions.shape[1] > keys.shape[1]:
-            # One position per head: heads that share a key need it rotated each in its own way.
+            # One position per head: heads that share a key need it rotated differently.
             keys, values = (
                 expand_heads(keys, positions.shape[1]),
                 expand_heads(values, positions.shape[1]),
             )
         queries, keys = self.rotate(queries, keys, positions, key_positions)
-        if own.bias is not None:
-            added = own.bias if added is None else added + own.bias
-        attended, pattern = self.attend(queries, keys, values, own.mask, added, keywords)
+        if call.bias is not None:
+            added = call.bias if added is None else added + call.bias
+        attended, pattern = self.attend(queries, keys, values, call.mask, added, keywords)
         return self.sites.attended(attended), pattern
 
     def _positions_of_keys(self, keys: Tensor) -> Tensor | None:
-        """Positions of all keys: cached with them, or, of keys that another layer computed, counted
-        back from the last token.
-        """
-        now = self.running
+        """Positions of all keys: cached, or counted back where an earlier layer made the keys."""
+        current = self.active_pass
         if (
-            now.key_positions is not None
-            or now.positions is None
-            or now.positions.shape[-1] == keys.shape[2]
+            current.key_positions is not None
+            or current.positions is None
+            or current.positions.shape[-1] == keys.shape[2]
         ):
-            return now.positions if now.key_positions is None else now.key_positions
+            return current.positions if current.key_positions is None else current.key_positions
         if self.scheme != "rope" or self.follows_length:
             raise InputError(
                 f"layer {self.layer_idx} ({self.scheme}) reads keys of another layer, which "
                 "have no positions of its own"
             )
-        count, tokens = keys.shape[2], now.positions.shape[-1]
-        counted = (torch.arange(1 - count, 1 - tokens, device=keys.device) + now.index[:, -1:])[
+        count, tokens = keys.shape[2], current.positions.shape[-1]
+        counted = (torch.arange(1 - count, 1 - tokens, device=keys.device) + current.index[:, -1:])[
             :, None
-        ].to(now.positions.dtype)
+        ].to(current.positions.dtype)
         return torch.cat(
-            [counted.expand(len(now.positions), now.positions.shape[1], -1), now.positions], dim=-1
+            [
+                counted.expand(len(current.positions), current.positions.shape[1], -1),
+                current.positions,
+            ],
+            dim=-1,
         )
 
     def rotate(
@@ -466,8 +494,16 @@ class RepositionedAttention:
         positions: Float[Tensor, "batch any token"] | None,
         key_positions: Float[Tensor, "batch any key"] | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Queries and keys turned by their positions (`key_positions` None: the same); as they are
-        where the scheme does not rotate.
+        """Rotate queries and keys by their positions, if the scheme rotates.
+
+        Args:
+            queries: [batch, head, token, d_head], half-split.
+            keys: [batch, kv_head, key, d_head], half-split.
+            positions: Positions of the queries, in rows; None: nothing is rotated.
+            key_positions: Positions of the keys; None: those of the queries.
+
+        Returns:
+            Queries and keys after the hooks on rotated ones.
         """
         if positions is not None and self.frequencies is not None:
             key_positions = positions if key_positions is None else key_positions
@@ -487,8 +523,8 @@ class RepositionedAttention:
         return self.sites.rotated_queries(queries), self.sites.rotated_keys(keys)
 
     @property
-    def attends_as_built(self) -> bool:
-        """Whether `attend` is this class's: False while an intervention replaces it."""
+    def attends_unchanged(self) -> bool:
+        """Whether no intervention replaces `attend`."""
         return "attend" not in vars(self)
 
     def attend(
@@ -500,12 +536,22 @@ class RepositionedAttention:
         added: Float[Tensor, "batch head row key"] | None,
         keywords: dict[str, Any],
     ) -> tuple[Float[Tensor, "batch token head d_head"], Tensor | None]:
-        """Weighted values of every query, and the pattern where it was materialised.
+        """Weigh values by the softmax of the logits.
 
-        `added` goes onto the scaled logits.
+        Args:
+            queries: [batch, head, token, d_head], rotated.
+            keys: [batch, kv_head or head, key, d_head], rotated.
+            values: [batch, kv_head or head, key, d_value].
+            attention_mask: Boolean or additive; None: causal.
+            added: Added to the scaled logits [batch, head, token, key]; None: nothing.
+            keywords: Further arguments of the attention function.
+
+        Returns:
+            Weighted values [batch, token, head, d_value], and the pattern where it was
+            materialised.
         """
         implementation = self.config._attn_implementation
-        sinks = self.running.sinks
+        sinks = self.active_pass.sinks
         if (
             implementation == "eager"
             or self.attn_logit_softcapping is not None
@@ -517,7 +563,7 @@ class RepositionedAttention:
             return self.weigh(scores, values, keywords.get("dropout") or 0.0, sinks)
         if added is not None:
             # Fused kernels take one additive mask, with a row of it for every head.
-            attention_mask = masked(added, attention_mask).to(queries.dtype)
+            attention_mask = apply_mask(added, attention_mask).to(queries.dtype)
             keys, values = (
                 expand_heads(keys, queries.shape[1]),
                 expand_heads(values, queries.shape[1]),
@@ -534,12 +580,22 @@ class RepositionedAttention:
         attention_mask: Tensor | None,
         added: Float[Tensor, "batch head row key"] | None,
     ) -> Float[Tensor, "batch head row key"]:
-        """Scores of rotated queries and keys: scaled, soft-capped, with `added`, and masked."""
+        """Compute scores: scaled, soft-capped, with added logits, masked.
+
+        Args:
+            queries: [batch, head, row, d_head], rotated.
+            keys: [batch, kv_head or head, key, d_head], rotated.
+            attention_mask: Boolean or additive; None: causal.
+            added: Added to the scaled logits; None: nothing.
+
+        Returns:
+            Scores [batch, head, row, key].
+        """
         scores = queries @ expand_heads(keys, queries.shape[1]).transpose(-1, -2) * self.scaling
-        scores = soft_capped(scores, self.attn_logit_softcapping)
+        scores = cap_logits(scores, self.attn_logit_softcapping)
         if added is not None:
             scores = scores + added.to(scores.dtype)
-        return masked(scores, attention_mask)
+        return apply_mask(scores, attention_mask)
 
     def weigh(
         self,
@@ -548,10 +604,17 @@ class RepositionedAttention:
         dropout: float,
         sinks: Float[Tensor, "head"] | None = None,
     ) -> tuple[Float[Tensor, "batch row head d_head"], Float[Tensor, "batch head row key"]]:
-        """Values weighted by the softmax of `scores`, and these weights, the pattern; hooks see,
-        and may replace, both.
+        """Weigh values by the softmax of scores; hooks may replace scores and pattern.
 
-        `sinks`: a logit of each head that takes a part of the softmax and moves no value.
+        Args:
+            scores: [batch, head, row, key].
+            values: [batch, kv_head or head, key, d_value].
+            dropout: Probability that an entry of the pattern is dropped.
+            sinks: A logit for every head that takes part in the softmax and moves no value; None:
+                none.
+
+        Returns:
+            Weighted values [batch, row, head, d_value], and the pattern [batch, head, row, key].
         """
         scores = self.sites.scores(scores)
         if sinks is None:
@@ -571,16 +634,16 @@ class RepositionedAttention:
     def _added(
         self, content: Content, key_positions: Tensor | None, attention_mask: Tensor | None
     ) -> Float[Tensor, "batch head row key"] | None:
-        """What the scheme adds to the logits: by the positions of the pass, as hooks left them; by
-        the index where there are none.
-        """
+        """Logits of the scheme, by the positions of the pass, or by the index without any."""
         if self.position_logits is None:
             return None
         rows, keys, device = content.queries.shape[2], content.keys.shape[2], content.queries.device
-        positions = self.running.positions
+        positions = self.active_pass.positions
         if positions is None or key_positions is None:
             # The last token's index is right whatever the padding; earlier ones count back from it.
-            key_positions = torch.arange(1 - keys, 1, device=device) + self.running.index[:, -1:]
+            key_positions = (
+                torch.arange(1 - keys, 1, device=device) + self.active_pass.index[:, -1:]
+            )
             positions = key_positions[:, -rows:]
         seen = visible(rows, keys, attention_mask, device)
         added = content.added(
@@ -602,9 +665,7 @@ class RepositionedAttention:
     def _token_index(
         self, hidden_states: Tensor, given: dict[str, Any], start: int
     ) -> Int[Tensor, "any token"]:
-        """The number of every token of this pass in its prompt: as given to the module, else as its
-        tables were made for, else counted.
-        """
+        """Tokens' numbers in their prompts: as given, as their tables were made for, or counted."""
         index = given.get("position_ids")
         if index is None:
             index = getattr(_first(given.get(TABLES)), "token_index", None)
@@ -615,14 +676,38 @@ class RepositionedAttention:
         ]
 
 
-def attached(module: nn.Module) -> RepositionedAttention | None:
-    """The `RepositionedAttention` of a stock attention module; None where it has none."""
+def scheme_of(module: nn.Module) -> RepositionedAttention | None:
+    """Return the `RepositionedAttention` that is attached to a stock attention module.
+
+    Args:
+        module: Any module.
+
+    Returns:
+        The attached object; None without one.
+    """
     return vars(module).get(_ATTACHED)
 
 
+def cache_argument(forward: Callable[..., Any]) -> str:
+    """Return the name under which a forward function takes a key-value cache.
+
+    Args:
+        forward: Of a model or an attention module of transformers.
+
+    Returns:
+        One of `CACHES`.
+    """
+    taken = inspect.signature(forward).parameters
+    return next((name for name in CACHES if name in taken), CACHES[0])
+
+
 def detach(stock: Any) -> None:
-    """Make a stock attention module as it was before a scheme was attached to it."""
-    present = attached(stock)
+    """Remove the scheme of a stock attention module, if it has one.
+
+    Args:
+        stock: Attention module of Hugging Face.
+    """
+    present = scheme_of(stock)
     if present is None:
         return
     for handle in present._handles:
@@ -641,7 +726,7 @@ def _attend(
     **keywords: Any,
 ) -> Any:
     """The attention function of a module with a scheme."""
-    present = attached(module)
+    present = scheme_of(module)
     assert present is not None
     return present.attention(queries, keys, values, attention_mask, keywords)
 
@@ -650,9 +735,7 @@ ALL_ATTENTION_FUNCTIONS.register(NAME, _attend)
 
 
 def _turned(features: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
-    """Features of all heads turned by tables of one row, of the key-value heads, or of all
-    heads.
-    """
+    """Rotate features of all heads by tables of one row, of key-value heads, or of heads."""
     if cosines.shape[1] > 1:
         cosines, sines = (
             expand_heads(cosines, features.shape[1]),
@@ -678,9 +761,14 @@ def _identity(tables: Any) -> Any:
 def remember_index(
     rotary: nn.Module, arguments: tuple, keywords: dict[str, Any], tables: Any
 ) -> None:
-    """A hook on a rotary module: its tables know the index of the tokens that they were made
-    for.
+    """Keep the token index on the tables that a rotary module makes: its forward hook.
+
+    Args:
+        rotary: Module that makes the tables.
+        arguments: Its positional arguments.
+        keywords: Its keyword arguments.
+        tables: Its output.
     """
     index = keywords.get("position_ids", arguments[1] if len(arguments) > 1 else None)
     if index is not None:
-        _first(tables).token_index = index  # on the tensor, since each pass has its own tables
+        _first(tables).token_index = index  # on the tensor, since every pass makes tables

@@ -1,15 +1,16 @@
-"""The rotation audit: the angle by which a model turns each pair of each head, as a function of
-distance, against what it should be.
+"""Audit of rotation: the angle by which pairs turn with distance, against the stated one.
 
-    error(l, h, r, delta) = | angle(q_r, R q_r at position delta) - theta_r delta |   mod 2 pi, in radians
+    error(l, h, r, delta) = | angle(q_r, R q_r at position delta) - theta_r delta |
+                            mod 2 pi, in radians, of layer l, head h, pair r
 
 A model that does not rotate as its configuration says gives plausible short texts, and fails at
 long ones. So the angle is measured on the attention modules themselves, called with the tables that
-the model's own rotary module makes for the positions delta: powers of two and their neighbours, to
-the longest length. The angle is computed in float64 from passes in float32 (or in `dtype`).
-Expected are
+the model's rotary module makes for the positions delta: powers of two and their neighbours, to the
+longest length. The angle is computed in float64 from passes in float32 (or in `dtype`). Expected
+are
 
-    theta_r      transformers' rope functions, from the configuration; 1 / theta^(2r/d) in float64 for the default kind
+    theta_r      transformers' rope functions, from the configuration; 1 / theta^(2r/d) in
+                 float64 for the default kind
     pairs        those of a module of the same class, built anew
     length       |R q_r| / |q_r| = attention_scaling (YaRN's factor)
     no rotation  where the configuration says that a layer has none
@@ -19,7 +20,7 @@ one token longer than the longest distance.
 
 A second model is compared by its angles, and by the queries, the keys and the products of both that
 its weights make of the same hidden states: pairs that a conversion put into another order are found
-there. `UNSEEN` says what is not looked at. Knows no scheme of ours.
+there. `UNSEEN` names the parts that are not compared. Knows no scheme of ours.
 """
 
 from __future__ import annotations
@@ -42,18 +43,18 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from repo_interp.checkpoint_files.architectures import native_layout, training_length
 from repo_interp.errors import InputError, warn
 from repo_interp.files import path_of
-from repo_interp.models.checkpoints import known, load_model
+from repo_interp.models.checkpoints import load_model, read_checkpoint
 from repo_interp.models.decoder import as_decoder
 from repo_interp.models.reposition import require_weights
 from repo_interp.models.rotation import (
     attention_modules,
+    find_pairs,
     identity,
-    lengthening,
-    queries_and_keys,
+    length_factor,
     replica,
     rotaries,
+    run_replica,
     source_of,
-    turning_pairs,
 )
 from repo_interp.models.wrapped import model_of
 from repo_interp.positions.layouts import LEARNED
@@ -68,8 +69,8 @@ are stored in.
 LENGTH_TOLERANCE = 1e-2
 """Relative error of the length of a turned pair that is a finding."""
 CORRELATION = 0.9
-"""Between queries, or keys, of two models: less is a finding; more is what quantised weights may
-do.
+"""Between queries, or keys, of two models: less is a finding; quantized weights may give more.
+
 """
 PRODUCT_TOLERANCE = 0.3
 """Relative error of the products of queries and keys of two models that is a finding, by the same
@@ -78,14 +79,12 @@ measure.
 UNSEEN = (
     "values, what attention writes, feed-forward parts, norms between layers, embeddings and masks"
 )
-"""What no audit looks at."""
+"""Parts that no audit compares."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One fault: what was expected, what was measured, in which pairs (none named: all), and from
-    which distance on it shows.
-    """
+    """One fault, in some pairs (none named: in all), from a distance on."""
 
     pairs: tuple[int, ...]
     expected: str
@@ -93,7 +92,14 @@ class Finding:
     first_distance: int
 
     def line(self, layers: Sequence[int]) -> str:
-        """The fault in words, as it was found in `layers`."""
+        """Describe the fault.
+
+        Args:
+            layers: Layers in which it was found.
+
+        Returns:
+            One line: layers, pairs, expected and measured values, first distance.
+        """
         pairs = (
             f", pair{'s' if len(self.pairs) > 1 else ''} {spans(self.pairs)}" if self.pairs else ""
         )
@@ -105,12 +111,12 @@ class Finding:
 
 
 Findings = Iterator[tuple[int, Finding]]
-"""Faults, each with the layer in which it was found."""
+"""Faults with the layer in which they were found."""
 
 
 @dataclass(frozen=True)
-class _Expected:
-    """What a layer's configuration says."""
+class _StatedRotation:
+    """Rotation of a layer as its configuration states it."""
 
     frequencies: Tensor
     """float64, of the pairs that turn; empty where the layer does not rotate."""
@@ -118,11 +124,11 @@ class _Expected:
 
 
 @dataclass(frozen=True)
-class _Measured:
-    """What a layer's module does."""
+class _LayerRotation:
+    """Rotation of a layer as its module computes it."""
 
     pairs: tuple[tuple[int, int], ...]
-    """First and second entry of each, fastest first."""
+    """First and second entries, fastest first."""
     angles: Tensor
     """[head, pair, distance], radians, mod 2 pi."""
     lengths: Tensor
@@ -130,7 +136,14 @@ class _Measured:
 
 
 def distances(longest: int) -> list[int]:
-    """Powers of two and their neighbours from 1 to `longest`, and `longest`."""
+    """Return the distances at which rotation is measured.
+
+    Args:
+        longest: The last distance, in tokens.
+
+    Returns:
+        Powers of two with their neighbours from 1 to `longest`, and `longest`.
+    """
     powers = [1 << exponent for exponent in range(longest.bit_length())]
     return sorted(
         {near for power in powers for near in (power - 1, power, power + 1) if 1 <= near <= longest}
@@ -141,15 +154,23 @@ def distances(longest: int) -> list[int]:
 def audit(
     model: Any, other: Any = None, dtype: torch.dtype = torch.float32, longest: int | None = None
 ) -> xr.Dataset:
-    """The rotation of a stock `model` of Hugging Face, on any device, against its configuration,
-    and against an `other` model.
+    """Compare the rotation of a stock model with its configuration, and with another model.
 
-    `dtype`: of the hidden states that the rotary module makes tables for. `longest`: the last
-    distance; None: twice the training length. Returns `error [layer, component, distance]` (largest
-    of the heads, radians), `largest_error` and `first_distance [layer, head, component]` (-1 where
-    the error stays below the tolerance), `frequency [layer, component]`; the attribute `findings`
-    has one line each, and `not_compared` says what was not looked at. Raises InputError for a model
-    whose attention cannot be observed.
+    Args:
+        model: Model of Hugging Face, on any device.
+        other: A second model of the same family; None: the first alone is audited.
+        dtype: Precision of the hidden states that the rotary module makes tables for.
+        longest: The last distance, in tokens; None: twice the training length.
+
+    Returns:
+        `error [layer, component, distance]` (largest of the heads, radians); `largest_error` and
+        `first_distance [layer, head, component]` (-1 where the error stays below the tolerance);
+        `frequency [layer, component]`. The attribute `findings` has one line for every fault;
+        `not_compared` names the parts that were not compared.
+
+    Raises:
+        InputError: `longest` is out of range, the model has no observable attention, or the models
+            differ in family or layers.
     """
     config = model.config
     longest = 2 * training_length(config) if longest is None else longest
@@ -163,12 +184,14 @@ def audit(
         raise InputError(
             f"this {config.model_type} has no attention module whose rotation could be measured"
         )
-    expected = {layer: _expected(model, stock, longest + 1) for layer, stock in layers.items()}
-    measured = {layer: _measured(model, stock, deltas, dtype) for layer, stock in layers.items()}
+    expected = {
+        layer: _stated_rotation(model, stock, longest + 1) for layer, stock in layers.items()
+    }
+    measured = {layer: _measure(model, stock, deltas, dtype) for layer, stock in layers.items()}
     errors = {layer: _errors(expected[layer], measured[layer], deltas) for layer in layers}
     wrong = {
-        layer: each > _allowed(expected[layer], each.shape[1], deltas, TOLERANCE[dtype])
-        for layer, each in errors.items()
+        layer: error > _allowed(expected[layer], error.shape[1], deltas, TOLERANCE[dtype])
+        for layer, error in errors.items()
     }
     found = [
         _faults(expected, measured, errors, wrong, deltas),
@@ -185,15 +208,17 @@ def audit(
     )
 
 
-def _expected(model: Any, stock: Any, length: int) -> _Expected:
-    """What the configuration says of a pass of `length` tokens."""
+def _stated_rotation(model: Any, stock: Any, length: int) -> _StatedRotation:
+    """Rotation of a pass of `length` tokens by the configuration."""
     config, layer = model.config, stock.layer_idx
-    none = _Expected(torch.empty(0, dtype=torch.float64), 1.0)
+    none = _StatedRotation(torch.empty(0, dtype=torch.float64), 1.0)
+    # Granite keeps a configuration for every base of its rotary modules.
     source = source_of([*rotaries(as_decoder(model).stack)], stock, config)
     config = config if source is None else source.config
     parameters = getattr(config, "rope_parameters", None) or {}
     if native_layout(config)[layer] != "rope" or not parameters:
         return none
+    # Families with two kinds of layers state parameters by kind.
     kinds = getattr(config, "layer_types", None)
     kind = kinds[layer] if kinds and isinstance(parameters.get(kinds[layer]), dict) else None
     of_layer = parameters[kind] if kind is not None else parameters
@@ -206,23 +231,25 @@ def _expected(model: Any, stock: Any, length: int) -> _Expected:
         width * (of_layer.get("partial_rotary_factor") or 1.0)
     )
     name = of_layer.get("rope_type", "default")
+    # transformers computes the default kind in float32, which errs at long distances.
     if name == "default":
         exponents = torch.arange(0, rotated, 2, dtype=torch.float64) / rotated
-        return _Expected(float(of_layer["rope_theta"]) ** -exponents, 1.0)
+        return _StatedRotation(float(of_layer["rope_theta"]) ** -exponents, 1.0)
     frequencies, factor = ROPE_INIT_FUNCTIONS[name](
         config, torch.device("cpu"), seq_len=length, layer_type=kind
     )
-    factor = float(factor) if source is None else lengthening(replica(stock), source, float(factor))
-    return _Expected(frequencies.double(), factor)
+    factor = (
+        float(factor) if source is None else length_factor(replica(stock), source, float(factor))
+    )
+    return _StatedRotation(frequencies.double(), factor)
 
 
-def _measured(model: Any, stock: Any, deltas: Sequence[int], dtype: torch.dtype) -> _Measured:
-    """Angles that the attention module turns by at the positions `deltas`, with the tables of the
-    model's rotary module.
-    """
+def _measure(model: Any, stock: Any, deltas: Sequence[int], dtype: torch.dtype) -> _LayerRotation:
+    """Angles by which an attention module turns at `deltas`, with the tables of the model."""
     source = source_of([*rotaries(as_decoder(model).stack)], stock, stock.config)
     if source is None:
-        return _Measured((), torch.empty(0, 0, len(deltas)), torch.empty(0, 0, len(deltas)))
+        return _LayerRotation((), torch.empty(0, 0, len(deltas)), torch.empty(0, 0, len(deltas)))
+    # A replica computes in float32 whatever the precision of the model.
     copied = replica(stock)
     hidden = torch.randn(
         1, len(deltas), stock.config.hidden_size, generator=torch.Generator().manual_seed(0)
@@ -235,8 +262,9 @@ def _measured(model: Any, stock: Any, deltas: Sequence[int], dtype: torch.dtype)
         if isinstance(tables, Tensor)
         else tuple(table.cpu().float() for table in tables)
     )
-    plain, turned = (queries_and_keys(copied, hidden, by)[0] for by in (identity(tables), tables))
-    pairs = turning_pairs(copied, tables)
+    plain, turned = (run_replica(copied, hidden, by)[0] for by in (identity(tables), tables))
+    # Pairs are measured, so those that a conversion permuted are compared rightly.
+    pairs = find_pairs(copied, tables)
     first, second = (
         torch.tensor([pair[place] for pair in pairs], dtype=torch.long) for place in (0, 1)
     )
@@ -244,15 +272,15 @@ def _measured(model: Any, stock: Any, deltas: Sequence[int], dtype: torch.dtype)
         (queries[0].double()[..., first], queries[0].double()[..., second])
         for queries in (plain, turned)
     )
+    # The angle between plain and turned pair, from cross and dot product.
     angles = torch.atan2(x[0] * y[1] - x[1] * y[0], x[0] * y[0] + x[1] * y[1])
     lengths = ((y[0] ** 2 + y[1] ** 2) / (x[0] ** 2 + x[1] ** 2).clamp_min(1e-12)).sqrt()
-    return _Measured(tuple(pairs), angles.transpose(1, 2), lengths.transpose(1, 2))
+    return _LayerRotation(tuple(pairs), angles.transpose(1, 2), lengths.transpose(1, 2))
 
 
-def _errors(expected: _Expected, measured: _Measured, deltas: Sequence[int]) -> Tensor:
-    """[head, pair, distance]: pairs are compared in order; a pair too many is expected not to turn,
-    one too few not to have turned.
-    """
+def _errors(expected: _StatedRotation, measured: _LayerRotation, deltas: Sequence[int]) -> Tensor:
+    """Errors [head, pair, distance]; a pair that one side lacks counts as still."""
+    # Sides with fewer pairs are padded by pairs that do not turn.
     count = max(len(expected.frequencies), len(measured.pairs))
     heads = measured.angles.shape[0] if len(measured.pairs) else 1
     wanted = torch.zeros(count, len(deltas), dtype=torch.float64)
@@ -270,7 +298,9 @@ def _between(angles: Tensor, others: Tensor) -> Tensor:
     return torch.remainder(angles - others + math.pi, 2 * math.pi).sub(math.pi).abs()
 
 
-def _allowed(expected: _Expected, count: int, deltas: Sequence[int], tolerance: float) -> Tensor:
+def _allowed(
+    expected: _StatedRotation, count: int, deltas: Sequence[int], tolerance: float
+) -> Tensor:
     """[pair, distance]: the tolerance, and the rounding of an angle in float32."""
     frequencies = torch.zeros(count, dtype=torch.float64)
     frequencies[: len(expected.frequencies)] = expected.frequencies
@@ -288,8 +318,8 @@ def _numbers(wrong: Tensor) -> tuple[int, ...]:
 
 
 def _faults(
-    expected: dict[int, _Expected],
-    measured: dict[int, _Measured],
+    expected: dict[int, _StatedRotation],
+    measured: dict[int, _LayerRotation],
     errors: dict[int, Tensor],
     wrong: dict[int, Tensor],
     deltas: Sequence[int],
@@ -299,6 +329,7 @@ def _faults(
         seen, off = measured[layer], wrong[layer].any(0)
         to_turn, turning = len(wanted.frequencies), len(seen.pairs)
         first = _first(off, deltas) if bool(off.any()) else deltas[0]
+        # One finding a layer: a wrong number of pairs makes all errors large.
         if not to_turn and turning:
             yield (
                 layer,
@@ -317,6 +348,7 @@ def _faults(
                 Finding((), f"{to_turn} pairs that turn (partial rotation)", f"{turning}", first),
             )
         elif bool(off.any()):
+            # The message shows the pair that is farthest off.
             worst = int(errors[layer].amax((0, 2)).argmax())
             actual = (
                 f"{float(seen.angles[0, worst, deltas.index(1)]):.6g}, "
@@ -341,9 +373,10 @@ def _faults(
 
 
 def _exchanged_pairs(
-    config: Any, measured: dict[int, _Measured], deltas: Sequence[int]
+    config: Any, measured: dict[int, _LayerRotation], deltas: Sequence[int]
 ) -> Findings:
     """Pairs of other entries than those of a module of the same family that is built anew."""
+    # Buffers of rotary modules are kept: they hold the frequencies.
     with init_empty_weights(include_buffers=False):
         fresh = as_decoder(AutoModelForCausalLM.from_config(config)).stack
     for stock in attention_modules(fresh):
@@ -355,11 +388,16 @@ def _exchanged_pairs(
             continue
         with torch.no_grad():
             tables = source.tables(torch.zeros(1, 1, 1), torch.tensor([[1]]))
-        wanted = turning_pairs(replica(stock), tables)
+        wanted = find_pairs(replica(stock), tables)
         if tuple(wanted) != seen.pairs and len(wanted) == len(seen.pairs):
             yield (
                 stock.layer_idx,
-                Finding((), f"entries {_shown(wanted)} as pairs", _shown(seen.pairs), deltas[0]),
+                Finding(
+                    (),
+                    f"entries {_format_pairs(wanted)} as pairs",
+                    _format_pairs(seen.pairs),
+                    deltas[0],
+                ),
             )
 
 
@@ -367,13 +405,11 @@ def _differences(
     model: Any,
     other: Any,
     layers: dict[int, Any],
-    measured: dict[int, _Measured],
+    measured: dict[int, _LayerRotation],
     deltas: Sequence[int],
     dtype: torch.dtype,
 ) -> Findings:
-    """Where a second model of the same family turns by other angles, or makes other queries, keys
-    or products of both of the same hidden states.
-    """
+    """Faults of a second model: other angles, queries, keys or products of both."""
     others = {stock.layer_idx: stock for stock in attention_modules(as_decoder(other).stack)}
     if others.keys() != layers.keys() or other.config.model_type != model.config.model_type:
         raise InputError(
@@ -382,7 +418,7 @@ def _differences(
             f"{other.config.model_type} of {len(others)}"
         )
     for layer, stock in layers.items():
-        mine, theirs = measured[layer], _measured(other, others[layer], deltas, dtype)
+        mine, theirs = measured[layer], _measure(other, others[layer], deltas, dtype)
         if mine.angles.shape != theirs.angles.shape:
             yield (
                 layer,
@@ -403,9 +439,10 @@ def _differences(
                 Finding(_numbers(off), "the angles of the first model", by, _first(off, deltas)),
             )
         first, second = (
-            _of_weights(as_decoder(each).stack, module)
-            for each, module in ((model, stock), (other, others[layer]))
+            _of_weights(as_decoder(owner).stack, module)
+            for owner, module in ((model, stock), (other, others[layer]))
         )
+        # Products are compared only where angles and both factors agree.
         texts = {name: _difference(first[name], second[name]) for name in ("queries", "keys")}
         if not any(texts.values()) and not bool(off.any()):
             difference = float(
@@ -421,9 +458,7 @@ def _differences(
 
 
 def _of_weights(decoder: Any, stock: Any) -> dict[str, Tensor]:
-    """Queries and keys [head, token, d_head] that a module makes of some hidden states, unrotated,
-    and the products of rotated ones.
-    """
+    """Unrotated queries and keys [head, token, d_head], and products of rotated ones."""
     source = source_of([*rotaries(decoder)], stock, stock.config)
     hidden, copied = (
         torch.randn(1, 8, stock.config.hidden_size, generator=torch.Generator().manual_seed(1)),
@@ -432,24 +467,23 @@ def _of_weights(decoder: Any, stock: Any) -> dict[str, Tensor]:
     index = torch.arange(8)[None]
     # At position 0 nothing turns.
     tables = [
-        None if source is None else source.tables(hidden, each)
-        for each in (torch.zeros_like(index), index)
+        None if source is None else source.tables(hidden, places)
+        for places in (torch.zeros_like(index), index)
     ]
     still, turned = (
-        [each[0].double() for each in queries_and_keys(copied, hidden, by)] for by in tables
+        [vectors[0].double() for vectors in run_replica(copied, hidden, by)[:2]] for by in tables
     )
     products = turned[0] @ expand_heads(turned[1][None], len(turned[0]))[0].mT
     return {"queries": still[0], "keys": still[1], "products": products}
 
 
 def _difference(mine: Tensor, theirs: Tensor) -> str:
-    """How queries, or keys, that two modules make of the same hidden states differ, in words; empty
-    where they agree.
-    """
+    """Describe how two modules' queries, or keys, differ; empty where they agree."""
     if mine.shape != theirs.shape:
         return f"{list(theirs.shape)} instead of {list(mine.shape)}"
     if torch.equal(mine, theirs) or _agreement(mine, theirs) > CORRELATION:
         return ""
+    # The usual fault of a conversion: pairs interleaved or split in halves.
     half = mine.shape[-1] // 2
     interleaved = torch.arange(2 * half).view(2, half).T.flatten()
     for order, text in (
@@ -466,21 +500,23 @@ def _agreement(one: Tensor, other: Tensor) -> float:
 
 
 def _by_fault(findings: Findings) -> Iterator[str]:
-    """A line for each fault, with all layers that have it."""
+    """One line for every fault, with all layers that have it."""
     layers: dict[Finding, list[int]] = {}
     for layer, finding in findings:
         layers.setdefault(finding, []).append(layer)
-    for finding in sorted(layers, key=lambda each: repr(astuple(each))):
+    for finding in sorted(layers, key=lambda finding: repr(astuple(finding))):
         yield finding.line(sorted(layers[finding]))
 
 
 def _table(
-    expected: dict[int, _Expected],
+    expected: dict[int, _StatedRotation],
     errors: dict[int, Tensor],
     wrong: dict[int, Tensor],
     deltas: Sequence[int],
 ) -> xr.Dataset:
-    heads, components = (max(1, *(each.shape[axis] for each in errors.values())) for axis in (0, 1))
+    heads, components = (
+        max(1, *(error.shape[axis] for error in errors.values())) for axis in (0, 1)
+    )
     shape = (len(errors), heads, components)
     largest, first = np.full(shape, np.nan), np.full(shape, -1, dtype=np.int64)
     by_distance = np.full((len(errors), components, len(deltas)), np.nan)
@@ -520,15 +556,22 @@ def _table(
 
 
 def spans(numbers: Sequence[int]) -> str:
-    """Whole numbers as ranges: 0-3, 5."""
+    """Format sorted whole numbers as ranges.
+
+    Args:
+        numbers: Whole numbers in ascending order.
+
+    Returns:
+        Text such as "0-3, 5".
+    """
     runs = [
         [number for _, number in run]
-        for _, run in groupby(enumerate(numbers), key=lambda each: each[1] - each[0])
+        for _, run in groupby(enumerate(numbers), key=lambda item: item[1] - item[0])
     ]
     return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
 
 
-def _shown(pairs: Sequence[tuple[int, int]]) -> str:
+def _format_pairs(pairs: Sequence[tuple[int, int]]) -> str:
     return ", ".join(f"({first}, {second})" for first, second in pairs[:2]) + (
         ", ..." if len(pairs) > 2 else ""
     )
@@ -540,35 +583,44 @@ def verify(
     dtype: str = "float32",
     longest: int | None = None,
 ) -> xr.Dataset:
-    """The rotation of a checkpoint or of a Hugging Face model against its configuration, and
-    against another one: see `audit`.
+    """Compare the rotation of a checkpoint or model with its configuration, and with another one.
 
-    A checkpoint is a path, a hub id, a name of the zoo or a GGUF file. Without an `other` its
-    weights are not read, since angles do not depend on them. Raises InputError for what cannot be
-    opened.
+    Angles do not depend on weights, so without `other` no weight is read. See `audit`.
+
+    Args:
+        model: Model of Hugging Face, path, hub id, name of the zoo or GGUF file.
+        other: The same, to compare with; None: no other.
+        dtype: Precision of the hidden states that the rotary module makes tables for.
+        longest: The last distance, in tokens; None: twice the training length.
+
+    Returns:
+        The dataset of `audit`.
+
+    Raises:
+        InputError: `dtype` is unknown, or a checkpoint cannot be opened.
     """
-    if dtype not in (names := {str(each).removeprefix("torch."): each for each in TOLERANCE}):
+    if dtype not in (names := {str(known).removeprefix("torch."): known for known in TOLERANCE}):
         raise InputError(f"dtype {dtype!r} is unknown; wanted one of {', '.join(names)}")
-    opened = _opened(model, weights=other is not None)
+    opened = _open(model, weights=other is not None)
     return audit(
-        opened, None if other is None else _opened(other, weights=True), names[dtype], longest
+        opened, None if other is None else _open(other, weights=True), names[dtype], longest
     )
 
 
-def _opened(model: Any, weights: bool) -> Any:
+def _open(model: Any, weights: bool) -> Any:
     if isinstance(model, nn.Module):
         owner = model_of(model)
         # those of rotation, which alone matter
         if any(buffer.is_meta for buffer in owner.buffers()):
             require_weights(owner)
         return owner
-    checkpoint = known(path_of(model, "a checkpoint or a model"))
+    checkpoint = read_checkpoint(path_of(model, "a checkpoint or a model"))
     config = checkpoint.config
     others = sorted(
         {
             ours
-            for ours, own in zip(checkpoint.layout, native_layout(config), strict=True)
-            if ours not in (own, *LEARNED)
+            for ours, native in zip(checkpoint.layout, native_layout(config), strict=True)
+            if ours not in (native, *LEARNED)
         }
     )
     if others:
@@ -578,5 +630,6 @@ def _opened(model: Any, weights: bool) -> Any:
         )
     if weights:
         return load_model(model)
+    # Angles do not depend on weights.
     with init_empty_weights(include_buffers=False):
         return AutoModelForCausalLM.from_config(config)

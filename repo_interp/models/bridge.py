@@ -1,16 +1,18 @@
 """A repositioned model as a TransformerLens `TransformerBridge`.
 
-    blocks.{i}.attn.hook_positions      [batch, P, token], P in {1, key-value heads, heads}; editable, also on RoPE layers
-    blocks.{i}.attn.hook_q, hook_k, hook_v, hook_z, hook_rot_q, hook_rot_k, hook_attn_scores, hook_pattern, ...     TransformerLens' own
+    blocks.{i}.attn.hook_positions    [batch, P, token], P in {1, key-value heads, heads};
+                                      editable, also on RoPE layers
+    blocks.{i}.attn.hook_q, hook_k, hook_v, hook_z, hook_rot_q, hook_rot_k, hook_attn_scores,
+    hook_pattern, ...                 hook points of TransformerLens
 
 TransformerLens re-implements attention, and a stock adapter would silently rotate by the token
 index. Here its hook points are the hook sites of `RepositionedAttention` instead, on the stock
 module, so bridge and Hugging Face model run the same code; scores and patterns are materialised
 only in layers where a hook reads them, elsewhere the fused kernel runs.
 
-Decoders that TransformerLens has no adapter for get one of their own: embed, blocks.{i}.hook_in /
-hook_out, blocks.{i}.attn, unembed. Names of parts are read off the model; norms and feed-forward
-parts stay inside their blocks, without hook points.
+Decoders without an adapter in TransformerLens get one here: embed, blocks.{i}.hook_in / hook_out,
+blocks.{i}.attn, unembed. Names of parts are read off the model; norms and feed-forward parts stay
+inside their blocks, without hook points.
 """
 
 from __future__ import annotations
@@ -38,18 +40,16 @@ from transformer_lens.model_bridge.sources import build_bridge_from_module
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from repo_interp.errors import InputError, warn
-from repo_interp.models.attention import attached
-from repo_interp.models.changes import unchanged_computation
+from repo_interp.models.attention import scheme_of
+from repo_interp.models.changes import remember_computation
 from repo_interp.models.decoder import as_decoder
 from repo_interp.models.layer_pass import HookSites
-from repo_interp.models.tokenizing import reads_with, special_tokens_around
+from repo_interp.models.tokenizing import set_tokenizer, special_tokens_around
 from repo_interp.models.wrapped import unwrapped
 
 
 class RepositionedBridge(TransformerBridge):
-    """A TransformerBridge that turns text into the tokens that `analyze` measures: its tokenizer's
-    own, none added and none cut.
-    """
+    """A TransformerBridge that turns text into the tokens that `analyze` measures."""
 
     def to_tokens(
         self,
@@ -59,13 +59,21 @@ class RepositionedBridge(TransformerBridge):
         move_to_device: bool = True,
         truncate: bool | None = None,
     ) -> Tensor:
-        """[text, token].
+        """Tokenize text as `analyze` does.
 
-        `truncate` True cuts at the length that the model was trained on; None warns there, and cuts
-        nothing.
+        Args:
+            input: One text or several.
+            prepend_bos: Whether BOS is put before a text; None: where the tokenizer puts one.
+            padding_side: "left" or "right"; None: the tokenizer's.
+            move_to_device: Whether tokens are moved to the device of the model.
+            truncate: True cuts at the training length; None warns there and cuts nothing.
 
-        `prepend_bos` None: a BOS where the tokenizer puts one. Raises InputError for a text that
-        holds that BOS itself.
+        Returns:
+            Token ids [text, token].
+
+        Raises:
+            InputError: The model has no tokenizer, or a text begins with the BOS that the tokenizer
+                puts.
         """
         if self.tokenizer is None:
             raise InputError(
@@ -92,9 +100,7 @@ class RepositionedBridge(TransformerBridge):
         return tokens
 
     def run_with_cache(self, *args: Any, **kwargs: Any) -> Any:
-        """As TransformerLens has it, with a cache that also knows positions: cache["positions",
-        layer].
-        """
+        """Run with a cache that also knows positions, as cache["positions", layer]."""
         output, cache = super().run_with_cache(*args, **kwargs)
         if isinstance(cache, ActivationCache):
             cache = PositionCache(cache.cache_dict, cache.model, cache.has_batch_dim)
@@ -120,9 +126,7 @@ class PositionCache(ActivationCache):
 
 
 class _TokensFirst(nn.Module):
-    """A hook point [batch, token, head, d_head], or [batch, token, head x d_head], at a tensor
-    [batch, head, token, d_head].
-    """
+    """A hook point [batch, token, head, d_head] at a tensor [batch, head, token, d_head]."""
 
     def __init__(self, point: nn.Module, flat: bool) -> None:
         """`flat`: the point's heads stand side by side, as those of a norm that spans all heads."""
@@ -141,18 +145,18 @@ class _TokensFirst(nn.Module):
 
 
 class RepositionedAttentionBridge:
-    """Mixed into the attention of an adapter of TransformerLens: the stock module runs, and its
-    hook points are our hook sites.
-    """
+    """Mixin for an adapter's attention: hook points are the hook sites of the stock module."""
 
     rope_optional = True
 
     def set_original_component(self: Any, component: nn.Module) -> None:
-        """Make the hook points the hook sites of `component`; one without a scheme (linear
-        attention, in a hybrid) has none.
+        """Use the hook points as the hook sites of a module; one without a scheme has none.
+
+        Args:
+            component: Stock attention module, or linear attention of a hybrid.
         """
         super().set_original_component(component)  # pyright: ignore[reportAttributeAccessIssue]
-        attention = attached(component)
+        attention = scheme_of(component)
         if attention is None:
             return
         for name in _POINTS:
@@ -175,7 +179,7 @@ class RepositionedAttentionBridge:
         if normed and hasattr(self, "hook_q_normed"):
             spans_heads = self._qk_norm_phase == "pre_reshape"
             norms = (self.hook_q_normed, self.hook_k_normed)
-            sites = [_TokensFirst(each, flat=True) if spans_heads else each for each in norms]
+            sites = [_TokensFirst(point, flat=True) if spans_heads else point for point in norms]
             attention.sites.queries, attention.sites.keys = sites
         if "o" not in self.submodules:
             self.hook_z = HookPoint()
@@ -207,9 +211,7 @@ class RepositionedAttentionBridge:
             attention.sites.queries, attention.sites.keys, attention.sites.values = sites
 
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        """Run the stock module between hook_in and hook_out; the hooks inside it fire at its hook
-        sites.
-        """
+        """Run the stock module between hook_in and hook_out; inner hooks fire at its hook sites."""
         for switch in ("use_attn_result", "use_split_qkv_input", "use_attn_in"):
             if getattr(self.config, switch, False):
                 raise InputError(
@@ -228,9 +230,17 @@ class RepositionedAttentionBridge:
 def bridge(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = None
 ) -> TransformerBridge:
-    """Wrap a repositioned `model`. This changes the model in place: train and save it first.
+    """Wrap a repositioned model; this changes it in place, so train and save it first.
 
-    Raises InputError when the model was not repositioned.
+    Args:
+        model: Repositioned model of Hugging Face.
+        tokenizer: Reads text for the model; None: the bridge takes tokens alone.
+
+    Returns:
+        The bridge, whose tokens are those that `analyze` measures.
+
+    Raises:
+        InputError: The model was not repositioned.
     """
     model = unwrapped(model)
     opened = as_decoder(model)
@@ -250,37 +260,35 @@ def bridge(
         wrapped = adapted(architecture_of(model))
     except _Unfit:
         wrapped = adapted(adapter_for(model))
-    # TransformerLens builds its own class, and takes no other
+    # TransformerLens builds this class, and takes no other
     wrapped.__class__ = RepositionedBridge
     _put_output_projections(wrapped)
     wrapped.cfg.default_prepend_bos = False  # as long as no tokenizer puts one
     if tokenizer is not None:
         # TransformerLens would load it anew to prepend BOS and add tokens beyond the vocabulary:
-        # prompts would not be the model's own.
+        # prompts would not be those of the model.
         wrapped.tokenizer = tokenizer
         wrapped.cfg.tokenizer_prepends_bos, wrapped.cfg.tokenizer_appends_eos = (
             special_tokens_around(tokenizer)
         )
         # the tokens that `analyze` measures, none added
         wrapped.cfg.default_prepend_bos = wrapped.cfg.tokenizer_prepends_bos
-        reads_with(model, tokenizer)
+        set_tokenizer(model, tokenizer)
     # Some adapters force eager attention for the whole model.
     model.set_attn_implementation("sdpa" if implementation is None else implementation)
     as_decoder(wrapped).origin = opened.origin
-    unchanged_computation(wrapped)
+    remember_computation(wrapped)
     return wrapped
 
 
 def _put_output_projections(wrapped: Any) -> None:
-    """Put the adapter's output projection into stock modules whose own it does not stand for
-    (GPT-2), so that hook_z fires.
-    """
+    """Put the adapter's output projection where a module holds another (GPT-2): hook_z fires."""
     for attention in as_decoder(wrapped).layers:
         holder = next(
             (
-                each
-                for each in wrapped.modules()
-                if getattr(each, "original_component", None) is attention.module
+                part
+                for part in wrapped.modules()
+                if getattr(part, "original_component", None) is attention.module
             ),
             None,
         )
@@ -321,13 +329,11 @@ _POINTS = (
     *("hook_positions", "hook_position_logits", "hook_cos", "hook_sin", "hook_rot_q", "hook_rot_k"),
     *("hook_attn_scores", "hook_pattern"),
 )
-"""Hook points that every attention has, with its own or ours."""
+"""Hook points that every attention has, of its adapter or of ours."""
 
 
 class AnyAttention(GeneralizedComponent):
-    """An attention module as it is; its hook points are those that `bridge` puts at the hook
-    sites.
-    """
+    """An attention module as it is, with the hook points that `bridge` puts at its hook sites."""
 
 
 class AnyBlock(BlockBridge):
@@ -341,20 +347,32 @@ class AnyBlock(BlockBridge):
 
 
 def architecture_of(model: Any) -> str:
-    """The name of TransformerLens' adapter for `model`; where it has none, that of one made for
-    this model.
+    """Return the name of the adapter that TransformerLens builds a bridge with.
+
+    Args:
+        model: Repositioned model of Hugging Face.
+
+    Returns:
+        The adapter for its architecture, or one made by `adapter_for`.
     """
     name = type(model).__name__
     return name if name in SUPPORTED_ARCHITECTURES else adapter_for(model)
 
 
 def adapter_for(model: Any) -> str:
-    """The name of an adapter made for `model`."""
+    """Make and register an adapter for a model.
+
+    Args:
+        model: Repositioned model of Hugging Face.
+
+    Returns:
+        The name of the adapter.
+    """
     made = f"{type(model).__name__} (repo_interp)"
     parts = {id(module): path for path, module in model.named_modules()}
     stack = as_decoder(model).blocks
     attention = next(
-        path for path, module in stack.named_modules() if attached(module) is not None
+        path for path, module in stack.named_modules() if scheme_of(module) is not None
     ).partition(".")[2]
 
     class Adapter(ArchitectureAdapter):
@@ -378,7 +396,15 @@ def adapter_for(model: Any) -> str:
 
 
 def has_hook(component: nn.Module, name: str) -> bool:
-    """Whether a component of a bridge has a hook point or an alias called `name`."""
+    """Return whether a component of a bridge has a hook point or alias of this name.
+
+    Args:
+        component: Part of a bridge.
+        name: Such as "hook_q".
+
+    Returns:
+        True where `component` has one.
+    """
     return name in getattr(component, "hook_aliases", {}) or name in dict(
         component.named_children()
     )

@@ -21,9 +21,7 @@ from repo_interp.positions.rotary import expand_heads
 
 
 class CacheOfPositions:
-    """A layer's view of a cache: `update` stores positions beside keys; everything else is the
-    cache's own.
-    """
+    """A layer's view of a cache, whose `update` stores positions beside keys."""
 
     def __init__(self, cache: Any, attention: Any) -> None:
         """`attention`: the `RepositionedAttention` whose pass this is."""
@@ -35,52 +33,61 @@ class CacheOfPositions:
     def update(
         self, keys: Tensor, values: Tensor, layer: int, *arguments: Any, **keywords: Any
     ) -> tuple[Tensor, Tensor]:
-        """Keys and values of all tokens so far, as those of a stock cache; positions and gate keys
-        go to the pass.
+        """Store keys, values and positions of a pass.
+
+        Args:
+            keys: [batch, kv_head, token, d_head], of this pass.
+            values: [batch, kv_head, token, d_value], of this pass.
+            layer: Number of the layer.
+            *arguments: Further arguments of the cache.
+            **keywords: Further arguments of the cache.
+
+        Returns:
+            Keys and values of all tokens so far, as a stock cache gives them; positions and gate
+            keys go to the pass.
         """
-        now = self._attention.running
+        current = self._attention.active_pass
         if (keys.shape[1], keys.shape[-1]) == (self._attention.kv_heads, self._attention.d_head):
-            keys, values = self._attention.entering(keys, values)
+            keys, values = self._attention.process_new(keys, values)
             keys = self._attention.stock_order(keys)
-        # else what keys are made of (latent attention), and the hooks on keys come later
+        # else latents, of which keys are made later, before the hooks on keys
         parts = [keys]
-        rows = 0 if now.positions is None else now.positions.shape[1]
-        if now.positions is not None:
-            parts.append(_columns(now.positions.expand(len(keys), -1, -1), keys))
-        if now.length is not None:
+        rows = 0 if current.positions is None else current.positions.shape[1]
+        if current.positions is not None:
+            parts.append(_columns(current.positions.expand(len(keys), -1, -1), keys))
+        if current.length is not None:
             parts.append(
                 _columns(
                     torch.full(
-                        (len(keys), 1, keys.shape[2]), float(now.length), device=keys.device
+                        (len(keys), 1, keys.shape[2]), float(current.length), device=keys.device
                     ),
                     keys,
                 )
             )
-        if now.gate_keys is not None:
-            parts.append(expand_heads(now.gate_keys, keys.shape[1]))
+        if current.gate_keys is not None:
+            parts.append(expand_heads(current.gate_keys, keys.shape[1]))
+        # One tensor, so that the cache treats positions as it treats keys.
         sizes = [part.shape[-1] for part in parts]
         stored, values = self._cache.update(
             torch.cat(parts, dim=-1), values, layer, *arguments, **keywords
         )
         keys, *beside = stored.split(sizes, dim=-1)
-        if now.positions is not None:
+        if current.positions is not None:
             # with their gradient, which bits do not have
-            fresh = stored.shape[2] == now.positions.shape[-1]
+            fresh = stored.shape[2] == current.positions.shape[-1]
             columns = beside.pop(0)
-            now.key_positions = (
-                now.positions if fresh else _rows(columns, now.positions.dtype, rows)
+            current.key_positions = (
+                current.positions if fresh else _rows(columns, current.positions.dtype, rows)
             )
-        if now.length is not None:
-            now.key_lengths = _rows(beside.pop(0), torch.float32, 1)[:, 0]
-        if now.gate_keys is not None:
-            now.gate_keys = beside[-1]
+        if current.length is not None:
+            current.key_lengths = _rows(beside.pop(0), torch.float32, 1)[:, 0]
+        if current.gate_keys is not None:
+            current.gate_keys = beside[-1]
         return keys, values
 
 
 def _columns(positions: Tensor, keys: Tensor) -> Tensor:
-    """Positions [batch, P, token] as columns [batch, kv_head, token, column] of the keys' dtype,
-    without rounding.
-    """
+    """Unrounded positions [batch, P, token] as [batch, kv_head, token, column] of keys' dtype."""
     kv_heads = keys.shape[1]
     groups = max(1, positions.shape[1] // kv_heads)  # heads that share a key
     by_key = (

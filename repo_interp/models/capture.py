@@ -24,7 +24,7 @@ from repo_interp.models.attention import RepositionedAttention
 from repo_interp.models.decoder import as_decoder
 from repo_interp.models.feed_forward import in_blocks
 from repo_interp.models.layer_pass import LogitsOfRows
-from repo_interp.models.padding import padding_known
+from repo_interp.models.padding import known_padding
 from repo_interp.models.reposition import at_rest, length_matters
 from repo_interp.models.wrapped import model_of
 from repo_interp.positions.contextual import ContextualPositions
@@ -40,13 +40,21 @@ def capture(
     receive: Callable[[AttentionInputs], None],
     layers: Collection[int] | None = None,
 ) -> None:
-    """Run `tokens` through a repositioned model or bridge and hand every layer in `layers` (None:
-    all) to `receive`.
+    """Run tokens through a model and hand the attention inputs of its layers to a receiver.
 
-    The pass ends after the last of `layers`: later ones are not computed.
-    `valid` marks tokens that are not padding, which may be on either side. `prompts` numbers the
-    prompts. Queries, keys and positions arrive in float32 or wider. Raises InputError naming layer
-    and prompt where a value is not finite.
+    The pass ends after the last of `layers`. Queries, keys and positions arrive in float32 or
+    wider.
+
+    Args:
+        model: Repositioned model or bridge.
+        tokens: Token ids [prompt, token].
+        valid: Tokens that are no padding [prompt, token]; padding may be on either side.
+        prompts: Numbers of the prompts [prompt].
+        receive: Called inside the pass, once a layer.
+        layers: Layers to observe; None: all.
+
+    Raises:
+        NotFinite: A value is NaN or infinite; the message names layer and prompt.
     """
 
     def receive_finite(inputs: AttentionInputs) -> None:
@@ -57,7 +65,7 @@ def capture(
         decode(model, tokens, valid, None if layers is None else max(layers, default=None))
 
 
-class _Finished(Exception):
+class _EndOfPass(Exception):
     """Raised where a pass was to end; carries the hidden states."""
 
 
@@ -67,17 +75,28 @@ def decode(
     valid: Bool[Tensor, "prompt token"],
     last_layer: int | None = None,
 ) -> Tensor:
-    """The decoder's last hidden states: the forward pass without the unembedding, which at long
-    prompts is the largest array.
+    """Return last hidden states: a pass without the unembedding, the largest array at long prompts.
 
-    With a `last_layer` the pass ends after it: its hidden states, before the final norm.
     Feed-forward parts work in blocks of tokens.
+
+    Args:
+        model: Repositioned model or bridge.
+        tokens: Token ids [prompt, token].
+        valid: Tokens that are no padding [prompt, token].
+        last_layer: The pass ends after this layer, before the final norm; None: after the final
+            norm.
+
+    Returns:
+        Hidden states [prompt, token, width].
+
+    Raises:
+        InputError: Prompts are padded, and frequencies depend on the length of the pass.
     """
-    with at_rest(model), in_blocks(model), padding_known(valid):
-        return _decoded(model, tokens, valid, last_layer)
+    with at_rest(model), in_blocks(model), known_padding(valid):
+        return _run_stack(model, tokens, valid, last_layer)
 
 
-def _decoded(model: nn.Module, tokens: Tensor, valid: Tensor, last_layer: int | None) -> Tensor:
+def _run_stack(model: nn.Module, tokens: Tensor, valid: Tensor, last_layer: int | None) -> Tensor:
     decoder, layers = as_decoder(model).stack, as_decoder(model).blocks
     if not bool(valid.all()) and length_matters(model):
         raise InputError(
@@ -100,12 +119,13 @@ def _decoded(model: nn.Module, tokens: Tensor, valid: Tensor, last_layer: int | 
         return decoder(**inputs).last_hidden_state
 
     def finish(layer: nn.Module, arguments: tuple, keywords: dict) -> None:
-        raise _Finished(arguments[0] if arguments else keywords["hidden_states"])
+        raise _EndOfPass(arguments[0] if arguments else keywords["hidden_states"])
 
+    # An exception ends the pass: later layers would cost time and memory.
     handle = layers[last_layer + 1].register_forward_pre_hook(finish, with_kwargs=True)
     try:
         decoder(**inputs)
-    except _Finished as finished:
+    except _EndOfPass as finished:
         return finished.args[0]
     finally:
         handle.remove()
@@ -115,24 +135,30 @@ def _decoded(model: nn.Module, tokens: Tensor, valid: Tensor, last_layer: int | 
 def next_token_logits(
     model: nn.Module, hidden: Float[Tensor, "row width"]
 ) -> Float[Tensor, "row token_id"]:
-    """Logits of the next token, float32, from last hidden states that `decode` gave."""
+    """Return the logits of the next token.
+
+    Args:
+        model: Repositioned model or bridge.
+        hidden: Last hidden states, as `decode` gives them [row, width].
+
+    Returns:
+        Logits [row, token_id], float32.
+    """
     owner: Any = model_of(model)
-    # The head's own forward does what a family does with logits: soft caps, scales, biases. No hook
+    # The head's forward applies soft caps, scales and biases of a family. No hook
     # on the decoder is called.
     prefix = owner.base_model_prefix
     name = prefix if prefix in owner._modules else "model"  # Llama 4's prefix names another model
     decoder = owner._modules[name]
-    owner._modules[name] = _GivenDecoder(hidden[None], decoder)
+    owner._modules[name] = _FixedDecoder(hidden[None], decoder)
     try:
         return owner(inputs_embeds=hidden[None], use_cache=False).logits[0].float()
     finally:
         owner._modules[name] = decoder
 
 
-class _GivenDecoder:
-    """Stands in for `decoder`, whose last hidden states are known; has its numbers (Falcon H1 reads
-    the head's factor there).
-    """
+class _FixedDecoder:
+    """Stands in for a decoder whose last hidden states are known; keeps its numbers (Falcon H1)."""
 
     def __init__(self, hidden: Tensor, decoder: nn.Module) -> None:
         self._hidden, self._decoder = hidden, decoder
@@ -141,12 +167,12 @@ class _GivenDecoder:
         found = getattr(self._decoder, name)
         return self if isinstance(found, nn.Module) else found  # OPT has its decoder inside
 
-    def __call__(self, *arguments: Any, **keywords: Any) -> _GivenStates:
-        return _GivenStates((self._hidden,))
+    def __call__(self, *arguments: Any, **keywords: Any) -> _FixedStates:
+        return _FixedStates((self._hidden,))
 
 
-class _GivenStates(tuple):
-    """What a decoder returns: its last hidden states first, and nothing else."""
+class _FixedStates(tuple):
+    """Output of a decoder with last hidden states alone."""
 
     def __getattr__(self, name: str) -> Any:
         return self[0] if name == "last_hidden_state" else None
@@ -159,8 +185,17 @@ def predictions_of(
     valid: Bool[Tensor, "prompt token"],
     prompts: Int[Tensor, "prompt"],
 ) -> Predictions:
-    """What the model expects after `tokens`, of which `hidden` are the last hidden states;
-    arguments as those of `capture`.
+    """Return the predictions of a model for the next tokens.
+
+    Args:
+        model: Repositioned model or bridge.
+        hidden: Last hidden states [prompt, token, width].
+        tokens: Token ids [prompt, token].
+        valid: Tokens that are no padding [prompt, token].
+        prompts: Numbers of the prompts [prompt].
+
+    Returns:
+        Predictions, whose logits are made row by row on demand.
     """
     vocabulary = as_decoder(model).vocabulary_size
     return Predictions(
@@ -180,8 +215,20 @@ def observing(
     receive: Callable[[AttentionInputs], None],
     layers: Collection[int] | None = None,
 ) -> Iterator[None]:
-    """While the context lasts, every forward pass hands its attention inputs to `receive`, finite
-    or not.
+    """Hand attention inputs of every forward pass to a receiver while the context lasts.
+
+    Args:
+        model: Repositioned model or bridge.
+        valid: Tokens that are no padding [prompt, token].
+        prompts: Numbers of the prompts [prompt].
+        receive: Called inside the pass, once a layer, with finite values or not.
+        layers: Layers to observe; None: all.
+
+    Yields:
+        None.
+
+    Raises:
+        InputError: Single heads of an observed layer are rescaled.
     """
 
     def observe(
@@ -213,8 +260,9 @@ def observing(
             prompts=prompts,
             window=attention.sliding_window,
             softcap=attention.attn_logit_softcapping,
-            sinks=attention.running.sinks,
+            sinks=attention.active_pass.sinks,
         )
+        # Measures ask for the logits of some rows at a time, never for a whole map.
         if logits_of_rows is not None:
             visible = inputs.visible
             inputs = replace(
@@ -240,8 +288,13 @@ def observing(
 
 
 def require_finite(inputs: AttentionInputs) -> None:
-    """Raise NotFinite naming tensor, layer, head and prompt where what one layer computes with is
-    NaN or infinite.
+    """Refuse attention inputs with values that are NaN or infinite.
+
+    Args:
+        inputs: Attention inputs of one layer.
+
+    Raises:
+        NotFinite: The message names tensor, layer, head and prompt.
     """
     for fault in inputs.faults.values():
         raise NotFinite(

@@ -1,17 +1,16 @@
-"""What of a model is no longer as it was loaded: edited weights, attached hooks, exchanged
-rotations.
+"""Changes of a model since it was loaded: edited weights, attached hooks, exchanged rotations.
 
-    from loading or bridging on    of every weight where it lies, its version, sums of its bits by place, and their CRC-32 (on an
-                                   accelerator that of their sums over each axis); of every layer's
-                                   rotation the CRC-32; the number of the next hook
-    later                          what differs, by name: a run says so, since the digest of a checkpoint's files would not
-    ever                           layers that rotate otherwise than their configuration says, which digests of weights do not tell either
+    kept from loading on    checksums of all weights, of the rotation of every layer, and the
+                            number of the next hook
+    compared later          names of parts that differ: a run states them, since the digest of a
+                            checkpoint's files would not
+    always                  layers that rotate otherwise than their configuration says, which
+                            digests of weights do not show either
 
-PyTorch counts edits of a weight as its version, but not those through `.data` and numpy; so a
-weight that lies where it lay, with its version and its sums, is unchanged, and only of others the
-CRC-32 is taken again. All run at the speed of memory. They tell an edit, also of rows or columns
-that changed places; they are no protection against somebody who wants to deceive. Weights that are
-offloaded (on "meta") are not looked at. Knows nothing about what a change is for.
+A checksum is made of sums over the axes of a weight, at the speed of memory. It shows an edit, also
+one through `.data` or numpy, and rows or columns that changed places; it is no protection against
+somebody who wants to deceive. Offloaded weights (on "meta") are left out. Knows nothing about the
+purpose of a change.
 """
 
 from __future__ import annotations
@@ -34,83 +33,52 @@ _NAMED = 3
 """Names of weights or modules that are listed."""
 
 
-def unchanged_computation(model: nn.Module) -> None:
-    """Remember on a bridge what is attached to it now, and how its layers rotate: whatever comes
-    later is a change.
+def remember_computation(model: nn.Module) -> None:
+    """Remember the hooks and rotations that a model has now, so that later ones count as changes.
+
+    Args:
+        model: Bridge or repositioned model.
     """
     decoder = as_decoder(model)
     decoder.first_hook, decoder.rotations = RemovableHandle.next_id, _rotations(model)
 
 
-def unchanged_weights(model: nn.Module) -> None:
-    """Remember on a model or bridge the weights that it has now: others, later, are a change."""
-    weights = _weights(model)
-    as_decoder(model).weights = states(weights), _fingerprints(weights)
+def remember_weights(model: nn.Module) -> None:
+    """Remember the weights that a model has now, so that later edits count as changes.
 
-
-def states(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, int, int]]:
-    """Return the address, the version and a sum of the bits of each tensor; they stay equal until
-    it is written to.
-
-    The sum weighs rows and columns by their place, so that it changes when two of them change
-    places.
+    Args:
+        model: Bridge or model of Hugging Face.
     """
-    sums = dict[torch.device, dict[str, Tensor]]()
-    for name, tensor in tensors.items():
-        rows = (
-            tensor.detach()
-            .contiguous()
-            .reshape(len(tensor) if tensor.ndim > 1 else 1, -1)
-            .view(torch.uint8)
-        )
-        widest = next(
-            size
-            for size in (8, 4, 2, 1)
-            if rows.shape[1] % size == rows.storage_offset() % size == 0
-        )
-        bits = rows.view(_WHOLE[widest])
-        of_lines = [bits.sum(axis, dtype=torch.int64) for axis in (0, 1)]
-        weighted = [
-            (line * torch.arange(1, 2 * len(line), 2, device=line.device)).sum()
-            for line in of_lines
-        ]
-        sums.setdefault(tensor.device, {})[name] = weighted[0] + weighted[1]
-    added = {
-        name: total
-        for some in sums.values()
-        for name, total in zip(some, torch.stack([*some.values()]).tolist(), strict=True)
-    }
-    return {
-        name: (tensor.data_ptr(), 0 if tensor.is_inference() else tensor._version, added[name])
-        for name, tensor in tensors.items()
-    }
+    as_decoder(model).weights = fingerprints(_weights(model))
 
 
 def changes(model: nn.Module) -> str:
-    """What of a model or bridge is not as it was loaded or bridged, in words; empty where all is,
-    or nothing was remembered.
+    """Describe the changes of a model since it was loaded or bridged.
+
+    Args:
+        model: Bridge or repositioned model.
+
+    Returns:
+        Text that names changed layers, weights and hooks; empty without changes, or where nothing
+        was remembered.
     """
     decoder = as_decoder(model)
-    rotating = (each for each in decoder.layers if each.frequencies is not None)
+    rotating = (attention for attention in decoder.layers if attention.frequencies is not None)
     found = {
         "another rotation than the configuration's in": [
-            f"layer {each.layer_idx}" for each in rotating if each.rotation.differs
+            f"layer {attention.layer_idx}" for attention in rotating if attention.rotation.differs
         ]
     }
     if decoder.weights is not None:
-        (before, checksums), weights = decoder.weights, _weights(model)
-        now = states(weights)
-        moved = [name for name, state in now.items() if before.get(name) != state]
-        again = _fingerprints({name: weights[name] for name in moved})
-        same = {name: checksums.get(name) for name in now}
-        found["other weights in"] = _differing(checksums, same | again)
+        found["other weights in"] = _different_names(decoder.weights, fingerprints(_weights(model)))
     if decoder.rotations is not None:
-        found["other rotation in"] = _differing(decoder.rotations, _rotations(model))
+        found["other rotation in"] = _different_names(decoder.rotations, _rotations(model))
+        # A hook changes results as an edited weight does, and no digest shows it.
         parts = {module: name for name, module in decoder.owner.named_modules()}
-        for each in decoder.layers:  # of hook sites, those that are no part of a bridge
+        for attention in decoder.layers:  # of hook sites, those that are no part of a bridge
             parts = {
-                site: f"layers.{each.layer_idx}.self_attn.{name}"
-                for name, site in vars(each.sites).items()
+                site: f"layers.{attention.layer_idx}.self_attn.{name}"
+                for name, site in vars(attention.sites).items()
             } | parts
         found["hooks at"] = [
             _short(name)
@@ -124,7 +92,7 @@ def changes(model: nn.Module) -> str:
                 )
             )
         ]
-    return "; ".join(f"{what} {_listed(names)}" for what, names in found.items() if names)
+    return "; ".join(f"{change} {_join_names(names)}" for change, names in found.items() if names)
 
 
 def _weights(model: nn.Module) -> dict[str, Tensor]:
@@ -136,64 +104,64 @@ def _weights(model: nn.Module) -> dict[str, Tensor]:
     }
 
 
-def _fingerprints(tensors: Mapping[str, Tensor]) -> dict[str, int]:
-    """A number for the bits of each tensor: the CRC-32 of their sums over every axis, which leave
-    an accelerator together; of one axis, or of an odd width on a processor, that of the bits.
+def fingerprints(tensors: Mapping[str, Tensor]) -> dict[str, int]:
+    """Return a checksum of the bits of every tensor.
+
+    The checksum is the CRC-32 of the sums of a tensor's bits over all its axes, or of the bits
+    themselves where it has fewer than two axes. It is the same on every device.
+
+    Args:
+        tensors: Tensors by name, none on "meta".
+
+    Returns:
+        Checksums by name.
     """
-    found, sums = {}, dict[torch.device, list[tuple[str, Tensor]]]()
+    lines = dict[torch.device, dict[str, Tensor]]()
     for name, tensor in tensors.items():
-        bits, width = tensor.contiguous(), tensor.element_size()
-        if tensor.device.type == "cpu":
-            if tensor.ndim < 2 or tensor.shape[-1] * width % 8:
-                found[name] = zlib.crc32(bits.reshape(-1).view(torch.uint8).numpy().data)
-                continue
-            # sums at the speed of memory, three times that of a CRC
-            whole = bits.view(torch.int64).numpy()
-            found[name] = zlib.crc32(
-                b"".join(whole.sum(axis).tobytes() for axis in range(whole.ndim))
-            )
-            continue
-        bits = bits.view(_WHOLE[width])
-        lines = [bits.sum(axis, dtype=torch.int64).reshape(-1) for axis in range(bits.ndim)]
-        sums.setdefault(tensor.device, []).extend((name, line) for line in lines)
-    for of_device in sums.values():
-        names, lines = zip(*of_device, strict=True)
-        parts = torch.cat(lines).cpu().split([len(line) for line in lines])
-        for name, part in zip(names, parts, strict=True):
-            found[name] = zlib.crc32(part.numpy().data, found.get(name, 0))
+        width = tensor.element_size()
+        wide = tensor.ndim > 1 and tensor.shape[-1] * width % 8 == 0
+        bits = tensor.detach().contiguous().view(_WHOLE[8 if wide else width])
+        # A sum runs at the speed of memory, three times that of a CRC.
+        sums = [bits.sum(axis, dtype=torch.int64) for axis in range(bits.ndim)]
+        sums = sums if bits.ndim > 1 else [bits.long()]
+        lines.setdefault(tensor.device, {})[name] = torch.cat([part.reshape(-1) for part in sums])
+    found = {}
+    for of_device in lines.values():
+        # One transfer for all tensors of an accelerator.
+        joined = torch.cat([*of_device.values()]).cpu()
+        parts = joined.split([len(line) for line in of_device.values()])
+        found |= {
+            name: zlib.crc32(part.numpy().data) for name, part in zip(of_device, parts, strict=True)
+        }
     return found
 
 
 def _rotations(model: nn.Module) -> dict[str, tuple[Any, ...]]:
-    return {
-        f"layer {each.layer_idx}": (
-            *_fingerprints(
-                {"frequencies": frequencies}
-                if (frequencies := each.frequencies_at(1)) is not None
-                else {}
-            ).values(),
-            *_fingerprints({"scaling": torch.as_tensor(each.attention_scaling)}).values(),
-            each.attends_as_built,
-        )
-        for each in as_decoder(model).layers
-    }
+    rotations = {}
+    for layer, attention in as_decoder(model).by_layer.items():
+        tensors = {
+            "frequencies": attention.frequencies_at(1),
+            "scaling": torch.as_tensor(attention.attention_scaling),
+        }
+        present = {name: tensor for name, tensor in tensors.items() if tensor is not None}
+        rotations[f"layer {layer}"] = (fingerprints(present), attention.attends_unchanged)
+    return rotations
 
 
 def _is_of_a_library(hook: Any) -> bool:
-    """Whether a library put `hook` there to record outputs, when it ran first; what users hang on a
-    hook point is not among these.
-    """
+    """Whether a library attached `hook` to record outputs at its first run."""
+    # Libraries wrap their hooks in partials.
     while hasattr(hook, "func"):
         hook = hook.func
     return str(getattr(hook, "__module__", "")).startswith(_RECORDING)
 
 
-def _differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+def _different_names(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     return [name for name in {**before, **now} if before.get(name) != now.get(name)]
 
 
 def _short(name: str) -> str:
-    """The name of a module or weight without what a bridge puts around it."""
+    """Name of a module or weight without the parts that a bridge adds."""
     return (
         ".".join(part for part in name.split(".") if part != "_original_component").removeprefix(
             "model."
@@ -202,7 +170,7 @@ def _short(name: str) -> str:
     )
 
 
-def _listed(names: Sequence[str]) -> str:
+def _join_names(names: Sequence[str]) -> str:
     shown = list(dict.fromkeys(names))
     return ", ".join(shown[:_NAMED]) + (
         f" and {len(shown) - _NAMED} more" if len(shown) > _NAMED else ""

@@ -17,7 +17,7 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 from accelerate import init_empty_weights
@@ -59,7 +59,7 @@ from repo_interp.checkpoint_files.weights import (
 )
 from repo_interp.errors import InputError, one_line, refused
 from repo_interp.files import is_left_behind, path_of, replaced, require_directory, write_text
-from repo_interp.models.adapters import adapted, base_of, fitting_changes
+from repo_interp.models.adapters import base_of, fitting_changes, merge_adapter
 from repo_interp.models.configuration import (
     REGISTER,
     RepositionedConfig,
@@ -74,7 +74,7 @@ from repo_interp.models.dispatch import (
     DeviceMap,
     MostMemory,
     device_of_weights,
-    dispatched,
+    dispatch,
     is_dispatched,
 )
 from repo_interp.models.reposition import (
@@ -92,12 +92,27 @@ from repo_interp.records import modelled
 from repo_interp.values import shortened
 
 
-def known(path: str | os.PathLike[str]) -> Checkpoint:
-    """The checkpoint at `path`, as `identify` gives it; of a GGUF file its header is read alone,
-    and nothing is converted.
+class LoadOptions(TypedDict, total=False):
+    """Keyword arguments of `load_model` that `load` and `open_model` hand on."""
+
+    rope_scaling: Mapping[str, Any] | None
+    device_map: DeviceMap | None
+    most_memory: MostMemory | None
+    positions_dtype: str | None
+
+
+def read_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
+    """Read a checkpoint without its weights; of a GGUF file the header alone.
+
+    Args:
+        path: Directory, name of the zoo, hub id, or GGUF file.
+
+    Returns:
+        Configuration and layout of the checkpoint.
     """
     if Path(path).suffix.lower() != SUFFIX or not Path(path).is_file():
         return identify(path)
+    # Conversion of a GGUF file would write all its weights.
     config = fitted(Path(path))[1].config
     return Checkpoint(Path(path), HUGGING_FACE, config, native_layout(config))
 
@@ -111,17 +126,28 @@ def load_model(
     most_memory: MostMemory | None = None,
     positions_dtype: str | None = None,
 ) -> PreTrainedModel:
-    """The repositioned Hugging Face model of a checkpoint, to train or to run, every layer checked,
-    in evaluation mode.
+    """Load a checkpoint as a repositioned Hugging Face model in evaluation mode.
 
-    `checkpoint` is a directory, a name of the zoo or a hub id. Needs as much memory as the model.
-    `rope_scaling` exchanges how frequencies are scaled, e.g. {"rope_type": "yarn", "factor": 2.0,
-    "original_max_position_embeddings": 4096}; it reaches every layer that rotates, learned
-    positions included. `device_map`, in the place of `device`: "auto" or a device for every module,
-    for a model that is larger than one of them (`models.dispatch`), with `most_memory` by device.
-    `dtype` "auto": bfloat16 on an accelerator where the checkpoint has it. `positions_dtype`: of
-    the maps that learned positions come from, and of these positions; None: `dtype`. Raises
-    InputError for what does not fit.
+    All weights are checked against the layout. Needs as much memory as the model.
+
+    Args:
+        checkpoint: Directory, name of the zoo, or hub id; or a checkpoint that was identified.
+        device: Such as "cpu" or "cuda:1"; "auto": cuda where there is one.
+        dtype: Precision of the weights; "auto": bfloat16 on an accelerator where the checkpoint has
+            it.
+        rope_scaling: Replaces how frequencies are scaled, such as {"rope_type": "yarn", "factor":
+            2.0, "original_max_position_embeddings": 4096}, in every layer that rotates; None: as
+            configured.
+        device_map: "auto", or a device for every module, instead of `device` (`models.dispatch`).
+        most_memory: Largest memory by device, with `device_map`.
+        positions_dtype: Precision of the maps that assign positions, and of positions; None:
+            `dtype`.
+
+    Returns:
+        The model, with the layout of the checkpoint.
+
+    Raises:
+        InputError: The weights do not fit the layout, or an argument is invalid.
     """
     if not isinstance(checkpoint, Checkpoint):
         checkpoint = identify(checkpoint)
@@ -132,13 +158,14 @@ def load_model(
         )
         dtype = "bfloat16" if half else "float32"
     precision, of_positions = (_dtype_named(name) for name in (dtype, positions_dtype or dtype))
+    # Merging reads and writes all weights, which offloaded ones do not allow.
     if checkpoint.base is not None and device_map is not None:
         raise InputError(
             f"{checkpoint.directory} is an adapter, which is merged in memory; save it "
             "whole, then give a device map"
         )
     if checkpoint.base is not None:
-        return adapted(
+        return merge_adapter(
             load_model(base_of(checkpoint), device, dtype, rope_scaling), checkpoint, of_positions
         )
     place = device_named(device)
@@ -152,6 +179,7 @@ def load_model(
     if checkpoint.larger is not None:
         return with_layout(text_model(checkpoint, config, precision, **placement), None).eval()
     model, stored = _skeleton(checkpoint, config)
+    # Only stock checkpoints have weights that transformers converts on loading.
     if stored is None:
         return with_layout(
             loaded_by_transformers(checkpoint.directory, config, precision, **placement), None
@@ -159,6 +187,7 @@ def load_model(
     places: dict[str, Any] = dict.fromkeys(stored, place)
     if device_map is not None:
         places = device_of_weights(model, device_map, most_memory, precision)
+    # Maps of positions may have a wider precision than other weights.
     exact, values = assigner_parameters(model), {}
     for names, wanted in (
         (stored.keys() - exact.keys(), precision),
@@ -167,17 +196,18 @@ def load_model(
         values |= read_weights(
             {name: stored[name] for name in stored if name in names}, wanted, places
         )
-    _tie(model, values)
+    _resolve_tied(model, values)
     model.load_state_dict(values, strict=False, assign=True)
     model.tie_weights()
     model.config.dtype = precision
+    # Only special tokens are taken, no settings of sampling.
     generation = checkpoint.directory / "generation_config.json"
     if generation.is_file() and model.generation_config is not None:
         tokens = json_object(generation)
         modelled(tokens, SpecialTokens, str(generation))
         for name in SpecialTokens.model_fields.keys() & tokens.keys():
             setattr(model.generation_config, name, tokens[name])
-    model = model.to(place) if device_map is None else dispatched(model, stored, places, precision)  # pyright: ignore[reportArgumentType]
+    model = model.to(place) if device_map is None else dispatch(model, stored, places, precision)  # pyright: ignore[reportArgumentType]
     return model.eval()
 
 
@@ -189,10 +219,17 @@ def _dtype_named(name: str) -> torch.dtype:
 
 
 def device_named(name: str) -> torch.device:
-    """The device that a user calls `name`: "cpu", "cuda:1"; "auto" is cuda where there is one, else
-    cpu: mps has no float64.
+    """Return the device of a name.
 
-    Raises InputError where it is not there, or holds no numbers.
+    Args:
+        name: Such as "cpu" or "cuda:1"; "auto": cuda where there is one, else cpu (mps lacks
+            float64).
+
+    Returns:
+        The device.
+
+    Raises:
+        InputError: The device is not available, or holds no numbers.
     """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
@@ -209,8 +246,13 @@ def device_named(name: str) -> torch.device:
 
 
 def load_tokenizer(checkpoint: Checkpoint) -> PreTrainedTokenizerBase | None:
-    """The tokenizer in the directory of the weights, of an adapter in that of its base; None where
-    there is none.
+    """Load the tokenizer of a checkpoint, of an adapter that of its base.
+
+    Args:
+        checkpoint: A checkpoint.
+
+    Returns:
+        The tokenizer; None where the directory has none.
     """
     directory = tokens_of(checkpoint.directory)
     if not any(
@@ -229,15 +271,21 @@ def save(
     directory: str | os.PathLike[str],
     tokenizer: PreTrainedTokenizerBase | None = None,
 ) -> None:
-    """Write a repositioned model, or the model inside a bridge, as config.json,
-    generation_config.json and model.safetensors.
+    """Write a repositioned model as config.json, generation_config.json and model.safetensors.
 
-    The tokenizer's files are written too: those of `tokenizer`, else of the bridge's. Loading gives
-    the same bits back. A layout that is the stock decoder's own is written as a stock checkpoint.
-    An earlier checkpoint in `directory` is replaced as a whole, in one step at the end; other files
-    there stay. Raises InputError for a model that was never repositioned, for a bridge in
-    compatibility mode, whose weights are no longer the model's, and for a directory that cannot be
-    replaced; OSError where the disk refuses.
+    Loading gives the same bits back. A layout that is the stock decoder's is written as a stock
+    checkpoint. An earlier checkpoint in `directory` is replaced as a whole, in one step at the end;
+    other files stay.
+
+    Args:
+        model: Repositioned model or bridge.
+        directory: Where to write; made if missing.
+        tokenizer: Written too; None: the one of `model`, if it has one.
+
+    Raises:
+        InputError: The model was never repositioned, its weights were changed or lie elsewhere
+            (compatibility mode, peft, offloading), or the directory cannot be replaced.
+        OSError: The disk refuses.
     """
     if getattr(unwrapped(model), "compatibility_mode", False):
         raise InputError(
@@ -263,12 +311,12 @@ def save(
         )
     layout(decoder)  # refuses a model that was never repositioned
     require_weights(decoder)
-    place = _replaceable(directory)
+    place = _replaceable_directory(directory)
     place.parent.mkdir(parents=True, exist_ok=True)
     with replaced(place) as unfinished:
         unfinished.mkdir()
         with replaced(unfinished / "model.safetensors") as weights:
-            save_file(stored := _stored_form(decoder), weights, metadata={"format": "pt"})
+            save_file(stored := _weights_to_save(decoder), weights, metadata={"format": "pt"})
         configuration, tied = written_configuration(decoder), set(tied_parameters(decoder))
         if tied and tied <= stored.keys():  # they differ, whatever the configuration says
             configuration["tie_word_embeddings"] = False
@@ -282,11 +330,8 @@ def save(
         _keep_others(place, unfinished)
 
 
-def _replaceable(directory: str | os.PathLike[str]) -> Path:
-    """`directory` without links.
-
-    Raises InputError where it is a file, or cannot be exchanged for another directory.
-    """
+def _replaceable_directory(directory: str | os.PathLike[str]) -> Path:
+    """Resolve links of a directory; raise InputError where it cannot be exchanged for another."""
     place = path_of(directory, "a directory for the checkpoint").resolve()
     require_directory(place)
     if place.is_mount() or Path.cwd().is_relative_to(place):
@@ -299,9 +344,7 @@ def _replaceable(directory: str | os.PathLike[str]) -> Path:
 
 
 def _keep_others(directory: Path, unfinished: Path) -> None:
-    """Put the files in `directory` that belong to no checkpoint into `unfinished` too, as links
-    where the disk has such.
-    """
+    """Link or copy files that belong to no checkpoint from `directory` into `unfinished`."""
 
     def of_checkpoint(folder: str, names: list[str]) -> list[str]:
         if Path(folder) != directory:
@@ -332,9 +375,7 @@ def _keep_others(directory: Path, unfinished: Path) -> None:
 def _skeleton(
     checkpoint: Checkpoint, config: PretrainedConfig
 ) -> tuple[PreTrainedModel, dict[str, StoredWeight] | None]:
-    """The model without weights, and where each is stored; None for weights that only transformers
-    can read.
-    """
+    """Model without weights, and where they are stored; None where they are converted."""
     stock = checkpoint.format == HUGGING_FACE
     model = _empty_model(config, None if stock else checkpoint.layout, checkpoint.options)
     if stock and is_converted(model, checkpoint.directory):
@@ -352,11 +393,16 @@ def _empty_model(
 
 
 def require_fitting_headers(checkpoint: Checkpoint) -> None:
-    """Raise InputError where names or shapes of weights, as headers state them, are not those of
-    the decoder of a checkpoint.
+    """Refuse a checkpoint whose headers state other weights than its decoder has.
 
-    Of weights that transformers converts on loading, such as experts one by one, all numbers are
-    counted instead; those of a larger model, whose text part is opened, are looked at in loading.
+    Of weights that transformers converts on loading, all numbers are counted instead; those of a
+    larger model, whose text part is opened, are checked by loading.
+
+    Args:
+        checkpoint: A checkpoint.
+
+    Raises:
+        InputError: Names, shapes or the number of weights differ.
     """
     if checkpoint.larger is not None:
         return
@@ -372,11 +418,10 @@ def require_fitting_headers(checkpoint: Checkpoint) -> None:
         require_as_many_numbers(model, directory)
 
 
-def _tie(model: PreTrainedModel, values: dict[str, Tensor]) -> None:
-    """Decide as Hugging Face does: two equal stored weights are one, two that differ stay two, one
-    is both.
-    """
+def _resolve_tied(model: PreTrainedModel, values: dict[str, Tensor]) -> None:
+    """Tie as Hugging Face does: equal weights become one, others stay, one serves twice."""
     stored = [name for name in tied_parameters(model) if name in values]
+    # The configuration may state ties that the files do not have.
     if len(stored) == 2:
         embedding, unembedding = stored
         if torch.equal(values[embedding], values[unembedding]):
@@ -387,11 +432,10 @@ def _tie(model: PreTrainedModel, values: dict[str, Tensor]) -> None:
         values[tied_parameters(model)[0]] = values.pop(stored[0])
 
 
-def _stored_form(decoder: PreTrainedModel) -> dict[str, Tensor]:
-    """Every weight by its key in the file, each with memory of its own; of a bridged decoder under
-    its names before bridging.
-    """
+def _weights_to_save(decoder: PreTrainedModel) -> dict[str, Tensor]:
+    """Weights by key in the file, without shared memory, under names from before bridging."""
     state = decoder.state_dict()
+    # A bridge renames the modules of its model.
     if any(_BRIDGED in name for name in state):
         config = decoder.config
         names = (
@@ -428,10 +472,21 @@ class RepositionedForCausalLM:
         attn_implementation: str | None = None,
         **options: Any,
     ) -> PreTrainedModel:
-        """The checkpoint at `path` as `load_model` gives it; `dtype` None or "auto": that of its
-        configuration.
+        """Load the checkpoint at `path`, for AutoModelForCausalLM.
 
-        Raises InputError for options of Hugging Face that are not offered, such as quantisation.
+        Args:
+            path: Directory or hub id.
+            config: Configuration that AutoConfig gave.
+            dtype: Precision of the weights; None or "auto": that of the configuration.
+            device_map: A device; "auto" or a mapping for several.
+            attn_implementation: Attention function; None: the default.
+            **options: Further options of transformers.
+
+        Returns:
+            The model as `load_model` gives it.
+
+        Raises:
+            InputError: An option is not supported, such as quantization.
         """
         most_memory = options.pop("max_memory", None)
         hub = {name: options.pop(name, None) for name in _HUB_OPTIONS}
@@ -443,9 +498,9 @@ class RepositionedForCausalLM:
         if unknown:
             raise InputError(f"repositioned checkpoints take no {unknown[0]}; leave it out")
         several = device_map if device_map == "auto" or isinstance(device_map, Mapping) else None
-        known = identify(path, **{name: value for name, value in hub.items() if value is not None})
+        stored = identify(path, **{name: value for name, value in hub.items() if value is not None})
         checkpoint = Checkpoint(
-            known.directory, OURS, plain(config), *own_layout_of(config), known.base
+            stored.directory, OURS, plain(config), *own_layout_of(config), stored.base
         )
         wanted = config.dtype if dtype in (None, "auto") else dtype
         name = "float32" if wanted is None else str(wanted).removeprefix("torch.")

@@ -1,11 +1,12 @@
-"""One object for each opened model: its layers, sizes, schemes, and where it came from.
+"""One object for every opened model: its layers, sizes, schemes, and where it came from.
 
-    as_decoder(model)    a model of Hugging Face, a bridge, or what torch.compile or peft put around one, once made and then found again
+    as_decoder(model)    of a model of Hugging Face, of a bridge, or of one inside torch.compile
+                         or peft; made once and then found again
 
 Modules are looked up again only after a module above them was exchanged; attributes of layers are
 never kept, since schemes and interventions change them. A model and the bridge around it have a
-`Decoder` each, with the same layers: what is remembered of a bridge, such as the hooks that it
-began with, is not true of the model inside.
+`Decoder` each, with the same layers: facts about a bridge, such as the hooks that it began with,
+are not true of the model inside.
 """
 
 from __future__ import annotations
@@ -18,8 +19,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from repo_interp.checkpoint_files.architectures import training_length
 from repo_interp.errors import InputError, one_line
-from repo_interp.models.attention import RepositionedAttention, attached
+from repo_interp.models.attention import RepositionedAttention, scheme_of
 from repo_interp.models.wrapped import model_of, unwrapped
 from repo_interp.positions.layouts import LEARNED, NO_ATTENTION
 
@@ -34,7 +36,7 @@ class Origin:
     """Where a loaded model came from."""
 
     name: str
-    """The directory's or hub repository's name, without the path to it; for a directory of our own
+    """The directory's or hub repository's name, without the path to it; for a directory of our
     training its parent's too ("language/rope", "reversal-repo/seed-0"), since a scheme or a seed
     alone names nothing.
     """
@@ -49,12 +51,12 @@ class Origin:
     where it was not.
     """
     remarks: str = ""
-    """What its config.json leaves open or describes beside the decoder, as `Checkpoint` has it."""
+    """Parts that its config.json leaves open or describes beside the decoder (`Checkpoint`)."""
 
 
 @dataclass(eq=False, repr=False)
 class Decoder:
-    """What is known of an opened model."""
+    """Facts of an opened model."""
 
     module: Any
     """The bridge, or the model of Hugging Face."""
@@ -64,10 +66,12 @@ class Decoder:
     """The BOS that its tokenizer puts before a text; None where it puts none, and without a
     tokenizer.
     """
-    weights: tuple[Mapping[str, Any], Mapping[str, int]] | None = None
-    """States and fingerprints of the weights that it was loaded with (`changes`)."""
+    weights: Mapping[str, int] | None = None
+    """Checksums of the weights that it was loaded with (`changes`)."""
+    hashed: tuple[Mapping[str, int], str] | None = None
+    """Checksums of the weights at their last SHA-256, and that (`provenance.weights_digest`)."""
     rotations: Mapping[str, Any] | None = None
-    """How each layer of a bridge rotated when it was made (`changes`)."""
+    """How the layers of a bridge rotated when it was made (`changes`)."""
     first_hook: int = 0
     """The number of the first hook that came after a bridge was made (`changes`)."""
     found: dict[str, Any] = field(default_factory=dict)
@@ -88,22 +92,19 @@ class Decoder:
     @property
     def blocks(self) -> nn.ModuleList:
         """The layers of a model, with and without attention."""
-        (found,) = self.modules("blocks", _numbered_layers)
+        (found,) = self.modules("blocks", _find_blocks)
         return found  # pyright: ignore[reportReturnType]
 
     @property
     def repositioned(self) -> list[RepositionedAttention]:
         """As `layers`; none of a stock decoder."""
-        found = [attached(module) for module in self.modules("attentions", _attending)]
+        found = [scheme_of(module) for module in self.modules("attentions", _find_attentions)]
         by_layer = {attention.layer_idx: attention for attention in found if attention is not None}
         return [by_layer[layer] for layer in sorted(by_layer)]
 
     @property
     def layers(self) -> list[RepositionedAttention]:
-        """The attention of every layer that has one, from the first layer to the last.
-
-        Raises InputError for a stock decoder.
-        """
+        """The attention of every layer that has one, from first to last; InputError if stock."""
         found = self.repositioned
         if not found:
             raise InputError(
@@ -119,9 +120,7 @@ class Decoder:
 
     @property
     def layer_count(self) -> int:
-        """Layers with and without attention; where one has two attention modules (LongCat), they
-        count as two.
-        """
+        """Layers with and without attention; two attention modules (LongCat) count twice."""
         return max(len(self.blocks), 1 + self.layers[-1].layer_idx)
 
     @property
@@ -151,8 +150,19 @@ class Decoder:
 
     @property
     def assigners(self) -> list[nn.Module]:
-        """What assigns positions, of every layer that has one."""
+        """Modules that assign positions, one for every layer that has one."""
         return [attention.assigner for attention in self.layers if attention.assigner is not None]
+
+    @property
+    def positions_dtype(self) -> torch.dtype:
+        """The precision of learned positions; that of the weights where none are learned."""
+        learned = (weight for assigner in self.assigners for weight in assigner.parameters())
+        return next(learned, self.weight).dtype
+
+    @property
+    def training_length(self) -> int:
+        """Tokens of the longest prompts that the model was trained on."""
+        return self.origin.training_length if self.origin else training_length(self.config)
 
     @property
     def config(self) -> Any:
@@ -198,11 +208,17 @@ class Decoder:
         return self.weight.dtype
 
     def modules(self, name: str, find: Callable[[Any], list[nn.Module]]) -> list[nn.Module]:
-        """The modules that `find` gives of a decoder, kept by `name` while every module above them
-        has the same children.
+        """Find modules of the decoder, kept while all modules above have the same children.
 
-        A walk through all modules of a bridge takes milliseconds, and an analysis would walk it for
-        each of its steps.
+        A walk through all modules of a bridge takes milliseconds, and an analysis would need one
+        for every step.
+
+        Args:
+            name: Key under which the modules are kept.
+            find: Finds the modules of a decoder.
+
+        Returns:
+            The modules that `find` returned.
         """
         owner = self.owner
         kept = as_decoder(owner).found
@@ -239,13 +255,20 @@ def as_decoder(model: Any) -> Decoder:
     known = vars(module).get(_DECODER) or Decoder(module)
     if known.module is not module:  # a shallow copy of a model
         known = replace(known, module=module, found={})
-    # not by a bridge's own, which would give it to the model inside
+    # The __setattr__ of a bridge would set it on the model inside.
     object.__setattr__(module, _DECODER, known)
     return known
 
 
 def require_model(model: object) -> None:
-    """Raise InputError where `model` is no model of Hugging Face, and no bridge around one."""
+    """Refuse an object that is no model of Hugging Face and no bridge.
+
+    Args:
+        model: Any object.
+
+    Raises:
+        InputError: `model` is no module, or has no configuration.
+    """
     if not isinstance(model, nn.Module):
         raise InputError(
             "a model or a bridge was wanted, as ri.load returns it; got "
@@ -259,18 +282,28 @@ def require_model(model: object) -> None:
 
 
 def attentions_of(model: nn.Module, layers: Collection[int]) -> list[RepositionedAttention]:
-    """The attention modules of `layers`, in the order of the model.
+    """Return the attention of some layers.
 
-    Raises InputError for a layer that the model lacks.
+    Args:
+        model: Repositioned model or bridge.
+        layers: Numbers of layers.
+
+    Returns:
+        Their attention, in the order of the model.
+
+    Raises:
+        InputError: The model lacks one of `layers`.
     """
     by_layer = as_decoder(model).by_layer
     for layer in layers:
         if layer not in by_layer:
-            raise InputError(f"layer {layer} was asked for; the model's are {_listed(by_layer)}")
+            raise InputError(
+                f"layer {layer} was asked for; the model's are {_format_layers(by_layer)}"
+            )
     return [by_layer[layer] for layer in sorted(layers)]
 
 
-def _listed(layers: Collection[int]) -> str:
+def _format_layers(layers: Collection[int]) -> str:
     """Numbers of layers, for messages."""
     whole = list(layers) == list(range(len(layers)))
     return (
@@ -280,16 +313,15 @@ def _listed(layers: Collection[int]) -> str:
     )
 
 
-def _attending(decoder: Decoder) -> list[nn.Module]:
-    return [module for module in decoder.owner.modules() if attached(module) is not None]
+def _find_attentions(decoder: Decoder) -> list[nn.Module]:
+    return [module for module in decoder.owner.modules() if scheme_of(module) is not None]
 
 
-def _numbered_layers(decoder: Decoder) -> list[nn.Module]:
+def _find_blocks(decoder: Decoder) -> list[nn.Module]:
     lists = [module for module in decoder.stack.modules() if isinstance(module, nn.ModuleList)]
     # The outermost list of numbered layers: some families keep lists of norms or of experts beside
     # it.
-    return [
-        next(
-            each for each in lists if any(hasattr(module, "layer_idx") for module in each.modules())
-        )
-    ]
+    numbered = (
+        blocks for blocks in lists if any(hasattr(part, "layer_idx") for part in blocks.modules())
+    )
+    return [next(numbered)]

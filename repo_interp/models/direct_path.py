@@ -1,19 +1,19 @@
-"""What a head writes straight into a logit: the direct path of Elhage et al. (2021), with every
-norm taken as the factor that it was.
+"""Direct path from a head to a logit (Elhage et al. 2021), with norms taken as factors.
 
-    c_h(i, t) = sum_{j in S} A^h_ij v_j G_i W_O^h . r N_i (u_t - mean_t' u_t') s        S: the tokens that the head moves something from
+    c_h(i, t) = sum_{j in S} A^h_ij v_j G_i W_O^h . r N_i (u_t - mean_t' u_t') s
+    S         the tokens that the head moves something from
 
 u_t is token t's row of the unembedding, without the mean of all rows, which no softmax sees; s the
 factor of the logits. N_i is the final norm, linear but for its factor at row i (a layer norm
 subtracts a mean besides); where attention's output is normed before it is added to the residual
-stream (OLMo-2, Gemma 3, GLM-4), that norm stands before it. r is what the output is multiplied by
-when it is added (Granite), G_i a gate between the heads and W_O (Qwen3-Next). A soft cap on the
-logits is left out. Later layers that read what the head writes are no part of it.
+stream (OLMo-2, Gemma 3, GLM-4), that norm stands before it. r is the factor of the output when it
+is added (Granite), G_i a gate between the heads and W_O (Qwen3-Next). A soft cap on the logits is
+left out, and so are later layers that read the head's output.
 
-Which norms and factors a family has is measured on one short pass, not listed: `_added` looks for
-the place where a layer's input and what its attention wrote are added. Where there is no such place
-(a convolution behind attention, experts as its output projection, several streams), the layer has
-no direct path. Knows nothing about which rows, tokens and sources are of interest.
+Norms and factors of a family are measured on one short pass, not listed: `_added` looks for the
+place where a layer's input and its attention's output are added. Where there is no such place (a
+convolution behind attention, experts as its output projection, several streams), the layer has no
+direct path. Knows nothing about which rows, tokens and sources are of interest.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from repo_interp.models.outputs import attention_values
 from repo_interp.models.wrapped import model_of
 
 LARGE = 1e4
-"""What a norm is given to read its gain off: so large that its epsilon is nothing beside it."""
+"""Input of a norm that shows its gain: so large that its epsilon is nothing beside it."""
 SMALL = 1e-3
-"""What hidden states are multiplied by where a soft cap on the logits is not to show."""
+"""Factor of hidden states that keeps a soft cap on the logits from showing."""
 TOLERANCE = 1e-3
 """Relative error up to which two tensors are the same."""
 ROUNDING = 1e-6
@@ -48,34 +48,38 @@ TOKENS = 8
 
 @dataclass(frozen=True)
 class Norm:
-    """A norm in one pass: norm(x) = gain * factor * (x - mean of x, where it is `centred`) + a
-    constant.
-    """
+    """A norm in one pass: norm(x) = gain * factor * (x - mean of x, if `centred`) + constant."""
 
     gain: Float[Tensor, "width"]
     factor: Float[Tensor, "token"]
     centred: bool
 
-    def pulled_back(
+    def pull_back(
         self, directions: Float[Tensor, "row width"], rows: Int[Tensor, "row"]
     ) -> Float[Tensor, "row width"]:
-        """Directions before the norm that do what `directions` do behind it, at tokens `rows`."""
+        """Pull directions back through the norm.
+
+        Args:
+            directions: Directions behind the norm [row, width].
+            rows: Tokens at which they stand [row].
+
+        Returns:
+            Directions before the norm with the same effect [row, width].
+        """
         before = directions * self.gain * self.factor[rows, None]
         return before - before.mean(-1, keepdim=True) if self.centred else before
 
 
 @dataclass
 class DirectPath:
-    """What the latest pass of one prompt left behind."""
+    """Tensors of the latest pass of one prompt, from which contributions to logits are computed."""
 
     model: Any
     factors: dict[int, float]
-    """What attention's output of each layer is multiplied by when it is added to the residual
-    stream.
-    """
+    """Factor of attention's output when it is added to the residual stream, by layer."""
     logit_factor: float
     values: dict[int, Float[Tensor, "1 kv_head token d_head"]] = field(default_factory=dict)
-    """Of each layer, until they are taken."""
+    """By layer, until they are taken."""
     gates: dict[int, Float[Tensor, "token width"]] = field(default_factory=dict)
     final: Norm | None = None
     after_attention: dict[int, Norm] = field(default_factory=dict)
@@ -92,20 +96,29 @@ class DirectPath:
         rows: Int[Tensor, "row"],
         answers: Int[Tensor, "row"],
     ) -> Float[Tensor, "row head"]:
-        """What `moved`, sums of weighted values of one of `layers`, add to the logit of
-        `answers[r]` at token `rows[r]`, once the pass has ended.
+        """Compute how much moved values add to logits, once the pass has ended.
+
+        Args:
+            layer: One of `layers`.
+            moved: Sums of weighted values [row, head, d_head].
+            rows: Tokens [row].
+            answers: Token ids whose logits are asked for [row].
+
+        Returns:
+            Contributions of every head [row, head], in logits.
         """
         assert self.final is not None
-        directions = self.final.pulled_back(
+        # From the logit back to the head: unembedding, final norm, norm after attention, Wo.
+        directions = self.final.pull_back(
             (self._unembedding[answers] - self._mean_row).float(), rows
         )
         directions = directions * self.factors[layer] * self.logit_factor
         if layer in self.after_attention:
-            directions = self.after_attention[layer].pulled_back(directions, rows)
+            directions = self.after_attention[layer].pull_back(directions, rows)
         (attention,) = attentions_of(self.model, [layer])
         projection = inner(attention.output_projection)
         written = (
-            _pulled_through(projection, directions, self.gates[layer].shape[-1])
+            _pull_back(projection, directions, self.gates[layer].shape[-1])
             * self.gates[layer][rows]
         )
         return (written.unflatten(-1, (attention.heads, -1)) * moved.float()).sum(-1)
@@ -122,11 +135,15 @@ class DirectPath:
 
 @contextmanager
 def direct_path(model: nn.Module) -> Iterator[DirectPath]:
-    """While the context lasts, what the latest pass of one prompt leaves behind.
+    """Record the direct path of passes of one prompt.
 
-    `model`: repositioned, or a bridge.
+    Args:
+        model: Repositioned model or bridge.
+
+    Yields:
+        The path of the latest pass.
     """
-    final, added = _measured(model)
+    final, added = _measure(model)
     path = DirectPath(
         model_of(model),
         {layer: factor for layer, (_, factor) in added.items()},
@@ -143,7 +160,7 @@ def direct_path(model: nn.Module) -> Iterator[DirectPath]:
                 continue
             after = added[attention.layer_idx][0]
             if after is not None:
-                store = _remembering(
+                store = _norm_hook(
                     lambda norm, layer=attention.layer_idx: path.after_attention.__setitem__(
                         layer, norm
                     )
@@ -151,12 +168,12 @@ def direct_path(model: nn.Module) -> Iterator[DirectPath]:
                 hooks.callback(after.register_forward_hook(store).remove)
             _remember_gate(attention, path.gates, hooks)
         if final is not None:
-            hooks.callback(final.register_forward_hook(_remembering(store_final)).remove)
+            hooks.callback(final.register_forward_hook(_norm_hook(store_final)).remove)
         yield path
 
 
-def _remembering(store: Callable[[Norm], None]) -> Callable:
-    """A hook that hands on what a norm did in a pass."""
+def _norm_hook(store: Callable[[Norm], None]) -> Callable:
+    """A hook that gives `store` the norm's gain and factor of a pass."""
 
     def hook(module: nn.Module, arguments: tuple, normed: Tensor) -> None:
         given, norm = arguments[0][0].float(), inner(module).forward  # no hook is called
@@ -178,9 +195,7 @@ def _remembering(store: Callable[[Norm], None]) -> Callable:
 def _remember_gate(
     attention: RepositionedAttention, gates: dict[int, Tensor], hooks: ExitStack
 ) -> None:
-    """Keep what stands between the heads' outputs and their projection: 1 but where a family gates
-    them.
-    """
+    """Keep the gate between the heads' outputs and their projection: 1 in families without one."""
     attended: list[Tensor] = []
     projection = attention.output_projection
     assert projection is not None  # `_added` has seen it
@@ -189,6 +204,7 @@ def _remember_gate(
         attended[:] = [output[0].reshape(output.shape[1], -1)]
 
     def projected(module: nn.Module, arguments: tuple) -> None:
+        # The gate is the quotient of Wo's input and the heads' outputs.
         (plain,), given = attended, arguments[0].reshape(-1, arguments[0].shape[-1])
         gates[attention.layer_idx] = torch.where(plain == 0, 1.0, given / plain).float()
 
@@ -196,10 +212,11 @@ def _remember_gate(
     hooks.callback(projection.register_forward_pre_hook(projected).remove)
 
 
-def _pulled_through(
+def _pull_back(
     projection: Any, directions: Float[Tensor, "row width"], width: int
 ) -> Float[Tensor, "row inner"]:
     """`directions` times the matrix of a linear map, whichever way it stores it."""
+    # The derivative of a linear map is its matrix, whatever its storage or quantization.
     with torch.enable_grad():
         zeros = (
             directions.new_zeros(len(directions), width)
@@ -217,7 +234,7 @@ def _is_norm(module: nn.Module) -> bool:
 
 
 def _logit_factor(model: nn.Module) -> float:
-    """What the logits are, over the product of the unembedding and the last hidden states."""
+    """Factor of the logits over the product of unembedding and last hidden states."""
     owner = model_of(model)
     unembedding = inner(owner.get_output_embeddings()).weight
     hidden = SMALL * unembedding[:TOKENS]
@@ -229,24 +246,23 @@ def _logit_factor(model: nn.Module) -> float:
     return float((plain * given).sum() / plain.square().sum())
 
 
-def _measured(
+def _measure(
     model: nn.Module,
 ) -> tuple[nn.Module | None, dict[int, tuple[nn.Module | None, float]]]:
-    """The norm outside of layers that a pass calls last, None without one; and what `_added` finds,
-    by layer where it finds something.
+    """Norm outside of layers that a pass calls last, and the results of `_added` by layer.
 
     Costs one pass of `TOKENS` tokens, in which `calls` are noted in the order in which they end.
     """
     decoder = as_decoder(model)
     layers = [{id(module) for module in block.modules()} for block in decoder.blocks]
     inside = set().union(*layers)
-    own = {id(module) for attention in decoder.layers for module in attention.module.modules()}
-    unseen = own - {id(attention.output_projection) for attention in decoder.layers}
+    within = {id(module) for attention in decoder.layers for module in attention.module.modules()}
+    unseen = within - {id(attention.output_projection) for attention in decoder.layers}
     calls: list[tuple[nn.Module, Tensor, Tensor]] = []
 
     def see(module: nn.Module, arguments: tuple, keywords: dict[str, Any], output: Any) -> None:
         given = next(
-            (each for each in (*arguments, *keywords.values()) if isinstance(each, Tensor)), None
+            (value for value in (*arguments, *keywords.values()) if isinstance(value, Tensor)), None
         )
         gave = output[0] if isinstance(output, tuple) else output
         if given is not None and isinstance(gave, Tensor):
@@ -278,12 +294,11 @@ def _measured(
 def _added(
     calls: Sequence[tuple[nn.Module, Tensor, Tensor]], projection: nn.Module | None
 ) -> tuple[nn.Module | None, float] | None:
-    """The norm of attention's output, None without one, and the factor r with which it is added;
-    None where the place is not found.
+    """Norm of attention's output, if any, and factor r of its addition; None if not found.
 
-    x + r w is looked for among what parts of the layer were given, and what the layer gave, less
-    what one of its parts gave (a feed-forward part beside attention); x is the layer's input, w
-    attention's output, normed where a part was given just it.
+    x + r w is looked for among inputs of the layer's parts, and its output, also less the output of
+    one part (a feed-forward part beside attention); x is the layer's input, w attention's output,
+    after a norm that a part applies to just it.
     """
     _, entered, left = calls[-1]  # the layer itself ends last
     wrote = next((gave for module, _, gave in calls if module is projection), None)
@@ -295,6 +310,7 @@ def _added(
     written = wrote if norm is None else next(gave for module, _, gave in calls if module is norm)
     if written.numel() != entered.numel():
         return None
+    # Residual streams are found by value: families name and order their parts differently.
     places = [given for _, given, _ in calls] + [
         left,
         *(left - gave for _, _, gave in calls if gave.shape == left.shape),
@@ -310,9 +326,7 @@ def _same(one: Tensor, other: Tensor) -> bool:
 
 
 def _multiple(place: Tensor, entered: Tensor, written: Tensor) -> float | None:
-    """r where `place` = `entered` + r `written`, else None; 1 before any other number that rounding
-    allows.
-    """
+    """The r with `place` = `entered` + r `written`, else None; 1 where rounding allows it."""
     difference = place - entered
     measured = float((difference * written).sum() / written.square().sum().clamp_min(1e-30))
     for factor in (1.0, measured):
@@ -326,5 +340,12 @@ def _multiple(place: Tensor, entered: Tensor, written: Tensor) -> float | None:
 
 
 def inner(module: Any) -> Any:
-    """The Hugging Face module inside a part of a bridge; a module itself."""
+    """Return the Hugging Face module inside a part of a bridge.
+
+    Args:
+        module: Part of a bridge, or a module.
+
+    Returns:
+        The module inside; `module` itself where there is none.
+    """
     return getattr(module, "original_component", None) or module

@@ -1,10 +1,11 @@
-"""A model that is larger than a device: its layers over several accelerators, memory and the disk,
-by Accelerate.
+"""A model that is larger than a device, on several accelerators, memory and disk, by Accelerate.
 
-    device map "auto"     each accelerator is filled, then memory, then the disk; `most_memory` says how much each may take
-    offloaded weights     matrices of layers that found no place on an accelerator; read again in every pass - from the checkpoint's own
-                          files where they are on the disk, so that nothing is copied
-    never offloaded       the token embeddings, norms, and what position schemes learn: small, and read by others than their own module
+    device map "auto"     accelerators are filled, then memory, then the disk; `most_memory`
+                          limits them
+    offloaded weights     matrices of layers without a place on an accelerator; read in every pass,
+                          from the checkpoint's files if on the disk, so that nothing is copied
+    never offloaded       the token embeddings, norms, and parameters of position schemes: small,
+                          and read by others than their module
 
 A pass through an offloaded layer takes at least as long as reading its weights. Knows nothing about
 layouts.
@@ -40,9 +41,19 @@ def device_of_weights(
     most_memory: MostMemory | None,
     dtype: torch.dtype,
 ) -> dict[str, str | int]:
-    """The device of every weight of `model`, which may be without them.
+    """Choose a device for every weight of a model.
 
-    Raises InputError for an invalid map or memory.
+    Args:
+        model: Model, which may be without weights.
+        device_map: "auto", or a device for every part by the name of its module.
+        most_memory: Largest memory by device; None: all.
+        dtype: Precision of the weights.
+
+    Returns:
+        Devices by name of weight; "disk" for offloaded ones.
+
+    Raises:
+        InputError: The map or the memory is invalid.
     """
     if isinstance(device_map, str) and device_map != "auto":
         raise InputError(
@@ -50,15 +61,16 @@ def device_of_weights(
             "every module"
         )
     if device_map == "auto":
+        # A layer on two devices would move its hidden states within.
         classes = model._no_split_modules or []
-        room = get_max_memory(None if most_memory is None else _sizes(most_memory))  # pyright: ignore[reportArgumentType]
+        memory = get_max_memory(None if most_memory is None else _sizes(most_memory))  # pyright: ignore[reportArgumentType]
         device_map = infer_auto_device_map(
-            model, room, no_split_module_classes=list(classes), dtype=dtype
+            model, memory, no_split_module_classes=list(classes), dtype=dtype
         )  # pyright: ignore
     assert not isinstance(device_map, str)
     main = _main_device(device_map)
     resident = _resident(model)
-    placed = {}
+    devices = {}
     for name in model.state_dict():
         module = max(
             (
@@ -71,20 +83,29 @@ def device_of_weights(
         )
         if module is None:
             raise InputError(f"the device map has no place for {name}")
-        placed[name] = (
+        # Small weights that other modules read are never offloaded.
+        devices[name] = (
             main if name in resident and device_map[module] in _OFFLOADED else device_map[module]
         )
-    return placed
+    return devices
 
 
-def dispatched(
+def dispatch(
     model: PreTrainedModel,
     stored: Mapping[str, StoredWeight],
-    placed: Mapping[str, str | int],
+    devices: Mapping[str, str | int],
     dtype: torch.dtype,
 ) -> PreTrainedModel:
-    """`model`, whose weights are in place but for those on the disk, ready to run: weights come to
-    where they compute, and go again.
+    """Make a model ready to run: offloaded weights come to where they compute, and go again.
+
+    Args:
+        model: Model whose weights are in place, except those on the disk.
+        stored: Where weights are stored, by name.
+        devices: Devices by name of weight.
+        dtype: Precision of the weights.
+
+    Returns:
+        The model.
     """
     index = {
         name: {
@@ -93,12 +114,12 @@ def dispatched(
             "dtype": str(dtype).removeprefix("torch."),
         }
         for name, weight in stored.items()
-        if placed[name] == "disk"
+        if devices[name] == "disk"
     }
     level = logging.getLogger("accelerate.big_modeling")
     before, level.disabled = level.disabled, True  # it warns of the offloading that the user chose
     try:
-        modules = {name.rpartition(".")[0]: device for name, device in placed.items()}
+        modules = {name.rpartition(".")[0]: device for name, device in devices.items()}
         return dispatch_model(  # pyright: ignore[reportReturnType]
             model,
             modules,  # pyright: ignore[reportArgumentType]
@@ -111,7 +132,14 @@ def dispatched(
 
 
 def is_dispatched(model: nn.Module) -> bool:
-    """Whether weights of `model` stand elsewhere than where they compute."""
+    """Return whether weights of a model are offloaded.
+
+    Args:
+        model: Model of Hugging Face.
+
+    Returns:
+        True where some weights are elsewhere than they compute.
+    """
     return any(
         device in _OFFLOADED for device in getattr(model, "hf_device_map", {}).values()
     ) and any(parameter.device.type == "meta" for parameter in model.parameters())

@@ -1,6 +1,6 @@
 """Greedy continuations of many prompts at once, with a key-value cache.
 
-Prompts of different lengths are padded on the left, with each token's number among the valid ones
+Prompts of different lengths are padded on the left, with a token's number among the valid ones
 as its index, so that a prompt's continuation does not depend on the prompts beside it. Knows
 nothing about tasks.
 """
@@ -14,6 +14,7 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
 from repo_interp.errors import NotFinitePrediction
+from repo_interp.models.attention import cache_argument
 from repo_interp.models.decoder import as_decoder
 from repo_interp.models.reposition import at_rest, batch_limits
 from repo_interp.side_by_side import BatchSize, batches
@@ -26,14 +27,28 @@ def continue_greedily(
     counts: Sequence[int],
     batch_size: BatchSize = 32,
 ) -> list[tuple[int, ...]]:
-    """The most probable next tokens of every prompt, `counts[i]` of them for prompt i.
+    """Return the most probable next tokens of prompts.
 
     Prompts of similar length share a forward pass, whatever their order.
+
+    Args:
+        model: Repositioned model of Hugging Face.
+        prompts: Token ids.
+        counts: How many tokens to add to every prompt.
+        batch_size: Prompts or tokens of a pass.
+
+    Returns:
+        Added tokens, in the order of the prompts.
+
+    Raises:
+        ValueError: `counts` and `prompts` differ in length.
+        NotFinitePrediction: Logits are NaN or infinite.
     """
     if len(prompts) != len(counts):
         raise ValueError(
             f"one count per prompt was wanted; got {len(counts)} for {len(prompts)} prompts"
         )
+    # Prompts of similar length share a pass, so that little is padded.
     order = sorted(range(len(prompts)), key=lambda number: (len(prompts[number]), counts[number]))
     continuations: dict[int, tuple[int, ...]] = {}
     size = batch_limits(model, batch_size)
@@ -57,7 +72,7 @@ def continue_greedily(
 def _continue_batch(
     model: PreTrainedModel, prompts: Sequence[Sequence[int]], count: int, numbers: Sequence[int]
 ) -> Tensor:
-    """[prompt, count] tokens; `numbers` of the prompts, for what is said of them."""
+    """Added tokens [prompt, count]; `numbers` of the prompts are for errors."""
     device = as_decoder(model).device
     tokens, valid = pad_left(prompts, device)
     continued = torch.empty(len(prompts), count, dtype=torch.long, device=device)
@@ -69,11 +84,12 @@ def _continue_batch(
             tokens,
             attention_mask=valid.long() if padded else None,
             position_ids=index,
-            past_key_values=cache,
+            **{cache_argument(model.forward): cache},
             use_cache=True,
             logits_to_keep=1,
         )
         logits = output.logits[:, -1]
+        # The sum tells in one transfer; rows are looked at only after a fault.
         if not bool(torch.isfinite(logits.sum())) and not bool(torch.isfinite(logits).all()):
             row = int((~torch.isfinite(logits).all(-1)).nonzero()[0])
             raise NotFinitePrediction(numbers[row])
@@ -85,7 +101,15 @@ def _continue_batch(
 
 
 def pad_left(prompts: Sequence[Sequence[int]], device: torch.device | str) -> tuple[Tensor, Tensor]:
-    """Tokens [prompt, token] with 0 where padded, and which are valid."""
+    """Pad prompts on the left.
+
+    Args:
+        prompts: Token ids.
+        device: Where the tensors are wanted.
+
+    Returns:
+        Tokens [prompt, token], 0 where padded, and the mask of tokens that are no padding.
+    """
     longest = max(len(prompt) for prompt in prompts)
     tokens = torch.zeros(len(prompts), longest, dtype=torch.long)
     valid = torch.zeros(len(prompts), longest, dtype=torch.bool)

@@ -1,5 +1,4 @@
-"""What one call of an attention module is about: its tensors, and the points at which hooks read or
-replace them.
+"""One call of an attention module: its tensors, and the points where hooks read or replace them.
 
     hidden states -> positions, queries, keys, values -> rotated queries and keys -> scores ->
     pattern -> attended
@@ -10,7 +9,7 @@ Knows nothing about how they are computed.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from jaxtyping import Bool, Float, Int, Num
@@ -21,7 +20,7 @@ from repo_interp.positions.logits import PositionLogits
 
 @dataclass(frozen=True)
 class Content:
-    """What position logits may depend on, before any rotation."""
+    """Tensors before any rotation, on which position logits may depend."""
 
     queries: Float[Tensor, "batch head row d_head"]
     keys: Float[Tensor, "batch kv_head key d_head"]
@@ -37,7 +36,19 @@ class Content:
         seen: Tensor,
         logit_scale: float,
     ) -> Float[Tensor, "batch head row key"]:
-        """What `scheme` adds to the logits of `rows` of the queries, which have `positions`."""
+        """Compute the logits that a scheme adds.
+
+        Args:
+            scheme: Adds to the logits.
+            rows: Index or slice of the queries that are asked for.
+            positions: Positions of these rows.
+            key_positions: Positions of all keys.
+            seen: Which keys a row may attend to [batch, 1, row, key].
+            logit_scale: Factor of the dot products of queries and keys.
+
+        Returns:
+            Added logits [batch, head, row, key].
+        """
         queries = self.queries[:, :, rows]
         return scheme(
             queries,
@@ -53,9 +64,7 @@ class Content:
 
 @dataclass(frozen=True)
 class LogitsOfRows:
-    """What a scheme, or the stock module, adds to the logits of some rows of one pass, and the
-    content that this depends on.
-    """
+    """Logits that a scheme or the stock module adds to some rows of a pass, with their content."""
 
     position_logits: PositionLogits | None
     content: Content
@@ -68,7 +77,8 @@ class LogitsOfRows:
     def __call__(
         self, rows: Int[Tensor, "row"], seen: Bool[Tensor, "batch 1 row key"]
     ) -> Float[Tensor, "batch head row key"]:
-        """Position logits of `rows` against all keys, given which keys each may see."""
+        """Added logits of `rows` against all keys, of which `seen` says which are visible."""
+        # A bias of the module may have one row for all prompts and heads.
         bias = self.bias
         if bias is not None:
             bias = bias[:, :, rows].expand(
@@ -88,42 +98,50 @@ class LogitsOfRows:
         return added if bias is None else added + bias
 
 
-@dataclass
 class HookSites:
-    """The points inside attention where a hook may read a tensor or replace it: one module per
-    point.
+    """Points inside attention where a hook may read or replace a tensor, as modules.
 
-    Each is called with the tensor named, and attention goes on with its result. Without a bridge
-    every point is the identity; the bridge puts TransformerLens' HookPoints there.
+    A site is called with its tensor, and attention goes on with the result. Without a bridge a site
+    is the identity; the bridge puts TransformerLens' HookPoints there.
     """
 
-    queries: nn.Module = field(default_factory=nn.Identity)
+    queries: nn.Module
     """[batch, head, token, d_head], after everything that the module does to them, before rotation.
     """
-    keys: nn.Module = field(default_factory=nn.Identity)
+    keys: nn.Module
     """[batch, kv_head, token, d_head], those of this pass."""
-    values: nn.Module = field(default_factory=nn.Identity)
+    values: nn.Module
     """[batch, kv_head, token, d_value], those of this pass."""
-    positions: nn.Module = field(default_factory=nn.Identity)
+    positions: nn.Module
     """[batch, P, token], P in {1, key-value heads, heads}."""
-    cosines: nn.Module = field(default_factory=nn.Identity)
+    cosines: nn.Module
     """[batch, P, token, d_head/2], of this pass."""
-    sines: nn.Module = field(default_factory=nn.Identity)
-    rotated_queries: nn.Module = field(default_factory=nn.Identity)
+    sines: nn.Module
+    rotated_queries: nn.Module
     """[batch, head, token, d_head]."""
-    rotated_keys: nn.Module = field(default_factory=nn.Identity)
-    position_logits: nn.Module = field(default_factory=nn.Identity)
-    """[batch, head, query, key]: what the scheme adds to the logits."""
-    scores: nn.Module = field(default_factory=nn.Identity)
+    rotated_keys: nn.Module
+    position_logits: nn.Module
+    """[batch, head, query, key]: logits that the scheme adds."""
+    scores: nn.Module
     """[batch, head, query, key], before the softmax, masked."""
-    pattern: nn.Module = field(default_factory=nn.Identity)
+    pattern: nn.Module
     """[batch, head, query, key], after the softmax."""
-    attended: nn.Module = field(default_factory=nn.Identity)
+    attended: nn.Module
     """[batch, token, head, d_value]: weighted values, before the output projection."""
 
+    def __init__(self, **sites: nn.Module) -> None:
+        """Set `sites`, by name; the others are the identity."""
+        vars(self).update({name: nn.Identity() for name in type(self).__annotations__} | sites)
+
     def call(self, site: str, act: Callable[[Tensor], Tensor | None]) -> Callable[[], None]:
-        """Call `act` with the tensor at `site` in every pass, which goes on with what `act`
-        returns, if anything; the result ends that.
+        """Call a function with the tensor at a site in every pass.
+
+        Args:
+            site: Name of the site.
+            act: Called with the tensor; attention goes on with its result, unless that is None.
+
+        Returns:
+            A function that ends this.
         """
         return (
             getattr(self, site)
@@ -141,7 +159,7 @@ class HookSites:
 
 @dataclass
 class Pass:
-    """What one call of the module is about, from the hook before it to the hook after it."""
+    """Tensors of one call of the module, from the hook before it to the hook after it."""
 
     hidden_states: Float[Tensor, "batch token d_model"]
     attention_mask: Tensor | None
@@ -161,7 +179,7 @@ class Pass:
     key_positions: Float[Tensor, "batch P key"] | None = None
     """Positions of all keys, cached ones too."""
     key_lengths: Float[Tensor, "batch key"] | None = None
-    """`length` of the pass that each cached key came in."""
+    """`length` of the pass in which a cached key came."""
     tables: Any = None
     """Those that the decoder gave the module."""
     attended: bool = False

@@ -1,9 +1,8 @@
-"""A checkpoint as a model, or as a TransformerBridge: identified, loaded strictly, with its
-tokenizer and a record of where it came from.
+"""Open a checkpoint as a model or as a TransformerBridge, with its tokenizer and origin.
 
 TransformerLens is imported where a bridge is made, and nowhere else: `analyze` and the commands
 need none, and importing it takes seconds. `load_fresh` and `fresh_twin` give the same decoder and
-layout with freshly drawn weights: the control for every claim about what training did to a model.
+layout with freshly drawn weights: the control for claims about training.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import torch
 from torch import nn
@@ -23,15 +22,14 @@ from transformers import (
 )
 
 from repo_interp.errors import InputError
-from repo_interp.models.changes import unchanged_computation
-from repo_interp.models.checkpoints import load_model, load_tokenizer
+from repo_interp.models.changes import remember_computation
+from repo_interp.models.checkpoints import LoadOptions, load_model, load_tokenizer
 from repo_interp.models.configuration import identify, own_layout_of, plain
 from repo_interp.models.decoder import as_decoder
-from repo_interp.models.dispatch import DeviceMap, MostMemory
 from repo_interp.models.outputs import parity_errors
-from repo_interp.models.provenance import Origin, mark, origin
+from repo_interp.models.provenance import Origin, origin, remember_origin
 from repo_interp.models.reposition import longest_prompt, with_layout
-from repo_interp.models.tokenizing import reads_with
+from repo_interp.models.tokenizing import set_tokenizer
 from repo_interp.models.wrapped import model_of
 from repo_interp.shipped import zoo_path
 
@@ -49,25 +47,32 @@ def open_model(
     path: str | os.PathLike[str],
     device: str = "cpu",
     dtype: str = "float32",
-    rope_scaling: Mapping[str, Any] | None = None,
-    device_map: DeviceMap | None = None,
-    most_memory: MostMemory | None = None,
-    positions_dtype: str | None = None,
+    **options: Unpack[LoadOptions],
 ) -> PreTrainedModel:
-    """The checkpoint at `path` as the model that `load` puts into a bridge, to measure: with its
-    tokenizer, and without TransformerLens.
+    """Open a checkpoint as the model that `load` puts into a bridge, to measure it.
+
+    The results of `analyze` are the same. Needs no TransformerLens.
 
         model = ri.open_model("smollm2-135m")
         run = ri.analyze(model, "some text", ("attention_mass",))
 
-    Arguments and errors as of `load`; the results of `analyze` are the same.
+    Args:
+        path: Directory, name of the zoo, or hub id.
+        device: Such as "cpu" or "cuda:1"; "auto": cuda where there is one.
+        dtype: Precision of the weights, or "auto"; see `load_model`.
+        **options: `rope_scaling`, `device_map`, `most_memory`, `positions_dtype`; see `load_model`.
+
+    Returns:
+        The model in evaluation mode, with its tokenizer as `model.tokenizer`.
+
+    Raises:
+        InputError: The checkpoint would not run exactly as it was trained, or an argument is
+            invalid.
     """
-    model, tokenizer, source = _opened(
-        path, device, dtype, rope_scaling, device_map, most_memory, positions_dtype
-    )
-    reads_with(model, tokenizer)
-    unchanged_computation(model)
-    mark(model, source)
+    model, tokenizer, source = _open(path, device, dtype, options)
+    set_tokenizer(model, tokenizer)
+    remember_computation(model)
+    remember_origin(model, source)
     return model
 
 
@@ -75,64 +80,78 @@ def load(
     path: str | os.PathLike[str],
     device: str = "cpu",
     dtype: str = "float32",
-    rope_scaling: Mapping[str, Any] | None = None,
-    device_map: DeviceMap | None = None,
-    most_memory: MostMemory | None = None,
-    positions_dtype: str | None = None,
+    **options: Unpack[LoadOptions],
 ) -> TransformerBridge:
-    """The checkpoint at `path` - a directory, a name of the zoo, a hub id; released, ours or stock
-    - as a TransformerBridge.
+    """Open a checkpoint as a TransformerBridge: a released one, one of ours, or a stock one.
 
     Positions are analysed in float32 for good reason: in bfloat16 a position near 100 is rounded to
     steps of 0.5. Of a model in bfloat16, `positions_dtype` "float32" keeps learned positions
-    unrounded. `rope_scaling` exchanges how frequencies are scaled, `device_map` and `most_memory`
-    spread a model that is larger than a device (see `load_model`). Raises InputError, naming what
-    is wrong, for anything that would not run exactly as it was trained.
+    unrounded.
+
+    Args:
+        path: Directory, name of the zoo, or hub id.
+        device: Such as "cpu" or "cuda:1"; "auto": cuda where there is one.
+        dtype: Precision of the weights, or "auto"; see `load_model`.
+        **options: `rope_scaling`, `device_map`, `most_memory`, `positions_dtype`; see `load_model`.
+
+    Returns:
+        The bridge, with tokenizer and origin.
+
+    Raises:
+        InputError: The checkpoint would not run exactly as it was trained, or an argument is
+            invalid.
     """
     from repo_interp.models.bridge import bridge
 
-    model, tokenizer, source = _opened(
-        path, device, dtype, rope_scaling, device_map, most_memory, positions_dtype
-    )
+    model, tokenizer, source = _open(path, device, dtype, options)
     wrapped = bridge(model, tokenizer)
-    mark(wrapped, source)
+    remember_origin(wrapped, source)
     wrapped.cfg.model_name = source.name
     return wrapped
 
 
-def _opened(
-    path: str | os.PathLike[str],
-    device: str,
-    dtype: str,
-    rope_scaling: Mapping[str, Any] | None,
-    *further: Any,
+def _open(
+    path: str | os.PathLike[str], device: str, dtype: str, options: LoadOptions
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase | None, Origin]:
-    """The model of a checkpoint, which attends as measures see it, its tokenizer, and where it came
-    from.
-    """
+    """Model of a checkpoint, which attends as measures see it, its tokenizer and its origin."""
     checkpoint = identify(path)
-    # before the weights: what reading it needs and gives back is theirs then
+    # Before the weights, which can then use the memory that reading it took.
     tokenizer = load_tokenizer(checkpoint)
-    model = load_model(checkpoint, device, dtype, rope_scaling, *further)
+    model = load_model(checkpoint, device, dtype, **options)
     require_parity(model)
-    return model, tokenizer, origin(checkpoint, path, rope_scaling)
+    return model, tokenizer, origin(checkpoint, path, options.get("rope_scaling"))
 
 
 def zoo(name: str, device: str = "cpu", dtype: str = "float32") -> TransformerBridge:
-    """A checkpoint that ships, such as "niah/repo", as a TransformerBridge.
+    """Open a checkpoint that ships as a TransformerBridge.
 
-    Raises InputError naming those there are.
+    Args:
+        name: Such as "niah/repo".
+        device: Such as "cpu" or "cuda:1"; "auto": cuda where there is one.
+        dtype: Precision of the weights.
+
+    Returns:
+        The bridge.
+
+    Raises:
+        InputError: No such checkpoint ships; the message lists those that do.
     """
     return load(zoo_path(name), device, dtype)
 
 
 def require_parity(model: nn.Module) -> None:
-    """Raise InputError where measures would see other attention than that which the model computes,
-    tried on a few tokens.
+    """Refuse a model that attends otherwise than measures would see, tried on a few tokens.
 
     Windows longer than 64 tokens are not reached by them.
+
+    Args:
+        model: Repositioned model or bridge.
+
+    Raises:
+        InputError: Outputs of a layer differ from those remade of its captured inputs.
     """
     layers = as_decoder(model).layers
+    # A window is confirmed only by prompts that are longer.
     windows = [
         layer.sliding_window
         for layer in layers
@@ -142,6 +161,7 @@ def require_parity(model: nn.Module) -> None:
         max([_TOKENS, *(window + 4 for window in windows)]), longest_prompt(model) or sys.maxsize
     )
     weight = as_decoder(model).weight
+    # A stride by a prime spreads the tokens over the vocabulary.
     tokens = torch.arange(count, device=weight.device)[None] * 7919 % layers[0].config.vocab_size
     tolerance = _TOLERANCE if torch.finfo(weight.dtype).bits >= 32 else _TOLERANCE_HALF
     for layer, error in zip(layers, parity_errors(model, tokens), strict=True):
@@ -157,35 +177,60 @@ def require_parity(model: nn.Module) -> None:
 def load_fresh(
     path: str | os.PathLike[str], seed: int = 0, device: str = "cpu"
 ) -> TransformerBridge:
-    """The checkpoint at `path` with freshly drawn weights instead of its own, in float32, as a
-    bridge; `seed` decides them.
+    """Open a checkpoint with freshly drawn weights, in float32.
 
-    The state of torch's random numbers is left as it was. Raises InputError where there is no
-    checkpoint to read.
+    The state of torch's random numbers stays.
+
+    Args:
+        path: Directory, name of the zoo, or hub id.
+        seed: Seed of the weights.
+        device: Such as "cpu" or "cuda:1".
+
+    Returns:
+        The bridge.
+
+    Raises:
+        InputError: There is no checkpoint at `path`.
     """
     from repo_interp.models.bridge import bridge
 
     checkpoint = identify(path)
-    model = drawn(checkpoint.config, checkpoint.layout, checkpoint.options, seed)
+    model = fresh_model(checkpoint.config, checkpoint.layout, checkpoint.options, seed)
     return bridge(model.to(torch.device(device)).eval(), load_tokenizer(checkpoint))  # pyright: ignore[reportArgumentType]
 
 
 def fresh_twin(model: nn.Module, seed: int = 0) -> PreTrainedModel:
-    """A repositioned model like `model` (or the one inside a bridge), with freshly drawn weights,
-    in float32, on its device.
+    """Build a model like another one, with freshly drawn weights, in float32, on its device.
 
-    The state of torch's random numbers is left as it was.
+    The state of torch's random numbers stays.
+
+    Args:
+        model: Repositioned model or bridge.
+        seed: Seed of the weights.
+
+    Returns:
+        The twin, in evaluation mode.
     """
     config = model_of(model).config
-    twin = drawn(plain(config), as_decoder(model).schemes, own_layout_of(config)[1], seed)
+    twin = fresh_model(plain(config), as_decoder(model).schemes, own_layout_of(config)[1], seed)
     return twin.to(as_decoder(model).device).eval()  # pyright: ignore[reportArgumentType]
 
 
-def drawn(
+def fresh_model(
     config: PretrainedConfig, schemes: Sequence[str], options: Mapping[str, Any], seed: int
 ) -> PreTrainedModel:
-    """A repositioned model of that configuration with freshly drawn weights, in float32; torch's
-    random numbers are left as they were.
+    """Build a repositioned model with freshly drawn weights, in float32.
+
+    The state of torch's random numbers stays.
+
+    Args:
+        config: Configuration of the stock decoder.
+        schemes: Scheme of every layer.
+        options: Choices within schemes.
+        seed: Seed of the weights.
+
+    Returns:
+        The model.
     """
     with torch.random.fork_rng():
         torch.manual_seed(seed)

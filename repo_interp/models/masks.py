@@ -1,9 +1,10 @@
-"""What a stock attention module hides or adds by itself, read off the call of its attention
-function.
+"""Keys that a stock attention module hides, and logits that it adds, read off its call.
 
-mask        the decoder's: causal, windows, padding; boolean, additive, or none (plainly causal)
-window      as the call says, else as the configuration says where the mask of this pass confirms it
-own         a relative bias (Inkling), a mask made by the module (Doge), keys that each query selects (DeepSeek's sparse attention)
+mask      of the decoder: causal, windows, padding; boolean, additive, or none (causal)
+window    as the call says, else as the configuration says where the mask of this pass
+          confirms it
+others    a relative bias (Inkling), a mask made by the module (Doge), keys that a query
+          selects (DeepSeek's sparse attention)
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ _HIDDEN = -1e4
 
 
 @dataclass(frozen=True)
-class Masked:
-    """The mask of one call, and what the module adds to the logits by itself."""
+class CallMask:
+    """The mask of one call, and logits that the module adds by itself."""
 
     mask: Tensor | None
     bias: Float[Tensor, "any any row key"] | None = None
@@ -53,18 +54,29 @@ class Masked:
         )
 
 
-def masked_by(
+def call_mask(
     module: Any,
     queries: Tensor,
     keys: int,
     attention_mask: Tensor | None,
     given: Tensor | None,
     keywords: dict[str, Any],
-) -> Masked:
-    """What `module` masks and adds in a call with `keys` keys; `given`: the mask that the decoder
-    gave it.
+) -> CallMask:
+    """Read the mask and added logits of a call off its arguments; those used leave `keywords`.
 
-    Takes what it uses out of `keywords`. Raises InputError for a tensor that is not known.
+    Args:
+        module: Stock attention module.
+        queries: [batch, head, row, d_head].
+        keys: Number of keys.
+        attention_mask: Mask that the module gives its attention function.
+        given: Mask that the decoder gave the module.
+        keywords: Further arguments of the attention function.
+
+    Returns:
+        The mask of the call.
+
+    Raises:
+        InputError: A tensor among `keywords` is not known.
     """
     for name, value in keywords.items():
         if isinstance(value, Tensor) and name not in _KNOWN:
@@ -72,35 +84,48 @@ def masked_by(
                 f"{type(module).__name__} gives attention {name!r}, which is not supported"
             )
     selected, bias = keywords.pop("indices", None), keywords.pop("position_bias", None)
-    own = attention_mask is not None and (
+    # A module that made a mask of its input does not hand on that of the decoder.
+    replaced = attention_mask is not None and (
         given is None or attention_mask.data_ptr() != given.data_ptr()
     )
-    if selected is None and bias is None and not own:
-        return Masked(attention_mask)
+    if selected is None and bias is None and not replaced:
+        return CallMask(attention_mask)
     rows, device = queries.shape[2], queries.device
     seen = visible(rows, keys, attention_mask, device)
-    if own and attention_mask is not None and attention_mask.dtype != torch.bool:
+    if replaced and attention_mask is not None and attention_mask.dtype != torch.bool:
         within = attention_mask[..., :keys].masked_fill(~seen, 0.0)
         bias = within if bias is None else bias + within
+    # Sparse attention gives numbers of keys; measures need a mask.
     if selected is not None:
         chosen = torch.zeros(len(queries), 1, rows, keys, dtype=torch.bool, device=device)
         seen = seen & chosen.scatter(-1, selected.long()[:, None], True)
-    return Masked(
+    return CallMask(
         seen,
         bias,
-        None if selected is None and not own else visible(rows, keys, None, device) & ~seen,
+        None if selected is None and not replaced else visible(rows, keys, None, device) & ~seen,
     )
 
 
 def window_of(
     config: Any, keywords: dict[str, Any], attention_mask: Tensor | None, keys: int
 ) -> int | None:
-    """Keys that a query sees; None: all earlier ones."""
+    """Return the number of keys that a query sees.
+
+    Args:
+        config: Configuration of the module.
+        keywords: Arguments of the attention function.
+        attention_mask: Mask of the pass, or None.
+        keys: Number of keys.
+
+    Returns:
+        The window; None: all earlier keys.
+    """
     if "sliding_window" in keywords:
         return keywords["sliding_window"]
     window = getattr(config, "sliding_window", None)
     if window is None or attention_mask is None or keys <= window:
         return None
+    # Some families state a window and do not apply it: the mask decides.
     last = visible(1, keys, attention_mask[..., -1:, :], attention_mask.device)
     return None if bool(last[..., : keys - window].any()) else window
 
@@ -108,8 +133,16 @@ def window_of(
 def visible(
     rows: int, keys: int, attention_mask: Tensor | None, device: torch.device
 ) -> Bool[Tensor, "batch 1 row key"]:
-    """Which of the keys the last `rows` tokens may see: `attention_mask` boolean, additive, or none
-    (plainly causal).
+    """Return which keys the last tokens may see.
+
+    Args:
+        rows: Number of queries, the last tokens.
+        keys: Number of keys.
+        attention_mask: Boolean or additive; None: causal.
+        device: Where the result is wanted.
+
+    Returns:
+        [batch, 1, row, key]; the batch axis is 1 without a mask.
     """
     if attention_mask is None:
         return torch.ones(rows, keys, dtype=torch.bool, device=device).tril(keys - rows)[None, None]
@@ -121,7 +154,17 @@ def visible(
     )
 
 
-def masked(scores: Float[Tensor, "batch head row key"], attention_mask: Tensor | None) -> Tensor:
-    """Scores with what may not be seen at the lowest finite value."""
+def apply_mask(
+    scores: Float[Tensor, "batch head row key"], attention_mask: Tensor | None
+) -> Tensor:
+    """Set scores of hidden keys to the lowest finite value.
+
+    Args:
+        scores: [batch, head, row, key].
+        attention_mask: Boolean or additive; None: causal.
+
+    Returns:
+        Masked scores.
+    """
     seen = visible(scores.shape[-2], scores.shape[-1], attention_mask, scores.device)
     return scores.masked_fill(~seen, torch.finfo(scores.dtype).min)

@@ -1,11 +1,11 @@
-"""Outputs of attention: those of a pass, and those of one query over sliding windows (Position
-Generalization sec. 4.2, fig. 6).
+"""Outputs of attention: those of a pass, and those of one query over sliding windows.
 
     o_s = sum_{j = s .. s + L - 1} softmax_j(w(q, k_j, distance)) v_j
 
-The query takes the last place of every window, so distances are L - 1 .. 0, as length extension
-makes them look; where positions are learned, distances are those of the query's own position to the
-keys'. Knows nothing about which queries and windows.
+The windows are those of Position Generalization, sec. 4.2, fig. 6. The query takes the last place
+of every window, so distances are L - 1 .. 0, as length extension makes them look; where positions
+are learned, distances are those of the query's position to the keys'. Knows nothing about which
+queries and windows.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from repo_interp.models.decoder import attentions_of
 from repo_interp.models.layer_pass import Content
 from repo_interp.models.reposition import called_at
 from repo_interp.positions.assigners import TokenIndex
-from repo_interp.positions.logits import exact, soft_capped
+from repo_interp.positions.logits import cap_logits, exact
 from repo_interp.positions.rotary import expand_heads
 
 
@@ -34,8 +34,15 @@ def attention_outputs(
     receive: Callable[[int, Float[Tensor, "batch token width"]], object],
     layers: Collection[int] | None = None,
 ) -> AbstractContextManager[None]:
-    """Every pass hands the outputs of `layers` (None: all) to `receive`: sum_j w_ij v_j, a layer's
-    heads side by side, before Wo.
+    """Hand the outputs of layers, sum_j w_ij v_j before Wo, to a receiver in every pass.
+
+    Args:
+        model: Repositioned model or bridge.
+        receive: Called with layer and outputs [batch, token, width], heads side by side.
+        layers: Numbers of layers; None: all.
+
+    Returns:
+        A context manager, inside which this holds.
     """
 
     def hand_on(attention: RepositionedAttention, attended: Tensor) -> None:
@@ -49,7 +56,16 @@ def attention_values(
     receive: Callable[[int, Float[Tensor, "batch kv_head token d_head"]], object],
     layers: Collection[int] | None = None,
 ) -> AbstractContextManager[None]:
-    """Every pass hands the values v_j of `layers` (None: all) to `receive`."""
+    """Hand the values v_j of layers to a receiver in every pass.
+
+    Args:
+        model: Repositioned model or bridge.
+        receive: Called with layer and values [batch, kv_head, token, d_head].
+        layers: Numbers of layers; None: all.
+
+    Returns:
+        A context manager, inside which this holds.
+    """
 
     def hand_on(attention: RepositionedAttention, values: Tensor) -> None:
         receive(attention.layer_idx, values)
@@ -58,19 +74,26 @@ def attention_values(
 
 
 def parity_errors(model: nn.Module, tokens: Int[Tensor, "1 token"]) -> list[float]:
-    """By layer, how far attention's outputs on `tokens` are from those remade of what `capture`
-    shows to measures.
+    """Compare attention's outputs with those remade of the inputs that `capture` shows to measures.
 
-        o_i = sum_j softmax_j(W_ij) v_j,    W from `AttentionInputs.logits`: scale, window, soft cap, positions, added logits
+        o_i = sum_j softmax_j(W_ij) v_j
 
-    Largest difference over the largest output. Costs a forward pass and maps of these tokens, one
-    layer at a time.
+    W are `AttentionInputs.logits`: scale, window, soft cap, positions, added logits. Costs a
+    forward pass and maps of these tokens, one layer at a time.
+
+    Args:
+        model: Repositioned model or bridge.
+        tokens: Token ids [1, token].
+
+    Returns:
+        By layer, the largest difference over the largest output.
     """
     values: dict[int, Tensor] = {}
     expected: dict[int, Tensor] = {}
     errors: dict[int, float] = {}
 
     def receive_inputs(inputs: AttentionInputs) -> None:
+        # The whole map, of a few tokens of one layer.
         pattern = inputs.pattern(torch.arange(tokens.shape[1], device=tokens.device))
         of_heads = expand_heads(exact(values.pop(inputs.layer)), inputs.heads)
         expected[inputs.layer] = (pattern.to(of_heads.dtype) @ of_heads).transpose(1, 2).flatten(2)
@@ -95,9 +118,7 @@ def parity_errors(model: nn.Module, tokens: Int[Tensor, "1 token"]) -> list[floa
 
 @dataclass
 class LayerTensors:
-    """Queries, keys and values before rotation, and positions, of one layer in one pass of one
-    prompt.
-    """
+    """Unrotated queries, keys and values, and positions, of one layer in a pass of one prompt."""
 
     content: Content | None = None
     positions: Float[Tensor, "1 any token"] | None = None
@@ -106,12 +127,20 @@ class LayerTensors:
 
 @contextmanager
 def layer_tensors(model: nn.Module, layer: int) -> Iterator[LayerTensors]:
-    """While the context lasts, the tensors of `layer` of the latest pass."""
+    """Keep the tensors of a layer's latest pass.
+
+    Args:
+        model: Repositioned model or bridge.
+        layer: Number of the layer.
+
+    Yields:
+        The tensors, filled by every pass.
+    """
     seen = LayerTensors()
 
     def keep(attention: RepositionedAttention, attended: Tensor) -> None:
-        now = attention.running
-        seen.content, seen.positions, seen.sinks = now.content, now.positions, now.sinks
+        current = attention.active_pass
+        seen.content, seen.positions, seen.sinks = current.content, current.positions, current.sinks
 
     with called_at(model, "attended", keep, [layer]):
         yield seen
@@ -125,8 +154,18 @@ def outputs_over_windows(
     starts: Sequence[int],
     window: int,
 ) -> Float[Tensor, "start width"]:
-    """Outputs of the query at token `query` over the `window` keys from each of `starts`, its heads
-    side by side.
+    """Compute the outputs of one query over sliding windows of keys.
+
+    Args:
+        model: Repositioned model or bridge.
+        layer: Number of the layer.
+        tensors: Tensors of a pass of that layer.
+        query: Token of the query.
+        starts: First tokens of the windows.
+        window: Number of keys of a window.
+
+    Returns:
+        Outputs [start, width], heads side by side.
     """
     (attention,) = attentions_of(model, [layer])
     content = tensors.content
@@ -139,6 +178,7 @@ def outputs_over_windows(
     for start in starts:
         part = slice(start, start + window)
         raw, values = content.keys[:, :, part], content.values[:, :, part]
+        # Learned positions stay with their tokens; others count from the window.
         if learned:
             assert tensors.positions is not None
             at, here = tensors.positions[..., part], tensors.positions[..., query, None]
@@ -152,7 +192,7 @@ def outputs_over_windows(
         logits = (
             turned @ expand_heads(attention.rotate(keys, keys, at)[1], heads).mT * attention.scaling
         )
-        logits = soft_capped(logits, attention.attn_logit_softcapping)
+        logits = cap_logits(logits, attention.attn_logit_softcapping)
         if attention.position_logits is not None:
             seen = torch.ones(1, 1, 1, window, dtype=torch.bool, device=asked.device)
             places = (index[:, -1:], index) if at is None else (here, at)

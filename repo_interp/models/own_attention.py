@@ -1,14 +1,13 @@
-"""Families that compute attention themselves: BLOOM, Falcon and GPT-J, made to call the attention
-interface of transformers.
+"""Families that compute attention themselves (BLOOM, Falcon, GPT-J), made to call the interface.
 
-    stock projections -> rotation by the tables that are given -> cache -> ALL_ATTENTION_FUNCTIONS
-    -> stock output projection
+    stock projections -> rotation by the tables that are given -> cache
+    -> ALL_ATTENTION_FUNCTIONS -> stock output projection
 
-`follow` gives their attention modules a subclass of their own class, whose forward pass computes
-the same with the module's own parts; so whatever works on other families works on them, and weights
-and their names stay. GPT-J keeps its sines in every module: its decoder gets a rotary module that
-hands them on as tables. BLOOM adds a slope per head times the distance (ALiBi) to its logits: its
-layers have our scheme `alibi`, and where none is attached its own bias goes into the mask.
+`use_interface` gives their attention modules a subclass of their class, whose forward pass computes
+the same with the module's parts; so code for other families works on them, and weights and their
+names stay. GPT-J keeps its sines in every module: its decoder gets a rotary module that hands them
+on as tables. BLOOM adds a slope per head times the distance (ALiBi) to its logits: its layers have
+our scheme `alibi`, and where none is attached the stock bias goes into the mask.
 """
 # pyright: reportIncompatibleMethodOverride=false, reportArgumentType=false, reportOptionalIterable=false, reportOptionalOperand=false
 # pyright: reportOperatorIssue=false
@@ -28,13 +27,13 @@ from transformers.models.gptj.modeling_gptj import GPTJAttention
 from transformers.models.gptj.modeling_gptj import apply_rotary_pos_emb as turned_neighbours
 from transformers.models.llama.modeling_llama import eager_attention_forward
 
-from repo_interp.models.attention import attached
+from repo_interp.models.attention import scheme_of
 from repo_interp.models.masks import visible
 from repo_interp.models.rotation import TABLES
 
 
-class Following:
-    """What our subclasses share."""
+class InterfaceAttention:
+    """Base of the subclasses: attends by transformers' interface."""
 
     calls_interface = True
 
@@ -44,20 +43,31 @@ class Following:
         keys: Tensor,
         values: Tensor,
         mask: Tensor | None,
-        dropout: nn.Dropout,
+        dropout: float,
     ) -> Any:
-        """What the configured attention function gives, its heads side by side."""
+        """Call the configured attention function.
+
+        Args:
+            queries: [batch, head, token, d_head].
+            keys: [batch, kv_head, key, d_head].
+            values: [batch, kv_head, key, d_head].
+            mask: Boolean or additive; None: causal.
+            dropout: Rate of dropout in training.
+
+        Returns:
+            Outputs with heads side by side [batch, token, width], and the pattern or None.
+        """
         function = ALL_ATTENTION_FUNCTIONS.get_interface(
             self.config._attn_implementation, eager_attention_forward
         )
-        rate = dropout.p if self.training else 0.0
+        rate = dropout if self.training else 0.0
         attended, weights = function(
             self, queries, keys, values, mask, dropout=rate, scaling=self.head_dim**-0.5
         )
         return attended.flatten(2), weights
 
 
-class FollowingBloom(Following, BloomAttention):
+class InterfaceBloom(InterfaceAttention, BloomAttention):
     """BLOOM's attention through the interface."""
 
     native_scheme = "alibi"
@@ -70,27 +80,25 @@ class FollowingBloom(Following, BloomAttention):
         alibi,
         attention_mask,
         layer_past=None,
-        use_cache=False,
-        output_attentions=False,
         **kwargs,
     ) -> Any:
         """As the stock class."""
         queries, keys, values = self._reshape(self.query_key_value(hidden_states))
         if layer_past is not None:
             keys, values = layer_past.update(keys, values, self.layer_idx)
-        if alibi is not None and attached(self) is None:
+        if alibi is not None and scheme_of(self) is None:
             lowest = torch.finfo(queries.dtype).min
             bias = alibi.view(len(queries), self.num_heads, 1, -1)
             seen = visible(queries.shape[2], keys.shape[2], attention_mask, queries.device)
             attention_mask = torch.where(seen, bias, lowest)
         attended, weights = self.attend(
-            queries, keys, values, attention_mask, self.attention_dropout
+            queries, keys, values, attention_mask, self.attention_dropout.p
         )
         output = nn.functional.dropout(self.dense(attended), self.hidden_dropout, self.training)
         return output if residual is None else residual + output, weights
 
 
-class FollowingFalcon(Following, FalconAttention):
+class InterfaceFalcon(InterfaceAttention, FalconAttention):
     """Falcon's attention, with rotation, through the interface."""
 
     @property
@@ -103,10 +111,7 @@ class FollowingFalcon(Following, FalconAttention):
         hidden_states,
         alibi,
         attention_mask,
-        position_ids=None,
         layer_past=None,
-        use_cache=False,
-        output_attentions=False,
         position_embeddings=None,
         **kwargs,
     ) -> Any:
@@ -118,12 +123,12 @@ class FollowingFalcon(Following, FalconAttention):
         if layer_past is not None:
             keys, values = layer_past.update(keys, values, self.layer_idx)
         attended, weights = self.attend(
-            queries, keys, values, attention_mask, self.attention_dropout
+            queries, keys, values, attention_mask, self.attention_dropout.p
         )
         return self.dense(attended), weights
 
 
-class FollowingGPTJ(Following, GPTJAttention):
+class InterfaceGPTJ(InterfaceAttention, GPTJAttention):
     """GPT-J's attention through the interface, turned by tables that it is given."""
 
     num_key_value_groups = 1
@@ -133,10 +138,8 @@ class FollowingGPTJ(Following, GPTJAttention):
         hidden_states,
         layer_past=None,
         attention_mask=None,
-        position_ids=None,
-        use_cache=False,
-        output_attentions=False,
         position_embeddings=None,
+        cache=None,
         **kwargs,
     ) -> Any:
         """As the stock class."""
@@ -153,9 +156,13 @@ class FollowingGPTJ(Following, GPTJAttention):
             for part in (queries, keys)
         )
         queries, keys, values = (part.transpose(1, 2) for part in (queries, keys, values))
-        if layer_past is not None:
-            keys, values = layer_past.update(keys, values, self.layer_idx)
-        attended, weights = self.attend(queries, keys, values, attention_mask, self.attn_dropout)
+        # transformers renamed `layer_past` in 5.24
+        cache = layer_past if cache is None else cache
+        if cache is not None:
+            keys, values = cache.update(keys, values, self.layer_idx)
+        attended, weights = self.attend(
+            queries, keys, values, attention_mask, self.config.attn_pdrop
+        )
         return self.resid_dropout(self.out_proj(attended)), weights
 
 
@@ -177,38 +184,41 @@ class GPTJRotary(nn.Module):
         return angles.cos(), angles.sin()
 
 
-FOLLOWING: dict[type, type] = {
-    BloomAttention: FollowingBloom,
-    FalconAttention: FollowingFalcon,
-    GPTJAttention: FollowingGPTJ,
+INTERFACE_CLASSES: dict[type, type] = {
+    BloomAttention: InterfaceBloom,
+    FalconAttention: InterfaceFalcon,
+    GPTJAttention: InterfaceGPTJ,
 }
 """By the stock class, ours."""
 _ROTARY = "rotary_of_repo_interp"
 
 
-def follow(decoder: Any) -> None:
-    """Let the attention modules of `decoder`, where they compute attention themselves, call the
-    attention interface.
+def use_interface(decoder: Any) -> None:
+    """Let attention modules that compute attention themselves call the attention interface.
+
+    Args:
+        decoder: Model of Hugging Face without its unembedding.
     """
-    modules = [module for module in decoder.modules() if type(module) in FOLLOWING]
+    modules = [module for module in decoder.modules() if type(module) in INTERFACE_CLASSES]
     for module in modules:
         # Not a new module: weights, hooks and adapters of the user stay on this one, and its names
         # in the model.
-        module.__class__ = FOLLOWING[type(module)]
+        module.__class__ = INTERFACE_CLASSES[type(module)]
         module.config = decoder.config
-    if modules and isinstance(modules[0], FollowingGPTJ):
-        rotary = GPTJRotary(decoder.config).to(modules[0].embed_positions.device)
+    if modules and isinstance(modules[0], InterfaceGPTJ):
+        rotary = GPTJRotary(decoder.config).to(next(decoder.buffers()).device)
         decoder.add_module(_ROTARY, rotary)
 
         def hand_on(
             module: nn.Module, arguments: tuple, keywords: dict[str, Any]
         ) -> tuple[tuple, dict[str, Any]]:
-            return arguments, {
+            # transformers from 5.24 on gives tables too, sines first
+            return arguments, keywords | {
                 TABLES: rotary(
                     arguments[0] if arguments else keywords["hidden_states"],
                     keywords["position_ids"],
                 )
-            } | keywords
+            }
 
         for module in modules:
             module.register_forward_pre_hook(hand_on, with_kwargs=True)

@@ -1,8 +1,7 @@
-"""Which tokens of a forward pass belong to its prompts, for code that takes a mean over a prompt's
-tokens or draws among them.
+"""Which tokens of a forward pass are padding, for means over a prompt and draws among its tokens.
 
 A pass over prompts padded on the right needs no attention mask, since no token sees a later one; so
-the pass itself does not say where its prompts end. Who runs it does, by `padding_known` around the
+the pass itself does not say where its prompts end. Its caller does, by `known_padding` around the
 pass. A pass that is given an attention mask says it by that.
 """
 
@@ -22,9 +21,14 @@ _VALID: ContextVar[Tensor | None] = ContextVar("valid", default=None)
 
 
 @contextmanager
-def padding_known(valid: Bool[Tensor, "prompt token"]) -> Iterator[None]:
-    """While the context lasts, in passes over as many prompts and tokens what is not `valid` is
-    padding.
+def known_padding(valid: Bool[Tensor, "prompt token"]) -> Iterator[None]:
+    """State the padding of passes over as many prompts and tokens, while the context lasts.
+
+    Args:
+        valid: Tokens that are no padding [prompt, token].
+
+    Yields:
+        None.
     """
     before = _VALID.set(valid)
     try:
@@ -33,20 +37,31 @@ def padding_known(valid: Bool[Tensor, "prompt token"]) -> Iterator[None]:
         _VALID.reset(before)
 
 
-def padded_on_the_right(lengths: Sequence[int]) -> AbstractContextManager[None]:
-    """The same for prompts of `lengths` tokens, in the order in which they pass."""
-    return padding_known(torch.arange(max(lengths)) < torch.tensor(lengths)[:, None])
+def right_padding(lengths: Sequence[int]) -> AbstractContextManager[None]:
+    """State that prompts are padded on the right, while the context lasts.
+
+    Args:
+        lengths: Tokens of the prompts, in the order in which they pass.
+
+    Returns:
+        A context manager.
+    """
+    return known_padding(torch.arange(max(lengths)) < torch.tensor(lengths)[:, None])
 
 
 def valid_tokens(
     hidden_states: Float[Tensor, "prompt token d_model"], attention_mask: Tensor | None, start: int
 ) -> Bool[Tensor, "prompt token"] | None:
-    """The tokens of this pass that are no padding, as far as that was said; None: all.
+    """Return the tokens of a pass that are no padding, as far as is known.
 
-    `start`: tokens in the cache before them.
+    Args:
+        hidden_states: [prompt, token, d_model].
+        attention_mask: Of the layer, boolean or additive, over rows and keys: padding does not see
+            itself.
+        start: Tokens in the cache before this pass.
 
-    `attention_mask`: the layer's, boolean or additive, over rows and keys: padding does not see
-    itself.
+    Returns:
+        [prompt, token]; None: all.
     """
     prompts, tokens, _ = hidden_states.shape
     said = _VALID.get()

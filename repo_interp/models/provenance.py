@@ -7,7 +7,6 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
@@ -15,12 +14,10 @@ from torch import nn
 from repo_interp.checkpoint_files.architectures import training_length
 from repo_interp.checkpoint_files.stated import Checkpoint, digested
 from repo_interp.checkpoint_files.stored import digest_of, weight_files
-from repo_interp.models.changes import changes, states, unchanged_weights
+from repo_interp.models.changes import changes, fingerprints, remember_weights
 from repo_interp.models.decoder import Origin, as_decoder
 from repo_interp.shipped import training_record
 
-_DIGESTS: WeakKeyDictionary[nn.Module, tuple[dict[str, Any], str]] = WeakKeyDictionary()
-"""Of models that came from no checkpoint: the state of their weights, and its digest."""
 TRAINED = "training.toml"
 """The file that `repo-interp train` writes into the directory of the weights."""
 
@@ -30,12 +27,20 @@ def origin(
     asked_for: str | os.PathLike[str],
     rope_scaling: Mapping[str, Any] | None = None,
 ) -> Origin:
-    """The origin of what is loaded from `checkpoint`, which the user called `asked_for`, with its
-    rotation scaled by `rope_scaling`.
+    """Return the origin of a model that is loaded from a checkpoint.
+
+    Args:
+        checkpoint: The checkpoint.
+        asked_for: Path or name that the user gave.
+        rope_scaling: Scaling that replaces the configured one; None: none.
+
+    Returns:
+        Name, digest, training length, directory, scaling and remarks.
     """
     directory = Path(asked_for).resolve()
     if not directory.exists():
         name = os.fspath(asked_for)
+    # The name of a seed alone, "seed-0", would name nothing.
     elif (directory / TRAINED).is_file() or training_record(directory):
         name = f"{directory.parent.name}/{directory.name}"
     else:
@@ -51,79 +56,80 @@ def origin(
     return Origin(name, digest, trained, checkpoint.directory, scaling, checkpoint.remarks)
 
 
-def mark(model: nn.Module, source: Origin) -> None:
-    """Remember `source` on `model` (or bridge), whose weights are those of `source` now."""
+def remember_origin(model: nn.Module, source: Origin) -> None:
+    """Remember the origin of a model, and its weights as those of the checkpoint.
+
+    Args:
+        model: Bridge or repositioned model, just loaded.
+        source: The origin.
+    """
     as_decoder(model).origin = source
-    unchanged_weights(model)
-
-
-def length_trained(model: nn.Module) -> int:
-    """Longest prompts that a repositioned model or bridge was trained on, in tokens."""
-    decoder = as_decoder(model)
-    return (
-        training_length(decoder.config)
-        if decoder.origin is None
-        else decoder.origin.training_length
-    )
-
-
-def positions_dtype(model: nn.Module) -> torch.dtype:
-    """The precision of a model's learned positions; its own where it learns none."""
-    decoder = as_decoder(model)
-    return next(
-        (parameter for assigner in decoder.assigners for parameter in assigner.parameters()),
-        decoder.weight,
-    ).dtype
+    remember_weights(model)
 
 
 def identity(model: nn.Module) -> dict[str, str | int]:
-    """Names and digests of a repositioned model or bridge, for a run.
+    """Return names and digests of a model, for a run; paths are left out, since checkpoints move.
 
-    No path is among them: a checkpoint may move.
+    Args:
+        model: Bridge or repositioned model.
 
-    `positions_dtype` is there where learned positions have another precision than the model,
-    `scaling` where its rotation was scaled when it was loaded, `changed` where it is no longer as
-    it was loaded: the digest of the checkpoint then says where it began.
+    Returns:
+        Attributes of a run. `positions_dtype` is there where learned positions have another
+        precision than the model, `scaling` where rotation was scaled on loading, `changed` where
+        the model changed since: the digest of the checkpoint then says where it began.
     """
     decoder, changed = as_decoder(model), changes(model)
     checkpoint = decoder.origin
-    of_positions = positions_dtype(model)
     return {
         "layout": ",".join(decoder.schemes),
-        "dtype": _named(decoder.dtype),
-        **({} if of_positions == decoder.dtype else {"positions_dtype": _named(of_positions)}),
-        "training_length": length_trained(model),
+        "dtype": _dtype_name(decoder.dtype),
         **(
-            {"scaling": checkpoint.scaling} if checkpoint is not None and checkpoint.scaling else {}
+            {"positions_dtype": _dtype_name(decoder.positions_dtype)}
+            if decoder.positions_dtype != decoder.dtype
+            else {}
         ),
+        "training_length": decoder.training_length,
+        **({"scaling": checkpoint.scaling} if checkpoint and checkpoint.scaling else {}),
         **({"changed": changed} if changed else {}),
-        "checkpoint": checkpoint.name if checkpoint is not None else "",
-        "checkpoint_digest": checkpoint.digest if checkpoint is not None else weights_digest(model),
+        "checkpoint": checkpoint.name if checkpoint else "",
+        "checkpoint_digest": checkpoint.digest if checkpoint else weights_digest(model),
     }
 
 
 def checkpoint_digest(directory: Path) -> str:
-    """SHA-256 over config.json and the weight files of a checkpoint, in hexadecimal."""
+    """Return the SHA-256 over config.json and the weight files of a checkpoint.
+
+    Args:
+        directory: Of the checkpoint.
+
+    Returns:
+        Hexadecimal digits.
+    """
     return digest_of(digested(directory), *weight_files(directory))
 
 
 def weights_digest(model: nn.Module) -> str:
-    """SHA-256 over names and values of a model's parameters, in hexadecimal: for models that came
-    from no checkpoint.
+    """Return the SHA-256 over names and values of parameters, for models without a checkpoint.
 
-    It is kept beside the model while nothing is written to a parameter.
+    It is kept on the `Decoder` while the parameters keep their checksums.
+
+    Args:
+        model: Bridge or model of Hugging Face.
+
+    Returns:
+        Hexadecimal digits.
     """
-    named, running = dict(model.named_parameters()), hashlib.sha256()
-    state = states({name: parameter for name, parameter in named.items() if not parameter.is_meta})
-    known, digest = _DIGESTS.get(model, ({}, ""))
-    if known == state:
-        return digest
-    for name, parameter in sorted(named.items()):
-        running.update(name.encode())
-        running.update(parameter.detach().cpu().reshape(-1).view(torch.uint8).numpy().data)
-    _DIGESTS[model] = state, running.hexdigest()
-    return running.hexdigest()
+    decoder, named = as_decoder(model), dict(model.named_parameters())
+    # Hashing takes far longer than the sums that tell whether a weight was edited.
+    state = fingerprints({name: weight for name, weight in named.items() if not weight.is_meta})
+    if decoder.hashed is None or decoder.hashed[0] != state:
+        digest = hashlib.sha256()
+        for name, parameter in sorted(named.items()):
+            digest.update(name.encode())
+            digest.update(parameter.detach().cpu().reshape(-1).view(torch.uint8).numpy().data)
+        decoder.hashed = state, digest.hexdigest()
+    return decoder.hashed[1]
 
 
-def _named(dtype: torch.dtype) -> str:
+def _dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")

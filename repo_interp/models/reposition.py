@@ -1,8 +1,8 @@
 """Put a layout of position schemes into a stock Hugging Face decoder.
 
 A `RepositionedAttention` is attached to every stock attention module, which stays in place; only
-what a scheme learns (f_phi: 2 d d_p + d_p P parameters per layer) is new, drawn from normal(0,
-initializer_range) as in the RePo paper, or with a deviation of its own.
+parameters of schemes (f_phi: 2 d d_p + d_p P a layer) are new, drawn from normal(0,
+initializer_range) as in the RePo paper, or with another deviation.
 
 Learned absolute positions enter at the decoder's input, one vector per position added to the token
 embeddings, so they are no part of any attention layer, whose scheme is then "learned": no rotation.
@@ -13,6 +13,7 @@ hook_embed fires), then the vectors are added.
 from __future__ import annotations
 
 import copy
+import inspect
 import logging
 from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager
@@ -27,10 +28,10 @@ from transformers import PreTrainedModel
 from repo_interp.checkpoint_files.architectures import require_family
 from repo_interp.checkpoint_files.options import require_useful, scheme_options
 from repo_interp.errors import InputError, warn
-from repo_interp.models.attention import RepositionedAttention, remember_index
+from repo_interp.models.attention import RepositionedAttention, cache_argument, remember_index
 from repo_interp.models.configuration import repositioned
 from repo_interp.models.decoder import as_decoder, attentions_of, require_model
-from repo_interp.models.own_attention import follow
+from repo_interp.models.own_attention import use_interface
 from repo_interp.models.rotation import (
     OF_TABLES,
     Prober,
@@ -56,15 +57,22 @@ _HANDLE = "_position_table_hook"
 
 
 def reposition(model: PreTrainedModel, layout: str, **options: str | float) -> PreTrainedModel:
-    """Give `model` the position schemes of `layout` (see `positions.layouts`), in place, and return
-    it, or the one `unwrapped` from it.
+    """Give a model the position schemes of a layout, in place.
 
-    `options` are choices within schemes (see `models.options.SchemeOptions`), above all
-    `assignment`: what has a row of learned positions of its own, "kv_head", "head" or "layer". A
-    model that was repositioned before starts the new schemes afresh. The model trains, generates,
-    and keeps its weights' names; `added_parameters` counts what the schemes added. Raises
-    InputError for decoders, layouts and options that do not fit, options without effect in the
-    layout among them.
+    A model that was repositioned before starts the new schemes afresh. The model trains, generates,
+    and keeps its weights' names; `added_parameters` counts the parameters of the schemes.
+
+    Args:
+        model: Model of Hugging Face, also inside torch.compile or a PeftModel.
+        layout: Such as "repo@1/3"; see `positions.layouts`.
+        **options: Choices within schemes (`SchemeOptions`), above all `assignment`: "kv_head",
+            "head" or "layer", one row of learned positions for every one of them.
+
+    Returns:
+        The model; of a wrapped one the model inside.
+
+    Raises:
+        InputError: The decoder, the layout or an option does not fit, or an option has no effect.
     """
     model = unwrapped(model)
     require_model(model)
@@ -74,16 +82,22 @@ def reposition(model: PreTrainedModel, layout: str, **options: str | float) -> P
 
 
 def observable(model: nn.Module) -> nn.Module:
-    """`model`, a bridge or repositioned; of any other model of Hugging Face a copy of its modules
-    that shares its tensors, with hook sites.
+    """Return a model with hook sites, without a change to the given one.
 
-    So nothing of the model changes. Raises InputError for a family that cannot be observed, and for
-    what is no model.
+    Args:
+        model: Bridge, repositioned model, or stock model of Hugging Face.
+
+    Returns:
+        `model`, or of a stock model a copy of its modules that shares its tensors.
+
+    Raises:
+        InputError: `model` is no model, holds no numbers, or cannot be observed.
     """
     model = unwrapped(model)
     if not isinstance(model, PreTrainedModel) or as_decoder(model).repositioned:
         return model
     require_weights(model)
+    # A copy of modules alone: tensors are shared, so no memory is needed.
     shared = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
     return with_layout(copy.deepcopy(model, shared), None)
 
@@ -91,11 +105,20 @@ def observable(model: nn.Module) -> nn.Module:
 def with_layout(
     model: PreTrainedModel, layout: str | None, **options: str | float
 ) -> PreTrainedModel:
-    """`model` with the schemes of `layout`, as `reposition` returns it; None: those that its own
-    modules were measured to have.
+    """Give a model the schemes of a layout, in place, whether options have an effect or not.
 
-    Unlike `reposition` it accepts options without effect in the layout: a stored configuration
-    states every option.
+    A stored configuration states every option, so unlike `reposition` this accepts idle ones.
+
+    Args:
+        model: Model of Hugging Face.
+        layout: Layout; None: the schemes that its modules were measured to have.
+        **options: Choices within schemes.
+
+    Returns:
+        `model`.
+
+    Raises:
+        InputError: The decoder or the layout does not fit.
     """
     if getattr(model.config, "text_config", None) is not None:
         require_family(model.config)
@@ -104,6 +127,7 @@ def with_layout(
     builder, decoder = SchemeBuilder(model.config, scheme_options(options)), as_decoder(model)
     adds_table = "learned" in schemes and stock_table(decoder.stack) is None
     learn_absolute_positions(model, builder.length if adds_table else None, builder.deviation)
+    # Without rotation a decoder has no positions, or those of its table.
     still = "nope" if stock_table(decoder.stack) is None else "learned"
     if layout is None:
         measured = {
@@ -125,19 +149,22 @@ def with_layout(
             )
     for stock, rotation in rotations.items():
         parts = builder.build(schemes[stock.layer_idx], rotation, 2 * len(rotation.frequencies))
+        # The family has other positions than rotary ones.
         if parts.frequencies is not None and not bool(rotation.frequencies.any()):
             raise InputError(
                 f"no layer of {model.config.model_type} rotates, so {parts.name!r} has no "
                 "frequencies to rotate by"
             )
         if parts.assigner is not None:
-            initialise(parts.assigner, builder.deviation)
+            for module in parts.assigner.modules():
+                if isinstance(module, nn.Linear):
+                    nn.init.normal_(module.weight, std=builder.deviation)
             parts.assigner.train(stock.training)
         RepositionedAttention(stock, parts, rotation)
     decoder.found.clear()  # schemes were attached to modules that may have been without
     _settle(model)
     _declare_shared(model)
-    repositioned(model.config, schemes, builder.stated())
+    repositioned(model.config, schemes, builder.stated_options())
     added = added_parameters(model)
     share = 100 * added / max(1, sum(p.numel() for p in model.parameters()) - added)
     logger.info("layout %s adds %d parameters (%.2f %%)", format_layout(schemes), added, share)
@@ -150,7 +177,7 @@ def _rotations(model: PreTrainedModel) -> dict[Any, Rotation]:
     A layer that does not takes the frequencies of one that does.
     """
     decoder = as_decoder(model).stack
-    follow(decoder)
+    use_interface(decoder)
     prober = Prober(decoder)
     attending = list(attention_modules(decoder))
     if sum(
@@ -161,17 +188,23 @@ def _rotations(model: PreTrainedModel) -> dict[Any, Rotation]:
             "not supported"
         )
     measured = {stock: prober.measured(stock) for stock in attending}
-    turning = {len(each.frequencies): each for each in reversed(measured.values()) if each.rotates}
+    # Its frequencies are needed where a layout makes such a layer rotate.
+    turning = {
+        len(rotation.frequencies): rotation
+        for rotation in reversed(measured.values())
+        if rotation.rotates
+    }
     for stock, rotation in measured.items():
         like = turning.get(len(rotation.frequencies))
         if not rotation.rotates and like is not None:
             measured[stock] = replace(rotation, **{name: getattr(like, name) for name in OF_TABLES})
     for rotary in rotaries(decoder):
+        # A second layout on the same model must not add a second hook.
         if remember_index not in rotary._forward_hooks.values():
             rotary.register_forward_hook(remember_index, with_kwargs=True)
             if depends_on_length(rotary):
                 rotary.register_forward_pre_hook(forget_length)
-    differing = [stock.layer_idx for stock, each in measured.items() if each.differs]
+    differing = [stock.layer_idx for stock, rotation in measured.items() if rotation.differs]
     if differing:
         warn(
             f"layers {', '.join(map(str, differing))} of this {model.config.model_type} "
@@ -183,29 +216,33 @@ def _rotations(model: PreTrainedModel) -> dict[Any, Rotation]:
 
 
 def batch_limits(model: nn.Module, size: BatchSize) -> SideBySide:
-    """`size` as limits of a pass: of prompts of equal length where frequencies depend on the length
-    of the pass.
+    """Return the limits of a pass.
+
+    Args:
+        model: Repositioned model or bridge.
+        size: Prompts or tokens of a pass.
+
+    Returns:
+        The limits: prompts of equal length where frequencies depend on the length of the pass.
     """
     return replace(limit(size), padding=0) if length_matters(model) else limit(size)
 
 
 def length_matters(model: nn.Module) -> bool:
-    """Whether frequencies depend on the length of a pass, which is that of its longest prompt
-    (dynamic NTK, longrope).
+    """Return whether frequencies depend on the length of a pass (dynamic NTK, longrope).
+
+    Args:
+        model: Repositioned model or bridge.
+
+    Returns:
+        True where they do; the length is that of the longest prompt.
     """
-    return any(
-        map(
-            depends_on_length,
-            as_decoder(model).modules("rotaries", lambda decoder: list(rotaries(decoder.stack))),
-        )
-    )
+    found = as_decoder(model).modules("rotaries", lambda decoder: list(rotaries(decoder.stack)))
+    return any(map(depends_on_length, found))
 
 
 def _schemes(model: PreTrainedModel, layout: str) -> tuple[str, ...]:
-    """The scheme of every layer of `model` in `layout`.
-
-    Raises InputError for a layout that is none of its.
-    """
+    """Scheme of every layer of `model` in `layout`; InputError for a layout that does not fit."""
     if not isinstance(layout, str):
         raise InputError(
             'a layout is a text such as "repo@1/3", or a name for every layer with commas '
@@ -217,26 +254,27 @@ def _schemes(model: PreTrainedModel, layout: str) -> tuple[str, ...]:
         raise InputError(str(error)) from None
 
 
-def initialise(scheme: nn.Module, deviation: float) -> None:
-    """Draw every linear map of a scheme from normal(0, deviation)."""
-    for module in scheme.modules():
-        if isinstance(module, nn.Linear):
-            nn.init.normal_(module.weight, std=deviation)
-
-
 @contextmanager
 def at_rest(model: nn.Module) -> Iterator[None]:
-    """Inside the context a model or bridge is in evaluation mode and PyTorch's autocast is off, so
-    that dropout changes no number, and all have the precision that the run states.
+    """Keep a model in evaluation mode, without autocast, while the context lasts.
 
-    Raises InputError for a model whose weights are on "meta", unless Accelerate fetches them from a
-    disk.
+    So dropout changes no number, and numbers have the precision that the run states.
+
+    Args:
+        model: Model of Hugging Face or bridge.
+
+    Yields:
+        None.
+
+    Raises:
+        InputError: Weights are on "meta", and Accelerate does not fetch them from a disk.
     """
     owner: Any = model_of(model)
     require_weights(owner)
     training = (
         [vars(module) for module in owner.modules() if module.training] if owner.training else []
     )
+    # Compiled code would not see hooks that were added after it.
     with eager(), ExitStack() as exact:
         for device in filter(torch.is_autocast_enabled, ("cpu", "cuda", "mps")):
             exact.enter_context(torch.autocast(device, enabled=False))
@@ -250,8 +288,13 @@ def at_rest(model: nn.Module) -> Iterator[None]:
 
 
 def require_weights(model: nn.Module) -> None:
-    """Raise InputError where the weights of `model` are on "meta", and nothing fetches them from
-    elsewhere.
+    """Refuse a model whose weights hold no numbers.
+
+    Args:
+        model: Model of Hugging Face.
+
+    Raises:
+        InputError: Weights are on "meta", and nothing fetches them from elsewhere.
     """
     if as_decoder(model).weight.is_meta and not hasattr(model, "hf_device_map"):
         raise InputError(
@@ -267,8 +310,17 @@ def called_at(
     act: Callable[[RepositionedAttention, Tensor], Tensor | None],
     layers: Collection[int] | None = None,
 ) -> Iterator[None]:
-    """While the context lasts, every pass calls `act` with the tensor at a hook site of `layers`
-    (None: all), and goes on with what `act` returns, if anything.
+    """Call a function with the tensor at a hook site in every pass, while the context lasts.
+
+    Args:
+        model: Repositioned model or bridge.
+        site: Name of a field of `HookSites`.
+        act: Called with the layer's attention and the tensor; the pass goes on with its result,
+            unless that is None.
+        layers: Numbers of layers; None: all.
+
+    Yields:
+        None.
     """
     with ExitStack() as undo:
         for attention in (
@@ -279,14 +331,26 @@ def called_at(
 
 
 def layout(model: nn.Module) -> tuple[str, ...]:
-    """The position scheme of every layer of a repositioned model or bridge; "-" for a layer without
-    attention.
+    """Return the position scheme of every layer.
+
+    Args:
+        model: Repositioned model or bridge.
+
+    Returns:
+        Schemes; "-" for a layer without attention.
     """
     return as_decoder(model).schemes
 
 
 def scheme_modules(model: nn.Module) -> list[nn.Module]:
-    """Every module with parameters that the position schemes brought in, once each."""
+    """Return the modules with parameters of position schemes.
+
+    Args:
+        model: Repositioned model or bridge.
+
+    Returns:
+        Modules, without duplicates.
+    """
     decoder = as_decoder(model)
     parts = [getattr(decoder.stack, TABLE, None)]
     parts += [
@@ -298,10 +362,15 @@ def scheme_modules(model: nn.Module) -> list[nn.Module]:
 
 
 def assigner_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
-    """The parameters that positions are computed with, by every name that they have in the
-    model.
+    """Return the parameters that assign positions.
+
+    Args:
+        model: Repositioned model or bridge.
+
+    Returns:
+        Parameters by all names that they have in the model.
     """
-    own = {
+    assigning = {
         id(parameter)
         for assigner in as_decoder(model).assigners
         for parameter in assigner.parameters()
@@ -309,31 +378,46 @@ def assigner_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     return {
         name: parameter
         for name, parameter in model.named_parameters(remove_duplicate=False)
-        if id(parameter) in own
+        if id(parameter) in assigning
     }
 
 
 def added_parameters(model: nn.Module) -> int:
-    """Number of parameters that the position schemes added to those of the stock decoder."""
-    return sum(
-        each.numel()
-        for each in {
-            parameter for module in scheme_modules(model) for parameter in module.parameters()
-        }
-    )
+    """Count the parameters that position schemes added to the stock decoder.
+
+    Args:
+        model: Repositioned model or bridge.
+
+    Returns:
+        Number of parameters.
+    """
+    added = {weight for module in scheme_modules(model) for weight in module.parameters()}
+    return sum(weight.numel() for weight in added)
 
 
 def longest_prompt(model: nn.Module) -> int | None:
-    """Tokens of the longest prompt that the model can take: the length of its learned table, None
-    where it lacks one.
+    """Return the tokens of the longest prompt that the model can take.
+
+    Args:
+        model: Repositioned model or bridge.
+
+    Returns:
+        Length of its learned table; None where it lacks one.
     """
     table = table_of(as_decoder(model).stack)
     return None if table is None else positions_in(table)
 
 
 def mix_with_index(model: nn.Module, share: float) -> None:
-    """Let learned positions be (1 - share) z + share i: 1 is plain RoPE, 0 the learned positions
-    alone (the released code's pdrop).
+    """Mix learned positions with the token index i: (1 - share) z + share i.
+
+    Args:
+        model: Repositioned model or bridge.
+        share: Share of the index: 1 is plain RoPE, 0 learned positions alone (pdrop of the released
+            code).
+
+    Raises:
+        ValueError: `share` lies outside of 0 to 1.
     """
     if not 0.0 <= share <= 1.0:
         raise ValueError(f"a share lies between 0 and 1, not {share}")
@@ -343,25 +427,21 @@ def mix_with_index(model: nn.Module, share: float) -> None:
 
 
 def _declare_shared(model: PreTrainedModel) -> None:
-    """Tell Hugging Face which parameters layers share (one map of CoPE for all), else its
-    save_pretrained refuses them.
-    """
+    """State which parameters layers share (a map of CoPE), else save_pretrained refuses them."""
     owners: dict[int, str] = {}
     for attention in as_decoder(model).layers:
-        names = {
-            name: f"layers.{attention.layer_idx}.{name}"
-            for name, _ in attention.module.named_parameters()
-        }
+        prefix = f"layers.{attention.layer_idx}."
         shared = {
-            name: owners[id(parameter)]
+            name: owner
             for name, parameter in attention.module.named_parameters()
-            if owners.setdefault(id(parameter), names[name]) != names[name]
+            if (owner := owners.setdefault(id(parameter), prefix + name)) != prefix + name
         }
         attention.module._tied_weights_keys = shared  # pyright: ignore[reportAttributeAccessIssue, reportArgumentType]
 
 
 def _settle(model: PreTrainedModel) -> None:
-    """Move what the schemes brought in to where the decoder is, in its dtype."""
+    """Move the parts of schemes to the device and dtype of the decoder."""
+    # Weights on "meta" are replaced on loading, in the dtype asked for.
     reference: Tensor = model.get_input_embeddings().weight  # pyright: ignore[reportAssignmentType]
     if reference.device.type != "meta":
         for module in scheme_modules(model):
@@ -369,8 +449,12 @@ def _settle(model: PreTrainedModel) -> None:
 
 
 def learn_absolute_positions(model: PreTrainedModel, length: int | None, deviation: float) -> None:
-    """Give `model` a table of `length` positions, drawn with a standard `deviation`, in place of
-    any that it has; None: no table.
+    """Give a model a table of learned positions, in place of any that it has.
+
+    Args:
+        model: Model of Hugging Face.
+        length: Number of positions; None: no table.
+        deviation: Standard deviation of the vectors as drawn.
     """
     decoder = as_decoder(model).stack
     if getattr(decoder, TABLE, None) is not None:
@@ -390,14 +474,15 @@ def learn_absolute_positions(model: PreTrainedModel, length: int | None, deviati
 def _add_vectors(
     decoder: Any, arguments: tuple, keywords: dict[str, Any]
 ) -> tuple[tuple, dict[str, Any]]:
-    names = ("input_ids", "attention_mask", "position_ids", "past_key_values", "inputs_embeds")
+    # Positional arguments are allowed, and their order differs between versions.
+    names = list(inspect.signature(decoder.forward).parameters)
     inputs = dict(zip(names, arguments, strict=False)) | keywords
     tokens, embeddings = inputs.get("input_ids"), inputs.get("inputs_embeds")
     if embeddings is None:
         embeddings = decoder.get_input_embeddings()(tokens)
     index = inputs.get("position_ids")
     if index is None:
-        cache = inputs.get("past_key_values")
+        cache = inputs.get(cache_argument(decoder.forward))
         start = 0 if cache is None else cache.get_seq_length()
         index = torch.arange(start, start + embeddings.shape[1], device=embeddings.device)[None]
     try:

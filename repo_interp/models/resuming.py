@@ -1,13 +1,13 @@
-"""A forward pass whose residual stream is kept at the input of every layer, and passes that start
-from there.
+"""A forward pass that keeps the residual stream at every layer, and passes that start from there.
 
     residuals[l] = hidden states [prompt, token, d_model] that enter layer l
-    resumed(l)   = layers l, l+1, ... applied to residuals[l]: what a whole pass gives while nothing below l differs
+    resumed(l)   = layers l, l+1, ... applied to residuals[l]: the result of a whole pass while
+                   nothing below l differs
 
-What an intervention in layer l changes lies in the layers from l on, so those below need not run
-again: of L layers L - l do. The layers that are left out hand their input on; masks and rotation
-tables are the decoder's own, so every family is served. Whole prompts, padded on the right, without
-a cache. Knows nothing about what is changed.
+An intervention in layer l changes layers from l on, so those below need not run again: of L layers
+L - l do. The layers that are left out hand their input on; masks and rotation tables are the
+decoder's, so every family is served. Whole prompts, padded on the right, without a cache. Knows
+nothing about the kind of change.
 """
 
 from __future__ import annotations
@@ -30,39 +30,51 @@ class Recording:
 
     tokens: Int[Tensor, "prompt token"]
     residuals: tuple[Float[Tensor, "prompt token d_model"], ...]
-    """What entered each layer."""
+    """Hidden states that entered the layers."""
     last_hidden: Float[Tensor, "prompt token d_model"]
     """After the final norm."""
 
 
 @torch.no_grad()
-def recorded(model: nn.Module, tokens: Int[Tensor, "prompt token"]) -> Recording:
-    """A forward pass of a model or bridge with what enters every layer: L times [prompt, token,
-    d_model] numbers.
+def record_pass(model: nn.Module, tokens: Int[Tensor, "prompt token"]) -> Recording:
+    """Run a forward pass and keep the hidden states that enter every layer.
+
+    Args:
+        model: Repositioned model or bridge.
+        tokens: Token ids [prompt, token].
+
+    Returns:
+        The recording: one array [prompt, token, d_model] for every layer.
     """
-    decoder, residuals = as_decoder(model).stack, []
+    decoder, residuals = as_decoder(model), []
 
     def keep(layer: nn.Module, arguments: tuple, keywords: dict[str, Any]) -> None:
         residuals.append(arguments[0] if arguments else keywords["hidden_states"])
 
     with at_rest(model), ExitStack() as hooks:
-        for layer in as_decoder(model).blocks:
+        for layer in decoder.blocks:
             hooks.callback(layer.register_forward_pre_hook(keep, with_kwargs=True).remove)
-        last_hidden = decoder(input_ids=tokens, use_cache=False).last_hidden_state
+        last_hidden = decoder.stack(input_ids=tokens, use_cache=False).last_hidden_state
     return Recording(tokens, tuple(residuals), last_hidden)
 
 
 @torch.no_grad()
-def resumed(
+def resume_pass(
     model: nn.Module, recording: Recording, first_layer: int, copies: int = 1
 ) -> Float[Tensor, "copy_and_prompt token d_model"]:
-    """The decoder's last hidden states when layers from `first_layer` on run on what entered it in
-    `recording`, `copies` times side by side: all prompts, then all again.
+    """Run the layers of a recorded pass again, from one of them on.
+
+    Args:
+        model: Repositioned model or bridge.
+        recording: A pass of the same model.
+        first_layer: The first layer that runs.
+        copies: How often the prompts stand side by side: all prompts, then all again.
+
+    Returns:
+        Last hidden states [copy and prompt, token, d_model].
     """
-    decoder, entering = (
-        as_decoder(model).stack,
-        recording.residuals[first_layer].repeat(copies, 1, 1),
-    )
+    decoder = as_decoder(model)
+    entering = recording.residuals[first_layer].repeat(copies, 1, 1)
 
     def enter(
         layer: nn.Module, arguments: tuple, keywords: dict[str, Any]
@@ -71,20 +83,17 @@ def resumed(
         return (entering, *arguments[1:]), keywords
 
     with at_rest(model), ExitStack() as undo:
-        for layer in as_decoder(model).blocks[:first_layer]:
-            # a bridge's own __setattr__ would give it to the layer inside
-            object.__setattr__(layer, "forward", _hand_on)
+        # The forward is exchanged, not a hook added: the layer must not compute.
+        for layer in decoder.blocks[:first_layer]:
+            # The __setattr__ of a bridge would set it on the layer inside.
+            object.__setattr__(layer, "forward", _return_input)
             undo.callback(object.__delattr__, layer, "forward")
-        undo.callback(
-            as_decoder(model)
-            .blocks[first_layer]
-            .register_forward_pre_hook(enter, with_kwargs=True, prepend=True)
-            .remove
-        )
-        return decoder(
-            input_ids=recording.tokens.repeat(copies, 1), use_cache=False
-        ).last_hidden_state
+        first = decoder.blocks[first_layer]
+        handle = first.register_forward_pre_hook(enter, with_kwargs=True, prepend=True)
+        undo.callback(handle.remove)
+        tokens = recording.tokens.repeat(copies, 1)
+        return decoder.stack(input_ids=tokens, use_cache=False).last_hidden_state
 
 
-def _hand_on(hidden_states: Tensor, *arguments: Any, **keywords: Any) -> Tensor:
+def _return_input(hidden_states: Tensor, *arguments: Any, **keywords: Any) -> Tensor:
     return hidden_states

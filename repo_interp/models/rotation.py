@@ -1,19 +1,19 @@
-"""How a stock attention module turns queries and keys, measured on a copy of it with random
-weights.
+"""How a stock attention module rotates queries and keys, measured on a copy with random weights.
 
-    x_e  <-  cos(a_c) x_e -+ sin(a_c) x_p        e, p: the two entries of a pair; c: the column of the table that turns them
+    x_e  <-  cos(a_c) x_e -+ sin(a_c) x_p    e, p: the two entries of a pair; c: the column of the
+                                             table that turns them
 
 A module is run twice on a few tokens: with tables of angle 0, then with another angle a_c in every
-column. Least squares over tokens and heads give, for each entry that moved, its partner p, the sign
-and the angle, hence the column. So nothing of a family is known here: half-split and interleaved
-pairs, partial rotation and latent attention are found, not declared. A module whose result is no
-such turn (a norm with gains after the rotation) is refused.
+column. Least squares over tokens and heads give, for every entry that moved, its partner p, the
+sign and the angle, hence the column. So nothing of a family is known here: half-split and
+interleaved pairs, partial rotation and latent attention are found, not declared. A module whose
+result is no such turn (a norm with gains after the rotation) is refused.
 
-    order[r], order[r + d_head/2]     the entries of pair r: a permutation to half-split pairs; entries that do not turn form pairs too,
-                                      of frequency 0
-    theta_r                           the frequency of column c of pair r, from the model's rotary module, in float32: those of its
-                                      configuration where it has these but for rounding, else those
-                                      that it has
+    order[r], order[r + d_head/2]    the entries of pair r: a permutation to half-split pairs;
+                                     entries that do not turn form pairs too, of frequency 0
+    theta_r                          the frequency of column c of pair r, from the model's rotary
+                                     module, in float32: those of its configuration where they
+                                     agree but for rounding, else those of the module
 
 Random weights make the copy independent of the model's precision, device and training, also on
 "meta". Knows no scheme.
@@ -82,8 +82,13 @@ class Rotation:
         return self.by_pair(self.table_scaling)
 
     def by_pair(self, factor: float) -> float | Float[Tensor, "component"]:
-        """Return `factor` for pairs that the tables turn and 1 for the others; a number where all
-        pairs have the same.
+        """Spread a factor over pairs.
+
+        Args:
+            factor: Factor of the pairs that the tables turn.
+
+        Returns:
+            Factors by pair, 1 for pairs that do not turn; a number where all are equal.
         """
         pairs = len(self.frequencies)
         if factor == 1.0 or self.turning == pairs:
@@ -123,10 +128,16 @@ class Source:
         return stated.get(self.prefix.removesuffix("_"), stated) if self.prefix else stated
 
     def tables(self, like: Tensor, index: Tensor) -> Any:
-        """What the rotary module gives for token indices [1, token], whatever passes there were
-        before.
+        """Make the tables of a layer, whatever passes there were before.
+
+        Args:
+            like: Tensor of the wanted device and dtype.
+            index: Token indices [1, token].
+
+        Returns:
+            The output of the rotary module: cosines and sines, or complex numbers.
         """
-        return self._passed(like, index)[1]
+        return self._run(like, index)[1]
 
     @property
     def attention_scaling(self) -> float:
@@ -134,14 +145,19 @@ class Source:
         return float(getattr(self.rotary, f"{self.prefix}attention_scaling", 1.0))
 
     def at(self, length: int) -> Float[Tensor, "pair"]:
-        """Frequencies of the pairs in a pass whose last token has the index `length` - 1, float32,
-        on the processor.
+        """Return the frequencies of a pass.
+
+        Args:
+            length: Tokens up to the last one of the pass.
+
+        Returns:
+            Radians per token [pair], float32, on the processor.
         """
         length = length if self.changes else 0
         if length not in self._known:
             with torch.inference_mode(False), torch.no_grad():  # kept for passes with gradients too
                 module = (
-                    self._passed(torch.zeros(1, 1, 1), torch.tensor([[length - 1]]))[0]
+                    self._run(torch.zeros(1, 1, 1), torch.tensor([[length - 1]]))[0]
                     if length
                     else self.rotary
                 )
@@ -149,9 +165,12 @@ class Source:
                 self._known[length] = (found if self.pairs is None else found[self.pairs]).clone()
         return self._known[length]
 
-    def settled(self) -> Source:
-        """This source without rounding (`.to(bfloat16)` rounds buffers), made anew from the
-        configuration; itself where that differs.
+    def without_rounding(self) -> Source:
+        """Return this source with frequencies made anew, since `.to(bfloat16)` rounds buffers.
+
+        Returns:
+            The source without rounding; marked `differs` where the configuration gives other
+            frequencies.
         """
         try:
             fresh = replace(self, rotary=type(self.rotary)(self.config))
@@ -159,7 +178,7 @@ class Source:
             same = same and all(
                 _is_rounded(self.at(length), fresh.at(length)) for length in (1, _LONG)
             )
-        except Exception:  # a constructor with other arguments: its buffers are what there is
+        except Exception:  # a constructor with other arguments: its buffers are all there is
             return self
         return fresh if same else replace(self, differs=True)
 
@@ -168,10 +187,8 @@ class Source:
         """Frequencies by length of the pass."""
         return {}
 
-    def _passed(self, like: Tensor, index: Tensor) -> tuple[Any, Any]:
-        """The rotary module after a pass, and its tables; a copy where a pass would change the
-        frequencies of the next one.
-        """
+    def _run(self, like: Tensor, index: Tensor) -> tuple[Any, Any]:
+        """Rotary module after a pass, and its tables; a copy where passes change it."""
         module = self.rotary
         if self.changes:
             module = copy.deepcopy(module)
@@ -181,19 +198,29 @@ class Source:
 
 
 def depends_on_length(rotary: nn.Module) -> bool:
-    """Whether frequencies of a rotary module, of some type of layers, depend on the length of the
-    pass.
+    """Return whether frequencies depend on the length of the pass, in some type of layers.
+
+    Args:
+        rotary: Rotary module of a decoder.
+
+    Returns:
+        True where they do (dynamic NTK, longrope).
     """
     kinds = getattr(rotary, "rope_type", None)
     changing = any(
         kind in _CHANGING for kind in (kinds.values() if isinstance(kinds, Mapping) else [kinds])
     )
-    return changing and not _recomputed(rotary)
+    return changing and not _recomputes(rotary)
 
 
 def forget_length(rotary: Any, *arguments: Any) -> None:
-    """A hook before a rotary module: frequencies follow the length of this pass, not that of the
-    longest one before it (dynamic NTK).
+    """Reset frequencies to those of short passes: a pre-hook of a rotary module (dynamic NTK).
+
+    So frequencies follow the length of a pass, not that of the longest one before it.
+
+    Args:
+        rotary: The rotary module.
+        *arguments: Ignored.
     """
     for name in [name for name in vars(rotary) if name.endswith("max_seq_len_cached")]:
         if getattr(rotary, name) > rotary.original_max_seq_len:
@@ -203,17 +230,22 @@ def forget_length(rotary: Any, *arguments: Any) -> None:
 
 
 def _is_rounded(live: Tensor, exact: Tensor) -> bool:
-    """Whether `live` frequencies are `exact` ones, as they are or rounded by a change of the
-    model's precision.
-    """
+    """Whether `live` frequencies equal `exact` ones, as they are or in half precision."""
     rounded = [exact.to(dtype).float() for dtype in (torch.float32, torch.bfloat16, torch.float16)]
     return live.shape == exact.shape and any(
-        torch.allclose(live, each, rtol=1e-5, atol=0) for each in rounded
+        torch.allclose(live, values, rtol=1e-5, atol=0) for values in rounded
     )
 
 
 def rotaries(decoder: nn.Module) -> Iterator[Any]:
-    """The modules that make a decoder's tables."""
+    """Find the modules that make a decoder's tables.
+
+    Args:
+        decoder: Model of Hugging Face.
+
+    Returns:
+        The modules, in the order of the model.
+    """
     # `dir` of every module would take longer than measuring the rotation.
     parts: Iterator[Any] = decoder.modules()
     return (
@@ -224,13 +256,20 @@ def rotaries(decoder: nn.Module) -> Iterator[Any]:
 
 
 def source_of(several: Sequence[Any], stock: Any, config: Any) -> Source | None:
-    """The rotary module that the tables of the attention module `stock` come from, of the
-    `rotaries` of its decoder; None without one.
+    """Find the rotary module that an attention module's tables come from.
+
+    Args:
+        several: `rotaries` of its decoder.
+        stock: The attention module.
+        config: Its configuration.
+
+    Returns:
+        The source; None where no tables are made for the layer.
     """
     # by layer (Granite); 0: the layer does not rotate
     thetas = getattr(config, "layer_rope_theta", None)
     if thetas:
-        # Granite's own base has a module twice, and the first one is not used.
+        # Granite's base has a module twice, and the first one is not used.
         theta = thetas[stock.layer_idx]
         several = [
             part for part in reversed(several) if part.config.rope_parameters["rope_theta"] == theta
@@ -247,14 +286,24 @@ def source_of(several: Sequence[Any], stock: Any, config: Any) -> Source | None:
 
 
 class Prober:
-    """Measures the layers of one decoder, each kind of attention module once."""
+    """Measures the layers of one decoder, once for every kind of attention module."""
 
     def __init__(self, decoder: nn.Module) -> None:
         self.rotaries = list(rotaries(decoder))  # to find them is a walk through all modules
         self.known: dict[Any, Rotation] = {}
 
     def measured(self, stock: Any) -> Rotation:
-        """How `stock` turns. Raises InputError where that is no rotation of pairs."""
+        """Measure how an attention module rotates.
+
+        Args:
+            stock: Attention module of the decoder.
+
+        Returns:
+            Its rotation.
+
+        Raises:
+            InputError: The module does not rotate pairs, or cannot be run alone.
+        """
         config = stock.config
         source = source_of(self.rotaries, stock, config)
         plain = {
@@ -272,43 +321,38 @@ class Prober:
             shapes,
             source and (source.prefix, source.rotary),
         )
+        # Layers of the same kind rotate alike, and a measurement runs the module several times.
         if key not in self.known:
-            self.known[key] = _measured(stock, source)
+            self.known[key] = _measure(stock, source)
         return self.known[key]
 
 
-def _measured(stock: Any, source: Source | None) -> Rotation:
+def _measure(stock: Any, source: Source | None) -> Rotation:
     name = type(stock).__name__
     copied = replica(stock)
     if getattr(stock, "is_causal", True) is False:
         raise InputError(f"{name} attends to later tokens too (an encoder); decoders are supported")
     hidden = _hidden_states(stock)
-    tables, frequencies, unscaled, scaling, settled = (
-        None,
-        torch.empty(0),
-        torch.empty(0),
-        1.0,
-        None,
-    )
+    tables, scaling, settled = None, 1.0, None
+    frequencies = unscaled = torch.empty(0)
     entries: list[tuple[int, int, int]] = []
     if source is not None:
         with torch.no_grad():
             given = source.tables(hidden, torch.arange(_TOKENS)[None])
         if not isinstance(given, Tensor | tuple | list):
             raise InputError(f"{name} is given tables by layer type, which is not supported")
-        settled = source.settled()
+        settled = source.without_rounding()
         frequencies, scaling = (
             settled.at(1),
-            lengthening(copied, settled, settled.attention_scaling),
+            length_factor(copied, settled, settled.attention_scaling),
         )
         unscaled = _unscaled(settled, len(frequencies))
-        # One angle per frequency, so that both entries of a pair turn by the same: what keeps
-        # norms, as rotation does, is then unchanged.
-        tables, entries = _turning(
-            copied, given, _column_order(source, frequencies, _columns(given))
-        )
-    queries, keys, call = _passed(copied, hidden, tables)
-    later, _, _ = _passed(copied, hidden, tables, start=3)
+        # One angle per frequency, so that both entries of a pair turn by the same, and norms
+        # stay as under rotation.
+        tables, entries = _probe(copied, given, _column_order(source, frequencies, _columns(given)))
+    queries, keys, call = run_replica(copied, hidden, tables)
+    # With positions moved by 3 and equal tables, nothing may change.
+    later, _, _ = run_replica(copied, hidden, tables, start=3)
     if not torch.allclose(later, queries, rtol=1e-4, atol=1e-5):
         raise InputError(
             f"{name} rotates by tables of its own, not by those that its decoder gives it; "
@@ -317,6 +361,7 @@ def _measured(stock: Any, source: Source | None) -> Rotation:
     d_head = queries.shape[-1]
     firsts, seconds = [e for e, _, _ in entries], [p for _, p, _ in entries]
     rest = [e for e in range(d_head) if e not in {*firsts, *seconds}]
+    # A loader that drops the factor would rotate whole heads without a word.
     share = source.parameters.get("partial_rotary_factor") or 1.0 if source is not None else 1.0
     if entries and not rest and share < 1.0 and bool((frequencies > 0).all()):
         raise InputError(
@@ -329,6 +374,7 @@ def _measured(stock: Any, source: Source | None) -> Rotation:
             f"{name} rotates {d_head - len(rest)} of {d_head} entries of a head, which "
             "leaves an odd number; not supported"
         )
+    # Still entries form pairs too, so that all code sees half-split heads.
     half = len(rest) // 2
     order = torch.tensor([*firsts, *rest[:half], *seconds, *rest[half:]])
     still = torch.zeros(half)
@@ -352,8 +398,14 @@ def _measured(stock: Any, source: Source | None) -> Rotation:
 
 
 def replica(stock: nn.Module, weights: bool = False) -> Any:
-    """A copy of `stock` in float32 on the processor, with random weights (or its own), and without
-    its hooks.
+    """Copy a module in float32 to the processor, with random weights and without hooks.
+
+    Args:
+        stock: Attention module.
+        weights: Whether the copy keeps the weights.
+
+    Returns:
+        The copy, in evaluation mode; it keeps the arguments of its attention function in `seen`.
     """
     generator = torch.Generator().manual_seed(1)
     memo: dict[int, Any] = {}
@@ -370,11 +422,22 @@ def replica(stock: nn.Module, weights: bool = False) -> Any:
     return copied.float().cpu().eval()
 
 
-def _passed(
+def run_replica(
     replica: Any, hidden: Tensor, tables: Any, start: int = 0
 ) -> tuple[Tensor, Tensor, dict[str, Any]]:
-    """Queries and keys that reach the attention function, and the arguments that it is called
-    with.
+    """Run a replica as far as its attention function.
+
+    Args:
+        replica: Replica of an attention module.
+        hidden: Hidden states [1, token, width].
+        tables: Tables of the rotation.
+        start: Index of the first token.
+
+    Returns:
+        Queries and keys [1, head, token, d_head], and further arguments of the attention function.
+
+    Raises:
+        InputError: The module does not run alone, or does not attend exactly once.
     """
     name, wanted = type(replica).__name__, dict[str, inspect.Parameter]()
     for forward in _forwards(type(replica)):
@@ -444,9 +507,7 @@ def _record(
     *more: Any,
     **keywords: Any,
 ) -> tuple:
-    """The attention function of a replica: what it is called with is kept, and the output is of the
-    right shape.
-    """
+    """Attention function of a replica: keeps its arguments, and returns the right shape."""
     calls = module.seen.get("calls", 0) + 1
     module.seen = {**keywords, "queries": queries, "keys": keys, "calls": calls}
     return values.repeat_interleave(queries.shape[1] // values.shape[1], 1).transpose(
@@ -467,20 +528,34 @@ def _tables(given: Any, angles: Float[Tensor, "column"]) -> Any:
 
 
 def identity(given: Any) -> Any:
-    """Tables like `given` that turn nothing."""
+    """Make tables that turn nothing.
+
+    Args:
+        given: Tables of the wanted form.
+
+    Returns:
+        Cosines 1 and sines 0, or complex ones.
+    """
     if isinstance(given, Tensor):
         return torch.ones_like(given)
     return torch.ones_like(given[0]), torch.zeros_like(given[1])
 
 
-def lengthening(copied: Any, source: Source, factor: float) -> float:
-    """Factor by which rotation lengthens what a replica turns by tables of `source`, whose rotary
-    module states `factor`.
+def length_factor(copied: Any, source: Source, factor: float) -> float:
+    """Return the factor by which rotation lengthens queries and keys.
 
-    1 where a norm follows that undoes it. Raises InputError where the norm is of heads of which a
-    part turns, and for two factors.
+    Args:
+        copied: Replica of the attention module.
+        source: Where its tables come from.
+        factor: Attention factor that the rotary module states.
+
+    Returns:
+        `factor`; 1 where a norm after the rotation undoes it.
+
+    Raises:
+        InputError: The norm is of heads of which a part turns, or there are two factors.
     """
-    if _recomputed(source.rotary) and source.rotary.rope_type != "default":
+    if _recomputes(source.rotary) and source.rotary.rope_type != "default":
         factor, long = (float(source.parameters[name]) for name in ("short_mscale", "long_mscale"))
         if factor != long:
             raise InputError(
@@ -493,12 +568,12 @@ def lengthening(copied: Any, source: Source, factor: float) -> float:
     hidden = _hidden_states(copied)
     with torch.no_grad():
         plain = identity(source.tables(hidden, torch.arange(_TOKENS)[None]))
+    # Longer tables of angle 0: only a norm behind them can undo the length.
     longer = plain * factor if isinstance(plain, Tensor) else (plain[0] * factor, plain[1])
     before, after = (
-        queries_and_keys(copied, hidden, by)[0][0].flatten(0, 1).norm(dim=0)
-        for by in (plain, longer)
+        run_replica(copied, hidden, by)[0][0].flatten(0, 1).norm(dim=0) for by in (plain, longer)
     )
-    kept, undone = ((after / before - each).abs() < 1e-3 for each in (factor, 1.0))
+    kept, undone = ((after / before - ratio).abs() < 1e-3 for ratio in (factor, 1.0))
     if not bool((kept | undone).all()):
         raise InputError(
             f"{type(copied).__name__} has a norm after the rotation of a part of each head, "
@@ -508,23 +583,20 @@ def lengthening(copied: Any, source: Source, factor: float) -> float:
     return factor if bool(kept.any()) else 1.0
 
 
-def _recomputed(rotary: nn.Module) -> bool:
-    """Whether every pass has the frequencies of a short one, and a factor by its length, as
-    PhiMoE's.
-    """
+def _recomputes(rotary: nn.Module) -> bool:
+    """Whether a pass always has the frequencies of a short one, and a factor by length (PhiMoE)."""
     return "long_mscale" in inspect.unwrap(type(rotary).forward).__code__.co_consts
 
 
-def queries_and_keys(copied: Any, hidden: Tensor, tables: Any) -> tuple[Tensor, Tensor]:
-    """The queries and keys [1, head, token, d_head] that a replica gives to attention, turned by
-    `tables`.
-    """
-    return _passed(copied, hidden, tables)[:2]
+def find_pairs(copied: Any, given: Any) -> list[tuple[int, int]]:
+    """Find the pairs of entries that a replica turns.
 
+    Args:
+        copied: Replica of an attention module.
+        given: Tables of the wanted form.
 
-def turning_pairs(copied: Any, given: Any) -> list[tuple[int, int]]:
-    """First and second entry of every pair that a replica turns by tables like `given`, in the
-    order of first entries.
+    Returns:
+        First and second entry of every pair, in the order of first entries.
     """
     one, *more = (
         table[:, :1].expand(-1, _TOKENS, -1)
@@ -533,20 +605,18 @@ def turning_pairs(copied: Any, given: Any) -> list[tuple[int, int]]:
     one = (one, *more) if more else one
     return [
         (first, second)
-        for first, second, _ in _turning(copied, one, torch.arange(_columns(given)))[1]
+        for first, second, _ in _probe(copied, one, torch.arange(_columns(given)))[1]
     ]
 
 
-def _turning(
+def _probe(
     copied: Any, given: Any, by_column: Int[Tensor, "column"]
 ) -> tuple[Any, list[tuple[int, int, int]]]:
-    """Tables like `given` with an angle of its own for each number in `by_column`, and what
-    `_pairs` finds that a replica turns by them.
-    """
+    """Tables with another angle for every number in `by_column`, and the pairs that they turn."""
     angles = torch.linspace(0.2, 1.3, int(by_column.max()) + 1, dtype=torch.float64)
     turned = _tables(given, angles[by_column])
     plain, queries = (
-        _passed(copied, _hidden_states(copied), by)[0][0].double()
+        run_replica(copied, _hidden_states(copied), by)[0][0].double()
         for by in (identity(turned), turned)
     )
     return turned, _pairs(plain, queries, angles, type(copied).__name__)
@@ -568,9 +638,7 @@ def _pairs(
     angles: Tensor,
     name: str,
 ) -> list[tuple[int, int, int]]:
-    """(first entry, second entry, number of its frequency) of every pair, in the order of first
-    entries; `angles` by frequency.
-    """
+    """First and second entry, and number of the angle, of every pair, by first entry."""
     x, y = plain.flatten(0, 1).T, turned.flatten(0, 1).T  # [entry, sample]
     moved = ((y - x).abs().amax(1) > 1e-5 * x.abs().amax()).nonzero().flatten().tolist()
     gram, mixed = x @ x.T, y @ x.T
@@ -602,9 +670,7 @@ def _pairs(
 
 
 def _column_order(source: Source, frequencies: Tensor, columns: int) -> Tensor:
-    """Which frequency each column of a table has: as many columns as frequencies, or two of each,
-    in either order.
-    """
+    """Number of the frequency of every column; a table has one column per frequency, or two."""
     count = len(frequencies)
     first = torch.zeros(1, 2, 1)
     with torch.no_grad():
@@ -618,6 +684,7 @@ def _column_order(source: Source, frequencies: Tensor, columns: int) -> Tensor:
         .double()
         .cpu()
     )
+    # Columns repeat frequencies block by block, or one by one.
     orders = [torch.arange(columns) % count, torch.arange(columns) * count // columns]
     live = source.at(2)
     wrong = [
@@ -642,10 +709,16 @@ def _unscaled(source: Source, count: int) -> Tensor:
 
 
 def attention_modules(model: nn.Module) -> Iterator[Any]:
-    """The stock self-attention modules of a decoder: those with a layer's number that call
-    transformers' attention functions.
+    """Find the stock self-attention modules of a decoder.
 
-    Raises InputError where there is none.
+    Args:
+        model: Model of Hugging Face.
+
+    Yields:
+        Modules that have a layer's number and call transformers' attention functions.
+
+    Raises:
+        InputError: There is none, some cannot be observed, or one runs more than once in a pass.
     """
     name, named = type(model).__name__, dict(model.named_modules())
     attending = [module for module in named.values() if _attends(type(module))]
@@ -684,9 +757,7 @@ def attention_modules(model: nn.Module) -> Iterator[Any]:
 
 @cache
 def _attends(kind: type) -> bool:
-    """Whether a class of modules calls the attention functions of transformers in its forward
-    pass.
-    """
+    """Whether a class of modules calls transformers' attention functions in its forward pass."""
     if getattr(kind, "calls_interface", False):
         return True
     codes = [
@@ -699,7 +770,7 @@ def _attends(kind: type) -> bool:
 def _forwards(kind: type) -> list[Any]:
     """The forward functions of a class of modules and of those that it inherits from."""
     return [
-        vars(each)["forward"]
-        for each in kind.__mro__
-        if "forward" in vars(each) and each is not nn.Module
+        vars(base)["forward"]
+        for base in kind.__mro__
+        if "forward" in vars(base) and base is not nn.Module
     ]

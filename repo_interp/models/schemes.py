@@ -1,16 +1,18 @@
-"""The parts that each position scheme puts into an attention layer: its assigner, its frequencies,
-the logits it adds.
+"""The parts of a position scheme in an attention layer: assigner, frequencies, added logits.
 
-    scheme                      positions    rotation                        added to the logits
-    rope                        index        theta_r                         -
-    nope, learned               -            -                               - (learned: a vector a position at the model's input)
-    repo, continuous, ...       learned      theta_r                         -
-    hope, hope_ab1 .. ab3       index        theta_r of some components      -
-    rope_high                   index        theta_r, components dropped     -          (HoPE table 3, "removed")
-    alibi, kerple, fire         index        -                               a function of the distance
-    repo_alibi                  learned      -                               as alibi, of the distance of learned positions
-    cope, cope_alibi, cope_mlp  -            -                               a function of gated counts
-    cope_rope                   index        theta_r                         as cope
+    scheme                      positions  rotation                     added to the logits
+    rope                        index      theta_r                      -
+    nope, learned               -          -                            - (learned: vectors at
+                                                                        the model's input)
+    repo, continuous, ...       learned    theta_r                      -
+    hope, hope_ab1 .. ab3       index      theta_r of some components   -
+    rope_high                   index      theta_r, some dropped        - (HoPE table 3,
+                                                                        "removed")
+    alibi, kerple, fire         index      -                            function of distance
+    repo_alibi                  learned    -                            as alibi, of the distance
+                                                                        of learned positions
+    cope, cope_alibi, cope_mlp  -          -                            function of gated counts
+    cope_rope                   index      theta_r                      as cope
 
 Another package adds a scheme by an entry point of the group `repo_interp.schemes`: a function of
 (builder, rotation, d_head), the arguments of `SchemeBuilder.build` after the name, that returns a
@@ -54,31 +56,43 @@ from repo_interp.positions.logits import PositionLogits
 
 
 class SchemeBuilder:
-    """Makes the parts of one model's layers, and what its layers share."""
+    """Builds the parts of a model's layers, and parts that layers share."""
 
     def __init__(self, config: PretrainedConfig, options: SchemeOptions) -> None:
         """For decoders of `config`."""
         self.config = config
         self.options = options
         self.length = options.training_length or training_length(config)
-        self.deviation: float = options.scheme_deviation or _drawn_with(config)
-        """Of what a layer's parts learn, as it is drawn."""
+        self.deviation: float = options.scheme_deviation or _initial_deviation(config)
+        """Standard deviation of the linear maps of a scheme as drawn."""
         self.heads: int = config.num_attention_heads
         self.kv_heads: int = getattr(config, "num_key_value_heads", None) or self.heads
         self._maps: dict[str, PositionMap] = {}
 
-    def stated(self) -> dict[str, Any]:
-        """The options as the configuration is to state them: a deviation only where it is not the
-        configuration's.
+    def stated_options(self) -> dict[str, Any]:
+        """Return the options for the configuration.
+
+        Returns:
+            Options by name; a deviation only where it is not the configuration's.
         """
         stated = dataclasses.asdict(self.options)
-        if self.deviation == _drawn_with(self.config):
+        if self.deviation == _initial_deviation(self.config):
             del stated["scheme_deviation"]
         return stated
 
     def build(self, scheme: str, rotation: Rotation, d_head: int) -> SchemeParts:
-        """The parts of `scheme` for one layer, freshly made but for what the model's layers
-        share.
+        """Build the parts of a scheme for one layer.
+
+        Args:
+            scheme: Name of the scheme.
+            rotation: How the layer rotates.
+            d_head: Width of a head.
+
+        Returns:
+            The parts, new except those that layers share.
+
+        Raises:
+            InputError: The scheme is unknown, or does not fit the frequencies.
         """
         if scheme not in SCHEMES:
             return self._from_another_package(scheme, rotation, d_head)
@@ -87,13 +101,14 @@ class SchemeBuilder:
             added = _ADDITIVE[scheme](rotation.heads, self.length)
         elif scheme in CONTEXTUAL:
             added = self._contextual(scheme, d_head, rotation)
-        if scheme in _UNPOSITIONED or (added is not None and scheme != "cope_rope"):
+        # Additive schemes do not rotate; CoPE beside RoPE does both.
+        if scheme in _WITHOUT_POSITIONS or (added is not None and scheme != "cope_rope"):
             assigner = self._assigner(scheme, rotation) if scheme in _ADDITIVE else None
             return SchemeParts(scheme, assigner, None, position_logits=added)
         frequencies, components = rotation.frequencies, None
         try:
             if scheme in _FREQUENCIES:
-                frequencies = carried(
+                frequencies = scale_chosen(
                     _FREQUENCIES[scheme](rotation.unscaled, self.length), rotation
                 )
             if scheme == "rope_high":
@@ -136,6 +151,7 @@ class SchemeBuilder:
 
     def _contextual(self, scheme: str, d_head: int, rotation: Rotation) -> PositionLogits:
         position_map = self._position_map(scheme, d_head, rotation.heads)
+        # CoPE may learn one map for all layers.
         if self.options.map == "model":
             position_map = self._maps.setdefault(scheme, position_map)
         if self.options.gates == "separate_keys":
@@ -158,22 +174,31 @@ class SchemeBuilder:
         return InterpolatedEmbedding(positions, d_head)
 
 
-def _drawn_with(config: PretrainedConfig) -> float:
-    """The standard deviation that a decoder's own weights are drawn with."""
+def _initial_deviation(config: PretrainedConfig) -> float:
+    """Standard deviation of a decoder's weights as drawn."""
     return getattr(config, "initializer_range", None) or getattr(config, "init_std", 0.02)
 
 
-def carried(chosen: Float[Tensor, "component"], rotation: Rotation) -> Float[Tensor, "component"]:
-    """The scaled frequencies of components that were chosen by their unscaled ones; 0 stays 0.
+def scale_chosen(
+    chosen: Float[Tensor, "component"], rotation: Rotation
+) -> Float[Tensor, "component"]:
+    """Scale frequencies that were chosen by their unscaled values.
 
-    Which components turn how far is decided by the frequencies of training, before position
-    interpolation or YaRN.
+    Components are chosen by the frequencies of training, before position interpolation or YaRN.
+
+    Args:
+        chosen: Unscaled frequencies [component]; 0 for those left out.
+        rotation: Scaled and unscaled frequencies of the layer.
+
+    Returns:
+        Scaled frequencies [component]; 0 stays 0.
     """
+    # Scaling keeps the order of components, so a chosen one is found by its unscaled value.
     source = (chosen[:, None] == rotation.unscaled).to(torch.int8).argmax(1)
     return rotation.frequencies[source].where(chosen != 0, 0.0)
 
 
-_UNPOSITIONED = ("nope", "learned")
+_WITHOUT_POSITIONS = ("nope", "learned")
 _ADDITIVE: dict[str, Callable[[int, int], PositionLogits]] = {
     **dict.fromkeys(("alibi", "repo_alibi"), lambda heads, length: ALiBi(heads)),
     "kerple": lambda heads, length: KerpleLog(heads),

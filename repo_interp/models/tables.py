@@ -1,10 +1,9 @@
-"""Learned absolute positions: a decoder's table of vectors, one per token index, and changes of
-that index.
+"""Learned absolute positions: a decoder's table of vectors, one per token index, and its changes.
 
     h_i <- h_i + e[change(i)]
 
-The table is ours (`reposition`, the scheme "learned") or the stock decoder's own (GPT-2's wpe,
-OPT's embed_positions). Sinusoids count as none: they are computed, not learned. Knows nothing about
+The table is ours (`reposition`, the scheme "learned") or the stock decoder's (GPT-2's wpe, OPT's
+embed_positions). Sinusoids count as none: they are computed, not learned. Knows nothing about
 attention.
 """
 
@@ -22,13 +21,19 @@ TABLE = "position_table"
 
 
 def stock_table(decoder: Any) -> nn.Embedding | None:
-    """The module that looks up a vector per token index in a stock decoder; None where it has
-    none.
+    """Find the table of learned positions of a stock decoder.
+
+    Args:
+        decoder: Model of Hugging Face without its unembedding.
+
+    Returns:
+        The module that looks up a vector per token index; None without one.
     """
     tokens, config = decoder.get_input_embeddings(), decoder.config
     length = getattr(config, "max_position_embeddings", None)
     for module in decoder.modules():
         if isinstance(module, nn.Embedding) and module.weight is not tokens.weight:
+            # OPT keeps two more vectors than positions, its offset.
             shape = (module.num_embeddings - getattr(module, "offset", 0), module.embedding_dim)
             if shape == (length, config.hidden_size):
                 return module
@@ -36,24 +41,42 @@ def stock_table(decoder: Any) -> nn.Embedding | None:
 
 
 def table_of(decoder: Any) -> Any:
-    """A decoder's table of learned positions, ours or its own; None where it has none."""
-    own = getattr(decoder, TABLE, None)
-    return stock_table(decoder) if own is None else own
+    """Find a decoder's table of learned positions, ours or the stock one.
+
+    Args:
+        decoder: Model of Hugging Face without its unembedding.
+
+    Returns:
+        The table; None without one.
+    """
+    table = getattr(decoder, TABLE, None)
+    return stock_table(decoder) if table is None else table
 
 
 def positions_in(table: Any) -> int:
-    """How many positions a table has."""
+    """Count the positions of a table.
+
+    Args:
+        table: Table of learned positions.
+
+    Returns:
+        Number of positions.
+    """
     return table.weight.shape[0] - getattr(table, "offset", 0)
 
 
 def change_index(table: Any, change: Callable[[Int[Tensor, "any token"]], Tensor]) -> Any:
-    """Look up `change(index)` in place of each token's index, below 0 for padding; the handle takes
-    that back.
+    """Look up vectors by changed token indices, rounded and kept within the table.
 
-    Changed indices are rounded, and kept within the table.
+    Args:
+        table: Table of learned positions.
+        change: Maps indices [any, token], below 0 for padding, to new ones.
+
+    Returns:
+        A handle, whose `remove` ends the change.
     """
     names = list(inspect.signature(table.forward).parameters)
-    name = next(each for each in ("index", "position_ids", "input") if each in names)
+    name = next(taken for taken in ("index", "position_ids", "input") if taken in names)
 
     def hook(
         module: nn.Module, arguments: tuple, keywords: dict[str, Any]

@@ -1,4 +1,4 @@
-"""The text part of a larger model, such as one that sees images, as a decoder of its own.
+"""The text part of a larger model, such as one that sees images, as a decoder.
 
 transformers loads the larger model; its decoder and its unembedding, the very modules, become a
 causal language model of the part's family. The logits of the two on a few tokens must be equal, so
@@ -29,7 +29,7 @@ def text_model(
     """Load the text part of a larger model.
 
     Args:
-        checkpoint: What its directory holds, with `larger`.
+        checkpoint: A checkpoint with `larger`.
         config: The configuration of the text part.
         dtype: The precision of its weights.
         **placement: `device_map` and `max_memory`.
@@ -55,7 +55,7 @@ def text_model(
     tokens = torch.tensor([words[:: -(-len(words) // _TOKENS)]], device=whole.device)
     with torch.no_grad(), refused(f"{source}: the larger model does not run on text alone"):
         wanted = whole(input_ids=tokens).logits
-        text = _taken_out(whole)
+        text = _extract(whole)
         error = float((text(input_ids=tokens).logits - wanted).abs().max() / wanted.abs().max())
     if not error <= (_TOLERANCE if dtype.itemsize >= 4 else _TOLERANCE_HALF):
         raise InputError(
@@ -66,11 +66,8 @@ def text_model(
     return text
 
 
-def _taken_out(whole: Any) -> PreTrainedModel:
-    """The decoder and the unembedding of a larger model as a causal language model.
-
-    Raises ValueError where it has another form.
-    """
+def _extract(whole: Any) -> PreTrainedModel:
+    """Decoder and unembedding of a larger model as a causal model; ValueError if unfit."""
     decoder = whole.get_decoder()
     with init_empty_weights(include_buffers=False):
         text: Any = AutoModelForCausalLM.from_config(decoder.config)

@@ -13,9 +13,12 @@ from transformers import PreTrainedTokenizerBase
 from repo_interp.models.decoder import as_decoder
 
 
-def reads_with(model: nn.Module, tokenizer: PreTrainedTokenizerBase | None) -> None:
-    """Remember on a model the tokenizer that reads for it, and the BOS that this puts before a
-    text.
+def set_tokenizer(model: nn.Module, tokenizer: PreTrainedTokenizerBase | None) -> None:
+    """Remember the tokenizer of a model, and the BOS that it puts before a text.
+
+    Args:
+        model: Bridge or model of Hugging Face.
+        tokenizer: Reads text for the model; None: no tokenizer.
     """
     prepends = tokenizer is not None and special_tokens_around(tokenizer)[0]
     object.__setattr__(model, "tokenizer", tokenizer)
@@ -24,7 +27,14 @@ def reads_with(model: nn.Module, tokenizer: PreTrainedTokenizerBase | None) -> N
 
 
 def special_tokens_around(tokenizer: PreTrainedTokenizerBase) -> tuple[bool, bool]:
-    """Whether `tokenizer` puts BOS before a text, and EOS behind it."""
+    """Return whether a tokenizer puts special tokens around a text.
+
+    Args:
+        tokenizer: A tokenizer.
+
+    Returns:
+        Whether it puts BOS before a text, and EOS behind it.
+    """
     special = set(tokenizer.all_special_ids)
     words = (token for token in range(len(tokenizer)) if token not in special)
     encoded: list[int] = []

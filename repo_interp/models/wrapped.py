@@ -1,4 +1,4 @@
-"""The model inside what PyTorch and peft put around one, where both compute the same."""
+"""The model inside wrappers of PyTorch and peft, where both compute the same."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from torch import nn
 from repo_interp.errors import InputError
 
 _BESIDE = ("XLORA", "POLY")
-"""Kinds of adapters whose modules alone do not compute what the whole does."""
+"""Kinds of adapters whose modules alone do not compute the same as the whole."""
 
 _LASTING: list[Any] = []
-"""The stance of torch.compile, then a mark for each context in which nothing compiled runs."""
+"""The stance of torch.compile, then a mark for every context in which nothing compiled runs."""
 _CHANGING = threading.Lock()
 
 
@@ -25,13 +25,13 @@ def unwrapped(model: Any) -> Any:
     """Return the model or bridge inside `torch.compile` and a PeftModel.
 
     Args:
-        model: Any object; what is no such wrapper is returned as it is.
+        model: Any object; one that is no such wrapper is returned unchanged.
 
     Returns:
         The module inside, whose adapter, if any, stays active.
 
     Raises:
-        InputError: A PeftModel adds what its modules alone do not compute, such as learned prompts.
+        InputError: A PeftModel adds computations outside of its modules, such as learned prompts.
     """
     while isinstance(model, nn.Module):
         parts = vars(model).get("_modules", {})
@@ -45,18 +45,26 @@ def unwrapped(model: Any) -> Any:
 
 
 def model_of(model: Any) -> Any:
-    """The Hugging Face model inside a bridge, or inside what `unwrapped` opens."""
+    """Return the Hugging Face model inside a bridge or a wrapper.
+
+    Args:
+        model: Bridge, wrapper, or model of Hugging Face.
+
+    Returns:
+        The model of Hugging Face.
+    """
     inside = unwrapped(model)
     return getattr(inside, "original_model", inside)
 
 
 @contextmanager
 def eager() -> Iterator[None]:
-    """While it lasts, nothing that torch.compile made runs: compiled code does not see hooks that
-    came later.
+    """Keep compiled code, which sees no later hooks, from running; contexts end in any order.
 
-    Contexts end in any order.
+    Yields:
+        None.
     """
+    # Without dynamo nothing was compiled, and importing it takes seconds.
     if "torch._dynamo" not in sys.modules:
         yield
         return

@@ -1,8 +1,8 @@
 """How a token gets its position.
 
-    index        z_i = i                                                        (RoPE)
-    learned      z_i = (silu(h_i Wg) * (h_i Wc)) Wz                             (RePo eq. 4-6, app. A)
-    linear       z_i = h_i W                                                    (the released `continuous` modes)
+    index      z_i = i                                    (RoPE)
+    learned    z_i = (silu(h_i Wg) * (h_i Wc)) Wz         (RePo eq. 4-6, app. A)
+    linear     z_i = h_i W                                (the released `continuous` modes)
 
 h_i is the input of the attention layer; Wg, Wc: d_model -> d_model // 8 (`gate_map`,
 `content_map`), Wz: d_model // 8 -> P (`final_map`); no biases. P is how many rows of positions the
@@ -33,11 +33,12 @@ class TokenIndex(nn.Module):
         self, hidden_states: Float[Tensor, "batch token d_model"], index: Int[Tensor, "batch token"]
     ) -> Float[Tensor, "batch one token"]:
         """Positions as float32: exact up to 2^24 whatever the model's dtype."""
+        # float16 holds whole numbers up to 2,048 alone.
         return index.expand(hidden_states.shape[0], -1)[:, None].to(torch.float32)
 
 
 class MixedAssigner(nn.Module, ABC):
-    """Mixes what a subclass assigns with the token index: (1 - index_share) z + index_share i."""
+    """Base of assigners that mix in the index i: (1 - index_share) z + index_share i."""
 
     index_share: float = 0.0
 
@@ -48,11 +49,11 @@ class MixedAssigner(nn.Module, ABC):
     def forward(
         self, hidden_states: Float[Tensor, "batch token d_model"], index: Int[Tensor, "batch token"]
     ) -> Float[Tensor, "batch any token"]:
-        """Positions in the dtype of the maps that assign them: that of the hidden states, or a
-        wider one to round positions less.
+        """Positions in the dtype of the maps, which may be wider than that of the hidden states.
 
         Under autocast too: bfloat16 would round them.
         """
+        # Maps may be kept in float32 in a model of half precision.
         maps = next(self.parameters(), hidden_states)
         with full_precision(hidden_states):
             positions = self.assign(hidden_states.to(maps.dtype)).transpose(1, 2)
@@ -64,9 +65,7 @@ class MixedAssigner(nn.Module, ABC):
 
 
 class LearnedPositions(MixedAssigner):
-    """RePo's f_phi: a gated representation of the position, then one linear map of it per row of
-    positions.
-    """
+    """RePo's f_phi: a gated representation of the position, then one linear map per row."""
 
     def __init__(self, d_model: int, rows: int, representation: int | None = None) -> None:
         """`rows` is P.
@@ -88,9 +87,7 @@ class LearnedPositions(MixedAssigner):
 
 
 class LinearPositions(MixedAssigner):
-    """One linear map of the hidden state: for all heads together (`continuous`) or one per head
-    (`multihead_continuous`).
-    """
+    """A linear map of the hidden state to one row (`continuous`) or several (multihead)."""
 
     def __init__(self, d_model: int, rows: int) -> None:
         """`rows` is P: 1, or the number of key-value heads."""

@@ -2,14 +2,15 @@
 
 For head h and distance D = |z_i - z_j|:
 
-    ALiBi         B = -m_h D,  m_h = 2^(-8 h / H),  h = 1 .. H              (Press et al. 2022, sec. 3)
-    KERPLE log    B = -a_h log(1 + b_h D),  a, b > 0                         (Chi et al. 2022, as in HoPE)
-    FIRE          B = f_h(psi(D) / psi(max(L, z_i))),  psi(x) = log(1 + c x) (Li et al. 2024, listing)
+    ALiBi         B = -m_h D,  m_h = 2^(-8 h / H),  h = 1 .. H    (Press et al. 2022, sec. 3)
+    KERPLE log    B = -a_h log(1 + b_h D),  a, b > 0              (Chi et al. 2022, as in HoPE)
+    FIRE          B = f_h(psi(D) / psi(max(L, z_i))),
+                  psi(x) = log(1 + c x)                           (Li et al. 2024, listing)
 
 z is the token's index, or any real-valued position, such as RePo's learned one. Distances are
 symmetric, as KERPLE's kernel is: a key that a learned position puts beyond its query is as far away
 as one behind it. ALiBi and KERPLE see differences of positions only; FIRE's normaliser grows with
-the query's own position above L, so it wants positions counted from 0.
+the query's position above L, so it wants positions counted from 0.
 
 KERPLE's constraints hold by construction: a = exp(.), b = exp(.) of unconstrained parameters. (The
 authors' code clamps a, b to at least 0.01 before every use instead; the starting values are drawn
@@ -38,10 +39,22 @@ def geometric_slopes(
     ratio: float | None = None,
     device: torch.device | None = None,
 ) -> Float[Tensor, "head"]:
-    """Slopes first, first * ratio, first * ratio^2, ..., one per head, in logits per position.
+    """Make slopes first, first * ratio, first * ratio^2, ..., one per head.
 
-    Both are 2^(-8 / heads) unless given: 1/2 .. 1/256 for 8 heads. The paper's sentence is taken
-    for any number of heads; its code departs from it where that is no power of two.
+    The paper's sentence is taken for any number of heads; its code departs from it where that is no
+    power of two.
+
+    Args:
+        heads: Number of heads.
+        first: The first slope, in logits per position; None: 2^(-8 / heads).
+        ratio: Ratio of neighbouring slopes; None: 2^(-8 / heads).
+        device: Where the slopes are wanted.
+
+    Returns:
+        Slopes [head], float32: 1/2 .. 1/256 for 8 heads by default.
+
+    Raises:
+        ValueError: `heads` is below 1.
     """
     if heads < 1:
         raise ValueError(f"slopes for at least one head were wanted; got {heads} heads")
@@ -77,9 +90,7 @@ class PositionBias(PositionLogits):
         values: Float[Tensor, "batch kv_head key d_head"] | None = None,
         gate_keys: Float[Tensor, "batch kv_head key d_head"] | None = None,
     ) -> Float[Tensor, "batch head row key"]:
-        """Position logits of some rows against all keys, 0 where not visible; see
-        PositionLogits.
-        """
+        """Position logits of some rows against all keys, 0 where not visible."""
         with full_precision(query_index):
             bias = self.bias(
                 self._rows_of_positions(query_index), self._rows_of_positions(key_index)
@@ -94,7 +105,7 @@ class PositionBias(PositionLogits):
             and not positions.requires_grad
             and torch.equal(positions, positions[:1].expand_as(positions))
         ):
-            positions = positions[:1]  # the index: one bias for all prompts, not a copy for each
+            positions = positions[:1]  # the index: one bias for all prompts
         return positions if positions.shape[1] == 1 else expand_heads(positions, self.heads)
 
 
@@ -102,8 +113,12 @@ class ALiBi(PositionBias):
     """-m_h D with fixed slopes; nothing to learn."""
 
     def __init__(self, heads: int, first: float | None = None, ratio: float | None = None) -> None:
-        """`first`, `ratio`: another geometric series of slopes than the paper's, see
-        `geometric_slopes`.
+        """Set a geometric series of slopes, see `geometric_slopes`.
+
+        Args:
+            heads: Query heads of the layer.
+            first: The first slope; None: the paper's.
+            ratio: Ratio of neighbouring slopes; None: the paper's.
         """
         super().__init__(heads)
         self.first, self.ratio = first, ratio
@@ -139,9 +154,7 @@ class KerpleLog(PositionBias):
 
 
 class FIRE(PositionBias):
-    """f_h(psi(D) / psi(max(L, z_i))) with a ReLU network f, learned c and L; starts as in the
-    paper.
-    """
+    """f_h(psi(D) / psi(max(L, z_i))) with a ReLU network f, learned c and L."""
 
     def __init__(
         self,
@@ -151,10 +164,14 @@ class FIRE(PositionBias):
         threshold: float = 512.0,
         margin: float = 1e-6,
     ) -> None:
-        """`width`: hidden units of f.
+        """Set the starting values, by default those of the paper's listing.
 
-        `curvature`: c at the start. `threshold`: L at the start, in positions; a factor of it is
-        learned. `margin`: added to the normaliser. The defaults are those of the listing.
+        Args:
+            heads: Query heads of the layer.
+            width: Hidden units of f.
+            curvature: c at the start.
+            threshold: L at the start, in positions; a factor of it is learned.
+            margin: Added to the normaliser.
         """
         super().__init__(heads)
         self.hidden = nn.Linear(1, width)
@@ -175,6 +192,7 @@ class FIRE(PositionBias):
             curvature * torch.maximum(query_positions, threshold.to(query_positions.dtype))
         )
         progress = torch.log1p(curvature * distances(query_positions, key_positions))
+        # The margin keeps the first token, whose reach may be 0, finite.
         progress = progress / (reach + self.margin)[..., None]
         hidden_weight, hidden_bias, output_weight = (
             parameter.to(progress.dtype)
@@ -184,6 +202,7 @@ class FIRE(PositionBias):
                 self.output.weight[:, None],
             )
         )
+        # The network has one input, so it is evaluated by segments, without an axis of units.
         learned = relu_network(progress, hidden_weight, hidden_bias, output_weight)
         return learned + self.output.bias.to(progress.dtype)[:, None, None]
 
@@ -191,7 +210,15 @@ class FIRE(PositionBias):
 def distances(
     query_positions: Float[Tensor, "batch any row"], key_positions: Float[Tensor, "batch any key"]
 ) -> Float[Tensor, "batch any row key"]:
-    """|z_i - z_j| of every pair, in positions."""
+    """Return |z_i - z_j| of every pair, in positions.
+
+    Args:
+        query_positions: [batch, any, row].
+        key_positions: [batch, any, key].
+
+    Returns:
+        [batch, any, row, key].
+    """
     return (query_positions[..., :, None] - key_positions[..., None, :]).abs()
 
 

@@ -1,13 +1,15 @@
 """Contextual position encoding, CoPE (Golovneva et al. 2024, eq. 3-10, listing 1, app. C and D).
 
-    g_ij = sigmoid(logit_scale * q_i . x_j)  where query i sees key j, else 0                   (eq. 3)
-    p_ij = sum_{t = j .. i} g_it                                                                (eq. 4)
+    g_ij = sigmoid(logit_scale * q_i . x_j)  where query i sees key j, else 0     (eq. 3)
+    p_ij = sum_{t = j .. i} g_it                                                  (eq. 4)
     B_ij = the position logit that a map makes of p = p_ij and query q = q_i:
 
-    embedding   (1 - w) z[floor p] + w z[floor p + 1],  w = p - floor p,                        (eq. 5, 7, 8)
-                z[n] = q . e[n] with a learned vector e[n] for n = 0 .. p_max - 1
-    MLP         q . e[p],  e[p] = W2 relu(W1 p / u + b1) + b2                                   (CoPE-MLP, app. C)
-    slopes      m_h p, fixed or learned                                                         (CoPE-ALiBi, eq. 10)
+    embedding   (1 - w) z[floor p] + w z[floor p + 1],  w = p - floor p,
+                z[n] = q . e[n] with a learned e[n] for n = 0 .. p_max - 1        (eq. 5, 7, 8)
+    MLP         q . e[p],  e[p] = W2 relu(W1 p / u + b1) + b2                     (CoPE-MLP,
+                                                                                  app. C)
+    slopes      m_h p, fixed                                                      (CoPE-ALiBi,
+                                                                                  eq. 10)
 
 x_j is the key ("keys"), a key W_g h_j made for the gates alone ("separate_keys"), or the value
 ("values"). The gates are those of listing 1 and of the released code: of the scaled logits, after
@@ -17,7 +19,7 @@ rival in tables 2 and 5, with one vector for all p from p_max - 1 on.
 
 Positions are clamped to the map's `maximum`: p_max - 1 for a table of p_max vectors, as listing 1
 and the released code do. A map is shared by all heads of a layer, and by layers that are given the
-same one. The table, the MLP's output and learned slopes start at zero (listing 1, app. C).
+same one. The table and the MLP's output start at zero (listing 1, app. C).
 
 CoPE + RoPE is a layer that rotates and adds this. Queries and keys that come in here are not
 rotated: the product of a rotated query with e[p] would depend on where the prompt starts.
@@ -45,12 +47,20 @@ def gates(
     visible: Bool[Tensor, "batch 1 row key"],
     logit_scale: float,
 ) -> Float[Tensor, "batch head row key"]:
-    """g_ij, from 0 to 1: how much row i counts token j; 0 where not visible.
+    """Compute the gates g_ij, from 0 to 1: how much row i counts token j.
 
-    `counted_by`: the x_j; None where all gates are open.
+    Args:
+        queries: [batch, head, row, d_head], unrotated.
+        counted_by: The x_j [batch, kv_head, key, d_head]; None: all gates are open.
+        visible: Which keys a row may attend to [batch, 1, row, key].
+        logit_scale: Factor of the dot products.
+
+    Returns:
+        Gates [batch, head, row, key]; 0 where not visible.
     """
     if counted_by is None:
         return visible.to(exact(queries).dtype).expand(*queries.shape[:2], -1, -1)
+    # In place: the map is the largest array of a layer.
     logits = grouped_product(exact(queries), exact(counted_by)).mul_(logit_scale)
     return logits.masked_fill_(~visible, -math.inf).sigmoid()
 
@@ -58,10 +68,16 @@ def gates(
 def contextual_positions(
     gates: Float[Tensor, "... row key"], maximum: float = math.inf
 ) -> Float[Tensor, "... row key"]:
-    """p_ij, what row i counts from key j on, in tokens, at most `maximum`.
+    """Add gates up to positions p_ij, the count of row i from key j on.
 
-    At key 0: all it counts.
+    Args:
+        gates: [..., row, key].
+        maximum: Larger positions are clamped to it.
+
+    Returns:
+        Positions [..., row, key], in tokens; at key 0 all that a row counts.
     """
+    # Sums run from a key to the query, so from the end.
     counted = gates.flip(-1).cumsum(-1).flip(-1)
     return counted if maximum == math.inf else counted.clamp(max=maximum)
 
@@ -71,7 +87,7 @@ class PositionMap(nn.Module, ABC):
 
     @property
     def maximum(self) -> float:
-        """Larger positions are taken for this one; infinite where every position is its own."""
+        """The largest position; larger ones are clamped to it. Infinite without a limit."""
         return math.inf
 
     @abstractmethod
@@ -80,9 +96,7 @@ class PositionMap(nn.Module, ABC):
         queries: Float[Tensor, "batch head row d_head"],
         positions: Float[Tensor, "batch head row key"],
     ) -> Float[Tensor, "batch head row key"]:
-        """Position logits of positions from 0 to `maximum`, in float32 (float64 for float64
-        input).
-        """
+        """Position logits of positions from 0 to `maximum`, in float32 (float64 for float64)."""
 
 
 class InterpolatedEmbedding(PositionMap):
@@ -113,7 +127,9 @@ class InterpolatedEmbedding(PositionMap):
         # a row counts no more tokens than there are keys
         reachable = self.weight[: positions.shape[-1] + 1]
         whole = queries @ reachable.to(queries.dtype).transpose(0, 1)
+        # The last vector has no next one; there w = 0.
         rise = nn.functional.pad(whole.diff(dim=-1), (0, 1))
+        # Gradients pass through w, not through the floor.
         below = positions.detach().floor()
         index = below.long()
         return torch.addcmul(whole.gather(-1, index), positions - below, rise.gather(-1, index))
@@ -162,13 +178,16 @@ class FixedSlopes(PositionMap):
 
     Eq. 10 is printed with + m p and positive slopes, which would prefer the farthest token. ALiBi,
     which it follows, subtracts: the default is ALiBi's slopes with a minus sign. The printed sign,
-    or the paper's own sets of slopes such as 1, 1/4, 1/16, 1/64, are a matter of `first` and
-    `ratio`.
+    or the paper's sets of slopes such as 1, 1/4, 1/16, 1/64, are a matter of `first` and `ratio`.
     """
 
     def __init__(self, heads: int, first: float | None = None, ratio: float | None = None) -> None:
-        """Slopes first, first * ratio, ... logits per position; -2^(-8/heads) and 2^(-8/heads) if
-        not given.
+        """Set slopes first, first * ratio, ... in logits per position.
+
+        Args:
+            heads: Query heads of the layer.
+            first: The first slope; None: -2^(-8 / heads).
+            ratio: Ratio of neighbouring slopes; None: 2^(-8 / heads).
         """
         super().__init__()
         self.heads, self.ratio = heads, ratio
@@ -184,28 +203,18 @@ class FixedSlopes(PositionMap):
         return slopes[:, None, None] * positions
 
 
-class LearnedSlopes(PositionMap):
-    """m_h p with one learned slope per head, 0 at the start."""
-
-    def __init__(self, heads: int) -> None:
-        super().__init__()
-        self.slopes = nn.Parameter(torch.zeros(heads))
-
-    def forward(
-        self,
-        queries: Float[Tensor, "batch head row d_head"],
-        positions: Float[Tensor, "batch head row key"],
-    ) -> Float[Tensor, "batch head row key"]:
-        """Position logits; the queries are not used."""
-        return exact(self.slopes)[:, None, None] * positions
-
-
 class ContextualPositions(PositionLogits):
     """CoPE: gates, the positions they add up to, and a map from positions to logits."""
 
     def __init__(self, position_map: PositionMap, gate_source: GateSource = "keys") -> None:
-        """`position_map` is shared by the layer's heads, and by all layers that are given the same
-        object.
+        """Combine gates with a map of positions.
+
+        Args:
+            position_map: Shared by the layer's heads, and by all layers that are given it.
+            gate_source: Tensor that a query is held against.
+
+        Raises:
+            ValueError: The gate source is unknown.
         """
         super().__init__()
         if gate_source not in get_args(GateSource):
@@ -218,9 +227,18 @@ class ContextualPositions(PositionLogits):
     def counted_by(
         self, keys: Tensor, values: Tensor | None, gate_keys: Tensor | None
     ) -> Float[Tensor, "batch kv_head key d_head"] | None:
-        """The x_j that this layer's gates look at; None where all are open.
+        """Choose the x_j that the gates of this layer look at.
 
-        ValueError where they were not given.
+        Args:
+            keys: Keys of the layer.
+            values: Values of the layer, or None.
+            gate_keys: Separate keys for gates, or None.
+
+        Returns:
+            One of them; None where all gates are open.
+
+        Raises:
+            ValueError: The wanted one was not given.
         """
         if self.gate_source == "open":
             return None
@@ -251,7 +269,7 @@ class ContextualPositions(PositionLogits):
 
 
 class SeparatelyGatedPositions(ContextualPositions):
-    """CoPE whose gates have keys of their own, x_j = W_g h_j without bias ("sep-keys")."""
+    """CoPE whose gates have separate keys, x_j = W_g h_j without bias ("sep-keys")."""
 
     def __init__(
         self,

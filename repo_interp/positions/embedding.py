@@ -1,7 +1,7 @@
-"""Learned absolute positions: one vector per position, added to the token embedding at the model's
-input.
+"""Learned absolute positions: one vector per position, added to the token embedding at the input.
 
-    h_i <- h_i + e[i],  i = 0 .. length - 1       (baseline of CoPE and HoPE; starts normal, 0.02, as GPT-2's)
+    h_i <- h_i + e[i],  i = 0 .. length - 1     (baseline of CoPE and HoPE; starts normal, 0.02,
+                                                as GPT-2's)
 
 There is no vector beyond the table: a longer prompt is an error, never given another position's
 vector. Knows nothing about attention.
@@ -18,8 +18,12 @@ class AbsoluteEmbedding(nn.Module):
     """The table e and its addition."""
 
     def __init__(self, length: int, d_model: int, initial_deviation: float = 0.02) -> None:
-        """`length` positions, as many as the longest prompt has tokens; vectors of width
-        `d_model`.
+        """Draw a table from normal(0, initial_deviation).
+
+        Args:
+            length: Positions, as many as the longest prompt has tokens.
+            d_model: Width of the vectors.
+            initial_deviation: Standard deviation of the vectors as drawn.
         """
         super().__init__()
         self.weight = nn.Parameter(torch.empty(length, d_model))
@@ -42,6 +46,7 @@ class AbsoluteEmbedding(nn.Module):
                 f"{length - 1}; "
                 "use shorter prompts, or train with a longer table"
             )
+        # Padding looks up any vector, which is then set to 0.
         vectors = nn.functional.embedding(index.clamp(min=0), self.weight).masked_fill(
             index[..., None] < 0, 0.0
         )

@@ -1,11 +1,12 @@
 """The layout language: which layer assigns positions how.
 
-    rope | nope | hope | ...       that scheme in every layer
-    repo                           learned positions in every layer
-    repo@1/3                       RoPE below, learned positions from 0-based layer floor(L/3) (RePo sec. 4.1: 5 of 16, 10 of 32)
-    repo@5                         ... from layer 5
-    r2n1, n2r1                     two RoPE layers then a NoPE layer, repeated; two NoPE layers then a RoPE layer
-    rope,rope,repo,...             an explicit list, one scheme a layer
+    rope | nope | hope | ...    that scheme in every layer
+    repo                        learned positions in every layer
+    repo@1/3                    RoPE below, learned positions from 0-based layer floor(L/3)
+                                (RePo sec. 4.1: 5 of 16, 10 of 32)
+    repo@5                      ... from layer 5
+    r2n1, n2r1                  two RoPE layers then a NoPE layer, repeated; two NoPE, one RoPE
+    rope,rope,repo,...          an explicit list, one scheme a layer
 
 `@START` works for every scheme and for the two that repeat: `r2n1@1/3` counts its periods from
 there. Other packages add schemes by entry points of the group `repo_interp.schemes`; here only
@@ -45,7 +46,7 @@ SCHEMES: dict[str, str] = {
     "hope_ab3": "HoPE's ablation: activated and low components given high frequencies",
     "rope_high": "HoPE's ablation: activated and low components removed from the dot product",
 }
-"""Every scheme of ours that a layer can have, with what it is."""
+"""Every scheme of ours that a layer can have, with its description."""
 
 PARAMETERS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("repo", "repo_alibi"), ("gate_map", "content_map", "final_map")),
@@ -57,7 +58,7 @@ PARAMETERS: dict[str, tuple[str, ...]] = {
         ("cope", "cope_alibi", "cope_mlp", "cope_rope"), ("position_map", "gate_projection")
     ),
 }
-"""The modules and parameters in which schemes keep what they learn in a layer, as checkpoints name
+"""The modules and parameters in which schemes keep their weights in a layer, as checkpoints name
 them under `self_attn`.
 """
 
@@ -74,7 +75,7 @@ FIXED = tuple(scheme for scheme in SCHEMES if scheme not in (*LEARNED, *CONTEXTU
 """Schemes of ours whose positions are the token index, or none, whatever the text."""
 
 GateSource = Literal["keys", "separate_keys", "values", "open"]
-"""What a query of CoPE is held against to decide which tokens it counts; "open": it counts all."""
+"""Tensor that decides, with a query of CoPE, which tokens count; "open": all count."""
 
 NO_ATTENTION = "-"
 """Stands for a layer without attention, in a hybrid: it has no scheme, whatever the layout."""
@@ -83,50 +84,68 @@ _PERIODS = {"r2n1": ("rope", "rope", "nope"), "n2r1": ("nope", "nope", "rope")}
 
 
 def scheme_names() -> tuple[str, ...]:
-    """Every scheme that a layer can have: ours, then those that other packages add.
+    """List the schemes that a layer can have, without an import of other packages.
 
-    Imports none of theirs.
+    Returns:
+        Our names, then those that other packages add.
     """
     points = installed_points("repo_interp.schemes")
     return (*SCHEMES, *sorted({point.name for point in points if point.name not in SCHEMES}))
 
 
 def meaning(scheme: str) -> str:
-    """What a scheme is, in a few words."""
+    """Describe a scheme in a few words.
+
+    Args:
+        scheme: Name of the scheme.
+
+    Returns:
+        The description.
+    """
     return SCHEMES.get(scheme, "a scheme of another package")
 
 
 def parse_layout(text: str, layers: int) -> tuple[str, ...]:
-    """The scheme of each of `layers` layers.
+    """Parse a layout.
 
-    Raises ValueError naming what is unknown or does not fit.
+    Args:
+        text: Such as "repo@1/3".
+        layers: Number of layers of the model.
+
+    Returns:
+        The scheme of every layer.
+
+    Raises:
+        ValueError: A scheme is unknown, or the layout does not fit the number of layers.
     """
     text = text.strip()
+    named_schemes(text)  # refuses unknown ones
     if "," in text:
         schemes = tuple(part.strip() for part in text.split(","))
         if len(schemes) != layers:
             raise ValueError(
                 f"layout {text!r:.80} names {len(schemes)} layers; the model has {layers}"
             )
-        for scheme in schemes:
-            _known(scheme)
-        _whole(schemes, text)
-        return schemes
-    scheme, at, start_text = text.partition("@")
-    if scheme not in _PERIODS:
-        _known(scheme)
-    period = _PERIODS.get(scheme, (scheme,))
-    start = _start(start_text, layers, text) if at else 0
-    schemes = _repeated(period, start, layers)
-    _whole(schemes, text)
+    else:
+        scheme, at, start_text = text.partition("@")
+        start = _parse_start(start_text, layers, text) if at else 0
+        period = _PERIODS.get(scheme, (scheme,))
+        schemes = _repeat(period, start, layers)
+    _require_uniform(schemes, text)
     return schemes
 
 
 def named_schemes(text: str) -> tuple[str, ...]:
-    """The schemes that a layout names, however many layers it is for, each once; RoPE below
-    `@START` is not named.
+    """List the schemes that a layout names, whatever the number of layers.
 
-    Raises ValueError naming what is unknown.
+    Args:
+        text: Such as "repo@1/3".
+
+    Returns:
+        Schemes without duplicates; RoPE below `@START` is not among them.
+
+    Raises:
+        ValueError: A scheme is unknown.
     """
     scheme = text.strip().partition("@")[0]
     named = (
@@ -134,18 +153,24 @@ def named_schemes(text: str) -> tuple[str, ...]:
         if "," in text
         else _PERIODS.get(scheme, (scheme,))
     )
-    for each in named:
-        _known(each)
+    for name in named:
+        _require_known(name)
     return tuple(dict.fromkeys(named))
 
 
 def format_layout(schemes: tuple[str, ...]) -> str:
-    """The shortest text that `parse_layout` reads back as `schemes`, but for layers without
-    attention.
+    """Format schemes as the shortest layout that `parse_layout` reads back.
+
+    Args:
+        schemes: Scheme of every layer.
+
+    Returns:
+        The layout; it leaves out which layers lack attention.
     """
     layers = len(schemes)
+    # A name alone is shortest; then a start layer; then the list.
     for name in (*SCHEMES, *_PERIODS):
-        if _fit(parse_layout(name, layers), schemes):
+        if _matches(parse_layout(name, layers), schemes):
             return name
     # all rope has a name
     start = next(
@@ -153,20 +178,20 @@ def format_layout(schemes: tuple[str, ...]) -> str:
     )
     for name, period in ((schemes[start], (schemes[start],)), *_PERIODS.items()):
         first = start - next(place for place, scheme in enumerate(period) if scheme != "rope")
-        if first >= 0 and _fit(_repeated(period, first, layers), schemes):
+        if first >= 0 and _matches(_repeat(period, first, layers), schemes):
             return f"{name}@{first}" if first else name
     return ",".join(schemes)
 
 
-def _fit(named: tuple[str, ...], schemes: tuple[str, ...]) -> bool:
+def _matches(named: tuple[str, ...], schemes: tuple[str, ...]) -> bool:
     return all(scheme in (name, NO_ATTENTION) for name, scheme in zip(named, schemes, strict=True))
 
 
-def _repeated(period: tuple[str, ...], start: int, layers: int) -> tuple[str, ...]:
+def _repeat(period: tuple[str, ...], start: int, layers: int) -> tuple[str, ...]:
     return ("rope",) * start + tuple(period[layer % len(period)] for layer in range(layers - start))
 
 
-def _known(scheme: str) -> None:
+def _require_known(scheme: str) -> None:
     if scheme not in SCHEMES and scheme != NO_ATTENTION and scheme not in scheme_names():
         raise ValueError(
             f"unknown position scheme {scheme!r:.80}; known are "
@@ -174,7 +199,7 @@ def _known(scheme: str) -> None:
         )
 
 
-def _whole(schemes: tuple[str, ...], layout: str) -> None:
+def _require_uniform(schemes: tuple[str, ...], layout: str) -> None:
     if "learned" in schemes and not set(schemes) <= {"learned", NO_ATTENTION}:
         raise ValueError(
             f"layout {layout!r}: learned absolute positions enter at the model's input, so "
@@ -182,12 +207,13 @@ def _whole(schemes: tuple[str, ...], layout: str) -> None:
         )
 
 
-def _start(text: str, layers: int, layout: str) -> int:
+def _parse_start(text: str, layers: int, layout: str) -> int:
     if not re.fullmatch(r"[0-9]{1,9}(/0*[1-9][0-9]{0,8})?", text):
         raise ValueError(
             f"layout {layout!r:.80}: after @ stands a layer (5) or a share of the layers "
             f"(1/3), not {text!r:.80}"
         )
+    # A fraction: floats would make 1/49 of 49 layers none.
     start = math.floor(Fraction(text) * layers) if "/" in text else int(text)
     if start >= layers:
         raise ValueError(

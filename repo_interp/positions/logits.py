@@ -1,6 +1,6 @@
-"""What all schemes that add to the attention logits have in common.
+"""Base of all schemes that add to the attention logits, and arithmetic that they share.
 
-    S_ij = soft_capped(logit_scale * q_i . k_j) + B_ij        B_ij: the position logits, of every head
+    S_ij = cap_logits(logit_scale * q_i . k_j) + B_ij    B_ij: position logits, of every head
 
 A row of B depends on that row's query and on the keys it sees, never on other rows: so rows may be
 asked in blocks, or one by one against cached keys, and equal the rows of the full computation. Sums
@@ -25,11 +25,15 @@ class PositionLogits(nn.Module, ABC):
     def gate_keys(
         self, hidden_states: Float[Tensor, "batch token d_model"]
     ) -> Float[Tensor, "batch kv_head token d_head"] | None:
-        """Further keys that the scheme makes from the attention layer's input; None where it makes
-        none.
+        """Make further keys from the attention layer's input; None where the scheme has none.
 
-        They belong to tokens as keys do: who caches keys caches these too, and hands all to
-        `forward`.
+        They belong to tokens as keys do: a cache of keys holds these too, and all go to `forward`.
+
+        Args:
+            hidden_states: [batch, token, d_model].
+
+        Returns:
+            [batch, kv_head, token, d_head], or None.
         """
         return None
 
@@ -45,41 +49,78 @@ class PositionLogits(nn.Module, ABC):
         values: Float[Tensor, "batch kv_head key d_head"] | None = None,
         gate_keys: Float[Tensor, "batch kv_head key d_head"] | None = None,
     ) -> Float[Tensor, "batch head row key"]:
-        """Position logits of some rows against all keys, to add to the scaled logits; 0 where not
-        visible.
+        """Compute position logits of some rows against all keys, 0 where not visible.
 
-        `queries`, `keys`: before any rotation. `query_index`, `key_index`: the positions that the
-        layer's assigner gave, as hooks left them, [batch, P, row] with P one of 1, the key-value
-        heads, the heads; without an assigner each token's number among the valid tokens of its
-        prompt, [batch, row]. `visible`: which keys a row may attend to. Batch axes of 1 broadcast.
-        Returns float32 (float64 for float64 input) whatever the model's dtype; its batch axis is 1
-        where nothing it depends on differs between prompts.
+        Args:
+            queries: Before any rotation.
+            keys: Before any rotation.
+            query_index: Positions as the layer's assigner gave them and hooks left them [batch, P,
+                row], with P one of 1, the key-value heads, the heads; without an assigner tokens'
+                numbers among the valid tokens of their prompts [batch, row].
+            key_index: The same of the keys.
+            visible: Which keys a row may attend to.
+            logit_scale: Factor of the dot products.
+            values: Values of the layer, where a scheme reads them.
+            gate_keys: All results of `gate_keys` so far.
+
+        Returns:
+            Logits to add to the scaled ones, float32 (float64 for float64 input) whatever the
+            model's dtype. Batch axes of 1 broadcast; the batch axis is 1 where prompts do not
+            differ.
         """
 
 
 def exact(tensor: Tensor) -> Tensor:
-    """`tensor` as float32; float64 stays."""
+    """Convert a tensor to float32; float64 stays.
+
+    Args:
+        tensor: Any tensor.
+
+    Returns:
+        float32 or float64.
+    """
     return tensor if tensor.dtype == torch.float64 else tensor.to(torch.float32)
 
 
-def soft_capped(logits: Tensor, cap: float | None) -> Tensor:
-    """`logits` between -cap and cap, nearly as they are where small: cap tanh(logit / cap) (Gemma
-    2); None: as they are.
+def cap_logits(logits: Tensor, cap: float | None) -> Tensor:
+    """Keep logits between -cap and cap: cap tanh(logit / cap) (Gemma 2).
+
+    Args:
+        logits: Any shape.
+        cap: The largest size of a logit; None: no cap.
+
+    Returns:
+        Capped logits, nearly unchanged where small.
     """
     return logits if cap is None else torch.tanh(logits / cap) * cap
 
 
 def full_precision(tensor: Tensor) -> torch.autocast:
-    """A context in which autocast does not round products on the tensor's device to bfloat16."""
+    """Keep autocast from rounding products to bfloat16.
+
+    Args:
+        tensor: A tensor on the device in question.
+
+    Returns:
+        A context manager.
+    """
     return torch.autocast(tensor.device.type, enabled=False)
 
 
 def grouped_product(
     queries: Float[Tensor, "batch head row d_head"], keys: Float[Tensor, "batch kv_head key d_head"]
 ) -> Float[Tensor, "batch head row key"]:
-    """q_i . k_j with the key of the head's group: consecutive heads share a key-value head.
+    """Compute q_i . k_j with the key of the head's group, without a copy of keys.
 
-    Copies no key.
+    Args:
+        queries: [batch, head, row, d_head].
+        keys: [batch, kv_head, key, d_head]; consecutive heads share a key-value head.
+
+    Returns:
+        [batch, head, row, key].
+
+    Raises:
+        ValueError: The heads cannot share the keys evenly.
     """
     batch, heads, rows, width = queries.shape
     kv_heads, tokens = keys.shape[1:3]
@@ -87,5 +128,6 @@ def grouped_product(
         raise ValueError(f"{heads} heads cannot share {kv_heads} keys evenly")
     if heads == kv_heads:
         return queries @ keys.transpose(-1, -2)
+    # Heads of a group become rows, so that no key is repeated in memory.
     grouped = queries.reshape(batch, kv_heads, heads // kv_heads * rows, width)
     return (grouped @ keys.transpose(-1, -2)).view(batch, heads, rows, tokens)

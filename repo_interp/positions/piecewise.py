@@ -1,6 +1,7 @@
 """A ReLU network of one number, evaluated as the piecewise-linear function that it is.
 
-    f(x) = sum_n v_n relu(w_n x + b_n)  =  x sum_{n active at x} v_n w_n  +  sum_{n active at x} v_n b_n
+    f(x) = sum_n v_n relu(w_n x + b_n)
+         = x sum_{n active at x} v_n w_n  +  sum_{n active at x} v_n b_n
 
 Unit n switches at its knot -b_n / w_n. Between two neighbouring knots the set of active units is
 fixed, so f needs one slope and one intercept per segment: (units + 1) of them, looked up by x. A
@@ -24,15 +25,26 @@ def relu_network(
     hidden_bias: Float[Tensor, "unit"],
     output_weight: Float[Tensor, "... row unit"],
 ) -> Float[Tensor, "... row key"]:
-    """f at every input, with output weights v of each row's own; leading axes broadcast.
+    """Evaluate f at every input; differentiable in all arguments, leading axes broadcast.
 
-    Differentiable in all four arguments. At a knot the derivative of the segment below is taken.
+    At a knot the derivative of the segment below is taken.
+
+    Args:
+        inputs: x [..., row, key].
+        hidden_weight: w [unit].
+        hidden_bias: b [unit].
+        output_weight: v of every row [..., row, unit].
+
+    Returns:
+        f(x) [..., row, key].
     """
     with torch.no_grad():
+        # A unit without weight never switches.
         knots = torch.where(hidden_weight == 0, torch.inf, -hidden_bias / hidden_weight)
         knots, order = knots.sort()
         segments = torch.searchsorted(knots, inputs.detach().contiguous())
         active = _active_units(hidden_weight, hidden_bias, order.argsort()).to(inputs.dtype)
+    # One slope and one intercept for every segment.
     slopes = (output_weight * hidden_weight) @ active
     intercepts = (output_weight * hidden_bias) @ active
     leading = torch.broadcast_shapes(slopes.shape[:-1], segments.shape[:-1])

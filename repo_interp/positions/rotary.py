@@ -1,6 +1,7 @@
 """Rotation of queries and keys by real-valued positions (RoPE; RePo eq. 3 and 7).
 
-    (x_r, x_r') -> (x_r cos(theta_r z) - x_r' sin(theta_r z),  x_r' cos(theta_r z) + x_r sin(theta_r z))
+    (x_r, x_r') -> (x_r cos(theta_r z) - x_r' sin(theta_r z),
+                    x_r' cos(theta_r z) + x_r sin(theta_r z))
 
 x_r, x_r' are dimensions r and r + d_head/2 of a head (half-split pairs, component r = 0 the
 fastest), theta_r is the component's frequency in radians per position, z the token's position: its
@@ -25,10 +26,19 @@ def rotate(
     frequencies: Float[Tensor, "component"],
     attention_scaling: float | Float[Tensor, "*any component"] = 1.0,
 ) -> Float[Tensor, "... token d_head"]:
-    """Rotate `features` by `positions`; leading axes broadcast. Returns the dtype of `features`.
+    """Rotate features by positions; leading axes broadcast, gradients reach the positions.
 
     Angles are computed in float32 (float64 for float64 features), as the released models do;
-    cosines and sines are then cast to the features' dtype. Gradients reach the positions.
+    cosines and sines are then cast to the features' dtype.
+
+    Args:
+        features: Queries or keys [..., token, d_head], half-split.
+        positions: [..., token].
+        frequencies: Radians per position [component].
+        attention_scaling: Factor of cosines and sines, a number or one per component.
+
+    Returns:
+        Rotated features, in their dtype.
     """
     cosines, sines = rotation_tables(
         positions, frequencies, attention_scaling, dtype=features.dtype
@@ -41,7 +51,16 @@ def turn(
     cosines: Float[Tensor, "... token component"],
     sines: Float[Tensor, "... token component"],
 ) -> Float[Tensor, "... token d_head"]:
-    """Rotate the half-split pairs of `features` by angles given as half tables."""
+    """Rotate half-split pairs by angles given as half tables.
+
+    Args:
+        features: Queries or keys [..., token, d_head].
+        cosines: [..., token, component].
+        sines: [..., token, component].
+
+    Returns:
+        Rotated features.
+    """
     first, second = features.chunk(2, dim=-1)
     return torch.cat((first * cosines - second * sines, second * cosines + first * sines), dim=-1)
 
@@ -52,7 +71,18 @@ def rotation_tables(
     attention_scaling: float | Float[Tensor, "*any component"],
     dtype: torch.dtype,
 ) -> tuple[Float[Tensor, "... token component"], Float[Tensor, "... token component"]]:
-    """Cosines and sines of theta_r z, each times `attention_scaling`, in `dtype`."""
+    """Make cosines and sines of theta_r z, times `attention_scaling`.
+
+    Args:
+        positions: [..., token].
+        frequencies: Radians per position [component].
+        attention_scaling: A number, or one per component.
+        dtype: Precision of the tables; angles are computed in float32 or float64.
+
+    Returns:
+        Cosines and sines [..., token, component].
+    """
+    # Half precision would round angles at long positions by whole turns.
     exact = torch.float64 if dtype == torch.float64 else torch.float32
     angles = positions.to(exact)[..., None] * frequencies.to(device=positions.device, dtype=exact)
     scaling = (
@@ -62,10 +92,18 @@ def rotation_tables(
 
 
 def expand_heads(per_head: Tensor, heads: int) -> Tensor:
-    """Repeat axis 1 of `per_head` - 1, the key-value heads, or the heads - so that it has one entry
-    per query head.
+    """Repeat axis 1 so that it has one entry per query head.
 
-    Consecutive query heads share a key-value head, the grouping of grouped-query attention.
+    Args:
+        per_head: Tensor whose axis 1 is 1, the key-value heads, or the heads; consecutive heads
+            share a key-value head.
+        heads: Number of query heads.
+
+    Returns:
+        The tensor with axis 1 of size `heads`.
+
+    Raises:
+        ValueError: The heads cannot share the entries evenly.
     """
     present = per_head.shape[1]
     if heads % present:

@@ -1,9 +1,8 @@
-"""Frequencies for contexts longer than the training length: position interpolation and YaRN, for
-any set.
+"""Frequencies for contexts beyond the training length: position interpolation and YaRN.
 
-    interpolation   theta / s                                       (Chen et al. 2023: positions z / s)
-    YaRN            theta ((1 - ramp) + ramp / s),                  (Peng et al. 2024, sec. 3.2-3.4)
-                    cosines and sines times 0.1 ln s + 1
+    interpolation   theta / s                                  (Chen et al. 2023: positions z / s)
+    YaRN            theta ((1 - ramp) + ramp / s),
+                    cosines and sines times 0.1 ln s + 1       (Peng et al. 2024, sec. 3.2-3.4)
 
 s is the factor of the extension. A component that turns theta L / 2 pi times within the training
 length L is left alone where it turns at least beta_fast = 32 times, divided by s where it turns at
@@ -27,25 +26,40 @@ from torch import Tensor
 def interpolate(
     frequencies: Float[Tensor, "component"], factor: float
 ) -> Float[Tensor, "component"]:
-    """Position interpolation: every frequency divided by `factor`."""
-    return frequencies / _positive(factor, "factor")
+    """Divide frequencies by a factor: position interpolation.
+
+    Args:
+        frequencies: Radians per position [component].
+        factor: s.
+
+    Returns:
+        Radians per position [component].
+    """
+    return frequencies / _require_positive(factor, "factor")
 
 
 def with_base(
     frequencies: Float[Tensor, "component"], unscaled: Float[Tensor, "component"], theta: float
 ) -> Float[Tensor, "component"]:
-    """`frequencies` for the base `theta` instead of that of `unscaled`, theta_r = base^(-r/n); a
-    frequency of 0 stays 0.
+    """Exchange the base theta of theta_r = base^(-r/n); scaling over the unscaled ones is kept.
 
-    A scaling that `frequencies` have over `unscaled` is kept. ValueError for fewer than two
-    different frequencies.
+    Args:
+        frequencies: Radians per position [component], maybe scaled.
+        unscaled: Frequencies before scaling [component].
+        theta: The new base.
+
+    Returns:
+        Radians per position [component]; 0 stays 0.
+
+    Raises:
+        ValueError: There are fewer than two different frequencies.
     """
     logs = unscaled[unscaled > 0].double().log().unique()
     if len(logs) < 2:
         raise ValueError("a base is defined by at least two different frequencies")
     log_base = float(logs[-1] - logs[0]) / (len(logs) - 1) * len(logs)
     other = unscaled.double().where(unscaled > 0, 1.0) ** (
-        math.log(_positive(theta, "base")) / log_base
+        math.log(_require_positive(theta, "base")) / log_base
     )
     return (frequencies.double() / unscaled.double().where(unscaled > 0, 1.0) * other).to(
         frequencies
@@ -53,10 +67,15 @@ def with_base(
 
 
 def yarn_attention_scaling(factor: float) -> float:
-    """What YaRN multiplies cosines and sines with: 0.1 ln factor + 1; 1 where nothing is
-    extended.
+    """Return YaRN's factor of cosines and sines: 0.1 ln factor + 1.
+
+    Args:
+        factor: s.
+
+    Returns:
+        The factor; 1 where nothing is extended.
     """
-    return 1.0 if _positive(factor, "factor") <= 1.0 else 0.1 * math.log(factor) + 1.0
+    return 1.0 if _require_positive(factor, "factor") <= 1.0 else 0.1 * math.log(factor) + 1.0
 
 
 def yarn_frequencies(
@@ -66,15 +85,20 @@ def yarn_frequencies(
     beta_fast: float = 32.0,
     beta_slow: float = 1.0,
 ) -> Float[Tensor, "component"]:
-    """YaRN's frequencies in radians per position, order and dtype as given.
+    """Scale frequencies as YaRN does, to use with `yarn_attention_scaling`.
 
-    With `yarn_attention_scaling`.
+    Args:
+        frequencies: Radians per position [component].
+        factor: s.
+        training_length: L, before extension.
+        beta_fast: Turns within L from which a component stays.
+        beta_slow: Turns within L up to which a component is divided by s.
 
-    `training_length`: before extension. `beta_fast`, `beta_slow`: turns within it where the ramp
-    starts and ends.
+    Returns:
+        Radians per position [component], in the order and dtype given.
     """
-    _positive(factor, "factor")
-    _positive(training_length, "training length")
+    _require_positive(factor, "factor")
+    _require_positive(training_length, "training length")
     exact = frequencies.detach().cpu().double()  # not every device has float64
     turning = exact > 0
     distinct = exact[turning].unique().log()
@@ -86,17 +110,19 @@ def yarn_frequencies(
     def number(log_frequency: float) -> float:
         return (fastest - log_frequency) / spacing
 
+    # Whole components, as in the authors' code.
     start = max(math.floor(number(math.log(2.0 * math.pi * beta_fast / training_length))), 0)
     end = min(
         math.ceil(number(math.log(2.0 * math.pi * beta_slow / training_length))),
         2 * len(frequencies) - 1,
     )
+    # Numbers by ln theta, so that sets with gaps (HoPE) get the ramp of RoPE.
     numbers = (fastest - exact.where(turning, 1.0).log()) / spacing
     ramp = ((numbers - start) / max(end - start, 1e-3)).clamp(0.0, 1.0)
     return (exact * ((1.0 - ramp) + ramp / factor)).to(frequencies)
 
 
-def _positive(value: float, name: str) -> float:
+def _require_positive(value: float, name: str) -> float:
     if not value > 0:
         raise ValueError(f"a positive {name} was wanted; got {value}")
     return value

@@ -17,7 +17,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 import repo_interp as ri
-from repo_interp.models.attention import attached
+from repo_interp.models.attention import scheme_of
 
 HEADS, CODE = 4, 32
 TOKEN, BEFORE, SAID = (slice(2 + part * CODE, 2 + (part + 1) * CODE) for part in range(3))
@@ -76,7 +76,7 @@ def _previous_token(attention: nn.Module) -> None:
     """Queries and keys that are the same for all tokens, the query turned back by one position: the
     logit is largest at distance 1.
     """
-    angles = attached(attention).frequencies
+    angles = scheme_of(attention).frequencies
     flat = torch.cat([torch.ones(CODE // 2), torch.zeros(CODE // 2)])
     back = torch.cat([torch.cos(angles), -torch.sin(angles)])
     _of_head(attention.q_proj, 0, slice(0, 1), SHARP * back[:, None])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 from repo_interp.models.decoder import as_decoder
 
 
@@ -13,8 +11,6 @@ def hooks_of(model):
     """
     modules = [*model.modules()]
     for attention in as_decoder(model).layers:
-        modules += [
-            getattr(attention.sites, name.name) for name in dataclasses.fields(attention.sites)
-        ]
+        modules += vars(attention.sites).values()
     counted = [len(module._forward_hooks) + len(module._forward_pre_hooks) for module in modules]
     return sum(counted) + sum(len(attention.observers) for attention in as_decoder(model).layers)

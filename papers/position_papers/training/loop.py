@@ -37,7 +37,7 @@ from repo_interp import processes
 from repo_interp.checkpoint_files.stored import stored_digest
 from repo_interp.experiments.responses import forced_responses, prompts_of
 from repo_interp.files import write_text
-from repo_interp.models.adapters import rounded
+from repo_interp.models.adapters import round_trained
 from repo_interp.models.reposition import mix_with_index
 from repo_interp.side_by_side import SideBySide
 
@@ -117,7 +117,7 @@ def train(
         if moment.step == configuration.steps:
             model.eval()
             if prepared.base is not None:
-                rounded(model)  # scored is what is stored
+                round_trained(model)  # scored is what is stored
 
             def answered(done: int, total: int) -> None:
                 scoring(done, total)

@@ -25,7 +25,7 @@ from position_papers.training.trained import configured_task
 from repo_interp.analysis.trained_task import in_tokens_of
 from repo_interp.checkpoint_files.fields import Base
 from repo_interp.errors import InputError
-from repo_interp.models.adapters import as_base, attach, save_adapter
+from repo_interp.models.adapters import attach, base_reference, save_adapter
 from repo_interp.models.checkpoints import identify, load_model, load_tokenizer, save
 from repo_interp.models.reposition import longest_prompt, with_layout
 from repo_interp.tasks import Prompt, Task
@@ -77,7 +77,7 @@ def prepare(configuration: TrainingConfiguration) -> Prepared:
         tokenizer = task.tokenizer()
         model = _fresh_model(configuration, task.vocabulary_size, task.training_length)
     if configuration.adapter:
-        base = as_base(identify(configuration.continue_from), configuration.continue_from)
+        base = base_reference(identify(configuration.continue_from), configuration.continue_from)
         attach(model, configuration.adapter, configuration.adapter_from)
         # the base saw longer texts, but not with these positions
         model.config.max_position_embeddings = task.training_length

@@ -35,7 +35,7 @@ from repo_interp.analysis.trained_task import trained_task
 from repo_interp.cli import _parser, main
 from repo_interp.cli.explore import _explored
 from repo_interp.files import sealed
-from repo_interp.models.adapters import as_base, attach, save_adapter
+from repo_interp.models.adapters import attach, base_reference, save_adapter
 from repo_interp.models.checkpoints import identify, load_model
 from repo_interp.shipped import zoo_path
 
@@ -242,7 +242,7 @@ def test_an_adapter_opens_a_folder_of_its_reader_only_for_the_weights_that_it_st
     base = shutil.copytree(zoo_path("reversal/repo"), tmp_path / "base")
     model = ri.reposition(load_model(base), "repo")
     attach(model, rank=2)
-    save_adapter(model, tmp_path / "adapter", as_base(identify(base), str(base)))
+    save_adapter(model, tmp_path / "adapter", base_reference(identify(base), str(base)))
     assert main(["inspect", str(tmp_path / "adapter")]) == 0
     stated = json.loads((tmp_path / "adapter" / "config.json").read_text())["adapter"]
     monkeypatch.chdir(tmp_path)

@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, dynamic_module_uti
 import repo_interp as ri
 from repo_interp.checkpoint_files.directories import FETCHED
 from repo_interp.cli import main
-from repo_interp.models.adapters import as_base, attach, save_adapter
+from repo_interp.models.adapters import attach, base_reference, save_adapter
 from repo_interp.models.checkpoints import load_model
 from repo_interp.models.configuration import identify
 from repo_interp.shipped import zoo_path
@@ -121,7 +121,7 @@ def test_an_adapter_on_a_base_with_code_is_refused(tmp_path, mark, yes, capsys):
     base = shutil.copytree(zoo_path("reversal/rope"), tmp_path / "base")
     model = ri.reposition(load_model(base), "repo")
     attach(model, rank=2)
-    save_adapter(model, tmp_path / "adapter", as_base(identify(base), str(base)))
+    save_adapter(model, tmp_path / "adapter", base_reference(identify(base), str(base)))
     assert main(["inspect", str(tmp_path / "adapter")]) == 0
     capsys.readouterr()
     evil(base, mark)

@@ -27,7 +27,7 @@ from repo_interp.experiments.prompt_sets import scoring_of
 from repo_interp.experiments.readings import Batch
 from repo_interp.experiments.responses import forced_responses
 from repo_interp.models.decoder import as_decoder
-from repo_interp.models.resuming import recorded, resumed
+from repo_interp.models.resuming import record_pass, resume_pass
 from repo_interp.plots.views.effects import VIEW, effect_maps, effect_tables
 from repo_interp.side_by_side import WORTHWHILE
 from repo_interp.store import Store
@@ -53,14 +53,14 @@ def group(model):
 @pytest.mark.parametrize("family", ["llama", "olmo3", "gemma2", "gemma3", "smollm3"])
 def test_a_pass_from_a_layer_on_is_the_whole_pass_to_the_last_bit(family):
     model = ri.reposition(tiny(family), "repo@1")
-    recording = recorded(model, TOKENS)
+    recording = record_pass(model, TOKENS)
     assert torch.equal(recording.last_hidden, model.model(TOKENS).last_hidden_state)
     before = hooks_of(model)
     for layer in range(3):
-        assert torch.equal(resumed(model, recording, layer), recording.last_hidden)
+        assert torch.equal(resume_pass(model, recording, layer), recording.last_hidden)
         with iv.frozen(model, layer=layer):
             assert torch.equal(
-                resumed(model, recording, layer), model.model(TOKENS).last_hidden_state
+                resume_pass(model, recording, layer), model.model(TOKENS).last_hidden_state
             )
     assert hooks_of(model) == before and torch.equal(
         model.model(TOKENS).last_hidden_state, recording.last_hidden
@@ -70,12 +70,12 @@ def test_a_pass_from_a_layer_on_is_the_whole_pass_to_the_last_bit(family):
 @torch.no_grad()
 def test_so_it_is_inside_a_bridge_and_after_an_error():
     bridge = ri.bridge(ri.reposition(tiny("llama"), "learned"))
-    recording = recorded(bridge, TOKENS)
+    recording = record_pass(bridge, TOKENS)
     for layer in range(3):
-        assert torch.equal(resumed(bridge, recording, layer), recording.last_hidden)
+        assert torch.equal(resume_pass(bridge, recording, layer), recording.last_hidden)
     handle = as_decoder(bridge).stack.layers[2].register_forward_pre_hook(lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        resumed(bridge, recording, 1)
+        resume_pass(bridge, recording, 1)
     handle.remove()
     assert torch.equal(as_decoder(bridge).stack(TOKENS).last_hidden_state, recording.last_hidden)
 

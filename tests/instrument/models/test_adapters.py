@@ -97,8 +97,8 @@ def test_a_fresh_adapter_changes_positions_alone(base, tmp_path):
     reposition(model, "repo@1/3")
     attach(model, rank=2)
     expected = model(TOKENS).logits
-    adapters.rounded(model)
-    save_adapter(model, tmp_path / "fresh", adapters.as_base(identify(base), str(base)))
+    adapters.round_trained(model)
+    save_adapter(model, tmp_path / "fresh", adapters.base_reference(identify(base), str(base)))
     loaded = load_model(tmp_path / "fresh")
     assert layout(loaded) == ("rope", "repo", "repo")
     weights = load_model(base).state_dict()

@@ -25,6 +25,7 @@ from benchmarks.families import (
     small_model,
     tried,
 )
+from repo_interp.models.attention import CACHES
 from repo_interp.models.checkpoints import load_model
 from repo_interp.models.decoder import as_decoder
 from repo_interp.models.reposition import longest_prompt, with_layout
@@ -160,6 +161,19 @@ def test_caches_of_every_kind_keep_positions(stock, family, options):
     assert torch.equal(
         generated(observed(stock(family)), **options), generated(stock(family), **options)
     )
+
+
+@pytest.mark.parametrize("name", ["cache", "layer_past"])
+def test_the_cache_is_found_under_every_name_that_transformers_gives_it(stock, name):
+    model = observed(stock("gptj"))
+
+    def rename(module, arguments, keywords):
+        cache = next((keywords.pop(key) for key in CACHES if key in keywords), None)
+        return arguments, keywords | {name: cache}
+
+    for attention in as_decoder(model).layers:
+        attention.module.register_forward_pre_hook(rename, prepend=True, with_kwargs=True)
+    assert torch.equal(generated(model), generated(stock("gptj")))
 
 
 @pytest.mark.parametrize("family", ["glm4", "deepseek_v3", "gpt_oss"])

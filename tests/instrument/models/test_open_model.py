@@ -13,7 +13,7 @@ from repo_interp.checkpoint_files.stored import StoredWeight
 from repo_interp.checkpoint_files.weights import read_weights
 from repo_interp.errors import InputError
 from repo_interp.experiments import Atlas
-from repo_interp.models.changes import changes, unchanged_weights
+from repo_interp.models.changes import changes, remember_weights
 from repo_interp.models.decoder import as_decoder
 from repo_interp.models.wrapped import model_of
 
@@ -83,12 +83,12 @@ def test_every_edit_of_a_weight_is_told(dtype):
         weights["model.norm.weight"].data,
     )
     vector[:2] = torch.tensor([1.0, 2.0])
-    unchanged_weights(model)
+    remember_weights(model)
     assert changes(model) == ""
     for tensor, name in ((matrix, "layers.1.mlp.up_proj.weight"), (vector, "norm.weight")):
         before = tensor.clone()
         edits = [
-            lambda t: t.view(-1)[:1].neg_(),
+            *(lambda t, place=place: t.view(-1)[place].neg_() for place in range(4)),
             lambda t: t.copy_(t.flip(0)),
             lambda t: t.copy_(t.flip(-1)),
         ]

@@ -19,7 +19,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, Olmo2Config, Olmo2ForCau
 
 import repo_interp as ri
 from repo_interp.checkpoint_files.stated import COUNTED
-from repo_interp.models.adapters import as_base, attach, save_adapter
+from repo_interp.models.adapters import attach, base_reference, save_adapter
 from repo_interp.models.checkpoints import load_model
 from repo_interp.models.configuration import identify
 from repo_interp.models.provenance import checkpoint_digest
@@ -107,7 +107,7 @@ def made(tmp_path_factory) -> dict[str, Path]:
         save_adapter(
             model,
             paths.setdefault(f"adapter/{layout}", directory / "adapters" / layout),
-            as_base(identify(base), str(base)),
+            base_reference(identify(base), str(base)),
         )
     return paths
 

@@ -16,7 +16,6 @@ from repo_interp.positions.contextual import (
     ContextualPositions,
     FixedSlopes,
     InterpolatedEmbedding,
-    LearnedSlopes,
     PositionMap,
     PositionMLP,
     SeparatelyGatedPositions,
@@ -96,7 +95,7 @@ def test_vectors_that_no_row_can_reach_cost_nothing_and_change_nothing():
 def test_it_starts_without_any_position_as_in_the_listing():
     torch.manual_seed(0)
     queries, keys, index = torch.randn(1, 2, 5, 3), torch.randn(1, 2, 5, 3), torch.arange(5)[None]
-    for start in (InterpolatedEmbedding(8, 3), PositionMLP(3), LearnedSlopes(2)):
+    for start in (InterpolatedEmbedding(8, 3), PositionMLP(3)):
         logits = ContextualPositions(start)(queries, keys, index, index, causal(5), 1.0)
         assert (logits == 0).all()
         (logits * torch.randn_like(logits)).sum().backward()
@@ -240,7 +239,7 @@ def test_equals_the_official_model():
 
 
 def test_a_map_of_any_positions_has_no_maximum():
-    for position_map in (PositionMLP(3), FixedSlopes(2), LearnedSlopes(2)):
+    for position_map in (PositionMLP(3), FixedSlopes(2)):
         assert position_map.maximum == math.inf
     network = PositionMLP(3)
     assert (network.hidden.out_features, network.unit) == (64, 64.0), "as in the paper"

@@ -14,11 +14,10 @@ from repo_interp.positions.contextual import (
     ContextualPositions,
     FixedSlopes,
     InterpolatedEmbedding,
-    LearnedSlopes,
     PositionMLP,
     SeparatelyGatedPositions,
 )
-from repo_interp.positions.logits import PositionLogits, grouped_product, soft_capped
+from repo_interp.positions.logits import PositionLogits, cap_logits, grouped_product
 from repo_interp.positions.piecewise import relu_network
 
 HEADS, KV_HEADS, D_HEAD, D_MODEL = 4, 2, 6, 12
@@ -37,7 +36,6 @@ SCHEMES = {
     "cope, open gates": lambda: ContextualPositions(InterpolatedEmbedding(5, D_HEAD), "open"),
     "cope mlp": lambda: ContextualPositions(PositionMLP(D_HEAD, width=5, unit=4.0)),
     "cope alibi": lambda: ContextualPositions(FixedSlopes(HEADS)),
-    "cope learned slopes": lambda: ContextualPositions(LearnedSlopes(HEADS)),
 }
 
 
@@ -118,8 +116,6 @@ def slow_map(
     if isinstance(position_map, PositionMLP):
         hidden = position_map.hidden(torch.tensor([position / position_map.unit]))
         return float(query @ position_map.output(torch.relu(hidden)))
-    if isinstance(position_map, LearnedSlopes):
-        return float(position_map.slopes[head]) * position
     return -(2.0 ** (-8.0 * (head + 1) / HEADS)) * position
 
 
@@ -353,5 +349,5 @@ def test_the_piecewise_form_makes_no_array_with_an_axis_of_units():
 
 def test_soft_cap_bounds_large_logits_and_leaves_small_ones():
     logits = torch.tensor([-1e6, -0.01, 0.0, 0.01, 1e6], dtype=torch.float64)
-    torch.testing.assert_close(soft_capped(logits, 50.0), logits.clamp(-50, 50), atol=1e-8, rtol=0)
-    assert soft_capped(logits, None) is logits
+    torch.testing.assert_close(cap_logits(logits, 50.0), logits.clamp(-50, 50), atol=1e-8, rtol=0)
+    assert cap_logits(logits, None) is logits
