@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from typing import Any, ClassVar
 
 import numpy as np
@@ -23,7 +23,8 @@ import xarray as xr
 from transformers import PretrainedConfig, PreTrainedModel
 
 from repo_interp.errors import InputError
-from repo_interp.experiments.experiment import Experiment, Plan, Progress, with_attention
+from repo_interp.experiments.experiment import Experiment, Plan, Progress
+from repo_interp.experiments.grid import Grid
 from repo_interp.experiments.head_names import RULES, Scores, joined, name_heads, null_of
 from repo_interp.experiments.head_scores import (
     OF_ANSWERS,
@@ -174,10 +175,13 @@ class Atlas(Experiment):
             *([1 + 2 * half] * self.sequences if ON_RANDOM & self._asked else ()),
         )
 
-        def run(batch_size: int, store: Store, progress: Progress | None) -> dict[str, xr.Dataset]:
-            return {self.name: self._measured(model, chosen, half, twins, progress, store)}
-
-        return Plan(self, lengths * (1 + twins), run)
+        return Plan(
+            self,
+            lengths * (1 + twins),
+            lambda batch_size, store, progress: {
+                self.name: self._measured(model, chosen, half, twins, progress, store)
+            },
+        )
 
     def _measured(
         self,
@@ -194,7 +198,8 @@ class Atlas(Experiment):
         `named [label, layer, head]`, `null [label, twin]`, `threshold [label]`, NaN for names whose
         rule no head of this run can meet.
         """
-        schemes, config, asked = as_decoder(model).schemes, model.config, self._asked
+        decoder, config, asked = as_decoder(model), model.config, self._asked
+        schemes = decoder.schemes
         first = first_token(model, prompts)
         tokens = repeated_tokens(
             self.sequences, half, config.vocab_size, _special(config), first, self.seed
@@ -253,17 +258,12 @@ class Atlas(Experiment):
                 )
             return {rule.name: found.get(rule.name, np.nan) for rule in RULES}
 
-        points: dict[str, Callable[[], dict[str, Any]]] = {"model": measured}
-        points |= {f"twin-{twin}": partial(of_twin, self.seed + twin) for twin in range(twins)}
-        computed = store.get_or_compute(points, progress)
-        scores = {
-            name: np.array(values, dtype=np.float64)
-            for name, values in computed.pop("model").items()
-        }
-        nulls = np.array(
-            [[largest[rule.name] for largest in computed.values()] for rule in RULES],
-            dtype=np.float64,
-        )
+        of_head, seeds = ("layer", "head"), range(self.seed, self.seed + twins)
+        of_model = Grid({}, measured, dict.fromkeys(SCORES, of_head), name="model")
+        found = of_model.compute(store, progress, 0, 1 + twins)
+        scores = {str(name): values.values for name, values in found.items()}
+        largest = Grid({"twin": seeds}, of_twin, name="twin").compute(store, progress, 1, 1 + twins)
+        nulls = np.array([largest.get(rule.name, []) for rule in RULES], dtype=np.float64)
         limits = {
             rule.name: null_of(of_rule, self.quantile)
             for rule, of_rule in zip(RULES, nulls, strict=True)
@@ -275,24 +275,20 @@ class Atlas(Experiment):
             else np.nan
             for rule in RULES
         ]
-        of_head = ("layer", "head")
-        values = {name: (of_head, each) for name, each in scores.items()} | {
+        values = {name: (of_head, of_score) for name, of_score in scores.items()} | {
             "name": (of_head, joined(named)),
             "named": (("label", *of_head), np.stack(list(named.values())).astype(np.int8)),
             "null": (("label", "twin"), nulls),
             "threshold": (("label",), np.array(thresholds)),
         }
-        coordinates = {
-            axis: np.arange(size)
-            for axis, size in zip(of_head, next(iter(scores.values())).shape, strict=True)
-        } | {
+        coordinates = {axis: np.arange(found.sizes[axis]) for axis in of_head} | {
             "scheme": ("layer", list(schemes)),
             "label": [rule.name for rule in RULES],
             "rule": ("label", [rule.words for rule in RULES]),
-            "twin": np.arange(self.seed, self.seed + twins),
+            "twin": np.array(seeds, dtype=np.int64),
         }
-        group = with_attention(described_group(values, {**SCORES, **_NAMES}, coordinates), model)
-        attention = as_decoder(model).layers[0]
+        group = described_group(values, {**SCORES, **_NAMES}, coordinates)
+        group, attention = group.sel(layer=list(decoder.by_layer)), decoder.layers[0]
         sizes = {"heads": attention.heads, "kv_heads": attention.kv_heads}
         begins = {} if first is None else {"first_token": first}
         return group.assign_attrs(

@@ -39,8 +39,8 @@ from repo_interp.experiments.experiment import (
     Plan,
     Progress,
     require_targets,
-    with_attention,
 )
+from repo_interp.experiments.grid import Grid
 from repo_interp.experiments.position_changes import (
     PositionChange,
     Strength,
@@ -51,7 +51,9 @@ from repo_interp.experiments.readings import READINGS, Heads, Measurement
 from repo_interp.interventions.replacing import heads_with_positions
 from repo_interp.measures.labels import described, described_group
 from repo_interp.models.decoder import as_decoder
+from repo_interp.models.reposition import batch_limits
 from repo_interp.run import with_schemes
+from repo_interp.side_by_side import batches
 from repo_interp.store import NOT_KEPT, Store
 from repo_interp.tasks import Prompt
 from repo_interp.tasks.task import Scoring
@@ -272,11 +274,20 @@ class Effects(Experiment):
         kinds = self._kinds(model, scoring, prompts)
         lengths = tuple(len(prompt.tokens) for prompt in prompts)
 
-        def run(batch_size: int, store: Store, progress: Progress | None) -> dict[str, xr.Dataset]:
-            size = max(batch_size, PATH_TOKENS // max(lengths))
-            return {self.name: self.measured(model, scoring, prompts, size, progress, store)}
-
-        return Plan(self, lengths * whole_passes(model, len(kinds), self.top, self.draws), run)
+        return Plan(
+            self,
+            lengths * whole_passes(model, len(kinds), self.top, self.draws),
+            lambda batch_size, store, progress: {
+                self.name: self.measured(
+                    model,
+                    scoring,
+                    prompts,
+                    max(batch_size, PATH_TOKENS // max(lengths)),
+                    progress,
+                    store,
+                )
+            },
+        )
 
     def _kinds(
         self, model: PreTrainedModel, scoring: Scoring, prompts: Sequence[Prompt]
@@ -319,77 +330,89 @@ class Effects(Experiment):
         `store` keeps finished points for when it is called again. Raises InputError for prompts and
         models that cannot be measured.
         """
-        kinds, seed, heads = (
-            self._kinds(model, scoring, prompts),
-            self.seed,
-            heads_with_positions(model),
+        kinds = self._kinds(model, scoring, prompts)
+        decoder, heads = as_decoder(model), heads_with_positions(model)
+        layers, head_count = sorted({layer for layer, _ in heads}), decoder.shape[1]
+        lengths = [len(prompt.tokens) for prompt in prompts]
+        order = sorted(range(len(prompts)), key=lengths.__getitem__)
+        cut = [tuple(some) for some in batches(order, lengths, batch_limits(model, batch_size))]
+        points = [len(cut) * count for count in (1, len(kinds) * len(layers), len(kinds))]
+        measurement = Measurement(model, scoring, prompts, self.strength)
+        read = ("reading", "prompt")
+
+        def computed(stage: int, name: str, *grid: Any) -> xr.Dataset:
+            whole = Grid(*grid, batches=cut, name=name)
+            return whole.compute(store, progress, sum(points[:stage]), sum(points))
+
+        screening = computed(
+            0,
+            "screening",
+            {},
+            lambda numbers: measurement.screen(numbers, kinds),
+            {"clean": read, "screened": ("kind", "screening", "layer", "head", "prompt")},
         )
-        layers = sorted({layer for layer, _ in heads})
-        points = 1 + len(kinds) * (len(layers) + 1)
-        measurement = Measurement(
-            model, scoring, prompts, self.strength, batch_size, store, points, progress
-        )
-        clean, screened = measurement.screen(kinds)
-        jobs = {}
-        for kind in kinds:
-            confirmed = to_confirm(screened[kind], heads, self.top, seed)
-            for layer in layers:
-                single = [[head] for head in confirmed if head[0] == layer]
-                jobs[kind, str(layer)] = [*single, [head for head in heads if head[0] == layer]]
-        found = measurement.read(jobs)
-        size = as_decoder(model).shape
-        shape = (len(kinds), *size, len(READINGS), len(prompts))
-        by_head, by_layer = np.full(shape, np.nan), np.full((*shape[:2], *shape[3:]), np.nan)
-        for (kind, layer), sets in jobs.items():
-            place, changes = kinds.index(kind), found[kind, layer] - clean
-            by_layer[place, int(layer)] = changes[-1]
-            for ((_, head),), change in zip(sets[:-1], changes[:-1], strict=True):
-                by_head[place, int(layer), head] = change
-        means = by_head[..., 0, :].mean(-1)
+        screened = screening["screened"].values
+        confirmed = {
+            kind: to_confirm(of_kind, heads, self.top, self.seed)
+            for kind, of_kind in zip(kinds, screened, strict=True)
+        }
+
+        def of_layer(numbers: tuple[int, ...], kind: str, layer: int) -> dict[str, Any]:
+            single = [head for head in confirmed[kind] if head[0] == layer]
+            together = [head for head in heads if head[0] == layer]
+            *readings, whole = measurement.read(
+                numbers, kind, [*([head] for head in single), together]
+            )
+            by_head = np.full((head_count, len(READINGS), len(numbers)), np.nan)
+            for (_, head), reading in zip(single, readings, strict=True):
+                by_head[head] = reading
+            return {"": by_head.tolist(), "layer_": whole}
+
+        found = computed(
+            1,
+            "layer",
+            {"kind": kinds, "layer": layers},
+            of_layer,
+            {"": ("head", *read), "layer_": read},
+        ).reindex(layer=range(decoder.layer_count))
+        clean = screening["clean"]
+        means = (found[""] - clean).values[..., 0, :].mean(-1)
         chosen = {
-            kind: sets_of_heads(mean, heads, self.set_size or size[1], self.draws, seed)
+            kind: sets_of_heads(mean, heads, self.set_size or head_count, self.draws, self.seed)
             for kind, mean in zip(kinds, means, strict=True)
         }
-        found = measurement.read({(kind, "sets"): sets for kind, sets in chosen.items()})
-        by_set = np.full((len(kinds), 1 + self.draws, len(READINGS), len(prompts)), np.nan)
-        in_set = np.zeros((len(kinds), *size), dtype=np.int8)
-        for place, kind in enumerate(kinds):
-            by_set[place, : len(chosen[kind])] = found[kind, "sets"] - clean
-            in_set[place][tuple(np.transpose(chosen[kind][0]))] = 1
-        estimates = np.stack([screened[kind] for kind in kinds]).mean(-1)
-        read, axes = ("reading", "prompt"), ("kind", "layer", "head")
-        coordinates = {
-            "kind": list(kinds),
-            "layer": np.arange(size[0]),
-            "head": np.arange(size[1]),
-            "reading": list(READINGS),
-        }
-        coordinates |= {"prompt": np.arange(len(prompts))}
-        changed = xr.Dataset(
-            {
-                "": ((*axes, *read), by_head),
-                "layer_": ((*axes[:2], *read), by_layer),
-                "set_": (("kind", *read), by_set[:, 0]),
-                "control_": (("kind", "draw", *read), by_set[:, 1:]),
-            },
-            coordinates,
+        by_set = computed(
+            2,
+            "sets",
+            {"kind": kinds},
+            lambda numbers, kind: {"sets": measurement.read(numbers, kind, chosen[kind])},
+            {"sets": ("draw", *read)},
+        )["sets"]
+        # NaN where there are fewer different sets than draws
+        by_set = by_set.pad(draw=(0, 1 + self.draws - by_set.sizes["draw"]))
+        found = found.assign(set_=by_set.isel(draw=0), control_=by_set.isel(draw=slice(1, None)))
+        changed = (found - clean).assign_coords(
+            head=np.arange(head_count),
+            reading=list(READINGS),
+            prompt=np.arange(len(prompts)),
         )
+        in_set = np.zeros((len(kinds), *decoder.shape), dtype=np.int8)
+        for place, sets in zip(in_set, chosen.values(), strict=True):
+            place[tuple(np.transpose(sets[0]))] = 1
+        estimates, of_heads = screened.mean(-1), ("layer", "head")
+        exact = changed[""].sel(reading="logit_difference").values.mean(-1)
         over_prompts = _means(changed) | {
-            "in_set": (axes, in_set),
-            "screened_effect": (("kind", "screening", *axes[1:]), estimates),
-            "rank_correlation": (
-                ("kind", "screening"),
-                _rank_correlations(estimates, by_head[..., 1, :].mean(-1)),
-            ),
+            "in_set": (("kind", *of_heads), in_set),
+            "screened_effect": (("kind", "screening", *of_heads), estimates),
+            "rank_correlation": (("kind", "screening"), _rank_correlations(estimates, exact)),
         }
-        of_prompts = _changes(
-            scoring, xr.DataArray(clean, {"reading": list(READINGS)}, read), changed
-        )
-        group = of_prompts.assign(
+        group = _changes(scoring, clean.assign_coords(reading=list(READINGS)), changed).assign(
             described_group(over_prompts, _MEANS, {"screening": list(SCREENINGS)})
         )
         group = group.assign_attrs(
-            scoring.attributes | {"prompts": len(prompts), "set_heads": len(chosen[kinds[0]][0])}
+            scoring.attributes,
+            prompts=len(prompts),
+            set_heads=len(chosen[kinds[0]][0]),
+            control_sets=min(len(sets) - 1 for sets in chosen.values()),
         )
-        group = group.assign_attrs(control_sets=min(len(sets) - 1 for sets in chosen.values()))
-        return with_schemes(with_attention(group, model), as_decoder(model).schemes)
+        return with_schemes(group.sel(layer=list(decoder.by_layer)), decoder.schemes)

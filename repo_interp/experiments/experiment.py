@@ -16,11 +16,9 @@ from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
 import xarray as xr
-from torch import nn
 from transformers import PreTrainedModel
 
 from repo_interp.errors import InputError
-from repo_interp.models.decoder import as_decoder
 from repo_interp.store import Progress, Store
 from repo_interp.tasks import Prompt
 from repo_interp.tasks.task import Scoring
@@ -71,13 +69,6 @@ class Experiment(ABC):
         training_length: int,
     ) -> Plan:
         """What it will do. Raises InputError where it cannot."""
-
-
-def with_attention(group: xr.Dataset, model: nn.Module) -> xr.Dataset:
-    """`group`, whose axis `layer` counts all layers of `model`, without the layers that have no
-    attention.
-    """
-    return group.sel(layer=list(as_decoder(model).by_layer))
 
 
 def require_targets(experiment: str, scoring: Scoring, prompts: Sequence[Prompt]) -> None:

@@ -40,6 +40,7 @@ from transformers import PreTrainedModel
 from repo_interp.errors import InputError
 from repo_interp.experiments.effects import drawn_sets
 from repo_interp.experiments.experiment import Experiment, Plan, Progress, require_targets
+from repo_interp.experiments.grid import Grid
 from repo_interp.experiments.prompt_sets import Windows
 from repo_interp.inputs import AttentionInputs, Spans
 from repo_interp.interventions.positions import frozen
@@ -161,13 +162,13 @@ def _read(
     prompt: Prompt,
     recording: Callable[[], Recording],
     heads: Heads | None,
-) -> dict[str, Any]:
+) -> list[float]:
     """The score of one prompt and the losses of its tokens with the positions of `heads` frozen;
     None: undisturbed, of none: NaN.
     """
     clean, losses, likeliest = recording(), list[float](), list[int]()
     if heads == []:
-        return {"reading": [np.nan] * len(prompt.tokens)}
+        return [np.nan] * len(prompt.tokens)
     with nullcontext() if heads is None else frozen(model, heads):
         hidden = clean.last_hidden if heads is None else resumed(model, clean, min(heads)[0])
     for states, following in zip(
@@ -177,7 +178,7 @@ def _read(
         losses += torch.nn.functional.cross_entropy(logits, following, reduction="none").tolist()
         likeliest += logits.argmax(-1).tolist()
     said = [(likeliest[place - 1], -losses[place - 1]) for place in scoring.targets(prompt)]
-    return {"reading": [*scoring.score([Response(*zip(*said, strict=True))], [prompt]), *losses]}
+    return [*scoring.score([Response(*zip(*said, strict=True))], [prompt]), *losses]
 
 
 @dataclass(frozen=True)
@@ -215,11 +216,12 @@ class Kinds(Experiment):
             1 - learned[0] / decoder.layer_count
         )
 
-        def run(batch_size: int, store: Store, progress: Progress | None) -> dict[str, xr.Dataset]:
-            return {self.name: self._measured(model, scoring, prompts, store, progress)}
-
         return Plan(
-            self, tuple(len(prompt.tokens) for prompt in prompts) * (2 + ceil(changed)), run
+            self,
+            tuple(len(prompt.tokens) for prompt in prompts) * (2 + ceil(changed)),
+            lambda batch_size, store, progress: {
+                self.name: self._measured(model, scoring, prompts, store, progress)
+            },
         )
 
     def _measured(
@@ -241,18 +243,16 @@ class Kinds(Experiment):
         recording = lru_cache(1)(
             lambda tokens: recorded(model, torch.tensor([tokens], device=device))
         )
-        points = {
-            f"prompt-{number}-{place}": partial(
-                _read, model, scoring, prompt, partial(recording, prompt.tokens), some
-            )
-            for number, prompt in enumerate(prompts)
-            for place, some in enumerate([None, *heads])
-        }
-        found = [point["reading"] for point in store.get_or_compute(points, progress).values()]
-        read = [
-            np.array(found[first : first + 1 + len(heads)])
-            for first in range(0, len(found), 1 + len(heads))
-        ]
+
+        def point(number: int, place: int) -> dict[str, Any]:
+            prompt, some = prompts[number], None if place == 0 else heads[place - 1]
+            clean = partial(recording, prompt.tokens)
+            return {"reading": _read(model, scoring, prompt, clean, some)}
+
+        axes = {"prompt": range(len(prompts)), "set": range(1 + len(heads))}
+        grid = Grid(axes, point, {"reading": ("token",)})
+        found = grid.compute(store, progress)["reading"].values
+        read = [found[number, :, : len(prompt.tokens)] for number, prompt in enumerate(prompts)]
 
         def changes(readings: list[np.ndarray], block: Any) -> xr.DataArray:
             values = np.concatenate([each[1:] - each[0] for each in readings], axis=1).reshape(

@@ -33,8 +33,7 @@ import zlib
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from functools import partial
-from itertools import product
+from functools import cache, partial
 from typing import Annotated, ClassVar, Literal, get_args
 
 import numpy as np
@@ -53,6 +52,7 @@ from repo_interp.experiments.experiment import (
     require_targets,
     side_by_side,
 )
+from repo_interp.experiments.grid import Grid
 from repo_interp.experiments.responses import forced_responses
 from repo_interp.interventions import Shift, exchanged_keys, moved_keys
 from repo_interp.interventions.keys import has_keys_to_move
@@ -86,7 +86,7 @@ class Disturbance:
     seed: int = 0
 
 
-_DESCRIBED = {
+_TEXTS = {
     "log_perplexity": ("mean of -log p over all targets", "nat"),
     "task_score": ("{}, mean over prompts", ""),
     "task_score_error": ("standard error of {} over prompts", ""),
@@ -111,19 +111,14 @@ def disturbed(
     layers = (0,) if point.kind == "text_order" else point.layers
     orders = np.broadcast_to(np.arange(longest), (len(layers), len(prompts), longest)).copy()
     offsets = np.zeros_like(orders)
+    draw, into = (offset, offsets) if point.kind == "position_offset" else (transposed, orders)
     for row, (number, prompt) in enumerate(zip(numbers, prompts, strict=True)):
-        fixed = {0, *prompt.generated}
-        movable = np.array(
-            [token for token in range(len(prompt.tokens)) if token not in fixed], dtype=np.int64
-        )
+        count = len(prompt.tokens)
+        movable = np.setdiff1d(np.arange(count), [0, *prompt.generated])
         for place, layer in enumerate(layers):
             generator = np.random.default_rng(
                 [point.seed, zlib.crc32(point.kind.encode()), number, layer, point.l_max]
             )
-            draw, into = (
-                (offset, offsets) if point.kind == "position_offset" else (transposed, orders)
-            )
-            count = len(prompt.tokens)
             into[place, row, :count] = draw(generator, movable, count, point.gamma, point.l_max)
     moved = ((orders != np.arange(longest)) | (offsets != 0)).swapaxes(0, 1)
     if point.kind == "text_order":
@@ -137,23 +132,29 @@ def disturbed(
         ]
         return changed, nullcontext(), moved
     device = as_decoder(model).device
+    by_layer = {
+        layer: (torch.from_numpy(order).to(device), torch.from_numpy(moves).to(device))
+        for layer, order, moves in zip(layers, orders, offsets, strict=True)
+    }
     if point.kind == "feature_order":
-        by_layer = {
-            layer: torch.from_numpy(order).to(device)
-            for layer, order in zip(layers, orders, strict=True)
-        }
-        return list(prompts), exchanged_keys(model, by_layer), moved
-    counts = torch.tensor([len(prompt.tokens) for prompt in prompts], device=device)
-    shifts: dict[int, Shift] = {}
-    for layer, order, moves in zip(layers, orders, offsets, strict=True):
-        if point.kind == "feature_placement":
-            shifts[layer] = _placed(torch.from_numpy(order).to(device))
-        else:
-            shifts[layer] = _moved(torch.from_numpy(moves).to(device), counts, point.offset_unit)
-    return list(prompts), moved_keys(model, shifts), moved
+        change = exchanged_keys(model, {layer: order for layer, (order, _) in by_layer.items()})
+    elif point.kind == "feature_placement":
+        change = moved_keys(
+            model, {layer: _exchange(order) for layer, (order, _) in by_layer.items()}
+        )
+    else:
+        counts = torch.tensor([len(prompt.tokens) for prompt in prompts], device=device)
+        change = moved_keys(
+            model,
+            {
+                layer: _shift(moves, counts, point.offset_unit)
+                for layer, (_, moves) in by_layer.items()
+            },
+        )
+    return list(prompts), change, moved
 
 
-def _placed(order: Tensor) -> Shift:
+def _exchange(order: Tensor) -> Shift:
     def shift(positions: Tensor) -> Tensor:
         positions = positions.expand(order.shape[0], -1, -1)
         return positions.gather(-1, order[:, None].expand_as(positions)) - positions
@@ -161,7 +162,7 @@ def _placed(order: Tensor) -> Shift:
     return shift
 
 
-def _moved(offsets: Tensor, counts: Tensor, unit: str) -> Shift:
+def _shift(offsets: Tensor, counts: Tensor, unit: str) -> Shift:
     def shift(positions: Tensor) -> Tensor:
         moves = offsets[:, None].to(positions)
         if unit == "positions":
@@ -180,12 +181,12 @@ def _moved(offsets: Tensor, counts: Tensor, unit: str) -> Shift:
 class Answers:
     """What a model answered to disturbed prompts; every list by prompt."""
 
-    asked: list[Prompt]
+    asked: Sequence[Prompt]
     """The prompts as they then stood."""
-    answered: list[Response]
-    rises: list[np.ndarray]
+    answered: Sequence[Response]
+    rises: Sequence[np.ndarray]
     """The rise of -log p of every target that no move touched, nats."""
-    shares: list[float]
+    shares: Sequence[float]
     """Share of the tokens that were moved."""
 
     def summary(self, scoring: Scoring) -> dict[str, float]:
@@ -240,8 +241,7 @@ def answers_at(
             before, after = plain[number].log_probabilities, answer.log_probabilities
             rise = (np.array(before) - np.array(after))[untouched]
             found[-1].append((prompt, answer, rise, float(moves[:, : len(prompt.tokens)].mean())))
-    asked, answered, rises, shares = zip(*restored(cut, found), strict=True)
-    return Answers(list(asked), list(answered), list(rises), list(shares))
+    return Answers(*zip(*restored(cut, found), strict=True))
 
 
 def transposed(
@@ -331,12 +331,14 @@ class Perturbation(Experiment):
         require_targets(self.name, scoring, prompts)
         points = len(self.kinds) * len(set(self.gammas) - {0.0}) * len(self.l_maxes)
         lengths = tuple(len(prompt.tokens) for prompt in prompts)
-
-        def run(batch_size: int, store: Store, progress: Progress | None) -> dict[str, xr.Dataset]:
-            size = side_by_side(batch_size, max(lengths))
-            return {self.name: self.measured(model, scoring, prompts, size, progress, store)}
-
-        return Plan(self, lengths * (1 + points), run)
+        size = partial(side_by_side, longest=max(lengths))
+        return Plan(
+            self,
+            lengths * (1 + points),
+            lambda batch_size, store, progress: {
+                self.name: self.measured(model, scoring, prompts, size(batch_size), progress, store)
+            },
+        )
 
     def measured(
         self,
@@ -359,47 +361,32 @@ class Perturbation(Experiment):
         responses are given. `store` keeps finished points for when it is called again. Raises
         InputError for layers that have nothing to disturb.
         """
-        layers, shares = self._layers(model), sorted({0.0, *self.gammas})
-        plain = (
-            forced_responses(model, scoring, prompts, batch_size)
-            if undisturbed is None
-            else undisturbed
-        )
-        of_plain = Answers(list(prompts), list(plain), [np.zeros(1)], [0.0]).summary(scoring)
+        layers = self._layers(model)
+        plain = cache(lambda: undisturbed or forced_responses(model, scoring, prompts, batch_size))
 
-        def numbers_at(point: Disturbance) -> dict[str, float]:
-            return answers_at(model, scoring, prompts, plain, point, batch_size).summary(scoring)
+        def point(kind: str, gamma: float, l_max: int) -> dict[str, float]:
+            if gamma == 0:  # nothing moves, and nothing is run again
+                answers = Answers(prompts, plain(), [np.zeros(1)], [0.0])
+            else:
+                disturbance = Disturbance(kind, gamma, l_max, layers, self.offset_unit, self.seed)
+                answers = answers_at(model, scoring, prompts, plain(), disturbance, batch_size)
+            return answers.summary(scoring)
 
-        places = list(product(self.kinds, shares, self.l_maxes))
-        names = [f"{kind}-{gamma:g}-{l_max}" for kind, gamma, l_max in places]
-        points = {
-            name: partial(numbers_at, Disturbance(*place, layers, self.offset_unit, self.seed))
-            for name, place in zip(names, places, strict=True)
-            if place[1] > 0
-        }
-        computed = store.get_or_compute(points, progress)
-        found = [computed.get(name, of_plain) for name in names]
-        axes, shape = ("kind", "gamma", "l_max"), (len(self.kinds), len(shares), len(self.l_maxes))
-        values = {
-            name: (axes, np.array([numbers[name] for numbers in found], float).reshape(shape))
-            for name in _DESCRIBED
-        }
+        axes = {"kind": self.kinds, "gamma": sorted({0.0, *self.gammas}), "l_max": self.l_maxes}
         texts = {
             name: (text.format(scoring.metric), units or scoring.units)
-            for name, (text, units) in _DESCRIBED.items()
+            for name, (text, units) in _TEXTS.items()
         }
-        group = described_group(
-            values, texts, {"kind": list(self.kinds), "gamma": shares, "l_max": list(self.l_maxes)}
-        )
+        group = described_group(Grid(axes, point).compute(store, progress), texts)
         group["l_max"].attrs = {"long_name": "largest distance of a move", "units": "tokens"}
         group["gamma"].attrs = {"long_name": "share of tokens moved", "units": "1"}
-        own = {
-            "layers": list(layers),
-            "offset_unit": self.offset_unit,
-            "seed": self.seed,
-            "prompts": len(prompts),
-        }
-        return group.assign_attrs(scoring.attributes | own)
+        return group.assign_attrs(
+            scoring.attributes,
+            layers=list(layers),
+            offset_unit=self.offset_unit,
+            seed=self.seed,
+            prompts=len(prompts),
+        )
 
     def _layers(self, model: nn.Module) -> tuple[int, ...]:
         """The layers that are disturbed.

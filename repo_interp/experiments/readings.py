@@ -14,9 +14,10 @@ changed, and why.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from functools import cached_property, lru_cache, partial
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from math import ceil
 from typing import Any
 
@@ -41,10 +42,8 @@ from repo_interp.experiments.responses import (
 )
 from repo_interp.interventions.replacing import replaced
 from repo_interp.models.decoder import as_decoder
-from repo_interp.models.reposition import batch_limits
 from repo_interp.models.resuming import Recording, recorded, resumed
-from repo_interp.side_by_side import WORTHWHILE, batches
-from repo_interp.store import Progress, Store
+from repo_interp.side_by_side import WORTHWHILE
 from repo_interp.tasks import Prompt, Response
 from repo_interp.tasks.task import Scoring
 
@@ -53,97 +52,42 @@ READINGS = ("log_probability", "logit_difference", "score")
 Heads = list[tuple[int, int]]
 
 
+@dataclass(frozen=True)
 class Measurement:
-    """Readings of prompts under changes, batch by batch; of the batch at hand what enters each
-    layer is kept.
+    """Points of a grid over batches of prompts: readings under changes of positions.
+
+    Attributes:
+        model: A repositioned model.
+        scoring: Names the targets of a prompt and scores the answers.
+        prompts: All prompts; a batch is a tuple of their numbers.
+        strength: How strongly positions are changed.
     """
 
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        scoring: Scoring,
-        prompts: Sequence[Prompt],
-        strength: Strength,
-        batch_size: int,
-        store: Store,
-        points: int,
-        progress: Progress | None = None,
-    ) -> None:
-        """`points`: how many every batch will have, of which `progress` is told."""
-        self.model, self.scoring, self.prompts, self.strength, self.store = (
-            model,
-            scoring,
-            prompts,
-            strength,
-            store,
-        )
-        lengths = [len(prompt.tokens) for prompt in prompts]
-        self.batches = batches(
-            sorted(range(len(prompts)), key=lengths.__getitem__),
-            lengths,
-            batch_limits(model, batch_size),
-        )
-        self._done, self._total, self._progress = 0, points * len(self.batches), progress
+    model: PreTrainedModel
+    scoring: Scoring
+    prompts: Sequence[Prompt]
+    strength: Strength
 
-    def screen(
-        self, kinds: Sequence[str]
-    ) -> tuple[
-        Float[np.ndarray, "reading prompt"],
-        dict[str, Float[np.ndarray, "screening layer head prompt"]],
-    ]:
-        """Readings of the undisturbed prompts, and the estimates of every kind."""
-        points = {
-            f"screening-{number}": partial(self._screen, number, kinds)
-            for number in range(len(self.batches))
-        }
-        found = list(self._computed(points).values())
-        clean = self._joined([point["clean"] for point in found])
-        return clean, {kind: self._joined([point[kind] for point in found]) for kind in kinds}
-
-    def read(
-        self, jobs: Mapping[tuple[str, str], list[Heads]]
-    ) -> dict[tuple[str, str], Float[np.ndarray, "set reading prompt"]]:
-        """Readings under each of the jobs: (kind, name) and the sets of heads that are changed
-        together.
-        """
-        batch_of = lru_cache(1)(self._batch)  # its undisturbed pass serves all the jobs of a batch
-        points = {
-            f"{kind}-{name}-{number}": partial(self._read, batch_of, number, kind, sets)
-            for number in range(len(self.batches))
-            for (kind, name), sets in jobs.items()
-        }
-        found = self._computed(points)
-        return {
-            (kind, name): self._joined(
-                [
-                    found[f"{kind}-{name}-{number}"]["readings"]
-                    for number in range(len(self.batches))
-                ]
+    @cached_property
+    def _batch(self) -> Callable[[tuple[int, ...]], Batch]:
+        """The last batch is kept: its undisturbed pass serves all points of the batch."""
+        return lru_cache(1)(
+            lambda numbers: Batch(
+                self.model, self.scoring, [self.prompts[number] for number in numbers]
             )
-            for kind, name in jobs
-        }
-
-    def _computed(
-        self, points: Mapping[str, Callable[[], dict[str, Any]]]
-    ) -> dict[str, dict[str, Any]]:
-        before, progress, total = self._done, self._progress, self._total
-        self._done += len(points)
-        return self.store.get_or_compute(
-            points, None if progress is None else lambda done, _: progress(before + done, total)
         )
 
-    def _joined(self, values: Sequence[Any]) -> np.ndarray:
-        """Batches along their last axis, the prompts, in the order of the prompts."""
-        joined = np.concatenate([np.array(each, dtype=np.float64) for each in values], axis=-1)
-        return joined[..., np.argsort([number for numbers in self.batches for number in numbers])]
+    def screen(self, numbers: tuple[int, ...], kinds: Sequence[str]) -> dict[str, Any]:
+        """Read a batch undisturbed, and estimate the effects of all kinds by one backward pass.
 
-    def _batch(self, number: int) -> Batch:
-        return Batch(
-            self.model, self.scoring, [self.prompts[each] for each in self.batches[number]]
-        )
+        Args:
+            numbers: The prompts of the batch.
+            kinds: Changes of positions.
 
-    def _screen(self, number: int, kinds: Sequence[str]) -> dict[str, Any]:
-        batch, numbers = self._batch(number), self.batches[number]
+        Returns:
+            `clean` [reading, prompt], and `screened` [kind, screening, layer, head, prompt].
+        """
+        batch = self._batch(numbers)
         changes = {
             kind: placed(self.model, kind, self.prompts, numbers, self.strength) for kind in kinds
         }
@@ -154,24 +98,35 @@ class Measurement:
         estimates = attributed(self.model, objective, changes)
         with torch.no_grad():
             clean = batch.readings(target_logits(self.model, batch.question))
-        return {"clean": clean.tolist()} | {
-            kind: estimate.tolist() for kind, estimate in estimates.items()
+        return {
+            "clean": clean.tolist(),
+            "screened": [estimates[kind].tolist() for kind in kinds],
         }
 
     @torch.no_grad()
-    def _read(
-        self, batch_of: Callable[[int], Batch], number: int, kind: str, sets: Sequence[Heads]
-    ) -> dict[str, Any]:
-        batch, numbers = batch_of(number), self.batches[number]
+    def read(self, numbers: tuple[int, ...], kind: str, sets: Sequence[Heads]) -> list[Any]:
+        """Read a batch under a change of each of `sets`.
+
+        Args:
+            numbers: The prompts of the batch.
+            kind: Change of positions.
+            sets: Heads that are changed together.
+
+        Returns:
+            Readings [set, reading, prompt] as nested lists.
+        """
         placed_for = lru_cache(2)(
-            lambda copies: placed(self.model, kind, self.prompts, numbers * copies, self.strength)
+            lambda copies: placed(
+                self.model, kind, self.prompts, [*numbers] * copies, self.strength
+            )
         )
 
         def changed(of_rows: list[Heads]) -> AbstractContextManager:
             change = placed_for(len(of_rows) // len(numbers))
             return replaced(self.model, change.change, tokens=change.tokens, sets=of_rows)
 
-        return {"readings": [readings.tolist() for readings in batch.under_edits(sets, changed)]}
+        edited = self._batch(numbers).under_edits(sets, changed)
+        return [readings.tolist() for readings in edited]
 
 
 class Batch:

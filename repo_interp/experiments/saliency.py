@@ -29,10 +29,9 @@ Knows nothing about how prompts are chosen or drawn.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -50,8 +49,8 @@ from repo_interp.experiments.experiment import (
     Plan,
     Progress,
     require_targets,
-    with_attention,
 )
+from repo_interp.experiments.grid import Grid, padded
 from repo_interp.experiments.responses import target_logits, to_question
 from repo_interp.measures.labels import described_group
 from repo_interp.models.attention import RepositionedAttention
@@ -100,53 +99,6 @@ _BY_PROMPT = {
         "nat",
     ),
 }
-
-
-def _labelled(
-    by_token: Mapping[str, np.ndarray], by_prompt: Mapping[str, np.ndarray]
-) -> xr.Dataset:
-    axes = ("prompt", "layer", "head", "token")
-    sizes = dict(zip(axes, next(iter(by_token.values())).shape, strict=True))
-    known: dict[str, Any] = {name: (axes, array) for name, array in by_token.items()}
-    known |= {name: ("prompt", array) for name, array in by_prompt.items()}
-    values = xr.Dataset(known, {axis: np.arange(size) for axis, size in sizes.items()})
-    values["saliency_size"] = abs(values["saliency"]).mean("token")
-    values["integrated_size"] = abs(values["integrated_gradients"]).sum("token", min_count=1)
-    return described_group(values, _BY_TOKEN | _BY_PROMPT | _BY_HEAD)
-
-
-def _of_prompt(
-    model: PreTrainedModel,
-    scoring: Scoring,
-    prompt: Prompt,
-    baseline: str,
-    steps: int,
-    tokens_at_once: int,
-) -> dict[str, Any]:
-    """Values of one prompt as lists: `_BY_TOKEN` [layer with positions, head, token], `_BY_PROMPT`
-    numbers.
-    """
-    with frozen_weights(model):
-        positions, gradients, log_probability = position_gradients(model, scoring, prompt)
-        values: dict[str, Any] = {
-            "saliency": _lists(gradients),
-            "integrated_gradients": float("nan"),
-            "log_probability": log_probability,
-            "baseline_log_probability": float("nan"),
-            "completeness_error": float("nan"),
-        }
-        if steps:
-            copies = max(1, tokens_at_once // len(prompt.tokens))
-            attributions, start, end = integrated_gradients(
-                model, scoring, prompt, positions, baseline, steps, copies
-            )
-            total = sum(float(each.double().sum()) for each in attributions)
-            values |= {
-                "integrated_gradients": _lists(attributions),
-                "baseline_log_probability": start,
-                "completeness_error": total - (end - start),
-            }
-    return values
 
 
 def position_gradients(
@@ -245,28 +197,21 @@ def _positions_changed(
         yield
 
 
-def _lists(by_layer: Sequence[Float[Tensor, "1 head token"]]) -> list:
-    return torch.cat(list(by_layer)).float().tolist()
-
-
-def _described_tokens(prompts: Sequence[Prompt], scoring: Scoring) -> xr.Dataset:
+def _token_group(prompts: Sequence[Prompt], scoring: Scoring) -> xr.Dataset:
     """Tokens, their texts where every prompt has them, and which of them are the answer."""
-    shape = (len(prompts), max(len(prompt.tokens) for prompt in prompts))
-    ids, targets = np.full(shape, -1, dtype=np.int64), np.full(shape, -1, dtype=np.int8)
-    texts = np.full(shape, "", dtype=object)
-    for row, prompt in enumerate(prompts):
-        ids[row, : len(prompt.tokens)] = prompt.tokens
-        targets[row, : len(prompt.tokens)] = 0
-        targets[row, list(scoring.targets(prompt))] = 1
-        texts[row, : len(prompt.tokens)] = prompt.token_text or ""
+    rows = [prompt.tokens for prompt in prompts]
+    answers = [
+        np.isin(np.arange(len(prompt.tokens)), scoring.targets(prompt)) for prompt in prompts
+    ]
     axes = ("prompt", "token")
     values: dict[str, Any] = {
-        "token_id": (axes, ids),
-        "token_count": ("prompt", (ids >= 0).sum(1)),
-        "answer": (axes, targets),
+        "token_id": (axes, padded(rows, -1, np.int64)),
+        "token_count": ("prompt", [len(row) for row in rows]),
+        "answer": (axes, padded(answers, -1, np.int8)),
     }
     if all(prompt.token_text is not None for prompt in prompts):
-        values["token_text"] = (axes, texts)
+        texts = [np.array(prompt.token_text, dtype=object) for prompt in prompts]
+        values["token_text"] = (axes, padded(texts, "", object))
     return described_group(values, _TOKENS)
 
 
@@ -301,15 +246,20 @@ class Saliency(Experiment):
                 f"any ({schemes}); leave it out"
             )
         require_targets(self.name, scoring, prompts)
-
-        def run(batch_size: int, store: Store, progress: Progress | None) -> dict[str, xr.Dataset]:
-            at_once = max(PATH_TOKENS, batch_size * max(len(prompt.tokens) for prompt in prompts))
-            return {self.name: self.measured(model, scoring, prompts, at_once, progress, store)}
-
+        lengths = tuple(len(prompt.tokens) for prompt in prompts)
         return Plan(
             self,
-            tuple(len(prompt.tokens) for prompt in prompts) * (BACKWARD * (1 + self.steps)),
-            run,
+            lengths * (BACKWARD * (1 + self.steps)),
+            lambda batch_size, store, progress: {
+                self.name: self.measured(
+                    model,
+                    scoring,
+                    prompts,
+                    max(PATH_TOKENS, batch_size * max(lengths)),
+                    progress,
+                    store,
+                )
+            },
         )
 
     def measured(
@@ -332,26 +282,45 @@ class Saliency(Experiment):
         have `tokens_at_once` tokens. Costs a forward and a backward pass per prompt and step.
         `store` keeps finished prompts for when it is called again.
         """
-        decoder = as_decoder(model)
-        names = decoder.schemes
-        longest = max(len(prompt.tokens) for prompt in prompts)
-        by_token = {
-            name: np.full((len(prompts), *decoder.shape, longest), np.nan, dtype=np.float32)
-            for name in _BY_TOKEN
-        }
-        by_prompt = {name: np.full(len(prompts), np.nan) for name in _BY_PROMPT}
-        places = list(decoder.positioned)
-        points = {
-            f"prompt-{number}": partial(
-                _of_prompt, model, scoring, prompt, self.baseline, self.steps, tokens_at_once
-            )
-            for number, prompt in enumerate(prompts)
-        }
-        for number, values in enumerate(store.get_or_compute(points, progress).values()):
-            for name, kept in by_token.items():
-                kept[number, places, :, : len(prompts[number].tokens)] = values[name]
-            for name, kept in by_prompt.items():
-                kept[number] = values[name]
-        labelled = with_attention(_labelled(by_token, by_prompt), model)
-        group = with_schemes(labelled.merge(_described_tokens(prompts, scoring)), names)
+        decoder, axes = as_decoder(model), ("layer", "head", "token")
+
+        def point(number: int) -> dict[str, Any]:
+            return self._of_prompt(model, scoring, prompts[number], tokens_at_once)
+
+        grid = Grid({"prompt": range(len(prompts))}, point, dict.fromkeys(_BY_TOKEN, axes))
+        values = grid.compute(store, progress)
+        values = values.assign_coords(
+            layer=list(decoder.positioned),
+            head=np.arange(values.sizes["head"]),
+            token=np.arange(values.sizes["token"]),
+        ).reindex(layer=list(decoder.by_layer))
+        by_token = values[[*_BY_TOKEN]].astype(np.float32)
+        values = values.assign(by_token).assign(
+            saliency_size=abs(by_token["saliency"]).mean("token"),
+            integrated_size=abs(by_token["integrated_gradients"]).sum("token", min_count=1),
+        )
+        group = described_group(values, _BY_TOKEN | _BY_PROMPT | _BY_HEAD)
+        group = with_schemes(group.merge(_token_group(prompts, scoring)), decoder.schemes)
         return group.assign_attrs(task=scoring.name, baseline=self.baseline, steps=self.steps)
+
+    def _of_prompt(
+        self, model: PreTrainedModel, scoring: Scoring, prompt: Prompt, tokens_at_once: int
+    ) -> dict[str, Any]:
+        """Values of one prompt: `_BY_TOKEN` by layer with positions, `_BY_PROMPT` numbers."""
+        with frozen_weights(model):
+            positions, gradients, log_probability = position_gradients(model, scoring, prompt)
+            start = end = float("nan")
+            attributions = [torch.full_like(of_layer, torch.nan) for of_layer in positions]
+            if self.steps:
+                copies = max(1, tokens_at_once // len(prompt.tokens))
+                attributions, start, end = integrated_gradients(
+                    model, scoring, prompt, positions, self.baseline, self.steps, copies
+                )
+        total = sum(float(of_layer.double().sum()) for of_layer in attributions)
+        return {
+            "saliency": torch.cat(gradients).float().tolist(),
+            "integrated_gradients": torch.cat(attributions).float().tolist(),
+            "log_probability": log_probability,
+            "baseline_log_probability": start,
+            "completeness_error": total - (end - start),
+        }
