@@ -59,21 +59,41 @@ _NAMES = {
 
 
 def default_twins(model: PreTrainedModel) -> int:
-    """How many random-weight controls a model has by default."""
+    """Choose the number of random-weight controls from the size of the model.
+
+    Args:
+        model: Model whose parameters are counted.
+
+    Returns:
+        `MANY`, or `FEW` above `SMALL` parameters.
+    """
     return MANY if sum(parameter.numel() for parameter in model.parameters()) <= SMALL else FEW
 
 
 def repeated_half(model: PreTrainedModel, training_length: int) -> int:
-    """Random tokens that fit twice into the training length, and into a learned table, after a
-    first one.
+    """Count the random tokens that fit twice behind a first token.
+
+    Args:
+        model: Model whose learned position table, if any, bounds the sequence.
+        training_length: Tokens of the longest training sequence.
+
+    Returns:
+        Number of tokens, `HALF` at most.
     """
     longest = longest_prompt(model)
     return min(HALF, (min(training_length, longest or training_length) - 1) // 2)
 
 
 def first_token(model: PreTrainedModel, prompts: Sequence[Prompt]) -> int | None:
-    """The BOS that the model's tokenizer puts before a text, else the special token that all
-    prompts begin with; None without either.
+    """Find the token that sequences of this model begin with.
+
+    Args:
+        model: Model whose tokenizer may prepend a BOS token.
+        prompts: Prompts to read a common special token from.
+
+    Returns:
+        The BOS that the tokenizer puts before a text, else the special token that all prompts begin
+        with; None without either.
     """
     begins = {prompt.tokens[0] for prompt in prompts}
     if (bos := as_decoder(model).prepended) is not None or len(begins) > 1:

@@ -39,11 +39,16 @@ def attributed(
     objective: Callable[[], Float[Tensor, "prompt"]],
     changes: Mapping[str, PlacedChange],
 ) -> dict[str, Float[Tensor, "screening layer head prompt"]]:
-    """For every change the estimated rise of `objective`, float64, NaN for layers without
-    positions.
+    """Estimate by one backward pass how much each change of positions raises an objective.
 
-    `objective` runs the model, once, on prompts padded on the right, and returns one number per
-    prompt. Parameters get no gradient.
+    Args:
+        model: A repositioned model; its parameters get no gradient.
+        objective: Runs the model once, on prompts padded on the right; returns one number per prompt.
+        changes: Changes of positions by name.
+
+    Returns:
+        For every change the estimated rise [screening, layer, head, prompt], float64; NaN for layers
+        without positions.
     """
     decoder = as_decoder(model)
     watched = {layer: _Watched(attention) for layer, attention in decoder.positioned.items()}
@@ -120,8 +125,15 @@ class _Watched:
 
 @contextmanager
 def frozen_weights(model: nn.Module) -> Iterator[None]:
-    """While the context lasts no weight takes a gradient: a pass keeps nothing for one, and a
-    backward pass half as much.
+    """Take no gradient of weights while the context lasts.
+
+    A forward pass then keeps nothing for them, and a backward pass takes half as long.
+
+    Args:
+        model: Module whose parameters are frozen.
+
+    Yields:
+        None.
     """
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     for parameter in trained:

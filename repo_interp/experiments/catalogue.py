@@ -22,23 +22,41 @@ from repo_interp.tasks import Prompt, Task
 
 
 def experiment_names() -> tuple[str, ...]:
-    """Every experiment that `experiment_named` knows: ours, then those of other packages."""
+    """List the experiments that `experiment_named` knows.
+
+    Returns:
+        Our names, then those of other packages.
+    """
     return names(EXPERIMENTS)
 
 
 def experiment_named(name: str) -> Experiment:
-    """The experiment `name` with its default parameters.
+    """Make the experiment of a name with its default parameters.
 
-    Raises InputError naming those there are.
+    Args:
+        name: One of `experiment_names`.
+
+    Returns:
+        The experiment.
+
+    Raises:
+        InputError: No package has this name; the message lists the names.
     """
     wanted = "a repo_interp.experiments.Experiment of that name"
     return named(EXPERIMENTS, name, lambda made: isinstance(made, Experiment), wanted)
 
 
 def experiments_named(experiments: Sequence[str | Experiment | Plan]) -> list[Experiment | Plan]:
-    """Names, objects, or plans already made, as objects.
+    """Make experiments from names.
 
-    Raises InputError for what is none of these, and for one that comes twice.
+    Args:
+        experiments: Names, experiments, or plans; one name alone is taken too.
+
+    Returns:
+        Experiments and plans, in the same order.
+
+    Raises:
+        InputError: An item is none of these, or an experiment comes twice.
     """
     if not isinstance(experiments, str | Iterable):
         raise InputError(
@@ -71,11 +89,20 @@ def planned(
     experiments: Sequence[str | Experiment | Plan],
     task: Task | None = None,
 ) -> list[Plan]:
-    """What `experiments` - names, objects, or plans already made - will do on `prompts` of `task`;
-    None: as `scoring_of` scores them.
+    """Plan experiments on prompts.
 
-    Raises InputError as `experiments_named`, where one cannot work on the prompts, and for a task
-    in other tokens than the model's.
+    Args:
+        bridge: Bridge, Hugging Face model or `Decoder`.
+        prompts: Prompts to measure on.
+        experiments: Names, experiments, or plans, which are returned as they are.
+        task: Task of the prompts; None: they are scored as `scoring_of` decides.
+
+    Returns:
+        One plan per experiment.
+
+    Raises:
+        InputError: An experiment is unknown, cannot work on the prompts or returns no plan, or the
+            task has more tokens than the model.
     """
     objects = experiments_named(experiments)
     if not objects:

@@ -1,20 +1,23 @@
-"""What the positions of heads cause: a head's positions are changed during the pass, and the answer
-is read again.
+"""What the positions of heads cause.
 
-    effect [kind, layer, head]    mean over prompts of  log p(answer | that head's positions changed) - log p(answer)        in nats
-    interaction [kind, layer]     effect of all heads of a layer together - the sum of each head's
-    control [kind, draw]          the heads with the most needed effects together, against as many others drawn at random, no set twice
+A head's positions are changed during the pass, and the answer is read again:
+
+    effect [kind, layer, head]    mean over prompts, in nats, of
+                                  log p(answer | positions of that head changed) - log p(answer)
+    interaction [kind, layer]     effect of all heads of a layer - sum of the effects of its heads
+    control [kind, draw]          the most needed heads changed together, against as many others
+                                  drawn at random, no set twice
 
 Of every prompt three numbers are taken (`readings`): the log-probability of the answer; its logit
 difference, the answer's logit less that of the strongest other candidate - the values of other
 needles where the prompt marks a `distractor`, else all other tokens -; and the task's score.
 
-Exact effects cost little: what enters each layer is kept from one undisturbed pass, and a pass
+Exact effects cost little: the inputs of all layers are kept from one undisturbed pass, and a pass
 starts at the first layer that is changed (`models.resuming`, equal to the whole pass to the last
 bit). In a model with more than `ALL` heads that go by positions, all are screened by one backward
 pass (`attribution`), and the `top` with the largest estimates are measured, with as many others at
 random, so that the rank correlation of both says how far the screening can be trusted. Screening
-estimates the logit difference: a log-probability is flat where a model is sure. What is NaN was not
+estimates the logit difference: a log-probability is flat where a model is sure. NaN was not
 measured, or the layer has no positions.
 """
 
@@ -66,10 +69,19 @@ TOP = 16
 
 
 def whole_passes(model: PreTrainedModel, kinds: int, top: int, draws: int) -> int:
-    """What `effects` costs per prompt, in whole forward passes, rounded up.
+    """Count the forward passes that `effects` costs per prompt, rounded up.
 
-    Two undisturbed ones and one more with its gradient (three); attention of all layers per kind (a
-    third); from layer l on, the share (L - l) / L for each layer and each head that is measured.
+    Two undisturbed passes and one with its gradient (three); attention of all layers per kind (a
+    third); from layer l on, the share (L - l) / L for every layer and every measured head.
+
+    Args:
+        model: A repositioned model.
+        kinds: Number of changes of positions.
+        top: Heads that are measured exactly, see `Effects.top`.
+        draws: Control sets.
+
+    Returns:
+        Number of whole passes.
     """
     heads = heads_with_positions(model)
     count = as_decoder(model).layer_count
@@ -93,8 +105,16 @@ def _confirmed(heads: int, top: int) -> int:
 def to_confirm(
     screened: Float[np.ndarray, "screening layer head prompt"], heads: Heads, top: int, seed: int
 ) -> Heads:
-    """The heads that are measured exactly: all, or the `top` largest estimates and as many others
-    at random.
+    """Choose the heads that are measured exactly.
+
+    Args:
+        screened: Estimated effects.
+        heads: All heads with positions.
+        top: How many of the largest estimates; 0: all heads where there are few.
+        seed: Seed of the heads drawn at random.
+
+    Returns:
+        All heads, or the `top` largest estimates and as many others at random, sorted.
     """
     count = _confirmed(len(heads), top)
     if count == len(heads):
@@ -110,8 +130,17 @@ def to_confirm(
 def sets_of_heads(
     effect: Float[np.ndarray, "layer head"], heads: Heads, size: int, draws: int, seed: int
 ) -> list[Heads]:
-    """The `size` heads with the lowest known effect, as many as there are, at most half; then
-    `draws` different sets of as many others.
+    """Choose the most needed heads, and sets of as many others to compare with.
+
+    Args:
+        effect: Mean effect of every head; NaN where it was not measured.
+        heads: All heads with positions.
+        size: Heads of a set, half of all heads at most.
+        draws: Number of control sets.
+        seed: Seed of the control sets.
+
+    Returns:
+        The `size` measured heads with the lowest effect, then up to `draws` different control sets.
     """
     known = sorted(
         (head for head in heads if np.isfinite(effect[head])), key=lambda head: (effect[head], head)
@@ -122,7 +151,17 @@ def sets_of_heads(
 
 
 def drawn_sets(others: Sequence[Any], size: int, draws: int, seed: int) -> list[list[Any]]:
-    """`draws` different sets of `size` of `others`, in their order, as far as there are so many."""
+    """Draw different sets at random.
+
+    Args:
+        others: Items to draw from; their order is kept within a set.
+        size: Items of a set.
+        draws: Number of sets.
+        seed: Seed of the draws.
+
+    Returns:
+        `draws` sets, or all where fewer exist.
+    """
     generator = np.random.default_rng([seed, size])
     drawn = distinct(
         lambda: sorted(generator.permutation(len(others))[:size].tolist()),
@@ -133,8 +172,15 @@ def drawn_sets(others: Sequence[Any], size: int, draws: int, seed: int) -> list[
 
 
 def distinct(draw: Callable[[], Any], there_are: int, wanted: int) -> list[Any]:
-    """`wanted` different results of `draw`, in the order in which they are drawn; all of them where
-    `there_are` fewer.
+    """Call a function until it has returned enough different results.
+
+    Args:
+        draw: Returns a random result.
+        there_are: Number of different results that exist.
+        wanted: Number of results.
+
+    Returns:
+        Different results in the order in which they were drawn.
     """
     found = []
     while len(found) < min(there_are, wanted):

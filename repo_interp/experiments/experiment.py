@@ -72,8 +72,15 @@ class Experiment(ABC):
 
 
 def require_targets(experiment: str, scoring: Scoring, prompts: Sequence[Prompt]) -> None:
-    """Raise InputError for the first of `prompts` that has nothing to predict, or nothing to
-    predict it from.
+    """Check that every prompt has something to predict, and something to predict it from.
+
+    Args:
+        experiment: Name for the message.
+        scoring: Names the targets of a prompt.
+        prompts: Prompts to check.
+
+    Raises:
+        InputError: A prompt has no target, or its first token is one.
     """
     for number, prompt in enumerate(prompts):
         if not scoring.targets(prompt):
@@ -90,7 +97,13 @@ def require_targets(experiment: str, scoring: Scoring, prompts: Sequence[Prompt]
 
 
 def side_by_side(batch_size: int, longest: int) -> int:
-    """Prompts of at most `longest` tokens that are run side by side: `batch_size`, more where they
-    are short.
+    """Choose how many prompts run in one pass.
+
+    Args:
+        batch_size: Number that was asked for.
+        longest: Tokens of the longest prompt.
+
+    Returns:
+        `batch_size`, or more where prompts are short.
     """
     return max(batch_size, TOKENS // longest)

@@ -186,14 +186,27 @@ def output_traces(
     method: str = "lm_infinite",
     global_tokens: int = GLOBAL_TOKENS,
 ) -> xr.Dataset:
-    """The group `output_traces` of a run: `pca_reference [point, axis]`, `pca_trace [trace, step,
-    axis]`, `pca_share [axis]`, and `trace_outside [trace]`: the share of a trace's outputs further
-    from the mean than 99 % of the reference, in the whole space, by Mahalanobis' distance.
+    """Trace attention outputs of long prompts in the plane of those at the training length.
 
-    `reference`: prompts, cut to the training length. Windows have as many keys, or those of the
-    layer's own window where these are fewer. `queries`: how many tokens of `longer`, evenly spaced
-    beyond the training length. Raises InputError for a prompt that is not longer, and an unknown
-    layer.
+    Args:
+        model: A repositioned model.
+        reference: Prompts, cut to the training length.
+        longer: Prompt whose last tokens stand beyond the training length.
+        training_length: Tokens of the longest training sequence.
+        layer: Layer whose outputs are traced.
+        queries: Tokens of `longer`, evenly spaced beyond the training length, that are traced.
+        step: Tokens from one window to the next. A window has `training_length` keys, or as many as
+            the sliding window of the layer where that is shorter.
+        method: Method of extension that `longer` is run by.
+        global_tokens: First tokens that LM-Infinite always shows.
+
+    Returns:
+        The group `output_traces`: `pca_reference [point, axis]`, `pca_trace [trace, step, axis]`,
+        `pca_share [axis]`, and `trace_outside [trace]`, the share of a trace's outputs further from
+        the mean than 99 % of the reference by Mahalanobis' distance in the whole space.
+
+    Raises:
+        InputError: `longer` is not longer than the training length, or the layer is unknown.
     """
     (attention,) = attentions_of(model, [layer])
     tokens = len(longer.tokens)

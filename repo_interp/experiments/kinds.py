@@ -70,8 +70,14 @@ Heads = list[tuple[int, int]]
 
 
 def rows_by_kind(model: PreTrainedModel, prompts: Sequence[Prompt]) -> list[tuple[str, Heads]]:
-    """Heads that learn positions and share them, with their kind on `prompts`; a forward pass per
-    prompt.
+    """Find the kind of every group of heads that share learned positions.
+
+    Args:
+        model: A repositioned model.
+        prompts: Prompts; every one costs a forward pass.
+
+    Returns:
+        Pairs of a kind and the heads that share their positions.
     """
     measure, parts, shared = PositionSources(), list[Statistics](), dict[int, int]()
     named = [
@@ -108,7 +114,14 @@ def rows_by_kind(model: PreTrainedModel, prompts: Sequence[Prompt]) -> list[tupl
 
 
 def token_classes(prompt: Prompt) -> list[str]:
-    """The class of every token."""
+    """Classify the tokens of a prompt.
+
+    Args:
+        prompt: Prompt.
+
+    Returns:
+        One of `CLASSES` for every token.
+    """
     pairs = [(-1, -1), *pairwise(prompt.tokens)]
     structure = prompt_structure(("lines",), len(pairs), prompt.spans, prompt.token_text)
     texts, lines = (
@@ -130,7 +143,14 @@ def token_classes(prompt: Prompt) -> list[str]:
 
 
 def blocks_of(lengths: Sequence[int]) -> list[Int[np.ndarray, " token"]]:
-    """The block of every token but the first of every prompt, numbered over prompts."""
+    """Assign tokens to the blocks that intervals are computed from.
+
+    Args:
+        lengths: Tokens of every prompt.
+
+    Returns:
+        The block of every token but the first of every prompt, numbered over prompts.
+    """
     counts = [1 if len(lengths) >= PROMPTS else max(1, length // BLOCK) for length in lengths]
     return [
         sum(counts[:number]) + np.arange(length - 1) * counts[number] // (length - 1)
@@ -139,8 +159,15 @@ def blocks_of(lengths: Sequence[int]) -> list[Int[np.ndarray, " token"]]:
 
 
 def intervals(changes: xr.DataArray) -> xr.DataArray:
-    """Means of `changes` [..., draw, sample], the kind's and those of controls, and both ends of
-    their 95 % intervals over the coordinate `block`; NaN where all blocks are equal.
+    """Compute means and 95 % intervals of changes.
+
+    Args:
+        changes: Changes [..., draw, sample] with a coordinate `block` of the samples; draw 0 is of
+            the kind, the others are controls.
+
+    Returns:
+        Mean, lower and upper end [kind, ..., of, bound], of the kind, of the controls and of the
+        difference; ends are NaN where all blocks are equal.
     """
     own, others = changes.isel(draw=0), changes.isel(draw=slice(1, None)).mean("draw")
     groups = xr.concat([own, others, own - others], "of").groupby("block")

@@ -101,11 +101,18 @@ _TEXTS = {
 def disturbed(
     model: nn.Module, prompts: Sequence[Prompt], numbers: Sequence[int], point: Disturbance
 ) -> tuple[list[Prompt], AbstractContextManager[None], np.ndarray]:
-    """`prompts` as they are to be run, the context to run them in - padded on the right - and which
-    tokens move [prompt, layer, token].
+    """Disturb prompts at one point.
 
-    `numbers` are the prompts' numbers in the whole experiment: with the seed, the layer and l_max
-    they fix what is drawn.
+    Args:
+        model: A repositioned model.
+        prompts: Prompts side by side.
+        numbers: Numbers of the prompts in the experiment. With the seed, the layer and l_max they
+            decide what is drawn.
+        point: Kind, share and reach of the moves.
+
+    Returns:
+        The prompts to run, the context to run them in, padded on the right, and whether a token
+        moves [prompt, layer, token].
     """
     longest = max(len(prompt.tokens) for prompt in prompts)
     layers = (0,) if point.kind == "text_order" else point.layers
@@ -190,7 +197,14 @@ class Answers:
     """Share of the tokens that were moved."""
 
     def summary(self, scoring: Scoring) -> dict[str, float]:
-        """The numbers of one point of the grid, by name."""
+        """Compute the numbers of one point.
+
+        Args:
+            scoring: Scores the answers.
+
+        Returns:
+            Values by the names of the group's variables.
+        """
         scores = np.asarray(scoring.score(self.answered, self.asked), dtype=np.float64)
         rise = np.concatenate(self.rises)
         return {
@@ -214,9 +228,18 @@ def answers_at(
     point: Disturbance,
     batch_size: int,
 ) -> Answers:
-    """The answers to `prompts` at one point, beside the undisturbed ones, `plain`.
+    """Answer disturbed prompts, those of similar length side by side.
 
-    Prompts of similar length are run side by side.
+    Args:
+        model: A repositioned model.
+        scoring: Names the targets of a prompt.
+        prompts: Undisturbed prompts.
+        plain: Responses to them.
+        point: Kind, share and reach of the moves.
+        batch_size: Prompts side by side.
+
+    Returns:
+        Answers in the order of the prompts.
     """
     lengths = [len(prompt.tokens) for prompt in prompts]
     cut, found = (
@@ -251,9 +274,17 @@ def transposed(
     gamma: float,
     l_max: int,
 ) -> Int[np.ndarray, " token"]:
-    """An order of `count` tokens: token j becomes token order[j].
+    """Draw disjoint pairs of tokens that change places.
 
-    Only tokens of `movable` change places, in pairs.
+    Args:
+        generator: Source of randomness.
+        movable: Tokens that may move.
+        count: Tokens of the prompt.
+        gamma: Share of the movable tokens that move.
+        l_max: Largest distance of a move.
+
+    Returns:
+        An order of `count` tokens: token j becomes token order[j].
     """
     order = np.arange(count)
     free = np.zeros(count, dtype=bool)
@@ -284,8 +315,17 @@ def offset(
     gamma: float,
     l_max: int,
 ) -> Int[np.ndarray, " token"]:
-    """How far each of `count` tokens is moved, in tokens: 0 for most; only tokens of `movable` are
-    moved.
+    """Draw offsets of tokens.
+
+    Args:
+        generator: Source of randomness.
+        movable: Tokens that may move.
+        count: Tokens of the prompt.
+        gamma: Share of the movable tokens that move.
+        l_max: Largest offset.
+
+    Returns:
+        The offset of every token, in tokens; 0 for most.
     """
     chosen = generator.permutation(movable)[: round(gamma * len(movable))]
     sizes = generator.integers(1, l_max + 1, len(movable))

@@ -46,8 +46,13 @@ class Windows(PlainText):
 
 
 def scoring_of(prompts: Sequence[Prompt]) -> Scoring:
-    """How given `prompts` are scored: by their generated tokens where all have some, else by every
-    token but the first.
+    """Choose how given prompts are scored.
+
+    Args:
+        prompts: Prompts without a task.
+
+    Returns:
+        Exact match of the generated tokens where all prompts have some, else log perplexity.
     """
     return Answers() if all(prompt.generated for prompt in prompts) else Windows()
 
@@ -60,12 +65,23 @@ def prompts_by_length(
     count: int,
     seed: int,
 ) -> tuple[Scoring, dict[int, list[Prompt]]]:
-    """Prompts by length in tokens, the shortest of the training length or - a task's - below it;
-    and how they are scored.
+    """Make prompts of the training length and beyond.
 
-    `lengths` in tokens; empty: the training length and its doublings up to `MOST` times it, as far
-    as there are prompts. `prompts` are taken where `scoring` is no task that makes others. Raises
-    InputError where nothing is longer than the training length.
+    Args:
+        scoring: A task, which makes prompts, or how given prompts are scored.
+        prompts: Given prompts, cut where `scoring` is no task.
+        training_length: Tokens of the longest training sequence.
+        lengths: Lengths in tokens; empty: the training length and its doublings up to `MOST` times
+            it, as far as there are prompts.
+        count: Prompts of a length.
+        seed: Seed of the prompts of a task.
+
+    Returns:
+        How they are scored, and prompts by length in tokens. The shortest length is the training
+        length, or below it where a task has no such test set.
+
+    Raises:
+        InputError: Nothing is longer than the training length, or a length is not available.
     """
     if not isinstance(scoring, Task):
         # Each text once: half of them are compared with the other half.
@@ -103,10 +119,18 @@ def prompts_by_length(
 def cut(
     describe: Callable[[tuple[int, ...]], Prompt], prompts: Sequence[Prompt], lengths: Sequence[int]
 ) -> dict[int, list[Prompt]]:
-    """The first tokens of `prompts`, for every length; `describe` makes a prompt of them
-    (`Task.describe`, or `Prompt` itself).
+    """Cut prompts to several lengths.
 
-    Raises InputError where a prompt is too short.
+    Args:
+        describe: Makes a prompt of tokens (`Task.describe`, or `Prompt` itself).
+        prompts: Long prompts.
+        lengths: Lengths in tokens.
+
+    Returns:
+        For every length the first tokens of all prompts.
+
+    Raises:
+        InputError: A prompt is too short.
     """
     shortest = min(len(prompt.tokens) for prompt in prompts)
     if max(lengths) > shortest:

@@ -162,10 +162,14 @@ class Batch:
     def under_edits(
         self, sets: Sequence[Heads], edited: Callable[[list[Heads]], AbstractContextManager]
     ) -> list[Float[np.ndarray, "reading prompt"]]:
-        """Readings under an edit of each of `sets`, none where a set is empty; many are rows of one
-        pass.
+        """Read the prompts under an edit of every set of heads, many sets in one pass.
 
-        `edited` is given the heads of each row, and returns the context in which they are edited.
+        Args:
+            sets: Heads that are edited together; an empty set is read without an edit.
+            edited: Takes the heads of every row, and returns the context in which they are edited.
+
+        Returns:
+            Readings of every set.
         """
         # recorded before anything is edited
         recording, read = self.recording, dict[int, np.ndarray]()
@@ -193,15 +197,27 @@ class Batch:
         return [read[place] for place in range(len(sets))]
 
     def logit_difference(self, logits: Float[Tensor, "target token_id"]) -> Float[Tensor, "prompt"]:
-        """The answer's logit less that of the strongest other candidate, mean over the targets of
-        each prompt.
+        """Subtract the logit of the strongest other candidate from that of the answer.
+
+        Args:
+            logits: Logits at the targets of the prompts.
+
+        Returns:
+            The mean over the targets of every prompt.
         """
         return self._mean(self._differences(logits, self.question))
 
     def readings(
         self, logits: Float[Tensor, "target token_id"]
     ) -> Float[np.ndarray, "reading prompt"]:
-        """The log-probability of the answer, its logit difference, and the task's score."""
+        """Read log-probability, logit difference and score.
+
+        Args:
+            logits: Logits at the targets of the prompts.
+
+        Returns:
+            `READINGS` of every prompt.
+        """
         return self._readings(self._of_targets(logits, self.question))
 
     def _differences(

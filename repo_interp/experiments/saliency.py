@@ -104,8 +104,16 @@ _BY_PROMPT = {
 def position_gradients(
     model: PreTrainedModel, scoring: Scoring, prompt: Prompt
 ) -> tuple[list[Float[Tensor, "1 head token"]], list[Float[Tensor, "1 head token"]], float]:
-    """Positions of every layer that assigns some, a row for each head, d f / d z there, and f, in
-    nats; one pass forward and back.
+    """Differentiate the log-probability of the answer by all positions, in one pass.
+
+    Args:
+        model: A repositioned model.
+        scoring: Names the targets of a prompt.
+        prompt: Prompt.
+
+    Returns:
+        Positions of every layer that assigns some, a row for every head; d f / d z there; and f, in
+        nats.
     """
     decoder = as_decoder(model)
     layers, device = list(decoder.positioned.values()), decoder.device
@@ -136,10 +144,19 @@ def integrated_gradients(
     steps: int,
     copies: int,
 ) -> tuple[list[Float[Tensor, "1 head token"]], float, float]:
-    """Integrated gradients by the `positions` of these layers, and F in nats at the baseline and at
-    them.
+    """Integrate gradients along the straight path from a baseline to the positions.
 
-    `copies` points of the path are run side by side.
+    Args:
+        model: A repositioned model.
+        scoring: Names the targets of a prompt.
+        prompt: Prompt.
+        positions: Positions of the layers that assign some.
+        baseline: "constant" or "index".
+        steps: Points of the path.
+        copies: Points that are run side by side.
+
+    Returns:
+        Integrated gradients by `positions`, and F in nats at the baseline and at `positions`.
     """
     # takes most of a second: only who asks for a path pays it
     from captum.attr import IntegratedGradients

@@ -41,14 +41,17 @@ def kept_scores(
     names: Collection[str],
     compute: Callable[[], dict[str, float]],
 ) -> dict[str, float]:
-    """What `compute` returns for the twin of `model` with `seed`: numbers by name, all of `names`.
+    """Compute the scores of a twin, or read them from the cache.
 
     Args:
         model: A repositioned model; its configuration and layout are part of the key.
-        seed: Of the weights.
+        seed: Seed of the weights.
         asked: All else that decides the numbers, such as the tokens.
-        names: Of the numbers.
-        compute: Called where they are not kept yet, or damaged.
+        names: Names of the numbers.
+        compute: Called where the cache has no such file, or a damaged one.
+
+    Returns:
+        Numbers by name.
     """
     if not names:
         return {}
