@@ -9,7 +9,8 @@ Layers, heads, tokens, distances and spans are aligned by their labels, never by
 `named_runs` names the runs and decides which are one; the attribute `notes` has one line for
 everything that cannot be compared or was measured differently.
 
-    root       checkpoint, layout, checkpoint_digest, prompts_digest, dtype (run); training_step (run) for steps of one training
+    root       checkpoint, layout, checkpoint_digest, prompts_digest, dtype (run);
+               training_step (run) for steps of one training
     a measure  every variable that two runs or more have, with `run` first; scheme (run, layer)
 
 Knows run files; knows nothing about models, and not what a measure means.
@@ -61,8 +62,8 @@ def compare_named(runs: Sequence[tuple[str | None, Run]]) -> xr.DataTree:
     """Join pairs of name and run as `compare` does.
 
     Args:
-        runs: Pairs; None: the checkpoint names the run. Pairs of one name and one checkpoint are one
-            run.
+        runs: Pairs; None: the checkpoint names the run. Pairs of one name and one checkpoint are
+            one run.
 
     Returns:
         The tree that `compare` returns.

@@ -1,5 +1,4 @@
-"""Notes of a comparison: one line for everything that cannot be compared or was measured
-differently.
+"""Notes of a comparison: a line per item that was measured differently or cannot be compared.
 
 Knows the attributes that describe a measurement; nothing about how runs are joined.
 """

@@ -2,7 +2,7 @@
 
 Brings together models, tasks and measures; prints nothing.
 
-    repo_interp.experiments.Effects(kinds=("frozen",))      an experiment with parameters, for `analyze(..., experiments=[...])`
+    analyze(..., experiments=[repo_interp.experiments.Effects(kinds=("frozen",))])
 
 The classes of our experiments are names of this module, imported when they are first asked for, as
 are `Experiment`, `Plan` and `Grid`, which experiments of other packages use.

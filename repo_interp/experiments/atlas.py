@@ -1,10 +1,11 @@
-"""The atlas of a model: the scores of every head, names for what heads do, and the random-weight
-controls behind the names.
+"""The atlas of a model: scores of all heads, their names, and controls with random weights.
 
     scores [layer, head]                     `head_scores`
-    null [label, twin]                       the largest score of a head of a control, among those that the rule is about
+    null [label, twin]                       the largest score of a head of a control, among those
+                                             that the rule is about
     threshold [label]                        max(at_least, 1.25 times the `quantile` of its nulls)
-    named [label, layer, head], name         which heads have the name; all names of a head as text            `head_names`
+    named [label, layer, head], name         which heads have the name; all names of a head as text
+                                             (`head_names`)
 
 Random tokens are drawn once, for the model and every control; the weights of controls have the
 seeds seed, seed + 1, ..., and their scores are kept for the next analysis (`twins`). Knows nothing
@@ -170,7 +171,7 @@ class Atlas(Experiment):
         prompts: Sequence[Prompt],
         training_length: int,
     ) -> Plan:
-        """The scores of the model and its controls.
+        """Plan the scores of the model and its controls.
 
         Raises InputError where two repeated tokens do not fit into the training length.
         """
@@ -212,11 +213,12 @@ class Atlas(Experiment):
         progress: Progress | None,
         store: Store,
     ) -> xr.Dataset:
-        """The group `atlas` of a run: every score over [layer, head] as `head_scores.SCORES`
-        describes it, `name`, and
+        """Measure the group `atlas` of a run.
 
-        `named [label, layer, head]`, `null [label, twin]`, `threshold [label]`, NaN for names whose
-        rule no head of this run can meet.
+        Returns:
+            Every score over [layer, head] as `head_scores.SCORES` describes it, `name`,
+            `named [label, layer, head]`, `null [label, twin]` and `threshold [label]`, which is NaN
+            for names whose rule no head of this run can meet.
         """
         decoder, config, asked = as_decoder(model), model.config, self._asked
         schemes = decoder.schemes

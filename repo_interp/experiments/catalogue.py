@@ -64,21 +64,21 @@ def experiments_named(experiments: Sequence[str | Experiment | Plan]) -> list[Ex
             "like an Experiment"
         )
     given = [experiments] if isinstance(experiments, str) else list(experiments)
-    for each in given:
-        if isinstance(each, type):
+    for item in given:
+        if isinstance(item, type):
             raise InputError(
-                f"the experiment {each.__name__} is a class; make one, {each.__name__}(), or "
+                f"the experiment {item.__name__} is a class; make one, {item.__name__}(), or "
                 "give its name"
             )
-        if not isinstance(each, str | Experiment | Plan):
+        if not isinstance(item, str | Experiment | Plan):
             raise InputError(
-                f"{one_line(repr(each), 160)} is no experiment; wanted names, or objects "
+                f"{one_line(repr(item), 160)} is no experiment; wanted names, or objects "
                 "like an Experiment"
             )
-    objects = [experiment_named(each) if isinstance(each, str) else each for each in given]
+    objects = [experiment_named(item) if isinstance(item, str) else item for item in given]
     require_once(
         EXPERIMENTS,
-        [each.experiment.name if isinstance(each, Plan) else each.name for each in objects],
+        [item.experiment.name if isinstance(item, Plan) else item.name for item in objects],
     )
     return objects
 
@@ -132,4 +132,4 @@ def planned(
             )
         return plan
 
-    return [each if isinstance(each, Plan) else plan_of(each) for each in objects]
+    return [item if isinstance(item, Plan) else plan_of(item) for item in objects]

@@ -51,12 +51,11 @@ from repo_interp.experiments.position_changes import (
     require_kinds,
 )
 from repo_interp.experiments.readings import READINGS, Heads, Measurement
+from repo_interp.experiments.responses import batches_by_length
 from repo_interp.interventions.replacing import heads_with_positions
 from repo_interp.measures.labels import described, described_group
 from repo_interp.models.decoder import as_decoder
-from repo_interp.models.reposition import batch_limits
 from repo_interp.run import with_schemes
-from repo_interp.side_by_side import batches
 from repo_interp.store import NOT_KEPT, Store
 from repo_interp.tasks import Prompt
 from repo_interp.tasks.task import Scoring
@@ -217,9 +216,7 @@ _MEANS = {
 
 
 def _changes(scoring: Scoring, clean: xr.DataArray, changed: xr.Dataset) -> xr.Dataset:
-    """What is read of every prompt undisturbed, `clean` [reading, prompt], and how it changes, by
-    the names of `_CHANGED`.
-    """
+    """Readings of undisturbed prompts, `clean`, and their changes by the names of `_CHANGED`."""
     texts = {
         "log_probability": ("log-probability of the answer, mean over its tokens", "nat"),
         "logit_difference": (
@@ -261,9 +258,7 @@ def _means(changed: xr.Dataset) -> dict[str, xr.DataArray]:
 
 
 def _rank_correlations(screened: np.ndarray, exact: np.ndarray) -> np.ndarray:
-    """[kind, screening]: Spearman's, over the heads that were measured; NaN where either is the
-    same for all.
-    """
+    """Spearman's over measured heads [kind, screening]; NaN where either side is constant."""
     result = np.full(screened.shape[:2], np.nan)
     for kind, screening in np.ndindex(*result.shape):
         known = np.isfinite(exact[kind])
@@ -370,18 +365,26 @@ class Effects(Experiment):
         progress: Progress | None = None,
         store: Store = NOT_KEPT,
     ) -> xr.Dataset:
-        """The group `effects` of a run: changes of log-probability, logit difference and score, per
-        head, layer and set of heads.
+        """Measure changes of log-probability, logit difference and score by head, layer and set.
 
-        `store` keeps finished points for when it is called again. Raises InputError for prompts and
-        models that cannot be measured.
+        Args:
+            model: A repositioned model.
+            scoring: Names the targets of a prompt and scores the answers.
+            prompts: Prompts.
+            batch_size: Prompts side by side.
+            progress: Called with finished points and all points.
+            store: Keeps finished points.
+
+        Returns:
+            The group `effects` of a run.
+
+        Raises:
+            InputError: The model or the prompts cannot be measured.
         """
         kinds = self._kinds(model, scoring, prompts)
         decoder, heads = as_decoder(model), heads_with_positions(model)
         layers, head_count = sorted({layer for layer, _ in heads}), decoder.shape[1]
-        lengths = [len(prompt.tokens) for prompt in prompts]
-        order = sorted(range(len(prompts)), key=lengths.__getitem__)
-        cut = [tuple(some) for some in batches(order, lengths, batch_limits(model, batch_size))]
+        cut = [tuple(numbers) for numbers in batches_by_length(model, prompts, batch_size)]
         points = [len(cut) * count for count in (1, len(kinds) * len(layers), len(kinds))]
         measurement = Measurement(model, scoring, prompts, self.strength)
         read = ("reading", "prompt")

@@ -1,11 +1,9 @@
-"""What an experiment is: a measurement that needs several forward passes, with its parameters,
-which plans before anything is run.
+"""The interface of experiments: measurements that need several forward passes.
 
-    experiment.plan(model, scoring, prompts, training_length)     refuses what cannot work; how many passes, of how many tokens
-    plan.run(batch_size, store, progress)                         groups of a run, by name
+    experiment.plan(model, scoring, prompts, training_length)    checks the request, counts passes
+    plan.run(batch_size, store, progress)                        groups of a run, by name
 
-Prompts and scores are a task's; prompts that were given are scored as `prompt_sets.scoring_of`
-says.
+A task makes and scores prompts; given prompts are scored as `prompt_sets.scoring_of` decides.
 """
 
 from __future__ import annotations
@@ -15,7 +13,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
+import numpy as np
 import xarray as xr
+from jaxtyping import Float
 from transformers import PreTrainedModel
 
 from repo_interp.errors import InputError
@@ -32,7 +32,7 @@ PATH_TOKENS = 512
 
 @dataclass(frozen=True)
 class Plan:
-    """What an experiment will do on one model and its prompts."""
+    """The work of an experiment on one model and its prompts, before it begins."""
 
     experiment: Experiment
     passes: tuple[int, ...]
@@ -44,9 +44,7 @@ class Plan:
 
 
 class Experiment(ABC):
-    """A measurement that needs several forward passes: a frozen dataclass whose fields are its
-    parameters.
-    """
+    """A measurement of several forward passes: a frozen dataclass; its fields are parameters."""
 
     name: ClassVar[str]
     """Its name, and that of its main group."""
@@ -58,7 +56,7 @@ class Experiment(ABC):
     @property
     def parameters(self) -> Mapping[str, Any]:
         """Values of the fields by name, as the attributes of its groups record them."""
-        return {each.name: getattr(self, each.name) for each in fields(self)}  # pyright: ignore[reportArgumentType]
+        return {field.name: getattr(self, field.name) for field in fields(self)}  # pyright: ignore[reportArgumentType]
 
     @abstractmethod
     def plan(
@@ -68,7 +66,7 @@ class Experiment(ABC):
         prompts: Sequence[Prompt],
         training_length: int,
     ) -> Plan:
-        """What it will do. Raises InputError where it cannot."""
+        """Plan the passes on `prompts`. Raises InputError where the experiment cannot work."""
 
 
 def require_targets(experiment: str, scoring: Scoring, prompts: Sequence[Prompt]) -> None:
@@ -94,6 +92,36 @@ def require_targets(experiment: str, scoring: Scoring, prompts: Sequence[Prompt]
                 f"of prompt {number}; "
                 "leave it out of the generated tokens, or begin the prompt with another one"
             )
+
+
+def score_texts(
+    texts: Mapping[str, tuple[str, str]], scoring: Scoring
+) -> dict[str, tuple[str, str]]:
+    """Fill the metric and the units of a scoring into long names and units.
+
+    Args:
+        texts: Long name, with {} for the metric, and units, "" for those of the score, by name.
+        scoring: Scores the answers.
+
+    Returns:
+        Long names and units by name.
+    """
+    return {
+        name: (text.format(scoring.metric), units or scoring.units)
+        for name, (text, units) in texts.items()
+    }
+
+
+def standard_error(scores: Float[np.ndarray, "prompt"]) -> float:
+    """Compute the standard error of a mean over prompts.
+
+    Args:
+        scores: Score of every prompt.
+
+    Returns:
+        The error; NaN for one prompt.
+    """
+    return float(scores.std(ddof=1) / np.sqrt(len(scores))) if len(scores) > 1 else float("nan")
 
 
 def side_by_side(batch_size: int, longest: int) -> int:

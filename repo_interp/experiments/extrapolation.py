@@ -1,7 +1,9 @@
-"""Prompts longer than the training length, run in several ways (Position Generalization sec. 4.2,
-table 2, fig. 6).
+"""Prompts longer than the training length, run in several ways.
 
-    KL(N_n || N_L)      N_n: Gaussian fitted to the attention outputs of a layer at the judged tokens of prompts of length n
+Position Generalization, sec. 4.2, table 2 and fig. 6:
+
+    KL(N_n || N_L)      N_n: Gaussian fitted to the attention outputs of a layer at the judged
+                             tokens of prompts of length n
                         N_L: the same for prompts of the training length, run plainly
 
 methods: plain, lm_infinite (window and cap L), interpolation and yarn (both by the factor n / L, or
@@ -16,9 +18,9 @@ few, and methods are ranked by what is above it. The same prompts are cut to eve
 lengths differ in nothing else but which tokens are judged.
 
     kl_above_noise                             KL(N_n || N_L) - KL(plain N_L || N_L)
-    kl_above_noise_low, kl_above_noise_high    95 % interval of its mean over layers: Student's, by a jackknife that leaves out each of up
-                                               to `FOLDS` groups of prompts, reference and judged,
-                                               in turn
+    kl_above_noise_low, kl_above_noise_high    95 % interval of its mean over layers: Student's, by
+                                               a jackknife that leaves out one of up to `FOLDS`
+                                               groups of prompts, reference and judged, at a time
 
 Beside the distances, where outputs are (`output_traces`, fig. 6). Dots: outputs of a layer at all
 tokens of prompts of the training length, run plainly; the plane is that of their two largest
@@ -47,7 +49,14 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from repo_interp.errors import InputError, numbered, warn
-from repo_interp.experiments.experiment import Experiment, Plan, Progress, side_by_side
+from repo_interp.experiments.experiment import (
+    Experiment,
+    Plan,
+    Progress,
+    score_texts,
+    side_by_side,
+    standard_error,
+)
 from repo_interp.experiments.gaussians import (
     VectorSums,
     gaussian_divergence,
@@ -260,9 +269,7 @@ def _run(model: PreTrainedModel, tokens: Sequence[int]) -> None:
 
 
 def _distances(vectors: Tensor, sums: VectorSums) -> Tensor:
-    """Mahalanobis distance from the Gaussian fitted to `sums`, slightly widened where it is
-    flat.
-    """
+    """Mahalanobis distance from the Gaussian of `sums`, slightly widened where it is flat."""
     covariance = sums.covariance
     covariance = covariance + 1e-4 * covariance.trace() / len(covariance) * torch.eye(
         len(covariance)
@@ -368,16 +375,28 @@ class Extrapolation(Experiment):
         progress: Progress | None = None,
         store: Store = NOT_KEPT,
     ) -> xr.Dataset:
-        """The group `extrapolation` of a run: `prompts` by length in tokens (see `prompt_sets`; the
-        training length must be among them, with at least 4 prompts).
+        """Measure every method at every length.
 
-        Variables `kl [method, length, layer]` in nats, `kl_above_noise` with an interval of its
-        mean over layers [method, length], `log_perplexity [method, length]` of the judged tokens in
-        nats, `task_score [method, length]` with `task_score_error` over prompts. Warns where most
-        of a divergence beyond the training length is noise.
+        Warns where most of a divergence beyond the training length is noise.
 
-        `store` keeps finished points for when it is called again. Raises InputError for methods
-        that the model cannot use.
+        Args:
+            model: A repositioned model.
+            scoring: Names the targets of a prompt and scores the answers.
+            prompts: Prompts by length in tokens; at least `LEAST` of the training length.
+            training_length: Tokens of the longest training sequence.
+            batch_size: Prompts side by side.
+            progress: Called with finished points and all points.
+            store: Keeps finished points.
+
+        Returns:
+            The group `extrapolation` of a run: `kl [method, length, layer]` in nats,
+            `kl_above_noise` with an interval of its mean over layers [method, length],
+            `log_perplexity [method, length]` of the judged tokens in nats, `task_score [method,
+            length]` with `task_score_error` over prompts.
+
+        Raises:
+            InputError: There are too few prompts of the training length, or the model cannot use a
+                method.
         """
         if training_length not in prompts or len(prompts[training_length]) < LEAST:
             raise InputError(
@@ -404,7 +423,7 @@ class Extrapolation(Experiment):
                 "without": [of_layer[1:] for of_layer in kl],
                 "log_perplexity": log_perplexity,
                 "task_score": float(scores.mean()),
-                "task_score_error": float(scores.std(ddof=1) / np.sqrt(len(scores))),
+                "task_score_error": standard_error(scores),
             }
 
         inner = {"kl": ("layer",), "without": ("layer", "group")}
@@ -435,11 +454,8 @@ class Extrapolation(Experiment):
             kl_above_noise_low=(axes[:2], above.mean(-1) - width),
             kl_above_noise_high=(axes[:2], above.mean(-1) + width),
         ).assign_coords(layer=list(as_decoder(model).by_layer))
-        texts = {
-            name: (text.format(scoring.metric), units or scoring.units)
-            for name, (text, units) in _TEXTS.items()
-        }
-        group = with_schemes(described_group(found, texts), as_decoder(model).schemes)
+        group = described_group(found, score_texts(_TEXTS, scoring))
+        group = with_schemes(group, as_decoder(model).schemes)
         return group.assign_attrs(
             scoring.attributes,
             training_length=training_length,

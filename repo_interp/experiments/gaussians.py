@@ -1,7 +1,9 @@
-"""Gaussians fitted to feature vectors, and the divergence between two (Position Generalization sec.
-4.2, table 2).
+"""Gaussians fitted to feature vectors, and the divergence between two.
 
-    KL(N_0 || N_1) = 1/2 (tr(C_1^-1 C_0) + (m_1 - m_0)^T C_1^-1 (m_1 - m_0) - d + ln det C_1 - ln det C_0)      nats
+Position Generalization, sec. 4.2 and table 2, in nats:
+
+    KL(N_0 || N_1) = 1/2 (tr(C_1^-1 C_0) + (m_1 - m_0)^T C_1^-1 (m_1 - m_0) - d
+                          + ln det C_1 - ln det C_0)
 
 m, C: mean and covariance of the vectors, both from sums of x and x x^T, so that fits of two batches
 add up. To C is added `shrinkage` times its mean variance on the diagonal: heads whose outputs fill
@@ -23,8 +25,9 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class VectorSums:
-    """Sums over vectors; the sum of two is the sums over the vectors of both, and the difference
-    takes vectors away again.
+    """Sums over vectors.
+
+    The sum of two is over the vectors of both; the difference takes vectors away again.
     """
 
     count: int

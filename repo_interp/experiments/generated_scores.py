@@ -1,7 +1,8 @@
 """Answers that are generated as text and scored: needles in a haystack.
 
     output      tokens up to the model's end of text, without special tokens, greedily
-    score       share of the reference values that the output holds (RULER, Hsieh et al. 2024; RePo fig. 1)
+    score       share of the reference values that the output holds (RULER, Hsieh et al. 2024; RePo
+                fig. 1)
 
 A test set is a length in tokens, the answer's among them. Knows nothing about files, checkpoints
 and how prompts are made.

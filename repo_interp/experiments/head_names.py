@@ -1,9 +1,10 @@
-"""What heads are called, by what they do: rules as data, and the random-weight controls that set
-their thresholds.
+"""Names of heads by their scores: rules as data, and controls that set the thresholds.
 
-    a head has a name where its score is beyond max(at_least, null), and each score of `also` lies
-    within its limits null = 1.25 times the `quantile` over controls of the largest score of a head
-    that the rule is about; of two values the higher
+    a head has a name where its score is above max(at_least, null), and all scores of `also` lie
+    within their limits
+
+    null = 1.25 times the `quantile` over controls of the largest score of a head that the rule is
+    about; of two values the higher
 
 A control is the same decoder with the same layout and freshly drawn weights, measured in the same
 way. Since the largest head counts, it does not matter how many heads a model has. Of ten controls

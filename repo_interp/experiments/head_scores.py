@@ -1,10 +1,12 @@
 """The scores of every head of one model: on random tokens that are repeated once, and on prompts.
 
-    random tokens   <first token> r r                  previous, duplicate, induction, sink; where in the context attention goes
-    prompts         as they are                        the same; distances attended; departure from equal weights; share of content;
-                                                       patterns and range of positions, who shares
-                                                       them, whether copies have their sources'
-    answers         the rows that produce them         mass on the source, retrieval, contribution
+    random tokens   <first token> r r            previous, duplicate, induction, sink; where in the
+                                                 context attention goes
+    prompts         as they are                  the same; distances attended; departure from equal
+                                                 weights; share of content; patterns and range of
+                                                 positions, heads that share them, whether copies
+                                                 have the positions of their sources
+    answers         the rows that produce them   mass on the source, retrieval, contribution
 
 The source of an answer is the span `needle`; where a prompt lacks one, the token that its attribute
 `source` names for each generated one. Retrieval (Wu et al. 2024), top-k copy, averaged over
@@ -180,31 +182,6 @@ def answers_of(prompt: Prompt, device: torch.device | str = "cpu") -> Answers | 
     rows = torch.tensor(generated, device=device) - 1
     same = source * (tokens[rows + 1][:, None] == tokens)
     return Answers(rows, tokens[rows + 1], source, same)
-
-
-def head_scores(
-    model: nn.Module,
-    prompts: Sequence[Prompt],
-    sequences: Int[np.ndarray, "sequence token"],
-    rows: int = 512,
-    top: int = 1,
-) -> dict[str, Float[np.ndarray, "layer head"]]:
-    """Compute every score of `SCORES` on prompts and on repeated random tokens.
-
-    Costs a forward pass per prompt, one for all sequences, and one of a few tokens.
-
-    Args:
-        model: A repositioned model.
-        prompts: Prompts.
-        sequences: Repeated random tokens (`repeated_tokens`).
-        rows: Rows of attention of a prompt, at most.
-        top: Strongest keys of a row that count for retrieval.
-
-    Returns:
-        Scores by name; NaN where a layer has none. Scores that no prompt allows are absent.
-    """
-    scores = random_scores(model, sequences) | prompt_scores(model, prompts, rows, top)
-    return {name: scores[name] for name in SCORES if name in scores}
 
 
 @torch.no_grad()
@@ -420,9 +397,7 @@ def _of_rows(
 
 
 def _of_positions(inputs: AttentionInputs, prompt: Prompt) -> dict[str, np.ndarray]:
-    """Patterns and range of the positions of one prompt; where they are learned, who shares them,
-    and whether copies have their sources'.
-    """
+    """Patterns and range of positions; of learned ones also who shares them, and the mirror."""
     positions = inputs.head_positions
     if positions is None:
         return {}

@@ -1,8 +1,9 @@
-"""What each kind of heads is for: the positions of all its heads are frozen together, and every
-token is predicted again.
+"""The use of every kind of heads: all its heads are frozen, and every token is predicted again.
 
-    change       -log p(token | the kind's heads frozen, each at its mean position) + log p(token)      nats
-    controls     the same of as many other heads with learned positions, drawn at random, no set twice; mean over draws
+    change       -log p(token | heads of the kind frozen at their mean positions) + log p(token),
+                 in nats
+    controls     the same of as many other heads with learned positions, drawn at random, no set
+                 twice; mean over draws
     difference   change - controls, token by token
 
 Kinds are those of `measures.position_sources` on the same prompts. Heads that share their positions
@@ -59,9 +60,9 @@ from repo_interp.values import Count, Seed
 
 EVERY = "all heads"
 CLASSES = ("generated", "numbers", "first of lines", "copies", "others")
-"""Of tokens; each is of the first that fits."""
+"""Classes of tokens; a token belongs to the first that fits."""
 PROMPTS = 10
-"""Prompts from which each is a block."""
+"""Prompts from which on every prompt is a block."""
 BLOCK = 32
 """Tokens of a block, at least, where there are fewer prompts."""
 AT_ONCE = 256
@@ -106,7 +107,7 @@ def rows_by_kind(model: PreTrainedModel, prompts: Sequence[Prompt]) -> list[tupl
     return [
         (
             str(kind.sel(layer=layer, head=first).values),
-            [(layer, first + each) for each in range(size)],
+            [(layer, head) for head in range(first, first + size)],
         )
         for layer, size in shared.items()
         for first in range(0, kind.sizes["head"], size)
@@ -190,9 +191,7 @@ def _read(
     recording: Callable[[], Recording],
     heads: Heads | None,
 ) -> list[float]:
-    """The score of one prompt and the losses of its tokens with the positions of `heads` frozen;
-    None: undisturbed, of none: NaN.
-    """
+    """Score of a prompt and losses of its tokens with `heads` frozen; None: none; []: NaN."""
     clean, losses, likeliest = recording(), list[float](), list[int]()
     if heads == []:
         return [np.nan] * len(prompt.tokens)
@@ -237,8 +236,8 @@ class Kinds(Experiment):
                 "kinds are told by learned positions, and no layer of this model "
                 f"({schemes}) learns any; leave them out"
             )
-        for each in (scoring, Windows()):
-            require_targets(self.name, each, prompts)
+        for judge in (scoring, Windows()):
+            require_targets(self.name, judge, prompts)
         changed = (1 + len(KINDS_OF_HEADS) * (1 + self.draws)) * (
             1 - learned[0] / decoder.layer_count
         )
@@ -282,7 +281,7 @@ class Kinds(Experiment):
         read = [found[number, :, : len(prompt.tokens)] for number, prompt in enumerate(prompts)]
 
         def changes(readings: list[np.ndarray], block: Any) -> xr.DataArray:
-            values = np.concatenate([each[1:] - each[0] for each in readings], axis=1).reshape(
+            values = np.concatenate([rows[1:] - rows[0] for rows in readings], axis=1).reshape(
                 len(sets), 1 + self.draws, -1
             )
             return xr.DataArray(
@@ -290,10 +289,10 @@ class Kinds(Experiment):
             )
 
         losses = changes(
-            [each[:, 1:] for each in read],
+            [rows[:, 1:] for rows in read],
             np.concatenate(blocks_of([len(prompt.tokens) for prompt in prompts])),
         )
-        scores = changes([each[:, :1] for each in read], np.arange(len(prompts)))
+        scores = changes([rows[:, :1] for rows in read], np.arange(len(prompts)))
         named = np.concatenate([token_classes(prompt)[1:] for prompt in prompts])
         in_class = xr.DataArray(
             [named != "", *(named == name for name in CLASSES)], dims=("token_class", "sample")

@@ -1,16 +1,18 @@
-"""How far a model tolerates disturbed positions (Position Generalization sec. 4.1, fig. 5, table
-1).
+"""Tolerance of a model to disturbed positions.
+
+Position Generalization, sec. 4.1, fig. 5 and table 1:
 
     text_order           tokens of the prompt change places
-    feature_order        keys change places in each chosen layer; values and positions stay
-    position_offset      keys stand elsewhere in each chosen layer, by up to l_max positions
-    feature_placement    keys change places with each other's positions; which token sees which stays (ours)
+    feature_order        keys change places in the chosen layers; values and positions stay
+    position_offset      keys stand elsewhere in the chosen layers, by up to l_max positions
+    feature_placement    keys exchange their positions; which token sees which stays (ours)
 
-each for a share gamma of the tokens, within l_max, drawn afresh for every prompt and layer, the
+all for a share gamma of the tokens, within l_max, drawn afresh for every prompt and layer, the
 same for all heads. The first token (<bos>) and generated ones - the answer - are never moved. Which
 of the others are, and how far:
 
-    transposed    disjoint pairs (j, j') with 1 <= |j - j'| <= l_max change places, until round(gamma n / 2) pairs have
+    transposed    disjoint pairs (j, j') with 1 <= |j - j'| <= l_max change places, until
+                  round(gamma n / 2) pairs have
     offset        round(gamma n) tokens are moved by a whole number from -l_max .. l_max without 0
 
 The order in which tokens are drawn does not depend on gamma, so the tokens of a smaller share are
@@ -50,16 +52,17 @@ from repo_interp.experiments.experiment import (
     Plan,
     Progress,
     require_targets,
+    score_texts,
     side_by_side,
+    standard_error,
 )
 from repo_interp.experiments.grid import Grid
-from repo_interp.experiments.responses import forced_responses
+from repo_interp.experiments.responses import batches_by_length, forced_responses
 from repo_interp.interventions import Shift, exchanged_keys, moved_keys
 from repo_interp.interventions.keys import has_keys_to_move
 from repo_interp.measures.labels import described_group
 from repo_interp.models.decoder import as_decoder, attentions_of
-from repo_interp.models.reposition import batch_limits
-from repo_interp.side_by_side import batches, restored
+from repo_interp.side_by_side import restored
 from repo_interp.store import NOT_KEPT, Store
 from repo_interp.tasks import Prompt, Response
 from repo_interp.tasks.task import Scoring
@@ -212,9 +215,7 @@ class Answers:
                 np.mean(np.concatenate([answer.log_probabilities for answer in self.answered]))
             ),
             "task_score": float(scores.mean()),
-            "task_score_error": float(scores.std(ddof=1) / np.sqrt(len(scores)))
-            if len(scores) > 1
-            else float("nan"),
+            "task_score_error": standard_error(scores),
             "log_perplexity_rise": float(rise.mean()) if len(rise) else float("nan"),
             "moved_share": float(np.mean(self.shares)),
         }
@@ -241,15 +242,7 @@ def answers_at(
     Returns:
         Answers in the order of the prompts.
     """
-    lengths = [len(prompt.tokens) for prompt in prompts]
-    cut, found = (
-        batches(
-            sorted(range(len(prompts)), key=lengths.__getitem__),
-            lengths,
-            batch_limits(model, batch_size),
-        ),
-        [],
-    )
+    cut, found = batches_by_length(model, prompts, batch_size), []
     for numbers in cut:
         found.append([])
         some, context, moved = disturbed(
@@ -390,16 +383,26 @@ class Perturbation(Experiment):
         store: Store = NOT_KEPT,
         undisturbed: Sequence[Response] | None = None,
     ) -> xr.Dataset:
-        """The group `perturbation` of a run: `prompts`, teacher-forced, for every kind, share and
-        reach.
+        """Answer `prompts` teacher-forced for every kind, share and reach.
 
-        Variables over [kind, gamma, l_max]: `log_perplexity` (nats per target), `task_score` (by
-        `scoring`, in its own unit) with `task_score_error` (over prompts), `log_perplexity_rise`,
-        `moved_share`; gamma = 0 is always among them.
+        Costs a forward pass per prompt and point, and one for gamma = 0, which is always measured.
 
-        Costs a forward pass per prompt and point, and one for gamma = 0, unless `undisturbed`
-        responses are given. `store` keeps finished points for when it is called again. Raises
-        InputError for layers that have nothing to disturb.
+        Args:
+            model: A repositioned model.
+            scoring: Names the targets of a prompt and scores the answers.
+            prompts: Prompts.
+            batch_size: Prompts side by side.
+            progress: Called with finished points and all points.
+            store: Keeps finished points.
+            undisturbed: Responses to the undisturbed prompts; None: they are computed.
+
+        Returns:
+            The group `perturbation` of a run over [kind, gamma, l_max]: `log_perplexity` (nats per
+            target), `task_score` (in the units of `scoring`) with `task_score_error` over prompts,
+            `log_perplexity_rise`, `moved_share`.
+
+        Raises:
+            InputError: The layers have nothing to disturb.
         """
         layers = self._layers(model)
         plain = cache(lambda: undisturbed or forced_responses(model, scoring, prompts, batch_size))
@@ -413,11 +416,9 @@ class Perturbation(Experiment):
             return answers.summary(scoring)
 
         axes = {"kind": self.kinds, "gamma": sorted({0.0, *self.gammas}), "l_max": self.l_maxes}
-        texts = {
-            name: (text.format(scoring.metric), units or scoring.units)
-            for name, (text, units) in _TEXTS.items()
-        }
-        group = described_group(Grid(axes, point).compute(store, progress), texts)
+        group = described_group(
+            Grid(axes, point).compute(store, progress), score_texts(_TEXTS, scoring)
+        )
         group["l_max"].attrs = {"long_name": "largest distance of a move", "units": "tokens"}
         group["gamma"].attrs = {"long_name": "share of tokens moved", "units": "1"}
         return group.assign_attrs(

@@ -1,12 +1,15 @@
 """The prompts that an experiment runs on, and how they are scored where no task says it.
 
-    given text     every token but the first is a target; score: log perplexity, nats per token                     `Windows`
-    given answers  prompts that mark generated tokens: those are the targets; score: 1 where all are likeliest       `Answers`
+    given text     `Windows`: every token but the first is a target; score: log perplexity, nats per
+                   token
+    given answers  `Answers`: marked generated tokens are the targets; score: 1 where all are
+                   likeliest
 
 and by length, what `extrapolation` is measured on:
 
     text           (every token a target)     the same windows, cut to every length
-    other tasks    test sets as they are      the one that a model is trained on, and longer ones; a length is that of the longest prompt
+    other tasks    test sets as they are      the one that a model is trained on, and longer ones; a
+                                              length is that of the longest prompt
 
 Knows nothing about models but the length they were trained on.
 """
@@ -84,7 +87,7 @@ def prompts_by_length(
         InputError: Nothing is longer than the training length, or a length is not available.
     """
     if not isinstance(scoring, Task):
-        # Each text once: half of them are compared with the other half.
+        # no text twice: half of them are compared with the other half
         windows = list(
             {
                 prompt.tokens: prompt for prompt in prompts if len(prompt.tokens) > training_length
@@ -142,9 +145,7 @@ def cut(
 
 
 def _doublings(training_length: int, shortest: int) -> list[int]:
-    """The training length, its doublings, and - where that is less than its double - what the
-    shortest prompt has.
-    """
+    """The training length and its doublings; without one, the length of the shortest prompt."""
     lengths = [
         training_length << power
         for power in range(MOST.bit_length())
@@ -179,9 +180,7 @@ def _longer_text(task: Task, training_length: int) -> list[int]:
 def _test_sets(
     task: Task, training_length: int, lengths: Sequence[int], count: int, seed: int
 ) -> dict[int, list[Prompt]]:
-    """Prompts of the longest test set within the training length, and of some longer ones; of sets
-    of one length, the first.
-    """
+    """Prompts of the longest test set within the training length, and of some longer ones."""
     sizes: dict[int, str] = {}
     for name in (task.default_test_set, *task.test_sets):
         sizes.setdefault(

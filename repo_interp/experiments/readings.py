@@ -1,14 +1,14 @@
-"""Answers read under changed positions, batch by batch: log-probability, logit difference and score
-of every prompt.
+"""Answers under changed positions: log-probability, logit difference and score of every prompt.
 
-    log-probability     mean over a prompt's targets of log p(target | tokens before)
-    logit difference    the target's logit less that of the strongest other candidate, mean over targets
+    log-probability     mean over the targets of log p(target | tokens before)
+    logit difference    logit of the target less that of the strongest other candidate, mean over
+                        targets
     score               the task's, of the likeliest tokens
 
 Candidates are the tokens of the prompt's span `distractor` that stand neither in its `needle` nor
 among the targets - the values of other needles -, where it has such, else all other tokens.
-Readings of a batch are finished points of a `Store`. What enters each layer is kept for the batch
-at hand, so that a change in layer l costs the layers from l on. Knows nothing about which heads are
+Readings of a batch are points of a `Grid`. The inputs of all layers are kept for the current batch,
+so that a change in layer l costs the layers from l on. Knows nothing about which heads are
 changed, and why.
 """
 
@@ -48,7 +48,7 @@ from repo_interp.tasks import Prompt, Response
 from repo_interp.tasks.task import Scoring
 
 READINGS = ("log_probability", "logit_difference", "score")
-"""What is taken of every prompt."""
+"""Numbers that are read of every prompt."""
 Heads = list[tuple[int, int]]
 
 
@@ -230,9 +230,7 @@ class Batch:
     def _of_targets(
         self, logits: Float[Tensor, "target token_id"], question: Question
     ) -> Float[Tensor, "3 target"]:
-        """The log-probability of each target of `question`, its logit difference, and the likeliest
-        token in its place.
-        """
+        """Log-probability, logit difference and likeliest token at every target of `question`."""
         log_probabilities = logits.double().log_softmax(-1)
         reference = log_probabilities.gather(-1, question.targets[:, None])[:, 0]
         return torch.stack(
@@ -269,9 +267,7 @@ class Batch:
 
 
 def _candidates(prompt: Prompt, targets: Sequence[int]) -> set[int] | None:
-    """Tokens that stand in the distractors and neither in the needle nor among the targets; None
-    where there are none: all.
-    """
+    """Tokens of distractors outside needle and targets; None where there are none: all tokens."""
     distractor, needle = (
         {prompt.tokens[place] for place in prompt.spans.get(name, ())}
         for name in ("distractor", "needle")

@@ -1,8 +1,7 @@
-"""What a model says at the targets of sequences: teacher-forced in one forward pass, or generated
-greedily with a key-value cache.
+"""Answers of a model at the targets of sequences, teacher-forced or generated greedily.
 
-    forced       argmax p(. | reference tokens before t), and log p(token_t | ...)
-    generated    argmax p(. | prompt, own tokens so far), t by t
+    forced       argmax p(. | reference tokens before t), and log p(token_t | ...), in one pass
+    generated    argmax p(. | prompt, tokens generated so far), t by t, with a key-value cache
 
 Both agree on the first wrong token and so on exact match; after it they may differ. Sequences are
 padded on the right, where a causal model's answers cannot see it. Knows nothing about how answers
@@ -115,6 +114,24 @@ def logits_at(
     return next_token_logits(model, hidden[question.rows, question.columns])
 
 
+def batches_by_length(
+    model: PreTrainedModel, prompts: Sequence[Prompt], batch_size: BatchSize
+) -> list[list[int]]:
+    """Cut prompts into batches of similar length.
+
+    Args:
+        model: Model that bounds the size of a batch.
+        prompts: Prompts.
+        batch_size: Prompts side by side, at most.
+
+    Returns:
+        Numbers of the prompts of every batch, shortest first.
+    """
+    lengths = [len(prompt.tokens) for prompt in prompts]
+    order = sorted(range(len(prompts)), key=lengths.__getitem__)
+    return batches(order, lengths, batch_limits(model, batch_size))
+
+
 @torch.inference_mode()
 def forced_responses(
     model: PreTrainedModel, task: Scoring, prompts: Sequence[Prompt], batch_size: BatchSize = 32
@@ -130,11 +147,7 @@ def forced_responses(
     Returns:
         One response per prompt, with log-probabilities in nats.
     """
-    order = sorted(range(len(prompts)), key=lambda number: len(prompts[number].tokens))
-    cut, responses = (
-        batches(order, [len(prompt.tokens) for prompt in prompts], batch_limits(model, batch_size)),
-        [],
-    )
+    cut, responses = batches_by_length(model, prompts, batch_size), []
     for chosen in cut:
         question = to_question(
             padded([prompts[number] for number in chosen], task), as_decoder(model).device
@@ -175,9 +188,7 @@ def parts(question: Question, size: int) -> Iterator[Question]:
 
 
 def _require_finite(logits: Float[Tensor, "target token_id"], numbers: Sequence[int]) -> None:
-    """Raise NotFinitePrediction where the logits of a target are NaN or infinite; `numbers`: the
-    prompt of each.
-    """
+    """Raise NotFinitePrediction where logits are not finite; `numbers`: prompt of every target."""
     if bool(torch.isfinite(logits.sum())):
         return
     for number, is_finite in zip(numbers, torch.isfinite(logits).all(-1).tolist(), strict=True):

@@ -1,22 +1,23 @@
-"""Which positions an answer hangs on: the gradient of its log-probability, and what each position
-adds on the way from a baseline.
+"""Gradients of the log-probability of an answer by positions, at a point and along a path.
 
     f           = sum_t log p(token_t | tokens before t) over the targets t of a prompt, nats
-    saliency    = d f / d z_{l,h,i}                                            one forward and one backward pass for all tokens and heads
-    integrated  = (z - z') int_0^1 (dF / dz)(z' + a (z - z')) da               (Sundararajan, Taly and Yan 2017, eq. 1)
-    completeness: sum over l, h, i of integrated = F(z) - F(z')                its error is kept; it falls with the number of steps
+    saliency    = d f / d z_{l,h,i}            one pass forward and back for all tokens and heads
+    integrated  = (z - z') int_0^1 (dF / dz)(z' + a (z - z')) da
+                                               (Sundararajan, Taly and Yan 2017, eq. 1)
+    completeness: sum over l, h, i of integrated = F(z) - F(z')
+                                               its error is kept; it falls with the number of steps
 
 z_{l,h,i}: position of token i in head h of layer l, as query and as key. Layers that rotate have
 positions, learned ones and the token index alike; others (NoPE, ALiBi, CoPE, ...) have NaN. Heads
-that share positions - those of a layer, or of a key-value head - are given rows of their own, so a
-derivative is that of moving one head alone, keys included, as `interventions.set_positions` does.
+that share positions - those of a layer, or of a key-value head - get separate rows, so a derivative
+is that of moving one head alone, keys included, as `interventions.set_positions` does.
 
-The two differ in what is held. `saliency` is what a small intervention at one place does: f_phi of
-later layers reads hidden states that changed, and answers. In `F` all positions of all layers are
-inputs, moved together along one straight path, and none answers another. The baseline z' is
-`constant`, the mean of a head's positions over the prompt (no position tells tokens apart), or
-`index`. A common shift of a head's positions changes nothing, so a head's saliencies sum to 0 over
-tokens.
+The two hold different things constant. `saliency` is the effect of a small intervention at one
+place: f_phi of later layers reads hidden states that changed, and answers. In `F` all positions of
+all layers are inputs, moved together along one straight path, and none answers another. The
+baseline z' is `constant`, the mean of a head's positions over the prompt (no position tells tokens
+apart), or `index`. A common shift of a head's positions changes nothing, so a head's saliencies sum
+to 0 over tokens.
 
 The integral is Captum's `IntegratedGradients` (Gauss-Legendre): positions are inputs of `F`, one
 tensor per layer, which is the form it takes. Its `LayerIntegratedGradients` does not fit: it takes
@@ -168,13 +169,13 @@ def integrated_gradients(
         with _positions_changed(layers, lambda place, assigned: given[place]):
             return _log_probabilities(model, scoring, prompt, len(given[0]), device)
 
-    inputs = tuple(each.contiguous() for each in positions)
+    inputs = tuple(of_layer.contiguous() for of_layer in positions)
     index = torch.arange(len(prompt.tokens), device=device)
     origin = tuple(
-        (index.to(each.dtype) if baseline == "index" else each.mean(-1, keepdim=True))
-        .expand_as(each)
+        (index.to(z.dtype) if baseline == "index" else z.mean(-1, keepdim=True))
+        .expand_as(z)
         .contiguous()
-        for each in inputs
+        for z in inputs
     )
     with torch.no_grad():
         start, end = float(probability(*origin)), float(probability(*inputs))
@@ -288,16 +289,24 @@ class Saliency(Experiment):
         progress: Progress | None = None,
         store: Store = NOT_KEPT,
     ) -> xr.Dataset:
-        """The group `saliency` of a run.
+        """Differentiate by positions, and integrate along paths, prompt by prompt.
 
-        `saliency` and `integrated_gradients` [prompt, layer, head, token], in nats per position and
-        nats; `saliency_size` and `integrated_size` [prompt, layer, head] (mean, and sum, of their
-        sizes over tokens); `log_probability`, `baseline_log_probability` and `completeness_error`
-        [prompt], nats; and the prompts' tokens.
+        Costs a forward and a backward pass per prompt and step.
 
-        Without `steps` NaN stands in place of a path. As many of its points are run side by side as
-        have `tokens_at_once` tokens. Costs a forward and a backward pass per prompt and step.
-        `store` keeps finished prompts for when it is called again.
+        Args:
+            model: A repositioned model.
+            scoring: Names the targets of a prompt.
+            prompts: Prompts.
+            tokens_at_once: Tokens of the points of a path that are run side by side.
+            progress: Called with finished prompts and all prompts.
+            store: Keeps finished prompts.
+
+        Returns:
+            The group `saliency` of a run: `saliency` and `integrated_gradients` [prompt, layer,
+            head, token], in nats per position and nats; `saliency_size` and `integrated_size`
+            [prompt, layer, head] (mean, and sum, of their sizes over tokens); `log_probability`,
+            `baseline_log_probability` and `completeness_error` [prompt], nats, NaN without
+            `steps`; and the tokens of the prompts.
         """
         decoder, axes = as_decoder(model), ("layer", "head", "token")
 

@@ -1,8 +1,9 @@
-"""How well a model answers a task, by test set and over the axes that the task names (length; depth
-x length).
+"""Scores of a model on a task, by test set and over the axes that the task names.
 
-    score       mean over prompts of the task's score; error = 1 - score where the score is a share of right answers
-    log p       mean over all targets t of -log p(token_t | tokens before t), nats; perplexity = exp of it
+    score       mean over prompts of the score of the task; error = 1 - score where the score is a
+                share of right answers
+    log p       mean over all targets t of -log p(token_t | tokens before t), nats; perplexity = exp
+                of it
 
 Prompts of a test set depend on the seed and the set alone. Depths are rounded to the nearest ten
 percent for the map. Knows nothing about how models were trained.
@@ -165,7 +166,7 @@ def labelled_scores(
         "tokens": tokens,
     }
     values = {"score": (("test_set", "prompt"), scores)} | {
-        name: (("test_set",), each) for name, each in by_set.items()
+        name: (("test_set",), values) for name, values in by_set.items()
     }
     texts = {
         "score": (of_every, units),
@@ -292,9 +293,7 @@ def _respond(
     prompts: Sequence[Prompt],
     answers: str,
 ) -> dict[str, Any]:
-    """Tokens, and log-probabilities where they are known, of the responses to some of `prompts` in
-    one pass.
-    """
+    """Responses to some of `prompts` in one pass, as values of a store."""
     make, some = (
         forced_responses if answers == "forced" else generated_responses,
         [prompts[number] for number in numbers],
