@@ -1,3 +1,1 @@
-"""Runs side by side: aligned by labels, with notes on what cannot be compared, and their tables,
-figures and page.
-"""
+"""Runs side by side, aligned by labels, with notes on differences that forbid a comparison."""

@@ -9,7 +9,8 @@ Layers, heads, tokens, distances and spans are aligned by their labels, never by
 `named_runs` names the runs and decides which are one; the attribute `notes` has one line for
 everything that cannot be compared or was measured differently.
 
-    root       checkpoint, layout, checkpoint_digest, prompts_digest, dtype (run); training_step (run) for steps of one training
+    root       checkpoint, layout, checkpoint_digest, prompts_digest, dtype (run);
+               training_step (run) for steps of one training
     a measure  every variable that two runs or more have, with `run` first; scheme (run, layer)
 
 Knows run files; knows nothing about models, and not what a measure means.
@@ -35,12 +36,18 @@ things.
 
 
 def compare(runs: Sequence[Run] | Mapping[str, Run]) -> xr.DataTree:
-    """`runs` as one tree: one node per measure, every variable with the axis `run` first (see the
-    module).
+    """Join runs along an axis `run`.
 
-    A mapping names the runs; otherwise their checkpoints do. Steps of one training are put in
-    order. Raises InputError for fewer than two runs, for names that are given twice, for two steps
-    of a training with the same weights, and when no measure is common to two runs.
+    Args:
+        runs: Runs, run files or directories, in a list or by name. In a list their checkpoints name
+            them; steps of one training are put in order.
+
+    Returns:
+        One tree with one node per measure, every variable with the axis `run` first.
+
+    Raises:
+        InputError: There are fewer than two runs, a name comes twice, two steps of a training have
+            the same weights, or no measure is common to two runs.
     """
     if isinstance(runs, str) or not isinstance(runs, Iterable):
         raise InputError(
@@ -52,9 +59,17 @@ def compare(runs: Sequence[Run] | Mapping[str, Run]) -> xr.DataTree:
 
 
 def compare_named(runs: Sequence[tuple[str | None, Run]]) -> xr.DataTree:
-    """`compare` for pairs of name and run; None: the checkpoint names it.
+    """Join pairs of name and run as `compare` does.
 
-    Pairs of one name and one checkpoint are one run.
+    Args:
+        runs: Pairs; None: the checkpoint names the run. Pairs of one name and one checkpoint are
+            one run.
+
+    Returns:
+        The tree that `compare` returns.
+
+    Raises:
+        InputError: As `compare`.
     """
     by_name = runs_by_name(runs)
     if len(by_name) < 2:
@@ -141,9 +156,7 @@ def _root(runs: Mapping[str, xr.DataTree], steps: Sequence[int] | None) -> xr.Da
 
 
 def _comparable(measure: str, groups: Mapping[str, xr.Dataset]) -> tuple[list[Hashable], list[str]]:
-    """The variables that two of `groups` or more have, with the same axes and units; and a line for
-    each of the others.
-    """
+    """Variables that two of `groups` share with equal axes and units; a line for the others."""
     for name, group in groups.items():
         if twice := [axis for axis, labels in group.indexes.items() if not labels.is_unique]:
             raise InputError(
@@ -196,9 +209,7 @@ def _units(array: xr.DataArray) -> tuple[Any, bool]:
 def _joined(
     groups: Mapping[str, xr.Dataset], variables: Sequence[Hashable], names: Sequence[str]
 ) -> xr.Dataset:
-    """`variables` of all `groups` along `run`, which has all of `names`, at the labels that any of
-    them has.
-    """
+    """`variables` of all `groups` along `run`, with all of `names` and the union of labels."""
     plain = [
         _labelled(group, [name for name in variables if name in group]) for group in groups.values()
     ]
@@ -245,9 +256,7 @@ def _joined(
 
 
 def _labelled(group: xr.Dataset, variables: Sequence[Hashable]) -> xr.Dataset:
-    """`variables` of `group` with a label at every place, and the scheme of its layers as a
-    variable.
-    """
+    """`variables` of `group` with labels everywhere, and the scheme of layers as a variable."""
     kept = group[list(variables)]
     scheme = (
         {"scheme": kept["scheme"].variable}
@@ -267,9 +276,7 @@ def _empty(arrays: Sequence[xr.DataArray]) -> Any:
 
 
 def _on_values(measure: str, joined: xr.Dataset) -> list[str]:
-    """A line for every run that alone has values of some variables, and one where components have
-    other frequencies.
-    """
+    """Lines for runs that alone have values, and for components of other frequencies."""
     alone: dict[str, list[str]] = {}
     for variable, array in joined.data_vars.items():
         having = [

@@ -26,20 +26,33 @@ of its scores.
 
 
 def runs_by_name(runs: Sequence[tuple[str | None, Run]]) -> dict[str, xr.DataTree]:
-    """The runs of pairs of name and run, by name; None: the checkpoint names it.
+    """Open runs and name them.
 
-    Pairs of one name and one checkpoint are one run.
+    Args:
+        runs: Pairs of name and run; None: the checkpoint names the run. Pairs of one name and one
+            checkpoint are one run.
 
-    Raises InputError for a name that is given to runs of two checkpoints.
+    Returns:
+        Runs by name.
+
+    Raises:
+        InputError: A name is given to runs of two checkpoints.
     """
     return _named(_merged([(name, *opened) for name, run in runs for opened in _opened(run)]))
 
 
 def training_steps(runs: Mapping[str, xr.DataTree]) -> list[int] | None:
-    """The step of every run, where they are of one training and layout; None otherwise.
+    """Read the steps of a training from its runs.
 
-    A run has the attribute `training_step`, or is of a saved step (steps/000100). Raises InputError
-    where two steps have the same weights.
+    Args:
+        runs: Runs by name. A run has the attribute `training_step`, or is of a saved step
+            (steps/000100).
+
+    Returns:
+        The step of every run; None where they are not of one training and layout.
+
+    Raises:
+        InputError: Two steps have the same weights.
     """
     steps = {name: _step(run) for name, run in runs.items()}
     found = [step for step in steps.values() if step is not None]
@@ -68,7 +81,14 @@ def _step(run: xr.DataTree) -> int | None:
 
 
 def layout_of(run: xr.DataTree) -> str:
-    """The layout of a run's checkpoint, in its short form."""
+    """Format the layout of a run's checkpoint.
+
+    Args:
+        run: A run.
+
+    Returns:
+        The layout in its short form.
+    """
     layout = str(run.attrs.get("layout", ""))
     return format_layout(tuple(layout.split(","))) if "," in layout else layout
 
@@ -86,9 +106,7 @@ def _opened(run: Run) -> list[tuple[str, xr.DataTree]]:
 def _merged(
     opened: Sequence[tuple[str | None, str, xr.DataTree]],
 ) -> list[tuple[str | None, str, xr.DataTree]]:
-    """Runs with their given name and that of their directory; those of one checkpoint that
-    complement each other are one run.
-    """
+    """Join runs of one checkpoint that complement one another, with names and directories."""
     merged: list[tuple[str | None, str, xr.DataTree]] = []
     for name, directory, run in opened:
         for place, (other_name, other_directory, other) in enumerate(merged):
@@ -127,9 +145,7 @@ def _complements(run: xr.DataTree, other: xr.DataTree) -> bool:
 
 
 def _named(runs: Sequence[tuple[str | None, str, xr.DataTree]]) -> dict[str, xr.DataTree]:
-    """Runs by name: the given one, else the checkpoint's where that tells them apart, else the
-    directory's.
-    """
+    """Runs by given name, else by checkpoint where those differ, else by directory."""
     given = [name for name, _, _ in runs if name is not None]
     twice = next((name for name in given if given.count(name) > 1), None)
     if twice is not None:

@@ -1,5 +1,4 @@
-"""Notes of a comparison: one line for everything that cannot be compared or was measured
-differently.
+"""Notes of a comparison: a line per item that was measured differently or cannot be compared.
 
 Knows the attributes that describe a measurement; nothing about how runs are joined.
 """
@@ -22,12 +21,26 @@ _OF_RUNS = {
 
 
 def notes(comparison: xr.DataTree) -> list[str]:
-    """One line for everything that cannot be compared or was measured differently."""
+    """Read the notes of a comparison.
+
+    Args:
+        comparison: Tree that `compare` returns.
+
+    Returns:
+        One line for everything that cannot be compared or was measured differently.
+    """
     return [line for line in str(comparison.attrs.get("notes", "")).split("\n") if line]
 
 
 def on_prompts(runs: Mapping[str, xr.DataTree]) -> list[str]:
-    """A line where the runs saw different prompts."""
+    """Note that runs saw different prompts.
+
+    Args:
+        runs: Runs by name.
+
+    Returns:
+        One line, or none.
+    """
     said = differing(
         {name: str(digest)[:_DIGITS] for name, digest in _stated(runs, "prompts_digest").items()}
     )
@@ -36,8 +49,13 @@ def on_prompts(runs: Mapping[str, xr.DataTree]) -> list[str]:
 
 
 def on_runs(runs: Mapping[str, xr.DataTree]) -> Iterator[str]:
-    """A line each where precision, training length or scaling differ, and for every run of a model
-    that was changed.
+    """Note where precision, training length or scaling differ, and which models were changed.
+
+    Args:
+        runs: Runs by name.
+
+    Returns:
+        One line per difference and per changed model.
     """
     for attribute, named in _OF_RUNS.items():
         if said := differing(_stated(runs, attribute)):
@@ -50,7 +68,15 @@ def on_runs(runs: Mapping[str, xr.DataTree]) -> Iterator[str]:
 
 
 def on_shapes(groups: Mapping[str, xr.Dataset], joined: xr.Dataset) -> Iterator[str]:
-    """A line for every axis of `joined` that has different sizes in `groups`."""
+    """Note axes of different sizes.
+
+    Args:
+        groups: Groups of one measure by run.
+        joined: The same groups joined.
+
+    Returns:
+        One line per axis of different sizes.
+    """
     for axis in dict.fromkeys(dim for array in joined.data_vars.values() for dim in array.dims):
         counts = {name: group.sizes[axis] for name, group in groups.items() if axis in group.sizes}
         if len(set(counts.values())) > 1:
@@ -59,11 +85,17 @@ def on_shapes(groups: Mapping[str, xr.Dataset], joined: xr.Dataset) -> Iterator[
 
 
 def on_measure(measure: str, groups: Mapping[str, xr.Dataset]) -> Iterator[str]:
-    """A line for every parameter of a measure that differs between its `groups`, and one for test
-    sets with different prompts.
+    """Note parameters of a measure that differ, and test sets with different prompts.
 
     Options of a task make its prompts. Where the digests of prompts agree, none of these options is
     named.
+
+    Args:
+        measure: Name of the measure.
+        groups: Groups of the measure by run.
+
+    Returns:
+        One line per difference.
     """
     digests = [group["prompts_digest"] for group in groups.values() if "prompts_digest" in group]
     asked = [
@@ -91,8 +123,13 @@ def on_measure(measure: str, groups: Mapping[str, xr.Dataset]) -> Iterator[str]:
 
 
 def differing(values: Mapping[str, Any]) -> str:
-    """Values with the runs that have them: "0.2 for rope, nope; 0.5 for repo"; "" where all are the
-    same.
+    """Format values that differ: "0.2 for rope, nope; 0.5 for repo".
+
+    Args:
+        values: Values by run.
+
+    Returns:
+        Values with the runs that have them; "" where all are equal.
     """
     names: dict[str, list[str]] = {}
     for name, value in values.items():

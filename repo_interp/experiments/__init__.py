@@ -2,10 +2,10 @@
 
 Brings together models, tasks and measures; prints nothing.
 
-    repo_interp.experiments.Effects(kinds=("frozen",))      an experiment with parameters, for `analyze(..., experiments=[...])`
+    analyze(..., experiments=[repo_interp.experiments.Effects(kinds=("frozen",))])
 
 The classes of our experiments are names of this module, imported when they are first asked for, as
-is `Experiment`, which others extend.
+are `Experiment`, `Plan` and `Grid`, which experiments of other packages use.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ _CLASSES = {
     place.rpartition(":")[2]: place.rpartition(":")[0] for place in OWN[EXPERIMENTS].values()
 }
 _CLASSES["Experiment"] = _CLASSES["Plan"] = "repo_interp.experiments.experiment"
+_CLASSES["Grid"] = "repo_interp.experiments.grid"
 
 
 def __getattr__(name: str) -> Any:

@@ -1,10 +1,11 @@
-"""The atlas of a model: the scores of every head, names for what heads do, and the random-weight
-controls behind the names.
+"""The atlas of a model: scores of all heads, their names, and controls with random weights.
 
     scores [layer, head]                     `head_scores`
-    null [label, twin]                       the largest score of a head of a control, among those that the rule is about
+    null [label, twin]                       the largest score of a head of a control, among those
+                                             that the rule is about
     threshold [label]                        max(at_least, 1.25 times the `quantile` of its nulls)
-    named [label, layer, head], name         which heads have the name; all names of a head as text            `head_names`
+    named [label, layer, head], name         which heads have the name; all names of a head as text
+                                             (`head_names`)
 
 Random tokens are drawn once, for the model and every control; the weights of controls have the
 seeds seed, seed + 1, ..., and their scores are kept for the next analysis (`twins`). Knows nothing
@@ -15,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from typing import Any, ClassVar
 
 import numpy as np
@@ -23,7 +24,8 @@ import xarray as xr
 from transformers import PretrainedConfig, PreTrainedModel
 
 from repo_interp.errors import InputError
-from repo_interp.experiments.experiment import Experiment, Plan, Progress, with_attention
+from repo_interp.experiments.experiment import Experiment, Plan, Progress
+from repo_interp.experiments.grid import Grid
 from repo_interp.experiments.head_names import RULES, Scores, joined, name_heads, null_of
 from repo_interp.experiments.head_scores import (
     OF_ANSWERS,
@@ -58,21 +60,41 @@ _NAMES = {
 
 
 def default_twins(model: PreTrainedModel) -> int:
-    """How many random-weight controls a model has by default."""
+    """Choose the number of random-weight controls from the size of the model.
+
+    Args:
+        model: Model whose parameters are counted.
+
+    Returns:
+        `MANY`, or `FEW` above `SMALL` parameters.
+    """
     return MANY if sum(parameter.numel() for parameter in model.parameters()) <= SMALL else FEW
 
 
 def repeated_half(model: PreTrainedModel, training_length: int) -> int:
-    """Random tokens that fit twice into the training length, and into a learned table, after a
-    first one.
+    """Count the random tokens that fit twice behind a first token.
+
+    Args:
+        model: Model whose learned position table, if any, bounds the sequence.
+        training_length: Tokens of the longest training sequence.
+
+    Returns:
+        Number of tokens, `HALF` at most.
     """
     longest = longest_prompt(model)
     return min(HALF, (min(training_length, longest or training_length) - 1) // 2)
 
 
 def first_token(model: PreTrainedModel, prompts: Sequence[Prompt]) -> int | None:
-    """The BOS that the model's tokenizer puts before a text, else the special token that all
-    prompts begin with; None without either.
+    """Find the token that sequences of this model begin with.
+
+    Args:
+        model: Model whose tokenizer may prepend a BOS token.
+        prompts: Prompts to read a common special token from.
+
+    Returns:
+        The BOS that the tokenizer puts before a text, else the special token that all prompts begin
+        with; None without either.
     """
     begins = {prompt.tokens[0] for prompt in prompts}
     if (bos := as_decoder(model).prepended) is not None or len(begins) > 1:
@@ -149,7 +171,7 @@ class Atlas(Experiment):
         prompts: Sequence[Prompt],
         training_length: int,
     ) -> Plan:
-        """The scores of the model and its controls.
+        """Plan the scores of the model and its controls.
 
         Raises InputError where two repeated tokens do not fit into the training length.
         """
@@ -174,10 +196,13 @@ class Atlas(Experiment):
             *([1 + 2 * half] * self.sequences if ON_RANDOM & self._asked else ()),
         )
 
-        def run(batch_size: int, store: Store, progress: Progress | None) -> dict[str, xr.Dataset]:
-            return {self.name: self._measured(model, chosen, half, twins, progress, store)}
-
-        return Plan(self, lengths * (1 + twins), run)
+        return Plan(
+            self,
+            lengths * (1 + twins),
+            lambda batch_size, store, progress: {
+                self.name: self._measured(model, chosen, half, twins, progress, store)
+            },
+        )
 
     def _measured(
         self,
@@ -188,13 +213,15 @@ class Atlas(Experiment):
         progress: Progress | None,
         store: Store,
     ) -> xr.Dataset:
-        """The group `atlas` of a run: every score over [layer, head] as `head_scores.SCORES`
-        describes it, `name`, and
+        """Measure the group `atlas` of a run.
 
-        `named [label, layer, head]`, `null [label, twin]`, `threshold [label]`, NaN for names whose
-        rule no head of this run can meet.
+        Returns:
+            Every score over [layer, head] as `head_scores.SCORES` describes it, `name`,
+            `named [label, layer, head]`, `null [label, twin]` and `threshold [label]`, which is NaN
+            for names whose rule no head of this run can meet.
         """
-        schemes, config, asked = as_decoder(model).schemes, model.config, self._asked
+        decoder, config, asked = as_decoder(model), model.config, self._asked
+        schemes = decoder.schemes
         first = first_token(model, prompts)
         tokens = repeated_tokens(
             self.sequences, half, config.vocab_size, _special(config), first, self.seed
@@ -253,17 +280,12 @@ class Atlas(Experiment):
                 )
             return {rule.name: found.get(rule.name, np.nan) for rule in RULES}
 
-        points: dict[str, Callable[[], dict[str, Any]]] = {"model": measured}
-        points |= {f"twin-{twin}": partial(of_twin, self.seed + twin) for twin in range(twins)}
-        computed = store.get_or_compute(points, progress)
-        scores = {
-            name: np.array(values, dtype=np.float64)
-            for name, values in computed.pop("model").items()
-        }
-        nulls = np.array(
-            [[largest[rule.name] for largest in computed.values()] for rule in RULES],
-            dtype=np.float64,
-        )
+        of_head, seeds = ("layer", "head"), range(self.seed, self.seed + twins)
+        of_model = Grid({}, measured, dict.fromkeys(SCORES, of_head), name="model")
+        found = of_model.compute(store, progress, 0, 1 + twins)
+        scores = {str(name): values.values for name, values in found.items()}
+        largest = Grid({"twin": seeds}, of_twin, name="twin").compute(store, progress, 1, 1 + twins)
+        nulls = np.array([largest.get(rule.name, []) for rule in RULES], dtype=np.float64)
         limits = {
             rule.name: null_of(of_rule, self.quantile)
             for rule, of_rule in zip(RULES, nulls, strict=True)
@@ -275,24 +297,20 @@ class Atlas(Experiment):
             else np.nan
             for rule in RULES
         ]
-        of_head = ("layer", "head")
-        values = {name: (of_head, each) for name, each in scores.items()} | {
+        values = {name: (of_head, of_score) for name, of_score in scores.items()} | {
             "name": (of_head, joined(named)),
             "named": (("label", *of_head), np.stack(list(named.values())).astype(np.int8)),
             "null": (("label", "twin"), nulls),
             "threshold": (("label",), np.array(thresholds)),
         }
-        coordinates = {
-            axis: np.arange(size)
-            for axis, size in zip(of_head, next(iter(scores.values())).shape, strict=True)
-        } | {
+        coordinates = {axis: np.arange(found.sizes[axis]) for axis in of_head} | {
             "scheme": ("layer", list(schemes)),
             "label": [rule.name for rule in RULES],
             "rule": ("label", [rule.words for rule in RULES]),
-            "twin": np.arange(self.seed, self.seed + twins),
+            "twin": np.array(seeds, dtype=np.int64),
         }
-        group = with_attention(described_group(values, {**SCORES, **_NAMES}, coordinates), model)
-        attention = as_decoder(model).layers[0]
+        group = described_group(values, {**SCORES, **_NAMES}, coordinates)
+        group, attention = group.sel(layer=list(decoder.by_layer)), decoder.layers[0]
         sizes = {"heads": attention.heads, "kv_heads": attention.kv_heads}
         begins = {} if first is None else {"first_token": first}
         return group.assign_attrs(

@@ -1,16 +1,17 @@
-"""All heads screened by one backward pass: the estimated change of an objective when a head's
-positions are changed.
+"""All heads screened by one backward pass, which estimates the effect of changed positions.
 
-    positions    sum_i  dF / dz_i . (z'_i - z_i)        attribution patching (Nanda 2023): gradient times change of the positions
-    output       sum_i  dF / do_i . (o'_i - o_i)        the same behind the softmax (Kramar et al. 2024, AtP*), o_i a head's output
+    positions    sum_i  dF / dz_i . (z'_i - z_i)    attribution patching (Nanda 2023): gradient
+                                                    times change of the positions
+    output       sum_i  dF / do_i . (o'_i - o_i)    the same behind the softmax (Kramar et al. 2024,
+                                                    AtP*), o_i the output of a head
 
 F is the objective, one number per prompt; primes stand for the head with changed positions,
 everything before it as it was. Both are the first term of a series. The first takes rotation and
 softmax as linear, though rotation turns over many times while a position moves by a few, and a
 softmax that is sure of one token has no gradient. The second computes the head anew - attention of
-every layer once more per kind, no MLP and no backward pass - and takes only what comes after the
-head as linear. Later layers that read what changes are seen, f_phi's included. Where heads share
-positions each has a copy of them, so that every head has its own gradient.
+every layer once more per kind, no MLP and no backward pass - and takes only the layers after the
+head as linear. Later layers that read the changed hidden states are seen, f_phi included. Heads
+that share positions get copies of them, so that every head has a gradient.
 """
 
 from __future__ import annotations
@@ -39,19 +40,26 @@ def attributed(
     objective: Callable[[], Float[Tensor, "prompt"]],
     changes: Mapping[str, PlacedChange],
 ) -> dict[str, Float[Tensor, "screening layer head prompt"]]:
-    """For every change the estimated rise of `objective`, float64, NaN for layers without
-    positions.
+    """Estimate by one backward pass how much each change of positions raises an objective.
 
-    `objective` runs the model, once, on prompts padded on the right, and returns one number per
-    prompt. Parameters get no gradient.
+    Args:
+        model: A repositioned model; its parameters get no gradient.
+        objective: Runs the model once, on prompts padded on the right; returns a number per prompt.
+        changes: Changes of positions by name.
+
+    Returns:
+        For every change the estimated rise [screening, layer, head, prompt], float64; NaN for
+        layers without positions.
     """
     decoder = as_decoder(model)
     watched = {layer: _Watched(attention) for layer, attention in decoder.positioned.items()}
     with torch.enable_grad(), frozen_weights(model), ExitStack() as hooks:
-        for each in watched.values():
-            each.attach(hooks)
+        for watch in watched.values():
+            watch.attach(hooks)
         total = objective().sum()
-        wanted = [tensor for each in watched.values() for tensor in (each.positions, each.output)]
+        wanted = [
+            tensor for watch in watched.values() for tensor in (watch.positions, watch.output)
+        ]
         gradients = iter(torch.autograd.grad(total, wanted))
     by_layer = {layer: (next(gradients), next(gradients)) for layer in watched}
     estimates = {}
@@ -61,22 +69,20 @@ def attributed(
             (len(SCREENINGS), decoder.layer_count, heads, prompts), torch.nan, dtype=torch.float64
         )
         with torch.no_grad(), replaced(model, placed.change, tokens=placed.tokens):
-            for layer, each in watched.items():
-                estimate[:, layer] = each.first_order(*by_layer[layer]).cpu()
+            for layer, watch in watched.items():
+                estimate[:, layer] = watch.first_order(*by_layer[layer]).cpu()
         estimates[name] = estimate
     return estimates
 
 
 @dataclass
 class _Watched:
-    """One layer: what its attention was called with, its positions and its heads' outputs in the
-    pass that is differentiated.
-    """
+    """One layer in the differentiated pass: arguments of its attention, positions and outputs."""
 
     attention: RepositionedAttention
     called: tuple[tuple, dict[str, Any]] = ((), {})
     positions: Tensor = field(default_factory=lambda: torch.empty(0))
-    """[prompt, head, token]: a copy for each head."""
+    """[prompt, head, token]: a copy for every head."""
     output: Tensor = field(default_factory=lambda: torch.empty(0))
     """[prompt, token, head, d_value], before the output projection."""
 
@@ -120,8 +126,15 @@ class _Watched:
 
 @contextmanager
 def frozen_weights(model: nn.Module) -> Iterator[None]:
-    """While the context lasts no weight takes a gradient: a pass keeps nothing for one, and a
-    backward pass half as much.
+    """Take no gradient of weights while the context lasts.
+
+    A forward pass then keeps nothing for them, and a backward pass takes half as long.
+
+    Args:
+        model: Module whose parameters are frozen.
+
+    Yields:
+        None.
     """
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     for parameter in trained:

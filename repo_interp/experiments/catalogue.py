@@ -21,23 +21,41 @@ from repo_interp.tasks import Prompt, Task
 
 
 def experiment_names() -> tuple[str, ...]:
-    """Every experiment that `experiment_named` knows: ours, then those of other packages."""
+    """List the experiments that `experiment_named` knows.
+
+    Returns:
+        Our names, then those of other packages.
+    """
     return names(EXPERIMENTS)
 
 
 def experiment_named(name: str) -> Experiment:
-    """The experiment `name` with its default parameters.
+    """Make the experiment of a name with its default parameters.
 
-    Raises InputError naming those there are.
+    Args:
+        name: One of `experiment_names`.
+
+    Returns:
+        The experiment.
+
+    Raises:
+        InputError: No package has this name; the message lists the names.
     """
     wanted = "a repo_interp.experiments.Experiment of that name"
     return named(EXPERIMENTS, name, lambda made: isinstance(made, Experiment), wanted)
 
 
 def experiments_named(experiments: Sequence[str | Experiment | Plan]) -> list[Experiment | Plan]:
-    """Names, objects, or plans already made, as objects.
+    """Make experiments from names.
 
-    Raises InputError for what is none of these, and for one that comes twice.
+    Args:
+        experiments: Names, experiments, or plans; one name alone is taken too.
+
+    Returns:
+        Experiments and plans, in the same order.
+
+    Raises:
+        InputError: An item is none of these, or an experiment comes twice.
     """
     if not isinstance(experiments, str | Iterable):
         raise InputError(
@@ -45,21 +63,21 @@ def experiments_named(experiments: Sequence[str | Experiment | Plan]) -> list[Ex
             "like an Experiment"
         )
     given = [experiments] if isinstance(experiments, str) else list(experiments)
-    for each in given:
-        if isinstance(each, type):
+    for item in given:
+        if isinstance(item, type):
             raise InputError(
-                f"the experiment {each.__name__} is a class; make one, {each.__name__}(), or "
+                f"the experiment {item.__name__} is a class; make one, {item.__name__}(), or "
                 "give its name"
             )
-        if not isinstance(each, str | Experiment | Plan):
+        if not isinstance(item, str | Experiment | Plan):
             raise InputError(
-                f"{one_line(repr(each), 160)} is no experiment; wanted names, or objects "
+                f"{one_line(repr(item), 160)} is no experiment; wanted names, or objects "
                 "like an Experiment"
             )
-    objects = [experiment_named(each) if isinstance(each, str) else each for each in given]
+    objects = [experiment_named(item) if isinstance(item, str) else item for item in given]
     require_once(
         EXPERIMENTS,
-        [each.experiment.name if isinstance(each, Plan) else each.name for each in objects],
+        [item.experiment.name if isinstance(item, Plan) else item.name for item in objects],
     )
     return objects
 
@@ -70,11 +88,20 @@ def planned(
     experiments: Sequence[str | Experiment | Plan],
     task: Task | None = None,
 ) -> list[Plan]:
-    """What `experiments` - names, objects, or plans already made - will do on `prompts` of `task`;
-    None: as `scoring_of` scores them.
+    """Plan experiments on prompts.
 
-    Raises InputError as `experiments_named`, where one cannot work on the prompts, and for a task
-    in other tokens than the model's.
+    Args:
+        bridge: Bridge, Hugging Face model or `Decoder`.
+        prompts: Prompts to measure on.
+        experiments: Names, experiments, or plans, which are returned as they are.
+        task: Task of the prompts; None: they are scored as `scoring_of` decides.
+
+    Returns:
+        One plan per experiment.
+
+    Raises:
+        InputError: An experiment is unknown, cannot work on the prompts or returns no plan, or the
+            task has more tokens than the model.
     """
     objects = experiments_named(experiments)
     if not objects:
@@ -105,4 +132,4 @@ def planned(
             )
         return plan
 
-    return [each if isinstance(each, Plan) else plan_of(each) for each in objects]
+    return [item if isinstance(item, Plan) else plan_of(item) for item in objects]

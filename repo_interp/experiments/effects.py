@@ -1,20 +1,23 @@
-"""What the positions of heads cause: a head's positions are changed during the pass, and the answer
-is read again.
+"""What the positions of heads cause.
 
-    effect [kind, layer, head]    mean over prompts of  log p(answer | that head's positions changed) - log p(answer)        in nats
-    interaction [kind, layer]     effect of all heads of a layer together - the sum of each head's
-    control [kind, draw]          the heads with the most needed effects together, against as many others drawn at random, no set twice
+A head's positions are changed during the pass, and the answer is read again:
+
+    effect [kind, layer, head]    mean over prompts, in nats, of
+                                  log p(answer | positions of that head changed) - log p(answer)
+    interaction [kind, layer]     effect of all heads of a layer - sum of the effects of its heads
+    control [kind, draw]          the most needed heads changed together, against as many others
+                                  drawn at random, no set twice
 
 Of every prompt three numbers are taken (`readings`): the log-probability of the answer; its logit
 difference, the answer's logit less that of the strongest other candidate - the values of other
 needles where the prompt marks a `distractor`, else all other tokens -; and the task's score.
 
-Exact effects cost little: what enters each layer is kept from one undisturbed pass, and a pass
+Exact effects cost little: the inputs of all layers are kept from one undisturbed pass, and a pass
 starts at the first layer that is changed (`models.resuming`, equal to the whole pass to the last
 bit). In a model with more than `ALL` heads that go by positions, all are screened by one backward
 pass (`attribution`), and the `top` with the largest estimates are measured, with as many others at
 random, so that the rank correlation of both says how far the screening can be trusted. Screening
-estimates the logit difference: a log-probability is flat where a model is sure. What is NaN was not
+estimates the logit difference: a log-probability is flat where a model is sure. NaN was not
 measured, or the layer has no positions.
 """
 
@@ -39,8 +42,8 @@ from repo_interp.experiments.experiment import (
     Plan,
     Progress,
     require_targets,
-    with_attention,
 )
+from repo_interp.experiments.grid import Grid
 from repo_interp.experiments.position_changes import (
     PositionChange,
     Strength,
@@ -48,6 +51,7 @@ from repo_interp.experiments.position_changes import (
     require_kinds,
 )
 from repo_interp.experiments.readings import READINGS, Heads, Measurement
+from repo_interp.experiments.responses import batches_by_length
 from repo_interp.interventions.replacing import heads_with_positions
 from repo_interp.measures.labels import described, described_group
 from repo_interp.models.decoder import as_decoder
@@ -64,10 +68,19 @@ TOP = 16
 
 
 def whole_passes(model: PreTrainedModel, kinds: int, top: int, draws: int) -> int:
-    """What `effects` costs per prompt, in whole forward passes, rounded up.
+    """Count the forward passes that `effects` costs per prompt, rounded up.
 
-    Two undisturbed ones and one more with its gradient (three); attention of all layers per kind (a
-    third); from layer l on, the share (L - l) / L for each layer and each head that is measured.
+    Two undisturbed passes and one with its gradient (three); attention of all layers per kind (a
+    third); from layer l on, the share (L - l) / L for every layer and every measured head.
+
+    Args:
+        model: A repositioned model.
+        kinds: Number of changes of positions.
+        top: Heads that are measured exactly, see `Effects.top`.
+        draws: Control sets.
+
+    Returns:
+        Number of whole passes.
     """
     heads = heads_with_positions(model)
     count = as_decoder(model).layer_count
@@ -91,8 +104,16 @@ def _confirmed(heads: int, top: int) -> int:
 def to_confirm(
     screened: Float[np.ndarray, "screening layer head prompt"], heads: Heads, top: int, seed: int
 ) -> Heads:
-    """The heads that are measured exactly: all, or the `top` largest estimates and as many others
-    at random.
+    """Choose the heads that are measured exactly.
+
+    Args:
+        screened: Estimated effects.
+        heads: All heads with positions.
+        top: How many of the largest estimates; 0: all heads where there are few.
+        seed: Seed of the heads drawn at random.
+
+    Returns:
+        All heads, or the `top` largest estimates and as many others at random, sorted.
     """
     count = _confirmed(len(heads), top)
     if count == len(heads):
@@ -108,8 +129,17 @@ def to_confirm(
 def sets_of_heads(
     effect: Float[np.ndarray, "layer head"], heads: Heads, size: int, draws: int, seed: int
 ) -> list[Heads]:
-    """The `size` heads with the lowest known effect, as many as there are, at most half; then
-    `draws` different sets of as many others.
+    """Choose the most needed heads, and sets of as many others to compare with.
+
+    Args:
+        effect: Mean effect of every head; NaN where it was not measured.
+        heads: All heads with positions.
+        size: Heads of a set, half of all heads at most.
+        draws: Number of control sets.
+        seed: Seed of the control sets.
+
+    Returns:
+        The `size` measured heads with the lowest effect, then up to `draws` different control sets.
     """
     known = sorted(
         (head for head in heads if np.isfinite(effect[head])), key=lambda head: (effect[head], head)
@@ -120,7 +150,17 @@ def sets_of_heads(
 
 
 def drawn_sets(others: Sequence[Any], size: int, draws: int, seed: int) -> list[list[Any]]:
-    """`draws` different sets of `size` of `others`, in their order, as far as there are so many."""
+    """Draw different sets at random.
+
+    Args:
+        others: Items to draw from; their order is kept within a set.
+        size: Items of a set.
+        draws: Number of sets.
+        seed: Seed of the draws.
+
+    Returns:
+        `draws` sets, or all where fewer exist.
+    """
     generator = np.random.default_rng([seed, size])
     drawn = distinct(
         lambda: sorted(generator.permutation(len(others))[:size].tolist()),
@@ -131,8 +171,15 @@ def drawn_sets(others: Sequence[Any], size: int, draws: int, seed: int) -> list[
 
 
 def distinct(draw: Callable[[], Any], there_are: int, wanted: int) -> list[Any]:
-    """`wanted` different results of `draw`, in the order in which they are drawn; all of them where
-    `there_are` fewer.
+    """Call a function until it has returned enough different results.
+
+    Args:
+        draw: Returns a random result.
+        there_are: Number of different results that exist.
+        wanted: Number of results.
+
+    Returns:
+        Different results in the order in which they were drawn.
     """
     found = []
     while len(found) < min(there_are, wanted):
@@ -169,9 +216,7 @@ _MEANS = {
 
 
 def _changes(scoring: Scoring, clean: xr.DataArray, changed: xr.Dataset) -> xr.Dataset:
-    """What is read of every prompt undisturbed, `clean` [reading, prompt], and how it changes, by
-    the names of `_CHANGED`.
-    """
+    """Readings of undisturbed prompts, `clean`, and their changes by the names of `_CHANGED`."""
     texts = {
         "log_probability": ("log-probability of the answer, mean over its tokens", "nat"),
         "logit_difference": (
@@ -213,9 +258,7 @@ def _means(changed: xr.Dataset) -> dict[str, xr.DataArray]:
 
 
 def _rank_correlations(screened: np.ndarray, exact: np.ndarray) -> np.ndarray:
-    """[kind, screening]: Spearman's, over the heads that were measured; NaN where either is the
-    same for all.
-    """
+    """Spearman's over measured heads [kind, screening]; NaN where either side is constant."""
     result = np.full(screened.shape[:2], np.nan)
     for kind, screening in np.ndindex(*result.shape):
         known = np.isfinite(exact[kind])
@@ -272,11 +315,20 @@ class Effects(Experiment):
         kinds = self._kinds(model, scoring, prompts)
         lengths = tuple(len(prompt.tokens) for prompt in prompts)
 
-        def run(batch_size: int, store: Store, progress: Progress | None) -> dict[str, xr.Dataset]:
-            size = max(batch_size, PATH_TOKENS // max(lengths))
-            return {self.name: self.measured(model, scoring, prompts, size, progress, store)}
-
-        return Plan(self, lengths * whole_passes(model, len(kinds), self.top, self.draws), run)
+        return Plan(
+            self,
+            lengths * whole_passes(model, len(kinds), self.top, self.draws),
+            lambda batch_size, store, progress: {
+                self.name: self.measured(
+                    model,
+                    scoring,
+                    prompts,
+                    max(batch_size, PATH_TOKENS // max(lengths)),
+                    progress,
+                    store,
+                )
+            },
+        )
 
     def _kinds(
         self, model: PreTrainedModel, scoring: Scoring, prompts: Sequence[Prompt]
@@ -313,83 +365,103 @@ class Effects(Experiment):
         progress: Progress | None = None,
         store: Store = NOT_KEPT,
     ) -> xr.Dataset:
-        """The group `effects` of a run: changes of log-probability, logit difference and score, per
-        head, layer and set of heads.
+        """Measure changes of log-probability, logit difference and score by head, layer and set.
 
-        `store` keeps finished points for when it is called again. Raises InputError for prompts and
-        models that cannot be measured.
+        Args:
+            model: A repositioned model.
+            scoring: Names the targets of a prompt and scores the answers.
+            prompts: Prompts.
+            batch_size: Prompts side by side.
+            progress: Called with finished points and all points.
+            store: Keeps finished points.
+
+        Returns:
+            The group `effects` of a run.
+
+        Raises:
+            InputError: The model or the prompts cannot be measured.
         """
-        kinds, seed, heads = (
-            self._kinds(model, scoring, prompts),
-            self.seed,
-            heads_with_positions(model),
+        kinds = self._kinds(model, scoring, prompts)
+        decoder, heads = as_decoder(model), heads_with_positions(model)
+        layers, head_count = sorted({layer for layer, _ in heads}), decoder.shape[1]
+        cut = [tuple(numbers) for numbers in batches_by_length(model, prompts, batch_size)]
+        points = [len(cut) * count for count in (1, len(kinds) * len(layers), len(kinds))]
+        measurement = Measurement(model, scoring, prompts, self.strength)
+        read = ("reading", "prompt")
+
+        def computed(stage: int, name: str, *grid: Any) -> xr.Dataset:
+            whole = Grid(*grid, batches=cut, name=name)
+            return whole.compute(store, progress, sum(points[:stage]), sum(points))
+
+        screening = computed(
+            0,
+            "screening",
+            {},
+            lambda numbers: measurement.screen(numbers, kinds),
+            {"clean": read, "screened": ("kind", "screening", "layer", "head", "prompt")},
         )
-        layers = sorted({layer for layer, _ in heads})
-        points = 1 + len(kinds) * (len(layers) + 1)
-        measurement = Measurement(
-            model, scoring, prompts, self.strength, batch_size, store, points, progress
-        )
-        clean, screened = measurement.screen(kinds)
-        jobs = {}
-        for kind in kinds:
-            confirmed = to_confirm(screened[kind], heads, self.top, seed)
-            for layer in layers:
-                single = [[head] for head in confirmed if head[0] == layer]
-                jobs[kind, str(layer)] = [*single, [head for head in heads if head[0] == layer]]
-        found = measurement.read(jobs)
-        size = as_decoder(model).shape
-        shape = (len(kinds), *size, len(READINGS), len(prompts))
-        by_head, by_layer = np.full(shape, np.nan), np.full((*shape[:2], *shape[3:]), np.nan)
-        for (kind, layer), sets in jobs.items():
-            place, changes = kinds.index(kind), found[kind, layer] - clean
-            by_layer[place, int(layer)] = changes[-1]
-            for ((_, head),), change in zip(sets[:-1], changes[:-1], strict=True):
-                by_head[place, int(layer), head] = change
-        means = by_head[..., 0, :].mean(-1)
+        screened = screening["screened"].values
+        confirmed = {
+            kind: to_confirm(of_kind, heads, self.top, self.seed)
+            for kind, of_kind in zip(kinds, screened, strict=True)
+        }
+
+        def of_layer(numbers: tuple[int, ...], kind: str, layer: int) -> dict[str, Any]:
+            single = [head for head in confirmed[kind] if head[0] == layer]
+            together = [head for head in heads if head[0] == layer]
+            *readings, whole = measurement.read(
+                numbers, kind, [*([head] for head in single), together]
+            )
+            by_head = np.full((head_count, len(READINGS), len(numbers)), np.nan)
+            for (_, head), reading in zip(single, readings, strict=True):
+                by_head[head] = reading
+            return {"": by_head.tolist(), "layer_": whole}
+
+        found = computed(
+            1,
+            "layer",
+            {"kind": kinds, "layer": layers},
+            of_layer,
+            {"": ("head", *read), "layer_": read},
+        ).reindex(layer=range(decoder.layer_count))
+        clean = screening["clean"]
+        means = (found[""] - clean).values[..., 0, :].mean(-1)
         chosen = {
-            kind: sets_of_heads(mean, heads, self.set_size or size[1], self.draws, seed)
+            kind: sets_of_heads(mean, heads, self.set_size or head_count, self.draws, self.seed)
             for kind, mean in zip(kinds, means, strict=True)
         }
-        found = measurement.read({(kind, "sets"): sets for kind, sets in chosen.items()})
-        by_set = np.full((len(kinds), 1 + self.draws, len(READINGS), len(prompts)), np.nan)
-        in_set = np.zeros((len(kinds), *size), dtype=np.int8)
-        for place, kind in enumerate(kinds):
-            by_set[place, : len(chosen[kind])] = found[kind, "sets"] - clean
-            in_set[place][tuple(np.transpose(chosen[kind][0]))] = 1
-        estimates = np.stack([screened[kind] for kind in kinds]).mean(-1)
-        read, axes = ("reading", "prompt"), ("kind", "layer", "head")
-        coordinates = {
-            "kind": list(kinds),
-            "layer": np.arange(size[0]),
-            "head": np.arange(size[1]),
-            "reading": list(READINGS),
-        }
-        coordinates |= {"prompt": np.arange(len(prompts))}
-        changed = xr.Dataset(
-            {
-                "": ((*axes, *read), by_head),
-                "layer_": ((*axes[:2], *read), by_layer),
-                "set_": (("kind", *read), by_set[:, 0]),
-                "control_": (("kind", "draw", *read), by_set[:, 1:]),
-            },
-            coordinates,
+        by_set = computed(
+            2,
+            "sets",
+            {"kind": kinds},
+            lambda numbers, kind: {"sets": measurement.read(numbers, kind, chosen[kind])},
+            {"sets": ("draw", *read)},
+        )["sets"]
+        # NaN where there are fewer different sets than draws
+        by_set = by_set.pad(draw=(0, 1 + self.draws - by_set.sizes["draw"]))
+        found = found.assign(set_=by_set.isel(draw=0), control_=by_set.isel(draw=slice(1, None)))
+        changed = (found - clean).assign_coords(
+            head=np.arange(head_count),
+            reading=list(READINGS),
+            prompt=np.arange(len(prompts)),
         )
+        in_set = np.zeros((len(kinds), *decoder.shape), dtype=np.int8)
+        for place, sets in zip(in_set, chosen.values(), strict=True):
+            place[tuple(np.transpose(sets[0]))] = 1
+        estimates, of_heads = screened.mean(-1), ("layer", "head")
+        exact = changed[""].sel(reading="logit_difference").values.mean(-1)
         over_prompts = _means(changed) | {
-            "in_set": (axes, in_set),
-            "screened_effect": (("kind", "screening", *axes[1:]), estimates),
-            "rank_correlation": (
-                ("kind", "screening"),
-                _rank_correlations(estimates, by_head[..., 1, :].mean(-1)),
-            ),
+            "in_set": (("kind", *of_heads), in_set),
+            "screened_effect": (("kind", "screening", *of_heads), estimates),
+            "rank_correlation": (("kind", "screening"), _rank_correlations(estimates, exact)),
         }
-        of_prompts = _changes(
-            scoring, xr.DataArray(clean, {"reading": list(READINGS)}, read), changed
-        )
-        group = of_prompts.assign(
+        group = _changes(scoring, clean.assign_coords(reading=list(READINGS)), changed).assign(
             described_group(over_prompts, _MEANS, {"screening": list(SCREENINGS)})
         )
         group = group.assign_attrs(
-            scoring.attributes | {"prompts": len(prompts), "set_heads": len(chosen[kinds[0]][0])}
+            scoring.attributes,
+            prompts=len(prompts),
+            set_heads=len(chosen[kinds[0]][0]),
+            control_sets=min(len(sets) - 1 for sets in chosen.values()),
         )
-        group = group.assign_attrs(control_sets=min(len(sets) - 1 for sets in chosen.values()))
-        return with_schemes(with_attention(group, model), as_decoder(model).schemes)
+        return with_schemes(group.sel(layer=list(decoder.by_layer)), decoder.schemes)

@@ -1,11 +1,9 @@
-"""What an experiment is: a measurement that needs several forward passes, with its parameters,
-which plans before anything is run.
+"""The interface of experiments: measurements that need several forward passes.
 
-    experiment.plan(model, scoring, prompts, training_length)     refuses what cannot work; how many passes, of how many tokens
-    plan.run(batch_size, store, progress)                         groups of a run, by name
+    experiment.plan(model, scoring, prompts, training_length)    checks the request, counts passes
+    plan.run(batch_size, store, progress)                        groups of a run, by name
 
-Prompts and scores are a task's; prompts that were given are scored as `prompt_sets.scoring_of`
-says.
+A task makes and scores prompts; given prompts are scored as `prompt_sets.scoring_of` decides.
 """
 
 from __future__ import annotations
@@ -15,12 +13,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
+import numpy as np
 import xarray as xr
-from torch import nn
+from jaxtyping import Float
 from transformers import PreTrainedModel
 
 from repo_interp.errors import InputError
-from repo_interp.models.decoder import as_decoder
 from repo_interp.store import Progress, Store
 from repo_interp.tasks import Prompt
 from repo_interp.tasks.task import Scoring
@@ -34,7 +32,7 @@ PATH_TOKENS = 512
 
 @dataclass(frozen=True)
 class Plan:
-    """What an experiment will do on one model and its prompts."""
+    """The work of an experiment on one model and its prompts, before it begins."""
 
     experiment: Experiment
     passes: tuple[int, ...]
@@ -46,9 +44,7 @@ class Plan:
 
 
 class Experiment(ABC):
-    """A measurement that needs several forward passes: a frozen dataclass whose fields are its
-    parameters.
-    """
+    """A measurement of several forward passes: a frozen dataclass; its fields are parameters."""
 
     name: ClassVar[str]
     """Its name, and that of its main group."""
@@ -60,7 +56,7 @@ class Experiment(ABC):
     @property
     def parameters(self) -> Mapping[str, Any]:
         """Values of the fields by name, as the attributes of its groups record them."""
-        return {each.name: getattr(self, each.name) for each in fields(self)}  # pyright: ignore[reportArgumentType]
+        return {field.name: getattr(self, field.name) for field in fields(self)}  # pyright: ignore[reportArgumentType]
 
     @abstractmethod
     def plan(
@@ -70,19 +66,19 @@ class Experiment(ABC):
         prompts: Sequence[Prompt],
         training_length: int,
     ) -> Plan:
-        """What it will do. Raises InputError where it cannot."""
-
-
-def with_attention(group: xr.Dataset, model: nn.Module) -> xr.Dataset:
-    """`group`, whose axis `layer` counts all layers of `model`, without the layers that have no
-    attention.
-    """
-    return group.sel(layer=list(as_decoder(model).by_layer))
+        """Plan the passes on `prompts`. Raises InputError where the experiment cannot work."""
 
 
 def require_targets(experiment: str, scoring: Scoring, prompts: Sequence[Prompt]) -> None:
-    """Raise InputError for the first of `prompts` that has nothing to predict, or nothing to
-    predict it from.
+    """Check that every prompt has something to predict, and something to predict it from.
+
+    Args:
+        experiment: Name for the message.
+        scoring: Names the targets of a prompt.
+        prompts: Prompts to check.
+
+    Raises:
+        InputError: A prompt has no target, or its first token is one.
     """
     for number, prompt in enumerate(prompts):
         if not scoring.targets(prompt):
@@ -98,8 +94,44 @@ def require_targets(experiment: str, scoring: Scoring, prompts: Sequence[Prompt]
             )
 
 
+def score_texts(
+    texts: Mapping[str, tuple[str, str]], scoring: Scoring
+) -> dict[str, tuple[str, str]]:
+    """Fill the metric and the units of a scoring into long names and units.
+
+    Args:
+        texts: Long name, with {} for the metric, and units, "" for those of the score, by name.
+        scoring: Scores the answers.
+
+    Returns:
+        Long names and units by name.
+    """
+    return {
+        name: (text.format(scoring.metric), units or scoring.units)
+        for name, (text, units) in texts.items()
+    }
+
+
+def standard_error(scores: Float[np.ndarray, "prompt"]) -> float:
+    """Compute the standard error of a mean over prompts.
+
+    Args:
+        scores: Score of every prompt.
+
+    Returns:
+        The error; NaN for one prompt.
+    """
+    return float(scores.std(ddof=1) / np.sqrt(len(scores))) if len(scores) > 1 else float("nan")
+
+
 def side_by_side(batch_size: int, longest: int) -> int:
-    """Prompts of at most `longest` tokens that are run side by side: `batch_size`, more where they
-    are short.
+    """Choose how many prompts run in one pass.
+
+    Args:
+        batch_size: Number that was asked for.
+        longest: Tokens of the longest prompt.
+
+    Returns:
+        `batch_size`, or more where prompts are short.
     """
     return max(batch_size, TOKENS // longest)

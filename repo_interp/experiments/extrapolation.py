@@ -1,7 +1,9 @@
-"""Prompts longer than the training length, run in several ways (Position Generalization sec. 4.2,
-table 2, fig. 6).
+"""Prompts longer than the training length, run in several ways.
 
-    KL(N_n || N_L)      N_n: Gaussian fitted to the attention outputs of a layer at the judged tokens of prompts of length n
+Position Generalization, sec. 4.2, table 2 and fig. 6:
+
+    KL(N_n || N_L)      N_n: Gaussian fitted to the attention outputs of a layer at the judged
+                             tokens of prompts of length n
                         N_L: the same for prompts of the training length, run plainly
 
 methods: plain, lm_infinite (window and cap L), interpolation and yarn (both by the factor n / L, or
@@ -16,9 +18,9 @@ few, and methods are ranked by what is above it. The same prompts are cut to eve
 lengths differ in nothing else but which tokens are judged.
 
     kl_above_noise                             KL(N_n || N_L) - KL(plain N_L || N_L)
-    kl_above_noise_low, kl_above_noise_high    95 % interval of its mean over layers: Student's, by a jackknife that leaves out each of up
-                                               to `FOLDS` groups of prompts, reference and judged,
-                                               in turn
+    kl_above_noise_low, kl_above_noise_high    95 % interval of its mean over layers: Student's, by
+                                               a jackknife that leaves out one of up to `FOLDS`
+                                               groups of prompts, reference and judged, at a time
 
 Beside the distances, where outputs are (`output_traces`, fig. 6). Dots: outputs of a layer at all
 tokens of prompts of the training length, run plainly; the plane is that of their two largest
@@ -32,11 +34,9 @@ for a way of filling. Knows nothing about how a method works.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, partial, reduce
-from itertools import product
+from functools import cache, reduce
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
@@ -49,13 +49,21 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from repo_interp.errors import InputError, renumber_prompts, warn
-from repo_interp.experiments.experiment import Experiment, Plan, Progress, side_by_side
+from repo_interp.experiments.experiment import (
+    Experiment,
+    Plan,
+    Progress,
+    score_texts,
+    side_by_side,
+    standard_error,
+)
 from repo_interp.experiments.gaussians import (
     VectorSums,
     gaussian_divergence,
     principal_plane,
     vector_sums,
 )
+from repo_interp.experiments.grid import Grid
 from repo_interp.experiments.prompt_sets import LEAST, prompts_by_length
 from repo_interp.experiments.responses import forced_responses
 from repo_interp.interventions.extension import GLOBAL_TOKENS, Method, allowed_methods, extended
@@ -67,7 +75,7 @@ from repo_interp.models.reposition import batch_limits, longest_prompt
 from repo_interp.run import with_schemes
 from repo_interp.side_by_side import batches
 from repo_interp.store import NOT_KEPT, Store
-from repo_interp.tasks import Prompt
+from repo_interp.tasks import Prompt, Response
 from repo_interp.tasks.task import Scoring
 from repo_interp.values import Count, Seed, Tokens, TokensOrNone
 
@@ -77,6 +85,27 @@ FOLDS = 8
 """Groups of prompts that the interval of divergences is made from, at most."""
 MOSTLY = 0.5
 """Share of a divergence that is noise, from where on a warning says so."""
+_TEXTS = {
+    "kl": (
+        "divergence of attention outputs from those at the training length, mean over heads",
+        "nat",
+    ),
+    "kl_above_noise": (
+        "that divergence less the plain one at the training length, mean over heads",
+        "nat",
+    ),
+    "kl_above_noise_low": (
+        "lower end of the 95 % interval of kl_above_noise, mean over layers",
+        "nat",
+    ),
+    "kl_above_noise_high": (
+        "upper end of the 95 % interval of kl_above_noise, mean over layers",
+        "nat",
+    ),
+    "log_perplexity": ("mean of -log p over the judged targets", "nat"),
+    "task_score": ("{}, mean over prompts", ""),
+    "task_score_error": ("standard error of {} over prompts", ""),
+}
 _TRACES = {
     "pca_reference": ("attention outputs at training lengths in their plane", "output units"),
     "pca_trace": ("outputs of a query over sliding windows", "output units"),
@@ -85,96 +114,58 @@ _TRACES = {
 }
 
 
-@dataclass(frozen=True)
-class _Judged:
-    """The last `judged` tokens of prompts: attention outputs there, scores, and log perplexity."""
+def judged_outputs(
+    model: PreTrainedModel,
+    scoring: Scoring,
+    prompts: Sequence[Prompt],
+    judged: int,
+    batch_size: int,
+) -> tuple[dict[int, list[VectorSums]], np.ndarray, float]:
+    """Read the last `judged` tokens of every prompt.
 
-    model: PreTrainedModel
-    scoring: Scoring
-    judged: int
-    batch_size: int
+    Args:
+        model: A repositioned model.
+        scoring: Names the targets and scores the answers.
+        prompts: Prompt n belongs to group n modulo `FOLDS`.
+        judged: Last tokens of a prompt that are read.
+        batch_size: Prompts side by side.
 
-    def compared(
-        self,
-        reference: Callable[[], dict[int, list[VectorSums]]],
-        prompts: Sequence[Prompt],
-        context: AbstractContextManager[None],
-    ) -> dict[str, Any]:
-        """The numbers of one method and length; among them `without` [layer, group], divergences
-        without a group of prompts.
-        """
-        normal = reference()
-        fits, scores, log_perplexity = self.gaussians(prompts, context)
-        divergences = [_divergences(fits[layer], normal[layer]) for layer in sorted(normal)]
-        return {
-            "kl": [of_layer[0] for of_layer in divergences],
-            "without": [of_layer[1:] for of_layer in divergences],
-            "log_perplexity": log_perplexity,
-            "task_score": float(scores.mean()),
-            "task_score_error": float(scores.std(ddof=1) / np.sqrt(len(scores))),
-        }
+    Returns:
+        Sums of the outputs of every head over these tokens, by layer, of each group of prompts;
+        scores; and the mean of -log p over the targets among these tokens, NaN without any.
+    """
+    widths = {attention.layer_idx: attention.d_head for attention in as_decoder(model).layers}
+    sums: dict[int, dict[int, VectorSums]] = {layer: {} for layer in widths}
+    numbers: list[int] = []
+    lengths = [len(prompt.tokens) for prompt in prompts]
 
-    def gaussians(
-        self, prompts: Sequence[Prompt], context: AbstractContextManager[None]
-    ) -> tuple[dict[int, list[VectorSums]], np.ndarray, float]:
-        """Sums of the outputs of every head over the judged tokens, by layer, of each group of
-        prompts; scores; -log p over the targets among these tokens.
-        """
-        d_head = {
-            attention.layer_idx: attention.d_head for attention in as_decoder(self.model).layers
-        }
-        sums: dict[int, dict[int, VectorSums]] = {layer: {} for layer in d_head}
-        counts: list[int] = []
-        groups: list[int] = []
+    def receive(layer: int, outputs: Tensor) -> None:
+        for row, number in zip(outputs, numbers, strict=True):
+            last = row[max(0, lengths[number] - judged) : lengths[number]]
+            found = vector_sums(last.unflatten(-1, (-1, widths[layer])).transpose(0, 1))
+            known = sums[layer].get(number % FOLDS)
+            sums[layer][number % FOLDS] = found if known is None else known + found
 
-        def receive(layer: int, outputs: Tensor) -> None:
-            for row, count, group in zip(outputs, counts, groups, strict=True):
-                judged = row[max(0, count - self.judged) : count].unflatten(-1, (-1, d_head[layer]))
-                found, known = vector_sums(judged.transpose(0, 1)), sums[layer].get(group)
-                sums[layer][group] = found if known is None else known + found
-
-        responses = []
-        with context, attention_outputs(self.model, receive):
-            lengths, limits = (
-                [len(prompt.tokens) for prompt in prompts],
-                batch_limits(self.model, self.batch_size),
-            )
-            parts = batches(range(len(prompts)), lengths, self.batch_size)
-            for numbers in (
-                some
-                for part in parts
-                for some in batches(sorted(part, key=lengths.__getitem__), lengths, limits)
-            ):
+    asked, answered = list[Prompt](), list[Response]()
+    with attention_outputs(model, receive):
+        for part in batches(range(len(prompts)), lengths, batch_size):
+            part = sorted(part, key=lengths.__getitem__)
+            for numbers[:] in batches(part, lengths, batch_limits(model, batch_size)):
                 some = [prompts[number] for number in numbers]
-                counts[:] = [len(prompt.tokens) for prompt in some]
-                groups[:] = [number % FOLDS for number in numbers]
                 with renumber_prompts(numbers):
-                    responses += list(
-                        zip(
-                            some,
-                            forced_responses(self.model, self.scoring, some, len(some)),
-                            strict=True,
-                        )
-                    )
-        asked, answered = (list(part) for part in zip(*responses, strict=True))
-        negative_log_likelihoods = [
-            -value
-            for prompt, answer in responses
-            for target, value in zip(
-                self.scoring.targets(prompt), answer.log_probabilities, strict=True
-            )
-            if target >= len(prompt.tokens) - self.judged
-        ]
-        scores = np.asarray(self.scoring.score(answered, asked), dtype=np.float64)
-        of_groups = {
-            layer: [of_group for _, of_group in sorted(parts.items())]
-            for layer, parts in sums.items()
-        }
-        return (
-            of_groups,
-            scores,
-            float(np.mean(negative_log_likelihoods)) if negative_log_likelihoods else float("nan"),
-        )
+                    answered += forced_responses(model, scoring, some, len(some))
+                asked += some
+    log_likelihoods = [
+        value
+        for prompt, answer in zip(asked, answered, strict=True)
+        for target, value in zip(scoring.targets(prompt), answer.log_probabilities, strict=True)
+        if target >= len(prompt.tokens) - judged
+    ]
+    return (
+        {layer: [groups[group] for group in sorted(groups)] for layer, groups in sums.items()},
+        np.asarray(scoring.score(answered, asked), dtype=np.float64),
+        -float(np.mean(log_likelihoods)) if log_likelihoods else float("nan"),
+    )
 
 
 def _divergences(judged: Sequence[VectorSums], reference: Sequence[VectorSums]) -> list[float]:
@@ -204,14 +195,27 @@ def output_traces(
     method: str = "lm_infinite",
     global_tokens: int = GLOBAL_TOKENS,
 ) -> xr.Dataset:
-    """The group `output_traces` of a run: `pca_reference [point, axis]`, `pca_trace [trace, step,
-    axis]`, `pca_share [axis]`, and `trace_outside [trace]`: the share of a trace's outputs further
-    from the mean than 99 % of the reference, in the whole space, by Mahalanobis' distance.
+    """Trace attention outputs of long prompts in the plane of those at the training length.
 
-    `reference`: prompts, cut to the training length. Windows have as many keys, or those of the
-    layer's own window where these are fewer. `queries`: how many tokens of `longer`, evenly spaced
-    beyond the training length. Raises InputError for a prompt that is not longer, and an unknown
-    layer.
+    Args:
+        model: A repositioned model.
+        reference: Prompts, cut to the training length.
+        longer: Prompt whose last tokens stand beyond the training length.
+        training_length: Tokens of the longest training sequence.
+        layer: Layer whose outputs are traced.
+        queries: Tokens of `longer`, evenly spaced beyond the training length, that are traced.
+        step: Tokens from one window to the next. A window has `training_length` keys, or as many as
+            the sliding window of the layer where that is shorter.
+        method: Method of extension that `longer` is run by.
+        global_tokens: First tokens that LM-Infinite always shows.
+
+    Returns:
+        The group `output_traces`: `pca_reference [point, axis]`, `pca_trace [trace, step, axis]`,
+        `pca_share [axis]`, and `trace_outside [trace]`, the share of a trace's outputs further from
+        the mean than 99 % of the reference by Mahalanobis' distance in the whole space.
+
+    Raises:
+        InputError: `longer` is not longer than the training length, or the layer is unknown.
     """
     (attention,) = attentions_of(model, [layer])
     tokens = len(longer.tokens)
@@ -265,9 +269,7 @@ def _run(model: PreTrainedModel, tokens: Sequence[int]) -> None:
 
 
 def _distances(vectors: Tensor, sums: VectorSums) -> Tensor:
-    """Mahalanobis distance from the Gaussian fitted to `sums`, slightly widened where it is
-    flat.
-    """
+    """Mahalanobis distance from the Gaussian of `sums`, slightly widened where it is flat."""
     covariance = sums.covariance
     covariance = covariance + 1e-4 * covariance.trace() / len(covariance) * torch.eye(
         len(covariance)
@@ -340,22 +342,16 @@ class Extrapolation(Experiment):
                 self.name: self.measured(model, judge, by_length, first, size, progress, store)
             }
             if traced:
-                layer = layers[len(layers) // 2] if self.traced_layer < 0 else self.traced_layer
-                longer = max(by_length[last], key=lambda prompt: len(prompt.tokens))
-                step = max(1, first // 8)
-                shorter = [prompt for prompt in by_length[first] if len(prompt.tokens) == first]
-                traces = output_traces(
+                groups["output_traces"] = output_traces(
                     model,
-                    shorter,
-                    longer,
+                    [prompt for prompt in by_length[first] if len(prompt.tokens) == first],
+                    max(by_length[last], key=lambda prompt: len(prompt.tokens)),
                     first,
-                    layer,
+                    layers[len(layers) // 2] if self.traced_layer < 0 else self.traced_layer,
                     self.traced_queries,
-                    step,
-                    "lm_infinite",
-                    self.global_tokens,
+                    max(1, first // 8),
+                    global_tokens=self.global_tokens,
                 )
-                groups["output_traces"] = traces
             return groups
 
         passes = (
@@ -379,16 +375,28 @@ class Extrapolation(Experiment):
         progress: Progress | None = None,
         store: Store = NOT_KEPT,
     ) -> xr.Dataset:
-        """The group `extrapolation` of a run: `prompts` by length in tokens (see `prompt_sets`; the
-        training length must be among them, with at least 4 prompts).
+        """Measure every method at every length.
 
-        Variables `kl [method, length, layer]` in nats, `kl_above_noise` with an interval of its
-        mean over layers [method, length], `log_perplexity [method, length]` of the judged tokens in
-        nats, `task_score [method, length]` with `task_score_error` over prompts. Warns where most
-        of a divergence beyond the training length is noise.
+        Warns where most of a divergence beyond the training length is noise.
 
-        `store` keeps finished points for when it is called again. Raises InputError for methods
-        that the model cannot use.
+        Args:
+            model: A repositioned model.
+            scoring: Names the targets of a prompt and scores the answers.
+            prompts: Prompts by length in tokens; at least `LEAST` of the training length.
+            training_length: Tokens of the longest training sequence.
+            batch_size: Prompts side by side.
+            progress: Called with finished points and all points.
+            store: Keeps finished points.
+
+        Returns:
+            The group `extrapolation` of a run: `kl [method, length, layer]` in nats,
+            `kl_above_noise` with an interval of its mean over layers [method, length],
+            `log_perplexity [method, length]` of the judged tokens in nats, `task_score [method,
+            length]` with `task_score_error` over prompts.
+
+        Raises:
+            InputError: There are too few prompts of the training length, or the model cannot use a
+                method.
         """
         if training_length not in prompts or len(prompts[training_length]) < LEAST:
             raise InputError(
@@ -397,60 +405,41 @@ class Extrapolation(Experiment):
             )
         methods, lengths = self._methods(model), sorted(prompts)
         judged = self.judged or max(2, training_length // 4)
-        measurement = _Judged(model, scoring, judged, batch_size)
         reference = cache(
-            lambda: measurement.gaussians(prompts[training_length][::2], nullcontext())[0]
+            lambda: judged_outputs(
+                model, scoring, prompts[training_length][::2], judged, batch_size
+            )[0]
         )
-        points = {}
-        for method, length in product(methods, lengths):
-            context = extended(model, method, length, training_length, self.global_tokens)
-            points[f"{method}-{length}"] = partial(
-                measurement.compared, reference, prompts[length][1::2], context
-            )
-        found = list(store.get_or_compute(points, progress).values())
-        layers = list(as_decoder(model).by_layer)
-        texts = {
-            "kl": (
-                "divergence of attention outputs from those at the training length, mean "
-                "over heads",
-                "nat",
-            ),
-            "kl_above_noise": (
-                "that divergence less the plain one at the training length, mean over heads",
-                "nat",
-            ),
-            "kl_above_noise_low": (
-                "lower end of the 95 % interval of kl_above_noise, mean over layers",
-                "nat",
-            ),
-            "kl_above_noise_high": (
-                "upper end of the 95 % interval of kl_above_noise, mean over layers",
-                "nat",
-            ),
-            "log_perplexity": ("mean of -log p over the judged targets", "nat"),
-            "task_score": (f"{scoring.metric}, mean over prompts", scoring.units),
-            "task_score_error": (f"standard error of {scoring.metric} over prompts", scoring.units),
-        }
-        values = {}
-        for name in found[0]:
-            by_point = np.array([point[name] for point in found], dtype=np.float64)
-            values[name] = by_point.reshape(len(methods), len(lengths), *by_point.shape[1:])
-        # plain
-        noise, without = (
-            values[name][0, lengths.index(training_length)] for name in ("kl", "without")
-        )
-        above, jackknife = values["kl"] - noise, (values.pop("without") - without).mean(-2)
+
+        def point(method: str, length: int) -> dict[str, Any]:
+            normal = reference()
+            with extended(model, method, length, training_length, self.global_tokens):
+                fits, scores, log_perplexity = judged_outputs(
+                    model, scoring, prompts[length][1::2], judged, batch_size
+                )
+            kl = [_divergences(fits[layer], normal[layer]) for layer in sorted(normal)]
+            return {
+                "kl": [of_layer[0] for of_layer in kl],
+                "without": [of_layer[1:] for of_layer in kl],
+                "log_perplexity": log_perplexity,
+                "task_score": float(scores.mean()),
+                "task_score_error": standard_error(scores),
+            }
+
+        inner = {"kl": ("layer",), "without": ("layer", "group")}
+        found = Grid({"method": methods, "length": lengths}, point, inner).compute(store, progress)
+        first = lengths.index(training_length)
+        # those of the plain model, the first method, are the noise
+        noise = found["kl"].values[0, first]
+        above, without = (found[name].values - found[name].values[0, first] for name in inner)
+        jackknife = without.mean(-2)
         freedom = jackknife.shape[-1] - 1
         width = student.ppf(0.975, freedom) * freedom * sem(jackknife, axis=-1)
-        ends = {
-            "kl_above_noise_low": above.mean(-1) - width,
-            "kl_above_noise_high": above.mean(-1) + width,
-        }
-        beyond = values["kl"].mean(-1)[:, lengths.index(training_length) + 1 :]
+        beyond = found["kl"].values.mean(-1)[:, first + 1 :]
         mostly = [
-            name
-            for name, of in zip(methods, beyond, strict=True)
-            if (noise.mean() > MOSTLY * of).any()
+            method
+            for method, of_method in zip(methods, beyond, strict=True)
+            if (noise.mean() > MOSTLY * of_method).any()
         ]
         if mostly:
             warn(
@@ -460,17 +449,17 @@ class Extrapolation(Experiment):
                 "(extrapolation.sequences)"
             )
         axes = ("method", "length", "layer")
-        labelled = {
-            name: (axes[: of.ndim], of)
-            for name, of in (values | ends | {"kl_above_noise": above}).items()
-        }
-        group = described_group(
-            labelled, texts, {"method": methods, "length": lengths, "layer": layers}
+        found = found.assign(
+            kl_above_noise=(axes, above),
+            kl_above_noise_low=(axes[:2], above.mean(-1) - width),
+            kl_above_noise_high=(axes[:2], above.mean(-1) + width),
+        ).assign_coords(layer=list(as_decoder(model).by_layer))
+        group = described_group(found, score_texts(_TEXTS, scoring))
+        group = with_schemes(group, as_decoder(model).schemes)
+        return group.assign_attrs(
+            scoring.attributes,
+            training_length=training_length,
+            judged=judged,
+            global_tokens=self.global_tokens,
+            prompts=len(prompts[training_length]),
         )
-        own = {
-            "training_length": training_length,
-            "judged": judged,
-            "global_tokens": self.global_tokens,
-        }
-        attributes = scoring.attributes | own | {"prompts": len(prompts[training_length])}
-        return with_schemes(group, as_decoder(model).schemes).assign_attrs(attributes)

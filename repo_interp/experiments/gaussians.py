@@ -1,7 +1,9 @@
-"""Gaussians fitted to feature vectors, and the divergence between two (Position Generalization sec.
-4.2, table 2).
+"""Gaussians fitted to feature vectors, and the divergence between two.
 
-    KL(N_0 || N_1) = 1/2 (tr(C_1^-1 C_0) + (m_1 - m_0)^T C_1^-1 (m_1 - m_0) - d + ln det C_1 - ln det C_0)      nats
+Position Generalization, sec. 4.2 and table 2, in nats:
+
+    KL(N_0 || N_1) = 1/2 (tr(C_1^-1 C_0) + (m_1 - m_0)^T C_1^-1 (m_1 - m_0) - d
+                          + ln det C_1 - ln det C_0)
 
 m, C: mean and covariance of the vectors, both from sums of x and x x^T, so that fits of two batches
 add up. To C is added `shrinkage` times its mean variance on the diagonal: heads whose outputs fill
@@ -23,8 +25,9 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class VectorSums:
-    """Sums over vectors; the sum of two is the sums over the vectors of both, and the difference
-    takes vectors away again.
+    """Sums over vectors.
+
+    The sum of two is over the vectors of both; the difference takes vectors away again.
     """
 
     count: int
@@ -53,7 +56,14 @@ class VectorSums:
 
 
 def vector_sums(vectors: Float[Tensor, "*item vector d"]) -> VectorSums:
-    """Sums of `vectors`, in float64."""
+    """Sum vectors and their outer products in float64.
+
+    Args:
+        vectors: One Gaussian per leading index.
+
+    Returns:
+        Count and sums.
+    """
     exact = vectors.detach().to(torch.float64)
     return VectorSums(exact.shape[-2], exact.sum(-2), exact.mT @ exact)
 
@@ -61,7 +71,19 @@ def vector_sums(vectors: Float[Tensor, "*item vector d"]) -> VectorSums:
 def gaussian_divergence(
     of: VectorSums, to: VectorSums, shrinkage: float = 1e-4
 ) -> Float[Tensor, "*item"]:
-    """KL(N_of || N_to) in nats. Raises ValueError where either has fewer than 2 vectors."""
+    """Compute KL(N_of || N_to).
+
+    Args:
+        of: Sums over the vectors of the first Gaussian.
+        to: Sums over the vectors of the second.
+        shrinkage: Share of the mean variance of `to` that is added to both diagonals.
+
+    Returns:
+        Divergences in nats, float64.
+
+    Raises:
+        ValueError: Either Gaussian has fewer than 2 vectors.
+    """
     if min(of.count, to.count) < 2:
         raise ValueError(f"a Gaussian needs at least 2 vectors; got {of.count} and {to.count}")
     width = of.total.shape[-1]
@@ -78,9 +100,13 @@ def gaussian_divergence(
 
 
 def principal_plane(sums: VectorSums) -> tuple[Float[Tensor, "d 2"], Float[Tensor, "2"]]:
-    """The two directions of largest variance, and their shares of it (PCA).
+    """Find the two directions of largest variance (PCA).
 
-    The largest entry of a direction is positive.
+    Args:
+        sums: Sums over vectors.
+
+    Returns:
+        Directions, whose largest entries are positive, and their shares of the variance.
     """
     variances, directions = torch.linalg.eigh(sums.covariance)
     plane, shares = directions[:, [-1, -2]], variances[[-1, -2]] / variances.sum()

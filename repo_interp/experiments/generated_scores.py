@@ -1,7 +1,8 @@
 """Answers that are generated as text and scored: needles in a haystack.
 
     output      tokens up to the model's end of text, without special tokens, greedily
-    score       share of the reference values that the output holds (RULER, Hsieh et al. 2024; RePo fig. 1)
+    score       share of the reference values that the output holds (RULER, Hsieh et al. 2024; RePo
+                fig. 1)
 
 A test set is a length in tokens, the answer's among them. Knows nothing about files, checkpoints
 and how prompts are made.
@@ -40,15 +41,27 @@ def needle_scores(
     store: Store = NOT_KEPT,
     **options: Any,
 ) -> xr.Dataset:
-    """Scores of `count` prompts of every length.
+    """Score greedy answers to needles in haystacks of several lengths.
 
-    Variables as `task_scores` names them, with answers "generated":
+    Args:
+        model: Model that answers.
+        tokenizer: Tokenizer of the prompts and the answers.
+        lengths: Lengths in tokens, with the tokens of the answer.
+        variant: Variant of `tasks.niah`.
+        count: Prompts of every length.
+        seed: Seed of the prompts.
+        batch_size: Prompts side by side.
+        progress: Called with batches done and in all.
+        store: Keeps the answers of finished batches.
+        **options: Options of `tasks.niah` (dialect, essay, depth).
 
-    `score [test_set, prompt]`, `mean_score`, `standard_error`, `tokens` [test_set]; `score_map
-    [depth, length]` for variants that ask for one needle. `options`: those of `tasks.niah`
-    (dialect, essay, depth). `progress` is called with batches done and in all; `store` keeps the
-    answers of finished ones. Raises InputError for what `tasks.niah` refuses, and for lengths
-    beyond a learned table.
+    Returns:
+        Variables as `task_scores` names them: `score [test_set, prompt]`, `mean_score`,
+        `standard_error`, `tokens` [test_set], and `score_map [depth, length]` for variants that ask
+        for one needle.
+
+    Raises:
+        InputError: A length exceeds a learned table, or `tasks.niah` refuses an option.
     """
     longest = longest_prompt(model)
     if longest is not None and max(lengths) > longest:
@@ -90,8 +103,16 @@ def found_needles(
     prompts: Sequence[Prompt],
     batch_size: BatchSize = 8,
 ) -> np.ndarray:
-    """Share of the needles that the model's greedy answer to each of `prompts` (`tasks.niah`,
-    without answers) holds.
+    """Score greedy answers to prompts of `tasks.niah`.
+
+    Args:
+        model: Model that answers.
+        tokenizer: Tokenizer of the prompts and the answers.
+        prompts: Prompts without answers.
+        batch_size: Prompts side by side.
+
+    Returns:
+        Share of the needles that every answer holds [prompt].
     """
     return niah_scores(generated_texts(model, tokenizer, prompts, batch_size), prompts) / 100
 
@@ -104,8 +125,18 @@ def generated_texts(
     store: Store = NOT_KEPT,
     progress: Callable[[int, int], None] | None = None,
 ) -> list[str]:
-    """The model's greedy answer to each prompt, in at most as many tokens as the prompt's attribute
-    `new_tokens` says.
+    """Generate the greedy answer to every prompt as text.
+
+    Args:
+        model: Model that answers.
+        tokenizer: Decodes the answers.
+        prompts: Prompts whose attribute `new_tokens` bounds the tokens of their answers.
+        batch_size: Prompts side by side.
+        store: Keeps the answers of finished batches.
+        progress: Called with batches done and in all.
+
+    Returns:
+        One text per prompt, without special tokens.
     """
     counts = [int(prompt.attributes["new_tokens"]) for prompt in prompts]
     lengths = [len(prompt.tokens) + count for prompt, count in zip(prompts, counts, strict=True)]

@@ -1,9 +1,10 @@
-"""What heads are called, by what they do: rules as data, and the random-weight controls that set
-their thresholds.
+"""Names of heads by their scores: rules as data, and controls that set the thresholds.
 
-    a head has a name where its score is beyond max(at_least, null), and each score of `also` lies
-    within its limits null = 1.25 times the `quantile` over controls of the largest score of a head
-    that the rule is about; of two values the higher
+    a head has a name where its score is above max(at_least, null), and all scores of `also` lie
+    within their limits
+
+    null = 1.25 times the `quantile` over controls of the largest score of a head that the rule is
+    about; of two values the higher
 
 A control is the same decoder with the same layout and freshly drawn weights, measured in the same
 way. Since the largest head counts, it does not matter how many heads a model has. Of ten controls
@@ -48,18 +49,42 @@ class Rule:
         return f"{self.score} above {self.at_least:g}{also}{where}"
 
     def applies(self, layout: Sequence[str]) -> Bool[np.ndarray, "layer 1"]:
-        """Whether the rule is about each layer; `layout` names every layer's scheme."""
+        """Tell which layers the rule is about.
+
+        Args:
+            layout: Scheme of every layer.
+
+        Returns:
+            True for layers of one of `schemes`.
+        """
         return np.array([not self.schemes or scheme in self.schemes for scheme in layout])[:, None]
 
     def largest(self, scores: Scores, layout: Sequence[str]) -> float:
-        """The largest score of a head that the rule is about; NaN where there is none."""
+        """Find the largest score of a head that the rule is about.
+
+        Args:
+            scores: Scores by name.
+            layout: Scheme of every layer.
+
+        Returns:
+            The score; NaN where there is none.
+        """
         values = np.where(self.applies(layout), scores.get(self.score, np.nan), np.nan)
         return float(np.nanmax(values)) if np.isfinite(values).any() else float("nan")
 
     def holds(
         self, scores: Scores, layout: Sequence[str], null: float
     ) -> Bool[np.ndarray, "layer head"]:
-        """Whether each head has the name. Scores that are not there say no."""
+        """Tell which heads have the name.
+
+        Args:
+            scores: Scores by name; a score that is absent holds for no head.
+            layout: Scheme of every layer.
+            null: Threshold of the controls; NaN: none.
+
+        Returns:
+            True for heads with the name.
+        """
         values = (
             scores[self.score]
             if self.score in scores
@@ -100,7 +125,15 @@ induction and duplicates one half is all there is.
 
 
 def null_of(largest: Float[np.ndarray, "twin"], quantile: float) -> float:
-    """The threshold that the `largest` scores of controls set; NaN where no control has one."""
+    """Compute the threshold that controls set.
+
+    Args:
+        largest: The largest score of every control.
+        quantile: Quantile over controls.
+
+    Returns:
+        The quantile and `MARGIN` of its size; NaN where no control has a score.
+    """
     known = largest[np.isfinite(largest)]
     if not known.size:
         return float("nan")
@@ -111,16 +144,28 @@ def null_of(largest: Float[np.ndarray, "twin"], quantile: float) -> float:
 def name_heads(
     scores: Scores, layout: Sequence[str], nulls: Mapping[str, float], rules: Sequence[Rule] = RULES
 ) -> dict[str, Bool[np.ndarray, "layer head"]]:
-    """By name, which heads have it.
+    """Apply rules to the scores of a model.
 
-    `nulls`: by name, the threshold that controls set, NaN where none does.
+    Args:
+        scores: Scores by name.
+        layout: Scheme of every layer.
+        nulls: Threshold of the controls by name of the rule.
+        rules: Rules; the default are ours.
+
+    Returns:
+        For every rule the heads that have its name.
     """
     return {rule.name: rule.holds(scores, layout, nulls[rule.name]) for rule in rules}
 
 
 def joined(named: Mapping[str, Bool[np.ndarray, "layer head"]]) -> np.ndarray:
-    """The names of every head [layer, head] as text, with commas between them; empty where it has
-    none.
+    """Write the names of every head as text.
+
+    Args:
+        named: For every name the heads that have it.
+
+    Returns:
+        Names with commas between them [layer, head]; empty where a head has none.
     """
     shape = next(iter(named.values())).shape
     texts = [

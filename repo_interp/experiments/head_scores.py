@@ -1,10 +1,12 @@
 """The scores of every head of one model: on random tokens that are repeated once, and on prompts.
 
-    random tokens   <first token> r r                  previous, duplicate, induction, sink; where in the context attention goes
-    prompts         as they are                        the same; distances attended; departure from equal weights; share of content;
-                                                       patterns and range of positions, who shares
-                                                       them, whether copies have their sources'
-    answers         the rows that produce them         mass on the source, retrieval, contribution
+    random tokens   <first token> r r            previous, duplicate, induction, sink; where in the
+                                                 context attention goes
+    prompts         as they are                  the same; distances attended; departure from equal
+                                                 weights; share of content; patterns and range of
+                                                 positions, heads that share them, whether copies
+                                                 have the positions of their sources
+    answers         the rows that produce them   mass on the source, retrieval, contribution
 
 The source of an answer is the span `needle`; where a prompt lacks one, the token that its attribute
 `source` names for each generated one. Retrieval (Wu et al. 2024), top-k copy, averaged over
@@ -131,10 +133,18 @@ class Answers:
 def repeated_tokens(
     sequences: int, half: int, vocabulary: int, special: Sequence[int], first: int | None, seed: int
 ) -> Int[np.ndarray, "sequence token"]:
-    """`sequences` times `half` random tokens and the same again, after the token `first` (None:
-    nothing before them).
+    """Draw random tokens and repeat them once.
 
-    Drawn from 0 .. vocabulary - 1 without `special`, all different where there are enough.
+    Args:
+        sequences: Number of sequences.
+        half: Random tokens before the repetition.
+        vocabulary: Number of token ids.
+        special: Token ids that are not drawn.
+        first: Token before them; None: none.
+        seed: Seed of the draws.
+
+    Returns:
+        Token ids, all different within a half where the vocabulary has enough.
     """
     alphabet = np.setdiff1d(np.arange(vocabulary), [*special, *([] if first is None else [first])])
     generator = np.random.default_rng(seed)
@@ -146,7 +156,15 @@ def repeated_tokens(
 
 
 def answers_of(prompt: Prompt, device: torch.device | str = "cpu") -> Answers | None:
-    """The answers of `prompt`; None where it marks no generated token, or no source of them."""
+    """Read the generated tokens of a prompt and their sources.
+
+    Args:
+        prompt: Prompt, with a span `needle` or the attribute `source`.
+        device: Device of the tensors.
+
+    Returns:
+        The answers; None where the prompt marks no generated token or no source of them.
+    """
     tokens, generated = (
         torch.tensor(prompt.tokens, device=device),
         [place for place in prompt.generated if place > 0],
@@ -166,30 +184,19 @@ def answers_of(prompt: Prompt, device: torch.device | str = "cpu") -> Answers | 
     return Answers(rows, tokens[rows + 1], source, same)
 
 
-def head_scores(
-    model: nn.Module,
-    prompts: Sequence[Prompt],
-    sequences: Int[np.ndarray, "sequence token"],
-    rows: int = 512,
-    top: int = 1,
-) -> dict[str, Float[np.ndarray, "layer head"]]:
-    """Every score of `SCORES` that `model`, repositioned, has on `prompts` and on repeated
-    `sequences`; NaN where a layer has none.
-
-    `rows`: most rows of attention of a prompt. `top`: strongest keys that count for retrieval.
-    Scores whose prompts lack what they need are left out. Costs a forward pass per prompt, one for
-    all sequences, and one of a few tokens.
-    """
-    scores = random_scores(model, sequences) | prompt_scores(model, prompts, rows, top)
-    return {name: scores[name] for name in SCORES if name in scores}
-
-
 @torch.no_grad()
 def random_scores(
     model: nn.Module, sequences: Int[np.ndarray, "sequence token"], asked: Collection[str] = SCORES
 ) -> dict[str, Float[np.ndarray, "layer head"]]:
-    """Those of `ON_RANDOM` that are `asked`, by one pass of repeated `sequences`; no pass where
-    none is.
+    """Compute scores on repeated random tokens by one pass.
+
+    Args:
+        model: A repositioned model.
+        sequences: Repeated random tokens (`repeated_tokens`).
+        asked: Names of scores; those of `ON_RANDOM` are computed.
+
+    Returns:
+        Scores by name; empty, without a pass, where none is asked for.
     """
     if not ON_RANDOM & set(asked):
         return {}
@@ -207,8 +214,17 @@ def prompt_scores(
     top: int = 1,
     asked: Collection[str] = SCORES,
 ) -> dict[str, Float[np.ndarray, "layer head"]]:
-    """Those of the other scores that are `asked`, as `head_scores`, by a pass per prompt; none of a
-    prompt that has nothing for them.
+    """Compute scores on prompts by one pass per prompt that has something for them.
+
+    Args:
+        model: A repositioned model.
+        prompts: Prompts.
+        rows: Rows of attention of a prompt, at most.
+        top: Strongest keys of a row that count for retrieval.
+        asked: Names of scores; those of `ON_RANDOM` are left out.
+
+    Returns:
+        Scores by name, means over prompts.
     """
     wanted, decoder = set(asked) - ON_RANDOM, as_decoder(model)
     shape, device = decoder.shape, decoder.device
@@ -381,9 +397,7 @@ def _of_rows(
 
 
 def _of_positions(inputs: AttentionInputs, prompt: Prompt) -> dict[str, np.ndarray]:
-    """Patterns and range of the positions of one prompt; where they are learned, who shares them,
-    and whether copies have their sources'.
-    """
+    """Patterns and range of positions; of learned ones also who shares them, and the mirror."""
     positions = inputs.head_positions
     if positions is None:
         return {}

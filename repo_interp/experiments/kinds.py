@@ -1,8 +1,9 @@
-"""What each kind of heads is for: the positions of all its heads are frozen together, and every
-token is predicted again.
+"""The use of every kind of heads: all its heads are frozen, and every token is predicted again.
 
-    change       -log p(token | the kind's heads frozen, each at its mean position) + log p(token)      nats
-    controls     the same of as many other heads with learned positions, drawn at random, no set twice; mean over draws
+    change       -log p(token | heads of the kind frozen at their mean positions) + log p(token),
+                 in nats
+    controls     the same of as many other heads with learned positions, drawn at random, no set
+                 twice; mean over draws
     difference   change - controls, token by token
 
 Kinds are those of `measures.position_sources` on the same prompts. Heads that share their positions
@@ -40,6 +41,7 @@ from transformers import PreTrainedModel
 from repo_interp.errors import InputError
 from repo_interp.experiments.effects import drawn_sets
 from repo_interp.experiments.experiment import Experiment, Plan, Progress, require_targets
+from repo_interp.experiments.grid import Grid
 from repo_interp.experiments.prompt_sets import Windows
 from repo_interp.inputs import AttentionInputs, Spans
 from repo_interp.interventions.positions import frozen
@@ -58,9 +60,9 @@ from repo_interp.values import Count, Seed
 
 EVERY = "all heads"
 CLASSES = ("generated", "numbers", "first of lines", "copies", "others")
-"""Of tokens; each is of the first that fits."""
+"""Classes of tokens; a token belongs to the first that fits."""
 PROMPTS = 10
-"""Prompts from which each is a block."""
+"""Prompts from which on every prompt is a block."""
 BLOCK = 32
 """Tokens of a block, at least, where there are fewer prompts."""
 AT_ONCE = 256
@@ -69,8 +71,14 @@ Heads = list[tuple[int, int]]
 
 
 def rows_by_kind(model: PreTrainedModel, prompts: Sequence[Prompt]) -> list[tuple[str, Heads]]:
-    """Heads that learn positions and share them, with their kind on `prompts`; a forward pass per
-    prompt.
+    """Find the kind of every group of heads that share learned positions.
+
+    Args:
+        model: A repositioned model.
+        prompts: Prompts; every one costs a forward pass.
+
+    Returns:
+        Pairs of a kind and the heads that share their positions.
     """
     measure, parts, shared = PositionSources(), list[Statistics](), dict[int, int]()
     named = [
@@ -99,7 +107,7 @@ def rows_by_kind(model: PreTrainedModel, prompts: Sequence[Prompt]) -> list[tupl
     return [
         (
             str(kind.sel(layer=layer, head=first).values),
-            [(layer, first + each) for each in range(size)],
+            [(layer, head) for head in range(first, first + size)],
         )
         for layer, size in shared.items()
         for first in range(0, kind.sizes["head"], size)
@@ -107,7 +115,14 @@ def rows_by_kind(model: PreTrainedModel, prompts: Sequence[Prompt]) -> list[tupl
 
 
 def token_classes(prompt: Prompt) -> list[str]:
-    """The class of every token."""
+    """Classify the tokens of a prompt.
+
+    Args:
+        prompt: Prompt.
+
+    Returns:
+        One of `CLASSES` for every token.
+    """
     pairs = [(-1, -1), *pairwise(prompt.tokens)]
     structure = prompt_structure(("lines",), len(pairs), prompt.spans, prompt.token_text)
     texts, lines = (
@@ -129,7 +144,14 @@ def token_classes(prompt: Prompt) -> list[str]:
 
 
 def blocks_of(lengths: Sequence[int]) -> list[Int[np.ndarray, " token"]]:
-    """The block of every token but the first of every prompt, numbered over prompts."""
+    """Assign tokens to the blocks that intervals are computed from.
+
+    Args:
+        lengths: Tokens of every prompt.
+
+    Returns:
+        The block of every token but the first of every prompt, numbered over prompts.
+    """
     counts = [1 if len(lengths) >= PROMPTS else max(1, length // BLOCK) for length in lengths]
     return [
         sum(counts[:number]) + np.arange(length - 1) * counts[number] // (length - 1)
@@ -138,8 +160,15 @@ def blocks_of(lengths: Sequence[int]) -> list[Int[np.ndarray, " token"]]:
 
 
 def intervals(changes: xr.DataArray) -> xr.DataArray:
-    """Means of `changes` [..., draw, sample], the kind's and those of controls, and both ends of
-    their 95 % intervals over the coordinate `block`; NaN where all blocks are equal.
+    """Compute means and 95 % intervals of changes.
+
+    Args:
+        changes: Changes [..., draw, sample] with a coordinate `block` of the samples; draw 0 is of
+            the kind, the others are controls.
+
+    Returns:
+        Mean, lower and upper end [kind, ..., of, bound], of the kind, of the controls and of the
+        difference; ends are NaN where all blocks are equal.
     """
     own, others = changes.isel(draw=0), changes.isel(draw=slice(1, None)).mean("draw")
     groups = xr.concat([own, others, own - others], "of").groupby("block")
@@ -161,13 +190,11 @@ def _read(
     prompt: Prompt,
     recording: Callable[[], Recording],
     heads: Heads | None,
-) -> dict[str, Any]:
-    """The score of one prompt and the losses of its tokens with the positions of `heads` frozen;
-    None: undisturbed, of none: NaN.
-    """
+) -> list[float]:
+    """Score of a prompt and losses of its tokens with `heads` frozen; None: none; []: NaN."""
     clean, losses, likeliest = recording(), list[float](), list[int]()
     if heads == []:
-        return {"reading": [np.nan] * len(prompt.tokens)}
+        return [np.nan] * len(prompt.tokens)
     with nullcontext() if heads is None else frozen(model, heads):
         hidden = clean.last_hidden if heads is None else resume_pass(model, clean, min(heads)[0])
     for states, following in zip(
@@ -177,7 +204,7 @@ def _read(
         losses += torch.nn.functional.cross_entropy(logits, following, reduction="none").tolist()
         likeliest += logits.argmax(-1).tolist()
     said = [(likeliest[place - 1], -losses[place - 1]) for place in scoring.targets(prompt)]
-    return {"reading": [*scoring.score([Response(*zip(*said, strict=True))], [prompt]), *losses]}
+    return [*scoring.score([Response(*zip(*said, strict=True))], [prompt]), *losses]
 
 
 @dataclass(frozen=True)
@@ -209,17 +236,18 @@ class Kinds(Experiment):
                 "kinds are told by learned positions, and no layer of this model "
                 f"({schemes}) learns any; leave them out"
             )
-        for each in (scoring, Windows()):
-            require_targets(self.name, each, prompts)
+        for judge in (scoring, Windows()):
+            require_targets(self.name, judge, prompts)
         changed = (1 + len(KINDS_OF_HEADS) * (1 + self.draws)) * (
             1 - learned[0] / decoder.layer_count
         )
 
-        def run(batch_size: int, store: Store, progress: Progress | None) -> dict[str, xr.Dataset]:
-            return {self.name: self._measured(model, scoring, prompts, store, progress)}
-
         return Plan(
-            self, tuple(len(prompt.tokens) for prompt in prompts) * (2 + ceil(changed)), run
+            self,
+            tuple(len(prompt.tokens) for prompt in prompts) * (2 + ceil(changed)),
+            lambda batch_size, store, progress: {
+                self.name: self._measured(model, scoring, prompts, store, progress)
+            },
         )
 
     def _measured(
@@ -241,21 +269,19 @@ class Kinds(Experiment):
         recording = lru_cache(1)(
             lambda tokens: record_pass(model, torch.tensor([tokens], device=device))
         )
-        points = {
-            f"prompt-{number}-{place}": partial(
-                _read, model, scoring, prompt, partial(recording, prompt.tokens), some
-            )
-            for number, prompt in enumerate(prompts)
-            for place, some in enumerate([None, *heads])
-        }
-        found = [point["reading"] for point in store.get_or_compute(points, progress).values()]
-        read = [
-            np.array(found[first : first + 1 + len(heads)])
-            for first in range(0, len(found), 1 + len(heads))
-        ]
+
+        def point(number: int, place: int) -> dict[str, Any]:
+            prompt, some = prompts[number], None if place == 0 else heads[place - 1]
+            clean = partial(recording, prompt.tokens)
+            return {"reading": _read(model, scoring, prompt, clean, some)}
+
+        axes = {"prompt": range(len(prompts)), "set": range(1 + len(heads))}
+        grid = Grid(axes, point, {"reading": ("token",)})
+        found = grid.compute(store, progress)["reading"].values
+        read = [found[number, :, : len(prompt.tokens)] for number, prompt in enumerate(prompts)]
 
         def changes(readings: list[np.ndarray], block: Any) -> xr.DataArray:
-            values = np.concatenate([each[1:] - each[0] for each in readings], axis=1).reshape(
+            values = np.concatenate([rows[1:] - rows[0] for rows in readings], axis=1).reshape(
                 len(sets), 1 + self.draws, -1
             )
             return xr.DataArray(
@@ -263,10 +289,10 @@ class Kinds(Experiment):
             )
 
         losses = changes(
-            [each[:, 1:] for each in read],
+            [rows[:, 1:] for rows in read],
             np.concatenate(blocks_of([len(prompt.tokens) for prompt in prompts])),
         )
-        scores = changes([each[:, :1] for each in read], np.arange(len(prompts)))
+        scores = changes([rows[:, :1] for rows in read], np.arange(len(prompts)))
         named = np.concatenate([token_classes(prompt)[1:] for prompt in prompts])
         in_class = xr.DataArray(
             [named != "", *(named == name for name in CLASSES)], dims=("token_class", "sample")

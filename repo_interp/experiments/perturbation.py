@@ -1,16 +1,18 @@
-"""How far a model tolerates disturbed positions (Position Generalization sec. 4.1, fig. 5, table
-1).
+"""Tolerance of a model to disturbed positions.
+
+Position Generalization, sec. 4.1, fig. 5 and table 1:
 
     text_order           tokens of the prompt change places
-    feature_order        keys change places in each chosen layer; values and positions stay
-    position_offset      keys stand elsewhere in each chosen layer, by up to l_max positions
-    feature_placement    keys change places with each other's positions; which token sees which stays (ours)
+    feature_order        keys change places in the chosen layers; values and positions stay
+    position_offset      keys stand elsewhere in the chosen layers, by up to l_max positions
+    feature_placement    keys exchange their positions; which token sees which stays (ours)
 
-each for a share gamma of the tokens, within l_max, drawn afresh for every prompt and layer, the
+all for a share gamma of the tokens, within l_max, drawn afresh for every prompt and layer, the
 same for all heads. The first token (<bos>) and generated ones - the answer - are never moved. Which
 of the others are, and how far:
 
-    transposed    disjoint pairs (j, j') with 1 <= |j - j'| <= l_max change places, until round(gamma n / 2) pairs have
+    transposed    disjoint pairs (j, j') with 1 <= |j - j'| <= l_max change places, until
+                  round(gamma n / 2) pairs have
     offset        round(gamma n) tokens are moved by a whole number from -l_max .. l_max without 0
 
 The order in which tokens are drawn does not depend on gamma, so the tokens of a smaller share are
@@ -33,8 +35,7 @@ import zlib
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from functools import partial
-from itertools import product
+from functools import cache, partial
 from typing import Annotated, ClassVar, Literal, get_args
 
 import numpy as np
@@ -51,15 +52,17 @@ from repo_interp.experiments.experiment import (
     Plan,
     Progress,
     require_targets,
+    score_texts,
     side_by_side,
+    standard_error,
 )
-from repo_interp.experiments.responses import forced_responses
+from repo_interp.experiments.grid import Grid
+from repo_interp.experiments.responses import batches_by_length, forced_responses
 from repo_interp.interventions import Shift, exchanged_keys, moved_keys
 from repo_interp.interventions.keys import has_keys_to_move
 from repo_interp.measures.labels import described_group
 from repo_interp.models.decoder import as_decoder, attentions_of
-from repo_interp.models.reposition import batch_limits
-from repo_interp.side_by_side import batches, restored
+from repo_interp.side_by_side import restored
 from repo_interp.store import NOT_KEPT, Store
 from repo_interp.tasks import Prompt, Response
 from repo_interp.tasks.task import Scoring
@@ -86,7 +89,7 @@ class Disturbance:
     seed: int = 0
 
 
-_DESCRIBED = {
+_TEXTS = {
     "log_perplexity": ("mean of -log p over all targets", "nat"),
     "task_score": ("{}, mean over prompts", ""),
     "task_score_error": ("standard error of {} over prompts", ""),
@@ -101,29 +104,31 @@ _DESCRIBED = {
 def disturbed(
     model: nn.Module, prompts: Sequence[Prompt], numbers: Sequence[int], point: Disturbance
 ) -> tuple[list[Prompt], AbstractContextManager[None], np.ndarray]:
-    """`prompts` as they are to be run, the context to run them in - padded on the right - and which
-    tokens move [prompt, layer, token].
+    """Disturb prompts at one point.
 
-    `numbers` are the prompts' numbers in the whole experiment: with the seed, the layer and l_max
-    they fix what is drawn.
+    Args:
+        model: A repositioned model.
+        prompts: Prompts side by side.
+        numbers: Numbers of the prompts in the experiment. With the seed, the layer and l_max they
+            decide what is drawn.
+        point: Kind, share and reach of the moves.
+
+    Returns:
+        The prompts to run, the context to run them in, padded on the right, and whether a token
+        moves [prompt, layer, token].
     """
     longest = max(len(prompt.tokens) for prompt in prompts)
     layers = (0,) if point.kind == "text_order" else point.layers
     orders = np.broadcast_to(np.arange(longest), (len(layers), len(prompts), longest)).copy()
     offsets = np.zeros_like(orders)
+    draw, into = (offset, offsets) if point.kind == "position_offset" else (transposed, orders)
     for row, (number, prompt) in enumerate(zip(numbers, prompts, strict=True)):
-        fixed = {0, *prompt.generated}
-        movable = np.array(
-            [token for token in range(len(prompt.tokens)) if token not in fixed], dtype=np.int64
-        )
+        count = len(prompt.tokens)
+        movable = np.setdiff1d(np.arange(count), [0, *prompt.generated])
         for place, layer in enumerate(layers):
             generator = np.random.default_rng(
                 [point.seed, zlib.crc32(point.kind.encode()), number, layer, point.l_max]
             )
-            draw, into = (
-                (offset, offsets) if point.kind == "position_offset" else (transposed, orders)
-            )
-            count = len(prompt.tokens)
             into[place, row, :count] = draw(generator, movable, count, point.gamma, point.l_max)
     moved = ((orders != np.arange(longest)) | (offsets != 0)).swapaxes(0, 1)
     if point.kind == "text_order":
@@ -137,23 +142,29 @@ def disturbed(
         ]
         return changed, nullcontext(), moved
     device = as_decoder(model).device
+    by_layer = {
+        layer: (torch.from_numpy(order).to(device), torch.from_numpy(moves).to(device))
+        for layer, order, moves in zip(layers, orders, offsets, strict=True)
+    }
     if point.kind == "feature_order":
-        by_layer = {
-            layer: torch.from_numpy(order).to(device)
-            for layer, order in zip(layers, orders, strict=True)
-        }
-        return list(prompts), exchanged_keys(model, by_layer), moved
-    counts = torch.tensor([len(prompt.tokens) for prompt in prompts], device=device)
-    shifts: dict[int, Shift] = {}
-    for layer, order, moves in zip(layers, orders, offsets, strict=True):
-        if point.kind == "feature_placement":
-            shifts[layer] = _placed(torch.from_numpy(order).to(device))
-        else:
-            shifts[layer] = _moved(torch.from_numpy(moves).to(device), counts, point.offset_unit)
-    return list(prompts), moved_keys(model, shifts), moved
+        change = exchanged_keys(model, {layer: order for layer, (order, _) in by_layer.items()})
+    elif point.kind == "feature_placement":
+        change = moved_keys(
+            model, {layer: _exchange(order) for layer, (order, _) in by_layer.items()}
+        )
+    else:
+        counts = torch.tensor([len(prompt.tokens) for prompt in prompts], device=device)
+        change = moved_keys(
+            model,
+            {
+                layer: _shift(moves, counts, point.offset_unit)
+                for layer, (_, moves) in by_layer.items()
+            },
+        )
+    return list(prompts), change, moved
 
 
-def _placed(order: Tensor) -> Shift:
+def _exchange(order: Tensor) -> Shift:
     def shift(positions: Tensor) -> Tensor:
         positions = positions.expand(order.shape[0], -1, -1)
         return positions.gather(-1, order[:, None].expand_as(positions)) - positions
@@ -161,7 +172,7 @@ def _placed(order: Tensor) -> Shift:
     return shift
 
 
-def _moved(offsets: Tensor, counts: Tensor, unit: str) -> Shift:
+def _shift(offsets: Tensor, counts: Tensor, unit: str) -> Shift:
     def shift(positions: Tensor) -> Tensor:
         moves = offsets[:, None].to(positions)
         if unit == "positions":
@@ -180,16 +191,23 @@ def _moved(offsets: Tensor, counts: Tensor, unit: str) -> Shift:
 class Answers:
     """What a model answered to disturbed prompts; every list by prompt."""
 
-    asked: list[Prompt]
+    asked: Sequence[Prompt]
     """The prompts as they then stood."""
-    answered: list[Response]
-    rises: list[np.ndarray]
+    answered: Sequence[Response]
+    rises: Sequence[np.ndarray]
     """The rise of -log p of every target that no move touched, nats."""
-    shares: list[float]
+    shares: Sequence[float]
     """Share of the tokens that were moved."""
 
     def summary(self, scoring: Scoring) -> dict[str, float]:
-        """The numbers of one point of the grid, by name."""
+        """Compute the numbers of one point.
+
+        Args:
+            scoring: Scores the answers.
+
+        Returns:
+            Values by the names of the group's variables.
+        """
         scores = np.asarray(scoring.score(self.answered, self.asked), dtype=np.float64)
         rise = np.concatenate(self.rises)
         return {
@@ -197,9 +215,7 @@ class Answers:
                 np.mean(np.concatenate([answer.log_probabilities for answer in self.answered]))
             ),
             "task_score": float(scores.mean()),
-            "task_score_error": float(scores.std(ddof=1) / np.sqrt(len(scores)))
-            if len(scores) > 1
-            else float("nan"),
+            "task_score_error": standard_error(scores),
             "log_perplexity_rise": float(rise.mean()) if len(rise) else float("nan"),
             "moved_share": float(np.mean(self.shares)),
         }
@@ -213,19 +229,20 @@ def answers_at(
     point: Disturbance,
     batch_size: int,
 ) -> Answers:
-    """The answers to `prompts` at one point, beside the undisturbed ones, `plain`.
+    """Answer disturbed prompts, those of similar length side by side.
 
-    Prompts of similar length are run side by side.
+    Args:
+        model: A repositioned model.
+        scoring: Names the targets of a prompt.
+        prompts: Undisturbed prompts.
+        plain: Responses to them.
+        point: Kind, share and reach of the moves.
+        batch_size: Prompts side by side.
+
+    Returns:
+        Answers in the order of the prompts.
     """
-    lengths = [len(prompt.tokens) for prompt in prompts]
-    cut, found = (
-        batches(
-            sorted(range(len(prompts)), key=lengths.__getitem__),
-            lengths,
-            batch_limits(model, batch_size),
-        ),
-        [],
-    )
+    cut, found = batches_by_length(model, prompts, batch_size), []
     for numbers in cut:
         found.append([])
         some, context, moved = disturbed(
@@ -240,8 +257,7 @@ def answers_at(
             before, after = plain[number].log_probabilities, answer.log_probabilities
             rise = (np.array(before) - np.array(after))[untouched]
             found[-1].append((prompt, answer, rise, float(moves[:, : len(prompt.tokens)].mean())))
-    asked, answered, rises, shares = zip(*restored(cut, found), strict=True)
-    return Answers(list(asked), list(answered), list(rises), list(shares))
+    return Answers(*zip(*restored(cut, found), strict=True))
 
 
 def transposed(
@@ -251,9 +267,17 @@ def transposed(
     gamma: float,
     l_max: int,
 ) -> Int[np.ndarray, " token"]:
-    """An order of `count` tokens: token j becomes token order[j].
+    """Draw disjoint pairs of tokens that change places.
 
-    Only tokens of `movable` change places, in pairs.
+    Args:
+        generator: Source of randomness.
+        movable: Tokens that may move.
+        count: Tokens of the prompt.
+        gamma: Share of the movable tokens that move.
+        l_max: Largest distance of a move.
+
+    Returns:
+        An order of `count` tokens: token j becomes token order[j].
     """
     order = np.arange(count)
     free = np.zeros(count, dtype=bool)
@@ -284,8 +308,17 @@ def offset(
     gamma: float,
     l_max: int,
 ) -> Int[np.ndarray, " token"]:
-    """How far each of `count` tokens is moved, in tokens: 0 for most; only tokens of `movable` are
-    moved.
+    """Draw offsets of tokens.
+
+    Args:
+        generator: Source of randomness.
+        movable: Tokens that may move.
+        count: Tokens of the prompt.
+        gamma: Share of the movable tokens that move.
+        l_max: Largest offset.
+
+    Returns:
+        The offset of every token, in tokens; 0 for most.
     """
     chosen = generator.permutation(movable)[: round(gamma * len(movable))]
     sizes = generator.integers(1, l_max + 1, len(movable))
@@ -331,12 +364,14 @@ class Perturbation(Experiment):
         require_targets(self.name, scoring, prompts)
         points = len(self.kinds) * len(set(self.gammas) - {0.0}) * len(self.l_maxes)
         lengths = tuple(len(prompt.tokens) for prompt in prompts)
-
-        def run(batch_size: int, store: Store, progress: Progress | None) -> dict[str, xr.Dataset]:
-            size = side_by_side(batch_size, max(lengths))
-            return {self.name: self.measured(model, scoring, prompts, size, progress, store)}
-
-        return Plan(self, lengths * (1 + points), run)
+        size = partial(side_by_side, longest=max(lengths))
+        return Plan(
+            self,
+            lengths * (1 + points),
+            lambda batch_size, store, progress: {
+                self.name: self.measured(model, scoring, prompts, size(batch_size), progress, store)
+            },
+        )
 
     def measured(
         self,
@@ -348,58 +383,51 @@ class Perturbation(Experiment):
         store: Store = NOT_KEPT,
         undisturbed: Sequence[Response] | None = None,
     ) -> xr.Dataset:
-        """The group `perturbation` of a run: `prompts`, teacher-forced, for every kind, share and
-        reach.
+        """Answer `prompts` teacher-forced for every kind, share and reach.
 
-        Variables over [kind, gamma, l_max]: `log_perplexity` (nats per target), `task_score` (by
-        `scoring`, in its own unit) with `task_score_error` (over prompts), `log_perplexity_rise`,
-        `moved_share`; gamma = 0 is always among them.
+        Costs a forward pass per prompt and point, and one for gamma = 0, which is always measured.
 
-        Costs a forward pass per prompt and point, and one for gamma = 0, unless `undisturbed`
-        responses are given. `store` keeps finished points for when it is called again. Raises
-        InputError for layers that have nothing to disturb.
+        Args:
+            model: A repositioned model.
+            scoring: Names the targets of a prompt and scores the answers.
+            prompts: Prompts.
+            batch_size: Prompts side by side.
+            progress: Called with finished points and all points.
+            store: Keeps finished points.
+            undisturbed: Responses to the undisturbed prompts; None: they are computed.
+
+        Returns:
+            The group `perturbation` of a run over [kind, gamma, l_max]: `log_perplexity` (nats per
+            target), `task_score` (in the units of `scoring`) with `task_score_error` over prompts,
+            `log_perplexity_rise`, `moved_share`.
+
+        Raises:
+            InputError: The layers have nothing to disturb.
         """
-        layers, shares = self._layers(model), sorted({0.0, *self.gammas})
-        plain = (
-            forced_responses(model, scoring, prompts, batch_size)
-            if undisturbed is None
-            else undisturbed
-        )
-        of_plain = Answers(list(prompts), list(plain), [np.zeros(1)], [0.0]).summary(scoring)
+        layers = self._layers(model)
+        plain = cache(lambda: undisturbed or forced_responses(model, scoring, prompts, batch_size))
 
-        def numbers_at(point: Disturbance) -> dict[str, float]:
-            return answers_at(model, scoring, prompts, plain, point, batch_size).summary(scoring)
+        def point(kind: str, gamma: float, l_max: int) -> dict[str, float]:
+            if gamma == 0:  # nothing moves, and nothing is run again
+                answers = Answers(prompts, plain(), [np.zeros(1)], [0.0])
+            else:
+                disturbance = Disturbance(kind, gamma, l_max, layers, self.offset_unit, self.seed)
+                answers = answers_at(model, scoring, prompts, plain(), disturbance, batch_size)
+            return answers.summary(scoring)
 
-        places = list(product(self.kinds, shares, self.l_maxes))
-        names = [f"{kind}-{gamma:g}-{l_max}" for kind, gamma, l_max in places]
-        points = {
-            name: partial(numbers_at, Disturbance(*place, layers, self.offset_unit, self.seed))
-            for name, place in zip(names, places, strict=True)
-            if place[1] > 0
-        }
-        computed = store.get_or_compute(points, progress)
-        found = [computed.get(name, of_plain) for name in names]
-        axes, shape = ("kind", "gamma", "l_max"), (len(self.kinds), len(shares), len(self.l_maxes))
-        values = {
-            name: (axes, np.array([numbers[name] for numbers in found], float).reshape(shape))
-            for name in _DESCRIBED
-        }
-        texts = {
-            name: (text.format(scoring.metric), units or scoring.units)
-            for name, (text, units) in _DESCRIBED.items()
-        }
+        axes = {"kind": self.kinds, "gamma": sorted({0.0, *self.gammas}), "l_max": self.l_maxes}
         group = described_group(
-            values, texts, {"kind": list(self.kinds), "gamma": shares, "l_max": list(self.l_maxes)}
+            Grid(axes, point).compute(store, progress), score_texts(_TEXTS, scoring)
         )
         group["l_max"].attrs = {"long_name": "largest distance of a move", "units": "tokens"}
         group["gamma"].attrs = {"long_name": "share of tokens moved", "units": "1"}
-        own = {
-            "layers": list(layers),
-            "offset_unit": self.offset_unit,
-            "seed": self.seed,
-            "prompts": len(prompts),
-        }
-        return group.assign_attrs(scoring.attributes | own)
+        return group.assign_attrs(
+            scoring.attributes,
+            layers=list(layers),
+            offset_unit=self.offset_unit,
+            seed=self.seed,
+            prompts=len(prompts),
+        )
 
     def _layers(self, model: nn.Module) -> tuple[int, ...]:
         """The layers that are disturbed.

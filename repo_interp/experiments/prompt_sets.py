@@ -1,12 +1,15 @@
 """The prompts that an experiment runs on, and how they are scored where no task says it.
 
-    given text     every token but the first is a target; score: log perplexity, nats per token                     `Windows`
-    given answers  prompts that mark generated tokens: those are the targets; score: 1 where all are likeliest       `Answers`
+    given text     `Windows`: every token but the first is a target; score: log perplexity, nats per
+                   token
+    given answers  `Answers`: marked generated tokens are the targets; score: 1 where all are
+                   likeliest
 
 and by length, what `extrapolation` is measured on:
 
     text           (every token a target)     the same windows, cut to every length
-    other tasks    test sets as they are      the one that a model is trained on, and longer ones; a length is that of the longest prompt
+    other tasks    test sets as they are      the one that a model is trained on, and longer ones; a
+                                              length is that of the longest prompt
 
 Knows nothing about models but the length they were trained on.
 """
@@ -46,8 +49,13 @@ class Windows(PlainText):
 
 
 def scoring_of(prompts: Sequence[Prompt]) -> Scoring:
-    """How given `prompts` are scored: by their generated tokens where all have some, else by every
-    token but the first.
+    """Choose how given prompts are scored.
+
+    Args:
+        prompts: Prompts without a task.
+
+    Returns:
+        Exact match of the generated tokens where all prompts have some, else log perplexity.
     """
     return Answers() if all(prompt.generated for prompt in prompts) else Windows()
 
@@ -60,15 +68,26 @@ def prompts_by_length(
     count: int,
     seed: int,
 ) -> tuple[Scoring, dict[int, list[Prompt]]]:
-    """Prompts by length in tokens, the shortest of the training length or - a task's - below it;
-    and how they are scored.
+    """Make prompts of the training length and beyond.
 
-    `lengths` in tokens; empty: the training length and its doublings up to `MOST` times it, as far
-    as there are prompts. `prompts` are taken where `scoring` is no task that makes others. Raises
-    InputError where nothing is longer than the training length.
+    Args:
+        scoring: A task, which makes prompts, or how given prompts are scored.
+        prompts: Given prompts, cut where `scoring` is no task.
+        training_length: Tokens of the longest training sequence.
+        lengths: Lengths in tokens; empty: the training length and its doublings up to `MOST` times
+            it, as far as there are prompts.
+        count: Prompts of a length.
+        seed: Seed of the prompts of a task.
+
+    Returns:
+        How they are scored, and prompts by length in tokens. The shortest length is the training
+        length, or below it where a task has no such test set.
+
+    Raises:
+        InputError: Nothing is longer than the training length, or a length is not available.
     """
     if not isinstance(scoring, Task):
-        # Each text once: half of them are compared with the other half.
+        # no text twice: half of them are compared with the other half
         windows = list(
             {
                 prompt.tokens: prompt for prompt in prompts if len(prompt.tokens) > training_length
@@ -103,10 +122,18 @@ def prompts_by_length(
 def cut(
     describe: Callable[[tuple[int, ...]], Prompt], prompts: Sequence[Prompt], lengths: Sequence[int]
 ) -> dict[int, list[Prompt]]:
-    """The first tokens of `prompts`, for every length; `describe` makes a prompt of them
-    (`Task.describe`, or `Prompt` itself).
+    """Cut prompts to several lengths.
 
-    Raises InputError where a prompt is too short.
+    Args:
+        describe: Makes a prompt of tokens (`Task.describe`, or `Prompt` itself).
+        prompts: Long prompts.
+        lengths: Lengths in tokens.
+
+    Returns:
+        For every length the first tokens of all prompts.
+
+    Raises:
+        InputError: A prompt is too short.
     """
     shortest = min(len(prompt.tokens) for prompt in prompts)
     if max(lengths) > shortest:
@@ -118,9 +145,7 @@ def cut(
 
 
 def _doublings(training_length: int, shortest: int) -> list[int]:
-    """The training length, its doublings, and - where that is less than its double - what the
-    shortest prompt has.
-    """
+    """The training length and its doublings; without one, the length of the shortest prompt."""
     lengths = [
         training_length << power
         for power in range(MOST.bit_length())
@@ -155,9 +180,7 @@ def _longer_text(task: Task, training_length: int) -> list[int]:
 def _test_sets(
     task: Task, training_length: int, lengths: Sequence[int], count: int, seed: int
 ) -> dict[int, list[Prompt]]:
-    """Prompts of the longest test set within the training length, and of some longer ones; of sets
-    of one length, the first.
-    """
+    """Prompts of the longest test set within the training length, and of some longer ones."""
     sizes: dict[int, str] = {}
     for name in (task.default_test_set, *task.test_sets):
         sizes.setdefault(

@@ -1,22 +1,23 @@
-"""Answers read under changed positions, batch by batch: log-probability, logit difference and score
-of every prompt.
+"""Answers under changed positions: log-probability, logit difference and score of every prompt.
 
-    log-probability     mean over a prompt's targets of log p(target | tokens before)
-    logit difference    the target's logit less that of the strongest other candidate, mean over targets
+    log-probability     mean over the targets of log p(target | tokens before)
+    logit difference    logit of the target less that of the strongest other candidate, mean over
+                        targets
     score               the task's, of the likeliest tokens
 
 Candidates are the tokens of the prompt's span `distractor` that stand neither in its `needle` nor
 among the targets - the values of other needles -, where it has such, else all other tokens.
-Readings of a batch are finished points of a `Store`. What enters each layer is kept for the batch
-at hand, so that a change in layer l costs the layers from l on. Knows nothing about which heads are
+Readings of a batch are points of a `Grid`. The inputs of all layers are kept for the current batch,
+so that a change in layer l costs the layers from l on. Knows nothing about which heads are
 changed, and why.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from functools import cached_property, lru_cache, partial
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from math import ceil
 from typing import Any
 
@@ -41,109 +42,52 @@ from repo_interp.experiments.responses import (
 )
 from repo_interp.interventions.replacing import replaced
 from repo_interp.models.decoder import as_decoder
-from repo_interp.models.reposition import batch_limits
 from repo_interp.models.resuming import Recording, record_pass, resume_pass
-from repo_interp.side_by_side import WORTHWHILE, batches
-from repo_interp.store import Progress, Store
+from repo_interp.side_by_side import WORTHWHILE
 from repo_interp.tasks import Prompt, Response
 from repo_interp.tasks.task import Scoring
 
 READINGS = ("log_probability", "logit_difference", "score")
-"""What is taken of every prompt."""
+"""Numbers that are read of every prompt."""
 Heads = list[tuple[int, int]]
 
 
+@dataclass(frozen=True)
 class Measurement:
-    """Readings of prompts under changes, batch by batch; of the batch at hand what enters each
-    layer is kept.
+    """Points of a grid over batches of prompts: readings under changes of positions.
+
+    Attributes:
+        model: A repositioned model.
+        scoring: Names the targets of a prompt and scores the answers.
+        prompts: All prompts; a batch is a tuple of their numbers.
+        strength: How strongly positions are changed.
     """
 
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        scoring: Scoring,
-        prompts: Sequence[Prompt],
-        strength: Strength,
-        batch_size: int,
-        store: Store,
-        points: int,
-        progress: Progress | None = None,
-    ) -> None:
-        """`points`: how many every batch will have, of which `progress` is told."""
-        self.model, self.scoring, self.prompts, self.strength, self.store = (
-            model,
-            scoring,
-            prompts,
-            strength,
-            store,
-        )
-        lengths = [len(prompt.tokens) for prompt in prompts]
-        self.batches = batches(
-            sorted(range(len(prompts)), key=lengths.__getitem__),
-            lengths,
-            batch_limits(model, batch_size),
-        )
-        self._done, self._total, self._progress = 0, points * len(self.batches), progress
+    model: PreTrainedModel
+    scoring: Scoring
+    prompts: Sequence[Prompt]
+    strength: Strength
 
-    def screen(
-        self, kinds: Sequence[str]
-    ) -> tuple[
-        Float[np.ndarray, "reading prompt"],
-        dict[str, Float[np.ndarray, "screening layer head prompt"]],
-    ]:
-        """Readings of the undisturbed prompts, and the estimates of every kind."""
-        points = {
-            f"screening-{number}": partial(self._screen, number, kinds)
-            for number in range(len(self.batches))
-        }
-        found = list(self._computed(points).values())
-        clean = self._joined([point["clean"] for point in found])
-        return clean, {kind: self._joined([point[kind] for point in found]) for kind in kinds}
-
-    def read(
-        self, jobs: Mapping[tuple[str, str], list[Heads]]
-    ) -> dict[tuple[str, str], Float[np.ndarray, "set reading prompt"]]:
-        """Readings under each of the jobs: (kind, name) and the sets of heads that are changed
-        together.
-        """
-        batch_of = lru_cache(1)(self._batch)  # its undisturbed pass serves all the jobs of a batch
-        points = {
-            f"{kind}-{name}-{number}": partial(self._read, batch_of, number, kind, sets)
-            for number in range(len(self.batches))
-            for (kind, name), sets in jobs.items()
-        }
-        found = self._computed(points)
-        return {
-            (kind, name): self._joined(
-                [
-                    found[f"{kind}-{name}-{number}"]["readings"]
-                    for number in range(len(self.batches))
-                ]
+    @cached_property
+    def _batch(self) -> Callable[[tuple[int, ...]], Batch]:
+        """The last batch is kept: its undisturbed pass serves all points of the batch."""
+        return lru_cache(1)(
+            lambda numbers: Batch(
+                self.model, self.scoring, [self.prompts[number] for number in numbers]
             )
-            for kind, name in jobs
-        }
-
-    def _computed(
-        self, points: Mapping[str, Callable[[], dict[str, Any]]]
-    ) -> dict[str, dict[str, Any]]:
-        before, progress, total = self._done, self._progress, self._total
-        self._done += len(points)
-        return self.store.get_or_compute(
-            points, None if progress is None else lambda done, _: progress(before + done, total)
         )
 
-    def _joined(self, values: Sequence[Any]) -> np.ndarray:
-        """Batches along their last axis, the prompts, in the order of the prompts."""
-        joined = np.concatenate([np.array(each, dtype=np.float64) for each in values], axis=-1)
-        return joined[..., np.argsort([number for numbers in self.batches for number in numbers])]
+    def screen(self, numbers: tuple[int, ...], kinds: Sequence[str]) -> dict[str, Any]:
+        """Read a batch undisturbed, and estimate the effects of all kinds by one backward pass.
 
-    def _batch(self, number: int) -> Batch:
-        return Batch(
-            self.model, self.scoring, [self.prompts[each] for each in self.batches[number]]
-        )
+        Args:
+            numbers: The prompts of the batch.
+            kinds: Changes of positions.
 
-    def _screen(self, number: int, kinds: Sequence[str]) -> dict[str, Any]:
-        batch, numbers = self._batch(number), self.batches[number]
+        Returns:
+            `clean` [reading, prompt], and `screened` [kind, screening, layer, head, prompt].
+        """
+        batch = self._batch(numbers)
         changes = {
             kind: placed(self.model, kind, self.prompts, numbers, self.strength) for kind in kinds
         }
@@ -154,24 +98,35 @@ class Measurement:
         estimates = attributed(self.model, objective, changes)
         with torch.no_grad():
             clean = batch.readings(target_logits(self.model, batch.question))
-        return {"clean": clean.tolist()} | {
-            kind: estimate.tolist() for kind, estimate in estimates.items()
+        return {
+            "clean": clean.tolist(),
+            "screened": [estimates[kind].tolist() for kind in kinds],
         }
 
     @torch.no_grad()
-    def _read(
-        self, batch_of: Callable[[int], Batch], number: int, kind: str, sets: Sequence[Heads]
-    ) -> dict[str, Any]:
-        batch, numbers = batch_of(number), self.batches[number]
+    def read(self, numbers: tuple[int, ...], kind: str, sets: Sequence[Heads]) -> list[Any]:
+        """Read a batch under a change of each of `sets`.
+
+        Args:
+            numbers: The prompts of the batch.
+            kind: Change of positions.
+            sets: Heads that are changed together.
+
+        Returns:
+            Readings [set, reading, prompt] as nested lists.
+        """
         placed_for = lru_cache(2)(
-            lambda copies: placed(self.model, kind, self.prompts, numbers * copies, self.strength)
+            lambda copies: placed(
+                self.model, kind, self.prompts, [*numbers] * copies, self.strength
+            )
         )
 
         def changed(of_rows: list[Heads]) -> AbstractContextManager:
             change = placed_for(len(of_rows) // len(numbers))
             return replaced(self.model, change.change, tokens=change.tokens, sets=of_rows)
 
-        return {"readings": [readings.tolist() for readings in batch.under_edits(sets, changed)]}
+        edited = self._batch(numbers).under_edits(sets, changed)
+        return [readings.tolist() for readings in edited]
 
 
 class Batch:
@@ -207,10 +162,14 @@ class Batch:
     def under_edits(
         self, sets: Sequence[Heads], edited: Callable[[list[Heads]], AbstractContextManager]
     ) -> list[Float[np.ndarray, "reading prompt"]]:
-        """Readings under an edit of each of `sets`, none where a set is empty; many are rows of one
-        pass.
+        """Read the prompts under an edit of every set of heads, many sets in one pass.
 
-        `edited` is given the heads of each row, and returns the context in which they are edited.
+        Args:
+            sets: Heads that are edited together; an empty set is read without an edit.
+            edited: Takes the heads of every row, and returns the context in which they are edited.
+
+        Returns:
+            Readings of every set.
         """
         # recorded before anything is edited
         recording, read = self.recording, dict[int, np.ndarray]()
@@ -238,15 +197,27 @@ class Batch:
         return [read[place] for place in range(len(sets))]
 
     def logit_difference(self, logits: Float[Tensor, "target token_id"]) -> Float[Tensor, "prompt"]:
-        """The answer's logit less that of the strongest other candidate, mean over the targets of
-        each prompt.
+        """Subtract the logit of the strongest other candidate from that of the answer.
+
+        Args:
+            logits: Logits at the targets of the prompts.
+
+        Returns:
+            The mean over the targets of every prompt.
         """
         return self._mean(self._differences(logits, self.question))
 
     def readings(
         self, logits: Float[Tensor, "target token_id"]
     ) -> Float[np.ndarray, "reading prompt"]:
-        """The log-probability of the answer, its logit difference, and the task's score."""
+        """Read log-probability, logit difference and score.
+
+        Args:
+            logits: Logits at the targets of the prompts.
+
+        Returns:
+            `READINGS` of every prompt.
+        """
         return self._readings(self._of_targets(logits, self.question))
 
     def _differences(
@@ -259,9 +230,7 @@ class Batch:
     def _of_targets(
         self, logits: Float[Tensor, "target token_id"], question: Question
     ) -> Float[Tensor, "3 target"]:
-        """The log-probability of each target of `question`, its logit difference, and the likeliest
-        token in its place.
-        """
+        """Log-probability, logit difference and likeliest token at every target of `question`."""
         log_probabilities = logits.double().log_softmax(-1)
         reference = log_probabilities.gather(-1, question.targets[:, None])[:, 0]
         return torch.stack(
@@ -298,9 +267,7 @@ class Batch:
 
 
 def _candidates(prompt: Prompt, targets: Sequence[int]) -> set[int] | None:
-    """Tokens that stand in the distractors and neither in the needle nor among the targets; None
-    where there are none: all.
-    """
+    """Tokens of distractors outside needle and targets; None where there are none: all tokens."""
     distractor, needle = (
         {prompt.tokens[place] for place in prompt.spans.get(name, ())}
         for name in ("distractor", "needle")

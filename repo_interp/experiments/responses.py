@@ -1,8 +1,7 @@
-"""What a model says at the targets of sequences: teacher-forced in one forward pass, or generated
-greedily with a key-value cache.
+"""Answers of a model at the targets of sequences, teacher-forced or generated greedily.
 
-    forced       argmax p(. | reference tokens before t), and log p(token_t | ...)
-    generated    argmax p(. | prompt, own tokens so far), t by t
+    forced       argmax p(. | reference tokens before t), and log p(token_t | ...), in one pass
+    generated    argmax p(. | prompt, tokens generated so far), t by t, with a key-value cache
 
 Both agree on the first wrong token and so on exact match; after it they may differ. Sequences are
 padded on the right, where a causal model's answers cannot see it. Knows nothing about how answers
@@ -52,14 +51,30 @@ class Question:
 
 
 def to_question(batch: Batch, device: torch.device | str = "cpu") -> Question:
-    """`batch` as tensors on `device`."""
+    """Move a batch to a device.
+
+    Args:
+        batch: Padded sequences and their targets.
+        device: Device of the tensors.
+
+    Returns:
+        The same as tensors, one row per target.
+    """
     tokens = torch.from_numpy(np.ascontiguousarray(batch.tokens, dtype=np.int64))
     rows, places = torch.from_numpy(np.ascontiguousarray(batch.targets)).nonzero(as_tuple=True)
     return Question(*(part.to(device) for part in (tokens, rows, places - 1, tokens[rows, places])))
 
 
 def tiled(question: Question, copies: int) -> Question:
-    """`question` asked of all sequences `copies` times, one after the other."""
+    """Repeat all sequences of a question.
+
+    Args:
+        question: Sequences and targets.
+        copies: Number of repetitions.
+
+    Returns:
+        The sequences and targets `copies` times, one after the other.
+    """
     rows = [question.rows + copy * len(question.tokens) for copy in range(copies)]
     return Question(
         question.tokens.repeat(copies, 1),
@@ -69,7 +84,15 @@ def tiled(question: Question, copies: int) -> Question:
 
 
 def target_logits(model: PreTrainedModel, question: Question) -> Float[Tensor, "target token_id"]:
-    """What the model predicts at every target, float32; logits of other tokens are never made."""
+    """Run the model and predict every target; logits of other tokens are never made.
+
+    Args:
+        model: Model that answers.
+        question: Sequences and targets.
+
+    Returns:
+        Logits, float32.
+    """
     return logits_at(
         model, as_decoder(model).stack(question.tokens, use_cache=False).last_hidden_state, question
     )
@@ -78,20 +101,53 @@ def target_logits(model: PreTrainedModel, question: Question) -> Float[Tensor, "
 def logits_at(
     model: PreTrainedModel, hidden: Float[Tensor, "sequence token d_model"], question: Question
 ) -> Float[Tensor, "target token_id"]:
-    """What the decoder's last hidden states predict at every target, float32."""
+    """Predict every target from last hidden states.
+
+    Args:
+        model: Model whose final norm and head are applied.
+        hidden: Last hidden states of the decoder.
+        question: Sequences and targets.
+
+    Returns:
+        Logits, float32.
+    """
     return next_token_logits(model, hidden[question.rows, question.columns])
+
+
+def batches_by_length(
+    model: PreTrainedModel, prompts: Sequence[Prompt], batch_size: BatchSize
+) -> list[list[int]]:
+    """Cut prompts into batches of similar length.
+
+    Args:
+        model: Model that bounds the size of a batch.
+        prompts: Prompts.
+        batch_size: Prompts side by side, at most.
+
+    Returns:
+        Numbers of the prompts of every batch, shortest first.
+    """
+    lengths = [len(prompt.tokens) for prompt in prompts]
+    order = sorted(range(len(prompts)), key=lengths.__getitem__)
+    return batches(order, lengths, batch_limits(model, batch_size))
 
 
 @torch.inference_mode()
 def forced_responses(
     model: PreTrainedModel, task: Scoring, prompts: Sequence[Prompt], batch_size: BatchSize = 32
 ) -> list[Response]:
-    """Teacher-forced responses, one per prompt, with log-probabilities in nats."""
-    order = sorted(range(len(prompts)), key=lambda number: len(prompts[number].tokens))
-    cut, responses = (
-        batches(order, [len(prompt.tokens) for prompt in prompts], batch_limits(model, batch_size)),
-        [],
-    )
+    """Answer prompts teacher-forced.
+
+    Args:
+        model: Model that answers.
+        task: Names the targets of a prompt.
+        prompts: Prompts.
+        batch_size: Prompts side by side.
+
+    Returns:
+        One response per prompt, with log-probabilities in nats.
+    """
+    cut, responses = batches_by_length(model, prompts, batch_size), []
     for chosen in cut:
         question = to_question(
             padded([prompts[number] for number in chosen], task), as_decoder(model).device
@@ -115,7 +171,15 @@ def forced_responses(
 
 
 def parts(question: Question, size: int) -> Iterator[Question]:
-    """The same sequences with `size` of the targets at a time."""
+    """Split a question by its targets.
+
+    Args:
+        question: Sequences and targets.
+        size: Targets of a part.
+
+    Returns:
+        Questions about the same sequences.
+    """
     targets = zip(
         *(part.split(size) for part in (question.rows, question.columns, question.targets)),
         strict=True,
@@ -124,9 +188,7 @@ def parts(question: Question, size: int) -> Iterator[Question]:
 
 
 def _require_finite(logits: Float[Tensor, "target token_id"], numbers: Sequence[int]) -> None:
-    """Raise NotFinitePrediction where the logits of a target are NaN or infinite; `numbers`: the
-    prompt of each.
-    """
+    """Raise NotFinitePrediction where logits are not finite; `numbers`: prompt of every target."""
     if bool(torch.isfinite(logits.sum())):
         return
     for number, is_finite in zip(numbers, torch.isfinite(logits).all(-1).tolist(), strict=True):
@@ -137,10 +199,19 @@ def _require_finite(logits: Float[Tensor, "target token_id"], numbers: Sequence[
 def generated_responses(
     model: PreTrainedModel, task: Scoring, prompts: Sequence[Prompt], batch_size: BatchSize = 32
 ) -> list[Response]:
-    """Greedy responses, one per prompt.
+    """Answer prompts greedily, token by token.
 
-    Raises InputError where targets are not the last tokens of the prompt, so that a model cannot go
-    on from before them.
+    Args:
+        model: Model that answers.
+        task: Names the targets of a prompt.
+        prompts: Prompts that end with their targets.
+        batch_size: Prompts side by side.
+
+    Returns:
+        One response per prompt, without log-probabilities.
+
+    Raises:
+        InputError: Targets are not the last tokens of a prompt, so no answer can be generated.
     """
     starts = []
     for prompt in prompts:
@@ -158,8 +229,14 @@ def generated_responses(
 
 
 def prompts_of(task: Task, batch: Batch) -> list[Prompt]:
-    """The sequences of a batch, read back as prompts without their padding; 0 is a token like
-    others up to the last target.
+    """Read the sequences of a batch back as prompts without their padding.
+
+    Args:
+        task: Task of the batch.
+        batch: Padded sequences; 0 is a token like others up to the last target.
+
+    Returns:
+        One prompt per sequence.
     """
     ends = [
         np.flatnonzero((row != 0) | asked)[-1] + 1
@@ -169,7 +246,15 @@ def prompts_of(task: Task, batch: Batch) -> list[Prompt]:
 
 
 def padded(prompts: Sequence[Prompt], task: Scoring) -> Batch:
-    """Prompts side by side, padded on the right, with what `task` asks of them as targets."""
+    """Pad prompts on the right.
+
+    Args:
+        prompts: Prompts.
+        task: Names the targets of a prompt.
+
+    Returns:
+        Token ids and targets of all prompts.
+    """
     longest = max(len(prompt.tokens) for prompt in prompts)
     tokens = np.zeros((len(prompts), longest), dtype=np.int64)
     targets = np.zeros(tokens.shape, dtype=bool)

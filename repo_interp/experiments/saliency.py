@@ -1,22 +1,23 @@
-"""Which positions an answer hangs on: the gradient of its log-probability, and what each position
-adds on the way from a baseline.
+"""Gradients of the log-probability of an answer by positions, at a point and along a path.
 
     f           = sum_t log p(token_t | tokens before t) over the targets t of a prompt, nats
-    saliency    = d f / d z_{l,h,i}                                            one forward and one backward pass for all tokens and heads
-    integrated  = (z - z') int_0^1 (dF / dz)(z' + a (z - z')) da               (Sundararajan, Taly and Yan 2017, eq. 1)
-    completeness: sum over l, h, i of integrated = F(z) - F(z')                its error is kept; it falls with the number of steps
+    saliency    = d f / d z_{l,h,i}            one pass forward and back for all tokens and heads
+    integrated  = (z - z') int_0^1 (dF / dz)(z' + a (z - z')) da
+                                               (Sundararajan, Taly and Yan 2017, eq. 1)
+    completeness: sum over l, h, i of integrated = F(z) - F(z')
+                                               its error is kept; it falls with the number of steps
 
 z_{l,h,i}: position of token i in head h of layer l, as query and as key. Layers that rotate have
 positions, learned ones and the token index alike; others (NoPE, ALiBi, CoPE, ...) have NaN. Heads
-that share positions - those of a layer, or of a key-value head - are given rows of their own, so a
-derivative is that of moving one head alone, keys included, as `interventions.set_positions` does.
+that share positions - those of a layer, or of a key-value head - get separate rows, so a derivative
+is that of moving one head alone, keys included, as `interventions.set_positions` does.
 
-The two differ in what is held. `saliency` is what a small intervention at one place does: f_phi of
-later layers reads hidden states that changed, and answers. In `F` all positions of all layers are
-inputs, moved together along one straight path, and none answers another. The baseline z' is
-`constant`, the mean of a head's positions over the prompt (no position tells tokens apart), or
-`index`. A common shift of a head's positions changes nothing, so a head's saliencies sum to 0 over
-tokens.
+The two hold different things constant. `saliency` is the effect of a small intervention at one
+place: f_phi of later layers reads hidden states that changed, and answers. In `F` all positions of
+all layers are inputs, moved together along one straight path, and none answers another. The
+baseline z' is `constant`, the mean of a head's positions over the prompt (no position tells tokens
+apart), or `index`. A common shift of a head's positions changes nothing, so a head's saliencies sum
+to 0 over tokens.
 
 The integral is Captum's `IntegratedGradients` (Gauss-Legendre): positions are inputs of `F`, one
 tensor per layer, which is the form it takes. Its `LayerIntegratedGradients` does not fit: it takes
@@ -29,10 +30,9 @@ Knows nothing about how prompts are chosen or drawn.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -50,8 +50,8 @@ from repo_interp.experiments.experiment import (
     Plan,
     Progress,
     require_targets,
-    with_attention,
 )
+from repo_interp.experiments.grid import Grid, padded
 from repo_interp.experiments.responses import target_logits, to_question
 from repo_interp.measures.labels import described_group
 from repo_interp.models.attention import RepositionedAttention
@@ -102,58 +102,19 @@ _BY_PROMPT = {
 }
 
 
-def _labelled(
-    by_token: Mapping[str, np.ndarray], by_prompt: Mapping[str, np.ndarray]
-) -> xr.Dataset:
-    axes = ("prompt", "layer", "head", "token")
-    sizes = dict(zip(axes, next(iter(by_token.values())).shape, strict=True))
-    known: dict[str, Any] = {name: (axes, array) for name, array in by_token.items()}
-    known |= {name: ("prompt", array) for name, array in by_prompt.items()}
-    values = xr.Dataset(known, {axis: np.arange(size) for axis, size in sizes.items()})
-    values["saliency_size"] = abs(values["saliency"]).mean("token")
-    values["integrated_size"] = abs(values["integrated_gradients"]).sum("token", min_count=1)
-    return described_group(values, _BY_TOKEN | _BY_PROMPT | _BY_HEAD)
-
-
-def _of_prompt(
-    model: PreTrainedModel,
-    scoring: Scoring,
-    prompt: Prompt,
-    baseline: str,
-    steps: int,
-    tokens_at_once: int,
-) -> dict[str, Any]:
-    """Values of one prompt as lists: `_BY_TOKEN` [layer with positions, head, token], `_BY_PROMPT`
-    numbers.
-    """
-    with frozen_weights(model):
-        positions, gradients, log_probability = position_gradients(model, scoring, prompt)
-        values: dict[str, Any] = {
-            "saliency": _lists(gradients),
-            "integrated_gradients": float("nan"),
-            "log_probability": log_probability,
-            "baseline_log_probability": float("nan"),
-            "completeness_error": float("nan"),
-        }
-        if steps:
-            copies = max(1, tokens_at_once // len(prompt.tokens))
-            attributions, start, end = integrated_gradients(
-                model, scoring, prompt, positions, baseline, steps, copies
-            )
-            total = sum(float(each.double().sum()) for each in attributions)
-            values |= {
-                "integrated_gradients": _lists(attributions),
-                "baseline_log_probability": start,
-                "completeness_error": total - (end - start),
-            }
-    return values
-
-
 def position_gradients(
     model: PreTrainedModel, scoring: Scoring, prompt: Prompt
 ) -> tuple[list[Float[Tensor, "1 head token"]], list[Float[Tensor, "1 head token"]], float]:
-    """Positions of every layer that assigns some, a row for each head, d f / d z there, and f, in
-    nats; one pass forward and back.
+    """Differentiate the log-probability of the answer by all positions, in one pass.
+
+    Args:
+        model: A repositioned model.
+        scoring: Names the targets of a prompt.
+        prompt: Prompt.
+
+    Returns:
+        Positions of every layer that assigns some, a row for every head; d f / d z there; and f, in
+        nats.
     """
     decoder = as_decoder(model)
     layers, device = list(decoder.positioned.values()), decoder.device
@@ -184,10 +145,19 @@ def integrated_gradients(
     steps: int,
     copies: int,
 ) -> tuple[list[Float[Tensor, "1 head token"]], float, float]:
-    """Integrated gradients by the `positions` of these layers, and F in nats at the baseline and at
-    them.
+    """Integrate gradients along the straight path from a baseline to the positions.
 
-    `copies` points of the path are run side by side.
+    Args:
+        model: A repositioned model.
+        scoring: Names the targets of a prompt.
+        prompt: Prompt.
+        positions: Positions of the layers that assign some.
+        baseline: "constant" or "index".
+        steps: Points of the path.
+        copies: Points that are run side by side.
+
+    Returns:
+        Integrated gradients by `positions`, and F in nats at the baseline and at `positions`.
     """
     # takes most of a second: only who asks for a path pays it
     from captum.attr import IntegratedGradients
@@ -199,13 +169,13 @@ def integrated_gradients(
         with _positions_changed(layers, lambda place, assigned: given[place]):
             return _log_probabilities(model, scoring, prompt, len(given[0]), device)
 
-    inputs = tuple(each.contiguous() for each in positions)
+    inputs = tuple(of_layer.contiguous() for of_layer in positions)
     index = torch.arange(len(prompt.tokens), device=device)
     origin = tuple(
-        (index.to(each.dtype) if baseline == "index" else each.mean(-1, keepdim=True))
-        .expand_as(each)
+        (index.to(z.dtype) if baseline == "index" else z.mean(-1, keepdim=True))
+        .expand_as(z)
         .contiguous()
-        for each in inputs
+        for z in inputs
     )
     with torch.no_grad():
         start, end = float(probability(*origin)), float(probability(*inputs))
@@ -245,28 +215,21 @@ def _positions_changed(
         yield
 
 
-def _lists(by_layer: Sequence[Float[Tensor, "1 head token"]]) -> list:
-    return torch.cat(list(by_layer)).float().tolist()
-
-
-def _described_tokens(prompts: Sequence[Prompt], scoring: Scoring) -> xr.Dataset:
+def _token_group(prompts: Sequence[Prompt], scoring: Scoring) -> xr.Dataset:
     """Tokens, their texts where every prompt has them, and which of them are the answer."""
-    shape = (len(prompts), max(len(prompt.tokens) for prompt in prompts))
-    ids, targets = np.full(shape, -1, dtype=np.int64), np.full(shape, -1, dtype=np.int8)
-    texts = np.full(shape, "", dtype=object)
-    for row, prompt in enumerate(prompts):
-        ids[row, : len(prompt.tokens)] = prompt.tokens
-        targets[row, : len(prompt.tokens)] = 0
-        targets[row, list(scoring.targets(prompt))] = 1
-        texts[row, : len(prompt.tokens)] = prompt.token_text or ""
+    rows = [prompt.tokens for prompt in prompts]
+    answers = [
+        np.isin(np.arange(len(prompt.tokens)), scoring.targets(prompt)) for prompt in prompts
+    ]
     axes = ("prompt", "token")
     values: dict[str, Any] = {
-        "token_id": (axes, ids),
-        "token_count": ("prompt", (ids >= 0).sum(1)),
-        "answer": (axes, targets),
+        "token_id": (axes, padded(rows, -1, np.int64)),
+        "token_count": ("prompt", [len(row) for row in rows]),
+        "answer": (axes, padded(answers, -1, np.int8)),
     }
     if all(prompt.token_text is not None for prompt in prompts):
-        values["token_text"] = (axes, texts)
+        texts = [np.array(prompt.token_text, dtype=object) for prompt in prompts]
+        values["token_text"] = (axes, padded(texts, "", object))
     return described_group(values, _TOKENS)
 
 
@@ -301,15 +264,20 @@ class Saliency(Experiment):
                 f"any ({schemes}); leave it out"
             )
         require_targets(self.name, scoring, prompts)
-
-        def run(batch_size: int, store: Store, progress: Progress | None) -> dict[str, xr.Dataset]:
-            at_once = max(PATH_TOKENS, batch_size * max(len(prompt.tokens) for prompt in prompts))
-            return {self.name: self.measured(model, scoring, prompts, at_once, progress, store)}
-
+        lengths = tuple(len(prompt.tokens) for prompt in prompts)
         return Plan(
             self,
-            tuple(len(prompt.tokens) for prompt in prompts) * (BACKWARD * (1 + self.steps)),
-            run,
+            lengths * (BACKWARD * (1 + self.steps)),
+            lambda batch_size, store, progress: {
+                self.name: self.measured(
+                    model,
+                    scoring,
+                    prompts,
+                    max(PATH_TOKENS, batch_size * max(lengths)),
+                    progress,
+                    store,
+                )
+            },
         )
 
     def measured(
@@ -321,37 +289,64 @@ class Saliency(Experiment):
         progress: Progress | None = None,
         store: Store = NOT_KEPT,
     ) -> xr.Dataset:
-        """The group `saliency` of a run.
+        """Differentiate by positions, and integrate along paths, prompt by prompt.
 
-        `saliency` and `integrated_gradients` [prompt, layer, head, token], in nats per position and
-        nats; `saliency_size` and `integrated_size` [prompt, layer, head] (mean, and sum, of their
-        sizes over tokens); `log_probability`, `baseline_log_probability` and `completeness_error`
-        [prompt], nats; and the prompts' tokens.
+        Costs a forward and a backward pass per prompt and step.
 
-        Without `steps` NaN stands in place of a path. As many of its points are run side by side as
-        have `tokens_at_once` tokens. Costs a forward and a backward pass per prompt and step.
-        `store` keeps finished prompts for when it is called again.
+        Args:
+            model: A repositioned model.
+            scoring: Names the targets of a prompt.
+            prompts: Prompts.
+            tokens_at_once: Tokens of the points of a path that are run side by side.
+            progress: Called with finished prompts and all prompts.
+            store: Keeps finished prompts.
+
+        Returns:
+            The group `saliency` of a run: `saliency` and `integrated_gradients` [prompt, layer,
+            head, token], in nats per position and nats; `saliency_size` and `integrated_size`
+            [prompt, layer, head] (mean, and sum, of their sizes over tokens); `log_probability`,
+            `baseline_log_probability` and `completeness_error` [prompt], nats, NaN without
+            `steps`; and the tokens of the prompts.
         """
-        decoder = as_decoder(model)
-        names = decoder.schemes
-        longest = max(len(prompt.tokens) for prompt in prompts)
-        by_token = {
-            name: np.full((len(prompts), *decoder.shape, longest), np.nan, dtype=np.float32)
-            for name in _BY_TOKEN
-        }
-        by_prompt = {name: np.full(len(prompts), np.nan) for name in _BY_PROMPT}
-        places = list(decoder.positioned)
-        points = {
-            f"prompt-{number}": partial(
-                _of_prompt, model, scoring, prompt, self.baseline, self.steps, tokens_at_once
-            )
-            for number, prompt in enumerate(prompts)
-        }
-        for number, values in enumerate(store.get_or_compute(points, progress).values()):
-            for name, kept in by_token.items():
-                kept[number, places, :, : len(prompts[number].tokens)] = values[name]
-            for name, kept in by_prompt.items():
-                kept[number] = values[name]
-        labelled = with_attention(_labelled(by_token, by_prompt), model)
-        group = with_schemes(labelled.merge(_described_tokens(prompts, scoring)), names)
+        decoder, axes = as_decoder(model), ("layer", "head", "token")
+
+        def point(number: int) -> dict[str, Any]:
+            return self._of_prompt(model, scoring, prompts[number], tokens_at_once)
+
+        grid = Grid({"prompt": range(len(prompts))}, point, dict.fromkeys(_BY_TOKEN, axes))
+        values = grid.compute(store, progress)
+        values = values.assign_coords(
+            layer=list(decoder.positioned),
+            head=np.arange(values.sizes["head"]),
+            token=np.arange(values.sizes["token"]),
+        ).reindex(layer=list(decoder.by_layer))
+        by_token = values[[*_BY_TOKEN]].astype(np.float32)
+        values = values.assign(by_token).assign(
+            saliency_size=abs(by_token["saliency"]).mean("token"),
+            integrated_size=abs(by_token["integrated_gradients"]).sum("token", min_count=1),
+        )
+        group = described_group(values, _BY_TOKEN | _BY_PROMPT | _BY_HEAD)
+        group = with_schemes(group.merge(_token_group(prompts, scoring)), decoder.schemes)
         return group.assign_attrs(task=scoring.name, baseline=self.baseline, steps=self.steps)
+
+    def _of_prompt(
+        self, model: PreTrainedModel, scoring: Scoring, prompt: Prompt, tokens_at_once: int
+    ) -> dict[str, Any]:
+        """Values of one prompt: `_BY_TOKEN` by layer with positions, `_BY_PROMPT` numbers."""
+        with frozen_weights(model):
+            positions, gradients, log_probability = position_gradients(model, scoring, prompt)
+            start = end = float("nan")
+            attributions = [torch.full_like(of_layer, torch.nan) for of_layer in positions]
+            if self.steps:
+                copies = max(1, tokens_at_once // len(prompt.tokens))
+                attributions, start, end = integrated_gradients(
+                    model, scoring, prompt, positions, self.baseline, self.steps, copies
+                )
+        total = sum(float(of_layer.double().sum()) for of_layer in attributions)
+        return {
+            "saliency": torch.cat(gradients).float().tolist(),
+            "integrated_gradients": torch.cat(attributions).float().tolist(),
+            "log_probability": log_probability,
+            "baseline_log_probability": start,
+            "completeness_error": total - (end - start),
+        }

@@ -1,8 +1,9 @@
-"""How well a model answers a task, by test set and over the axes that the task names (length; depth
-x length).
+"""Scores of a model on a task, by test set and over the axes that the task names.
 
-    score       mean over prompts of the task's score; error = 1 - score where the score is a share of right answers
-    log p       mean over all targets t of -log p(token_t | tokens before t), nats; perplexity = exp of it
+    score       mean over prompts of the score of the task; error = 1 - score where the score is a
+                share of right answers
+    log p       mean over all targets t of -log p(token_t | tokens before t), nats; perplexity = exp
+                of it
 
 Prompts of a test set depend on the seed and the set alone. Depths are rounded to the nearest ten
 percent for the map. Knows nothing about how models were trained.
@@ -44,16 +45,28 @@ def task_scores(
     progress: Callable[[int, int], None] | None = None,
     store: Store = NOT_KEPT,
 ) -> xr.Dataset:
-    """The group `scores` of a run: `count` prompts of every test set (default: all that the task
-    has).
+    """Score a model on test sets of a task.
 
-    `score [test_set, prompt]`, `mean_score`, `standard_error`, `tokens` (of the longest prompt)
-    [test_set]; with forced answers `log_perplexity [test_set]` in nats per target; `score_map` over
-    the task's own axes where its prompts have them. Test sets that nobody named and that are longer
-    than a learned position table are left out, and named in the attribute `left_out`. `progress` is
-    called with batches done and in all; `store` keeps the answers of finished ones for when it is
-    called again. Raises InputError for unknown test sets, prompts that the model cannot take, and
-    answers that cannot be generated.
+    Args:
+        model: Model that answers.
+        task: Makes prompts and scores answers.
+        test_sets: Names; None: all that the task has. Of these, sets longer than a learned position
+            table are left out, and named in the attribute `left_out`.
+        count: Prompts of every test set.
+        seed: Seed of the prompts.
+        answers: "forced" or "generated".
+        batch_size: Prompts side by side.
+        progress: Called with batches done and in all.
+        store: Keeps the answers of finished batches.
+
+    Returns:
+        The group `scores`: `score [test_set, prompt]`, `mean_score`, `standard_error`, `tokens` of
+        the longest prompt [test_set]; with forced answers `log_perplexity [test_set]` in nats per
+        target; `score_map` over the axes of the task where its prompts have them.
+
+    Raises:
+        InputError: A test set is unknown, the model cannot take a prompt, or answers cannot be
+            generated.
     """
     if answers not in ANSWERS:
         raise InputError(f"answers {answers!r} are unknown; wanted one of {', '.join(ANSWERS)}")
@@ -132,8 +145,17 @@ def labelled_scores(
     of_every: str,
     units: str,
 ) -> xr.Dataset:
-    """`scores` of the prompts of every test set with their means, standard errors, axes, units and
-    long names.
+    """Label scores with means, standard errors, axes, units and long names.
+
+    Args:
+        asked: Prompts by test set.
+        scores: Score of every prompt.
+        metric: Name of the score.
+        of_every: Long name of the score of a prompt.
+        units: Units of the score.
+
+    Returns:
+        `score`, `mean_score`, `standard_error` and `tokens`.
     """
     count = scores.shape[1]
     deviation = scores.std(axis=1, ddof=1) if count > 1 else np.full(len(asked), np.nan)
@@ -144,7 +166,7 @@ def labelled_scores(
         "tokens": tokens,
     }
     values = {"score": (("test_set", "prompt"), scores)} | {
-        name: (("test_set",), each) for name, each in by_set.items()
+        name: (("test_set",), values) for name, values in by_set.items()
     }
     texts = {
         "score": (of_every, units),
@@ -169,9 +191,16 @@ def _log_perplexity(responses: Sequence[Response]) -> float:
 
 
 def sets_named(test_sets: Sequence[str | int] | str | int) -> list[str]:
-    """Names of test sets, from one or several, which may be whole numbers.
+    """Read names of test sets.
 
-    Raises InputError for none, and for one that is named twice.
+    Args:
+        test_sets: One or several names, which may be whole numbers.
+
+    Returns:
+        Names as text.
+
+    Raises:
+        InputError: No name is given, or one comes twice.
     """
     several = (
         [test_sets]
@@ -193,10 +222,15 @@ def sets_named(test_sets: Sequence[str | int] | str | int) -> list[str]:
 def score_map(
     prompts: Sequence[Prompt], scores: np.ndarray, axes: Sequence[str]
 ) -> xr.DataArray | None:
-    """The mean score over every combination of the attributes `axes`; NaN where no prompt has it.
+    """Average scores over combinations of attributes.
 
-    None where a prompt lacks one of these attributes. Depths, which are real, are rounded to the
-    nearest ten percent.
+    Args:
+        prompts: Prompts with attributes.
+        scores: Score of every prompt.
+        axes: Attributes; depths, which are real, are rounded to the nearest ten percent.
+
+    Returns:
+        Mean score, NaN where no prompt has the combination; None where a prompt lacks an attribute.
     """
     if not axes or not all(axis in prompt.attributes for prompt in prompts for axis in axes):
         return None
@@ -259,9 +293,7 @@ def _respond(
     prompts: Sequence[Prompt],
     answers: str,
 ) -> dict[str, Any]:
-    """Tokens, and log-probabilities where they are known, of the responses to some of `prompts` in
-    one pass.
-    """
+    """Responses to some of `prompts` in one pass, as values of a store."""
     make, some = (
         forced_responses if answers == "forced" else generated_responses,
         [prompts[number] for number in numbers],

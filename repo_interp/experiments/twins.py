@@ -1,7 +1,8 @@
-"""Random-weight controls of a model, its twins: drawn once per configuration, their largest scores
-kept for every later analysis.
+"""Scores of the twins of a model, controls with random weights, drawn once per configuration.
 
-    CACHE/twins/SHA-256(configuration, layout, seed, libraries, our code, tokens, scores).json        largest score by rule, with a seal
+    CACHE/twins/SHA-256(configuration, layout, seed, libraries, our code, tokens, scores).json
+
+holds the largest score by rule, with a seal, for every later analysis.
 
 Neither a model's weights nor its name are in the key: a twin of one checkpoint is a twin of every
 one of its configuration. A file that is damaged, or that cannot be written, costs the time of
@@ -28,10 +29,10 @@ from repo_interp.models.configuration import own_layout_of, plain
 from repo_interp.models.reposition import layout
 from repo_interp.store import POINTS, Damaged
 
-_OWN = ("positions", "models", "measures", "experiments")
-"""Packages of ours that decide what a twin is, and its scores."""
+_PACKAGES = ("positions", "models", "measures", "experiments")
+"""Packages whose code decides a twin and its scores."""
 _IDLE = ("_name_or_path", "architectures", "dtype", "torch_dtype", "transformers_version")
-"""What configurations of one architecture and size differ in; a twin has float32."""
+"""Fields in which configurations of one model may differ; a twin has float32."""
 
 
 def kept_scores(
@@ -41,14 +42,17 @@ def kept_scores(
     names: Collection[str],
     compute: Callable[[], dict[str, float]],
 ) -> dict[str, float]:
-    """What `compute` returns for the twin of `model` with `seed`: numbers by name, all of `names`.
+    """Compute the scores of a twin, or read them from the cache.
 
     Args:
         model: A repositioned model; its configuration and layout are part of the key.
-        seed: Of the weights.
+        seed: Seed of the weights.
         asked: All else that decides the numbers, such as the tokens.
-        names: Of the numbers.
-        compute: Called where they are not kept yet, or damaged.
+        names: Names of the numbers.
+        compute: Called where the cache has no such file, or a damaged one.
+
+    Returns:
+        Numbers by name.
     """
     if not names:
         return {}
@@ -60,7 +64,7 @@ def kept_scores(
         "layout": layout(model),
         "options": own_layout_of(config)[1],
         "seed": seed,
-        "with": (torch.__version__, transformers.__version__, _own_code()),
+        "with": (torch.__version__, transformers.__version__, _code_digest()),
         **asked,
     }
     digest = hashlib.sha256(json.dumps(question, sort_keys=True, default=str).encode()).hexdigest()
@@ -71,6 +75,7 @@ def kept_scores(
     if file.is_file():
         try:
             point = POINTS.read(file)
+            # a file of another version may hold other names
             if point.keys() != set(names) or not all(
                 isinstance(number, float) for number in point.values()
             ):
@@ -89,11 +94,9 @@ def kept_scores(
 
 
 @cache
-def _own_code() -> str:
-    """SHA-256 over our code that twins and their scores come from: a version number does not change
-    with every line.
-    """
+def _code_digest() -> str:
+    """SHA-256 of the code that decides twins and scores; a version does not change by line."""
     root, running = Path(__file__).parents[1], hashlib.sha256()
-    for file in sorted(file for package in _OWN for file in (root / package).rglob("*.py")):
+    for file in sorted(file for package in _PACKAGES for file in (root / package).rglob("*.py")):
         running.update(file.read_bytes())
     return running.hexdigest()

@@ -1,7 +1,7 @@
 """Prompts with named token spans, and how an answer is scored. Knows no model.
 
-    prompts = niah(tokenizer, variant="multikey_1", length=4096)      RULER's needle in a haystack, for any tokenizer
-    task    = make_task("reversal", longest=20)                       a task to train and score on: see task.Task
+    prompts = niah(tokenizer, variant="multikey_1", length=4096)    RULER, for any tokenizer
+    task    = make_task("reversal", longest=20)                     a task to train and score on
     prompts = task.prompts(20, test_set="25")
 
 A task is imported when it is first made, and found by its entry point, ours (`entry_points.OWN`) as
@@ -31,15 +31,28 @@ def __dir__() -> list[str]:
 
 
 def task_names() -> tuple[str, ...]:
-    """Names that `make_task` takes: ours, then those of other packages."""
+    """List the tasks that `make_task` knows.
+
+    Returns:
+        Our names, then those of other packages.
+    """
     return names(TASKS)
 
 
 def make_task(name: str, size: str = "small", **options: Any) -> Task:
-    """The task `name` at a named size ("small", "paper"), with some of its options changed.
+    """Make a task.
 
-    Raises InputError for an unknown name, size or option, and for a value of another type or out of
-    range.
+    Args:
+        name: One of `task_names`.
+        size: Named size that has the defaults: "small" or "paper".
+        **options: Options that replace the defaults.
+
+    Returns:
+        The task.
+
+    Raises:
+        InputError: The name, the size or an option is unknown, or a value has another type or is
+            out of range.
     """
     sizes = _sizes(name)
     if size not in sizes:
@@ -61,11 +74,10 @@ def make_task(name: str, size: str = "small", **options: Any) -> Task:
 def recorded_task(
     source: str, name: str, size: str, options: Mapping[str, Any], given: Mapping[str, Any]
 ) -> Task:
-    """Return the task that a file from outside records, with the options `given` by the user over
-    the recorded ones.
+    """Return the task that a file from outside records.
 
-    A record sets numbers, and texts that the task knows by name. It never says which file of its
-    reader is read.
+    Options `given` by the user replace the recorded ones. A record sets numbers, and texts that the
+    task knows by name. It never chooses a file that is read here.
 
     Args:
         source: The file, for messages.
@@ -73,6 +85,9 @@ def recorded_task(
         size: Named size that has the defaults.
         options: Options that the file records.
         given: Options of the user.
+
+    Returns:
+        The task.
 
     Raises:
         InputError: As `make_task`, and for a recorded text that could name a file and is not
@@ -86,8 +101,8 @@ def recorded_task(
             ("", *task.named_texts.get(option, ()), *get_args(kinds[option])),
         )
         if not all(
-            isinstance(each, int | float) or each in allowed
-            for each in (value if isinstance(value, list) else [value])
+            isinstance(item, int | float) or item in allowed
+            for item in (value if isinstance(value, list) else [value])
         ):
             raise InputError(
                 f"{source} sets {option} of the task {name} to {one_line(repr(value), 80)}; "

@@ -1,6 +1,4 @@
-"""The names of the tasks, for type checkers, and for `__init__.py`, which imports each when it is
-first asked for.
-"""
+"""The names of the tasks, for type checkers, and for the lazy imports of `__init__.py`."""
 
 import collections.abc
 import typing

@@ -1,6 +1,6 @@
-"""Tasks that put questions behind a context: what `niah_small` and `niah_keys` have in common.
+"""Tasks that put questions behind a context: the common parts of `niah_small` and `niah_keys`.
 
-    <bos> contents and filler ...   question answer   question answer ...         `length` tokens in all
+    <bos> contents and filler ...   question answer   question answer ...     `length` tokens in all
 
 A curriculum grows the length from `first_length` to `length`, one length per batch, with
 `questions` questions. Test sets are named by the length: `length`, 2 x `length`, ... up to
@@ -40,7 +40,7 @@ class ContextTask(WordTask):
     @property
     @abstractmethod
     def _contents(self) -> str:
-        """What has to fit into a context, for messages: "8 needles"."""
+        """Contents that must fit into a context, for messages, such as 8 needles."""
 
     @property
     def _test_questions(self) -> int:
@@ -55,7 +55,7 @@ class ContextTask(WordTask):
     def _sequences(
         self, generator: np.random.Generator, size: int, length: int, questions: int
     ) -> Batch:
-        """`size` sequences of `length` tokens with `questions` questions each."""
+        """`size` sequences of `length` tokens with `questions` questions."""
 
     def _require_lengths(self) -> None:
         self._require_ascending(
@@ -92,7 +92,14 @@ class ContextTask(WordTask):
 
 
 def places(starts: Sequence[int], first: int, end: int) -> tuple[int, ...]:
-    """The places from `first` to before `end` behind each of `starts`: a part of several needles or
-    questions of one width.
+    """List the places of one part of several needles or questions of equal width.
+
+    Args:
+        starts: First places of the needles or questions.
+        first: First place of the part, from a start on.
+        end: Place behind the part.
+
+    Returns:
+        Places in the order of `starts`.
     """
     return tuple(at + step for at in starts for step in range(first, end))

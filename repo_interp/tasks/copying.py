@@ -1,5 +1,4 @@
-"""In-context copying (HoPE, sec. 4.1, table 1): given the first 8 tokens of a sequence that was
-seen, go on with its last 4.
+"""In-context copying (HoPE, sec. 4.1, table 1): continue a sequence that was seen before.
 
     <bos> s_1 s_2 ... s_n  prefix(s_m)  suffix(s_m)          s_i = 8 tokens of prefix, 4 of suffix
 
@@ -13,7 +12,7 @@ uniformly. With `fewest` above 0 both numbers vary from batch to batch, so that 
 context has the answer more often than another: from `fewest` to `sequences` sequences, of which 1
 to all, at most `questions`, are asked for. With a `separator` of 1, the word | stands before every
 sequence and every question; with 0 nothing does. As many more of it as `filler` per sequence and
-question are scattered before them at random, in every way as likely, so that what is copied stands
+question are scattered before them at random, in every way as likely, so that copied tokens stand
 at no few distances from where it is asked for: without them all distances are multiples of one
 number, and a model that learns the most frequent ones copies without comparing tokens. Targets are
 the suffixes asked for; in training also the prefixes asked for from their second token on, which
@@ -21,7 +20,7 @@ are to be found in the same way. Score: exact match of all 4 tokens.
 
 Spans: `needle` (the sequence asked for; `needle.1.key` its prefix, `needle.1.value` its suffix),
 `distractor` (the others), `query` (the prefix again); the suffix is generated. attributes:
-sequences, length (tokens), source: for each generated token the index that it copies.
+sequences, length (tokens), source: for every generated token the index that it copies.
 """
 
 from __future__ import annotations
@@ -99,7 +98,15 @@ class Copying(WordTask):
         return self.tokens(self.sequences, self.questions)
 
     def tokens(self, sequences: int, questions: int = 1) -> int:
-        """Tokens of a prompt of so many sequences and questions, <bos> with them."""
+        """Count the tokens of a context, <bos> with them.
+
+        Args:
+            sequences: Sequences of the context.
+            questions: Sequences that are asked for.
+
+        Returns:
+            Number of tokens.
+        """
         return 1 + (WHOLE + self.separator + self.filler) * (sequences + questions)
 
     @property
@@ -110,9 +117,7 @@ class Copying(WordTask):
         )
 
     def batch(self, generator: np.random.Generator, size: int, progress: float = 1.0) -> Batch:
-        """Contexts of one number of sequences, from `fewest` or half a limit to the limit, which
-        grows from `first_sequences` to `sequences`.
-        """
+        """Contexts of one number of sequences, up to a limit that the curriculum raises."""
         limit = grown(self.first_sequences, self.sequences, progress)
         if self.fewest:
             count = int(generator.integers(self.fewest, limit + 1))
@@ -162,10 +167,19 @@ class Copying(WordTask):
 def copying_prompts(
     tokenizer: PreTrainedTokenizerBase, sequences: int = 30, count: int = 20, seed: int = 0
 ) -> list[Prompt]:
-    """Copying prompts for a pre-trained model: tokens drawn from its ordinary ones, after its BOS
-    if it has one.
+    """Make copying prompts for a pre-trained model from the ordinary tokens of its vocabulary.
 
-    Raises InputError for numbers below 1 and vocabularies of fewer than 2 ordinary tokens.
+    Args:
+        tokenizer: Tokenizer of the model; prompts begin with its BOS if it has one.
+        sequences: Sequences of a context.
+        count: Number of prompts.
+        seed: Seed of the tokens.
+
+    Returns:
+        Prompts with spans and sources.
+
+    Raises:
+        InputError: A number is below 1, or the vocabulary has fewer than 2 ordinary tokens.
     """
     for name, number in (("sequences", sequences), ("prompts", count)):
         if number < 1:
@@ -183,9 +197,16 @@ def copying_prompts(
 
 
 def ordinary_tokens(tokenizer: PreTrainedTokenizerBase) -> Int[np.ndarray, " token"]:
-    """Ids of a vocabulary without special tokens, ascending.
+    """List the ids of a vocabulary without special tokens.
 
-    Raises InputError where fewer than 2 are left.
+    Args:
+        tokenizer: Hugging Face tokenizer.
+
+    Returns:
+        Ids, ascending.
+
+    Raises:
+        InputError: Fewer than 2 are left.
     """
     ids = np.setdiff1d(np.unique(list(tokenizer.get_vocab().values())), tokenizer.all_special_ids)
     if len(ids) < 2:
@@ -197,7 +218,14 @@ def ordinary_tokens(tokenizer: PreTrainedTokenizerBase) -> Int[np.ndarray, " tok
 
 
 def beginning(tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """The BOS of a tokenizer, if it has one."""
+    """Find the BOS of a tokenizer.
+
+    Args:
+        tokenizer: Hugging Face tokenizer.
+
+    Returns:
+        Its id in a list; an empty list without one.
+    """
     bos = tokenizer.bos_token_id
     return [bos] if isinstance(bos, int) else []
 
@@ -226,9 +254,7 @@ def _contexts(
 
 
 def _determined(tokens: Int[np.ndarray, "row token"], count: int) -> Bool[np.ndarray, " row"]:
-    """Whether all prefixes of a context differ, and those asked for stand nowhere else in it, not
-    even across sequences.
-    """
+    """Whether all prefixes of a context differ, and those asked for stand nowhere else in it."""
     context = tokens[:, : WHOLE * count]
     prefixes = np.ascontiguousarray(context.reshape(-1, count, WHOLE)[:, :, :PREFIX])
     once = np.array([len({prefix.tobytes() for prefix in row}) == count for row in prefixes])
@@ -242,9 +268,7 @@ def _determined(tokens: Int[np.ndarray, "row token"], count: int) -> Bool[np.nda
 def _scattered(
     generator: np.random.Generator, rows: int, places: int, total: int
 ) -> Int[np.ndarray, "row place"]:
-    """How many of `total` things each of `places` gets, per row: every way to share them out is as
-    likely (stars and bars).
-    """
+    """Share `total` things out over `places`, per row; all ways are as likely (stars and bars)."""
     if not total:
         return np.zeros((rows, places), dtype=int)
     bars = np.sort(
@@ -256,9 +280,7 @@ def _scattered(
 def _describe(
     tokens: Sequence[int], first: int, token_text: tuple[str, ...], space: str, separator: int = PAD
 ) -> Prompt:
-    """Read a context back, any number of `separator` tokens before every sequence; its last
-    sequences are questions as long as they stand before, too.
-    """
+    """Read a context back; its last sequences are questions as long as they stand before, too."""
     starts = tuple(_starts(tokens, first, separator))
     places = [tuple(range(start, start + WHOLE)) for start in starts]
     sequences = [tuple(tokens[start : start + WHOLE]) for start in starts]

@@ -1,5 +1,4 @@
-"""English prose for haystacks: a file that the user names, or the docstrings of Python's standard
-library.
+"""English prose for haystacks: a file of the user, or docstrings of Python's standard library.
 
 White space is collapsed to single spaces. The docstrings are read module by module in the order of
 their names, as far as asked for, so the first n words are the same however many are taken;
@@ -45,28 +44,51 @@ class Essay:
     def __init__(self, paragraphs: Iterator[str]) -> None:
         self._source = paragraphs
         self._words: list[str] = []
-        self._own = 0
+        self._period = 0
 
     def words(self, count: int) -> list[str]:
-        """The first `count` words."""
+        """Read words from the beginning.
+
+        Args:
+            count: Number of words.
+
+        Returns:
+            The first `count` words.
+        """
         while len(self._words) < count:
             paragraph = next(self._source, None)
             if paragraph is not None:
                 self._words.extend(paragraph.split())
                 continue
-            self._own = self._own or len(self._words)
-            self._words.extend(itertools.islice(self._words[: self._own], count - len(self._words)))
+            self._period = self._period or len(self._words)
+            self._words.extend(
+                itertools.islice(self._words[: self._period], count - len(self._words))
+            )
         return self._words[:count]
 
     def sentences(self, count: int) -> list[str]:
-        """The first `count` words as sentences; the last one may be cut."""
+        """Read sentences from the beginning.
+
+        Args:
+            count: Number of words.
+
+        Returns:
+            The first `count` words as sentences; the last one may be cut.
+        """
         return SENTENCE_END.split(" ".join(self.words(count)))
 
 
 def essay(path: str | Path | None = None) -> Essay:
-    """The prose in a UTF-8 file, or the standard library's docstrings.
+    """Open a prose text.
 
-    Raises InputError: no file, no text in it, no sources.
+    Args:
+        path: UTF-8 file; None: the docstrings of the standard library.
+
+    Returns:
+        The text.
+
+    Raises:
+        InputError: The file cannot be read or is empty, or Python comes without sources.
     """
     return _standard_library() if path is None else _file(str(path))
 
@@ -104,8 +126,13 @@ def _standard_library() -> Essay:
 
 
 def standard_library_sources(root: Path) -> Iterator[Path]:
-    """Source files of the standard library, without its tests and tables, folder by folder in the
-    order of their names.
+    """Find source files of the standard library, without its tests and tables.
+
+    Args:
+        root: Folder of the standard library.
+
+    Yields:
+        Files, folder by folder in the order of their names.
     """
     for folder, folders, files in os.walk(root):
         folders[:] = sorted(
@@ -124,11 +151,16 @@ def _docstring_prose(root: Path) -> Iterator[str]:
 
 
 def docstring_prose(path: Path | zipfile.Path) -> Iterator[str]:
-    """Paragraphs of prose in the docstrings of a module, each in one line; none of a file that is
-    no module of this Python.
+    """Read paragraphs of prose in the docstrings of a module.
+
+    Args:
+        path: Source file; one that this Python cannot parse has no prose.
+
+    Yields:
+        Paragraphs, all in one line.
     """
     try:
-        with warnings.catch_warnings(action="ignore"):  # of the module's own author
+        with warnings.catch_warnings(action="ignore"):  # of the author of the module
             tree = ast.parse(path.read_bytes())
     except (SyntaxError, ValueError, OSError, RecursionError):
         return

@@ -1,10 +1,10 @@
-"""Few-shot following on text, for any tokenizer (HoPE, sec. 4.1, app.
+"""Few-shot following on text, for any tokenizer (HoPE, sec. 4.1, app. C).
 
-C): GLUE rows the user gives, or sentences of our own.
+Examples are rows of GLUE that the user gives, or built-in sentences.
 
     Sentence: The brave candle is calm.
     Label: 1
-                                               (5 examples, an empty line after each)
+                                               (5 examples, an empty line after every one)
     The grass is green. The sky is blue. ...   (meaningless sentences)
 
     Sentence: The icy harbor is grim.
@@ -68,9 +68,16 @@ class Row:
 
 
 def read_rows(path: str | Path) -> list[Row]:
-    """Rows of a table with tabs and a header that has `label`.
+    """Read a table with tabs and a header that has `label`.
 
-    Raises InputError, with the line, for anything else.
+    Args:
+        path: The file.
+
+    Returns:
+        Its rows.
+
+    Raises:
+        InputError: The file is no such table; the message names the line.
     """
     path = Path(path)
     lines = read_text(path, "a table of labelled rows, a .tsv file like GLUE's").split("\n")
@@ -105,8 +112,10 @@ def read_rows(path: str | Path) -> list[Row]:
 
 
 def own_rows() -> list[Row]:
-    """Every "The {adjective} {noun} is {adjective}." with both adjectives kind (1) or both grim
-    (0), noun by noun.
+    """Make rows "The {adjective} {noun} is {adjective}." of kind (1) or grim (0) adjectives.
+
+    Returns:
+        Two rows per noun, noun by noun.
     """
     return [
         Row(
@@ -132,11 +141,21 @@ def few_shot_prompts(
     shots: int = 5,
     seed: int = 0,
 ) -> list[Prompt]:
-    """`count` prompts of at most `length` tokens with their answers; `rows` names a table, None
-    takes sentences of our own.
+    """Make few-shot prompts with their answers.
 
-    Prompt i depends on the seed and i alone. Raises InputError: a table that cannot be read, too
-    few rows, too short a length.
+    Args:
+        tokenizer: Counts tokens and encodes the prompts.
+        rows: File of a table; None: built-in sentences.
+        length: Most tokens of a prompt with its answer.
+        count: Number of prompts.
+        shots: Examples of a prompt.
+        seed: Seed; prompt i depends on the seed and i alone.
+
+    Returns:
+        Prompts with spans.
+
+    Raises:
+        InputError: The table cannot be read or has too few rows, or the length is too short.
     """
     table = own_rows() if rows is None else read_rows(rows)
     if count < 1 or shots < 1:
@@ -176,9 +195,17 @@ def few_shot_prompts(
 
 
 def following(outputs: Sequence[str], prompts: Sequence[Prompt]) -> Float[np.ndarray, " prompt"]:
-    """1 where the output begins with a label of the prompt's examples, else 0.
+    """Score answers of few-shot prompts.
 
-    Raises InputError where numbers differ.
+    Args:
+        outputs: Generated texts.
+        prompts: Their prompts.
+
+    Returns:
+        1 where the output begins with a label of the examples, else 0.
+
+    Raises:
+        InputError: The numbers of outputs and prompts differ.
     """
     if len(outputs) != len(prompts):
         raise InputError(
@@ -194,9 +221,7 @@ def following(outputs: Sequence[str], prompts: Sequence[Prompt]) -> Float[np.nda
 
 
 def _draw(rng: random.Random, table: list[Row], shots: int) -> tuple[list[Row], Row]:
-    """Examples with as many of the labels as fit, in random order, and a question whose label is
-    among theirs.
-    """
+    """Examples with as many labels as fit, in random order, and a question of a label of theirs."""
     labels = sorted({row.label for row in table})
     rng.shuffle(labels)
     first = [rng.choice([row for row in table if row.label == label]) for label in labels[:shots]]

@@ -1,12 +1,13 @@
-"""What RULER's needle-in-a-haystack tasks hide and ask for, and the three haystacks that they hide
-it in.
+"""Needles and questions of RULER's needle-in-a-haystack tasks, and their three haystacks.
 
-    One of the special magic {type} for {key} is: {value}.          type: numbers, words, uuids - always plural
+    One of the special magic {type} for {key} is: {value}.
 
+    type     numbers, words, uuids - always plural
     noise    `size` times the line "The grass is green. ...", needles before uniformly drawn lines
-    needle   `size` lines, each a needle with random key and value, likewise
-    essay    the first `size` words of a prose text; a needle of depth p goes before sentence int(sentences * p / 100),
-             depths drawn without replacement from round(linspace(0, 100, 40)) and sorted
+    needle   `size` lines, all needles with random key and value, likewise
+    essay    the first `size` words of a prose text; a needle of depth p goes before sentence
+             int(sentences * p / 100), depths drawn without replacement from
+             round(linspace(0, 100, 40)) and sorted
 
 Numbers have 7 digits, words are "adjective-noun", uuids are version 4. Keys and values of one
 prompt are distinct, so the question has one answer. A haystack is a pure function of its size; how
@@ -48,7 +49,11 @@ class Needle:
     """
 
     def write(self, text: MarkedText) -> None:
-        """Write the needle with its spans at the end of `text`."""
+        """Write the needle with its spans at the end of a text.
+
+        Args:
+            text: Text to write to.
+        """
         span = "distractor" if self.number is None else f"needle.{self.number}"
         key = "distractor" if self.number is None else f"{span}.key"
         value = "distractor" if self.number is None else f"{span}.value"
@@ -61,9 +66,7 @@ class Needle:
 
 @dataclass(frozen=True)
 class Question:
-    """Needles, in the order in which they go into the text, and the keys asked for, in the order of
-    the question.
-    """
+    """Needles in the order in which they are placed, and keys in the order of the question."""
 
     key_type: str
     value_type: str
@@ -72,9 +75,7 @@ class Question:
 
     @property
     def references(self) -> tuple[str, ...]:
-        """Values of the keys asked for: key by key as in the question, a key's values in the order
-        of the text.
-        """
+        """Values of the keys asked for, key by key, those of a key in the order of the text."""
         return tuple(
             needle.value for query in self.queries for needle in self.needles if needle.key == query
         )
@@ -95,14 +96,28 @@ class Question:
         return joined(self.queries)
 
     def distractor(self, rng: random.Random) -> Needle:
-        """Another needle, with a key and a value that no needle of the question has."""
+        """Draw another needle, with a key and a value that no needle of the question has.
+
+        Args:
+            rng: Source of randomness.
+
+        Returns:
+            The needle.
+        """
         key = _draw(rng, self.key_type, [needle.key for needle in self.needles])
         value = _draw(rng, self.value_type, [needle.value for needle in self.needles])
         return Needle(self.value_type, key, value, None)
 
 
 def joined(names: Sequence[str]) -> str:
-    """ "a", "a and b", "a, b, and c"."""
+    """Join names as English does: a; a and b; a, b, and c.
+
+    Args:
+        names: At least one name.
+
+    Returns:
+        One text.
+    """
     if len(names) <= 2:
         return " and ".join(names)
     return f"{', '.join(names[:-1])}, and {names[-1]}"
@@ -111,8 +126,18 @@ def joined(names: Sequence[str]) -> str:
 def draw_question(
     rng: random.Random, key_type: str, value_type: str, keys: int, values: int, queries: int
 ) -> Question:
-    """Draw `keys` keys with `values` values each, in random order, `queries` of the keys asked
-    for.
+    """Draw keys with values, and the keys that are asked for.
+
+    Args:
+        rng: Source of randomness.
+        key_type: Type of the keys, one of `DRAW`.
+        value_type: Type of the values, one of `DRAW`.
+        keys: Number of keys.
+        values: Values of a key.
+        queries: Keys that are asked for.
+
+    Returns:
+        The question, its needles in random order.
     """
     drawn_keys: list[str] = []
     drawn_values: list[str] = []
@@ -152,8 +177,14 @@ class Haystack(ABC):
 
     @abstractmethod
     def write(self, text: MarkedText, size: int) -> list[float]:
-        """Write a haystack of `size` units with the needles; the depths, in percent, of those asked
-        for, in their order.
+        """Write a haystack with the needles.
+
+        Args:
+            text: Text to write to.
+            size: Units of the haystack.
+
+        Returns:
+            Depths in percent of the needles asked for, in their order.
         """
 
     def _with_depth(self, depths: Sequence[float]) -> list[tuple[float, Needle]]:

@@ -1,5 +1,6 @@
-"""Needle in a haystack, compatible with RULER (Hsieh et al. 2024): eight variants, two dialects,
-for any tokenizer.
+"""Needle in a haystack, compatible with RULER (Hsieh et al. 2024), for any tokenizer.
+
+Eight variants, two dialects:
 
     A special magic number is hidden within the following text. Make sure to memorize it. I will
     quiz you about the number afterwards. [haystack, and in it] One of the special magic numbers for
@@ -11,7 +12,7 @@ large as fits:
 
     tokens(prompt and answer prefix, with BOS) + 128 <= length
 
-found by search for each prompt: one more line (noise, needle haystacks) or word (essay) would not
+found by search for every prompt: one more line (noise, needle haystacks) or word (essay) would not
 fit. Depth: essay - percentages drawn without replacement from round(linspace(0, 100, 40)), a needle
 goes before sentence int(sentences * depth / 100); noise and needle - before uniformly drawn lines.
 Dialects: "ruler" puts the answer prefix behind the question after a space; "repo" (the evaluation
@@ -60,9 +61,7 @@ RESERVE = 128
 
 @dataclass(frozen=True)
 class Variant:
-    """One of RULER's tasks: what the haystack is, what keys and values are, and how many of
-    them.
-    """
+    """One of RULER's tasks: haystack, types of keys and values, and their numbers."""
 
     haystack: str
     key_type: str
@@ -86,9 +85,7 @@ VARIANTS = {
 
 @dataclass(frozen=True)
 class Dialect:
-    """How the answer prefix follows the question, how many tokens are generated, and what is put
-    before the output to score it.
-    """
+    """How prompts are written and scored: text before the answer prefix, tokens, scored text."""
 
     before_prefix: str
     new_tokens: int
@@ -110,13 +107,27 @@ def niah(
     depth: float | None = None,
     answer: str = "reference",
 ) -> list[Prompt]:
-    """`count` needle-in-a-haystack prompts of at most `length` tokens with 128 to generate.
+    """Make needle-in-a-haystack prompts.
 
-    `essay`: a text file for essay haystacks, by default the standard library's docstrings. `depth`:
-    percent of the haystack before the needle asked for (0-100), for variants that ask for one;
-    drawn when None. `answer`: "reference" appends the reference answer as generated tokens, "none"
-    ends with the answer prefix. Raises InputError: unknown names, a length too short for the
-    variant, a tokenizer without offsets, a file that cannot be read.
+    Args:
+        tokenizer: Counts tokens and encodes the prompts.
+        variant: One of `VARIANTS`.
+        length: Most tokens of a prompt with the 128 that are kept for the answer.
+        count: Number of prompts.
+        seed: Seed; prompt i depends on the seed and i alone.
+        dialect: One of `DIALECTS`.
+        essay: Text file for essay haystacks; None: the docstrings of the standard library.
+        depth: Percent of the haystack before the needle asked for (0-100), for variants that ask
+            for one; None: drawn.
+        answer: "reference" appends the reference answer as generated tokens, "none" ends with the
+            answer prefix.
+
+    Returns:
+        Prompts with spans.
+
+    Raises:
+        InputError: A name is unknown, the length is too short for the variant, the tokenizer has no
+            offsets, or a file cannot be read.
     """
     chosen = one_of("variant", variant, VARIANTS)
     spoken = one_of("dialect", dialect, DIALECTS)
@@ -160,11 +171,17 @@ def niah(
 
 
 def niah_scores(outputs: Sequence[str], prompts: Sequence[Prompt]) -> Float[np.ndarray, " prompt"]:
-    """Per prompt, 100 x the share of reference values found in the output, ignoring case; the
-    output as the dialect counts it.
+    """Score answers as the dialect of their prompts counts them, ignoring case.
 
-    `outputs` are the generated texts without the prompt. Raises InputError when prompts are not of
-    this task or numbers differ.
+    Args:
+        outputs: Generated texts without the prompts.
+        prompts: Prompts of this task.
+
+    Returns:
+        100 x the share of reference values that an output holds.
+
+    Raises:
+        InputError: Prompts are not of this task, or numbers differ.
     """
     if len(outputs) != len(prompts):
         raise InputError(
@@ -184,14 +201,34 @@ def niah_scores(outputs: Sequence[str], prompts: Sequence[Prompt]) -> Float[np.n
 
 
 def niah_score(outputs: Sequence[str], prompts: Sequence[Prompt]) -> float:
-    """The task's score, 0 to 100: the mean of `niah_scores`."""
+    """Average `niah_scores`.
+
+    Args:
+        outputs: Generated texts without the prompts.
+        prompts: Prompts of this task.
+
+    Returns:
+        The score of the task, 0 to 100.
+    """
     return float(niah_scores(outputs, prompts).mean())
 
 
-def one_of(what: str, name: str, known: dict):
-    """What `name` is among `known`. Raises InputError naming those there are."""
+def one_of(option: str, name: str, known: dict):
+    """Look up a name.
+
+    Args:
+        option: Name of the option, for the message.
+        name: Name to look up.
+        known: Values by name.
+
+    Returns:
+        The value of `name`.
+
+    Raises:
+        InputError: The name is unknown; the message lists the names.
+    """
     if name not in known:
-        raise InputError(f"wanted one of {', '.join(known)} as the {what}, got {name!r}")
+        raise InputError(f"wanted one of {', '.join(known)} as the {option}, got {name!r}")
     return known[name]
 
 
@@ -227,17 +264,15 @@ def _fitting_size(
 
 
 def _prefix(question: Question, dialect: Dialect) -> str:
-    what = f"special magic {question.asked_type} for {question.asked}"
+    asked = f"special magic {question.asked_type} for {question.asked}"
     be = "is" if question.singular else "are"
-    return f"{dialect.before_prefix}The {what} mentioned in the provided text {be}"
+    return f"{dialect.before_prefix}The {asked} mentioned in the provided text {be}"
 
 
 def _write(
     question: Question, haystack: Haystack, size: int, dialect: Dialect
 ) -> tuple[MarkedText, list[float]]:
-    """The prompt up to the answer prefix, and the depth of each needle asked for, in the order of
-    the text.
-    """
+    """The prompt up to the answer prefix, and the depths of needles asked for, in order."""
     text = MarkedText()
     kind = question.asked_type
     opening = (

@@ -1,20 +1,19 @@
-"""A needle in a haystack for small models: a small vocabulary, and one hop from the question to the
-value.
+"""A needle in a haystack for small models: a small vocabulary, one hop from question to value.
 
     <bos> filler ... M M v ... filler ... M M v' ... filler  Q c v*
 
 A needle is the marker M twice and a value. There are `classes` x `values_per_class` values (16 x
-8); value "c3v5" belongs to class c3, so the value itself says what it is a value of, and the
+8); value "c3v5" belongs to class c3, so the value itself names its class, and the
 question "Q c3" is answered by the one value of class c3 in the context. One hop of attention finds
 it - no key stands apart from its value, as it would in a two-hop key-value pair, which small models
-do not learn in minutes. Each context holds `needles` (8) needles of distinct classes, their
+do not learn in minutes. A context holds `needles` (8) needles of distinct classes, their
 classes, values and places drawn uniformly. The filler is drawn uniformly, with replacement, from
 `fillers` words. Chance: 1 / values_per_class for a model that knows the class of a value, 1 /
 needles for one that knows the context.
 
 Test prompts ask one question. Training sequences ask `questions` of them, Q c v* Q c' v'* ...,
-about distinct needles: the first is what a test prompt asks, the others are as much to learn from
-again. Only answers are targets.
+about distinct needles: the first is the question of a test prompt, the others are as much to learn
+from again. Only answers are targets.
 
 Context lengths, in tokens with everything: a curriculum grows them from `first_length` to `length`;
 one length per batch. Test sets are named by the length. Spans: `needle` (parts `needle.1`,
@@ -118,9 +117,7 @@ class SmallNiah(ContextTask):
     def _starts(
         self, generator: np.random.Generator, size: int, room: int
     ) -> Int[np.ndarray, "sequence needle"]:
-        """Uniform places of needles that do not overlap: choose among slots where a needle is one
-        slot wide.
-        """
+        """Uniform places of needles that do not overlap: slots in which a needle is one wide."""
         slots = room - (NEEDLE - 1) * self.needles
         chosen = np.sort(np.argsort(generator.random((size, slots)))[:, : self.needles])
         return chosen + (NEEDLE - 1) * np.arange(self.needles)

@@ -1,5 +1,4 @@
-"""Modules of packages of PyPI that are pinned by version and SHA-256: texts that are the same
-everywhere, whatever is installed.
+"""Modules of packages of PyPI, pinned by version and SHA-256: the same texts on every machine.
 
     `repo-interp fetch texts` -> CACHE/texts/{django-5.2.19.whl, ...}
 
@@ -20,7 +19,7 @@ from repo_interp.files import cache_directory
 from repo_interp.wheels import Wheel, digest_of, downloaded
 
 TEXTS = "texts"
-"""What `repo-interp fetch` calls them all."""
+"""Their common name in `repo-interp fetch`."""
 PINNED = {
     "pinned-prose": (
         Wheel("django==5.2.19", "5965d974a5218a2b68a11dd1276434707f23886525c23f0598eccedaf4f4ca00"),
@@ -48,26 +47,35 @@ that ours need.
 
 
 def fetch_texts() -> Path:
-    """The directory with every wheel of `PINNED`, fetched where it is not there, or no longer
-    whole.
+    """Fetch the wheels of `PINNED` that are not there, or no longer whole.
 
     Raises InputError as `downloaded`.
+
+    Returns:
+        The directory with all wheels.
     """
     folder = cache_directory() / TEXTS
     folder.mkdir(parents=True, exist_ok=True)
     for wheel in (wheel for wheels in PINNED.values() for wheel in wheels):
         file = _place(wheel)
         if not (file.is_file() and digest_of(file) == wheel.digest):
-            with tempfile.TemporaryDirectory(dir=folder) as own:
-                os.replace(downloaded(wheel, Path(own)), file)
+            with tempfile.TemporaryDirectory(dir=folder) as temporary:
+                os.replace(downloaded(wheel, Path(temporary)), file)
     return folder
 
 
 def pinned_modules(corpus: str, most: int) -> Iterator[zipfile.Path]:
-    """Every module of a corpus of `PINNED` of at most `most` bytes, package by package in the order
-    of their names.
+    """Read the modules of a corpus.
 
-    Raises InputError where a wheel was not fetched, or is another one now.
+    Args:
+        corpus: One of `PINNED`.
+        most: Most bytes of a module.
+
+    Yields:
+        Modules, package by package in the order of their names.
+
+    Raises:
+        InputError: A wheel was not fetched, or has changed since.
     """
     for wheel in PINNED[corpus]:
         file, command = _place(wheel), f"with: repo-interp fetch {TEXTS}"
@@ -87,7 +95,14 @@ def pinned_modules(corpus: str, most: int) -> Iterator[zipfile.Path]:
 
 
 def packages(corpus: str) -> str:
-    """The packages of a corpus with their versions, in words."""
+    """List the packages of a corpus with their versions.
+
+    Args:
+        corpus: One of `PINNED`.
+
+    Returns:
+        Names and versions as text.
+    """
     return ", ".join(wheel.requirement.replace("==", " ") for wheel in PINNED[corpus])
 
 

@@ -1,10 +1,9 @@
-"""Random tokens after BOS (HoPE, sec. 3.1): sequences without content, so that what attention does
-with position alone shows.
+"""Random tokens after BOS (HoPE, sec. 3.1): sequences without content show position alone.
 
     <bos> t_1 t_2 ... t_{n-1}          t_i uniform over the ordinary tokens of a vocabulary
 
 The paper takes 5,000 sequences of lengths L and 2 L, L the training length. As a task it has a
-known best score: each token has the log perplexity ln(vocabulary), and a model that is trained on
+known best score: every token has the log perplexity ln(vocabulary), and a model that is trained on
 it can do no better. Every token but the first is a target; nothing is generated and there are no
 spans. Score: log perplexity, in nats per token.
 """
@@ -81,7 +80,17 @@ class RandomTokens(PlainText, WordTask):
 def drawn(
     ids: Sequence[int] | np.ndarray, length: int, seed: Sequence[int], kind: Kind
 ) -> list[int]:
-    """`length` of `ids`, as `kind` says."""
+    """Draw token ids.
+
+    Args:
+        ids: Ids to draw from.
+        length: Number of tokens.
+        seed: Seed of the draws.
+        kind: "independent", or "repeated": one id, `length` times.
+
+    Returns:
+        Token ids.
+    """
     choice = (
         np.random.default_rng(list(seed)).choice(ids, 1 if kind == "repeated" else length).tolist()
     )
@@ -95,10 +104,20 @@ def random_token_prompts(
     seed: int = 0,
     kind: Kind = "independent",
 ) -> list[Prompt]:
-    """Random ordinary tokens of a pre-trained model's vocabulary, `length` of them with its BOS, if
-    it has one, in front.
+    """Make prompts of random ordinary tokens for a pre-trained model.
 
-    Raises InputError for a length or count below 1, and a vocabulary without ordinary tokens.
+    Args:
+        tokenizer: Tokenizer of the model; prompts begin with its BOS if it has one.
+        length: Tokens of a prompt, BOS with them.
+        count: Number of prompts.
+        seed: Seed of the tokens.
+        kind: Draw every token, or repeat one.
+
+    Returns:
+        Prompts without spans.
+
+    Raises:
+        InputError: A number is below 1, or the vocabulary has too few ordinary tokens.
     """
     for name, number in (("tokens", length), ("prompts", count)):
         if number < 1:

@@ -7,8 +7,8 @@ w_i drawn with replacement from a fixed list, so that their places must be used;
 to a limit that the curriculum grows from `first_longest` to `longest`.
 
 Spans: `instruction` (up to "words:"), `words`, `separator` ("Answer:"); the answer is generated.
-attributes["source"] holds, for each generated token in order, the index of the token that it
-copies: the mirror of the mirror effect (fig. 6). A pre-trained model is asked the same in its own
+attributes["source"] holds, for every generated token in order, the index of the token that it
+copies: the mirror of the mirror effect (fig. 6). A pre-trained model is asked the same in its
 tokens (`reversal_prompts`); a word of several tokens is copied as a whole, its tokens in their
 order.
 """
@@ -92,9 +92,7 @@ class Reversal(WordTask):
         return str(self.longest)
 
     def batch(self, generator: np.random.Generator, size: int, progress: float = 1.0) -> Batch:
-        """Lengths uniform from `shortest` to a limit that grows from `first_longest` to
-        `longest`.
-        """
+        """Lengths uniform from `shortest` to a limit that the curriculum raises."""
         limit = grown(self.first_longest, self.longest, progress)
         return self._sequences(generator, generator.integers(self.shortest, limit + 1, size))
 
@@ -151,13 +149,23 @@ SIZES = {"small": Reversal(), "paper": Reversal()}
 def reversal_prompts(
     tokenizer: PreTrainedTokenizerBase, words: int = 20, count: int = 20, seed: int = 0
 ) -> list[Prompt]:
-    """Texts of `words` words to be said backwards, for a pre-trained model, in its own tokens;
-    spans as above, `words.1` and on each word.
+    """Make reversal prompts for a pre-trained model, in its tokens.
 
     They begin with the BOS of a tokenizer that has one, so that the token on which attention rests
-    is not the instruction's. Prompt i depends on the seed, the number of words and i, not on how
-    many are made. Raises InputError for numbers below 1, a tokenizer without offsets, and one that
-    splits a word otherwise behind "Answer:" than before it.
+    does not belong to the instruction. A word has a span, `words.1` and on.
+
+    Args:
+        tokenizer: Tokenizer of the model.
+        words: Words of a text.
+        count: Number of prompts.
+        seed: Seed; prompt i depends on the seed, the number of words and i alone.
+
+    Returns:
+        Prompts with spans and sources.
+
+    Raises:
+        InputError: A number is below 1, or the tokenizer has no offsets or splits a word otherwise
+            behind "Answer:" than before it.
     """
     require_drawable(count, seed)
     words = checked(words, Words, "words")

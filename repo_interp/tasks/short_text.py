@@ -1,5 +1,4 @@
-"""Plain texts as prompts: what a user typed or named, and one short text for a model that was
-trained on no task of ours.
+"""Plain texts as prompts, and one short text for a model that was trained on no built-in task.
 
 The short text is the beginning of the standard library's docstrings (`essay`), the same on every
 machine with the same Python.
@@ -22,12 +21,28 @@ TOKENS = 512
 
 
 def short_text(tokenizer: PreTrainedTokenizerBase, tokens: int = TOKENS) -> Prompt:
-    """The first `tokens` tokens of the standard library's docstrings, without spans."""
+    """Make a prompt of the docstrings of the standard library, without spans.
+
+    Args:
+        tokenizer: Encodes the text.
+        tokens: Most tokens of the prompt.
+
+    Returns:
+        The prompt.
+    """
     return first_tokens(prompt_from_text(" ".join(essay().words(tokens)), {}, tokenizer), tokens)
 
 
 def first_tokens(prompt: Prompt, tokens: int) -> Prompt:
-    """The first `tokens` tokens of a `prompt` without spans and generated tokens."""
+    """Cut a prompt without spans and generated tokens.
+
+    Args:
+        prompt: Prompt to cut.
+        tokens: Tokens that remain.
+
+    Returns:
+        A prompt of the first `tokens` tokens.
+    """
     texts = prompt.token_text
     return replace(
         prompt, tokens=prompt.tokens[:tokens], token_text=None if texts is None else texts[:tokens]

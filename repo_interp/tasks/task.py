@@ -1,9 +1,10 @@
-"""How prompts are scored (`Scoring`), and tasks, which make them as well: training batches, test
-sets, prompts with spans (`Task`).
+"""Scoring of prompts (`Scoring`), and tasks, which make prompts and training batches too (`Task`).
 
-    loss       mean over targets t of  -log p(tokens[t] | tokens[:t])          targets = Batch.targets
-    response   for every target t of a prompt: argmax p(. | tokens[:t]) and log p(tokens[t] | tokens[:t]), teacher-forced
-    score      one number per prompt from its response (`metric`); its mean over prompts is the task's score
+    loss       mean over targets t of  -log p(tokens[t] | tokens[:t])      targets = Batch.targets
+    response   for every target t of a prompt: argmax p(. | tokens[:t]) and
+               log p(tokens[t] | tokens[:t]), teacher-forced
+    score      one number per prompt from its response (`metric`); its mean over prompts is the
+               score of the task
 
 All targets right in the teacher-forced response is the same as greedy generation giving the
 reference, so exact match needs no generation. Tokens are padded on the right, so padding is never
@@ -57,14 +58,12 @@ class Batch(NamedTuple):
 
 @dataclass(frozen=True)
 class Response:
-    """A model's predictions at the targets of one prompt (`Scoring.targets`, in their order),
-    teacher-forced.
-    """
+    """Teacher-forced predictions at the targets of one prompt, in the order of its targets."""
 
     tokens: tuple[int, ...]
-    """The most likely token at each target."""
+    """The most likely token at every target."""
     log_probabilities: tuple[float, ...] = ()
-    """Natural logarithm of the probability of each target's own token.
+    """Natural logarithm of the probability of the token at every target.
 
     Only tasks scored in nats need it.
     """
@@ -72,20 +71,18 @@ class Response:
 
 @dataclass(frozen=True)
 class Scoring:
-    """Which tokens of a prompt a model is to predict, and what its predictions are worth; here
-    exact match on the generated tokens.
-    """
+    """Targets of a prompt and the score of predictions; here exact match of generated tokens."""
 
     name: ClassVar[str]
     metric: ClassVar[str] = "exact match"
-    """What `score` gives."""
+    """Name of the number that `score` returns."""
     units: ClassVar[str] = "1"
-    """What it is measured in: "1" (shares, counts) or "nat"."""
+    """Units of the score: "1" (shares, counts) or "nat"."""
     higher_is_better: ClassVar[bool] = True
 
     @property
     def attributes(self) -> dict[str, str]:
-        """What a group of a run says of the scores it holds."""
+        """Attributes of a group of scores."""
         return {
             "task": self.name,
             "metric": self.metric,
@@ -93,25 +90,44 @@ class Scoring:
         }
 
     def targets(self, prompt: Prompt) -> tuple[int, ...]:
-        """Indices of the tokens that are to be predicted, ascending: where a response is asked
-        for.
+        """List the tokens that are to be predicted.
+
+        Args:
+            prompt: Prompt.
+
+        Returns:
+            Indices, ascending.
         """
         return tuple(sorted(prompt.generated))
 
     def score(
         self, responses: Sequence[Response], prompts: Sequence[Prompt]
     ) -> Float[np.ndarray, " prompt"]:
-        """One number per prompt, in the unit `metric` names; here exact match: 1 where every target
-        is right, else 0.
+        """Score responses; here 1 where every target is right, else 0.
+
+        Args:
+            responses: One response per prompt.
+            prompts: Prompts.
+
+        Returns:
+            One number per prompt, in `units`.
         """
         return np.array([float(right.all()) for right in self.right(responses, prompts)])
 
     def right(
         self, responses: Sequence[Response], prompts: Sequence[Prompt]
     ) -> list[Bool[np.ndarray, " target"]]:
-        """For every prompt, whether each target was predicted.
+        """Compare predictions with the tokens of prompts.
 
-        Raises ValueError where responses do not fit the prompts.
+        Args:
+            responses: One response per prompt.
+            prompts: Prompts.
+
+        Returns:
+            For every prompt, whether its targets were predicted.
+
+        Raises:
+            ValueError: Responses do not fit the prompts.
         """
         if len(responses) != len(prompts):
             raise ValueError(
@@ -130,8 +146,9 @@ class Scoring:
 
 @dataclass(frozen=True)
 class PlainText(Scoring):
-    """Text that is read, not answered: every token but the first is a target, and the score is the
-    log perplexity in nats per token.
+    """Text that is read, not answered: all tokens but the first are targets.
+
+    The score is the log perplexity in nats per token.
     """
 
     metric: ClassVar[str] = "log perplexity"
@@ -145,7 +162,7 @@ class PlainText(Scoring):
     def score(
         self, responses: Sequence[Response], prompts: Sequence[Prompt]
     ) -> Float[np.ndarray, " prompt"]:
-        """Log perplexity of each prompt, in nats per token."""
+        """Log perplexity of every prompt, in nats per token."""
         return log_perplexity(self, responses, prompts)
 
 
@@ -156,7 +173,7 @@ class Task(Scoring, ABC):
     axes: ClassVar[tuple[str, ...]] = ("test_set",)
     """Attributes of prompts to tabulate scores by, such as ("length",) or ("depth", "length")."""
     test_sets_count: ClassVar[str] = "tokens"
-    """What test sets count whose names are numbers."""
+    """Unit of test sets whose names are numbers."""
     named_texts: ClassVar[Mapping[str, Collection[str]]] = {}
     """By option that is a text, its values that name no file: all that the record of a checkpoint
     may set it to.
@@ -179,9 +196,7 @@ class Task(Scoring, ABC):
     @property
     @abstractmethod
     def training_length(self) -> int:
-        """Tokens of the longest sequence that `batch` gives: the context length a model is trained
-        at.
-        """
+        """Tokens of the longest training sequence, the context length of a trained model."""
 
     @property
     @abstractmethod
@@ -190,7 +205,7 @@ class Task(Scoring, ABC):
 
     @property
     def default_test_set(self) -> str:
-        """What `prompts` takes when no set is named: as in training, at full difficulty."""
+        """Test set of `prompts` when no name is given: as in training, at full difficulty."""
         return self.test_sets[0]
 
     @abstractmethod
@@ -199,9 +214,7 @@ class Task(Scoring, ABC):
 
     @abstractmethod
     def batch(self, generator: np.random.Generator, size: int, progress: float = 1.0) -> Batch:
-        """`size` training sequences at a difficulty `progress`: 0 where a curriculum begins, 1 the
-        whole task.
-        """
+        """Make `size` training sequences at `progress` of a curriculum, 0 its begin, 1 its end."""
 
     @abstractmethod
     def sample(self, generator: np.random.Generator, size: int, test_set: str) -> Batch:
@@ -209,9 +222,7 @@ class Task(Scoring, ABC):
 
     @abstractmethod
     def describe(self, tokens: Sequence[int]) -> Prompt:
-        """A sequence of this task (without padding) as a prompt: its spans, generated tokens,
-        answer and attributes.
-        """
+        """Read a sequence, without padding, as a prompt with spans, answers and attributes."""
 
     def prompts(self, count: int, seed: int = 0, test_set: str | None = None) -> list[Prompt]:
         """`count` prompts of one test set. Prompt i depends on the seed, the set and i alone."""
@@ -231,9 +242,7 @@ class Task(Scoring, ABC):
         return dataclasses.asdict(self)
 
     def sources(self) -> dict[str, str]:
-        """What the task is made of that its options do not say, for the record of a training run;
-        nothing unless a task says so.
-        """
+        """Versions of the material of the task, for the record of a training run; empty here."""
         return {}
 
     def _require_test_set(self, name: str) -> None:
@@ -248,9 +257,7 @@ class Task(Scoring, ABC):
             raise InputError(f"task {self.name}: {message}")
 
     def _require_ascending(self, *bounds: int | str) -> None:
-        """Raises InputError where `bounds` - numbers, and names of options - do not ascend; equal
-        neighbours do.
-        """
+        """Raise InputError where `bounds`, numbers and names of options, descend."""
         values = [getattr(self, bound) if isinstance(bound, str) else bound for bound in bounds]
         options = [
             str(value)
@@ -265,7 +272,7 @@ class Task(Scoring, ABC):
 
 @dataclass(frozen=True)
 class WordTask(Task):
-    """A task with a vocabulary of words of its own."""
+    """A task with a vocabulary of words."""
 
     @abstractmethod
     def task_words(self) -> tuple[str, ...]:
@@ -287,11 +294,17 @@ class WordTask(Task):
 
 
 def require_drawable(count: Any, seed: Any) -> None:
-    """Raise InputError where `count` is no number of prompts, or `seed` none that they can be drawn
-    with.
+    """Check a number of prompts and a seed.
+
+    Args:
+        count: Number of prompts.
+        seed: Seed to draw them with.
+
+    Raises:
+        InputError: `count` is no number from 1, or `seed` none from 0.
     """
     counts, seeds = (
-        hasattr(each, "__index__") and not isinstance(each, bool) for each in (count, seed)
+        hasattr(number, "__index__") and not isinstance(number, bool) for number in (count, seed)
     )
     if not counts or count < 1:
         raise InputError(
@@ -304,9 +317,18 @@ def require_drawable(count: Any, seed: Any) -> None:
 def log_perplexity(
     scoring: Scoring, responses: Sequence[Response], prompts: Sequence[Prompt]
 ) -> Float[np.ndarray, " prompt"]:
-    """Mean of -log p(token) over the targets of each prompt, in nats.
+    """Average -log p over the targets of every prompt.
 
-    Raises ValueError where log-probabilities are wanting.
+    Args:
+        scoring: Names the targets of a prompt.
+        responses: Responses with log-probabilities.
+        prompts: Prompts.
+
+    Returns:
+        Log perplexity in nats.
+
+    Raises:
+        ValueError: A response lacks log-probabilities.
     """
     scoring.right(responses, prompts)
     for response in responses:
@@ -316,19 +338,45 @@ def log_perplexity(
 
 
 def grown(first: int, last: int, progress: float) -> int:
-    """What a curriculum that grows from `first` to `last` has reached at a progress from 0 to 1."""
+    """Interpolate the size that a curriculum has reached.
+
+    Args:
+        first: Size at the beginning.
+        last: Size at the end.
+        progress: From 0 to 1.
+
+    Returns:
+        The size, rounded.
+    """
     return first + round(progress * (last - first))
 
 
 def doublings(length: int, longest: int) -> tuple[str, ...]:
-    """length, 2 x length, 4 x length, ... up to `longest`, as names of test sets."""
+    """List a length and its doublings.
+
+    Args:
+        length: Shortest length.
+        longest: Bound of the lengths.
+
+    Returns:
+        length, 2 x length, 4 x length, ... up to `longest`, as names of test sets.
+    """
     return tuple(str(length << power) for power in range((longest // length).bit_length()))
 
 
 def whole_number(name: str, wanted: str, most: int = MOST) -> int:
-    """The positive number, `most` at most, that names a test set.
+    """Read the number that names a test set.
 
-    Raises InputError where it is none.
+    Args:
+        name: Name of the test set.
+        wanted: Meaning of the number, for messages.
+        most: Largest number.
+
+    Returns:
+        The number.
+
+    Raises:
+        InputError: `name` is no number from 1 to `most`.
     """
     if not (name.isascii() and name.isdigit() and int(name) > 0):
         raise InputError(

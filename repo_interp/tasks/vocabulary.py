@@ -1,9 +1,8 @@
-"""The vocabulary of a synthetic task: a list of words, token id = place in the list, their
-tokenizer; and English words to draw from.
+"""The vocabulary of a synthetic task with its tokenizer, and English words to draw from.
 
-Ids 0 and 1 are <pad> and <bos>; the task's words follow. Text is words with one space between; the
-tokenizer puts <bos> in front. An unknown word is refused, never replaced. Knows nothing about what
-the words mean.
+A token id is a place in a list of words. Ids 0 and 1 are <pad> and <bos>; the task's words follow.
+Text is words with one space between; the tokenizer puts <bos> in front. An unknown word is
+refused, never replaced. Knows no meaning of words.
 """
 
 from __future__ import annotations
@@ -57,16 +56,32 @@ class Vocabulary:
         return self._ids[word]
 
     def ids(self, words: Iterable[str]) -> list[int]:
-        """The ids of words."""
+        """Look up words.
+
+        Args:
+            words: Words of the vocabulary.
+
+        Returns:
+            Their ids.
+        """
         return [self._ids[word] for word in words]
 
     def text(self, tokens: Sequence[int]) -> tuple[str, ...]:
-        """The words of ids."""
+        """Look up ids.
+
+        Args:
+            tokens: Token ids.
+
+        Returns:
+            Their words.
+        """
         return tuple(self.words[token] for token in tokens)
 
     def tokenizer(self) -> PreTrainedTokenizerFast:
-        """A Hugging Face word-level tokenizer of this vocabulary, to be saved beside a
-        checkpoint.
+        """Make a word-level tokenizer, to be saved beside a checkpoint.
+
+        Returns:
+            A Hugging Face tokenizer of this vocabulary.
         """
         from tokenizers import Tokenizer, models, pre_tokenizers, processors
         from transformers import PreTrainedTokenizerFast
@@ -85,30 +100,31 @@ class Vocabulary:
 
 
 _NOUNS = """
-apple bridge candle desert engine forest garden harbor island jacket kettle ladder market needle orange
-pencil quarry ribbon saddle temple urchin valley window yogurt zipper anchor basket castle dragon eagle
-feather guitar hammer insect jungle kitten lantern mirror napkin otter pillow quilt rocket shovel tunnel
-umbrella violin walnut acorn badger cactus daisy easel falcon glacier helmet iguana jewel koala lemon magnet
-nectar oyster parrot quiver raven sparrow turtle uniform velvet whistle almond beetle canyon dolphin ember
-fiddle goblet hazel icicle jasmine kernel lizard meadow notebook olive puddle quartz river scarf trumpet
-upland vessel willow yarn zebra archer bakery cabin dagger elbow flute grape hinge ivory jigsaw kayak lagoon
-mango nutmeg opal pepper rabbit sailor tulip vinegar wagon barrel coral drum engraving fountain granite
-hedge inlet jar kingdom leaf marble nest orchard planet raisin statue thimble vine wheel avenue blanket
-cloud door envelope fence glove hill ink jug knot lamp moss nail oven plank rope sponge thread urn vase
-wallet bucket chimney dune echo ferry gate hive iris
+apple bridge candle desert engine forest garden harbor island jacket kettle ladder market needle
+orange pencil quarry ribbon saddle temple urchin valley window yogurt zipper anchor basket castle
+dragon eagle feather guitar hammer insect jungle kitten lantern mirror napkin otter pillow quilt
+rocket shovel tunnel umbrella violin walnut acorn badger cactus daisy easel falcon glacier helmet
+iguana jewel koala lemon magnet nectar oyster parrot quiver raven sparrow turtle uniform velvet
+whistle almond beetle canyon dolphin ember fiddle goblet hazel icicle jasmine kernel lizard meadow
+notebook olive puddle quartz river scarf trumpet upland vessel willow yarn zebra archer bakery cabin
+dagger elbow flute grape hinge ivory jigsaw kayak lagoon mango nutmeg opal pepper rabbit sailor
+tulip vinegar wagon barrel coral drum engraving fountain granite hedge inlet jar kingdom leaf marble
+nest orchard planet raisin statue thimble vine wheel avenue blanket cloud door envelope fence glove
+hill ink jug knot lamp moss nail oven plank rope sponge thread urn vase wallet bucket chimney dune
+echo ferry gate hive iris
 """
 NOUNS = tuple(_NOUNS.split())
-"""Nouns of the texts and needles that we write; a list of our own."""
+"""Nouns of the texts and needles that we write; a built-in list."""
 
 _ADJECTIVES = """
-amber brave calm dainty eager faint gentle humble icy jolly keen lively mellow noble odd plain quiet rapid
-silent tidy urban vivid warm young zesty ancient bitter clever distant elegant famous glossy hollow ideal
-joyful kind lonely modest narrow open polite quick rough steady tender useful vast weary agile bright crisp
-dusty early fluffy graceful hidden innocent jagged knotty loyal misty neat ornate proud quaint rustic smooth
-tall uneven velvety witty abrupt bold curious daring exact fierce golden honest immense jaunty large merry
-nimble oval pale rare shiny tiny upbeat valid windy alert blunt cheerful dense empty frosty grand hasty idle
-juicy lucky mild new obedient patient ready salty thick unique violet wild azure brisk cozy dim even fresh
-grim heavy
+amber brave calm dainty eager faint gentle humble icy jolly keen lively mellow noble odd plain quiet
+rapid silent tidy urban vivid warm young zesty ancient bitter clever distant elegant famous glossy
+hollow ideal joyful kind lonely modest narrow open polite quick rough steady tender useful vast
+weary agile bright crisp dusty early fluffy graceful hidden innocent jagged knotty loyal misty neat
+ornate proud quaint rustic smooth tall uneven velvety witty abrupt bold curious daring exact fierce
+golden honest immense jaunty large merry nimble oval pale rare shiny tiny upbeat valid windy alert
+blunt cheerful dense empty frosty grand hasty idle juicy lucky mild new obedient patient ready salty
+thick unique violet wild azure brisk cozy dim even fresh grim heavy
 """
 ADJECTIVES = tuple(_ADJECTIVES.split())
 """Adjectives, likewise: a needle's keys and values are "adjective-noun"."""

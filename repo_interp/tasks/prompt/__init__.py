@@ -1,4 +1,4 @@
-"""A prompt: tokens with named spans, and what was generated after it.
+"""A prompt: tokens with named spans, and the tokens that were generated after it.
 
 A span is a set of places of a prompt - characters of its text, or tokens. Top-level spans
 (`needle`, `query`, ...) and the generated places are disjoint: every token is in at most one of
@@ -38,7 +38,7 @@ REST = "rest"
 
 @dataclass(frozen=True)
 class Prompt:
-    """Tokens of a prompt and of what was generated after it, with the tokens of every named span.
+    """Tokens of a prompt and its generated answer, with the tokens of every named span.
 
     Raises InputError when the spans do not fit together (see `check_spans`).
     """
@@ -47,14 +47,14 @@ class Prompt:
     spans: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     """Token indices by name; top-level spans are disjoint, a dotted name is a part of its parent.
 
-    The first that is named is what the prompt is about, unless there is a needle: heads are ranked
-    by what they send there.
+    The prompt is about the first named span, unless it has a needle: heads are ranked by the
+    attention that they send there.
     """
     generated: tuple[int, ...] = ()
     """Indices of generated tokens: for teacher-forced prompts those of the reference answer."""
     token_text: tuple[str, ...] | None = None
     text: str | None = None
-    """What the prompt was made from; else its tokens as text, to be read, which may be encoded
+    """The text that was encoded; without one the tokens as text, to be read, which may be encoded
     otherwise.
     """
     characters: Mapping[str, Intervals] | None = None
@@ -63,7 +63,7 @@ class Prompt:
     """
     answers: tuple[str, ...] = ()
     attributes: Mapping[str, Any] = field(default_factory=dict)
-    """What the task knows about the prompt (plain JSON values): length, depth, variant, ..."""
+    """Facts about the prompt from its task (plain JSON values): length, depth, variant, ..."""
 
     def __post_init__(self) -> None:
         if not len(self.tokens):
@@ -100,9 +100,7 @@ class Prompt:
 
     @property
     def sources(self) -> tuple[int, ...] | None:
-        """The token that each of `generated` is a copy of, where the attribute "source" says it;
-        None where it says something else.
-        """
+        """Token that every generated one copies, by the attribute "source"; None without it."""
         source = self.attributes.get("source")
         if not isinstance(source, list | tuple) or not len(source) == len(self.generated) > 0:
             return None
@@ -110,8 +108,11 @@ class Prompt:
         return _whole(source) if whole else None
 
     def all_spans(self) -> dict[str, tuple[int, ...]]:
-        """The named spans, then `rest` (in no named span and not generated) and `generated`, where
-        not empty.
+        """Complete the named spans.
+
+        Returns:
+            The named spans, then `rest` (in no named span and not generated) and `generated`,
+            where not empty.
         """
         spans = dict(self.spans)
         named = {index for places in (*spans.values(), self.generated) for index in places}
@@ -125,10 +126,13 @@ def _whole(numbers: Iterable[Any]) -> tuple[int, ...]:
 
 
 def main_span(prompts: Sequence[Prompt]) -> str | None:
-    """The span that `prompts` are about: the needle where one has it, else the first that any of
-    them names.
+    """Choose the span that prompts are about.
 
-    None without one.
+    Args:
+        prompts: Prompts.
+
+    Returns:
+        The needle where a prompt has one, else the first named span; None without any.
     """
     named = [
         name
@@ -140,9 +144,7 @@ def main_span(prompts: Sequence[Prompt]) -> str | None:
 
 
 def _written(pieces: Sequence[str]) -> str:
-    """The texts of tokens as one text, words apart, without the special tokens that stand before
-    it.
-    """
+    """The texts of tokens as one text, without the special tokens at its begin."""
     first = 0
     while first < len(pieces) - 1 and SPECIAL.fullmatch(pieces[first]):
         first += 1
@@ -151,8 +153,13 @@ def _written(pieces: Sequence[str]) -> str:
 
 
 def digest(prompts: Sequence[Prompt]) -> str:
-    """SHA-256 (hexadecimal) of what a model sees and a measure uses: tokens, spans and generated
-    indices, in order.
+    """Compute SHA-256 over tokens, spans and generated indices of prompts, in order.
+
+    Args:
+        prompts: Prompts.
+
+    Returns:
+        Hexadecimal digest.
     """
     content = hashlib.sha256()
     for prompt in prompts:
@@ -165,9 +172,15 @@ def digest(prompts: Sequence[Prompt]) -> str:
 def check_spans(spans: Mapping[str, Places], generated: Places, length: int, unit: str) -> None:
     """Check that spans and generated places fit together.
 
-    `spans` maps names to places (0-based, in `unit`: "token" or "character") of a prompt of
-    `length` places. Raises InputError: empty, doubled or out-of-range places, top-level spans that
-    overlap, a part that leaves its parent.
+    Args:
+        spans: Places, from 0, by name.
+        generated: Generated places.
+        length: Number of places of the prompt.
+        unit: "token" or "character", for messages.
+
+    Raises:
+        InputError: Places are empty, doubled or out of range, top-level spans overlap, or a part
+            leaves its parent.
     """
     for name in spans:
         _check_name(name)

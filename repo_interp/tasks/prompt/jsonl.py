@@ -1,12 +1,11 @@
-"""prompts.jsonl: prompts with named spans in a file, one per line, in characters or in token
-indices.
+"""prompts.jsonl: prompts with named spans, one per line, in characters or in token indices.
 
     {"text": "...", "spans": {"needle": [[start, end], ...], "query": ...}, "generated": [[start,
     end]]} {"tokens": [...], "spans": {"needle": [indices], "query": [...]}, "generated": [indices]}
 
 with `answers` (texts), `attributes` (anything JSON) and, beside tokens, `token_text` where wanted.
-Logged evaluations (`logged`) and plain texts are told by their content. Reading is strict: whatever
-is not as described is refused with the file's name and the line's number. Knows nothing about
+Logged evaluations (`logged`) and plain texts are told by their content. Reading is strict: anything
+else is refused with the file's name and the line's number. Knows nothing about
 models, measures or tasks.
 """
 
@@ -47,7 +46,7 @@ Characters = Annotated[list[Index], Len(2, 2)]
 
 
 class _Line(BaseModel):
-    """What every line may say."""
+    """Fields that all lines may have."""
 
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 
@@ -80,15 +79,22 @@ def read_prompts(
     tokenizer: PreTrainedTokenizerBase | None = None,
     vocab_size: int | None = None,
 ) -> list[Prompt]:
-    """Read prompts.jsonl; or logged samples of lm-evaluation-harness, or a log of inspect-ai (see
-    `logged`); or a file of plain text, whose first character is no brace: one prompt without spans.
+    """Read prompts.jsonl, a log of an evaluation (see `logged`), or a plain text.
 
-    "-": standard input.
+    A file whose first character is no brace is plain text: one prompt without spans. Blank lines
+    are skipped.
 
-    `tokenizer` (Hugging Face, fast) is needed for lines of text; beside lines of tokens it fills in
-    token_text where there is none. `vocab_size` bounds token ids (default: the tokenizer's size,
-    else no bound). Blank lines are skipped. Raises InputError, one line with file and line number,
-    for whatever is wrong.
+    Args:
+        path: The file; "-": standard input.
+        tokenizer: Fast Hugging Face tokenizer for lines of text; beside lines of tokens it fills in
+            token_text where there is none.
+        vocab_size: Bound of token ids; None: the size of the tokenizer, else no bound.
+
+    Returns:
+        Prompts in the order of the file.
+
+    Raises:
+        InputError: A line is not as described; the message names file and line.
     """
     path = path_of(path, "a prompts.jsonl")
     if vocab_size is None and tokenizer is not None:
@@ -127,7 +133,7 @@ def read_prompts(
 
 @contextmanager
 def _named(where: object) -> Iterator[None]:
-    """What is refused inside says where it stands."""
+    """Put the place before messages of InputErrors raised inside."""
     try:
         yield
     except InputError as error:
@@ -244,10 +250,16 @@ def _check_vocabulary(tokens: Sequence[int], vocab_size: int | None) -> None:
 def write_prompts(prompts: Iterable[Prompt], path: str | os.PathLike[str]) -> None:
     """Write prompts.jsonl, whole or not at all.
 
-    Prompts made from text are written as text and characters, others as tokens.
+    Prompts made from text are written as text and characters, others as tokens. Reading the file
+    with the same tokenizer returns the same prompts.
 
-    Reading the file back with the same tokenizer gives the same prompts. Raises InputError where
-    the file cannot be written, there is no prompt, or attributes are not plain JSON.
+    Args:
+        prompts: Prompts, at least one.
+        path: The file.
+
+    Raises:
+        InputError: The file cannot be written, there is no prompt, or attributes are not plain
+            JSON.
     """
     path = path_of(path, "such as prompts.jsonl")
     if isinstance(prompts, Prompt) or not isinstance(prompts, Iterable):

@@ -1,11 +1,14 @@
-"""Logged evaluations as prompts: lm-evaluation-harness' samples_TASK_DATE.jsonl, a sample per line,
-and inspect-ai's logs (.json, .eval).
+"""Logged evaluations as prompts: logs of lm-evaluation-harness and of inspect-ai.
 
-    text           what the model was given, then what it answered; messages of a chat are put into text by `text.chat_text`
+Of samples_TASK_DATE.jsonl, a sample per line, or .json and .eval:
+
+    text           the input of the model, then its answer; `text.chat_text` puts messages of a chat
+                   into text
     generated      the answer; of a choice, the right one
-    needle         the target, where it stands in what was given exactly once, as whole words
-    attributes     document or sample, target, and every score, so that right answers can be told from wrong ones; `left_out`: what
-                   the model read or wrote that the text lacks (reasoning, tool calls, images, ...)
+    needle         the target, where it stands in the input exactly once, as whole words
+    attributes     document or sample, target, and all scores, so that right answers can be told
+                   from wrong ones; `left_out`: parts that the model read or wrote and the text
+                   lacks (reasoning, tool calls, images, ...)
 
 Unlike prompts.jsonl, a log may say more than is read here. Knows nothing about files on the disk,
 nor about tokenizers.
@@ -33,7 +36,7 @@ MOST_BYTES = 1 << 30
 
 
 class LoggedText(BaseModel):
-    """What is read of one sample."""
+    """The parts of one sample that are read."""
 
     given: str = ""
     messages: list[dict[str, str]] = []
@@ -43,13 +46,18 @@ class LoggedText(BaseModel):
     attributes: dict[str, Any]
 
     def characters(self, given: str) -> dict[str, Intervals]:
-        """The answer behind the text `given`, and the target where it stands in that exactly
-        once.
+        """Character ranges of the answer, and of the target where it stands exactly once.
+
+        Args:
+            given: Text before the answer.
+
+        Returns:
+            Ranges by name of the span.
         """
         found: dict[str, Intervals] = {}
         for target in filter(None, map(str.strip, self.targets)):
             places = [
-                each.span() for each in re.finditer(rf"(?<!\w){re.escape(target)}(?!\w)", given)
+                match.span() for match in re.finditer(rf"(?<!\w){re.escape(target)}(?!\w)", given)
             ]
             if len(places) == 1:
                 found["needle"] = (places[0],)
@@ -104,19 +112,33 @@ class _InspectLog(_Read):
 
 
 def is_harness_sample(record: Any) -> bool:
-    """Whether a JSON object is a logged sample of lm-evaluation-harness."""
+    """Tell whether a JSON object is a logged sample of lm-evaluation-harness.
+
+    Args:
+        record: Parsed JSON.
+
+    Returns:
+        True where it has the fields of a sample.
+    """
     return isinstance(record, dict) and {"doc_id", "doc", "arguments"} <= set(record)
 
 
 def from_harness(record: dict[str, Any]) -> LoggedText:
-    """A logged sample of lm-evaluation-harness.
+    """Read a logged sample of lm-evaluation-harness.
 
-    Raises InputError for one that lacks a part, or has no text, and where the log does not say
-    which text was the right one.
+    Args:
+        record: Parsed JSON.
+
+    Returns:
+        Input, answer, targets and scores.
+
+    Raises:
+        InputError: The sample lacks a part or has no text, or the log does not say which text was
+            the right one.
     """
     sample = modelled(record, _HarnessSample)
     named = sample.arguments.values() if isinstance(sample.arguments, dict) else sample.arguments
-    calls = [list(each.values()) if isinstance(each, dict) else list(each) for each in named]
+    calls = [list(call.values()) if isinstance(call, dict) else list(call) for call in named]
     if not calls or not all(call and isinstance(call[0], str) for call in calls):
         raise InputError(
             "the sample has no text among its arguments; wanted one of generate_until or "
@@ -127,7 +149,7 @@ def from_harness(record: dict[str, Any]) -> LoggedText:
             "the model was given more than text (images or sound); wanted a sample of text alone"
         )
     given, answer = calls[0][0], ""
-    # the harness writes what it shows
+    # the harness writes the text None
     targets = [] if sample.target in (None, "None") else [str(sample.target)]
     choices = [call for call in calls if len(call) == 2 and isinstance(call[1], str)]
     if choices:
@@ -174,11 +196,15 @@ def _right_choice(sample: _HarnessSample, acc: Any, choices: list[str], target: 
 
 
 def inspect_samples(content: bytes) -> list[tuple[str, Any]] | None:
-    """The samples of an inspect-ai log with their names, of the bytes of its file; None for a file
-    that is none.
+    """List the samples of an inspect-ai log; nothing is unpacked to the disk.
 
-    Nothing is unpacked to the disk. Raises InputError for an archive that is damaged, too large, or
-    packed in a way that is not known here.
+    Args:
+        content: Bytes of the file.
+
+    Returns:
+        Names and samples; None for another kind of file.
+
+    Raises InputError for an archive that is damaged, too large, or packed in an unknown way.
     """
     if content.startswith(b"PK"):
         return list(_unpacked(content))
@@ -201,10 +227,15 @@ def inspect_samples(content: bytes) -> list[tuple[str, Any]] | None:
 
 
 def from_inspect(record: Any) -> LoggedText:
-    """A sample of an inspect-ai log: its messages up to the last that the model wrote, which is the
-    answer.
+    """Read a sample of an inspect-ai log; its answer is the last message of the model.
 
     Raises InputError for one that lacks a part, or has no text.
+
+    Args:
+        record: Parsed JSON.
+
+    Returns:
+        Messages before the answer, answer, targets and scores.
     """
     sample = modelled(record, _InspectSample)
     answer = sample.output.completion
@@ -254,19 +285,19 @@ def _unpacked(content: bytes) -> Iterator[tuple[str, Any]]:
         archive = zipfile.ZipFile(io.BytesIO(content))
         members = sorted(
             (
-                each
-                for each in archive.infolist()
-                if re.fullmatch(r"samples/[^/]+\.json", each.filename)
+                member
+                for member in archive.infolist()
+                if re.fullmatch(r"samples/[^/]+\.json", member.filename)
             ),
-            key=lambda each: each.filename,
+            key=lambda member: member.filename,
         )
-        if sum(each.file_size for each in members) > MOST_BYTES:
+        if sum(member.file_size for member in members) > MOST_BYTES:
             raise InputError(
                 f"the log unpacks to more than {MOST_BYTES >> 30} GiB; convert a part of it "
                 "to JSON (inspect log convert)"
             )
-        for each in members:
-            yield each.filename, parsed(archive.read(each).decode("utf-8"), each.filename)
+        for member in members:
+            yield member.filename, parsed(archive.read(member).decode("utf-8"), member.filename)
     except NotImplementedError:
         raise InputError(
             "the log is packed with zstandard, which this Python cannot unpack; convert it: "

@@ -1,18 +1,19 @@
-"""How a prompt is put together: its examples, sections, paragraphs, lines, sentences and code
-blocks, as segments of tokens.
+r"""The parts of a prompt as segments of tokens: examples, sections, lines, blocks and others.
 
-    segment kind K:  spans K.1, K.2, ... of the prompt where it has them, else from the texts of its tokens
-    separator:       the span `separator` where the prompt has one, else a token that holds a line break, ends a sentence, or
-                     begins a section or a block
+    segment kind K:  spans K.1, K.2, ... of the prompt where it has them, else from the texts of its
+                     tokens
+    separator:       the span `separator` where the prompt has one, else a token that holds a line
+                     break, ends a sentence, or begins a section or a block
 
 From text, a line begins behind a line break, blank lines belong to the line before; a paragraph
 begins behind a blank line; a sentence begins behind . ! ? ... and closing brackets or quotes before
-white space (。！？ need none), or with a paragraph - there is no list of abbreviations; a block begins
-with a line `def f(`, `class C:`, `fn f(` ..., or the decorators above it; a section with a heading:
-`= = Title = =`, or `# Title` where the text has no blocks, since that is a comment in code.
-Few-shot examples come from
-spans only. The token that holds the first character of a segment begins it, unless only white space of it is left: "\\n    " ends a
-line. Token texts without any space are words: a space is put between them.
+white space (。！？ need none), or with a paragraph - there is no list of abbreviations; a block
+begins with a line `def f(`, `class C:`, `fn f(` ..., or the decorators above it; a section with a
+heading: `= = Title = =`, or `# Title` where the text has no blocks, since that is a comment in
+code. Few-shot examples come from
+spans only. The token that holds the first character of a segment begins it, unless only white space
+of it is left: "\n    " ends a line. Token texts without any space are words: a space is put
+between them.
 
 Knows nothing about tokenizers, models or measures.
 """
@@ -30,8 +31,8 @@ from repo_interp.errors import InputError
 
 SEPARATOR = "separator"
 INSIDE = "segments."
-"""Span `segments.lines`: tokens that lie in a line, and `segments.lines.starts`: the first token of
-each.
+"""Span `segments.lines`: tokens that lie in a line, and `segments.lines.starts`: their first
+tokens.
 """
 STARTS = ".starts"
 
@@ -54,11 +55,19 @@ def prompt_structure(
     spans: Mapping[str, Sequence[int]],
     texts: Sequence[str] | None,
 ) -> dict[str, tuple[int, ...]]:
-    """Token indices of the separators and, for every kind K, of `segments.K` and
-    `segments.K.starts`; what is empty is left out.
+    """Find separators and segments of a prompt.
 
-    `count`: the prompt's tokens; `spans`, `texts`: what it says about them. Raises InputError for a
-    kind that is none.
+    Raises InputError for an unknown kind.
+
+    Args:
+        kinds: Kinds of segments.
+        count: Tokens of the prompt.
+        spans: Spans of the prompt.
+        texts: Texts of its tokens, or None.
+
+    Returns:
+        Token indices of `separator` and, for every kind K, of `segments.K` and `segments.K.starts`;
+        empty ones are left out.
     """
     places = {SEPARATOR: separators(count, spans, texts)}
     for kind in kinds:
@@ -73,8 +82,19 @@ def prompt_structure(
 def segments(
     kind: str, count: int, spans: Mapping[str, Sequence[int]], texts: Sequence[str] | None
 ) -> Int[np.ndarray, " token"]:
-    """Number of the segment of `kind` that each token lies in, from 0 in the order of the prompt;
-    -1 for none.
+    """Number the segments of one kind.
+
+    Args:
+        kind: One of `KINDS`.
+        count: Tokens of the prompt.
+        spans: Spans of the prompt.
+        texts: Texts of its tokens, or None.
+
+    Returns:
+        The segment of every token, from 0 in the order of the prompt; -1 for none.
+
+    Raises:
+        InputError: The kind is unknown.
     """
     if kind not in KINDS:
         raise InputError(f"there is no kind of segment {kind!r}; there are {', '.join(KINDS)}")
@@ -96,16 +116,22 @@ def segments(
 def separators(
     count: int, spans: Mapping[str, Sequence[int]], texts: Sequence[str] | None
 ) -> tuple[int, ...]:
-    """Indices of the tokens that separate: the span `separator`, else what the text tells.
+    """Find the tokens that separate: the span `separator`, else by the text.
 
-    Ascending.
+    Args:
+        count: Tokens of the prompt.
+        spans: Spans of the prompt.
+        texts: Texts of its tokens, or None.
+
+    Returns:
+        Token indices, ascending.
     """
     if SEPARATOR in spans:
         return tuple(sorted(spans[SEPARATOR]))
     if texts is None or not any(texts):
         return ()
     text, starts = _joined(texts)
-    breaks = [token for token, own in enumerate(texts) if "\n" in own]
+    breaks = [token for token, piece in enumerate(texts) if "\n" in piece]
     ends = [_holder(match.end() - 1, starts) for match in _SENTENCE.finditer(text)]
     begins = [
         _holder(_first_visible(at, text), starts) for at in (*_blocks(text), *_sections(text))
@@ -114,9 +140,9 @@ def separators(
 
 
 def _joined(texts: Sequence[str]) -> tuple[str, Int[np.ndarray, " token"]]:
-    """The prompt's text and the place where each token begins in it."""
-    words = not any(" " in own for own in texts)
-    parts = [f"{own} " for own in texts] if words else list(texts)
+    """The text of the prompt and the places in it where tokens begin."""
+    words = not any(" " in piece for piece in texts)
+    parts = [f"{piece} " for piece in texts] if words else list(texts)
     return "".join(parts), np.cumsum([0, *map(len, parts[:-1])])
 
 

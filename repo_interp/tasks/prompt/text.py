@@ -1,5 +1,4 @@
-"""Prompts made from text: written with named spans, encoded by any Hugging Face fast tokenizer,
-spans of characters turned into tokens.
+"""Prompts from text with named spans, encoded by any fast tokenizer of Hugging Face.
 
 With token t covering the characters [start_t, end_t):
 
@@ -40,8 +39,11 @@ class MarkedText:
         self._spans: dict[str, list[tuple[int, int]]] = {}
 
     def add(self, piece: str, *spans: str) -> None:
-        """Write `piece` at the end; it belongs to every one of `spans`, and so do the names they
-        are parts of.
+        """Write a piece at the end.
+
+        Args:
+            piece: Text.
+            *spans: Spans of the piece; it belongs to their parents, too.
         """
         start, self._length = self._length, self._length + len(piece)
         self._pieces.append(piece)
@@ -77,10 +79,21 @@ def prompt_from_text(
     answers: Iterable[str] = (),
     attributes: Mapping[str, Any] | None = None,
 ) -> Prompt:
-    """Encode a text with character spans, "generated" among them if there is something generated.
+    """Encode a text with character spans.
 
-    Raises InputError when the spans do not fit together, or get no token, or the tokenizer cannot
-    tell offsets.
+    Args:
+        text: Text of the prompt and of its generated answer.
+        characters: Character ranges by name, "generated" for the answer.
+        tokenizer: Fast tokenizer.
+        answers: Reference answers.
+        attributes: Attributes of the prompt.
+
+    Returns:
+        The prompt.
+
+    Raises:
+        InputError: The text is empty, spans do not fit together or get no token, or the tokenizer
+            has no offsets.
     """
     if not text:
         raise InputError("the text is empty: give it at least one character")
@@ -103,10 +116,17 @@ def prompt_from_text(
 
 
 def chat_text(messages: list[dict[str, str]], tokenizer: PreTrainedTokenizerBase | None) -> str:
-    """The text that a model answers, of messages with a role and a content.
+    """Write messages as the text that a model answers.
 
-    It is that of the tokenizer's chat template, else a line `role: content` per message, as
-    inspect-ai writes it. Raises InputError where the template refuses the messages.
+    Uses the chat template of the tokenizer, else a line `role: content` per message, as inspect-ai
+    writes it. Raises InputError where the template refuses the messages.
+
+    Args:
+        messages: Role and content of every message.
+        tokenizer: Tokenizer, or None.
+
+    Returns:
+        One text.
     """
     if tokenizer is None or not tokenizer.chat_template:
         return "".join(f"{message['role']}: {message['content']}\n" for message in messages)
@@ -126,16 +146,21 @@ class EncodedText:
     tokens: tuple[int, ...]
     offsets: tuple[tuple[int, int], ...]
     token_text: tuple[str, ...]
-    """The piece of text that each token covers; a token of no width stands as its own name, like
-    <bos>.
-    """
+    """The piece of text that every token covers; of a token of no width its name, like <bos>."""
 
 
 def encode(text: str, tokenizer: PreTrainedTokenizerBase | None) -> EncodedText:
-    """Encode `text`.
+    """Encode a text.
 
-    Raises InputError without a tokenizer, with one that knows no offsets, or when it gives no
-    tokens.
+    Args:
+        text: Text.
+        tokenizer: Fast tokenizer.
+
+    Returns:
+        Tokens with their character ranges.
+
+    Raises:
+        InputError: There is no tokenizer, it has no offsets, or the text gives no tokens.
     """
     if tokenizer is None:
         raise InputError(
@@ -183,9 +208,7 @@ def encode(text: str, tokenizer: PreTrainedTokenizerBase | None) -> EncodedText:
 def _over_gaps(
     offsets: Sequence[tuple[int, int]], added: Sequence[int], end: int
 ) -> tuple[tuple[int, int], ...]:
-    """Give tokens of white space alone, whose offsets some tokenizers trim to nothing, the gap that
-    they stand in.
-    """
+    """Give tokens of white space, whose offsets some tokenizers trim, the gap that they fill."""
     following, after = [], end
     for start, stop in reversed(offsets):
         following.append(after)
@@ -201,15 +224,30 @@ def _over_gaps(
 
 
 def count_tokens(text: str, tokenizer: PreTrainedTokenizerBase) -> int:
-    """Number of tokens of `text`, added ones (BOS, EOS) included. Faster than `encode`."""
+    """Count the tokens of a text, added ones (BOS, EOS) included; faster than `encode`.
+
+    Args:
+        text: Text.
+        tokenizer: Tokenizer.
+
+    Returns:
+        Number of tokens.
+    """
     return len(tokenizer(text, return_attention_mask=False, verbose=False)["input_ids"])
 
 
 def largest_size(count: Callable[[int], int], budget: int) -> int:
-    """The size whose count fits the budget while the next larger one's does not; 0 where not even
-    size 1 fits.
+    """Find the largest size whose count fits a budget.
 
-    `count` grows about linearly: false position with at least one step per side, so a few calls do.
+    `count` grows about linearly, so false position, with at least one step per side, needs few
+    calls.
+
+    Args:
+        count: Counts a size.
+        budget: Largest count.
+
+    Returns:
+        The size; 0 where size 1 does not fit.
     """
     fits, fits_count = 1, count(1)
     if fits_count > budget:
@@ -230,9 +268,14 @@ def largest_size(count: Callable[[int], int], budget: int) -> int:
 
 
 def check_intervals(characters: Mapping[str, Intervals], length: int) -> None:
-    """Check half-open character ranges against a text of `length` characters.
+    """Check half-open character ranges against a text.
 
-    Raises InputError: reversed, empty, out of range.
+    Args:
+        characters: Ranges by name.
+        length: Characters of the text.
+
+    Raises:
+        InputError: A range is reversed, empty or out of range.
     """
     for name, intervals in characters.items():
         for start, end in intervals:
@@ -245,18 +288,32 @@ def check_intervals(characters: Mapping[str, Intervals], length: int) -> None:
 
 
 def characters_of(intervals: Intervals) -> Int[np.ndarray, " character"]:
-    """Every character of some half-open ranges, in their order."""
+    """List the characters of half-open ranges.
+
+    Args:
+        intervals: Ranges.
+
+    Returns:
+        Characters in the order of the ranges.
+    """
     return np.concatenate([np.arange(start, end) for start, end in intervals] or [np.arange(0)])
 
 
 def token_spans(
     offsets: Sequence[tuple[int, int]], characters: Mapping[str, Intervals], length: int
 ) -> dict[str, tuple[int, ...]]:
-    """Token indices of every span, from the character range [start, end) that each token covers in
-    a text of `length` characters.
+    """Turn spans of characters into spans of tokens.
 
-    `characters` are spans that fit together (`check_spans`), "generated" among them if there is
-    one. Raises InputError for a span that gets no token.
+    Args:
+        offsets: Character range [start, end) of every token.
+        characters: Character ranges by name, which fit together (`check_spans`).
+        length: Characters of the text.
+
+    Returns:
+        Token indices by name.
+
+    Raises:
+        InputError: A span gets no token.
     """
     starts, ends = np.asarray(offsets, dtype=np.int64).reshape(-1, 2).T
     top = [name for name in characters if "." not in name]
@@ -286,7 +343,7 @@ def token_spans(
 
 
 def _overlap(inside: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> Int[np.ndarray, " token"]:
-    """Number of characters of each token that are inside."""
+    """Number of characters of every token that are inside."""
     before = np.concatenate([[0], np.cumsum(inside)])
     return before[ends] - before[starts]
 
@@ -294,9 +351,7 @@ def _overlap(inside: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> Int[np
 def _largest_overlap(
     owner: np.ndarray, starts: np.ndarray, ends: np.ndarray, labels: int
 ) -> Int[np.ndarray, " token"]:
-    """Label with the largest share of each token's characters, -1 for none; on a tie the one that
-    comes first in the token.
-    """
+    """Label of most characters of every token, on a tie the first in the token; -1: none."""
     if not labels:
         return np.full(len(starts), -1)
     shares = np.stack([_overlap(owner == label, starts, ends) for label in range(labels)])

@@ -17,7 +17,13 @@ from transformer_lens.head_detector import compute_head_attention_similarity_sco
 
 import repo_interp as ri
 from repo_interp.experiments import head_scores as scoring
-from repo_interp.experiments.head_scores import answers_of, head_scores, repeated_tokens
+from repo_interp.experiments.head_scores import (
+    SCORES,
+    answers_of,
+    prompt_scores,
+    random_scores,
+    repeated_tokens,
+)
 from repo_interp.measures.kernels.head_patterns import (
     ContentSums,
     departure_sums,
@@ -30,6 +36,12 @@ from repo_interp.models.wrapped import model_of
 from repo_interp.tasks import Prompt, make_task
 
 THEIRS = ("previous_token", "duplicate_token", "induction")
+
+
+def head_scores(model, prompts, sequences, rows=512, top=1):
+    """Scores on repeated tokens and on prompts, in the order of SCORES."""
+    found = random_scores(model, sequences) | prompt_scores(model, prompts, rows, top)
+    return {name: found[name] for name in SCORES if name in found}
 
 
 def random_pattern(tokens: int, heads: int = 3) -> torch.Tensor:
