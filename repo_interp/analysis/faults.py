@@ -1,4 +1,5 @@
-"""What became NaN or infinite, where, and which measures that stops.
+"""Faults: NaN or infinity in a layer, in statistics or at the end of a pass, and which measures
+they stop.
 
     tensors of a layer      `AttentionInputs.faults`: every measure that reads the one that is not finite stops
     statistics              infinite, or NaN where a measure does not say that NaN stands for what is not there: that measure stops
@@ -11,7 +12,7 @@ this costs where all is well: it is finite where every number is. Knows nothing 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -21,65 +22,43 @@ from torch import Tensor
 from repo_interp.errors import NotFinite, Unfinished
 from repo_interp.measures.statistics import Measure, Statistics
 
+PASS = ""
+"""Key of the fault of a whole pass, among measures; no measure has it as a name."""
 
-@dataclass
-class Faults:
-    """What was not finite in an analysis."""
 
-    stopped: dict[str, str] = field(default_factory=dict)
-    """By measure or experiment, the first place that was not finite."""
-    outputs: list[str] = field(default_factory=list)
-    """Passes that ended in numbers that are not finite."""
-    unconcluded: set[str] = field(default_factory=set)
-    """Those that stopped when all was observed, for an error of theirs: what was observed is of use
-    once that is mended.
+@dataclass(frozen=True)
+class Fault:
+    """Why a measure or an experiment stopped."""
+
+    reason: str
+    concluding: bool = False
+    """Whether `conclude` raised it: what was observed is of use once the measure is fixed."""
+
+
+def require_some(names: Iterable[str], faults: Mapping[str, Fault]) -> None:
+    """Refuse to go on when nothing is left to measure.
+
+    Args:
+        names: Measures and experiments that were asked for.
+        faults: Fault per measure or experiment that stopped, in order.
+
+    Raises:
+        NotFinite: If all of `names` stopped; names the first.
+        Unfinished: If all stopped, and one while concluding.
     """
-
-    def stop(self, name: str, why: str) -> None:
-        """Remember that `name` stopped, unless it has before."""
-        self.stopped.setdefault(name, why)
-
-    def add(self, later: Faults) -> None:
-        """Remember those of a later pass, observed apart, as if it had been observed after this."""
-        if not self.stopped:
-            self.outputs += later.outputs
-        for name, why in later.stopped.items():
-            self.stop(name, why)
-
-    def require_none(self) -> None:
-        """Raise NotFinite, naming the first, where a measure stopped or a pass did not end in
-        numbers.
-        """
-        self.require_some(list(self.stopped)[:1])
-        for fault in self.outputs:
-            raise NotFinite(fault)
-
-    def require_some(self, names: Iterable[str]) -> None:
-        """Raise NotFinite, naming the first, where all of `names` stopped; Unfinished where it was
-        not numbers that stopped one.
-        """
-        names = list(names)
-        if names and self.stopped.keys() >= set(names):
-            first, why = next(iter(self.stopped.items()))
-            others = f", as {len(names) - 1} more" if len(names) > 1 else ""
-            if self.unconcluded:
-                raise Unfinished(f"{first} stopped{others}: {why}")
-            raise NotFinite(
-                f"{first} stopped{others}: {why}; if the checkpoint runs in float16, load it "
-                "in float32"
-            )
-
-    @property
-    def attributes(self) -> dict[str, str]:
-        """What a run says of it: nothing, or lines of text."""
-        return (
-            {"stopped": "\n".join(f"{name}: {why}" for name, why in self.stopped.items())}
-            if self.stopped
-            else {}
+    names = list(names)
+    if names and faults.keys() >= set(names):
+        first, fault = next(iter(faults.items()))
+        others = f", as {len(names) - 1} more" if len(names) > 1 else ""
+        if any(fault.concluding for fault in faults.values()):
+            raise Unfinished(f"{first} stopped{others}: {fault.reason}")
+        raise NotFinite(
+            f"{first} stopped{others}: {fault.reason}; if the checkpoint runs in float16, load it "
+            "in float32"
         )
 
 
-def fault_in(statistics: Statistics, measure: Measure, without: bool, padded: bool) -> str | None:
+def fault_in(statistics: Statistics, measure: Measure, without: bool, padded: bool) -> Fault | None:
     """Where the statistics of one layer and batch are not finite; None where they are, or where NaN
     stands for what is not there.
 
@@ -97,15 +76,15 @@ def fault_in(statistics: Statistics, measure: Measure, without: bool, padded: bo
             allowed = without or (part != "sums" and (padded or name in measure.needs.nan))
             wrong = np.isinf(values) if allowed else ~np.isfinite(values)
             if wrong.any():
-                return f"{name}{_place(axes, arrays.labels, wrong)} is NaN or infinite"
+                return Fault(f"{name}{_place(axes, arrays.labels, wrong)} is NaN or infinite")
     return None
 
 
-def fault_of_outputs(
+def fault_of_pass(
     hidden: Float[Tensor, "prompt token width"],
     valid: Bool[Tensor, "prompt token"],
     numbers: Iterable[int],
-) -> str | None:
+) -> Fault | None:
     """Which prompt of a pass ended in hidden states that are not finite; None where none did."""
     if bool(
         torch.isfinite(
@@ -116,7 +95,7 @@ def fault_of_outputs(
     wrong = (~torch.isfinite(hidden).all(-1) & valid).any(-1).tolist()
     return next(
         (
-            f"the pass of prompt {number} ended in NaN or infinity"
+            Fault(f"the pass of prompt {number} ended in NaN or infinity")
             for number, is_wrong in zip(numbers, wrong, strict=True)
             if is_wrong
         ),
