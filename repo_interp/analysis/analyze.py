@@ -1,8 +1,8 @@
 """The main job: prompts through a model, every attention layer observed once, each measure's
 results in a run.
 
-    prompts -> request -> batches -> observe -> merge -> conclude -> run
-    request -> plans of experiments -> run
+    prompts -> Job -> batches -> observe -> merge -> conclude -> run
+    Job -> plans of experiments -> run
 
 A batch holds prompts of similar length, padded on the right. Finished batches, and finished points
 of an experiment, may be kept on disk (`store`), so that an interrupted analysis goes on where it
@@ -71,31 +71,45 @@ def analyze(
     store_every: float = 0.0,
     finished: Callable[[xr.DataTree], None] | None = None,
 ) -> xr.DataTree:
-    """A run of `prompts` on a bridge or a model, with one node per measure, and those of each
-    experiment.
+    """Measure prompts on a model, as `repo-interp analyze` does.
 
-    Without anything else it does what `repo-interp analyze` does. A model of Hugging Face that was
-    not repositioned is observed as it is, and stays as it is. `prompts`: Prompts, texts or tokens,
-    one or many (see `analysis.coercion`); None: of the task that the checkpoint was trained on,
-    else a short text (`defaults.default_prompts`). `measures` are names of the catalogue or objects
-    like a `Measure`; None: what says something about the schemes of the layers
-    (`request.default_measures`). `experiments`: names ("perturbation", "extrapolation", "effects",
-    "kinds", "saliency", "atlas"), objects that follow `Experiment`, or what `planned` made of them;
-    None: where no measures and layers are named either, what `defaults.default_experiments` says.
-    `layers` and `heads` (numbers; None: all) restrict what is measured. `task`: what experiments
-    score `prompts` by; None: their generated tokens where all have some, else the log perplexity of
-    every token. `batch_size`: prompts of a forward pass, limits of it, or "auto": as much as is
-    worthwhile and fits into memory. `progress` is called with layers observed and in all,
-    `experiment_progress` with the name of an experiment and its points; None for both: a bar on
-    standard error, or a line now and then where that is no terminal. `store`, a directory, keeps
-    finished batches so that a repeated call goes on after an interruption; it is emptied at the
-    end, after `finished`, where it is given, has taken the run. Batches are written there together,
-    once `store_every` seconds have passed since the last ones were (0: each at once), and whenever
-    the analysis ends early. What meets NaN or infinity stops alone, and the run's attribute
-    `stopped` says where, and so does a measure that cannot conclude, for which `store` keeps what
-    was observed; `notes` has lines about the whole. Raises InputError where prompts, layers or
-    heads do not fit the model, the measures or the experiments, and NotFinite where everything
-    stopped.
+    A model of Hugging Face that was not repositioned is observed as it is, and stays as it is. A
+    measure or experiment that meets NaN or infinity stops alone, and the run's attribute `stopped`
+    says where; so does a measure that cannot conclude, for which `store` keeps the observations.
+    `notes` has lines about the whole run.
+
+    Args:
+        bridge: Bridge, Hugging Face model or repositioned model.
+        prompts: Prompts, texts or tokens, one or many (see `analysis.coercion`); None: of the task
+            that the checkpoint was trained on, else a short text (`defaults.default_prompts`).
+        measures: Names of the catalogue, or objects like a `Measure`; None: those that fit the
+            schemes of the layers (`defaults.default_measures`).
+        layers: Layers to measure; None: all.
+        heads: Heads to measure; None: all.
+        batch_size: Prompts of a forward pass, limits of it, or "auto": as many as pay off and fit
+            into memory.
+        store: Directory that keeps finished batches, so that a repeated call continues after an
+            interruption; it is emptied at the end. None: nothing is kept.
+        progress: Called with layers observed so far and in all; None here and for
+            `experiment_progress`: a bar on standard error, or lines where that is no terminal.
+        experiments: Names ("perturbation", "extrapolation", "effects", "kinds", "saliency",
+            "atlas"), objects that follow `Experiment`, or plans that `planned` made; None: those of
+            `defaults.default_experiments` where neither measures nor layers are named, else none.
+        task: Task that experiments score `prompts` by; None: their generated tokens where all have
+            some, else the log perplexity of every token.
+        experiment_progress: Called with the name of an experiment, and its points measured so far
+            and in all.
+        store_every: Seconds between writes to `store`; 0: every batch at once. An analysis that
+            ends early writes the batches that wait.
+        finished: Called with the run before `store` is emptied.
+
+    Returns:
+        Run with one node per measure, and the nodes of the experiments.
+
+    Raises:
+        InputError: If prompts, layers or heads do not fit the model, the measures or the
+            experiments.
+        NotFinite: If everything stopped.
     """
     job = Job(bridge, prompts, measures, layers, heads, experiments, task, batch_size)
     with ExitStack() as shown:

@@ -59,11 +59,16 @@ def require_some(names: Iterable[str], faults: Mapping[str, Fault]) -> None:
 
 
 def fault_in(statistics: Statistics, measure: Measure, without: bool, padded: bool) -> Fault | None:
-    """Where the statistics of one layer and batch are not finite; None where they are, or where NaN
-    stands for what is not there.
+    """Find the first number in the statistics of a layer and batch that is not finite.
 
-    `without`: the layer has no positions or rotates nothing; `padded`: not all prompts are as long
-    as the longest.
+    Args:
+        statistics: Statistics of one layer and batch.
+        measure: Measure that observed them; its `needs` say where NaN or infinity is a value.
+        without: Whether the layer has no positions or rotates nothing.
+        padded: Whether prompts of the batch differ in length.
+
+    Returns:
+        Fault with layer, head and prompt; None where all numbers are finite or allowed.
     """
     for part, arrays in statistics.arrays.items():
         for name, (axes, values) in arrays.values.items():
@@ -85,7 +90,16 @@ def fault_of_pass(
     valid: Bool[Tensor, "prompt token"],
     numbers: Iterable[int],
 ) -> Fault | None:
-    """Which prompt of a pass ended in hidden states that are not finite; None where none did."""
+    """Find the first prompt of a pass whose hidden states are not finite.
+
+    Args:
+        hidden: Last hidden states.
+        valid: Mask of tokens that are not padding.
+        numbers: Number of every prompt.
+
+    Returns:
+        Fault that names the prompt; None where all hidden states are finite.
+    """
     if bool(
         torch.isfinite(
             torch.linalg.vector_norm(hidden, dtype=torch.promote_types(hidden.dtype, torch.float32))
