@@ -1,8 +1,8 @@
 """The main job: prompts through a model, every attention layer observed once, each measure's
 results in a run.
 
-    prompts -> request -> batches -> observe -> merge -> conclude -> run
-    request -> plans of experiments -> run
+    prompts -> Job -> batches -> observe -> merge -> conclude -> run
+    Job -> plans of experiments -> run
 
 A batch holds prompts of similar length, padded on the right. Finished batches, and finished points
 of an experiment, may be kept on disk (`store`), so that an interrupted analysis goes on where it
@@ -14,41 +14,46 @@ Brings together models, tasks, measures and experiments; knows nothing about how
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
+from dataclasses import replace
 from functools import partial
+from itertools import islice
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal, TypeVar
 
 import torch
 import xarray as xr
 from torch import nn
 
+from repo_interp import processes
 from repo_interp.analysis.atlas import GROUP, joined
 from repo_interp.analysis.batches import describe_predictions, describe_prompts
 from repo_interp.analysis.coercion import Prompts
 from repo_interp.analysis.computed import store_of
-from repo_interp.analysis.finite import Faults
+from repo_interp.analysis.faults import PASS, Fault, require_some
+from repo_interp.analysis.job import Job
 from repo_interp.analysis.notes import RoundedPositions, notes_kept, rounded_positions
-from repo_interp.analysis.observing import MergedStatistics, Observation, group_of, observations
-from repo_interp.analysis.request import Execution, Request
+from repo_interp.analysis.stored_statistics import BATCHES
 from repo_interp.console import Console
 from repo_interp.entry_points import EXPERIMENTS, called
-from repo_interp.errors import InputError, NotFinite, one_line, warn
+from repo_interp.errors import InputError, NotFinite, warn
 from repo_interp.experiments.experiment import Experiment, Plan
-from repo_interp.failures import is_out_of_memory
 from repo_interp.measures.labels import parameter_attributes
-from repo_interp.measures.statistics import Measure
-from repo_interp.models.provenance import identity
+from repo_interp.measures.statistics import Measure, Statistics, accumulate, merge
 from repo_interp.models.reposition import at_rest
 from repo_interp.processes import from_first
 from repo_interp.progress import steps
-from repo_interp.run import KEPT, checked_group, make_run, require_name, versions
+from repo_interp.run import KEPT, checked_group, make_run, require_name
 from repo_interp.side_by_side import BatchSize
 from repo_interp.store import Progress, Store
-from repo_interp.tasks.prompt import digest as prompts_digest
-from repo_interp.tasks.prompt import main_span
+from repo_interp.tasks.prompt import Prompt
 from repo_interp.tasks.task import Task
+from repo_interp.values import PositiveOrZero, checked
+
+Results = Mapping[str, Statistics | Fault]
+"""What `Job.observe` gives for a batch."""
+Value = TypeVar("Value")
 
 
 def analyze(
@@ -66,188 +71,267 @@ def analyze(
     store_every: float = 0.0,
     finished: Callable[[xr.DataTree], None] | None = None,
 ) -> xr.DataTree:
-    """A run of `prompts` on a bridge or a model, with one node per measure, and those of each
-    experiment.
+    """Measure prompts on a model, as `repo-interp analyze` does.
 
-    Without anything else it does what `repo-interp analyze` does. A model of Hugging Face that was
-    not repositioned is observed as it is, and stays as it is. `prompts`: Prompts, texts or tokens,
-    one or many (see `analysis.coercion`); None: of the task that the checkpoint was trained on,
-    else a short text (`defaults.default_prompts`). `measures` are names of the catalogue or objects
-    like a `Measure`; None: what says something about the schemes of the layers
-    (`request.default_measures`). `experiments`: names ("perturbation", "extrapolation", "effects",
-    "kinds", "saliency", "atlas"), objects that follow `Experiment`, or what `planned` made of them;
-    None: where no measures and layers are named either, what `defaults.default_experiments` says.
-    `layers` and `heads` (numbers; None: all) restrict what is measured. `task`: what experiments
-    score `prompts` by; None: their generated tokens where all have some, else the log perplexity of
-    every token. `batch_size`: prompts of a forward pass, limits of it, or "auto": as much as is
-    worthwhile and fits into memory. `progress` is called with layers observed and in all,
-    `experiment_progress` with the name of an experiment and its points; None for both: a bar on
-    standard error, or a line now and then where that is no terminal. `store`, a directory, keeps
-    finished batches so that a repeated call goes on after an interruption; it is emptied at the
-    end, after `finished`, where it is given, has taken the run. Batches are written there together,
-    once `store_every` seconds have passed since the last ones were (0: each at once), and whenever
-    the analysis ends early. What meets NaN or infinity stops alone, and the run's attribute
-    `stopped` says where, and so does a measure that cannot conclude, for which `store` keeps what
-    was observed; `notes` has lines about the whole. Raises InputError where prompts, layers or
-    heads do not fit the model, the measures or the experiments, and NotFinite where everything
-    stopped.
+    A model of Hugging Face that was not repositioned is observed as it is, and stays as it is. A
+    measure or experiment that meets NaN or infinity stops alone, and the run's attribute `stopped`
+    says where; so does a measure that cannot conclude, for which `store` keeps the observations.
+    `notes` has lines about the whole run.
+
+    Args:
+        bridge: Bridge, Hugging Face model or repositioned model.
+        prompts: Prompts, texts or tokens, one or many (see `analysis.coercion`); None: of the task
+            that the checkpoint was trained on, else a short text (`defaults.default_prompts`).
+        measures: Names of the catalogue, or objects like a `Measure`; None: those that fit the
+            schemes of the layers (`defaults.default_measures`).
+        layers: Layers to measure; None: all.
+        heads: Heads to measure; None: all.
+        batch_size: Prompts of a forward pass, limits of it, or "auto": as many as pay off and fit
+            into memory.
+        store: Directory that keeps finished batches, so that a repeated call continues after an
+            interruption; it is emptied at the end. None: nothing is kept.
+        progress: Called with layers observed so far and in all; None here and for
+            `experiment_progress`: a bar on standard error, or lines where that is no terminal.
+        experiments: Names ("perturbation", "extrapolation", "effects", "kinds", "saliency",
+            "atlas"), objects that follow `Experiment`, or plans that `planned` made; None: those of
+            `defaults.default_experiments` where neither measures nor layers are named, else none.
+        task: Task that experiments score `prompts` by; None: their generated tokens where all have
+            some, else the log perplexity of every token.
+        experiment_progress: Called with the name of an experiment, and its points measured so far
+            and in all.
+        store_every: Seconds between writes to `store`; 0: every batch at once. An analysis that
+            ends early writes the batches that wait.
+        finished: Called with the run before `store` is emptied.
+
+    Returns:
+        Run with one node per measure, and the nodes of the experiments.
+
+    Raises:
+        InputError: If prompts, layers or heads do not fit the model, the measures or the
+            experiments.
+        NotFinite: If everything stopped.
     """
+    job = Job(bridge, prompts, measures, layers, heads, experiments, task, batch_size)
     with ExitStack() as shown:
         if progress is None and experiment_progress is None:
             step = shown.enter_context(steps(Console(stderr=True)))
             progress, experiment_progress = partial(step, "observing layers"), step
-        execution = Execution(
-            batch_size, store, store_every, progress, experiment_progress, finished=finished
-        )
-        return carried_out(
-            Request(bridge, prompts, measures, layers, heads, experiments, task, execution)
-        )
+        return execute(job, store, store_every, progress, experiment_progress, finished=finished)
 
 
-def carried_out(request: Request) -> xr.DataTree:
-    """The run that `request` asks for. Raises NotFinite where everything stopped."""
-    bridge, execution = request.bridge, request.execution
-    provenance = _provenance(request)
-    notes = notes_kept(bridge, request.prompts, request.measures, provenance.get("changed", ""))
-    if (rounded := rounded_positions(bridge)) is not None:
+def execute(
+    job: Job,
+    store: str | Path | None = None,
+    store_every: float = 0.0,
+    progress: Progress | None = None,
+    experiment_progress: Callable[[str, int, int], None] | None = None,
+    measured: Callable[[xr.DataTree], None] | None = None,
+    finished: Callable[[xr.DataTree], None] | None = None,
+) -> xr.DataTree:
+    """Observe all batches of a job, conclude its measures and run its experiments.
+
+    Args:
+        job: What to measure.
+        store: Directory for finished work; None: nothing is kept.
+        store_every: Seconds between writes to `store`; 0: at once.
+        progress: Called with layers observed so far and in all.
+        experiment_progress: Called with the name of an experiment, and its points measured so far
+            and in all.
+        measured: Called with the run of the measures alone, where experiments follow.
+        finished: Called with the run before `store` is emptied.
+
+    Returns:
+        The run.
+
+    Raises:
+        NotFinite: If everything stopped.
+    """
+    store_every = checked(store_every, PositiveOrZero, "store_every")
+    provenance = job.provenance
+    notes = notes_kept(job.bridge, job.prompts, job.measures, provenance.get("changed", ""))
+    if (rounded := rounded_positions(job.bridge)) is not None:
         warn(rounded, RoundedPositions)
     # which experiments may need
     gradients = torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext()
-    with gradients, at_rest(bridge), _store(request) as store:
-        faults = Faults()
-        observed = observations(request, store, faults.stopped)
-        groups, faults = from_first(lambda: _concluded(request, observed, faults))
-        if execution.measured is not None and groups and request.experiments:
-            execution.measured(make_run(groups, provenance))
-        for plan in request.experiments:
+    kept = store_of(job.bridge, job.prompts[0], job.question, store, store_every)
+    with gradients, at_rest(job.bridge), kept:
+        faults: dict[str, Fault] = {}
+        observed = _observe(job, kept, faults, progress)
+        groups, faults, passes = from_first(lambda: _measure(job, observed, faults))
+        if measured is not None and groups and job.experiments:
+            measured(make_run(groups, provenance))
+        for plan in job.experiments:
             try:
-                groups |= _made_by(plan, execution, store.part(plan.experiment.name), groups)
+                groups |= _run_experiment(job, plan, kept, experiment_progress, groups)
             except NotFinite as error:
-                faults.stop(plan.experiment.name, str(error))
-        faults.require_some(request.names)
-        if faults.unconcluded:
-            store.write()
+                faults.setdefault(plan.experiment.name, Fault(str(error)))
+        require_some(
+            [*(m.name for m in job.measures), *(p.experiment.name for p in job.experiments)], faults
+        )
+        unconcluded = any(fault.concluding for fault in faults.values())
+        if unconcluded:
+            kept.write()
     if GROUP in groups:
         groups[GROUP] = joined(groups)
-    said = {"notes": "\n".join((*notes, *faults.outputs))} if notes or faults.outputs else {}
-    run = make_run(groups, provenance | said | faults.attributes)
-    if execution.finished is not None:
-        execution.finished(run)
-    if not faults.unconcluded:
-        store.clear()
+    attributes = {
+        "notes": "\n".join((*notes, *passes)),
+        "stopped": "\n".join(f"{name}: {fault.reason}" for name, fault in faults.items()),
+    }
+    run = make_run(groups, provenance | {name: text for name, text in attributes.items() if text})
+    if finished is not None:
+        finished(run)
+    if not unconcluded:
+        kept.clear()
     return run
 
 
-def _concluded(
-    request: Request, observed: Iterable[Observation], faults: Faults
-) -> tuple[dict[str, xr.Dataset], Faults]:
-    """The groups of all measures, with the tokens that they go with, and what was not finite.
+def stream(
+    bridge: nn.Module,
+    prompts: Iterable[Prompt],
+    measures: Sequence[Measure],
+    batch_size: int = 8,
+    layers: Sequence[int] | None = None,
+) -> dict[str, xr.Dataset]:
+    """Measure any number of prompts in constant memory.
+
+    Prompts are drawn from an iterator as they are needed, and all statistics of the measures are
+    sums (`Components(prompts="mean")`), since those of single prompts would pile up.
+
+    Args:
+        bridge: Bridge, Hugging Face model or repositioned model.
+        prompts: Prompts to measure.
+        measures: Measures whose statistics are sums.
+        batch_size: Prompts of a forward pass.
+        layers: Layers to observe; None: all. A pass ends after the last of them.
+
+    Returns:
+        Groups of a run per measure, as `analyze` makes them.
+
+    Raises:
+        InputError: If there is no prompt, or a measure keeps something of every prompt.
+        NotFinite: If a measure stopped, or a pass did not end in numbers.
+    """
+    parts: dict[str, list[Statistics]] = {measure.name: [] for measure in measures}
+    source, begun, job = iter(prompts), 0, None
+    while some := list(islice(source, batch_size)):
+        job = Job(bridge, some, measures, layers, batch_size=batch_size)
+        for batch in job.batches:
+            numbers = tuple(begun + number for number in batch.numbers)
+            results = job.observe(replace(batch, numbers=numbers))
+            for name, statistics in _sound(results).items():
+                if kept := statistics.arrays["per_prompt"].values:
+                    raise InputError(
+                        f"{name} keeps {', '.join(kept)} of every prompt: use analyze, or sums"
+                    )
+                accumulate(parts[name], statistics)
+        begun += len(some)
+    if job is None:
+        raise InputError("there are no prompts to measure")
+    return _sound(job.conclude({name: merge(of_measure) for name, of_measure in parts.items()}))
+
+
+def _sound(results: Mapping[str, Value | Fault]) -> dict[str, Value]:
+    """`results` without faults; raises NotFinite where there is one."""
+    faults = {name: result for name, result in results.items() if isinstance(result, Fault)}
+    passed = faults.pop(PASS, None)
+    require_some(list(faults)[:1], faults)
+    if passed is not None:
+        raise NotFinite(passed.reason)
+    return {name: result for name, result in results.items() if not isinstance(result, Fault)}
+
+
+def _observe(
+    job: Job, store: Store, stopped: Collection[str], progress: Progress | None
+) -> Iterator[Results]:
+    """Results of all batches, in order; finished ones come from `store`.
+
+    One process observes a batch when it is asked for it, and leaves out measures that `stopped` by
+    then; several share the batches beforehand.
+    """
+    batches, layers, several = job.batches, len(job.layers), processes.count() > 1
+
+    def report(done: int) -> None:
+        if progress is not None:
+            progress(done, len(batches) * layers)
+
+    def observe(number: int) -> Results:
+        first = number * layers
+        return job.observe(
+            batches[number], stopped, lambda done: None if several else report(first + done)
+        )
+
+    return store.stream(
+        {f"batch-{number:05d}": partial(observe, number) for number in range(len(batches))},
+        lambda done, _: report(done * layers),
+        BATCHES,
+    )
+
+
+def _measure(
+    job: Job, observed: Iterable[Results], faults: dict[str, Fault]
+) -> tuple[dict[str, xr.Dataset], dict[str, Fault], list[str]]:
+    """Groups per measure, with the tokens of their prompts; `faults` with those met; and the
+    faults of passes.
 
     Raises NotFinite where all measures stopped and nothing else was asked for.
     """
-    groups, schemes = {}, request.decoder.schemes
-    merged = {measure.name: MergedStatistics() for measure in request.measures}
-    for observation in observed:
-        faults.add(observation.faults)
-        if not request.experiments:
-            faults.require_some(merged)
-        for name, statistics in observation.statistics.items():
-            merged[name].add(statistics)
-    for measure in request.measures:
-        if measure.name in faults.stopped:
-            continue
-        try:
-            groups[measure.name] = group_of(measure, merged[measure.name].total(), schemes)
-        except InputError:
-            raise
-        except Exception as error:  # of another package, after what may be hours of observing
-            if is_out_of_memory(error):
-                raise
-            faults.stop(
-                measure.name, f"it cannot conclude ({one_line(f'{type(error).__name__}: {error}')})"
-            )
-            faults.unconcluded.add(measure.name)
-    return groups | _described(groups, request), faults
+    parts: dict[str, list[Statistics]] = {measure.name: [] for measure in job.measures}
+    passes: list[str] = []
+    for results in observed:
+        for name, result in results.items():
+            if isinstance(result, Statistics):
+                accumulate(parts[name], result)
+            elif name != PASS:
+                faults.setdefault(name, result)
+            elif not faults:
+                passes.append(result.reason)
+        if not job.experiments:
+            require_some(parts, faults)
+    totals = {name: faults.get(name) or merge(of_measure) for name, of_measure in parts.items()}
+    groups: dict[str, xr.Dataset] = {}
+    for name, group in job.conclude(totals).items():
+        if isinstance(group, Fault):
+            faults.setdefault(name, group)
+        else:
+            groups[name] = _with_tokens(job, name, group)
+    return groups, faults, passes
 
 
-def _described(groups: Mapping[str, xr.Dataset], request: Request) -> dict[str, xr.Dataset]:
-    """Those of `groups` that go with tokens, with the tokens of their prompts."""
-    prompts, tokenizer = request.prompts, request.decoder.tokenizer
-    described = {}
-    if "positions" in groups:
-        described["positions"] = groups["positions"].merge(describe_prompts(prompts, tokenizer))
-    if "attention_rows" in groups:
-        rows = groups["attention_rows"]
-        count = 1 + int(rows["prompt"].max()) if "prompt" in rows else 1
-        described["attention_rows"] = rows.merge(
-            describe_prompts(prompts[:count], tokenizer), fill_value={"prompt_key": -1}
-        )
-    if "predictions" in groups:
-        described["predictions"] = describe_predictions(
-            groups["predictions"], prompts[0], tokenizer
-        )
-    return described
+def _with_tokens(job: Job, name: str, group: xr.Dataset) -> xr.Dataset:
+    """`group` with the tokens of its prompts, where it goes with tokens."""
+    tokenizer = job.decoder.tokenizer
+    if name == "predictions":
+        return describe_predictions(group, job.prompts[0], tokenizer)
+    if name == "positions":
+        return group.merge(describe_prompts(job.prompts, tokenizer))
+    if name == "attention_rows":
+        count = 1 + int(group["prompt"].max()) if "prompt" in group else 1
+        tokens = describe_prompts(job.prompts[:count], tokenizer)
+        return group.merge(tokens, fill_value={"prompt_key": -1})
+    return group
 
 
-def _made_by(
-    plan: Plan, execution: Execution, store: Store, taken: Collection[str]
+def _run_experiment(
+    job: Job,
+    plan: Plan,
+    store: Store,
+    progress: Callable[[str, int, int], None] | None,
+    taken: Collection[str],
 ) -> dict[str, xr.Dataset]:
-    """The groups of an experiment, with its parameters, none by a name that is `taken`.
+    """Groups of an experiment, with its parameters, none by a name that is `taken`.
 
     Raises NotFinite where it met such numbers.
     """
-    name, parameters, told = (
-        plan.experiment.name,
-        parameter_attributes(plan.experiment.parameters),
-        execution.experiment_progress,
+    name, parameters = plan.experiment.name, parameter_attributes(plan.experiment.parameters)
+    source = called(EXPERIMENTS, name)
+    groups = plan.run(
+        job.batch_size if isinstance(job.batch_size, int) else 1,
+        store.part(name),
+        None if progress is None else partial(progress, name),
     )
-    made = plan.run(
-        execution.prompts_together,
-        store,
-        None if told is None else lambda done, total: told(name, done, total),
-    )
-    what = called(EXPERIMENTS, name)
-    if not isinstance(made, Mapping):
-        raise InputError(f"{what} gives {type(made).__name__}; wanted groups of a run by name")
-    for group in made:
-        require_name(group, f"a group of {what}", (*KEPT, *taken))
-    groups = {name: checked_group(group, what) for name, group in made.items()}
+    if not isinstance(groups, Mapping):
+        raise InputError(f"{source} gives {type(groups).__name__}; wanted groups of a run by name")
+    for group in groups:
+        require_name(group, f"a group of {source}", (*KEPT, *taken))
+    groups = {name: checked_group(group, source) for name, group in groups.items()}
     return {name: group.assign_attrs(parameters | group.attrs) for name, group in groups.items()}
-
-
-def _provenance(request: Request) -> dict[str, Any]:
-    return {
-        **identity(request.bridge),
-        "prompts": len(request.prompts),
-        "prompts_digest": prompts_digest(request.prompts),
-        "prompts_from": request.prompts_from,
-        "main_span": main_span(request.prompts) or "",
-        **{f"version_{name}": number for name, number in versions().items()},
-    }
-
-
-def _store(request: Request) -> Store:
-    """What is kept of just this request."""
-    question = {
-        "prompts": prompts_digest(request.prompts),
-        "measures": {
-            measure.name: parameter_attributes(measure.parameters) for measure in request.measures
-        },
-        "layers": request.layers,
-        "heads": request.heads,
-        "batch_size": str(request.size),
-        "structure": request.structure,
-        "experiments": {
-            plan.experiment.name: dict(plan.experiment.parameters) for plan in request.experiments
-        },
-        "task": None
-        if request.task is None
-        else {"name": request.task.name, **request.task.options()},
-    }
-    return store_of(
-        request.bridge,
-        request.prompts[0],
-        question,
-        request.execution.store,
-        request.execution.store_every,
-    )

@@ -1,6 +1,4 @@
-"""What is analysed where nobody says it: prompts, experiments.
-
-`request.default_measures` has the measures.
+"""Defaults of an analysis: prompts, measures and experiments, for the command and for Python.
 
     prompts        those of the task that the checkpoint was trained on, else one short text
     experiments    the atlas of heads, quickly, where every layer's positions are the token index, or none; elsewhere, where their passes
@@ -13,22 +11,26 @@ Brings together tasks, experiments and where a model came from; knows nothing ab
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import Any
 
 from torch import nn
 
 from repo_interp.analysis.trained_task import trained_task
-from repo_interp.errors import InputError, warn
+from repo_interp.entry_points import MEASURES, require_once
+from repo_interp.errors import InputError, one_line, warn
 from repo_interp.experiments.atlas import Atlas
 from repo_interp.experiments.catalogue import planned
 from repo_interp.experiments.effects import Effects
-from repo_interp.experiments.experiment import Experiment
+from repo_interp.experiments.experiment import Experiment, Plan
 from repo_interp.experiments.kinds import Kinds
+from repo_interp.measures.catalogue import measure_named
+from repo_interp.measures.statistics import Measure
+from repo_interp.measures.three_axis import ThreeAxis
 from repo_interp.models.decoder import as_decoder
 from repo_interp.models.wrapped import model_of
-from repo_interp.positions.layouts import FIXED, NO_ATTENTION
+from repo_interp.positions.layouts import CONTEXTUAL, FIXED, NO_ATTENTION, ROTATED_BY_INDEX
 from repo_interp.tasks.prompt import Prompt
 from repo_interp.tasks.short_text import TOKENS, short_text
 from repo_interp.tasks.task import Task
@@ -111,3 +113,89 @@ def default_experiments(
             f"--experiments {','.join(dear)} makes them"
         )
     return quick
+
+
+def choose(
+    bridge: nn.Module,
+    prompts: Sequence[Prompt],
+    measures: Sequence[str | Measure] | None,
+    layers: Sequence[int] | None,
+    experiments: Sequence[str | Experiment | Plan] | None,
+    task: Task | None,
+) -> tuple[Sequence[str | Measure], Sequence[str | Experiment | Plan]]:
+    """Choose the measures and experiments that nobody named.
+
+    Args:
+        bridge: Repositioned model or bridge.
+        prompts: Prompts to measure.
+        measures: Measures that were named; None: `default_measures`.
+        layers: Layers that were named; None: all.
+        experiments: Experiments that were named; None: `default_experiments` where neither
+            measures nor layers were named, else none.
+        task: Task of the prompts.
+
+    Returns:
+        Measures and experiments; those that were named as they are.
+    """
+    if experiments is None:
+        unasked = measures is None and layers is None
+        experiments = default_experiments(bridge, prompts, task) if unasked else ()
+    if measures is None:
+        measures = default_measures(prompts, as_decoder(bridge).schemes, layers)
+    return measures, experiments
+
+
+def default_measures(
+    prompts: Sequence[Prompt], schemes: Sequence[str] = (), layers: Sequence[int] | None = None
+) -> tuple[str, ...]:
+    """What is measured on `prompts` when no measure is named: what the positions say, where tokens
+    look, and what the model expects next.
+
+    `schemes`: those of a checkpoint's layers, where the measures are to follow them: of gates, what
+    they count; where every layer's positions are the token index, or none, they say nothing, and
+    what they do to the logits is measured instead. `layers`: those that are measured; where these
+    are some, predictions would need the others too.
+    """
+    mass = ("attention_mass",) if all(prompt.generated for prompt in prompts) else ()
+    tokens = ("attention_rows", *(("predictions",) if layers is None else ()))
+    if schemes and set(schemes) <= set(FIXED):
+        # the fit of a sum is exact by construction, so fake_distance and rotation are of rotated
+        # layers alone
+        rotated = ("fake_distance", "rotation") if set(schemes) & set(ROTATED_BY_INDEX) else ()
+        return ("components", "three_axis", *rotated, *mass, *tokens)
+    of_positions = (
+        ("positions", "patterns", "position_sources")
+        if not schemes or set(schemes) - {*FIXED, *CONTEXTUAL}
+        else ()
+    )
+    of_gates = ("position_sources", "gates") if set(schemes) & set(CONTEXTUAL) else ()
+    return tuple(dict.fromkeys((*of_positions, *of_gates, *mass, *tokens)))
+
+
+def measures_named(measures: Sequence[str | Measure]) -> list[Measure]:
+    """`measures` as objects.
+
+    Beside `maps`, a `three_axis` that is only named keeps the axes that its figure shows.
+    """
+    if not isinstance(measures, str | Iterable):
+        raise InputError(
+            f"measures are {one_line(repr(measures), 160)}; wanted names, or objects like a Measure"
+        )
+    given = [measures] if isinstance(measures, str) else list(measures)
+    objects = [measure_named(measure) if isinstance(measure, str) else measure for measure in given]
+    for measure in objects:
+        if isinstance(measure, type):
+            raise InputError(
+                f"the measure {measure.__name__} is a class; make one, {measure.__name__}(), "
+                "or give its name"
+            )
+        if not all(hasattr(measure, part) for part in ("name", "observe", "conclude")):
+            raise InputError(
+                f"{one_line(repr(measure), 160)} is no measure; wanted names, or objects "
+                "like a Measure"
+            )
+    names = [measure.name for measure in objects]
+    require_once(MEASURES, names)
+    if "maps" in names and "three_axis" in given:
+        objects[given.index("three_axis")] = ThreeAxis(axes="first_prompt")
+    return objects

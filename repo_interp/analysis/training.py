@@ -30,7 +30,7 @@ from transformers.integrations.integration_utils import get_reporting_integratio
 
 from repo_interp.analysis.analyze import analyze
 from repo_interp.analysis.coercion import Prompts, as_prompts
-from repo_interp.analysis.request import default_measures, measures_named
+from repo_interp.analysis.defaults import measures_named
 from repo_interp.errors import InputError, NotFinite, warn
 from repo_interp.files import path_of, require_directory
 from repo_interp.measures.statistics import Measure
@@ -202,11 +202,7 @@ def measure_step(
         if inner.config._attn_implementation not in _FUSED:
             inner.config._attn_implementation = "sdpa"
         require_parity(inner)
-        run = analyze(
-            inner,
-            given,
-            default_measures(given, as_decoder(inner).schemes) if measures is None else measures,
-        )
+        run = analyze(inner, given, measures, experiments=())
     name = Path(getattr(inner.config, "name_or_path", "") or "").name
     run.attrs |= {
         "training_step": step,

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import argparse
 import warnings
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,8 +35,8 @@ from repo_interp.values import field_value, with_field
 if TYPE_CHECKING:
     import xarray as xr
 
+    from repo_interp.analysis.job import Job
     from repo_interp.analysis.publication import Results
-    from repo_interp.analysis.request import Request
     from repo_interp.console import Console
     from repo_interp.progress import Step
 
@@ -183,11 +184,11 @@ def run(arguments: argparse.Namespace) -> int:
     if (code := command.resumed(console)) is not None:
         return code
     with steps(console) as step:
-        request = _request(arguments, name, step)
+        job = _job(arguments, name, step)
     with claimed(command.out, stem(name), command.replaces) as results:
-        _announce(console, name, request)
+        _announce(console, name, job)
         with command.same_question(console), steps(console) as step:
-            run = _measured(request, results, step, command.asked, console)
+            run = _execute(job, results, step, command.asked, console)
             if not processes.is_first():
                 return 0
             published = drawn(results, run, step, command.formats)
@@ -205,21 +206,21 @@ def run(arguments: argparse.Namespace) -> int:
     return print_results(console, results, published) or int("stopped" in run.attrs)
 
 
-def _request(arguments: argparse.Namespace, name: str, step: Step) -> Request:
-    """What `arguments` ask of the checkpoint `name`.
+def _job(arguments: argparse.Namespace, name: str, step: Step) -> Job:
+    """The job that `arguments` ask for of the checkpoint `name`.
 
-    Raises InputError for what does not fit, unknown names before anything is read.
+    Raises InputError for options that do not fit, unknown names before anything is read.
     """
     step(f"loading {name}")
-    from repo_interp.analysis.defaults import default_experiments
-    from repo_interp.analysis.request import Execution, Request, default_measures, measures_named
-    from repo_interp.experiments.catalogue import experiment_named
+    from repo_interp.analysis.defaults import choose, measures_named
+    from repo_interp.analysis.job import Job
+    from repo_interp.experiments.catalogue import experiment_named, experiments_named
     from repo_interp.measures.catalogue import measure_named
     from repo_interp.models.load import open_model
-    from repo_interp.models.reposition import layout
     from repo_interp.plots.catalogue import view_of
 
-    experiments = [experiment_named(experiment) for experiment in arguments.experiments or ()]
+    for experiment in arguments.experiments or ():
+        experiment_named(experiment)
     for key, text in arguments.parameters:
         owner, _, option = key.rpartition(".")
         if owner and owner not in names(TASKS):
@@ -228,42 +229,28 @@ def _request(arguments: argparse.Namespace, name: str, step: Step) -> Request:
             field_value(kind(owner), option, text, owner, fixed=("name",))
     for measure in arguments.measures or ():
         view_of(measure)  # one of another package that cannot be imported is refused here too
-    path = find(name)
-    bridge = open_model(path, **placed(arguments))
+    bridge = open_model(find(name), **placed(arguments))
     step("making prompts")
-    if arguments.prompts is not None or arguments.text is not None:
-        _require_none_made(arguments)
-        prompts, task = _given_prompts(arguments, bridge), None
-        source = (
-            "--text" if arguments.prompts is None else f"the file {Path(arguments.prompts).name}"
-        )
-    else:
+    if arguments.prompts is None and arguments.text is None:
         prompts, task, source = _make_prompts(arguments, bridge)
-    wanted, parameters = (
-        arguments.measures or default_measures(prompts, layout(bridge), arguments.layers),
-        arguments.parameters,
+    else:
+        _require_none_made(arguments)
+        prompts, task, source = _given_prompts(arguments, bridge)
+    layers, heads, parameters = arguments.layers, arguments.heads, arguments.parameters
+    measures, experiments = choose(
+        bridge, prompts, arguments.measures, layers, arguments.experiments, task
     )
-    if arguments.experiments is None and arguments.measures is None and arguments.layers is None:
-        experiments = default_experiments(bridge, prompts, task)
     if arguments.save_maps is not None:
-        wanted = tuple(dict.fromkeys((*wanted, "maps")))
+        measures = tuple(dict.fromkeys((*measures, "maps")))
         parameters = [*parameters, ("maps.heads", arguments.save_maps)]
-    measures, experiments = _with_parameters(measures_named(wanted), experiments, parameters)
-    execution = Execution(arguments.batch_size)
-    return Request(
-        bridge,
-        prompts,
-        measures,
-        arguments.layers,
-        arguments.heads,
-        experiments,
-        task,
-        execution,
-        source,
+    measures, experiments = _with_parameters(
+        measures_named(measures), experiments_named(experiments), parameters
     )
+    size = arguments.batch_size
+    return Job(bridge, prompts, measures, layers, heads, experiments, task, size, source)
 
 
-def _announce(console: Console, name: str, request: Request) -> None:
+def _announce(console: Console, name: str, job: Job) -> None:
     """Print what is measured, and the notes on it.
 
     Raises InputError where there is not enough memory.
@@ -272,36 +259,29 @@ def _announce(console: Console, name: str, request: Request) -> None:
     from repo_interp.analysis.room import require_memory_for_run
     from repo_interp.console import bold
 
-    require_memory_for_run(request.bridge, request.lengths, request.size, request.passes)
-    many = "s" if len(request.prompts) > 1 else ""
+    require_memory_for_run(job.bridge, job.lengths, job.size, job.passes)
+    many = "s" if len(job.prompts) > 1 else ""
     line = (
-        f": {len(request.prompts)} prompt{many} of up to {max(request.lengths)} tokens "
-        f"from {request.prompts_from}; measures "
+        f": {len(job.prompts)} prompt{many} of up to {max(job.lengths)} tokens "
+        f"from {job.prompts_from}; measures {', '.join(measure.name for measure in job.measures)}"
     )
-    line += ", ".join(measure.name for measure in request.measures)
-    if request.experiments:
-        line += (
-            ", experiments "
-            f"{', '.join(plan.experiment.name for plan in request.experiments)} "
-            f"({len(request.passes):,} more prompts)"
-        )
-    line += f", on {request.decoder.device}"
+    if job.experiments:
+        experiments = ", ".join(plan.experiment.name for plan in job.experiments)
+        line += f", experiments {experiments} ({len(job.passes):,} more prompts)"
+    line += f", on {job.decoder.device}"
     if processes.count() > 1:
         line += f", in {processes.count()} processes"
     console.print(bold(name, line), highlight=False)
-    for note in notes_on(request.bridge, request.prompts, request.measures):
+    for note in notes_on(job.bridge, job.prompts, job.measures):
         console.print(note, style="yellow", highlight=False)
 
 
-def _measured(
-    request: Request, results: Results, step: Step, asked: str, console: Console
-) -> xr.DataTree:
+def _execute(job: Job, results: Results, step: Step, asked: str, console: Console) -> xr.DataTree:
     """The run, written to `results` with what was `asked`; what its measures show is printed before
     the experiments begin.
     """
-    from repo_interp.analysis.analyze import carried_out
+    from repo_interp.analysis.analyze import execute
     from repo_interp.analysis.notes import RoundedPositions
-    from repo_interp.analysis.request import Execution
     from repo_interp.cli.results import ASKED, KEEP_EVERY
     from repo_interp.cli.tables import print_findings
 
@@ -314,19 +294,18 @@ def _measured(
         print_findings(console, run)
         console.print("The experiments follow; then all that was found.", highlight=False)
 
-    request.execution = Execution(
-        request.execution.batch_size,
-        results.store,
-        KEEP_EVERY,
-        progress=lambda done, total: step("observing layers", done, total),
-        experiment_progress=step,
-        measured=show,
-        finished=write,
-    )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RoundedPositions)  # the notes have it
         try:
-            return carried_out(request)
+            return execute(
+                job,
+                results.store,
+                KEEP_EVERY,
+                partial(step, "observing layers"),
+                experiment_progress=step,
+                measured=show,
+                finished=write,
+            )
         except (KeyboardInterrupt, Unfinished) as interruption:
             kept = (
                 "finished batches are kept; the same command goes on from there"
@@ -396,9 +375,10 @@ _MADE_BY = ("task", "variant", "length", "count", "seed")
 """Options of prompts that are made."""
 
 
-def _given_prompts(arguments: argparse.Namespace, bridge: Any) -> list[Any]:
-    """The prompts of --text or --prompts; a plain text that is longer than the training length is
-    cut, with a note.
+def _given_prompts(arguments: argparse.Namespace, bridge: Any) -> tuple[list[Any], None, str]:
+    """The prompts of --text or --prompts, no task, and their origin in words.
+
+    A plain text that is longer than the training length is cut, with a note.
     """
     from repo_interp.errors import warn
     from repo_interp.models.decoder import as_decoder
@@ -407,8 +387,9 @@ def _given_prompts(arguments: argparse.Namespace, bridge: Any) -> list[Any]:
     from repo_interp.tasks.short_text import first_tokens
 
     if arguments.text is not None:
-        prompts = [prompt_from_text(arguments.text, {}, bridge.tokenizer)]
+        source, prompts = "--text", [prompt_from_text(arguments.text, {}, bridge.tokenizer)]
     else:
+        source = f"the file {Path(arguments.prompts).name}"
         prompts = read_prompts(
             arguments.prompts, tokenizer=bridge.tokenizer, vocab_size=bridge.config.vocab_size
         )
@@ -423,7 +404,7 @@ def _given_prompts(arguments: argparse.Namespace, bridge: Any) -> list[Any]:
             "training length, are analysed"
         )
         prompts = [first_tokens(prompts[0], longest)]
-    return prompts
+    return prompts, None, source
 
 
 def _make_prompts(arguments: argparse.Namespace, bridge: Any) -> tuple[list[Any], Any, str]:

@@ -345,6 +345,19 @@ def merge(parts: Sequence[Statistics]) -> Statistics:
     return Statistics(**{name: _by_layer(given[name], combined[name]) for name in STATISTICS})
 
 
+def accumulate(parts: list[Statistics], later: Statistics) -> None:
+    """Append the statistics of one more batch, so that sums take the memory of one batch.
+
+    Args:
+        parts: Statistics so far, of which `merge` makes the total; the first holds all sums.
+        later: Statistics of other prompts.
+    """
+    arrays = later.arrays
+    parts[:1] = [merge([*parts[:1], Statistics(sums=arrays["sums"])])]
+    if arrays["per_prompt"].given or arrays["first_prompt"].given:
+        parts.append(Statistics(arrays["per_prompt"], None, arrays["first_prompt"]))
+
+
 def _by_layer(parts: Sequence[Arrays], combine: Callable[[Sequence[Arrays]], Arrays]) -> Arrays:
     if not parts:
         return Arrays()

@@ -50,8 +50,7 @@ from position_papers.kit.judge.outcomes import verdict_table
 from position_papers.kit.paper_directory import write_paper
 from position_papers.kit.scores import ScoreOptions
 from position_papers.kit.subjects import Subject, subject
-from repo_interp.analysis.analyze import analyze
-from repo_interp.analysis.observing import stream
+from repo_interp.analysis.analyze import analyze, stream
 from repo_interp.cli import main
 from repo_interp.errors import InputError
 from repo_interp.measures.components import Components

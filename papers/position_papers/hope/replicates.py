@@ -33,7 +33,7 @@ import xarray as xr
 from position_papers.kit.cache import Cache
 from position_papers.kit.experiment import Needs, each
 from position_papers.kit.subjects import Subject
-from repo_interp.analysis.observing import stream
+from repo_interp.analysis.analyze import stream
 from repo_interp.errors import InputError
 from repo_interp.measures.components import Components
 from repo_interp.models.decoder import as_decoder

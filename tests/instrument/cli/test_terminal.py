@@ -18,7 +18,7 @@ import repo_interp as ri
 from position_papers.commands.train import print_scores, show
 from position_papers.training.folder import TrainingFolder
 from repo_interp.analysis.analyze import analyze
-from repo_interp.analysis.request import default_measures
+from repo_interp.analysis.defaults import default_measures
 from repo_interp.cli import main
 from repo_interp.cli.tables import MOST_ROWS, print_table, print_tables
 from repo_interp.console import Console as OurConsole

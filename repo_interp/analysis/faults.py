@@ -1,0 +1,131 @@
+"""Faults: NaN or infinity in a layer, in statistics or at the end of a pass, and which measures
+they stop.
+
+    tensors of a layer      `AttentionInputs.faults`: every measure that reads the one that is not finite stops
+    statistics              infinite, or NaN where a measure does not say that NaN stands for what is not there: that measure stops
+    outputs of a pass       named; what was measured before stays
+
+A measure that stopped gives no group; the run says why (`stopped`). One norm per tensor is all that
+this costs where all is well: it is finite where every number is. Knows nothing about models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from repo_interp.errors import NotFinite, Unfinished
+from repo_interp.measures.statistics import Measure, Statistics
+
+PASS = ""
+"""Key of the fault of a whole pass, among measures; no measure has it as a name."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Why a measure or an experiment stopped."""
+
+    reason: str
+    concluding: bool = False
+    """Whether `conclude` raised it: what was observed is of use once the measure is fixed."""
+
+
+def require_some(names: Iterable[str], faults: Mapping[str, Fault]) -> None:
+    """Refuse to go on when nothing is left to measure.
+
+    Args:
+        names: Measures and experiments that were asked for.
+        faults: Fault per measure or experiment that stopped, in order.
+
+    Raises:
+        NotFinite: If all of `names` stopped; names the first.
+        Unfinished: If all stopped, and one while concluding.
+    """
+    names = list(names)
+    if names and faults.keys() >= set(names):
+        first, fault = next(iter(faults.items()))
+        others = f", as {len(names) - 1} more" if len(names) > 1 else ""
+        if any(fault.concluding for fault in faults.values()):
+            raise Unfinished(f"{first} stopped{others}: {fault.reason}")
+        raise NotFinite(
+            f"{first} stopped{others}: {fault.reason}; if the checkpoint runs in float16, load it "
+            "in float32"
+        )
+
+
+def fault_in(statistics: Statistics, measure: Measure, without: bool, padded: bool) -> Fault | None:
+    """Find the first number in the statistics of a layer and batch that is not finite.
+
+    Args:
+        statistics: Statistics of one layer and batch.
+        measure: Measure that observed them; its `needs` say where NaN or infinity is a value.
+        without: Whether the layer has no positions or rotates nothing.
+        padded: Whether prompts of the batch differ in length.
+
+    Returns:
+        Fault with layer, head and prompt; None where all numbers are finite or allowed.
+    """
+    for part, arrays in statistics.arrays.items():
+        for name, (axes, values) in arrays.values.items():
+            if (
+                values.dtype.kind != "f"
+                or name in measure.needs.infinite
+                or np.isfinite(values.sum())
+            ):
+                continue
+            allowed = without or (part != "sums" and (padded or name in measure.needs.nan))
+            wrong = np.isinf(values) if allowed else ~np.isfinite(values)
+            if wrong.any():
+                return Fault(f"{name}{_place(axes, arrays.labels, wrong)} is NaN or infinite")
+    return None
+
+
+def fault_of_pass(
+    hidden: Float[Tensor, "prompt token width"],
+    valid: Bool[Tensor, "prompt token"],
+    numbers: Iterable[int],
+) -> Fault | None:
+    """Find the first prompt of a pass whose hidden states are not finite.
+
+    Args:
+        hidden: Last hidden states.
+        valid: Mask of tokens that are not padding.
+        numbers: Number of every prompt.
+
+    Returns:
+        Fault that names the prompt; None where all hidden states are finite.
+    """
+    if bool(
+        torch.isfinite(
+            torch.linalg.vector_norm(hidden, dtype=torch.promote_types(hidden.dtype, torch.float32))
+        )
+    ):
+        return None
+    wrong = (~torch.isfinite(hidden).all(-1) & valid).any(-1).tolist()
+    return next(
+        (
+            Fault(f"the pass of prompt {number} ended in NaN or infinity")
+            for number, is_wrong in zip(numbers, wrong, strict=True)
+            if is_wrong
+        ),
+        None,
+    )
+
+
+def _place(axes: tuple[str, ...], labels: Mapping[str, np.ndarray], wrong: np.ndarray) -> str:
+    """Layer, head and prompt of the first wrong number."""
+    first = dict(zip(axes, np.argwhere(wrong)[0].tolist(), strict=True))
+    at = {
+        axis: int(labels[axis][place])
+        for axis, place in first.items()
+        if axis in ("layer", "head", "prompt")
+    }
+    parts = [f"{axis} {at[axis]}" for axis in ("layer", "head") if axis in at]
+    return (f" of {', '.join(parts)}" if parts else "") + (
+        f" in prompt {at['prompt']}" if "prompt" in at else ""
+    )

@@ -1,0 +1,391 @@
+"""A job: which measures and experiments are made of which prompts on which model.
+
+    job = Job(bridge, prompts, measures, batch_size=8)
+    job.observe(batch)       {measure: Statistics | Fault}    one forward pass
+    job.conclude(totals)     {measure: Dataset | Fault}       groups of a run, from merged statistics
+
+Everything is checked to fit together when a job is made, before anything is computed.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import Any, Literal
+
+import numpy as np
+import torch
+import xarray as xr
+from torch import nn
+
+from repo_interp.analysis.batches import Batch, make_batches, structure_for
+from repo_interp.analysis.coercion import Prompts, as_prompts
+from repo_interp.analysis.defaults import choose, default_prompts, measures_named, origin_of
+from repo_interp.analysis.faults import PASS, Fault, fault_in, fault_of_pass
+from repo_interp.analysis.layer_statistics import observe_layer
+from repo_interp.analysis.room import batch_limit
+from repo_interp.entry_points import EXPERIMENTS, MEASURES, OWN, VIEWS, called
+from repo_interp.errors import InputError, one_line
+from repo_interp.experiments.catalogue import experiments_named, planned
+from repo_interp.experiments.experiment import Experiment, Plan
+from repo_interp.failures import is_out_of_memory
+from repo_interp.inputs import AttentionInputs
+from repo_interp.interventions.replacing import require_named_tokens
+from repo_interp.measures.labels import parameter_attributes
+from repo_interp.measures.statistics import (
+    Measure,
+    Statistics,
+    as_measure,
+    merge,
+    of_training_length,
+    read_only,
+    require_declared,
+)
+from repo_interp.models.capture import decode, observing, predictions_of
+from repo_interp.models.decoder import as_decoder, attentions_of
+from repo_interp.models.provenance import identity, length_trained
+from repo_interp.models.reposition import observable
+from repo_interp.run import KEPT, checked_group, require_name, versions, with_schemes
+from repo_interp.side_by_side import BatchSize
+from repo_interp.tasks.prompt import Prompt, main_span
+from repo_interp.tasks.prompt import digest as prompts_digest
+from repo_interp.tasks.task import Task
+
+
+class Job:
+    """Measures and experiments to make of prompts on a model."""
+
+    def __init__(
+        self,
+        bridge: nn.Module,
+        prompts: Prompts | None = None,
+        measures: Sequence[str | Measure] | None = None,
+        layers: Sequence[int] | None = None,
+        heads: Sequence[int] | None = None,
+        experiments: Sequence[str | Experiment | Plan] | None = None,
+        task: Task | None = None,
+        batch_size: BatchSize | Literal["auto"] = 1,
+        prompts_from: str = "the caller",
+    ) -> None:
+        """Check that everything fits together; arguments as those of `analyze`.
+
+        Args:
+            bridge: Bridge, Hugging Face model or repositioned model.
+            prompts: Prompts, texts or tokens; None: `default_prompts`.
+            measures: Names or measures; None: `default_measures`.
+            layers: Layers to measure; None: all.
+            heads: Heads to measure; None: all.
+            experiments: Names, experiments or plans; None: `choose` decides.
+            task: Task that experiments score the prompts by; None: their generated tokens.
+            batch_size: Prompts of a forward pass, limits of it, or "auto".
+            prompts_from: Origin of the prompts, in words, for the attributes of the run.
+
+        Raises:
+            InputError: If prompts, layers or heads do not fit the model, the measures or the
+                experiments, or if an intervention changes attention where a measure cannot see it.
+        """
+        # names first: the rest may take long
+        measures = None if measures is None else measures_named(measures)
+        experiments = None if experiments is None else experiments_named(experiments)
+        self.bridge = observable(bridge)
+        decoder = self.decoder = as_decoder(self.bridge)
+        if prompts is None:
+            self.prompts, trained = default_prompts(self.bridge)
+            prompts_from, task = origin_of(trained), trained if task is None else task
+        else:
+            self.prompts = as_prompts(prompts, self.bridge)
+        if task is not None and not isinstance(task, Task):
+            raise InputError(
+                f"task is {one_line(repr(task), 80)}; wanted a task, as ri.tasks.make_task "
+                "returns it"
+            )
+        self.prompts_from, self.task = prompts_from, task
+        chosen, experiments = choose(self.bridge, self.prompts, measures, layers, experiments, task)
+        length, heads_of_layer = length_trained(self.bridge), decoder.config.num_attention_heads
+        self.measures = [
+            of_training_length(as_measure(measure), length) for measure in measures_named(chosen)
+        ]
+        self.layers = (
+            list(decoder.by_layer)
+            if layers is None
+            else _within(layers, len(decoder.schemes), "layer")
+        )
+        attentions_of(self.bridge, self.layers)  # refuses a layer without attention
+        self.heads = None if heads is None else _within(heads, heads_of_layer, "head")
+        """None: all."""
+        for measure in self.measures:
+            require_declared(measure)
+            _require_chosen(measure, self.layers, heads_of_layer)
+        self._require_seen()
+        _require_prompts(self.prompts, self.measures, decoder.vocabulary_size)
+        self.experiments = planned(self.bridge, self.prompts, experiments, task)
+        self._require_names()
+        # refuses kinds of segments that are not known
+        structure_for(self.prompts[:1], self.measures, decoder.tokenizer)
+        require_named_tokens(
+            self.bridge, len(self.prompts), [*(self.lengths if self.measures else ()), *self.passes]
+        )
+        self.batch_size, self.size = batch_size, batch_limit(self.bridge, batch_size)
+
+    @property
+    def lengths(self) -> list[int]:
+        """Tokens of every prompt."""
+        return [len(prompt.tokens) for prompt in self.prompts]
+
+    @property
+    def passes(self) -> list[int]:
+        """Tokens of every prompt that the experiments put through the model."""
+        return [length for plan in self.experiments for length in plan.passes]
+
+    @cached_property
+    def structure(self) -> list[dict[str, tuple[int, ...]]] | None:
+        """Separators and segments of every prompt, where a measure needs them."""
+        return structure_for(self.prompts, self.measures, self.decoder.tokenizer)
+
+    @property
+    def batches(self) -> list[Batch]:
+        """The prompts in batches, the longest first; none where there is no measure."""
+        prompts = self.prompts if self.measures else []
+        return make_batches(prompts, self.size, self.decoder.device, self.structure)
+
+    @property
+    def provenance(self) -> dict[str, Any]:
+        """Attributes of the run: the model, the prompts and the versions of libraries."""
+        return {
+            **identity(self.bridge),
+            "prompts": len(self.prompts),
+            "prompts_digest": prompts_digest(self.prompts),
+            "prompts_from": self.prompts_from,
+            "main_span": main_span(self.prompts) or "",
+            **{f"version_{name}": number for name, number in versions().items()},
+        }
+
+    @property
+    def question(self) -> dict[str, Any]:
+        """Everything but the model that decides the numbers, for the digest of a store."""
+        task = self.task
+        return {
+            "prompts": prompts_digest(self.prompts),
+            "measures": {
+                measure.name: parameter_attributes(measure.parameters) for measure in self.measures
+            },
+            "layers": self.layers,
+            "heads": self.heads,
+            "batch_size": str(self.size),
+            "structure": self.structure,
+            "experiments": {
+                plan.experiment.name: dict(plan.experiment.parameters) for plan in self.experiments
+            },
+            "task": None if task is None else {"name": task.name, **task.options()},
+        }
+
+    @torch.no_grad()
+    def observe(
+        self,
+        batch: Batch,
+        stopped: Collection[str] = (),
+        on_layer: Callable[[int], None] = lambda observed: None,
+    ) -> dict[str, Statistics | Fault]:
+        """Run one forward pass and reduce every layer to statistics.
+
+        Args:
+            batch: Prompts of the pass.
+            stopped: Names of measures to leave out.
+            on_layer: Called with the number of layers observed so far.
+
+        Returns:
+            Statistics per measure, or the fault that stopped it; faults come first, in the order
+            in which they occurred. The key `PASS` holds the fault of the pass itself, where no
+            measure stopped before its end.
+        """
+        measures = [measure for measure in self.measures if measure.name not in stopped]
+        parts: dict[str, list[Statistics]] = {measure.name: [] for measure in measures}
+        faults: dict[str, Fault] = {}
+        unchecked: list[tuple[Measure, Statistics | Fault, bool]] = []
+        observed, padded = 0, not bool(batch.valid.all())
+
+        def check() -> None:
+            for measure, result, unplaced in unchecked:
+                fault = (
+                    result
+                    if isinstance(result, Fault)
+                    else fault_in(result, measure, unplaced, padded)
+                )
+                if fault is not None:
+                    faults.setdefault(measure.name, fault)
+                elif isinstance(result, Statistics):
+                    parts[measure.name].append(result)
+            unchecked.clear()
+
+        def receive(inputs: AttentionInputs) -> None:
+            nonlocal observed
+            going_on = [measure for measure in measures if measure.name not in faults]
+            unplaced = inputs.positions is None or inputs.frequencies is None
+            whole = replace(inputs, tokens=batch.tokens.to(inputs.queries.device))
+            for measure, result in observe_layer(whole, going_on, batch, self.heads):
+                unchecked.append((measure, result, unplaced))
+                # On an accelerator after the pass: statistics leave it once, and no layer waits
+                # for those before it.
+                if inputs.queries.device.type == "cpu":
+                    check()
+            observed += 1
+            on_layer(observed)
+
+        numbers = torch.as_tensor(batch.numbers)
+        reading = [measure for measure in measures if measure.needs.predictions]
+        last = None if reading else max(self.layers, default=None)
+        with observing(self.bridge, batch.valid, numbers, receive, self.layers):
+            hidden = decode(self.bridge, batch.tokens, batch.valid, last)
+        check()
+        fault = fault_of_pass(hidden, batch.valid, batch.numbers)
+        if fault is not None:
+            if not faults:
+                faults[PASS] = fault
+            for measure in reading:
+                faults.setdefault(measure.name, fault)
+        elif reading:
+            predictions = predictions_of(
+                self.bridge, hidden.to(batch.tokens.device), batch.tokens, batch.valid, numbers
+            )
+            for measure in reading:
+                with read_only(measure, predictions, batch.spans):
+                    parts[measure.name].append(
+                        measure.observe_predictions(predictions, batch.spans)
+                    )
+        return {
+            **faults,
+            **{name: merge(some) for name, some in parts.items() if name not in faults},
+        }
+
+    def conclude(self, totals: Mapping[str, Statistics | Fault]) -> dict[str, xr.Dataset | Fault]:
+        """Conclude the groups of a run from merged statistics.
+
+        Args:
+            totals: Merged statistics per measure, or the fault that stopped it.
+
+        Returns:
+            Group per measure, with the measure's parameters; or the fault that stopped it, also
+            one that its `conclude` raised.
+
+        Raises:
+            InputError: If a measure gives something that is no group of a run.
+        """
+        return {
+            measure.name: total
+            if isinstance(total := totals[measure.name], Fault)
+            else self._group(measure, total)
+            for measure in self.measures
+        }
+
+    def _group(self, measure: Measure, statistics: Statistics) -> xr.Dataset | Fault:
+        try:
+            group = checked_group(measure.conclude(statistics), called(MEASURES, measure.name))
+        except InputError:
+            raise
+        except Exception as error:  # of another package, after what may be hours of observing
+            if is_out_of_memory(error):
+                raise
+            reason = one_line(f"{type(error).__name__}: {error}")
+            return Fault(f"it cannot conclude ({reason})", concluding=True)
+        return with_schemes(group, self.decoder.schemes).assign_attrs(
+            parameter_attributes(measure.parameters)
+        )
+
+    def _require_names(self) -> None:
+        """Raise InputError for results that would stand in the place of others, or vanish."""
+        parts = [
+            *((MEASURES, measure) for measure in self.measures),
+            *((EXPERIMENTS, plan.experiment) for plan in self.experiments),
+        ]
+        taken = [*KEPT]
+        for kind, part in parts:
+            ours = OWN[kind].get(part.name) in [
+                f"{base.__module__}:{base.__qualname__}" for base in type(part).__mro__
+            ]
+            require_name(
+                part.name, called(kind, part.name), taken if ours else [*taken, *OWN[VIEWS]]
+            )
+            taken.append(part.name)
+
+    def _require_seen(self) -> None:
+        """Raise InputError where an intervention changes attention that a measure cannot see."""
+        changed = [layer.layer_idx for layer in self.decoder.layers if not layer.attends_as_built]
+        blind = [
+            measure.name
+            for measure in self.measures
+            if {"queries", "keys"} & set(measure.needs.tensors) and not measure.needs.predictions
+        ]
+        if changed and blind:
+            raise InputError(
+                f"layer {changed[0]} attends otherwise while an intervention lasts "
+                f"(LM-Infinite), which {blind[0]} cannot see; measure outside "
+                "of it, or read blocks.N.attn.hook_pattern under run_with_cache"
+            )
+
+
+def _require_chosen(measure: Measure, layers: Sequence[int], heads: int) -> None:
+    for layer, chosen in (measure.needs.heads or {}).items():
+        if layer not in layers:
+            measured = (
+                ", ".join(map(str, layers))
+                if len(layers) <= 8
+                else f"{len(layers)} of {layers[0]} to {layers[-1]}"
+            )
+            raise InputError(
+                f"{measure.name} was asked for in layer {layer}; the layers that are "
+                f"measured: {measured}"
+            )
+        _within(chosen, heads, f"{measure.name} in layer {layer}: head")
+
+
+def _within(chosen: Sequence[int] | None, count: int, what: str) -> list[int]:
+    """The numbers `chosen` (None: all), sorted.
+
+    Raises InputError for what is no number below `count`.
+    """
+    if chosen is None:
+        return list(range(count))
+    try:
+        chosen = list(chosen)
+        if any(isinstance(number, bool | np.bool_) for number in chosen):
+            raise TypeError("a mask")
+        chosen = [operator.index(number) for number in chosen]
+    except TypeError:
+        raise InputError(
+            f"{what} {chosen!r} was asked for; wanted whole numbers from 0 to {count - 1}"
+        ) from None
+    for number in chosen:
+        if not 0 <= number < count:
+            raise InputError(f"{what} {number} was asked for; the model's are 0 to {count - 1}")
+    if not chosen:
+        raise InputError(f"no {what} was asked for; the model's are 0 to {count - 1}")
+    return sorted(set(chosen))
+
+
+def _require_prompts(
+    prompts: Sequence[Prompt], measures: Sequence[Measure], vocabulary: int
+) -> None:
+    if not prompts:
+        raise InputError("there are no prompts to analyse")
+    for number, prompt in enumerate(prompts):
+        if max(prompt.tokens) >= vocabulary:
+            raise InputError(
+                f"prompt {number} has token {max(prompt.tokens)}; the model's tokens are 0 "
+                f"to {vocabulary - 1}"
+            )
+        for measure in measures:
+            if len(prompt.tokens) < measure.needs.tokens:
+                raise InputError(
+                    f"prompt {number} has {len(prompt.tokens)} tokens, and {measure.name} "
+                    "with these parameters needs "
+                    f"{measure.needs.tokens}; give longer prompts, or other parameters"
+                )
+            absent = [name for name in measure.needs.spans if not prompt.all_spans().get(name)]
+            if absent:
+                raise InputError(
+                    f"prompt {number} has no span {absent[0]!r}, which the measure "
+                    f"{measure.name!r} needs; "
+                    f"mark it in the prompt or leave the measure out"
+                )

@@ -1,0 +1,109 @@
+"""Statistics of one attention layer and one batch, of all measures.
+
+    observe_layer(inputs, measures, batch, heads)     (measure, Statistics | Fault), ...
+
+Measures share one pass over the heads (`share`). Knows nothing about how inputs are made, or what
+is measured.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from repo_interp.analysis.batches import Batch
+from repo_interp.analysis.faults import Fault
+from repo_interp.entry_points import MEASURES, OWN
+from repo_interp.inputs import AttentionInputs, Spans, select_heads
+from repo_interp.measures.statistics import (
+    Measure,
+    Statistics,
+    checked_statistics,
+    read_only,
+    share,
+)
+
+
+def observe_layer(
+    inputs: AttentionInputs, measures: Sequence[Measure], batch: Batch, heads: Sequence[int] | None
+) -> Iterator[tuple[Measure, Statistics | Fault]]:
+    """Observe one layer.
+
+    Args:
+        inputs: Attention inputs of all heads.
+        measures: Measures to observe.
+        batch: Prompts that the inputs belong to.
+        heads: Heads to measure; None: all. A measure that names heads gets those instead.
+
+    Yields:
+        Every measure with its statistics, or with the fault of a tensor that it reads; a measure
+        that names no heads in this layer is left out.
+    """
+    device = inputs.queries.device
+    spans, structure = (
+        {name: mask.to(device) for name, mask in masks.items()}
+        for masks in (batch.spans, batch.structure)
+    )
+    common = _select(inputs, heads)
+    sound = [
+        measure
+        for measure in measures
+        if measure.needs.heads is None and not _fault(measure, common[1])
+    ]
+    share(sound, common[0], spans)
+    for measure in measures:
+        named = {**spans, **structure} if measure.needs.segments else spans
+        of_layer = measure.needs.heads
+        if of_layer is None:
+            yield measure, _observe(measure, *common, named, heads)
+        elif inputs.layer in of_layer:
+            chosen = of_layer[inputs.layer]
+            yield measure, _observe(measure, *_select(inputs, chosen), named, chosen)
+
+
+def _select(
+    inputs: AttentionInputs, heads: Sequence[int] | None
+) -> tuple[AttentionInputs, Mapping[str, str]]:
+    """The inputs of some heads, and what is wrong with their tensors."""
+    if heads is None:
+        return inputs, inputs.faults
+    selected = select_heads(inputs, heads)
+    # else of heads that nobody asked for
+    return selected, inputs.faults if selected.faults else {}
+
+
+def _fault(measure: Measure, broken: Mapping[str, str]) -> str | None:
+    """The fault of the first tensor that `measure` reads and that is `broken`."""
+    return next((broken[name] for name in measure.needs.tensors if name in broken), None)
+
+
+def _observe(
+    measure: Measure,
+    inputs: AttentionInputs,
+    broken: Mapping[str, str],
+    spans: Spans,
+    heads: Sequence[int] | None,
+) -> Statistics | Fault:
+    """Statistics with the numbers of `heads`, or the fault of a tensor."""
+    if (reason := _fault(measure, broken)) is not None:
+        return Fault(reason)
+    # Torch does not count what is written through numpy, or into what was made of the inputs:
+    # another package gets a copy.
+    given = (inputs, spans) if measure.name in OWN[MEASURES] else copy.deepcopy((inputs, spans))
+    with read_only(measure, *given):
+        observed = measure.observe(*given)
+    statistics = checked_statistics(observed, measure.name)
+    if heads is None:
+        return statistics
+    numbers = {"head": np.asarray(heads)}
+    return Statistics(
+        **{
+            name: replace(part, labels={**part.labels, **numbers})
+            if "head" in part.labels
+            else part
+            for name, part in statistics.arrays.items()
+        }
+    )
