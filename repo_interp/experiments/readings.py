@@ -28,7 +28,7 @@ from transformers import PreTrainedModel
 
 from repo_interp.experiments.attribution import attributed
 from repo_interp.experiments.experiment import TOKENS
-from repo_interp.experiments.position_changes import Strength, placed
+from repo_interp.experiments.position_changes import Strength, edit_prompts
 from repo_interp.experiments.responses import (
     MOST_LOGITS,
     Question,
@@ -145,7 +145,8 @@ class Measurement:
     def _screen(self, number: int, kinds: Sequence[str]) -> dict[str, Any]:
         batch, numbers = self._batch(number), self.batches[number]
         changes = {
-            kind: placed(self.model, kind, self.prompts, numbers, self.strength) for kind in kinds
+            kind: edit_prompts(self.model, kind, self.prompts, numbers, self.strength)
+            for kind in kinds
         }
 
         def objective() -> Tensor:
@@ -163,13 +164,14 @@ class Measurement:
         self, batch_of: Callable[[int], Batch], number: int, kind: str, sets: Sequence[Heads]
     ) -> dict[str, Any]:
         batch, numbers = batch_of(number), self.batches[number]
-        placed_for = lru_cache(2)(
-            lambda copies: placed(self.model, kind, self.prompts, numbers * copies, self.strength)
+        edit_of = lru_cache(2)(
+            lambda copies: edit_prompts(
+                self.model, kind, self.prompts, numbers * copies, self.strength
+            )
         )
 
         def changed(of_rows: list[Heads]) -> AbstractContextManager:
-            change = placed_for(len(of_rows) // len(numbers))
-            return replaced(self.model, change.change, tokens=change.tokens, sets=of_rows)
+            return replaced(self.model, edit_of(len(of_rows) // len(numbers)), sets=of_rows)
 
         return {"readings": [readings.tolist() for readings in batch.under_edits(sets, changed)]}
 

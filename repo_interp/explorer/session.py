@@ -124,7 +124,7 @@ class Session:
             )
         if self.passes is None:
             self.passes = Passes(self.bridge, self.prompt)
-        self._passes.placed(tuple(self.edits))
+        self._passes.contexts(tuple(self.edits))
 
     @property
     def count(self) -> int:
@@ -266,7 +266,7 @@ class Session:
             if most is None
             else int(checked(most, Count, "most"))
         )
-        placed = self._passes.placed(self.active if edited else ())
+        contexts = self._passes.contexts(self.active if edited else ())
         model: Any = self._passes.model
         ends = np.atleast_1d(
             model.generation_config.eos_token_id
@@ -277,8 +277,8 @@ class Session:
         for _ in range(count):
             self.check()
             with torch.no_grad(), at_rest(model), ExitStack() as stack:
-                for each in placed:
-                    stack.enter_context(each.applied())
+                for context in contexts:
+                    stack.enter_context(context())
                 logits = model(
                     given, past_key_values=cache, use_cache=True, logits_to_keep=1
                 ).logits[0, -1]

@@ -239,6 +239,23 @@ def finite_positions(given: Any, positions: Tensor, what: str) -> Tensor:
     return new
 
 
+def tokens_at(
+    table: Bool[Tensor, "prompt token"], index: Int[Tensor, "prompt token"]
+) -> Bool[Tensor, "prompt token"]:
+    """Look tokens up in a table by their number in the prompt.
+
+    Args:
+        table: Named tokens, as `token_table` makes it, of one prompt for all or of each.
+        index: Numbers of the tokens of a pass.
+
+    Returns:
+        Whether each token of the pass is named.
+    """
+    count = table.shape[1]
+    rows = table.to(index.device).expand(len(index), -1)
+    return rows.gather(1, index.clamp(0, count - 1)) & (index < count)
+
+
 class _Named:
     """The tokens that an intervention names, and what has passed so far."""
 
@@ -257,14 +274,13 @@ class _Named:
         if self.table is None:
             return None
         self.longest = max(self.longest, int(index.max()) + 1)
-        prompts, longest = self.table.shape
+        prompts = len(self.table)
         if prompts not in (1, len(index)):
             raise InputError(
                 f"tokens of {prompts} prompts were named, but {len(index)} prompts came; "
                 "name those of each"
             )
-        table = self.table.to(index.device).expand(len(index), -1)
-        return table.gather(1, index.clamp(0, longest - 1)) & (index < longest)
+        return tokens_at(self.table, index)
 
     def beyond(self, count: int) -> list[int]:
         """The tokens from number `count` on that are named for some prompt."""
