@@ -236,9 +236,10 @@ def _shift_range(shares: Tensor, positions: Tensor, here: Here) -> Tensor:
 
 
 _Step = Annotated[float, Interval(ge=1e-30, le=1e9)]
+_Constant = Finite | None  # pyright: ignore[reportOperatorIssue]
 _KINDS: Mapping[str, tuple[Any, str, Callable[[Any, Tensor, Here], Tensor]]] = {
     "linearised": (None, "value", lambda value, z, here: here.index[:, None]),
-    "frozen": (Finite | None, "the value that positions are frozen at", _freeze),
+    "frozen": (_Constant, "the value that positions are frozen at", _freeze),
     "copied": (TokensOrNone, "source", _copy),
     "permuted": (Seed, "seed", _permute),
     "reordered": (Any, "order", _reorder),

@@ -520,7 +520,7 @@ def _edited(
     heads: Heads,
     layer: Layers = None,
     tokens: Tokens = None,
-    **counts: int,
+    **counts: Any,
 ) -> AbstractContextManager:
     edit = PositionEdit(kind, value)
     return replaced(model, edit, heads, layer=layer, tokens=tokens, **counts)
