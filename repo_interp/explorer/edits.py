@@ -36,7 +36,14 @@ MOST_HEADS = 4096
 
 
 def as_tuple(value: Any) -> Any:
-    """Lists of JSON as tuples, at every level."""
+    """Turn lists of JSON into tuples, at every level.
+
+    Args:
+        value: Any value of JSON.
+
+    Returns:
+        Tuples for lists, and other values unchanged.
+    """
     return tuple(map(as_tuple, value)) if isinstance(value, list | tuple) else value
 
 

@@ -115,14 +115,28 @@ class Passes:
         return contexts
 
     def of(self, edits: Edits, check: Callable[[], None]) -> Pass:
-        """The pass under `edits`.
+        """Run the model under edits, or take the pass from the kept ones.
 
-        `check` is called before each layer; what it raises ends the pass.
+        Args:
+            edits: Edits that are on.
+            check: Function that is called before each layer; its exception ends the pass.
+
+        Returns:
+            The pass.
         """
         return _kept(self._kept, edits, lambda: self._passed(edits, check), self._most)
 
     def inputs(self, edits: Edits, layer: int, check: Callable[[], None]) -> AttentionInputs:
-        """What `layer` attends with under `edits`."""
+        """Observe one layer under edits.
+
+        Args:
+            edits: Edits that are on.
+            layer: Number of the layer.
+            check: Function that is called before each layer; its exception ends the pass.
+
+        Returns:
+            Inputs of its attention.
+        """
         return _kept(self._inputs, (edits, layer), lambda: self._looked(edits, layer, check), MOST)
 
     @torch.no_grad()
@@ -211,8 +225,13 @@ class Passes:
 
 
 def looked(inputs: AttentionInputs) -> Float[Tensor, "where head"]:
-    """Attention to token 0 and to the previous token of every head, mean over up to `ROWS` evenly
-    spaced rows of the only prompt.
+    """Average the attention to token 0 and to the previous token.
+
+    Args:
+        inputs: Inputs of attention of one prompt.
+
+    Returns:
+        Means over up to `ROWS` evenly spaced rows.
     """
     last = inputs.valid.shape[1] - 1
     rows = torch.linspace(1, last, min(ROWS, last), device=inputs.queries.device).round().long()

@@ -1,9 +1,9 @@
 """Edits of positions as data, and the one place that applies them.
 
     linearised     z_i <- i                         the token index
-    frozen         z_i <- c                         None: the mean over the chosen tokens of the prompt
+    frozen         z_i <- c                         None: the mean over the chosen tokens
     copied         z_i <- z_j                       of one token j of the same prompt
-    permuted       z_i <- z_s(i)                    the chosen tokens in a random order s, drawn by a seed
+    permuted       z_i <- z_s(i)                    the chosen tokens in a random order s
     reordered      z_i <- z_order(i)
     swapped_heads  z^h <-> z^g                      the two rows that are chosen
     scaled         z_i <- c z_i

@@ -78,9 +78,20 @@ def extended(
     training_length: int,
     global_tokens: int = GLOBAL_TOKENS,
 ) -> AbstractContextManager[None]:
-    """The context in which `model` runs prompts of `length` tokens by `method`.
+    """Run prompts of one length by a named method of extrapolation.
 
-    Raises InputError for an unknown one.
+    Args:
+        model: Repositioned model or bridge.
+        method: One of `METHODS`.
+        length: Tokens of the prompts.
+        training_length: Tokens of the prompts of training.
+        global_tokens: First tokens that LM-Infinite always shows.
+
+    Returns:
+        A context manager.
+
+    Raises:
+        InputError: The method is unknown.
     """
     factor = max(1.0, length / training_length)
     ways: Mapping[str, Callable[[], AbstractContextManager[None]]] = {
@@ -95,7 +106,14 @@ def extended(
 
 
 def allowed_methods(model: nn.Module) -> tuple[str, ...]:
-    """The methods that this model's positions allow."""
+    """List the methods that the positions of a model allow.
+
+    Args:
+        model: Repositioned model or bridge.
+
+    Returns:
+        Names from `METHODS`, in their order.
+    """
     layers = as_decoder(model).layers
     rotates = any(layer.frequencies is not None for layer in layers)
     added = [layer.position_logits for layer in layers if layer.position_logits is not None]
@@ -111,9 +129,17 @@ def allowed_methods(model: nn.Module) -> tuple[str, ...]:
 
 @contextmanager
 def interpolated(model: nn.Module, factor: float) -> Iterator[None]:
-    """Position interpolation by `factor`: every distance counts as 1 / factor of it.
+    """Divide every distance by a factor (position interpolation) while the context lasts.
 
-    Raises InputError where nothing has distances.
+    Args:
+        model: Repositioned model or bridge.
+        factor: Factor s of the extension.
+
+    Yields:
+        None.
+
+    Raises:
+        InputError: No layer has distances, or the factor is no positive number.
     """
     factor = checked(factor, _Factor, "the factor of an extension")
     rotating, biased = _with_distances(model, "position interpolation")
@@ -131,9 +157,18 @@ def interpolated(model: nn.Module, factor: float) -> Iterator[None]:
 
 @contextmanager
 def yarn(model: nn.Module, factor: float, training_length: int) -> Iterator[None]:
-    """YaRN by `factor` from `training_length` tokens, in every layer that rotates.
+    """Apply YaRN in every layer that rotates while the context lasts.
 
-    Raises InputError where none does.
+    Args:
+        model: Repositioned model or bridge.
+        factor: Factor s of the extension.
+        training_length: Tokens before the extension.
+
+    Yields:
+        None.
+
+    Raises:
+        InputError: No layer rotates, or a number is out of range.
     """
     factor = checked(factor, _Factor, "the factor of an extension")
     training_length = checked(training_length, Length, "the training length")
@@ -291,12 +326,20 @@ def _changed_frequencies(
 def lm_infinite(
     model: nn.Module, length: int, global_tokens: int = GLOBAL_TOKENS
 ) -> Iterator[None]:
-    """LM-Infinite's Lambda-shaped mask and capped distance: window and cap of `length` tokens, and
-    `global_tokens` first ones.
+    """Apply LM-Infinite's mask and capped distance while the context lasts.
 
     Of two such contexts the one that was entered last acts.
 
-    Raises InputError for a model with contextual positions, and inside it for cached keys.
+    Args:
+        model: Repositioned model or bridge.
+        length: Tokens of the window, and the largest distance.
+        global_tokens: First tokens that every query sees.
+
+    Yields:
+        None.
+
+    Raises:
+        InputError: Positions are contextual; or, in the pass, keys are cached.
     """
     length = checked(length, Length, "the window of LM-Infinite")
     global_tokens = checked(global_tokens, TokensOrNone, "the number of global tokens")

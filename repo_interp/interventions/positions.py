@@ -1,14 +1,14 @@
 """Change the positions of chosen heads and tokens during forward passes; nothing is left behind.
 
     linearised     z_i <- i                         the token's index: plain RoPE for that head
-    frozen         z_i <- c                         one position for all tokens: no rotation, as in NoPE
+    frozen         z_i <- c                         one position for all: no rotation, as NoPE
     permuted       z_i <- z_order(i)                the same positions, given to other tokens
     swapped_tokens z_i <-> z_j
     swapped_heads  z^h <-> z^g                      of two heads of one layer
     scaled         z_i <- s z_i
     rounded        z_i <- d round(z_i / d)
     clipped        z_i <- min(max(z_i, low), high)
-    shifted        z_i <- z_i + b                   for a span: a shift of all tokens changes nothing
+    shifted        z_i <- z_i + b                   for a span: shifting all changes nothing
     copied         z_i <- z_j                       of one token of the same prompt
     transplanted   z_i <- z_i of another prompt, head or checkpoint, as `positions_of` recorded them
     set_positions  z_i <- given values, or any function of the positions
