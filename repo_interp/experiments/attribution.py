@@ -25,7 +25,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from repo_interp.experiments.position_changes import PlacedChange
+from repo_interp.interventions.edits import PositionEdit
 from repo_interp.interventions.replacing import replaced
 from repo_interp.models.attention import RepositionedAttention
 from repo_interp.models.decoder import as_decoder
@@ -38,7 +38,7 @@ SCREENINGS = ("positions", "output")
 def attributed(
     model: nn.Module,
     objective: Callable[[], Float[Tensor, "prompt"]],
-    changes: Mapping[str, PlacedChange],
+    changes: Mapping[str, PositionEdit],
 ) -> dict[str, Float[Tensor, "screening layer head prompt"]]:
     """Estimate by one backward pass how much each change of positions raises an objective.
 
@@ -63,12 +63,12 @@ def attributed(
         gradients = iter(torch.autograd.grad(total, wanted))
     by_layer = {layer: (next(gradients), next(gradients)) for layer in watched}
     estimates = {}
-    for name, placed in changes.items():
+    for name, edit in changes.items():
         heads, prompts = next(iter(watched.values())).positions.shape[1::-1]
         estimate = torch.full(
             (len(SCREENINGS), decoder.layer_count, heads, prompts), torch.nan, dtype=torch.float64
         )
-        with torch.no_grad(), replaced(model, placed.change, tokens=placed.tokens):
+        with torch.no_grad(), replaced(model, edit):
             for layer, watch in watched.items():
                 estimate[:, layer] = watch.first_order(*by_layer[layer]).cpu()
         estimates[name] = estimate

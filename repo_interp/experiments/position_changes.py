@@ -10,32 +10,27 @@
     shifted        the tokens of `span` alone, by `shift` times the head's range over the prompt
     transplanted   those of the next prompt with as many tokens or more
 
-They are those of `models.interventions`, on the prompt's own tokens: padding is left alone, and no
-mean or range sees it. Knows nothing about what their effects are.
+Each is a row of `interventions.edits`, on the tokens of the prompt: padding is left alone, and no
+mean or range sees it. Knows nothing about their effects.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from repo_interp.errors import InputError
-from repo_interp.interventions.positions import (
-    from_recorded,
-    positions_of,
-    reordered,
-    to_index,
-    to_mean,
-    to_multiples,
-)
-from repo_interp.interventions.replacing import Change, Here
+from repo_interp.interventions.edits import EditKind, PositionEdit
+from repo_interp.interventions.positions import positions_of
+from repo_interp.interventions.replacing import token_table
 from repo_interp.models.decoder import as_decoder
 from repo_interp.positions.assigners import TokenIndex
+from repo_interp.positions.rotary import expand_heads
 from repo_interp.tasks import Prompt
 
 PositionChange = Literal[
@@ -62,14 +57,6 @@ class Strength:
     span: str = ""
     """Whose tokens are shifted; "": the needle, else the first span that a prompt names."""
     seed: int = 0
-
-
-@dataclass(frozen=True)
-class PlacedChange:
-    """A change for prompts side by side, and the tokens of each that it is about."""
-
-    change: Change
-    tokens: list[Sequence[int]]
 
 
 def default_kinds(model: nn.Module) -> tuple[str, ...]:
@@ -112,74 +99,77 @@ def partner(prompts: Sequence[Prompt], number: int) -> int:
     return found
 
 
-def placed(
+def edit_prompts(
     model: nn.Module,
     kind: str,
     prompts: Sequence[Prompt],
     numbers: Sequence[int],
     strength: Strength,
-) -> PlacedChange:
-    """`kind` for the prompts `numbers`, side by side and padded on the right."""
-    some = [prompts[number] for number in numbers]
-    longest = max(len(prompt.tokens) for prompt in some)
-    tokens: list[Sequence[int]] = [range(len(prompt.tokens)) for prompt in some]
-    valid = torch.arange(longest) < torch.tensor([[len(prompt.tokens)] for prompt in some])
-    if kind == "shifted":
-        spans = [_span(prompt, strength.span) for prompt in some]
-        return PlacedChange(
-            _by_range(valid, lambda z, low, high: z + strength.shift * (high - low)),
-            [span or () for span in spans],
-        )
-    if kind == "transplanted":
-        rows = torch.zeros(len(some), longest, dtype=torch.long)
-        for row, number in enumerate(numbers):
-            given = prompts[partner(prompts, number)].tokens[: len(prompts[number].tokens)]
-            rows[row, : len(given)] = torch.tensor(given)
-        heads = as_decoder(model).heads
-        return PlacedChange(from_recorded(positions_of(model, rows), heads), tokens)
-    changes: dict[str, Callable[[], Change]] = {
-        "linearised": lambda: to_index,
-        "frozen": to_mean,
-        "permuted": lambda: reordered(_orders(numbers, tokens, longest, strength.seed)),
-        "swapped": lambda: reordered(_neighbours(tokens, longest)),
-        "scaled": lambda: lambda positions, here: strength.scale * positions,
-        "rounded": lambda: to_multiples(strength.step),
-        "clipped": lambda: _by_range(
-            valid, lambda z, low, high: z.clamp((3 * low + high) / 4, (low + 3 * high) / 4)
-        ),
-    }
-    return PlacedChange(changes[kind](), tokens)
+) -> PositionEdit:
+    """Make the edit of one kind for prompts side by side, padded on the right.
 
+    Args:
+        model: Repositioned model, whose positions are recorded for `transplanted`.
+        kind: One of `KINDS`.
+        prompts: All prompts.
+        numbers: The prompts that are side by side.
+        strength: How strongly positions change.
 
-def _by_range(valid: Tensor, change: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Change:
-    """A change that is given the smallest and the largest position of each row over the prompt's
-    own tokens.
+    Returns:
+        The edit, of the tokens of each prompt.
+
+    Raises:
+        InputError: No other prompt has positions to transplant.
     """
+    some = [prompts[number] for number in numbers]
+    tokens = [range(len(prompt.tokens)) for prompt in some]
+    index = torch.arange(max(map(len, tokens))).repeat(len(some), 1)
+    name, value = _row(kind, strength)
+    if kind == "permuted":
+        for number, row, places in zip(numbers, index, tokens, strict=True):
+            random = np.random.default_rng([strength.seed, number])
+            row[: len(places)] = torch.from_numpy(random.permutation(len(places)))
+        value = index
+    elif kind == "swapped":
+        pairs = torch.tensor([[len(places) // 2 * 2] for places in tokens])
+        value = torch.where(index < pairs, index ^ 1, index)
+    elif kind == "shifted":
+        spans = [_span(prompt, strength.span) or () for prompt in some]
+        value = torch.zeros_like(index, dtype=torch.float64)
+        for row, span in zip(value, spans, strict=True):
+            row[list(span)] = strength.shift
+    elif kind == "transplanted":
+        value = _positions_of_partners(model, prompts, numbers, torch.zeros_like(index))
+    return PositionEdit(name, value, token_table(tokens))
 
-    def changed(positions: Tensor, here: Here) -> Tensor:
-        padding = ~valid.to(positions.device)[:, None]
-        low = positions.masked_fill(padding, torch.inf).amin(-1, keepdim=True)
-        high = positions.masked_fill(padding, -torch.inf).amax(-1, keepdim=True)
-        return change(positions, low, high)
 
-    return changed
+def _row(kind: str, strength: Strength) -> tuple[EditKind, Any]:
+    """The edit of a kind, and its value unless prompts decide it."""
+    rows: dict[str, tuple[EditKind, Any]] = {
+        "linearised": ("linearised", None),
+        "frozen": ("frozen", None),
+        "permuted": ("reordered", None),
+        "swapped": ("reordered", None),
+        "scaled": ("scaled", strength.scale),
+        "rounded": ("rounded", strength.step),
+        "clipped": ("middle_half", None),
+        "shifted": ("shifted_range", None),
+        "transplanted": ("transplanted", None),
+    }
+    return rows[kind]
 
 
-def _orders(
-    numbers: Sequence[int], tokens: Sequence[Sequence[int]], longest: int, seed: int
-) -> Tensor:
-    orders = np.tile(np.arange(longest), (len(numbers), 1))
-    for row, (number, own) in enumerate(zip(numbers, tokens, strict=True)):
-        orders[row, : len(own)] = np.random.default_rng([seed, number]).permutation(len(own))
-    return torch.from_numpy(orders)
-
-
-def _neighbours(tokens: Sequence[Sequence[int]], longest: int) -> Tensor:
-    orders = torch.arange(longest).repeat(len(tokens), 1)
-    for row, own in zip(orders, tokens, strict=True):
-        pairs = len(own) // 2 * 2
-        row[:pairs] = row[:pairs].view(-1, 2).flip(1).reshape(-1)
-    return orders
+def _positions_of_partners(
+    model: nn.Module, prompts: Sequence[Prompt], numbers: Sequence[int], rows: Tensor
+) -> dict[int, Tensor]:
+    for row, number in zip(rows, numbers, strict=True):
+        given = prompts[partner(prompts, number)].tokens[: len(prompts[number].tokens)]
+        row[: len(given)] = torch.tensor(given)
+    heads = as_decoder(model).heads
+    return {
+        layer: expand_heads(positions, heads)
+        for layer, positions in positions_of(model, rows).items()
+    }
 
 
 def _span(prompt: Prompt, name: str) -> tuple[int, ...] | None:

@@ -29,7 +29,7 @@ from transformers import PreTrainedModel
 
 from repo_interp.experiments.attribution import attributed
 from repo_interp.experiments.experiment import TOKENS
-from repo_interp.experiments.position_changes import Strength, placed
+from repo_interp.experiments.position_changes import Strength, edit_prompts
 from repo_interp.experiments.responses import (
     MOST_LOGITS,
     Question,
@@ -89,7 +89,8 @@ class Measurement:
         """
         batch = self._batch(numbers)
         changes = {
-            kind: placed(self.model, kind, self.prompts, numbers, self.strength) for kind in kinds
+            kind: edit_prompts(self.model, kind, self.prompts, numbers, self.strength)
+            for kind in kinds
         }
 
         def objective() -> Tensor:
@@ -115,15 +116,14 @@ class Measurement:
         Returns:
             Readings [set, reading, prompt] as nested lists.
         """
-        placed_for = lru_cache(2)(
-            lambda copies: placed(
+        edit_of = lru_cache(2)(
+            lambda copies: edit_prompts(
                 self.model, kind, self.prompts, [*numbers] * copies, self.strength
             )
         )
 
         def changed(of_rows: list[Heads]) -> AbstractContextManager:
-            change = placed_for(len(of_rows) // len(numbers))
-            return replaced(self.model, change.change, tokens=change.tokens, sets=of_rows)
+            return replaced(self.model, edit_of(len(of_rows) // len(numbers)), sets=of_rows)
 
         edited = self._batch(numbers).under_edits(sets, changed)
         return [readings.tolist() for readings in edited]

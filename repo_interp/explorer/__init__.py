@@ -27,15 +27,21 @@ __all__ = ["Edit", "Session", "explore"]
 
 
 def explore(bridge: Any, prompts: Any, against: Any = None) -> ExplorerWidget:
-    """The explorer of a bridge in a notebook: change positions of tokens, and see attention, the
-    answer and the continuation follow.
+    """Show the explorer of a model in a notebook.
 
         ri.explore(bridge, ri.prompt("The first man on the moon was Neil Armstrong.", bridge,
         generated=-2))
 
-    `prompts`: one or several, in any form that `ri.analyze` takes. `against`: another bridge, to
-    compare with over the same texts. Raises InputError for what is no prompt, for a bridge that
-    cannot read the texts, and without anywidget.
+    Args:
+        bridge: Bridge, as `ri.load` returns it.
+        prompts: One or several, in any form that `ri.analyze` takes.
+        against: Another bridge, to compare over the same texts.
+
+    Returns:
+        The widget.
+
+    Raises:
+        InputError: The prompts are none, a bridge cannot read them, or anywidget is missing.
     """
     from repo_interp.explorer.messages import Explored, over_the_same_texts
     from repo_interp.explorer.widget import ExplorerWidget

@@ -8,25 +8,24 @@
     scaled       value times as much                   value            scaled
     shifted      value more                            value            shifted
 
-An edit comes from a page or from Python and is held to the same types either way. It names no file
-and holds no code. Knows nothing about prompts beyond the spans that it is given.
+An edit comes from a page or from Python and is checked against the same types either way. It names
+no file and holds no code. `interventions.edits` applies it. Knows nothing about prompts beyond the
+spans that it is given.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from typing import Annotated, Any, Literal
 
-import torch
 from annotated_types import Interval, Len
 from pydantic import BaseModel, BeforeValidator, ConfigDict, model_validator
-from torch import Tensor, nn
+from torch import nn
 
 from repo_interp.errors import InputError
-from repo_interp.interventions.positions import shuffled, to_index, to_mean, to_token, to_value
-from repo_interp.interventions.replacing import Change, Here, changed_rows, replaced
+from repo_interp.interventions.edits import PositionEdit
+from repo_interp.interventions.replacing import replaced, token_table
 from repo_interp.values import Finite, Seed
 
 Kind = Literal["linearised", "frozen", "copied", "permuted", "scaled", "shifted"]
@@ -37,7 +36,14 @@ MOST_HEADS = 4096
 
 
 def as_tuple(value: Any) -> Any:
-    """Lists of JSON as tuples, at every level."""
+    """Turn lists of JSON into tuples, at every level.
+
+    Args:
+        value: Any value of JSON.
+
+    Returns:
+        Tuples for lists, and other values unchanged.
+    """
     return tuple(map(as_tuple, value)) if isinstance(value, list | tuple) else value
 
 
@@ -76,15 +82,11 @@ class Edit(BaseModel):
             )
         if self.tokens and self.span:
             raise ValueError("an edit names tokens or a span; give one of the two")
-        given = {name for name in ("value", "source", "seed") if getattr(self, name) is not None}
-        wanted, optional = _PARAMETERS[self.kind]
-        if not wanted <= given <= wanted | optional:
-            needs = (
-                f"needs {', '.join(wanted)}"
-                if wanted
-                else f"takes {', '.join(optional) or 'no parameter'}"
-            )
-            raise ValueError(f"{self.kind} {needs}; got {', '.join(sorted(given)) or 'none'}")
+        given = [name for name in ("value", "source", "seed") if getattr(self, name) is not None]
+        name, needed, *_ = _KINDS[self.kind]
+        if given != [name] and (needed or given):
+            takes = f"{'needs' if needed else 'takes'} {name or 'no parameter'}"
+            raise ValueError(f"{self.kind} {takes}; got {', '.join(given) or 'none'}")
         return self
 
     @property
@@ -92,130 +94,123 @@ class Edit(BaseModel):
         """The first layer whose positions change."""
         return min(layer for layer, _ in self.heads) if self.layer is None else self.layer
 
-    def tokens_in(self, spans: Mapping[str, Sequence[int]], count: int) -> tuple[int, ...] | None:
-        """The tokens in a prompt of `count` tokens with `spans`; None for all.
+    @property
+    def parameter(self) -> Any:
+        """The constant, factor, shift, token or seed; None where there is none."""
+        return (
+            self.seed or 0 if self.kind == "permuted" else getattr(self, _KINDS[self.kind][0], None)
+        )
 
-        Raises InputError for those that it lacks.
+    def tokens_in(self, spans: Mapping[str, Sequence[int]], count: int) -> tuple[int, ...] | None:
+        """Find the tokens that change in a prompt.
+
+        Args:
+            spans: Indices of tokens by the name of their span.
+            count: Tokens of the prompt.
+
+        Returns:
+            Indices; None for all tokens.
+
+        Raises:
+            InputError: The prompt lacks the span or a token.
         """
         if self.span and self.span not in spans:
             raise InputError(
                 f"the prompt has no span {self.span!r}; it has {', '.join(spans) or 'none'}"
             )
         tokens = tuple(spans[self.span]) if self.span else self.tokens
-        beyond = [
-            token
-            for token in (*tokens, *(() if self.source is None else (self.source,)))
-            if token >= count
-        ]
-        if beyond:
+        last = max((*tokens, self.source or 0))
+        if last >= count:
             raise InputError(
-                f"an edit names token {beyond[0]}; the prompt's tokens are 0 to {count - 1}"
+                f"an edit names token {last}; the prompt's tokens are 0 to {count - 1}"
             )
         return tokens or None
 
     def sentence(self) -> str:
-        """The edit in words: "layer 2: the token index"."""
-        named = ", ".join(f"L{layer} H{head}" for layer, head in self.heads[:4])
-        where = (
-            f"layer {self.layer}"
-            if self.layer is not None
-            else self.named or named + (" ..." if len(self.heads) > 4 else "")
-        )
-        shown = ", ".join(map(str, self.tokens[:4])) + (" ..." if len(self.tokens) > 4 else "")
-        which = (
-            f", span {self.span}"
-            if self.span
-            else f", token{'s' if len(self.tokens) > 1 else ''} {shown}"
-            if shown
-            else ""
-        )
-        number = None if self.value is None else f"{self.value:g}"
-        what = {
-            "linearised": "the token index",
-            "frozen": f"the constant {number}" if number is not None else "the mean position",
-            "copied": f"the position of token {self.source}",
-            "permuted": f"shuffled, seed {self.seed or 0}",
-            "scaled": f"times {number}",
-            "shifted": f"shifted by {number}",
-        }
-        return f"{where}{which}: {what[self.kind]}"
+        """Describe the edit: "layer 2: the token index".
+
+        Returns:
+            One line without a full stop.
+        """
+        heads = [f"L{layer} H{head}" for layer, head in self.heads]
+        where = self.named or _first(heads) if self.layer is None else f"layer {self.layer}"
+        if self.span:
+            where += f", span {self.span}"
+        elif self.tokens:
+            where += f", token{'s' if len(self.tokens) > 1 else ''} {_first(self.tokens)}"
+        words = _KINDS[self.kind][2]
+        if (self.kind, self.value) == ("frozen", None):
+            words = "the mean position"
+        return f"{where}: {words.format(self.parameter)}"
 
     def python(self, tokens: Sequence[int] | None) -> str:
-        """The call of the library that makes the same change, given `tokens_in` of the prompt."""
+        """Write the call of the library that makes the same change.
+
+        Args:
+            tokens: Result of `tokens_in` for the prompt.
+
+        Returns:
+            Code, with the model as `bridge`.
+        """
         arguments = [
             "bridge",
-            *([] if self.kind not in _FIRST else [repr(getattr(self, _FIRST[self.kind]))]),
+            *([] if self.parameter is None else [_KINDS[self.kind][3].format(self.parameter)]),
+            f"heads={list(self.heads)}" if self.layer is None else f"layer={self.layer}",
+            *([] if tokens is None else [f"tokens={listed(tokens)}"]),
         ]
-        arguments.append(
-            f"layer={self.layer}" if self.layer is not None else f"heads={list(self.heads)}"
-        )
-        arguments += [] if tokens is None else [f"tokens={listed(tokens)}"]
-        arguments += (
-            [f"value={self.value!r}"] if self.kind == "frozen" and self.value is not None else []
-        )
-        arguments += [f"seed={self.seed or 0}"] if self.kind == "permuted" else []
         return f"ri.interventions.{self.kind}({', '.join(arguments)})"
 
+    def position_edit(self, tokens: Sequence[int] | None) -> PositionEdit:
+        """Make the edit of a prompt, to be applied again and again.
 
-_PARAMETERS: Mapping[str, tuple[set[str], set[str]]] = {
-    "linearised": (set(), set()),
-    "frozen": (set(), {"value"}),
-    "copied": ({"source"}, set()),
-    "permuted": (set(), {"seed"}),
-    "scaled": ({"value"}, set()),
-    "shifted": ({"value"}, set()),
-}
-"""By kind, the parameters that it needs, and those that it may have."""
-_FIRST = {"copied": "source", "scaled": "value", "shifted": "value"}
-"""Parameters that the functions of `ri.interventions` take in the second place."""
+        A continuation applies it anew for every token.
 
+        Args:
+            tokens: Result of `tokens_in` for the prompt; None: all, also those that are generated.
 
-class Placed:
-    """An edit for one prompt, ready to be entered again and again: a continuation enters it anew
-    for every token.
-    """
-
-    def __init__(self, model: nn.Module, edit: Edit, tokens: Sequence[int] | None) -> None:
-        """`tokens`: of the prompt; None: all, also those that are generated."""
-        self.model, self.edit, self.tokens = (
-            model,
-            edit,
-            None if tokens is None else torch.tensor(tokens),
-        )
-        self._change = self._made()
-
-    def applied(self) -> AbstractContextManager[None]:
-        """The context in which the change is in force."""
-        return replaced(self.model, self._of_tokens, self.edit.heads or None, layer=self.edit.layer)
-
-    def _made(self) -> Change:
-        value, source = self.edit.value or 0.0, self.edit.source or 0
-        changes: dict[str, Any] = {
-            "linearised": lambda: to_index,
-            "frozen": lambda: to_mean() if self.edit.value is None else to_value(value),
-            "copied": lambda: to_token(source),
-            "permuted": lambda: shuffled(self.edit.seed or 0),
-            "scaled": lambda: lambda positions, here: value * positions,
-            "shifted": lambda: lambda positions, here: positions + value,
-        }
-        return changes[self.edit.kind]()
-
-    def _of_tokens(self, positions: Tensor, here: Here) -> Tensor:
-        """The change of the chosen tokens alone.
-
-        Not the `tokens` of `replaced`, which notes those that a prompt does not reach yet.
+        Returns:
+            The edit as `interventions` has it. It names its tokens itself: the `tokens` of
+            `replaced` warns of those that a prompt does not reach yet.
         """
-        if self.tokens is None:
-            return self._change(positions, here)
-        chosen = torch.isin(here.index, self.tokens.to(here.index.device)).expand(
-            len(positions), -1
-        )
-        chosen = chosen if here.chosen is None else chosen & here.chosen
-        return changed_rows(positions, self._change, replace(here, chosen=chosen))
+        table = None if tokens is None else token_table(tokens)
+        return PositionEdit(self.kind, self.parameter, table)
+
+    def applied(self, model: nn.Module, change: PositionEdit) -> AbstractContextManager[None]:
+        """Apply the edit while a context lasts.
+
+        Args:
+            model: Repositioned model or bridge.
+            change: Result of `position_edit`.
+
+        Returns:
+            The context manager.
+        """
+        return replaced(model, change, self.heads or None, layer=self.layer)
+
+
+_KINDS: Mapping[str, tuple[str, bool, str, str]] = {
+    "linearised": ("", False, "the token index", ""),
+    "frozen": ("value", False, "the constant {:g}", "value={!r}"),
+    "copied": ("source", True, "the position of token {}", "{}"),
+    "permuted": ("seed", False, "shuffled, seed {}", "seed={}"),
+    "scaled": ("value", True, "times {:g}", "{!r}"),
+    "shifted": ("value", True, "shifted by {:g}", "{!r}"),
+}
+"""By kind: the parameter, whether it is needed, the edit in words, and the argument in Python."""
+
+
+def _first(names: Sequence[Any]) -> str:
+    return ", ".join(map(str, names[:4])) + (" ..." if len(names) > 4 else "")
 
 
 def listed(numbers: Sequence[int]) -> str:
-    """Numbers as Python: a range where they are one."""
-    first, last = min(numbers), max(numbers)
-    whole = list(numbers) == list(range(first, last + 1)) and len(numbers) > 2
-    return f"range({first}, {last + 1})" if whole else str(list(numbers))
+    """Write numbers as Python, as a range where they are one.
+
+    Args:
+        numbers: Indices, at least one.
+
+    Returns:
+        Code of a list or a range.
+    """
+    whole = range(min(numbers), max(numbers) + 1)
+    return repr(whole if list(numbers) == list(whole) and len(whole) > 2 else list(numbers))

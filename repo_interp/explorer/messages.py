@@ -116,9 +116,17 @@ class Explored:
         return self.name or ("a model" if origin is None else origin.name)
 
     def answer(self, asked: Asked, check: Callable[[], None] = lambda: None) -> dict[str, Any]:
-        """The answer to a message that has one.
+        """Answer a message that has one answer.
 
-        Raises InputError for what does not fit the model or the prompt.
+        Args:
+            asked: The message.
+            check: Function that is called before each layer; its exception ends the answer.
+
+        Returns:
+            The answer as JSON has it.
+
+        Raises:
+            InputError: The message does not fit the model or the prompt.
         """
         if asked.model:
             return self._other(asked).answer(asked.model_copy(update={"model": 0}), check)
@@ -137,7 +145,15 @@ class Explored:
     def events(
         self, asked: Asked, check: Callable[[], None] = lambda: None
     ) -> Iterator[dict[str, Any]]:
-        """The events of "continue" and "suggest"."""
+        """Yield the events of "continue" and "suggest".
+
+        Args:
+            asked: The message.
+            check: Function that is called before each layer; its exception ends the answer.
+
+        Yields:
+            Events as JSON has them.
+        """
         if asked.model:
             yield from self._other(asked).events(asked.model_copy(update={"model": 0}), check)
             return
@@ -176,8 +192,14 @@ class Explored:
         return self.others[asked.model - 1]
 
     def session(self, asked: Asked, check: Callable[[], None] = lambda: None) -> Session:
-        """The session that `asked` describes, with the passes of earlier ones over the same
-        prompt.
+        """Make the session of a message, with the passes of earlier ones over the same prompt.
+
+        Args:
+            asked: The message.
+            check: Function that is called before each layer; its exception ends the answer.
+
+        Returns:
+            The session.
         """
         key = asked.prompt if asked.text is None else asked.text
         if key not in self._passes:
@@ -351,10 +373,20 @@ class Explored:
 
 
 def over_the_same_texts(explored: Explored, bridge: nn.Module, name: str = "") -> Explored:
-    """`explored`, compared with `bridge`: the same tokens where both have one vocabulary, else the
-    same texts in the tokens of each.
+    """Compare an explored model with another one over the same texts.
 
-    Raises InputError where the two can have neither in common.
+    The tokens are the same where both have one vocabulary.
+
+    Args:
+        explored: Model and prompts.
+        bridge: The other model.
+        name: Name for `ri.load`.
+
+    Returns:
+        Both models, with the prompts of each.
+
+    Raises:
+        InputError: The two have neither tokens nor texts in common.
     """
     first, second = explored.decoder, as_decoder(bridge)
     reads, other = first.tokenizer, second.tokenizer
@@ -380,12 +412,32 @@ def _in_other_tokens(prompt: Prompt, reads: Any, other: Any) -> Prompt:
 
 
 def message(value: Any) -> Asked:
-    """`value`, as JSON gives it, as a message. Raises InputError for what is none."""
+    """Read a message.
+
+    Args:
+        value: The message as JSON gives it.
+
+    Returns:
+        The message, its fields checked.
+
+    Raises:
+        InputError: A field is unknown, of another type or out of range.
+    """
     return modelled(value, Asked, "the request")
 
 
 def prompts_of(run: xr.DataTree) -> list[Prompt]:
-    """The prompts that a run describes. Raises InputError where it describes none."""
+    """Read the prompts that a run describes.
+
+    Args:
+        run: A run of `ri.analyze`.
+
+    Returns:
+        The prompts.
+
+    Raises:
+        InputError: The run does not hold them.
+    """
     require_run(run)
     group = described_prompts(run)
     if group is None or "token_id" not in group:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any, TypeVar
@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from repo_interp.analysis.batches import make_batches
 from repo_interp.errors import NotFinite
-from repo_interp.explorer.edits import Edit, Placed
+from repo_interp.explorer.edits import Edit
 from repo_interp.inputs import AttentionInputs
 from repo_interp.measures.attention_mass import AttentionMass
 from repo_interp.measures.positions import Positions
@@ -92,28 +92,51 @@ class Passes:
         self._kept: OrderedDict[Any, Pass] = OrderedDict()
         self._inputs: OrderedDict[Any, AttentionInputs] = OrderedDict()
 
-    def placed(self, edits: Edits) -> list[Placed]:
-        """`edits` for this prompt.
+    def contexts(self, edits: Edits) -> list[Callable[[], AbstractContextManager[None]]]:
+        """Prepare edits for this prompt.
 
-        Raises InputError for layers, heads, spans and tokens that there are not.
+        Args:
+            edits: Edits of any layers, heads and tokens.
+
+        Returns:
+            One function per edit, whose contexts apply it, again and again.
+
+        Raises:
+            InputError: The model or the prompt lacks the layers, heads, span or tokens of one.
         """
         spans, count = self.prompt.all_spans(), len(self.prompt.tokens)
-        found = [Placed(self.model, edit, edit.tokens_in(spans, count)) for edit in edits]
-        for placed in found:
-            if placed.edit not in self._fitting:
-                with placed.applied():  # refuses layers and heads that there are not
-                    self._fitting.add(placed.edit)
-        return found
+        contexts = []
+        for edit in edits:
+            change = edit.position_edit(edit.tokens_in(spans, count))
+            contexts.append(partial(edit.applied, self.model, change))
+            if edit not in self._fitting:
+                with contexts[-1]():  # refuses layers and heads that the model lacks
+                    self._fitting.add(edit)
+        return contexts
 
     def of(self, edits: Edits, check: Callable[[], None]) -> Pass:
-        """The pass under `edits`.
+        """Run the model under edits, or take the pass from the kept ones.
 
-        `check` is called before each layer; what it raises ends the pass.
+        Args:
+            edits: Edits that are on.
+            check: Function that is called before each layer; its exception ends the pass.
+
+        Returns:
+            The pass.
         """
         return _kept(self._kept, edits, lambda: self._passed(edits, check), self._most)
 
     def inputs(self, edits: Edits, layer: int, check: Callable[[], None]) -> AttentionInputs:
-        """What `layer` attends with under `edits`."""
+        """Observe one layer under edits.
+
+        Args:
+            edits: Edits that are on.
+            layer: Number of the layer.
+            check: Function that is called before each layer; its exception ends the pass.
+
+        Returns:
+            Inputs of its attention.
+        """
         return _kept(self._inputs, (edits, layer), lambda: self._looked(edits, layer, check), MOST)
 
     @torch.no_grad()
@@ -139,8 +162,8 @@ class Passes:
             looks[inputs.layer] = looked(inputs)
 
         with ExitStack() as stack:
-            for placed in self.placed(edits):
-                stack.enter_context(placed.applied())
+            for context in self.contexts(edits):
+                stack.enter_context(context())
             stack.enter_context(self._observing(receive))
             for number, layer in enumerate(self.decoder.blocks):
                 stack.callback(
@@ -182,8 +205,8 @@ class Passes:
             raise _Seen
 
         with ExitStack() as stack:
-            for placed in self.placed(edits):
-                stack.enter_context(placed.applied())
+            for context in self.contexts(edits):
+                stack.enter_context(context())
             stack.enter_context(self._observing(receive, [layer]))
             try:
                 resume_pass(self.model, recording, self._block(layer))
@@ -202,8 +225,13 @@ class Passes:
 
 
 def looked(inputs: AttentionInputs) -> Float[Tensor, "where head"]:
-    """Attention to token 0 and to the previous token of every head, mean over up to `ROWS` evenly
-    spaced rows of the only prompt.
+    """Average the attention to token 0 and to the previous token.
+
+    Args:
+        inputs: Inputs of attention of one prompt.
+
+    Returns:
+        Means over up to `ROWS` evenly spaced rows.
     """
     last = inputs.valid.shape[1] - 1
     rows = torch.linspace(1, last, min(ROWS, last), device=inputs.queries.device).round().long()

@@ -63,7 +63,11 @@ class Superseded(Exception):
 
 @cache
 def assets() -> Mapping[str, bytes]:
-    """The files of the page by name: ours, and plotly.js from the plotly package."""
+    """Read the files of the page, and plotly.js from the plotly package.
+
+    Returns:
+        Contents by name.
+    """
     from plotly.offline import get_plotlyjs
 
     rooms = (files("repo_interp.explorer") / "page", files("repo_interp.plots") / "pages" / "page")
@@ -79,8 +83,16 @@ class Turns:
         self._latest: dict[tuple[str, str], threading.Event] = {}
 
     def begin(self, asked: Asked) -> Callable[[], None]:
-        """End what the page asked before of the same kind; return what raises Superseded once a
-        newer message has come.
+        """End the older work of the same page and kind.
+
+        Args:
+            asked: The newest message.
+
+        Returns:
+            Function to call before each layer.
+
+        Raises:
+            Superseded: In that function, once a newer message has come.
         """
         ended, key = threading.Event(), (asked.tab, asked.ask)
         older = self._latest.pop(key, None)
@@ -97,14 +109,31 @@ class Turns:
         return check
 
     async def take(self, work: Callable[[], Any], check: Callable[[], None]) -> Any:
-        """The result of `work`, in its turn."""
+        """Run work in its turn.
+
+        Args:
+            work: Function without arguments.
+            check: Function that raises where the work is not wanted any more.
+
+        Returns:
+            The result of `work`.
+        """
         async with self._lock:
             check()
             return await run_in_threadpool(work)
 
 
 def application(explored: Explored, token: str, port: int) -> Starlette:
-    """The application that serves `explored` on `port` below the path /TOKEN/."""
+    """Make the application that answers below the path /TOKEN/.
+
+    Args:
+        explored: Model and prompts.
+        token: Secret part of the address.
+        port: Port of the server, which the headers of a request must name.
+
+    Returns:
+        The application.
+    """
     names = {f"{name}:{port}" for name in (HOST, "localhost")}
     origins, turns = {f"http://{name}" for name in names}, Turns()
 
@@ -190,9 +219,16 @@ def _said(line: str, status: int) -> Response:
 
 
 def listening(port: int | None) -> socket.socket:
-    """A socket of this machine at `port`; None: any that is free.
+    """Listen on this machine.
 
-    Raises InputError where another program has it.
+    Args:
+        port: Port; None: any that is free.
+
+    Returns:
+        The socket.
+
+    Raises:
+        InputError: Another program has the port.
     """
     place = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -208,8 +244,15 @@ def listening(port: int | None) -> socket.socket:
 
 
 def server(explored: Explored, token: str, place: socket.socket) -> uvicorn.Server:
-    """The server of `explored` on `place`; its `run(sockets=[place])` answers until the process is
-    interrupted.
+    """Make the server, whose `run(sockets=[place])` answers until the process is interrupted.
+
+    Args:
+        explored: Model and prompts.
+        token: Secret part of the address.
+        place: Result of `listening`.
+
+    Returns:
+        The server.
     """
     app = application(explored, token, place.getsockname()[1])
     settings = uvicorn.Config(
@@ -224,8 +267,10 @@ def server(explored: Explored, token: str, place: socket.socket) -> uvicorn.Serv
 
 
 def kept_token() -> str:
-    """The token of this user, the same every time, so that a page finds a server that was started
-    again; a fresh one where none is kept.
+    """Read the token of this user, so that a page finds a server that was started again.
+
+    Returns:
+        The kept token, or a fresh one.
     """
     fresh = secrets.token_urlsafe(32)
     with suppress(OSError, ValueError):

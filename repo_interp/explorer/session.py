@@ -125,7 +125,7 @@ class Session:
             )
         if self.passes is None:
             self.passes = Passes(self.bridge, self.prompt)
-        self._passes.placed(tuple(self.edits))
+        self._passes.contexts(tuple(self.edits))
 
     @property
     def count(self) -> int:
@@ -157,12 +157,17 @@ class Session:
         return tuple(self.answer) or tuple(sorted(self.prompt.generated)) or (self.count - 1,)
 
     def heads(self, edited: bool = False) -> xr.Dataset:
-        """The map of heads: scores [score, layer, head], and positions at up to `POINTS` tokens, as
-        the model is or under the edits.
+        """Map the heads: scores, and positions at up to `POINTS` tokens.
 
-        Scores are those of the measures `positions` and `attention_mass`; where tokens look
-        (`passes.looked`); and, where the prompt names the source of each generated token, how well
-        positions mirror it (`measures.kernels.mirror`).
+        Scores are those of the measures `positions` and `attention_mass`, the attention of
+        `passes.looked`,
+        and, where the prompt names the source of each generated token, `measures.kernels.mirror`.
+
+        Args:
+            edited: Whether the edits act.
+
+        Returns:
+            `head_score` [score, layer, head] and `outline` [layer, head, point].
         """
         passed = self._passes.of(self.active if edited else (), self.check)
         groups, layers = passed.groups, passed.groups["positions"]["layer"].values
@@ -213,11 +218,17 @@ class Session:
         selection: tuple[int, int] | None = None,
         count: int = NEXT,
     ) -> xr.Dataset:
-        """What `heads` do in the row of `token`, and what the model expects next, as the model is.
+        """Read the row of one token in some heads, and the next tokens, without edits.
 
-        `position` [shown, token], `weight` and `logit` [shown, key] of the row of `token`,
-        `span_mass` [shown, span] of every span and of the tokens of `selection` (first, last),
-        `probability`, `next_token` and `next_text` [rank], and the answer's `log_probability`.
+        Args:
+            heads: (layer, head) pairs.
+            token: The query token.
+            selection: First and last token of an extra span.
+            count: Likeliest next tokens.
+
+        Returns:
+            `position` [shown, token], `weight` and `logit` [shown, key], `span_mass` [shown, span],
+            `probability`, `next_token` and `next_text` [rank], and `log_probability` of the answer.
         """
         return self._seen((), heads, token, selection, count)
 
@@ -228,8 +239,17 @@ class Session:
         selection: tuple[int, int] | None = None,
         count: int = NEXT,
     ) -> xr.Dataset:
-        """`look` with the axis `state`, clean and changed; `weight_difference` [shown, key]; and
-        `curve` [edit], the log-probability of the answer after each edit that is on, in order.
+        """Compare `look` without and with the edits.
+
+        Args:
+            heads: (layer, head) pairs.
+            token: The query token.
+            selection: First and last token of an extra span.
+            count: Likeliest next tokens.
+
+        Returns:
+            `look` with the axis `state`; `weight_difference` [shown, key]; and `curve` [edit], the
+            log-probability of the answer after each edit that is on, in order.
         """
         states = [self._seen(edits, heads, token, selection, count) for edits in ((), self.active)]
         both = xr.concat(
@@ -255,11 +275,17 @@ class Session:
         )
 
     def continuation(self, edited: bool = True, most: int | None = None) -> Iterator[int]:
-        """Greedy next tokens after the prompt - where it marks an answer, after what stands before
-        it -, under the edits.
+        """Generate greedy tokens after the prompt, or in place of its answer; close it to stop.
 
-        Ends after `most` tokens (None: as many as the answer has, else 32), or with a token that
-        ends a text. Close it to stop.
+        Args:
+            edited: Whether the edits act.
+            most: Most tokens; None: as many as the answer has, else 32.
+
+        Yields:
+            Tokens, up to one that ends a text.
+
+        Raises:
+            NotFinitePrediction: The logits are NaN or infinite.
         """
         start = self.start
         count = (
@@ -267,7 +293,7 @@ class Session:
             if most is None
             else int(checked(most, Count, "most"))
         )
-        placed = self._passes.placed(self.active if edited else ())
+        contexts = self._passes.contexts(self.active if edited else ())
         model: Any = self._passes.model
         ends = np.atleast_1d(
             model.generation_config.eos_token_id
@@ -279,8 +305,8 @@ class Session:
         for _ in range(count):
             self.check()
             with torch.no_grad(), at_rest(model), ExitStack() as stack:
-                for each in placed:
-                    stack.enter_context(each.applied())
+                for context in contexts:
+                    stack.enter_context(context())
                 logits = model(given, **{argument: cache}, use_cache=True, logits_to_keep=1).logits[
                     0, -1
                 ]
@@ -302,12 +328,21 @@ class Session:
     def suggest(
         self, progress: Callable[[int, int], None] | None = None
     ) -> list[tuple[Edit, float]]:
-        """Up to `SUGGESTED` edits of one head or one layer that lower the log-probability of the
-        answer most, and by how many nats; then those of all heads of one kind
-        (`measures.position_sources.head_kinds`) on this prompt, whatever they change.
+        """Find edits that lower the log-probability of the answer most.
 
-        From the experiment `effects`: the token index where positions are learned, else one
-        constant for all tokens. Raises InputError where no layer assigns positions.
+        Up to `SUGGESTED` edits of one head or layer come from the experiment `effects`: the token
+        index
+        where positions are learned, else one constant. Edits of all heads of one kind
+        (`measures.position_sources.head_kinds`) follow, whatever they change.
+
+        Args:
+            progress: Function of the points that are done and of all.
+
+        Returns:
+            Edits with their effects in nats.
+
+        Raises:
+            InputError: No layer assigns positions.
         """
 
         def advance(done: int, total: int) -> None:
@@ -353,8 +388,15 @@ class Session:
         return float(self._readings(self._passes.of(edits, self.check))[0])
 
     def as_python(self, heads: Sequence[Head], token: int, count: int = NEXT) -> str:
-        """A cell that repeats the session with the library: `clean` and `changed` have the numbers
-        of `changed(heads, token)`.
+        """Write a cell that gives the numbers of `changed` with the library alone.
+
+        Args:
+            heads: (layer, head) pairs.
+            token: The query token.
+            count: Likeliest next tokens.
+
+        Returns:
+            Code that defines `clean` and `changed`.
         """
         self._require(heads, token)
         spans = self.prompt.all_spans()
@@ -494,7 +536,16 @@ class Session:
 
 
 def row_of(inputs: AttentionInputs, head: int, token: int) -> tuple[np.ndarray, np.ndarray]:
-    """Logits and attention of one row of one head [key]; NaN for keys that it does not see."""
+    """Read logits and attention of one row of one head.
+
+    Args:
+        inputs: Inputs of attention of one prompt.
+        head: Number of the head.
+        token: The query token.
+
+    Returns:
+        Logits and weights [key]; NaN for keys that the row does not see.
+    """
     rows = torch.tensor([token], device=inputs.queries.device)
     logits = inputs.logits(rows)
     seen = inputs.visible(rows)[0, 0]

@@ -6,8 +6,9 @@ Public as `ri.interventions`.
     positions    linearised, frozen, permuted, swapped, scaled, rounded, clipped, shifted, copied, transplanted, set
     patching     positions patched from a clean prompt into a corrupted one, as TransformerLens does
     keys         keys exchanged or moved alone, as the experiment `perturbation` needs it
-    ablation     what heads write replaced by zero, or by their mean over prompts
-    extension    position interpolation, YaRN, LM-Infinite; other frequencies for single heads
+    ablation     outputs of heads, or pairs of their queries and keys, replaced by zero or their mean
+    edits        position edits as data, which `positions`, the explorer and `effects` share
+    extension    position interpolation, YaRN, LM-Infinite; other frequencies for heads, layers or the model
 
 Each is a context manager; what it changes is undone when it ends, also when the pass raised. They
 nest, `with frozen(...), shifted(...):`, and end in any order. While one lasts, its model cannot be
@@ -15,7 +16,7 @@ copied (`copy.deepcopy`): the copy would keep what it changes for good. They wor
 models and the bridges around them. Knows no task and no measure.
 """
 
-from repo_interp.interventions.ablation import ablate
+from repo_interp.interventions.ablation import ablate, query_key_means
 from repo_interp.interventions.extension import interpolated, lm_infinite, rescaled, yarn
 from repo_interp.interventions.keys import Shift, exchanged_keys, moved_keys
 from repo_interp.interventions.patching import (
@@ -57,6 +58,7 @@ __all__ = [
     "moved_keys",
     "permuted",
     "positions_of",
+    "query_key_means",
     "replaced",
     "rescaled",
     "rounded",

@@ -4,46 +4,78 @@ a context lasts.
     o_h = sum_j w_ij v_j   <-   0, or m_h      at `hook_z`; all other heads of the layer keep theirs
 
 With all heads of a layer at zero the layer writes the bias of its output projection alone. What the
-heads look at is still computed, so that measures see it. Knows no task and no measure.
+heads look at is still computed, so that measures see it. With `pairs`, rotary pairs of a head's
+queries and keys are removed instead, before rotation:
+
+    q_r, k_r   <-   0, or their means       at `hook_q`, `hook_k`: pair r is the dimensions r, r + d/2
+
+A pair whose query is 0 adds nothing to a logit, so the keys, which other heads may share, stay.
+Knows no task and no measure.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from repo_interp.errors import InputError
+from repo_interp.interventions.extension import require_rotation
+from repo_interp.interventions.positions import token_ids
 from repo_interp.interventions.replacing import heads_by_layer
 from repo_interp.models.attention import RepositionedAttention
+from repo_interp.models.capture import decode
 from repo_interp.models.decoder import attentions_of
 from repo_interp.models.lasting import intervention
 from repo_interp.models.reposition import called_at
+from repo_interp.values import TokensOrNone, checked
 
 HeadMeans = Mapping[int, Float[Tensor, "head d_head"]]
-"""By layer, what each head writes on average."""
+"""By layer, the mean output of every head."""
+PairMeans = Mapping[int, tuple[Float[Tensor, "head d_head"], Float[Tensor, "kv_head d_head"]]]
+"""By layer, the means of queries and of keys before rotation."""
 
 
 @contextmanager
 def ablate(
     model: nn.Module,
     heads: Sequence[tuple[int, int]] | tuple[int, int] = (),
-    means: HeadMeans | None = None,
+    means: HeadMeans | PairMeans | None = None,
     *,
     sets: Sequence[Sequence[tuple[int, int]]] | None = None,
+    pairs: Sequence[int] | None = None,
 ) -> Iterator[None]:
-    """While the context lasts, `heads`, (layer, head) pairs, write nothing (zero), or what `means`
-    says, as `ri.head_means` gives it.
+    """Remove the output of heads, or rotary pairs of their queries and keys, while a context lasts.
 
         with ri.ablate(bridge, [(0, 1), (2, 3)]):
             logits, cache = bridge.run_with_cache(tokens)
 
-    `sets`: in place of `heads`, those of each prompt of the batch. Takes repositioned models and
-    bridges. Raises InputError for heads that the model lacks, and for means of other shapes.
+    Args:
+        model: Repositioned model or bridge.
+        heads: (layer, head) pairs, one or several.
+        means: Replacements: `ri.head_means(bridge, prompts)`, or, with `pairs`,
+            `query_key_means(model, tokens)`; None: zero.
+        sets: In place of `heads`, the heads of each prompt of the batch.
+        pairs: Numbers of rotary pairs, the fastest first; None: the outputs are removed.
+
+    Yields:
+        None.
+
+    Raises:
+        InputError: The model lacks heads or pairs, a layer does not rotate, the means are of
+            another shape, or they need keys that a head shares with one that is not named.
     """
+    if pairs is not None:
+        if sets is not None:
+            raise InputError("pairs of heads are the same in all prompts; leave sets out")
+        with lasting(model), _pairs_removed(model, heads_by_layer(model, heads), pairs, means):
+            yield
+        return
     given = [heads] if sets is None else sets
     by_prompt = [heads_by_layer(model, some) if some or sets is None else {} for some in given]
     chosen = sorted({layer for some in by_prompt for layer in some})
@@ -70,7 +102,9 @@ def ablate(
 
 
 def _written(
-    attention: RepositionedAttention, by_prompt: list[list[int]], means: HeadMeans | None
+    attention: RepositionedAttention,
+    by_prompt: list[list[int]],
+    means: HeadMeans | PairMeans | None,
 ) -> tuple[Tensor, Tensor]:
     """Which heads of a layer are chosen [prompt, 1, head, 1], and what they write."""
     count, layer, heads = (
@@ -93,3 +127,91 @@ def _written(
             "ri.head_means(bridge, prompts) returns"
         )
     return mask, value
+
+
+@torch.no_grad()
+def query_key_means(
+    model: nn.Module, tokens: Int[Tensor, "prompt token"] | Sequence[Sequence[int]]
+) -> dict[int, tuple[Tensor, Tensor]]:
+    """Average queries and keys over tokens and prompts, for `ablate` with `pairs`.
+
+    Args:
+        model: Repositioned model or bridge.
+        tokens: Ids of prompts of one length.
+
+    Returns:
+        By layer, means of queries [head, d_head] and of keys [kv_head, d_head] before rotation, in
+        half-split order.
+
+    Raises:
+        InputError: `tokens` is no table of ids that the model knows.
+    """
+    given = token_ids(model, tokens)
+    means: dict[str, dict[int, Tensor]] = {"queries": {}, "keys": {}}
+
+    def record(site: str, attention: RepositionedAttention, vectors: Tensor) -> None:
+        means[site][attention.layer_idx] = vectors.double().mean((0, 2))
+
+    with ExitStack() as stack:
+        for site in means:
+            stack.enter_context(called_at(model, site, partial(record, site)))
+        decode(model, given, torch.ones_like(given, dtype=torch.bool))
+    return {layer: (mean, means["keys"][layer]) for layer, mean in means["queries"].items()}
+
+
+@contextmanager
+def _pairs_removed(
+    model: nn.Module, chosen: Mapping[int, frozenset[int]], pairs: Any, means: Any
+) -> Iterator[None]:
+    removed: dict[tuple[int, str], tuple[Tensor, Tensor]] = {}
+    some = list(pairs) if isinstance(pairs, range) else pairs
+    pairs = checked(some, tuple[TokensOrNone, ...], "pairs")
+    for attention in attentions_of(model, chosen):
+        require_rotation(attention)
+        layer, half = attention.layer_idx, attention.d_head // 2
+        if not pairs or max(pairs) >= half:
+            raise InputError(f"pairs of layer {layer} are 0 to {half - 1}; got {list(pairs)}")
+        group = attention.heads // attention.kv_heads
+        if means is not None and any(
+            len(chosen[layer] & {*range(first, first + group)}) not in (0, group)
+            for first in range(0, attention.heads, group)
+        ):
+            raise InputError(
+                f"heads of layer {layer} share keys, {group} each, and some of them are not "
+                "named; name all of them, or leave the means out"
+            )
+        # Without means the query is 0, so the keys need no change.
+        sites = {"queries": attention.heads, "keys": attention.kv_heads}
+        for place, (site, count) in enumerate([*sites.items()][: 1 if means is None else 2]):
+            rows = sorted({head * count // attention.heads for head in chosen[layer]})
+            mask = torch.zeros(count, 1, 2 * half, dtype=torch.bool)
+            mask[
+                torch.tensor(rows)[:, None], 0, torch.tensor([*pairs, *(r + half for r in pairs)])
+            ] = True
+            value = torch.zeros(count, 2 * half) if means is None else _mean_of(means, layer, place)
+            if value.shape != (count, 2 * half):
+                raise InputError(
+                    f"means of layer {layer} are no finite {[count, 2 * half]}; give "
+                    "query_key_means(model, tokens) of this model"
+                )
+            removed[layer, site] = mask, value[:, None]
+
+    def put(site: str, attention: RepositionedAttention, vectors: Tensor) -> Tensor:
+        if (attention.layer_idx, site) not in removed:
+            return vectors
+        mask, value = removed[attention.layer_idx, site]
+        return torch.where(mask.to(vectors.device), value.to(vectors), vectors)
+
+    with ExitStack() as stack:
+        for site in ("queries", "keys"):
+            stack.enter_context(called_at(model, site, partial(put, site), chosen))
+        yield
+
+
+def _mean_of(means: Any, layer: int, place: int) -> Tensor:
+    """The means of queries (0) or keys (1) of a layer; an empty tensor where there are none."""
+    try:
+        value = torch.as_tensor(means[layer][place])
+    except (TypeError, ValueError, RuntimeError, LookupError):
+        return torch.empty(0)
+    return value if bool(value.isfinite().all()) else torch.empty(0)

@@ -23,11 +23,13 @@ Whole prompts only, padded on the right, without cached keys.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any, Literal, get_args
 
+import numpy as np
 import torch
 from annotated_types import Interval
 from jaxtyping import Float, Int
@@ -36,7 +38,13 @@ from torch import Tensor, nn
 from repo_interp.checkpoint_files.architectures import training_length
 from repo_interp.checkpoint_files.fields import Length
 from repo_interp.errors import InputError
-from repo_interp.interventions.replacing import number_of
+from repo_interp.interventions.replacing import (
+    Heads,
+    Layers,
+    finite_positions,
+    heads_by_layer,
+    number_of,
+)
 from repo_interp.models.attention import RepositionedAttention
 from repo_interp.models.decoder import as_decoder, attentions_of
 from repo_interp.models.lasting import intervention, patch_attribute
@@ -46,6 +54,7 @@ from repo_interp.positions.logits import cap_logits
 from repo_interp.positions.rotary import expand_heads, rotate
 from repo_interp.positions.scaling import (
     interpolate,
+    ntk_frequencies,
     with_base,
     yarn_attention_scaling,
     yarn_frequencies,
@@ -69,9 +78,20 @@ def extended(
     training_length: int,
     global_tokens: int = GLOBAL_TOKENS,
 ) -> AbstractContextManager[None]:
-    """The context in which `model` runs prompts of `length` tokens by `method`.
+    """Run prompts of one length by a named method of extrapolation.
 
-    Raises InputError for an unknown one.
+    Args:
+        model: Repositioned model or bridge.
+        method: One of `METHODS`.
+        length: Tokens of the prompts.
+        training_length: Tokens of the prompts of training.
+        global_tokens: First tokens that LM-Infinite always shows.
+
+    Returns:
+        A context manager.
+
+    Raises:
+        InputError: The method is unknown.
     """
     factor = max(1.0, length / training_length)
     ways: Mapping[str, Callable[[], AbstractContextManager[None]]] = {
@@ -86,7 +106,14 @@ def extended(
 
 
 def allowed_methods(model: nn.Module) -> tuple[str, ...]:
-    """The methods that this model's positions allow."""
+    """List the methods that the positions of a model allow.
+
+    Args:
+        model: Repositioned model or bridge.
+
+    Returns:
+        Names from `METHODS`, in their order.
+    """
     layers = as_decoder(model).layers
     rotates = any(layer.frequencies is not None for layer in layers)
     added = [layer.position_logits for layer in layers if layer.position_logits is not None]
@@ -102,9 +129,17 @@ def allowed_methods(model: nn.Module) -> tuple[str, ...]:
 
 @contextmanager
 def interpolated(model: nn.Module, factor: float) -> Iterator[None]:
-    """Position interpolation by `factor`: every distance counts as 1 / factor of it.
+    """Divide every distance by a factor (position interpolation) while the context lasts.
 
-    Raises InputError where nothing has distances.
+    Args:
+        model: Repositioned model or bridge.
+        factor: Factor s of the extension.
+
+    Yields:
+        None.
+
+    Raises:
+        InputError: No layer has distances, or the factor is no positive number.
     """
     factor = checked(factor, _Factor, "the factor of an extension")
     rotating, biased = _with_distances(model, "position interpolation")
@@ -122,9 +157,18 @@ def interpolated(model: nn.Module, factor: float) -> Iterator[None]:
 
 @contextmanager
 def yarn(model: nn.Module, factor: float, training_length: int) -> Iterator[None]:
-    """YaRN by `factor` from `training_length` tokens, in every layer that rotates.
+    """Apply YaRN in every layer that rotates while the context lasts.
 
-    Raises InputError where none does.
+    Args:
+        model: Repositioned model or bridge.
+        factor: Factor s of the extension.
+        training_length: Tokens before the extension.
+
+    Yields:
+        None.
+
+    Raises:
+        InputError: No layer rotates, or a number is out of range.
     """
     factor = checked(factor, _Factor, "the factor of an extension")
     training_length = checked(training_length, Length, "the training length")
@@ -148,65 +192,154 @@ def yarn(model: nn.Module, factor: float, training_length: int) -> Iterator[None
 @contextmanager
 def rescaled(
     model: nn.Module,
-    layer: int,
+    layer: Layers = None,
     head: int | None = None,
     *,
+    heads: Heads = None,
     yarn: float | None = None,
     theta: float | None = None,
     linear: float | None = None,
+    ntk: float | None = None,
+    factors: Sequence[float] | Tensor | None = None,
+    function: Callable[[Tensor], Tensor] | None = None,
 ) -> Iterator[None]:
-    """While the context lasts, one head of `layer` (None: all) rotates by other frequencies.
+    """Rotate heads, layers or the whole model by other frequencies while the context lasts.
 
-    `yarn`, `linear`: the factor of YaRN (from the model's training length) or of position
-    interpolation. `theta`: another base, theta_r = theta^(-r/n) of n pairs. Raises InputError
-    unless one of them is given, and where the layer does not rotate.
+        with iv.rescaled(model, factors=[1.0] * 24 + [0.0] * 8):  # p-RoPE: no slow pairs
+
+    Args:
+        model: Repositioned model or bridge.
+        layer: One layer or several; None: all that rotate.
+        head: One head of one `layer`; None: all heads.
+        heads: (layer, head) pairs, in place of `layer` and `head`.
+        yarn: Factor of YaRN, from the model's training length.
+        theta: Another base, theta_r = theta^(-r/n) of n pairs.
+        linear: Factor of position interpolation.
+        ntk: Factor of NTK-aware scaling (`positions.scaling.ntk_frequencies`).
+        factors: One number per pair, the fastest pair first as in `inv_freq`; 0 stops the pair.
+        function: New frequencies [pair] in radians per position, given the present ones.
+
+    Yields:
+        None.
+
+    Raises:
+        InputError: Not exactly one change was given, a layer or the model does not rotate, the
+            model lacks a head, or the frequencies are not finite or not one per pair.
     """
+    named: dict[str, Any] = {"yarn": yarn, "theta": theta, "linear": linear, "ntk": ntk}
     given = {
         name: value
-        for name, value in (("yarn", yarn), ("theta", theta), ("linear", linear))
+        for name, value in (*named.items(), ("factors", factors), ("function", function))
         if value is not None
     }
     if len(given) != 1:
         raise InputError(
-            f"one of yarn, theta and linear was wanted; got {', '.join(given) or 'none'}"
+            f"one of {', '.join(named)}, factors and function was wanted; got "
+            f"{', '.join(given) or 'none'}"
         )
+    name: str
+    value: Any
     ((name, value),) = given.items()
-    value = checked(value, _Factor, "the factor of an extension")
-    layer, head = number_of(layer, "a layer"), None if head is None else number_of(head, "a head")
-    (attention,) = attentions_of(model, [layer])
+    if name in named:
+        value = checked(value, _Factor, "the factor of an extension")
+    if head is not None:
+        if heads is not None or layer is None or isinstance(layer, Sequence):
+            raise InputError("a head of one layer was wanted; give heads=[(layer, head), ...]")
+        heads, layer = [(layer, number_of(head, "a head"))], None  # pyright: ignore[reportAssignmentType]
+    chosen = _rotating_heads(model, heads, layer)
+    with intervention(model) as undo:
+        for attention in attentions_of(model, chosen):
+            change = partial(_changed_frequencies, attention, name, value)
+            scaling = yarn_attention_scaling(value) if name == "yarn" else 1.0
+            _retune(undo, attention, change, scaling, chosen[attention.layer_idx])
+        yield
+
+
+def _rotating_heads(
+    model: nn.Module, heads: Heads, layer: Layers
+) -> dict[int, frozenset[int] | None]:
+    """The heads of every layer whose frequencies change; None: all heads of the layer."""
+    decoder = as_decoder(model)
+    if heads is not None and layer is not None:
+        raise InputError("heads or a layer were wanted, not both; leave one out")
+    if heads is not None:
+        chosen: dict[int, frozenset[int] | None] = dict(heads_by_layer(model, heads))
+    elif layer is not None:
+        some: Any = [layer] if np.ndim(layer) == 0 else layer  # pyright: ignore[reportArgumentType, reportCallIssue]
+        chosen = dict.fromkeys(number_of(number, "a layer") for number in some)
+    else:
+        chosen = {
+            number: None
+            for number, attention in decoder.by_layer.items()
+            if attention.frequencies is not None and attention.assigner is not None
+        }
+    if not chosen:
+        schemes = ", ".join(dict.fromkeys(decoder.schemes))
+        raise InputError(f"no layer of this model ({schemes}) rotates; choose another model")
+    for attention in attentions_of(model, chosen):
+        require_rotation(attention)
+    return chosen
+
+
+def require_rotation(attention: RepositionedAttention) -> None:
+    """Refuse a layer that does not rotate.
+
+    Args:
+        attention: A layer.
+
+    Raises:
+        InputError: Its scheme rotates nothing.
+    """
     if attention.frequencies is None or attention.assigner is None:
         raise InputError(
-            f"layer {layer} ({attention.scheme}) does not rotate, so it has no frequencies "
-            "to change"
+            f"layer {attention.layer_idx} ({attention.scheme}) does not rotate, so it has no "
+            "frequencies to change"
         )
-    if head is not None and not 0 <= head < attention.heads:
-        raise InputError(
-            f"head {head} was named; the heads of layer {layer} are 0 to {attention.heads - 1}"
-        )
-    length = training_length(attention.config)
-    changes: Mapping[str, Callable[[Tensor], Tensor]] = {
-        "yarn": lambda frequencies: yarn_frequencies(frequencies, value, length),
-        "linear": lambda frequencies: interpolate(frequencies, value),
-        "theta": lambda frequencies: with_base(
-            frequencies, attention.rotation.unscaled.to(frequencies), value
-        ),
+
+
+def _changed_frequencies(
+    attention: RepositionedAttention, name: str, value: Any, frequencies: Tensor
+) -> Tensor:
+    changes: Mapping[str, Callable[[], Any]] = {
+        "yarn": lambda: yarn_frequencies(frequencies, value, training_length(attention.config)),
+        "linear": lambda: interpolate(frequencies, value),
+        "theta": lambda: with_base(frequencies, attention.rotation.unscaled.to(frequencies), value),
+        "ntk": lambda: ntk_frequencies(frequencies, value),
+        "factors": lambda: value,
+        "function": lambda: value(frequencies),
     }
-    scaling = yarn_attention_scaling(value) if name == "yarn" else 1.0
-    with intervention(model) as undo:
-        _retune(undo, attention, changes[name], scaling, head)
-        yield
+    new = finite_positions(
+        changes[name](), frequencies, f"the {name} of layer {attention.layer_idx}"
+    )
+    count, rotating = len(frequencies), int((attention.rotation.frequencies != 0).sum())
+    if new.ndim != 1 or len(new) not in (count, rotating):
+        raise InputError(
+            f"the {name} of layer {attention.layer_idx} are {list(new.shape)}; wanted one number "
+            f"for each of {rotating} pairs"
+        )
+    # Pairs beyond those that rotate have the frequency 0, and keep it.
+    new = torch.nn.functional.pad(new.to(frequencies), (0, count - len(new)))
+    return frequencies * new if name == "factors" else new
 
 
 @contextmanager
 def lm_infinite(
     model: nn.Module, length: int, global_tokens: int = GLOBAL_TOKENS
 ) -> Iterator[None]:
-    """LM-Infinite's Lambda-shaped mask and capped distance: window and cap of `length` tokens, and
-    `global_tokens` first ones.
+    """Apply LM-Infinite's mask and capped distance while the context lasts.
 
     Of two such contexts the one that was entered last acts.
 
-    Raises InputError for a model with contextual positions, and inside it for cached keys.
+    Args:
+        model: Repositioned model or bridge.
+        length: Tokens of the window, and the largest distance.
+        global_tokens: First tokens that every query sees.
+
+    Yields:
+        None.
+
+    Raises:
+        InputError: Positions are contextual; or, in the pass, keys are cached.
     """
     length = checked(length, Length, "the window of LM-Infinite")
     global_tokens = checked(global_tokens, TokensOrNone, "the number of global tokens")
@@ -362,26 +495,26 @@ def _retune(
     attention: RepositionedAttention,
     change: Callable[[Tensor], Tensor],
     scaling: float,
-    head: int | None = None,
+    heads: frozenset[int] | None = None,
 ) -> None:
-    """Rotate one head (None: all) by what `change` makes of its frequencies, their attention
+    """Rotate some heads (None: all) by what `change` makes of its frequencies, their attention
     scaling times `scaling`.
     """
 
     def changed(present: Tensor) -> Tensor:
-        if present.ndim == 1 and head is None:
+        if present.ndim == 1 and heads is None:
             return change(present)
         by_head = present.expand(attention.heads, 1, -1)
         return torch.stack(
             [
-                change(row[0]) if head in (None, number) else row[0]
+                change(row[0]) if heads is None or number in heads else row[0]
                 for number, row in enumerate(by_head)
             ]
         )[:, None]
 
     factors: Any = attention.rotation.by_pair(scaling)
-    if head is not None:
-        of_head, factors = factors, torch.ones(attention.heads, 1, attention.d_head // 2)
-        factors[head] = of_head
+    if heads is not None:
+        of_heads, factors = factors, torch.ones(attention.heads, 1, attention.d_head // 2)
+        factors[sorted(heads)] = of_heads
     patch_attribute(undo, attention, "frequencies", changed)
     patch_attribute(undo, attention, "attention_scaling", lambda present: present * factors)

@@ -43,11 +43,19 @@ KEY_INDEX = 3
 def exchanged_keys(
     model: nn.Module, orders: Mapping[int, Int[Tensor, "batch token"]]
 ) -> Iterator[None]:
-    """In the layers named by `orders`, the key at token j is that of token `orders[layer][prompt,
-    j]`, before any norm and rotation.
+    """Exchange keys between tokens, before any norm and rotation, while the context lasts.
 
-    What a scheme reads of keys (CoPE's gates) changes with them. Raises InputError for a layer that
-    the model lacks, and for no orders.
+    Values of a scheme that reads keys (CoPE's gates) change with them.
+
+    Args:
+        model: Repositioned model or bridge.
+        orders: By layer, the token [prompt, token] whose key each token gets.
+
+    Yields:
+        None.
+
+    Raises:
+        InputError: The model lacks a layer, or an order is none or of another shape.
     """
     _require_by_layer(orders, "orders", "tokens [prompt, token] as whole numbers from 0", _is_order)
 
@@ -66,13 +74,20 @@ def exchanged_keys(
 
 @contextmanager
 def moved_keys(model: nn.Module, shifts: Mapping[int, Shift]) -> Iterator[None]:
-    """In the layers named by `shifts`, keys have the positions `z + shifts[layer](z)`.
+    """Move keys to the positions `z + shifts[layer](z)` while the context lasts.
 
-    Raises InputError for a layer that the model lacks.
-
-    Raises InputError too for what is no function, and in the pass for shifts of another shape.
     With learned absolute positions the shift of layer 0 acts, once for the whole model; an index is
     rounded, and kept in the table.
+
+    Args:
+        model: Repositioned model or bridge.
+        shifts: By layer, a function from positions of keys to the shifts that are added.
+
+    Yields:
+        None.
+
+    Raises:
+        InputError: The model lacks a layer, or a shift is no function or of another shape.
     """
     _require_by_layer(shifts, "shifts", "functions of positions", callable)
 
@@ -100,8 +115,13 @@ def moved_keys(model: nn.Module, shifts: Mapping[int, Shift]) -> Iterator[None]:
 
 
 def has_keys_to_move(attention: RepositionedAttention) -> bool:
-    """Whether `moved_keys` changes anything where this layer is named: not in NoPE, nor with CoPE's
-    positions alone.
+    """Tell whether `moved_keys` changes anything in a layer: not in NoPE, nor CoPE alone.
+
+    Args:
+        attention: A layer.
+
+    Returns:
+        Whether the logits depend on the position of keys.
     """
     by_distance = attention.frequencies is not None or isinstance(
         attention.position_logits, PositionBias

@@ -38,11 +38,22 @@ def get_act_patch_positions_all_pos(
     patching_metric: Any,
     **options: Any,
 ) -> Any:
-    """The metric [layer, head] with each head's positions, over all tokens, from the clean cache.
+    """Patch the positions of every head, over all tokens, from a clean prompt.
 
-    Arguments and result as of `transformer_lens.patching.get_act_patch_attn_head_z_all_pos`. Raises
-    InputError for a model that is no bridge of ours, for prompts of different length, and for a
-    cache of other prompts, or without their axis.
+    Args:
+        model: Bridge of this library.
+        corrupted_tokens: Ids of the prompts that run.
+        clean_cache: Cache of the clean prompts, with `hook_positions`.
+        patching_metric: Function from logits to a number, or several by name.
+        **options: Options of `transformer_lens.patching.generic_activation_patch`.
+
+    Returns:
+        The metric [layer, head], as `get_act_patch_attn_head_z_all_pos` gives it.
+
+    Raises:
+        InputError: The model is no bridge of this library, the prompts differ in length, or the
+            cache has
+            other prompts or lacks their axis.
     """
     return _patched(
         model, corrupted_tokens, clean_cache, patching_metric, ("layer", "head"), options
@@ -56,11 +67,20 @@ def get_act_patch_positions_by_pos(
     patching_metric: Any,
     **options: Any,
 ) -> Any:
-    """The metric [layer, token, head] with each head's position of each token from the clean cache,
-    one at a time.
+    """Patch the position of one token in one head from a clean prompt, for all of them.
 
-    Arguments and result as of `transformer_lens.patching.get_act_patch_attn_head_z_by_pos`. Raises
-    InputError as above.
+    Args:
+        model: Bridge of this library.
+        corrupted_tokens: Ids of the prompts that run.
+        clean_cache: Cache of the clean prompts, with `hook_positions`.
+        patching_metric: Function from logits to a number, or several by name.
+        **options: Options of `transformer_lens.patching.generic_activation_patch`.
+
+    Returns:
+        The metric [layer, token, head], as `get_act_patch_attn_head_z_by_pos` gives it.
+
+    Raises:
+        InputError: As for `get_act_patch_positions_all_pos`.
     """
     return _patched(
         model, corrupted_tokens, clean_cache, patching_metric, ("layer", "pos", "head"), options

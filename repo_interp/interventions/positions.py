@@ -1,26 +1,24 @@
 """Change the positions of chosen heads and tokens during forward passes; nothing is left behind.
 
     linearised     z_i <- i                         the token's index: plain RoPE for that head
-    frozen         z_i <- c                         one position for all tokens: no rotation relative to each other, as in NoPE
+    frozen         z_i <- c                         one position for all: no rotation, as NoPE
     permuted       z_i <- z_order(i)                the same positions, given to other tokens
     swapped_tokens z_i <-> z_j
     swapped_heads  z^h <-> z^g                      of two heads of one layer
     scaled         z_i <- s z_i
     rounded        z_i <- d round(z_i / d)
     clipped        z_i <- min(max(z_i, low), high)
-    shifted        z_i <- z_i + b                   for a span: a shift of all tokens changes nothing
+    shifted        z_i <- z_i + b                   for a span: shifting all changes nothing
     copied         z_i <- z_j                       of one token of the same prompt
     transplanted   z_i <- z_i of another prompt, head or checkpoint, as `positions_of` recorded them
     set_positions  z_i <- given values, or any function of the positions
 
-Every one takes `heads` as (layer, head) pairs, or `layer`, or neither for all that assign
-positions, and `tokens` by index; what they mean is said by `replaced`, which all are made of.
-RoPE's index is a position like any other. Learned positions: RePo eq. 4-7.
+Every function takes `heads` as (layer, head) pairs, or `layer`, or neither for all heads with
+positions, and `tokens` by index, as `replaced` does. It makes an edit (`edits.PositionEdit`), which
+`replaced` applies. RoPE's index is a position like any other. Learned positions: RePo eq. 4-7.
 
-With a cache new tokens get: their index (linearised), the constant of the prompt (frozen, copied),
-what their own position becomes (scaled, rounded, clipped, shifted), the recorded position where
-there is one, else their own (transplanted), their own (permuted, swapped). Greedy text is then the
-same with and without a cache, but for orders that are drawn anew for a prompt that has grown.
+With a cache new tokens get positions as `edits` says. Greedy text is then the same with and without
+a cache, but for orders that are drawn anew for a prompt that has grown.
 """
 
 from __future__ import annotations
@@ -28,47 +26,62 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from annotated_types import Interval
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from repo_interp.errors import InputError, one_line
+from repo_interp.interventions.edits import EditKind, PositionEdit, recorded_at
 from repo_interp.interventions.replacing import (
-    MOST_TOKENS,
-    Change,
     Heads,
-    Here,
     Layers,
     Tokens,
     finite_positions,
+    heads_by_layer,
     layer_and_head,
     replaced,
+    token_table,
 )
 from repo_interp.models.attention import RepositionedAttention
 from repo_interp.models.capture import decode
 from repo_interp.models.decoder import as_decoder
 from repo_interp.models.reposition import called_at
 from repo_interp.positions.rotary import expand_heads
-from repo_interp.values import Finite, Seed, TokensOrNone, checked
+from repo_interp.values import Seed, checked
 
 if TYPE_CHECKING:
     from transformer_lens import ActivationCache
 
 FLOAT32 = torch.finfo(torch.float32)
-_Step = Annotated[float, Interval(ge=1e-30, le=1e9)]
 HOOK = "blocks.{}.attn.hook_positions"
 """Name of a layer's positions in a bridge's cache."""
 
 
 def linearised(
-    model: nn.Module, heads: Heads = None, *, layer: Layers = None, tokens: Tokens = None
+    model: nn.Module,
+    heads: Heads = None,
+    *,
+    layer: Layers = None,
+    tokens: Tokens = None,
 ) -> AbstractContextManager:
-    """While it lasts, positions are the token index: what plain RoPE gives."""
-    return replaced(model, to_index, heads, layer=layer, tokens=tokens)
+    """Set positions to the token index, as plain RoPE has them.
+
+    Args:
+        model: Repositioned model or bridge.
+        heads: (layer, head) pairs, one or several; None: all heads of the layers.
+        layer: One layer or several, in place of `heads`; None: all that assign positions.
+        tokens: Indices in the prompt, for all prompts or one sequence per prompt; None: all.
+
+    Returns:
+        A context manager; positions are changed while it lasts.
+
+    Raises:
+        InputError: The model lacks the layers or heads, or they have no positions.
+    """
+    return _edited(model, "linearised", None, heads, layer, tokens)
 
 
 def frozen(
@@ -79,18 +92,24 @@ def frozen(
     tokens: Tokens = None,
     value: float | None = None,
 ) -> AbstractContextManager:
-    """While it lasts, positions are the constant `value`; None: each row's mean over the chosen
-    tokens of the prompt.
+    """Set positions to one constant.
 
-    Frozen over all tokens a head computes as without positions (NoPE), whatever the value. Raises
-    InputError for a value that is no finite number.
+    Frozen over all tokens a head computes as without positions (NoPE), whatever the value.
+
+    Args:
+        model: Repositioned model or bridge.
+        heads: (layer, head) pairs, one or several; None: all heads of the layers.
+        layer: One layer or several, in place of `heads`; None: all that assign positions.
+        tokens: Indices in the prompt, for all prompts or one sequence per prompt; None: all.
+        value: The constant; None: the mean of every row over the chosen tokens of the prompt.
+
+    Returns:
+        A context manager; positions are changed while it lasts.
+
+    Raises:
+        InputError: `value` is no finite number, or the model lacks the layers, heads or tokens.
     """
-    value = (
-        None if value is None else checked(value, Finite, "the value that positions are frozen at")
-    )
-    return replaced(
-        model, to_mean() if value is None else to_value(value), heads, layer=layer, tokens=tokens
-    )
+    return _edited(model, "frozen", value, heads, layer, tokens)
 
 
 def permuted(
@@ -102,37 +121,43 @@ def permuted(
     order: Sequence[int] | Tensor | None = None,
     seed: int = 0,
 ) -> AbstractContextManager:
-    """While it lasts, token i has the position of token order[i]; the same for all heads.
+    """Give token i the position of token order[i], in all heads alike.
 
-    `order`: a permutation of the first tokens' indices, [token] or [prompt, token]; tokens after it
-    keep theirs. None: the chosen tokens of every prompt change places at random, by `seed` - also
-    with padding on the right, unless an attention mask or `tokens` leave it out; where prompts are
-    analysed and scored it is left out. Raises InputError for an order that is none or stands beside
-    a seed, and inside for tokens of it that are in the cache or that a prompt lacks.
+    Args:
+        model: Repositioned model or bridge.
+        heads: (layer, head) pairs, one or several; None: all heads of the layers.
+        layer: One layer or several, in place of `heads`; None: all that assign positions.
+        tokens: Indices in the prompt, for all prompts or one sequence per prompt; None: all.
+        order: Permutation of the first tokens' indices, [token] or [prompt, token]; later tokens
+            keep their positions. None: a random order of the chosen tokens of every prompt. Padding
+            on the right changes places too, unless an attention mask or `tokens` leave it out;
+            where prompts are analyzed and scored it is left out.
+        seed: Seed of the random order.
+
+    Returns:
+        A context manager; positions are changed while it lasts.
+
+    Raises:
+        InputError: `order` is no permutation or stands beside a seed; or, in the pass, its tokens
+            are in the cache or a prompt lacks them.
     """
     if order is None:
-        seed = checked(seed, Seed, "seed")
-        return replaced(model, shuffled(seed), heads, layer=layer, tokens=tokens)
-    if seed:
+        return _edited(model, "permuted", seed, heads, layer, tokens)
+    if checked(seed, Seed, "seed"):
         raise InputError(f"seed {seed} draws an order, and one was given; leave one of the two out")
-    try:
-        indices = torch.as_tensor(order)
-    except (TypeError, ValueError, RuntimeError):
-        indices = torch.empty(0)
-    whole = indices.dtype in (torch.int32, torch.int64) and indices.numel() > 0
+    indices = finite_positions(order, torch.zeros(1), "the tokens of an order")
     if (
-        not whole
+        indices.dtype not in (torch.int32, torch.int64)
         or indices.ndim not in (1, 2)
-        or not torch.equal(
-            indices.sort(-1).values, torch.arange(indices.shape[-1]).expand_as(indices)
-        )
+        or not indices.numel()
+        or not (indices.sort(-1).values == torch.arange(indices.shape[-1])).all()
     ):
         raise InputError(
             "an order names each of the first tokens once, [token] or [prompt, token]; got "
             f"{order!r}"
         )
     prompts = len(indices) if indices.ndim == 2 else 1
-    return replaced(model, reordered(indices), heads, layer=layer, tokens=tokens, prompts=prompts)
+    return _edited(model, "reordered", indices, heads, layer, tokens, prompts=prompts)
 
 
 def swapped_tokens(
@@ -143,40 +168,56 @@ def swapped_tokens(
     *,
     layer: Layers = None,
 ) -> AbstractContextManager:
-    """While it lasts, the tokens `one` and `other` - or two spans of as many tokens, pair by pair -
-    have each other's positions.
+    """Exchange the positions of two tokens, or of two spans pair by pair.
+
+    Args:
+        model: Repositioned model or bridge.
+        one: Index of a token, or indices of a span.
+        other: Another token, or a span of as many other tokens.
+        heads: (layer, head) pairs, one or several; None: all heads of the layers.
+        layer: One layer or several, in place of `heads`; None: all that assign positions.
+
+    Returns:
+        A context manager; positions are changed while it lasts.
+
+    Raises:
+        InputError: The two are no different tokens, or no spans of one length.
     """
-    first, second = (list(each) if isinstance(each, Iterable) else [each] for each in (one, other))
-    named: list[Any] = [*first, *second]
-    if (
-        not all(
-            hasattr(each, "__index__")
-            and not isinstance(each, bool | np.bool_)
-            and each < MOST_TOKENS
-            for each in named
-        )
-        or len(first) != len(second)
-        or len(set(named)) < len(named)
-        or not named
-        or min(named) < 0
-    ):
+    first, second = (list(some) if isinstance(some, Iterable) else [some] for some in (one, other))
+    table = token_table([first, second])
+    if len(first) != len(second) or int(table.any(0).sum()) < len(first) + len(second):
         raise InputError(
             f"two tokens, or two spans of as many different tokens, change places; got {one} "
             f"and {other}"
         )
-    order = torch.arange(max(named) + 1)
+    order = torch.arange(table.shape[1])
     order[first], order[second] = torch.tensor(second), torch.tensor(first)
-    return replaced(model, reordered(order), heads, layer=layer)
+    return _edited(model, "reordered", order, heads, layer)
 
 
 def swapped_heads(
-    model: nn.Module, one: tuple[int, int], other: tuple[int, int], *, tokens: Tokens = None
+    model: nn.Module,
+    one: tuple[int, int],
+    other: tuple[int, int],
+    *,
+    tokens: Tokens = None,
 ) -> AbstractContextManager:
-    """While it lasts, the heads `one` and `other`, (layer, head) of one layer, have each other's
-    positions.
+    """Exchange the positions of two heads of one layer.
 
     Heads of different layers: record with `positions_of`, then `transplanted(..., from_head=...)`
     both ways.
+
+    Args:
+        model: Repositioned model or bridge.
+        one: (layer, head).
+        other: Another head of this layer.
+        tokens: Indices in the prompt, for all prompts or one sequence per prompt; None: all.
+
+    Returns:
+        A context manager; positions are changed while it lasts.
+
+    Raises:
+        InputError: The two are the same, or of different layers.
     """
     one, other = layer_and_head(one), layer_and_head(other)
     if one[0] != other[0]:
@@ -187,7 +228,7 @@ def swapped_heads(
         )
     if one[1] == other[1]:
         raise InputError(f"two different heads were wanted; got {one} twice")
-    return replaced(model, lambda positions, here: positions.flip(1), [one, other], tokens=tokens)
+    return _edited(model, "swapped_heads", None, [one, other], tokens=tokens)
 
 
 def scaled(
@@ -198,14 +239,22 @@ def scaled(
     layer: Layers = None,
     tokens: Tokens = None,
 ) -> AbstractContextManager:
-    """While it lasts, positions are `factor` times what they are.
+    """Multiply positions by a factor.
 
-    Raises InputError for a factor that is no finite number.
+    Args:
+        model: Repositioned model or bridge.
+        factor: Any finite number.
+        heads: (layer, head) pairs, one or several; None: all heads of the layers.
+        layer: One layer or several, in place of `heads`; None: all that assign positions.
+        tokens: Indices in the prompt, for all prompts or one sequence per prompt; None: all.
+
+    Returns:
+        A context manager; positions are changed while it lasts.
+
+    Raises:
+        InputError: `factor` is no finite number, or the model lacks the layers, heads or tokens.
     """
-    factor = checked(factor, Finite, "the factor that positions are scaled by")
-    return replaced(
-        model, lambda positions, here: factor * positions, heads, layer=layer, tokens=tokens
-    )
+    return _edited(model, "scaled", factor, heads, layer, tokens)
 
 
 def rounded(
@@ -216,9 +265,22 @@ def rounded(
     tokens: Tokens = None,
     step: float = 1.0,
 ) -> AbstractContextManager:
-    """While it lasts, positions are rounded to multiples of `step`, halves to the even one."""
-    step = checked(step, _Step, "the step that positions are rounded to multiples of")
-    return replaced(model, to_multiples(step), heads, layer=layer, tokens=tokens)
+    """Round positions to multiples of a step, halves to the even one.
+
+    Args:
+        model: Repositioned model or bridge.
+        heads: (layer, head) pairs, one or several; None: all heads of the layers.
+        layer: One layer or several, in place of `heads`; None: all that assign positions.
+        tokens: Indices in the prompt, for all prompts or one sequence per prompt; None: all.
+        step: Distance of two multiples, in positions.
+
+    Returns:
+        A context manager; positions are changed while it lasts.
+
+    Raises:
+        InputError: `step` is no positive number, or the model lacks the layers, heads or tokens.
+    """
+    return _edited(model, "rounded", step, heads, layer, tokens)
 
 
 def clipped(
@@ -230,35 +292,63 @@ def clipped(
     layer: Layers = None,
     tokens: Tokens = None,
 ) -> AbstractContextManager:
-    """While it lasts, positions below `low` are `low`, those above `high` are `high`; either may be
-    infinite: no end.
+    """Clip positions between two ends.
+
+    Args:
+        model: Repositioned model or bridge.
+        low: Lower end; -infinity: none.
+        high: Upper end; infinity: none.
+        heads: (layer, head) pairs, one or several; None: all heads of the layers.
+        layer: One layer or several, in place of `heads`; None: all that assign positions.
+        tokens: Indices in the prompt, for all prompts or one sequence per prompt; None: all.
+
+    Returns:
+        A context manager; positions are changed while it lasts.
+
+    Raises:
+        InputError: `low` is above `high`, both are the same infinity, or one is no number of float32.
     """
-    whole = all(
-        isinstance(end, int | float) and (abs(end) <= FLOAT32.max or abs(end) == math.inf)
-        for end in (low, high)
-    )
-    if not whole or not low <= high or low == math.inf or high == -math.inf:
+    if (
+        not all(
+            isinstance(end, int | float) and (abs(end) <= FLOAT32.max or abs(end) == math.inf)
+            for end in (low, high)
+        )
+        or not low <= high
+        or low == math.inf
+        or high == -math.inf
+    ):
         shown = " and ".join(one_line(repr(end), 40) for end in (low, high))
         raise InputError(
             f"positions are clipped between a lower and an upper end, not {shown}; wanted "
             f"numbers up to {FLOAT32.max:.2g}, or infinity"
         )
-    return replaced(
-        model, lambda positions, here: positions.clamp(low, high), heads, layer=layer, tokens=tokens
-    )
+    return _edited(model, "clipped", (low, high), heads, layer, tokens)
 
 
 def shifted(
-    model: nn.Module, by: float, heads: Heads = None, *, layer: Layers = None, tokens: Tokens = None
+    model: nn.Module,
+    by: float,
+    heads: Heads = None,
+    *,
+    layer: Layers = None,
+    tokens: Tokens = None,
 ) -> AbstractContextManager:
-    """While it lasts, the chosen tokens - a needle's, say - are `by` positions further on.
+    """Move the chosen tokens - of a needle, say - by a number of positions.
 
-    Raises InputError for no finite number.
+    Args:
+        model: Repositioned model or bridge.
+        by: Number of positions, added.
+        heads: (layer, head) pairs, one or several; None: all heads of the layers.
+        layer: One layer or several, in place of `heads`; None: all that assign positions.
+        tokens: Indices in the prompt, for all prompts or one sequence per prompt; None: all.
+
+    Returns:
+        A context manager; positions are changed while it lasts.
+
+    Raises:
+        InputError: `by` is no finite number, or the model lacks the layers, heads or tokens.
     """
-    by = checked(by, Finite, "the number of positions that tokens are shifted by")
-    return replaced(
-        model, lambda positions, here: positions + by, heads, layer=layer, tokens=tokens
-    )
+    return _edited(model, "shifted", by, heads, layer, tokens)
 
 
 def copied(
@@ -269,13 +359,22 @@ def copied(
     layer: Layers = None,
     tokens: Tokens = None,
 ) -> AbstractContextManager:
-    """While it lasts, tokens have the position of token `source`.
+    """Give tokens the position of one token of their prompt.
 
-    Raises InputError, inside, for a prompt that lacks this token.
+    Args:
+        model: Repositioned model or bridge.
+        source: Index of that token.
+        heads: (layer, head) pairs, one or several; None: all heads of the layers.
+        layer: One layer or several, in place of `heads`; None: all that assign positions.
+        tokens: Indices in the prompt, for all prompts or one sequence per prompt; None: all.
+
+    Returns:
+        A context manager; positions are changed while it lasts.
+
+    Raises:
+        InputError: `source` is no index, or, in the pass, a prompt lacks this token.
     """
-    return replaced(
-        model, to_token(checked(source, TokensOrNone, "source")), heads, layer=layer, tokens=tokens
-    )
+    return _edited(model, "copied", source, heads, layer, tokens)
 
 
 def transplanted(
@@ -287,34 +386,36 @@ def transplanted(
     tokens: Tokens = None,
     from_head: tuple[int, int] | None = None,
 ) -> AbstractContextManager:
-    """While it lasts, tokens have the positions that `recorded` holds for the same layer, head and
-    index.
+    """Give tokens the positions that were recorded for the same layer, head and index.
 
-    `recorded`: what `positions_of` returns for another prompt or checkpoint, or a bridge's cache;
-    one prompt serves all. Tokens beyond it keep theirs. `from_head`: the (layer, head) that all
-    chosen heads get theirs from. Raises InputError, inside, where `recorded` lacks the layer, has
-    another number of rows or prompts, or a longer prompt, and before for what is no finite
-    positions of all rows of a model.
+    Args:
+        model: Repositioned model or bridge.
+        recorded: Result of `positions_of` for another prompt or checkpoint, or a bridge's cache; one
+            prompt serves all, and tokens beyond it keep their positions.
+        heads: (layer, head) pairs, one or several; None: all heads of the layers.
+        layer: One layer or several, in place of `heads`; None: all that assign positions.
+        tokens: Indices in the prompt, for all prompts or one sequence per prompt; None: all.
+        from_head: (layer, head) whose recorded positions all chosen heads get.
+
+    Returns:
+        A context manager; positions are changed while it lasts.
+
+    Raises:
+        InputError: `recorded` holds no finite positions [prompt, row, token] of a model of this
+            shape; or, in the pass, it lacks the layer, or has other prompts or a longer one.
     """
-    by_layer = _by_layer(model, recorded)
-    from_head = None if from_head is None else layer_and_head(from_head)
-    least = (
-        1
-        if from_head is not None
-        else max((positions.shape[1] for positions in by_layer.values()), default=1)
-    )
     decoder = as_decoder(model)
-    heads_here = decoder.heads
-    for name, positions in by_layer.items():
-        if positions.shape[1] not in (1, decoder.kv_heads, heads_here):
-            raise InputError(
-                f"recorded positions have {positions.shape[1]} rows, which {heads_here} "
-                "heads cannot share; record a model of this shape"
-            )
-        finite_positions(positions, torch.zeros(1), f"recorded positions of layer {name}")
+    by_layer = _by_layer(model, recorded)
+    rows = max((positions.shape[1] for positions in by_layer.values()), default=1)
     prompts = max((len(positions) for positions in by_layer.values()), default=1)
-    change = from_recorded(by_layer, heads_here, from_head)
-    return replaced(model, change, heads, layer=layer, tokens=tokens, rows=least, prompts=prompts)
+    by_layer = {name: expand_heads(rows_of, decoder.heads) for name, rows_of in by_layer.items()}
+    if from_head is not None:
+        ((source, (head,)),) = heads_by_layer(model, [layer_and_head(from_head)]).items()
+        given = recorded_at(by_layer, source)[:, [head]].expand(-1, decoder.heads, -1)
+        rows, by_layer = 1, dict.fromkeys(decoder.by_layer, given)
+    return _edited(
+        model, "transplanted", by_layer, heads, layer, tokens, rows=rows, prompts=prompts
+    )
 
 
 def set_positions(
@@ -323,15 +424,26 @@ def set_positions(
     head: int | None,
     values: float | Sequence[float] | Tensor | Callable[[Tensor], Tensor],
 ) -> AbstractContextManager:
-    """While the context lasts, `values` replace the positions of one head (None: all heads) in
-    `layer`.
+    """Set the positions of one head, or of all heads of a layer.
 
         with ri.set_positions(bridge, layer=2, head=1, values=torch.arange(20.0)):
             logits, cache = bridge.run_with_cache(tokens)
 
-    `values` broadcast to [prompt, token], in positions, or are a function of the positions [prompt,
-    row, token] there. Other heads keep theirs, also where heads share them. Raises InputError as
-    `replaced` does.
+    Other heads keep their positions, also where heads share them.
+
+    Args:
+        model: Repositioned model or bridge.
+        layer: Number of the layer.
+        head: Number of the head; None: all heads.
+        values: Positions that broadcast to [prompt, token], or a function of the positions
+            [prompt, row, token] of the layer.
+
+    Returns:
+        A context manager; positions are changed while it lasts.
+
+    Raises:
+        InputError: The model lacks the layer or head; or, in the pass, `values` are not finite or
+            of another shape.
     """
     try:
         shape = np.shape(values)  # pyright: ignore[reportArgumentType, reportCallIssue]
@@ -339,18 +451,26 @@ def set_positions(
         shape = ()
     prompts = int(shape[0]) if len(shape) == 2 else 1
     if head is None:
-        return replaced(model, to_values(values), layer=layer, prompts=prompts)
-    return replaced(model, to_values(values), [(layer, head)], prompts=prompts)
+        return _edited(model, "set", values, None, layer, prompts=prompts)
+    return _edited(model, "set", values, [(layer, head)], prompts=prompts)
 
 
 @torch.no_grad()
 def positions_of(
     model: nn.Module, tokens: Int[Tensor, "prompt token"] | Sequence[Sequence[int]]
 ) -> dict[int, Float[Tensor, "prompt row token"]]:
-    """The positions of every layer that has some, by layer, of `tokens` padded on the right or not
-    at all; interventions are seen.
+    """Record the positions that a model gives to tokens, interventions included.
 
-    Raises InputError for what is no table of the model's tokens, a row per prompt.
+    Args:
+        model: Repositioned model or bridge.
+        tokens: Ids of the prompts, padded on the right or not at all.
+
+    Returns:
+        Positions of every layer that has some, by layer, with one row for all heads, per key-value
+        head or per head.
+
+    Raises:
+        InputError: `tokens` is no table of ids that the model knows.
     """
     given = token_ids(model, tokens)
     recorded: dict[int, Tensor] = {}
@@ -364,9 +484,17 @@ def positions_of(
 
 
 def token_ids(model: nn.Module, tokens: Any) -> Int[Tensor, "prompt token"]:
-    """`tokens` on the device of `model`.
+    """Check tokens, and place them on the device of a model.
 
-    Raises InputError for what is no table of the model's tokens, a row per prompt.
+    Args:
+        model: Repositioned model or bridge.
+        tokens: Ids, one row per prompt.
+
+    Returns:
+        The ids as a tensor.
+
+    Raises:
+        InputError: `tokens` is no table of ids that the model knows.
     """
     decoder = as_decoder(model)
     vocabulary = decoder.vocabulary_size
@@ -385,216 +513,41 @@ def token_ids(model: nn.Module, tokens: Any) -> Int[Tensor, "prompt token"]:
     return given
 
 
-def to_index(positions: Tensor, here: Here) -> Tensor:
-    """The token index."""
-    return here.index[:, None]
-
-
-def to_value(value: float) -> Change:
-    """One position for all."""
-    return lambda positions, here: torch.full_like(positions, value)
-
-
-def to_values(values: float | Sequence[float] | Tensor | Callable[[Tensor], Tensor]) -> Change:
-    """Given positions, or a function of those that are there."""
-
-    def change(positions: Tensor, here: Here) -> Tensor:
-        given = values(positions) if callable(values) else values
-        new = finite_positions(given, positions, f"positions to set in layer {here.layer}")
-        return new[:, None] if new.ndim == 2 else new
-
-    return change
-
-
-def to_mean() -> Change:
-    """The mean over the chosen tokens of the prompt; new tokens of a cache get that of the
-    prompt.
-    """
-
-    def mean(positions: Tensor, here: Here) -> Tensor:
-        weight = (
-            torch.ones_like(positions[:, :1])
-            if here.chosen is None
-            else here.chosen[:, None].to(positions)
-        )
-        return (positions * weight).sum(-1, keepdim=True) / weight.sum(-1, keepdim=True).clamp_min(
-            1
-        )
-
-    return _of_prompt(
-        mean,
-        "the mean of a prompt in the cache is not known; enter the context before the "
-        "prompt, or give a value",
-    )
-
-
-def to_token(source: int) -> Change:
-    """The position of token `source`; new tokens of a cache get that of the prompt."""
-
-    def position(positions: Tensor, here: Here) -> Tensor:
-        shortest = int(here.index[:, -1].min()) + 1
-        if shortest <= source:
-            raise InputError(
-                f"token {source} gives its position, and a prompt has {shortest} tokens; "
-                "name an earlier one"
-            )
-        return _from_tokens(positions, here.index.new_full((len(here.index), 1), source), here)
-
-    return _of_prompt(
-        position,
-        "the position of a token in the cache is not known; enter the context before the prompt",
-    )
-
-
-def _of_prompt(find: Change, lacking: str) -> Change:
-    """What `find` gives for a prompt, also for new tokens when the prompt is in the cache.
-
-    Raises InputError, `lacking`, where no pass began with the prompt.
-    """
-    known: dict[tuple[int, tuple[int, ...]], Tensor] = {}
-
-    def change(positions: Tensor, here: Here) -> Tensor:
-        where = here.layer, here.heads
-        if here.start == 0:
-            known[where] = find(positions, here)
-        elif where not in known or len(known[where]) != len(positions):
-            raise InputError(lacking)
-        return known[where]
-
-    return change
-
-
-def _from_tokens(positions: Tensor, source: Int[Tensor, "prompt token"], here: Here) -> Tensor:
-    """The positions of tokens `source` of the same prompts."""
-    # The last token is in the last column, whatever the padding.
-    column = source + positions.shape[-1] - 1 - here.index[:, -1:]
-    return positions.gather(-1, column[:, None].expand(-1, positions.shape[1], -1))
-
-
-def to_multiples(step: float) -> Change:
-    """Multiples of `step`."""
-    return lambda positions, here: step * torch.round(positions / step)
-
-
-def reordered(order: Int[Tensor, "prompt token"] | Int[Tensor, "token"]) -> Change:
-    """Token i has the position of token order[i]."""
-
-    def change(positions: Tensor, here: Here) -> Tensor:
-        count = order.shape[-1]
-        if order.ndim == 2 and len(order) not in (1, len(positions)):
-            raise InputError(
-                f"orders of {len(order)} prompts came to {len(positions)}; give one for all, "
-                "or that of each"
-            )
-        if here.start > 0:
-            if int(here.index.min()) < count:
-                raise InputError(
-                    "positions of tokens in the cache cannot change places with new ones; "
-                    "generate without a cache"
-                )
-            return positions
-        shortest = int(here.index[:, -1].min()) + 1
-        if shortest < count:
-            raise InputError(
-                f"an order of {count} tokens came to a prompt of {shortest}; give one that "
-                "is no longer"
-            )
-        by_prompt = order.to(here.index.device).expand(len(here.index), -1)
-        source = torch.where(
-            here.index < count, by_prompt.gather(1, here.index.clamp_max(count - 1)), here.index
-        )
-        return _from_tokens(positions, source, here)
-
-    return change
-
-
-def shuffled(seed: int) -> Change:
-    """The chosen tokens of every prompt change places at random; new tokens of a cache keep their
-    positions.
-    """
-
-    def change(positions: Tensor, here: Here) -> Tensor:
-        if here.start > 0:
-            return positions
-        generator = torch.Generator().manual_seed(seed)
-        columns = torch.arange(positions.shape[-1]).repeat(len(positions), 1)
-        chosen = (
-            torch.ones_like(columns, dtype=torch.bool) if here.chosen is None else here.chosen.cpu()
-        )
-        drawn: dict[int, Tensor] = {}
-        for row, which in zip(columns, chosen, strict=True):
-            count = int(which.sum())
-            places = row[which]
-            # Prompts with as many chosen tokens are shuffled alike: the draw does not depend on the
-            # other prompts of a batch.
-            drawn.setdefault(count, torch.randperm(count, generator=generator.manual_seed(seed)))
-            row[which] = places[drawn[count]]
-        return positions.gather(-1, columns.to(positions.device)[:, None].expand_as(positions))
-
-    return change
-
-
-def from_recorded(
-    recorded: Mapping[int, Tensor], heads: int, from_head: tuple[int, int] | None = None
-) -> Change:
-    """Recorded positions [prompt, row, token] by layer, for a model of `heads` heads."""
-
-    def change(positions: Tensor, here: Here) -> Tensor:
-        layer, row = (here.layer, None) if from_head is None else from_head
-        if layer not in recorded:
-            there = ", ".join(map(str, recorded)) or "none"
-            raise InputError(
-                f"positions of layer {layer} were not recorded; there are those of {there}"
-            )
-        source = expand_heads(recorded[layer].to(positions), heads)
-        if row is not None and not 0 <= row < heads:
-            raise InputError(f"head {row} was asked for; the model's are 0 to {heads - 1}")
-        source = source[:, list(here.heads)] if row is None else source[:, [row]]
-        count = source.shape[-1]
-        if here.start == 0 and int(here.index.max()) + 1 < count:
-            raise InputError(
-                f"positions of {count} tokens came to prompts of "
-                f"{int(here.index.max()) + 1}; cut them to as many"
-            )
-        if len(source) not in (1, len(positions)):
-            raise InputError(
-                f"positions of {len(source)} prompts came to {len(positions)}; give one "
-                "prompt's, or those of each"
-            )
-        source = source.expand(len(positions), positions.shape[1], -1)
-        index = here.index[:, None].expand_as(positions)
-        return torch.where(index < count, source.gather(-1, index.clamp_max(count - 1)), positions)
-
-    return change
+def _edited(
+    model: nn.Module,
+    kind: EditKind,
+    value: Any,
+    heads: Heads,
+    layer: Layers = None,
+    tokens: Tokens = None,
+    **counts: Any,
+) -> AbstractContextManager:
+    edit = PositionEdit(kind, value)
+    return replaced(model, edit, heads, layer=layer, tokens=tokens, **counts)
 
 
 def _by_layer(
     model: nn.Module, recorded: Mapping[Any, Tensor] | ActivationCache
 ) -> dict[int, Tensor]:
     """Recorded positions by the number of their layer, from either form."""
-    # an ActivationCache
     if not isinstance(recorded, Mapping) and not hasattr(recorded, "cache_dict"):
         raise InputError(
-            "recorded positions are what positions_of returns, or a cache; got "
+            "recorded positions are a result of positions_of, or a cache; got "
             f"{one_line(repr(recorded), 160)}"
         )
-    try:
-        given: dict[Any, Tensor] = {name: torch.as_tensor(each) for name, each in recorded.items()}
-    except (TypeError, ValueError, RuntimeError):
-        raise InputError(
-            "recorded positions are no numbers; wanted what positions_of returns, got "
-            f"{one_line(repr(recorded), 160)}"
-        ) from None
-    by_layer = {
-        layer: given[name]
-        for layer in as_decoder(model).by_layer
-        for name in (layer, HOOK.format(layer))
-        if name in given
-    }
-    for layer, positions in by_layer.items():
-        if positions.ndim != 3:
-            raise InputError(
-                f"recorded positions of layer {layer} are {list(positions.shape)}; wanted "
-                "[prompt, row, token]"
+    decoder, given = as_decoder(model), dict(recorded.items())
+    shapes, by_layer = (1, decoder.kv_heads, decoder.heads), {}
+    for layer in decoder.by_layer:
+        for name in given.keys() & {layer, HOOK.format(layer)}:
+            positions = finite_positions(
+                given[name],
+                torch.zeros(1, device=decoder.device),
+                f"recorded positions of layer {layer}",
             )
+            if positions.ndim != 3 or positions.shape[1] not in shapes:
+                raise InputError(
+                    f"recorded positions of layer {layer} are {list(positions.shape)}; wanted "
+                    f"[prompt, row, token] with {', '.join(map(str, sorted({*shapes})))} rows"
+                )
+            by_layer[layer] = positions
     return by_layer

@@ -86,25 +86,36 @@ def replaced(
     prompts: int = 1,
     sets: Sequence[Sequence[tuple[int, int]]] | None = None,
 ) -> Iterator[None]:
-    """While the context lasts, `change(positions, here)` replaces the positions of the chosen heads
-    and tokens.
+    """Replace the positions of chosen heads and tokens by a function while the context lasts.
 
-        with replaced(bridge, lambda positions, here: positions.flip(-1), heads=[(2, 0), (2, 1)],
-        tokens=range(5, 17)):
+        with replaced(bridge, lambda positions, here: positions.flip(-1), heads=[(2, 0), (2, 1)]):
             logits, cache = bridge.run_with_cache(tokens)
 
-    `heads` are (layer, head) pairs, or `layer` says one or several layers; neither: all heads of
-    every layer that assigns positions. `rows`: rows of positions that the change needs at least (1,
-    the key-value heads, or the heads). `prompts`: how many prompts it has values of, one by one; 1:
-    the same for all, or made of what is there. `sets`: in place of `heads`, the (layer, head) pairs
-    of each prompt of the batch, so that one pass carries out many edits. Contexts nest: the inner
-    one is given what the outer one left. Where positions are learned vectors at the model's input,
-    `change` is given the index of every token, and what it returns is rounded. Measures, caches and
-    hooks on `hook_positions` that are attached inside see what was put. Hooks are gone when the
-    context ends, also by an error. Raises InputError for layers and heads that the model lacks, for
-    layers without positions to replace - by name -, for invalid token indices, and, in the pass,
-    for positions of another length or that are not finite. Warns at the end, with a Note, of tokens
-    that no pass came to.
+    Contexts nest: the inner one is given the result of the outer one. Where positions are learned
+    vectors at the model's input, `change` is given the index of every token, and its result is
+    rounded.
+    Measures, caches and hooks on `hook_positions` that are attached inside see the new positions.
+    Hooks
+    are gone when the context ends, also by an error. A Note warns at the end of tokens that no pass
+    reached.
+
+    Args:
+        model: Repositioned model or bridge.
+        change: Function from positions and `Here` to new positions.
+        heads: (layer, head) pairs; None: all heads of the layers.
+        layer: One layer or several, in place of `heads`; None: all that assign positions.
+        tokens: Indices in the prompt, for all prompts or one sequence per prompt; None: all.
+        rows: Fewest rows of positions that the change needs (1, the key-value heads, or the heads).
+        prompts: Number of prompts that the change has values of; 1: any.
+        sets: In place of `heads`, the pairs of each prompt of the batch: many edits in one pass.
+
+    Yields:
+        None.
+
+    Raises:
+        InputError: The model lacks the layers, heads or tokens, a layer has no positions, or, in
+            the
+            pass, new positions are not finite or of another length.
     """
     if not callable(change):
         raise InputError(
@@ -148,11 +159,16 @@ def replaced(
 def require_named_tokens(
     model: nn.Module, count: int, lengths: Sequence[int], generated: Sequence[int] = (0,)
 ) -> None:
-    """Raise InputError where an intervention is under way that names tokens beyond the end of every
-    prompt of `lengths` tokens, of which `generated` are the answer's.
+    """Check that the interventions under way fit the prompts that will be measured.
 
-    Also where it is of prompts one by one, and `count` others are measured together, or prompts of
-    several lengths, which pass the model in another order than they were given in.
+    Args:
+        model: Repositioned model or bridge.
+        count: Number of prompts.
+        lengths: Tokens of each prompt.
+        generated: Generated tokens of each prompt.
+
+    Raises:
+        InputError: An intervention names tokens beyond every prompt, or other prompts one by one.
     """
     under_way = [
         named
@@ -184,8 +200,13 @@ def require_named_tokens(
 
 
 def heads_with_positions(model: nn.Module) -> list[tuple[int, int]]:
-    """Every (layer, head) whose rotation or bias goes by positions, in the order of the model: the
-    heads that `replaced` takes.
+    """List the heads whose rotation or bias depends on positions, which `replaced` takes.
+
+    Args:
+        model: Repositioned model or bridge.
+
+    Returns:
+        (layer, head) pairs in the order of the model.
     """
     return [
         (layer, head)
@@ -197,9 +218,18 @@ def heads_with_positions(model: nn.Module) -> list[tuple[int, int]]:
 def changed_rows(
     positions: Float[Tensor, "prompt row token"], change: Change, here: Here
 ) -> Float[Tensor, "prompt row token"]:
-    """`positions` after `change`, those of tokens that are not chosen as they were.
+    """Apply a change to positions; tokens that are not chosen keep theirs.
 
-    Raises InputError for another length, and for what is not finite, or no numbers.
+    Args:
+        positions: Positions of the chosen rows.
+        change: Function from positions and `here` to new positions.
+        here: Layer, heads and tokens of the pass.
+
+    Returns:
+        New positions.
+
+    Raises:
+        InputError: They are not finite, no numbers, or of another length.
     """
     new = finite_positions(
         change(positions, here), positions, f"positions to set in layer {here.layer}"
@@ -218,11 +248,18 @@ def changed_rows(
 
 
 def finite_positions(given: Any, positions: Tensor, what: str) -> Tensor:
-    """`given` as a tensor on the device of `positions`, of any shape, whose numbers are finite in
-    the type of `positions` too.
+    """Make a tensor of finite real numbers on the device of `positions`.
 
-    Raises InputError that names `what` for no real numbers, and for NaN and infinities where
-    `positions` have none.
+    Args:
+        given: Numbers of any form and shape.
+        positions: Positions whose device and type decide.
+        what: Name of the numbers in messages.
+
+    Returns:
+        The numbers, in their own type.
+
+    Raises:
+        InputError: They are no real numbers, or NaN or infinite where `positions` are finite.
     """
     try:
         new = torch.as_tensor(given, device=positions.device)
@@ -237,6 +274,23 @@ def finite_positions(given: Any, positions: Tensor, what: str) -> Tensor:
     if not new.to(positions.dtype).isfinite().all() and positions.isfinite().all():
         raise InputError(f"{what} are NaN or infinite; give finite ones")
     return new
+
+
+def tokens_at(
+    table: Bool[Tensor, "prompt token"], index: Int[Tensor, "prompt token"]
+) -> Bool[Tensor, "prompt token"]:
+    """Look tokens up in a table by their number in the prompt.
+
+    Args:
+        table: Named tokens, as `token_table` makes it, of one prompt for all or of each.
+        index: Numbers of the tokens of a pass.
+
+    Returns:
+        Whether each token of the pass is named.
+    """
+    count = table.shape[1]
+    rows = table.to(index.device).expand(len(index), -1)
+    return rows.gather(1, index.clamp(0, count - 1)) & (index < count)
 
 
 class _Named:
@@ -257,14 +311,13 @@ class _Named:
         if self.table is None:
             return None
         self.longest = max(self.longest, int(index.max()) + 1)
-        prompts, longest = self.table.shape
+        prompts = len(self.table)
         if prompts not in (1, len(index)):
             raise InputError(
                 f"tokens of {prompts} prompts were named, but {len(index)} prompts came; "
                 "name those of each"
             )
-        table = self.table.to(index.device).expand(len(index), -1)
-        return table.gather(1, index.clamp(0, longest - 1)) & (index < longest)
+        return tokens_at(self.table, index)
 
     def beyond(self, count: int) -> list[int]:
         """The tokens from number `count` on that are named for some prompt."""
@@ -389,9 +442,17 @@ def _chosen_heads(model: nn.Module, heads: Heads, layer: Layers) -> dict[int, fr
 
 
 def heads_by_layer(model: nn.Module, heads: Any) -> dict[int, frozenset[int]]:
-    """The heads of every layer among `heads`.
+    """Group heads by layer.
 
-    Raises InputError for what is no head of the model.
+    Args:
+        model: Repositioned model or bridge.
+        heads: (layer, head) pairs, one or several.
+
+    Returns:
+        By layer, the numbers of the heads.
+
+    Raises:
+        InputError: The model lacks one of them.
     """
     counts = {attention.layer_idx: attention.heads for attention in as_decoder(model).layers}
     chosen: dict[int, frozenset[int]] = {}
@@ -404,9 +465,16 @@ def heads_by_layer(model: nn.Module, heads: Any) -> dict[int, frozenset[int]]:
 
 
 def head_pairs(heads: Any) -> list[tuple[int, int]]:
-    """`heads`, one (layer, head) pair or several, each once, in order.
+    """Check (layer, head) pairs.
 
-    Raises InputError for what is none.
+    Args:
+        heads: One pair or several.
+
+    Returns:
+        The pairs without repetitions, in order.
+
+    Raises:
+        InputError: There is none, or one is no pair of whole numbers.
     """
     pairs = (
         [heads]
@@ -425,7 +493,17 @@ def head_pairs(heads: Any) -> list[tuple[int, int]]:
 
 
 def layer_and_head(pair: Any) -> tuple[int, int]:
-    """`pair` as the numbers of a layer and of a head. Raises InputError for what is none."""
+    """Check one (layer, head) pair.
+
+    Args:
+        pair: Two whole numbers.
+
+    Returns:
+        The numbers of the layer and of the head.
+
+    Raises:
+        InputError: It is no such pair.
+    """
     if isinstance(pair, str) or not hasattr(pair, "__len__") or len(pair) != 2:
         raise InputError(
             "heads are (layer, head) pairs, such as [(2, 0), (2, 3)]; got "
@@ -435,8 +513,17 @@ def layer_and_head(pair: Any) -> tuple[int, int]:
 
 
 def number_of(value: Any, what: str) -> int:
-    """A whole number as Python's own; numpy's and torch's are numbers too, truth values and
-    fractions are not.
+    """Check a whole number; those of numpy and torch are numbers too.
+
+    Args:
+        value: Any value.
+        what: Name of the number in messages.
+
+    Returns:
+        The number as an int.
+
+    Raises:
+        InputError: It is a truth value, a fraction or no number.
     """
     if isinstance(value, bool | np.bool_) or not hasattr(value, "__index__"):
         raise InputError(f"{what} is a whole number from 0; got {value!r}")
@@ -444,8 +531,16 @@ def number_of(value: Any, what: str) -> int:
 
 
 def token_table(tokens: Any) -> Bool[Tensor, "prompt token"]:
-    """Which tokens are named: one row for all prompts, or one for each, as long as the last named
-    token needs it.
+    """Mark named tokens in a table.
+
+    Args:
+        tokens: Indices for all prompts, or one sequence per prompt.
+
+    Returns:
+        Whether each token is named, in one row for all prompts or one per prompt.
+
+    Raises:
+        InputError: They are no indices, negative, or too large.
     """
     if not isinstance(tokens, Iterable):
         raise InputError(

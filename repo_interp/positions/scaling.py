@@ -66,6 +66,27 @@ def with_base(
     )
 
 
+def ntk_frequencies(
+    frequencies: Float[Tensor, "component"], factor: float
+) -> Float[Tensor, "component"]:
+    """Divide the slowest frequency by a factor, keep the fastest, and the others in between.
+
+        theta_r <- theta_r s^(-r / (n - 1)), the base b s^(d / (d - 2)) for d = 2 n dimensions
+
+    Args:
+        frequencies: Frequencies in radians per position; 0 stays 0.
+        factor: Factor s of the extension.
+
+    Returns:
+        Frequencies in the order and type of `frequencies`.
+    """
+    exact = frequencies.detach().cpu().double()  # not every device has float64
+    logs = exact.where(exact > 0, 1.0).log()
+    slowest, fastest = logs[exact > 0].aminmax() if bool((exact > 0).any()) else (0.0, 0.0)
+    places = (fastest - logs) / max(float(fastest - slowest), 1e-9)
+    return (exact * _positive(factor, "factor") ** -places).to(frequencies)
+
+
 def yarn_attention_scaling(factor: float) -> float:
     """Return YaRN's factor of cosines and sines: 0.1 ln factor + 1.
 

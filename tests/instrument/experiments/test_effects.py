@@ -22,7 +22,13 @@ from repo_interp.errors import InputError
 from repo_interp.experiments import Effects, readings
 from repo_interp.experiments.catalogue import planned
 from repo_interp.experiments.effects import sets_of_heads, to_confirm
-from repo_interp.experiments.position_changes import KINDS, Strength, default_kinds, partner, placed
+from repo_interp.experiments.position_changes import (
+    KINDS,
+    Strength,
+    default_kinds,
+    edit_prompts,
+    partner,
+)
 from repo_interp.experiments.prompt_sets import scoring_of
 from repo_interp.experiments.readings import Batch
 from repo_interp.experiments.responses import forced_responses
@@ -82,9 +88,9 @@ def test_so_it_is_inside_a_bridge_and_after_an_error():
 
 def by_hand(model, kind, heads, number, strength=None):
     """Changes of log-probability and score of one prompt, by whole passes of this prompt alone."""
-    change = placed(model, kind, PROMPTS, [number], strength or Strength())
+    change = edit_prompts(model, kind, PROMPTS, [number], strength or Strength())
     (before,) = forced_responses(model, TASK, [PROMPTS[number]])
-    with iv.replaced(model, change.change, heads, tokens=change.tokens):
+    with iv.replaced(model, change, heads):
         (after,) = forced_responses(model, TASK, [PROMPTS[number]])
     scores = (TASK.score([one], [PROMPTS[number]])[0] for one in (after, before))
     return np.mean(after.log_probabilities) - np.mean(before.log_probabilities), next(
@@ -325,8 +331,8 @@ def test_kinds_are_what_they_say(model):
     count = len(PROMPTS[0].tokens)
 
     def under(kind, **options):
-        change = placed(model, kind, PROMPTS, range(4), Strength(**options))
-        with iv.replaced(model, change.change, layer=1, tokens=change.tokens):
+        change = edit_prompts(model, kind, PROMPTS, range(4), Strength(**options))
+        with iv.replaced(model, change, layer=1):
             padded = [
                 prompt.tokens + (0,) * (len(PROMPTS[3].tokens) - len(prompt.tokens))
                 for prompt in PROMPTS

@@ -682,7 +682,7 @@ REFUSED = {
     "positions of 3 prompts came to 2": lambda m: iv.transplanted(
         m, {0: torch.zeros(3, 1, 20)}, layer=0
     ),
-    "3 rows, which 4 heads cannot share": lambda m: iv.transplanted(
+    "are [1, 3, 20]; wanted [prompt, row, token]": lambda m: iv.transplanted(
         m, {0: torch.zeros(1, 3, 20)}, layer=0
     ),
     "wanted positions that broadcast to [2, 20]": lambda m: iv.replaced(
@@ -883,7 +883,7 @@ def test_numbers_and_positions_that_mean_nothing_are_refused_where_they_first_ap
             "to set in layer 0 are no numbers",
         ),
         (lambda: iv.frozen(bridge, tokens=[1 << 62]), "no prompt has more than"),
-        (lambda: iv.swapped_tokens(bridge, 0, 1 << 40), "change places; got 0 and"),
+        (lambda: iv.swapped_tokens(bridge, 0, 1 << 40), "no prompt has more than"),
         (lambda: iv.permuted(bridge, order=[]), "an order names each of the first tokens once"),
         (
             lambda: iv.permuted(bridge, order=[1.0, 0.0]),
@@ -892,7 +892,7 @@ def test_numbers_and_positions_that_mean_nothing_are_refused_where_they_first_ap
         (lambda: iv.permuted(bridge, order=[[1, 0], [0, 1]]), "orders of 2 prompts came to 1"),
         (
             lambda: iv.transplanted(bridge, {0: torch.zeros(1, 2, 4)}, layer=0),
-            "have 2 rows, which 4 heads cannot share",
+            r"are \[1, 2, 4\]; wanted \[prompt, row, token\]",
         ),
         (
             lambda: iv.transplanted(bridge, {0: recorded[0] * nan}, layer=0),
@@ -913,7 +913,7 @@ def test_numbers_and_positions_that_mean_nothing_are_refused_where_they_first_ap
             lambda: iv.transplanted(bridge, recorded, from_head=(2, 1.5)),
             "a head is a whole number from 0; got 1.5",
         ),
-        (lambda: iv.transplanted(bridge, {0: "x"}), "recorded positions are no numbers"),
+        (lambda: iv.transplanted(bridge, {0: "x"}), "recorded positions of layer 0 are no numbers"),
         (lambda: iv.clipped(bridge, 0, 1e40), r"not 0 and 1e\+40"),
         (lambda: iv.clipped(bridge, -(10**400), 0), "positions are clipped between"),
         (lambda: iv.scaled(bridge, 10**400), "scaled by is 1000"),
@@ -924,11 +924,11 @@ def test_numbers_and_positions_that_mean_nothing_are_refused_where_they_first_ap
             "seed 3 draws an order, and one was given",
         ),
         (lambda: iv.set_positions(bridge, 0, 0, given > 4), "to set in layer 0 are true and false"),
-        (lambda: iv.swapped_tokens(bridge, True, 2), "change places; got True and 2"),
+        (lambda: iv.swapped_tokens(bridge, True, 2), "tokens are indices from 0, and a mask"),
         (lambda: iv.rescaled(bridge, 2, True, yarn=2), "a head is a whole number from 0; got True"),
         (
-            lambda: iv.rescaled(bridge, [1, 2], yarn=2),
-            r"a layer is a whole number from 0; got \[1, 2\]",
+            lambda: iv.rescaled(bridge, [1, 1.5], yarn=2),
+            "a layer is a whole number from 0; got 1.5",
         ),
         (
             lambda: iv.replaced(bridge, None),

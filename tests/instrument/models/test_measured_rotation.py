@@ -405,10 +405,10 @@ def test_heads_can_rotate_by_frequencies_of_their_own():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({}, "one of yarn, theta and linear was wanted; got none"),
+        ({}, "one of yarn, .*was wanted; got none"),
         ({"yarn": 2.0, "theta": 1e4}, "got yarn, theta"),
         ({"linear": -1.0}, "factor of an extension is -1"),
-        ({"linear": 2.0, "head": 9}, "head 9 was named"),
+        ({"linear": 2.0, "head": 9}, "head 9 was asked for"),
     ],
 )
 def test_other_frequencies_are_refused_in_one_line(options, message):
