@@ -8,7 +8,7 @@ where these are no more than `rows`, each with as many keys as there is then roo
 rows of a short prompt are whole; else the tokens of its spans, as many as there is room for, and
 others evenly spread between them, each with `keys`. Of the first `prompts` prompts, those of up to
 `rows` tokens, every token's `prompt_keys` strongest keys are kept besides. Computed in parts of
-rows: no n x n map is kept of a long prompt, at most `_CELLS` cells exist at a time.
+rows: no n x n map of a long prompt is kept.
 
 Knows nothing about what the spans mean.
 """
@@ -26,11 +26,10 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from repo_interp.inputs import AttentionInputs, Spans, select_prompts, with_sinks
+from repo_interp.measures.kernels.logit_sums import row_blocks
 from repo_interp.measures.labels import Arrays, arrays, described_group
 from repo_interp.measures.statistics import Measure, Needs, Statistics
 
-_CELLS = 2**20
-"""Logits that exist at a time."""
 _OF_PROMPTS = ("prompt_weight", "prompt_key", "prompt_log_total")
 """Variables of several prompts."""
 _TEXTS = {
@@ -54,11 +53,10 @@ def strongest_keys(
     And of every row the logarithm of the sum of exponentials of its logits.
     """
     count = min(count, inputs.valid.shape[1])
-    step = max(1, _CELLS // (inputs.heads * inputs.valid.shape[1]))
     weights, keys, totals = [], [], []
-    for part in rows.split(step):
-        # no row sees a later key
-        logits = inputs.logits(part)[0, :, :, : max(count, int(part[-1]) + 1)]
+    for part, logits in row_blocks(inputs, rows):
+        # No row sees a later key.
+        logits = logits[0, :, :, : max(count, int(part[-1]) + 1)]
         largest, places = logits.topk(count, dim=-1)
         seen = largest > float("-inf")
         total = torch.logsumexp(with_sinks(logits, inputs.sinks), dim=-1, keepdim=True).double()
@@ -140,12 +138,9 @@ class AttentionRows(Measure, needs=Needs(nan=("weight", *_OF_PROMPTS))):
                 select_prompts(inputs, slice(row, row + 1)), tokens, self.prompt_keys
             )
             weight, key, total = (each.float().cpu().numpy() for each in found)
-            kept = slice(int(tokens[0]), int(tokens[-1]) + 1)
-            weights[place, :, kept, : weight.shape[-1]], keys[place, :, kept, : key.shape[-1]] = (
-                weight,
-                key,
-            )
-            totals[place, :, kept] = total
+            ranks = slice(weight.shape[-1])
+            weights[place][:, tokens, ranks], keys[place][:, tokens, ranks] = weight, key
+            totals[place][:, tokens] = total
         axes = ("prompt", "layer", "head", "token", "strongest")
         values = zip(_OF_PROMPTS, (axes, axes, axes[:-1]), (weights, keys, totals), strict=True)
         labels = {"prompt": inputs.prompts[chosen].tolist(), "strongest": range(self.prompt_keys)}

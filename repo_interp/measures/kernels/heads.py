@@ -80,21 +80,6 @@ class Reduction(ABC):
         return None
 
 
-class Same:
-    """A tensor that equals another one where every number does, so that reductions by equal ones
-    are equal.
-    """
-
-    def __init__(self, tensor: Tensor) -> None:
-        self.tensor = tensor
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Same) and torch.equal(self.tensor, other.tensor)
-
-    def __hash__(self) -> int:
-        return hash(self.tensor.shape)
-
-
 @dataclass(frozen=True)
 class HeadBlock:
     """Some heads of some prompts, the query heads that share a key together: [key, member].

@@ -50,7 +50,7 @@ def attention_sums(inputs: AttentionInputs) -> MapSums:
 
 
 def row_blocks(
-    inputs: AttentionInputs,
+    inputs: AttentionInputs, rows: Int[Tensor, "row"] | None = None
 ) -> Iterator[tuple[Int[Tensor, "row"], Float[Tensor, "prompt head row key"]]]:
     """Logits of some rows at a time, -inf where a key is not seen; as many as the device's memory
     allows.
@@ -60,8 +60,9 @@ def row_blocks(
     prompts, heads, tokens, _ = inputs.queries.shape
     memory = memory_for(inputs.queries.device, 2 * SHARED)
     at_once = max(1, min(CHUNK, memory // (prompts * heads * tokens * 32)))
-    for rows in torch.arange(tokens, device=inputs.queries.device).split(at_once):
-        yield rows, inputs.logits(rows)
+    rows = torch.arange(tokens, device=inputs.queries.device) if rows is None else rows
+    for some in rows.split(at_once):
+        yield some, inputs.logits(some)
 
 
 @dataclass(frozen=True)

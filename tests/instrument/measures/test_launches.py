@@ -133,7 +133,7 @@ ALLOWED = {
     "seen_pairs.py is_whole": "bool",
     "seen_pairs.py extents": "tolist",
     "rank_trend.py Index.missing": "bool",
-    "attention_mass.py AttentionMass._rows": "tolist",
+    "attention_mass.py AttentionMass._asked": "bool nonzero",
     "capture.py _decoded": "bool",
     # Once per layer, or less: sizes of what is made next.
     "closed_form.py ClosedForm.most": "int",
