@@ -31,11 +31,11 @@ from torch import Tensor
 
 from repo_interp.measures.kernels.rounding import variance_of
 from repo_interp.measures.kernels.seen_pairs import (
-    advanced,
-    delayed,
+    earlier,
     extents,
     fast_length,
     is_whole,
+    later,
     once,
     pair_counts,
 )
@@ -65,7 +65,7 @@ class AdditivePairs:
         """
         if self.triangle:
             a, b, c = axes
-            until, after, keys = a.cumsum(-1), b.flip(-1).cumsum(-1).flip(-1), c.cumsum(-1)
+            until, after, keys = a.cumsum(-1), later(b, None), c.cumsum(-1)
             others = Axes(after + keys.flip(-1), until + keys, until.flip(-1) + after)
             return Axes(
                 *(torch.addcmul(*part) for part in zip(others, self.counts, axes, strict=True))
@@ -73,8 +73,8 @@ class AdditivePairs:
         a, b, c = _first(axes.distance, self.window), axes.query * self.rows, axes.key * self.keys
         spectrum, (rows, keys) = self._forward(a), self._spectra
         diagonal = self._back(self._forward(b) * keys.conj() + rows * self._forward(c).conj())
-        by_row = self._back(spectrum * keys) + _earlier(c, self.window)
-        by_key = self._back(rows * spectrum.conj()) + _later(b, self.window)
+        by_row = self._back(spectrum * keys) + earlier(c, self.window)
+        by_key = self._back(rows * spectrum.conj()) + later(b, self.window)
         return Axes(
             self.counts.distance * a + _first(diagonal, self.window),
             self.counts.query * b + self.rows * by_row,
@@ -130,26 +130,6 @@ def _first(values: Tensor, count: int | None) -> Tensor:
     if count is None or count >= values.shape[-1]:
         return values
     return torch.where(torch.arange(values.shape[-1], device=values.device) < count, values, 0)
-
-
-def _earlier(values: Tensor, window: int | None) -> Tensor:
-    """Sum of the last `window` entries up to each."""
-    until = values.cumsum(-1)
-    return (
-        until
-        if window is None or window >= values.shape[-1]
-        else until - delayed(until, window, axis=-1)
-    )
-
-
-def _later(values: Tensor, window: int | None) -> Tensor:
-    """Sum of the next `window` entries from each on."""
-    onward = values.flip(-1).cumsum(-1).flip(-1)
-    return (
-        onward
-        if window is None or window >= values.shape[-1]
-        else onward - advanced(onward, window, axis=-1)
-    )
 
 
 TOLERANCE = 1e-11

@@ -272,23 +272,10 @@ class Chunks:
 
     def squares_of(self, bands: Bool[Tensor, "band component"]) -> Float[Tensor, "key member band"]:
         """sum Y^2 of the sum Y of the components of every band."""
-        of_dimension, pairs = once("pairs of dimensions", lambda: _pairs_of(bands), bands)
+        runs, last, pairs = once("pairs of dimensions", lambda: _of_bands(bands), bands)
         between = (self.products.flatten(2).flatten(0, 1) @ pairs).view(
             *self.products.shape[:2], -1
         )
-        if _fit(self.queries, self.queries):
-            # All bands in one product, of the keys' dimensions in each.
-            keys = (self.keys[:, :, :, None] * of_dimension).flatten(3, 4)
-            logits = (
-                _product(self.queries, keys.mT).unflatten(-1, (len(bands), -1))
-                * self._lower[:, None]
-            )
-            return between + logits.square().sum(5).sum((2, 3), dtype=torch.float64)
-        chosen = bands.cpu().numpy()
-        runs = [_runs(np.tile(band, 2)) for band in chosen]
-        # Where every component is in one band, the largest band has what the others leave of the
-        # logits.
-        last = int(chosen.sum(-1).argmax()) if (chosen.sum(0) == 1).all() else None
 
         def within(some: Some) -> Tensor:
             rest, sums = some(self.within).clone(), torch.zeros_like(between)
@@ -313,15 +300,8 @@ class Chunks:
         """sum C_r^2 = sum_i q_r^2 K_rr + 2 q_r q_r' K_rr' + q_r'^2 K_r'r', K the sums of k_r k_s up
         to i: between chunks, of M alone.
         """
-        whole = _fit(self.queries, self.queries)
 
         def within(some: Some) -> Tensor:
-            if whole:
-                return (
-                    (_squares(some(self.keys)).cumsum_(-2).mul(_squares(some(self.queries))))
-                    .sum(-2)
-                    .sum(2, dtype=torch.float64)
-                )
             of_queries, of_keys = (
                 _squares(some(part).unflatten(-2, (-1, _LEAF)))
                 for part in (self.queries, self.keys)
@@ -365,12 +345,16 @@ class Chunks:
         ]
 
 
-def _pairs_of(
+def _of_bands(
     bands: Bool[Tensor, "band component"],
-) -> tuple[Bool[Tensor, "band 1 d"], Float[Tensor, "d_d band"]]:
-    """The dimensions of every band, and the pairs of two of them."""
-    of_dimension = bands.repeat(1, 2)[:, None]
-    return of_dimension, (of_dimension.mT & of_dimension).flatten(1).T.to(torch.float64)
+) -> tuple[list[list[slice]], int | None, Float[Tensor, "d_d band"]]:
+    """The dimensions of every band; the largest band, where every component is in one: it has what
+    the others leave of the logits; and the pairs of two dimensions of a band.
+    """
+    chosen, of_dimension = bands.cpu().numpy(), bands.repeat(1, 2)[:, None]
+    last = int(chosen.sum(-1).argmax()) if (chosen.sum(0) == 1).all() else None
+    pairs = (of_dimension.mT & of_dimension).flatten(1).T.to(torch.float64)
+    return [_runs(np.tile(band, 2)) for band in chosen], last, pairs
 
 
 def _stretch(

@@ -142,15 +142,13 @@ def position_bias_sums(
     """Sum over prompts and seen pairs of `tokens` of the position logits, in units of q . k; 0
     where there are none.
     """
-    prompts, length = tokens.shape
-    device = tokens.device
+    length, device = tokens.shape[1], tokens.device
     sums = torch.zeros(inputs.heads, length, dtype=torch.float64, device=device)
     position_logits = inputs.position_logits
     if position_logits is None:
         return sums
     distance = torch.arange(length, device=device)
-    at_once = max(1, memory_for(device, SHARED) // (24 * prompts * inputs.heads * length))
-    for rows in torch.arange(length, device=device).split(at_once):
+    for rows in _row_numbers(inputs):
         key = rows[:, None] - distance
         seen = (key >= 0) & tokens[:, rows, None] & tokens[:, key.clamp(min=0)]
         if inputs.window is not None:

@@ -22,6 +22,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -32,7 +33,7 @@ from torch import Tensor
 from repo_interp.errors import InputError
 from repo_interp.inputs import AttentionInputs, changes_of
 from repo_interp.measures.kernels.causal_pairs import CausalPairs, chunk_size
-from repo_interp.measures.kernels.profiles import component_profiles, logit_profile
+from repo_interp.measures.kernels.profiles import component_profiles
 from repo_interp.measures.kernels.seen_pairs import PairCounts, is_whole, once, pair_counts
 from repo_interp.memory import CORE, SHARED, memory_for, working_memory
 from repo_interp.positions.rotary import rotation_tables
@@ -44,19 +45,12 @@ in float64.
 Where nothing but the mean is large this is mean^2 / variance > 25.
 """
 
-PROFILES = "profiles"
-"""The quantity of a block that `by_distance` follows from, where a reduction needs it."""
-
 
 class Reduction(ABC):
     """What is needed of every head of a layer: a frozen dataclass whose fields are all that it
     depends on, beside the inputs.
 
     A result is begun, and the blocks of the layer are added to it, each head once, in any order.
-    """
-
-    quantities: tuple[str, ...] = ()
-    """Quantities of a block that are made from others, where these are needed anyway: `PROFILES`.
     """
 
     @abstractmethod
@@ -101,7 +95,6 @@ class HeadBlock:
     counts: PairCounts
     """Numbers of seen pairs, each [key, 1, ...]."""
     window: int | None
-    wanted: frozenset[str] = frozenset()
 
     @cached_property
     def pairs(self) -> CausalPairs:
@@ -123,11 +116,7 @@ class HeadBlock:
     @cached_property
     def by_distance(self) -> Float[Tensor, "key member distance"]:
         """Sum of the logits over the seen pairs at each distance, float64."""
-        return (
-            self.profiles.sum(-2)
-            if PROFILES in self.wanted
-            else logit_profile(self.queries, self.keys, self.window)
-        )
+        return self.profiles.sum(-2)
 
     @cached_property
     def extras(self) -> dict[Any, Any]:
@@ -211,9 +200,8 @@ def _of_all_heads(
 ) -> dict[Reduction, Any]:
     """Results of `reductions` from one pass over the heads."""
     begun = {reduction: reduction.start(inputs) for reduction in reductions}
-    wanted = frozenset(name for reduction in begun for name in reduction.quantities)
     try:
-        for block in head_blocks(inputs, rows, wanted):
+        for block in head_blocks(inputs, rows):
             for part in _well_conditioned(inputs, block, begun):
                 present = changes_of(part.queries) + changes_of(part.keys)
                 for reduction, result in begun.items():
@@ -252,7 +240,6 @@ def _well_conditioned(
 def head_blocks(
     inputs: AttentionInputs,
     rows: Bool[Tensor, "prompt token"] | None = None,
-    wanted: frozenset[str] = frozenset(),
 ) -> Iterator[HeadBlock]:
     """All heads of all prompts, each once.
 
@@ -263,11 +250,7 @@ def head_blocks(
     exact = torch.float64 if inputs.queries.dtype == torch.float64 else torch.float32
     prompts, heads, length, width = inputs.queries.shape
     rotates = inputs.positions is not None and inputs.frequencies is not None
-    shared = (
-        max(inputs.kv_heads, inputs.positions.shape[1])
-        if rotates and inputs.positions is not None
-        else inputs.kv_heads
-    )
+    shared = max(inputs.kv_heads, inputs.positions.shape[1] if rotates else 1)
     if heads % shared:
         raise ValueError(f"{heads} heads do not pair with {shared} keys: wanted a multiple")
     group, memory = heads // shared, memory_for(inputs.queries.device, SHARED)
@@ -275,119 +258,58 @@ def head_blocks(
     members = min(group, max(1, at_once - 1))
     keys_at_once = max(1, at_once // (members + 1))
     taking_part = inputs.valid if rows is None else inputs.valid & rows
-    hidden_keys = None if is_whole(inputs.valid) else ~inputs.valid
-    hidden = hidden_keys if rows is None else ~taking_part
+    whole = is_whole(inputs.valid)
     counts = pair_counts(inputs.valid, inputs.window, taking_part)
-    every = np.arange(prompts * heads).reshape(prompts, shared, group)
+    every = np.arange(prompts * heads).reshape(-1, group)
 
     def places(some: np.ndarray) -> tuple[Tensor, Tensor, Tensor, Tensor, PairCounts]:
         row, head = (
             torch.from_numpy(part).to(inputs.valid.device)
             for part in (some[:, :1] // heads, some % heads)
         )
-        tokens = inputs.valid[row]
-        return row, head, tokens, tokens if rows is None else taking_part[row], counts.of(row)
+        return row, head, inputs.valid[row], taking_part[row], counts.of(row)
 
-    # Slices of the inputs, so that nothing is copied before it is rotated: some prompts whole, or
-    # some heads of one prompt.
-    for prompt in _slices(prompts, max(1, keys_at_once // shared)):
-        for key in _slices(shared, keys_at_once):
-            tables = _tables(inputs, prompt, key, shared, exact) if rotates else None
-            keys = _features(
-                _some(_slice(inputs.keys, prompt, 0), key, shared),
+    for start, first in product(range(0, len(every), keys_at_once), range(0, group, members)):
+        some = every[start : start + keys_at_once, first : first + members]
+        name, make = ("places", inputs.window, heads, some.tobytes()), partial(places, some)
+        row, head, tokens, taking, of_rows = (
+            once(name, make, inputs.valid) if rows is None else make()
+        )
+        key, tables = head[:, :1], None
+        if rotates:
+            positions = inputs.positions[row, key * inputs.positions.shape[1] // heads]
+            tables = rotation_tables(positions, inputs.frequencies, inputs.attention_scaling, exact)
+        keys = inputs.keys[row, key * inputs.kv_heads // heads]
+        yield HeadBlock(
+            prompt=row,
+            head=head,
+            queries=_features(
+                inputs.queries[row, head],
                 tables,
-                hidden_keys,
-                prompt,
+                None if whole and rows is None else ~taking,
                 exact,
-            )
-            for member in _slices(group, members):
-                queries = _slice(
-                    _slice(_slice(inputs.queries, prompt, 0).unflatten(1, (shared, group)), key, 1),
-                    member,
-                    2,
-                )
-                some = every[prompt, key, member].reshape(-1, member.stop - member.start)
-                name = "places", inputs.window, heads, some.shape, some.tobytes()
-                make = partial(places, some)
-                row, head, tokens, taking, of_rows = (
-                    once(name, make, inputs.valid) if rows is None else make()
-                )
-                yield HeadBlock(
-                    prompt=row,
-                    head=head,
-                    queries=_features(queries, tables, hidden, prompt, exact),
-                    keys=keys,
-                    rows=taking,
-                    tokens=tokens,
-                    counts=of_rows,
-                    window=inputs.window,
-                    wanted=wanted,
-                )
-
-
-def _slices(count: int, at_once: int) -> list[slice]:
-    return [slice(start, min(start + at_once, count)) for start in range(0, count, at_once)]
-
-
-def _slice(values: Tensor, some: slice, axis: int) -> Tensor:
-    """`values` themselves where they are all asked for: a view costs a launch's time too."""
-    return (
-        values
-        if some == slice(0, values.shape[axis])
-        else values.narrow(axis, some.start, some.stop - some.start)
-    )
-
-
-def _some(
-    features: Float[Tensor, "prompt any *axes"], key: slice, shared: int
-) -> Float[Tensor, "prompt key 1 *axes"]:
-    """Keys, or positions, of the numbers `key` of `shared` that are told apart; fewer than these
-    stand for several each.
-    """
-    repeated = shared // features.shape[1]
-    some = (
-        _slice(features, key, 1)
-        if repeated == 1
-        else features[:, torch.arange(key.start, key.stop, device=features.device) // repeated]
-    )
-    return some[:, :, None]
-
-
-def _tables(
-    inputs: AttentionInputs, prompt: slice, key: slice, shared: int, exact: torch.dtype
-) -> tuple[
-    Float[Tensor, "prompt any 1 token component"], Float[Tensor, "prompt any 1 token component"]
-]:
-    """Cosines and sines by which some keys and their queries are rotated: of index positions, one
-    for all.
-    """
-    assert inputs.positions is not None and inputs.frequencies is not None
-    positions = _slice(inputs.positions, prompt, 0)
-    positions = positions[:, :, None] if positions.shape[1] == 1 else _some(positions, key, shared)
-    return rotation_tables(positions, inputs.frequencies, inputs.attention_scaling, exact)
+            ),
+            keys=_features(keys, tables, None if whole else ~tokens, exact),
+            rows=taking,
+            tokens=tokens,
+            counts=of_rows,
+            window=inputs.window,
+        )
 
 
 def _features(
-    features: Float[Tensor, "prompt key any token d_head"],
+    features: Float[Tensor, "key any token d_head"],
     tables: tuple[Tensor, Tensor] | None,
-    hidden: Bool[Tensor, "every token"] | None,
-    prompt: slice,
+    hidden: Bool[Tensor, "key 1 token"] | None,
     exact: torch.dtype,
 ) -> Float[Tensor, "key any token d_head"]:
-    """`features` of some prompts rotated, 0 where a token is hidden, with the keys of all prompts
-    on one axis: a copy.
-    """
-    ready = torch.empty(features.shape, dtype=exact, device=features.device)
-    if tables is None:
-        ready.copy_(features)
-    else:
-        cosines, sines = tables
-        (first, second), (real, imaginary) = features.to(exact).chunk(2, -1), ready.chunk(2, -1)
-        torch.mul(first, cosines, out=real).addcmul_(second, sines, value=-1)
-        torch.mul(second, cosines, out=imaginary).addcmul_(first, sines)
-    if hidden is not None:
-        ready.masked_fill_(hidden[prompt, None, None, :, None], 0)
-    return ready.flatten(0, 1)
+    """`features` rotated, 0 where a token is hidden."""
+    features = features.to(exact)
+    if tables is not None:
+        (first, second), (cosines, sines) = features.chunk(2, -1), tables
+        real = (first * cosines).addcmul_(second, sines, value=-1)
+        features = torch.cat([real, (second * cosines).addcmul_(first, sines)], -1)
+    return features if hidden is None else features.masked_fill(hidden[..., None], 0)
 
 
 def over_heads(

@@ -18,12 +18,12 @@ need only how many keys each cell held before its chunk,
 a bin only the sum of each cell's keys: q_i . K_m falls into bin u_i - m. A window takes away the
 causal pairs with the keys delayed by it (seen_pairs). Cost per head: O(n (cells + chunk) d) for the
 sums of products, O(n chunk + n / chunk cells log cells), in time and memory, for those of the map.
-An accelerator makes maps of some rows of q_i . k_j instead of the sums of products, and drops them.
 Knows nothing about how positions came about.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -35,7 +35,13 @@ from repo_interp.inputs import AttentionInputs
 from repo_interp.measures.kernels.axis_fit import pearson
 from repo_interp.measures.kernels.causal_pairs import in_chunks
 from repo_interp.measures.kernels.logit_sums import MapSums, row_blocks
-from repo_interp.measures.kernels.seen_pairs import advanced, delayed, fast_length, signed_keys
+from repo_interp.measures.kernels.seen_pairs import (
+    advanced,
+    delayed,
+    fast_length,
+    later,
+    signed_keys,
+)
 from repo_interp.measures.kernels.solvers import conjugate_gradients
 from repo_interp.memory import SHARED, memory_for
 from repo_interp.positions.rotary import expand_heads
@@ -147,27 +153,6 @@ def _written_out(
     sums = torch.zeros_like(pairs.counts[0])
     for rows, logits in row_blocks(inputs):
         values = torch.where(inputs.visible(rows)[:, None], logits, 0)[prompt, head]
-        _add_by_bin(sums, values, cell[:, rows, None], cell[:, None, :])
-    return sums
-
-
-def _mapped_sums(
-    queries: Tensor, keys: Tensor, pairs: BinnedPairs, window: int | None
-) -> Float[Tensor, "item bin"]:
-    """Those of the products from maps of some rows at a time: an accelerator makes and drops them
-    faster than it sums up cells.
-    """
-    sums, (items, tokens, _) = torch.zeros_like(pairs.counts[0]), queries.shape
-    cell, steps = (
-        pairs.parts[0][2].row_cell.flatten(1)[:, :tokens],
-        torch.arange(tokens, device=queries.device),
-    )
-    at_once = max(1, memory_for(queries.device, 0) // (items * tokens * 32))
-    for start in range(0, tokens, at_once):
-        rows = slice(start, start + at_once)
-        distance = steps[rows, None] - steps
-        unseen = distance < 0 if window is None else (distance < 0) | (distance >= window)
-        values = (queries[:, rows] @ keys.mT).masked_fill_(unseen, 0)
         _add_by_bin(sums, values, cell[:, rows, None], cell[:, None, :])
     return sums
 
@@ -285,7 +270,7 @@ class BinnedPairs:
             by_bin = by_bin + sign * pairs.by_bin(b, delayed_c)
             rows, keys = pairs.of_distance(a)
             by_row = by_row + sign * (rows + delayed_c.cumsum(-1))
-            by_key = by_key + sign * advanced(keys + b.flip(-1).cumsum(-1).flip(-1), delay, axis=-1)
+            by_key = by_key + sign * advanced(keys + later(b, None), delay, axis=-1)
         touched = self.counts[0] > 0
         return torch.where(touched, by_bin, 0), self.takes_part * by_row, self.takes_part * by_key
 
@@ -336,8 +321,6 @@ def product_sums(
     """Sum of q_i . k_j over the seen pairs of every bin; features are 0 where a token takes no
     part.
     """
-    if memory_for(queries.device, 0):
-        return _mapped_sums(queries, keys, pairs, window)
     delayed_keys = signed_keys(keys, window)
     return torch.stack(
         [
@@ -366,38 +349,35 @@ def _cell_pairs(
         bin_within=(row_cell[..., :, None] - key_cell[..., None, :] + cells - 1).flatten(1),
         seen_within=rows[..., :, None] * keys[..., None, :] * causal,
         row_counts=row_part * key_part.cumsum(-1),
-        key_counts=key_part * row_part.flip(-1).cumsum(-1).flip(-1),
+        key_counts=key_part * later(row_part, None),
     )
 
 
 def _causal_product_sums(
     queries: Tensor, keys: Tensor, pairs: CellPairs
 ) -> Float[Tensor, "item bin"]:
-    items, _, width = queries.shape
-    # of each item in one long axis of cells
-    first_cell = torch.arange(items, device=queries.device)[:, None] * pairs.cells
-    held = torch.zeros(items * pairs.cells, width, dtype=torch.float64, device=queries.device)
-    sums = torch.zeros(items, pairs.bins, dtype=torch.float64, device=queries.device)
-    lower = torch.ones(CHUNK, CHUNK, dtype=queries.dtype, device=queries.device).tril()
-    mirrored = torch.arange(pairs.cells - 1, -1, -1, device=queries.device)
-    bins_within = pairs.bin_within.view(items, -1, CHUNK * CHUNK)
-    chunks = zip(in_chunks(queries, CHUNK).unbind(1), in_chunks(keys, CHUNK).unbind(1), strict=True)
-    for number, (some_queries, some_keys) in enumerate(chunks):
-        # Pairs within the chunk, one by one; what is not causal is multiplied by 0 and falls into
-        # any bin.
-        within = (some_queries @ some_keys.mT).mul_(lower)
-        sums.scatter_add_(-1, bins_within[:, number], within.flatten(1).to(torch.float64))
-        # Pairs with all earlier chunks, cell by cell: q_i . K_m goes into bin u_i - m, which at m =
-        # 0 .. cells - 1 is u_i + (cells - 1) .. u_i, counted from the lowest bin.
-        crossed = some_queries @ held.view(items, pairs.cells, width).to(queries.dtype).mT
-        bins = pairs.row_cell[:, number, :, None] + mirrored
-        sums.scatter_add_(-1, bins.flatten(1), crossed.flatten(1).to(torch.float64))
+    (items, tokens, width), cells = queries.shape, pairs.cells
+    row_cell, key_cell = (cell.flatten(1) for cell in (pairs.row_cell, pairs.key_cell))
+    new = {"dtype": torch.float64, "device": queries.device}
+    sums = torch.zeros(items, pairs.bins, **new)
+    # The cells of each item in one long axis.
+    held = torch.zeros(items * cells, width, **new)
+    first_cell = torch.arange(items, device=queries.device)[:, None] * cells
+    every_cell = torch.arange(cells, device=queries.device)
+    # An accelerator makes and drops maps of many rows faster than it sums up cells.
+    size = max(CHUNK, math.isqrt(memory_for(queries.device, 0) // (32 * items)))
+    for start in range(0, tokens, size):
+        some = slice(start, min(start + size, tokens))
+        some_queries, some_keys = queries[:, some], keys[:, some]
+        rows, columns = row_cell[:, some, None], key_cell[:, some]
+        _add_by_bin(sums, (some_queries @ some_keys.mT).tril_(), rows, columns[:, None])
+        if start:
+            # Pairs with all earlier chunks, cell by cell: q_i . K_m goes into bin u_i - m.
+            crossed = some_queries @ held.view(items, cells, width).to(queries.dtype).mT
+            _add_by_bin(sums, crossed, rows, every_cell)
         # Only now do this chunk's keys join their cells: one index_add_ serves all items.
-        held.index_add_(
-            0,
-            (first_cell + pairs.key_cell[:, number]).flatten(),
-            some_keys.flatten(0, 1).to(torch.float64),
-        )
+        joining = some_keys.flatten(0, 1).to(torch.float64)
+        held.index_add_(0, (first_cell + columns).flatten(), joining)
     return sums
 
 

@@ -133,6 +133,9 @@ ALLOWED = {
     "seen_pairs.py is_whole": "bool",
     "seen_pairs.py extents": "tolist",
     "rank_trend.py Index.missing": "bool",
+    # Once for the frequencies of a pass.
+    "causal_pairs.py _of_bands": "cpu int",
+    "causal_pairs.py _runs": "tolist",
     "attention_mass.py AttentionMass._asked": "bool nonzero",
     "capture.py _decoded": "bool",
     # Once per layer, or less: sizes of what is made next.
@@ -144,9 +147,6 @@ ALLOWED = {
     "fake_distance.py bias_by_distance": "unique",
     # Every few steps, by `steps_at_once`.
     "solvers.py conjugate_gradients": "bool",
-    # On the processor, by what `memory_for` says.
-    "causal_pairs.py Chunks.squares_of": "cpu int",
-    "causal_pairs.py _runs": "tolist",
     # Where statistics leave a device, and what comes after.
     "labels.py _fetch": "cpu",
     "labels.py Arrays.at": "mask",
