@@ -45,7 +45,7 @@ _TEXTS = {
 
 @dataclass(frozen=True)
 class _Asked:
-    """What the spans of a batch ask of every layer."""
+    """Rows and spans of a batch, the same for all layers."""
 
     rows: Int[Tensor, "row"]
     """Rows that some prompt asks for, ascending."""
@@ -68,8 +68,9 @@ class AttentionMass(Measure, needs=Needs(spans=("generated",), nan=("mass", "cha
     name: str = "attention_mass"
 
     def observe(self, inputs: AttentionInputs, spans: Spans) -> Statistics:
-        """Mass [prompt, layer, head, span], chance and tokens [prompt, layer, span]; mass is NaN
-        for a span that the prompt lacks.
+        """Return mass [prompt, layer, head, span], chance and tokens [prompt, layer, span].
+
+        Mass and chance are NaN for a span that the prompt lacks.
         """
         valid, masks = inputs.valid, spans.values()
         asked = once(("rows", self, *spans), lambda: self._asked(spans, valid), valid, *masks)
@@ -94,7 +95,7 @@ class AttentionMass(Measure, needs=Needs(spans=("generated",), nan=("mass", "cha
         return Statistics(per_prompt=arrays(inputs, record, span=list(spans)))
 
     def _asked(self, spans: Spans, valid: Bool[Tensor, "prompt token"]) -> _Asked:
-        """Rows and masks of the spans; waits for the device, once per batch."""
+        """Return rows and masks of the spans; wait for the device, once per batch."""
         wanted, first = spans["generated"], [start for start, _, _ in extents(valid)]
         if self.rows == "producing":
             if bool(wanted[range(len(first)), first].any()):

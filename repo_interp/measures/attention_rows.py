@@ -47,10 +47,17 @@ _NOT_MARKED = ("rest", "separator")
 def strongest_keys(
     inputs: AttentionInputs, rows: Int[Tensor, "row"], count: int
 ) -> tuple[Float[Tensor, "head row rank"], Int[Tensor, "head row rank"], Float[Tensor, "head row"]]:
-    """The `count` largest attention weights of every row, for a batch of one prompt, and their
-    keys; NaN and -1 where fewer are visible.
+    """Return the largest attention weights of rows of one prompt.
 
-    And of every row the logarithm of the sum of exponentials of its logits.
+    Args:
+        inputs: A layer and a batch of one prompt.
+        rows: Token numbers of the queries, ascending, int64.
+        count: Weights per row; fewer where the prompt has fewer tokens.
+
+    Returns:
+        Weights [head, row, rank], float64, NaN where fewer keys are visible; their keys [head, row,
+        rank], -1 there; and the logarithm of the sum of exponentials of the logits [head, row],
+        float64.
     """
     count = min(count, inputs.valid.shape[1])
     weights, keys, totals = [], [], []
@@ -69,8 +76,16 @@ def strongest_keys(
 def rows_of_interest(
     valid: Bool[Tensor, "token"], spans: Spans, prompt: int, most: int
 ) -> Int[Tensor, "row"]:
-    """Up to `most` of the valid tokens of row `prompt` of a batch, in order: all, or those of its
-    spans first and others between them.
+    """Return up to `most` valid tokens of a prompt: all, or those of its spans before others.
+
+    Args:
+        valid: Mask [token] of the prompt.
+        spans: Masks [prompt, token] by name; segments, `rest` and `separator` mark nothing.
+        prompt: Row of the batch.
+        most: Most tokens.
+
+    Returns:
+        Token numbers [row], ascending, int64.
     """
     names = [name for name in spans if name not in _NOT_MARKED and not name.startswith("segments.")]
     return _rows(valid, [spans[name][prompt] for name in names], most)
@@ -93,8 +108,10 @@ class AttentionRows(Measure, needs=Needs(nan=("weight", *_OF_PROMPTS))):
     name: str = "attention_rows"
 
     def observe(self, inputs: AttentionInputs, spans: Spans) -> Statistics:
-        """Weights and keys, and totals of rows: of the first prompt [layer, head, query, rank], of
-        several [..., token, strongest].
+        """Return weights, keys and totals of rows.
+
+        Of the first prompt [layer, head, query, rank], of several [prompt, layer, head, token,
+        strongest].
         """
         return Statistics(
             per_prompt=self._of_prompts(inputs), first_prompt=self._of_first_prompt(inputs, spans)
@@ -163,9 +180,7 @@ class AttentionRows(Measure, needs=Needs(nan=("weight", *_OF_PROMPTS))):
 def _rows(
     valid: Bool[Tensor, "token"], marked: list[Bool[Tensor, "token"]], most: int
 ) -> Int[Tensor, "row"]:
-    """Up to `most` of the valid tokens, in order: `marked` ones first, then others, each evenly
-    spread where they are too many.
-    """
+    """Return up to `most` valid tokens in order: `marked` ones first, then others, evenly spread."""
     tokens = valid.nonzero()[:, 0]
     if len(tokens) <= most:
         return tokens

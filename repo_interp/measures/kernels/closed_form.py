@@ -41,10 +41,10 @@ Semantic = Literal["signed", "printed"]
 
 @dataclass(frozen=True, eq=False)
 class ClosedForm(Reduction):
-    """Pearson correlation [prompt, head] of the logits and f + g over the seen pairs; NaN where
-    nothing is chosen or varies.
+    """Pearson correlation [prompt, head] of the logits and f + g over the seen pairs.
 
-    Raises ValueError for a layer that does not rotate.
+    NaN where no component is chosen or nothing varies. A layer that does not rotate is a
+    ValueError.
     """
 
     chosen: Bool[Tensor, "prompt head component"]
@@ -133,7 +133,7 @@ class ClosedForm(Reduction):
     def _approximation(
         self, inputs: AttentionInputs, block: HeadBlock
     ) -> tuple[CausalPairs, Float[Tensor, "key member query"]]:
-        """f + g with v centred, as pairs, and what its mean adds to every row."""
+        """Return f + g with v centred, as pairs, and the part of v's mean in every row."""
         made = block.extras.get(self)
         if made is None:
             left, right = _features(
@@ -156,9 +156,7 @@ class ClosedForm(Reduction):
 def _features(
     inputs: AttentionInputs, asked: ClosedForm, prompt: Tensor, head: Tensor, exact: torch.dtype
 ) -> tuple[Float[Tensor, "*head token feature"], Float[Tensor, "*head token feature"]]:
-    """Features u_i, v_j with u_i . v_j = f + g, for some heads; components that are not chosen for
-    a head give 0.
-    """
+    """Return features u_i, v_j with u_i . v_j = f + g, of some heads; 0 for components not chosen."""
     if inputs.frequencies is None or inputs.positions is None:
         raise ValueError(
             f"layer {inputs.layer} ({inputs.scheme}) rotates nothing: it has no components"
