@@ -24,7 +24,7 @@ from torch import Tensor
 
 from repo_interp.memory import memory_for
 from repo_interp.positions.logits import soft_capped
-from repo_interp.positions.rotary import expand_heads, rotate
+from repo_interp.positions.rotary import expand_heads, rotate, rotation_tables, turn
 
 Spans = Mapping[str, Bool[Tensor, "prompt token"]]
 """Named sets of tokens: for every span a mask over the tokens of each prompt of the batch."""
@@ -225,8 +225,9 @@ class AttentionInputs:
         if positions is not None and self.frequencies is not None:
             z = positions if positions.shape[1] == 1 else expand_heads(positions, shared)[:, some]
             z = z[:, :, None]
-            queries = rotate(queries, z[..., rows], self.frequencies, self.attention_scaling)
-            keys = rotate(keys, z, self.frequencies, self.attention_scaling)
+            tables = rotation_tables(z, self.frequencies, self.attention_scaling, keys.dtype)
+            queries = turn(queries, *(table[..., rows, :] for table in tables))
+            keys = turn(keys, *tables)
         return (queries @ keys.mT * self.logit_scale).flatten(1, 2)
 
     def _rotated(self, features: Tensor) -> Tensor:

@@ -51,6 +51,8 @@ class _Asked:
     """Rows that some prompt asks for, ascending."""
     wanted: Bool[Tensor, "prompt token"]
     """Rows that a prompt asks for."""
+    shared: bool
+    """Whether all prompts ask for the same rows."""
     count: Float[Tensor, "prompt 1 1"]
     """How many these are."""
     masks: Float[Tensor, "prompt token span"]
@@ -74,20 +76,21 @@ class AttentionMass(Measure, needs=Needs(spans=("generated",), nan=("mass", "cha
         """
         valid, masks = inputs.valid, spans.values()
         asked = once(("rows", self, *spans), lambda: self._asked(spans, valid), valid, *masks)
-        absent, by_key = asked.tokens == 0, torch.zeros_like(inputs.queries[..., 0]).double()
+        parts = []
         for rows, logits in row_blocks(inputs, asked.rows):
             weights = weights_of(logits, inputs.sinks)
-            weights = weights.where(asked.wanted[:, None, rows, None], 0)
-            by_key += weights.sum(-2, dtype=torch.float64)
-        mass = (torch.bmm(by_key, asked.masks) / asked.count).masked_fill(
-            absent[:, None], torch.nan
-        )
+            if not asked.shared:
+                weights = weights.where(asked.wanted[:, None, rows, None], 0)
+            parts.append(weights.sum(-2, dtype=torch.float64))
+        by_key = torch.stack(parts).sum(0) if parts[1:] else parts[0]
+        mass = torch.bmm(by_key, asked.masks) / asked.count
+        mass = mass.masked_fill(asked.tokens[:, None] == 0, torch.nan)
         name = "chance", self, inputs.window
         chance = once(name, lambda: _chance(inputs, asked), valid, asked.masks)
         of_heads, of_prompts = ("prompt", "layer", "head", "span"), ("prompt", "layer", "span")
         record = {
             "mass": (of_heads, mass),
-            "chance": (of_prompts, chance.masked_fill(absent, torch.nan)),
+            "chance": (of_prompts, chance),
             "tokens": (of_prompts, asked.tokens),
         }
         if inputs.sinks is not None:
@@ -108,6 +111,7 @@ class AttentionMass(Measure, needs=Needs(spans=("generated",), nan=("mass", "cha
         return _Asked(
             rows=wanted.any(0).nonzero()[:, 0],
             wanted=wanted,
+            shared=bool((wanted == wanted[:1]).all()),
             count=wanted.sum(-1, dtype=torch.float64)[:, None, None],
             masks=masks,
             tokens=(masks * valid[..., None]).sum(1),
@@ -129,4 +133,4 @@ class AttentionMass(Measure, needs=Needs(spans=("generated",), nan=("mass", "cha
 def _chance(inputs: AttentionInputs, asked: _Asked) -> Float[Tensor, "prompt span"]:
     seen = (inputs.visible(asked.rows) & asked.wanted[:, asked.rows, None]).double()
     share = (seen / seen.sum(-1, keepdim=True).clamp(min=1)).sum(1, keepdim=True) / asked.count
-    return torch.bmm(share, asked.masks)[:, 0]
+    return torch.bmm(share, asked.masks)[:, 0].masked_fill(asked.tokens == 0, torch.nan)

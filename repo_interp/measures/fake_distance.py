@@ -196,9 +196,7 @@ def last_queries(
 def _last_tokens(
     valid: Bool[Tensor, "prompt token"], number: int
 ) -> tuple[Int[Tensor, "prompt query"], Bool[Tensor, "prompt query"]]:
-    """Indices of the last `number` valid tokens in order, and which there are: missing ones come
-    first.
-    """
+    """Return indices of the last valid tokens in order, and which there are; missing ones first."""
     return once(("last", number), lambda: _found_last(valid, min(number, valid.shape[1])), valid)
 
 

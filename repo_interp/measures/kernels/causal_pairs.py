@@ -322,6 +322,13 @@ class Chunks:
             *self.products.shape[:2], -1
         )
 
+        if _fit(self.queries, self.queries):
+            # All bands in one product, of the keys' dimensions in each: the fewest launches.
+            keys = (self.keys[:, :, :, None] * bands.repeat(1, 2)[:, None]).flatten(3, 4)
+            logits = _product(self.queries, keys.mT).unflatten(-1, (len(bands), -1))
+            squares = (logits * self._lower[:, None]).square()
+            return between + squares.sum(5).sum((2, 3), dtype=torch.float64)
+
         def within(some: Some) -> Tensor:
             rest, sums = some(self.within).clone(), torch.zeros_like(between)
             for number, dimensions in enumerate(runs):
@@ -331,7 +338,7 @@ class Chunks:
                     torch.cat([some(part)[..., run] for run in dimensions], -1)
                     for part in (self.queries, self.keys)
                 )
-                logits = (queries @ keys.mT).mul_(self._lower)
+                logits = _product(queries, keys.mT).mul_(self._lower)
                 sums[..., number] = _sum_of_squares(logits)
                 rest -= logits
             if last is not None:
@@ -347,7 +354,12 @@ class Chunks:
         K are the sums of k_r k_s up to i: between chunks, M alone gives them.
         """
 
+        whole = _fit(self.queries, self.queries)
+
         def within(some: Some) -> Tensor:
+            if whole:  # the fewest launches
+                running = _squares(some(self.keys)).cumsum_(-2)
+                return (running * _squares(some(self.queries))).sum(-2).sum(2, dtype=torch.float64)
             of_queries, of_keys = (
                 _squares(some(part).unflatten(-2, (-1, _LEAF)))
                 for part in (self.queries, self.keys)
@@ -394,9 +406,7 @@ class Chunks:
 def _of_bands(
     bands: Bool[Tensor, "band component"],
 ) -> tuple[list[list[slice]], int | None, Float[Tensor, "d_d band"]]:
-    """The dimensions of every band; the largest band, where every component is in one: it has what
-    the others leave of the logits; and the pairs of two dimensions of a band.
-    """
+    """Return dimensions of bands, the band that has the rest of the logits, pairs of dimensions."""
     chosen, of_dimension = bands.cpu().numpy(), bands.repeat(1, 2)[:, None]
     last = int(chosen.sum(-1).argmax()) if (chosen.sum(0) == 1).all() else None
     pairs = (of_dimension.mT & of_dimension).flatten(1).T.to(torch.float64)

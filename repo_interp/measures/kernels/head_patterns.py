@@ -166,8 +166,11 @@ class ContentSums:
         return cls(*made)
 
     def add(self, logits: Float[Tensor, "1 head row key"], rows: Int[Tensor, "row"]) -> None:
-        """Add `rows` of one prompt; rows with fewer than two keys after the first token say
-        nothing.
+        """Add rows of one prompt, but those with fewer than two keys after the first token.
+
+        Args:
+            logits: [1, head, row, key], -inf where a key is not seen.
+            rows: Token numbers of the rows [row].
         """
         rows, logits = rows[rows >= 2], logits[0][:, rows >= 2]
         if not len(rows):

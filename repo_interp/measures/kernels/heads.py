@@ -250,7 +250,8 @@ def head_blocks(
     exact = torch.float64 if inputs.queries.dtype == torch.float64 else torch.float32
     prompts, heads, length, width = inputs.queries.shape
     rotates = inputs.positions is not None and inputs.frequencies is not None
-    shared = max(inputs.kv_heads, inputs.positions.shape[1] if rotates else 1)
+    position_rows = inputs.positions.shape[1] if rotates else 1
+    shared = max(inputs.kv_heads, position_rows)
     if heads % shared:
         raise ValueError(f"{heads} heads do not pair with {shared} keys: wanted a multiple")
     group, memory = heads // shared, memory_for(inputs.queries.device, SHARED)
@@ -262,24 +263,28 @@ def head_blocks(
     counts = pair_counts(inputs.valid, inputs.window, taking_part)
     every = np.arange(prompts * heads).reshape(-1, group)
 
-    def places(some: np.ndarray) -> tuple[Tensor, Tensor, Tensor, Tensor, PairCounts]:
-        row, head = (
+    def places(some: np.ndarray) -> tuple[Any, ...]:
+        head = some % heads
+        key, position = (head[:, :1] * rows // heads for rows in (inputs.kv_heads, position_rows))
+        row, *others = (
             torch.from_numpy(part).to(inputs.valid.device)
-            for part in (some[:, :1] // heads, some % heads)
+            for part in (some[:, :1] // heads, head, key, position)
         )
-        return row, head, inputs.valid[row], taking_part[row], counts.of(row)
+        return row, *others, inputs.valid[row], taking_part[row], counts.of(row)
 
     for start, first in product(range(0, len(every), keys_at_once), range(0, group, members)):
         some = every[start : start + keys_at_once, first : first + members]
-        name, make = ("places", inputs.window, heads, some.tobytes()), partial(places, some)
-        row, head, tokens, taking, of_rows = (
+        name, make = (
+            ("places", inputs.window, heads, shared, position_rows, some.tobytes()),
+            partial(places, some),
+        )
+        row, head, key, position, tokens, taking, of_rows = (
             once(name, make, inputs.valid) if rows is None else make()
         )
-        key, tables = head[:, :1], None
+        tables = None
         if rotates:
-            positions = inputs.positions[row, key * inputs.positions.shape[1] // heads]
+            positions = inputs.positions[row, position]
             tables = rotation_tables(positions, inputs.frequencies, inputs.attention_scaling, exact)
-        keys = inputs.keys[row, key * inputs.kv_heads // heads]
         yield HeadBlock(
             prompt=row,
             head=head,
@@ -289,7 +294,7 @@ def head_blocks(
                 None if whole and rows is None else ~taking,
                 exact,
             ),
-            keys=_features(keys, tables, None if whole else ~tokens, exact),
+            keys=_features(inputs.keys[row, key], tables, None if whole else ~tokens, exact),
             rows=taking,
             tokens=tokens,
             counts=of_rows,

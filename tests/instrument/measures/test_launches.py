@@ -32,8 +32,12 @@ SEVEN = (
     "rotation",
 )
 """Without the fit over learned positions, whose steps depend on how fast it converges."""
-MOST = 900
-"""Operators of one layer more and its forward pass, within the memory of an accelerator."""
+MOST = 930
+"""Operators of one layer more and its forward pass, within the memory of an accelerator.
+
+A small RePo layer has 54 operators more than one of OLMo's shape, which `benchmarks.operators`
+holds to 900.
+"""
 WAITING = (
     "_local_scalar_dense",
     "nonzero",
