@@ -249,8 +249,8 @@ def head_blocks(
     """
     exact = torch.float64 if inputs.queries.dtype == torch.float64 else torch.float32
     prompts, heads, length, width = inputs.queries.shape
-    rotates = inputs.positions is not None and inputs.frequencies is not None
-    position_rows = inputs.positions.shape[1] if rotates else 1
+    positions, frequencies = inputs.positions, inputs.frequencies
+    position_rows = 1 if positions is None or frequencies is None else positions.shape[1]
     shared = max(inputs.kv_heads, position_rows)
     if heads % shared:
         raise ValueError(f"{heads} heads do not pair with {shared} keys: wanted a multiple")
@@ -282,9 +282,10 @@ def head_blocks(
             once(name, make, inputs.valid) if rows is None else make()
         )
         tables = None
-        if rotates:
-            positions = inputs.positions[row, position]
-            tables = rotation_tables(positions, inputs.frequencies, inputs.attention_scaling, exact)
+        if positions is not None and frequencies is not None:
+            tables = rotation_tables(
+                positions[row, position], frequencies, inputs.attention_scaling, exact
+            )
         yield HeadBlock(
             prompt=row,
             head=head,
