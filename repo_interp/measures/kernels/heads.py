@@ -47,38 +47,64 @@ Where nothing but the mean is large this is mean^2 / variance > 25.
 
 
 class Reduction(ABC):
-    """What is needed of every head of a layer: a frozen dataclass whose fields are all that it
-    depends on, beside the inputs.
+    """A result over the heads of a layer: a frozen dataclass whose fields are its parameters.
 
-    A result is begun, and the blocks of the layer are added to it, each head once, in any order.
+    It depends on its fields and the inputs alone. `start` makes an empty result, and `add` takes in
+    the blocks of the layer, every head once, in any order.
     """
 
     @abstractmethod
     def start(self, inputs: AttentionInputs) -> Any:
-        """The result of no head yet."""
+        """Return the result of no heads.
+
+        Args:
+            inputs: A layer and a batch.
+
+        Returns:
+            Tensors, or a dataclass of tensors, that `add` changes in place.
+        """
 
     @abstractmethod
     def add(self, result: Any, inputs: AttentionInputs, block: HeadBlock) -> None:
-        """Take the heads of `block` into `result`."""
+        """Add the heads of a block to a result, in place.
+
+        Args:
+            result: From `start`.
+            inputs: The same layer and batch.
+            block: Some heads; they are shared with other reductions and must not be changed.
+        """
 
     def ill_conditioned(
         self, inputs: AttentionInputs, block: HeadBlock
     ) -> Bool[Tensor, "key member"] | None:
-        """Heads of `block` that float32 will not do for; None where it does for all."""
+        """Mark the heads whose result needs float64.
+
+        Args:
+            inputs: A layer and a batch.
+            block: Some heads, in float32.
+
+        Returns:
+            Mask [key, member]; None where float32 is enough for all heads.
+        """
         return None
 
     def written_out(self, inputs: AttentionInputs) -> Any:
-        """The result where logits are no dot product, a few rows at a time; None: that of the dot
-        products is wanted there too.
+        """Return the result of logits that are no dot product, from some rows at a time.
+
+        Args:
+            inputs: A layer and a batch whose `is_bilinear` is False.
+
+        Returns:
+            The result; None where the reduction is over dot products there too.
         """
         return None
 
 
 @dataclass(frozen=True)
 class HeadBlock:
-    """Some heads of some prompts, the query heads that share a key together: [key, member].
+    """Query heads of some prompts, with those that share a key side by side: [key, member].
 
-    Features are 0 where a token takes no part.
+    Features are 0 where a token does not take part.
     """
 
     prompt: Int[Tensor, "key 1"]
@@ -103,30 +129,34 @@ class HeadBlock:
 
     @cached_property
     def well_conditioned(self) -> Float[Tensor, "key member"]:
-        """How large the terms of the logits' sum of squares may be for float32, by how much the
-        logits vary.
-        """
+        """Largest terms of the sum of squares that float32 is enough for, by the variation."""
         return ILL_CONDITIONED * self.pairs.scatter(self.counts.total)
 
     @cached_property
     def profiles(self) -> Float[Tensor, "key member component distance"]:
-        """Sum of every component over the seen pairs at each distance, float64."""
+        """Sum of every component over the seen pairs at a distance, float64."""
         return component_profiles(self.queries, self.keys, self.window)
 
     @cached_property
     def by_distance(self) -> Float[Tensor, "key member distance"]:
-        """Sum of the logits over the seen pairs at each distance, float64."""
+        """Sum of the logits over the seen pairs at a distance, float64."""
         return self.profiles.sum(-2)
 
     @cached_property
     def extras(self) -> dict[Any, Any]:
-        """What reductions made of these heads alone, by whom or for what, for as long as the block
-        is at hand.
-        """
+        """Intermediate results of reductions, by a key of theirs; they live as long as the block."""
         return {}
 
     def between(self, first: int, last: int | None) -> HeadBlock:
-        """The block with the valid tokens number `first` to `last` - 1 of each prompt alone."""
+        """Return the block restricted to some valid tokens of every prompt.
+
+        Args:
+            first: Number of the first token among the valid ones.
+            last: Number of the last token + 1; None for all that follow.
+
+        Returns:
+            A block of the same shape with the other tokens hidden; the block itself where none is.
+        """
         if first == 0 and last is None:
             return self
         if (first, last) not in self.extras:
@@ -143,7 +173,15 @@ class HeadBlock:
         return self.extras[first, last]
 
     def heads(self, chosen: Bool[Tensor, "key member"], dtype: torch.dtype) -> HeadBlock:
-        """The `chosen` heads alone, each with a key of its own, in `dtype`."""
+        """Return a block of some heads, without sharing of keys.
+
+        Args:
+            chosen: Mask [key, member] of the heads.
+            dtype: Of queries and keys.
+
+        Returns:
+            A block [head, 1].
+        """
         key, member = chosen.nonzero().unbind(-1)
         of_key = {name: getattr(self, name)[key] for name in ("prompt", "rows", "tokens")}
         return replace(
@@ -159,7 +197,16 @@ class HeadBlock:
 def tokens_between(
     valid: Bool[Tensor, "... token"], first: int, last: int | None
 ) -> Bool[Tensor, "... token"]:
-    """The valid tokens number `first` to `last` - 1 of each prompt."""
+    """Return a mask of some valid tokens of every prompt.
+
+    Args:
+        valid: Mask [..., token] of the prompts' tokens.
+        first: Number of the first token among the valid ones.
+        last: Number of the last token + 1; None for all that follow.
+
+    Returns:
+        Mask [..., token]; `valid` itself where it is the same.
+    """
     if first == 0 and last is None:
         return valid
     number = valid.cumsum(-1) - 1
@@ -172,12 +219,22 @@ def reduced(
     reductions: Sequence[Reduction],
     rows: Bool[Tensor, "prompt token"] | None = None,
 ) -> list[Any]:
-    """Results of `reductions`, in their order: those that are not known of `inputs` are made in one
-    pass over the heads.
+    """Return results of reductions, from one pass over the heads for those not yet in `inputs`.
 
-    With `rows`, only their queries take part, and nothing is kept. Blocks of heads are as large as
-    the device's memory allows; where they are too large after all, all is done again with half of
-    it.
+    Blocks of heads are as large as the device's memory allows. Where that was too large, the pass
+    starts again with half of it.
+
+    Args:
+        inputs: A layer and a batch; keeps the results.
+        reductions: Results to compute; equal ones are computed once.
+        rows: Mask [prompt, token] of the queries that take part; None for all. With a mask,
+            `inputs` keep nothing.
+
+    Returns:
+        Results in the order of `reductions`.
+
+    Raises:
+        InputError: A reduction changes queries or keys in place.
     """
     known = inputs.results if rows is None else {}
     missing = [reduction for reduction in dict.fromkeys(reductions) if reduction not in known]
@@ -198,7 +255,7 @@ def _of_all_heads(
     reductions: Sequence[Reduction],
     rows: Bool[Tensor, "prompt token"] | None,
 ) -> dict[Reduction, Any]:
-    """Results of `reductions` from one pass over the heads."""
+    """Return results of `reductions` from one pass over the heads."""
     begun = {reduction: reduction.start(inputs) for reduction in reductions}
     try:
         for block in head_blocks(inputs, rows):
@@ -224,7 +281,7 @@ def _of_all_heads(
 def _well_conditioned(
     inputs: AttentionInputs, block: HeadBlock, reductions: Iterable[Reduction]
 ) -> Iterator[HeadBlock]:
-    """`block`, or its heads for which its precision does, and the others in float64."""
+    """Yield `block`, or its well-conditioned heads and then the others in float64."""
     exact = block.queries.dtype == torch.float64
     found = [] if exact else [reduction.ill_conditioned(inputs, block) for reduction in reductions]
     judged = [some for some in found if some is not None]
@@ -241,11 +298,17 @@ def head_blocks(
     inputs: AttentionInputs,
     rows: Bool[Tensor, "prompt token"] | None = None,
 ) -> Iterator[HeadBlock]:
-    """All heads of all prompts, each once.
+    """Yield all heads of all prompts, once each, in blocks that fit a kernel's memory.
 
-    The features of a block take the memory of a kernel at the most, as long as one head fits.
+    Args:
+        inputs: A layer and a batch.
+        rows: Mask [prompt, token] of the queries that take part; None for all valid tokens.
 
-    Raises ValueError where heads cannot share keys evenly.
+    Yields:
+        Blocks with rotated features; at least one head per block.
+
+    Raises:
+        ValueError: The number of heads is no multiple of the number of keys.
     """
     exact = torch.float64 if inputs.queries.dtype == torch.float64 else torch.float32
     prompts, heads, length, width = inputs.queries.shape
@@ -309,7 +372,7 @@ def _features(
     hidden: Bool[Tensor, "key 1 token"] | None,
     exact: torch.dtype,
 ) -> Float[Tensor, "key any token d_head"]:
-    """`features` rotated, 0 where a token is hidden."""
+    """Return `features` rotated, with 0 where a token is hidden."""
     features = features.to(exact)
     if tables is not None:
         (first, second), (cosines, sines) = features.chunk(2, -1), tables
@@ -323,5 +386,11 @@ def over_heads(
     block: HeadBlock,
     values: Float[Tensor, "key member *axes"],
 ) -> None:
-    """Put what was made of the heads of a block in their places of a result of all heads."""
+    """Write values of the heads of a block into a tensor of all heads, in place.
+
+    Args:
+        parts: Tensor [prompt, head, ...] of all heads.
+        block: The heads.
+        values: Values [key, member, ...] of the block.
+    """
     parts[block.prompt, block.head] = values

@@ -56,11 +56,21 @@ CHUNK = 32
 def position_correlation(
     inputs: AttentionInputs, sums: MapSums, width: float, most_cells: int, ridge: float
 ) -> Float[Tensor, "prompt head"]:
-    """Pearson correlation of the logits and their fit; `sums` are those of the logits.
+    """Return Pearson's correlation of the logits and their fit over position cells.
 
-    `width` is in positions. NaN for a head whose positions reach over more than `most_cells` cells
-    in that prompt, and where the logits do not vary. Raises ValueError for a layer without
-    positions.
+    Args:
+        inputs: A layer that has positions, and a batch.
+        sums: Sums of the logits over the seen pairs, from `logit_sums`.
+        width: Width of a cell, in positions.
+        most_cells: Most cells that the positions of a head may reach over in a prompt.
+        ridge: Weight of the squared axes, above 0.
+
+    Returns:
+        Correlations [prompt, head], float64; NaN for a head with more cells, and where the logits
+        do not vary.
+
+    Raises:
+        ValueError: The layer has no positions.
     """
     if inputs.head_positions is None:
         raise ValueError(
@@ -105,9 +115,7 @@ def _cells(
     width: float,
     most_cells: int,
 ) -> tuple[Int[Tensor, "prompt head token"], Bool[Tensor, "prompt head"]]:
-    """Cell of every valid token from the lowest on, 0 elsewhere; and which heads have at most
-    `most_cells`.
-    """
+    """Return cells of valid tokens from the lowest on, else 0, and heads within `most_cells`."""
     cell = torch.floor(positions.to(torch.float64) / width)
     lowest = cell.masked_fill(~valid[:, None], torch.inf).amin(-1, keepdim=True)
     cell = (cell - lowest).masked_fill(~valid[:, None], 0)
@@ -147,9 +155,7 @@ def _written_out(
     head: Tensor,
     pairs: BinnedPairs,
 ) -> Float[Tensor, "item bin"]:
-    """Sum of the logits of every bin where they are no dot product: rows are written out, O(n^2
-    d).
-    """
+    """Return the sum of the logits of every bin, from some rows at a time: O(n^2 d)."""
     sums = torch.zeros_like(pairs.counts[0])
     for rows, logits in row_blocks(inputs):
         values = torch.where(inputs.visible(rows)[:, None], logits, 0)[prompt, head]
@@ -160,7 +166,7 @@ def _written_out(
 def _add_by_bin(
     sums: Float[Tensor, "item bin"], values: Tensor, row_cell: Tensor, key_cell: Tensor
 ) -> None:
-    """Add values [item, row, key] to the bins of their differences of cells."""
+    """Add values [item, row, key] to the bins of their differences of cells, in place."""
     bins = row_cell - key_cell + (sums.shape[-1] - 1) // 2
     sums.scatter_add_(-1, bins.flatten(1), values.flatten(1).to(torch.float64))
 
@@ -187,13 +193,18 @@ class CellPairs:
 
     @property
     def bins(self) -> int:
-        """Number of bins: the differences of cells, -(cells - 1) .. cells - 1, stand at 0 .. 2
-        cells - 2.
-        """
+        """Number of bins: differences of cells -(cells - 1) .. cells - 1 are at 0 .. 2 cells - 2."""
         return 2 * self.cells - 1
 
     def of_distance(self, a: Float[Tensor, "item bin"]) -> tuple[Tensor, Tensor]:
-        """Row and column sums of a[u_i - u_j]."""
+        """Return sums of a[u_i - u_j] over the causal pairs of rows and of columns.
+
+        Args:
+            a: Values [item, bin].
+
+        Returns:
+            Sums by row and by column, [item, n].
+        """
         within = a.gather(-1, self.bin_within).view_as(self.seen_within) * self.seen_within
         by_row = within.sum(-1) + self._read(self.keys_before, a, self.row_cell)
         # A column m sums a over the rows behind it, sum_u R_u a[u - m]: the same convolution with
@@ -204,8 +215,14 @@ class CellPairs:
     def by_bin(
         self, b: Float[Tensor, "item n"], c: Float[Tensor, "item n"]
     ) -> Float[Tensor, "item bin"]:
-        """Sums of b_i + c_j over the pairs of every bin; b and c are 0 where a token takes no
-        part.
+        """Return sums of b_i + c_j over the causal pairs of every bin.
+
+        Args:
+            b: Values [item, n] of the rows, 0 where a token does not take part.
+            c: Values [item, n] of the columns, 0 where a token does not take part.
+
+        Returns:
+            Sums [item, bin].
         """
         rows, keys = _in_chunks(b), _in_chunks(c)
         over_pairs = (rows[..., :, None] + keys[..., None, :]) * self.seen_within
@@ -227,7 +244,7 @@ class CellPairs:
         return torch.fft.rfft(_held(cell, weights, self.cells), n=_length(self.cells))
 
     def _read(self, held: Tensor, a: Tensor, cell: Tensor) -> Float[Tensor, "item chunk token"]:
-        """sum_m held_m a[u - m] at the cell u of every token."""
+        """Return sum_m held_m a[u - m] at the cell u of every token."""
         # Bin u - m stands at u - m + cells - 1 in a, so the sum for cell u is entry u + cells - 1
         # of the convolution. The transform is shorter than the whole convolution, but what wraps
         # around ends up before entry cells - 1.
@@ -241,7 +258,7 @@ class CellPairs:
 
 @dataclass(frozen=True)
 class BinnedPairs:
-    """The pairs inside the window by bins: causal pairs less those beyond it.
+    """Pairs inside the window by bins: causal pairs less those beyond the window.
 
     Made by `binned_pairs`.
     """
@@ -254,13 +271,22 @@ class BinnedPairs:
 
     @property
     def cells(self) -> int:
-        """Cells that positions fall into."""
+        """Number of cells that positions fall into."""
         return self.parts[0][2].cells
 
     def sums(
         self, a: Float[Tensor, "item bin"], b: Float[Tensor, "item n"], c: Float[Tensor, "item n"]
     ) -> tuple[Float[Tensor, "item bin"], Float[Tensor, "item n"], Float[Tensor, "item n"]]:
-        """Sums of a[u_i - u_j] + b_i + c_j over every bin, row and column."""
+        """Return sums of a[u_i - u_j] + b_i + c_j over bins, rows and columns.
+
+        Args:
+            a: Distance axis [item, bin].
+            b: Query axis [item, n].
+            c: Key axis [item, n].
+
+        Returns:
+            Sums [item, bin], [item, n] and [item, n]; 0 where no pair is.
+        """
         b, c = b * self.takes_part, c * self.takes_part
         by_bin, by_row, by_key = (
             count * values for count, values in zip(self.counts, (a, b, c), strict=True)
@@ -275,8 +301,11 @@ class BinnedPairs:
         return torch.where(touched, by_bin, 0), self.takes_part * by_row, self.takes_part * by_key
 
     def gauges(self) -> Float[Tensor, "item unknown direction"]:
-        """The directions (a, b, c), one after the other in a vector, in which the map does not
-        change.
+        """Return the directions (a, b, c) in which the map does not change.
+
+        Returns:
+            Three directions [item, unknown, direction]; unknowns are bins, rows and columns in this
+            order.
         """
         pairs = self.parts[0][2]
         cell = pairs.row_cell.flatten(1)[:, : pairs.tokens].to(torch.float64)
@@ -294,7 +323,17 @@ class BinnedPairs:
 def binned_pairs(
     cell: Int[Tensor, "item n"], takes_part: Bool[Tensor, "item n"], window: int | None, cells: int
 ) -> BinnedPairs:
-    """Pairs of the tokens that take part, by the difference of their cells 0 .. `cells` - 1."""
+    """Bin the pairs of tokens by the difference of their cells.
+
+    Args:
+        cell: Cell of every token [item, n], 0 .. `cells` - 1.
+        takes_part: Mask [item, n] of the tokens.
+        window: Tokens that a query looks back over, itself included; None for all.
+        cells: Number of cells.
+
+    Returns:
+        The pairs, with their numbers by bin, row and column.
+    """
     part = takes_part.to(torch.float64)
     parts = []
     for sign, delay, key_part in signed_keys(part[..., None], window):
@@ -318,8 +357,16 @@ def product_sums(
     pairs: BinnedPairs,
     window: int | None,
 ) -> Float[Tensor, "item bin"]:
-    """Sum of q_i . k_j over the seen pairs of every bin; features are 0 where a token takes no
-    part.
+    """Return the sum of q_i . k_j over the seen pairs of every bin.
+
+    Args:
+        queries: Rotated queries [item, n, d_head], 0 where a token does not take part.
+        keys: Rotated keys [item, n, d_head], likewise.
+        pairs: Pairs of the same tokens.
+        window: The window of `pairs`.
+
+    Returns:
+        Sums [item, bin], float64.
     """
     delayed_keys = signed_keys(keys, window)
     return torch.stack(
@@ -382,18 +429,16 @@ def _causal_product_sums(
 
 
 def _in_chunks(values: Tensor) -> Tensor:
-    """[item, n] as [item, chunk, token]."""
+    """Return [item, n] as [item, chunk, token]."""
     return in_chunks(values[..., None], CHUNK)[..., 0]
 
 
 def _held(cell: Tensor, weights: Tensor, cells: int) -> Float[Tensor, "item chunk cell"]:
-    """Sum of the weights of each cell's tokens, per chunk."""
+    """Return the sum of the weights of every cell's tokens, per chunk."""
     held = torch.zeros(*cell.shape[:-1], cells, dtype=torch.float64, device=cell.device)
     return held.scatter_add_(-1, cell, weights)
 
 
 def _length(cells: int) -> int:
-    """A fast transform length at which nothing wraps around into those entries of a convolution
-    over the cells that are read.
-    """
+    """Return a fast transform length at which no entry that is read wraps around."""
     return fast_length(2 * cells)

@@ -31,9 +31,15 @@ def component_profiles(
     keys: Float[Tensor, "key 1 token d_head"],
     window: int | None = None,
 ) -> Float[Tensor, "key member component distance"]:
-    """sum_i C_r(i, i-t) over seen pairs, for every component r and t = 0 .. n-1.
+    """Return sum_i C_r(i, i - t) over seen pairs, by component r and distance t.
 
-    Float64, in units of q . k.
+    Args:
+        queries: Rotated queries [key, member, token, d_head], 0 where a token does not take part.
+        keys: Rotated keys [key, 1, token, d_head], likewise.
+        window: Tokens that a query looks back over, itself included; None for all.
+
+    Returns:
+        Sums [key, member, component, distance] for t = 0 .. n - 1, float64, in units of q . k.
     """
     tokens, half = queries.shape[-2], queries.shape[-1] // 2
     reach = tokens if window is None else min(window, tokens)
