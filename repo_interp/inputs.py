@@ -22,8 +22,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from repo_interp.memory import memory_for
 from repo_interp.positions.logits import cap_logits
-from repo_interp.positions.rotary import expand_heads, rotate
+from repo_interp.positions.rotary import expand_heads, rotate, rotation_tables, turn
 
 Spans = Mapping[str, Bool[Tensor, "prompt token"]]
 """Named sets of tokens: a mask over the tokens of the batch's prompts by name."""
@@ -209,20 +210,17 @@ class AttentionInputs:
         )
         return f"{of_head} in prompt {int(self.prompts[row])}"
 
-    def _logits_of_heads(self, rows: Tensor, key: Tensor, first: int, heads: int) -> Tensor:
-        """Scaled products of `heads` query heads from `first` on with the one key that they share:
-        one key is rotated at a time.
-        """
-        queries, positions = self.queries[:, first : first + heads, rows], self.positions
+    def _logits_of_keys(self, rows: Tensor, some: slice, shared: int) -> Tensor:
+        """Scaled products of the query heads that share `some` of the `shared` keys."""
+        queries = self.queries[:, :, rows].unflatten(1, (shared, -1))[:, some]
+        keys, positions = expand_heads(self.keys, shared)[:, some, None], self.positions
         if positions is not None and self.frequencies is not None:
-            z = (
-                positions
-                if positions.shape[1] == 1
-                else expand_heads(positions, self.heads)[:, first : first + 1]
-            )
-            queries = rotate(queries, z[..., rows], self.frequencies, self.attention_scaling)
-            key = rotate(key, z, self.frequencies, self.attention_scaling)
-        return queries @ key.transpose(-1, -2) * self.logit_scale
+            z = positions if positions.shape[1] == 1 else expand_heads(positions, shared)[:, some]
+            z = z[:, :, None]
+            tables = rotation_tables(z, self.frequencies, self.attention_scaling, keys.dtype)
+            queries = turn(queries, *(table[..., rows, :] for table in tables))
+            keys = turn(keys, *tables)
+        return (queries @ keys.mT * self.logit_scale).flatten(1, 2)
 
     def _rotated(self, features: Tensor) -> Tensor:
         if self.positions is None or self.frequencies is None:
@@ -273,10 +271,12 @@ class AttentionInputs:
             Logits [prompt, head, row, key]; -inf where the key is not visible.
         """
         shared = max(self.kv_heads, 1 if self.positions is None else self.positions.shape[1])
-        keys, group = expand_heads(self.keys, shared), self.heads // shared
+        # On a processor one key is rotated at a time.
+        key_bytes = 8 * self.keys[:, 0].numel()
+        at_once = max(1, memory_for(rows.device, 0) // key_bytes)
         blocks = [
-            self._logits_of_heads(rows, keys[:, head : head + 1], head * group, group)
-            for head in range(shared)
+            self._logits_of_keys(rows, slice(start, start + at_once), shared)
+            for start in range(0, shared, at_once)
         ]
         logits = cap_logits(torch.cat(blocks, dim=1), self.softcap)
         if self.position_logits is not None:

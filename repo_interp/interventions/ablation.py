@@ -73,7 +73,7 @@ def ablate(
     if pairs is not None:
         if sets is not None:
             raise InputError("pairs of heads are the same in all prompts; leave sets out")
-        with lasting(model), _pairs_removed(model, heads_by_layer(model, heads), pairs, means):
+        with intervention(model), _pairs_removed(model, heads_by_layer(model, heads), pairs, means):
             yield
         return
     given = [heads] if sets is None else sets

@@ -16,7 +16,6 @@ Knows nothing about what the spans mean.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 from typing import Literal, get_args
 
 import numpy as np
@@ -26,12 +25,11 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from repo_interp.errors import InputError
-from repo_interp.inputs import AttentionInputs, Spans, select_prompts, weights_of
-from repo_interp.measures.kernels.heads import HeadBlock, Reduction, Same, over_heads, reduced
-from repo_interp.measures.kernels.seen_pairs import extents, is_whole, once
+from repo_interp.inputs import AttentionInputs, Spans, weights_of
+from repo_interp.measures.kernels.logit_sums import row_blocks
+from repo_interp.measures.kernels.seen_pairs import extents, once
 from repo_interp.measures.labels import arrays, described_group
 from repo_interp.measures.statistics import Measure, Needs, Statistics
-from repo_interp.memory import SHARED, memory_for
 
 Rows = Literal["generated", "producing"]
 ROWS: tuple[Rows, ...] = get_args(Rows)
@@ -45,88 +43,20 @@ _TEXTS = {
 }
 
 
-def span_mass(
-    inputs: AttentionInputs, rows: Int[Tensor, "row"], spans: Bool[Tensor, "span token"]
-) -> Float[Tensor, "head span"]:
-    """Mean over `rows` of the attention weight on each span, for a batch of one prompt. float64;
-    sums to 1 over a partition.
-    """
-    weights = inputs.pattern(rows)[0].sum(-2, dtype=torch.float64)
-    return weights @ spans.to(torch.float64).T / len(rows)
-
-
-@dataclass(frozen=True)
-class SpanMass(Reduction):
-    """Sum of the weights [prompt, head, span] of some rows on each span, float64."""
-
-    rows: Same
-    """[prompt, row]: the rows whose attention is wanted; -1 beyond those of a prompt."""
-    counts: tuple[int, ...]
-    """Rows of each prompt."""
-    masks: Same
-    """[prompt, token, span], float64."""
-
-    def start(self, inputs: AttentionInputs) -> Float[Tensor, "prompt head span"]:
-        masks = self.masks.tensor
-        return torch.zeros(
-            len(masks), inputs.heads, masks.shape[-1], dtype=torch.float64, device=masks.device
-        )
-
-    def add(
-        self, result: Float[Tensor, "prompt head span"], inputs: AttentionInputs, block: HeadBlock
-    ) -> None:
-        prompt, members = block.prompt[:, 0], block.head.shape[1]
-        wanted, masks, parts = self.rows.tensor[prompt], self.masks.tensor[prompt], []
-        sinks = None if inputs.sinks is None else inputs.sinks[block.head.flatten()]
-        at_once = max(
-            1, memory_for(wanted.device, SHARED) // (8 * block.head.numel() * masks.shape[1])
-        )
-        ragged = len(set(self.counts)) > 1
-        for rows in wanted.split(at_once, -1):
-            index = (rows.clamp(min=0) if ragged else rows)[:, None, :, None]
-            queries = block.queries.gather(
-                2, index.expand(-1, members, -1, block.queries.shape[-1])
-            )
-            logits = queries @ block.keys.mT * inputs.logit_scale
-            logits.masked_fill_(_hidden(inputs, prompt, rows)[:, None], float("-inf"))
-            of_rows = weights_of(logits.flatten(0, 1), sinks).view_as(logits)
-            of_rows = of_rows.masked_fill((rows < 0)[:, None, :, None], 0) if ragged else of_rows
-            parts.append(of_rows.sum(-2, dtype=torch.float64))
-        over_heads(
-            result, block, torch.bmm(torch.stack(parts).sum(0) if parts[1:] else parts[0], masks)
-        )
-
-    def written_out(self, inputs: AttentionInputs) -> Float[Tensor, "prompt head span"]:
-        """The same for any logits, the rows of one prompt at a time."""
-        prompts = (
-            select_prompts(inputs, slice(number, number + 1)) for number in range(len(self.counts))
-        )
-        parts = zip(prompts, self.rows.tensor, self.counts, self.masks.tensor, strict=True)
-        return torch.stack(
-            [span_mass(prompt, rows[:count], mask.T) * count for prompt, rows, count, mask in parts]
-        )
-
-
-def _hidden(
-    inputs: AttentionInputs, prompt: Int[Tensor, "any"], rows: Int[Tensor, "any row"]
-) -> Bool[Tensor, "any row key"]:
-    """The keys that each of the rows of some prompts may not attend to; all where a row is -1."""
-    keys, rows = torch.arange(inputs.valid.shape[1], device=rows.device), rows[..., None]
-    hidden = keys > rows
-    if not is_whole(inputs.valid):
-        hidden = hidden | ~inputs.valid[prompt][:, None]
-    return hidden if inputs.window is None else hidden | (keys <= rows - inputs.window)
-
-
 @dataclass(frozen=True)
 class _Asked:
-    """What the spans of a batch ask of every layer."""
+    """Rows and spans of a batch, the same for all layers."""
 
-    of_heads: SpanMass
-    rows: Float[Tensor, "prompt 1 1"]
-    """How many."""
+    rows: Int[Tensor, "row"]
+    """Rows that some prompt asks for, ascending."""
+    wanted: Bool[Tensor, "prompt token"]
+    """Rows that a prompt asks for."""
+    shared: bool
+    """Whether all prompts ask for the same rows."""
+    count: Float[Tensor, "prompt 1 1"]
+    """How many these are."""
+    masks: Float[Tensor, "prompt token span"]
     tokens: Float[Tensor, "prompt span"]
-    absent: Bool[Tensor, "prompt span"]
 
 
 @dataclass(frozen=True)
@@ -140,84 +70,52 @@ class AttentionMass(Measure, needs=Needs(spans=("generated",), nan=("mass", "cha
     name: str = "attention_mass"
 
     def observe(self, inputs: AttentionInputs, spans: Spans) -> Statistics:
-        """Mass [prompt, layer, head, span], chance and tokens [prompt, layer, span]; mass is NaN
-        for a span that the prompt lacks.
+        """Return mass [prompt, layer, head, span], chance and tokens [prompt, layer, span].
+
+        Mass and chance are NaN for a span that the prompt lacks.
         """
-        names, asked = list(spans), self._asked(inputs, spans)
-        (mass,) = reduced(inputs, [asked.of_heads])
-        mass, of_sinks, rows = mass / asked.rows, {}, asked.of_heads.rows.tensor
-        if inputs.sinks is not None:  # the last mask is that of all tokens
-            of_sinks["sink_mass"] = (("prompt", "layer", "head"), 1.0 - mass[..., -1])
-            mass = mass[..., :-1]
-        chance = once(
-            ("chance", inputs.window), lambda: self._chance(inputs, asked), rows, inputs.valid
-        )
-        mass = mass.masked_fill(asked.absent[:, None], float("nan"))
-        return Statistics(
-            per_prompt=arrays(
-                inputs,
-                {
-                    "mass": (("prompt", "layer", "head", "span"), mass),
-                    "chance": (("prompt", "layer", "span"), chance),
-                    "tokens": (("prompt", "layer", "span"), asked.tokens),
-                    **of_sinks,
-                },
-                span=names,
-            )
-        )
+        valid, masks = inputs.valid, spans.values()
+        asked = once(("rows", self, *spans), lambda: self._asked(spans, valid), valid, *masks)
+        parts = []
+        for rows, logits in row_blocks(inputs, asked.rows):
+            weights = weights_of(logits, inputs.sinks)
+            if not asked.shared:
+                weights = weights.where(asked.wanted[:, None, rows, None], 0)
+            parts.append(weights.sum(-2, dtype=torch.float64))
+        by_key = torch.stack(parts).sum(0) if parts[1:] else parts[0]
+        mass = torch.bmm(by_key, asked.masks) / asked.count
+        mass = mass.masked_fill(asked.tokens[:, None] == 0, torch.nan)
+        name = "chance", self, inputs.window
+        chance = once(name, lambda: _chance(inputs, asked), valid, asked.masks)
+        of_heads, of_prompts = ("prompt", "layer", "head", "span"), ("prompt", "layer", "span")
+        record = {
+            "mass": (of_heads, mass),
+            "chance": (of_prompts, chance),
+            "tokens": (of_prompts, asked.tokens),
+        }
+        if inputs.sinks is not None:
+            record["sink_mass"] = of_heads[:3], 1.0 - by_key.sum(-1) / asked.count[..., 0]
+        return Statistics(per_prompt=arrays(inputs, record, span=list(spans)))
 
-    def reductions(self, inputs: AttentionInputs, spans: Spans) -> tuple[Reduction, ...]:
-        """The mean weights of the rows on the spans."""
-        return (self._asked(inputs, spans).of_heads,)
-
-    def _chance(self, inputs: AttentionInputs, asked: _Asked) -> Float[Tensor, "prompt span"]:
-        rows, spans = asked.of_heads.rows.tensor, asked.tokens.shape[1]
-        seen = (~_hidden(inputs, torch.arange(len(rows), device=rows.device), rows)).double()
-        share = (seen / seen.sum(-1, keepdim=True).clamp(min=1)).sum(1, keepdim=True) / asked.rows
-        return torch.bmm(share, asked.of_heads.masks.tensor[..., :spans])[:, 0].masked_fill(
-            asked.absent, float("nan")
+    def _asked(self, spans: Spans, valid: Bool[Tensor, "prompt token"]) -> _Asked:
+        """Return rows and masks of the spans; wait for the device, once per batch."""
+        wanted, first = spans["generated"], [start for start, _, _ in extents(valid)]
+        if self.rows == "producing":
+            if bool(wanted[range(len(first)), first].any()):
+                raise InputError(
+                    "the first token of a prompt is marked generated, but no row produced it; "
+                    "wanted rows 'generated'"
+                )
+            wanted = wanted.roll(-1, -1)
+        masks = torch.stack([*spans.values()], -1).double()
+        return _Asked(
+            rows=wanted.any(0).nonzero()[:, 0],
+            wanted=wanted,
+            shared=bool((wanted == wanted[:1]).all()),
+            count=wanted.sum(-1, dtype=torch.float64)[:, None, None],
+            masks=masks,
+            tokens=(masks * valid[..., None]).sum(1),
         )
-
-    def _asked(self, inputs: AttentionInputs, spans: Spans) -> _Asked:
-        sinks = inputs.sinks is not None
-        make = partial(self._found, spans, inputs.valid, sinks)
-        return once(("rows", self, *spans, sinks), make, inputs.valid, *spans.values())
-
-    def _found(self, spans: Spans, valid: Bool[Tensor, "prompt token"], sinks: bool) -> _Asked:
-        rows, counts = self._rows(spans["generated"], valid)
-        masks = torch.stack([*spans.values(), *([valid] if sinks else [])], dim=-1).double()
-        tokens = (masks[..., : len(spans)] * valid[..., None]).sum(1)
-        number = torch.tensor(counts, dtype=torch.float64, device=rows.device)[:, None, None]
-        return _Asked(SpanMass(Same(rows), counts, Same(masks)), number, tokens, tokens == 0)
-
-    def _rows(
-        self, generated: Bool[Tensor, "prompt token"], valid: Bool[Tensor, "prompt token"]
-    ) -> tuple[Int[Tensor, "prompt row"], tuple[int, ...]]:
-        """Numbers of the rows of each prompt, ascending, then -1; and how many there are.
-
-        Waits for the device, once per batch.
-        """
-        of_prompts = generated.tolist()
-        counts = tuple(map(sum, of_prompts))
-        unproduced = any(
-            of_prompt[first]
-            for of_prompt, (first, _, _) in zip(of_prompts, extents(valid), strict=True)
-        )
-        if unproduced and self.rows == "producing":
-            raise InputError(
-                "the first token of a prompt is marked generated, but no row produced it; "
-                "wanted rows 'generated'"
-            )
-        rows = (
-            generated.to(torch.int8)
-            .sort(dim=-1, descending=True, stable=True)
-            .indices[:, : max(counts)]
-        )
-        there = (
-            torch.arange(max(counts), device=rows.device)
-            < torch.tensor(counts, device=rows.device)[:, None]
-        )
-        return (rows - int(self.rows == "producing")).where(there, -1), counts
 
     def conclude(self, statistics: Statistics) -> xr.Dataset:
         """The group `attention_mass` of a run."""
@@ -230,3 +128,9 @@ class AttentionMass(Measure, needs=Needs(spans=("generated",), nan=("mass", "cha
             "table": 100 * per_token.mean(("prompt", "layer", "head")),
         }
         return described_group(measured.assign(derived), _TEXTS)
+
+
+def _chance(inputs: AttentionInputs, asked: _Asked) -> Float[Tensor, "prompt span"]:
+    seen = (inputs.visible(asked.rows) & asked.wanted[:, asked.rows, None]).double()
+    share = (seen / seen.sum(-1, keepdim=True).clamp(min=1)).sum(1, keepdim=True) / asked.count
+    return torch.bmm(share, asked.masks)[:, 0].masked_fill(asked.tokens == 0, torch.nan)

@@ -8,7 +8,7 @@ where these are no more than `rows`, each with as many keys as there is then roo
 rows of a short prompt are whole; else the tokens of its spans, as many as there is room for, and
 others evenly spread between them, each with `keys`. Of the first `prompts` prompts, those of up to
 `rows` tokens, every token's `prompt_keys` strongest keys are kept besides. Computed in parts of
-rows: no n x n map is kept of a long prompt, at most `_CELLS` cells exist at a time.
+rows: no n x n map of a long prompt is kept.
 
 Knows nothing about what the spans mean.
 """
@@ -26,11 +26,10 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from repo_interp.inputs import AttentionInputs, Spans, select_prompts, with_sinks
+from repo_interp.measures.kernels.logit_sums import row_blocks
 from repo_interp.measures.labels import Arrays, arrays, described_group
 from repo_interp.measures.statistics import Measure, Needs, Statistics
 
-_CELLS = 2**20
-"""Logits that exist at a time."""
 _OF_PROMPTS = ("prompt_weight", "prompt_key", "prompt_log_total")
 """Variables of several prompts."""
 _TEXTS = {
@@ -48,17 +47,23 @@ _NOT_MARKED = ("rest", "separator")
 def strongest_keys(
     inputs: AttentionInputs, rows: Int[Tensor, "row"], count: int
 ) -> tuple[Float[Tensor, "head row rank"], Int[Tensor, "head row rank"], Float[Tensor, "head row"]]:
-    """The `count` largest attention weights of every row, for a batch of one prompt, and their
-    keys; NaN and -1 where fewer are visible.
+    """Return the largest attention weights of rows of one prompt.
 
-    And of every row the logarithm of the sum of exponentials of its logits.
+    Args:
+        inputs: A layer and a batch of one prompt.
+        rows: Token numbers of the queries, ascending, int64.
+        count: Weights per row; fewer where the prompt has fewer tokens.
+
+    Returns:
+        Weights [head, row, rank], float64, NaN where fewer keys are visible; their keys [head, row,
+        rank], -1 there; and the logarithm of the sum of exponentials of the logits [head, row],
+        float64.
     """
     count = min(count, inputs.valid.shape[1])
-    step = max(1, _CELLS // (inputs.heads * inputs.valid.shape[1]))
     weights, keys, totals = [], [], []
-    for part in rows.split(step):
-        # no row sees a later key
-        logits = inputs.logits(part)[0, :, :, : max(count, int(part[-1]) + 1)]
+    for part, logits in row_blocks(inputs, rows):
+        # No row sees a later key.
+        logits = logits[0, :, :, : max(count, int(part[-1]) + 1)]
         largest, places = logits.topk(count, dim=-1)
         seen = largest > float("-inf")
         total = torch.logsumexp(with_sinks(logits, inputs.sinks), dim=-1, keepdim=True).double()
@@ -71,8 +76,16 @@ def strongest_keys(
 def rows_of_interest(
     valid: Bool[Tensor, "token"], spans: Spans, prompt: int, most: int
 ) -> Int[Tensor, "row"]:
-    """Up to `most` of the valid tokens of row `prompt` of a batch, in order: all, or those of its
-    spans first and others between them.
+    """Return up to `most` valid tokens of a prompt: all, or those of its spans before others.
+
+    Args:
+        valid: Mask [token] of the prompt.
+        spans: Masks [prompt, token] by name; segments, `rest` and `separator` mark nothing.
+        prompt: Row of the batch.
+        most: Most tokens.
+
+    Returns:
+        Token numbers [row], ascending, int64.
     """
     names = [name for name in spans if name not in _NOT_MARKED and not name.startswith("segments.")]
     return _rows(valid, [spans[name][prompt] for name in names], most)
@@ -95,8 +108,10 @@ class AttentionRows(Measure, needs=Needs(nan=("weight", *_OF_PROMPTS))):
     name: str = "attention_rows"
 
     def observe(self, inputs: AttentionInputs, spans: Spans) -> Statistics:
-        """Weights and keys, and totals of rows: of the first prompt [layer, head, query, rank], of
-        several [..., token, strongest].
+        """Return weights, keys and totals of rows.
+
+        Of the first prompt [layer, head, query, rank], of several [prompt, layer, head, token,
+        strongest].
         """
         return Statistics(
             per_prompt=self._of_prompts(inputs), first_prompt=self._of_first_prompt(inputs, spans)
@@ -140,12 +155,9 @@ class AttentionRows(Measure, needs=Needs(nan=("weight", *_OF_PROMPTS))):
                 select_prompts(inputs, slice(row, row + 1)), tokens, self.prompt_keys
             )
             weight, key, total = (each.float().cpu().numpy() for each in found)
-            kept = slice(int(tokens[0]), int(tokens[-1]) + 1)
-            weights[place, :, kept, : weight.shape[-1]], keys[place, :, kept, : key.shape[-1]] = (
-                weight,
-                key,
-            )
-            totals[place, :, kept] = total
+            ranks = slice(weight.shape[-1])
+            weights[place][:, tokens, ranks], keys[place][:, tokens, ranks] = weight, key
+            totals[place][:, tokens] = total
         axes = ("prompt", "layer", "head", "token", "strongest")
         values = zip(_OF_PROMPTS, (axes, axes, axes[:-1]), (weights, keys, totals), strict=True)
         labels = {"prompt": inputs.prompts[chosen].tolist(), "strongest": range(self.prompt_keys)}
@@ -168,9 +180,7 @@ class AttentionRows(Measure, needs=Needs(nan=("weight", *_OF_PROMPTS))):
 def _rows(
     valid: Bool[Tensor, "token"], marked: list[Bool[Tensor, "token"]], most: int
 ) -> Int[Tensor, "row"]:
-    """Up to `most` of the valid tokens, in order: `marked` ones first, then others, each evenly
-    spread where they are too many.
-    """
+    """Return up to `most` valid tokens in order: `marked` ones first, then others, evenly spread."""
     tokens = valid.nonzero()[:, 0]
     if len(tokens) <= most:
         return tokens

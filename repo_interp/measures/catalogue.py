@@ -14,12 +14,26 @@ from repo_interp.measures.statistics import PARTS, Measure
 
 
 def measure_names() -> tuple[str, ...]:
-    """Every measure that `measure_named` knows: ours, then those of other packages."""
+    """Return the names that `measure_named` knows.
+
+    Returns:
+        Built-in names, then those of other packages.
+    """
     return names(MEASURES)
 
 
 def measure_named(name: str) -> Measure:
-    """The measure `name` with its default parameters. Raises InputError naming those there are."""
+    """Return a measure with its default parameters.
+
+    Args:
+        name: Name of an entry point of the group `repo_interp.measures`.
+
+    Returns:
+        The measure.
+
+    Raises:
+        InputError: No measure has this name; the message lists the names.
+    """
 
     def is_one(made: Any) -> bool:
         return isinstance(made, Measure) or all(hasattr(made, part) for part in PARTS)

@@ -139,7 +139,12 @@ class Components(Measure):
     name: str = "components"
 
     def __post_init__(self) -> None:
-        """Raises InputError too where no token is left."""
+        """Check the fields.
+
+        Raises:
+            InputError: A field is out of its range, or `first_token` and `last_token` leave no
+                token.
+        """
         super().__post_init__()
         if self.last_token is not None and self.last_token <= self.first_token:
             raise InputError(
@@ -149,9 +154,7 @@ class Components(Measure):
 
     @property
     def needs(self) -> Needs:
-        """What some prompts, layers or heads lack, and ratios and correlations that are undefined,
-        are NaN.
-        """
+        """Ratios, correlations and values that a prompt, layer or head lacks may be NaN."""
         return Needs(tokens=self.first_token + 1, nan=(*_BY_PROMPT, *_FREQUENCIES))
 
     @property
@@ -161,9 +164,10 @@ class Components(Measure):
         return {**super().parameters, "last_token": last, "still_angle": STILL}
 
     def observe(self, inputs: AttentionInputs, spans: Spans) -> Statistics:
-        """Sums of profiles over prompts and pairs, and each prompt's VAF.
+        """Return sums of profiles over prompts and pairs, and VAF per prompt.
 
-        InputError without a training length.
+        Raises:
+            InputError: The training length is missing.
         """
         tokens = tokens_between(inputs.valid, self.first_token, self.last_token)
         frequencies = layer_frequencies(inputs)
@@ -214,9 +218,10 @@ class Components(Measure):
         return Statistics(per_prompt=_labelled(inputs, each), sums=_labelled(inputs, sums))
 
     def reductions(self, inputs: AttentionInputs, spans: Spans) -> tuple[Reduction, ...]:
-        """Profiles and variance accounted for of every component.
+        """Ask for profiles and variance accounted for of all components.
 
-        InputError without a training length.
+        Raises:
+            InputError: The training length is missing.
         """
         if self.training_length is None:
             raise InputError(
@@ -280,9 +285,7 @@ def _labelled(inputs: AttentionInputs, record: Record) -> Arrays:
 def _angles(
     inputs: AttentionInputs, tokens: Tensor, frequencies: Tensor, per_side: int
 ) -> tuple[Record, Record]:
-    """Rotation angles summed over prompts, and the reach of each prompt; zeros and NaN where
-    nothing is rotated.
-    """
+    """Return rotation angles summed over prompts, and the reach per prompt; NaN without rotation."""
     new = {"dtype": torch.float64, "device": tokens.device}
     if inputs.positions is None or inputs.frequencies is None:
         sums = RotationAngles(

@@ -71,7 +71,7 @@ class FakeDistance(Measure, needs=Needs(nan=("r",))):
     name: str = "fake_distance"
 
     def observe(self, inputs: AttentionInputs, spans: Spans) -> Statistics:
-        """r [prompt, layer, head]; on request the axes of the first prompt."""
+        """Return `r` [prompt, layer, head]; on request the axes of the first prompt."""
         moments = key_moments(inputs.keys, inputs.valid)
         queries, present = last_queries(inputs, self.queries)
         bias = bias_by_distance(inputs)
@@ -150,7 +150,15 @@ class FakeDistance(Measure, needs=Needs(nan=("r",))):
 
 
 def bias_by_distance(inputs: AttentionInputs) -> Float[Tensor, "prompt head distance"] | None:
-    """Position logits of the last valid row for the valid key d back; 0 beyond the first."""
+    """Return position logits of the last valid row by distance.
+
+    Args:
+        inputs: A layer and a batch.
+
+    Returns:
+        Position logits [prompt, head, distance], float64, for the valid key `distance` keys back, 0
+        beyond the first; None where the scheme adds nothing.
+    """
     if inputs.position_logits is None:
         return None
     last = _last_tokens(inputs.valid, 1)[0][:, 0]
@@ -165,8 +173,15 @@ def bias_by_distance(inputs: AttentionInputs) -> Float[Tensor, "prompt head dist
 def last_queries(
     inputs: AttentionInputs, number: int
 ) -> tuple[Float[Tensor, "prompt head query d_head"], Bool[Tensor, "prompt query"]]:
-    """The last `number` valid queries of every prompt with the logit's scale, in float64, and which
-    there are.
+    """Return the last valid queries of all prompts, un-rotated and scaled.
+
+    Args:
+        inputs: A layer and a batch.
+        number: Queries per prompt.
+
+    Returns:
+        Queries [prompt, head, query, d_head], float64, times the logit's scale, in token order; and
+        the mask [prompt, query] of those that a prompt has.
     """
     tokens, present = _last_tokens(inputs.valid, number)
     index = tokens[:, None, :, None].expand(-1, inputs.heads, -1, inputs.queries.shape[-1])
@@ -181,9 +196,7 @@ def last_queries(
 def _last_tokens(
     valid: Bool[Tensor, "prompt token"], number: int
 ) -> tuple[Int[Tensor, "prompt query"], Bool[Tensor, "prompt query"]]:
-    """Indices of the last `number` valid tokens in order, and which there are: missing ones come
-    first.
-    """
+    """Return indices of the last valid tokens in order, and which there are; missing ones first."""
     return once(("last", number), lambda: _found_last(valid, min(number, valid.shape[1])), valid)
 
 

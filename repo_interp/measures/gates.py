@@ -130,9 +130,10 @@ class Gates(SegmentMeasure):
         )
 
     def observe(self, inputs: AttentionInputs, spans: Spans) -> Statistics:
-        """All quantities of one layer, prompt by prompt.
+        """Return all quantities of one layer, prompt by prompt.
 
-        Raises InputError where a map of too long a prompt is asked for.
+        Raises:
+            InputError: A map of a prompt of more than `map_tokens` tokens is asked for.
         """
         separators = spans.get(SEPARATOR, torch.zeros_like(inputs.valid)) & inputs.valid
         separates = torch.where(inputs.valid, separators.to(torch.int8), -1).to(torch.int8)

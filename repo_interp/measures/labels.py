@@ -142,7 +142,7 @@ def joined(parts: Sequence[Arrays], axis: str) -> Arrays:
     labels[axis] = np.concatenate([part.labels[axis] for part in parts])
     ends = np.cumsum([0, *(len(part.labels[axis]) for part in parts)])
     for number, place in enumerate(places):
-        place[axis] = np.arange(ends[number], ends[number + 1])
+        place[axis] = slice(ends[number], ends[number + 1])
     return Arrays(
         _put_together(
             parts,
@@ -169,12 +169,12 @@ def added(parts: Sequence[Arrays]) -> Arrays:
 
 def _aligned(
     parts: Sequence[Arrays], joining: str | None = None
-) -> tuple[dict[str, np.ndarray], list[dict[str, np.ndarray]]]:
+) -> tuple[dict[str, np.ndarray], list[dict[str, Any]]]:
     """Labels of all parts by axis, and of each part the places of its own among them; axes where
     all parts agree are left out.
     """
     labels: dict[str, np.ndarray] = {}
-    places: list[dict[str, np.ndarray]] = [{} for _ in parts]
+    places: list[dict[str, Any]] = [{} for _ in parts]
     for axis in dict.fromkeys(axis for part in parts for axis in part.labels if axis != joining):
         own = [part.labels.get(axis) for part in parts]
         known = [some for some in own if some is not None]
@@ -184,14 +184,16 @@ def _aligned(
         labels[axis] = np.unique(np.concatenate(known))
         for place, some in zip(places, own, strict=True):
             if some is not None:
-                place[axis] = np.searchsorted(labels[axis], some)
+                found = np.searchsorted(labels[axis], some)
+                together = len(found) and (np.diff(found) == 1).all()
+                place[axis] = slice(found[0], found[-1] + 1) if together else found
     return labels, places
 
 
 def _put_together(
     parts: Sequence[Arrays],
     labels: Mapping[str, np.ndarray],
-    places: Sequence[Mapping[str, np.ndarray]],
+    places: Sequence[Mapping[str, Any]],
     empty: Callable[[np.ndarray], np.ndarray],
     put: Callable[[np.ndarray, tuple, np.ndarray], None],
 ) -> dict[str, tuple[tuple[str, ...], np.ndarray]]:
@@ -207,25 +209,14 @@ def _put_together(
         values = empty(np.empty(shape, kind))
         for place, each in zip(places, own, strict=True):
             if each is not None:
-                # Along axes where the part has all entries, slices: then the rest needs no grid of
-                # places.
-                index = [place.get(axis) for axis in axes]
-                runs = [
-                    slice(None)
-                    if i is None
-                    else slice(i[0], i[-1] + 1)
-                    if len(i) and (np.diff(i) == 1).all()
-                    else None
-                    for i in index
-                ]
-                if all(run is not None for run in runs):
-                    put(values, tuple(runs), each[1])
-                else:
-                    chosen = (
-                        np.arange(size) if i is None else i
-                        for i, size in zip(index, shape, strict=True)
+                # Slices where entries stand together: other axes need a grid of places.
+                index = tuple(place.get(axis, slice(None)) for axis in axes)
+                if not all(isinstance(some, slice) for some in index):
+                    numbers = (
+                        np.arange(size)[some] for some, size in zip(index, shape, strict=True)
                     )
-                    put(values, np.ix_(*chosen), each[1])
+                    index = np.ix_(*numbers)
+                put(values, index, each[1])
         whole[name] = axes, values
     return whole
 

@@ -309,7 +309,9 @@ def _explained(
             [1 - missed(drawn, (source,)).sum(0) / total.sum(0) for source in SOURCES], axis=-1
         )
         alone = np.pad(
-            alone.reshape(1 + DRAWS, rows, -1), ((0, 0), (0, 0), (0, 1)), constant_values=np.nan
+            alone.reshape(1 + DRAWS, rows, len(SOURCES)),
+            ((0, 0), (0, 0), (0, 1)),
+            constant_values=np.nan,
         )
         total = total[:, :rows]
         errors = [missed(values, SOURCES[:count]) for count in range(1, 1 + len(SOURCES))]

@@ -116,20 +116,16 @@ class Segments(SegmentMeasure):
                 counts[row, column] = len(edges) + 1
                 begins = torch.zeros_like(members).index_fill_(0, edges, 1)
                 labels[row, column, members.cpu()] = begins.cumsum(0).cpu()
-                trial = Trial.drawn(
-                    edges,
-                    len(members),
-                    self.draws,
-                    self.tolerance,
-                    generator(self.seed, number, kind),
-                )
-                line = trial.scores(
-                    torch.arange(len(members), dtype=torch.float64, device=edges.device)[None]
-                )
+                random, count = generator(self.seed, number, kind), len(members)
+                shuffled = shuffled_edges(edges, count, self.draws, random)
+                orders = np.stack([random.permutation(count - 1) for _ in range(self.draws)])
+                layouts = edges, shuffled, torch.as_tensor(orders, device=edges.device)
+                places = torch.arange(count, dtype=torch.float64, device=edges.device)
+                line = _scores(places[None], *layouts, self.tolerance)
                 for name in _INDEX:
                     index[name][row, column] = line[name.removesuffix("_index")][0]
                 if inputs.positions is not None:
-                    of_heads = trial.scores(inputs.positions[row][:, members])
+                    of_heads = _scores(inputs.positions[row][:, members], *layouts, self.tolerance)
                     for name, values in of_heads.items():
                         scores[name][row, :, column] = expand_heads(
                             values[None, :, None], inputs.heads
@@ -147,45 +143,25 @@ class Segments(SegmentMeasure):
         return described_group(measured, _SCORES).assign(described_group(of_prompts, _OF_PROMPTS))
 
 
-@dataclass(frozen=True)
-class Trial:
-    """The edges of one prompt and kind, and what they are compared with."""
-
-    edges: Int[Tensor, "edge"]
-    shuffled: Int[Tensor, "draw edge"]
-    orders: Int[Tensor, "draw step"]
-    tolerance: int
-
-    @classmethod
-    def drawn(
-        cls,
-        edges: Int[Tensor, "edge"],
-        tokens: int,
-        draws: int,
-        tolerance: int,
-        random: np.random.Generator,
-    ) -> Trial:
-        """With `draws` shuffled layouts, and orders in which equal jumps come."""
-        shuffled = shuffled_edges(edges, tokens, draws, random)
-        orders = torch.as_tensor(
-            np.stack([random.permutation(tokens - 1) for _ in range(draws)]), device=edges.device
-        )
-        return cls(edges, shuffled, orders, tolerance)
-
-    def scores(self, values: Float[Tensor, "row token"]) -> dict[str, Float[Tensor, "row"]]:
-        """Both scores of every row, with their mean and chance over the shuffled edges."""
-        between = variance_between(values, self.edges[None])[0]
-        between_shuffled = variance_between(values, self.shuffled)
-        count = len(self.edges)
-        orders = self.orders if has_ties(values, count) else self.orders[:1]
-        jumps = largest_jumps(values, count, orders)
-        f1 = matched(jumps, self.edges, self.tolerance).mean(0)
-        f1_shuffled = matched(jumps, self.shuffled[:, None], self.tolerance)
-        return {
-            "variance_between": between,
-            "variance_between_shuffled": between_shuffled.mean(0),
-            "variance_between_chance": chance(between_shuffled, between),
-            "boundary_f1": f1,
-            "boundary_f1_shuffled": f1_shuffled.mean(0),
-            "boundary_f1_chance": chance(f1_shuffled, f1),
-        }
+def _scores(
+    values: Float[Tensor, "row token"],
+    edges: Int[Tensor, "edge"],
+    shuffled: Int[Tensor, "draw edge"],
+    orders: Int[Tensor, "draw step"],
+    tolerance: int,
+) -> dict[str, Float[Tensor, "row"]]:
+    """Both scores of every row, with their mean and chance over the shuffled edges."""
+    between = variance_between(values, edges[None])[0]
+    between_shuffled = variance_between(values, shuffled)
+    count = len(edges)
+    jumps = largest_jumps(values, count, orders if has_ties(values, count) else orders[:1])
+    f1 = matched(jumps, edges, tolerance).mean(0)
+    f1_shuffled = matched(jumps, shuffled[:, None], tolerance)
+    return {
+        "variance_between": between,
+        "variance_between_shuffled": between_shuffled.mean(0),
+        "variance_between_chance": chance(between_shuffled, between),
+        "boundary_f1": f1,
+        "boundary_f1_shuffled": f1_shuffled.mean(0),
+        "boundary_f1_chance": chance(f1_shuffled, f1),
+    }

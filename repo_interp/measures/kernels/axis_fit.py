@@ -31,11 +31,11 @@ from torch import Tensor
 
 from repo_interp.measures.kernels.rounding import variance_of
 from repo_interp.measures.kernels.seen_pairs import (
-    advanced,
-    delayed,
+    earlier,
     extents,
     fast_length,
     is_whole,
+    later,
     once,
     pair_counts,
 )
@@ -60,12 +60,17 @@ class AdditivePairs:
         return self.counts.distance.sum(-1)
 
     def sums(self, axes: Axes) -> Axes:
-        """Diagonal, row and column sums of the map of `axes`; leading axes broadcast against the
-        masks'.
+        """Return sums of the map of `axes` along diagonals, rows and columns.
+
+        Args:
+            axes: Float64 [..., n] per axis; leading dimensions broadcast against the masks'.
+
+        Returns:
+            Sums [..., n] along diagonals, rows and columns, float64.
         """
         if self.triangle:
             a, b, c = axes
-            until, after, keys = a.cumsum(-1), b.flip(-1).cumsum(-1).flip(-1), c.cumsum(-1)
+            until, after, keys = a.cumsum(-1), later(b, None), c.cumsum(-1)
             others = Axes(after + keys.flip(-1), until + keys, until.flip(-1) + after)
             return Axes(
                 *(torch.addcmul(*part) for part in zip(others, self.counts, axes, strict=True))
@@ -73,8 +78,8 @@ class AdditivePairs:
         a, b, c = _first(axes.distance, self.window), axes.query * self.rows, axes.key * self.keys
         spectrum, (rows, keys) = self._forward(a), self._spectra
         diagonal = self._back(self._forward(b) * keys.conj() + rows * self._forward(c).conj())
-        by_row = self._back(spectrum * keys) + _earlier(c, self.window)
-        by_key = self._back(rows * spectrum.conj()) + _later(b, self.window)
+        by_row = self._back(spectrum * keys) + earlier(c, self.window)
+        by_key = self._back(rows * spectrum.conj()) + later(b, self.window)
         return Axes(
             self.counts.distance * a + _first(diagonal, self.window),
             self.counts.query * b + self.rows * by_row,
@@ -86,8 +91,10 @@ class AdditivePairs:
         return self._forward(self.rows), self._forward(self.keys)
 
     def gauges(self) -> Float[Tensor, "n_unknown direction"]:
-        """The directions (a, b, c), one after the other in a vector, in which the map does not
-        change.
+        """Return the directions (a, b, c) in which the map does not change.
+
+        Returns:
+            Float64 [3 n, 3]: the axes one after the other, one direction per column.
         """
         steps = torch.arange(self.rows.shape[-1], dtype=torch.float64, device=self.rows.device)
         ones, zeros = torch.ones_like(steps), torch.zeros_like(steps)
@@ -105,8 +112,15 @@ class AdditivePairs:
 def additive_pairs(
     rows: Bool[Tensor, "... n"], keys: Bool[Tensor, "... n"], window: int | None = None
 ) -> AdditivePairs:
-    """The pairs of `rows` with the `keys` not later and, with a window, at most window - 1
-    earlier.
+    """Return the pairs of rows with the keys that are not later and inside the window.
+
+    Args:
+        rows: Mask [..., n] of the queries that take part.
+        keys: Mask [..., n] of the keys that take part.
+        window: Keys that a row sees, itself included; None: all earlier ones.
+
+    Returns:
+        The pairs and their counts.
     """
     counts = pair_counts(keys, window, rows)
     triangle = rows is keys and (window is None or window >= keys.shape[-1]) and is_whole(keys)
@@ -115,7 +129,15 @@ def additive_pairs(
 
 
 def additive_pairs_of(valid: Bool[Tensor, "prompt token"], window: int | None) -> AdditivePairs:
-    """The pairs [prompt, 1, ...] of the tokens of a batch, made once for all its layers."""
+    """Return the pairs of the valid tokens of a batch, made once for all its layers.
+
+    Args:
+        valid: Mask [prompt, token].
+        window: Keys that a row sees; None: all earlier ones.
+
+    Returns:
+        The pairs, with masks [prompt, 1, token].
+    """
     shown = valid[:, None]
     return once(("additive", window), lambda: additive_pairs(shown, shown, window), valid)
 
@@ -132,37 +154,24 @@ def _first(values: Tensor, count: int | None) -> Tensor:
     return torch.where(torch.arange(values.shape[-1], device=values.device) < count, values, 0)
 
 
-def _earlier(values: Tensor, window: int | None) -> Tensor:
-    """Sum of the last `window` entries up to each."""
-    until = values.cumsum(-1)
-    return (
-        until
-        if window is None or window >= values.shape[-1]
-        else until - delayed(until, window, axis=-1)
-    )
-
-
-def _later(values: Tensor, window: int | None) -> Tensor:
-    """Sum of the next `window` entries from each on."""
-    onward = values.flip(-1).cumsum(-1).flip(-1)
-    return (
-        onward
-        if window is None or window >= values.shape[-1]
-        else onward - advanced(onward, window, axis=-1)
-    )
-
-
 TOLERANCE = 1e-11
 
 
 def fit_axes(
     sums: Axes, valid: Bool[Tensor, "prompt token"], window: int | None, ridge: float
 ) -> Axes:
-    """Axes [prompt, head, token] of the fit over the pairs of valid tokens in the window; 0 where
-    none was seen.
+    """Return the axes of the ridge fit over the pairs of valid tokens in the window.
 
-    `sums` are of that shape, float64. A distance is a difference of token indices: invalid tokens
-    in between count.
+    A distance is a difference of token indices: invalid tokens in between count.
+
+    Args:
+        sums: Diagonal, row and column sums of the map, float64 [prompt, head, token].
+        valid: Mask [prompt, token].
+        window: Keys that a row sees; None: all earlier ones.
+        ridge: Weight of the squared axes, positive.
+
+    Returns:
+        Axes [prompt, head, token], float64, in units of the map; 0 where no pair is seen.
     """
     triangles, others = _triangles(valid, window)
     if is_whole(valid) and not others:
@@ -185,7 +194,16 @@ def fit_axes(
 
 
 def fit_pairs(sums: Axes, pairs: AdditivePairs, ridge: float) -> Axes:
-    """Axes of the fit over any seen pairs, by conjugate gradients; leading axes broadcast."""
+    """Return the axes of the ridge fit over any pairs, by conjugate gradients.
+
+    Args:
+        sums: Diagonal, row and column sums of the map, float64 [..., n].
+        pairs: The seen pairs; leading dimensions broadcast.
+        ridge: Weight of the squared axes, positive.
+
+    Returns:
+        Axes [..., n], float64.
+    """
 
     def apply(unknowns: Tensor) -> Tensor:
         return torch.cat(pairs.sums(Axes(*unknowns.chunk(3, -1))), -1)
@@ -199,8 +217,16 @@ def fit_pairs(sums: Axes, pairs: AdditivePairs, ridge: float) -> Axes:
 def fit_correlation(
     axes: Axes, sums: Axes, square: Float[Tensor, "prompt head"], pairs: AdditivePairs
 ) -> Float[Tensor, "prompt head"]:
-    """Pearson correlation over the seen pairs of W, given by its sums and sum of squares, with the
-    map of `axes`.
+    """Return the Pearson correlation of a map and its fit over the seen pairs.
+
+    Args:
+        axes: The fit [prompt, head, token].
+        sums: Diagonal, row and column sums of the map, of the same shape.
+        square: Sum of the map's squares [prompt, head], float64.
+        pairs: The seen pairs.
+
+    Returns:
+        Correlation [prompt, head], float64; NaN where a side varies by rounding only.
     """
     of_fit = pairs.sums(axes)
     return pearson(
@@ -221,8 +247,18 @@ def pearson(
     fitted_square: Tensor,
     product: Tensor,
 ) -> Tensor:
-    """Pearson correlation from raw float64 sums over `count` pairs; NaN where a side varies by
-    rounding only.
+    """Return the Pearson correlation from raw sums over pairs.
+
+    Args:
+        count: Number of pairs; all arguments are float64 of one shape, or broadcast.
+        total: Sum of the first side.
+        square: Sum of its squares.
+        fitted_total: Sum of the second side.
+        fitted_square: Sum of its squares.
+        product: Sum of the products of both sides.
+
+    Returns:
+        Correlation in -1 .. 1, float64; NaN where a side varies by rounding only.
     """
     moments = torch.stack([total, fitted_total, square, fitted_square, product]) / count
     variances = variance_of(moments[2:4], moments[:2]).prod(0)
@@ -231,16 +267,22 @@ def pearson(
 
 
 def inner_product(left: Axes, right: Axes) -> Tensor:
-    """a.a' + b.b' + c.c', over all entries of two sets of axes."""
+    """Return a.a' + b.b' + c.c' of two sets of axes.
+
+    Args:
+        left: Axes [..., n].
+        right: Axes of the same shape.
+
+    Returns:
+        Sum over all entries [...].
+    """
     return (torch.stack(left) * torch.stack(right)).sum((0, -1))
 
 
 def _triangles(
     valid: Bool[Tensor, "prompt token"], window: int | None
 ) -> tuple[dict[tuple[int, int], list[int]], list[int]]:
-    """Prompts that are whole triangles, by (first token, length), and the others; one without
-    tokens is in neither.
-    """
+    """Return prompts that are whole triangles by (first token, length), and the others."""
     triangles: dict[tuple[int, int], list[int]] = {}
     others: list[int] = []
     for prompt, (first, end, count) in enumerate(extents(valid)):

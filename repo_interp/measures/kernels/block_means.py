@@ -27,17 +27,29 @@ from repo_interp.measures.kernels.logit_sums import row_blocks
 
 
 def block_size(tokens: int, side: int) -> int:
-    """Tokens per block so that at most `side` blocks hold `tokens`."""
+    """Return the tokens per block so that at most `side` blocks hold `tokens`.
+
+    Args:
+        tokens: Tokens to hold.
+        side: Most blocks.
+
+    Returns:
+        Tokens per block, at least 1.
+    """
     return max(1, math.ceil(tokens / side))
 
 
 def logit_block_means(
     inputs: AttentionInputs, size: int
 ) -> Float[Tensor, "prompt head query_block key_block"]:
-    """Means of the logits over blocks of `size` queries and keys; NaN where a block has no seen
-    pair.
+    """Return means of the logits over blocks of queries and keys.
 
-    Float64.
+    Args:
+        inputs: A layer and a batch.
+        size: Tokens per block.
+
+    Returns:
+        Means [prompt, head, query_block, key_block], float64; NaN where a block has no seen pair.
     """
     valid = inputs.valid.to(torch.float64)
     if inputs.is_bilinear and inputs.window is None:
@@ -55,12 +67,17 @@ def fake_block_means(
     bias: Float[Tensor, "head distance"],
     size: int,
 ) -> Float[Tensor, "head distance_block key_block"]:
-    """Means of the fake-distance logits of one query per head - un-rotated, with the logit's scale
-    - over blocks.
+    """Return means of the fake-distance logits of one query per head over blocks.
 
-    Float64.
+    Args:
+        query: Un-rotated [head, d_head], with the logit's scale.
+        keys: Un-rotated [kv_head, token, d_head], all of them valid.
+        frequencies: Radians per position [component].
+        bias: Position logits [head, distance] at the distances 0 .. n-1.
+        size: Distances, or keys, per block.
 
-    `keys` are un-rotated and all valid; `bias` is what the scheme adds at each distance 0 .. n-1.
+    Returns:
+        Means [head, distance_block, key_block], float64.
     """
     counts = _block_sums(
         torch.ones(1, keys.shape[1], 1, dtype=torch.float64, device=keys.device), size

@@ -59,7 +59,7 @@ def _lower(size: int, dtype: torch.dtype, device: torch.device) -> Float[Tensor,
 def _product(
     left: Float[Tensor, "key member chunk a b"], right: Float[Tensor, "key any chunk b c"]
 ) -> Tensor:
-    """left @ right, by one operator and three views where no head shares a key."""
+    """Return left @ right, by one operator and three views where no head shares a key."""
     if left.shape[:3] != right.shape[:3]:
         return left @ right
     return torch.bmm(left.flatten(0, 2), right.flatten(0, 2)).unflatten(0, left.shape[:3])
@@ -68,7 +68,15 @@ def _product(
 def in_chunks(
     features: Float[Tensor, "... token d_head"], size: int
 ) -> Float[Tensor, "... chunk within d_head"]:
-    """Cut the tokens into chunks of `size`; zeros fill the last one."""
+    """Cut tokens into chunks; zeros fill the last one.
+
+    Args:
+        features: Any dtype, [..., token, d_head].
+        size: Tokens per chunk.
+
+    Returns:
+        [..., chunk, within, d_head]: a view where `size` divides the tokens.
+    """
     missing = -features.shape[-2] % size
     if missing:
         features = torch.nn.functional.pad(features, (0, 0, 0, missing))
@@ -76,8 +84,13 @@ def in_chunks(
 
 
 def chunk_size(d_head: int) -> int:
-    """Tokens per chunk: as many as there are dimensions, so that products within chunks and Grams
-    cost the same.
+    """Return tokens per chunk so that products within chunks and Grams cost the same.
+
+    Args:
+        d_head: Dimensions of a head.
+
+    Returns:
+        A power of two, 32 to `CHUNK`.
     """
     return min(CHUNK, max(32, 2 ** (d_head - 1).bit_length()))
 
@@ -88,9 +101,16 @@ def gram_products(
     keys: Float[Tensor, "key 1 chunk within feature"],
     other_keys: Float[Tensor, "key any chunk within other"],
 ) -> Float[Tensor, "key member feature other"]:
-    """Sum over the pairs of different chunks of q_ia u_ib k_ja v_jb, with u and v the others.
+    """Return sums over the pairs of different chunks of q_ia u_ib k_ja v_jb, u and v the others.
 
-    Float64.
+    Args:
+        queries: q, [key, member, chunk, within, feature], float32 or float64.
+        other_queries: u, [key, member, chunk, within, other].
+        keys: k, [key, 1, chunk, within, feature].
+        other_keys: v, [key, 1 or member, chunk, within, other].
+
+    Returns:
+        Sums [key, member, feature, other], float64.
     """
     if _fit(queries, other_queries):
         of_keys = _product(keys.mT, other_keys).to(torch.float64)
@@ -111,9 +131,7 @@ def gram_products(
 
 
 def _fit(queries: Tensor, others: Tensor) -> bool:
-    """Whether the Grams of all chunks may stand at once; on a processor never, for the sake of its
-    caches.
-    """
+    """Whether the Grams of all chunks may stand at once: never in a processor's caches."""
     return 8 * queries.shape[:3].numel() * queries.shape[-1] * others.shape[-1] <= memory_for(
         queries.device, 0
     )
@@ -123,8 +141,16 @@ def square_products(
     queries: Float[Tensor, "key member chunk within feature"],
     keys: Float[Tensor, "key any chunk within feature"],
 ) -> Float[Tensor, "key member feature feature"]:
-    """Those of features with themselves, which are symmetric: one of the two blocks off the
-    diagonal is not made.
+    """Return `gram_products` of features with themselves.
+
+    They are symmetric: one of the two blocks off the diagonal is not made on a processor.
+
+    Args:
+        queries: [key, member, chunk, within, feature], float32 or float64.
+        keys: [key, 1 or member, chunk, within, feature].
+
+    Returns:
+        Sums [key, member, feature, feature], float64.
     """
     if _fit(queries, queries):  # the fewest launches
         return gram_products(queries, queries, keys, keys)
@@ -176,14 +202,12 @@ class CausalPairs:
 
     @cached_property
     def square(self) -> Float[Tensor, "key member"]:
-        """sum y^2, float64."""
+        """Sum of y^2, float64."""
         return self._sum(lambda chunks: chunks.square_within + chunks.products.sum((-1, -2)))
 
     @cached_property
     def magnitude(self) -> Float[Tensor, "key member"]:
-        """Sum of the absolute values of the terms that gave `square`: what its rounding is relative
-        to.
-        """
+        """Sum of the absolute terms that gave `square`: its rounding is relative to it."""
         terms = [
             chunks.square_within + chunks.products.abs().sum((-1, -2))
             for _, _, chunks in self.parts
@@ -192,20 +216,34 @@ class CausalPairs:
 
     @cached_property
     def with_logits(self) -> Float[Tensor, "key member component"]:
-        """sum C_r y of every component r, float64."""
+        """Sum of C_r y per component r, float64."""
         return self._sum(lambda chunks: chunks.with_logits)
 
     @cached_property
     def own_squares(self) -> Float[Tensor, "key member component"]:
-        """sum C_r^2 of every component r, float64."""
+        """Sum of C_r^2 per component r, float64."""
         return self._sum(lambda chunks: chunks.own_squares)
 
     def squares_of(self, bands: Bool[Tensor, "band component"]) -> Float[Tensor, "key member band"]:
-        """sum Y^2 of the sum Y of the components of every band, float64."""
+        """Return sum Y^2, Y the sum of the components of a band.
+
+        Args:
+            bands: Mask [band, component].
+
+        Returns:
+            Sums [key, member, band], float64.
+        """
         return self._sum(lambda chunks: chunks.squares_of(bands))
 
     def scatter(self, pairs: Float[Tensor, "key 1"]) -> Float[Tensor, "key member"]:
-        """sum (y - mean y)^2 over the `pairs` that are seen, by their number; at least 0."""
+        """Return sum (y - mean y)^2 over the seen pairs.
+
+        Args:
+            pairs: Number of seen pairs [key, 1], float64.
+
+        Returns:
+            Sums [key, member], float64, at least 0.
+        """
         return (self.square - self.by_query.sum(-1) ** 2 / pairs.clamp(min=1)).clamp(min=0)
 
     def _sum(self, of: Callable[[Chunks], Tensor]) -> Tensor:
@@ -257,12 +295,12 @@ class Chunks:
 
     @cached_property
     def square_within(self) -> Float[Tensor, "key member"]:
-        """sum y^2 within chunks."""
+        """Sum of y^2 within chunks."""
         return self._added(lambda some: _sum_of_squares(some(self.within)))
 
     @cached_property
     def with_logits(self) -> Float[Tensor, "key member component"]:
-        """sum C_r y."""
+        """Sum of C_r y."""
         within = self._added(
             lambda some: _sum_of_products(
                 _product(some(self.within), some(self.keys)), some(self.queries)
@@ -271,24 +309,25 @@ class Chunks:
         return (within + self.products.sum(-1)).unflatten(-1, (2, -1)).sum(-2)
 
     def squares_of(self, bands: Bool[Tensor, "band component"]) -> Float[Tensor, "key member band"]:
-        """sum Y^2 of the sum Y of the components of every band."""
-        of_dimension, pairs = once("pairs of dimensions", lambda: _pairs_of(bands), bands)
+        """Return sum Y^2, Y the sum of the components of a band.
+
+        Args:
+            bands: Mask [band, component].
+
+        Returns:
+            Sums [key, member, band], float64.
+        """
+        runs, last, pairs = once("pairs of dimensions", lambda: _of_bands(bands), bands)
         between = (self.products.flatten(2).flatten(0, 1) @ pairs).view(
             *self.products.shape[:2], -1
         )
+
         if _fit(self.queries, self.queries):
-            # All bands in one product, of the keys' dimensions in each.
-            keys = (self.keys[:, :, :, None] * of_dimension).flatten(3, 4)
-            logits = (
-                _product(self.queries, keys.mT).unflatten(-1, (len(bands), -1))
-                * self._lower[:, None]
-            )
-            return between + logits.square().sum(5).sum((2, 3), dtype=torch.float64)
-        chosen = bands.cpu().numpy()
-        runs = [_runs(np.tile(band, 2)) for band in chosen]
-        # Where every component is in one band, the largest band has what the others leave of the
-        # logits.
-        last = int(chosen.sum(-1).argmax()) if (chosen.sum(0) == 1).all() else None
+            # All bands in one product, of the keys' dimensions in each: the fewest launches.
+            keys = (self.keys[:, :, :, None] * bands.repeat(1, 2)[:, None]).flatten(3, 4)
+            logits = _product(self.queries, keys.mT).unflatten(-1, (len(bands), -1))
+            squares = (logits * self._lower[:, None]).square()
+            return between + squares.sum(5).sum((2, 3), dtype=torch.float64)
 
         def within(some: Some) -> Tensor:
             rest, sums = some(self.within).clone(), torch.zeros_like(between)
@@ -299,7 +338,7 @@ class Chunks:
                     torch.cat([some(part)[..., run] for run in dimensions], -1)
                     for part in (self.queries, self.keys)
                 )
-                logits = (queries @ keys.mT).mul_(self._lower)
+                logits = _product(queries, keys.mT).mul_(self._lower)
                 sums[..., number] = _sum_of_squares(logits)
                 rest -= logits
             if last is not None:
@@ -310,18 +349,17 @@ class Chunks:
 
     @cached_property
     def own_squares(self) -> Float[Tensor, "key member component"]:
-        """sum C_r^2 = sum_i q_r^2 K_rr + 2 q_r q_r' K_rr' + q_r'^2 K_r'r', K the sums of k_r k_s up
-        to i: between chunks, of M alone.
+        """Sum of C_r^2 = sum_i q_r^2 K_rr + 2 q_r q_r' K_rr' + q_r'^2 K_r'r'.
+
+        K are the sums of k_r k_s up to i: between chunks, M alone gives them.
         """
+
         whole = _fit(self.queries, self.queries)
 
         def within(some: Some) -> Tensor:
-            if whole:
-                return (
-                    (_squares(some(self.keys)).cumsum_(-2).mul(_squares(some(self.queries))))
-                    .sum(-2)
-                    .sum(2, dtype=torch.float64)
-                )
+            if whole:  # the fewest launches
+                running = _squares(some(self.keys)).cumsum_(-2)
+                return (running * _squares(some(self.queries))).sum(-2).sum(2, dtype=torch.float64)
             of_queries, of_keys = (
                 _squares(some(part).unflatten(-2, (-1, _LEAF)))
                 for part in (self.queries, self.keys)
@@ -365,12 +403,14 @@ class Chunks:
         ]
 
 
-def _pairs_of(
+def _of_bands(
     bands: Bool[Tensor, "band component"],
-) -> tuple[Bool[Tensor, "band 1 d"], Float[Tensor, "d_d band"]]:
-    """The dimensions of every band, and the pairs of two of them."""
-    of_dimension = bands.repeat(1, 2)[:, None]
-    return of_dimension, (of_dimension.mT & of_dimension).flatten(1).T.to(torch.float64)
+) -> tuple[list[list[slice]], int | None, Float[Tensor, "d_d band"]]:
+    """Return dimensions of bands, the band that has the rest of the logits, pairs of dimensions."""
+    chosen, of_dimension = bands.cpu().numpy(), bands.repeat(1, 2)[:, None]
+    last = int(chosen.sum(-1).argmax()) if (chosen.sum(0) == 1).all() else None
+    pairs = (of_dimension.mT & of_dimension).flatten(1).T.to(torch.float64)
+    return [_runs(np.tile(band, 2)) for band in chosen], last, pairs
 
 
 def _stretch(
@@ -380,9 +420,7 @@ def _stretch(
 
 
 def _line(features: Tensor, others: Tensor, within: Tensor) -> Tensor:
-    """`within` and the products of `features` with the sum of their chunk's `others`, [key, member,
-    chunk, within], float64.
-    """
+    """Return `within` plus products of `features` with the sum of their chunk's `others`, float64."""
     # Multiplied and summed: for a product with a single vector, matrix libraries take several times
     # as long.
     return (features * others[..., None, :]).sum(-1) + within

@@ -41,10 +41,10 @@ Semantic = Literal["signed", "printed"]
 
 @dataclass(frozen=True, eq=False)
 class ClosedForm(Reduction):
-    """Pearson correlation [prompt, head] of the logits and f + g over the seen pairs; NaN where
-    nothing is chosen or varies.
+    """Correlate the logits with f + g over the seen pairs: [prompt, head].
 
-    Raises ValueError for a layer that does not rotate.
+    NaN where no component is chosen or nothing varies. A layer that does not rotate is a
+    ValueError.
     """
 
     chosen: Bool[Tensor, "prompt head component"]
@@ -54,17 +54,17 @@ class ClosedForm(Reduction):
 
     @cached_property
     def most(self) -> int:
-        """Most components that are chosen for a head; the device is waited for once per layer."""
+        """Largest number of chosen components of a head; waits for the device once per layer."""
         return int(self.chosen.sum(-1).max())
 
     def start(self, inputs: AttentionInputs) -> Float[Tensor, "prompt head"]:
-        """Correlations of no head yet."""
+        """Return NaN for all heads."""
         return torch.full(
             self.chosen.shape[:2], torch.nan, dtype=torch.float64, device=self.chosen.device
         )
 
     def ill_conditioned(self, inputs: AttentionInputs, block: HeadBlock) -> Tensor | None:
-        """Heads whose logits, or f + g, vary little beside the terms of their sums of squares."""
+        """Mark heads whose logits, or f + g, vary little beside the terms of their sums of squares."""
         if not self.most:
             return None
         count, ours = block.counts.total, self._approximation(inputs, block)[0]
@@ -75,7 +75,7 @@ class ClosedForm(Reduction):
     def add(
         self, result: Float[Tensor, "prompt head"], inputs: AttentionInputs, block: HeadBlock
     ) -> None:
-        """Correlations of the heads of a block, from chunks and Grams."""
+        """Write the correlations of the heads of a block, from chunks and Grams."""
         if not self.most:
             return
         (ours, of_mean), logits, counts = (
@@ -101,7 +101,7 @@ class ClosedForm(Reduction):
         over_heads(result, block, torch.where(some, correlation, torch.nan))
 
     def written_out(self, inputs: AttentionInputs) -> Float[Tensor, "prompt head"]:
-        """The same for any logits: rows written out some at a time, O(n^2 d)."""
+        """Return the correlations of any logits, from some rows at a time: O(n^2 d)."""
         correlation = self.start(inputs)
         exact = torch.float64 if inputs.queries.dtype == torch.float64 else torch.float32
         items = self.chosen.any(-1).flatten().nonzero()[:, 0]
@@ -133,7 +133,7 @@ class ClosedForm(Reduction):
     def _approximation(
         self, inputs: AttentionInputs, block: HeadBlock
     ) -> tuple[CausalPairs, Float[Tensor, "key member query"]]:
-        """f + g with v centred, as pairs, and what its mean adds to every row."""
+        """Return f + g with v centred, as pairs, and the part of v's mean in every row."""
         made = block.extras.get(self)
         if made is None:
             left, right = _features(
@@ -156,9 +156,7 @@ class ClosedForm(Reduction):
 def _features(
     inputs: AttentionInputs, asked: ClosedForm, prompt: Tensor, head: Tensor, exact: torch.dtype
 ) -> tuple[Float[Tensor, "*head token feature"], Float[Tensor, "*head token feature"]]:
-    """Features u_i, v_j with u_i . v_j = f + g, for some heads; components that are not chosen for
-    a head give 0.
-    """
+    """Return features u_i, v_j of heads with u_i . v_j = f + g; 0 for components not chosen."""
     if inputs.frequencies is None or inputs.positions is None:
         raise ValueError(
             f"layer {inputs.layer} ({inputs.scheme}) rotates nothing: it has no components"
@@ -196,6 +194,6 @@ def _features(
 
 
 def _pair_norm(features: Float[Tensor, "... d"]) -> Float[Tensor, "... d"]:
-    """Norm of each pair, in both of its places."""
+    """Return the norm of every pair, in both of its places."""
     first, second = features.chunk(2, -1)
     return torch.hypot(first, second).repeat(*[1] * (features.dim() - 1), 2)

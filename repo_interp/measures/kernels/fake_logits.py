@@ -39,9 +39,7 @@ class KeyMoments:
 
 @dataclass(frozen=True)
 class Turns:
-    """Rotations by the distances of a grid, float64: one for all heads or one per head, as many per
-    prompt as `count` says.
-    """
+    """Rotations by the distances of a grid, float64, one grid for all heads or one per head."""
 
     tables: Float[Tensor, "prompt any distance two_components"]
     """Cosines and sines; 0 beyond a prompt's distances."""
@@ -59,8 +57,9 @@ class Turns:
 
     @cached_property
     def squares(self) -> Float[Tensor, "prompt any half 2 half 2 component component"]:
-        """Sums over the distances of two entries of the rotations: of half a from half a' of one
-        component, and b from b' of another.
+        """Sums over distances of products of two entries of the rotations.
+
+        Entry (half a, half a') of one component and (b, b') of another.
         """
         products = (
             (self.tables.mT @ self.tables)
@@ -83,7 +82,17 @@ def turns(
     valid: Bool[Tensor, "prompt token"],
     frequencies: Tensor,
 ) -> Turns:
-    """Rotations by the distances start + step t, t = 0, 1, ..., as many as a prompt has tokens."""
+    """Return rotations by the distances start + step t, t = 0, 1, ..., up to a prompt's tokens.
+
+    Args:
+        start: First distance [prompt, 1 or head], positions, float64.
+        step: Distance between neighbours, of the same shape.
+        valid: Mask [prompt, token].
+        frequencies: Radians per position [component], float64.
+
+    Returns:
+        The rotations.
+    """
     count = valid.sum(-1)[:, None, None]
     steps = torch.arange(valid.shape[-1], dtype=torch.float64, device=valid.device)
     angles = (start[..., None] + step[..., None] * steps)[..., None] * frequencies
@@ -99,8 +108,14 @@ def turns(
 def key_moments(
     keys: Float[Tensor, "prompt kv_head token d_head"], valid: Bool[Tensor, "prompt token"]
 ) -> KeyMoments:
-    """Mean and Gram of the valid keys, un-rotated; products in the keys' dtype, sums over blocks of
-    tokens in float64.
+    """Return mean and Gram of the valid keys; products in their dtype, sums in float64.
+
+    Args:
+        keys: Un-rotated [prompt, kv_head, token, d_head].
+        valid: Mask [prompt, token].
+
+    Returns:
+        The moments.
     """
     prompts, kv_heads, tokens, width = keys.shape
     exact = torch.float64 if keys.dtype == torch.float64 else torch.float32
@@ -146,10 +161,16 @@ def fake_fit(
     turns: Turns,
     bias: Float[Tensor, "prompt head distance"] | None = None,
 ) -> FakeFit:
-    """The fit of W' for every query.
+    """Fit W' by two axes, for all queries.
 
-    `queries` are float64, un-rotated, with the logit's scale; `bias` is what the scheme adds at
-    each distance.
+    Args:
+        queries: Un-rotated [prompt, head, query, d_head], float64, with the logit's scale.
+        keys: Moments of the keys.
+        turns: Rotations by the distances.
+        bias: Position logits [prompt, head, distance]; None: the scheme adds nothing.
+
+    Returns:
+        The fit.
     """
     (prompts, heads, _, width), group, count = (
         queries.shape,
@@ -194,7 +215,7 @@ def fake_fit(
 def _of_heads(
     values: Float[Tensor, "prompt head query a"], matrices: Float[Tensor, "prompt any a b"]
 ) -> Tensor:
-    """values @ matrices, by one operator: of all heads, or of each."""
+    """Multiply values by the matrices of all heads, or one per head, with one operator."""
     matrices = matrices.flatten(0, 1)
     return torch.bmm(values.reshape(len(matrices), -1, values.shape[-1]), matrices).view(
         *values.shape[:-1], matrices.shape[-1]
@@ -207,8 +228,16 @@ def fake_axes(
     keys: Float[Tensor, "kv_head token d_head"],
     bias: Tensor | float,
 ) -> tuple[Float[Tensor, "head distance"], Float[Tensor, "head token"]]:
-    """Both axes of one query per head, a_d and b_j, float64, from what was made of it; `bias` is
-    the mean of what a scheme adds.
+    """Return both axes of one query per head.
+
+    Args:
+        rows: Row means of W' [head, distance], float64.
+        rotated: Mean rotated query [head, d_head], float64.
+        keys: Un-rotated [kv_head, token, d_head].
+        bias: Mean position logit [head, 1], or 0.
+
+    Returns:
+        a_d [head, distance] and b_j [head, token], float64, in logits.
     """
     half = rows.mean(-1, keepdim=True) / 2
     of_keys = rotated.unflatten(0, (len(keys), -1))
@@ -219,7 +248,14 @@ def fake_axes(
 
 
 def in_pairs(features: Float[Tensor, "... d_head"]) -> Complex[Tensor, "... component"]:
-    """Half-split pairs as complex numbers, complex128."""
+    """Return half-split pairs as complex numbers.
+
+    Args:
+        features: [..., d_head], any floating dtype.
+
+    Returns:
+        [..., component], complex128.
+    """
     first, second = features.to(torch.float64).chunk(2, -1)
     return torch.complex(first, second)
 
@@ -233,5 +269,5 @@ def _quarter(features: Float[Tensor, "... d_head"]) -> Float[Tensor, "... d_head
 def _square(
     values: Float[Tensor, "prompt head query d_head"], matrix: Tensor
 ) -> Float[Tensor, "prompt head query"]:
-    """v . matrix v of every v."""
+    """Return v . matrix v of all v."""
     return (_of_heads(values, matrix) * values).sum(-1)

@@ -37,9 +37,7 @@ class GateSums:
 
 
 def _row_numbers(inputs: AttentionInputs) -> Iterator[Int[Tensor, "row"]]:
-    """The numbers of all query rows, as many at a time as keep some arrays [prompt, head, row, key]
-    within the device's memory.
-    """
+    """Return numbers of query rows, as many at a time as memory allows for maps of them."""
     prompts, heads, tokens, _ = inputs.queries.shape
     rows = torch.arange(tokens, device=inputs.valid.device)
     return iter(
@@ -50,7 +48,18 @@ def _row_numbers(inputs: AttentionInputs) -> Iterator[Int[Tensor, "row"]]:
 def gates_of_rows(
     inputs: AttentionInputs, rows: Int[Tensor, "row"]
 ) -> Float[Tensor, "prompt head row key"]:
-    """The gates g_ij of the queries at `rows`. Raises ValueError for a layer without gates."""
+    """Return the gates g_ij of some queries.
+
+    Args:
+        inputs: A layer and a batch.
+        rows: Token numbers of the queries [row].
+
+    Returns:
+        Gates [prompt, head, row, key] in 0 .. 1; 0 where a key is not seen.
+
+    Raises:
+        ValueError: The layer has no gates.
+    """
     if inputs.gate_features is None:
         raise ValueError(f"layer {inputs.layer} ({inputs.scheme}) has no gates")
     return gates(
@@ -62,7 +71,17 @@ def gates_of_rows(
 
 
 def gate_sums(inputs: AttentionInputs) -> GateSums:
-    """Sums of all gates of a layer. Raises ValueError for a layer without gates."""
+    """Return sums of all gates of a layer over queries and over keys.
+
+    Args:
+        inputs: A layer and a batch.
+
+    Returns:
+        The sums, float64.
+
+    Raises:
+        ValueError: The layer has no gates.
+    """
     prompts, heads, tokens, _ = inputs.queries.shape
     by_key = torch.zeros(prompts, heads, tokens, dtype=torch.float64, device=inputs.valid.device)
     by_query = torch.zeros_like(by_key)
@@ -78,9 +97,17 @@ def gate_sums(inputs: AttentionInputs) -> GateSums:
 def attention_from_position(
     inputs: AttentionInputs, rows: Int[Tensor, "row"]
 ) -> Float[Tensor, "prompt head row key"]:
-    """The weights a_ij of the queries at `rows`: each row sums to 1, that of padding is 0.
+    """Return the weights a_ij of some queries.
 
-    Raises ValueError where nothing is added to the logits.
+    Args:
+        inputs: A layer and a batch.
+        rows: Token numbers of the queries [row].
+
+    Returns:
+        Weights [prompt, head, row, key]: rows sum to 1, those of padding to 0.
+
+    Raises:
+        ValueError: Nothing is added to the logits.
     """
     if inputs.position_logits is None:
         raise ValueError(f"layer {inputs.layer} ({inputs.scheme}) adds no position logits")
@@ -94,8 +121,17 @@ def attention_from_position(
 
 
 def position_map(inputs: AttentionInputs) -> Float[Tensor, "prompt head query key"]:
-    """The whole map of attention from position alone, every row scaled to a maximum of 1 (fig. 4);
-    NaN where a key is not seen.
+    """Return the whole map of attention from position alone (fig. 4).
+
+    Args:
+        inputs: A layer and a batch.
+
+    Returns:
+        Weights [prompt, head, query, key], rows scaled to a maximum of 1; NaN where a key is not
+        seen.
+
+    Raises:
+        ValueError: Nothing is added to the logits.
     """
     rows = torch.arange(inputs.valid.shape[1], device=inputs.valid.device)
     weights = attention_from_position(inputs, rows)
@@ -108,10 +144,15 @@ def last_segment_sums(
     first: Int[Tensor, "prompt layout query"],
     counted: Bool[Tensor, "prompt layout query"],
 ) -> tuple[Float[Tensor, "prompt head layout"], Float[Tensor, "prompt layout"]]:
-    """Attention from position alone that stays at or behind token `first` of each query, summed
-    over the queries that are `counted`; and the same for a head that attends evenly to all it sees.
+    """Sum attention from position alone that stays in the segment of its query.
 
-    Float64.
+    Args:
+        inputs: A layer and a batch.
+        first: First token of the segment per query [prompt, layout, query], int64.
+        counted: Queries that are summed over, of the same shape.
+
+    Returns:
+        Sums [prompt, head, layout], float64; and those of even attention [prompt, layout].
     """
     prompts, heads, _, _ = inputs.queries.shape
     layouts = first.shape[1]
@@ -139,18 +180,22 @@ def _from(
 def position_bias_sums(
     inputs: AttentionInputs, tokens: Bool[Tensor, "prompt token"]
 ) -> Float[Tensor, "head distance"]:
-    """Sum over prompts and seen pairs of `tokens` of the position logits, in units of q . k; 0
-    where there are none.
+    """Return the sum of position logits over prompts and seen pairs by distance.
+
+    Args:
+        inputs: A layer and a batch.
+        tokens: Mask [prompt, token] of the tokens that take part.
+
+    Returns:
+        Sums [head, distance], float64, in units of q . k; 0 where nothing is added.
     """
-    prompts, length = tokens.shape
-    device = tokens.device
+    length, device = tokens.shape[1], tokens.device
     sums = torch.zeros(inputs.heads, length, dtype=torch.float64, device=device)
     position_logits = inputs.position_logits
     if position_logits is None:
         return sums
     distance = torch.arange(length, device=device)
-    at_once = max(1, memory_for(device, SHARED) // (24 * prompts * inputs.heads * length))
-    for rows in torch.arange(length, device=device).split(at_once):
+    for rows in _row_numbers(inputs):
         key = rows[:, None] - distance
         seen = (key >= 0) & tokens[:, rows, None] & tokens[:, key.clamp(min=0)]
         if inputs.window is not None:

@@ -38,8 +38,15 @@ def detection_sums(
     rows: Int[Tensor, "row"],
     tokens: Int[Tensor, "prompt key"],
 ) -> dict[str, Float[Tensor, "prompt head"]]:
-    """Sums over `rows` of the attention on the pairs of every detector; `rows` are the tokens that
-    `weights` belong to.
+    """Sum the attention on the pairs of every detector.
+
+    Args:
+        weights: Attention [prompt, head, row, key].
+        rows: Token numbers of the rows [row].
+        tokens: Token ids [prompt, key].
+
+    Returns:
+        Sums over rows [prompt, head] by detector, float64.
     """
     keys = torch.arange(tokens.shape[1], device=rows.device)
     same = (tokens[:, rows, None] == tokens[:, None]) & (keys < rows[:, None])
@@ -57,7 +64,15 @@ def detection_sums(
 def distance_sums(
     weights: Float[Tensor, "prompt head row key"], rows: Int[Tensor, "row"]
 ) -> Float[Tensor, "prompt head"]:
-    """Sum over `rows` of the mean distance that is attended, in tokens."""
+    """Sum the mean distance that rows attend to.
+
+    Args:
+        weights: Attention [prompt, head, row, key].
+        rows: Token numbers of the rows [row].
+
+    Returns:
+        Sums [prompt, head], float64, in tokens.
+    """
     keys = torch.arange(weights.shape[-1], device=rows.device, dtype=weights.dtype)
     return (rows - weights @ keys).sum(-1, dtype=torch.float64)
 
@@ -67,7 +82,16 @@ def position_distance_sums(
     rows: Int[Tensor, "row"],
     positions: Float[Tensor, "prompt head key"],
 ) -> Float[Tensor, "prompt head"]:
-    """Sum over `rows` of the mean |z_i - z_j| that is attended, in positions."""
+    """Sum the mean |z_i - z_j| that rows attend to.
+
+    Args:
+        weights: Attention [prompt, head, row, key].
+        rows: Token numbers of the rows [row].
+        positions: [prompt, head, key].
+
+    Returns:
+        Sums [prompt, head], float64, in positions.
+    """
     apart = (positions[..., rows, None] - positions[..., None, :]).abs().to(weights.dtype)
     return (weights * apart).sum(-1).sum(-1, dtype=torch.float64)
 
@@ -75,8 +99,14 @@ def position_distance_sums(
 def departure_sums(
     weights: Float[Tensor, "prompt head row key"], logits: Float[Tensor, "prompt head row key"]
 ) -> Float[Tensor, "prompt head"]:
-    """Sum over rows of how far attention is from equal weights on the keys that a row sees, in
-    nats.
+    """Sum how far the attention of rows is from equal weights on the keys they see.
+
+    Args:
+        weights: Attention [prompt, head, row, key].
+        logits: Of the same shape, -inf where a key is not seen.
+
+    Returns:
+        Sums [prompt, head], float64, in nats.
     """
     seen = logits > float("-inf")
     mean = (weights * logits.masked_fill(~seen, 0.0)).sum(-1).double()
@@ -87,8 +117,14 @@ def departure_sums(
 def place_sums(
     weights: Float[Tensor, "prompt head row key"], rows: Int[Tensor, "row"]
 ) -> tuple[Float[Tensor, "prompt head part"], int]:
-    """Sums over rows of `FEWEST` keys or more of the mass in first, middle and last part over that
-    of equal weights; and those rows.
+    """Sum the mass on the first, middle and last part of the keys, over that of equal weights.
+
+    Args:
+        weights: Attention [prompt, head, row, key].
+        rows: Token numbers of the rows [row]; those with fewer than `FEWEST` keys are left out.
+
+    Returns:
+        Sums [prompt, head, part], float64, and the number of rows.
     """
     keys = torch.arange(weights.shape[-1], device=rows.device)
     enough = rows >= FEWEST
@@ -113,7 +149,16 @@ class ContentSums:
 
     @classmethod
     def empty(cls, heads: int, distances: int, device: torch.device) -> ContentSums:
-        """No row yet."""
+        """Return sums of no row.
+
+        Args:
+            heads: Number of heads.
+            distances: Number of distances.
+            device: Device of the sums.
+
+        Returns:
+            Zeros, float64.
+        """
         made = [
             torch.zeros(shape, dtype=torch.float64, device=device)
             for shape in ((heads,), (heads, distances), (distances,))
@@ -121,8 +166,11 @@ class ContentSums:
         return cls(*made)
 
     def add(self, logits: Float[Tensor, "1 head row key"], rows: Int[Tensor, "row"]) -> None:
-        """Add `rows` of one prompt; rows with fewer than two keys after the first token say
-        nothing.
+        """Add rows of one prompt, but those with fewer than two keys after the first token.
+
+        Args:
+            logits: [1, head, row, key], -inf where a key is not seen.
+            rows: Token numbers of the rows [row].
         """
         rows, logits = rows[rows >= 2], logits[0][:, rows >= 2]
         if not len(rows):
@@ -142,7 +190,11 @@ class ContentSums:
         self.pairs.index_add_(0, distance, torch.ones_like(distance, dtype=torch.float64))
 
     def share(self) -> Float[Tensor, "head"]:
-        """1 - the variance that distance explains; NaN for heads whose logits do not vary."""
+        """Return 1 - the share of variance that distance explains.
+
+        Returns:
+            [head], float64; NaN for heads whose logits do not vary.
+        """
         explained = (self.by_distance.square() / self.pairs.clamp_min(1)).sum(-1)
         return torch.where(self.squares > 0, 1 - explained / self.squares, torch.nan)
 

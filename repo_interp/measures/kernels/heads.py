@@ -22,6 +22,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -32,7 +33,7 @@ from torch import Tensor
 from repo_interp.errors import InputError
 from repo_interp.inputs import AttentionInputs, changes_of
 from repo_interp.measures.kernels.causal_pairs import CausalPairs, chunk_size
-from repo_interp.measures.kernels.profiles import component_profiles, logit_profile
+from repo_interp.measures.kernels.profiles import component_profiles
 from repo_interp.measures.kernels.seen_pairs import PairCounts, is_whole, once, pair_counts
 from repo_interp.memory import CORE, SHARED, memory_for, working_memory
 from repo_interp.positions.rotary import rotation_tables
@@ -44,62 +45,66 @@ in float64.
 Where nothing but the mean is large this is mean^2 / variance > 25.
 """
 
-PROFILES = "profiles"
-"""The quantity of a block that `by_distance` follows from, where a reduction needs it."""
-
 
 class Reduction(ABC):
-    """What is needed of every head of a layer: a frozen dataclass whose fields are all that it
-    depends on, beside the inputs.
+    """A result over the heads of a layer: a frozen dataclass whose fields are its parameters.
 
-    A result is begun, and the blocks of the layer are added to it, each head once, in any order.
-    """
-
-    quantities: tuple[str, ...] = ()
-    """Quantities of a block that are made from others, where these are needed anyway: `PROFILES`.
+    It depends on its fields and the inputs alone. `start` makes an empty result, and `add` takes in
+    the blocks of the layer, every head once, in any order.
     """
 
     @abstractmethod
     def start(self, inputs: AttentionInputs) -> Any:
-        """The result of no head yet."""
+        """Return the result of no heads.
+
+        Args:
+            inputs: A layer and a batch.
+
+        Returns:
+            Tensors, or a dataclass of tensors, that `add` changes in place.
+        """
 
     @abstractmethod
     def add(self, result: Any, inputs: AttentionInputs, block: HeadBlock) -> None:
-        """Take the heads of `block` into `result`."""
+        """Add the heads of a block to a result, in place.
+
+        Args:
+            result: From `start`.
+            inputs: The same layer and batch.
+            block: Some heads; they are shared with other reductions and must not be changed.
+        """
 
     def ill_conditioned(
         self, inputs: AttentionInputs, block: HeadBlock
     ) -> Bool[Tensor, "key member"] | None:
-        """Heads of `block` that float32 will not do for; None where it does for all."""
+        """Mark the heads whose result needs float64.
+
+        Args:
+            inputs: A layer and a batch.
+            block: Some heads, in float32.
+
+        Returns:
+            Mask [key, member]; None where float32 is enough for all heads.
+        """
         return None
 
     def written_out(self, inputs: AttentionInputs) -> Any:
-        """The result where logits are no dot product, a few rows at a time; None: that of the dot
-        products is wanted there too.
+        """Return the result of logits that are no dot product, from some rows at a time.
+
+        Args:
+            inputs: A layer and a batch whose `is_bilinear` is False.
+
+        Returns:
+            The result; None where the reduction is over dot products there too.
         """
         return None
 
 
-class Same:
-    """A tensor that equals another one where every number does, so that reductions by equal ones
-    are equal.
-    """
-
-    def __init__(self, tensor: Tensor) -> None:
-        self.tensor = tensor
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Same) and torch.equal(self.tensor, other.tensor)
-
-    def __hash__(self) -> int:
-        return hash(self.tensor.shape)
-
-
 @dataclass(frozen=True)
 class HeadBlock:
-    """Some heads of some prompts, the query heads that share a key together: [key, member].
+    """Query heads of some prompts, with those that share a key side by side: [key, member].
 
-    Features are 0 where a token takes no part.
+    Features are 0 where a token does not take part.
     """
 
     prompt: Int[Tensor, "key 1"]
@@ -116,7 +121,6 @@ class HeadBlock:
     counts: PairCounts
     """Numbers of seen pairs, each [key, 1, ...]."""
     window: int | None
-    wanted: frozenset[str] = frozenset()
 
     @cached_property
     def pairs(self) -> CausalPairs:
@@ -125,34 +129,34 @@ class HeadBlock:
 
     @cached_property
     def well_conditioned(self) -> Float[Tensor, "key member"]:
-        """How large the terms of the logits' sum of squares may be for float32, by how much the
-        logits vary.
-        """
+        """Largest terms of the sum of squares that float32 is enough for, by the variation."""
         return ILL_CONDITIONED * self.pairs.scatter(self.counts.total)
 
     @cached_property
     def profiles(self) -> Float[Tensor, "key member component distance"]:
-        """Sum of every component over the seen pairs at each distance, float64."""
+        """Sum of every component over the seen pairs at a distance, float64."""
         return component_profiles(self.queries, self.keys, self.window)
 
     @cached_property
     def by_distance(self) -> Float[Tensor, "key member distance"]:
-        """Sum of the logits over the seen pairs at each distance, float64."""
-        return (
-            self.profiles.sum(-2)
-            if PROFILES in self.wanted
-            else logit_profile(self.queries, self.keys, self.window)
-        )
+        """Sum of the logits over the seen pairs at a distance, float64."""
+        return self.profiles.sum(-2)
 
     @cached_property
     def extras(self) -> dict[Any, Any]:
-        """What reductions made of these heads alone, by whom or for what, for as long as the block
-        is at hand.
-        """
+        """Intermediate results of reductions, by a key of theirs; they live as long as the block."""
         return {}
 
     def between(self, first: int, last: int | None) -> HeadBlock:
-        """The block with the valid tokens number `first` to `last` - 1 of each prompt alone."""
+        """Return the block restricted to some valid tokens of every prompt.
+
+        Args:
+            first: Number of the first token among the valid ones.
+            last: Number of the last token + 1; None for all that follow.
+
+        Returns:
+            A block of the same shape with the other tokens hidden; the block itself where none is.
+        """
         if first == 0 and last is None:
             return self
         if (first, last) not in self.extras:
@@ -169,7 +173,15 @@ class HeadBlock:
         return self.extras[first, last]
 
     def heads(self, chosen: Bool[Tensor, "key member"], dtype: torch.dtype) -> HeadBlock:
-        """The `chosen` heads alone, each with a key of its own, in `dtype`."""
+        """Return a block of some heads, without sharing of keys.
+
+        Args:
+            chosen: Mask [key, member] of the heads.
+            dtype: Of queries and keys.
+
+        Returns:
+            A block [head, 1].
+        """
         key, member = chosen.nonzero().unbind(-1)
         of_key = {name: getattr(self, name)[key] for name in ("prompt", "rows", "tokens")}
         return replace(
@@ -185,7 +197,16 @@ class HeadBlock:
 def tokens_between(
     valid: Bool[Tensor, "... token"], first: int, last: int | None
 ) -> Bool[Tensor, "... token"]:
-    """The valid tokens number `first` to `last` - 1 of each prompt."""
+    """Return a mask of some valid tokens of every prompt.
+
+    Args:
+        valid: Mask [..., token] of the prompts' tokens.
+        first: Number of the first token among the valid ones.
+        last: Number of the last token + 1; None for all that follow.
+
+    Returns:
+        Mask [..., token]; `valid` itself where it is the same.
+    """
     if first == 0 and last is None:
         return valid
     number = valid.cumsum(-1) - 1
@@ -198,12 +219,22 @@ def reduced(
     reductions: Sequence[Reduction],
     rows: Bool[Tensor, "prompt token"] | None = None,
 ) -> list[Any]:
-    """Results of `reductions`, in their order: those that are not known of `inputs` are made in one
-    pass over the heads.
+    """Return results of reductions, from one pass over the heads for those not yet in `inputs`.
 
-    With `rows`, only their queries take part, and nothing is kept. Blocks of heads are as large as
-    the device's memory allows; where they are too large after all, all is done again with half of
-    it.
+    Blocks of heads are as large as the device's memory allows. Where that was too large, the pass
+    starts again with half of it.
+
+    Args:
+        inputs: A layer and a batch; keeps the results.
+        reductions: Results to compute; equal ones are computed once.
+        rows: Mask [prompt, token] of the queries that take part; None for all. With a mask,
+            `inputs` keep nothing.
+
+    Returns:
+        Results in the order of `reductions`.
+
+    Raises:
+        InputError: A reduction changes queries or keys in place.
     """
     known = inputs.results if rows is None else {}
     missing = [reduction for reduction in dict.fromkeys(reductions) if reduction not in known]
@@ -224,11 +255,10 @@ def _of_all_heads(
     reductions: Sequence[Reduction],
     rows: Bool[Tensor, "prompt token"] | None,
 ) -> dict[Reduction, Any]:
-    """Results of `reductions` from one pass over the heads."""
+    """Return results of `reductions` from one pass over the heads."""
     begun = {reduction: reduction.start(inputs) for reduction in reductions}
-    wanted = frozenset(name for reduction in begun for name in reduction.quantities)
     try:
-        for block in head_blocks(inputs, rows, wanted):
+        for block in head_blocks(inputs, rows):
             for part in _well_conditioned(inputs, block, begun):
                 present = changes_of(part.queries) + changes_of(part.keys)
                 for reduction, result in begun.items():
@@ -251,7 +281,7 @@ def _of_all_heads(
 def _well_conditioned(
     inputs: AttentionInputs, block: HeadBlock, reductions: Iterable[Reduction]
 ) -> Iterator[HeadBlock]:
-    """`block`, or its heads for which its precision does, and the others in float64."""
+    """Yield `block`, or its well-conditioned heads and then the others in float64."""
     exact = block.queries.dtype == torch.float64
     found = [] if exact else [reduction.ill_conditioned(inputs, block) for reduction in reductions]
     judged = [some for some in found if some is not None]
@@ -267,22 +297,24 @@ def _well_conditioned(
 def head_blocks(
     inputs: AttentionInputs,
     rows: Bool[Tensor, "prompt token"] | None = None,
-    wanted: frozenset[str] = frozenset(),
 ) -> Iterator[HeadBlock]:
-    """All heads of all prompts, each once.
+    """Yield all heads of all prompts, once each, in blocks that fit a kernel's memory.
 
-    The features of a block take the memory of a kernel at the most, as long as one head fits.
+    Args:
+        inputs: A layer and a batch.
+        rows: Mask [prompt, token] of the queries that take part; None for all valid tokens.
 
-    Raises ValueError where heads cannot share keys evenly.
+    Yields:
+        Blocks with rotated features; at least one head per block.
+
+    Raises:
+        ValueError: The number of heads is no multiple of the number of keys.
     """
     exact = torch.float64 if inputs.queries.dtype == torch.float64 else torch.float32
     prompts, heads, length, width = inputs.queries.shape
-    rotates = inputs.positions is not None and inputs.frequencies is not None
-    shared = (
-        max(inputs.kv_heads, inputs.positions.shape[1])
-        if rotates and inputs.positions is not None
-        else inputs.kv_heads
-    )
+    positions, frequencies = inputs.positions, inputs.frequencies
+    position_rows = 1 if positions is None or frequencies is None else positions.shape[1]
+    shared = max(inputs.kv_heads, position_rows)
     if heads % shared:
         raise ValueError(f"{heads} heads do not pair with {shared} keys: wanted a multiple")
     group, memory = heads // shared, memory_for(inputs.queries.device, SHARED)
@@ -290,119 +322,63 @@ def head_blocks(
     members = min(group, max(1, at_once - 1))
     keys_at_once = max(1, at_once // (members + 1))
     taking_part = inputs.valid if rows is None else inputs.valid & rows
-    hidden_keys = None if is_whole(inputs.valid) else ~inputs.valid
-    hidden = hidden_keys if rows is None else ~taking_part
+    whole = is_whole(inputs.valid)
     counts = pair_counts(inputs.valid, inputs.window, taking_part)
-    every = np.arange(prompts * heads).reshape(prompts, shared, group)
+    every = np.arange(prompts * heads).reshape(-1, group)
 
-    def places(some: np.ndarray) -> tuple[Tensor, Tensor, Tensor, Tensor, PairCounts]:
-        row, head = (
+    def places(some: np.ndarray) -> tuple[Any, ...]:
+        head = some % heads
+        key, position = (head[:, :1] * rows // heads for rows in (inputs.kv_heads, position_rows))
+        row, *others = (
             torch.from_numpy(part).to(inputs.valid.device)
-            for part in (some[:, :1] // heads, some % heads)
+            for part in (some[:, :1] // heads, head, key, position)
         )
-        tokens = inputs.valid[row]
-        return row, head, tokens, tokens if rows is None else taking_part[row], counts.of(row)
+        return row, *others, inputs.valid[row], taking_part[row], counts.of(row)
 
-    # Slices of the inputs, so that nothing is copied before it is rotated: some prompts whole, or
-    # some heads of one prompt.
-    for prompt in _slices(prompts, max(1, keys_at_once // shared)):
-        for key in _slices(shared, keys_at_once):
-            tables = _tables(inputs, prompt, key, shared, exact) if rotates else None
-            keys = _features(
-                _some(_slice(inputs.keys, prompt, 0), key, shared),
-                tables,
-                hidden_keys,
-                prompt,
-                exact,
+    for start, first in product(range(0, len(every), keys_at_once), range(0, group, members)):
+        some = every[start : start + keys_at_once, first : first + members]
+        name, make = (
+            ("places", inputs.window, heads, shared, position_rows, some.tobytes()),
+            partial(places, some),
+        )
+        row, head, key, position, tokens, taking, of_rows = (
+            once(name, make, inputs.valid) if rows is None else make()
+        )
+        tables = None
+        if positions is not None and frequencies is not None:
+            tables = rotation_tables(
+                positions[row, position], frequencies, inputs.attention_scaling, exact
             )
-            for member in _slices(group, members):
-                queries = _slice(
-                    _slice(_slice(inputs.queries, prompt, 0).unflatten(1, (shared, group)), key, 1),
-                    member,
-                    2,
-                )
-                some = every[prompt, key, member].reshape(-1, member.stop - member.start)
-                name = "places", inputs.window, heads, some.shape, some.tobytes()
-                make = partial(places, some)
-                row, head, tokens, taking, of_rows = (
-                    once(name, make, inputs.valid) if rows is None else make()
-                )
-                yield HeadBlock(
-                    prompt=row,
-                    head=head,
-                    queries=_features(queries, tables, hidden, prompt, exact),
-                    keys=keys,
-                    rows=taking,
-                    tokens=tokens,
-                    counts=of_rows,
-                    window=inputs.window,
-                    wanted=wanted,
-                )
-
-
-def _slices(count: int, at_once: int) -> list[slice]:
-    return [slice(start, min(start + at_once, count)) for start in range(0, count, at_once)]
-
-
-def _slice(values: Tensor, some: slice, axis: int) -> Tensor:
-    """`values` themselves where they are all asked for: a view costs a launch's time too."""
-    return (
-        values
-        if some == slice(0, values.shape[axis])
-        else values.narrow(axis, some.start, some.stop - some.start)
-    )
-
-
-def _some(
-    features: Float[Tensor, "prompt any *axes"], key: slice, shared: int
-) -> Float[Tensor, "prompt key 1 *axes"]:
-    """Keys, or positions, of the numbers `key` of `shared` that are told apart; fewer than these
-    stand for several each.
-    """
-    repeated = shared // features.shape[1]
-    some = (
-        _slice(features, key, 1)
-        if repeated == 1
-        else features[:, torch.arange(key.start, key.stop, device=features.device) // repeated]
-    )
-    return some[:, :, None]
-
-
-def _tables(
-    inputs: AttentionInputs, prompt: slice, key: slice, shared: int, exact: torch.dtype
-) -> tuple[
-    Float[Tensor, "prompt any 1 token component"], Float[Tensor, "prompt any 1 token component"]
-]:
-    """Cosines and sines by which some keys and their queries are rotated: of index positions, one
-    for all.
-    """
-    assert inputs.positions is not None and inputs.frequencies is not None
-    positions = _slice(inputs.positions, prompt, 0)
-    positions = positions[:, :, None] if positions.shape[1] == 1 else _some(positions, key, shared)
-    return rotation_tables(positions, inputs.frequencies, inputs.attention_scaling, exact)
+        yield HeadBlock(
+            prompt=row,
+            head=head,
+            queries=_features(
+                inputs.queries[row, head],
+                tables,
+                None if whole and rows is None else ~taking,
+                exact,
+            ),
+            keys=_features(inputs.keys[row, key], tables, None if whole else ~tokens, exact),
+            rows=taking,
+            tokens=tokens,
+            counts=of_rows,
+            window=inputs.window,
+        )
 
 
 def _features(
-    features: Float[Tensor, "prompt key any token d_head"],
+    features: Float[Tensor, "key any token d_head"],
     tables: tuple[Tensor, Tensor] | None,
-    hidden: Bool[Tensor, "every token"] | None,
-    prompt: slice,
+    hidden: Bool[Tensor, "key 1 token"] | None,
     exact: torch.dtype,
 ) -> Float[Tensor, "key any token d_head"]:
-    """`features` of some prompts rotated, 0 where a token is hidden, with the keys of all prompts
-    on one axis: a copy.
-    """
-    ready = torch.empty(features.shape, dtype=exact, device=features.device)
-    if tables is None:
-        ready.copy_(features)
-    else:
-        cosines, sines = tables
-        (first, second), (real, imaginary) = features.to(exact).chunk(2, -1), ready.chunk(2, -1)
-        torch.mul(first, cosines, out=real).addcmul_(second, sines, value=-1)
-        torch.mul(second, cosines, out=imaginary).addcmul_(first, sines)
-    if hidden is not None:
-        ready.masked_fill_(hidden[prompt, None, None, :, None], 0)
-    return ready.flatten(0, 1)
+    """Return `features` rotated, with 0 where a token is hidden."""
+    features = features.to(exact)
+    if tables is not None:
+        (first, second), (cosines, sines) = features.chunk(2, -1), tables
+        real = (first * cosines).addcmul_(second, sines, value=-1)
+        features = torch.cat([real, (second * cosines).addcmul_(first, sines)], -1)
+    return features if hidden is None else features.masked_fill(hidden[..., None], 0)
 
 
 def over_heads(
@@ -410,5 +386,11 @@ def over_heads(
     block: HeadBlock,
     values: Float[Tensor, "key member *axes"],
 ) -> None:
-    """Put what was made of the heads of a block in their places of a result of all heads."""
+    """Write values of the heads of a block into a tensor of all heads, in place.
+
+    Args:
+        parts: Tensor [prompt, head, ...] of all heads.
+        block: The heads.
+        values: Values [key, member, ...] of the block.
+    """
     parts[block.prompt, block.head] = values

@@ -24,7 +24,14 @@ Marks = Bool[np.ndarray, " sample"]
 
 
 def one_hot(codes: Codes) -> sparse.csr_array:
-    """Return a column per different code, 1 where a sample has it."""
+    """Return indicator columns of codes.
+
+    Args:
+        codes: A code per sample.
+
+    Returns:
+        Matrix [sample, different code], 1 where a sample has the code; codes ascend.
+    """
     different, columns = np.unique(codes, return_inverse=True)
     return sparse.csr_array(
         (np.ones(len(codes)), (np.arange(len(codes)), columns)), shape=(len(codes), len(different))
@@ -33,7 +40,7 @@ def one_hot(codes: Codes) -> sparse.csr_array:
 
 @dataclass(frozen=True)
 class HeldOut:
-    """The prompt and the fold of every sample, and whether it is judged; all are fitted to."""
+    """Prompt and fold of every sample, and whether it is judged; regressions use all samples."""
 
     prompts: Codes
     folds: Codes
@@ -41,8 +48,14 @@ class HeldOut:
     shrinkage: float
 
     def squares(self, values: Rows) -> Rows:
-        """Return the sums [fold, row] of squares within prompts over the judged samples of each
-        fold; NaN where none is judged.
+        """Return sums of squares within prompts over the judged samples.
+
+        Args:
+            values: Numbers [sample, row].
+
+        Returns:
+            Sums [fold, row] of squared deviations from the prompt's mean; NaN where no sample is
+            judged.
         """
         if not self.judged.any():
             return np.full((1, values.shape[1]), np.nan)
@@ -51,8 +64,15 @@ class HeldOut:
         return one_hot(self.folds[self.judged]).T @ np.square(values - of_prompt @ means)
 
     def errors(self, values: Rows, columns: sparse.csr_array, categories: sparse.csr_array) -> Rows:
-        """Return the squares [fold, row] of what regressions on columns and categories, at most one
-        per sample, miss held out.
+        """Return squared errors of regressions on the samples that they were not fitted to.
+
+        Args:
+            values: Numbers [sample, row] to predict.
+            columns: Predictors [sample, column].
+            categories: Indicators [sample, category], at most one per sample.
+
+        Returns:
+            Sums [fold, row] of squared errors within prompts over the judged samples.
         """
         errors = values.copy()
         for fold in np.unique(self.folds) if values.size else ():
@@ -65,7 +85,17 @@ class HeldOut:
 def ridge(
     values: Rows, columns: sparse.csr_array, categories: sparse.csr_array, shrinkage: float
 ) -> tuple[Rows, Rows]:
-    """Return the effects [column, row] of columns and [category, row] of categories."""
+    """Return the effects of a ridge regression on columns and categories.
+
+    Args:
+        values: Numbers [sample, row] to predict.
+        columns: Predictors [sample, column].
+        categories: Indicators [sample, category], at most one per sample.
+        shrinkage: Weight of the squared effects, above 0.
+
+    Returns:
+        Effects [column, row] and [category, row].
+    """
     weight = 1 / (categories.sum(axis=0) + shrinkage)
     cross: Any = columns.T @ categories
     weighted, sums = cross * weight, categories.T @ values

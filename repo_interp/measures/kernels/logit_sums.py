@@ -38,49 +38,75 @@ class MapSums:
 def logit_sums(
     inputs: AttentionInputs, rows: Bool[Tensor, "prompt token"] | None = None
 ) -> MapSums:
-    """Sums of the logits over the seen pairs; of some `rows` only where they are given."""
+    """Return sums of the logits over the seen pairs.
+
+    Args:
+        inputs: A layer and a batch; keeps the sums of all rows.
+        rows: Mask [prompt, token] of the queries that take part; None for all valid tokens.
+
+    Returns:
+        Sums along diagonals, rows and columns [prompt, head, token], and of squares [prompt, head],
+        float64.
+    """
     if rows is None or inputs.is_bilinear:
         return reduced(inputs, [LogitSums()], rows)[0]
     return _written_out(inputs, rows & inputs.valid, lambda logits: logits)
 
 
 def attention_sums(inputs: AttentionInputs) -> MapSums:
-    """Sums of the post-softmax attention weights. O(n^2 d) time; no n x n map is made."""
+    """Return sums of the post-softmax attention weights over the seen pairs.
+
+    O(n^2 d) time; no n x n map is made.
+
+    Args:
+        inputs: A layer and a batch.
+
+    Returns:
+        Sums along diagonals, rows and columns [prompt, head, token], and of squares [prompt, head],
+        float64.
+    """
     return _written_out(inputs, inputs.valid, lambda logits: weights_of(logits, inputs.sinks))
 
 
 def row_blocks(
-    inputs: AttentionInputs,
+    inputs: AttentionInputs, rows: Int[Tensor, "row"] | None = None
 ) -> Iterator[tuple[Int[Tensor, "row"], Float[Tensor, "prompt head row key"]]]:
-    """Logits of some rows at a time, -inf where a key is not seen; as many as the device's memory
-    allows.
+    """Yield the logits of some rows at a time, as many as the device's memory allows.
+
+    Args:
+        inputs: A layer and a batch; features below float32 are computed with in float32.
+        rows: Token numbers of the queries; None for all, padding included.
+
+    Yields:
+        Token numbers [row] and logits [prompt, head, row, key], -inf where a key is not seen.
     """
     if inputs.queries.dtype not in (torch.float32, torch.float64):
         inputs = replace(inputs, queries=inputs.queries.float(), keys=inputs.keys.float())
     prompts, heads, tokens, _ = inputs.queries.shape
     memory = memory_for(inputs.queries.device, 2 * SHARED)
     at_once = max(1, min(CHUNK, memory // (prompts * heads * tokens * 32)))
-    for rows in torch.arange(tokens, device=inputs.queries.device).split(at_once):
-        yield rows, inputs.logits(rows)
+    rows = torch.arange(tokens, device=inputs.queries.device) if rows is None else rows
+    for some in rows.split(at_once):
+        yield some, inputs.logits(some)
 
 
 @dataclass(frozen=True)
 class LogitSums(Reduction):
-    """Sums of the logits: gives `MapSums`."""
+    """Sum the logits: gives `MapSums`."""
 
     def start(self, inputs: AttentionInputs) -> MapSums:
-        """Sums of no head yet."""
+        """Return zeros."""
         prompts, heads, tokens, _ = inputs.queries.shape
         new = {"dtype": torch.float64, "device": inputs.queries.device}
         lines = Axes(*(torch.zeros(prompts, heads, tokens, **new) for _ in range(3)))
         return MapSums(lines, torch.zeros(prompts, heads, **new))
 
     def ill_conditioned(self, inputs: AttentionInputs, block: HeadBlock) -> Tensor:
-        """Heads whose logits vary little beside the terms of their sum of squares."""
+        """Mark heads whose logits vary little beside the terms of their sum of squares."""
         return block.pairs.magnitude > block.well_conditioned
 
     def add(self, result: MapSums, inputs: AttentionInputs, block: HeadBlock) -> None:
-        """Sums of the heads of a block, with the logit's scale."""
+        """Write the sums of the heads of a block, with the logit's scale."""
         lines, scale = (
             Axes(block.by_distance, block.pairs.by_query, block.pairs.by_key),
             inputs.logit_scale,
@@ -90,7 +116,7 @@ class LogitSums(Reduction):
         over_heads(result.square, block, block.pairs.square * scale**2)
 
     def written_out(self, inputs: AttentionInputs) -> MapSums:
-        """The same for any logits."""
+        """Return the sums of any logits, from some rows at a time."""
         return _written_out(inputs, inputs.valid, lambda logits: logits)
 
 
@@ -112,7 +138,7 @@ def _written_out(
 def _diagonals(
     values: Float[Tensor, "prompt head row key"], first_row: int
 ) -> Float[Tensor, "prompt head distance"]:
-    """Sum of the entries at each distance i - j >= 0, for distances up to the last row's."""
+    """Return sums of the entries at every distance i - j >= 0, up to the last row's."""
     count, tokens = values.shape[-2:]
     # Keys backwards, and each row cut from one long vector one place later: a diagonal becomes a
     # column.

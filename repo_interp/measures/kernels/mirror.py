@@ -19,9 +19,7 @@ ROUNDING = 1e-4
 
 
 class Mirror(NamedTuple):
-    """Distances of positions over the generated words of one prompt, in positions, and a
-    correlation.
-    """
+    """Distances in positions over the generated words of one prompt, and a correlation."""
 
     copies: float
     """Mean |z_copy - z_source|."""
@@ -39,10 +37,17 @@ def mirror(
     source: Sequence[int],
     copy: Sequence[int],
 ) -> Mirror:
-    """How near each copy's position is to its source's; `words` says which token is which word,
-    `source[k]` is what `copy[k]` copies.
+    """Measure how near the position of a copy is to that of its source.
 
-    Every place of `source` is a place a copy could have come from.
+    Args:
+        positions: Position of every token [token] in one head.
+        words: Word of every token; equal entries are the same word.
+        source: Token numbers of the sources; a copy could have come from any of them.
+        copy: Token numbers of the copies; `copy[k]` copies `source[k]`.
+
+    Returns:
+        Mean distances to the source, to other words and to the same word elsewhere, and the
+        correlation.
     """
     z, named = np.asarray(positions, dtype=float), np.asarray(words)
     places, copies = np.asarray(source), np.asarray(copy)
@@ -60,12 +65,16 @@ def mirror(
 
 
 def mirror_score(measured: Mirror) -> float:
-    """1 - |z_copy - z_source| over the nearer of other words and the same word elsewhere: 1 for a
-    mirror, 0 or less where there is none.
+    """Return 1 minus the distance to the source over the nearer of the two other distances.
 
-    0 where a word has the same position everywhere, but for rounding, and where all positions are
-    one. NaN where no word is there twice: then positions that depend on the word alone, those of
-    every layer that reads embeddings, look like a mirror.
+    Args:
+        measured: Distances from `mirror`.
+
+    Returns:
+        1 for a mirror, 0 or less where there is none. 0 where a word has the same position
+        everywhere but for rounding, and where all positions are equal. NaN where no word occurs
+        twice: positions that depend on the word alone, such as those of every layer that reads
+        embeddings, would look like a mirror.
     """
     if np.isnan(measured.elsewhere):
         return np.nan

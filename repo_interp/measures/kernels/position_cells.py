@@ -18,12 +18,12 @@ need only how many keys each cell held before its chunk,
 a bin only the sum of each cell's keys: q_i . K_m falls into bin u_i - m. A window takes away the
 causal pairs with the keys delayed by it (seen_pairs). Cost per head: O(n (cells + chunk) d) for the
 sums of products, O(n chunk + n / chunk cells log cells), in time and memory, for those of the map.
-An accelerator makes maps of some rows of q_i . k_j instead of the sums of products, and drops them.
 Knows nothing about how positions came about.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -35,7 +35,13 @@ from repo_interp.inputs import AttentionInputs
 from repo_interp.measures.kernels.axis_fit import pearson
 from repo_interp.measures.kernels.causal_pairs import in_chunks
 from repo_interp.measures.kernels.logit_sums import MapSums, row_blocks
-from repo_interp.measures.kernels.seen_pairs import advanced, delayed, fast_length, signed_keys
+from repo_interp.measures.kernels.seen_pairs import (
+    advanced,
+    delayed,
+    fast_length,
+    later,
+    signed_keys,
+)
 from repo_interp.measures.kernels.solvers import conjugate_gradients
 from repo_interp.memory import SHARED, memory_for
 from repo_interp.positions.rotary import expand_heads
@@ -50,11 +56,21 @@ CHUNK = 32
 def position_correlation(
     inputs: AttentionInputs, sums: MapSums, width: float, most_cells: int, ridge: float
 ) -> Float[Tensor, "prompt head"]:
-    """Pearson correlation of the logits and their fit; `sums` are those of the logits.
+    """Return Pearson's correlation of the logits and their fit over position cells.
 
-    `width` is in positions. NaN for a head whose positions reach over more than `most_cells` cells
-    in that prompt, and where the logits do not vary. Raises ValueError for a layer without
-    positions.
+    Args:
+        inputs: A layer that has positions, and a batch.
+        sums: Sums of the logits over the seen pairs, from `logit_sums`.
+        width: Width of a cell, in positions.
+        most_cells: Most cells that the positions of a head may reach over in a prompt.
+        ridge: Weight of the squared axes, above 0.
+
+    Returns:
+        Correlations [prompt, head], float64; NaN for a head with more cells, and where the logits
+        do not vary.
+
+    Raises:
+        ValueError: The layer has no positions.
     """
     if inputs.head_positions is None:
         raise ValueError(
@@ -99,9 +115,7 @@ def _cells(
     width: float,
     most_cells: int,
 ) -> tuple[Int[Tensor, "prompt head token"], Bool[Tensor, "prompt head"]]:
-    """Cell of every valid token from the lowest on, 0 elsewhere; and which heads have at most
-    `most_cells`.
-    """
+    """Return cells of valid tokens from the lowest on, else 0, and heads within `most_cells`."""
     cell = torch.floor(positions.to(torch.float64) / width)
     lowest = cell.masked_fill(~valid[:, None], torch.inf).amin(-1, keepdim=True)
     cell = (cell - lowest).masked_fill(~valid[:, None], 0)
@@ -141,9 +155,7 @@ def _written_out(
     head: Tensor,
     pairs: BinnedPairs,
 ) -> Float[Tensor, "item bin"]:
-    """Sum of the logits of every bin where they are no dot product: rows are written out, O(n^2
-    d).
-    """
+    """Return the sum of the logits of every bin, from some rows at a time: O(n^2 d)."""
     sums = torch.zeros_like(pairs.counts[0])
     for rows, logits in row_blocks(inputs):
         values = torch.where(inputs.visible(rows)[:, None], logits, 0)[prompt, head]
@@ -151,31 +163,10 @@ def _written_out(
     return sums
 
 
-def _mapped_sums(
-    queries: Tensor, keys: Tensor, pairs: BinnedPairs, window: int | None
-) -> Float[Tensor, "item bin"]:
-    """Those of the products from maps of some rows at a time: an accelerator makes and drops them
-    faster than it sums up cells.
-    """
-    sums, (items, tokens, _) = torch.zeros_like(pairs.counts[0]), queries.shape
-    cell, steps = (
-        pairs.parts[0][2].row_cell.flatten(1)[:, :tokens],
-        torch.arange(tokens, device=queries.device),
-    )
-    at_once = max(1, memory_for(queries.device, 0) // (items * tokens * 32))
-    for start in range(0, tokens, at_once):
-        rows = slice(start, start + at_once)
-        distance = steps[rows, None] - steps
-        unseen = distance < 0 if window is None else (distance < 0) | (distance >= window)
-        values = (queries[:, rows] @ keys.mT).masked_fill_(unseen, 0)
-        _add_by_bin(sums, values, cell[:, rows, None], cell[:, None, :])
-    return sums
-
-
 def _add_by_bin(
     sums: Float[Tensor, "item bin"], values: Tensor, row_cell: Tensor, key_cell: Tensor
 ) -> None:
-    """Add values [item, row, key] to the bins of their differences of cells."""
+    """Add values [item, row, key] to the bins of their differences of cells, in place."""
     bins = row_cell - key_cell + (sums.shape[-1] - 1) // 2
     sums.scatter_add_(-1, bins.flatten(1), values.flatten(1).to(torch.float64))
 
@@ -202,13 +193,18 @@ class CellPairs:
 
     @property
     def bins(self) -> int:
-        """Number of bins: the differences of cells, -(cells - 1) .. cells - 1, stand at 0 .. 2
-        cells - 2.
-        """
+        """Number of bins: differences of cells -(cells - 1) .. cells - 1 are at 0 .. 2 cells - 2."""
         return 2 * self.cells - 1
 
     def of_distance(self, a: Float[Tensor, "item bin"]) -> tuple[Tensor, Tensor]:
-        """Row and column sums of a[u_i - u_j]."""
+        """Return sums of a[u_i - u_j] over the causal pairs of rows and of columns.
+
+        Args:
+            a: Values [item, bin].
+
+        Returns:
+            Sums by row and by column, [item, n].
+        """
         within = a.gather(-1, self.bin_within).view_as(self.seen_within) * self.seen_within
         by_row = within.sum(-1) + self._read(self.keys_before, a, self.row_cell)
         # A column m sums a over the rows behind it, sum_u R_u a[u - m]: the same convolution with
@@ -219,8 +215,14 @@ class CellPairs:
     def by_bin(
         self, b: Float[Tensor, "item n"], c: Float[Tensor, "item n"]
     ) -> Float[Tensor, "item bin"]:
-        """Sums of b_i + c_j over the pairs of every bin; b and c are 0 where a token takes no
-        part.
+        """Return sums of b_i + c_j over the causal pairs of every bin.
+
+        Args:
+            b: Values [item, n] of the rows, 0 where a token does not take part.
+            c: Values [item, n] of the columns, 0 where a token does not take part.
+
+        Returns:
+            Sums [item, bin].
         """
         rows, keys = _in_chunks(b), _in_chunks(c)
         over_pairs = (rows[..., :, None] + keys[..., None, :]) * self.seen_within
@@ -242,7 +244,7 @@ class CellPairs:
         return torch.fft.rfft(_held(cell, weights, self.cells), n=_length(self.cells))
 
     def _read(self, held: Tensor, a: Tensor, cell: Tensor) -> Float[Tensor, "item chunk token"]:
-        """sum_m held_m a[u - m] at the cell u of every token."""
+        """Return sum_m held_m a[u - m] at the cell u of every token."""
         # Bin u - m stands at u - m + cells - 1 in a, so the sum for cell u is entry u + cells - 1
         # of the convolution. The transform is shorter than the whole convolution, but what wraps
         # around ends up before entry cells - 1.
@@ -256,7 +258,7 @@ class CellPairs:
 
 @dataclass(frozen=True)
 class BinnedPairs:
-    """The pairs inside the window by bins: causal pairs less those beyond it.
+    """Pairs inside the window by bins: causal pairs less those beyond the window.
 
     Made by `binned_pairs`.
     """
@@ -269,13 +271,22 @@ class BinnedPairs:
 
     @property
     def cells(self) -> int:
-        """Cells that positions fall into."""
+        """Number of cells that positions fall into."""
         return self.parts[0][2].cells
 
     def sums(
         self, a: Float[Tensor, "item bin"], b: Float[Tensor, "item n"], c: Float[Tensor, "item n"]
     ) -> tuple[Float[Tensor, "item bin"], Float[Tensor, "item n"], Float[Tensor, "item n"]]:
-        """Sums of a[u_i - u_j] + b_i + c_j over every bin, row and column."""
+        """Return sums of a[u_i - u_j] + b_i + c_j over bins, rows and columns.
+
+        Args:
+            a: Distance axis [item, bin].
+            b: Query axis [item, n].
+            c: Key axis [item, n].
+
+        Returns:
+            Sums [item, bin], [item, n] and [item, n]; 0 where no pair is.
+        """
         b, c = b * self.takes_part, c * self.takes_part
         by_bin, by_row, by_key = (
             count * values for count, values in zip(self.counts, (a, b, c), strict=True)
@@ -285,13 +296,16 @@ class BinnedPairs:
             by_bin = by_bin + sign * pairs.by_bin(b, delayed_c)
             rows, keys = pairs.of_distance(a)
             by_row = by_row + sign * (rows + delayed_c.cumsum(-1))
-            by_key = by_key + sign * advanced(keys + b.flip(-1).cumsum(-1).flip(-1), delay, axis=-1)
+            by_key = by_key + sign * advanced(keys + later(b, None), delay, axis=-1)
         touched = self.counts[0] > 0
         return torch.where(touched, by_bin, 0), self.takes_part * by_row, self.takes_part * by_key
 
     def gauges(self) -> Float[Tensor, "item unknown direction"]:
-        """The directions (a, b, c), one after the other in a vector, in which the map does not
-        change.
+        """Return the directions (a, b, c) in which the map does not change.
+
+        Returns:
+            Three directions [item, unknown, direction]; unknowns are bins, rows and columns in this
+            order.
         """
         pairs = self.parts[0][2]
         cell = pairs.row_cell.flatten(1)[:, : pairs.tokens].to(torch.float64)
@@ -309,7 +323,17 @@ class BinnedPairs:
 def binned_pairs(
     cell: Int[Tensor, "item n"], takes_part: Bool[Tensor, "item n"], window: int | None, cells: int
 ) -> BinnedPairs:
-    """Pairs of the tokens that take part, by the difference of their cells 0 .. `cells` - 1."""
+    """Bin the pairs of tokens by the difference of their cells.
+
+    Args:
+        cell: Cell of every token [item, n], 0 .. `cells` - 1.
+        takes_part: Mask [item, n] of the tokens.
+        window: Tokens that a query looks back over, itself included; None for all.
+        cells: Number of cells.
+
+    Returns:
+        The pairs, with their numbers by bin, row and column.
+    """
     part = takes_part.to(torch.float64)
     parts = []
     for sign, delay, key_part in signed_keys(part[..., None], window):
@@ -333,11 +357,17 @@ def product_sums(
     pairs: BinnedPairs,
     window: int | None,
 ) -> Float[Tensor, "item bin"]:
-    """Sum of q_i . k_j over the seen pairs of every bin; features are 0 where a token takes no
-    part.
+    """Return the sum of q_i . k_j over the seen pairs of every bin.
+
+    Args:
+        queries: Rotated queries [item, n, d_head], 0 where a token does not take part.
+        keys: Rotated keys [item, n, d_head], likewise.
+        pairs: Pairs of the same tokens.
+        window: The window of `pairs`.
+
+    Returns:
+        Sums [item, bin], float64.
     """
-    if memory_for(queries.device, 0):
-        return _mapped_sums(queries, keys, pairs, window)
     delayed_keys = signed_keys(keys, window)
     return torch.stack(
         [
@@ -366,54 +396,49 @@ def _cell_pairs(
         bin_within=(row_cell[..., :, None] - key_cell[..., None, :] + cells - 1).flatten(1),
         seen_within=rows[..., :, None] * keys[..., None, :] * causal,
         row_counts=row_part * key_part.cumsum(-1),
-        key_counts=key_part * row_part.flip(-1).cumsum(-1).flip(-1),
+        key_counts=key_part * later(row_part, None),
     )
 
 
 def _causal_product_sums(
     queries: Tensor, keys: Tensor, pairs: CellPairs
 ) -> Float[Tensor, "item bin"]:
-    items, _, width = queries.shape
-    # of each item in one long axis of cells
-    first_cell = torch.arange(items, device=queries.device)[:, None] * pairs.cells
-    held = torch.zeros(items * pairs.cells, width, dtype=torch.float64, device=queries.device)
-    sums = torch.zeros(items, pairs.bins, dtype=torch.float64, device=queries.device)
-    lower = torch.ones(CHUNK, CHUNK, dtype=queries.dtype, device=queries.device).tril()
-    mirrored = torch.arange(pairs.cells - 1, -1, -1, device=queries.device)
-    bins_within = pairs.bin_within.view(items, -1, CHUNK * CHUNK)
-    chunks = zip(in_chunks(queries, CHUNK).unbind(1), in_chunks(keys, CHUNK).unbind(1), strict=True)
-    for number, (some_queries, some_keys) in enumerate(chunks):
-        # Pairs within the chunk, one by one; what is not causal is multiplied by 0 and falls into
-        # any bin.
-        within = (some_queries @ some_keys.mT).mul_(lower)
-        sums.scatter_add_(-1, bins_within[:, number], within.flatten(1).to(torch.float64))
-        # Pairs with all earlier chunks, cell by cell: q_i . K_m goes into bin u_i - m, which at m =
-        # 0 .. cells - 1 is u_i + (cells - 1) .. u_i, counted from the lowest bin.
-        crossed = some_queries @ held.view(items, pairs.cells, width).to(queries.dtype).mT
-        bins = pairs.row_cell[:, number, :, None] + mirrored
-        sums.scatter_add_(-1, bins.flatten(1), crossed.flatten(1).to(torch.float64))
+    (items, tokens, width), cells = queries.shape, pairs.cells
+    row_cell, key_cell = (cell.flatten(1) for cell in (pairs.row_cell, pairs.key_cell))
+    new = {"dtype": torch.float64, "device": queries.device}
+    sums = torch.zeros(items, pairs.bins, **new)
+    # The cells of each item in one long axis.
+    held = torch.zeros(items * cells, width, **new)
+    first_cell = torch.arange(items, device=queries.device)[:, None] * cells
+    every_cell = torch.arange(cells, device=queries.device)
+    # An accelerator makes and drops maps of many rows faster than it sums up cells.
+    size = max(CHUNK, math.isqrt(memory_for(queries.device, 0) // (32 * items)))
+    for start in range(0, tokens, size):
+        some = slice(start, min(start + size, tokens))
+        some_queries, some_keys = queries[:, some], keys[:, some]
+        rows, columns = row_cell[:, some, None], key_cell[:, some]
+        _add_by_bin(sums, (some_queries @ some_keys.mT).tril_(), rows, columns[:, None])
+        if start:
+            # Pairs with all earlier chunks, cell by cell: q_i . K_m goes into bin u_i - m.
+            crossed = some_queries @ held.view(items, cells, width).to(queries.dtype).mT
+            _add_by_bin(sums, crossed, rows, every_cell)
         # Only now do this chunk's keys join their cells: one index_add_ serves all items.
-        held.index_add_(
-            0,
-            (first_cell + pairs.key_cell[:, number]).flatten(),
-            some_keys.flatten(0, 1).to(torch.float64),
-        )
+        joining = some_keys.flatten(0, 1).to(torch.float64)
+        held.index_add_(0, (first_cell + columns).flatten(), joining)
     return sums
 
 
 def _in_chunks(values: Tensor) -> Tensor:
-    """[item, n] as [item, chunk, token]."""
+    """Return [item, n] as [item, chunk, token]."""
     return in_chunks(values[..., None], CHUNK)[..., 0]
 
 
 def _held(cell: Tensor, weights: Tensor, cells: int) -> Float[Tensor, "item chunk cell"]:
-    """Sum of the weights of each cell's tokens, per chunk."""
+    """Return the sum of the weights of every cell's tokens, per chunk."""
     held = torch.zeros(*cell.shape[:-1], cells, dtype=torch.float64, device=cell.device)
     return held.scatter_add_(-1, cell, weights)
 
 
 def _length(cells: int) -> int:
-    """A fast transform length at which nothing wraps around into those entries of a convolution
-    over the cells that are read.
-    """
+    """Return a fast transform length at which no entry that is read wraps around."""
     return fast_length(2 * cells)

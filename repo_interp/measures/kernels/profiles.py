@@ -18,9 +18,6 @@ measures.
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator
-
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -34,88 +31,34 @@ def component_profiles(
     keys: Float[Tensor, "key 1 token d_head"],
     window: int | None = None,
 ) -> Float[Tensor, "key member component distance"]:
-    """sum_i C_r(i, i-t) over seen pairs, for every component r and t = 0 .. n-1.
+    """Return sum_i C_r(i, i - t) over seen pairs, by component r and distance t.
 
-    Float64, in units of q . k.
+    Args:
+        queries: Rotated queries [key, member, token, d_head], 0 where a token does not take part.
+        keys: Rotated keys [key, 1, token, d_head], likewise.
+        window: Tokens that a query looks back over, itself included; None for all.
+
+    Returns:
+        Sums [key, member, component, distance] for t = 0 .. n - 1, float64, in units of q . k.
     """
     tokens, half = queries.shape[-2], queries.shape[-1] // 2
-    reach, length = _reach_and_length(tokens, window)
-    parts = (
-        torch.fft.irfft(spectrum, n=length)[..., :reach]
-        for spectrum in _spectra(queries, keys, length)
-    )
-    first = next(parts)
-    if first.shape[-2:] == (half, tokens):
-        return first
-    profiles, done = (
-        torch.zeros(*queries.shape[:2], half, tokens, dtype=torch.float64, device=queries.device),
-        0,
-    )
-    for part in itertools.chain([first], parts):
-        profiles[..., done : done + part.shape[-2], :reach] = part
-        done += part.shape[-2]
-    return profiles
-
-
-def logit_profile(
-    queries: Float[Tensor, "key member token d_head"],
-    keys: Float[Tensor, "key 1 token d_head"],
-    window: int | None = None,
-) -> Float[Tensor, "key member distance"]:
-    """sum_i q_i . k_{i-t} over seen pairs, for t = 0 .. n-1. Float64, in units of q . k."""
-    tokens = queries.shape[-2]
-    reach, length = _reach_and_length(tokens, window)
-    total = torch.zeros(
-        *queries.shape[:2], length // 2 + 1, dtype=torch.complex128, device=queries.device
-    )
-    for spectrum in _spectra(queries, keys, length):
-        total += spectrum.sum(-2)
-    profile = torch.fft.irfft(total, n=length)[..., :tokens]
-    profile[..., reach:] = 0
-    return profile
-
-
-def _reach_and_length(tokens: int, window: int | None) -> tuple[int, int]:
-    """Distances that have pairs, and a transform length at which they do not wrap around."""
     reach = tokens if window is None else min(window, tokens)
-    return reach, fast_length(tokens + reach - 1)
-
-
-def _spectra(queries: Tensor, keys: Tensor, length: int) -> Iterator[Tensor]:
-    """Transforms of the profiles of some components at a time [key, member, component, frequency],
-    complex128.
-    """
-    tokens, half = queries.shape[-2], queries.shape[-1] // 2
-    at_once = max(
-        1, memory_for(queries.device, CORE) // (queries.shape[:2].numel() * 2 * length * 8)
-    )
-    if at_once >= half:
-        of_queries, of_keys = (
-            torch.fft.rfft(features.to(torch.float64).mT, n=length) for features in (queries, keys)
-        )
-        yield of_queries.mul_(of_keys.conj_physical_()).unflatten(-2, (2, half)).sum(-3)
-        return
-    query_room, key_room = (
-        torch.zeros(
-            *features.shape[:2],
-            2,
-            min(at_once, half),
-            length,
-            dtype=torch.float64,
-            device=queries.device,
-        )
-        for features in (queries, keys)
-    )
+    # A length at which distances do not wrap around.
+    length = fast_length(tokens + reach - 1)
+    memory = memory_for(queries.device, CORE)
+    at_once = max(1, memory // (queries.shape[:2].numel() * 2 * length * 8))
+    parts = []
     for start in range(0, half, at_once):
-        components = slice(start, min(start + at_once, half))
-        count = components.stop - components.start
-        transformed = []
-        for features, room in ((queries, query_room), (keys, key_room)):
-            room = room[..., :count, :]
-            room[..., :tokens].copy_(
-                features.unflatten(-1, (2, half))[..., components].movedim(2, -1)
+        of_queries, of_keys = (
+            torch.fft.rfft(
+                features.unflatten(-1, (2, half))[..., start : start + at_once]
+                .to(torch.float64)
+                .movedim(-3, -1),
+                n=length,
             )
-            transformed.append(torch.fft.rfft(room))
-        of_queries, of_keys = transformed
-        products = of_queries.mul_(of_keys.conj_physical_())
-        yield products[:, :, 0].add_(products[:, :, 1])
+            for features in (queries, keys)
+        )
+        spectrum = of_queries.mul_(of_keys.conj_physical_()).sum(-3)
+        parts.append(torch.fft.irfft(spectrum, n=length)[..., :reach])
+    profiles = torch.cat(parts, -2) if parts[1:] else parts[0]
+    return profiles if reach == tokens else torch.nn.functional.pad(profiles, (0, tokens - reach))

@@ -27,20 +27,18 @@ COUNTS = 0.8
 
 @dataclass(frozen=True)
 class Index:
-    """0 .. n - 1 less its mean for the n tokens that are `present` and stand first, 0 for
-    others.
-    """
+    """Index 0 .. n - 1 less its mean for the n `present` tokens, which stand first; else 0."""
 
     present: Bool[Tensor, "*any token"]
 
     @cached_property
     def missing(self) -> Bool[Tensor, "*any token"] | None:
-        """Tokens that are not; None where all are."""
+        """Mask of tokens that are not present; None where all are."""
         return None if bool(self.present.all()) else ~self.present
 
     @cached_property
     def count(self) -> Int[Tensor, "*any 1"]:
-        """n."""
+        """Number n of present tokens."""
         return self.present.sum(-1, keepdim=True)
 
     @cached_property
@@ -53,15 +51,21 @@ class Index:
 
     @cached_property
     def square(self) -> Float[Tensor, "*any"]:
-        """Sum of its squares."""
+        """Sum of the squared index."""
         return self.values.square().sum(-1)
 
 
 def rank_trend(
     values: Float[Tensor, "*any token"], index: Index | None = None
 ) -> Float[Tensor, "*any"]:
-    """Return Spearman's correlation of every row with its index (None: of all); NaN where a row
-    does not vary.
+    """Return Spearman's rank correlation of every row with its index.
+
+    Args:
+        values: Numbers [..., token].
+        index: Tokens that count; None for all.
+
+    Returns:
+        Correlations [...], float64; NaN where a row does not vary.
     """
     index = _all(values.shape[-1], values.device) if index is None else index
     values = (
@@ -86,20 +90,40 @@ def _all(tokens: int, device: torch.device) -> Index:
 
 
 def slope(values: Float[Tensor, "*any token"], index: Index) -> Float[Tensor, "*any"]:
-    """Return the least-squares slope of every row on its index; NaN for a single token."""
+    """Return the least-squares slope of every row on its index.
+
+    Args:
+        values: Numbers [..., token].
+        index: Tokens that count.
+
+    Returns:
+        Slopes [...], in units of `values` per token; NaN for a single token.
+    """
     known = values if index.missing is None else values.masked_fill(index.missing, 0)
     return (known * index.values).sum(-1) / index.square
 
 
 def centred_index(tokens: int) -> Float[np.ndarray, " token"]:
-    """Return 0 .. tokens - 1 less its mean."""
+    """Return 0 .. tokens - 1 less its mean.
+
+    Args:
+        tokens: Length.
+
+    Returns:
+        The index [token], float64.
+    """
     return np.arange(tokens) - (tokens - 1) / 2
 
 
 @cache
 def trend_null(tokens: int) -> float:
-    """Return the size of trend that 95 % of permutations of so many tokens stay within; NaN for a
-    single token.
+    """Return the 95 % quantile of |trend| over permutations.
+
+    Args:
+        tokens: How many numbers are permuted.
+
+    Returns:
+        A size from 0 to 1, the same in every call; NaN for a single token.
     """
     random, index = np.random.default_rng(0), centred_index(tokens)
     drawn = [abs(random.permutation(index) @ index) for _ in range(DRAWS)]
@@ -109,6 +133,14 @@ def trend_null(tokens: int) -> float:
 def counts_tokens(
     trend: Float[np.ndarray, "prompt *head"], null: Float[np.ndarray, " prompt"]
 ) -> Bool[np.ndarray, "*head"]:
-    """Return where the size of `trend` is above `COUNTS` and above its null in every prompt."""
+    """Return the heads whose trend is above `COUNTS` and its null in every prompt.
+
+    Args:
+        trend: Rank correlations [prompt, head ...].
+        null: Sizes from `trend_null` [prompt].
+
+    Returns:
+        Mask [head ...]; False where a trend is NaN.
+    """
     limit = np.fmax(null, COUNTS).reshape(-1, *[1] * (trend.ndim - 1))
     return np.all(np.abs(trend) > limit, axis=0)

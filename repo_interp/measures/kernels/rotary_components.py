@@ -24,7 +24,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from repo_interp.inputs import AttentionInputs
-from repo_interp.measures.kernels.heads import PROFILES, HeadBlock, Reduction, over_heads
+from repo_interp.measures.kernels.heads import HeadBlock, Reduction, over_heads
 from repo_interp.measures.kernels.rounding import variance_of
 from repo_interp.measures.kernels.seen_pairs import PairCounts, once
 from repo_interp.positions.rotary import expand_heads
@@ -65,7 +65,6 @@ class ComponentSums(Reduction):
     """Tokens `first_token` to `last_token` - 1 of each prompt take part."""
     of_each_head: bool = False
     """Whether a group is one head, or all heads."""
-    quantities = (PROFILES,)
 
     def start(self, inputs: AttentionInputs) -> LayerComponents:
         """Sums of no head yet."""

@@ -109,19 +109,33 @@ def pair_counts(
 def _pair_counts(keys: Tensor, window: int | None, queries: Tensor) -> PairCounts:
     tokens, key = keys.shape[-1], keys.to(torch.float64)
     query = queries.to(torch.float64)
-    earlier = key.cumsum(-1)
-    later = query.flip(-1).cumsum(-1).flip(-1)
-    if window is not None and window < tokens:
-        earlier = earlier - delayed(earlier, window, axis=-1)
-        later = later - advanced(later, window, axis=-1)
     length = fast_length(2 * tokens - 1)
     spectrum = torch.fft.rfft(query, n=length) * torch.fft.rfft(key, n=length).conj_physical()
     distance = torch.fft.irfft(spectrum, n=length)[..., :tokens].round()
     if window is not None:
         distance[..., window:] = 0
     return PairCounts(
-        query=earlier * query, key=later * key, distance=distance, total=distance.sum(-1)
+        query=earlier(key, window) * query,
+        key=later(query, window) * key,
+        distance=distance,
+        total=distance.sum(-1),
     )
+
+
+def earlier(values: Float[Tensor, "... token"], window: int | None) -> Float[Tensor, "... token"]:
+    """Sum of the last `window` entries up to each."""
+    sums = values.cumsum(-1)
+    if window is None or window >= values.shape[-1]:
+        return sums
+    return sums - delayed(sums, window, axis=-1)
+
+
+def later(values: Float[Tensor, "... token"], window: int | None) -> Float[Tensor, "... token"]:
+    """Sum of the next `window` entries from each on."""
+    sums = values.flip(-1).cumsum(-1).flip(-1)
+    if window is None or window >= values.shape[-1]:
+        return sums
+    return sums - advanced(sums, window, axis=-1)
 
 
 def fast_length(least: int) -> int:

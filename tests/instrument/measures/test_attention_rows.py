@@ -6,22 +6,22 @@ from __future__ import annotations
 
 import pytest
 import torch
-from attention_inputs import CASES, PADDED, random_inputs
+from attention_inputs import CASES, PADDED, random_inputs, with_holes
 from torch.testing import assert_close
 
 from repo_interp.inputs import select_prompts
-from repo_interp.measures import attention_rows
 from repo_interp.measures.attention_rows import AttentionRows, strongest_keys
+from repo_interp.memory import working_memory
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("cells", [1, 2**24])
-def test_weights_are_the_largest_of_the_dense_softmax(case, cells, monkeypatch):
-    monkeypatch.setattr(attention_rows, "_CELLS", cells)
+@pytest.mark.parametrize("memory", [1, 2**24])
+def test_weights_are_the_largest_of_the_dense_softmax(case, memory):
     inputs = random_inputs(**CASES[case])
     prompt = select_prompts(inputs, slice(1, 2))
     rows = prompt.valid[0].nonzero()[:, 0]
-    weights, keys, totals = strongest_keys(prompt, rows, 5)
+    with working_memory(memory):
+        weights, keys, totals = strongest_keys(prompt, rows, 5)
     assert_close(totals, torch.logsumexp(prompt.logits(rows)[0].double(), dim=-1))
     dense = torch.softmax(prompt.logits(rows)[0], dim=-1)
     expected = dense.topk(5, dim=-1).values
@@ -87,3 +87,11 @@ def test_prompts_that_are_too_many_or_too_long_have_no_rows():
 def kept_rows(inputs, **parameters):
     measure = AttentionRows(**parameters)
     return measure.conclude(measure.observe(inputs, {"rest": torch.ones_like(inputs.valid)}))
+
+
+def test_a_token_that_is_left_out_has_no_row():
+    """Found: a ValueError of shapes, where a token between others is no valid one."""
+    inputs = with_holes(random_inputs())
+    observed = AttentionRows().observe(inputs, {}).per_prompt
+    known = observed["prompt_log_total"].isel(layer=0, head=0).notnull().values
+    assert (known == inputs.valid.numpy()).all()

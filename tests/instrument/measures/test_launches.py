@@ -32,8 +32,12 @@ SEVEN = (
     "rotation",
 )
 """Without the fit over learned positions, whose steps depend on how fast it converges."""
-MOST = 900
-"""Operators of one layer more and its forward pass, within the memory of an accelerator."""
+MOST = 930
+"""Operators of one layer more and its forward pass, within the memory of an accelerator.
+
+A small RePo layer has 54 operators more than one of OLMo's shape, which `benchmarks.operators`
+holds to 900.
+"""
 WAITING = (
     "_local_scalar_dense",
     "nonzero",
@@ -133,7 +137,10 @@ ALLOWED = {
     "seen_pairs.py is_whole": "bool",
     "seen_pairs.py extents": "tolist",
     "rank_trend.py Index.missing": "bool",
-    "attention_mass.py AttentionMass._rows": "tolist",
+    # Once for the frequencies of a pass.
+    "causal_pairs.py _of_bands": "cpu int",
+    "causal_pairs.py _runs": "tolist",
+    "attention_mass.py AttentionMass._asked": "bool nonzero",
     "capture.py _decoded": "bool",
     # Once per layer, or less: sizes of what is made next.
     "closed_form.py ClosedForm.most": "int",
@@ -144,9 +151,6 @@ ALLOWED = {
     "fake_distance.py bias_by_distance": "unique",
     # Every few steps, by `steps_at_once`.
     "solvers.py conjugate_gradients": "bool",
-    # On the processor, by what `memory_for` says.
-    "causal_pairs.py Chunks.squares_of": "cpu int",
-    "causal_pairs.py _runs": "tolist",
     # Where statistics leave a device, and what comes after.
     "labels.py _fetch": "cpu",
     "labels.py Arrays.at": "mask",

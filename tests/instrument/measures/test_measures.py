@@ -19,7 +19,7 @@ from scipy.stats import spearmanr
 
 import repo_interp as ri
 from repo_interp.experiments import Atlas
-from repo_interp.measures.attention_mass import AttentionMass, span_mass
+from repo_interp.measures.attention_mass import AttentionMass
 from repo_interp.measures.kernels.rank_trend import counts_tokens, trend_null
 from repo_interp.measures.kernels.segmentation import variance_between
 from repo_interp.measures.patterns import Patterns, chunk_patterns
@@ -321,7 +321,7 @@ def test_rows_that_produced_the_first_token_do_not_exist():
         AttentionMass(rows="producing").observe(random_inputs(), spans)
 
 
-def test_span_mass_asks_for_no_map(monkeypatch):
+def test_mass_asks_for_no_map(monkeypatch):
     inputs = random_inputs(prompts=1, tokens=512)
     asked = []
     original = type(inputs).logits
@@ -330,7 +330,7 @@ def test_span_mass_asks_for_no_map(monkeypatch):
         "logits",
         lambda self, rows: (asked.append(len(rows)), original(self, rows))[1],
     )
-    span_mass(inputs, torch.tensor([500, 511]), torch.ones(1, 512, dtype=torch.bool))
+    AttentionMass().observe(inputs, spans_of(1, 512, generated=[501, 511]))
     assert asked == [2]
 
 
