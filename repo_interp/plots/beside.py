@@ -21,6 +21,7 @@ from repo_interp.errors import InputError
 from repo_interp.plots.marks import (
     Cell,
     Chart,
+    Drawing,
     Runs,
     Table,
     cells,
@@ -49,7 +50,7 @@ def beside(group: str, view_of: Callable[[str], View | None]) -> View:
         view, dataset, runs = view_of(group), tree[group].to_dataset(), runs_of(tree)
         own = []
         for chart in () if view is None else view.beside.charts(tree):
-            own.append(chart.name)
+            own += [chart.name] if isinstance(chart, Drawing) else []
             yield chart
         compared = (
             list(dataset.data_vars) if view is None or view.compared is None else view.compared

@@ -30,6 +30,7 @@ from repo_interp.files import path_of, require_directory
 from repo_interp.plots.beside import beside
 from repo_interp.plots.marks import (
     Chart,
+    Drawing,
     Heads,
     Own,
     Table,
@@ -189,7 +190,7 @@ class Drawn(NamedTuple):
     """One figure: the view that gives it, its chart, and the figure."""
 
     view: View
-    chart: Chart
+    chart: Drawing
     figure: Figure
 
     @property
@@ -231,7 +232,7 @@ def figures_of(run: xr.DataTree, failures: list[str] | None = None) -> Iterator[
 
 
 def _drawn(view: View, run: xr.DataTree, taken: set[str]) -> Iterator[Drawn]:
-    for chart in chain((chart for chart in view.charts(run) if chart.name), _given(view, run)):
+    for chart in chain(view.drawings(run), _given(view, run)):
         if chart.name in taken or chart.name != Path(chart.name).name:
             raise InputError(
                 f"the view of {view.group!r} draws a figure as {chart.name!r}; wanted a "

@@ -17,7 +17,7 @@ from typing import Any
 import xarray as xr
 from matplotlib.figure import Figure
 
-from repo_interp.plots.marks import Chart, Finding, Heads, Table
+from repo_interp.plots.marks import Chart, Drawing, Finding, Heads, Table
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,13 @@ class View:
 
     def figures(self, run: xr.DataTree) -> Iterator[tuple[str, Figure]]:
         """The figures of the charts by the names of their files, drawn one after the other."""
-        return ((chart.name, chart.figure()) for chart in self.charts(run) if chart.name)
+        return ((chart.name, chart.figure()) for chart in self.drawings(run))
+
+    def drawings(self, run: xr.DataTree) -> Iterator[Drawing]:
+        """The charts that are written as figures: those with a name."""
+        for chart in self.charts(run):
+            if isinstance(chart, Drawing) and chart.name:
+                yield chart
 
     def head_maps(self, run: xr.DataTree) -> list[Heads]:
         """The charts that are maps of heads on the page: a click opens the head in the explorer."""

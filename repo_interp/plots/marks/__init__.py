@@ -18,7 +18,7 @@ from repo_interp.plots.marks.arrays import (
     ranked_heads,
 )
 from repo_interp.plots.marks.beside import Dots, Lines, Maps, charts_of, name_columns
-from repo_interp.plots.marks.chart import Chart, Own
+from repo_interp.plots.marks.chart import Chart, Drawing, Own
 from repo_interp.plots.marks.drawing import (
     bare,
     colour_bar,
@@ -38,6 +38,7 @@ from repo_interp.plots.marks.drawing import (
     scheme_handles,
     scheme_swatches,
     shade_spans,
+    signed_decades,
     span_handles,
     sparse_ticks,
     token_label,

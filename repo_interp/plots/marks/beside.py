@@ -27,7 +27,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from repo_interp.plots.marks.arrays import nanmean, over_prompts
-from repo_interp.plots.marks.chart import Chart
+from repo_interp.plots.marks.chart import Drawing
 from repo_interp.plots.marks.drawing import (
     colour_bar,
     double_axis,
@@ -199,7 +199,7 @@ def _over_steps(
 
 
 @dataclass(frozen=True)
-class Maps(Chart):
+class Maps(Drawing):
     """`values` [run, row, column] as maps with one colour scale, and their differences to the first
     run with another.
 
@@ -284,7 +284,7 @@ class Maps(Chart):
 
 
 @dataclass(frozen=True)
-class Lines(Chart):
+class Lines(Drawing):
     """`values` [run, x, ...] as one line per label of `line`: the mean over all that has no axis,
     with a band of its middle half.
 
@@ -402,7 +402,7 @@ class Lines(Chart):
 
 
 @dataclass(frozen=True)
-class Dots(Chart):
+class Dots(Drawing):
     """`values` [run, axis, ...] with names on `axis` as one dot per run and name, the mean over all
     else; a line: the middle half.
     """

@@ -9,6 +9,7 @@ Own      a figure that no axis describes         those of `head_charts`: on the 
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +18,18 @@ from matplotlib.figure import Figure
 
 
 class Chart:
-    """One chart: `figure()` for files, `data()` for the page."""
+    """A chart of a run.
+
+    A `Drawing` has a figure; the page's scripts draw the charts that have `data`.
+    """
+
+    def data(self) -> dict[str, Any] | None:
+        """Return the chart as JSON for the scripts of the page; None for one that is a picture."""
+        return None
+
+
+class Drawing(Chart, ABC):
+    """A chart that has a figure."""
 
     name: str
     """The name of the figure's file; "" for a chart of the page alone."""
@@ -26,17 +38,13 @@ class Chart:
     live: bool = False
     """Whether the page shows this content as a map or chart, so that it needs no picture."""
 
+    @abstractmethod
     def figure(self) -> Figure:
-        """The chart as a matplotlib figure."""
-        raise NotImplementedError
-
-    def data(self) -> dict[str, Any] | None:
-        """The chart as JSON for the scripts of the page; None for one that is a picture there."""
-        return None
+        """Draw the chart as a matplotlib figure."""
 
 
 @dataclass(frozen=True)
-class Own(Chart):
+class Own(Drawing):
     """A figure that `draw` makes when it is asked for."""
 
     name: str

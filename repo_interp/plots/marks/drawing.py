@@ -21,7 +21,7 @@ from matplotlib.colorbar import Colorbar
 from matplotlib.figure import Figure, FigureBase
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
-from matplotlib.ticker import FuncFormatter, NullFormatter
+from matplotlib.ticker import FuncFormatter, NullFormatter, SymmetricalLogLocator
 from matplotlib.transforms import offset_copy
 
 from repo_interp.plots.marks.reading import PromptTokens
@@ -352,6 +352,18 @@ def plain_decades(axis: Axis) -> None:
     """
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.12g}"))
     axis.set_minor_formatter(NullFormatter())
+
+
+def signed_decades(axis: Axis, linear: float) -> None:
+    """Make `axis` logarithmic on both sides of 0, and linear between `-linear` and `linear`.
+
+    Args:
+        axis: Axis of matplotlib, which has its values already.
+        linear: Size below which the axis is linear, in its units.
+    """
+    axis._set_axes_scale("symlog", linthresh=linear)  # type: ignore[attr-defined]
+    axis.set_major_locator(SymmetricalLogLocator(base=10, linthresh=linear, subs=[1.0]))
+    plain_decades(axis)
 
 
 def counted(count: int, thing: str) -> str:

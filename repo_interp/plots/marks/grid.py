@@ -16,7 +16,7 @@ from matplotlib.colors import LinearSegmentedColormap, Normalize, TwoSlopeNorm
 from matplotlib.image import AxesImage
 from matplotlib.patches import Rectangle
 
-from repo_interp.plots.marks.chart import Chart
+from repo_interp.plots.marks.chart import Drawing
 from repo_interp.plots.marks.drawing import (
     bare,
     colour_bar,
@@ -46,7 +46,7 @@ FEW, CLIPPED = 1024, 99.5
 
 
 @dataclass(frozen=True)
-class Grid(Chart):
+class Grid(Drawing):
     """Panels of cells by their titles, each [row, column]; values are written into the cells by the
     format `pattern`.
     """

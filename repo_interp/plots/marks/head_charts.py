@@ -37,14 +37,8 @@ NOTHING = 65535
 """Stands for a cell of an image without a value."""
 
 
-class PageChart(Chart):
-    """A chart of the page alone."""
-
-    name = ""
-
-
 @dataclass(frozen=True)
-class HeadCurves(PageChart):
+class HeadCurves(Chart):
     """Curves [layer, head, point] by their names, over `at` [point]."""
 
     title: str
@@ -73,7 +67,7 @@ class HeadCurves(PageChart):
 
 
 @dataclass(frozen=True)
-class HeadImage(PageChart):
+class HeadImage(Chart):
     """Block means [layer, head, row, column] over the tokens of prompt `prompt`; `size`: tokens
     along a block.
     """
@@ -118,7 +112,7 @@ class HeadImage(PageChart):
 
 
 @dataclass(frozen=True)
-class HeadArrows(PageChart):
+class HeadArrows(Chart):
     """Complex numbers `real` + i `imaginary` [layer, head, component] as arrows from 0, `strong`
     ones coloured.
     """
@@ -140,7 +134,7 @@ class HeadArrows(PageChart):
 
 
 @dataclass(frozen=True)
-class HeadNumber(PageChart):
+class HeadNumber(Chart):
     """One number per head [prompt, layer, head], as a sentence about the chosen prompt."""
 
     title: str
@@ -210,7 +204,7 @@ class PromptRows:
 
 
 @dataclass(frozen=True)
-class HeadRows(PageChart):
+class HeadRows(Chart):
     """Rows of attention of several prompts, as many of the first ones as fit into `MOST_OTHER_ROWS`
     bytes beside the first.
     """
@@ -232,7 +226,7 @@ class HeadRows(PageChart):
 
 
 @dataclass(frozen=True)
-class NextTokens(PageChart):
+class NextTokens(Chart):
     """Probabilities [token, rank] of the likeliest next tokens of prompt `prompt`, what they are
     called, and of those that do follow.
     """

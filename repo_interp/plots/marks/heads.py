@@ -21,7 +21,7 @@ from matplotlib.colors import Normalize, to_hex
 from matplotlib.lines import Line2D
 
 from repo_interp.plots.marks.arrays import MEAN, digits_of, nanmean, nested_digits
-from repo_interp.plots.marks.chart import Chart
+from repo_interp.plots.marks.chart import Drawing
 from repo_interp.plots.marks.drawing import (
     colour_bar,
     legend_below,
@@ -50,7 +50,7 @@ SHADES = 9
 
 
 @dataclass(frozen=True)
-class Heads(Chart):
+class Heads(Drawing):
     """`values` [layer, head] with `long_name` and `units`, as a figure and as the page's map of
     heads; and what a control gives in their place.
     """

@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import partial
 from importlib.resources import files
-from itertools import groupby
 from typing import Any
 
 import matplotlib as mpl
@@ -66,7 +65,7 @@ from repo_interp.plots.style import (
 from repo_interp.plots.view import Beside, Interactive, PageOptions, View
 
 MOST_NAMED_ROWS = 64
-"""Heads that the overview names one by one."""
+"""Heads that the overview draws, each with its name."""
 REACH = 3.0
 """Deviations at which the colours of the overview end."""
 MAPPED = (
@@ -228,23 +227,21 @@ def atlas_overview(run: xr.DataTree) -> PaperFigure:
             "an overview needs two numbers that differ, and three heads; this run has "
             f"{len(columns)} and {len(heads)}"
         )
-    order, links = clustered(values)
+    names = names_of(atlas).ravel() if "name" in atlas else np.full(len(heads), None, object)
+    # those with a name first, then those farthest from the mean
+    distances = np.linalg.norm(values, axis=1)
+    shown = np.lexsort((-distances, [not of for of in names]))[:MOST_NAMED_ROWS]
+    order, links = clustered(values[shown])
     apart = squareform(np.clip(1 - np.abs(np.corrcoef(values.T)), 0, None), checks=False)
     of_columns = dendrogram(linkage(apart, "average"), no_plot=True)["leaves"]
-    names: list[tuple[str, ...]] = (
-        list(names_of(atlas).ravel()) if "name" in atlas else [()] * len(heads)
-    )
-    named = len(heads) <= MOST_NAMED_ROWS
-    figure = paper_figure(
-        PAGE_WIDTH, min(PAGE_HEIGHT, 1.9 + (0.125 if named else 0.021) * len(heads))
-    )
+    figure = paper_figure(PAGE_WIDTH, min(PAGE_HEIGHT, 1.9 + 0.125 * len(shown)))
     engine: Any = figure.get_layout_engine()
     # small letters are wider in print than where the layout measures them
     engine.set(rect=(0, 0.03, 0.97, 0.97))
     tree, ax = figure.subplots(1, 2, width_ratios=(1, 8), sharey=False)
-    _draw_tree(tree, links, len(heads))
+    _draw_tree(tree, links, len(shown))
     image = ax.imshow(
-        values[order][:, of_columns],
+        values[shown][order][:, of_columns],
         cmap="PuOr_r",
         vmin=-REACH,
         vmax=REACH,
@@ -259,12 +256,17 @@ def atlas_overview(run: xr.DataTree) -> PaperFigure:
     )
     ax.yaxis.tick_right()
     ax.yaxis.set_label_position("right")
-    if named:
-        short = [", ".join(of[:2]) + (f" +{len(of) - 2}" if len(of) > 2 else "") for of in names]
-        texts = [f"L{heads[place][0]} H{heads[place][1]} {short[place]}" for place in order]
-        ax.set_yticks(range(len(heads)), texts, fontsize=4.6)
-    else:
-        _name_stretches(ax, [names[place] for place in order])
+    texts = []
+    for place in shown[order]:
+        of = names[place] or ()
+        more = f" +{len(of) - 2}" if len(of) > 2 else ""
+        texts.append(f"L{heads[place][0]} H{heads[place][1]} {', '.join(of[:2])}{more}")
+    ax.set_yticks(range(len(texts)), texts, fontsize=4.6)
+    if len(shown) < len(heads):
+        ax.set_ylabel(
+            f"{len(shown)} of {len(heads)} heads: those with a name first, then those that differ "
+            "most from the mean"
+        )
     bare(ax)
     look = {"location": "top", "pad": 0.01, "fraction": 0.03, "aspect": 50, "extend": "both"}
     colour_bar(figure, image, ax, "deviations from the mean over heads", **look)
@@ -279,19 +281,6 @@ def _draw_tree(ax: Any, links: np.ndarray | None, heads: int) -> None:
     ax.set_ylim(heads - 0.5, -0.5)
     ax.invert_xaxis()
     ax.set_axis_off()
-
-
-def _name_stretches(ax: Any, names: Sequence[tuple[str, ...]]) -> None:
-    """A label at the middle of every stretch of heads that begin with the same name, if it is long
-    enough to be read.
-    """
-    first, labels = 0, {}
-    for named, stretch in groupby(names, key=lambda of: of[:1]):
-        count = len(list(stretch))
-        if count >= 3 and named:
-            labels[first + (count - 1) / 2] = f"{named[0]} ({count})"
-        first += count
-    ax.set_yticks(list(labels), list(labels.values()), fontsize=5)
 
 
 def atlas_table(run: xr.DataTree) -> Table:

@@ -34,6 +34,9 @@ FEW_PAIRS = 16
 may make the ends of a U.
 """
 FEW_COLOUR, FEW_SHADE = "#F0E442", 0.35
+MOST_CURVES = 8
+"""Components of the highest band that have a curve each; more are drawn as their range."""
+RANGE = "higher frequencies, their range"
 NAME_HEIGHT = 0.07
 """Share of a panel's height that the name of a curve takes."""
 FEW_HANDLE = Patch(facecolor=FEW_COLOUR, alpha=FEW_SHADE, label="few pairs")
@@ -65,11 +68,18 @@ def component_curves(components: xr.Dataset, title: str = "") -> PaperFigure:
         .sel(distance=slice(1, None))
     )
     bands, distance = band_of(components), curves["distance"].values
+    ranged = np.count_nonzero(bands == "high") > MOST_CURVES
     swing = curves - curves.mean("distance")
     figure = paper_figure(COLUMN_WIDTH, 3.3)
     above, below = figure.subplots(2, 1, sharex=True)
     for band in ("high", "low", "activated"):
-        for place in np.flatnonzero(bands == band):
+        of_band = np.flatnonzero(bands == band)
+        if band == "high" and ranged:  # a tangle in which none can be followed
+            ends = swing.values[of_band].min(0), swing.values[of_band].max(0)
+            shade = {"color": BAND_COLOURS[band], "alpha": 0.35, "linewidth": 0}
+            above.fill_between(distance, *ends, **shade, gid=f"range {band}")
+            continue
+        for place in of_band:
             above.plot(
                 distance,
                 swing.values[place],
@@ -96,6 +106,7 @@ def component_curves(components: xr.Dataset, title: str = "") -> PaperFigure:
         ax.margins(x=0.01)
         many = np.concatenate(
             [np.asarray(line.get_ydata())[distance < edge] for line in ax.get_lines()]
+            + ([swing.values[:, distance < edge].ravel()] if ax is above else [])
         )
         margin = 0.05 * np.ptp(many)
         ax.set_ylim(many.min() - margin, many.max() + margin)
@@ -105,7 +116,8 @@ def component_curves(components: xr.Dataset, title: str = "") -> PaperFigure:
         figure,
         [
             Line2D([], [], color="#000000", linewidth=1.3, label="all"),
-            *band_lines(bands),
+            *band_lines(bands if not ranged else bands[bands != "high"]),
+            *([Patch(color=BAND_COLOURS["high"], alpha=0.35, label=RANGE)] if ranged else []),
             FEW_HANDLE,
         ],
     )

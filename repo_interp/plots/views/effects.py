@@ -19,7 +19,6 @@ import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.colors import Normalize
 from matplotlib.lines import Line2D
-from matplotlib.ticker import SymmetricalLogLocator
 from scipy import stats
 
 from repo_interp.plots.marks import (
@@ -38,10 +37,10 @@ from repo_interp.plots.marks import (
     head_rows,
     legend_below,
     panels,
-    plain_decades,
     ranked_heads,
     scheme_handles,
     schemes,
+    signed_decades,
 )
 from repo_interp.plots.style import (
     PAGE_WIDTH,
@@ -88,6 +87,10 @@ _OF_HEADS = (
     "logit difference",
     "score",
 )
+LOG_ABOVE = 100.0
+"""Ratio of the longest bar to the median change from which changes of sets have a logarithmic axis:
+a linear one would show the bar alone.
+"""
 NEEDED = "#D55E00"
 """Colour of the most needed heads."""
 
@@ -183,13 +186,8 @@ def screening_fit(run: xr.DataTree) -> PaperFigure:
             [min(ends), max(ends)], [min(ends), max(ends)], color="#8A8A8A", linewidth=0.6, zorder=0
         )
         if max(map(abs, ends)) > 2 * LINEAR:  # else one decade or none would have a tick
-            for axis in ("x", "y"):
-                getattr(ax, f"set_{axis}scale")("symlog", linthresh=LINEAR)
-                getattr(ax, f"{axis}axis").set_major_locator(
-                    SymmetricalLogLocator(base=10, linthresh=LINEAR, subs=[1.0])
-                )
-            plain_decades(ax.xaxis)
-            plain_decades(ax.yaxis)
+            for axis in (ax.xaxis, ax.yaxis):
+                signed_decades(axis, LINEAR)
         else:
             ax.locator_params(nbins=3)
         rho = float(effects["rank_correlation"].sel(kind=kind, screening="output"))
@@ -285,6 +283,12 @@ def _draw_sets(ax: Axes, changes: xr.DataArray, controls: xr.DataArray) -> None:
         gid="controls",
     )
     ax.axhline(0, color="#8A8A8A", linewidth=0.6, zorder=0)
+    # the axis reaches `LINEAR` at least: smaller changes are rounding
+    ax.update_datalim([(0, -LINEAR), (0, LINEAR)])
+    ax.autoscale_view(scalex=False)
+    sizes = np.abs([*mean.values, *drawn.ravel()])
+    if float((np.abs(mean) + spread).max()) > LOG_ABOVE * max(float(np.median(sizes)), LINEAR):
+        signed_decades(ax.yaxis, LINEAR)
     ax.set_xticks(
         range(len(kinds)),
         [KIND_NAMES.get(kind, str(kind)) for kind in kinds],

@@ -315,7 +315,7 @@ def _findings(run: xr.DataTree) -> Iterator[Finding]:
                 f"{float(value):.3g}"
                 for value in (np.abs(slope.where(found)).mean(), patterns["trend_null"].max())
             )
-            named = heads_named(heads, 12, patterns.sizes["head"])
+            named = heads_named(heads, per_layer=patterns.sizes["head"])
             sizes = abs(trend.where(found))
             ends = " to ".join(
                 dict.fromkeys(

@@ -194,7 +194,7 @@ def _findings(run: xr.DataTree) -> Iterator[Finding]:
                 dict.fromkeys(f"{float(size):.3g}" for size in (sizes.min(), sizes.max()))
             )
             sentence = (
-                f"{heads_named(heads, 12, dataset.sizes['head'])}: "
+                f"{heads_named(heads, per_layer=dataset.sizes['head'])}: "
                 f"{does.format(ends=ends, of=of)}{_within(run, found)}"
             )
             evidence = (

@@ -40,8 +40,8 @@ window.reportSections.position_sources = function (section, data, page) {
       }), !values.length ? "Positions of this layer are left out of this page." : values.length < tokens.length ? "… the first " + values.length + " of " + tokens.length + " tokens" : "");
       show.textContent = "show " + nameOf(pair());
       says.textContent = nameOf(pair()) + ": " + SAYS[kind](chosen().value, measured);
-      const limits = [median - reach, median, median + reach], beyond = (value) => value < sorted[0] || value > sorted[sorted.length - 1];
-      ends.forEach((node, side) => { node.textContent = beyond(limits[side]) ? "" : number(limits[side], 3); });
+      const limits = [median - reach, median, median + reach];
+      ends.forEach((node, side) => { node.textContent = number(limits[side], 3); });
     }
 
     const card = el("article", { className: "panel" }, el("h4", { textContent: kind + ": " + count + " of " + data.named + " heads" }),

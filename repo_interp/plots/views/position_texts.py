@@ -73,7 +73,7 @@ def kinds_of_heads(
         {
             "kind": kind,
             "measured": values.name,
-            "where": heads_named(heads_where(values.notnull()), 12, values.sizes["head"]),
+            "where": heads_named(heads_where(values.notnull()), per_layer=values.sizes["head"]),
             "clear": nested_digits(values.values),
         }
         for kind, values in kinds.items()

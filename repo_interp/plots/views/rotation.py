@@ -14,7 +14,7 @@ circle and arc. Draws the group `rotation`. Knows nothing about how it was measu
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -22,6 +22,7 @@ import numpy as np
 import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.patches import Arc, Circle
+from matplotlib.ticker import MaxNLocator
 
 from repo_interp.errors import InputError
 from repo_interp.plots.marks import (
@@ -77,6 +78,9 @@ MOST_ROWS = 72
 COLUMNS = 4
 """Heads per row in a figure of many."""
 OTHERS = "#8A8A8A"
+GAP = 0.09
+"""Least distance of two numbers in a figure of one head, as a share of half of it."""
+RIGHT_ANGLE = "at a right angle (logits)"
 
 
 @style()
@@ -89,7 +93,7 @@ def rotating_pairs(run: xr.DataTree, layer: int, head: int) -> PaperFigure:
     figure = paper_figure(COLUMN_WIDTH, COLUMN_WIDTH)
     ax = figure.subplots()
     draw_pairs(ax, _of_head(dataset, layer, head), layer_colour(dataset, layer), NUMBERED)
-    ax.set_xlabel(ADDS)
+    ax.set(xlabel=ADDS, ylabel=RIGHT_ANGLE)
     correlation = _correlation(dataset, layer, head).replace(", r", "; closed form r")
     ax.set_title(f"Layer {layer} ({layer_scheme(dataset, layer)}), head {head}{correlation}")
     return figure
@@ -117,6 +121,7 @@ def rotation_grid(run: xr.DataTree, most: int = 12) -> PaperFigure:
         ax.set_visible(False)
     figure.suptitle(TITLE, x=0.01, ha="left")
     figure.supxlabel(ADDS)
+    figure.supylabel(RIGHT_ANGLE)
     return figure
 
 
@@ -147,6 +152,12 @@ def draw_pairs(ax: Axes, pairs: xr.Dataset, colour: str, numbered: int, short: f
     reach = _reach(pairs, numbered)
     slow = pairs["slow_dominating"].values == 1
     longest = np.argsort(-np.abs(arrows), kind="stable")[:numbered]
+    named = {
+        int(component): complex(arrows[component])
+        for component in longest
+        if abs(arrows[component]) >= short * reach
+    }
+    places = _number_places(named, GAP * reach if not short else short * reach)
     for component in np.arange(arrows.size)[::-1]:
         tip, shade = complex(arrows[component]), colour if slow[component] else OTHERS
         line = {
@@ -160,14 +171,30 @@ def draw_pairs(ax: Axes, pairs: xr.Dataset, colour: str, numbered: int, short: f
         look: Any = {"gid": f"arrow {component}", "zorder": 3 if slow[component] else 2}
         ax.annotate("", (tip.real, tip.imag), (0, 0), arrowprops=line, **look)
         if component in longest:
-            named = "" if abs(tip) < short * reach else str(component)
             rotation = float(pairs["max_rotation"].values[component])
-            _around(ax, tip, float(deviation[component]), rotation, shade, int(component), named)
+            _around(ax, tip, float(deviation[component]), rotation, shade, int(component))
+    for component, place in places.items():
+        ink = colour if slow[component] else "#444444"
+        look = {"ha": "center", "color": ink, "gid": f"number {component}", "zorder": 4}
+        note(ax, str(component), (place.real, place.imag), (0, 0), 6, **look)
     ax.axhline(0, color="#E4E4E4", linewidth=0.5, zorder=0)
     ax.axvline(0, color="#E4E4E4", linewidth=0.5, zorder=0)
-    ax.set(xlim=(-reach, reach), ylim=(-reach, reach), aspect="equal", yticks=[])
-    ax.spines[["left"]].set_visible(False)
+    ax.set(xlim=(-reach, reach), ylim=(-reach, reach), aspect="equal")
+    for axis in (ax.xaxis, ax.yaxis):
+        axis.set_major_locator(MaxNLocator(4, steps=[1, 2, 5, 10]))
     return ax
+
+
+def _number_places(tips: Mapping[int, complex], gap: float) -> dict[int, complex]:
+    """Places beyond the `tips` of arrows, the longest first, that stay `gap` apart."""
+    places: dict[int, complex] = {}
+    for component, tip in tips.items():
+        outward = tip / abs(tip) if tip else 1.0
+        place = tip + 0.7 * gap * outward
+        while any(abs(place - other) < gap for other in places.values()):
+            place += 0.5 * gap * outward
+        places[component] = place
+    return places
 
 
 def rotating_heads(dataset: xr.Dataset) -> list[tuple[int, int]]:
@@ -204,9 +231,8 @@ def _around(
     rotation: float,
     colour: str,
     component: int,
-    named: str,
 ) -> None:
-    """Deviation circle, arc and number of one arrow, which is `named` so."""
+    """Deviation circle and arc of one arrow."""
     radius, start = abs(tip), np.degrees(np.angle(tip))
     circle = Circle(
         (tip.real, tip.imag),
@@ -232,13 +258,6 @@ def _around(
         gid=f"arc {component}",
     )
     ax.add_patch(arc)
-    outward = tip / radius if radius > 0 else 1.0
-    look = {
-        "ha": "center",
-        "color": colour if colour != OTHERS else "#444444",
-        "gid": f"number {component}",
-    }
-    note(ax, named, (tip.real, tip.imag), (5 * outward.real, 5 * outward.imag), 6, **look)
 
 
 def _correlation(dataset: xr.Dataset, layer: int, head: int) -> str:

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import xarray as xr
-from drawn import artist, texts
+from drawn import artist, starting, texts
 from numpy.testing import assert_allclose
 
 from repo_interp.plots.marks import Dots, Grid, Heads, Lines, Own, alone, charts_of, table_of
 from repo_interp.plots.style import SCHEME_COLOURS, paper_figure, style
+from repo_interp.plots.views.atlas import MOST_NAMED_ROWS, atlas_overview
+from repo_interp.plots.views.component_curves import MOST_CURVES, component_curves
+from repo_interp.plots.views.effects import effects_of_sets
+from repo_interp.plots.views.rotation import _number_places
 
 RUN = xr.DataTree()
 RUN.attrs = {"checkpoint": "small", "layout": "rope,repo"}
@@ -115,3 +120,68 @@ def test_a_table_has_a_row_per_label_with_the_scheme_of_a_layer_and_none_without
         (0, "RoPE", 3),
         (3, "RePo", 4),
     )
+
+
+def test_the_overview_of_many_heads_names_all_that_it_draws():
+    """Found: 270 rows without a name."""
+    random = np.random.default_rng(0)
+    dims, coords = ("layer", "head"), {"layer": np.arange(30), "head": np.arange(9)}
+    names = np.full((30, 9), "", dtype=object)
+    names[7, 3] = "sink"
+    atlas = xr.Dataset(
+        {
+            "name": (dims, names),
+            **{score: (dims, random.normal(size=(30, 9))) for score in ("sink", "induction")},
+        },
+        coords,
+    )
+    ax = artist(atlas_overview(xr.DataTree.from_dict({"/atlas": atlas})), "overview").axes
+    labels = [label.get_text() for label in ax.get_yticklabels()]
+    assert len(labels) == MOST_NAMED_ROWS and "L7 H3 sink" in labels
+    assert ax.get_ylabel().startswith(f"{MOST_NAMED_ROWS} of 270 heads")
+
+
+@pytest.mark.parametrize(
+    ("changes", "scale", "reach"),
+    [([-0.02, -0.03, -9.0], "symlog", 9), ([0, 1e-7, 0], "linear", 0.01)],
+)
+def test_one_long_bar_hides_no_change_and_rounding_is_not_blown_up(changes, scale, reach):
+    """Found: a bar of nine nats left the others at 0; changes of 1e-7 nats filled the figure."""
+    kinds = {"kind": ["frozen", "permuted", "scaled"]}
+    of_sets = xr.DataArray([changes] * 2, kinds, ("prompt", "kind"))
+    controls = xr.zeros_like(of_sets).expand_dims(draw=2)
+    effects = xr.Dataset(
+        {
+            f"{part}_{name}_change": array
+            for name in ("log_probability", "score")
+            for part, array in (("set", of_sets), ("control", controls))
+        },
+        attrs={"metric": "exact match", "set_heads": 1},
+    )
+    left = effects_of_sets(xr.DataTree.from_dict({"/effects": effects})).axes[0]
+    assert left.get_yscale() == scale and left.get_ylim()[0] <= -reach
+
+
+def test_numbers_of_arrows_that_point_alike_keep_apart():
+    """Found: numbers stood on each other."""
+    places = list(_number_places({7: 1 + 0j, 3: 0.99 + 0j, 5: 0.98 + 0.01j}, 0.1).values())
+    apart = [abs(one - other) for at, one in enumerate(places) for other in places[:at]]
+    assert min(apart) >= 0.1 and all(abs(place) > 0.98 for place in places)
+
+
+def test_many_high_components_are_a_range_and_few_are_curves():
+    """Found: a grey tangle."""
+    for count in (MOST_CURVES, MOST_CURVES + 1):
+        curves = np.cos(np.linspace(0.5, 2, count)[:, None] * np.arange(64))
+        flags = ("component", np.zeros(count, bool))
+        components = xr.Dataset(
+            {
+                "component_by_distance": (("component", "distance"), curves),
+                "activated": flags,
+                "low_frequency": flags,
+            },
+            {"component": np.arange(count), "distance": np.arange(64)},
+        )
+        above, _ = component_curves(components).axes
+        assert len(starting(above, "component")) == (count if count == MOST_CURVES else 0)
+        assert len(starting(above, "range high")) == (count > MOST_CURVES)

@@ -1,0 +1,178 @@
+"""Every variable of a run is shown somewhere: a table, figure, sentence or the page depends on it.
+
+A variable counts as shown, too, where comparisons have a figure of it (`View.compared`).
+"""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import structured_runs
+import xarray as xr
+
+import repo_interp as ri
+from repo_interp.plots.catalogue import view_of
+from repo_interp.plots.view import PageOptions, View
+from repo_interp.tasks import make_task
+
+MEASURES = (
+    *("positions", "patterns", "position_sources", "attention_mass", "attention_rows"),
+    *("predictions", "components", "three_axis", "fake_distance", "rotation"),
+)
+READ = (
+    "get_text",
+    "get_xydata",
+    "get_offsets",
+    "get_array",
+    "get_xy",
+    "get_height",
+    "get_segments",
+)
+READ += ("get_path",)
+NOT_SHOWN = {
+    "text of the prompt: shown where there is no text": ("positions.token_id", "saliency.token_id"),
+    "the trend of whole prompts is shown": ("patterns.chunk_trend",),
+    "bounds and errors beside numbers that are shown; for analyses of one's own": (
+        "position_sources.r_squared_error",
+        "position_sources.follows_from_token",
+        "position_sources.line_step_null",
+        "perturbation.task_score_error",
+    ),
+    "prompts of this test have no lines": ("position_sources.line_step",),
+    "counts behind means that are shown": (
+        "components.distance_pairs",
+        "gates.last_segment_queries",
+        "perturbation.moved_share",
+    ),
+    "the formula as the paper prints it, kept for the record": (
+        "components.vaf_printed",
+        "components.vaf_curve",
+        "components.vaf_curve_printed",
+    ),
+    "of schemes that add to logits; this model's adds nothing": (
+        "components.position_logit_by_distance",
+    ),
+    "behind the shares of turns that are shown": (
+        "components.position_reach",
+        "components.turn_mean",
+        "components.turn_upper",
+    ),
+    "behind the arrows and circles that are shown": (
+        "rotation.query_deviation",
+        "rotation.start_angle",
+    ),
+    "of the pass without a change; changes are shown": (
+        "effects.clean_log_probability",
+        "effects.clean_logit_difference",
+        "effects.clean_score",
+    ),
+    "the same change in another unit; log-probabilities are shown": (
+        "effects.control_logit_difference_change",
+        "effects.set_logit_difference_change",
+        "effects.layer_logit_difference_change",
+        "effects.layer_score_change",
+    ),
+    "which heads make the set that is shown": ("effects.in_set",),
+    "further controls; shuffled ones are shown": (
+        "gates.gate_sum",
+        "gates.last_segment_chance",
+        "gates.last_segment_even",
+        "gates.separator_share_even",
+    ),
+    "by prompt; means are shown": ("scores.score",),
+    "read by the table of a comparison": ("scores.prompts_digest",),
+    "of tasks with two axes": ("scores.score_map",),
+}
+"""Variables that nothing shows here, by the reason why a run keeps them."""
+
+
+@pytest.fixture(scope="module")
+def groups() -> dict[str, xr.DataTree]:
+    """By group a run that has it: of a model of learned positions, of gates, and of scores."""
+    task, bridge = make_task("reversal"), ri.zoo("reversal/repo")
+    experiments = ("effects", "saliency", "perturbation", "atlas")
+    measured = ri.analyze(bridge, task.prompts(2), MEASURES, experiments=experiments)
+    scored = ri.score(bridge, task, count=4)
+    return {
+        name: run
+        for run in (structured_runs.run(), scored, measured)
+        for name in run.children
+        if name != "scores" or run is scored
+    }
+
+
+def altered(array: xr.DataArray) -> xr.DataArray:
+    """The array with every value another, still of its type."""
+    values = array.values
+    if values.dtype.kind == "b":
+        return array.copy(data=~values)
+    if values.dtype.kind in "fiu":
+        return array.copy(data=(values * 1.5 + 0.25 if values.dtype.kind == "f" else values + 1))
+    return array.copy(data=np.vectorize(lambda text: f"{text}x", otypes=[object])(values))
+
+
+def in_numbers(view: View, run: xr.DataTree) -> str:
+    """Tables, sentences and the page's data."""
+    parts: list[Any] = [(table.formatted(), table.note) for table in view.tables(run)]
+    parts += [chart.data() for chart in view.charts(run)]
+    parts += [(finding.sentence, finding.evidence) for finding in view.findings(run)]
+    parts += [] if view.interactive is None else [view.interactive.data(run, PageOptions())[0]]
+    return json.dumps(parts, default=str)
+
+
+def in_figures(view: View, run: xr.DataTree) -> str:
+    """Where every mark of every figure is, and what every text says."""
+
+    def marks() -> Iterator[Any]:
+        for chart in view.drawings(run):
+            for artist in chart.figure().findobj():
+                for read in (getattr(artist, name) for name in READ if hasattr(artist, name)):
+                    given = read()
+                    given = getattr(given, "vertices", given)
+                    yield given if isinstance(given, str) else np.asarray(given).tolist()
+
+    return json.dumps(list(marks()), default=str)
+
+
+def changes(view: View, run: xr.DataTree, changed: xr.DataTree) -> bool:
+    """Whether anything that the view shows differs between two runs; impossible values differ."""
+    for shown in (in_numbers, in_figures):
+        before = shown(view, run)
+        try:
+            if shown(view, changed) != before:
+                return True
+        except (ValueError, KeyError, IndexError, TypeError):
+            return True
+    return False
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *MEASURES,
+        *("effects", "saliency", "perturbation", "atlas", "gates", "segments", "scores"),
+    ],
+)
+def test_every_variable_of_a_run_is_shown_or_says_why_not(groups, name):
+    run, view = groups[name], view_of(name)
+    assert view is not None
+    hidden = set()
+    for variable, array in run[name].data_vars.items():
+        if variable in (view.compared or run[name].data_vars):
+            continue
+        changed = run.copy()
+        dataset = run[name].to_dataset()
+        changed[name] = xr.DataTree(
+            dataset.assign({variable: altered(array).assign_attrs(array.attrs)})
+        )
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # values that no model has
+            if not changes(view, run, changed):
+                hidden.add(f"{name}.{variable}")
+    known = {one for listed in NOT_SHOWN.values() for one in listed}
+    assert hidden == {one for one in known if one.startswith(f"{name}.")}
