@@ -45,7 +45,7 @@ from repo_interp.measures.statistics import (
 )
 from repo_interp.models.capture import decode, observing, predictions_of
 from repo_interp.models.decoder import as_decoder, attentions_of
-from repo_interp.models.provenance import identity, length_trained
+from repo_interp.models.provenance import identity
 from repo_interp.models.reposition import observable
 from repo_interp.run import KEPT, checked_group, require_name, versions, with_schemes
 from repo_interp.side_by_side import BatchSize
@@ -103,7 +103,7 @@ class Job:
             )
         self.prompts_from, self.task = prompts_from, task
         chosen, experiments = choose(self.bridge, self.prompts, measures, layers, experiments, task)
-        length, heads_of_layer = length_trained(self.bridge), decoder.config.num_attention_heads
+        length, heads_of_layer = decoder.training_length, decoder.config.num_attention_heads
         self.measures = [
             of_training_length(as_measure(measure), length) for measure in measures_named(chosen)
         ]
@@ -311,7 +311,7 @@ class Job:
 
     def _require_seen(self) -> None:
         """Raise InputError where an intervention changes attention that a measure cannot see."""
-        changed = [layer.layer_idx for layer in self.decoder.layers if not layer.attends_as_built]
+        changed = [layer.layer_idx for layer in self.decoder.layers if not layer.attends_unchanged]
         blind = [
             measure.name
             for measure in self.measures

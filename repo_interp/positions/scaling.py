@@ -84,7 +84,7 @@ def ntk_frequencies(
     logs = exact.where(exact > 0, 1.0).log()
     slowest, fastest = logs[exact > 0].aminmax() if bool((exact > 0).any()) else (0.0, 0.0)
     places = (fastest - logs) / max(float(fastest - slowest), 1e-9)
-    return (exact * _positive(factor, "factor") ** -places).to(frequencies)
+    return (exact * _require_positive(factor, "factor") ** -places).to(frequencies)
 
 
 def yarn_attention_scaling(factor: float) -> float:
