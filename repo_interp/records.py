@@ -232,7 +232,8 @@ def complaint(error: ValidationError) -> str:
     before = f"{shortened(place)}: " if place else ""
     if "error" in (context := first.get("ctx", {})):  # raised by a validator of ours
         return f"{before}{context['error']}"
-    wanted = re.sub(r"^\w+ should (be|have) ", "", first["msg"])
+    # The name of a class of ours says nothing to who wrote the file.
+    wanted = re.sub(r"^\w+ should (be|have) | or instance of \w+$", "", first["msg"])
     return f"{before}wanted {wanted}, got {shown(first['input'])}"
 
 

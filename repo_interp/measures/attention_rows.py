@@ -155,7 +155,8 @@ class AttentionRows(Measure, needs=Needs(nan=("weight", *_OF_PROMPTS))):
                 select_prompts(inputs, slice(row, row + 1)), tokens, self.prompt_keys
             )
             weight, key, total = (each.float().cpu().numpy() for each in found)
-            ranks = slice(weight.shape[-1])
+            # numpy reads a tensor of one token as a number
+            ranks, tokens = slice(weight.shape[-1]), tokens.cpu().numpy()
             weights[place][:, tokens, ranks], keys[place][:, tokens, ranks] = weight, key
             totals[place][:, tokens] = total
         axes = ("prompt", "layer", "head", "token", "strongest")

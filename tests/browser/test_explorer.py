@@ -688,7 +688,7 @@ def test_the_server_answers_only_its_own_page(served):
         (b"{", "broken JSON"),
         (b"\xff", "can't decode"),
         (b'{"ask": "open", "ask": "view"}', "stands twice"),
-        (b"[]", "an object"),
+        (b"[]", "wanted a valid dictionary, got"),
         ({"ask": "delete"}, "wanted"),
         ({"ask": "open", "file": "/etc/passwd"}, "unknown key"),
         ({"ask": "view"}, "no head is chosen"),

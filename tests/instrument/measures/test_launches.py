@@ -141,7 +141,7 @@ ALLOWED = {
     "causal_pairs.py _of_bands": "cpu int",
     "causal_pairs.py _runs": "tolist",
     "attention_mass.py AttentionMass._asked": "bool nonzero",
-    "capture.py _decoded": "bool",
+    "capture.py _run_stack": "bool",
     # Once per layer, or less: sizes of what is made next.
     "closed_form.py ClosedForm.most": "int",
     "closed_form.py ClosedForm.written_out": "nonzero",
