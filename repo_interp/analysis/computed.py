@@ -42,6 +42,8 @@ def store_of(
 
     def digest() -> str:
         decisive = {
+            # of what is kept; raise it when an older form would be read wrongly
+            "form": 2,
             "model": identity(bridge),
             "computes": _computed(bridge, prompt),
             "versions": versions(),

@@ -44,7 +44,7 @@ from repo_interp.errors import InputError
 from repo_interp.measures.labels import described
 from repo_interp.measures.segments import Segments
 from repo_interp.models.load import load
-from repo_interp.plots.views.segments import heads_by_segments, segment_positions, segment_scores
+from repo_interp.plots.views.segments import segment_positions, segment_scores
 from repo_interp.tasks import Prompt, few_shot_prompts
 
 FEWEST = 5
@@ -257,24 +257,34 @@ def _apart(data: xr.Dataset) -> Evidence:
 
 def _by_heads(data: xr.Dataset) -> Evidence:
     """R8: how many follow the examples, beside as many of every random-weight control."""
-    # a constant head follows nothing
-    chance = data["variance_between_chance"].mean("prompt", skipna=False).fillna(1.0)
+    chance = _chance(data)
     counts = (chance <= FOLLOWS).sum(("layer", "head")).transpose("weights").values
     observed = Observed(float(counts[0]), counts[1:].astype(float))
-    best = chance.sel(weights="trained").transpose("layer", "head")
-    row, column = np.unravel_index(int(best.values.argmin()), best.shape)
+    layer, head = _best_head(chance)
     return evidence(
         R8,
         data.attrs["checkpoint"],
-        f"heads of {best.size} that follow the examples",
+        f"heads of {chance[0].size} that follow the examples",
         {FOLLOWING.quantity: observed},
         observed.value,
         n=data.sizes["prompt"],
         control=f"random weights {', '.join(map(str, np.unique(counts[1:])))}",
-        note=f"{beside_null(observed)}; layer {int(best['layer'].values[row])}, head "
-        f"{int(best['head'].values[column])} follows them most: "
-        f"{100 * float(best.values[row, column]):.1f} % of the shuffles do as well",
+        note=f"{beside_null(observed)}; layer {layer}, head {head} follows them most: "
+        f"{100 * float(chance.sel(weights='trained').min()):.1f} % of the shuffles do as well",
     )
+
+
+def _chance(data: xr.Dataset) -> xr.DataArray:
+    """Share of shuffles that do as well as a head [weights, layer, head], mean over prompts."""
+    # a constant head follows nothing
+    return data["variance_between_chance"].mean("prompt", skipna=False).fillna(1.0)
+
+
+def _best_head(chance: xr.DataArray) -> tuple[int, int]:
+    """Layer and head of the trained weights that the fewest shuffles reach."""
+    best = chance.sel(weights="trained").transpose("layer", "head")
+    row, column = np.unravel_index(int(best.values.argmin()), best.shape)
+    return int(best["layer"].values[row]), int(best["head"].values[column])
 
 
 def _aligned(data: xr.Dataset) -> Evidence:
@@ -310,7 +320,7 @@ def _aligned(data: xr.Dataset) -> Evidence:
 
 
 def draw(tree: xr.DataTree) -> Iterator[Drawing]:
-    """Fig. 8: all heads, and the one that follows the examples of the first prompt most."""
+    """Fig. 8: all heads, and the one that follows the examples most."""
     stem = tree.attrs["stem"]
     texts = (
         f"{tree.attrs['checkpoint']}: positions and the examples of few-shot prompts of "
@@ -323,12 +333,12 @@ def draw(tree: xr.DataTree) -> Iterator[Drawing]:
         "8, measured).",
         tree["scores"].to_dataset(),
     )
-    layer, head = heads_by_segments(tree["segments"].to_dataset(), EXAMPLES)[0]
+    layer, head = _best_head(_chance(tree["scores"].to_dataset()))
     yield Drawing(
         f"segments_best_head_{stem}",
         segment_positions(tree, layer, head, kind=EXAMPLES),
-        f"{texts}: the first prompt, and the head whose variance lies most between examples, "
-        "above shuffled edges (RePo fig. 8b).",
+        f"{texts}: the first prompt, and the head that the fewest shuffled edges "
+        "reach, over all prompts (RePo fig. 8b).",
         tree["positions"].to_dataset()[["position"]].sel(layer=[layer], head=[head]),
     )
 

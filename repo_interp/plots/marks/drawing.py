@@ -350,18 +350,22 @@ def plain_decades(axis: Axis) -> None:
     """Plain numbers - 0.1, 1,000 - at the major ticks of a logarithmic axis, none at the minor
     ones.
     """
-    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.12g}"))
+    axis.set_major_formatter(
+        FuncFormatter(lambda value, _: f"{value:,.12g}".replace("-", "\N{MINUS SIGN}"))
+    )
     axis.set_minor_formatter(NullFormatter())
 
 
-def signed_decades(axis: Axis, linear: float) -> None:
-    """Make `axis` logarithmic on both sides of 0, and linear between `-linear` and `linear`.
+def signed_decades(ax: Axes, name: Literal["x", "y"], linear: float) -> None:
+    """Make an axis logarithmic on both sides of 0, and linear between `-linear` and `linear`.
 
     Args:
-        axis: Axis of matplotlib, which has its values already.
+        ax: Axes whose data are drawn.
+        name: The axis.
         linear: Size below which the axis is linear, in its units.
     """
-    axis._set_axes_scale("symlog", linthresh=linear)  # type: ignore[attr-defined]
+    getattr(ax, f"set_{name}scale")("symlog", linthresh=linear)
+    axis = getattr(ax, f"{name}axis")
     axis.set_major_locator(SymmetricalLogLocator(base=10, linthresh=linear, subs=[1.0]))
     plain_decades(axis)
 

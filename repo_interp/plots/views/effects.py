@@ -72,6 +72,10 @@ LINEAR = 0.01
 """Nats that the colours of a map reach at least; logit difference below which the axes of the
 screening are linear.
 """
+LOG_ABOVE = 100.0
+"""Ratio of two kinds' changes from which those of sets have a logarithmic axis: a linear one would
+hide the smaller.
+"""
 _COLUMNS = (
     *("log p (nats)", "others, lowest", "others, highest", "score", "others' score"),
     *("most needed layer", "log p of that layer", "less the sum of its heads"),
@@ -87,10 +91,8 @@ _OF_HEADS = (
     "logit difference",
     "score",
 )
-LOG_ABOVE = 100.0
-"""Ratio of the longest bar to the median change from which changes of sets have a logarithmic axis:
-a linear one would show the bar alone.
-"""
+
+
 NEEDED = "#D55E00"
 """Colour of the most needed heads."""
 
@@ -186,8 +188,8 @@ def screening_fit(run: xr.DataTree) -> PaperFigure:
             [min(ends), max(ends)], [min(ends), max(ends)], color="#8A8A8A", linewidth=0.6, zorder=0
         )
         if max(map(abs, ends)) > 2 * LINEAR:  # else one decade or none would have a tick
-            for axis in (ax.xaxis, ax.yaxis):
-                signed_decades(axis, LINEAR)
+            signed_decades(ax, "x", LINEAR)
+            signed_decades(ax, "y", LINEAR)
         else:
             ax.locator_params(nbins=3)
         rho = float(effects["rank_correlation"].sel(kind=kind, screening="output"))
@@ -286,9 +288,13 @@ def _draw_sets(ax: Axes, changes: xr.DataArray, controls: xr.DataArray) -> None:
     # the axis reaches `LINEAR` at least: smaller changes are rounding
     ax.update_datalim([(0, -LINEAR), (0, LINEAR)])
     ax.autoscale_view(scalex=False)
-    sizes = np.abs([*mean.values, *drawn.ravel()])
-    if float((np.abs(mean) + spread).max()) > LOG_ABOVE * max(float(np.median(sizes)), LINEAR):
-        signed_decades(ax.yaxis, LINEAR)
+    sizes = np.abs(mean.values)
+    # a linear axis would hide a change that is none of rounding
+    if ((sizes > LINEAR) & (sizes * LOG_ABOVE < np.nanmax(sizes))).any():
+        signed_decades(ax, "y", LINEAR)
+        # margins of a linear axis would cut the bars of standard deviations
+        ends = np.concatenate([mean - spread, mean + spread, drawn.ravel(), [-LINEAR, LINEAR]])
+        ax.set_ylim(2 * np.nanmin(ends), 2 * np.nanmax(ends))
     ax.set_xticks(
         range(len(kinds)),
         [KIND_NAMES.get(kind, str(kind)) for kind in kinds],
