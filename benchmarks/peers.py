@@ -131,9 +131,8 @@ def _detected(model: Any, tokens: list[int]) -> Numbers:
     from transformer_lens.head_detector import detect_head
 
     _read_as(model, tokens)
-    return np.stack(
-        [detect_head(model, "", each).numpy() for each in _patterns_of_names(tokens)], axis=-1
-    )
+    found = [detect_head(model, "", each).numpy() for each in _patterns_of_names(tokens)]
+    return np.stack(found, axis=-1) * _over_occurring(tokens)
 
 
 def _detected_over_one_cache(model: Any, tokens: list[int]) -> Numbers:
@@ -143,10 +142,20 @@ def _detected_over_one_cache(model: Any, tokens: list[int]) -> Numbers:
     _, cache = model.run_with_cache(
         ids, remove_batch_dim=True, names_filter=lambda name: name.endswith("hook_pattern")
     )
-    return np.stack(
-        [detect_head(model, "", each, cache=cache).numpy() for each in _patterns_of_names(tokens)],
-        axis=-1,
-    )
+    found = [
+        detect_head(model, "", each, cache=cache).numpy() for each in _patterns_of_names(tokens)
+    ]
+    return np.stack(found, axis=-1) * _over_occurring(tokens)
+
+
+def _over_occurring(tokens: list[int]) -> Numbers:
+    """All rows over those in which a pattern has a pair: `detect_head` divides by all."""
+    import torch
+
+    from repo_interp.measures.kernels.head_patterns import detection_rows
+
+    rows = detection_rows(torch.arange(len(tokens)), torch.tensor([tokens]))
+    return np.array([len(tokens) / float(rows[name]) for name in DETECTED])
 
 
 def _read_as(model: Any, tokens: list[int]) -> Any:

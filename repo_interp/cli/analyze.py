@@ -267,7 +267,10 @@ def _announce(console: Console, name: str, job: Job) -> None:
     )
     if job.experiments:
         experiments = ", ".join(plan.experiment.name for plan in job.experiments)
-        line += f", experiments {experiments} ({len(job.passes):,} more prompts)"
+        line += (
+            f", experiments {experiments}, which run the model {len(job.passes):,} more times, "
+            "on one prompt each"
+        )
     line += f", on {job.decoder.device}"
     if processes.count() > 1:
         line += f", in {processes.count()} processes"

@@ -109,9 +109,9 @@ RULES = (
     Rule("mirror", "mirror", 0.5, schemes=LEARNED),
     Rule("retrieval", "retrieval", 0.1),
     Rule("answer", "contribution", 0.5),
-    Rule("induction", "induction", 0.15),
+    Rule("induction", "induction", 0.3),
     Rule("previous token", "previous_token", 0.3),
-    Rule("duplicate token", "duplicate_token", 0.15),
+    Rule("duplicate token", "duplicate_token", 0.3),
     Rule("needle", "source_mass", 0.1),
     Rule("sink", "sink", 0.5),
     Rule("positional U", "place_u", 0.5),
@@ -119,9 +119,7 @@ RULES = (
     Rule("mono", "mono", 0.5, schemes=LEARNED),
     Rule("semantic", "departure", ATTENDS, {"content": (0.9, 1.0), "sink": (0.0, LITTLE)}),
 )
-"""In the order of the names of a head that has several. Retrieval above 0.1 is Wu et al.'s; for
-induction and duplicates one half is all there is.
-"""
+"""In the order of the names of a head that has several. Retrieval above 0.1 is Wu et al.'s."""
 
 
 def null_of(largest: Float[np.ndarray, "twin"], quantile: float) -> float:

@@ -39,6 +39,7 @@ from repo_interp.inputs import AttentionInputs, weights_of
 from repo_interp.measures.kernels.head_patterns import (
     ContentSums,
     departure_sums,
+    detection_rows,
     detection_sums,
     distance_sums,
     place_sums,
@@ -61,8 +62,8 @@ ON_PROMPTS = "_on_prompts"
 
 _DETECTED = {
     "previous_token": "previous token: attention to it",
-    "duplicate_token": "duplicate token: attention to earlier copies",
-    "induction": "induction: attention to tokens after earlier copies",
+    "duplicate_token": "duplicate token: attention to earlier copies, where there are some",
+    "induction": "induction: attention to tokens after earlier copies, where there are some",
     "sink": "sink: attention to the first token",
 }
 SCORES: Mapping[str, tuple[str, str]] = {
@@ -274,8 +275,9 @@ def _on_random(
             in_first = part < (count + 1) // 2  # rows that have seen nothing twice
             of_places, counted = place_sums(weights[:, :, in_first], part[in_first])
             places, enough = places + of_places, enough + counted
+        occurring = detection_rows(torch.arange(count, device=tokens.device), tokens)
         for name, total in sums.items():
-            scores[name][inputs.layer] = (total / count).mean(0).cpu().numpy()
+            scores[name][inputs.layer] = (total / occurring[name][:, None]).mean(0).cpu().numpy()
         if enough:
             first, middle, last = (places / enough).mean(0).unbind(-1)
             scores["place_u"][inputs.layer] = (torch.minimum(first, last) - middle).cpu().numpy()
@@ -393,7 +395,11 @@ def _of_rows(
             content.add(logits, part)
     if "distance" in sums and inputs.positions is not None and inputs.scheme not in LEARNED:
         sums["position_distance"] = sums["distance"]  # the position is the index
-    return {name: total / len(rows) for name, total in sums.items()}
+    occurring = detection_rows(rows, tokens)  # none in a text without copies: NaN
+    return {
+        name: total / occurring.get(name.removesuffix(ON_PROMPTS), len(rows))
+        for name, total in sums.items()
+    }
 
 
 def _of_positions(inputs: AttentionInputs, prompt: Prompt) -> dict[str, np.ndarray]:

@@ -1,6 +1,7 @@
 """Gradients of the log-probability of an answer by positions, at a point and along a path.
 
-    f           = sum_t log p(token_t | tokens before t) over the targets t of a prompt, nats
+    f           = mean of log p(token_t | tokens before t) over the targets t of a prompt, in nats per
+                  token, as in `effects`
     saliency    = d f / d z_{l,h,i}            one pass forward and back for all tokens and heads
     integrated  = (z - z') int_0^1 (dF / dz)(z' + a (z - z')) da
                                                (Sundararajan, Taly and Yan 2017, eq. 1)
@@ -70,13 +71,14 @@ Baseline = Literal["constant", "index"]
 
 _BY_TOKEN = {
     "saliency": (
-        "derivative of the answer's log-probability by the position of each token",
-        "nat/position",
+        "derivative of the answer's log-probability, mean over its tokens, by the position of each "
+        "token",
+        "nat/token/position",
     ),
     "integrated_gradients": (
-        "what the position of each token adds to the answer's log-probability, from the "
-        "baseline on",
-        "nat",
+        "what the position of each token adds to the answer's log-probability, mean over its "
+        "tokens, from the baseline on",
+        "nat/token",
     ),
 }
 _TOKENS = {
@@ -86,18 +88,21 @@ _TOKENS = {
     "token_text": ("text of each token", "1"),
 }
 _BY_HEAD = {
-    "saliency_size": ("mean size of a head's saliencies over tokens", "nat/position"),
-    "integrated_size": ("sum of the sizes of a head's integrated gradients over tokens", "nat"),
+    "saliency_size": ("mean size of a head's saliencies over tokens", "nat/token/position"),
+    "integrated_size": (
+        "sum of the sizes of a head's integrated gradients over tokens",
+        "nat/token",
+    ),
 }
 _BY_PROMPT = {
-    "log_probability": ("log-probability of the answer", "nat"),
+    "log_probability": ("log-probability of the answer, mean over its tokens", "nat/token"),
     "baseline_log_probability": (
-        "log-probability of the answer with every position at its baseline",
-        "nat",
+        "log-probability of the answer, mean over its tokens, with every position at its baseline",
+        "nat/token",
     ),
     "completeness_error": (
         "sum of integrated gradients minus the difference of both log-probabilities",
-        "nat",
+        "nat/token",
     ),
 }
 
@@ -114,7 +119,7 @@ def position_gradients(
 
     Returns:
         Positions of every layer that assigns some, a row for every head; d f / d z there; and f, in
-        nats.
+        nats per token of the answer.
     """
     decoder = as_decoder(model)
     layers, device = list(decoder.positioned.values()), decoder.device
@@ -157,7 +162,7 @@ def integrated_gradients(
         copies: Points that are run side by side.
 
     Returns:
-        Integrated gradients by `positions`, and F in nats at the baseline and at `positions`.
+        Integrated gradients by `positions`, and F in nats per token at the baseline and at `positions`.
     """
     # takes most of a second: only who asks for a path pays it
     from captum.attr import IntegratedGradients
@@ -190,14 +195,16 @@ def integrated_gradients(
 def _log_probabilities(
     model: PreTrainedModel, scoring: Scoring, prompt: Prompt, copies: int, device: torch.device
 ) -> Float[Tensor, "copy"]:
-    """Log-probability of the targets of `prompt`, in nats, for each of its `copies` in one pass."""
+    """Log-probability of the targets of `prompt`, in nats per target, for each of its `copies` in
+    one pass.
+    """
     targets = np.zeros((copies, len(prompt.tokens)), dtype=bool)
     targets[:, list(scoring.targets(prompt))] = True
     question = to_question(Batch(np.tile(prompt.tokens, (copies, 1)), targets), device)
     by_target = (
         target_logits(model, question).log_softmax(-1).gather(-1, question.targets[:, None])[:, 0]
     )
-    return by_target.new_zeros(copies).index_add(0, question.rows, by_target)
+    return by_target.new_zeros(copies).index_add(0, question.rows, by_target) / targets[0].sum()
 
 
 @contextmanager
@@ -303,9 +310,9 @@ class Saliency(Experiment):
 
         Returns:
             The group `saliency` of a run: `saliency` and `integrated_gradients` [prompt, layer,
-            head, token], in nats per position and nats; `saliency_size` and `integrated_size`
+            head, token], in nats per token of the answer (and position); `saliency_size` and `integrated_size`
             [prompt, layer, head] (mean, and sum, of their sizes over tokens); `log_probability`,
-            `baseline_log_probability` and `completeness_error` [prompt], nats, NaN without
+            `baseline_log_probability` and `completeness_error` [prompt], nats per token, NaN without
             `steps`; and the tokens of the prompts.
         """
         decoder, axes = as_decoder(model), ("layer", "head", "token")

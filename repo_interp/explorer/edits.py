@@ -190,7 +190,7 @@ class Edit(BaseModel):
 
 _KINDS: Mapping[str, tuple[str, bool, str, str]] = {
     "linearised": ("", False, "the token index", ""),
-    "frozen": ("value", False, "the constant {:g}", "value={!r}"),
+    "frozen": ("value", False, "position {:.4g} for every token", "value={!r}"),
     "copied": ("source", True, "the position of token {}", "{}"),
     "permuted": ("seed", False, "shuffled, seed {}", "seed={}"),
     "scaled": ("value", True, "times {:g}", "{!r}"),

@@ -2,7 +2,8 @@
 
     charts      the view's own (`View.beside`), and the other variables in `View.compared` by the rule of `marks.beside`
     tables      one row per variable (and name), one column per run, then the view's own tables
-    cell        mean over everything that a run has of the variable; what is the same in every run, value by value, is named alone
+    cell        mean over everything that a run has of the variable, of layers by scheme where a run has several; what is the same in
+                every run, value by value, is named alone
     difference  second run - first, for two runs;  +-  its standard error over prompts, paired, where both saw the same ones: all of a
                 run's, or those of a test set
 
@@ -31,6 +32,7 @@ from repo_interp.plots.marks import (
     spread,
     unit_label,
 )
+from repo_interp.plots.style import scheme_name
 from repo_interp.plots.view import View
 
 MOST = 6
@@ -85,12 +87,7 @@ def _table(tree: xr.DataTree, group: str, title: str, not_averaged: tuple[str, .
         for name, array in dataset.data_vars.items()
         if array.dtype.kind == "f" and name not in not_averaged and array.notnull().any()
     }
-    by_run = {name: array.transpose("run", ...).values for name, array in numbers.items()}
-    same = [
-        name
-        for name, each in by_run.items()
-        if np.array_equal(*np.broadcast_arrays(each, each[:1]), equal_nan=True)
-    ]
+    same = [name for name, array in numbers.items() if _is_the_same(array)]
     same = same if len(same) < len(numbers) else []
     rows: list[tuple[Cell, ...]] = []
     for name, array in numbers.items():
@@ -104,14 +101,20 @@ def _table(tree: xr.DataTree, group: str, title: str, not_averaged: tuple[str, .
         )
         labels = [] if axis is None else [str(label) for label in array[axis].values]
         labels = ordered_spans(labels) if axis == "span" else labels or [None]
-        for label in [] if name in same else labels:
-            values = array if label is None else array.sel({axis: label})
-            means = values.mean([dim for dim in values.dims if dim != "run"])
-            if means.notnull().any():
-                alike = bool((paired.sel({axis: label}) if axis in paired.dims else paired).all())
-                difference = _difference(values, alike) if pair else ()
-                words = unit_label(str(name).replace("_", " "), array)
-                rows.append((words, label or "", *cells(means.sel(run=shown).values), *difference))
+        words = unit_label(str(name).replace("_", " "), array)
+        for scheme, layers in [] if name in same else _by_scheme(array):
+            of_scheme = array if layers is None else array.sel(layer=layers)
+            if scheme and _is_the_same(of_scheme):
+                same.append(f"{name} of {scheme}")
+                continue
+            for label in labels:
+                values = of_scheme if label is None else of_scheme.sel({axis: label})
+                means = values.mean([dim for dim in values.dims if dim != "run"])
+                if means.notnull().any():
+                    alike = (paired.sel({axis: label}) if axis in paired.dims else paired).all()
+                    difference = _difference(values, bool(alike)) if pair else ()
+                    of = ", ".join(filter(None, (label, scheme)))
+                    rows.append((words, of, *cells(means.sel(run=shown).values), *difference))
     named = any(row[1] for row in rows)
     columns = (
         "variable",
@@ -127,6 +130,28 @@ def _table(tree: xr.DataTree, group: str, title: str, not_averaged: tuple[str, .
         tuple(rows),
         _note(dataset, runs, shown, paired, list(map(str, same))),
     )
+
+
+def _is_the_same(array: xr.DataArray) -> bool:
+    """Whether every run has the same values."""
+    values = array.transpose("run", ...).values
+    return np.array_equal(*np.broadcast_arrays(values, values[:1]), equal_nan=True)
+
+
+def _by_scheme(array: xr.DataArray) -> list[tuple[str, list[int] | None]]:
+    """The layers of each scheme, or of several where runs differ, as "RoPE" or "RoPE / RePo".
+
+    ("", None) where all layers are alike, or there are none. A mean over layers of several schemes
+    would hide the learned ones behind numbers that a scheme gives by construction.
+    """
+    if "scheme" not in array.coords or "layer" not in array.dims:
+        return [("", None)]
+    layers: dict[str, list[int]] = {}
+    schemes = array["scheme"].transpose("layer", ...).values.reshape(array.sizes["layer"], -1)
+    for layer, of_runs in zip(array["layer"].values.tolist(), schemes, strict=True):
+        name = " / ".join(scheme_name(scheme) for scheme in dict.fromkeys(of_runs) if scheme)
+        layers.setdefault(name, []).append(layer)
+    return [*layers.items()] if len(layers) > 1 else [("", None)]
 
 
 def _same_prompts(tree: xr.DataTree, dataset: xr.Dataset) -> xr.DataArray:
@@ -169,6 +194,8 @@ def _note(
         if counts
         else "Means over all that a run has."
     )
+    if any(scheme for array in dataset.data_vars.values() for scheme, _ in _by_scheme(array)):
+        note += " Layers of different schemes have rows of their own."
     note += f" Score: {dataset.attrs['metric']}." if "metric" in dataset.attrs else ""
     if len(runs.names) == 2:
         note += (

@@ -5,10 +5,10 @@ which its scores are means.
     induction          sum over 1 <= j <= i with t_{j-1} = t_i of A_ij      sink               A_{i, 0}
     distance           sum_j A_ij (i - j)                                  departure          ln(keys seen) - entropy of A_i, nats
 
-The first three are the detection patterns of TransformerLens' `head_detector`, and a mean over rows
-is its score "mul": the share of all attention that falls on the pattern's pairs. On a sequence that
-is repeated once, only the second half of the rows has a duplicate or an induction target, so that a
-perfect head scores about one half.
+The first three are the detection patterns of TransformerLens' `head_detector`. Its score "mul" is
+the sum over the number of all rows; ours are means over the rows in which the pattern has a pair
+(`detection_rows`). On a sequence that is repeated once, only the second half of the rows has a
+duplicate or an induction target: a perfect head scores 1 here and about one half there.
 
     place        mass in the first, the middle three and the last fifth of the keys 1 .. i, over what equal weights put there
     content      1 - sum_D N_D (mean of x at distance D)^2 / sum x^2,    x_ij = W_ij - mean over j of W_ij,    1 <= j <= i
@@ -23,7 +23,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from repo_interp.measures.kernels.rounding import RELATIVE
@@ -48,17 +48,41 @@ def detection_sums(
     Returns:
         Sums over rows [prompt, head] by detector, float64.
     """
-    keys = torch.arange(tokens.shape[1], device=rows.device)
-    same = (tokens[:, rows, None] == tokens[:, None]) & (keys < rows[:, None])
+    same, before = _earlier_pairs(rows, tokens)
     # the key after an earlier copy of the row's token
     after = torch.nn.functional.pad(same, (1, -1))
-    before = (keys == rows[:, None] - 1).expand_as(same)
     return {
         "previous_token": _on(weights, before),
         "duplicate_token": _on(weights, same),
         "induction": _on(weights, after),
         "sink": weights[..., 0].sum(-1, dtype=torch.float64),
     }
+
+
+def detection_rows(
+    rows: Int[Tensor, "row"], tokens: Int[Tensor, "prompt key"]
+) -> dict[str, Float[Tensor, "prompt"]]:
+    """Count the rows in which the pattern of a detector has a pair.
+
+    Args:
+        rows: Token numbers of the rows [row].
+        tokens: Token ids [prompt, key].
+
+    Returns:
+        Numbers of rows [prompt] by detector, float64.
+    """
+    same, before = (pairs.any(-1).sum(-1).double() for pairs in _earlier_pairs(rows, tokens))
+    every = torch.full_like(same, len(rows))
+    return {"previous_token": before, "duplicate_token": same, "induction": same, "sink": every}
+
+
+def _earlier_pairs(
+    rows: Int[Tensor, "row"], tokens: Int[Tensor, "prompt key"]
+) -> tuple[Bool[Tensor, "prompt row key"], Bool[Tensor, "prompt row key"]]:
+    """Pairs of a row with earlier copies of its token, and with the token before it."""
+    keys = torch.arange(tokens.shape[1], device=rows.device)
+    same = (tokens[:, rows, None] == tokens[:, None]) & (keys < rows[:, None])
+    return same, (keys == rows[:, None] - 1).expand_as(same)
 
 
 def distance_sums(

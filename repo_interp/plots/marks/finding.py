@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
+import xarray as xr
+
 
 @dataclass(frozen=True)
 class Finding:
@@ -16,7 +18,7 @@ class Finding:
     sentence: str
     """A whole sentence in plain English, with its numbers."""
     evidence: str
-    """The variable, the threshold and the null behind it."""
+    """The threshold and the null behind it, in words."""
     weight: float
     """How much it tells, from 0 to 1; findings are read in descending order."""
     group: str
@@ -67,6 +69,12 @@ def heads_named(heads: Sequence[tuple[int, int]], most: int = 4, per_layer: int 
     shown = runs[:most]
     rest = len(heads) - sum(count for _, count in shown)
     return ", ".join(text for text, _ in shown) + (f" and {rest} more" if rest else "")
+
+
+def over(values: xr.Dataset | xr.DataArray) -> str:
+    """The texts that `values` [prompt, ...] are means over: "mean over 20 prompts"."""
+    count = values.sizes.get("prompt", 1)
+    return "in one prompt" if count == 1 else f"mean over {count} prompts"
 
 
 def percent(share: float) -> str:

@@ -207,13 +207,18 @@ def head_rows(
 
 
 def layer_table(name: str, title: str, values: Mapping[str, xr.DataArray], note: str) -> Table:
-    """One row per layer and one for all: mean over heads of each of `values` [layer, head], by the
+    """One row per layer and one for all of a scheme: mean over heads of each of `values` [layer, head], by the
     names of their columns, and the smallest and the largest head of the first.
     """
     main, *_ = columns = list(values.values())
-    parts = [(str(layer), scheme_name(scheme), layer) for layer, scheme in schemes(main).items()]
+    named = schemes(main)
+    parts = [(str(layer), scheme_name(scheme), layer) for layer, scheme in named.items()]
+    kinds: dict[str, list[int]] = {}
+    for layer, scheme in named.items():
+        kinds.setdefault(scheme_name(scheme), []).append(layer)
+    parts += [("all", kind if len(kinds) > 1 else "", layers) for kind, layers in kinds.items()]
     rows = []
-    for label, scheme, layers in [*parts, ("all", "", slice(None))]:
+    for label, scheme, layers in parts:
         ends = main.sel(layer=layers).min(), main.sel(layer=layers).max()
         means = (nanmean(column.sel(layer=layers).values) for column in columns)
         rows.append((label, scheme, *cells((*ends, *means))))

@@ -394,34 +394,33 @@ _FILES = files("repo_interp.plots.views")
 _FOUND = {
     "mirror": (
         0.95,
-        "Mirror heads: {heads}. Copies get positions near their sources'; strongest {best} "
-        "({score:.2f} of 1)",
+        "Mirror heads in {texts}: {heads}. Copies get positions near their sources'; strongest "
+        "{best} ({score:.2f} of 1)",
     ),
     "retrieval": (
         0.9,
-        "Retrieval heads: {heads}. {best} looks most at the source of the next token for "
-        "{share} of the answer",
+        "Retrieval heads in {texts}: {heads}. {best} looks most at the source of the next token "
+        "for {share} of the answer",
     ),
     "induction": (
         0.8,
-        "Induction heads on random tokens that repeat: {heads}. {best} gives {share} of its "
-        "attention, of 50 % at most, to tokens after "
-        "earlier copies",
+        "Induction heads on random tokens that repeat: {heads}. Where a token has an earlier copy, "
+        "{best} gives {share} of its attention to tokens after such copies{further}",
     ),
     "sink": (
         0.7,
-        "Attention sink on random tokens: {heads}, from layer {first} on, give more than "
-        "half to token 0; most {best} ({share})",
+        "Attention sink {where}: {heads}, from layer {first} on, give more than half to token 0; "
+        "most {best} ({share}){further}",
     ),
     "previous token": (
         0.6,
         "Previous-token heads on random tokens: {heads}. Strongest {best} ({share} of its "
-        "attention)",
+        "attention){further}",
     ),
     "duplicate token": (
         0.5,
         "Duplicate-token heads on random tokens that repeat: {heads}. Strongest {best} "
-        "({share} of its attention, of 50 % at most)",
+        "({share} of its attention where a token has an earlier copy){further}",
     ),
 }
 """By name of the atlas, which is that of its score: the weight of the finding, and its sentence."""
@@ -430,6 +429,7 @@ _FOUND = {
 def _findings(run: xr.DataTree) -> Iterator[Finding]:
     """Names that some heads have: their scores are beyond those of the random-weight controls."""
     atlas = group(run, "atlas")
+    texts = _texts(atlas)
     for label, (weight, sentence) in _FOUND.items():
         score = label.replace(" ", "_")
         has = (
@@ -439,29 +439,49 @@ def _findings(run: xr.DataTree) -> Iterator[Finding]:
         )
         if not has.any():
             continue
-        named = heads_where(has)
-        layer, head = ranked_heads(atlas[score].where(has))[0]
-        best = float(atlas[score].sel(layer=layer, head=head))
-        many = heads_named(named, 8) if len(named) <= 8 else f"{len(named)} of {has.size} heads"
+        threshold, shown = float(atlas["threshold"].sel(label=label)), atlas[score]
+        on_prompts, where, further = atlas.get(f"{score}_on_prompts"), "on random tokens", ""
+        # its rule is one half, whatever the text: the prompts come first
+        if label == "sink" and on_prompts is not None and (on_prompts > threshold).any():
+            further, where = f"; on random tokens {_many(has)} do", f"in {texts}"
+            shown, has = on_prompts, on_prompts > threshold
+        layer, head = ranked_heads(shown.where(has))[0]
+        best = float(shown.sel(layer=layer, head=head))
+        if on_prompts is not None and shown is not on_prompts:
+            there = float(on_prompts.sel(layer=layer, head=head))
+            further = f"; in {texts} {percent(there)}" if np.isfinite(there) else ""
         words = {
-            "heads": many,
+            "heads": _many(has),
             "best": f"L{layer} H{head}",
             "score": best,
             "share": percent(best),
-            "first": min(named)[0],
+            "first": min(heads_where(has))[0],
+            "texts": texts,
+            "where": where,
+            "further": further,
         }
         null, twins = float(_reached(atlas.sel(label=label))), atlas.sizes["twin"]
         reached = (
-            f"{twins} random-weight controls reach {null:.2g}"
+            f"{counted(twins, 'random-weight control')} reach{'es' * (twins == 1)} {null:.2g}"
             if twins
             else "no random-weight controls were asked for"
         )
-        evidence = (
-            f"atlas.{score} above {float(atlas['threshold'].sel(label=label)):.3g}; {reached}"
-        )
+        evidence = f"the score of a named head is above {threshold:.3g}; {reached}"
         yield Finding(
             sentence.format(**words), evidence, weight, "atlas", layer, head, variable=score
         )
+
+
+def _texts(atlas: xr.Dataset) -> str:
+    """The prompts that scores are means over, in words."""
+    count = int(atlas.attrs.get("prompts", 1))
+    return "the prompt" if count == 1 else f"the first {count} prompts"
+
+
+def _many(has: xr.DataArray) -> str:
+    """Name a few heads; count many."""
+    named = heads_where(has)
+    return heads_named(named, 8) if len(named) <= 8 else f"{len(named)} of {has.size} heads"
 
 
 VIEW = View(

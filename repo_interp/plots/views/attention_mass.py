@@ -473,11 +473,11 @@ def _findings(run: xr.DataTree) -> Iterator[Finding]:
     who = f"{'one of ' * (len(heads) > 1)}{heads_named(heads)}"
     sentence = (
         f"In {found.sum()} of {known.sum()} prompts {who} gives the needle {least} "
-        f"to {largest} of its attention"
+        f"to {largest} of its attention, in {rows_in_words(measured)}"
     )
     mean = percent(float(np.nanmean(by_prompt, 0).max()))
     evidence = (
-        "attention_mass.mass of each prompt's largest head; "
+        "the head with most attention on the needle, prompt by prompt; "
         f"averaged over prompts no head gives more than {mean}, equal weights give "
         f"{percent(chance)}"
     )

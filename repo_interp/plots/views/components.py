@@ -31,11 +31,13 @@ from repo_interp.plots.marks import (
     alone,
     charts_of,
     colour_map,
+    counted,
     digits_of,
     group,
     layer_scheme,
     learned_layers,
     nanmean,
+    over,
     percent,
     ranked_heads,
     table_of,
@@ -167,21 +169,33 @@ def component_table(run: xr.DataTree) -> Table:
     layers = rotating_layers(components)
     band = bands(components, layers[0])
     shares = vaf_of_heads(components).sel(layer=layers).median(("layer", "head"))
-    kinds = [name.removesuffix(" frequency") for name in named_bands(band)]
-    theta = band["frequency"]
+    theta, length = band["frequency"], band_length(components, layers[0])
+    # a band is about a length: that of the prompts may be far below that of training
+    pairs = components["distance_pairs"] > 0
+    seen = int(components["distance"].where(pairs).max()) + 1
+    lengths = {f"band over {'the window' if length < training_length(run) else 'training'}": length}
+    lengths["band over the longest prompt"] = min(seen, length)
     columns = [
         ("theta (rad per position)", theta),
         ("wavelength (positions)", 2 * np.pi / theta.where(theta > 0)),
-        ("frequency band", theta.copy(data=kinds)),
+        *(
+            (f"{name} ({tokens:,} tokens)", theta.copy(data=_band_names(theta.values, tokens)))
+            for name, tokens in lengths.items()
+        ),
         ("VAF (%)", shares),
     ]
     heads = f"VAF of all pairs' logits, the median over the heads of {len(layers)} layers"
-    length = band_length(components, layers[0])
     note = (
-        f"{heads}; bands for a "
-        f"{'window' if length < training_length(run) else 'training length'} of {length:,} tokens."
+        f"{heads}, {over(components)}. Bands over L tokens: activated components turn between half "
+        "and one whole turn over L, low ones less, high ones more."
     )
     return table_of("components", "Rotary components", columns, note)
+
+
+def _band_names(theta: np.ndarray, length: int) -> list[str]:
+    """The band of each frequency over `length` tokens."""
+    turns = theta * length / (2 * np.pi)
+    return np.where(turns >= 1, "high", np.where(turns > 0.5, "activated", "low")).tolist()
 
 
 def wavelength_of(theta: float) -> float:
@@ -339,7 +353,11 @@ def _findings(run: xr.DataTree) -> Iterator[Finding]:
     """The component that accounts for most of the logits' variance, against an equal share of all
     components.
     """
-    shares = group(run, "components")["vaf"].mean("prompt") / 100
+    components = group(run, "components")
+    layers = rotating_layers(components)
+    if not layers:
+        return
+    shares = vaf_of_heads(components).sel(layer=layers) / 100
     middle, equal = shares.median(("layer", "head")), 1 / shares.sizes["component"]
     if not bool((middle >= TIMES_EQUAL * equal).any()):
         return
@@ -348,10 +366,10 @@ def _findings(run: xr.DataTree) -> Iterator[Finding]:
     layer, head = ranked_heads(of_heads)[0]
     sentence = (
         f"Rotary component {component} accounts for {percent(float(middle.max()))} "
-        "of the logits' variance (median head)"
+        f"of the logits' variance (median head of {counted(len(layers), 'layer')} that rotate, "
+        f"{over(components)}), most in L{layer} H{head} ({percent(float(of_heads.max()))})"
     )
-    sentence += f", most in L{layer} H{head} ({percent(float(of_heads.max()))})"
-    evidence = f"components.vaf; an equal share of all components is {percent(equal)}"
+    evidence = f"an equal share of all components is {percent(equal)}"
     yield Finding(sentence, evidence, 0.4, "components", layer, head)
 
 

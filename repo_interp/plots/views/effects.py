@@ -36,6 +36,7 @@ from repo_interp.plots.marks import (
     group,
     head_rows,
     legend_below,
+    over,
     panels,
     ranked_heads,
     scheme_handles,
@@ -77,7 +78,7 @@ LOG_ABOVE = 100.0
 hide the smaller.
 """
 _COLUMNS = (
-    *("log p (nats)", "others, lowest", "others, highest", "score", "others' score"),
+    *("log p (nats per token)", "others, lowest", "others, highest", "score", "others' score"),
     *("most needed layer", "log p of that layer", "less the sum of its heads"),
     *("rank r: gradient x positions", "gradient x output"),
 )
@@ -86,7 +87,7 @@ _OF_HEADS = (
     "layer",
     "head",
     "scheme",
-    "log p (nats)",
+    "log p (nats per token)",
     "± over prompts",
     "logit difference",
     "score",
@@ -123,7 +124,7 @@ def effect_grid(run: xr.DataTree) -> Grid:
         )
         panels[f"positions: {KIND_NAMES.get(kind, kind)}{others}"] = shown.sel(kind=kind)
     look = {"cmap": "PuOr", "norm": Normalize(-reach, reach, clip=True)}
-    title = "change of log p(answer), nats, by the head whose positions are changed"
+    title = "change of log p(answer), nats per token, by the head whose positions are changed"
     return Grid("effects_by_head", panels, title, look=look, bar={}, cell=0.15, width=PAGE_WIDTH)
 
 
@@ -137,7 +138,7 @@ def effects_of_sets(run: xr.DataTree) -> PaperFigure:
     left, right = figure.subplots(1, 2)
     for ax, name in ((left, "log_probability"), (right, "score")):
         _draw_sets(ax, effects[f"set_{name}_change"], effects[f"control_{name}_change"])
-    left.set_title("change of log p(answer), nats")
+    left.set_title("change of log p(answer), nats per token")
     right.set_title(f"change of the score ({effects.attrs['metric']})")
     needed = f"most needed {counted(int(effects.attrs['set_heads']), 'head')}"
     handles = [
@@ -310,7 +311,9 @@ def _charts(run: xr.DataTree) -> Iterator[Chart]:
     yield Own("effects_screening", partial(screening_fit, run))
     effects = group(run, "effects")["effect"]
     for kind in effects["kind"].values.tolist():
-        name = f"change of log p(answer), positions {KIND_NAMES.get(kind, kind)}"
+        name = (
+            f"change of log p(answer), mean over its tokens, positions {KIND_NAMES.get(kind, kind)}"
+        )
         yield Heads(effects.sel(kind=kind, drop=True).assign_attrs(long_name=name, units="nat"))
 
 
@@ -318,6 +321,12 @@ _DOES = {
     "linearised": "replacing them by the token index",
     "frozen": "freezing them",
     "permuted": "permuting them",
+    "swapped": "swapping neighbours",
+    "scaled": "scaling them",
+    "rounded": "rounding them",
+    "clipped": "clipping them",
+    "shifted": "shifting those of a span",
+    "transplanted": "taking those of another prompt",
 }
 STANDARD_ERRORS = 3.0
 """An effect is found where it is that many standard errors over prompts from 0, and beyond that of
@@ -361,16 +370,36 @@ def _findings(run: xr.DataTree) -> Iterator[Finding]:
         moved = _DOES.get(where["kind"], where["kind"])
         sentence = (
             f"The answer needs the positions of {name}: {moved} costs {-lost:.2g} "
-            "nats of its log-probability per token"
+            f"nats of its log-probability per token, {over(measured)}"
         )
         controls = f"{control:.2g}" if abs(control) > error / STANDARD_ERRORS else "0"
         evidence = (
-            f"effects.{variable} ({where['kind']}) {lost:.2g} nats, standard error {error:.1g}; "
-            f"the same change to as many other heads, drawn at random: {controls} nats at worst"
+            f"{lost:.2g} nats, standard error {error:.1g}; the same change to "
+            f"{counted(int(measured.attrs['set_heads']), 'other head')}, drawn at random: "
+            f"{controls} nats at worst"
         )
         yield Finding(sentence, evidence, weight, "effects", where["layer"], where.get("head"))
     if not is_needed:
         yield from _robust(measured)
+    yield from _outdone(measured)
+
+
+def _outdone(measured: xr.Dataset) -> Iterator[Finding]:
+    """Say so where other heads, drawn at random, lose more than those that seemed most needed."""
+    controls = measured["control_effect"].min("draw")
+    excess = (measured["set_effect"] - controls).where(controls < -LEAST)
+    if not bool((excess > 0).any()):
+        return
+    kind = str(measured["kind"].values[int(np.nanargmax(excess.values))])
+    needed, other = (float(values.sel(kind=kind)) for values in (measured["set_effect"], controls))
+    size = counted(int(measured.attrs["set_heads"]), "head")
+    sentence = (
+        f"Other heads matter more than the {size} that seemed most needed: changing their "
+        f"positions ({_DOES.get(kind, kind)}) costs {-other:.2g} nats per token of the answer, "
+        f"those of the {size} {max(0.0, -needed):.2g}, {over(measured)}"
+    )
+    evidence = f"the worst of {measured.sizes['draw']} sets of as many other heads, drawn at random"
+    yield Finding(sentence, evidence, 0.6, "effects")
 
 
 def _robust(measured: xr.Dataset) -> Iterator[Finding]:
@@ -384,19 +413,15 @@ def _robust(measured: xr.Dataset) -> Iterator[Finding]:
         return
     lowest = mean - float(stats.t.ppf(0.975, measured.sizes["prompt"] - 1)) * errors
     where = _lowest(lowest)
-    largest = (
-        f"{max(0.0, -float(lowest.min())):.2g} nats of its log-probability (layer "
-        f"{where['layer']}, {where['kind']})"
-    )
     sentence = (
-        "No layer is found whose positions the answer needs; a loss of up to "
-        f"{largest} cannot be excluded"
+        "Changing the positions of one layer costs the answer at most "
+        f"{max(0.0, -float(lowest.min())):.2g} nats of its log-probability per token, by 95 % "
+        f"intervals over {measured.sizes['prompt']} prompts (layer {where['layer']}, "
+        f"{_DOES.get(where['kind'], where['kind'])})"
     )
-    costs = f"{float(mean.sel(where)):.2g} nats, standard error {float(errors.sel(where)):.1g}"
     evidence = (
-        f"effects.layer_log_probability_change {costs}: the lowest end of all 95 % intervals "
-        "over prompts; "
-        f"a finding is {STANDARD_ERRORS:g} standard errors from 0"
+        f"measured there: {float(mean.sel(where)):.2g} nats, standard error "
+        f"{float(errors.sel(where)):.1g}; no other interval reaches lower"
     )
     yield Finding(sentence, evidence, 0.3, "effects", int(where["layer"]))
 

@@ -39,6 +39,7 @@ from repo_interp.plots.marks import (
     layer_colour,
     layer_scheme,
     legend_below,
+    over,
     over_prompts,
     panels,
     percent,
@@ -399,9 +400,9 @@ def _findings(run: xr.DataTree) -> Iterator[Finding]:
     )
     sentence = (
         f"Gates fall on separators in {heads_named(heads_where(found))}: in L{layer} "
-        f"H{head} {best} of their sum"
+        f"H{head} {best} of their sum, {over(measured)}"
     )
-    evidence = f"gates.separator_share; as many random tokens hold {control}"
+    evidence = f"as many random tokens hold {control}"
     yield Finding(sentence, evidence, 0.75, "gates", layer, head)
 
 

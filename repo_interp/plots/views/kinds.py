@@ -111,7 +111,7 @@ def _findings(run: xr.DataTree) -> Iterator[Finding]:
         judged, rest = (
             (change, "")
             if np.isnan(difference[0])
-            else (difference, f", of as many other heads {number(others[0])}")
+            else (difference, f", of as many other heads {number(others[0])}{_is_more(difference)}")
         )
         if not abs(judged[0]) > CLEAR * (judged[2] - judged[0]):
             continue
@@ -135,11 +135,13 @@ def _findings(run: xr.DataTree) -> Iterator[Finding]:
             f"{_in_words(change)} per token{of}{rest}"
         )
         less = "the difference from other heads is " if rest else ""
-        evidence = (
-            f"kinds.loss_change: {less}{_in_words(judged)} over blocks, each a "
-            f"{kinds.attrs['block']}"
-        )
+        evidence = f"{less}{_in_words(judged)} over blocks, each a {kinds.attrs['block']}"
         yield Finding(sentence, evidence, 0.9 if rest and judged[0] > 0 else 0.56, "kinds")
+
+
+def _is_more(difference: np.ndarray) -> str:
+    """Say that other heads lose more, where the whole interval is below 0."""
+    return ", which is more" if difference[2] < 0 else ""
 
 
 def _in_words(interval: np.ndarray) -> str:

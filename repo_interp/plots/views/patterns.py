@@ -39,6 +39,7 @@ from repo_interp.plots.marks import (
     legend_below,
     name_ticks,
     nanmean,
+    over,
     over_prompts,
     percent,
     say,
@@ -325,11 +326,11 @@ def _findings(run: xr.DataTree) -> Iterator[Finding]:
             )
             sentence = (
                 f"Positions of {named} {direction} with the token index (rank correlation "
-                f"{ends}), by {each} per token on average"
+                f"{ends}, {over(patterns)}), by {each} positions per token"
                 f"{_by_spans(run, found)}"
             )
             evidence = (
-                "patterns.trend beyond 0.8 in every prompt; of permuted positions "
+                "the rank correlation is beyond 0.8 in every prompt; of permuted positions "
                 f"95 % stay within {null}"
             )
             yield Finding(sentence, evidence, 0.58, "patterns", *heads[0], variable="trend")

@@ -160,16 +160,16 @@ def _findings(run: xr.DataTree) -> Iterator[Finding]:
     at_least = rise.sel(gamma=smallest[0]).isel(l_max=0)
     if not float(at_least.max()) >= LEAST_RISE:
         return
-    kind = str(at_least["kind"].values[int(np.nanargmax(at_least.values))]).replace("_", " ")
+    kind = str(at_least["kind"].values[int(np.nanargmax(at_least.values))])
     moved = (
-        f"Moving {percent(float(smallest[0]))} of the tokens ({kind}) by up to "
-        f"{int(measured['l_max'][0])}"
+        f"Moving {percent(float(smallest[0]))} of the tokens by up to {int(measured['l_max'][0])} "
+        f"({KIND_NAMES.get(kind, kind).lower()})"
     )
-    sentence = f"{moved} raises the log perplexity by {float(at_least.max()):.2g} nats"
-    evidence = (
-        "perturbation.log_perplexity_rise at the smallest dose, the kind that costs "
-        f"most; at least {LEAST_RISE}"
+    sentence = (
+        f"{moved} raises the log perplexity by {float(at_least.max()):.2g} nats per token, over "
+        f"{measured.attrs['prompts']} prompts of the task {measured.attrs['task']}"
     )
+    evidence = f"the smallest dose, and the kind that costs most; at least {LEAST_RISE} is needed"
     yield Finding(sentence, evidence, 0.4, "perturbation")
 
 

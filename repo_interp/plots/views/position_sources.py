@@ -155,6 +155,7 @@ def _charts(run: xr.DataTree) -> Iterator[Chart]:
 def _findings(run: xr.DataTree) -> Iterator[Finding]:
     """What kinds of heads read, with the null of each."""
     dataset, kinds = group(run, "position_sources"), clearest(run)
+    over_texts = f"measured on {counted(int(dataset['counted_tokens']), 'token')} of the prompts"
     of = "positions" if set(schemes(dataset).values()) & {*LEARNED_SCHEMES} else "gates"
     if kinds:
         counts = {kind: int(clear.notnull().sum()) for kind, clear in kinds.items()}
@@ -177,8 +178,8 @@ def _findings(run: xr.DataTree) -> Iterator[Finding]:
             sentence = f"All {does.replace(' ', f' {learned} ', 1)}"
         yield Finding(
             sentence,
-            "position_sources.kind: the first that holds, in the order counts tokens, marks "
-            "lines, places words, places in segments",
+            f"{over_texts}; a head has the first kind that holds, in the order counts tokens, "
+            "marks lines, places words, places in segments",
             0.9,
             "position_sources",
             *first,
@@ -198,8 +199,8 @@ def _findings(run: xr.DataTree) -> Iterator[Finding]:
                 f"{does.format(ends=ends, of=of)}{_within(run, found)}"
             )
             evidence = (
-                f"position_sources.{variable}; of permuted positions at most "
-                f"{max(0.0, float(null.max())):.3g}"
+                f"{over_texts}; for permuted positions at most {max(0.0, float(null.max())):.3g}"
+                f"{' %' * (unit == 100)}"
             )
             yield Finding(sentence, evidence, 0.57, "position_sources", *heads[0])
 

@@ -45,6 +45,7 @@ from repo_interp.plots.marks import (
     note,
     number,
     ordered_spans,
+    over,
     over_prompts,
     part_ribbon,
     pick,
@@ -447,13 +448,11 @@ def _findings(run: xr.DataTree) -> Iterator[Finding]:
         return
     layer, head = ranked_heads(ranges)[0]
     sentence = (
-        f"Learned positions stay within a range of {middle:.2g} (median head), the token "
-        f"index runs to {index:.0f}; "
-        f"the widest is L{layer} H{head}, {widest:.3g}"
+        f"Learned positions stay within a range of {middle:.2g} (median of {ranges.size} heads), "
+        f"the token index runs to {index:.0f}; the widest is L{layer} H{head}, {widest:.3g}"
     )
-    yield Finding(
-        sentence, "positions.position_range, mean over prompts", 0.5, "positions", layer, head
-    )
+    evidence = f"largest minus smallest position of a prompt, {over(positions)}"
+    yield Finding(sentence, evidence, 0.5, "positions", layer, head)
 
 
 VIEW = View(

@@ -154,7 +154,7 @@ def _findings(run: xr.DataTree) -> Iterator[Finding]:
         f"“{prompt.texts[token].strip()}”"
     )
     evidence = (
-        "predictions.rank_of_next; to name its commonest token each time gives "
+        f"{len(known)} tokens were predicted; to name the commonest one each time gives "
         f"{percent(commonest)}"
     )
     yield Finding(sentence, evidence, 0.35, "predictions", prompt=prompt.prompt, token=token)

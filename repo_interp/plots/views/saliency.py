@@ -38,6 +38,7 @@ from repo_interp.plots.marks import (
     layer_scheme,
     legend_below,
     number,
+    over,
     over_prompts,
     pick,
     prompt_tokens,
@@ -50,8 +51,8 @@ from repo_interp.plots.view import View
 
 VALUES = {"saliency": "Saliency", "integrated_gradients": "Integrated gradients"}
 _SIZES = {
-    "saliency": ("saliency_size", "mean |saliency| of a token", "nat/position"),
-    "integrated_gradients": ("integrated_size", "sum of |integrated gradients|", "nat"),
+    "saliency": ("saliency_size", "mean |saliency| of a token", "nat/token/position"),
+    "integrated_gradients": ("integrated_size", "sum of |integrated gradients|", "nat/token"),
 }
 HEADS = 3
 """Heads whose text is drawn."""
@@ -235,8 +236,8 @@ def saliency_table(run: xr.DataTree) -> Table:
     left = dataset.sizes["layer"] * dataset.sizes["head"] - len(rows)
     note = (
         f"Means over {counted(dataset.sizes['prompt'], 'prompt')}. Saliency: mean size over "
-        "tokens, nats per position; integrated: sum of "
-        "the sizes of integrated gradients, net: their sum, nats. Largest token: of prompt "
+        "tokens, nats per token of the answer and position; integrated: sum of "
+        "the sizes of integrated gradients, net: their sum, nats per token of the answer. Largest token: of prompt "
         f"{first}. "
         + (f"{counted(left, 'head')} with less, or without positions, left out." if left else "")
     )
@@ -325,7 +326,7 @@ def _lead(run: xr.DataTree) -> str:
     return (
         f"{begin} Integrated gradients share out what all positions add on the straight way "
         f"from {where}: log p goes from "
-        f"{number(float(start.mean()))} to {number(float(end.mean()))} nats. With "
+        f"{number(float(start.mean()))} to {number(float(end.mean()))} nats per token of the answer. With "
         f"{dataset.attrs.get('steps')} steps they miss "
         f"{number(100 * missed)} % of "
         f"it{'; more steps are needed before they are believed' if missed > 0.05 else ''}."
@@ -336,17 +337,20 @@ def _findings(run: xr.DataTree) -> Iterator[Finding]:
     """The head on whose positions the answer hangs most, where it stands out from the median
     head.
     """
-    size = group(run, "saliency")["saliency_size"].mean("prompt")
+    size_of = group(run, "saliency")["saliency_size"]
+    size = size_of.mean("prompt")
     largest, median = float(size.max()), float(size.median())
     if largest > 3 * median > 0:
         layer, head = ranked_heads(size)[0]
         times = f"{largest / median:.0f} times"
         sentence = (
             f"The answer hangs most on the positions of L{layer} H{head}: {times} as "
-            "much as on those of the median head"
+            f"much as on those of the median head, {over(size_of)}"
         )
         evidence = (
-            f"saliency.saliency_size {largest:.2g} nats per position, more than 3 times the median"
+            f"moving a token by one position changes its log-probability by {largest:.2g} nats per "
+            "token of the answer (mean size over tokens, by derivatives); 3 times the median head "
+            "is needed"
         )
         yield Finding(sentence, evidence, 0.65, "saliency", layer, head)
 

@@ -222,7 +222,7 @@ def _findings(run: xr.DataTree) -> Iterator[Finding]:
         )
         yield Finding(
             sentence,
-            "scores.mean_score, standard error over prompts",
+            "+-: standard error over prompts",
             0.85 - 0.05 * (place > 0),
             "scores",
         )

@@ -81,7 +81,7 @@ def test_heads_built_by_hand_get_their_names_and_no_others(by_hand):
     atlas = by_hand["atlas"]
     assert (
         atlas["previous_token"][0, 0] > 0.9
-        and atlas["induction"][1, 0] > 0.45
+        and atlas["induction"][1, 0] > 0.9
         and atlas["sink"][1, 2] > 0.95
     )
     assert (
@@ -186,7 +186,9 @@ def test_twins_can_be_declined_and_scores_chosen(run, monkeypatch):
     evidence = [
         finding.evidence for finding in ri.findings(some) if finding.variable == "retrieval"
     ]
-    assert evidence == ["atlas.retrieval above 0.1; no random-weight controls were asked for"]
+    assert evidence == [
+        "the score of a named head is above 0.1; no random-weight controls were asked for"
+    ]
     assert any(table.title == "Heads by name" for table in tables(some))
     assert "retrieval" in ri.atlas(some) and "distance" not in ri.atlas(some)
     with pytest.raises(
@@ -267,7 +269,7 @@ def test_the_command_writes_the_tables_and_the_page(tmp_path, capsys):
         == 0
     )
     said = capsys.readouterr().out.replace("\n", "")
-    assert "atlas.csv" in said and "Retrieval heads:" in said
+    assert "atlas.csv" in said and "Retrieval heads in the first 2 prompts:" in said
     assert {"atlas.csv", "atlas.parquet", "run.nc", "report.html"} <= {
         file.name for file in (tmp_path / "out").iterdir()
     }

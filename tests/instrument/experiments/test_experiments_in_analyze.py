@@ -143,7 +143,10 @@ def test_prompts_of_a_file_are_judged_by_what_they_mark(tmp_path, capsys):
         "perturbation.l_maxes=3",
     ]
     assert main(["analyze", str(OFFICIAL / "repo_mha"), *places, *options]) == 0
-    assert "experiments perturbation (8 more prompts)" in " ".join(capsys.readouterr().out.split())
+    assert (
+        "experiments perturbation, which run the model 8 more times, on one prompt each"
+        in " ".join(capsys.readouterr().out.split())
+    )
     group = ri.read_run(tmp_path / "out")["perturbation"]
     assert group.attrs["metric"] == "log perplexity" and group.attrs["higher_is_better"] == "False"
     np.testing.assert_allclose(group["task_score"], group["log_perplexity"], rtol=1e-6)

@@ -27,6 +27,7 @@ from repo_interp.experiments.head_scores import (
 from repo_interp.measures.kernels.head_patterns import (
     ContentSums,
     departure_sums,
+    detection_rows,
     detection_sums,
     distance_sums,
     place_sums,
@@ -77,11 +78,30 @@ def test_scores_on_prompts_are_detect_head_of_the_bridge():
     assert bridge.to_tokens(text)[0].tolist() == list(prompt.tokens)
     plain = Prompt(tokens=prompt.tokens)
     found = head_scores(model_of(bridge), [plain], np.array([[5, 6, 7, 5, 6, 7]]))
+    rows = detection_rows(torch.arange(len(plain.tokens)), torch.tensor([plain.tokens]))
     for name in THEIRS:
+        theirs = detect_head(bridge, text, f"{name}_head").numpy()  # a mean over all rows
         assert found[f"{name}_on_prompts"] == pytest.approx(
-            detect_head(bridge, text, f"{name}_head").numpy(), abs=1e-5
+            theirs * len(plain.tokens) / float(rows[name]), abs=1e-5
         )
     assert not {"retrieval", "source_mass", "contribution", "mirror"} & set(found)
+
+
+def test_detectors_are_means_over_the_rows_in_which_they_have_a_pair():
+    """Of `5 6 7 5 6 7` the last three rows have an earlier copy; of `5 6 7` none has."""
+    rows = detection_rows(torch.arange(6), torch.tensor([[5, 6, 7, 5, 6, 7]]))
+    assert {name: float(count) for name, count in rows.items()} == {
+        "previous_token": 5,
+        "duplicate_token": 3,
+        "induction": 3,
+        "sink": 6,
+    }
+    bridge = hand_built(40, 46)
+    found = head_scores(
+        model_of(bridge), [Prompt(tokens=(5, 6, 7))], np.array([[*range(5, 25)] * 2])
+    )
+    assert found["induction"][1, 0] > 0.95 and found["duplicate_token"][1, 1] > 0.95
+    assert "induction_on_prompts" not in found and "sink_on_prompts" in found
 
 
 def test_rows_in_parts_and_whole_patterns_give_the_same_sums():

@@ -4,6 +4,8 @@ where it is not.
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 import xarray as xr
@@ -32,7 +34,8 @@ def mass(by_prompt: np.ndarray, chance: float = 0.02) -> xr.DataTree:
         "chance": (("prompt", "layer", "span"), np.full((prompts, layers, 1), chance)),
         "scheme": ("layer", ["rope"] * layers),
     }
-    return tree(attention_mass=xr.Dataset(values, coords).set_coords("scheme"))
+    attributes = {"rows": "producing"}
+    return tree(attention_mass=xr.Dataset(values, coords, attributes).set_coords("scheme"))
 
 
 def found(run: xr.DataTree, group: str) -> list[Finding]:
@@ -50,7 +53,8 @@ def test_heads_that_share_the_needle_are_named_although_every_mean_is_low():
     (finding,) = found(mass(taken), "attention_mass")
     assert (
         finding.sentence
-        == "In 4 of 4 prompts one of L1 H0-H1 gives the needle 90 % to 90 % of its attention"
+        == "In 4 of 4 prompts one of L1 H0-H1 gives the needle 90 % to 90 % of its attention, in "
+        "rows that produced the answer"
     )
     assert "no head gives more than 46 %, equal weights give 2 %" in finding.evidence
     assert (finding.layer, finding.prompt) == (1, 0) and finding.place == "L1 H0, prompt 0"
@@ -62,7 +66,9 @@ def test_one_head_is_named_alone_and_equal_weights_are_no_finding():
     taken[:, 0, 1] = (0.3, 0.5, 0.4)
     (finding,) = found(mass(taken), "attention_mass")
     assert (
-        finding.sentence == "In 3 of 3 prompts L0 H1 gives the needle 30 % to 50 % of its attention"
+        finding.sentence
+        == "In 3 of 3 prompts L0 H1 gives the needle 30 % to 50 % of its attention, in rows that "
+        "produced the answer"
     )
 
 
@@ -73,6 +79,7 @@ def effects(changes: np.ndarray, controls: float) -> xr.DataTree:
         "log_probability_change": (("kind", "layer", "head", "prompt"), changes[None]),
         "layer_log_probability_change": (("kind", "layer", "prompt"), changes.sum(1)[None]),
         "control_effect": (("kind", "draw"), np.full((1, 3), controls)),
+        "set_effect": ("kind", [changes.mean(-1).sum()]),
         "scheme": ("layer", ["repo"] * layers),
     }
     coords = {
@@ -82,25 +89,33 @@ def effects(changes: np.ndarray, controls: float) -> xr.DataTree:
         "prompt": range(prompts),
         "draw": range(3),
     }
-    return tree(effects=xr.Dataset(values, coords).set_coords("scheme"))
+    return tree(effects=xr.Dataset(values, coords, {"set_heads": 2}).set_coords("scheme"))
 
 
 def test_positions_that_the_answer_needs_are_beyond_noise_and_beyond_other_heads():
     changes = np.random.default_rng(0).normal(0, 0.1, (2, 2, 20))
     (none,) = found(effects(changes, -0.05), "effects")
     assert (
-        none.sentence.startswith(
-            "No layer is found whose positions the answer needs; a loss of up to 0."
-        )
+        none.sentence.startswith("Changing the positions of one layer costs the answer at most 0.")
+        and "by 95 % intervals over 20 prompts" in none.sentence
         and none.head is None
     )
+    end = float(none.sentence.split(" at most ")[1].split(" ")[0])
+    by_layer = changes.sum(1)
+    half = 2.093 * by_layer.std(-1, ddof=1) / 20**0.5  # Student's t, 19 degrees of freedom
+    assert end == pytest.approx(float((half - by_layer.mean(-1)).max()), abs=0.006)
     changes[1, 0] -= 2.0
     layer, head = found(effects(changes, -0.05), "effects")
     assert layer.sentence.startswith(
         "The answer needs the positions of layer 1: replacing them by the token index costs "
     )
     assert (layer.layer, layer.head, head.layer, head.head) == (1, None, 1, 0)
-    assert found(effects(changes, -3.0), "effects") == []  # as many other heads at random do more
+    (more,) = found(effects(changes, -3.0), "effects")  # as many other heads at random do more
+    assert more.sentence == (
+        "Other heads matter more than the 2 heads that seemed most needed: changing their positions "
+        "(replacing them by the token index) costs 3 nats per token of the answer, those of the 2 "
+        "heads 2, mean over 20 prompts"
+    )
 
 
 def test_names_of_the_atlas_are_sentences_with_their_null():
@@ -121,7 +136,19 @@ def test_names_of_the_atlas_are_sentences_with_their_null():
         "token 0;"
     )
     assert finding.sentence.endswith("most L5 H1 (97 %)")
-    assert finding.evidence == "atlas.sink above 0.5; 2 random-weight controls reach 0.05"
+    assert (
+        finding.evidence
+        == "the score of a named head is above 0.5; 2 random-weight controls reach 0.05"
+    )
+    on_prompts = xr.zeros_like(run["atlas"]["sink"]) + 0.1
+    on_prompts[1, 1] = 0.8
+    run["atlas"] = run["atlas"].to_dataset().assign(sink_on_prompts=on_prompts)
+    (finding,) = found(run, "atlas")
+    assert (
+        finding.sentence
+        == "Attention sink in the prompt: L5 H1, from layer 5 on, give more than half to token 0; "
+        "most L5 H1 (80 %); on random tokens L5 H0-H2 do"
+    )
     run["atlas"] = run["atlas"].to_dataset().assign(named=run["atlas"]["named"] * 0)
     assert found(run, "atlas") == []
 
@@ -139,7 +166,12 @@ def test_a_component_is_found_that_accounts_for_three_equal_shares():
     def run():
         return tree(
             components=xr.Dataset(
-                {"vaf": (("prompt", "layer", "head", "component"), shares)}, axes
+                {
+                    "vaf": (("prompt", "layer", "head", "component"), shares),
+                    "frequency": (("layer", "component"), np.tile(2.0 ** -np.arange(16), (2, 1))),
+                },
+                axes,
+                {"training_length": 64},
             ).set_coords("scheme")
         )
 
@@ -148,8 +180,8 @@ def test_a_component_is_found_that_accounts_for_three_equal_shares():
     (finding,) = found(run(), "components")
     assert (
         finding.sentence
-        == "Rotary component 7 accounts for 29 % of the logits' variance (median head), most "
-        "in L1 H0 (55 %)"
+        == "Rotary component 7 accounts for 29 % of the logits' variance (median head of 2 layers "
+        "that rotate, in one prompt), most in L1 H0 (55 %)"
     )
     assert finding.evidence.endswith("equal share of all components is 6 %") and (
         finding.layer,
@@ -178,7 +210,7 @@ def test_gates_on_separators_are_beyond_random_tokens(share, chance, many):
     )
     findings = found(run, "gates")
     assert [finding.sentence for finding in findings] == [
-        "Gates fall on separators in L3 H1: in L3 H1 80 % of their sum"
+        "Gates fall on separators in L3 H1: in L3 H1 80 % of their sum, mean over 2 prompts"
     ] * many
 
 
@@ -220,8 +252,8 @@ def test_heads_that_count_tokens_are_named_with_their_direction_and_rate():
     (backwards,) = found(run, "patterns")
     assert (
         backwards.sentence
-        == "Positions of L1, L2 H1 fall with the token index (rank correlation -0.9), by "
-        "0.04 per token on average"
+        == "Positions of L1, L2 H1 fall with the token index (rank correlation -0.9, mean "
+        "over 2 prompts), by 0.04 positions per token"
     )
     assert "stay within 0.12" in backwards.evidence
     counts = (
@@ -277,3 +309,22 @@ def test_a_run_with_kinds_of_heads_in_words_has_findings_and_a_page():
     run = ri.analyze(bridge, task.prompts(4), measures=("positions", "position_sources"))
     assert any(finding.group == "position_sources" for finding in ri.findings(run))
     ri.show(run)
+
+
+def test_no_finding_speaks_in_names_of_the_code():
+    """Of runs with all that has findings: no `group.variable`, no word with an underscore."""
+    bridge, task = ri.zoo("reversal/repo"), ri.tasks.make_task("reversal")
+    measures = (
+        *("positions", "patterns", "position_sources", "attention_mass", "attention_rows"),
+        *("predictions", "components"),
+    )
+    experiments = (
+        *("kinds", "effects", "saliency", "perturbation"),
+        ri.experiments.Atlas(twins=0, sequences=2),
+    )
+    run = ri.analyze(bridge, task.prompts(4, test_set="12"), measures, experiments=experiments)
+    given = ri.findings(run, most=99)
+    assert {"atlas", "effects", "positions", "saliency"} <= {finding.group for finding in given}
+    for finding in given:
+        for text in (finding.sentence, finding.evidence):
+            assert not re.search(r"\w_\w|[a-z]\.[a-z]", text), text
