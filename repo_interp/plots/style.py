@@ -78,7 +78,11 @@ SCHEME_COLOURS: Mapping[str, str] = {scheme: colour for scheme, (_, colour) in _
 SCHEME_NAMES: Mapping[str, str] = {
     **{scheme: name for scheme, (name, _) in _SCHEMES.items()},
     "repo_alibi": "RePo-ALiBi",
+    "repo_kerple": "RePo-KERPLE",
+    "repo_fire": "RePo-FIRE",
+    "repo_index": "RePo with index",
     "cope_rope": "CoPE + RoPE",
+    "cope_relative": "CoPE + relative",
     "cope_alibi": "CoPE-ALiBi",
     "cope_mlp": "CoPE-MLP",
     "hope_ab1": "HoPE AB1",

@@ -16,9 +16,10 @@ import xarray as xr
 
 from repo_interp.errors import InputError
 from repo_interp.plots.style import scheme_colour, scheme_name
+from repo_interp.positions.layouts import LEARNED
 from repo_interp.run import require_run
 
-LEARNED_SCHEMES = ("repo", "repo_alibi", "continuous", "multihead_continuous")
+LEARNED_SCHEMES = LEARNED
 """Schemes whose positions are learned: only their ranges and patterns differ from those of the
 token index.
 """
