@@ -61,8 +61,12 @@ def view_of(group: str) -> View | None:
     function.
     """
     given = find(VIEWS, group)
-    if given is None or isinstance(given, View):
-        return given
+    if given is None:
+        return None
+    if isinstance(given, View):
+        silent = given.charts is given.tables is given.given  # it names none
+        by_axes = _of_heads(group)
+        return replace(given, charts=by_axes.charts, tables=by_axes.tables) if silent else given
     if not callable(given):
         raise InputError(
             f"{called(VIEWS, group)} is a {type(given).__name__}; wanted a View, or a "

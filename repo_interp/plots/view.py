@@ -78,6 +78,8 @@ class View:
     charts: Callable[[xr.DataTree], Iterable[Chart]] = _nothing
     """Figures, maps of heads, and charts of the page that follow the head, prompt and token chosen
     in the explorer.
+
+    A view without charts, tables and `given` has those that follow from the axes of its group.
     """
     tables: Callable[[xr.DataTree], Iterable[Table]] = _nothing
     """The same rows for the page, the terminal and the notebook."""

@@ -60,6 +60,8 @@ NAMES = 16
 LOG_ABOVE, LOG_BELOW = 50.0, 1e5
 """Ratios of the largest to the smallest value, all positive, between which a scale is logarithmic.
 """
+MOST_DOUBLED = 20
+"""Places along an axis up to which it may be logarithmic, with a tick at each."""
 ALIKE = 8.0
 """Largest over smallest range of panels up to which they share an axis."""
 LINE = 0.8
@@ -372,7 +374,7 @@ class Lines(Drawing):
                 ax.xaxis.set_major_locator(MaxNLocator(5, integer=True))
             if (
                 x != "run"
-                and 1 < len(places) <= 10
+                and 1 < len(places) <= MOST_DOUBLED
                 and places.min() > 0
                 and places.max() / places.min() >= 4
             ):

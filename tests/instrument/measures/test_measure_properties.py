@@ -60,6 +60,7 @@ SCALED_OPTIONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"training_length": int(SCALE) * TRAINED_ON},
     ),  # stands for the positions of RoPE
     "rotation": ({"training_length": TRAINED_ON}, {"training_length": int(SCALE) * TRAINED_ON}),
+    "stability": ({"training_length": TRAINED_ON}, {"training_length": int(SCALE) * TRAINED_ON}),
     # in tokens they have no scale that could change
     "fake_distance": ({"distances": "positions"}, {"distances": "positions"}),
 }
@@ -110,6 +111,12 @@ DIFFERS: dict[str, dict[str, dict[str, tuple[Expected, str]]]] = {
             ),
         },
         "maps": {"fake_map": (None, "its distances are in tokens, whatever positions are learned")},
+        "stability": {
+            **dict.fromkeys(
+                ("positional_sensitivity", "random_sensitivity"), (None, "it is per position")
+            ),
+            "high_share": (None, "L is a window where that is shorter, in tokens"),
+        },
     },
     "duplication": {
         "components": {"distance_pairs": (lambda pairs: 2 * pairs, "it is a count")},
@@ -427,9 +434,10 @@ def test_padding(name, whole, left, right):
         for axis in set(values.dims) & set(OF_LENGTHS):
             values = values.sel({axis: whole[key][axis].values})
         narrow[key] = values
-    if name == "attention_rows":  # its keys are numbers of tokens
-        for key in ("key", "prompt_key"):
-            narrow[key] = narrow[key].where(narrow[key] < 0, narrow[key] - left).astype("int32")
+    # numbers of tokens
+    for key in {"attention_rows": ("key", "prompt_key"), "octaves": ("sink_token",)}.get(name, ()):
+        numbers = narrow[key].where(narrow[key] < 0, narrow[key] - left)
+        narrow[key] = numbers.astype(narrow[key].dtype)
     assert_same(xr.Dataset(narrow), whole)
 
 

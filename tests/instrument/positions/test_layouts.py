@@ -41,7 +41,7 @@ def test_the_shortest_name_is_used():
     assert format_layout(("rope", "rope", "nope")) == "r2n1"
     assert format_layout(("rope", "rope", "rope", "nope")) == "r3n1"
     assert format_layout(("rope", "rope", "rope", "nope", "rope", "nope")) == "r1n1@2"
-    assert format_layout(("rope", "rope", "nope", "nope", "nope")) == "nope@2"
+    assert format_layout(("rope", "rope", "nope", "nope", "nope")) == "r2n3"
     assert format_layout(("nope", "rope", "rope")) == "n1r2"
 
 
