@@ -107,7 +107,7 @@ class Stability(Measure, needs=Needs(tokens=3, nan=tuple(_TEXTS))):
         power = coefficients.abs().square() * turning
         total = power.sum(-1)
         length = inputs.compared_length(self.training_length or 1)
-        high = power[..., frequencies.abs() > 2 * math.pi / length].sum(-1)
+        high = (power * (frequencies.abs() > 2 * math.pi / length)).sum(-1)
         shares = power / total[..., None]
         entropy = -torch.xlogy(shares, shares).sum(-1) / turning.sum().clamp_min(2).log()
         stable, changing, compared = _responses(coefficients, angles, frequencies)

@@ -136,6 +136,8 @@ ALLOWED = {
     # Once per batch: masks and spans are the same in all its layers.
     "seen_pairs.py is_whole": "bool",
     "seen_pairs.py extents": "tolist",
+    "samples.py places_of.listed": "tolist",
+    "samples.py spread_places": "unique",  # numpy's
     "rank_trend.py Index.missing": "bool",
     # Once for the frequencies of a pass.
     "causal_pairs.py _of_bands": "cpu int",
