@@ -109,7 +109,7 @@ class Stability(Measure, needs=Needs(tokens=3, nan=tuple(_TEXTS))):
         length = inputs.compared_length(self.training_length or 1)
         high = (power * (frequencies.abs() > 2 * math.pi / length)).sum(-1)
         shares = power / total[..., None]
-        entropy = -torch.xlogy(shares, shares).sum(-1) / turning.sum().clamp_min(2).log()
+        entropy = -torch.xlogy(shares, shares).sum(-1) / turning.sum().double().clamp_min(2).log()
         stable, changing, compared = _responses(coefficients, angles, frequencies)
         # a pair that does not rotate has no phase to draw
         random = torch.polar(coefficients.abs(), phases.expand(coefficients.shape))
