@@ -60,7 +60,9 @@ def test_stability_equals_a_loop_over_keys_and_distances():
             q = inputs.queries[0, head, query]
 
             def logit(key, distance, q=q, head=head):
-                turned = rotate(q[None], torch.tensor([distance], dtype=torch.float64), inputs.frequencies)[0]
+                turned = rotate(
+                    q[None], torch.tensor([distance], dtype=torch.float64), inputs.frequencies
+                )[0]
                 return float(turned @ inputs.keys[0, head // 2, key]) * inputs.logit_scale
 
             for key in keys[row].tolist():
