@@ -24,7 +24,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "other",
         metavar="B",
         nargs="?",
-        help="the same model in another form, whose rotation, queries and keys are compared",
+        help="the same model in another form, whose rotation, queries and keys are compared; or a "
+        ".npz or .safetensors file with cos and sin [token, column], or q and q_rotated "
+        "[head, token, entry], as another runtime computes them",
     )
     parser.add_argument(
         "--dtype",
