@@ -3,7 +3,8 @@
 
 z_i is the position of token i in a head: the index for RoPE, the output of f_phi for RePo, none
 (NaN) for NoPE, where a constant for all tokens would give the same logits. Heads that share a key
-share its position and are listed each.
+share its position and are listed each. `linear_r2` is the squared correlation of z_i and i: 1 for the
+index, however it is scaled and shifted.
 
 Knows nothing about what positions do to attention.
 """
@@ -25,6 +26,8 @@ from repo_interp.measures.statistics import Measure, Needs, Statistics
 _TEXTS = {
     "position": ("position of each token", "positions"),
     "position_range": ("largest minus smallest position of a prompt", "positions"),
+    "negative_share": ("share of a prompt's tokens with a position below 0", "1"),
+    "linear_r2": ("share of positions' variance that a straight line has (R^2)", "1"),
 }
 
 
@@ -71,4 +74,9 @@ class Positions(Measure, needs=Needs(tensors=("positions",), nan=tuple(_TEXTS)))
 
     def conclude(self, statistics: Statistics) -> xr.Dataset:
         """The group `positions` of a run."""
-        return described_group(statistics.per_prompt, _TEXTS)
+        group = statistics.per_prompt
+        position = group["position"].astype(float)
+        known = position.notnull()
+        below = (position < 0).sum("token") / known.sum("token").where(known.any("token"))
+        fit = xr.corr(position, position["token"].astype(float), "token") ** 2
+        return described_group(group.assign(negative_share=below, linear_r2=fit), _TEXTS)

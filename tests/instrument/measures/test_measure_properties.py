@@ -89,7 +89,12 @@ BY_NUMBER = {
 
 Expected = Callable[[xr.DataArray], xr.DataArray] | None
 DIFFERS: dict[str, dict[str, dict[str, tuple[Expected, str]]]] = {
-    "shift": {"positions": {"position": (lambda z: z + SHIFT, "it is what was shifted")}},
+    "shift": {
+        "positions": {
+            "position": (lambda z: z + SHIFT, "it is what was shifted"),
+            "negative_share": (None, "it is of what was shifted"),
+        }
+    },
     "scale": {
         "positions": {
             name: (lambda z: z * SCALE, "it is what was scaled")
