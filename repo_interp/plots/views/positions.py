@@ -346,7 +346,9 @@ def _charts(run: xr.DataTree) -> Iterator[Chart]:
         )
     yield Own("positions_of_all_heads", partial(position_grid, run, first), live=True)
     yield Own("position_ranges", partial(position_ranges, run))
-    yield Heads(over_prompts(positions["position_range"]), learned=True)
+    for name in ("position_range", "negative_share", "linear_r2"):
+        if name in positions:  # runs of before lack some
+            yield Heads(over_prompts(positions[name]), learned=True)
 
 
 def _charts_beside(tree: xr.DataTree) -> Iterator[Chart]:

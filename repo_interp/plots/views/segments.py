@@ -213,6 +213,11 @@ def _charts(run: xr.DataTree) -> Iterator[Chart]:
     for name, label in _SCORES.items():
         values = over_prompts(own[name]).assign_attrs(long_name=f"{label} ({kind})", units="1")
         yield Heads(values, over_prompts(own[f"{name}_shuffled"]))
+    if "within_trend" in own:  # runs of before lack it
+        trend = over_prompts(own["within_trend"])
+        title = f"rank correlation with the token index within {kind}"
+        control = over_prompts(own["within_trend_null"])
+        yield Heads(trend.assign_attrs(long_name=title, units="1"), control)
 
 
 def heads_by_segments(dataset: xr.Dataset, kind: str) -> list[tuple[int, int]]:
