@@ -90,7 +90,7 @@ _BY_HEAD = {
     "integrated_size": ("sum of the sizes of a head's integrated gradients over tokens", "nat"),
 }
 _BY_PROMPT = {
-    "log_probability": ("log-probability of the answer", "nat"),
+    "log_probability": ("log-probability of the answer, sum over its tokens", "nat"),
     "baseline_log_probability": (
         "log-probability of the answer with every position at its baseline",
         "nat",

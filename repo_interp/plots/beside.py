@@ -2,7 +2,8 @@
 
     charts      the view's own (`View.beside`), and the other variables in `View.compared` by the rule of `marks.beside`
     tables      one row per variable (and name), one column per run, then the view's own tables
-    cell        mean over everything that a run has of the variable; what is the same in every run, value by value, is named alone
+    cell        mean over everything that a run has of the variable, by the scheme of layers; what is the same in every run, value by
+                value, is named alone
     difference  second run - first, for two runs;  +-  its standard error over prompts, paired, where both saw the same ones: all of a
                 run's, or those of a test set
 
@@ -31,6 +32,7 @@ from repo_interp.plots.marks import (
     spread,
     unit_label,
 )
+from repo_interp.plots.style import scheme_name
 from repo_interp.plots.view import View
 
 MOST = 6
@@ -85,15 +87,15 @@ def _table(tree: xr.DataTree, group: str, title: str, not_averaged: tuple[str, .
         for name, array in dataset.data_vars.items()
         if array.dtype.kind == "f" and name not in not_averaged and array.notnull().any()
     }
-    by_run = {name: array.transpose("run", ...).values for name, array in numbers.items()}
-    same = [
-        name
-        for name, each in by_run.items()
-        if np.array_equal(*np.broadcast_arrays(each, each[:1]), equal_nan=True)
-    ]
+    numbers = {
+        (f"{name}".replace("_", " "), scheme): part
+        for name, array in numbers.items()
+        for scheme, part in _by_scheme(array).items()
+    }
+    same = [key for key, array in numbers.items() if _is_same(array)]
     same = same if len(same) < len(numbers) else []
     rows: list[tuple[Cell, ...]] = []
-    for name, array in numbers.items():
+    for (name, scheme), array in numbers.items():
         axis = next(
             (
                 dim
@@ -104,13 +106,13 @@ def _table(tree: xr.DataTree, group: str, title: str, not_averaged: tuple[str, .
         )
         labels = [] if axis is None else [str(label) for label in array[axis].values]
         labels = ordered_spans(labels) if axis == "span" else labels or [None]
-        for label in [] if name in same else labels:
+        for label in [] if (name, scheme) in same else labels:
             values = array if label is None else array.sel({axis: label})
             means = values.mean([dim for dim in values.dims if dim != "run"])
             if means.notnull().any():
                 alike = bool((paired.sel({axis: label}) if axis in paired.dims else paired).all())
                 difference = _difference(values, alike) if pair else ()
-                words = unit_label(str(name).replace("_", " "), array)
+                words = unit_label(name, array) + scheme
                 rows.append((words, label or "", *cells(means.sel(run=shown).values), *difference))
     named = any(row[1] for row in rows)
     columns = (
@@ -125,8 +127,31 @@ def _table(tree: xr.DataTree, group: str, title: str, not_averaged: tuple[str, .
         title,
         columns,
         tuple(rows),
-        _note(dataset, runs, shown, paired, list(map(str, same))),
+        _note(dataset, runs, shown, paired, ["".join(key) for key in same]),
     )
+
+
+def _by_scheme(array: xr.DataArray) -> dict[str, xr.DataArray]:
+    """Parts of an array by the schemes that its layers have in the runs, so that no mean is over
+    positions that are learned and positions that are not; the whole where all layers are alike.
+    """
+    if "layer" not in array.dims or "scheme" not in array.coords:
+        return {"": array}
+    named = array["scheme"]
+    layers = [
+        " and ".join(dict.fromkeys(map(scheme_name, map(str, kinds.ravel()))))
+        for kinds in np.moveaxis(np.atleast_2d(named.transpose(..., "layer").values), -1, 0)
+    ]
+    kinds = xr.DataArray(layers, {"layer": array["layer"]}, ("layer",))
+    if len(set(layers)) < 2:
+        return {"": array}
+    return {f", {kind} layers": array.where(kinds == kind) for kind in dict.fromkeys(layers)}
+
+
+def _is_same(array: xr.DataArray) -> bool:
+    """Whether every run has the same values."""
+    values = array.transpose("run", ...).values
+    return np.array_equal(*np.broadcast_arrays(values, values[:1]), equal_nan=True)
 
 
 def _same_prompts(tree: xr.DataTree, dataset: xr.Dataset) -> xr.DataArray:
@@ -179,7 +204,7 @@ def _note(
         note += (
             f"; ±: its standard error over prompts, paired{everywhere}." if paired.any() else "."
         )
-    note += f" The same in every run: {', '.join(same).replace('_', ' ')}." if same else ""
+    note += f" The same in every run: {'; '.join(same)}." if same else ""
     return note + (
         f" {len(shown)} of {len(runs.names)} runs; compare.nc has all."
         if len(shown) < len(runs.names)

@@ -404,27 +404,36 @@ _FOUND = {
     ),
     "induction": (
         0.8,
-        "Induction heads on random tokens that repeat: {heads}. {best} gives {share} of its "
-        "attention, of 50 % at most, to tokens after "
-        "earlier copies",
+        "Induction heads on random tokens that repeat: {heads}. Over the repetition, {best} gives "
+        "{of_half} of its attention to tokens after earlier copies{on_prompts}",
     ),
     "sink": (
         0.7,
         "Attention sink on random tokens: {heads}, from layer {first} on, give more than "
-        "half to token 0; most {best} ({share})",
+        "half to token 0; most {best} ({share}){on_prompts}",
     ),
     "previous token": (
         0.6,
         "Previous-token heads on random tokens: {heads}. Strongest {best} ({share} of its "
-        "attention)",
+        "attention){on_prompts}",
     ),
     "duplicate token": (
         0.5,
         "Duplicate-token heads on random tokens that repeat: {heads}. Strongest {best} "
-        "({share} of its attention, of 50 % at most)",
+        "({of_half} of its attention over the repetition){on_prompts}",
     ),
 }
 """By name of the atlas, which is that of its score: the weight of the finding, and its sentence."""
+
+
+def _on_prompts(atlas: xr.Dataset, label: str) -> str:
+    """Return a clause: how many heads pass the threshold of a name on the prompts themselves."""
+    name = f"{label.replace(' ', '_')}_on_prompts"
+    if name not in atlas:
+        return ""
+    passing = heads_where(atlas[name] > float(atlas["threshold"].sel(label=label)))
+    layers = f", from layer {min(passing)[0]} on" if label == "sink" and passing else ""
+    return f"; on the prompts {counted(len(passing), 'head')} of {atlas[name].size} do so{layers}"
 
 
 def _findings(run: xr.DataTree) -> Iterator[Finding]:
@@ -449,6 +458,9 @@ def _findings(run: xr.DataTree) -> Iterator[Finding]:
             "score": best,
             "share": percent(best),
             "first": min(named)[0],
+            # rows before the repetition have no earlier copy to look at
+            "of_half": percent(min(1.0, 2 * best)),
+            "on_prompts": _on_prompts(atlas, label),
         }
         null, twins = float(_reached(atlas.sel(label=label))), atlas.sizes["twin"]
         reached = (

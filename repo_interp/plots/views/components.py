@@ -320,7 +320,26 @@ def _lead(run: xr.DataTree) -> str:
         )
     return (
         "The logit of a pair of tokens is a sum of rotary components, one per frequency "
-        "(HoPE, fig. 3): choose one to see its part."
+        f"(HoPE, fig. 3): choose one to see its part.{_bands_of(group(run, 'components'))}"
+    )
+
+
+def _bands_of(dataset: xr.Dataset) -> str:
+    """Return a sentence: which length the bands are about, and what pairs do over these prompts."""
+    if "band_length" not in dataset or "distance" not in dataset.sizes:
+        return ""
+    lengths = dataset["band_length"].values
+    known, tokens = (
+        sorted({int(length) for length in lengths[lengths > 0]}),
+        dataset.sizes["distance"],
+    )
+    rates = np.nanmax(dataset["frequency"].values, axis=0)
+    turning = int((rates > 2 * np.pi / tokens).sum())
+    ends = " to ".join(f"{length:,}" for length in dict.fromkeys(known[:1] + known[-1:]))
+    return (
+        f" The bands high, activated and low are about {ends} tokens, the length of training or a "
+        f"layer's window; over the {tokens:,} tokens of these prompts {turning} of {rates.size} "
+        "pairs turn more than once."
     )
 
 

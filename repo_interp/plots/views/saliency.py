@@ -262,7 +262,7 @@ def completeness_table(run: xr.DataTree) -> Table:
         ("error", dataset["completeness_error"]),
     ]
     note = (
-        f"Nats. Baseline: {dataset.attrs.get('baseline')} positions; "
+        f"Nats, sums over the answer's tokens. Baseline: {dataset.attrs.get('baseline')} positions; "
         f"{dataset.attrs.get('steps')} steps. Error: what the sum of all "
         "integrated gradients misses of the difference; where it is not small against the "
         "difference, more steps are needed."
@@ -308,8 +308,8 @@ def _size(run: xr.DataTree, value: str) -> xr.DataArray:
 def _lead(run: xr.DataTree) -> str:
     dataset = group(run, "saliency")
     begin = (
-        "How the answer's log-probability changes when one token's position in one head is "
-        "moved a little (saliency). Where the model is "
+        "How the answer's log-probability, the sum over its tokens, changes when one token's "
+        "position in one head is moved a little (saliency). Where the model is "
         "certain of its answer nearly nothing changes it a little, and saliencies are near 0."
     )
     if len(_values(run)) == 1:

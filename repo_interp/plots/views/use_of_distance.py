@@ -147,6 +147,7 @@ STABILITY = View(
     "How often a query's preference between two keys survives another distance, and how much a "
     "logit changes per position (Wu et al. 2026), beside random phases.",
     findings=_of_stability,
+    compared=("semantic_stability", "positional_sensitivity", "high_share"),
 )
 SYMBOLS = View(
     "symbols",
@@ -154,6 +155,7 @@ SYMBOLS = View(
     "Whether a head's logits stay with the places of keys, or move with their contents, when keys "
     "change places (after Urrutia et al. 2025). 1: exactly so.",
     findings=_of_symbols,
+    compared=("position_score", "symbol_score"),
 )
 OCTAVES = View(
     "octaves",
