@@ -10,6 +10,7 @@ text and none else. Brings together bridges and prompts; knows nothing about mea
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -85,26 +86,31 @@ def tokens(
 
 
 def prompt(
-    text: str,
+    text: str | Sequence[int],
     bridge: nn.Module,
     generated: int | str | None = None,
     answers: Sequence[str] = (),
     **spans: str | tuple[int, int] | Sequence[str | tuple[int, int]],
 ) -> Prompt:
-    """A prompt of `text` with named spans.
+    """A prompt of a text, or of numbers of tokens, with named spans.
 
         ri.prompt("The first man on the moon was Neil Armstrong.", bridge, needle="Neil Armstrong",
         generated=-2)
 
     A span is a part of the text that occurs once, a pair of characters (start, end), or several of
-    these. `generated` marks what was generated: -k for the last k tokens, or a part of the text.
-    Raises InputError for a part that does not occur, or more than once.
+    these; of a prompt of tokens a pair of tokens, the end not among them, or several pairs.
+    `generated` marks what was generated: -k for the last k tokens, or a part of the text. Raises
+    InputError for a part that does not occur, or more than once.
     """
     tokenizer = getattr(bridge, "tokenizer", None)
-    if not isinstance(text, str):
-        raise InputError(f"the text of a prompt is {shortened(repr(text))}; wanted a text")
+    if not isinstance(text, str | Sequence | Tensor | np.ndarray):
+        raise InputError(
+            f"the text of a prompt is {shortened(repr(text))}; wanted a text, or numbers of tokens"
+        )
     if not isinstance(answers, Iterable) or not all(isinstance(answer, str) for answer in answers):
         raise InputError(f"answers are {shortened(repr(answers))}; wanted texts")
+    if not isinstance(text, str):
+        return _of_tokens(_prompt(text, tokenizer, "the prompt"), generated, answers, spans)
     characters = {name: _intervals(text, name, parts) for name, parts in spans.items()}
     if isinstance(generated, str):
         characters["generated"] = _intervals(text, "generated", generated)
@@ -112,6 +118,36 @@ def prompt(
         characters["generated"] = (_last_tokens(encode(text, tokenizer), generated),)
     return prompt_from_text(
         text, characters, tokenizer, (answers,) if isinstance(answers, str) else answers
+    )
+
+
+def _of_tokens(
+    given: Prompt, generated: int | str | None, answers: Sequence[str], spans: Mapping[str, Any]
+) -> Prompt:
+    """A prompt of tokens with spans [start, end) of tokens."""
+    count, marked = len(given.tokens), {}
+    for name, parts in spans.items():
+        several = isinstance(parts, list) or (isinstance(parts, tuple) and len(parts) != 2)
+        pairs: list[Any] = list(parts) if several else [parts]
+        for pair in pairs:
+            whole = isinstance(pair, tuple) and [type(end) for end in pair] == [int, int]
+            if not whole or not 0 <= pair[0] < pair[1] <= count:
+                raise InputError(
+                    f"the span {name!r} is {shortened(repr(pair))}; of a prompt of tokens wanted "
+                    f"is a pair (start, end) of tokens from 0 to {count}"
+                )
+        marked[name] = tuple(sorted({token for pair in pairs for token in range(*pair)}))
+    last = 0 if generated is None else generated
+    if not isinstance(last, int) or isinstance(last, bool) or not -count < last <= 0:
+        raise InputError(
+            f"generated is {shortened(repr(generated))}; of a prompt of {count} tokens wanted is "
+            f"-k for the last k, at most {count - 1}"
+        )
+    return replace(
+        given,
+        spans={**given.spans, **marked},
+        generated=tuple(range(count + last, count)),
+        answers=(answers,) if isinstance(answers, str) else tuple(answers),
     )
 
 

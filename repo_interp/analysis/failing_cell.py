@@ -49,8 +49,9 @@ def explain_cell(
 
     One row per head, the largest effects first, then the largest changes: layer, head, `failing`
     and `passing`, the mass on the needle in per cent, `change` between them, and of the `most`
-    heads of the largest change `effect` and `standard_error`. `attrs` says which prompts were
-    compared. `bridge`: the model that was scored; None: it is loaded by its name. Raises InputError
+    heads of the largest change `effect` and `standard_error`. `attrs` says what was compared:
+    `prompts`, the failing ones first, `failing_prompts` by their places among the test sets and
+    prompts of the run, and `passing_cells`. `bridge`: the model that was scored; None: it is loaded by its name. Raises InputError
     for a run without such a map, a cell that it lacks or in which nothing fails, and for a model or
     prompts other than those that were scored.
     """
@@ -109,6 +110,8 @@ def explain_cell(
         "failing": len(failing),
         "passing": len(passing),
         "passing_cells": passing_cells,
+        "failing_prompts": [divmod(number, group.sizes["prompt"]) for number in failing],
+        "prompts": [prompts[number] for number in chosen],
         "span": span,
     }
     return table

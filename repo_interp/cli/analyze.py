@@ -20,6 +20,7 @@ from repo_interp.cli.options import (
     add_settings,
     count,
     name_list,
+    name_list_or_none,
     number_list,
     of_owner,
     placed,
@@ -58,6 +59,30 @@ _VARIANTS = (
 )
 
 
+_MEASURES = "; ".join(
+    f"{name} ({what})"
+    for name, what in {
+        "positions": "of every token, by head",
+        "patterns": "constant, monotonic or mixed stretches of them",
+        "position_sources": "whether they read the word, the index, the line",
+        "segments": "whether they follow lines, sentences, examples",
+        "gates": "tokens that CoPE counts",
+        "attention_mass": "attention from generated tokens to spans",
+        "attention_rows": "strongest keys of every token",
+        "octaves": "attention by distance, and sinks",
+        "predictions": "likeliest next tokens",
+        "components": "logits by rotary frequency",
+        "rotation": "pairs that turn slowly and dominate",
+        "three_axis": "logits as a sum of distance, query and key",
+        "fake_distance": "the same for one query at every distance",
+        "stability": "preferences that change with distance",
+        "symbols": "heads that follow places, or contents",
+        "maps": "pictures of logits",
+    }.items()
+)
+"""A few words on every measure of ours."""
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     parser.add_argument(
@@ -88,7 +113,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=name_list,
         default=None,
         metavar="A,B",
-        help="measures to take (default: positions,patterns,position_sources where a layer "
+        help=f"measures to take, of {_MEASURES} (default: positions,patterns,position_sources where a layer "
         "learns positions, position_sources,gates where "
         "one has CoPE's; where all positions are the token index, or none, "
         "components,three_axis, and fake_distance,rotation where "
@@ -98,10 +123,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--experiments",
-        type=name_list,
+        type=name_list_or_none,
         default=None,
         metavar="A,B",
-        help="experiments, which need many forward passes (default: atlas where no layer "
+        help="experiments, which need many forward passes; none: no experiment (default: atlas where no layer "
         "learns positions or counts gates, elsewhere, "
         "on prompts of its task, effects and atlas where they take seconds): effects (of "
         "changed positions of heads, on these prompts), "

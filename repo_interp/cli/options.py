@@ -48,6 +48,14 @@ def name_list(text: str) -> tuple[str, ...]:
     return names
 
 
+def name_list_or_none(text: str) -> tuple[str, ...]:
+    """The names in a text with commas between them; "none" stands for no name."""
+    names = name_list(text)
+    if "none" in names and len(names) > 1:
+        raise argparse.ArgumentTypeError("none stands alone: it says that no name is wanted")
+    return () if names == ("none",) else names
+
+
 def _reader(kind: Any) -> Callable[[str], Any]:
     def read(text: str) -> Any:
         try:
