@@ -1,16 +1,18 @@
-"""How much attention the generated tokens pay to each span (RePo sec. 5.1, table 4).
+"""Attention of generated tokens to spans (RePo sec. 5.1, table 4).
 
-    mass(span) = mean over generated rows i of sum_{j in span} A_ij          A = softmax of the logits, post-softmax weights
-    mass per token = mass / number of tokens in the span;    table: mean over prompts, layers and heads, x 100
+    mass(span) = mean over generated rows i of sum_{j in span} A_ij
+            A = softmax of the logits, post-softmax weights
+    mass per token = mass / number of tokens in the span;
+            table: mean over prompts, layers and heads, x 100
 
 Rows are those that produced the generated tokens, one earlier (`rows="producing"`), where a model
-looks for its answer; or the generated tokens' own rows (`rows="generated"`), the paper's literal
+looks for its answer; or the generated tokens' rows (`rows="generated"`), the paper's literal
 wording, where the last one predicts nothing. With long answers the two nearly agree. A head with a
-sink (gpt-oss) gives the rest of its attention to it: `sink_mass`. `chance` is what equal weights on
-all tokens that a row sees would give a span. Only these rows are computed: O(rows n d) per head, no
-n x n map.
+sink (gpt-oss) gives the rest of its attention to it: `sink_mass`. `chance` is the mass of equal
+weights on all tokens that a row sees. Only these rows are computed: O(rows n d) per head, no n x n
+map.
 
-Knows nothing about what the spans mean.
+Knows nothing about the meaning of spans.
 """
 
 from __future__ import annotations
@@ -64,7 +66,7 @@ class AttentionMass(Measure, needs=Needs(spans=("generated",), nan=("mass", "cha
     """The measure `attention_mass`."""
 
     rows: Rows = "producing"
-    """`producing`: the rows that produced the generated tokens, one earlier each; `generated`: the
+    """`producing`: the rows that produced the generated tokens, one earlier; `generated`: the
     rows of the generated tokens.
     """
     name: str = "attention_mass"

@@ -1,7 +1,9 @@
-"""What the model expects next: the likeliest next tokens after tokens of the first prompt, and the
-token that does follow.
+"""Next-token predictions after tokens of the first prompt.
 
-    p(v | x_0 ... x_i) = softmax_v logits_i        of row i the `candidates` largest, their tokens v, and p(x_{i+1})
+The likeliest next tokens, and the probability of the token that does follow.
+
+    p(v | x_0 ... x_i) = softmax_v logits_i
+            of row i the `candidates` largest, their tokens v, and p(x_{i+1})
 
 Rows are those of `attention_rows`: all tokens of the prompt where these are no more than `rows`,
 else those of its spans first. From the hidden states of the forward pass that everything else is
@@ -48,16 +50,17 @@ class NextTokens(Measure, needs=Needs(tensors=(), predictions=True)):
     rows: Annotated[int, Interval(ge=1, le=65_536)] = 512
     """Most tokens after which predictions are kept."""
     candidates: Annotated[int, Interval(ge=1, le=4096)] = 8
-    """Likeliest next tokens after each."""
+    """Likeliest next tokens after a token."""
     name: str = "predictions"
 
     def observe(self, inputs: AttentionInputs, spans: Spans) -> Statistics:
-        """Nothing: what single layers compute does not matter."""
+        """Return nothing: single layers do not matter."""
         return Statistics()
 
     def observe_predictions(self, predictions: Predictions, spans: Spans) -> Statistics:
-        """Tokens and probabilities [token, rank] of the first prompt, and those of the token that
-        follows [token].
+        """Return tokens and probabilities [token, rank], and those of the following token [token].
+
+        Of the first prompt; nothing where it is in another batch.
         """
         first = predictions.row_of_first_prompt
         if first is None:
@@ -94,9 +97,7 @@ class NextTokens(Measure, needs=Needs(tensors=(), predictions=True)):
 
 
 def _of_rows(logits: torch.Tensor, following: torch.Tensor, count: int) -> tuple[torch.Tensor, ...]:
-    """Of some rows: the largest probabilities and their tokens, and the probability and rank of the
-    tokens that follow.
-    """
+    """Return top probabilities and tokens, and probability and rank of the following tokens."""
     logarithms = torch.log_softmax(logits.double(), dim=-1)
     largest, tokens = logarithms.topk(count, dim=-1)
     known = following >= 0

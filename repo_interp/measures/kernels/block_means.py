@@ -1,8 +1,11 @@
-"""Maps of logits as exact means over blocks of rows and keys: a few hundred blocks per side,
-however long the prompt.
+"""Maps of logits as exact means over blocks of rows and keys.
 
-    logit map   M_AB = mean of W_ij over i in A, j in B that is seen            A, B: `size` tokens each, or a few less at the end
-    fake map    F_AB = mean of W'_dj over distances d in A, keys j in B         (Position Generalization sec. 3.2)
+A map has a few hundred blocks per side, however long the prompt.
+
+    logit map   M_AB = mean of W_ij over i in A, j in B that is seen
+            A, B: `size` tokens each, or a few less at the end
+    fake map    F_AB = mean of W'_dj over distances d in A, keys j in B
+            (Position Generalization sec. 3.2)
 
 Logits that are a dot product have block sums (sum_{i in A} q_i) . (sum_{j in B} k_j); blocks on the
 diagonal are written out, being triangles, and so nothing of n x n is made, but n x size and blocks

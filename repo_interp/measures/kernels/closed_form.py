@@ -1,10 +1,11 @@
-"""Logits from a few rotary components, position and semantics apart (Position Generalization
-theorem 2, app.
+"""Logits from a few rotary components, position and semantics apart.
 
-C).
+Position Generalization, theorem 2 and app. C.
 
-    f(q_i, z_i - z_j) = sum_r Re q_ir conj(mean k_r) exp(i theta_r (z_i - z_j))        the mean key, rotated
-    g(q_i, k_j)       = sum_r Re q_ir conj(k_jr - mean k_r)                            the rest, as if nothing rotated
+    f(q_i, z_i - z_j) = sum_r Re q_ir conj(mean k_r) exp(i theta_r (z_i - z_j))
+            the mean key, rotated
+    g(q_i, k_j)       = sum_r Re q_ir conj(k_jr - mean k_r)
+            the rest, as if nothing rotated
 
 over the chosen components r, un-rotated q, k in complex pairs. f is the paper's f_r; the signs of
 its eq. 17 cancel those of the proof and are dropped. Its g_r is ||k - mean k|| ||q|| times the
@@ -13,9 +14,9 @@ which way a key deviates. `semantic="signed"` is the g above, exact at distance 
 paper's.
 
 f + g is a dot product u . v of 4 features per component, so its correlation with the logits over
-all seen pairs needs no map: its own moments and its products with the logits come from chunks and
-Grams (see causal_pairs), with v centred first. O(n d chosen) per head beside the moments of the
-logits, which are those of the pass (see heads). Knows nothing about how components are chosen.
+all seen pairs needs no map: its moments and its products with the logits come from chunks and Grams
+(see causal_pairs), with v centred first. O(n d chosen) per head beside the moments of the logits,
+which are those of the pass (see heads). Knows nothing about how components are chosen.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class ClosedForm(Reduction):
 
     chosen: Bool[Tensor, "prompt head component"]
     key_mean: Float[Tensor, "2 prompt head component"]
-    """Of the un-rotated keys of each prompt, real and imaginary part."""
+    """Of the un-rotated keys of a prompt, real and imaginary part."""
     semantic: Semantic
 
     @cached_property
@@ -64,7 +65,7 @@ class ClosedForm(Reduction):
         )
 
     def ill_conditioned(self, inputs: AttentionInputs, block: HeadBlock) -> Tensor | None:
-        """Mark heads whose logits, or f + g, vary little beside the terms of their sums of squares."""
+        """Return heads whose logits, or f + g, vary little beside their sums of squares."""
         if not self.most:
             return None
         count, ours = block.counts.total, self._approximation(inputs, block)[0]
@@ -162,7 +163,7 @@ def _features(
             f"layer {inputs.layer} ({inputs.scheme}) rotates nothing: it has no components"
         )
     some = asked.chosen[prompt, head]
-    # The chosen components of each head stand first, in their order; heads with fewer are filled
+    # The chosen components of a head stand first, in their order; heads with fewer are filled
     # up, with weight 0.
     component = some.to(torch.int8).argsort(dim=-1, descending=True, stable=True)[..., : asked.most]
     weight = (

@@ -1,5 +1,6 @@
-"""The three-axis fit with its distance axis over learned positions, u = floor(z / width) a token's
-cell.
+"""Three-axis fit with its distance axis over cells of learned positions.
+
+The cell of a token is u = floor(z / width).
 
     W_ij ~ a[u_i - u_j] + b_i + c_j
 
@@ -10,12 +11,12 @@ conjugate gradients do.
 
 Binned as a difference of cells, a distance between positions makes everything a sum over cells.
 Tokens are cut into chunks: pairs within one are gone through; a row's pairs with earlier chunks
-need only how many keys each cell held before its chunk,
+need only the number of keys that a cell held before its chunk,
 
     sum_{j before chunk} a[u_i - u_j] = sum_m H_m a[u_i - m]
 
 (a convolution, read off at u_i; alike for columns and for the bins), and the sum of q_i . k_j over
-a bin only the sum of each cell's keys: q_i . K_m falls into bin u_i - m. A window takes away the
+a bin only the sum of a cell's keys: q_i . K_m falls into bin u_i - m. A window takes away the
 causal pairs with the keys delayed by it (seen_pairs). Cost per head: O(n (cells + chunk) d) for the
 sums of products, O(n chunk + n / chunk cells log cells), in time and memory, for those of the map.
 Knows nothing about how positions came about.
@@ -78,7 +79,7 @@ def position_correlation(
         )
     cell, within = _cells(inputs.head_positions, inputs.valid, width, most_cells)
     takes_part = inputs.valid[:, None] & within[..., None]
-    # Which heads are fitted, and how many cells each has: asked of the device once.
+    # The heads to fit and their numbers of cells: one copy from the device.
     fitted, most = torch.stack([within.long(), cell.amax(-1) + 1]).flatten(1).tolist()
     items = np.flatnonzero(fitted)
     correlation = torch.full(within.shape, torch.nan, dtype=torch.float64, device=cell.device)
@@ -183,17 +184,17 @@ class CellPairs:
     row_cell: Int[Tensor, "item chunk token"]
     key_cell: Int[Tensor, "item chunk token"]
     keys_before: Tensor
-    """Spectrum of how many keys each cell holds before a chunk [item, chunk, frequency]."""
+    """Spectrum of the number of keys in a cell before a chunk [item, chunk, frequency]."""
     rows_after: Tensor
     bin_within: Int[Tensor, "item pair"]
-    """Bin of each row and key of a chunk, seen or not."""
+    """Bins of the pairs of a chunk, seen or not."""
     seen_within: Float[Tensor, "item chunk row key"]
     row_counts: Float[Tensor, "item n"]
     key_counts: Float[Tensor, "item n"]
 
     @property
     def bins(self) -> int:
-        """Number of bins: differences of cells -(cells - 1) .. cells - 1 are at 0 .. 2 cells - 2."""
+        """Number of bins: a difference of d cells is at d + cells - 1."""
         return 2 * self.cells - 1
 
     def of_distance(self, a: Float[Tensor, "item bin"]) -> tuple[Tensor, Tensor]:
@@ -229,7 +230,7 @@ class CellPairs:
         sums = torch.zeros(len(b), self.bins, dtype=b.dtype, device=b.device)
         sums.scatter_add_(-1, self.bin_within, over_pairs.flatten(1))
         # Between chunks: sum_u sum_m (rows at u)(keys at m) falls into bin u - m, a
-        # cross-correlation over cells for each chunk; the spectra of all chunks are summed before
+        # cross-correlation over cells for every chunk; the spectra of all chunks are summed before
         # the one inverse transform.
         held_rows, held_keys = (
             self._spectrum(self.row_cell, rows),
@@ -246,7 +247,7 @@ class CellPairs:
     def _read(self, held: Tensor, a: Tensor, cell: Tensor) -> Float[Tensor, "item chunk token"]:
         """Return sum_m held_m a[u - m] at the cell u of every token."""
         # Bin u - m stands at u - m + cells - 1 in a, so the sum for cell u is entry u + cells - 1
-        # of the convolution. The transform is shorter than the whole convolution, but what wraps
+        # of the convolution. The transform is shorter than the convolution; the part that wraps
         # around ends up before entry cells - 1.
         length = _length(self.cells)
         spread = torch.fft.irfft(held * torch.fft.rfft(a, n=length)[:, None], n=length)
@@ -407,7 +408,7 @@ def _causal_product_sums(
     row_cell, key_cell = (cell.flatten(1) for cell in (pairs.row_cell, pairs.key_cell))
     new = {"dtype": torch.float64, "device": queries.device}
     sums = torch.zeros(items, pairs.bins, **new)
-    # The cells of each item in one long axis.
+    # The cells of all items in one long axis.
     held = torch.zeros(items * cells, width, **new)
     first_cell = torch.arange(items, device=queries.device)[:, None] * cells
     every_cell = torch.arange(cells, device=queries.device)
