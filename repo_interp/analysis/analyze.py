@@ -1,13 +1,12 @@
-"""The main job: prompts through a model, every attention layer observed once, each measure's
-results in a run.
+"""The main job: observe every attention layer once and conclude measures into a run.
 
     prompts -> Job -> batches -> observe -> merge -> conclude -> run
     Job -> plans of experiments -> run
 
 A batch holds prompts of similar length, padded on the right. Finished batches, and finished points
 of an experiment, may be kept on disk (`store`), so that an interrupted analysis goes on where it
-stopped and ends with the same run. Launched as several processes (`processes`), each observes some
-of the batches and computes some points, and all end with the same run.
+stopped and ends with the same run. Of several processes (`processes`), every one observes some of
+the batches and computes some points, and all end with the same run.
 
 Brings together models, tasks, measures and experiments; knows nothing about how any of them works.
 """
@@ -52,7 +51,7 @@ from repo_interp.tasks.task import Task
 from repo_interp.values import PositiveOrZero, checked
 
 Results = Mapping[str, Statistics | Fault]
-"""What `Job.observe` gives for a batch."""
+"""Result of `Job.observe` for a batch."""
 Value = TypeVar("Value")
 
 
@@ -131,7 +130,7 @@ def execute(
     """Observe all batches of a job, conclude its measures and run its experiments.
 
     Args:
-        job: What to measure.
+        job: Job to run.
         store: Directory for finished work; None: nothing is kept.
         store_every: Seconds between writes to `store`; 0: at once.
         progress: Called with layers observed so far and in all.
@@ -270,10 +269,12 @@ def _observe(
 def _measure(
     job: Job, observed: Iterable[Results], faults: dict[str, Fault]
 ) -> tuple[dict[str, xr.Dataset], dict[str, Fault], list[str]]:
-    """Groups per measure, with the tokens of their prompts; `faults` with those met; and the
-    faults of passes.
+    """Return groups per measure, `faults` with new ones, and faults of passes.
 
-    Raises NotFinite where all measures stopped and nothing else was asked for.
+    Groups hold the tokens of their prompts.
+
+    Raises:
+        NotFinite: All measures stopped, and nothing else was asked for.
     """
     parts: dict[str, list[Statistics]] = {measure.name: [] for measure in job.measures}
     passes: list[str] = []

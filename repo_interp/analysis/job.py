@@ -1,8 +1,8 @@
 """A job: which measures and experiments are made of which prompts on which model.
 
     job = Job(bridge, prompts, measures, batch_size=8)
-    job.observe(batch)       {measure: Statistics | Fault}    one forward pass
-    job.conclude(totals)     {measure: Dataset | Fault}       groups of a run, from merged statistics
+    job.observe(batch)      {measure: Statistics | Fault}    one forward pass
+    job.conclude(totals)    {measure: Dataset | Fault}       groups of a run, from merged statistics
 
 Everything is checked to fit together when a job is made, before anything is computed.
 """
@@ -284,7 +284,7 @@ class Job:
             group = checked_group(measure.conclude(statistics), called(MEASURES, measure.name))
         except InputError:
             raise
-        except Exception as error:  # of another package, after what may be hours of observing
+        except Exception as error:  # of another package, after perhaps hours of observing
             if is_out_of_memory(error):
                 raise
             reason = one_line(f"{type(error).__name__}: {error}")
@@ -340,10 +340,10 @@ def _require_chosen(measure: Measure, layers: Sequence[int], heads: int) -> None
         _within(chosen, heads, f"{measure.name} in layer {layer}: head")
 
 
-def _within(chosen: Sequence[int] | None, count: int, what: str) -> list[int]:
+def _within(chosen: Sequence[int] | None, count: int, name: str) -> list[int]:
     """The numbers `chosen` (None: all), sorted.
 
-    Raises InputError for what is no number below `count`.
+    Raises InputError where one is no number below `count`.
     """
     if chosen is None:
         return list(range(count))
@@ -354,13 +354,13 @@ def _within(chosen: Sequence[int] | None, count: int, what: str) -> list[int]:
         chosen = [operator.index(number) for number in chosen]
     except TypeError:
         raise InputError(
-            f"{what} {chosen!r} was asked for; wanted whole numbers from 0 to {count - 1}"
+            f"{name} {chosen!r} was asked for; wanted whole numbers from 0 to {count - 1}"
         ) from None
     for number in chosen:
         if not 0 <= number < count:
-            raise InputError(f"{what} {number} was asked for; the model's are 0 to {count - 1}")
+            raise InputError(f"{name} {number} was asked for; the model's are 0 to {count - 1}")
     if not chosen:
-        raise InputError(f"no {what} was asked for; the model's are 0 to {count - 1}")
+        raise InputError(f"no {name} was asked for; the model's are 0 to {count - 1}")
     return sorted(set(chosen))
 
 

@@ -2,8 +2,8 @@
 
 A command is a module with `SUMMARY`, `add_arguments(parser)` and `run(arguments) -> exit code`; it
 imports what is heavy inside `run`, so that `repo-interp --help` is fast. Bad input is one line and
-exit code 2, an interruption 130; 1 says that the numbers are there, but a figure, the page or what
-was printed is not. A Note, which refuses nothing, is one line beside.
+exit code 2, an interruption 130; 1 says that the numbers are there, but a figure, the page or the
+printed text is not. A Note, which refuses nothing, is one line beside.
 
 Launched as several processes (`accelerate launch -m repo_interp ...`), a command with `SHARED` is
 done by all of them, others by the first alone. One process prints, and one says why the command
@@ -30,7 +30,14 @@ LABORATORY = ("figures", "train", "train-steps", "zoo")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code."""
+    """Run one command.
+
+    Args:
+        arguments: Words of the command line; None: those of this process.
+
+    Returns:
+        The exit code.
+    """
     given = _joined(list(sys.argv[1:] if arguments is None else arguments))
     for name in ("stdin", "stdout", "stderr"):
         if getattr(sys, name) is None:  # closed by whoever started this
@@ -43,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parsed = _parser(given).parse_args(given)
     except _WrongUsage as error:
         return _said(error.command, str(error), 2)
-    except KeyboardInterrupt:  # while what the commands are made of is imported
+    except KeyboardInterrupt:  # while the modules of the commands are imported
         return _said("repo-interp", "interrupted", 130)
     # Libraries must neither look for a network nor talk over our progress bars; a hub id still goes
     # to the hub.
@@ -95,8 +102,8 @@ def _run(parsed: argparse.Namespace) -> int:
         _close(sys.stdout)
         return 141
     except OSError as error:
-        what = "the output" if error.filename is None else one_line(error.filename)
-        return _said(command, f"{what} cannot be read or written ({error.strerror or error})", 2)
+        file = "the output" if error.filename is None else one_line(error.filename)
+        return _said(command, f"{file} cannot be read or written ({error.strerror or error})", 2)
     except Exception as error:
         line = (
             "not enough memory; give shorter prompts, fewer of them at a time "
@@ -108,9 +115,7 @@ def _run(parsed: argparse.Namespace) -> int:
 
 
 class _Output:
-    """Standard output that a command can go on without: the first write that is refused is noted,
-    and all after it go nowhere.
-    """
+    """Standard output that a command can lose: after the first failed write, text is dropped."""
 
     def __init__(self, stream: Any) -> None:
         self._stream, self.failure = stream, None
@@ -137,7 +142,7 @@ class _Output:
 
 @contextmanager
 def _losing_output() -> Iterator[_Output]:
-    """While it lasts, a full disk below standard output costs what is printed and nothing else."""
+    """In the context a full disk below standard output costs the printed text and nothing else."""
     stream, sys.stdout = sys.stdout, _Output(sys.stdout)
     try:
         yield sys.stdout
@@ -169,9 +174,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _said(command: str, line: str, code: int) -> int:
-    """`code`, after one line on standard error, where there is somebody to read it; of several
-    processes one says it.
-    """
+    """Write one line on standard error, by one process of several; return `code`."""
     if processes.speaks():
         _write(f"{command}: {line}")
     return code
@@ -183,17 +186,13 @@ def _write(line: str) -> None:
 
 
 def _close(stream: Any) -> None:
-    """Close a stream whose reader is gone, or whose disk is full; what it holds still goes
-    nowhere.
-    """
+    """Send a stream to the null device, where its reader is gone or its disk is full."""
     with suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _joined(given: list[str]) -> list[str]:
-    """`given` with a command of two words as one; `steps` alone is what `train steps` was called
-    before.
-    """
+    """Join the words of a command of two words; `steps` alone is the former `train steps`."""
     if given[:2] == ["train", "steps"]:
         return ["train steps", *given[2:]]
     return ["train steps", *given[1:]] if given[:1] == ["steps"] else given

@@ -1,6 +1,4 @@
-"""`repo-interp analyze [CHECKPOINT]`: from a checkpoint and prompts to a run, figures and a report
-page.
-"""
+"""`repo-interp analyze [CHECKPOINT]`: from a checkpoint and prompts to a run and its page."""
 
 from __future__ import annotations
 
@@ -59,7 +57,11 @@ _VARIANTS = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
+    """Declare the options of `repo-interp analyze`.
+
+    Args:
+        parser: Parser of the command.
+    """
     parser.add_argument(
         "checkpoint",
         nargs="?",
@@ -168,7 +170,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Analyse, write and print; return the exit code."""
+    """Analyse, write and print.
+
+    Args:
+        arguments: Parsed options.
+
+    Returns:
+        0; 1 where the numbers are there but a measure, a figure or the page is not.
+    """
     find(arguments.checkpoint or DEFAULT)
     require_names(MEASURES, arguments.measures or ())
     require_names(EXPERIMENTS, arguments.experiments or ())
@@ -251,7 +260,7 @@ def _job(arguments: argparse.Namespace, name: str, step: Step) -> Job:
 
 
 def _announce(console: Console, name: str, job: Job) -> None:
-    """Print what is measured, and the notes on it.
+    """Print the measures and the notes on them.
 
     Raises InputError where there is not enough memory.
     """
@@ -277,9 +286,7 @@ def _announce(console: Console, name: str, job: Job) -> None:
 
 
 def _execute(job: Job, results: Results, step: Step, asked: str, console: Console) -> xr.DataTree:
-    """The run, written to `results` with what was `asked`; what its measures show is printed before
-    the experiments begin.
-    """
+    """Return the run, written to `results`; print findings of measures before experiments begin."""
     from repo_interp.analysis.analyze import execute
     from repo_interp.analysis.notes import RoundedPositions
     from repo_interp.cli.results import ASKED, KEEP_EVERY
@@ -329,8 +336,8 @@ def _with_parameters(measures, experiments, parameters):
         name, dot, option = key.rpartition(".")
         if not dot:
             having = [
-                each
-                for each, part in configured.items()
+                part_name
+                for part_name, part in configured.items()
                 if is_dataclass(part) and option in {f.name for f in fields(part)}
             ]
             if len(having) != 1:
@@ -356,9 +363,7 @@ def _with_parameters(measures, experiments, parameters):
 
 
 def _require_none_made(arguments: argparse.Namespace) -> None:
-    """Raise InputError for options of prompts that are made, beside prompts that are given, and for
-    a text beside a file.
-    """
+    """Raise InputError for options of made prompts beside given ones, or text beside a file."""
     if arguments.prompts is not None and arguments.text is not None:
         raise InputError(
             "--text gives a prompt, and --prompts a file of them; leave one of the two out"
@@ -408,8 +413,9 @@ def _given_prompts(arguments: argparse.Namespace, bridge: Any) -> tuple[list[Any
 
 
 def _make_prompts(arguments: argparse.Namespace, bridge: Any) -> tuple[list[Any], Any, str]:
-    """Prompts, their task, None for ruler, whose prompts are judged by the tokens that they mark as
-    generated, and where they are from.
+    """Return prompts, their task, and their origin.
+
+    The task is None for ruler, whose prompts are judged by the tokens that they mark as generated.
     """
     from repo_interp import tasks
     from repo_interp.analysis.defaults import COUNT, default_prompts, origin_of
@@ -466,16 +472,14 @@ def _make_prompts(arguments: argparse.Namespace, bridge: Any) -> tuple[list[Any]
 
 
 def _task_options(arguments: argparse.Namespace, name: str) -> dict[str, Any]:
-    """The options of the task `name`, taken from the settings of `arguments`: those with its name
-    before them, and its texts.
-    """
+    """Return the options of a task from the settings: those with its name, and its texts."""
     from repo_interp.tasks import make_task
 
     task = make_task(name)
-    own = [
+    of_task = [
         (key, text)
         for key, text in arguments.parameters
         if key.startswith(f"{name}.") or isinstance(task.options().get(key), str)
     ]
-    arguments.parameters = [pair for pair in arguments.parameters if pair not in own]
-    return typed(of_owner(own, name), task, f"task {name}")
+    arguments.parameters = [pair for pair in arguments.parameters if pair not in of_task]
+    return typed(of_owner(of_task, name), task, f"task {name}")

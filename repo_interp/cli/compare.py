@@ -17,7 +17,11 @@ SUMMARY = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
+    """Declare the options of `repo-interp compare`.
+
+    Args:
+        parser: Parser of the command.
+    """
     parser.add_argument(
         "runs",
         nargs="+",
@@ -38,7 +42,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Compare, write and print; return the exit code."""
+    """Compare, write and print.
+
+    Args:
+        arguments: Parsed options.
+
+    Returns:
+        0; 1 where a figure or the page failed.
+    """
     from repo_interp.analysis.publication import COMPARISON, claimed
     from repo_interp.cli.results import print_results
     from repo_interp.cli.tables import print_table
@@ -68,9 +79,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _named(text: str) -> tuple[str | None, str]:
-    """The name and the path in NAME=RUN or RUN; a path with an equals sign is a path where it
-    exists.
-    """
+    """Return name and path of NAME=RUN or RUN; an existing path may contain an equals sign."""
     name, equals, path = text.partition("=")
     if not equals or Path(text).exists():
         return None, text

@@ -1,6 +1,4 @@
-"""`repo-interp explore [CHECKPOINT | RUN]`: change positions in a page of the browser and see what
-follows.
-"""
+"""`repo-interp explore [CHECKPOINT | RUN]`: change positions in a page of the browser."""
 
 from __future__ import annotations
 
@@ -23,7 +21,11 @@ PROMPTS = 8
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
+    """Declare the options of `repo-interp explore`.
+
+    Args:
+        parser: Parser of the command.
+    """
     parser.add_argument(
         "what",
         metavar="CHECKPOINT | RUN",
@@ -61,7 +63,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Load, print the address, and answer until interrupted."""
+    """Load, print the address, and answer until interrupted.
+
+    Args:
+        arguments: Parsed options.
+
+    Returns:
+        0.
+
+    Raises:
+        InputError: starlette or uvicorn is not installed, or the checkpoint or the run does not
+            load.
+    """
     find(arguments.against or DEFAULT)
     from importlib.util import find_spec
 
@@ -109,7 +122,7 @@ def _listening(listening: Any, port: int | None) -> Any:
 
 
 def _explored(arguments: argparse.Namespace) -> tuple[Any, str]:
-    """What is explored, and where its prompts come from.
+    """Return the explored model, and the origin of its prompts.
 
     Raises InputError where the checkpoint, the run or the prompts cannot be read, or do not belong
     together.
@@ -173,9 +186,7 @@ def _explored(arguments: argparse.Namespace) -> tuple[Any, str]:
 
 
 def _own_prompts(bridge: Any, path: str) -> tuple[list[Any], str]:
-    """Prompts of the task that the checkpoint was trained on, else one text of the standard
-    library; and where they come from.
-    """
+    """Return prompts of the checkpoint's task, else one text of the library, and their origin."""
     from repo_interp.analysis.defaults import default_prompts, origin_of
     from repo_interp.analysis.trained_task import trained_name
     from repo_interp.models.decoder import as_decoder

@@ -1,4 +1,4 @@
-"""`repo-interp inspect CHECKPOINT`: what a checkpoint is, layer by layer."""
+"""`repo-interp inspect CHECKPOINT`: the schemes and sizes of a checkpoint, layer by layer."""
 
 from __future__ import annotations
 
@@ -18,7 +18,11 @@ SUMMARY = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
+    """Declare the options of `repo-interp inspect`.
+
+    Args:
+        parser: Parser of the command.
+    """
     parser.add_argument(
         "checkpoint",
         metavar="CHECKPOINT",
@@ -27,9 +31,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the table, from config.json and the headers of the weights, where these fit.
+    """Print the table of layers, from config.json and the headers of the weights.
 
-    The decoder is built where that is not plain.
+    The decoder is built where these do not suffice.
+
+    Args:
+        arguments: Parsed options.
+
+    Returns:
+        0.
     """
     from rich.table import Table
 

@@ -1,6 +1,4 @@
-"""`repo-interp score CHECKPOINT [TASK]`: the scores of a checkpoint on a task, by length, by depth,
-in and out of distribution.
-"""
+"""`repo-interp score CHECKPOINT [TASK]`: scores by length, depth and distribution."""
 
 from __future__ import annotations
 
@@ -47,7 +45,11 @@ SUMMARY = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
+    """Declare the options of `repo-interp score`.
+
+    Args:
+        parser: Parser of the command.
+    """
     parser.add_argument(
         "checkpoint",
         metavar="CHECKPOINT",
@@ -109,7 +111,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Score, write and print; return the exit code."""
+    """Score, write and print.
+
+    Args:
+        arguments: Parsed options.
+
+    Returns:
+        0; 1 where a figure or the page failed.
+    """
     path = find(arguments.checkpoint)
     _require_fitting_options(arguments)
     from repo_interp.analysis.notes import notes_on
@@ -171,10 +180,12 @@ def _task(arguments: argparse.Namespace, directory: Path) -> Task:
 def _scoring(
     arguments: argparse.Namespace, bridge, task: Task | None
 ) -> Callable[[Path, Callable[[int, int], None]], xr.DataTree]:
-    """A function that scores the task or ruler, given where to keep answers and a function to
-    report progress to.
+    """Return a function that scores the task or ruler.
 
-    Raises InputError beforehand.
+    Its arguments are the directory that keeps answers, and a function that reports progress.
+
+    Raises:
+        InputError: The task or an option is refused, before the function is called.
     """
     from repo_interp.analysis.score import score, score_needles
     from repo_interp.cli.results import KEEP_EVERY
