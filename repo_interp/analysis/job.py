@@ -25,7 +25,7 @@ from repo_interp.analysis.coercion import Prompts, as_prompts
 from repo_interp.analysis.defaults import choose, default_prompts, measures_named, origin_of
 from repo_interp.analysis.faults import PASS, Fault, fault_in, fault_of_pass
 from repo_interp.analysis.layer_statistics import observe_layer
-from repo_interp.analysis.room import batch_limit
+from repo_interp.analysis.memory import batch_limit
 from repo_interp.entry_points import EXPERIMENTS, MEASURES, OWN, VIEWS, called
 from repo_interp.errors import InputError, one_line
 from repo_interp.experiments.catalogue import experiments_named, planned

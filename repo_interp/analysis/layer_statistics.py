@@ -2,7 +2,7 @@
 
     observe_layer(inputs, measures, batch, heads)     (measure, Statistics | Fault), ...
 
-Measures share one pass over the heads (`share`). Knows nothing about models and single measures.
+Measures share one pass over the heads (`precompute`). Knows nothing about models and single measures.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from repo_interp.measures.statistics import (
     Measure,
     Statistics,
     checked_statistics,
+    precompute,
     read_only,
-    share,
 )
 
 
@@ -52,7 +52,7 @@ def observe_layer(
         for measure in measures
         if measure.needs.heads is None and not _fault(measure, common[1])
     ]
-    share(sound, common[0], spans)
+    precompute(sound, common[0], spans)
     for measure in measures:
         named = {**spans, **structure} if measure.needs.segments else spans
         of_layer = measure.needs.heads

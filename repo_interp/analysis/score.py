@@ -20,8 +20,8 @@ import xarray as xr
 from torch import nn
 
 from repo_interp.analysis.computed import store_of
+from repo_interp.analysis.memory import batch_limit, require_memory_for_pass
 from repo_interp.analysis.notes import notes_kept
-from repo_interp.analysis.room import batch_limit, require_memory_for_pass
 from repo_interp.analysis.trained_task import (
     in_tokens_of,
     puts_into_any_tokens,
@@ -263,8 +263,8 @@ def _run(
     }
     scores = scores.assign(prompts_digest=("test_set", digests, described)).assign_attrs(options)
     of_model = identity(bridge)
-    said = notes_kept(bridge, (), (), str(of_model.get("changed", "")))
-    notes = {"notes": "\n".join(said)} if said else {}
+    lines = notes_kept(bridge, (), (), str(of_model.get("changed", "")))
+    notes = {"notes": "\n".join(lines)} if lines else {}
     known = {
         "prompts_from": origin,
         **{f"version_{name}": number for name, number in versions().items()},

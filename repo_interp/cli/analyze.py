@@ -17,13 +17,13 @@ from repo_interp.cli.options import (
     add_resume,
     add_settings,
     count,
+    field_values,
+    load_kwargs,
     name_list,
     number_list,
-    of_owner,
-    placed,
     seed,
     tokens,
-    typed,
+    without_owner,
 )
 from repo_interp.entry_points import EXPERIMENTS, MEASURES, TASKS, names, require_names
 from repo_interp.errors import InputError, Unfinished
@@ -183,7 +183,7 @@ def run(arguments: argparse.Namespace) -> int:
     require_names(EXPERIMENTS, arguments.experiments or ())
     require_names(TASKS, [] if arguments.task is None else [arguments.task], "ruler")
     from repo_interp.analysis.publication import claimed
-    from repo_interp.cli.results import Command, drawn, print_results
+    from repo_interp.cli.results import Command, draw_results, print_results
     from repo_interp.cli.tables import print_findings, print_tables
     from repo_interp.console import Console, plain
     from repo_interp.progress import steps
@@ -200,7 +200,7 @@ def run(arguments: argparse.Namespace) -> int:
             run = _execute(job, results, step, command.asked, console)
             if not processes.is_first():
                 return 0
-            published = drawn(results, run, step, command.formats)
+            published = draw_results(results, run, step, command.formats)
     print_findings(console, run)
     if arguments.tables:
         print_tables(console, run)
@@ -238,7 +238,7 @@ def _job(arguments: argparse.Namespace, name: str, step: Step) -> Job:
             field_value(kind(owner), option, text, owner, fixed=("name",))
     for measure in arguments.measures or ():
         view_of(measure)  # one of another package that cannot be imported is refused here too
-    bridge = open_model(find(name), **placed(arguments))
+    bridge = open_model(find(name), **load_kwargs(arguments))
     step("making prompts")
     if arguments.prompts is None and arguments.text is None:
         prompts, task, source = _make_prompts(arguments, bridge)
@@ -264,8 +264,8 @@ def _announce(console: Console, name: str, job: Job) -> None:
 
     Raises InputError where there is not enough memory.
     """
+    from repo_interp.analysis.memory import require_memory_for_run
     from repo_interp.analysis.notes import notes_on
-    from repo_interp.analysis.room import require_memory_for_run
     from repo_interp.console import bold
 
     require_memory_for_run(job.bridge, job.lengths, job.size, job.passes)
@@ -331,34 +331,34 @@ def _execute(job: Job, results: Results, step: Step, asked: str, console: Consol
 def _with_parameters(measures, experiments, parameters):
     from dataclasses import fields, is_dataclass
 
-    configured: dict[str, Any] = {part.name: part for part in (*measures, *experiments)}
+    by_name: dict[str, Any] = {part.name: part for part in (*measures, *experiments)}
     for key, text in parameters:
         name, dot, option = key.rpartition(".")
         if not dot:
             having = [
                 part_name
-                for part_name, part in configured.items()
+                for part_name, part in by_name.items()
                 if is_dataclass(part) and option in {f.name for f in fields(part)}
             ]
             if len(having) != 1:
                 those = (
                     f"of {', '.join(having)}: say whose"
                     if having
-                    else f"of none of {', '.join(configured)}"
+                    else f"of none of {', '.join(by_name)}"
                 )
                 raise InputError(
                     f"--set {option}={text}: {option!r} is an option {those}, as in "
                     f"OWNER.{option}={text}"
                 )
             (name,) = having
-        if name not in configured:
+        if name not in by_name:
             raise InputError(
                 f"--set {key}: the measure {name!r} is not among those measured, "
-                f"{', '.join(configured)}"
+                f"{', '.join(by_name)}"
             )
-        configured[name] = with_field(configured[name], option, text, name, fixed=("name",))
-    return [configured[measure.name] for measure in measures], [
-        configured[experiment.name] for experiment in experiments
+        by_name[name] = with_field(by_name[name], option, text, name, fixed=("name",))
+    return [by_name[measure.name] for measure in measures], [
+        by_name[experiment.name] for experiment in experiments
     ]
 
 
@@ -419,10 +419,10 @@ def _make_prompts(arguments: argparse.Namespace, bridge: Any) -> tuple[list[Any]
     """
     from repo_interp import tasks
     from repo_interp.analysis.defaults import COUNT, default_prompts, origin_of
-    from repo_interp.analysis.room import (
+    from repo_interp.analysis.memory import (
         batch_limit,
         require_memory_for_pass,
-        require_room_for_prompts,
+        require_memory_for_prompts,
     )
     from repo_interp.analysis.score import task_of
     from repo_interp.analysis.trained_task import trained_name
@@ -444,7 +444,7 @@ def _make_prompts(arguments: argparse.Namespace, bridge: Any) -> tuple[list[Any]
                 "this checkpoint has no tokenizer, so no prompts can be made for it; give "
                 "--prompts with token ids"
             )
-        require_room_for_prompts(count, length)
+        require_memory_for_prompts(count, length)
         require_memory_for_pass(
             bridge, length, min(count, batch_limit(bridge, arguments.batch_size).of_length(length))
         )
@@ -466,7 +466,7 @@ def _make_prompts(arguments: argparse.Namespace, bridge: Any) -> tuple[list[Any]
             f"{bridge.config.vocab_size}; "
             "wanted a checkpoint trained on it, or --prompts"
         )
-    require_room_for_prompts(count, arguments.length or task.training_length)
+    require_memory_for_prompts(count, arguments.length or task.training_length)
     test_set = None if arguments.length is None else str(arguments.length)
     return task.prompts(count, seed=seed, test_set=test_set), task, task.origin
 
@@ -482,4 +482,4 @@ def _task_options(arguments: argparse.Namespace, name: str) -> dict[str, Any]:
         if key.startswith(f"{name}.") or isinstance(task.options().get(key), str)
     ]
     arguments.parameters = [pair for pair in arguments.parameters if pair not in of_task]
-    return typed(of_owner(of_task, name), task, f"task {name}")
+    return field_values(without_owner(of_task, name), task, f"task {name}")

@@ -61,7 +61,7 @@ def run(arguments: argparse.Namespace) -> int:
     from repo_interp.progress import steps
 
     console = Console()
-    compared = compare_named([_named(text) for text in arguments.runs])
+    compared = compare_named([_name_and_path(text) for text in arguments.runs])
     with claimed(
         arguments.out,
         _stem(compared["/"].coords["run"].values.tolist()),
@@ -78,7 +78,7 @@ def run(arguments: argparse.Namespace) -> int:
     return print_results(console, results, published)
 
 
-def _named(text: str) -> tuple[str | None, str]:
+def _name_and_path(text: str) -> tuple[str | None, str]:
     """Return name and path of NAME=RUN or RUN; an existing path may contain an equals sign."""
     name, equals, path = text.partition("=")
     if not equals or Path(text).exists():

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from repo_interp.cli.checkpoint import DEFAULT, find
-from repo_interp.cli.options import add_device, placed
+from repo_interp.cli.options import add_device, load_kwargs
 from repo_interp.errors import InputError
 
 SUMMARY = (
@@ -155,7 +155,7 @@ def _explored(arguments: argparse.Namespace) -> tuple[Any, str]:
             "not choose which folder is read; "
             "name it with --checkpoint"
         )
-    bridge = open_model(path, **placed(arguments))
+    bridge = open_model(path, **load_kwargs(arguments))
     origin = as_decoder(bridge).origin
     if (
         measured is not None
@@ -175,17 +175,19 @@ def _explored(arguments: argparse.Namespace) -> tuple[Any, str]:
         source = f"the file {Path(arguments.prompts).name}"
     else:
         prompts, source = (
-            _own_prompts(bridge, path) if measured is None else (prompts_of(measured), "the run")
+            _default_prompts(bridge, path)
+            if measured is None
+            else (prompts_of(measured), "the run")
         )
     explored = Explored(bridge, prompts, named, measured)
     if arguments.against is None:
         return explored, source
     return over_the_same_texts(
-        explored, open_model(find(arguments.against), **placed(arguments)), arguments.against
+        explored, open_model(find(arguments.against), **load_kwargs(arguments)), arguments.against
     ), source
 
 
-def _own_prompts(bridge: Any, path: str) -> tuple[list[Any], str]:
+def _default_prompts(bridge: Any, path: str) -> tuple[list[Any], str]:
     """Return prompts of the checkpoint's task, else one text of the library, and their origin."""
     from repo_interp.analysis.defaults import default_prompts, origin_of
     from repo_interp.analysis.trained_task import trained_name

@@ -84,8 +84,8 @@ def run(arguments: argparse.Namespace) -> int:
     table = Table(box=None, padding=(0, 3, 0, 0), show_edge=False)
     for column in ("layers", "scheme", "positions", "f_phi width", "parameters", "window"):
         table.add_column(column, no_wrap=True)
-    described = [(layer, _cells(found, layer)) for layer in range(config.num_hidden_layers)]
-    for cells, layers in groupby(described, key=lambda layer: layer[1]):
+    rows = [(layer, _cells(found, layer)) for layer in range(config.num_hidden_layers)]
+    for cells, layers in groupby(rows, key=lambda layer: layer[1]):
         table.add_row(span_of([number for number, _ in layers]), *cells)
     console.print(table)
     console.print("parameters: for positions, in each layer", highlight=False)
@@ -105,9 +105,9 @@ def _configure(raw: dict[str, Any], source: str) -> Any:
 
     if raw["model_type"] in PLAIN:
         return light_config(raw, source)
-    from repo_interp.models.configuration import configured
+    from repo_interp.models.configuration import make_config
 
-    return configured(raw, source)
+    return make_config(raw, source)
 
 
 def _cells(found: Inspection, layer: int) -> tuple[str, ...]:

@@ -145,7 +145,7 @@ def add_settings(parser: argparse.ArgumentParser, dest: str, meaning: str) -> No
     )
 
 
-def of_owner(texts: Iterable[tuple[str, str]], owner: str) -> list[tuple[str, str]]:
+def without_owner(texts: Iterable[tuple[str, str]], owner: str) -> list[tuple[str, str]]:
     """Remove the name of their only owner from settings.
 
     Args:
@@ -170,7 +170,9 @@ def of_owner(texts: Iterable[tuple[str, str]], owner: str) -> list[tuple[str, st
     return settings
 
 
-def typed(texts: Iterable[tuple[str, str]] | None, owner: Any, called: str) -> dict[str, Any]:
+def field_values(
+    texts: Iterable[tuple[str, str]] | None, owner: Any, called: str
+) -> dict[str, Any]:
     """Parse settings as the types of the fields of a dataclass.
 
     Args:
@@ -290,7 +292,7 @@ def _sizes(text: str) -> dict[str, str]:
     return {device: size for device, _, size in pairs}
 
 
-def placed(arguments: argparse.Namespace) -> dict[str, Any]:
+def load_kwargs(arguments: argparse.Namespace) -> dict[str, Any]:
     """Return the options of `add_device` as arguments of `load`.
 
     Args:

@@ -112,7 +112,7 @@ class Command:
         run = read_run(out)
         self._require_same(run)
         if reached == "finished":
-            console.print(f"{plain(out)} is finished: {_described(run)}", highlight=False)
+            console.print(f"{plain(out)} is finished: {_summary(run)}", highlight=False)
             return 0
         with processes.alone(), claimed(out, out.name, overwrite=True) as results:
             published = results.draw(run, partial(write_report, formats=self.formats))
@@ -140,7 +140,7 @@ class Command:
         if ASKED not in run.attrs:
             raise InputError(
                 f"{self.out} holds a run that does not say what it was asked "
-                f"({_described(run)}); give another --out, or --overwrite"
+                f"({_summary(run)}); give another --out, or --overwrite"
             )
         before, now = json.loads(run.attrs[ASKED]), json.loads(self.asked)
         name = next((name for name in now if now[name] != before.get(name)), None)
@@ -180,7 +180,7 @@ class Command:
                 raise Taken(f"{kept}; {_REMEDY}") from None
 
 
-def _described(run: xr.DataTree) -> str:
+def _summary(run: xr.DataTree) -> str:
     """Return the contents of a finished run in words."""
     if "scores" in run.children:
         scores = run["scores"].to_dataset()
@@ -221,7 +221,9 @@ def _in_words(value: Any) -> str:
     )
 
 
-def drawn(results: Results, run: xr.DataTree, step: Step, formats: Sequence[str]) -> Published:
+def draw_results(
+    results: Results, run: xr.DataTree, step: Step, formats: Sequence[str]
+) -> Published:
     """Draw the page and figures of a run that is written already, and stays.
 
     Args:

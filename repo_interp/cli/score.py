@@ -18,11 +18,11 @@ from repo_interp.cli.options import (
     add_resume,
     add_settings,
     count,
+    field_values,
+    load_kwargs,
     name_list,
-    of_owner,
-    placed,
     seed,
-    typed,
+    without_owner,
 )
 from repo_interp.entry_points import TASKS, require_names
 from repo_interp.errors import InputError
@@ -124,7 +124,7 @@ def run(arguments: argparse.Namespace) -> int:
     from repo_interp.analysis.notes import notes_on
     from repo_interp.analysis.publication import claimed
     from repo_interp.checkpoint_files.architectures import training_length
-    from repo_interp.cli.results import ASKED, Command, drawn, print_results
+    from repo_interp.cli.results import ASKED, Command, draw_results, print_results
     from repo_interp.cli.tables import print_tables
     from repo_interp.console import Console, bold
     from repo_interp.models.checkpoints import identify
@@ -138,7 +138,7 @@ def run(arguments: argparse.Namespace) -> int:
     checkpoint = identify(path)
     scaling = _scaling(arguments.scaling, training_length(checkpoint.config))
     task = None if arguments.task == RULER else _task(arguments, checkpoint.directory)
-    bridge = open_model(path, rope_scaling=scaling, **placed(arguments))
+    bridge = open_model(path, rope_scaling=scaling, **load_kwargs(arguments))
     for note in notes_on(bridge):
         console.print(note, style="yellow", highlight=False)
     scored = _scoring(arguments, bridge, task)
@@ -154,7 +154,7 @@ def run(arguments: argparse.Namespace) -> int:
             return 0
         results.write(scores)
         results.withdraw()
-        published = drawn(results, scores, step, command.formats)
+        published = draw_results(results, scores, step, command.formats)
     console.print(bold(arguments.checkpoint, f": scored on {bridge.device}"), highlight=False)
     console.print(f"prompts from {scores.attrs['prompts_from']}", highlight=False)
     print_tables(console, scores)
@@ -170,7 +170,9 @@ def _task(arguments: argparse.Namespace, directory: Path) -> Task:
     from repo_interp.tasks import make_task
 
     name = task_name(directory, arguments.task)
-    changes = typed(of_owner(arguments.task_options, name), make_task(name), f"task {name}")
+    changes = field_values(
+        without_owner(arguments.task_options, name), make_task(name), f"task {name}"
+    )
     task = task_of(directory, name, arguments.task_size, **changes)
     for name in arguments.test_sets or ():
         task.prompts(1, arguments.seed, name)
@@ -200,7 +202,7 @@ def _scoring(
         lengths = (
             None if arguments.test_sets is None else [int(name) for name in arguments.test_sets]
         )
-        texts = of_owner(arguments.task_options, RULER)
+        texts = without_owner(arguments.task_options, RULER)
         options = {
             name: value_of(text, float if name == "depth" else str, f"{RULER}.{name}")
             for name, text in texts
@@ -232,7 +234,7 @@ def _require_fitting_options(arguments: argparse.Namespace) -> None:
                     f"ruler's test sets are lengths in tokens, such as 4096; got {name!r}"
                 )
         known = {"variant": VARIANTS, "dialect": DIALECTS}
-        for name, text in of_owner(arguments.task_options, RULER):
+        for name, text in without_owner(arguments.task_options, RULER):
             if name not in _RULER_OPTIONS:
                 raise InputError(
                     f"ruler has no option {name!r}; it has {', '.join(_RULER_OPTIONS)}"

@@ -80,18 +80,18 @@ def print_tables(console: Console, run: xr.DataTree) -> None:
     rows = _rows_for(console, len(tables))
     left_out = 0
     for table in tables:
-        said = _without_dashes(table)
-        if len(said.columns) < len(table.columns) and not any(
-            isinstance(cell, float) for row in said.rows for cell in row
+        dense = _without_dashes(table)
+        if len(dense.columns) < len(table.columns) and not any(
+            isinstance(cell, float) for row in dense.rows for cell in row
         ):
             console.print(
                 f"{table.title}: no number could be measured. {table.note}", highlight=False
             )
             continue
-        grouped = _grouped(said)
-        shown = _shortened(grouped, rows)
-        left_out += len(grouped.rows) - len(shown.rows)
-        print_table(console, shown)
+        grouped = _group_layers(dense)
+        excerpt = _excerpt(grouped, rows)
+        left_out += len(grouped.rows) - len(excerpt.rows)
+        print_table(console, excerpt)
     for view in silent:
         console.print(
             f"{view.title}: {_nothing_to_say(run)}; folded away in report.html", highlight=False
@@ -129,8 +129,8 @@ def print_table(console: Console, table: Table) -> None:
     console.print(drawn)
 
 
-def _widths(table: Table, rows: Sequence[Sequence[str]], room: int) -> list[int] | None:
-    """Return widths of the columns, together at most `room`; None where that is too narrow.
+def _widths(table: Table, rows: Sequence[Sequence[str]], most: int) -> list[int] | None:
+    """Return widths of the columns, together at most `most`; None where that is too narrow.
 
     All texts whole where that fits, else no word broken, else no number. The rest goes to the
     columns that lack most.
@@ -151,9 +151,9 @@ def _widths(table: Table, rows: Sequence[Sequence[str]], room: int) -> list[int]
     numbers = [
         max(map(cell_len, cells), default=1) if numeric else _WORD for _, numeric, cells in columns
     ]
-    widths = next((some for some in (whole, words, numbers) if sum(some) <= room), None)
+    widths = next((some for some in (whole, words, numbers) if sum(some) <= most), None)
     if widths is not None:
-        for _ in range(min(room, sum(whole)) - sum(widths)):
+        for _ in range(min(most, sum(whole)) - sum(widths)):
             widths[max(range(len(widths)), key=lambda place: whole[place] - widths[place])] += 1
     return widths
 
@@ -200,7 +200,7 @@ def _without_dashes(table: Table) -> Table:
     )
 
 
-def _grouped(table: Table) -> Table:
+def _group_layers(table: Table) -> Table:
     """`table` with one row for neighbouring layers whose other cells are written the same."""
     rows: list[tuple[Cell, ...]] = []
     lines = zip(_layers(table), table.rows, table.formatted(), strict=True)
@@ -214,18 +214,18 @@ def _grouped(table: Table) -> Table:
     return replace(table, rows=tuple(rows))
 
 
-def _shortened(table: Table, count: int) -> Table:
+def _excerpt(table: Table, count: int) -> Table:
     """Return at most `count` rows: layers at equal steps and all other rows, else the first."""
     if len(table.rows) <= count:
         return table
     layers = [place for place, layer in enumerate(_layers(table)) if layer is not None]
     others = [place for place in range(len(table.rows)) if place not in layers]
-    room = count - len(others)
-    if not layers or room < 2:
+    left = count - len(others)
+    if not layers or left < 2:
         return replace(table, rows=table.rows[:count])
     chosen = {
         layers[place]
-        for place in np.linspace(0, len(layers) - 1, min(room, len(layers))).round().astype(int)
+        for place in np.linspace(0, len(layers) - 1, min(left, len(layers))).round().astype(int)
     }
     return replace(
         table,

@@ -30,7 +30,7 @@ from torch import nn
 
 from repo_interp.analysis.atlas import atlas
 from repo_interp.analysis.coercion import as_prompts
-from repo_interp.analysis.room import require_memory_for_pass
+from repo_interp.analysis.memory import require_memory_for_pass
 from repo_interp.errors import InputError
 from repo_interp.explorer.edits import Edit, Index, as_tuple
 from repo_interp.explorer.passes import Passes
@@ -43,7 +43,7 @@ from repo_interp.plots.marks.drawing import contiguous
 from repo_interp.plots.marks.grid import MISSING, scale
 from repo_interp.plots.marks.reading import described_prompts, ordered_spans, prompt_tokens
 from repo_interp.plots.style import scheme_colour, scheme_name, span_colours
-from repo_interp.records import modelled
+from repo_interp.records import validate
 from repo_interp.run import require_run
 from repo_interp.tasks import Prompt, prompt_from_text
 from repo_interp.tasks.prompt import GENERATED, REST, main_span
@@ -423,7 +423,7 @@ def message(value: Any) -> Asked:
     Raises:
         InputError: A field is unknown, of another type or out of range.
     """
-    return modelled(value, Asked, "the request")
+    return validate(value, Asked, "the request")
 
 
 def prompts_of(run: xr.DataTree) -> list[Prompt]:

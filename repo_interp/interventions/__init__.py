@@ -38,11 +38,11 @@ from repo_interp.interventions.positions import (
     swapped_tokens,
     transplanted,
 )
-from repo_interp.interventions.replacing import Change, Here, heads_with_positions, replaced
+from repo_interp.interventions.replacing import Change, PassContext, heads_with_positions, replaced
 
 __all__ = [
     "Change",
-    "Here",
+    "PassContext",
     "Shift",
     "ablate",
     "clipped",

@@ -53,7 +53,7 @@ MOST_TOKENS = 1 << 24
 
 
 @dataclass(frozen=True)
-class Here:
+class PassContext:
     """Where a change takes place: one layer in one forward pass."""
 
     layer: int
@@ -69,7 +69,7 @@ class Here:
     """
 
 
-Change = Callable[[Float[Tensor, "prompt row token"], Here], Tensor]
+Change = Callable[[Float[Tensor, "prompt row token"], PassContext], Tensor]
 """New positions of chosen rows, given those that they have; what it returns is broadcast to them.
 """
 
@@ -101,7 +101,7 @@ def replaced(
 
     Args:
         model: Repositioned model or bridge.
-        change: Function from positions and `Here` to new positions.
+        change: Function from positions and `PassContext` to new positions.
         heads: (layer, head) pairs; None: all heads of the layers.
         layer: One layer or several, in place of `heads`; None: all that assign positions.
         tokens: Indices in the prompt, for all prompts or one sequence per prompt; None: all.
@@ -216,7 +216,7 @@ def heads_with_positions(model: nn.Module) -> list[tuple[int, int]]:
 
 
 def changed_rows(
-    positions: Float[Tensor, "prompt row token"], change: Change, here: Here
+    positions: Float[Tensor, "prompt row token"], change: Change, here: PassContext
 ) -> Float[Tensor, "prompt row token"]:
     """Apply a change to positions; tokens that are not chosen keep theirs.
 
@@ -351,7 +351,7 @@ def _changed_positions(
         named.chosen(index),
     )
     tokens = valid if tokens is None else tokens if valid is None else tokens & valid
-    here = Here(
+    here = PassContext(
         attention.layer_idx, tuple(firsts[row] for row in selected), index, now.start, tokens
     )
     own = positions[:, selected]
@@ -380,7 +380,7 @@ def _changed_index(
     """
     index = index.expand(max(len(index), named.prompts), -1)
     start = int(index[:, -1].max()) + 1 - index.shape[1]
-    here = Here(0, (0,), index, max(0, start), named.chosen(index))
+    here = PassContext(0, (0,), index, max(0, start), named.chosen(index))
     return changed_rows(index[:, None].to(torch.float32), change, here)[:, 0]
 
 

@@ -253,7 +253,7 @@ def of_training_length(measure: Measure, tokens: int) -> Measure:
     return replace(measure, training_length=tokens) if unknown else measure  # pyright: ignore[reportCallIssue, reportArgumentType]
 
 
-def share(measures: Iterable[Measure], inputs: AttentionInputs, spans: Spans) -> None:
+def precompute(measures: Iterable[Measure], inputs: AttentionInputs, spans: Spans) -> None:
     """Compute the reductions of all measures in one pass over the heads of a layer.
 
     `inputs` keep the results.

@@ -71,7 +71,7 @@ def _present(device: torch.device) -> float:
     if device.type == "cuda":
         reserve = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return torch.cuda.mem_get_info(device)[0] + reserve
-    return memory() / processes.beside()
+    return machine_memory() / processes.beside()
 
 
 def bytes_per_token(bridge: nn.Module) -> int:
@@ -133,7 +133,7 @@ def require_memory(needed: float, work: str) -> None:
     Raises:
         InputError: The machine has less memory.
     """
-    present = memory()
+    present = machine_memory()
     if needed > present:
         raise InputError(
             f"{work} would need about {needed / 2**30:,.0f} GiB of memory, and there are "
@@ -142,7 +142,7 @@ def require_memory(needed: float, work: str) -> None:
         )
 
 
-def require_room_for_prompts(count: int, length: int) -> None:
+def require_memory_for_prompts(count: int, length: int) -> None:
     """Check that prompts fit into memory.
 
     Args:
@@ -186,7 +186,7 @@ def require_memory_for_pass(bridge: nn.Module, tokens: int, prompts: int) -> Non
         )
 
 
-def memory() -> float:
+def machine_memory() -> float:
     """Return the memory of the machine, or of the container of this process.
 
     Returns:
