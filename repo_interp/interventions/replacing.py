@@ -1,5 +1,6 @@
-"""The one thing below every intervention on positions: rows of `hook_positions` replaced by a
-function, for chosen heads and tokens.
+"""Replace rows of `hook_positions` by a function, for chosen heads and tokens.
+
+All interventions on positions are made of it:
 
     z[b, h, i] <- change(z)[b, h, i]        for heads h that are chosen and tokens i that are; all others keep theirs
 
@@ -337,8 +338,10 @@ def _changed_positions(
     least: int,
     positions: Float[Tensor, "prompt row token"],
 ) -> Float[Tensor, "prompt row token"]:
-    """Positions of a layer with those of the `chosen` heads replaced; `of_prompts`: those of each
-    prompt, else all in all of them; `least`: rows that there are to be at least.
+    """Return positions of a layer with those of the `chosen` heads replaced.
+
+    `of_prompts`: heads of single prompts; empty: `chosen` in all. `least`: fewest rows of the
+    result.
     """
     now, heads = attention.active_pass, attention.heads
     index = now.index.expand(len(now.hidden_states), -1)
@@ -375,8 +378,9 @@ def _changed_positions(
 def _changed_index(
     change: Change, named: _Named, index: Int[Tensor, "any token"]
 ) -> Float[Tensor, "prompt token"]:
-    """The index that learned absolute positions are looked up by, for the whole model; padding is
-    known by an index below 0 alone.
+    """Return the index by which learned absolute positions are looked up, for the whole model.
+
+    Padding is known by an index below 0 alone.
     """
     index = index.expand(max(len(index), named.prompts), -1)
     start = int(index[:, -1].max()) + 1 - index.shape[1]
@@ -387,8 +391,9 @@ def _changed_index(
 def _rows(
     present: int, kv_heads: int, heads: int, apart: Collection[frozenset[int]], least: int
 ) -> int:
-    """The fewest rows that keep the heads of each set `apart` from the others, and are at least
-    those present and `least`.
+    """Return the fewest rows that keep the heads of every set `apart` from the others.
+
+    At least those present and `least`.
     """
     for rows in sorted({present, kv_heads, heads}):
         group = heads // rows
