@@ -2,8 +2,8 @@
 
     batches(order, lengths, 8)                       at most 8 prompts
     batches(order, lengths, SideBySide(tokens=4096)) as many as fit into 4096 tokens with their
-    padding, at least one
-    restored(cut, results)                           what was made of each batch, in the order of the prompts
+                                                     padding, at least one
+    restore_order(cut, results)                      results by prompt, from those by batch
 
 Knows nothing about models and prompts.
 """
@@ -73,7 +73,7 @@ def limit(size: BatchSize) -> SideBySide:
     return size if isinstance(size, SideBySide) else SideBySide(prompts=size)
 
 
-def restored(cut: Iterable[Sequence[int]], results: Iterable[Sequence[Item]]) -> list[Item]:
+def restore_order(cut: Iterable[Sequence[int]], results: Iterable[Sequence[Item]]) -> list[Item]:
     """Put results of batches into the order of the numbers.
 
     Args:

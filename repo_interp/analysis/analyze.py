@@ -26,13 +26,13 @@ import xarray as xr
 from torch import nn
 
 from repo_interp import processes
-from repo_interp.analysis.atlas import GROUP, joined
+from repo_interp.analysis.atlas import GROUP, add_columns
 from repo_interp.analysis.batches import describe_predictions, describe_prompts
 from repo_interp.analysis.coercion import Prompts
 from repo_interp.analysis.computed import store_of
 from repo_interp.analysis.faults import PASS, Fault, require_some
 from repo_interp.analysis.job import Job
-from repo_interp.analysis.notes import RoundedPositions, notes_kept, rounded_positions
+from repo_interp.analysis.notes import RoundedPositions, rounded_positions, run_notes
 from repo_interp.analysis.stored_statistics import BATCHES
 from repo_interp.console import Console
 from repo_interp.entry_points import EXPERIMENTS, called
@@ -147,7 +147,7 @@ def execute(
     """
     store_every = checked(store_every, PositiveOrZero, "store_every")
     provenance = job.provenance
-    notes = notes_kept(job.bridge, job.prompts, job.measures, provenance.get("changed", ""))
+    notes = run_notes(job.bridge, job.prompts, job.measures, provenance.get("changed", ""))
     if (rounded := rounded_positions(job.bridge)) is not None:
         warn(rounded, RoundedPositions)
     # which experiments may need
@@ -171,7 +171,7 @@ def execute(
         if unconcluded:
             kept.write()
     if GROUP in groups:
-        groups[GROUP] = joined(groups)
+        groups[GROUP] = add_columns(groups)
     attributes = {
         "notes": "\n".join((*notes, *passes)),
         "stopped": "\n".join(f"{name}: {fault.reason}" for name, fault in faults.items()),

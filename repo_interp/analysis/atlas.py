@@ -62,7 +62,7 @@ def atlas(run: xr.DataTree) -> HeadTable:
         InputError: No group has anything for the atlas.
     """
     require_run(run)
-    group = joined({name: node.to_dataset() for name, node in run.children.items()})
+    group = add_columns({name: node.to_dataset() for name, node in run.children.items()})
     if not set(_HEAD) <= set(group.dims):
         raise InputError(
             "this run has nothing for an atlas of heads; analyse with the experiment atlas: "
@@ -90,7 +90,7 @@ def atlas(run: xr.DataTree) -> HeadTable:
     return table
 
 
-def joined(groups: Mapping[str, xr.Dataset]) -> xr.Dataset:
+def add_columns(groups: Mapping[str, xr.Dataset]) -> xr.Dataset:
     """Add numbers of single heads from other groups to the group `atlas`.
 
     Args:
@@ -111,7 +111,7 @@ def joined(groups: Mapping[str, xr.Dataset]) -> xr.Dataset:
     if not found:
         return base
     place = {axis: base[axis] for axis in _HEAD if axis in base.coords}
-    made = {name: _placed(values, place) for name, values in found.items()}
+    made = {name: _at_heads(values, place) for name, values in found.items()}
     if place or "scheme" not in next(iter(found.values())).coords:
         return base.assign(made)
     return xr.Dataset(made).assign_coords(scheme=next(iter(found.values()))["scheme"])
@@ -182,7 +182,7 @@ def _says_something(values: xr.DataArray) -> bool:
     return bool((values != "").any() if values.dtype.kind in "OU" else np.isfinite(values).any())
 
 
-def _placed(values: xr.DataArray, place: Mapping[str, xr.DataArray]) -> xr.DataArray:
+def _at_heads(values: xr.DataArray, place: Mapping[str, xr.DataArray]) -> xr.DataArray:
     """Return values at the layers and heads of an atlas, empty where they have none.
 
     Layer and head come first, without further coordinates.

@@ -53,7 +53,7 @@ def store_of(
             # of the stored values; raise it when an older form would be read wrongly
             "form": 2,
             "model": identity(bridge),
-            "computes": _computed(bridge, prompt),
+            "computes": _summarize_outputs(bridge, prompt),
             "versions": versions(),
             **question,
         }
@@ -66,7 +66,7 @@ def store_of(
     )
 
 
-def _computed(bridge: nn.Module, prompt: Prompt) -> list[float]:
+def _summarize_outputs(bridge: nn.Module, prompt: Prompt) -> list[float]:
     """Return a summary of the model's outputs for `prompt`, with its present hooks and weights."""
     tokens = torch.tensor([prompt.tokens], device=as_decoder(bridge).device)
     with torch.inference_mode():

@@ -201,7 +201,7 @@ def default_measures(
     return tuple(dict.fromkeys((*of_positions, *of_gates, *mass, *tokens)))
 
 
-def measures_named(measures: Sequence[str | Measure]) -> list[Measure]:
+def resolve_measures(measures: Sequence[str | Measure]) -> list[Measure]:
     """Return measures as objects.
 
     Beside `maps`, a `three_axis` that is given by name keeps the axes that its figure shows.

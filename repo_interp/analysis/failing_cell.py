@@ -131,7 +131,7 @@ def _scored_prompts(
     """Return the scored prompts with their answers, whether they passed, and their cells."""
     count, seed, prompts = group.sizes["prompt"], int(group.attrs["seed"]), []
     for test_set in group["test_set"].values:
-        made, asked = _made_again(group, str(test_set), count, seed, bridge)
+        made, asked = _remake(group, str(test_set), count, seed, bridge)
         if digest(asked) != str(group["prompts_digest"].sel(test_set=test_set).values):
             raise InputError(
                 f"the prompts of test set {test_set} cannot be made again as they were "
@@ -146,7 +146,7 @@ def _scored_prompts(
     return prompts, passed, [(int(depth), length) for depth, length in cells]
 
 
-def _made_again(
+def _remake(
     group: xr.Dataset, test_set: str, count: int, seed: int, bridge: Any
 ) -> tuple[Sequence[Prompt], Sequence[Prompt]]:
     """The prompts of a test set with their answers, and as they were scored."""

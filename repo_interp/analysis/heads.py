@@ -66,7 +66,7 @@ def columns_of(name: str, variable: xr.DataArray) -> dict[str, xr.DataArray]:
     if "prompt" in variable.dims:
         variable = variable.mean("prompt", skipna=True)
     further = [dim for dim in variable.dims if dim not in ("layer", "head")]
-    if any(not _labelled(variable, str(dim)) for dim in further):
+    if any(not _has_labels(variable, str(dim)) for dim in further):
         return {}
     if not further:
         return {name: _bare(variable)}
@@ -79,7 +79,7 @@ def columns_of(name: str, variable: xr.DataArray) -> dict[str, xr.DataArray]:
     return {f"{name}[{_label(part)}]": _bare(part) for part in parts}
 
 
-def _labelled(variable: xr.DataArray, dim: str) -> bool:
+def _has_labels(variable: xr.DataArray, dim: str) -> bool:
     return (
         dim in variable.coords
         and variable[dim].dtype.kind in "OUT"

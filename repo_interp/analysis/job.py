@@ -22,7 +22,7 @@ from torch import nn
 
 from repo_interp.analysis.batches import Batch, make_batches, structure_for
 from repo_interp.analysis.coercion import Prompts, as_prompts
-from repo_interp.analysis.defaults import choose, default_prompts, measures_named, origin_of
+from repo_interp.analysis.defaults import choose, default_prompts, origin_of, resolve_measures
 from repo_interp.analysis.faults import PASS, Fault, fault_in, fault_of_pass
 from repo_interp.analysis.layer_statistics import observe_layer
 from repo_interp.analysis.memory import batch_limit
@@ -87,7 +87,7 @@ class Job:
                 experiments, or if an intervention changes attention where a measure cannot see it.
         """
         # names first: the rest may take long
-        measures = None if measures is None else measures_named(measures)
+        measures = None if measures is None else resolve_measures(measures)
         experiments = None if experiments is None else experiments_named(experiments)
         self.bridge = observable(bridge)
         decoder = self.decoder = as_decoder(self.bridge)
@@ -105,7 +105,7 @@ class Job:
         chosen, experiments = choose(self.bridge, self.prompts, measures, layers, experiments, task)
         length, heads_of_layer = decoder.training_length, decoder.config.num_attention_heads
         self.measures = [
-            of_training_length(as_measure(measure), length) for measure in measures_named(chosen)
+            of_training_length(as_measure(measure), length) for measure in resolve_measures(chosen)
         ]
         self.layers = (
             list(decoder.by_layer)

@@ -20,7 +20,7 @@ from repo_interp.inputs import AttentionInputs, Spans, select_heads
 from repo_interp.measures.statistics import (
     Measure,
     Statistics,
-    checked_statistics,
+    check_statistics,
     precompute,
     read_only,
 )
@@ -94,7 +94,7 @@ def _observe(
     given = (inputs, spans) if measure.name in OWN[MEASURES] else copy.deepcopy((inputs, spans))
     with read_only(measure, *given):
         observed = measure.observe(*given)
-    statistics = checked_statistics(observed, measure.name)
+    statistics = check_statistics(observed, measure.name)
     if heads is None:
         return statistics
     numbers = {"head": np.asarray(heads)}

@@ -97,7 +97,7 @@ def notes_on(
     return tuple(notes)
 
 
-def notes_kept(
+def run_notes(
     bridge: nn.Module, prompts: Sequence[Prompt], measures: Sequence[Measure], changed: str
 ) -> tuple[str, ...]:
     """Return the attribute `notes` of a run: remarks of loading, then `notes_on`.

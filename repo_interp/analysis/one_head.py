@@ -80,7 +80,7 @@ def attention_pattern(bridge: nn.Module, prompt: Prompts, layer: int, head: int)
         InputError: The prompt is longer, there are several, or the model lacks the layer or the
             head.
     """
-    inputs, labels = _captured(bridge, prompt, layer, head, MOST_TOKENS)
+    inputs, labels = _capture_head(bridge, prompt, layer, head, MOST_TOKENS)
     rows = torch.arange(inputs.queries.shape[2], device=inputs.queries.device)
     seen = inputs.visible(rows)[0]
     weights = inputs.pattern(rows)[0, 0].masked_fill(~seen, torch.nan)
@@ -121,7 +121,7 @@ def explain_logit(
         InputError: The query does not see the key, there are several prompts, or a token, the layer
             or the head does not exist.
     """
-    inputs, labels = _captured(bridge, prompt, layer, head)
+    inputs, labels = _capture_head(bridge, prompt, layer, head)
     length, here = inputs.queries.shape[2], inputs.queries.device
     for name, token in (("query", query), ("key", key)):
         if checked(token, CountOrNone, name) >= length:
@@ -152,7 +152,7 @@ def explain_logit(
     bias = (
         0.0 if inputs.position_logits is None else float(inputs.position_logits(rows)[0, 0, 0, key])
     )
-    fitted, correlation = _fitted(inputs, query, key)
+    fitted, correlation = _fit(inputs, query, key)
     fitted["remainder"] = logit - sum(fitted.values())
     pair, alone = ("component",), ()
     values: dict[str, tuple[tuple[str, ...], Any]] = {
@@ -181,7 +181,7 @@ def explain_logit(
     return parts.assign_attrs(labels | named)
 
 
-def _captured(
+def _capture_head(
     bridge: nn.Module, prompt: Prompts, layer: int, head: int, most: int | None = None
 ) -> tuple[AttentionInputs, dict[str, Any]]:
     """Return float64 inputs of one head on the only prompt, and attributes for a reader."""
@@ -222,13 +222,13 @@ def _pairs(
     return products.unflatten(0, (2, -1)).sum(0)
 
 
-def _fitted(inputs: AttentionInputs, query: int, key: int) -> tuple[dict[str, float], float]:
+def _fit(inputs: AttentionInputs, query: int, key: int) -> tuple[dict[str, float], float]:
     """The parts of a logit by the three-axis fit of its head, and the fit's correlation."""
     sums = logit_sums(inputs)
     pairs = additive_pairs(inputs.valid[:, None], inputs.valid[:, None], inputs.window)
     axes = fit_axes(sums.lines, inputs.valid, inputs.window, ThreeAxis().ridge)
     correlation = float(fit_correlation(axes, sums.lines, sums.square, pairs))
-    level, axes = centred(axes, pairs)
+    level, axes = center_axes(axes, pairs)
     parts = {
         "level": level,
         "distance": axes.distance[0, 0, query - key],
@@ -238,7 +238,7 @@ def _fitted(inputs: AttentionInputs, query: int, key: int) -> tuple[dict[str, fl
     return {name: float(value) for name, value in parts.items()}, correlation
 
 
-def centred(axes: Axes, pairs: AdditivePairs) -> tuple[Float[Tensor, ""], Axes]:
+def center_axes(axes: Axes, pairs: AdditivePairs) -> tuple[Float[Tensor, ""], Axes]:
     """Return the level of a fitted map, and its axes in a unique form.
 
     Args:

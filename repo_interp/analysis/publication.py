@@ -2,7 +2,7 @@
 
 It holds run.nc or compare.nc, report.html, figures/, and atlas.csv and .parquet.
 
-    with claimed(out, "niah-repo", overwrite) as results:
+    with claim_results(out, "niah-repo", overwrite) as results:
             refused where it holds other things or another process writes
         run = analyze(..., store=results.store)
         published = results.publish(run, write_report)
@@ -67,7 +67,7 @@ class Published:
 
 
 class Results:
-    """A directory that this process alone writes results to; `claimed` gives it."""
+    """A directory that this process alone writes results to; `claim_results` gives it."""
 
     def __init__(self, directory: Path, data_file: str, claim: Claim | None) -> None:
         """`claim`: None where another process of the command has claimed `directory`."""
@@ -182,7 +182,7 @@ def stage(directory: Path) -> Literal["nothing", "begun", "measured", "finished"
 
 
 @contextmanager
-def claimed(
+def claim_results(
     directory: str | os.PathLike[str] | None,
     default: str,
     overwrite: bool = False,

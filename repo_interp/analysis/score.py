@@ -21,7 +21,7 @@ from torch import nn
 
 from repo_interp.analysis.computed import store_of
 from repo_interp.analysis.memory import batch_limit, require_memory_for_pass
-from repo_interp.analysis.notes import notes_kept
+from repo_interp.analysis.notes import run_notes
 from repo_interp.analysis.trained_task import (
     in_tokens_of,
     puts_into_any_tokens,
@@ -263,7 +263,7 @@ def _run(
     }
     scores = scores.assign(prompts_digest=("test_set", digests, described)).assign_attrs(options)
     of_model = identity(bridge)
-    lines = notes_kept(bridge, (), (), str(of_model.get("changed", "")))
+    lines = run_notes(bridge, (), (), str(of_model.get("changed", "")))
     notes = {"notes": "\n".join(lines)} if lines else {}
     known = {
         "prompts_from": origin,

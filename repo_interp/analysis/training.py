@@ -30,7 +30,7 @@ from transformers.integrations.integration_utils import get_reporting_integratio
 
 from repo_interp.analysis.analyze import analyze
 from repo_interp.analysis.coercion import Prompts, as_prompts
-from repo_interp.analysis.defaults import measures_named
+from repo_interp.analysis.defaults import resolve_measures
 from repo_interp.errors import InputError, NotFinite, warn
 from repo_interp.files import path_of, require_directory
 from repo_interp.measures.statistics import Measure
@@ -85,7 +85,7 @@ class PositionsCallback(TrainerCallback):
             else list(cast(Any, prompts))
         )
         self.out = None if out is None else _directory(out)
-        self.measures = measures if measures is None else measures_named(measures)
+        self.measures = measures if measures is None else resolve_measures(measures)
         self._reporters: list[Any] | None = None
         self._last: int | None = None
         if not self.prompts:

@@ -75,7 +75,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(options: argparse.Namespace) -> int:
     command = f"repo-interp {options.command}"
     try:
-        with shown_as(Note, cache(partial(_report, command, code=0))), _losing_output() as output:
+        with shown_as(Note, cache(partial(_report, command, code=0))), _lossy_output() as output:
             code = _module(options.command).run(options)
             output.flush()
         if output.failure is not None:
@@ -141,7 +141,7 @@ class _Output:
 
 
 @contextmanager
-def _losing_output() -> Iterator[_Output]:
+def _lossy_output() -> Iterator[_Output]:
     """In the context a full disk below standard output costs the printed text and nothing else."""
     stream, sys.stdout = sys.stdout, _Output(sys.stdout)
     try:

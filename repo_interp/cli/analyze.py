@@ -182,7 +182,7 @@ def run(arguments: argparse.Namespace) -> int:
     require_names(MEASURES, arguments.measures or ())
     require_names(EXPERIMENTS, arguments.experiments or ())
     require_names(TASKS, [] if arguments.task is None else [arguments.task], "ruler")
-    from repo_interp.analysis.publication import claimed
+    from repo_interp.analysis.publication import claim_results
     from repo_interp.cli.results import Command, draw_results, print_results
     from repo_interp.cli.tables import print_findings, print_tables
     from repo_interp.console import Console, plain
@@ -190,11 +190,11 @@ def run(arguments: argparse.Namespace) -> int:
 
     console, name = Console(), arguments.checkpoint or DEFAULT
     command = Command(arguments, name, "analysis")
-    if (code := command.resumed(console)) is not None:
+    if (code := command.resume_finished(console)) is not None:
         return code
     with steps(console) as step:
         job = _job(arguments, name, step)
-    with claimed(command.out, stem(name), command.replaces) as results:
+    with claim_results(command.out, stem(name), command.replaces) as results:
         _announce(console, name, job)
         with command.same_question(console), steps(console) as step:
             run = _execute(job, results, step, command.asked, console)
@@ -221,7 +221,7 @@ def _job(arguments: argparse.Namespace, name: str, step: Step) -> Job:
     Raises InputError for options that do not fit, unknown names before anything is read.
     """
     step(f"loading {name}")
-    from repo_interp.analysis.defaults import choose, measures_named
+    from repo_interp.analysis.defaults import choose, resolve_measures
     from repo_interp.analysis.job import Job
     from repo_interp.experiments.catalogue import experiment_named, experiments_named
     from repo_interp.measures.catalogue import measure_named
@@ -253,7 +253,7 @@ def _job(arguments: argparse.Namespace, name: str, step: Step) -> Job:
         measures = tuple(dict.fromkeys((*measures, "maps")))
         parameters = [*parameters, ("maps.heads", arguments.save_maps)]
     measures, experiments = _with_parameters(
-        measures_named(measures), experiments_named(experiments), parameters
+        resolve_measures(measures), experiments_named(experiments), parameters
     )
     size = arguments.batch_size
     return Job(bridge, prompts, measures, layers, heads, experiments, task, size, source)

@@ -50,7 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
     Returns:
         0; 1 where a figure or the page failed.
     """
-    from repo_interp.analysis.publication import COMPARISON, claimed
+    from repo_interp.analysis.publication import COMPARISON, claim_results
     from repo_interp.cli.results import print_results
     from repo_interp.cli.tables import print_table
     from repo_interp.comparison.align import compare_named
@@ -62,7 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     console = Console()
     compared = compare_named([_name_and_path(text) for text in arguments.runs])
-    with claimed(
+    with claim_results(
         arguments.out,
         _stem(compared["/"].coords["run"].values.tolist()),
         arguments.overwrite,

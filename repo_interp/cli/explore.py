@@ -89,7 +89,7 @@ def run(arguments: argparse.Namespace) -> int:
     from repo_interp.console import Console, bold
     from repo_interp.explorer.server import HOST, kept_token, listening, server
 
-    place = _listening(listening, arguments.port)
+    place = _listen(listening, arguments.port)
     with place:
         (explored, source), token, console = _explored(arguments), kept_token(), Console()
         address = f"http://{HOST}:{place.getsockname()[1]}/{token}/"
@@ -112,7 +112,7 @@ def _port(text: str) -> int:
     return int(text)
 
 
-def _listening(listening: Any, port: int | None) -> Any:
+def _listen(listening: Any, port: int | None) -> Any:
     if port is not None:
         return listening(port)
     try:

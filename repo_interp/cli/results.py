@@ -82,7 +82,7 @@ class Command:
         """Whether the results that stand in --out may be replaced."""
         return self.resume or self.overwrite
 
-    def resumed(self, console: Console) -> int | None:
+    def resume_finished(self, console: Console) -> int | None:
         """Finish the results in --out, where `--resume` finds all measured.
 
         Figures that are missing are drawn.
@@ -96,7 +96,7 @@ class Command:
         Raises:
             InputError: The results are the answer to another question.
         """
-        from repo_interp.analysis.publication import claimed, stage
+        from repo_interp.analysis.publication import claim_results, stage
         from repo_interp.console import plain
         from repo_interp.plots.pages.report import write_report
         from repo_interp.run import read_run
@@ -114,7 +114,7 @@ class Command:
         if reached == "finished":
             console.print(f"{plain(out)} is finished: {_summary(run)}", highlight=False)
             return 0
-        with processes.alone(), claimed(out, out.name, overwrite=True) as results:
+        with processes.alone(), claim_results(out, out.name, overwrite=True) as results:
             published = results.draw(run, partial(write_report, formats=self.formats))
         return print_results(console, results, published)
 

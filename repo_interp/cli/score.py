@@ -122,7 +122,7 @@ def run(arguments: argparse.Namespace) -> int:
     path = find(arguments.checkpoint)
     _require_fitting_options(arguments)
     from repo_interp.analysis.notes import notes_on
-    from repo_interp.analysis.publication import claimed
+    from repo_interp.analysis.publication import claim_results
     from repo_interp.checkpoint_files.architectures import training_length
     from repo_interp.cli.results import ASKED, Command, draw_results, print_results
     from repo_interp.cli.tables import print_tables
@@ -133,7 +133,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     console = Console()
     command = Command(arguments, arguments.checkpoint, "scores")
-    if (code := command.resumed(console)) is not None:
+    if (code := command.resume_finished(console)) is not None:
         return code
     checkpoint = identify(path)
     scaling = _scaling(arguments.scaling, training_length(checkpoint.config))
@@ -143,7 +143,9 @@ def run(arguments: argparse.Namespace) -> int:
         console.print(note, style="yellow", highlight=False)
     scored = _scoring(arguments, bridge, task)
     with (
-        claimed(command.out, f"score-{stem(arguments.checkpoint)}", command.replaces) as results,
+        claim_results(
+            command.out, f"score-{stem(arguments.checkpoint)}", command.replaces
+        ) as results,
         command.same_question(console),
         steps(console) as step,
     ):

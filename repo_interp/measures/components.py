@@ -211,7 +211,7 @@ class Components(Measure):
                 values,
             )
         if self.prompts == "mean":
-            return Statistics(sums=_labelled(inputs, sums | _summed(by_prompt)))
+            return Statistics(sums=_labelled(inputs, sums | _sum_over_prompts(by_prompt)))
         by_prompt["prompt_frequency"] = (
             ("prompt", "layer", "component"),
             frequencies.expand(len(tokens), -1),
@@ -267,7 +267,7 @@ class Components(Measure):
         }
         summaries = described_group(arrays, _SUMMARIES)
         if self.prompts == "mean":
-            return summaries.assign(_averaged(sums))
+            return summaries.assign(_average(sums))
         names = _BY_PROMPT | (_FREQUENCIES if bool(differ.any()) else {})
         return summaries.assign(described_group(statistics.per_prompt, names))
 
@@ -321,7 +321,7 @@ def _angles(
     )
 
 
-def _summed(by_prompt: Record) -> Record:
+def _sum_over_prompts(by_prompt: Record) -> Record:
     """Return count, sum and sum of squares of values over prompts, NaN left out."""
     sums: Record = {}
     for name, (axes, values) in by_prompt.items():
@@ -333,8 +333,8 @@ def _summed(by_prompt: Record) -> Record:
     return sums
 
 
-def _averaged(sums: xr.Dataset) -> dict[str, xr.DataArray]:
-    """Return mean and standard deviation over prompts from the sums of `_summed`."""
+def _average(sums: xr.Dataset) -> dict[str, xr.DataArray]:
+    """Return mean and standard deviation over prompts from the sums of `_sum_over_prompts`."""
     averages = {}
     for name, (long_name, units) in _BY_PROMPT.items():
         total, squares, count = (sums[f"{name}_{part}"] for part in ("total", "squares", "count"))

@@ -198,10 +198,10 @@ def _last_tokens(
     valid: Bool[Tensor, "prompt token"], number: int
 ) -> tuple[Int[Tensor, "prompt query"], Bool[Tensor, "prompt query"]]:
     """Return indices of the last valid tokens in order, and which there are; missing ones first."""
-    return once(("last", number), lambda: _found_last(valid, min(number, valid.shape[1])), valid)
+    return once(("last", number), lambda: _find_last(valid, min(number, valid.shape[1])), valid)
 
 
-def _found_last(
+def _find_last(
     valid: Tensor, number: int
 ) -> tuple[Int[Tensor, "prompt query"], Bool[Tensor, "prompt query"]]:
     order = valid.to(torch.int8).argsort(dim=-1, stable=True)[:, -number:]

@@ -154,7 +154,7 @@ def _fetch(records: Sequence[dict[str, tuple[tuple[str, ...], Any]]]) -> None:
         record[name] = axes, np.expand_dims(here[id(tensor)][entry], layer)
 
 
-def joined(parts: Sequence[Arrays], axis: str) -> Arrays:
+def concat_arrays(parts: Sequence[Arrays], axis: str) -> Arrays:
     """Concatenate arrays along an axis and align the other axes by their labels.
 
     Args:
@@ -166,7 +166,7 @@ def joined(parts: Sequence[Arrays], axis: str) -> Arrays:
     """
     if len(parts) == 1:
         return parts[0]
-    labels, places = _aligned(parts, axis)
+    labels, places = _align(parts, axis)
     labels[axis] = np.concatenate([part.labels[axis] for part in parts])
     ends = np.cumsum([0, *(len(part.labels[axis]) for part in parts)])
     for number, place in enumerate(places):
@@ -183,7 +183,7 @@ def joined(parts: Sequence[Arrays], axis: str) -> Arrays:
     )
 
 
-def added(parts: Sequence[Arrays]) -> Arrays:
+def sum_arrays(parts: Sequence[Arrays]) -> Arrays:
     """Add arrays of the same names, with axes aligned by their labels.
 
     Args:
@@ -194,7 +194,7 @@ def added(parts: Sequence[Arrays]) -> Arrays:
     """
     if len(parts) == 1:
         return parts[0]
-    labels, places = _aligned(parts)
+    labels, places = _align(parts)
 
     def add(whole: np.ndarray, place: tuple, values: np.ndarray) -> None:
         whole[place] += values
@@ -202,7 +202,7 @@ def added(parts: Sequence[Arrays]) -> Arrays:
     return Arrays(_put_together(parts, labels, places, np.zeros_like, add), labels)
 
 
-def _aligned(
+def _align(
     parts: Sequence[Arrays], joining: str | None = None
 ) -> tuple[dict[str, np.ndarray], list[dict[str, Any]]]:
     """Return the union of labels by axis, and the indices of every part into it.

@@ -36,7 +36,7 @@ from repo_interp.measures.kernels.segmentation import (
     generator,
     has_ties,
     largest_jumps,
-    matched,
+    match_share,
     segment_edges,
     shuffled_edges,
     variance_between,
@@ -155,8 +155,8 @@ def _scores(
     between_shuffled = variance_between(values, shuffled)
     count = len(edges)
     jumps = largest_jumps(values, count, orders if has_ties(values, count) else orders[:1])
-    f1 = matched(jumps, edges, tolerance).mean(0)
-    f1_shuffled = matched(jumps, shuffled[:, None], tolerance)
+    f1 = match_share(jumps, edges, tolerance).mean(0)
+    f1_shuffled = match_share(jumps, shuffled[:, None], tolerance)
     return {
         "variance_between": between,
         "variance_between_shuffled": between_shuffled.mean(0),

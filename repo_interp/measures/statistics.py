@@ -29,7 +29,7 @@ from repo_interp.errors import InputError, one_line
 from repo_interp.inputs import TENSORS, AttentionInputs, Predictions, Spans, changes_of
 from repo_interp.measures.kernels.heads import Reduction, reduced
 from repo_interp.measures.kernels.segmentation import Kinds
-from repo_interp.measures.labels import Arrays, added, joined
+from repo_interp.measures.labels import Arrays, concat_arrays, sum_arrays
 from repo_interp.values import check_fields
 
 STATISTICS = ("per_prompt", "sums", "first_prompt")
@@ -115,7 +115,7 @@ _AXES = {"per_prompt": ("prompt", "layer"), "sums": ("layer",), "first_prompt": 
 """Axes that variables of every part have, with their labels."""
 
 
-def checked_statistics(given: Any, measure: str) -> Statistics:
+def check_statistics(given: Any, measure: str) -> Statistics:
     """Return the statistics that a measure observed, after a check of their form.
 
     Args:
@@ -392,7 +392,7 @@ def merge(parts: Sequence[Statistics]) -> Statistics:
     Raises:
         ValueError: Two parts hold the same prompt of the same layer.
     """
-    combined = {"per_prompt": _concatenate_prompts, "sums": added, "first_prompt": _only}
+    combined = {"per_prompt": _concatenate_prompts, "sums": sum_arrays, "first_prompt": _only}
     given = {
         name: [part.arrays[name] for part in parts if part.arrays[name].given]
         for name in STATISTICS
@@ -422,14 +422,14 @@ def _by_layer(parts: Sequence[Arrays], combine: Callable[[Sequence[Arrays]], Arr
     for part in parts:
         for place, layer in enumerate(part.labels["layer"]):
             layers.setdefault(int(layer), []).append(part.at("layer", place))
-    return joined([combine(layers[layer]) for layer in sorted(layers)], "layer")
+    return concat_arrays([combine(layers[layer]) for layer in sorted(layers)], "layer")
 
 
 def _concatenate_prompts(parts: Sequence[Arrays]) -> Arrays:
     prompts = np.concatenate([part.labels["prompt"] for part in parts])
     if len(np.unique(prompts)) != len(prompts):
         raise ValueError(f"the same prompt was observed twice: {sorted(prompts.tolist())}")
-    return joined(parts, "prompt").sorted_by("prompt")
+    return concat_arrays(parts, "prompt").sorted_by("prompt")
 
 
 def _only(parts: Sequence[Arrays]) -> Arrays:

@@ -59,7 +59,7 @@ def logit_block_means(
         sums = _bilinear_sums(inputs, size)
         counts = _causal_sums(valid[:, None, :, None], valid[:, None, :, None], size)
     else:
-        sums, counts = _written_out(inputs, size)
+        sums, counts = _sums_by_rows(inputs, size)
     return torch.where(counts > 0, sums / counts.clamp(min=1), torch.nan)
 
 
@@ -130,7 +130,7 @@ def _causal_sums(
     return below + torch.diag_embed(within)
 
 
-def _written_out(
+def _sums_by_rows(
     inputs: AttentionInputs, size: int
 ) -> tuple[
     Float[Tensor, "prompt head query_block key_block"],

@@ -34,7 +34,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from repo_interp.measures.kernels.seen_pairs import advanced, once, signed_keys
+from repo_interp.measures.kernels.seen_pairs import once, shift_earlier, signed_keys
 from repo_interp.memory import CORE, memory_for
 
 CHUNK = 128
@@ -197,7 +197,7 @@ class CausalPairs:
         """sum_i y_ij, float64."""
         tokens = self.queries.shape[-2]
         moved = [
-            sign * advanced(chunks.by_key[..., :tokens], delay, axis=-1)
+            sign * shift_earlier(chunks.by_key[..., :tokens], delay, axis=-1)
             for sign, delay, chunks in self.parts[1:]
         ]
         return sum(moved, self.parts[0][2].by_key[..., :tokens])
@@ -222,12 +222,12 @@ class CausalPairs:
         return self._sum(lambda chunks: chunks.with_logits)
 
     @cached_property
-    def own_squares(self) -> Float[Tensor, "key member component"]:
+    def component_squares(self) -> Float[Tensor, "key member component"]:
         """Sum of C_r^2 = sum_i q_r^2 K_rr + 2 q_r q_r' K_rr' + q_r'^2 K_r'r'.
 
         K are the sums of k_r k_s up to i: between chunks, M alone gives them.
         """
-        return self._sum(lambda chunks: chunks.own_squares)
+        return self._sum(lambda chunks: chunks.component_squares)
 
     def squares_of(self, bands: Bool[Tensor, "band component"]) -> Float[Tensor, "key member band"]:
         """Return sum Y^2, Y the sum of the components of a band.
@@ -301,12 +301,12 @@ class Chunks:
     @cached_property
     def square_within(self) -> Float[Tensor, "key member"]:
         """Sum of y^2 within chunks."""
-        return self._added(lambda some: _sum_of_squares(some(self.within)))
+        return self._add_within(lambda some: _sum_of_squares(some(self.within)))
 
     @cached_property
     def with_logits(self) -> Float[Tensor, "key member component"]:
         """Sum of C_r y."""
-        within = self._added(
+        within = self._add_within(
             lambda some: _sum_of_products(
                 _product(some(self.within), some(self.keys)), some(self.queries)
             )
@@ -350,10 +350,10 @@ class Chunks:
                 sums[..., last] = _sum_of_squares(rest)
             return sums
 
-        return self._added(within) + between
+        return self._add_within(within) + between
 
     @cached_property
-    def own_squares(self) -> Float[Tensor, "key member component"]:
+    def component_squares(self) -> Float[Tensor, "key member component"]:
         """Sum of C_r^2 = sum_i q_r^2 K_rr + 2 q_r q_r' K_rr' + q_r'^2 K_r'r'.
 
         K are the sums of k_r k_s up to i: between chunks, M alone gives them.
@@ -378,13 +378,13 @@ class Chunks:
             self.products.diagonal(0, -2, -1),
             self.products[..., :half, half:].diagonal(0, -2, -1),
         ]
-        first, second, crossed = (self._added(within) + torch.cat(between, -1)).chunk(3, -1)
+        first, second, crossed = (self._add_within(within) + torch.cat(between, -1)).chunk(3, -1)
         return torch.add(first + second, crossed, alpha=2)
 
     def _chunk_sums(self, features: Tensor) -> Float[Tensor, "key any chunk d_head"]:
         return features.sum(-2).to(torch.float64)
 
-    def _added(self, of: Callable[[Some], Tensor]) -> Tensor:
+    def _add_within(self, of: Callable[[Some], Tensor]) -> Tensor:
         parts = [of(some) for some in self._stretches]
         return torch.stack(parts).sum(0) if parts[1:] else parts[0]
 

@@ -101,7 +101,7 @@ class ClosedForm(Reduction):
         some = self.chosen[block.prompt, block.head].any(-1)
         over_heads(result, block, torch.where(some, correlation, torch.nan))
 
-    def written_out(self, inputs: AttentionInputs) -> Float[Tensor, "prompt head"]:
+    def by_rows(self, inputs: AttentionInputs) -> Float[Tensor, "prompt head"]:
         """Return the correlations of any logits, from some rows at a time: O(n^2 d)."""
         correlation = self.start(inputs)
         exact = torch.float64 if inputs.queries.dtype == torch.float64 else torch.float32

@@ -86,7 +86,7 @@ class Reduction(ABC):
         """
         return None
 
-    def written_out(self, inputs: AttentionInputs) -> Any:
+    def by_rows(self, inputs: AttentionInputs) -> Any:
         """Return the result of logits that are no dot product, from some rows at a time.
 
         Args:
@@ -240,7 +240,7 @@ def reduced(
         known |= {
             reduction: made
             for reduction in missing
-            if (made := reduction.written_out(inputs)) is not None
+            if (made := reduction.by_rows(inputs)) is not None
         }
     missing = [reduction for reduction in missing if reduction not in known]
     if missing:

@@ -49,7 +49,7 @@ def logit_sums(
     """
     if rows is None or inputs.is_bilinear:
         return reduced(inputs, [LogitSums()], rows)[0]
-    return _written_out(inputs, rows & inputs.valid, lambda logits: logits)
+    return _sums_by_rows(inputs, rows & inputs.valid, lambda logits: logits)
 
 
 def attention_sums(inputs: AttentionInputs) -> MapSums:
@@ -64,7 +64,7 @@ def attention_sums(inputs: AttentionInputs) -> MapSums:
         Sums along diagonals, rows and columns [prompt, head, token], and of squares [prompt, head],
         float64.
     """
-    return _written_out(inputs, inputs.valid, lambda logits: weights_of(logits, inputs.sinks))
+    return _sums_by_rows(inputs, inputs.valid, lambda logits: weights_of(logits, inputs.sinks))
 
 
 def row_blocks(
@@ -114,12 +114,12 @@ class LogitSums(Reduction):
             over_heads(whole, block, part * scale)
         over_heads(result.square, block, block.pairs.square * scale**2)
 
-    def written_out(self, inputs: AttentionInputs) -> MapSums:
+    def by_rows(self, inputs: AttentionInputs) -> MapSums:
         """Return the sums of any logits, from some rows at a time."""
-        return _written_out(inputs, inputs.valid, lambda logits: logits)
+        return _sums_by_rows(inputs, inputs.valid, lambda logits: logits)
 
 
-def _written_out(
+def _sums_by_rows(
     inputs: AttentionInputs, rows: Bool[Tensor, "prompt token"], finish: Callable[[Tensor], Tensor]
 ) -> MapSums:
     sums, done = LogitSums().start(inputs), 0

@@ -37,10 +37,10 @@ from repo_interp.measures.kernels.axis_fit import pearson
 from repo_interp.measures.kernels.causal_pairs import in_chunks
 from repo_interp.measures.kernels.logit_sums import MapSums, row_blocks
 from repo_interp.measures.kernels.seen_pairs import (
-    advanced,
-    delayed,
     fast_length,
     later,
+    shift_earlier,
+    shift_later,
     signed_keys,
 )
 from repo_interp.measures.kernels.solvers import conjugate_gradients
@@ -102,7 +102,7 @@ def position_correlation(
                 some_queries, some_keys, pairs, inputs.window
             )
         else:
-            by_bin = _written_out(inputs, cell[prompt, head], prompt, head, pairs)
+            by_bin = _bins_by_rows(inputs, cell[prompt, head], prompt, head, pairs)
         some = [by_bin, sums.lines.query[prompt, head], sums.lines.key[prompt, head]]
         correlation[prompt, head] = _fit_correlation(
             torch.cat(some, -1), sums.square[prompt, head], pairs, ridge
@@ -149,7 +149,7 @@ def _fit_correlation(
     )
 
 
-def _written_out(
+def _bins_by_rows(
     inputs: AttentionInputs,
     cell: Int[Tensor, "item token"],
     prompt: Tensor,
@@ -293,11 +293,11 @@ class BinnedPairs:
             count * values for count, values in zip(self.counts, (a, b, c), strict=True)
         )
         for sign, delay, pairs in self.parts:
-            delayed_c = delayed(c, delay, axis=-1)
+            delayed_c = shift_later(c, delay, axis=-1)
             by_bin = by_bin + sign * pairs.by_bin(b, delayed_c)
             rows, keys = pairs.of_distance(a)
             by_row = by_row + sign * (rows + delayed_c.cumsum(-1))
-            by_key = by_key + sign * advanced(keys + later(b, None), delay, axis=-1)
+            by_key = by_key + sign * shift_earlier(keys + later(b, None), delay, axis=-1)
         touched = self.counts[0] > 0
         return torch.where(touched, by_bin, 0), self.takes_part * by_row, self.takes_part * by_key
 
@@ -338,7 +338,7 @@ def binned_pairs(
     part = takes_part.to(torch.float64)
     parts = []
     for sign, delay, key_part in signed_keys(part[..., None], window):
-        pairs = _cell_pairs(cells, cell, part, delayed(cell, delay, axis=-1), key_part[..., 0])
+        pairs = _cell_pairs(cells, cell, part, shift_later(cell, delay, axis=-1), key_part[..., 0])
         parts.append((sign, delay, pairs))
     by_bin, by_row, by_key = (
         part.new_zeros(len(cell), 2 * cells - 1),
@@ -348,7 +348,7 @@ def binned_pairs(
     for sign, delay, pairs in parts:
         by_bin = by_bin + sign * pairs.by_bin(part, torch.zeros_like(part))
         by_row = by_row + sign * pairs.row_counts
-        by_key = by_key + sign * advanced(pairs.key_counts, delay, axis=-1)
+        by_key = by_key + sign * shift_earlier(pairs.key_counts, delay, axis=-1)
     return BinnedPairs(tuple(parts), part, (by_bin.round(), by_row, by_key))
 
 

@@ -84,7 +84,7 @@ class ComponentSums(Reduction):
         """Return the heads whose logits vary little beside their terms or their components."""
         some = block.between(self.first_token, self.last_token)
         return (
-            torch.maximum(some.pairs.magnitude, some.pairs.own_squares.sum(-1))
+            torch.maximum(some.pairs.magnitude, some.pairs.component_squares.sum(-1))
             > some.well_conditioned
         )
 
@@ -150,7 +150,7 @@ def component_moments(
     member = once("member", lambda: bands.T.to(torch.float64), bands)
     mean, product = torch.cat([of_components, of_components @ member], -1).unbind(0)
     whole = totals.sum(-1, keepdim=True) / count
-    square = torch.cat([pairs.own_squares, pairs.squares_of(bands)], -1) / count
+    square = torch.cat([pairs.component_squares, pairs.squares_of(bands)], -1) / count
     return Moments(
         variance_of(pairs.square[..., None] / count, whole),
         square - mean**2,

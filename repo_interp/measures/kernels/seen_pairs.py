@@ -170,7 +170,7 @@ def earlier(values: Float[Tensor, "... token"], window: int | None) -> Float[Ten
     sums = values.cumsum(-1)
     if window is None or window >= values.shape[-1]:
         return sums
-    return sums - delayed(sums, window, axis=-1)
+    return sums - shift_later(sums, window, axis=-1)
 
 
 def later(values: Float[Tensor, "... token"], window: int | None) -> Float[Tensor, "... token"]:
@@ -186,7 +186,7 @@ def later(values: Float[Tensor, "... token"], window: int | None) -> Float[Tenso
     sums = values.flip(-1).cumsum(-1).flip(-1)
     if window is None or window >= values.shape[-1]:
         return sums
-    return sums - advanced(sums, window, axis=-1)
+    return sums - shift_earlier(sums, window, axis=-1)
 
 
 def fast_length(least: int) -> int:
@@ -219,10 +219,10 @@ def signed_keys(
     """
     yield 1, 0, keys
     if window is not None and window < keys.shape[-2]:
-        yield -1, window, delayed(keys, window, axis=-2)
+        yield -1, window, shift_later(keys, window, axis=-2)
 
 
-def delayed(values: Tensor, by: int, axis: int) -> Tensor:
+def shift_later(values: Tensor, by: int, axis: int) -> Tensor:
     """Move entries towards the end of an axis; zeros come in.
 
     Args:
@@ -239,7 +239,7 @@ def delayed(values: Tensor, by: int, axis: int) -> Tensor:
     return moved
 
 
-def advanced(values: Tensor, by: int, axis: int) -> Tensor:
+def shift_earlier(values: Tensor, by: int, axis: int) -> Tensor:
     """Move entries towards the start of an axis; zeros come in.
 
     Args:

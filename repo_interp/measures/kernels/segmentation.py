@@ -173,7 +173,7 @@ def has_ties(values: Float[Tensor, "row token"], count: int) -> bool:
     return count < steps.shape[-1] and bool((steps[:, count - 1] == steps[:, count]).any())
 
 
-def matched(
+def match_share(
     jumps: Int[Tensor, "... edge"], edges: Int[Tensor, "... edge"], tolerance: int
 ) -> Float[Tensor, "..."]:
     """Return the share of edges with a jump nearby, one jump per edge at most.
