@@ -16,6 +16,9 @@ copied (`copy.deepcopy`): the copy would keep what it changes for good. They wor
 models and the bridges around them. Knows no task and no measure.
 """
 
+import warnings
+from typing import Any
+
 from repo_interp.interventions.ablation import ablate, query_key_means
 from repo_interp.interventions.extension import interpolated, lm_infinite, rescaled, yarn
 from repo_interp.interventions.keys import Shift, exchanged_keys, moved_keys
@@ -70,3 +73,11 @@ __all__ = [
     "transplanted",
     "yarn",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name != "Here":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    # the name until version 0.1; it goes with the next one
+    warnings.warn("Here is now PassContext", DeprecationWarning, stacklevel=2)
+    return PassContext
