@@ -78,6 +78,6 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name != "Here":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    # the name until version 0.1; it goes with the next one
+    # The name in 0.1; a later version drops it.
     warnings.warn("Here is now PassContext", DeprecationWarning, stacklevel=2)
     return PassContext
