@@ -134,6 +134,7 @@ def ablation_effects(
         f"control {number}": drawn
         for number, drawn in enumerate(distinct(draw, there_are, controls))
     }
+    # The first set is empty: the whole model, from which changes count.
     read = log_probabilities(bridge, [*sets.values()], given, means)
     rows = []
     for name, values in zip(sets, read, strict=True):

@@ -156,6 +156,7 @@ def execute(
     with gradients, at_rest(job.bridge), kept:
         faults: dict[str, Fault] = {}
         observed = _observe(job, kept, faults, progress)
+        # Merging is not shared: every process gets the groups of the first.
         groups, faults, passes = from_first(lambda: _measure(job, observed, faults))
         if measured is not None and groups and job.experiments:
             measured(make_run(groups, provenance))
@@ -167,6 +168,7 @@ def execute(
         require_some(
             [*(m.name for m in job.measures), *(p.experiment.name for p in job.experiments)], faults
         )
+        # Statistics of a measure whose conclude() raised are kept until it is fixed.
         unconcluded = any(fault.concluding for fault in faults.values())
         if unconcluded:
             kept.write()

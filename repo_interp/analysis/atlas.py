@@ -132,6 +132,7 @@ def write_atlas(
     directory, table = Path(directory), atlas(run)
     file, parquet = (directory / name for name in FILES)
     write_text(file, table.to_csv(index=False, lineterminator="\n"))
+    # pyarrow is optional; the CSV is enough without it.
     try:
         with replaced(parquet) as unfinished:
             table.to_parquet(unfinished, index=False, engine="pyarrow")

@@ -89,6 +89,7 @@ def explain_cell(
             f"no prompt fails at depth {depth} and length {length}; cells with failing "
             f"prompts: {known or 'none'}"
         )
+    # Effects are measured where the model is right: a failing prompt has no answer to lose.
     passing = _nearest(cells, passed, (depth, length))
     span, chosen = main_span(prompts), [*failing, *passing]
     if span is None:

@@ -223,6 +223,7 @@ class Job:
             nonlocal observed
             going_on = [measure for measure in measures if measure.name not in faults]
             unplaced = inputs.positions is None or inputs.frequencies is None
+            # Measures may compare token ids, which a layer does not see.
             whole = replace(inputs, tokens=batch.tokens.to(inputs.queries.device))
             for measure, result in observe_layer(whole, going_on, batch, self.heads):
                 unchecked.append((measure, result, unplaced))
@@ -235,6 +236,7 @@ class Job:
 
         numbers = torch.as_tensor(batch.numbers)
         reading = [measure for measure in measures if measure.needs.predictions]
+        # Without predictions the pass ends after the last layer that is measured.
         last = None if reading else max(self.layers, default=None)
         with observing(self.bridge, batch.valid, numbers, receive, self.layers):
             hidden = decode(self.bridge, batch.tokens, batch.valid, last)

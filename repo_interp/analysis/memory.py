@@ -114,6 +114,7 @@ def require_memory_for_run(
     activations = float(decoder.dtype.itemsize) * (8 * tokens * config.hidden_size + 3 * wide)
     logits = 20.0 * config.vocab_size * max(passes, default=0) * together
     running = max(activations, logits) + statistics
+    # Loading may have taken more than the analysis will.
     needed = max(_peak(), _held() + max(running, statistics + _DRAWING_BYTES))
     require_memory(needed * processes.beside(), "this analysis")
 

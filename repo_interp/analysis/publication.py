@@ -215,10 +215,12 @@ def claim_results(
             else _claim(Path(directory), data_file, overwrite)
         )
     )
+    # Other processes know the directory, but hold no claim and write nothing.
     if not processes.is_first():
         results = Results(results.directory, data_file, None)
     try:
         yield results
+    # These leave finished batches, from which the same command goes on.
     except (KeyboardInterrupt, Taken, Unfinished):
         raise
     except OSError as error:

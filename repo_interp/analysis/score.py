@@ -110,6 +110,7 @@ def score(
         "answers": answers,
     }
     first = chosen.prompts(1, seed, str((test_sets or chosen.test_sets)[0]))
+    # The digest of the question needs a pass of the model over one prompt.
     kept = store_of(bridge, first[0], {**asked, "batch_size": size}, store, store_every)
     scores = task_scores(
         model_of(bridge), chosen, test_sets, count, seed, answers, size, progress, kept

@@ -188,11 +188,13 @@ def _write(line: str) -> None:
 def _close(stream: Any) -> None:
     """Send a stream to the null device, where its reader is gone or its disk is full."""
     with suppress(OSError, ValueError):
+        # Python flushes the stream at exit; the file below it is exchanged, so that it succeeds.
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _merge_words(given: list[str]) -> list[str]:
     """Join the words of a command of two words; `steps` alone is the former `train steps`."""
+    # argparse takes a command as one word.
     if given[:2] == ["train", "steps"]:
         return ["train steps", *given[2:]]
     return ["train steps", *given[1:]] if given[:1] == ["steps"] else given

@@ -201,6 +201,7 @@ def run(arguments: argparse.Namespace) -> int:
             if not processes.is_first():
                 return 0
             published = draw_results(results, run, step, command.formats)
+    # Only the first process comes here: the others have returned.
     print_findings(console, run)
     if arguments.tables:
         print_tables(console, run)
@@ -228,6 +229,7 @@ def _job(arguments: argparse.Namespace, name: str, step: Step) -> Job:
     from repo_interp.models.load import open_model
     from repo_interp.plots.catalogue import view_of
 
+    # Names and settings are checked before the model is loaded, which may take minutes.
     for experiment in arguments.experiments or ():
         experiment_named(experiment)
     for key, text in arguments.parameters:
@@ -334,6 +336,7 @@ def _with_parameters(measures, experiments, parameters):
     by_name: dict[str, Any] = {part.name: part for part in (*measures, *experiments)}
     for key, text in parameters:
         name, dot, option = key.rpartition(".")
+        # An option without an owner belongs to the only part that has it.
         if not dot:
             having = [
                 part_name
@@ -398,6 +401,7 @@ def _given_prompts(arguments: argparse.Namespace, bridge: Any) -> tuple[list[Any
         prompts = read_prompts(
             arguments.prompts, tokenizer=bridge.tokenizer, vocab_size=bridge.config.vocab_size
         )
+    # A prompt with spans is not cut: its marks could fall off.
     longest = as_decoder(bridge).training_length
     if (
         len(prompts) == 1

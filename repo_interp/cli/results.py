@@ -114,6 +114,7 @@ class Command:
         if reached == "finished":
             console.print(f"{plain(out)} is finished: {_summary(run)}", highlight=False)
             return 0
+        # The other processes have returned, so nothing may wait for them.
         with processes.alone(), claim_results(out, out.name, overwrite=True) as results:
             published = results.draw(run, partial(write_report, formats=self.formats))
         return print_results(console, results, published)

@@ -154,6 +154,7 @@ def run(arguments: argparse.Namespace) -> int:
         scores.attrs |= {"scaling": arguments.scaling or "none", ASKED: command.asked}
         if not processes.is_first():
             return 0
+        # The numbers are safe before anything is drawn; the kept answers go.
         results.write(scores)
         results.withdraw()
         published = draw_results(results, scores, step, command.formats)

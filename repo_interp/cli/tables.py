@@ -92,6 +92,7 @@ def print_tables(console: Console, run: xr.DataTree) -> None:
         excerpt = _excerpt(grouped, rows)
         left_out += len(grouped.rows) - len(excerpt.rows)
         print_table(console, excerpt)
+    # Groups without information have one line in place of a table.
     for view in silent:
         console.print(
             f"{view.title}: {_nothing_to_say(run)}; folded away in report.html", highlight=False

@@ -81,6 +81,7 @@ class AttentionMass(Measure, needs=Needs(spans=("generated",), nan=("mass", "cha
         parts = []
         for rows, logits in row_blocks(inputs, asked.rows):
             weights = weights_of(logits, inputs.sinks)
+            # Prompts of a batch may ask for other rows: those of the others count 0.
             if not asked.shared:
                 weights = weights.where(asked.wanted[:, None, rows, None], 0)
             parts.append(weights.sum(-2, dtype=torch.float64))
@@ -108,6 +109,7 @@ class AttentionMass(Measure, needs=Needs(spans=("generated",), nan=("mass", "cha
                     "the first token of a prompt is marked generated, but no row produced it; "
                     "wanted rows 'generated'"
                 )
+            # Row i produces token i + 1; no prompt's first token is generated, as checked above.
             wanted = wanted.roll(-1, -1)
         masks = torch.stack([*spans.values()], -1).double()
         return _Asked(
@@ -126,6 +128,7 @@ class AttentionMass(Measure, needs=Needs(spans=("generated",), nan=("mass", "cha
         per_token = mass / tokens.where(tokens > 0)
         derived = {
             "mass_per_token": per_token.transpose(*mass.dims),
+            # Spans do not depend on the layer.
             "span_tokens": tokens.isel(layer=0, drop=True).fillna(0).astype(np.int64),
             "table": 100 * per_token.mean(("prompt", "layer", "head")),
         }

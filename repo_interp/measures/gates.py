@@ -178,6 +178,7 @@ class Gates(SegmentMeasure):
         measured = statistics.per_prompt.assign(
             largest_position=statistics.per_prompt["largest_position"].max("prompt")
         )
+        # The same in all layers: kept once.
         of_prompts = measured[list(_OF_PROMPTS)].isel(layer=0, drop=True)
         return described_group(measured, _TOKENS | _SEPARATORS | _OTHERS).assign(
             described_group(of_prompts, _OF_PROMPTS)
@@ -209,6 +210,7 @@ def _by_token(
         by_key = sums.by_key[row][:, valid]
         total = by_key.sum(-1)
         random = generator(seed, number)
+        # Random tokens, as many as there are separators.
         drawn = torch.as_tensor(
             np.stack([random.permutation(here.cpu().numpy()) for _ in range(draws)]),
             device=valid.device,
@@ -277,6 +279,7 @@ def _last_segment(
         over = torch.where(queries > 0, queries.double(), torch.nan)
         mass = (sums.unflatten(2, (len(kinds), layouts)) / over[:, None]).cpu()
         even = (even_sums.unflatten(1, (len(kinds), layouts)) / over).cpu()
+    # Layout 0 is the true one, the others are shuffled.
     observed, drawn = mass[..., 0], mass[..., 1:].movedim(-1, 0)
     by_head, by_prompt = ("prompt", "layer", "head", "kind"), ("prompt", "layer", "kind")
     return {

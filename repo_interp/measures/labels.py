@@ -50,6 +50,7 @@ class Arrays:
         Arrays on an accelerator leave it in one copy, with all others that wait there.
         """
         if any(isinstance(array, _Awaited) for _, array in self.given.values()):
+            # One copy for all that waits: a copy per array would wait for the device each time.
             waiting, _departing[:] = (
                 [made for reference in _departing if (made := reference()) is not None],
                 [],
@@ -220,6 +221,7 @@ def _align(
         labels[axis] = np.unique(np.concatenate(known))
         for place, some in zip(places, by_part, strict=True):
             if some is not None:
+                # Neighbouring labels are a slice, so that values are copied without an index.
                 found = np.searchsorted(labels[axis], some)
                 together = len(found) and (np.diff(found) == 1).all()
                 place[axis] = slice(found[0], found[-1] + 1) if together else found
@@ -302,6 +304,7 @@ def arrays(inputs: AttentionInputs, record: Record, **labels: Any) -> Arrays:
             else:
                 given[name] = tuple(axes), np.expand_dims(np.asarray(values)[entry], layer)
     made = Arrays(given, {axis: np.asarray(known[axis]) for axis in used if axis in known})
+    # Weak: arrays that nobody reads are not copied.
     if any(isinstance(array, _Awaited) for _, array in given.values()):
         _departing.append(weakref.ref(made))
     return made

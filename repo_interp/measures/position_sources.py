@@ -299,8 +299,10 @@ def _explained(
     """Return the explained shares of every row by name; NaN without variance or samples."""
     prompts, rows = one_hot(held_out.prompts), values.shape[1]
     flat = FLAT * np.square(values).sum(0)
+    # A shift of a whole prompt changes no logit, so only variance within prompts counts.
     values = values - prompts @ ((prompts.T @ values) / prompts.sum(axis=0)[:, None])
     random = np.random.default_rng(0)
+    # Permutations within prompts: sorted by prompt, then at random.
     orders = [np.lexsort((random.random(len(values)), held_out.prompts)) for _ in range(DRAWS)]
     drawn = np.concatenate([values, *(values[order] for order in orders)], axis=1)
     total = held_out.squares(drawn)

@@ -67,6 +67,7 @@ class NextTokens(Measure, needs=Needs(tensors=(), predictions=True)):
             return Statistics()
         tokens, valid = predictions.tokens[first], predictions.valid[first]
         rows = rows_of_interest(valid, spans, first, self.rows)
+        # The last token of the prompt has no successor.
         following = torch.where(
             rows + 1 < int(valid.nonzero()[-1]) + 1,
             tokens[(rows + 1).clamp_max(len(tokens) - 1)],

@@ -178,6 +178,7 @@ class Rotation(Measure, needs=Needs(nan=("closed_form_r", "max_rotation"))):
         prominent = product >= self.prominence * product.median(-1, keepdim=True).values
         stable = key_deviation <= self.stability * key_mean.abs()
         start = (query_mean * key_mean.conj_physical()).angle().abs()
+        # Only a component that starts near pi must be still (the proof's case 1).
         still = (torch.pi - start > self.near_pi) | (rotation <= self.still)
         return prominent & stable & (rotation <= self.slow) & still
 
@@ -220,6 +221,7 @@ def pair_statistics(inputs: AttentionInputs) -> PairStatistics:
     Returns:
         Statistics [prompt, head, component] over the valid tokens; NaN for a prompt without any.
     """
+    # On an accelerator queries and keys go together, in half the launches.
     if memory_for(inputs.valid.device, 0):
         queries, keys = _moments((inputs.queries, inputs.keys), inputs.valid).split(
             [inputs.heads, inputs.kv_heads], 2
@@ -296,6 +298,7 @@ def _moments(
         return (torch.stack(sums).sum(0) if sums[1:] else sums[0]) / count
 
     whole = stretch(0) if at_once >= tokens else None
+    # Deviations need the mean first: a second pass over the features.
     level = mean(lambda part: part)
     rounded = level[..., None, :].to(exact)
     norm, deviation = mean(_pair_norm), mean(lambda part: _pair_norm(part - rounded))

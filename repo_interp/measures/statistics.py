@@ -408,6 +408,7 @@ def accumulate(parts: list[Statistics], later: Statistics) -> None:
         later: Statistics of other prompts.
     """
     arrays = later.arrays
+    # Sums merge at once; values of prompts wait for one concatenation at the end.
     parts[:1] = [merge([*parts[:1], Statistics(sums=arrays["sums"])])]
     if arrays["per_prompt"].given or arrays["first_prompt"].given:
         parts.append(Statistics(arrays["per_prompt"], None, arrays["first_prompt"]))

@@ -214,6 +214,7 @@ def without_trend(axes: Axes, pairs: AdditivePairs) -> Axes:
     )
     share = pairs.counts.distance / pairs.total.clamp(min=1)[..., None]
     centred = steps - _mean(share, steps)
+    # beta (i - j) is a row and a column effect as well: moving it leaves the map as it is.
     slope = _mean(share, centred * axes.distance) / _mean(share, centred**2).clamp(
         min=torch.finfo(steps.dtype).tiny
     )
@@ -244,6 +245,7 @@ def draw_rows(
     """
     drawn = torch.zeros_like(valid)
     for prompt, tokens in enumerate(valid.cpu()):
+        # The last row sees every distance and key, so it is always fitted on.
         rows = tokens.nonzero()[:-1, 0]
         order = torch.randperm(
             len(rows), generator=torch.Generator().manual_seed(seed), device="cpu"
@@ -275,10 +277,12 @@ def held_out_r2(
     """
     fitted_on = additive_pairs((valid & ~rows)[:, None], valid[:, None], window)
     judged_on = additive_pairs(rows[:, None], valid[:, None], window)
+    # Sums over the fitted rows, by difference: no second pass over the logits.
     sums = Axes(
         *(all_rows - some for all_rows, some in zip(every.lines, held_out.lines, strict=True))
     )
     axes = fit_pairs(sums, fitted_on, ridge)
+    # A held-out row has no fitted offset; R^2 is within rows, which frees it.
     axes = Axes(axes.distance, torch.zeros_like(axes.query), axes.key)
     of_fit = judged_on.sums(axes)
     per_row = 1 / judged_on.counts.query.clamp(min=1)

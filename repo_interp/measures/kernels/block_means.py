@@ -123,6 +123,7 @@ def _causal_sums(
     size: int,
 ) -> Float[Tensor, "prompt any query_block key_block"]:
     """Sums of q_i . k_j over the pairs j <= i of every block."""
+    # Blocks below the diagonal are whole, so their sums are products of sums.
     below = (_block_sums(queries, size) @ _block_sums(keys, size).mT).tril(-1)
     # Within a block: sum_i q_i . (sum of its keys up to i), a running sum in place of the triangle.
     of_blocks = _in_blocks(keys, size).cumsum(-2)

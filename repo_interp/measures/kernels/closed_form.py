@@ -85,6 +85,7 @@ class ClosedForm(Reduction):
             block.counts,
         )
         product = torch.zeros_like(logits.square)
+        # Sum of products of two bilinear maps: within chunks as they are, between chunks by Grams.
         for (sign, _, left), (_, _, right) in zip(logits.parts, ours.parts, strict=True):
             within = (left.within * right.within).sum(-1).sum((-1, -2), dtype=torch.float64)
             crossed = gram_products(left.queries, right.queries, left.keys, right.keys)
@@ -141,6 +142,7 @@ class ClosedForm(Reduction):
                 inputs, self, block.prompt.expand_as(block.head), block.head, block.queries.dtype
             )
             left, right = (part.masked_fill_(~block.tokens[..., None], 0) for part in (left, right))
+            # v is centred first: float32 products lose digits where its mean is large.
             mean = (
                 right.sum(-2, keepdim=True, dtype=torch.float64)
                 / block.tokens.sum(-1)[..., None, None]

@@ -124,6 +124,7 @@ def key_moments(
     prompts, kv_heads, tokens, width = keys.shape
     exact = torch.float64 if keys.dtype == torch.float64 else torch.float32
     at_once = max(1, memory_for(keys.device, SHARED) // (prompts * kv_heads * width * 16))
+    # Stretches of tokens, so that float64 copies of the keys stay within the kernel's memory.
     hidden = None if is_whole(valid) else ~valid[:, None, :, None]
     stretches = [slice(start, start + at_once) for start in range(0, tokens, at_once)]
 
@@ -185,7 +186,7 @@ def fake_fit(
         part.repeat_interleave(group, 1) if group > 1 else part for part in (keys.gram, keys.mean)
     )
     # Of the sum of squares about the grand mean, the part of the key axis (columns), and the part
-    # neither axis explains.
+    # that neither axis explains.
     blocks = gram.view(prompts, heads, 2, 1, width // 2, 2, 1, width // 2).permute(
         0, 1, 2, 3, 5, 6, 4, 7
     )
@@ -207,8 +208,8 @@ def fake_fit(
     if not turns.whole:
         scatter = scatter - (rows.shape[-1] - count) * level[..., 0].square()
     by_distance = count * scatter
-    # The two axes are orthogonal, so r^2 = (by_distance + by_key) / total; `within` is by_key and
-    # that neither axis explains.
+    # The two axes are orthogonal, so r^2 = (by_distance + by_key) / total; `within` is by_key
+    # and the part that neither axis explains.
     total = by_distance + within
     largest = key_mean.square().sum(-1) * count[..., 0] + gram.diagonal(0, -2, -1).sum(-1)
     flat = total <= ROUNDING * count * queries.square().sum(-1) * largest[..., None]

@@ -145,6 +145,7 @@ def _largest_difference(
     positions: Tensor, tokens: Tensor, window: int | None
 ) -> Float[Tensor, "prompt any"]:
     hidden = None if is_whole(tokens) else ~tokens[:, None]
+    # |z_i - z_j| is the larger of z_j - z_i and z_i - z_j: the running maxima of z and of -z.
     both = torch.stack([positions, -positions]).to(torch.float64)
     reach = (
         _running_maximum(both if hidden is None else both.masked_fill(hidden, -torch.inf), window)
@@ -163,6 +164,7 @@ def _running_maximum(
     padded = torch.nn.functional.pad(values, (0, -tokens % window), value=-torch.inf).unflatten(
         -1, (-1, window)
     )
+    # A window reaches over at most two blocks: the end of one and the beginning of the next.
     onward = padded.cummax(-1).values.flatten(-2)[..., :tokens]
     until = padded.flip(-1).cummax(-1).values.flip(-1).flatten(-2)[..., : tokens - window + 1]
     return torch.maximum(onward, torch.nn.functional.pad(until, (window - 1, 0), value=-torch.inf))
@@ -181,6 +183,7 @@ def _sampled_pairs(
     """
     length = tokens.shape[-1]
     indices = torch.arange(length, device=tokens.device)
+    # Valid tokens first, in order, whichever side the padding is on.
     in_order = torch.where(tokens, indices, length).sort(-1).values.clamp(max=length - 1)
     last = torch.where(tokens, indices, 0).amax(-1)
     reach = (last - in_order[:, 0] + 1).clamp(max=length if window is None else window)
@@ -191,6 +194,7 @@ def _sampled_pairs(
     seen = (key >= 0) & is_query[:, :, None] & is_distance[:, None, :]
     key = key.clamp_(min=0)
     seen &= tokens.gather(-1, key.flatten(1)).view_as(key)
+    # A prompt counts by its number of seen pairs, not by the number of sampled ones.
     weight = pair_counts(tokens, window).total / seen.sum((1, 2)).clamp(min=1)
     return (
         seen * weight[:, None, None],
