@@ -34,7 +34,7 @@ from repo_interp.analysis.batches import make_batches
 from repo_interp.analysis.defaults import default_prompts
 from repo_interp.explorer.messages import Explored, message
 from repo_interp.measures.catalogue import measure_named
-from repo_interp.measures.statistics import share
+from repo_interp.measures.statistics import precompute
 from repo_interp.models.capture import capture
 from repo_interp.models.reposition import with_layout
 
@@ -105,7 +105,7 @@ def layer(given: Namespace, tokens: int, subject: str = "olmo-2-1b layer") -> It
 
         def together() -> object:
             afresh = replace(captured[-1])  # a copy remembers nothing of what was made before
-            share(measures, afresh, batch.spans)
+            precompute(measures, afresh, batch.spans)
             return [measure.observe(afresh, batch.spans) for measure in measures]
 
         for measure in measures:

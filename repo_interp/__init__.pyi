@@ -1,5 +1,6 @@
-"""The names of the package, for type checkers, and for `__init__.py`, which imports each when it is
-first asked for.
+"""Names of the package, for type checkers.
+
+`__init__.py` reads them too, and imports a name when it is first used.
 """
 
 from . import experiments as experiments

@@ -136,7 +136,7 @@ def find(group: str, name: str) -> Any:
     except (Exception, SystemExit) as error:
         reason = one_line(f"{type(error).__name__}: {error}", 200)
         raise InputError(
-            f"{called(group, name)} ({points[0].value}) cannot be imported: {reason}; mend "
+            f"{called(group, name)} ({points[0].value}) cannot be imported: {reason}; fix "
             "or uninstall it"
         ) from None
 
@@ -257,7 +257,7 @@ def failure_of(error: BaseException) -> str | None:
             reason = one_line(f"{type(error).__name__}: {error}", 200)
             return (
                 f"code of the package {packages[package]} failed ({place}): {reason}; "
-                "mend or uninstall it"
+                "fix or uninstall it"
             )
     return None
 

@@ -1,6 +1,4 @@
-"""`repo-interp score CHECKPOINT [TASK]`: the scores of a checkpoint on a task, by length, by depth,
-in and out of distribution.
-"""
+"""`repo-interp score CHECKPOINT [TASK]`: scores by length, depth and distribution."""
 
 from __future__ import annotations
 
@@ -20,11 +18,11 @@ from repo_interp.cli.options import (
     add_resume,
     add_settings,
     count,
+    field_values,
+    load_kwargs,
     name_list,
-    of_owner,
-    placed,
     seed,
-    typed,
+    without_owner,
 )
 from repo_interp.entry_points import TASKS, require_names
 from repo_interp.errors import InputError
@@ -47,7 +45,11 @@ SUMMARY = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
+    """Declare the options of `repo-interp score`.
+
+    Args:
+        parser: Parser of the command.
+    """
     parser.add_argument(
         "checkpoint",
         metavar="CHECKPOINT",
@@ -109,13 +111,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Score, write and print; return the exit code."""
+    """Score, write and print.
+
+    Args:
+        arguments: Parsed options.
+
+    Returns:
+        0; 1 where a figure or the page failed.
+    """
     path = find(arguments.checkpoint)
     _require_fitting_options(arguments)
     from repo_interp.analysis.notes import notes_on
-    from repo_interp.analysis.publication import claimed
+    from repo_interp.analysis.publication import claim_results
     from repo_interp.checkpoint_files.architectures import training_length
-    from repo_interp.cli.results import ASKED, Command, drawn, print_results
+    from repo_interp.cli.results import ASKED, Command, draw_results, print_results
     from repo_interp.cli.tables import print_tables
     from repo_interp.console import Console, bold
     from repo_interp.models.checkpoints import identify
@@ -124,17 +133,19 @@ def run(arguments: argparse.Namespace) -> int:
 
     console = Console()
     command = Command(arguments, arguments.checkpoint, "scores")
-    if (code := command.resumed(console)) is not None:
+    if (code := command.resume_finished(console)) is not None:
         return code
     checkpoint = identify(path)
     scaling = _scaling(arguments.scaling, training_length(checkpoint.config))
     task = None if arguments.task == RULER else _task(arguments, checkpoint.directory)
-    bridge = open_model(path, rope_scaling=scaling, **placed(arguments))
+    bridge = open_model(path, rope_scaling=scaling, **load_kwargs(arguments))
     for note in notes_on(bridge):
         console.print(note, style="yellow", highlight=False)
     scored = _scoring(arguments, bridge, task)
     with (
-        claimed(command.out, f"score-{stem(arguments.checkpoint)}", command.replaces) as results,
+        claim_results(
+            command.out, f"score-{stem(arguments.checkpoint)}", command.replaces
+        ) as results,
         command.same_question(console),
         steps(console) as step,
     ):
@@ -143,9 +154,10 @@ def run(arguments: argparse.Namespace) -> int:
         scores.attrs |= {"scaling": arguments.scaling or "none", ASKED: command.asked}
         if not processes.is_first():
             return 0
+        # The numbers are safe before anything is drawn; the kept answers go.
         results.write(scores)
         results.withdraw()
-        published = drawn(results, scores, step, command.formats)
+        published = draw_results(results, scores, step, command.formats)
     console.print(bold(arguments.checkpoint, f": scored on {bridge.device}"), highlight=False)
     console.print(f"prompts from {scores.attrs['prompts_from']}", highlight=False)
     print_tables(console, scores)
@@ -161,7 +173,9 @@ def _task(arguments: argparse.Namespace, directory: Path) -> Task:
     from repo_interp.tasks import make_task
 
     name = task_name(directory, arguments.task)
-    changes = typed(of_owner(arguments.task_options, name), make_task(name), f"task {name}")
+    changes = field_values(
+        without_owner(arguments.task_options, name), make_task(name), f"task {name}"
+    )
     task = task_of(directory, name, arguments.task_size, **changes)
     for name in arguments.test_sets or ():
         task.prompts(1, arguments.seed, name)
@@ -171,10 +185,12 @@ def _task(arguments: argparse.Namespace, directory: Path) -> Task:
 def _scoring(
     arguments: argparse.Namespace, bridge, task: Task | None
 ) -> Callable[[Path, Callable[[int, int], None]], xr.DataTree]:
-    """A function that scores the task or ruler, given where to keep answers and a function to
-    report progress to.
+    """Return a function that scores the task or ruler.
 
-    Raises InputError beforehand.
+    Its arguments are the directory that keeps answers, and a function that reports progress.
+
+    Raises:
+        InputError: The task or an option is refused, before the function is called.
     """
     from repo_interp.analysis.score import score, score_needles
     from repo_interp.cli.results import KEEP_EVERY
@@ -189,7 +205,7 @@ def _scoring(
         lengths = (
             None if arguments.test_sets is None else [int(name) for name in arguments.test_sets]
         )
-        texts = of_owner(arguments.task_options, RULER)
+        texts = without_owner(arguments.task_options, RULER)
         options = {
             name: value_of(text, float if name == "depth" else str, f"{RULER}.{name}")
             for name, text in texts
@@ -221,7 +237,7 @@ def _require_fitting_options(arguments: argparse.Namespace) -> None:
                     f"ruler's test sets are lengths in tokens, such as 4096; got {name!r}"
                 )
         known = {"variant": VARIANTS, "dialect": DIALECTS}
-        for name, text in of_owner(arguments.task_options, RULER):
+        for name, text in without_owner(arguments.task_options, RULER):
             if name not in _RULER_OPTIONS:
                 raise InputError(
                     f"ruler has no option {name!r}; it has {', '.join(_RULER_OPTIONS)}"

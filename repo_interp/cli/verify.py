@@ -1,6 +1,4 @@
-"""`repo-interp verify A [B]`: whether a model rotates as its configuration says, at every
-distance.
-"""
+"""`repo-interp verify A [B]`: compare a model's rotation with its configuration."""
 
 from __future__ import annotations
 
@@ -14,7 +12,11 @@ SUMMARY = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
+    """Declare the options of `repo-interp verify`.
+
+    Args:
+        parser: Parser of the command.
+    """
     parser.add_argument(
         "checkpoint",
         metavar="A",
@@ -44,7 +46,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print a line per finding; return 1 where there is one, else 0."""
+    """Compare the rotation of a model with its configuration, and print findings.
+
+    Args:
+        arguments: Parsed options.
+
+    Returns:
+        1 where there is a finding, else 0.
+    """
     from repo_interp.cli.checkpoint import find
     from repo_interp.console import Console, bold
     from repo_interp.files import require_directory

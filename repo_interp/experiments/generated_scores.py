@@ -24,7 +24,7 @@ from repo_interp.interventions.replacing import require_named_tokens
 from repo_interp.measures.labels import described
 from repo_interp.models.generation import continue_greedily
 from repo_interp.models.reposition import longest_prompt
-from repo_interp.side_by_side import BatchSize, batches, restored
+from repo_interp.side_by_side import BatchSize, batches, restore_order
 from repo_interp.store import NOT_KEPT, Store
 from repo_interp.tasks import Prompt, niah, niah_scores
 
@@ -168,7 +168,7 @@ def generated_texts(
     found = store.get_or_compute(
         {name: partial(answers, some) for name, some in cut.items()}, progress
     )
-    return restored(cut.values(), (point["texts"] for point in found.values()))
+    return restore_order(cut.values(), (point["texts"] for point in found.values()))
 
 
 def _ends(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> set[int]:

@@ -1,5 +1,6 @@
-"""A session: one model, one prompt and a list of edits; its methods are the answers that the
-explorer shows.
+"""A session: one model, one prompt and a list of edits.
+
+Its methods are the answers that the explorer shows.
 
     session = ri.explorer.Session(bridge, prompt, [Edit(kind="linearised", layer=2)])
     session.look([(2, 0)], token=25)            positions, attention and logits of heads, next tokens: as the model is
@@ -99,9 +100,7 @@ class Session:
     """Called before each layer of a pass; what it raises ends the answer that is being made."""
 
     def __post_init__(self) -> None:
-        """Raises InputError for several prompts, and for edits and answers that do not fit the
-        prompt.
-        """
+        """Raises InputError for several prompts, edits or answers that do not fit the prompt."""
         given = as_prompts(self.prompt, self.bridge)
         if len(given) != 1:
             raise InputError(f"a session has one prompt; got {len(given)}")
@@ -319,8 +318,9 @@ class Session:
 
     @property
     def start(self) -> int:
-        """The first token that a continuation replaces: the answer's first, where it is the end of
-        the prompt; else none.
+        """The first token that a continuation replaces.
+
+        That is the first of the answer where it is the end of the prompt, else none.
         """
         answer = tuple(self.answer) or tuple(sorted(self.prompt.generated))
         return answer[0] if answer and answer == tuple(range(answer[0], self.count)) else self.count

@@ -16,6 +16,9 @@ copied (`copy.deepcopy`): the copy would keep what it changes for good. They wor
 models and the bridges around them. Knows no task and no measure.
 """
 
+import warnings
+from typing import Any
+
 from repo_interp.interventions.ablation import ablate, query_key_means
 from repo_interp.interventions.extension import interpolated, lm_infinite, rescaled, yarn
 from repo_interp.interventions.keys import Shift, exchanged_keys, moved_keys
@@ -38,11 +41,11 @@ from repo_interp.interventions.positions import (
     swapped_tokens,
     transplanted,
 )
-from repo_interp.interventions.replacing import Change, Here, heads_with_positions, replaced
+from repo_interp.interventions.replacing import Change, PassContext, heads_with_positions, replaced
 
 __all__ = [
     "Change",
-    "Here",
+    "PassContext",
     "Shift",
     "ablate",
     "clipped",
@@ -70,3 +73,11 @@ __all__ = [
     "transplanted",
     "yarn",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name != "Here":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    # The name in 0.1; a later version drops it.
+    warnings.warn("Here is now PassContext", DeprecationWarning, stacklevel=2)
+    return PassContext

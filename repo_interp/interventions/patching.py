@@ -1,5 +1,6 @@
-"""Activation patching of `hook_positions` between a clean and a corrupted prompt, as
-TransformerLens' `patching` does it.
+"""Activation patching of `hook_positions`, as TransformerLens' `patching` does it.
+
+Between a clean and a corrupted prompt:
 
     clean cache = run_with_cache(clean tokens)
     result[layer, head] = metric(logits of the corrupted tokens, with that head's positions from the

@@ -1,7 +1,9 @@
-"""The logit of a causal pair as a sum of rotary components, one per frequency (HoPE sec. 3.3, eq.
-4-5, fig. 3, 6-8).
+"""The logit of a causal pair as a sum of rotary components, one per frequency.
 
-    C_r(i, j) = (q_r k_r + q_r' k_r') cos(theta_r D) + (q_r' k_r - q_r k_r') sin(theta_r D),   D = z_j - z_i
+HoPE sec. 3.3, eq. 4-5, fig. 3, 6-8.
+
+    C_r(i, j) = (q_r k_r + q_r' k_r') cos(theta_r D) + (q_r' k_r - q_r k_r') sin(theta_r D),
+            D = z_j - z_i
     y = sum_r C_r
 
 q', k' the second half of the pair, z the index or the learned position, all times
@@ -11,7 +13,7 @@ length), components are activated where pi/L < theta_r < 2 pi/L, low where theta
 high.
 
 Layers that rotate nothing have no frequency (NaN), no bands and no rotation angles; their
-components are the pairs of dimensions (r, r + d_head/2) all the same. What a scheme adds to its
+components are the pairs of dimensions (r, r + d_head/2) all the same. The term of a scheme in its
 logits (ALiBi, KERPLE, FIRE, CoPE) belongs to the mean logit by distance, and is shown apart as
 well; it is in no component, and VAF speaks of the part that is.
 
@@ -123,7 +125,7 @@ class Components(Measure):
     measured.
     """
     first_token: TokensOrNone = 0
-    """Tokens left out at the start of each prompt: 1 drops the beginning of the sequence."""
+    """Tokens left out at the start of a prompt: 1 drops the beginning of the sequence."""
     last_token: Tokens | None = None
     """Tokens of a prompt from this number on are left out; none: to the end."""
     curves: Literal["mean", "head"] = "mean"
@@ -209,13 +211,13 @@ class Components(Measure):
                 values,
             )
         if self.prompts == "mean":
-            return Statistics(sums=_labelled(inputs, sums | _summed(by_prompt)))
+            return Statistics(sums=_labelled(inputs, sums | _sum_over_prompts(by_prompt)))
         by_prompt["prompt_frequency"] = (
             ("prompt", "layer", "component"),
             frequencies.expand(len(tokens), -1),
         )
-        each = {name: (axes, values.float()) for name, (axes, values) in by_prompt.items()}
-        return Statistics(per_prompt=_labelled(inputs, each), sums=_labelled(inputs, sums))
+        single = {name: (axes, values.float()) for name, (axes, values) in by_prompt.items()}
+        return Statistics(per_prompt=_labelled(inputs, single), sums=_labelled(inputs, sums))
 
     def reductions(self, inputs: AttentionInputs, spans: Spans) -> tuple[Reduction, ...]:
         """Ask for profiles and variance accounted for of all components.
@@ -265,7 +267,7 @@ class Components(Measure):
         }
         summaries = described_group(arrays, _SUMMARIES)
         if self.prompts == "mean":
-            return summaries.assign(_averaged(sums))
+            return summaries.assign(_average(sums))
         names = _BY_PROMPT | (_FREQUENCIES if bool(differ.any()) else {})
         return summaries.assign(described_group(statistics.per_prompt, names))
 
@@ -285,7 +287,7 @@ def _labelled(inputs: AttentionInputs, record: Record) -> Arrays:
 def _angles(
     inputs: AttentionInputs, tokens: Tensor, frequencies: Tensor, per_side: int
 ) -> tuple[Record, Record]:
-    """Return rotation angles summed over prompts, and the reach per prompt; NaN without rotation."""
+    """Return rotation angles over all prompts, and reach per prompt; NaN without rotation."""
     new = {"dtype": torch.float64, "device": tokens.device}
     if inputs.positions is None or inputs.frequencies is None:
         sums = RotationAngles(
@@ -319,8 +321,8 @@ def _angles(
     )
 
 
-def _summed(by_prompt: Record) -> Record:
-    """Count, sum and sum of squares over prompts of the values of each prompt, NaN left out."""
+def _sum_over_prompts(by_prompt: Record) -> Record:
+    """Return count, sum and sum of squares of values over prompts, NaN left out."""
     sums: Record = {}
     for name, (axes, values) in by_prompt.items():
         known = ~values.isnan()
@@ -331,8 +333,8 @@ def _summed(by_prompt: Record) -> Record:
     return sums
 
 
-def _averaged(sums: xr.Dataset) -> dict[str, xr.DataArray]:
-    """Mean and standard deviation over prompts of what `_summed` summed up."""
+def _average(sums: xr.Dataset) -> dict[str, xr.DataArray]:
+    """Return mean and standard deviation over prompts from the sums of `_sum_over_prompts`."""
     averages = {}
     for name, (long_name, units) in _BY_PROMPT.items():
         total, squares, count = (sums[f"{name}_{part}"] for part in ("total", "squares", "count"))

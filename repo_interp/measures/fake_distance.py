@@ -1,6 +1,7 @@
 """Fake-distance fit of a head's logits (Position Generalization sec. 3.2, eq. 3, 9-13, app. B).
 
-    W'_dj = w(d, q, k_j): the logit that one query would give key j if it were d back         d, j = 0 .. n-1
+    W'_dj = w(d, q, k_j): the logit that one query would give key j if it were d back
+            d, j = 0 .. n-1
     W'_dj ~ a_d + b_j,   r = Pearson correlation        (fake_logits: how, without making W')
 
 The distance rotates as in the model itself, which sees i - j = d (`sign="causal"`); the paper's
@@ -11,12 +12,12 @@ formula, taken literally, rotates the other way ("printed"). Choices:
   (`distances="positions"`; for RoPE the same).
 - The query is the last token's, as in the paper; of several - the last ones - r is the mean.
 - A NoPE layer gives the same logit at every distance: r = 1, exactly and saying nothing.
-  `nope_base` asks instead what rotation by RoPE of that base would give.
-- What a scheme adds (ALiBi and the like) is taken, at distance d, from the last row's key d back;
+  `nope_base` rotates them by RoPE of that base instead.
+- A term that a scheme adds (ALiBi and the like) is that of the last row's key d back;
   without rotation r = 1 again, as the paper argues (sec. 3.3).
 - With 1/sqrt(d_head), before a soft cap. All valid tokens are keys, whatever the layer's window.
 
-Knows nothing about what a prompt says.
+Knows nothing about the contents of a prompt.
 """
 
 from __future__ import annotations
@@ -197,10 +198,10 @@ def _last_tokens(
     valid: Bool[Tensor, "prompt token"], number: int
 ) -> tuple[Int[Tensor, "prompt query"], Bool[Tensor, "prompt query"]]:
     """Return indices of the last valid tokens in order, and which there are; missing ones first."""
-    return once(("last", number), lambda: _found_last(valid, min(number, valid.shape[1])), valid)
+    return once(("last", number), lambda: _find_last(valid, min(number, valid.shape[1])), valid)
 
 
-def _found_last(
+def _find_last(
     valid: Tensor, number: int
 ) -> tuple[Int[Tensor, "prompt query"], Bool[Tensor, "prompt query"]]:
     order = valid.to(torch.int8).argsort(dim=-1, stable=True)[:, -number:]

@@ -1,12 +1,13 @@
-"""What positions a layer gives its tokens, and how far they spread: d = max z - min z (RePo eq.
-4-7, sec. 5.2, fig. 2, 6, 8).
+"""Positions that a layer gives its tokens, and their range d = max z - min z.
+
+RePo eq. 4-7, sec. 5.2, fig. 2, 6, 8.
 
 z_i is the position of token i in a head: the index for RoPE, the output of f_phi for RePo, none
 (NaN) for NoPE, where a constant for all tokens would give the same logits. Heads that share a key
-share its position and are listed each. `linear_r2` is the squared correlation of z_i and i: 1 for the
-index, however it is scaled and shifted.
+share its position and are listed singly. `linear_r2` is the squared correlation of z_i and i: 1 for
+the index, however it is scaled and shifted.
 
-Knows nothing about what positions do to attention.
+Knows nothing about the effect of positions on attention.
 """
 
 from __future__ import annotations
@@ -34,8 +35,14 @@ _TEXTS = {
 def position_range(
     positions: Float[Tensor, "... token"], valid: Bool[Tensor, "... token"]
 ) -> Float[Tensor, "..."]:
-    """Largest minus smallest position of the valid tokens, in positions. 0 for a constant head;
-    -inf where no token is valid.
+    """Return the largest minus the smallest position of the valid tokens.
+
+    Args:
+        positions: Positions along the last axis.
+        valid: Mask of the tokens that are no padding.
+
+    Returns:
+        Ranges in positions; 0 for a constant head, -inf where no token is valid.
     """
     if is_whole(valid):
         return positions.amax(-1) - positions.amin(-1)
@@ -52,8 +59,9 @@ class Positions(Measure, needs=Needs(tensors=("positions",), nan=tuple(_TEXTS)))
     name: str = "positions"
 
     def observe(self, inputs: AttentionInputs, spans: Spans) -> Statistics:
-        """Positions [prompt, layer, head, token] and their ranges [prompt, layer, head]; NaN where
-        a layer has no positions.
+        """Return positions [prompt, layer, head, token] and ranges [prompt, layer, head].
+
+        NaN where a layer has no positions.
         """
         positions = inputs.head_positions
         if positions is None:

@@ -1,23 +1,26 @@
-"""Which rotary pairs carry a head's logits, and how far they rotate (Position Generalization sec.
-3.4, theorem 2).
+"""Rotary pairs that carry a head's logits, and how far they rotate.
+
+Position Generalization sec. 3.4, theorem 2.
 
 Component r of a query or key is a complex number (dimensions r and r + d_head/2 before rotation); a
 pair of tokens adds |k_r| |q_r| cos(start angle + theta_r distance) to the logit (fig. 4, 9).
 Observation 1 names slow dominating components, without numbers; here component r is one where
 
-    prominent   s query_norm key_norm >= `prominence` x their median over the head's components; s = attention_scaling^2
+    prominent   s query_norm key_norm >= `prominence` x their median over the head's components;
+                s = attention_scaling^2
     stable      key_deviation <= `stability` x |mean key|
     slow        max_rotation <= `slow`
-    still       max_rotation <= `still`, asked where the start angle is within `near_pi` of pi (the proof's case 1)
+    still       max_rotation <= `still`, asked where the start angle is within `near_pi` of pi (the
+                proof's case 1)
 
 max_rotation is theta_r times L, min(window, training length), for schemes whose positions are the
 token index, and theta_r times the largest |z_i - z_j| of a seen pair, over all prompts, for those
 that learn positions. Norms and means are over the tokens of all prompts, deviations about the mean
-of each prompt. `closed_form_r` correlates the logits with theorem 2's f + g from the slow
-dominating components that the prompt itself has (see closed_form); NaN where there is none. Layers
-that rotate nothing have no rotary pairs: NaN, and slow_dominating -1.
+of a prompt. `closed_form_r` correlates the logits with theorem 2's f + g from the slow dominating
+components that the prompt itself has (see closed_form); NaN where there is none. Layers that rotate
+nothing have no rotary pairs: NaN, and slow_dominating -1.
 
-Knows nothing about what a prompt says.
+Knows nothing about the contents of a prompt.
 """
 
 from __future__ import annotations
@@ -101,9 +104,7 @@ class Rotation(Measure, needs=Needs(nan=("closed_form_r", "max_rotation"))):
     name: str = "rotation"
 
     def observe(self, inputs: AttentionInputs, spans: Spans) -> Statistics:
-        """Sums over tokens of each component; rotations and closed-form correlations of each
-        prompt.
-        """
+        """Return sums over tokens per component, and rotations and correlations per prompt."""
         tokens = once("tokens", lambda: inputs.valid.sum(-1, dtype=torch.float64), inputs.valid)
         if _rotates(inputs):
             statistics, rotation, closed_form = self._pairs(inputs)
@@ -135,9 +136,7 @@ class Rotation(Measure, needs=Needs(nan=("closed_form_r", "max_rotation"))):
         return (self._pairs(inputs)[2],) if _rotates(inputs) else ()
 
     def _pairs(self, inputs: AttentionInputs) -> tuple[PairStatistics, Tensor, ClosedForm]:
-        """Statistics and rotations of pairs, and the closed form of those that are slow dominating:
-        kept with `inputs`.
-        """
+        """Return statistics, rotations and closed form of a layer, kept with `inputs`."""
         if self not in inputs.results:
             statistics, rotation = (
                 pair_statistics(inputs),
@@ -157,7 +156,16 @@ class Rotation(Measure, needs=Needs(nan=("closed_form_r", "max_rotation"))):
         rotation: Float[Tensor, "*head component"],
         scaling: Float[Tensor, "*any component"],
     ) -> Bool[Tensor, "*head component"]:
-        """Whether each component is prominent, stable, slow, and still where it starts near pi."""
+        """Return which components are prominent, stable, slow, and still near pi.
+
+        Args:
+            pairs: Statistics of the pairs.
+            rotation: Largest rotation of every component, in radians.
+            scaling: Squared attention scaling of every component.
+
+        Returns:
+            Mask of the components that satisfy all four conditions of the module.
+        """
         (query_norm, *query_mean, _), (key_norm, *key_mean, key_deviation) = (
             pairs.queries,
             pairs.keys,
@@ -170,6 +178,7 @@ class Rotation(Measure, needs=Needs(nan=("closed_form_r", "max_rotation"))):
         prominent = product >= self.prominence * product.median(-1, keepdim=True).values
         stable = key_deviation <= self.stability * key_mean.abs()
         start = (query_mean * key_mean.conj_physical()).angle().abs()
+        # Only a component that starts near pi must be still (the proof's case 1).
         still = (torch.pi - start > self.near_pi) | (rotation <= self.still)
         return prominent & stable & (rotation <= self.slow) & still
 
@@ -204,9 +213,15 @@ def _rotates(inputs: AttentionInputs) -> bool:
 
 
 def pair_statistics(inputs: AttentionInputs) -> PairStatistics:
-    """Statistics [prompt, head, component] over the valid tokens of every prompt; NaN where it has
-    none.
+    """Return means over the tokens of the rotary pairs of every head.
+
+    Args:
+        inputs: A layer and a batch.
+
+    Returns:
+        Statistics [prompt, head, component] over the valid tokens; NaN for a prompt without any.
     """
+    # On an accelerator queries and keys go together, in half the launches.
     if memory_for(inputs.valid.device, 0):
         queries, keys = _moments((inputs.queries, inputs.keys), inputs.valid).split(
             [inputs.heads, inputs.kv_heads], 2
@@ -223,10 +238,21 @@ def pair_statistics(inputs: AttentionInputs) -> PairStatistics:
 def max_rotation(
     inputs: AttentionInputs, training_length: int | None
 ) -> Float[Tensor, "prompt head component"]:
-    """Largest rotation of each component in radians: by learned positions, or over the length that
+    """Return the largest rotation of every component.
+
+    Layers that learn positions rotate by their largest seen difference, others by the length that
     the layer compared in training.
 
-    InputError where the training length is needed and not given.
+    Args:
+        inputs: A layer that rotates, and a batch.
+        training_length: Tokens that the model was trained on; may be None where positions are
+            learned.
+
+    Returns:
+        Radians [prompt, head, component], float64.
+
+    Raises:
+        InputError: `training_length` is None, and the positions are not learned.
     """
     assert inputs.frequencies is not None and inputs.positions is not None
     if inputs.scheme in LEARNED:
@@ -248,9 +274,7 @@ def _moments(
     features: tuple[Float[Tensor, "prompt some token d_head"], ...],
     valid: Bool[Tensor, "prompt token"],
 ) -> Float[Tensor, "4 prompt head component"]:
-    """Mean norm, mean, and mean distance from the mean, of each pair of all the features' heads
-    over the valid tokens.
-    """
+    """Return mean norm, mean, and mean distance from the mean of every rotary pair."""
     (prompts, _, tokens, width), heads = features[0].shape, sum(part.shape[1] for part in features)
     exact = torch.float64 if features[0].dtype == torch.float64 else torch.float32
     count = once("count", lambda: valid.sum(-1, dtype=torch.float64)[:, None, None], valid)
@@ -274,6 +298,7 @@ def _moments(
         return (torch.stack(sums).sum(0) if sums[1:] else sums[0]) / count
 
     whole = stretch(0) if at_once >= tokens else None
+    # Deviations need the mean first: a second pass over the features.
     level = mean(lambda part: part)
     rounded = level[..., None, :].to(exact)
     norm, deviation = mean(_pair_norm), mean(lambda part: _pair_norm(part - rounded))

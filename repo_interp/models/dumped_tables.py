@@ -1,5 +1,4 @@
-"""Rotation that another runtime wrote into a file, such as vLLM, llama.cpp or ONNX, as `audit`
-measures it.
+"""Rotation that another runtime, such as vLLM, llama.cpp or ONNX, wrote into a file.
 
     cos, sin                   tables [token, column]: a column per pair, or one per entry of a head
     q, q_rotated (k, ...)      vectors [token, d_head] or [head, token, d_head] before and after

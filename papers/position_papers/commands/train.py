@@ -24,7 +24,14 @@ from position_papers.training.configuration import (
     to_toml,
 )
 from position_papers.training.plan import recipe
-from repo_interp.cli.options import add_settings, count, number_list, of_owner, setting, typed
+from repo_interp.cli.options import (
+    add_settings,
+    count,
+    field_values,
+    number_list,
+    setting,
+    without_owner,
+)
 from repo_interp.errors import InputError
 
 if TYPE_CHECKING:
@@ -292,10 +299,12 @@ def _asked(arguments: argparse.Namespace, stored: Mapping[str, Any]) -> dict[str
     of_task = [pair for pair in arguments.task_options if pair not in of_scheme]
     if of_task:
         task = make_task(named["task"], named["task_size"])
-        given["task_options"] = typed(of_owner(of_task, task.name), task, f"task {task.name}")
+        given["task_options"] = field_values(
+            without_owner(of_task, task.name), task, f"task {task.name}"
+        )
     if of_scheme or arguments.scheme_options:
-        texts = of_owner([*of_scheme, *arguments.scheme_options], "scheme")
-        given["scheme_options"] = typed(texts, SchemeOptions(), "the scheme")
+        texts = without_owner([*of_scheme, *arguments.scheme_options], "scheme")
+        given["scheme_options"] = field_values(texts, SchemeOptions(), "the scheme")
         try:
             schemes = named_schemes(str(named.get("scheme") or TrainingConfiguration.scheme))
         except ValueError as error:

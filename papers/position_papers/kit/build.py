@@ -22,7 +22,7 @@ from position_papers.kit.subjects import Given, Subject
 from position_papers.tasks.corpus import text_record
 from position_papers.training.processes import end_when_asked, side_by_side, threads
 from repo_interp import processes
-from repo_interp.analysis.room import memory
+from repo_interp.analysis.memory import machine_memory
 from repo_interp.errors import InputError
 from repo_interp.run import versions
 from repo_interp.values import value_of
@@ -185,7 +185,7 @@ def fitting_jobs(builds: Sequence[Build]) -> int:
     cores = (
         len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     )
-    return max(1, int(min(cores, memory() / (LIBRARIES + COPIES * largest))))
+    return max(1, int(min(cores, machine_memory() / (LIBRARIES + COPIES * largest))))
 
 
 def stated_options(

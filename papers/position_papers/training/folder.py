@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from repo_interp.checkpoint_files.directories import is_of_checkpoint
 from repo_interp.errors import InputError, one_line
 from repo_interp.files import claim, is_left_behind, remove, replaced, require_directory, write_text
-from repo_interp.records import modelled
+from repo_interp.records import validate
 from repo_interp.values import PositiveOrZero
 
 _FINAL = "final"
@@ -236,7 +236,7 @@ def load_state(
         return Moment()
     try:
         state = torch.load(file, map_location="cpu", weights_only=True)
-        moment = modelled(state["moment"], Moment)
+        moment = validate(state["moment"], Moment)
         if moment.step > steps:
             raise ValueError(f"it is at step {moment.step} of {steps}")
         if state["model"].keys() != _trained(model).keys():

@@ -25,7 +25,7 @@ from typing import Any
 import xarray as xr
 
 from repo_interp.errors import InputError
-from repo_interp.failures import noted, until_failure
+from repo_interp.failures import record_failure, until_failure
 from repo_interp.files import file_to_write, write_text
 from repo_interp.plots.catalogue import figures_of, views_of
 from repo_interp.plots.findings import findings
@@ -125,7 +125,7 @@ def write_report(
     directory.mkdir(parents=True, exist_ok=True)
     failures: list[str] = []
     pictures = _pictures(run, failures, directory, formats, drawn)
-    with noted(failures, "the page"):
+    with record_failure(failures, "the page"):
         path.write_text(
             _page(run, PageOptions(), pictures, failures), encoding="utf-8", newline="\n"
         )
@@ -148,7 +148,7 @@ def _pictures(
     for one in figures_of(run, failures):
         if drawn is not None:
             drawn(one.name)
-        with noted(failures, f"the figure {one.name!r} of {one.measure!r}"):
+        with record_failure(failures, f"the figure {one.name!r} of {one.measure!r}"):
             is_live = one.chart.live and not has_runs(run)
             wanted = (*formats, *(() if is_live else _EMBEDDED))
             contents = rendered(one.figure, tuple(dict.fromkeys(wanted))) if wanted else {}

@@ -13,8 +13,8 @@ import xarray as xr
 from families import tiny
 
 import repo_interp as ri
+from repo_interp.analysis.memory import require_memory
 from repo_interp.analysis.notes import RoundedPositions, notes_on
-from repo_interp.analysis.room import require_memory
 from repo_interp.errors import InputError, NotFinite
 from repo_interp.experiments.responses import forced_responses, generated_responses
 from repo_interp.measures.labels import described, of_layer

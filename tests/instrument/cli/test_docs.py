@@ -70,7 +70,7 @@ def read(path):
     why = f"wanted {path}; " "give a file"
     if path:
         raise InputError(f"{path} is a {kind}: {why}")
-    with refused(f"{path} cannot be read"):
+    with as_input_errors(f"{path} cannot be read"):
         warn("rounded positions, say" if path else f"{path.name} has {n + 1} rows too many")
     raise KeyError("no message of ours")
 """

@@ -24,7 +24,7 @@ from repo_interp.measures.kernels.segmentation import (
     generator,
     has_ties,
     largest_jumps,
-    matched,
+    match_share,
     shuffled_edges,
     variance_between,
 )
@@ -216,8 +216,8 @@ def test_matching_is_the_best_assignment(tolerance):
     found, edges = torch.tensor(np.array(pairs)).unbind(1)
     expected = [slow_matched(*pair, tolerance) for pair in pairs]
     assert len(set(expected)) > 2
-    assert_allclose(matched(found, edges, tolerance), expected)
-    assert_allclose(matched(found[:, None], edges, tolerance).diagonal(), expected)
+    assert_allclose(match_share(found, edges, tolerance), expected)
+    assert_allclose(match_share(found[:, None], edges, tolerance).diagonal(), expected)
 
 
 # shuffled layouts
