@@ -18,6 +18,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache, partial
+from threading import Timer
 from typing import Any, NoReturn
 
 from repo_interp import __version__, processes
@@ -25,6 +26,8 @@ from repo_interp.entry_points import COMMANDS, OWN, called, failure_of, find, na
 from repo_interp.errors import InputError, Note, one_line, shown_as
 from repo_interp.failures import is_out_of_memory
 
+SILENCE = 1.0
+"""Seconds until a command that has written nothing says that it imports libraries."""
 LABORATORY = ("figures", "train", "train-steps", "zoo")
 """Commands of the distribution position-papers."""
 
@@ -75,7 +78,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(options: argparse.Namespace) -> int:
     command = f"repo-interp {options.command}"
     try:
-        with shown_as(Note, cache(partial(_report, command, code=0))), _lossy_output() as output:
+        with (
+            shown_as(Note, cache(partial(_report, command, code=0))),
+            _lossy_output() as output,
+            _announced(command, output),
+        ):
             code = _module(options.command).run(options)
             output.flush()
         if output.failure is not None:
@@ -114,13 +121,34 @@ def _run(options: argparse.Namespace) -> int:
         return _report(command, line, 2)
 
 
+@contextmanager
+def _announced(command: str, output: _Output) -> Iterator[None]:
+    """Write a line where a command is silent for `SILENCE` seconds while it imports torch."""
+
+    def announce() -> None:
+        if not output.written:
+            _report(command, "importing torch and the libraries around it", 0)
+
+    waiting = Timer(SILENCE, announce)
+    waiting.daemon = True
+    if "torch" not in sys.modules:
+        waiting.start()
+    try:
+        yield
+    finally:
+        waiting.cancel()
+
+
 class _Output:
     """Standard output that a command can lose: after the first failed write, text is dropped."""
 
     def __init__(self, stream: Any) -> None:
         self._stream, self.failure = stream, None
+        self.written = False
+        """Whether anything was written."""
 
     def write(self, text: str) -> int:
+        self.written = True
         self._try(lambda: self._stream.write(text))
         return len(text)
 

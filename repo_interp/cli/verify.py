@@ -57,7 +57,6 @@ def run(arguments: argparse.Namespace) -> int:
     from repo_interp.cli.checkpoint import find
     from repo_interp.console import Console, bold
     from repo_interp.files import require_directory
-    from repo_interp.models.audit import verify
 
     if arguments.out is not None:
         require_directory(Path(arguments.out))
@@ -65,7 +64,9 @@ def run(arguments: argparse.Namespace) -> int:
         Console(),
         [arguments.checkpoint, *([arguments.other] if arguments.other else [])],
     )
-    console.print(f"auditing {' and '.join(named)}", highlight=False)
+    console.print(f"auditing {' and '.join(named)} on cpu", highlight=False)
+    from repo_interp.models.audit import verify
+
     audited = verify(
         *(find(name) for name in named), dtype=arguments.dtype, longest=arguments.longest
     )
