@@ -17,8 +17,16 @@ NAMED = 6
 
 @style()
 def rotation_errors(audited: xr.Dataset) -> PaperFigure:
-    """Errors in radians over the distance, both on logarithmic axes; layers with the same errors
-    share a line, those without a finding are grey.
+    """Draw errors of the rotation over the distance, both on logarithmic axes.
+
+    Layers with the same errors share a line; layers without a finding are grey.
+
+    Args:
+        audited: `error` [layer, component, distance] in radians, and `first_distance` [layer, head,
+            component], which is negative where nothing was found.
+
+    Returns:
+        The figure.
     """
     figure = paper_figure(COLUMN_WIDTH, 2.2)
     axes = figure.subplots()

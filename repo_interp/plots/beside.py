@@ -40,9 +40,15 @@ NAMES = 24
 
 
 def beside(group: str, view_of: Callable[[str], View | None]) -> View:
-    """A view of the group `group` of several runs.
+    """Make a view of one group of several runs.
 
-    `view_of`: the view of a single run; where it fails, that costs the figures alone.
+    Args:
+        group: Name of the group in the tree.
+        view_of: Finds the view of a single run by its group. If it raises InputError, tables are
+            still made; only the figures fail.
+
+    Returns:
+        A view with one chart per compared variable and a table with one column per run.
     """
     words = group.replace("_", " ").capitalize()
 

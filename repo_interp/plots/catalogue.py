@@ -55,10 +55,17 @@ MOST_MAPS = 8
 
 
 def view_of(group: str) -> View | None:
-    """The view that shows `group`; None where there is none.
+    """Find the view that shows a group.
 
-    Raises InputError where that of another package cannot be imported, or is neither a `View` nor a
-    function.
+    Args:
+        group: Name of the group of a run.
+
+    Returns:
+        The view; None if there is none.
+
+    Raises:
+        InputError: The view of another package cannot be imported, or is neither a `View` nor a
+            function.
     """
     given = find(VIEWS, group)
     if given is None or isinstance(given, View):
@@ -82,9 +89,16 @@ def view_of(group: str) -> View | None:
 
 
 def views_of(run: xr.DataTree) -> list[View]:
-    """The views of the groups of `run`, in the order of the page.
+    """List the views of the groups of a run, in the order of the page.
 
-    Raises InputError as `view_of`, except for several runs.
+    Args:
+        run: Tree of a run, a group per measure.
+
+    Returns:
+        One view per group that has one. Of several runs, one per group.
+
+    Raises:
+        InputError: As in `view_of`; not for several runs.
     """
     require_run(run)
     known = names(VIEWS)
@@ -217,10 +231,18 @@ class Drawn(NamedTuple):
 
 
 def figures_of(run: xr.DataTree, failures: list[str] | None = None) -> Iterator[Drawn]:
-    """Every figure of `run`, one run or several, drawn one after the other.
+    """Draw all figures of one run or several, one after the other.
 
-    A view whose figures cannot be drawn has one line in `failures`; without that list its error is
-    raised, such as InputError for a name that another figure has, or that is no plain name.
+    Args:
+        run: Tree of a run, a group per measure.
+        failures: Gets one line per view whose figures cannot be drawn. None: the error is raised.
+
+    Returns:
+        The figures with their names, made when they are asked for.
+
+    Raises:
+        InputError: `failures` is None and two figures have the same name, or a name is not a plain
+            name.
     """
     taken: set[str] = set()
     for view in views_of(run):
@@ -257,12 +279,20 @@ def _given(view: View, run: xr.DataTree) -> Iterator[Own]:
 def write_figures(
     run: xr.DataTree, directory: str | os.PathLike[str], formats: Sequence[str] = FORMATS[:1]
 ) -> list[Path]:
-    """Write all figures that the groups of `run` allow into `directory`, made where it is not
-    there; return the files.
+    """Write all figures that the groups of a run allow into a directory.
 
-    `formats`: of png, svg and pdf.
+    The same run gives the same bytes.
 
-    The same run gives the same bytes. Raises InputError as `figures_of`.
+    Args:
+        run: Tree of a run, a group per measure.
+        directory: Directory to write to; it is made if it does not exist.
+        formats: Any of png, svg and pdf.
+
+    Returns:
+        Paths of the files written.
+
+    Raises:
+        InputError: As in `figures_of`.
     """
     directory = path_of(directory, "a directory for figures")
     require_directory(directory)
@@ -275,10 +305,14 @@ def write_figures(
 
 
 def tables(run: xr.DataTree, failures: list[str] | None = None) -> list[Table]:
-    """The tables that the groups of `run` allow, in the order of the page.
+    """Make the tables that the groups of a run allow, in the order of the page.
 
-    A view whose tables cannot be made has one line in `failures`; without that list its error is
-    raised.
+    Args:
+        run: Tree of a run, a group per measure.
+        failures: Gets one line per view whose tables cannot be made. None: the error is raised.
+
+    Returns:
+        The tables.
     """
     of_views = (
         until_failure(

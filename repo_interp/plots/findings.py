@@ -23,8 +23,16 @@ MOST_OF_GROUP = 4
 
 
 def findings(run: xr.DataTree, most: int = MOST) -> list[Finding]:
-    """At most `most` findings of `run`, the heaviest first; of each group its heaviest
-    `MOST_OF_GROUP` precede all its others.
+    """Collect the findings of a run, the heaviest first.
+
+    The heaviest `MOST_OF_GROUP` of every group precede all others.
+
+    Args:
+        run: Tree of a run, a group per measure.
+        most: Largest number of findings to return.
+
+    Returns:
+        At most `most` findings.
     """
     ranked: list[tuple[bool, float, int, Finding]] = []
     order = count()

@@ -70,11 +70,18 @@ _LINES = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#804020", "#4B2BD6", "#56
 def charts_of(
     name: str, array: xr.DataArray, runs: Runs, live: bool = False
 ) -> Iterator["Lines | Dots | Maps"]:
-    """The charts of `array` [run, ...] by the rule of the module; their names begin with `name`.
+    """Choose charts for an array of several runs, by the rule of the module.
 
     A coordinate `error` is drawn as bars.
 
-    Nothing where no rule fits, or fewer than two of several runs have a value.
+    Args:
+        name: Start of the charts' names.
+        array: Floats [run, ...].
+        runs: Names, titles and looks of the runs.
+        live: Passed on to the charts.
+
+    Returns:
+        The charts; none if no rule fits, or if fewer than two of several runs have a value.
     """
     if array.dtype.kind != "f" or len(runs_with_values(array)) < min(2, len(runs.names)):
         return
@@ -484,7 +491,15 @@ class Dots(Drawing):
 
 
 def names_along(values: xr.DataArray, axis: Hashable) -> list[str]:
-    """The names on `axis` that have any value, in reading order, at most `NAMES`."""
+    """List the names along an axis that have a finite value.
+
+    Args:
+        values: Array with the axis.
+        axis: Axis of names; spans come in reading order.
+
+    Returns:
+        At most `NAMES` names.
+    """
     names = [
         str(name)
         for name in values[axis].values
@@ -497,14 +512,26 @@ def names_along(values: xr.DataArray, axis: Hashable) -> list[str]:
 
 
 def name_figure(figure: PaperFigure, title: str, detail: str) -> None:
-    """Write `title`, and below it `detail`, above `figure`."""
+    """Write a title and a line of detail above a figure.
+
+    Args:
+        figure: Figure to write on.
+        title: Title; its first letter becomes a capital.
+        detail: Line below the title; "" writes none.
+    """
     text = title[:1].upper() + title[1:]
     figure.suptitle(f"{text}\n{detail}" if detail else text, x=0.01, ha="left")
 
 
 def name_columns(axes: Sequence[Axes], columns: int, label: str) -> None:
-    """Write `label` below the lowest of `axes` in every one of `columns`, under which there may be
-    places without a panel.
+    """Label the x axis below the lowest panel of every column.
+
+    The last row may have fewer panels than columns.
+
+    Args:
+        axes: Panels, row by row.
+        columns: Panels in a row.
+        label: Label of the x axis.
     """
     for lowest in axes[-columns:]:
         lowest.set_xlabel(label)
@@ -512,7 +539,14 @@ def name_columns(axes: Sequence[Axes], columns: int, label: str) -> None:
 
 
 def is_logarithmic(data: np.ndarray) -> bool:
-    """Whether values, all positive, spread so far that a scale of them is logarithmic."""
+    """Tell whether values spread so far that their scale is logarithmic.
+
+    Args:
+        data: Numbers of any shape; NaN and infinities are ignored.
+
+    Returns:
+        True if all are positive and largest / smallest lies between `LOG_ABOVE` and `LOG_BELOW`.
+    """
     finite = data[np.isfinite(data)]
     return bool(
         finite.size and finite.min() > 0 and LOG_ABOVE < finite.max() / finite.min() < LOG_BELOW

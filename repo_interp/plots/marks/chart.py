@@ -24,7 +24,11 @@ class Chart:
     """
 
     def data(self) -> dict[str, Any] | None:
-        """Return the chart as JSON for the scripts of the page; None for one that is a picture."""
+        """Return the chart as JSON for the scripts of the page.
+
+        Returns:
+            The data; None for a chart that the page shows as a picture.
+        """
         return None
 
 

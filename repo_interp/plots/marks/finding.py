@@ -50,8 +50,15 @@ class Finding:
 
 
 def heads_named(heads: Sequence[tuple[int, int]], most: int = 4, per_layer: int = 0) -> str:
-    """Heads as text: "L0 H0-H3", "L0 H1, L2 H0 and 7 more"; "L3" where a layer has `per_layer`
-    heads and all are among them.
+    """Write heads as text: "L0 H0-H3", or "L0 H1, L2 H0 and 7 more".
+
+    Args:
+        heads: Labels (layer, head).
+        most: Largest number of names.
+        per_layer: Heads in a layer; a layer whose heads are all listed becomes "L3". 0: unknown.
+
+    Returns:
+        The text.
     """
     runs = []
     for _, some in groupby(
@@ -70,5 +77,12 @@ def heads_named(heads: Sequence[tuple[int, int]], most: int = 4, per_layer: int 
 
 
 def percent(share: float) -> str:
-    """A share as whole percent."""
+    """Write a share as whole percent.
+
+    Args:
+        share: Share from 0 to 1.
+
+    Returns:
+        The text.
+    """
     return f"{100 * share:.0f} %"

@@ -165,11 +165,14 @@ class PromptRows:
     totals: xr.DataArray
 
     def data(self) -> dict[str, Any]:
-        """The rows as JSON: of every weight its logarithm in 16 bits between `LEAST_LOGARITHM` and
-        0, 32 bits per key and total.
+        """Return the rows as JSON.
 
-        As many ranks as fit into `MOST_ROWS` bytes, `FEWEST_RANKS` at least; where these do not
-        fit, fewer rows, evenly spread.
+        A weight is its logarithm between `LEAST_LOGARITHM` and 0 in 16 bits; a key or a total takes
+        32 bits. As many ranks as fit into `MOST_ROWS` bytes are kept, but no fewer than
+        `FEWEST_RANKS`; if these do not fit, fewer rows are kept, evenly spread.
+
+        Returns:
+            The data for the scripts of the page.
         """
         per_rank = 6 * self.weights.isel(rank=0).size
         ranks = min(self.weights.sizes["rank"], max(FEWEST_RANKS, MOST_ROWS // per_rank))
