@@ -26,9 +26,18 @@ _PART, _REST, _WHOLE, _STILL = "#0072B2", "#B9B9B9", "#333333", "#D55E00"
 
 @style()
 def attention_pattern(pattern: xr.DataArray) -> PaperFigure:
-    """The attention [query, key] of one head, of `ri.attention_pattern`.
+    """Draw the attention pattern of one head.
 
-    Colours follow its square root, so that weak attention is seen.
+    Colours follow the square root of the attention, so that weak attention is visible.
+
+    Args:
+        pattern: Attention [query, key], from `ri.attention_pattern`.
+
+    Returns:
+        The figure.
+
+    Raises:
+        InputError: `pattern` is not such an array.
     """
     if not isinstance(pattern, xr.DataArray) or pattern.dims != ("query", "key"):
         raise InputError(
@@ -58,11 +67,19 @@ def attention_pattern(pattern: xr.DataArray) -> PaperFigure:
 
 @style()
 def logit_parts(parts: xr.Dataset) -> PaperFigure:
-    """The parts of one logit, of `ri.explain_logit`: rotary pairs and what is added to them, and
-    those of the three-axis fit.
+    """Draw the parts of one logit: rotary pairs, other terms, and the three-axis fit.
 
-    A dot marks what a pair would be if both tokens had one position: content alone. The last bar of
-    each side is the logit, to which the bars above it sum.
+    A dot marks the value that a pair would have if both tokens had one position, from content
+    alone. The last bar of both sides is the logit, the sum of the bars above it.
+
+    Args:
+        parts: Parts of the logit, from `ri.explain_logit`.
+
+    Returns:
+        The figure.
+
+    Raises:
+        InputError: `parts` is not such a dataset.
     """
     if not isinstance(parts, xr.Dataset) or not {"pair", "fit", "logit"} <= set(parts):
         raise InputError(

@@ -174,8 +174,11 @@ class Style:
 def style() -> Style:
     """Draw in the paper style inside this context.
 
-    As a decorator, inside a whole function that makes its figure by `paper_figure`, which then
-    takes `ax` and `figsize` too.
+    As a decorator, it covers a whole function that makes its figure by `paper_figure`; this
+    function then takes `ax` and `figsize` too.
+
+    Returns:
+        A context manager that is also a decorator.
     """
     return Style()
 
@@ -269,12 +272,17 @@ class _OnAxes:
 
 
 def paper_figure(width: float = PAGE_WIDTH, height: float = 2.4) -> PaperFigure:
-    """An empty figure of `width` x `height` inches, laid out by its content.
+    """Make an empty figure that is laid out by its content.
 
-    Call inside `style()`, or from a function under `@style()`.
+    Call it inside `style()`, or from a function under `@style()`. In the latter it is the figure
+    that the caller of this function asked for by `ax` or `figsize`.
 
-    From a function under `@style()` it is the figure that the function's caller asked for by `ax`
-    or `figsize`.
+    Args:
+        width: Width in inches.
+        height: Height in inches.
+
+    Returns:
+        The figure.
     """
     asked = _ASKED.get()
     if isinstance(asked, Axes):
@@ -288,16 +296,34 @@ def paper_figure(width: float = PAGE_WIDTH, height: float = 2.4) -> PaperFigure:
 def save_figure(
     figure: Figure, stem: str | Path, formats: Sequence[str] = FORMATS[:1]
 ) -> list[Path]:
-    """Write `figure` as `stem`.png, or in `formats`, of png, svg and pdf; a figure drawn anew from
-    the same data gives the same bytes.
+    """Write a figure to files.
 
-    Returns the paths written. Raises InputError for a format that is not one of FORMATS.
+    A figure drawn again from the same data gives the same bytes.
+
+    Args:
+        figure: Figure to write.
+        stem: Path without the suffix.
+        formats: Any of png, svg and pdf.
+
+    Returns:
+        Paths of the files.
+
+    Raises:
+        InputError: A format is not one of `FORMATS`.
     """
     return write_pictures(rendered(figure, formats), stem)
 
 
 def write_pictures(contents: Mapping[str, bytes], stem: str | Path) -> list[Path]:
-    """Write what `rendered` gave, `stem`.FORMAT each, and return the paths."""
+    """Write the formats of a figure to files.
+
+    Args:
+        contents: Bytes by format, from `rendered`.
+        stem: Path without the suffix.
+
+    Returns:
+        Paths of the files.
+    """
     paths = [Path(f"{stem}.{name}") for name in contents]
     for path, content in zip(paths, contents.values(), strict=True):
         path.write_bytes(content)
@@ -305,10 +331,18 @@ def write_pictures(contents: Mapping[str, bytes], stem: str | Path) -> list[Path
 
 
 def rendered(figure: Figure, formats: Sequence[str] = FORMATS, **options: Any) -> dict[str, bytes]:
-    """The bytes of `figure` in each of `formats`, laid out once; `options` go to matplotlib's
-    `savefig`.
+    """Render a figure in some formats, laid out once.
 
-    Raises InputError for a format that is not one of FORMATS.
+    Args:
+        figure: Figure to render.
+        formats: Any of png, svg and pdf.
+        **options: Passed to matplotlib's `savefig`.
+
+    Returns:
+        Bytes by format.
+
+    Raises:
+        InputError: A format is not one of `FORMATS`.
     """
     formats = [formats] if isinstance(formats, str) else list(formats)
     if unknown := [name for name in formats if name not in FORMATS]:
@@ -341,12 +375,16 @@ def _small_png(figure: Figure, **options: Any) -> bytes:
 
 
 def with_palette(png: bytes) -> bytes:
-    """The picture `png` with a palette of at most 256 colours, which takes a third of the space;
-    one with transparent parts as it is.
+    """Store a picture with a palette of at most 256 colours, a third of the size.
 
-    Every pixel keeps its colour where there are no more than 256 colours. In the others the edges
-    of lines and letters, where colours mix, and the steps of colour bars change by a few of 255
-    levels.
+    Pixels keep their colours if there are no more than 256. In other pictures the edges of lines
+    and letters, where colours mix, and the steps of colour bars change by a few of 255 levels.
+
+    Args:
+        png: Picture as PNG.
+
+    Returns:
+        Smaller PNG; `png` itself if it has transparent parts.
     """
     with Image.open(io.BytesIO(png)) as picture:
         pixels, dots_per_inch = picture.convert("RGBA"), picture.info.get("dpi")
@@ -408,8 +446,13 @@ def _laid_out(figure: Figure) -> Iterator[None]:
 
 
 def legible(text: str) -> str:
-    """`text` with every character that no font has, or that is none to see, as its code; ends of
-    lines stay.
+    """Replace the characters that no font can draw by their codes.
+
+    Args:
+        text: Text; ends of lines stay.
+
+    Returns:
+        Text that the fonts can draw.
     """
     return "".join(
         character if character == "\n" or is_drawable(character) else code_of(character)
@@ -418,8 +461,13 @@ def legible(text: str) -> str:
 
 
 def is_drawable(character: str) -> bool:
-    """Whether one of the fonts has `character`; control characters and halves of surrogate pairs
-    are not drawn whatever fonts have.
+    """Tell whether one of the current fonts has a character.
+
+    Args:
+        character: A single character.
+
+    Returns:
+        False for control characters and halves of surrogate pairs, whatever the fonts have.
     """
     return _is_in(character, tuple(dict.fromkeys([*mpl.rcParams["font.family"], *FONTS])))
 
@@ -442,7 +490,14 @@ def _file_of(family: str) -> str | None:
 
 
 def code_of(character: str) -> str:
-    """A character as Python writes its code: "\\\\x00", "\\\\u6a21", "\\\\U0001f642"."""
+    """Write the code of a character as Python does, such as U+6A21 as backslash u6a21.
+
+    Args:
+        character: A single character.
+
+    Returns:
+        The code.
+    """
     return character.encode("unicode_escape").decode("ascii")
 
 
@@ -462,22 +517,40 @@ def _make_legible(figure: Figure) -> None:
 
 
 def scheme_colour(scheme: str) -> str:
-    """The colour of a position scheme; a variant ("hope_ab1") has its family's, and a family that
-    is not known is dark grey.
+    """Return the colour of a position scheme.
+
+    Args:
+        scheme: Scheme; a variant ("hope_ab1") has the colour of its family.
+
+    Returns:
+        The colour; dark grey for an unknown family.
     """
     return SCHEME_COLOURS.get(scheme, SCHEME_COLOURS.get(scheme.split("_")[0], _UNKNOWN))
 
 
 def scheme_name(scheme: str) -> str:
-    """A scheme as papers write it: "repo" -> "RePo"."""
+    """Write a scheme as papers do: "repo" -> "RePo".
+
+    Args:
+        scheme: Scheme as a run names it.
+
+    Returns:
+        The name; an unknown scheme as it is.
+    """
     return SCHEME_NAMES.get(scheme, scheme)
 
 
 def span_colours(spans: Sequence[str]) -> dict[str, str]:
-    """A colour for each span name: fixed for the usual ones, the next free one for others, a darker
-    shade for a dotted part.
+    """Choose a colour for every span.
 
-    The same names in the same order give the same colours.
+    Usual spans have fixed colours, others take the next free one, and a dotted part is darker than
+    its parent.
+
+    Args:
+        spans: Names of spans; the same names in the same order give the same colours.
+
+    Returns:
+        Colour by name.
     """
     colours: dict[str, str] = {}
     other = 0
@@ -496,6 +569,14 @@ def span_colours(spans: Sequence[str]) -> dict[str, str]:
 
 
 def darker(colour: str, share: float = 0.7) -> str:
-    """`colour` with `share` of its light left: a span's colour as text, or a part of a span."""
+    """Darken a colour.
+
+    Args:
+        colour: Colour of matplotlib.
+        share: Share of the light to keep.
+
+    Returns:
+        Colour as hexadecimal text.
+    """
     red, green, blue = to_rgb(colour)
     return to_hex((red * share, green * share, blue * share))

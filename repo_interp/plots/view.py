@@ -105,15 +105,36 @@ class View:
     """What else is shown of several runs."""
 
     def figures(self, run: xr.DataTree) -> Iterator[tuple[str, Figure]]:
-        """The figures of the charts by the names of their files, drawn one after the other."""
+        """Draw the figures of the charts, one after the other.
+
+        Args:
+            run: Tree of a run, a group per measure.
+
+        Returns:
+            Pairs of the name of the file and the figure.
+        """
         return ((chart.name, chart.figure()) for chart in self.drawings(run))
 
     def drawings(self, run: xr.DataTree) -> Iterator[Drawing]:
-        """The charts that are written as figures: those with a name."""
+        """Choose the charts that are written as figures: those with a name.
+
+        Args:
+            run: Tree of a run, a group per measure.
+
+        Returns:
+            The charts.
+        """
         for chart in self.charts(run):
             if isinstance(chart, Drawing) and chart.name:
                 yield chart
 
     def head_maps(self, run: xr.DataTree) -> list[Heads]:
-        """The charts that are maps of heads on the page: a click opens the head in the explorer."""
+        """List the maps of heads, on which a click opens a head in the explorer.
+
+        Args:
+            run: Tree of a run, a group per measure.
+
+        Returns:
+            The charts.
+        """
         return [chart for chart in self.charts(run) if isinstance(chart, Heads)]

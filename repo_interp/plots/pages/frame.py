@@ -56,7 +56,16 @@ class Picture:
 
 
 def picture(figure: Figure, caption: str, contents: Mapping[str, bytes]) -> Picture:
-    """`figure` as a picture with a caption; `contents`: its PNG and SVG."""
+    """Make a picture of the page from a figure.
+
+    Args:
+        figure: Figure that was drawn.
+        caption: Text below the picture.
+        contents: PNG and SVG of the figure, by format.
+
+    Returns:
+        The picture.
+    """
     kind, content = (
         ("svg+xml", contents["svg"])
         if len(contents["svg"]) <= MOST_SVG
@@ -68,8 +77,12 @@ def picture(figure: Figure, caption: str, contents: Mapping[str, bytes]) -> Pict
 
 @cache
 def template() -> Any:
-    """The macros of `page/page.html.jinja`: `page_of`, `section_of`, `side_of`, `table_of`; each
-    returns escaped HTML.
+    """Load the macros of `page/page.html.jinja`, which return escaped HTML.
+
+    They are `page_of`, `section_of`, `side_of` and `table_of`.
+
+    Returns:
+        Module of the template.
     """
     environment = Environment(
         autoescape=True, trim_blocks=True, undefined=StrictUndefined, keep_trailing_newline=True
@@ -85,12 +98,17 @@ def template() -> Any:
 
 
 def page_script(interactives: Sequence[Interactive], charts: bool) -> str:
-    """The scripts of a page as one module: the files of `page/`, each after those that it imports,
-    and those of `interactives`, before the page's own, which is last.
+    """Join the scripts of a page into one module.
 
-    A script of an interactive part uses what the files of `page/` export.
+    Files of `page/` follow those that they import; the scripts of interactive parts follow, which
+    may use all that these export; the script of the page is last.
 
-    `charts`: whether plotly is needed.
+    Args:
+        interactives: Interactive parts of the page.
+        charts: Whether the page has charts, which need plotly.
+
+    Returns:
+        JavaScript.
     """
     parts = dict.fromkeys(
         part for interactive in interactives for part in (*interactive.parts, interactive.script)
@@ -115,14 +133,28 @@ def _plotly() -> str:
 
 
 def packed(text: str) -> str:
-    """`text`, compressed, as base64; page.js unpacks it."""
+    """Compress a text; page.js decompresses it.
+
+    Args:
+        text: Text to compress.
+
+    Returns:
+        Base64.
+    """
     return b64encode(zlib.compress(text.encode())).decode()
 
 
 def json_script(data: Any) -> str:
-    """`data` as JSON that is safe inside a script element, whatever texts it holds.
+    """Write JSON that is safe inside a script element, whatever texts it holds.
 
-    Raises ValueError for NaN.
+    Args:
+        data: Data to write.
+
+    Returns:
+        JSON.
+
+    Raises:
+        ValueError: A number is NaN.
     """
     text = json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     for character in "<>&\u2028\u2029":
@@ -131,7 +163,14 @@ def json_script(data: Any) -> str:
 
 
 def packaged(name: str) -> str:
-    """A file of `page/`."""
+    """Read a file of `page/`.
+
+    Args:
+        name: Name of the file.
+
+    Returns:
+        Its text.
+    """
     return (files("repo_interp.plots") / "pages" / "page" / name).read_text(encoding="utf-8")
 
 

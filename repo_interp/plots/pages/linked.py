@@ -36,7 +36,15 @@ class Side:
 
 
 def linked_sides(comparison: xr.DataTree, failures: list[str] | None) -> list[Side]:
-    """Both sides; none where the prompts differ, or no two runs describe their prompts."""
+    """Make both sides of a page that compares the prompts of two runs.
+
+    Args:
+        comparison: Tree with an axis `run`.
+        failures: Gets one line per part that cannot be made. None: the error is raised.
+
+    Returns:
+        The sides; none if the prompts differ, or if no two runs describe their prompts.
+    """
     if comparison.attrs.get("same_prompts") != "yes":
         return []
     runs = runs_of(comparison)

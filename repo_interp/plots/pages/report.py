@@ -66,13 +66,22 @@ def report_page(
     prompts: Sequence[int] | None = None,
     megabytes: float = BUDGET,
 ) -> Path:
-    """Write the page of `run`, one run or several, to `path` and return the path.
+    """Write the page of one run or several.
 
-    The same run gives the same bytes.
+    The same run gives the same bytes. The page names groups without a section, and prompts that are
+    left out.
 
-    `prompts`: numbers of the prompts to embed, in order; as many as fit into `megabytes` are, and
-    the page names those left out. A group without a section is named. Raises InputError when the
-    run has no group, or not one of `prompts`, and for a path that no file can have.
+    Args:
+        run: Tree of a run, a group per measure.
+        path: File to write.
+        prompts: Numbers of the prompts to embed, in order; None: the first ones.
+        megabytes: Budget for the embedded prompts; as many as fit are embedded.
+
+    Returns:
+        Path of the page.
+
+    Raises:
+        InputError: The run has no group or lacks one of `prompts`, or no file can have this path.
     """
     options = PageOptions(None if prompts is None else tuple(prompts), round(megabytes * 1e6))
     place = file_to_write(path, "report.html")
@@ -98,9 +107,17 @@ class Shown:
 
 
 def show(run: xr.DataTree, height: int = 800) -> Shown:
-    """The page of `run`, one run or several, for a cell of a notebook that is `height` pixels high.
+    """Make the page of one run or several for a cell of a notebook.
 
-    Raises InputError when the run has no group, or `height` is no positive whole number.
+    Args:
+        run: Tree of a run, a group per measure.
+        height: Height of the cell in pixels.
+
+    Returns:
+        Object that a notebook displays.
+
+    Raises:
+        InputError: The run has no group, or `height` is not a positive whole number.
     """
     if isinstance(height, bool) or not isinstance(height, int) or height < 1:
         raise InputError(
@@ -116,11 +133,22 @@ def write_report(
     formats: Sequence[str] = FORMATS[:1],
     drawn: Callable[[str], object] | None = None,
 ) -> list[str]:
-    """Write the page of `run`, one run or several, to `path`, and every figure in `formats` into
-    `directory`; return one line per failure.
+    """Write the page of one run or several, and all figures as files.
 
-    `drawn` is called with the name of each figure, which is drawn once. A view that fails loses
-    only its own figures or section. Raises OSError where a file cannot be written.
+    A view that fails loses only its figures or its section.
+
+    Args:
+        run: Tree of a run, a group per measure.
+        path: File of the page.
+        directory: Directory of the figures.
+        formats: Any of png, svg and pdf.
+        drawn: Called with the name of every figure. Figures are drawn once.
+
+    Returns:
+        One line per failure.
+
+    Raises:
+        OSError: A file cannot be written.
     """
     directory.mkdir(parents=True, exist_ok=True)
     failures: list[str] = []

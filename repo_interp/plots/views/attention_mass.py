@@ -68,10 +68,18 @@ _MARKS: dict[str, dict[str, Any]] = {
 
 @style()
 def mass_by_span(run: xr.DataTree) -> PaperFigure:
-    """Attention mass per token x 100 of every span: the mean (table 4), every prompt, and how far
-    heads differ, by scheme.
+    """Draw the attention mass per token x 100 of every span (table 4).
 
-    Raises InputError when the run has no attention mass.
+    It shows the mean, all prompts, and the spread of heads by scheme.
+
+    Args:
+        run: Tree of a run, a group per measure.
+
+    Returns:
+        The figure.
+
+    Raises:
+        InputError: The run has no attention mass.
     """
     dataset = group(run, "attention_mass")
     spans = shown_spans(dataset)
@@ -105,10 +113,19 @@ def mass_by_span(run: xr.DataTree) -> PaperFigure:
 
 
 def draw_mass(ax: Axes, per_token: np.ndarray, table: np.ndarray, named: Mapping[int, str]) -> Axes:
-    """Draw `per_token` [span, prompt, layer, head] on `ax`, one row per span: heads as intervals by
-    scheme, prompts as ticks, `table` [span] as diamonds with their numbers.
+    """Draw attention mass per token, a row per span.
 
-    `named`: scheme of each layer. Spans in no prompt are NaN and stay empty.
+    Heads are intervals by scheme, prompts are ticks, and the table's values are diamonds with
+    numbers. Spans in no prompt are NaN and stay empty.
+
+    Args:
+        ax: Axes to draw on.
+        per_token: Mass per token [span, prompt, layer, head].
+        table: Values of the diamonds [span].
+        named: Scheme by layer.
+
+    Returns:
+        `ax`.
     """
     kinds = list(dict.fromkeys(named.values()))
     layers = {
@@ -168,10 +185,19 @@ def draw_mass(ax: Axes, per_token: np.ndarray, table: np.ndarray, named: Mapping
 
 @style()
 def heads_ranked(run: xr.DataTree, span: str = "needle") -> PaperFigure:
-    """Heads ranked by the attention mass they put on `span`: the first ones by name with their
-    spread over prompts, and the whole ranking.
+    """Draw heads ranked by their attention mass on a span.
 
-    Raises InputError when the run has no attention mass, or not this span.
+    The first heads are named and show their spread over prompts, beside the whole ranking.
+
+    Args:
+        run: Tree of a run, a group per measure.
+        span: Name of the span.
+
+    Returns:
+        The figure.
+
+    Raises:
+        InputError: The run has no attention mass, or lacks this span.
     """
     dataset = group(run, "attention_mass")
     mass, means, named = (
@@ -241,15 +267,25 @@ def heads_ranked(run: xr.DataTree, span: str = "needle") -> PaperFigure:
 
 
 def rows_in_words(dataset: xr.Dataset) -> str:
-    """The rows that the mass is taken from, as the group's attributes name them: "rows that
-    produced the answer".
+    """Describe the rows of attention that the mass is taken from.
+
+    Args:
+        dataset: Group of a run.
+
+    Returns:
+        Text from the group's attributes, such as "rows that produced the answer".
     """
     return _ROWS.get(str(dataset.attrs.get("rows")), "rows not recorded")
 
 
 def chance_per_token(dataset: xr.Dataset) -> xr.DataArray | None:
-    """What equal weights would give each token of a span [span], the mean over prompts and layers;
-    None in runs without it.
+    """Average the mass per token that equal weights would give to spans.
+
+    Args:
+        dataset: Group of a run.
+
+    Returns:
+        Mean over prompts and layers [span]; None if the run lacks it.
     """
     if "chance" not in dataset:
         return None
@@ -259,9 +295,17 @@ def chance_per_token(dataset: xr.Dataset) -> xr.DataArray | None:
 
 
 def mass_of_heads(run: xr.DataTree, span: str) -> xr.DataArray:
-    """Attention mass on `span` [layer, head] in per cent, the mean over prompts.
+    """Average the attention mass on a span over prompts.
 
-    Raises InputError as `heads_ranked`.
+    Args:
+        run: Tree of a run, a group per measure.
+        span: Name of the span.
+
+    Returns:
+        Mass [layer, head] in per cent.
+
+    Raises:
+        InputError: The run has no attention mass, or lacks this span.
     """
     means = over_prompts(UNIT * pick(group(run, "attention_mass")["mass"], span=span))
     return means.transpose("layer", "head").assign_attrs(
@@ -270,8 +314,13 @@ def mass_of_heads(run: xr.DataTree, span: str) -> xr.DataArray:
 
 
 def shown_spans(dataset: xr.Dataset) -> list[str]:
-    """Top-level spans in reading order, each needle after its parent where there are several;
-    deeper parts are left to the tables.
+    """List top-level spans in reading order; deeper parts are left to the tables.
+
+    Args:
+        dataset: Group of a run.
+
+    Returns:
+        The spans; if there are several needles, these follow their parent.
     """
     present = ordered_spans(map(str, dataset["span"].values))
     parts = {
@@ -288,10 +337,16 @@ def shown_spans(dataset: xr.Dataset) -> list[str]:
 
 
 def main_span(run: xr.DataTree) -> str | None:
-    """The span that heads are ranked by: the run's attribute `main_span`; None where the run has no
-    mass on it.
+    """Choose the span that heads are ranked by.
 
-    Without the attribute: the needle, else the first span that is neither the rest nor generated.
+    It is the run's attribute `main_span`; without it the needle, else the first span that is
+    neither the rest nor generated.
+
+    Args:
+        run: Tree of a run, a group per measure.
+
+    Returns:
+        Name of the span; None if the run has no mass on it.
     """
     if not has_groups(run, ["attention_mass"]):
         return None
@@ -306,10 +361,16 @@ def main_span(run: xr.DataTree) -> str | None:
 
 
 def mass_table(run: xr.DataTree) -> Table:
-    """RePo table 4, one row per span: mean attention mass per token x 100, and its deviation over
-    prompts and over heads.
+    """Tabulate the attention mass per token x 100 of every span (RePo table 4).
 
-    Raises InputError when the run has no attention mass.
+    Args:
+        run: Tree of a run, a group per measure.
+
+    Returns:
+        One row per span: the mean, and deviations over prompts and over heads.
+
+    Raises:
+        InputError: The run has no attention mass.
     """
     dataset = group(run, "attention_mass")
     per_token = UNIT * dataset["mass_per_token"]
@@ -332,10 +393,17 @@ def mass_table(run: xr.DataTree) -> Table:
 
 
 def share_table(run: xr.DataTree) -> Table:
-    """Attention mass in per cent, one row per span: the mean, the largest head's mean over prompts,
-    and the largest head of one prompt.
+    """Tabulate the attention mass of every span in per cent.
 
-    Raises InputError when the run has no attention mass.
+    Args:
+        run: Tree of a run, a group per measure.
+
+    Returns:
+        One row per span: the mean, the largest head's mean over prompts, and the largest head of
+        one prompt.
+
+    Raises:
+        InputError: The run has no attention mass.
     """
     dataset = group(run, "attention_mass")
     mass = UNIT * dataset["mass"]
@@ -376,10 +444,19 @@ def _table_of_spans(
 
 
 def head_table(run: xr.DataTree, span: str = "needle", most: int = 20) -> Table:
-    """The `most` heads with the largest attention mass on `span`: layer, head, scheme, mass and its
-    smallest and largest prompt, in per cent.
+    """Tabulate the heads with the largest attention mass on a span.
 
-    Raises InputError when the run has no attention mass, or not this span.
+    Args:
+        run: Tree of a run, a group per measure.
+        span: Name of the span.
+        most: Largest number of rows.
+
+    Returns:
+        One row per head: layer, head, scheme, mass, and the smallest and the largest prompt, in per
+        cent.
+
+    Raises:
+        InputError: The run has no attention mass, or lacks this span.
     """
     dataset = group(run, "attention_mass")
     mass, means = UNIT * pick(dataset["mass"], span=span), mass_of_heads(run, span)

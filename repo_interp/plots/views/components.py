@@ -153,15 +153,28 @@ def _turns(components: xr.Dataset, layers: list[int]) -> Grid:
 
 
 def named_bands(band: xr.Dataset) -> list[str]:
-    """The names of the bands of all components."""
+    """Name the bands of all components.
+
+    Args:
+        band: `activated` and `low_frequency` [component].
+
+    Returns:
+        Names in the order of the components.
+    """
     return [by_distance.BAND_NAMES[kind] for kind in by_distance.band_of(band)]
 
 
 def component_table(run: xr.DataTree) -> Table:
-    """One row per component of the layers that rotate alike: frequency, wavelength, band, and VAF
-    as the median over heads.
+    """Tabulate the components of the layers that rotate alike.
 
-    Raises InputError when the run has no components; at least one layer must rotate.
+    Args:
+        run: Tree of a run, a group per measure.
+
+    Returns:
+        One row per component: frequency, wavelength, band, and VAF as the median over heads.
+
+    Raises:
+        InputError: The run has no components.
     """
     components = group(run, "components")
     layers = rotating_layers(components)
@@ -185,8 +198,13 @@ def component_table(run: xr.DataTree) -> Table:
 
 
 def wavelength_of(theta: float) -> float:
-    """Positions in which a component of `theta` radians per position turns once; NaN where it does
-    not turn.
+    """Compute the positions in which a component turns once.
+
+    Args:
+        theta: Frequency in radians per position.
+
+    Returns:
+        Wavelength in positions; NaN if the component does not turn.
     """
     return 2 * np.pi / float(theta) if theta else np.nan
 
@@ -194,8 +212,14 @@ def wavelength_of(theta: float) -> float:
 def component_data(
     run: xr.DataTree, options: PageOptions
 ) -> tuple[dict[str, Any] | None, Sequence[str]]:
-    """What the section's script draws, and nothing left out; None where no layer rotates
-    anything.
+    """Prepare the data of the components' section of the page.
+
+    Args:
+        run: Tree of a run, a group per measure.
+        options: Limits and prompts of the page.
+
+    Returns:
+        The data, None if no layer rotates, and no sentences, since nothing is left out.
     """
     components = group(run, "components")
     layers = rotating_layers(components)
@@ -259,8 +283,15 @@ def component_data(
 
 
 def rotating_layers(components: xr.Dataset) -> list[int]:
-    """Layers that rotate by the frequencies of the first layer that rotates anything, with the L of
-    its bands; none where none does.
+    """List the layers that rotate as the first rotating layer does.
+
+    They share its frequencies and the L of its bands.
+
+    Args:
+        components: Group `components` of a run.
+
+    Returns:
+        Labels of the layers; none if no layer rotates.
     """
     frequency = components["frequency"].transpose("layer", "component")
     rotating = np.flatnonzero(frequency.notnull().any("component").values)
@@ -280,7 +311,15 @@ def rotating_layers(components: xr.Dataset) -> list[int]:
 
 
 def bands(components: xr.Dataset, layer: int) -> xr.Dataset:
-    """`frequency`, `activated` and `low_frequency` [component] of a layer."""
+    """Select the bands of a layer.
+
+    Args:
+        components: Group `components` of a run.
+        layer: Label of the layer.
+
+    Returns:
+        `frequency`, `activated` and `low_frequency` [component].
+    """
     chosen = components[["frequency", "activated", "low_frequency"]].sel(layer=layer)
     chosen = chosen.drop_vars(["layer", "scheme"], errors="ignore")
     return chosen.assign(
@@ -289,7 +328,15 @@ def bands(components: xr.Dataset, layer: int) -> xr.Dataset:
 
 
 def vaf_of_heads(components: xr.Dataset, name: str = "vaf") -> xr.DataArray:
-    """VAF [layer, head, component] in per cent, the mean over prompts, however the run keeps it."""
+    """Average VAF over prompts, however the run keeps it.
+
+    Args:
+        components: Group `components` of a run.
+        name: Variable to average.
+
+    Returns:
+        VAF [layer, head, component] in per cent.
+    """
     if f"{name}_mean" in components:
         return components[f"{name}_mean"].transpose("layer", "head", "component")
     values = components[name].transpose("prompt", "layer", "head", "component")
@@ -298,12 +345,27 @@ def vaf_of_heads(components: xr.Dataset, name: str = "vaf") -> xr.DataArray:
 
 
 def training_length(run: xr.DataTree) -> int:
-    """The training length that bands were made for, in tokens."""
+    """Return the training length that the bands were made for.
+
+    Args:
+        run: Tree of a run, a group per measure.
+
+    Returns:
+        Length in tokens.
+    """
     return int(group(run, "components").attrs["training_length"])
 
 
 def band_length(components: xr.Dataset, layer: int) -> int:
-    """L of the bands of a layer, in tokens; of a run that does not say it, the training length."""
+    """Return L of the bands of a layer.
+
+    Args:
+        components: Group `components` of a run.
+        layer: Label of the layer.
+
+    Returns:
+        L in tokens; the training length if the run does not record L.
+    """
     known = "band_length" in components
     return (
         int(components["band_length"].sel(layer=layer))

@@ -99,15 +99,29 @@ NEEDED = "#D55E00"
 
 @style()
 def effect_maps(run: xr.DataTree) -> PaperFigure:
-    """Layer by head, the mean change of log p(answer), one map per kind.
+    """Draw the mean change of log p(answer) per layer and head, a map per kind.
 
-    Raises InputError when the run has no effects.
+    Args:
+        run: Tree of a run, a group per measure.
+
+    Returns:
+        The figure.
+
+    Raises:
+        InputError: The run has no effects.
     """
     return effect_grid(run).figure()
 
 
 def effect_grid(run: xr.DataTree) -> Grid:
-    """The chart of `effect_maps`."""
+    """Make the chart of `effect_maps`.
+
+    Args:
+        run: Tree of a run, a group per measure.
+
+    Returns:
+        The chart.
+    """
     effects, panels = group(run, "effects"), {}
     shown = effects["effect"].round(4) + 0.0  # what is less is rounding, and -0
     reach = max(float(np.nanmax(np.abs(shown))), LINEAR)
@@ -129,8 +143,16 @@ def effect_grid(run: xr.DataTree) -> Grid:
 
 @style()
 def effects_of_sets(run: xr.DataTree) -> PaperFigure:
-    """The most needed heads changed together, and as many others drawn at random, for every kind:
-    log p(answer) and score.
+    """Draw the effects of changing the most needed heads together.
+
+    As many other heads, drawn at random, are the control. Log p(answer) and the score are shown for
+    all kinds.
+
+    Args:
+        run: Tree of a run, a group per measure.
+
+    Returns:
+        The figure.
     """
     effects = group(run, "effects")
     figure = paper_figure(PAGE_WIDTH, 2.3)
@@ -159,8 +181,15 @@ def effects_of_sets(run: xr.DataTree) -> PaperFigure:
 
 @style()
 def screening_fit(run: xr.DataTree) -> PaperFigure:
-    """Estimated against exact changes of the logit difference, a dot per head that was measured,
-    one panel per kind.
+    """Draw estimated against exact changes of the logit difference.
+
+    A dot is a head that was measured; kinds have their panels.
+
+    Args:
+        run: Tree of a run, a group per measure.
+
+    Returns:
+        The figure.
     """
     effects = group(run, "effects")
     kinds = effects["kind"].values.tolist()
@@ -201,8 +230,14 @@ def screening_fit(run: xr.DataTree) -> PaperFigure:
 
 
 def effect_tables(run: xr.DataTree) -> tuple[Table, ...]:
-    """One row per kind - the most needed heads, controls, layers, screening -, and one per head of
-    those that do most.
+    """Tabulate the effects of kinds and of the heads that do most.
+
+    Args:
+        run: Tree of a run, a group per measure.
+
+    Returns:
+        One row per kind for the most needed heads, controls, layers and screening, and one row per
+        head of those that do most.
     """
     effects = group(run, "effects")
     rows: list[tuple[Cell, ...]] = []
