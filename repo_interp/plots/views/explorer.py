@@ -49,9 +49,17 @@ NEXT = 64
 
 
 def embed(run: xr.DataTree, options: PageOptions) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Data for the explorer within the budget of `options`, and a sentence for what was left out.
+    """Prepare the data of the explorer within the budget of the page.
 
-    Raises InputError when the run lacks one of the prompts of `options`.
+    Args:
+        run: Tree of a run, a group per measure.
+        options: Limits and prompts of the page.
+
+    Returns:
+        The data, and a sentence for every part that was left out.
+
+    Raises:
+        InputError: The run lacks one of the prompts of `options`.
     """
     if "positions" not in run.children:
         data, prompts = _without_positions(run), int(run.attrs.get("prompts", 1))
@@ -122,8 +130,16 @@ def _without_positions(run: xr.DataTree) -> dict[str, Any]:
 
 
 def pack_layer(positions: xr.Dataset, prompt: int, layer: int) -> dict[str, Any]:
-    """Positions of one layer over one prompt: `values` (base64 of the different rows), `row` by
-    head, and both ranges of each row (or null).
+    """Pack the positions of a layer over a prompt.
+
+    Args:
+        positions: Group `positions` of a run.
+        prompt: Label of the prompt.
+        layer: Label of the layer.
+
+    Returns:
+        `values` (base64 of the distinct rows), `row` by head, and both ranges of every row (or
+        null).
     """
     count = int(positions["token_count"].sel(prompt=prompt))
     values = (

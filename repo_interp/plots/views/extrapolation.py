@@ -72,10 +72,19 @@ TRACE_COLUMNS = 4
 
 @style()
 def extrapolation_by_length(run: xr.DataTree) -> PaperFigure:
-    """KL of attention outputs (mean over layers, with its interval) and log perplexity by length,
-    and KL by layer at the longest (table 2).
+    """Draw divergence and log perplexity by length (table 2).
 
-    Raises InputError when the run has no extrapolation.
+    The KL divergence of attention outputs is a mean over layers with its interval; at the longest
+    length it is also shown by layer.
+
+    Args:
+        run: Tree of a run, a group per measure.
+
+    Returns:
+        The figure.
+
+    Raises:
+        InputError: The run has no extrapolation.
     """
     dataset = group(run, "extrapolation")
     kl, lengths = dataset["kl"].transpose("method", "length", "layer"), dataset["length"].values
@@ -149,11 +158,19 @@ def _scale(ax: Axes, values: np.ndarray) -> None:
 
 @style()
 def output_traces(run: xr.DataTree) -> PaperFigure:
-    """Attention outputs at training lengths as dots in their principal plane, one panel per query
-    that is followed over a sliding window of keys and values: from the first window (open) to the
-    last (filled), darker the later (fig. 6).
+    """Draw attention outputs in the principal plane of training lengths (fig. 6).
 
-    Raises InputError when the run has no traces.
+    Outputs at training lengths are dots. A panel follows a query over a sliding window of keys and
+    values, from the first window (open) to the last (filled); later ones are darker.
+
+    Args:
+        run: Tree of a run, a group per measure.
+
+    Returns:
+        The figure.
+
+    Raises:
+        InputError: The run has no traces.
     """
     dataset = group(run, "output_traces")
     points = dataset["pca_reference"].transpose("point", "axis").values
@@ -224,7 +241,14 @@ def _look(method: str) -> dict[str, Any]:
 
 
 def extrapolation_table(run: xr.DataTree) -> Table:
-    """One row per method and length: divergence, log perplexity and the task's score."""
+    """Tabulate divergence, log perplexity and score by length.
+
+    Args:
+        run: Tree of a run, a group per measure.
+
+    Returns:
+        One row per method and length.
+    """
     dataset = group(run, "extrapolation")
     kl = dataset["kl"].transpose("method", "length", "layer")
     metric, prompts = str(dataset.attrs["metric"]), int(dataset.attrs["prompts"])

@@ -36,10 +36,20 @@ CORRELATIONS = {"r": "r of the fake-distance fit"}
 
 @style()
 def fake_distance_fit(run: xr.DataTree, layer: int, head: int) -> PaperFigure:
-    """A head's fake-distance map with its two axes along its sides, and their sum, of the first
-    prompt (fig. 3).
+    """Draw a head's fake-distance map, its two axes and their sum (fig. 3).
 
-    Raises InputError when the run has no `maps`, or no axes of `fake_distance`.
+    The figure shows the first prompt.
+
+    Args:
+        run: Tree of a run, a group per measure.
+        layer: Label of the layer.
+        head: Label of the head in its layer.
+
+    Returns:
+        The figure.
+
+    Raises:
+        InputError: The run has no `maps`, or no axes of `fake_distance`.
     """
     maps, fit = group(run, "maps"), group(run, "fake_distance")
     if "position_axis" not in fit:

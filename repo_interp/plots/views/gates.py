@@ -78,10 +78,22 @@ _OWN_SEGMENT = {"last_segment_mass": "own", "last_segment_shuffled": "shuffled"}
 
 @style()
 def position_attention(run: xr.DataTree, layer: int, head: int, prompt: int = 0) -> PaperFigure:
-    """Attention from position alone of one head over one prompt, one row per query, its maximum 1;
-    separators as plus signs (fig. 4).
+    """Draw one head's attention from position alone over a prompt (fig. 4).
 
-    Raises InputError when the run has no such map: they are kept on request, `Gates(maps=1)`.
+    A row is a query, and its maximum is 1; separators are plus signs.
+
+    Args:
+        run: Tree of a run, a group per measure.
+        layer: Label of the layer.
+        head: Label of the head in its layer.
+        prompt: Label of the prompt.
+
+    Returns:
+        The figure.
+
+    Raises:
+        InputError: The run has no such map of this prompt and layer; they are kept by
+            `Gates(maps=1)`.
     """
     dataset = group(run, "gates")
     if "position_attention" not in dataset:
@@ -118,8 +130,15 @@ def position_attention(run: xr.DataTree, layer: int, head: int, prompt: int = 0)
 
 
 def draw_map(ax: Axes, weights: np.ndarray, separators: np.ndarray) -> Any:
-    """Draw `weights` [query, key] on `ax` - NaN is left white - with plus signs where `separators`
-    meet the diagonal.
+    """Draw weights as an image, with plus signs at separators on the diagonal.
+
+    Args:
+        ax: Axes to draw on.
+        weights: Weights [query, key]; NaN is left white.
+        separators: Booleans [token].
+
+    Returns:
+        The image.
     """
     shown = ax.imshow(
         weights, cmap="cividis", vmin=0, vmax=1, aspect="equal", interpolation="nearest", gid="map"
@@ -141,9 +160,21 @@ def draw_map(ax: Axes, weights: np.ndarray, separators: np.ndarray) -> Any:
 
 @style()
 def gate_lines(run: xr.DataTree, layer: int, head: int, prompt: int = 0) -> PaperFigure:
-    """Gates of one head by token, separators darker, and what each query counts in all (fig. 6).
+    """Draw the gates of a head by token, and their sums by query (fig. 6).
 
-    Raises InputError when the run has no gates, or the layer has none.
+    Separators are darker.
+
+    Args:
+        run: Tree of a run, a group per measure.
+        layer: Label of the layer.
+        head: Label of the head in its layer.
+        prompt: Label of the prompt.
+
+    Returns:
+        The figure.
+
+    Raises:
+        InputError: The run has no gates, or the layer has none.
     """
     dataset = group(run, "gates")
     separators = pick(dataset["separator"], prompt=prompt).values
@@ -186,7 +217,17 @@ def gate_lines(run: xr.DataTree, layer: int, head: int, prompt: int = 0) -> Pape
 
 
 def draw_gates(ax: Axes, gates: np.ndarray, separators: np.ndarray, colour: str) -> Axes:
-    """Draw `gates` [token] on `ax` as bars; `separators` [token] are the darker ones."""
+    """Draw gates as bars; separators are darker.
+
+    Args:
+        ax: Axes to draw on.
+        gates: Gates [token].
+        separators: Booleans [token].
+        colour: Colour of the bars.
+
+    Returns:
+        `ax`.
+    """
     others, own = (
         (~separators, "others", colour, _PALE),
         (separators, "separators", darker(colour, 0.6), 1.0),
@@ -209,8 +250,19 @@ def draw_gates(ax: Axes, gates: np.ndarray, separators: np.ndarray, colour: str)
 def draw_counted(
     ax: Axes, sums: np.ndarray, separators: np.ndarray, largest: float, colour: str
 ) -> Axes:
-    """Draw what each query counts, `sums` [token], on `ax`; a dashed line at the largest position
-    where it is in reach.
+    """Draw the sum of gates that every query counts.
+
+    A dashed line marks the largest position, if the axis reaches it.
+
+    Args:
+        ax: Axes to draw on.
+        sums: Sums of gates [token].
+        separators: Booleans [token].
+        largest: Largest position of the layer.
+        colour: Colour of the line.
+
+    Returns:
+        `ax`.
     """
     ax.plot(np.arange(len(sums)), sums, color=colour, linewidth=1.0, gid="counted")
     ax.plot(
@@ -234,11 +286,20 @@ def draw_counted(
 
 @style()
 def gate_scores(run: xr.DataTree) -> PaperFigure:
-    """Every head: share of its gates on separators and on random tokens, and of attention from
-    position alone that stays within a query's own segment and within shuffled segments, one panel
-    per kind of segments that the prompts have.
+    """Draw the shares of gates and of attention that follow the text, for all heads.
 
-    Raises InputError when the run has no gates, or its prompts neither separators nor segments.
+    The panels show the share of gates on separators and on random tokens, and the share of
+    attention from position alone within the query's segment and within shuffled segments, for every
+    kind of segments that prompts have.
+
+    Args:
+        run: Tree of a run, a group per measure.
+
+    Returns:
+        The figure.
+
+    Raises:
+        InputError: The run has no gates, or its prompts have neither separators nor segments.
     """
     dataset = group(run, "gates")
     shown = list(_with_controls(dataset))
@@ -303,8 +364,15 @@ def _charts(run: xr.DataTree) -> Iterator[Chart]:
 
 
 def heads_by_gates(dataset: xr.Dataset) -> list[tuple[int, int]]:
-    """Heads (layer, head) with gates, those first whose gates fall most on separators beyond
-    chance; without separators those whose gates differ most from token to token.
+    """Sort heads by how far their gates prefer separators over chance.
+
+    Without separators, heads whose gates differ most from token to token come first.
+
+    Args:
+        dataset: Group of a run.
+
+    Returns:
+        Labels (layer, head) of heads with gates.
     """
     beyond = over_prompts(dataset["separator_share"] - dataset["separator_share_shuffled"])
     spread = over_prompts(dataset["gate_by_token"].std("key"))
@@ -312,8 +380,13 @@ def heads_by_gates(dataset: xr.Dataset) -> list[tuple[int, int]]:
 
 
 def measured_kinds(dataset: xr.Dataset) -> list[str]:
-    """Kinds of segments that attention from position alone was measured on, in the order of the
-    run.
+    """List the kinds of segments that attention from position alone was measured on.
+
+    Args:
+        dataset: Group of a run.
+
+    Returns:
+        Kinds in the order of the run.
     """
     kinds = [str(kind) for kind in dataset["kind"].values]
     return [
@@ -322,8 +395,14 @@ def measured_kinds(dataset: xr.Dataset) -> list[str]:
 
 
 def gate_table(run: xr.DataTree) -> Table:
-    """One row per head with gates: gates of separators and of others, the share on separators and
-    on random tokens, and their chance.
+    """Tabulate the gates of separators and of other tokens.
+
+    Args:
+        run: Tree of a run, a group per measure.
+
+    Returns:
+        One row per head with gates: both means, the share on separators and on random tokens, and
+        their chance.
     """
     dataset = group(run, "gates")
     note = (
@@ -340,8 +419,14 @@ def gate_table(run: xr.DataTree) -> Table:
 
 
 def own_segment_table(run: xr.DataTree) -> Table:
-    """One row per kind of segments and head with gates: attention from position alone within a
-    query's own segment, and within shuffled ones.
+    """Tabulate the attention from position alone within segments.
+
+    Args:
+        run: Tree of a run, a group per measure.
+
+    Returns:
+        One row per kind of segments and head with gates: the share within the query's segment, and
+        within shuffled ones.
     """
     dataset = group(run, "gates")
     title = "Attention from position alone within a query's own segment"

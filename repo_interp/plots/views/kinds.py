@@ -27,8 +27,15 @@ def _answered(kinds: xr.Dataset) -> str:
 
 
 def losses_by_kind(run: xr.DataTree) -> Dots:
-    """A row per kind: the change of the loss with its heads' positions frozen, and in grey with
-    those of as many others.
+    """Draw the change of the loss with frozen positions, a row per kind of heads.
+
+    Grey marks show the change for as many other heads.
+
+    Args:
+        run: Tree of a run, a group per measure.
+
+    Returns:
+        The chart.
     """
     kinds = group(run, "kinds")
     losses = kinds["loss_change"].sel(token_class=_answered(kinds), of=["change", "controls"])
@@ -52,8 +59,14 @@ def losses_by_kind(run: xr.DataTree) -> Dots:
 
 
 def kind_table(run: xr.DataTree) -> Table:
-    """One row per kind: the loss of tokens, that of other heads, their difference, and the
-    difference by class of tokens.
+    """Tabulate the change of the loss per kind of heads.
+
+    Args:
+        run: Tree of a run, a group per measure.
+
+    Returns:
+        One row per kind: the loss of tokens, that of other heads, their difference, and the
+        difference by class of tokens.
     """
     kinds = group(run, "kinds")
     kinds = kinds.sel(token_class=kinds["tokens"] > 0)

@@ -60,11 +60,19 @@ from repo_interp.plots.view import View
 
 @style()
 def pattern_shares(run: xr.DataTree) -> PaperFigure:
-    """Stacked shares of the patterns: over all layers that learn positions, by layer, and by layer
-    and head (RePo fig. 3).
+    """Draw stacked shares of the patterns (RePo fig. 3).
 
-    Raises InputError when the run has no patterns, or no chunk: no layer has positions, or prompts
-    are shorter than a chunk.
+    The panels show all layers that learn positions, single layers, and single heads.
+
+    Args:
+        run: Tree of a run, a group per measure.
+
+    Returns:
+        The figure.
+
+    Raises:
+        InputError: The run has no patterns, or no chunk: no layer has positions, or prompts are
+            shorter than a chunk.
     """
     patterns = group(run, "patterns")
     if not _has_chunks(run):
@@ -98,8 +106,15 @@ def pattern_shares(run: xr.DataTree) -> PaperFigure:
 
 
 def draw_stack(ax: Axes, shares: np.ndarray, names: list[str]) -> Axes:
-    """Draw `shares` [bar, pattern] (0 .. 1) on `ax` as stacked bars in per cent, the first of
-    `names` lowest.
+    """Draw shares as stacked bars in per cent.
+
+    Args:
+        ax: Axes to draw on.
+        shares: Shares [bar, pattern] from 0 to 1.
+        names: Patterns, from the lowest to the highest.
+
+    Returns:
+        `ax`.
     """
     bottom = np.zeros(len(shares))
     for code, name in enumerate(names):
@@ -115,8 +130,15 @@ def draw_stack(ax: Axes, shares: np.ndarray, names: list[str]) -> Axes:
 
 
 def draw_mosaic(ax: Axes, shares: np.ndarray, names: list[str]) -> Axes:
-    """Draw `shares` [layer, head, pattern] on `ax`: one cell per head, cut from left to right by
-    its shares; empty where they are NaN.
+    """Draw shares as cells of heads, cut from left to right.
+
+    Args:
+        ax: Axes to draw on.
+        shares: Shares [layer, head, pattern]; a cell with NaN stays empty.
+        names: Patterns, from left to right.
+
+    Returns:
+        `ax`.
     """
     layers, heads, _ = shares.shape
     edges = np.concatenate(
@@ -144,19 +166,36 @@ def draw_mosaic(ax: Axes, shares: np.ndarray, names: list[str]) -> Axes:
 
 @style()
 def pattern_sensitivity(run: xr.DataTree) -> PaperFigure:
-    """Share of each pattern over a grid of chunk size and epsilon; the run's own choice is framed
-    (RePo sec. 5.2, footnote 5).
+    """Draw shares over a grid of chunk size and epsilon (RePo sec. 5.2, footnote 5).
 
-    A pattern that has no half per cent anywhere is named, not drawn.
+    The choice of the run has a frame. A pattern that stays below half a per cent everywhere is
+    named and not drawn.
 
-    Raises InputError when the run has no patterns, or no chunk: no layer learns positions, or
-    prompts are shorter than every chunk size.
+    Args:
+        run: Tree of a run, a group per measure.
+
+    Returns:
+        The figure.
+
+    Raises:
+        InputError: The run has no patterns, or no chunk: no layer learns positions, or prompts are
+            shorter than all chunk sizes.
     """
     return sensitivity_grid(run).figure()
 
 
 def sensitivity_grid(run: xr.DataTree) -> Grid:
-    """The chart of `pattern_sensitivity`."""
+    """Make the chart of `pattern_sensitivity`.
+
+    Args:
+        run: Tree of a run, a group per measure.
+
+    Returns:
+        The chart.
+
+    Raises:
+        InputError: The run has no patterns, or no chunk of learned positions at any chunk size.
+    """
     patterns = group(run, "patterns")
     grid = 100 * patterns["sensitivity"].transpose("pattern", "chunk_size", "epsilon")
     if not bool(grid.notnull().any()):
@@ -199,10 +238,16 @@ def sensitivity_grid(run: xr.DataTree) -> Grid:
 
 
 def pattern_table(run: xr.DataTree) -> Table:
-    """Shares of the chunk patterns in per cent: all layers that learn positions (RePo fig. 3), then
-    every layer.
+    """Tabulate the shares of the patterns in per cent (RePo fig. 3).
 
-    Raises InputError when the run has no patterns.
+    Args:
+        run: Tree of a run, a group per measure.
+
+    Returns:
+        A row for all layers that learn positions, then one row per layer.
+
+    Raises:
+        InputError: The run has no patterns.
     """
     patterns = group(run, "patterns")
     shares = 100 * patterns["pattern_share"].transpose("layer", "head", "pattern").values

@@ -38,9 +38,19 @@ _TITLES = {"log_perplexity": "Log perplexity", "log_perplexity_rise": "Rise over
 
 @style()
 def perturbation_grid(run: xr.DataTree, value: str = "log_perplexity") -> PaperFigure:
-    """`value` over the share of moved tokens and the largest distance, one panel per kind (fig. 5).
+    """Draw a value over share and distance of moved tokens (fig. 5).
 
-    Raises InputError when the run has no perturbation, or for a value that is none of VALUES.
+    Kinds of perturbation have their panels.
+
+    Args:
+        run: Tree of a run, a group per measure.
+        value: One of `VALUES`.
+
+    Returns:
+        The figure.
+
+    Raises:
+        InputError: The run has no perturbation, or `value` is not one of `VALUES`.
     """
     return _grid(run, "", value).figure()
 
@@ -81,8 +91,15 @@ def _grid(run: xr.DataTree, name: str, value: str) -> Grid:
 
 
 def worse_than_without(dataset: xr.Dataset, value: str) -> tuple[xr.DataArray, xr.DataArray, float]:
-    """`value` [kind, l_max, gamma], how much worse it is than at gamma = 0, and where the colours
-    of that end.
+    """Compute how much worse a value is than without perturbation.
+
+    Args:
+        dataset: Group `perturbation` of a run.
+        value: One of `VALUES`.
+
+    Returns:
+        The value [kind, l_max, gamma], how much worse it is than at gamma = 0, and the end of the
+        colours of the latter.
     """
     cells = dataset[value].transpose("kind", "l_max", "gamma")
     better_up = value == "task_score" and dataset.attrs.get("higher_is_better") == "True"
@@ -99,8 +116,13 @@ def worse_than_without(dataset: xr.Dataset, value: str) -> tuple[xr.DataArray, x
 
 
 def values_to_show(run: xr.DataTree) -> tuple[str, ...]:
-    """The values of perturbation that differ: the task's score is left out where it is the log
-    perplexity.
+    """List the values of the perturbation that differ.
+
+    Args:
+        run: Tree of a run, a group per measure.
+
+    Returns:
+        Names; the score of the task is left out if it is the log perplexity.
     """
     dataset = group(run, "perturbation")
     same = np.allclose(dataset["task_score"], dataset["log_perplexity"], equal_nan=True)
@@ -108,7 +130,14 @@ def values_to_show(run: xr.DataTree) -> tuple[str, ...]:
 
 
 def perturbation_tables(run: xr.DataTree) -> tuple[Table, ...]:
-    """One table per value: rows are kinds and reaches, columns shares of moved tokens."""
+    """Tabulate the values of the perturbation.
+
+    Args:
+        run: Tree of a run, a group per measure.
+
+    Returns:
+        One table per value: rows are kinds and reaches, columns shares of moved tokens.
+    """
     dataset = group(run, "perturbation")
     tables = []
     for value in values_to_show(run):

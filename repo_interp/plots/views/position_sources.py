@@ -66,8 +66,15 @@ that say how much.
 
 
 def head_kinds(run: xr.DataTree) -> PaperFigure:
-    """What every head does, by name: a cell per layer and head; of several runs a panel for
-    each.
+    """Draw the kinds of heads, a cell per layer and head.
+
+    Several runs have a panel for every run.
+
+    Args:
+        run: Tree of a run, a group per measure.
+
+    Returns:
+        The figure.
     """
     return names_figure(run, "position_sources", "kind", _KINDS, "What positions do")
 
@@ -98,8 +105,14 @@ def _reads(scheme: str) -> bool:
 
 
 def source_table(run: xr.DataTree) -> Table:
-    """One row per head, of heads of a layer with the same numbers the first: shares and R^2 of the
-    token alone, in whole per cent.
+    """Tabulate the sources of positions.
+
+    Args:
+        run: Tree of a run, a group per measure.
+
+    Returns:
+        One row per head: shares, and R^2 of the token alone, in whole per cent. Of heads of a layer
+        with the same numbers only the first has a row.
     """
     dataset = group(run, "position_sources")
     token = dataset.sel(source="token")
@@ -224,8 +237,13 @@ def _within(run: xr.DataTree, found: xr.DataArray) -> str:
 
 
 def kind_shares(tree: xr.DataTree) -> xr.DataArray:
-    """Share of the heads of every layer that are of a kind [run, layer, kind], of layers that have
-    kinds in any run.
+    """Compute the share of a layer's heads that are of a kind.
+
+    Args:
+        tree: Tree with an axis `run`.
+
+    Returns:
+        Shares [run, layer, kind], of layers that have kinds in any run.
     """
     kind = group(tree, "position_sources")["kind"]
     names = xr.DataArray(_KINDS, {"kind": _KINDS}, ("kind",))
@@ -240,8 +258,15 @@ def kind_shares(tree: xr.DataTree) -> xr.DataArray:
 
 
 def kinds_table(tree: xr.DataTree) -> Table:
-    """One row per kind, one column per run: how many heads are of it, and which; over training
-    steps, so which layers come first.
+    """Tabulate how many heads are of a kind, and which ones.
+
+    Over training steps it shows which layers come first.
+
+    Args:
+        tree: Tree with an axis `run`.
+
+    Returns:
+        One row per kind, one column per run.
     """
     kind, runs, rows = group(tree, "position_sources")["kind"], runs_of(tree), []
     shown = spread(runs.names, 6)

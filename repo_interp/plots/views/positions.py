@@ -96,10 +96,21 @@ NAMED_OUTLIERS = 5
 
 @style()
 def position_lines(run: xr.DataTree, layer: int, head: int, prompt: int = 0) -> PaperFigure:
-    """Positions of one head over one prompt: spans shaded, tokens labelled, the farthest outliers
-    named (RePo fig. 8).
+    """Draw the positions of one head over one prompt (RePo fig. 8).
 
-    Raises InputError when the run has no positions, or not this layer, head or prompt.
+    Spans are shaded, tokens are labelled, and the farthest outliers are named.
+
+    Args:
+        run: Tree of a run, a group per measure.
+        layer: Label of the layer.
+        head: Label of the head in its layer.
+        prompt: Label of the prompt.
+
+    Returns:
+        The figure.
+
+    Raises:
+        InputError: The run has no positions, or lacks this layer, head or prompt.
     """
     positions = positions_of(run)
     values = pick(positions["position"], prompt=prompt, layer=layer, head=head)
@@ -140,8 +151,15 @@ def position_lines(run: xr.DataTree, layer: int, head: int, prompt: int = 0) -> 
 
 
 def draw_positions(ax: Axes, values: np.ndarray, colour: str) -> Axes:
-    """Draw the positions `values` [token] on `ax` as a line with one dot per token; a note where
-    there are none.
+    """Draw positions as a line with one dot per token.
+
+    Args:
+        ax: Axes to draw on.
+        values: Positions [token]; if all are NaN, a note is written.
+        colour: Colour of the line.
+
+    Returns:
+        `ax`.
     """
     room = max(0.5, 0.008 * len(values))
     ax.set_xlim(-room, len(values) - 1 + room)
@@ -214,11 +232,20 @@ def _name_outliers(ax: Axes, values: np.ndarray, tokens: PromptTokens) -> None:
 
 @style()
 def position_grid(run: xr.DataTree, prompt: int = 0) -> PaperFigure:
-    """Positions of every head over one prompt: one row per layer, one column per head, each cell on
-    its own scale; spans shaded.
+    """Draw the positions of every head over one prompt.
 
-    The number in a cell is its range, max - min, in positions. Raises InputError when the run has
-    no positions or not this prompt.
+    Rows are layers and columns are heads; every cell has its scale, and spans are shaded. The
+    number in a cell is its range, max - min, in positions.
+
+    Args:
+        run: Tree of a run, a group per measure.
+        prompt: Label of the prompt.
+
+    Returns:
+        The figure.
+
+    Raises:
+        InputError: The run has no positions, or lacks this prompt.
     """
     positions = positions_of(run)
     values = pick(positions["position"], prompt=prompt).transpose("layer", "head", "token")
@@ -249,11 +276,18 @@ def position_grid(run: xr.DataTree, prompt: int = 0) -> PaperFigure:
 
 
 def draw_grid(ax: Axes, values: np.ndarray, colours: list[str]) -> Axes:
-    """Draw `values` [layer, head, token] as a grid of small lines, each scaled to its own cell; a
-    dash where all is NaN.
+    """Draw positions as a grid of small lines, scaled to their cells.
 
-    Cell (layer, head) is centred at x = head, y = layer, y downwards; `colours`: one per layer. A
-    constant head is a flat line.
+    Cell (layer, head) is centred at x = head, y = layer; y points downwards. A constant head is a
+    flat line, and a dash stands for a head with NaN alone.
+
+    Args:
+        ax: Axes to draw on.
+        values: Positions [layer, head, token].
+        colours: Colour of every layer.
+
+    Returns:
+        `ax`.
     """
     layers, heads, count = values.shape
     bins = max(40, PIXELS // heads)
@@ -365,8 +399,15 @@ def _charts_beside(tree: xr.DataTree) -> Iterator[Chart]:
 
 @style()
 def positions_beside(tree: xr.DataTree) -> PaperFigure:
-    """Positions of several runs over their first prompt, run below run, in the heads whose learned
-    positions spread most; every panel has its own range.
+    """Draw the positions of several runs over their first prompt, run below run.
+
+    The heads are those whose learned positions spread most; all panels have their range.
+
+    Args:
+        tree: Tree with an axis `run`.
+
+    Returns:
+        The figure.
     """
     positions, runs = group(tree, "positions"), runs_of(tree)
     ranges = over_prompts(positions["position_range"])

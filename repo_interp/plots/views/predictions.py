@@ -35,9 +35,18 @@ from repo_interp.plots.view import View
 
 @style()
 def prediction_line(run: xr.DataTree) -> PaperFigure:
-    """Probability of every token of the first prompt given those before it: spans shaded.
+    """Draw the probability of every token of the first prompt, given earlier ones.
 
-    Raises InputError without predictions.
+    Spans are shaded.
+
+    Args:
+        run: Tree of a run, a group per measure.
+
+    Returns:
+        The figure.
+
+    Raises:
+        InputError: The run has no predictions.
     """
     predictions, prompt = group(run, "predictions"), first_prompt(run)
     places = predictions["token"].values + 1
@@ -67,8 +76,13 @@ def prediction_line(run: xr.DataTree) -> PaperFigure:
 
 
 def prediction_table(run: xr.DataTree) -> Table:
-    """One row per span of the first prompt: how often its tokens were the likeliest next ones, and
-    their mean probability.
+    """Tabulate the predictions of the first prompt by span.
+
+    Args:
+        run: Tree of a run, a group per measure.
+
+    Returns:
+        One row per span: how often its tokens were the likeliest ones, and their mean probability.
     """
     predictions, prompt = group(run, "predictions"), first_prompt(run)
     following = predictions["token"].values + 1

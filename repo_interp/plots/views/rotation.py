@@ -85,9 +85,18 @@ RIGHT_ANGLE = "at a right angle (logits)"
 
 @style()
 def rotating_pairs(run: xr.DataTree, layer: int, head: int) -> PaperFigure:
-    """The mean pairs of one head as arrows (fig. 4).
+    """Draw the mean pairs of one head as arrows (fig. 4).
 
-    Raises InputError when the run has no rotation, or the layer rotates nothing.
+    Args:
+        run: Tree of a run, a group per measure.
+        layer: Label of the layer.
+        head: Label of the head in its layer.
+
+    Returns:
+        The figure.
+
+    Raises:
+        InputError: The run has no rotation, or the layer does not rotate.
     """
     dataset = group(run, "rotation")
     figure = paper_figure(COLUMN_WIDTH, COLUMN_WIDTH)
@@ -101,9 +110,17 @@ def rotating_pairs(run: xr.DataTree, layer: int, head: int) -> PaperFigure:
 
 @style()
 def rotation_grid(run: xr.DataTree, most: int = 12) -> PaperFigure:
-    """The same for up to `most` heads, evenly spread over the layers that rotate (fig. 9).
+    """Draw the mean pairs of several heads as arrows (fig. 9).
 
-    Raises InputError when none does.
+    Args:
+        run: Tree of a run, a group per measure.
+        most: Largest number of heads, evenly spread over the layers that rotate.
+
+    Returns:
+        The figure.
+
+    Raises:
+        InputError: The run has no rotation, or no layer rotates.
     """
     dataset = group(run, "rotation")
     heads = rotating_heads(dataset)
@@ -143,10 +160,17 @@ def _reach(pairs: xr.Dataset, numbered: int) -> float:
 
 
 def draw_pairs(ax: Axes, pairs: xr.Dataset, colour: str, numbered: int, short: float = 0.0) -> Axes:
-    """Draw the mean pairs of one head - variables [component] of the group `rotation` - on `ax`, so
-    far that circles are whole.
+    """Draw the mean pairs of one head, in an aspect that keeps circles round.
 
-    Arrows that are shorter than the share `short` of half of it have no number.
+    Args:
+        ax: Axes to draw on.
+        pairs: Variables [component] of the group `rotation`.
+        colour: Colour of the arrows.
+        numbered: Largest number of arrows with a number.
+        short: Share of half of the axes' extent; shorter arrows have no number.
+
+    Returns:
+        `ax`.
     """
     arrows, deviation = _arrows(pairs)
     reach = _reach(pairs, numbered)
@@ -198,13 +222,27 @@ def _number_places(tips: Mapping[int, complex], gap: float) -> dict[int, complex
 
 
 def rotating_heads(dataset: xr.Dataset) -> list[tuple[int, int]]:
-    """All heads (layer, head) that have rotary pairs."""
+    """List all heads that have rotary pairs.
+
+    Args:
+        dataset: Group of a run.
+
+    Returns:
+        Labels (layer, head).
+    """
     return heads_where((dataset["slow_dominating"] >= 0).any("component"))
 
 
 def head_to_show(dataset: xr.Dataset) -> tuple[int, int] | None:
-    """The head whose slow dominating components carry most of all its pairs' lengths; None where no
-    layer rotates.
+    """Find the head whose slow dominating components weigh most.
+
+    The weight is their share of the lengths of all pairs of the head.
+
+    Args:
+        dataset: Group of a run.
+
+    Returns:
+        Labels (layer, head); None if no layer rotates.
     """
     products = dataset["query_norm"] * dataset["key_norm"]
     total = products.sum("component")

@@ -75,11 +75,21 @@ COLOURS = "PuOr_r"
 def saliency_text(
     run: xr.DataTree, layer: int, head: int, prompt: int = 0, value: str = "saliency"
 ) -> PaperFigure:
-    """The text of a prompt, each token in the colour of `value`, "saliency" or
-    "integrated_gradients", in one head.
+    """Draw the text of a prompt, tokens in the colour of their value in one head.
 
-    Raises InputError when the run has no saliency, for another value, and for a head, layer or
-    prompt without values.
+    Args:
+        run: Tree of a run, a group per measure.
+        layer: Label of the layer.
+        head: Label of the head in its layer.
+        prompt: Label of the prompt.
+        value: "saliency" or "integrated_gradients".
+
+    Returns:
+        The figure.
+
+    Raises:
+        InputError: The run has no saliency, `value` is another one, or the prompt has no values for
+            this layer and head.
     """
     dataset = group(run, "saliency")
     if value not in VALUES:
@@ -116,8 +126,15 @@ def saliency_text(
 
 
 def shown_tokens(values: np.ndarray, answer: np.ndarray) -> np.ndarray:
-    """Indices of the tokens that a text shows: all, or of a long prompt the last of the answer and
-    the surroundings of large values.
+    """Choose the tokens that a text shows.
+
+    Args:
+        values: Values [token].
+        answer: Indices of the tokens of the answer.
+
+    Returns:
+        Indices: all, or for a long prompt the last of the answer and the surroundings of large
+        values.
     """
     if values.size <= MOST_TOKENS:
         return np.arange(values.size)
@@ -132,9 +149,15 @@ def shown_tokens(values: np.ndarray, answer: np.ndarray) -> np.ndarray:
 
 
 def text_lines(tokens: PromptTokens, shown: np.ndarray) -> list[list[tuple[int | None, str]]]:
-    """Lines of (token, label); a gap between shown tokens is a label without a token.
+    """Break tokens into lines.
 
-    A line ends behind a line break.
+    Args:
+        tokens: Tokens of the prompt.
+        shown: Indices of the tokens to show.
+
+    Returns:
+        Lines of (token, label); a gap is a label with None as its token. A line ends behind a line
+        break.
     """
     labels: list[tuple[int | None, str]] = []
     last = -1
@@ -164,8 +187,17 @@ def draw_text(
     answer: set[int],
     norm: Normalize,
 ) -> Axes:
-    """Draw `lines` of tokens on `ax`, each on a field in the colour of its value, those of the
-    `answer` underlined.
+    """Draw lines of tokens on fields in the colour of their values.
+
+    Args:
+        ax: Axes to draw on.
+        lines: Lines of (token, label), from `text_lines`.
+        values: Values [token].
+        answer: Tokens of the answer, which are underlined.
+        norm: Scale of the colours.
+
+    Returns:
+        `ax`.
     """
     colours = mpl.colormaps[COLOURS]
     for row, line in enumerate(lines):
@@ -211,15 +243,26 @@ def draw_text(
 
 
 def heads_by_saliency(run: xr.DataTree) -> list[tuple[int, int]]:
-    """Heads (layer, head) by the size of their integrated gradients, where a path was followed,
-    else of their saliencies.
+    """Sort heads by the size of their integrated gradients, else of saliencies.
+
+    Args:
+        run: Tree of a run, a group per measure.
+
+    Returns:
+        Labels (layer, head). Saliencies count if the run followed no path.
     """
     return ranked_heads(_size(run, _values(run)[-1]))
 
 
 def saliency_table(run: xr.DataTree) -> Table:
-    """One row per head, the largest first: sizes of both values, their sum, and the token of the
-    first prompt with the largest of them.
+    """Tabulate the saliencies of heads, the largest first.
+
+    Args:
+        run: Tree of a run, a group per measure.
+
+    Returns:
+        One row per head: sizes of both values, their sum, and the token of the first prompt with
+        the largest of them.
     """
     dataset, value = group(run, "saliency"), _values(run)[-1]
     net = over_prompts(dataset["integrated_gradients"].sum("token", min_count=1))
@@ -250,8 +293,14 @@ def saliency_table(run: xr.DataTree) -> Table:
 
 
 def completeness_table(run: xr.DataTree) -> Table:
-    """One row per prompt: the answer's log-probability, that with all positions at the baseline,
-    and what integrated gradients miss.
+    """Tabulate how far integrated gradients add up.
+
+    Args:
+        run: Tree of a run, a group per measure.
+
+    Returns:
+        One row per prompt: the log-probability of the answer, that with all positions at the
+        baseline, and the part that integrated gradients miss.
     """
     dataset = group(run, "saliency")
     start, end = dataset["baseline_log_probability"], dataset["log_probability"]

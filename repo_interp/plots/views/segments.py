@@ -67,12 +67,23 @@ _SCORES = {"variance_between": "variance between segments η²", "boundary_f1": 
 def segment_positions(
     run: xr.DataTree, layer: int, head: int, prompt: int = 0, kind: str | None = None
 ) -> PaperFigure:
-    """Positions of one head over the segments of a prompt, with its largest jumps.
+    """Draw the positions of a head over the segments of a prompt.
 
-    `kind`: of segments; None: see `main_kind`.
+    Its largest jumps are marked.
 
-    Raises InputError when the run has no positions or segments, or the prompt lacks two segments of
-    the kind.
+    Args:
+        run: Tree of a run, a group per measure.
+        layer: Label of the layer.
+        head: Label of the head in its layer.
+        prompt: Label of the prompt.
+        kind: Kind of segments; None: `main_kind`.
+
+    Returns:
+        The figure.
+
+    Raises:
+        InputError: The run has no positions or segments, or the prompt lacks two segments of the
+            kind.
     """
     dataset, positions = group(run, "segments"), group(run, "positions")
     kind = _chosen(dataset, kind)
@@ -124,8 +135,14 @@ def segment_positions(
 
 
 def shade_segments(ax: Axes, labels: np.ndarray) -> Axes:
-    """Shade every other segment of `labels` [token] over the height of `ax`; tokens in none (-1)
-    stay white.
+    """Shade every other segment over the height of the axes.
+
+    Args:
+        ax: Axes to draw on.
+        labels: Segment of every token; tokens in none (-1) stay white.
+
+    Returns:
+        `ax`.
     """
     for label in range(0, int(labels.max()) + 1, 2):
         for first, last in contiguous(np.flatnonzero(labels == label).tolist()):
@@ -137,8 +154,14 @@ def shade_segments(ax: Axes, labels: np.ndarray) -> Axes:
 
 
 def largest_steps(values: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    """Tokens behind the largest steps of `values` among tokens in segments, as many as there are
-    edges; none where all are equal.
+    """Find the tokens behind the largest steps of some values.
+
+    Args:
+        values: Values [token].
+        labels: Segment of every token; -1: none.
+
+    Returns:
+        Indices, as many as there are edges of segments; none if all values are equal.
     """
     inside = np.flatnonzero(labels >= 0)
     steps = np.abs(np.diff(values[inside].astype(float)))
@@ -150,10 +173,20 @@ def largest_steps(values: np.ndarray, labels: np.ndarray) -> np.ndarray:
 
 @style()
 def segment_scores(run: xr.DataTree, kind: str | None = None) -> PaperFigure:
-    """Every head: share of variance between segments and F1 of its jumps, with shuffled edges and
-    the token index as controls.
+    """Draw how far positions follow segments, for every head.
 
-    Raises InputError when the run has no segments of the kind.
+    The scores are the share of variance between segments and the F1 of jumps; shuffled edges and
+    the token index are controls.
+
+    Args:
+        run: Tree of a run, a group per measure.
+        kind: Kind of segments; None: `main_kind`.
+
+    Returns:
+        The figure.
+
+    Raises:
+        InputError: The run has no segments of the kind.
     """
     dataset = group(run, "segments")
     kind = _chosen(dataset, kind)
@@ -216,10 +249,16 @@ def _charts(run: xr.DataTree) -> Iterator[Chart]:
 
 
 def heads_by_segments(dataset: xr.Dataset, kind: str) -> list[tuple[int, int]]:
-    """Heads (layer, head) ranked by how far their variance between segments of `kind` is beyond
-    that of shuffled edges.
+    """Sort heads by their variance between segments beyond shuffled edges.
 
-    Only heads that learn positions where any does.
+    If any layer learns positions, only heads of such layers are listed.
+
+    Args:
+        dataset: Group of a run.
+        kind: Kind of segments.
+
+    Returns:
+        Labels (layer, head).
     """
     return ranked_heads(
         _beyond_shuffled(dataset, kind).sel(
@@ -239,10 +278,15 @@ def _beyond_shuffled(dataset: xr.Dataset, kind: str) -> xr.DataArray:
 
 
 def main_kind(dataset: xr.Dataset) -> str | None:
-    """The kind that most prompts have two segments of; of several few-shot examples, then the one
-    with most segments.
+    """Choose the kind that most prompts have two segments of.
 
-    None without.
+    Ties go to few-shot examples, then to the kind with most segments.
+
+    Args:
+        dataset: Group of a run.
+
+    Returns:
+        The kind; None without segments.
     """
     counts = {
         str(kind): dataset["segment_count"].sel(kind=kind).values for kind in dataset["kind"].values
@@ -256,8 +300,14 @@ def main_kind(dataset: xr.Dataset) -> str | None:
 
 
 def segment_table(run: xr.DataTree) -> Table:
-    """One row per kind of segments and layer with positions: means over heads and prompts of both
-    scores and of their controls.
+    """Tabulate how far positions follow segments.
+
+    Args:
+        run: Tree of a run, a group per measure.
+
+    Returns:
+        One row per kind of segments and layer with positions: means over heads and prompts of both
+        scores and of their controls.
     """
     dataset = group(run, "segments")
     scores = dataset[

@@ -36,10 +36,18 @@ from repo_interp.plots.view import Beside, View
 
 
 def score_grid(run: xr.DataTree) -> Grid:
-    """The mean score over the task's two axes, such as depth and length, in per cent; grey where
-    there is no prompt.
+    """Make a chart of the mean score over both axes of the task, in per cent.
 
-    Raises InputError where the task lacks two axes.
+    Cells without a prompt are grey.
+
+    Args:
+        run: Tree of a run, a group per measure.
+
+    Returns:
+        The chart.
+
+    Raises:
+        InputError: The task lacks two axes.
     """
     values = 100 * _score_map(run)
     named = {
@@ -130,7 +138,14 @@ def _score_map(run: xr.DataTree) -> xr.DataArray:
 
 
 def score_title(run: xr.DataTree) -> str:
-    """What was scored on what: "repo on niah"; of several runs by which metric."""
+    """Write which model was scored on which task: "repo on niah".
+
+    Args:
+        run: Tree of a run, a group per measure.
+
+    Returns:
+        The title; for several runs it names the metric.
+    """
     if has_runs(run):
         count = group(run, "scores").attrs.get("count")
         return f"{group(run, 'scores').attrs.get('metric', 'score')}{f', {count} prompts each' if count else ''}"
@@ -138,8 +153,14 @@ def score_title(run: xr.DataTree) -> str:
 
 
 def score_table(run: xr.DataTree) -> Table:
-    """One row per test set: mean score, its standard error, and perplexity, questions and tokens
-    where they are known.
+    """Tabulate the scores of test sets.
+
+    Args:
+        run: Tree of a run, a group per measure.
+
+    Returns:
+        One row per test set: mean score, its standard error, and perplexity, questions and tokens
+        if they are known.
     """
     scores = group(run, "scores")
     metric = str(scores.attrs.get("metric", "score"))
@@ -157,10 +178,18 @@ def score_table(run: xr.DataTree) -> Table:
 
 
 def map_table(run: xr.DataTree) -> Table:
-    """The mean score over the task's two axes; a cell of depth and length in which prompts fail has
-    the call that ranks heads for it.
+    """Tabulate the mean score over both axes of the task.
 
-    Raises InputError where the task lacks two axes.
+    A cell of depth and length in which prompts fail has the call that ranks heads for it.
+
+    Args:
+        run: Tree of a run, a group per measure.
+
+    Returns:
+        The table.
+
+    Raises:
+        InputError: The task lacks two axes.
     """
     values = _score_map(run)
     rows, columns = values.dims
