@@ -1,5 +1,6 @@
-"""The error of a model's rotation by distance: a line for each layer, the largest error of its
-pairs (`models.audit`).
+"""Draw the error of a model's rotation by distance (`models.audit`).
+
+A line is a layer, with the largest error of its pairs.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What a view shows of several runs: a tree with an axis `run`, as `repo_interp.compare` makes it.
+"""The view of several runs: a tree with an axis `run`, made by `repo_interp.compare`.
 
-    charts      the view's own (`View.beside`), and the other variables in `View.compared` by the rule of `marks.beside`
-    tables      one row per variable (and name), one column per run, then the view's own tables
-    cell        mean over everything that a run has of the variable; what is the same in every run, value by value, is named alone
+    charts      those of `View.beside`, and the other variables in `View.compared` by the rule of `marks.beside`
+    tables      one row per variable (and name), one column per run, then the tables of `View.beside`
+    cell        mean over all values of a run; a variable with equal values in every run is only named
     difference  second run - first, for two runs;  +-  its standard error over prompts, paired, where both saw the same ones: all of a
                 run's, or those of a test set
 
@@ -36,7 +36,7 @@ from repo_interp.plots.view import View
 MOST = 6
 """Columns of runs; of more the first, the last and some between are shown."""
 NAMES = 24
-"""Names of an axis that get a row each; a longer axis is averaged."""
+"""Names of an axis that get rows; a longer axis is averaged."""
 
 
 def beside(group: str, view_of: Callable[[str], View | None]) -> View:
@@ -54,15 +54,15 @@ def beside(group: str, view_of: Callable[[str], View | None]) -> View:
 
     def charts(tree: xr.DataTree) -> Iterator[Chart]:
         view, dataset, runs = view_of(group), tree[group].to_dataset(), runs_of(tree)
-        own = []
+        drawn = []
         for chart in () if view is None else view.beside.charts(tree):
-            own += [chart.name] if isinstance(chart, Drawing) else []
+            drawn += [chart.name] if isinstance(chart, Drawing) else []
             yield chart
         compared = (
             list(dataset.data_vars) if view is None or view.compared is None else view.compared
         )
         for variable in [
-            name for name in compared if name in dataset and f"{group}_{name}" not in own
+            name for name in compared if name in dataset and f"{group}_{name}" not in drawn
         ]:
             yield from charts_of(f"{group}_{variable}", dataset[variable], runs)
 
@@ -71,10 +71,10 @@ def beside(group: str, view_of: Callable[[str], View | None]) -> View:
             view = view_of(group)
         except InputError:
             view = None
-        own = _table(tree, group, words, () if view is None else view.not_averaged)
+        averages = _table(tree, group, words, () if view is None else view.not_averaged)
         return [
             table
-            for table in (own, *(() if view is None else view.beside.tables(tree)))
+            for table in (averages, *(() if view is None else view.beside.tables(tree)))
             if table.rows
         ]
 
@@ -94,8 +94,8 @@ def _table(tree: xr.DataTree, group: str, title: str, not_averaged: tuple[str, .
     by_run = {name: array.transpose("run", ...).values for name, array in numbers.items()}
     same = [
         name
-        for name, each in by_run.items()
-        if np.array_equal(*np.broadcast_arrays(each, each[:1]), equal_nan=True)
+        for name, of_run in by_run.items()
+        if np.array_equal(*np.broadcast_arrays(of_run, of_run[:1]), equal_nan=True)
     ]
     same = same if len(same) < len(numbers) else []
     rows: list[tuple[Cell, ...]] = []
@@ -136,9 +136,7 @@ def _table(tree: xr.DataTree, group: str, title: str, not_averaged: tuple[str, .
 
 
 def _same_prompts(tree: xr.DataTree, dataset: xr.Dataset) -> xr.DataArray:
-    """Whether both runs saw the same prompts; by test set where the measure has prompts of its
-    own.
-    """
+    """Tell whether both runs saw the same prompts, by test set where the measure has some."""
     if "prompts_digest" not in dataset:
         return xr.DataArray(
             "test_set" not in dataset.dims and tree.attrs.get("same_prompts") == "yes"
@@ -150,8 +148,9 @@ def _same_prompts(tree: xr.DataTree, dataset: xr.Dataset) -> xr.DataArray:
 
 
 def _difference(values: xr.DataArray, paired: bool) -> tuple[Cell, Cell]:
-    """Second run minus first over what both have, and its standard error over prompts; of different
-    prompts the means are subtracted.
+    """Subtract the first run from the second, with the standard error over prompts.
+
+    Only values that both have count; of different prompts the means are subtracted.
     """
     if not paired and "prompt" in values.dims:
         values = values.mean("prompt")

@@ -1,5 +1,6 @@
-"""Which view shows a group of a run - ours in the order of the page, then those of other packages -
-and all that they draw.
+"""Which view shows a group of a run, and all figures and tables that views make.
+
+Our views come in the order of the page, then those of other packages.
 
 The groups of a comparison, a tree with an axis `run`, are shown by the same views, with all runs in
 one figure (`beside`).
@@ -30,9 +31,9 @@ from repo_interp.files import path_of, require_directory
 from repo_interp.plots.beside import beside
 from repo_interp.plots.marks import (
     Chart,
+    CustomFigure,
     Drawing,
     Heads,
-    Own,
     Table,
     alone,
     cells,
@@ -51,7 +52,7 @@ _TEXTS = ("token_text", "next_text", "name", "band", "kind", "prompts_digest")
 MOST_ROWS = 50
 """Heads in the table of a group without a view."""
 MOST_MAPS = 8
-"""Labels of an axis, besides prompts, layers and heads, that get a map each in such a group."""
+"""Labels of an axis, besides prompts, layers and heads, that get maps in such a group."""
 
 
 def view_of(group: str) -> View | None:
@@ -128,9 +129,7 @@ def _require_numbers(group: xr.Dataset, name: str) -> None:
 
 
 def _of_heads(group: str) -> View:
-    """The view of a group without one: the charts that follow from its axes, and a table of
-    heads.
-    """
+    """Make a view for a group without one: charts by its axes, and a table of heads."""
     return View(
         group,
         group.replace("_", " ").capitalize(),
@@ -141,9 +140,7 @@ def _of_heads(group: str) -> View:
 
 
 def _by_axes(run: xr.DataTree, group: str) -> Iterator[Chart]:
-    """Maps of what is given by layer and head; of other variables the charts that follow from their
-    axes.
-    """
+    """Map values by layer and head; chart other variables by their axes."""
     maps = _head_maps(run, group)
     yield from maps
     for name, array in run[group].data_vars.items():
@@ -152,8 +149,9 @@ def _by_axes(run: xr.DataTree, group: str) -> Iterator[Chart]:
 
 
 def _head_maps(run: xr.DataTree, group: str) -> list[Heads]:
-    """A map of each numeric variable by layer and head (the mean over prompts), one per label of a
-    further axis, by names for files.
+    """Map all numeric variables by layer and head, one map per label of a further axis.
+
+    Maps are means over prompts; names are those of files.
     """
     maps = []
     for name, array in run[group].data_vars.items():
@@ -180,9 +178,7 @@ def _head_maps(run: xr.DataTree, group: str) -> list[Heads]:
 
 
 def _head_table(run: xr.DataTree, group: str) -> list[Table]:
-    """The heads with the largest values of the group's first map, and their values of the
-    others.
-    """
+    """Tabulate the heads with the largest values of the first map, and their other values."""
     maps = [one.values for one in _head_maps(run, group)]
     if not maps:
         return []
@@ -219,8 +215,9 @@ class Drawn(NamedTuple):
 
     @property
     def caption(self) -> str:
-        """What is drawn; without a caption of its own, its name in words: "gates_layer2_head0" ->
-        "Gates, layer 2, head 0".
+        """The caption, else the name in words.
+
+        "gates_layer2_head0" -> "Gates, layer 2, head 0".
         """
         words = re.sub(r"_(layer|head)(\d+)", r", \1 \2", self.name).replace("_", " ")
         return (
@@ -264,8 +261,8 @@ def _drawn(view: View, run: xr.DataTree, taken: set[str]) -> Iterator[Drawn]:
         yield Drawn(view, chart, chart.figure())
 
 
-def _given(view: View, run: xr.DataTree) -> Iterator[Own]:
-    """The figures of another package's plain function, each as it is given."""
+def _given(view: View, run: xr.DataTree) -> Iterator[CustomFigure]:
+    """The figures of another package's plain function, as they are given."""
     for drawn in view.given(run):
         pair = isinstance(drawn, tuple) and len(drawn) == 2
         if not pair or not isinstance(drawn[0], str) or not isinstance(drawn[1], Figure):
@@ -273,7 +270,7 @@ def _given(view: View, run: xr.DataTree) -> Iterator[Own]:
                 f"{called(VIEWS, view.group)} draws a {type(drawn).__name__}; wanted pairs "
                 "of a name and a figure"
             )
-        yield Own(drawn[0], lambda figure=drawn[1]: figure)
+        yield CustomFigure(drawn[0], lambda figure=drawn[1]: figure)
 
 
 def write_figures(

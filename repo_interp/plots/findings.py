@@ -1,9 +1,11 @@
-"""What a run shows, in sentences: each states a number that passed its threshold or its null, and
-names the head, prompt and token.
+"""The findings of a run, in sentences.
+
+A finding states a number that passed its threshold or its null, and names the head, prompt and
+token.
 
     finding = sentence + evidence (the numbers, the threshold and the null) + where to look        `View.findings` gives those of one group
 
-`findings` orders those of all views of a run by `weight` and keeps a few of each group, so that no
+`findings` orders those of all views of a run by `weight` and keeps a few of every group, so that no
 group hides another.
 """
 

@@ -1,5 +1,6 @@
-"""One head of one prompt: its pattern, as `ri.attention_pattern` gives it, and one logit in parts,
-as `ri.explain_logit` gives it.
+"""One head of one prompt: its attention pattern, and one logit in parts.
+
+They come from `ri.attention_pattern` and `ri.explain_logit`.
 """
 
 from __future__ import annotations
@@ -14,13 +15,13 @@ from repo_interp.plots.marks import colour_bar, draw_cells, note, number, token_
 from repo_interp.plots.style import COLUMN_WIDTH, PAGE_WIDTH, PaperFigure, paper_figure, style
 
 PAIRS = 8
-"""Rotary pairs that have a bar each; the others together have one."""
+"""Rotary pairs that have a bar; the others together have one."""
 NOTHING = 1e-3
 """Share of the longest bar below which a bar is not seen: its number stands to the right of the
 axis.
 """
 NAMED = 32
-"""Tokens up to which the axes of a pattern name each by its text."""
+"""Tokens up to which the axes of a pattern name them by their texts."""
 _PART, _REST, _WHOLE, _STILL = "#0072B2", "#B9B9B9", "#333333", "#D55E00"
 
 
@@ -131,8 +132,9 @@ def logit_parts(parts: xr.Dataset) -> PaperFigure:
 
 
 def _bars(ax: Axes, bars: list[tuple[str, float, float | None, str]], title: str) -> None:
-    """Horizontal bars of (name, length, place of a dot, colour) from the top down, each with its
-    number.
+    """Draw horizontal bars of (name, length, place of a dot, colour) with their numbers.
+
+    The first bar is the top one.
     """
     names, values, dots, colours = zip(*bars, strict=True)
     y = np.arange(len(bars))

@@ -1,16 +1,17 @@
-"""One look for every figure: column and page widths of a paper, one colour per scheme, span and
-pattern, the same bytes every time.
+r"""One look for every figure, with the same bytes every time.
+
+Figures have the column and page widths of a paper, and one colour per scheme, span and pattern.
 
 The colours are those of Okabe and Ito (2008) and four more that stay apart from them for protanopes
 and deuteranopes; the lightest are darkened where they have to be read as text. Fonts travel with
 the file: TrueType in PDF (fonttype 42), text in SVG.
 
-A character that no font has is written as its code: "模型" -> "\\u6a21\\u578b".
+A character that no font has is written as its code: "模型" -> "\u6a21\u578b".
 
     ri.plots.position_lines(run, 5, 1, figsize=(4, 2))        every figure takes a size in inches
     ri.plots.position_lines(run, 5, 1, ax=ax)                 one of a single axes is drawn on yours, which is returned
 
-What you set in matplotlib's rcParams, fonts above all, stays: the style fills in what has
+Your settings in rcParams, fonts above all, stay: the style sets only those that still have
 matplotlib's default.
 
 Knows nothing about runs: names in, colours and figures out. It never touches pyplot, so nothing is
@@ -104,7 +105,7 @@ _SETTINGS: Mapping[str, Any] = {
     **mpl.rc_params_from_file(
         Path(__file__).with_name("paper.mplstyle"), use_default_template=False
     ),
-    # the last is what a viewer of SVG without the others falls back to
+    # A viewer of SVG that lacks the others falls back to sans-serif.
     "font.family": [*FONTS, "sans-serif"],
 }
 _METADATA: Mapping[str, Mapping[str, None]] = {
@@ -117,12 +118,13 @@ FORMATS = tuple(_METADATA)
 
 
 class PaperFigure(Figure):
-    """A matplotlib figure that is saved in this style, with embedded fonts and without dates, and
-    shows itself in a notebook.
+    """A matplotlib figure that is saved in this style and shows itself in a notebook.
+
+    It is saved with embedded fonts and without dates.
     """
 
     caption = ""
-    """A sentence for the page, where the figure's name does not say what is drawn."""
+    """A sentence for the page, for a figure whose name does not describe it."""
 
     def savefig(self, fname: Any, **options: Any) -> None:
         """Save as matplotlib does. The format follows the name unless `format` is given."""
@@ -186,7 +188,7 @@ def style() -> Style:
 def _settings() -> dict[str, Any]:
     """The settings of the style that the user has not changed.
 
-    Sizes of texts follow the user's; our fonts draw what the user's lack.
+    Sizes of texts follow the user's; our fonts draw the characters that the user's lack.
     """
     known, default = cast(Any, mpl.rcParams), cast(Any, mpl.rcParamsDefault)
     settings = {name: value for name, value in _SETTINGS.items() if known[name] == default[name]}
@@ -207,7 +209,7 @@ _ASKED: ContextVar[Axes | tuple[float, float] | None] = ContextVar("asked", defa
 
 
 def _asked(ax: Any, figsize: Any) -> Axes | tuple[float, float]:
-    """Raises InputError for what is no axes or size, and for both."""
+    """Raises InputError for anything but axes or a size, and for both."""
     if ax is None:
         return checked(figsize, tuple[Inches, Inches], "figsize")
     if figsize is not None or not isinstance(ax, Axes):
@@ -219,8 +221,9 @@ def _asked(ax: Any, figsize: Any) -> Axes | tuple[float, float]:
 
 
 class _OnAxes:
-    """The caller's axes in the place of a figure: what a figure of a single axes has around it is
-    put on them.
+    """The caller's axes in the place of a figure.
+
+    It puts on the axes the things that a figure with a single axes has around them.
     """
 
     def __init__(self, ax: Axes) -> None:
@@ -260,8 +263,9 @@ class _OnAxes:
         return self.ax.bbox.width / self.figure.dpi
 
     def finish(self) -> Axes:
-        """The axes, whose labels of ticks are made now: later they would have the fonts of the
-        caller alone, and dollars be mathematics.
+        """Return the axes, with the labels of their ticks made now.
+
+        Later they would have the fonts of the caller alone, and dollars would be mathematics.
         """
         for label in [
             *self.ax.get_xticklabels(which="both"),
@@ -411,7 +415,7 @@ def with_palette(png: bytes) -> bytes:
 def _palette(colours: np.ndarray, count: np.ndarray) -> tuple[list[int], np.ndarray]:
     """At most 256 rows of `colours` [colour, channel], and by colour which of them is nearest.
 
-    `count`: pixels of each, the most first.
+    `count`: pixels of a colour, the most first.
 
     Greedy: the next one is the colour whose pixels together are farthest from those chosen, by
     squared distance. Large areas are therefore exact, and a rare colour that is like no other has
@@ -420,24 +424,25 @@ def _palette(colours: np.ndarray, count: np.ndarray) -> tuple[list[int], np.ndar
     chosen, nearest = [0], np.zeros(len(colours), np.uint8)
     distance = ((colours - colours[0]) ** 2).sum(1)
     while len(chosen) < min(256, len(colours)):
-        own = int((count * distance).argmax())
-        to_own = ((colours - colours[own]) ** 2).sum(1)
-        nearest[to_own < distance] = len(chosen)
-        distance = np.minimum(distance, to_own)
-        chosen.append(own)
+        next_entry = int((count * distance).argmax())
+        to_next = ((colours - colours[next_entry]) ** 2).sum(1)
+        nearest[to_next < distance] = len(chosen)
+        distance = np.minimum(distance, to_next)
+        chosen.append(next_entry)
     return chosen, nearest
 
 
 @contextmanager
 def _laid_out(figure: Figure) -> Iterator[None]:
-    """Lay `figure` out once, and not again for each format - at whose resolution texts measure a
-    little differently.
+    """Lay `figure` out once for all formats.
+
+    At the resolutions of formats, texts measure a little differently.
     """
     _make_legible(figure)
     layout = figure.get_layout_engine()
     if layout is not None:
         layout.execute(figure)
-    # with "none", a placeholder, matplotlib would draw everything once more before each format
+    # with "none", a placeholder, matplotlib would draw everything once more before every format
     figure.set_layout_engine(None)
     try:
         yield

@@ -1,10 +1,11 @@
-"""Reductions of labelled and plain arrays that several views share: means without NaN, means over
-prompts, heads in order, ranges of axes.
+"""Reductions of arrays that several views share.
+
+Means without NaN, means over prompts, heads in order, ranges of axes.
 
     focused range: [min kept - m, max kept + m],  m = 0.05 (max kept - min kept), or 1 where all are equal (the RePo authors' demo)
     kept = values in [Q1 - 1.5 IQR, Q3 + 1.5 IQR]        quartiles interpolated linearly, IQR = Q3 - Q1
 
-Fewer than six values: no range is suggested. Knows nothing about what the arrays hold.
+Fewer than six values: no range is suggested. Knows no measure.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One variable of several runs in one figure, by one rule from its own axes.
+"""One variable of several runs in one figure, by one rule from its axes.
 
     mean over prompts first; then, by the axes other than `run`,
       layer, head                    `maps`, and their difference                steps: also `lines` over the training step, one per head
@@ -6,8 +6,8 @@
       names (span, pattern, kind)    `dots`, all layers and heads together       steps: `lines`, one per name; of a name, one per head
       numbers (distance, component)  `lines`, one per run, a panel per layer
 
-    maps   [run, row, column]   one per run with one colour scale, and the difference of each to the first run
-    lines  [run, x, ...]        mean over all that has no axis of its own; band: its middle half
+    maps   [run, row, column]   one per run with one colour scale, and their differences to the first run
+    lines  [run, x, ...]        mean over all other axes; band: its middle half
     dots   [run, names, ...]    the same for every name
 
 Knows shapes and looks; knows no measure.
@@ -196,8 +196,9 @@ def _named(values: xr.DataArray, axis: Hashable, label: Any) -> xr.DataArray:
 def _over_steps(
     values: xr.DataArray, runs: Runs, suffix: str
 ) -> Iterator[tuple[str, "Lines | Dots | Maps", str]]:
-    """`values` [run, layer, head] of the steps of a training: a line per head, their mean where
-    heads are more than colours.
+    """Chart `values` [run, layer, head] over training steps.
+
+    A line is a head, or their mean if there are more heads than colours.
     """
     if runs.steps is not None:
         few = values.sizes["head"] <= len(_LINES)
@@ -207,8 +208,9 @@ def _over_steps(
 
 @dataclass(frozen=True)
 class Maps(Drawing):
-    """`values` [run, row, column] as maps with one colour scale, and their differences to the first
-    run with another.
+    """Maps of `values` [run, row, column] on one scale, and differences to the first run.
+
+    Differences have another scale.
 
     Two runs and their difference share a row; of more runs the differences are a second row. All
     runs are drawn where there is room, also those that have no value. `detail`: a line below the
@@ -292,8 +294,9 @@ class Maps(Drawing):
 
 @dataclass(frozen=True)
 class Lines(Drawing):
-    """`values` [run, x, ...] as one line per label of `line`: the mean over all that has no axis,
-    with a band of its middle half.
+    """One line per label of `line` of `values` [run, x, ...].
+
+    A line is the mean over all axes without a role; its band is the middle half.
 
     `x`: an axis of numbers; "run": the training step. `line` None: a single line. `panel`: an axis
     with one panel per label; None: one.
@@ -410,8 +413,9 @@ class Lines(Drawing):
 
 @dataclass(frozen=True)
 class Dots(Drawing):
-    """`values` [run, axis, ...] with names on `axis` as one dot per run and name, the mean over all
-    else; a line: the middle half.
+    """One dot per run and name of `values` [run, axis, ...], with names on `axis`.
+
+    A dot is the mean over all other axes; a line is the middle half.
     """
 
     values: xr.DataArray
@@ -556,8 +560,9 @@ def is_logarithmic(data: np.ndarray) -> bool:
 def _looks(
     values: xr.DataArray, runs: Runs, line: Hashable | None
 ) -> dict[str | None, Mapping[str, Any]]:
-    """What every line looks like: runs as they always do, spans and patterns in their colours,
-    darkened to be read as lines.
+    """Choose the looks of lines.
+
+    Runs keep theirs; spans and patterns have their colours, darkened to be read as lines.
     """
     if line == "run":
         return {str(name): runs.looks[str(name)] for name in values["run"].values}
@@ -612,7 +617,7 @@ def _quartiles(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _averaged_over(values: xr.DataArray, *apart: Hashable | None) -> str:
-    """What a line and its band are: "mean and middle half over 4 layers of 4 heads"."""
+    """Describe a line and its band: "mean and middle half over 4 layers of 4 heads"."""
     rest = [
         f"{values.sizes[dim]} {dim}s"
         for dim in ("layer", "head")

@@ -1,7 +1,8 @@
-"""Marks that several figures share: shaded spans, the ribbon of their parts, swatches of schemes,
-thinned lines, and token labels.
+r"""Marks that several figures share.
 
-    " the" -> "␣the"   newline -> "↵"   tab -> "⇥"   nothing -> "∅"   invisible or missing glyph -> "\\u200b"
+Shaded spans, the ribbon of their parts, swatches of schemes, thinned lines, and token labels.
+
+    " the" -> "␣the"   newline -> "↵"   tab -> "⇥"   nothing -> "∅"   invisible or missing glyph -> "\u200b"
 
 Knows axes and arrays; knows nothing about runs.
 """

@@ -1,5 +1,6 @@
-"""A sentence about a run: a number that passed its threshold or its null, and where its reader
-finds it confirmed.
+"""A sentence about a run, with the place where its reader finds it confirmed.
+
+It states a number that passed its threshold or its null.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ def heads_named(heads: Sequence[tuple[int, int]], most: int = 4, per_layer: int 
     """
     runs = []
     for _, some in groupby(
-        enumerate(sorted(heads)), key=lambda each: (each[1][0], each[1][1] - each[0])
+        enumerate(sorted(heads)), key=lambda pair: (pair[1][0], pair[1][1] - pair[0])
     ):
         run = [head for _, head in some]
         of_layer = (

@@ -1,6 +1,6 @@
 """Cells of two axes: a map on given axes, and panels of maps side by side on one colour scale.
 
-Knows nothing about what cells hold.
+Knows no measure.
 """
 
 from __future__ import annotations
@@ -47,8 +47,9 @@ FEW, CLIPPED = 1024, 99.5
 
 @dataclass(frozen=True)
 class Grid(Drawing):
-    """Panels of cells by their titles, each [row, column]; values are written into the cells by the
-    format `pattern`.
+    """Panels of cells [row, column] by their titles.
+
+    Values are written into the cells by the format `pattern`.
     """
 
     name: str
@@ -60,7 +61,7 @@ class Grid(Drawing):
     looks: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """The same of single panels."""
     shown: Mapping[str, np.ndarray] = field(default_factory=dict)
-    """What the colours of a panel stand for, where that is not its values."""
+    """Numbers that the colours of a panel stand for, if not its values."""
     bar: Mapping[str, Any] | None = None
     """Options of matplotlib's `colorbar`; None: no bar."""
     chosen: tuple[int, int] | None = None

@@ -1,10 +1,11 @@
-"""Values of every head, layer by layer: as a map, as dots over a control, as a table by layer, and
-as the map that a page lets one click.
+"""Values of every head, layer by layer: a map, dots over a control, a table by layer.
+
+On a page, a click on the map opens a head.
 
     map    a cell per layer and head; values of both signs diverge from 0
     dot    mean over prompts of the head's score        grey bar   the same of the control
 
-Heads go from left to right within their layer. Knows nothing about what the values are.
+Heads go from left to right within their layer. Knows no measure.
 """
 
 from __future__ import annotations
@@ -51,8 +52,9 @@ SHADES = 9
 
 @dataclass(frozen=True)
 class Heads(Drawing):
-    """`values` [layer, head] with `long_name` and `units`, as a figure and as the page's map of
-    heads; and what a control gives in their place.
+    """`values` [layer, head] with `long_name` and `units`, as a figure and as the page's map.
+
+    `control` holds the values that a control gives.
     """
 
     values: xr.DataArray
@@ -73,8 +75,10 @@ class Heads(Drawing):
         return head_grid_figure(self.values)
 
     def data(self) -> dict[str, Any]:
-        """The map as JSON: `values` and `control` by layer and head with six significant digits,
-        the colour of every cell, and over which prompts the values are means.
+        """The map as JSON.
+
+        It has `values` and `control` by layer and head with six significant digits, the colour of
+        every cell, and the prompts that the values are means over.
         """
         values = self.values.transpose("layer", "head")
         data = values.values.astype(float)
@@ -186,16 +190,18 @@ def draw_by_head(
         if not known.any():
             say(ax, nothing, place)
             continue
-        x, (own, *others) = place + offsets[known], (part[known] for part in of_layer)
+        x, (central, *others) = place + offsets[known], (part[known] for part in of_layer)
         if control is not None:
             ax.hlines(
                 others[0], x - half, x + half, color=CONTROL, linewidth=1.4, gid=f"control {place}"
             )
-            ax.vlines(x, others[0], own, color=CONTROL, linewidth=0.5, zorder=1)
+            ax.vlines(x, others[0], central, color=CONTROL, linewidth=0.5, zorder=1)
         if ends is not None:
             ax.vlines(x, *others[-2:], color=colour, alpha=0.45, linewidth=0.6)
         size = 3.0 if heads <= 16 else 1.8
-        ax.plot(x, own, "o", color=colour, markersize=size, markeredgewidth=0, gid=f"heads {place}")
+        ax.plot(
+            x, central, "o", color=colour, markersize=size, markeredgewidth=0, gid=f"heads {place}"
+        )
     name_ticks(ax.xaxis, named, 32)
     ax.set(xlabel="layer", xlim=(-0.6, len(named) - 0.4))
     ax.grid(axis="y")

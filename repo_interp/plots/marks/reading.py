@@ -1,8 +1,7 @@
-"""What figures, tables and the page take out of a run: a group, a prompt's tokens and spans, the
-scheme of a layer.
+"""Readers of a run: a group, a prompt's tokens and spans, the scheme of a layer.
 
 A run is an `xarray.DataTree` as `definitions.md` describes it; a group that it lacks, or a layer,
-head or prompt that it does not hold, is an InputError that lists what there is. Knows nothing about
+head or prompt that it does not hold, is an InputError that lists the present ones. Knows nothing about
 how a run came about, nor how it is drawn.
 """
 
@@ -30,16 +29,14 @@ _OTHERS = 3
 
 @dataclass(frozen=True)
 class PromptTokens:
-    """The tokens of one prompt: how many, what they are called, and which of them each span
-    holds.
-    """
+    """The tokens of one prompt: their number, their texts, and the tokens of all spans."""
 
     prompt: int
     count: int
     texts: tuple[str, ...] | None
     """Their texts; without a tokenizer their ids as ⟨94⟩; None where neither is known."""
     texts_are: str
-    """What `texts` are: "text" or "id"."""
+    """Kind of `texts`: "text" or "id"."""
     spans: dict[str, tuple[int, ...]]
 
     def text(self, token: int) -> str:

@@ -1,5 +1,4 @@
-"""The runs of a comparison: their names, looks and training steps, which of them have values, and
-what is shown of many.
+"""The runs of a comparison: names, looks, training steps, and a choice of many.
 
     checkpoints     one colour per scheme, dashes apart within a colour
     training steps  one colour, from pale to full
@@ -32,8 +31,9 @@ BESIDE = 5
 
 @dataclass(frozen=True)
 class Runs:
-    """The runs of a comparison in order: names, layouts, looks, and their training steps where they
-    are one training.
+    """The runs of a comparison in order: names, layouts and looks.
+
+    Runs of one training have training steps too.
     """
 
     names: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""What checkpoints look like side by side: one colour per scheme, dashes apart within a colour.
+"""The looks of checkpoints side by side: one colour per scheme, dashes apart within a colour.
 
 A layout has the colour of its scheme; layouts that mix two have the colour of the more frequent
 one, dashed.

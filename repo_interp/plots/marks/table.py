@@ -1,5 +1,6 @@
-"""A table: a title, named columns, rows of text and numbers; who prints it - a terminal, a page, a
-notebook - decides how.
+"""A table: a title, named columns, rows of text and numbers.
+
+A terminal, a page or a notebook decides how to print it.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ Cell = str | int | float | None
 class Table:
     """Rows with named columns.
 
-    `note` explains what was averaged; numbers keep full precision until `formatted`.
+    `note` names the axes that were averaged; numbers keep full precision until `formatted`.
     """
 
     name: str

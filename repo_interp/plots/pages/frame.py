@@ -1,10 +1,9 @@
-"""What every page of ours is made of: one jinja2 template, its scripts, JSON inside them, and
-figures as pictures.
+"""The parts of all pages: a jinja2 template, scripts, JSON inside them, and pictures.
 
 A page is one self-contained file, offline, with a content security policy that forbids any request.
-The template `page/page.html.jinja` escapes every text. Each figure is an image of its own, so that
+The template `page/page.html.jinja` escapes every text. A figure is an image, so that
 the ids of several SVGs cannot clash; a figure whose SVG has more than `MOST_SVG` bytes - thousands
-of points - is a PNG. Knows nothing about runs and what a page shows.
+of points - is a PNG. Knows nothing about runs or the content of a page.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ MODULES = (
     "link.js",
     "page.js",
 )
-"""The modules of a page, each after those that it imports."""
+"""The modules of a page; a module follows those that it imports."""
 LONG_TABLE = 24
 """Rows above which a reader may fold a table away."""
 
@@ -113,8 +112,8 @@ def page_script(interactives: Sequence[Interactive], charts: bool) -> str:
     parts = dict.fromkeys(
         part for interactive in interactives for part in (*interactive.parts, interactive.script)
     )
-    own = ["{\n" + part.read_text(encoding="utf-8") + "\n}" for part in parts]
-    scripts = [*map(packaged, MODULES[:-1]), *own, packaged(MODULES[-1])]
+    blocks = ["{\n" + part.read_text(encoding="utf-8") + "\n}" for part in parts]
+    scripts = [*map(packaged, MODULES[:-1]), *blocks, packaged(MODULES[-1])]
     plotly = [f'window.packedPlotly = "{_plotly()}";'] if charts else []
     return "\n".join([*plotly, "window.reportSections = {};", *map(_unlinked, scripts)])
 
@@ -175,5 +174,5 @@ def packaged(name: str) -> str:
 
 
 def _inline(script: str) -> str:
-    """`script` without what would end its script element."""
+    """`script` without the text that would end its script element."""
     return script.replace("</script", "<\\/script").replace("<!--", "<\\!--")

@@ -1,10 +1,10 @@
-"""Two runs side by side over one prompt: what is chosen in one is chosen in the other.
+"""Two runs side by side over one prompt: a choice in one is made in the other.
 
 The first section of a comparison's page.
 
-Each side has its map of heads, the text, and the charts of the chosen head and token. Of several
+A side has its map of heads, the text, and the charts of the chosen head and token. Of several
 runs the first and the last, such as of a training. Knows how a side of the page is put together;
-knows nothing about what the explorer shows.
+knows nothing about the content of the explorer.
 """
 
 from __future__ import annotations
@@ -81,8 +81,9 @@ def _side(run: xr.DataTree, number: int, title: str) -> list[Side]:
 
 
 def _run_of(comparison: xr.DataTree, name: str) -> xr.DataTree:
-    """One run of the comparison as it was before, with what others have too: without layers and
-    heads that only they have.
+    """Select one run of the comparison as it was before.
+
+    It has all that other runs have too; layers and heads that only others have are left out.
     """
     groups = {}
     for measure, node in comparison.children.items():

@@ -1,5 +1,6 @@
-"""One page that shows a run, or several: self-contained, offline, readable without JavaScript,
-without a mouse, with any token in it.
+"""One page that shows a run, or several.
+
+It is self-contained, works offline, without JavaScript and without a mouse, and can show any token.
 
     section = figures and tables of a group's view in plain HTML + its map of heads and its
     interactive part, brought to life by scripts
@@ -7,7 +8,7 @@ without a mouse, with any token in it.
 A section for every view that shows something of the run (`catalogue`); other groups are named.
 Everything is in one file: the files of `page/`, those of the views, arrays as base64 float32, and
 plotly.js from the plotly package where an interactive part may use it. Knows how a page is put
-together; knows nothing about what a section shows.
+together; knows nothing about the content of a section.
 """
 
 from __future__ import annotations
@@ -38,16 +39,16 @@ from repo_interp.plots.view import Interactive, PageOptions, View
 BUDGET = 16.0
 """Megabytes of positions that are embedded by default."""
 _EMBEDDED = ("png", "svg")
-"""What a figure is rendered as for the page: its SVG, or where that is large its PNG."""
+"""Format of a figure on the page: its SVG, or where that is large its PNG."""
 
 
 @dataclass(frozen=True)
 class Section:
-    """A section of the page: its view, what it shows, and what it brings to life."""
+    """A section of the page: its view, its content, and its interactive part."""
 
     view: View
     content: dict[str, Any]
-    """What the template's `section_of` takes."""
+    """Arguments of the template's `section_of`."""
     interactive: Interactive | None
     lively: bool
     """Whether it needs scripts."""
@@ -99,7 +100,7 @@ class Shown:
     """Pixels of the cell."""
 
     def _repr_html_(self) -> str:
-        """The page in a frame of its own: nothing in it reaches the notebook."""
+        """The page in a frame: nothing in it reaches the notebook."""
         return (
             f'<iframe srcdoc="{escape(self.page)}" sandbox="allow-scripts allow-downloads" '
             f'style="width: 100%; height: {self.height}px; border: 0"></iframe>'
@@ -167,10 +168,11 @@ def _pictures(
     formats: Sequence[str] = (),
     drawn: Callable[[str], object] | None = None,
 ) -> list[tuple[str, Picture]]:
-    """The pictures of the page of `run`, with their groups; every figure is written into
-    `directory` in `formats`.
+    """Make the pictures of the page of `run`, with their groups.
 
-    Of one run the page holds no picture of what it shows as a map or chart.
+    All figures are written into `directory` in `formats`.
+
+    Of one run the page holds no picture of a map or chart.
     """
     pictures = []
     for one in figures_of(run, failures):
@@ -192,7 +194,7 @@ def _page(
     pictures: Sequence[tuple[str, Picture]],
     failures: list[str] | None,
 ) -> str:
-    """The HTML of the page with `pictures`: the group of each, and the picture."""
+    """The HTML of the page with `pictures`: pairs of a group and a picture."""
     if not run.children:
         raise InputError("a report needs a run with at least one measure; this one has none")
     sections: list[Section] = []
@@ -243,8 +245,10 @@ def _page(
 
 
 def _title(run: xr.DataTree, sections: Sequence[Section]) -> str:
-    """What the page is about: the runs that are compared, else the description by the first view
-    that has one, else the first section.
+    """Choose the title of the page.
+
+    It lists the runs that are compared, else it is the description by the first view that has one,
+    else the first section.
     """
     if has_runs(run):
         runs = runs_of(run)
@@ -307,7 +311,7 @@ def _facts(run: xr.DataTree, sections: Sequence[Section]) -> list[tuple[str, str
 
 
 def _stretches(layout: Any) -> str:
-    """ "rope,rope,repo" -> "rope × 2, repo"."""
+    """Count repeats: "rope,rope,repo" -> "rope × 2, repo"."""
     stretches = [(name, len(list(layers))) for name, layers in groupby(str(layout).split(","))]
     return ", ".join(name if count == 1 else f"{name} × {count}" for name, count in stretches)
 

@@ -1,7 +1,7 @@
-"""The atlas of heads: the names of each head, all its numbers in a run, and which heads are alike.
+"""The atlas of heads: the names of every head, all its numbers in a run, and which heads are alike.
 
     names       a cell per layer and head, in the colour of its first name
-    overview    heads x numbers, each number less its mean over heads and divided by its deviation; heads and numbers in the order of a
+    overview    heads x numbers, numbers less their mean over heads and divided by their deviation; heads and numbers in the order of a
                 hierarchical clustering (average linkage; of heads by Euclidean distance, of numbers
                 by 1 - |r|)
 
@@ -31,9 +31,9 @@ from repo_interp.plots.marks import (
     MISSING,
     Cell,
     Chart,
+    CustomFigure,
     Finding,
     Heads,
-    Own,
     Table,
     bare,
     cells,
@@ -65,7 +65,7 @@ from repo_interp.plots.style import (
 from repo_interp.plots.view import Beside, Interactive, PageOptions, View
 
 MOST_NAMED_ROWS = 64
-"""Heads that the overview draws, each with its name."""
+"""Heads that the overview draws with their names."""
 REACH = 3.0
 """Deviations at which the colours of the overview end."""
 MAPPED = (
@@ -341,12 +341,14 @@ def atlas_table(run: xr.DataTree) -> Table:
     atlas = group(run, "atlas")
     rows: list[tuple[Cell, ...]] = []
     for label in map(str, atlas["label"].values):
-        own = atlas.sel(label=label)
-        which = [f"L{layer}\u00a0H{head}" for layer, head in heads_where(own["named"] > 0)]
+        scores = atlas.sel(label=label)
+        which = [f"L{layer}\u00a0H{head}" for layer, head in heads_where(scores["named"] > 0)]
         shown = ", ".join(which[:LISTED]) + (
             f", and {len(which) - LISTED} more" if len(which) > LISTED else ""
         )
-        rows.append((label, len(which), shown or "–", *cells((own["threshold"], _reached(own)))))
+        rows.append(
+            (label, len(which), shown or "–", *cells((scores["threshold"], _reached(scores))))
+        )
     names = names_of(atlas)
     used = [label for label, *_, threshold, _ in rows if threshold is not None]
     rules = "; ".join(f"{label}: {atlas['rule'].sel(label=label).values}" for label in used)
@@ -446,11 +448,11 @@ def changed_names(tree: xr.DataTree) -> Table:
 def _charts(run: xr.DataTree) -> Iterator[Chart]:
     atlas = group(run, "atlas")
     if "name" in atlas:
-        yield Own("atlas_names", partial(atlas_names, run))
+        yield CustomFigure("atlas_names", partial(atlas_names, run))
     if has_runs(run):
         return
     if len(standardised(atlas)[1]) > 1 and len(heads_of(atlas)) > 2:
-        yield Own("atlas_overview", partial(atlas_overview, run))
+        yield CustomFigure("atlas_overview", partial(atlas_overview, run))
     yield from (Heads(atlas[name]) for name in MAPPED if name in atlas)
 
 

@@ -1,7 +1,8 @@
-"""Where attention goes: mass from the generated tokens to each span (RePo sec. 5.1, table 4), and
-which heads send it there.
+"""Where attention goes: mass from generated tokens to spans, and the heads that send it.
 
-    mass(S) = mean over rows i of sum_{j in S} A_ij        rows: those that produced the generated tokens, or their own
+RePo sec. 5.1, table 4.
+
+    mass(S) = mean over rows i of sum_{j in S} A_ij        rows: those that produced the generated tokens, or the generated ones
     mass per token = mass(S) / |S|, in units of 10^-2 as in table 4
 
 A_ij is attention after the softmax. Draws the group `attention_mass` of a run. Knows nothing about
@@ -23,9 +24,9 @@ from matplotlib.ticker import MaxNLocator
 from repo_interp.plots.marks import (
     BACKGROUND,
     Chart,
+    CustomFigure,
     Finding,
     Heads,
-    Own,
     Table,
     counted,
     group,
@@ -429,8 +430,9 @@ def share_table(run: xr.DataTree) -> Table:
 def _table_of_spans(
     name: str, title: str, dataset: xr.Dataset, columns: Mapping[str, xr.DataArray], note: str
 ) -> Table:
-    """Numbers of `columns` [span] and number of prompts of every span that a prompt has, in reading
-    order.
+    """Tabulate `columns` [span] and the number of prompts of every span.
+
+    Spans come in reading order; those in no prompt are left out.
     """
     prompts = dataset["mass_per_token"].notnull().any(("layer", "head")).sum("prompt")
     present = [
@@ -492,9 +494,9 @@ def _mass_scale(ax: Axes, per_token: np.ndarray, table: np.ndarray) -> None:
 
 
 def _charts(run: xr.DataTree) -> Iterator[Chart]:
-    yield Own("attention_mass_by_span", partial(mass_by_span, run))
+    yield CustomFigure("attention_mass_by_span", partial(mass_by_span, run))
     if (span := main_span(run)) is not None:
-        yield Own("heads_ranked", partial(heads_ranked, run, span))
+        yield CustomFigure("heads_ranked", partial(heads_ranked, run, span))
         mass = UNIT * group(run, "attention_mass")["mass"].sel(span=span)
         yield Heads(mass_of_heads(run, span), prompts=mass, name="heads_map")
 
@@ -522,8 +524,9 @@ many times what equal weights give.
 
 
 def _findings(run: xr.DataTree) -> Iterator[Finding]:
-    """Who looks at the needle, prompt by prompt: a mean over prompts hides heads that share the
-    work.
+    """Find the heads that look at the needle, prompt by prompt.
+
+    A mean over prompts hides heads that share the work.
     """
     measured = group(run, "attention_mass")
     if "needle" not in measured["span"].values:

@@ -3,7 +3,7 @@
     m(t) = sum_r C_r(t)      mean over pairs at distance t; in units of q . k, without 1 / sqrt(d_head)
 
 Activated components (pi/L < theta < 2 pi/L) are orange, lower ones blue, higher ones grey; the
-training length L is a dashed line, and what lies beyond it is shaded. Knows labelled arrays; knows
+training length L is a dashed line, and all beyond it is shaded. Knows labelled arrays; knows
 nothing about how they were measured.
 """
 
@@ -35,7 +35,7 @@ may make the ends of a U.
 """
 FEW_COLOUR, FEW_SHADE = "#F0E442", 0.35
 MOST_CURVES = 8
-"""Components of the highest band that have a curve each; more are drawn as their range."""
+"""Components of the highest band that have a curve; more are drawn as their range."""
 RANGE = "higher frequencies, their range"
 NAME_HEIGHT = 0.07
 """Share of a panel's height that the name of a curve takes."""
@@ -156,8 +156,9 @@ def shade_few(ax: Axes, length: int, gid: str) -> None:
 
 
 def _name_activated(ax: Axes, swing: xr.DataArray, bands: np.ndarray) -> None:
-    """Each name at the right end of its curve; curves that end too close to each other have one
-    name together.
+    """Name curves at their right ends.
+
+    Curves that end too close to others share a name.
     """
     last = max(1, swing.sizes["distance"] // 16)
     ends = {

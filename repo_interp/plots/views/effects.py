@@ -1,5 +1,6 @@
-"""What the positions of heads cause: a map of heads per kind of change, the most needed heads with
-controls, screened and exact changes.
+"""Effects of the positions of heads on the answer.
+
+A map of heads per kind of change, the most needed heads with controls, screened and exact changes.
 
     map       mean change of log p(answer) when the positions of one head are changed
     dot       the same of the most needed heads together, with its standard deviation over prompts     grey dots   as many other heads
@@ -26,10 +27,10 @@ from repo_interp.plots.marks import (
     LEARNED_SCHEMES,
     Cell,
     Chart,
+    CustomFigure,
     Finding,
     Grid,
     Heads,
-    Own,
     Table,
     cells,
     counted,
@@ -63,7 +64,7 @@ KIND_NAMES = {
     "shifted": "span shifted",
     "transplanted": "another prompt's",
 }
-"""Kinds of changes as they are shown: what the positions become."""
+"""Kinds of changes as they are shown: the changed positions."""
 BESIDE = 3
 """Maps of heads side by side."""
 LISTED = 8
@@ -123,7 +124,7 @@ def effect_grid(run: xr.DataTree) -> Grid:
         The chart.
     """
     effects, panels = group(run, "effects"), {}
-    shown = effects["effect"].round(4) + 0.0  # what is less is rounding, and -0
+    shown = effects["effect"].round(4) + 0.0  # smaller changes are rounding, and -0
     reach = max(float(np.nanmax(np.abs(shown))), LINEAR)
     for kind in effects["kind"].values.tolist():
         drawn = effects["control_effect"].sel(kind=kind).dropna("draw").values
@@ -243,25 +244,32 @@ def effect_tables(run: xr.DataTree) -> tuple[Table, ...]:
     rows: list[tuple[Cell, ...]] = []
     heads: list[tuple[Cell, ...]] = []
     for kind in effects["kind"].values.tolist():
-        own = effects.sel(kind=kind)
+        of_kind = effects.sel(kind=kind)
         named, control, layers = (
             KIND_NAMES.get(kind, kind),
-            own["control_effect"],
-            own["layer_effect"].values,
+            of_kind["control_effect"],
+            of_kind["layer_effect"].values,
         )
-        needed = own.isel(layer=int(np.nanargmin(layers)) if np.isfinite(layers).any() else 0)
+        needed = of_kind.isel(layer=int(np.nanargmin(layers)) if np.isfinite(layers).any() else 0)
         of_sets = (
-            own["set_effect"],
+            of_kind["set_effect"],
             control.min(),
             control.max(),
-            own["set_score_change"].mean(),
-            own["control_score_change"].mean(),
+            of_kind["set_score_change"].mean(),
+            of_kind["control_score_change"].mean(),
         )
-        of_layer = needed["layer_effect"], needed["interaction"], *own["rank_correlation"].values
+        of_layer = (
+            needed["layer_effect"],
+            needed["interaction"],
+            *of_kind["rank_correlation"].values,
+        )
         rows.append((named, *cells(of_sets), int(needed["layer"]), *cells(of_layer)))
-        changes = (own[f"{name}_change"].mean("prompt") for name in ("logit_difference", "score"))
+        changes = (
+            of_kind[f"{name}_change"].mean("prompt") for name in ("logit_difference", "score")
+        )
         of_heads = head_rows(
-            [own["effect"], own["effect_spread"], *changes], ranked_heads(-own["effect"])[:LISTED]
+            [of_kind["effect"], of_kind["effect_spread"], *changes],
+            ranked_heads(-of_kind["effect"])[:LISTED],
         )
         heads += [(named, *row) for row in of_heads]
     size = counted(int(effects.attrs["set_heads"]), "head")
@@ -341,8 +349,8 @@ def _draw_sets(ax: Axes, changes: xr.DataArray, controls: xr.DataArray) -> None:
 
 def _charts(run: xr.DataTree) -> Iterator[Chart]:
     yield effect_grid(run)
-    yield Own("effects_of_sets", partial(effects_of_sets, run))
-    yield Own("effects_screening", partial(screening_fit, run))
+    yield CustomFigure("effects_of_sets", partial(effects_of_sets, run))
+    yield CustomFigure("effects_screening", partial(screening_fit, run))
     effects = group(run, "effects")["effect"]
     for kind in effects["kind"].values.tolist():
         name = f"change of log p(answer), positions {KIND_NAMES.get(kind, kind)}"
@@ -363,8 +371,9 @@ LEAST = 0.01
 
 
 def _findings(run: xr.DataTree) -> Iterator[Finding]:
-    """The layer, and the head, whose positions the answer needs most, for the change of positions
-    that costs most.
+    """Find the layer and the head whose positions the answer needs most.
+
+    The kind of change is the one that costs most.
     """
     measured = group(run, "effects")
     if measured.sizes["prompt"] < 2:
@@ -409,9 +418,7 @@ def _findings(run: xr.DataTree) -> Iterator[Finding]:
 
 
 def _robust(measured: xr.Dataset) -> Iterator[Finding]:
-    """Yield the largest loss that cannot be excluded, where no layer is found whose positions
-    matter.
-    """
+    """Yield the largest loss that cannot be excluded, if no layer's positions matter."""
     mean, errors = _mean_and_error(measured["layer_log_probability_change"])
     if not bool(mean.notnull().any()) or bool(
         (mean < np.minimum(-STANDARD_ERRORS * errors, -LEAST)).any()

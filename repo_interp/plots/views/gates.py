@@ -1,8 +1,9 @@
-"""What CoPE's gates count and where position alone attends (CoPE fig. 4, 6), and every head with
-its controls.
+"""What CoPE's gates count and where position alone attends (CoPE fig. 4, 6).
+
+Every head is shown with its controls.
 
     map       a_ij / max_j a_ij of one head, queries downwards; plus signs on the diagonal: separators
-    gates     mean gate of each token, separators darker; below, what each query counts, p_i0
+    gates     mean gate of every token, separators darker; below, the sum that a query counts, p_i0
 
 Draws the group `gates` of a run, with the token texts of another group that describes the prompts.
 Knows nothing about how gates are measured.
@@ -23,9 +24,9 @@ from matplotlib.patches import Patch
 from repo_interp.errors import InputError
 from repo_interp.plots.marks import (
     Chart,
+    CustomFigure,
     Finding,
     Heads,
-    Own,
     Table,
     colour_bar,
     control_handle,
@@ -60,7 +61,7 @@ from repo_interp.plots.style import (
 from repo_interp.plots.view import View
 
 HEADS = 3
-"""Heads that are drawn on their own."""
+"""Heads that have a figure."""
 COLUMNS = 3
 """Panels per row."""
 LABELS = 90
@@ -135,7 +136,7 @@ def draw_map(ax: Axes, weights: np.ndarray, separators: np.ndarray) -> Any:
     Args:
         ax: Axes to draw on.
         weights: Weights [query, key]; NaN is left white.
-        separators: Booleans [token].
+        separators: Indices of the separators.
 
     Returns:
         The image.
@@ -193,13 +194,13 @@ def gate_lines(run: xr.DataTree, layer: int, head: int, prompt: int = 0) -> Pape
     draw_gates(upper, gates, separators[:count] == 1, colour)
     draw_counted(lower, sums, np.flatnonzero(separators[:count] == 1), largest, colour)
     _label_tokens(run, lower, prompt, gates, separators[:count] == 1)
-    own = (
+    shares = (
         100
         * dataset.sel(prompt=prompt, layer=layer, head=head)[
             ["separator_share", "separator_share_shuffled"]
         ]
     )
-    share, shuffled = map(float, own.values())
+    share, shuffled = map(float, shares.values())
     on_separators = (
         f"; {share:.3g} % of gates on separators, {shuffled:.3g} % on random tokens"
         if np.isfinite(share)
@@ -228,11 +229,11 @@ def draw_gates(ax: Axes, gates: np.ndarray, separators: np.ndarray, colour: str)
     Returns:
         `ax`.
     """
-    others, own = (
+    others, marked = (
         (~separators, "others", colour, _PALE),
         (separators, "separators", darker(colour, 0.6), 1.0),
     )
-    for chosen, name, shade, opacity in (others, own):
+    for chosen, name, shade, opacity in (others, marked):
         ax.bar(
             np.flatnonzero(chosen),
             gates[chosen],
@@ -257,7 +258,7 @@ def draw_counted(
     Args:
         ax: Axes to draw on.
         sums: Sums of gates [token].
-        separators: Booleans [token].
+        separators: Indices of the separators.
         largest: Largest position of the layer.
         colour: Colour of the line.
 
@@ -324,8 +325,10 @@ def gate_scores(run: xr.DataTree) -> PaperFigure:
 
 
 def _with_controls(dataset: xr.Dataset) -> Iterator[tuple[str, xr.DataArray, xr.DataArray]]:
-    """Shares [prompt, layer, head] of gates on separators, and of attention within segments of each
-    kind, where the prompts have any: what they are, the share, and its control.
+    """Yield the title, share [prompt, layer, head] and control of gates and segments.
+
+    The shares are those of gates on separators, and of attention within segments of all kinds,
+    where the prompts have any.
     """
     if np.isfinite(dataset["separator_share"]).any():
         yield "gates on separators", dataset["separator_share"], dataset["separator_share_shuffled"]
@@ -338,17 +341,20 @@ def _with_controls(dataset: xr.Dataset) -> Iterator[tuple[str, xr.DataArray, xr.
 
 
 def _charts(run: xr.DataTree) -> Iterator[Chart]:
-    """Scores of all heads; gates, and where kept the map, of the first of `heads_by_gates`; maps of
-    heads.
+    """Chart scores of all heads, gates and maps of the first heads, and maps of heads.
+
+    The first heads are those of `heads_by_gates`; their maps are drawn if the run keeps them.
     """
     dataset = group(run, "gates")
     if np.isfinite(dataset["separator_share"]).any() or measured_kinds(dataset):
-        yield Own("gate_scores", partial(gate_scores, run))
+        yield CustomFigure("gate_scores", partial(gate_scores, run))
     first = int(dataset["prompt"].values[0])
     for layer, head in heads_by_gates(dataset)[:HEADS]:
-        yield Own(f"gates_layer{layer}_head{head}", partial(gate_lines, run, layer, head, first))
+        yield CustomFigure(
+            f"gates_layer{layer}_head{head}", partial(gate_lines, run, layer, head, first)
+        )
         if "position_attention" in dataset:
-            yield Own(
+            yield CustomFigure(
                 f"position_attention_layer{layer}_head{head}",
                 partial(position_attention, run, layer, head, first),
             )
@@ -468,8 +474,9 @@ def _count(separators: np.ndarray) -> int:
 
 
 def _findings(run: xr.DataTree) -> Iterator[Finding]:
-    """Heads whose gates fall on separators, twice as much as on as many random tokens and more than
-    nearly all choices of them do.
+    """Find heads whose gates fall on separators.
+
+    They do so twice as much as on as many random tokens, and more than nearly all choices of them.
     """
     measured = group(run, "gates")
     share, shuffled, chance = (

@@ -1,5 +1,6 @@
-"""How positions run inside chunks: shares of constant, mono and hybrid chunks (RePo sec. 5.2, fig.
-3).
+"""How positions run inside chunks: shares of constant, mono and hybrid chunks.
+
+RePo sec. 5.2, fig. 3.
 
     share of pattern p = chunks labelled p / chunks                constant + mono + hybrid = 1
     trend              = rank correlation of positions and the token index: 1 counts tokens, -1 counts them backwards
@@ -23,10 +24,10 @@ from repo_interp.errors import InputError
 from repo_interp.plots.marks import (
     Cell,
     Chart,
+    CustomFigure,
     Finding,
     Grid,
     Heads,
-    Own,
     Table,
     bare,
     cells,
@@ -311,7 +312,7 @@ def _chunks(patterns: xr.Dataset) -> int:
 def _charts(run: xr.DataTree) -> Iterator[Chart]:
     patterns = group(run, "patterns")
     if _has_chunks(run):
-        yield Own("pattern_shares", partial(pattern_shares, run))
+        yield CustomFigure("pattern_shares", partial(pattern_shares, run))
         if bool(patterns["sensitivity"].notnull().any()):
             yield sensitivity_grid(run)
         shares = patterns["pattern_share"]
@@ -330,8 +331,9 @@ def _has_chunks(run: xr.DataTree) -> bool:
 
 
 def _not_all_monotonic(run: xr.DataTree) -> bool:
-    """Whether any head has a chunk that is not strictly monotonic, as those of the token index all
-    are.
+    """Tell whether any head has a chunk that is not strictly monotonic.
+
+    All chunks of the token index are.
     """
     shares = group(run, "patterns")["pattern_share"]
     return bool(
@@ -356,7 +358,7 @@ def _findings(run: xr.DataTree) -> Iterator[Finding]:
         ("fall", "-", counts & (trend < 0)),
     ):
         if heads := heads_where(found):
-            each, null = (
+            step_size, null = (
                 f"{float(value):.3g}"
                 for value in (np.abs(slope.where(found)).mean(), patterns["trend_null"].max())
             )
@@ -370,7 +372,7 @@ def _findings(run: xr.DataTree) -> Iterator[Finding]:
             )
             sentence = (
                 f"Positions of {named} {direction} with the token index (rank correlation "
-                f"{ends}), by {each} per token on average"
+                f"{ends}), by {step_size} per token on average"
                 f"{_by_spans(run, found)}"
             )
             evidence = (
@@ -381,8 +383,9 @@ def _findings(run: xr.DataTree) -> Iterator[Finding]:
 
 
 def _by_spans(run: xr.DataTree, found: xr.DataArray) -> str:
-    """Return a clause for heads whose positions line, sentence or span explain better than the
-    token index; they step rather than count.
+    """Return a clause for heads whose positions step with line, sentence or span.
+
+    These explain the positions better than the token index does.
     """
     if "position_sources" not in run.children:
         return ""

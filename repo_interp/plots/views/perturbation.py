@@ -1,5 +1,6 @@
-"""Tolerance to disturbed positions (Position Generalization fig. 5): log perplexity, or a score,
-over gamma x l_max for each kind.
+"""Tolerance to disturbed positions (Position Generalization fig. 5).
+
+Log perplexity, or a score, over gamma x l_max for every kind.
 
 A cell shows the value; its colour how much worse it is than without perturbation, on the same scale
 for all kinds and in all figures: linear to a 200th of its reach - 2 % of perplexity - and
@@ -29,7 +30,7 @@ KIND_NAMES = {
 REACH = {"nat": 4.0, "1": 1.0}
 """How much worse the colours reach, by the unit of a value: 4 nats per token, the most of a share.
 
-What is worse still has the last one.
+Worse values have the last one.
 """
 RISE = "rise of the log perplexity of targets that no move touched"
 VALUES = ("log_perplexity", "log_perplexity_rise", "task_score")
@@ -147,9 +148,9 @@ def perturbation_tables(run: xr.DataTree) -> tuple[Table, ...]:
             for gamma in values["gamma"].values
         ]
         layers = ", ".join(map(str, np.atleast_1d(dataset.attrs["layers"])))
-        what = unit_label(values.attrs["long_name"].capitalize(), values)
+        label = unit_label(values.attrs["long_name"].capitalize(), values)
         note = (
-            f"{what}, {dataset.attrs['prompts']} prompts of the task "
+            f"{label}, {dataset.attrs['prompts']} prompts of the task "
             f"{dataset.attrs['task']}, in layers {layers}."
         )
         title = _TITLES.get(value, str(dataset.attrs["metric"]).capitalize())
@@ -178,8 +179,9 @@ LEAST_RISE = 0.01
 
 
 def _findings(run: xr.DataTree) -> Iterator[Finding]:
-    """The change of order or positions that costs most, at its smallest dose, where that costs
-    `LEAST_RISE` or more.
+    """Find the change of order or positions that costs most, at its smallest dose.
+
+    It must cost `LEAST_RISE` or more.
     """
     measured = group(run, "perturbation")
     rise = measured["log_perplexity_rise"]

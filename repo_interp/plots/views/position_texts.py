@@ -1,5 +1,6 @@
-"""The text of a prompt, once per kind of heads, colored by the positions of the clearest head of a
-layer.
+"""The text of a prompt, once per kind of heads.
+
+Its colours are the positions of the clearest head of a layer.
 
     clearness    of a head that counts tokens: rank correlation of positions and token index; of one that places words or segments: what
                  these explain of its positions, held out; of one that marks lines: its step at line

@@ -1,11 +1,10 @@
-"""Positions over a prompt: one head with its tokens and spans (RePo fig. 8), and all heads at a
-glance.
+"""Positions over a prompt: one head with tokens and spans (RePo fig. 8), and all heads.
 
     z_i against i        z_i: the position a head gives to token i of the prompt, in positions; i: its index
 
 Draws the group `positions` of a run, with the ranges of `ranges` and the explorer of `explorer`.
 Layers without positions (NoPE) are shown as such, never as zeros. Long prompts are drawn by the
-extremes of each pixel, so every point on paper is a token. Knows nothing about how positions were
+extremes within a pixel, so every point on paper is a token. Knows nothing about how positions were
 made.
 """
 
@@ -25,9 +24,9 @@ from repo_interp.plots.marks import (
     FEWEST,
     LEARNED_SCHEMES,
     Chart,
+    CustomFigure,
     Finding,
     Heads,
-    Own,
     PromptTokens,
     checkpoint_name,
     contiguous,
@@ -83,7 +82,7 @@ from repo_interp.plots.views.ranges import (
 )
 
 LINES = 3
-"""Heads whose positions are drawn on their own, or run below run."""
+"""Heads whose positions have a figure, or are drawn run below run."""
 LABELS = 100
 """Token labels that fit under a figure of page width."""
 PIXELS = 1800
@@ -200,8 +199,9 @@ def _by_worth(values: np.ndarray, tokens: PromptTokens) -> Iterator[int]:
 
 
 def _name_outliers(ax: Axes, values: np.ndarray, tokens: PromptTokens) -> None:
-    """The text of the farthest tokens outside the fences at their points, where they do not
-    collide.
+    """Write the text of the farthest tokens outside the fences at their points.
+
+    Texts that would collide are left out.
     """
     finite = values[np.isfinite(values)]
     if tokens.texts is None or finite.size < FEWEST:
@@ -373,13 +373,13 @@ def _charts(run: xr.DataTree) -> Iterator[Chart]:
     positions = group(run, "positions")
     first = int(positions["prompt"].values[0])
     for layer, head in heads_to_show(run)[:LINES]:
-        yield Own(
+        yield CustomFigure(
             f"positions_layer{layer}_head{head}",
             partial(position_lines, run, layer, head, first),
             live=True,
         )
-    yield Own("positions_of_all_heads", partial(position_grid, run, first), live=True)
-    yield Own("position_ranges", partial(position_ranges, run))
+    yield CustomFigure("positions_of_all_heads", partial(position_grid, run, first), live=True)
+    yield CustomFigure("position_ranges", partial(position_ranges, run))
     yield Heads(over_prompts(positions["position_range"]), learned=True)
 
 
@@ -394,7 +394,7 @@ def _charts_beside(tree: xr.DataTree) -> Iterator[Chart]:
             f"Positions of the {tokens} tokens of the first prompt, in the heads "
             "whose positions spread most."
         )
-        yield Own("positions_by_token", partial(positions_beside, tree), caption=caption)
+        yield CustomFigure("positions_by_token", partial(positions_beside, tree), caption=caption)
 
 
 @style()
@@ -420,13 +420,13 @@ def positions_beside(tree: xr.DataTree) -> PaperFigure:
     axes = figure.subplots(len(shown), len(heads), sharex=True, squeeze=False)
     for place, (row, name) in enumerate(zip(axes, shown, strict=True)):
         for ax, (layer, head) in zip(row, heads, strict=True):
-            own = positions.sel(run=name, layer=layer, head=head).isel(prompt=0)
+            of_run = positions.sel(run=name, layer=layer, head=head).isel(prompt=0)
             colour = (
-                scheme_colour(str(own["scheme"].values))
+                scheme_colour(str(of_run["scheme"].values))
                 if runs.steps is None
                 else runs.looks[name]["color"]
             )
-            draw_positions(ax, own["position"].values[: tokens.count], colour)
+            draw_positions(ax, of_run["position"].values[: tokens.count], colour)
             shade_spans(ax, tokens.top_spans, names)
             ax.set_title(f"layer {layer}, head {head}" if place == 0 else "")
             ax.locator_params(axis="y", nbins=4)
@@ -445,8 +445,9 @@ def _differ_from_index(run: xr.DataTree) -> bool:
 
 
 def _lead(run: xr.DataTree) -> str:
-    """What is drawn of prompts as long as those of `run`: every token as a dot, or a line through
-    each pixel's extremes.
+    """Describe the marks of prompts as long as those of `run`.
+
+    Tokens are dots, or a line goes through the extremes within a pixel.
     """
     if not has_positions(run):
         positions = group(run, "positions")

@@ -1,5 +1,6 @@
-"""How far positions spread: d = max z - min z of every head, with the context length (RePo sec.
-5.2, fig. 2); which heads to show.
+"""Ranges of positions, d = max z - min z of every head, with the context length.
+
+RePo sec. 5.2, fig. 2. It also decides which heads to show.
 
     d^{k,h} in positions, layer k, head h; a prompt of n tokens spans n - 1 under RoPE
 
@@ -252,8 +253,9 @@ def _scale(ax: Axes, ranges: np.ndarray, lengths: np.ndarray) -> None:
 
 
 def _distribution(ax: Axes, ranges: np.ndarray, names: list[str]) -> None:
-    """Histogram, stacked by scheme, of the mean range over prompts; bins even on the axis'
-    scale.
+    """Draw a histogram, stacked by scheme, of the mean range over prompts.
+
+    Bins are even on the scale of the axis.
     """
     ax.set_xlabel("heads")
     ax.grid(axis="x")

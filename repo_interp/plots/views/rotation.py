@@ -1,12 +1,13 @@
-"""Rotating pairs in the plane (Position Generalization fig. 4, 9): what each rotary component adds
-to a head's logits.
+"""Rotating pairs in the plane: the parts of a head's logits by rotary component.
+
+Position Generalization fig. 4, 9.
 
     arrow    mean q_r conj(mean k_r) / sqrt(d_head), at distance 0: its horizontal part is what it adds to the logit
     circle   the key's deviation times the mean query's size, about the arrow's head
     arc      how far the arrow turns over the largest distance (max_rotation); a whole circle from one turn on
 
 Filled colour: slow dominating components (observation 1) by their means over all prompts; the
-others are grey. r is the mean over the prompts that have slow dominating components of their own,
+others are grey. r is the mean over the prompts that have slow dominating components,
 from which the closed form of a prompt is built: a head can have an r and no colour, or colours and
 no r. Numbers at the heads are components, 0 the fastest; the longest arrows alone have number,
 circle and arc. Draws the group `rotation`. Knows nothing about how it was measured.
@@ -27,10 +28,10 @@ from matplotlib.ticker import MaxNLocator
 from repo_interp.errors import InputError
 from repo_interp.plots.marks import (
     Chart,
+    CustomFigure,
     Grid,
     HeadArrows,
     HeadNumber,
-    Own,
     group,
     heads_of,
     heads_where,
@@ -74,7 +75,7 @@ ADDS = "adds to the logit at distance 0 (logits)"
 SHORT = 0.15
 """Share of half a panel below which an arrow has no number."""
 MOST_ROWS = 72
-"""Heads whose norms get a row each; with more, a row is a layer's mean."""
+"""Heads whose norms get a row; with more, a row is a layer's mean."""
 COLUMNS = 4
 """Heads per row in a figure of many."""
 OTHERS = "#8A8A8A"
@@ -143,8 +144,9 @@ def rotation_grid(run: xr.DataTree, most: int = 12) -> PaperFigure:
 
 
 def _arrows(pairs: xr.Dataset) -> tuple[np.ndarray, np.ndarray]:
-    """Mean pairs [component] of one head as complex numbers, and their deviations, in units of the
-    logit.
+    """Return the mean pairs [component] of one head as complex numbers, and deviations.
+
+    Both are in units of the logit.
     """
     query = pairs["query_mean_re"].values + 1j * pairs["query_mean_im"].values
     key = pairs["key_mean_re"].values + 1j * pairs["key_mean_im"].values
@@ -299,8 +301,9 @@ def _around(
 
 
 def _correlation(dataset: xr.Dataset, layer: int, head: int) -> str:
-    """What the closed form of theorem 2 explains of this head, the mean over the prompts that have
-    one, and how many of all have.
+    """Average r of the closed form of theorem 2 for a head.
+
+    The mean is over the prompts that have one; the text also counts them, and all.
     """
     values = dataset["closed_form_r"].sel(layer=layer, head=head).values
     known = values[np.isfinite(values)]
@@ -309,8 +312,9 @@ def _correlation(dataset: xr.Dataset, layer: int, head: int) -> str:
 
 
 def _norms(pairs: xr.Dataset) -> Grid:
-    """Mean norms of the pairs of queries and keys: a row per head of the layers that rotate, of
-    many heads per layer.
+    """Tabulate mean norms of the pairs of queries and keys.
+
+    A row is a head of the layers that rotate, or a layer if there are many heads.
     """
     rotating = pairs.isel(
         layer=np.flatnonzero(pairs["query_norm"].notnull().all(("head", "component")))
@@ -334,21 +338,22 @@ def _norms(pairs: xr.Dataset) -> Grid:
 
 
 def _charts(run: xr.DataTree) -> Iterator[Chart]:
-    """Norms of the rotary pairs; fig. 4 of the head that slow dominating components carry most, and
-    fig. 9, where layers rotate; r of the closed form by head, and the mean pairs of the chosen head
-    as arrows.
+    """Chart norms of the pairs, fig. 4 and 9, r by head, and arrows of the chosen head.
+
+    Fig. 4 shows the head that slow dominating components carry most; both figures need layers that
+    rotate. r is that of the closed form.
     """
     pairs = group(run, "rotation")
     if bool(pairs["query_norm"].notnull().any()):
         yield _norms(pairs)
     chosen = head_to_show(pairs)
     if chosen is not None and rotating_heads(pairs):
-        yield Own(
+        yield CustomFigure(
             f"rotating_pairs_layer{chosen[0]}_head{chosen[1]}",
             partial(rotating_pairs, run, *chosen),
             live=True,
         )
-        yield Own("rotating_pairs", partial(rotation_grid, run), live=True)
+        yield CustomFigure("rotating_pairs", partial(rotation_grid, run), live=True)
     yield from correlation_maps(pairs, CORRELATIONS)
     query, key = (
         pairs[f"{side}_mean_re"] + 1j * pairs[f"{side}_mean_im"] for side in ("query", "key")

@@ -1,9 +1,10 @@
-"""Which positions an answer depends on: the prompt's text, token by token in the colour of one
-head's derivatives, and every head's size.
+"""Which positions an answer depends on, by the derivatives of heads.
 
-    shaded text    d log p(answer) / d z of each token, or its integrated gradient; both signs diverge from white     underlined: the answer
+The text of a prompt in the colours of one head's derivatives, and the size of those of every head.
 
-Of a long prompt the surroundings of the largest values are shown; what lies between is counted.
+    shaded text    d log p(answer) / d z of every token, or its integrated gradient; both signs diverge from white; underlined: the answer
+
+Of a long prompt the surroundings of the largest values are shown; tokens between are counted.
 Draws the group `saliency`. Knows nothing about how derivatives were taken.
 """
 
@@ -24,10 +25,10 @@ from matplotlib.patches import Rectangle
 from repo_interp.errors import InputError
 from repo_interp.plots.marks import (
     Chart,
+    CustomFigure,
     Finding,
     HeadCurves,
     Heads,
-    Own,
     PromptTokens,
     Table,
     colour_bar,
@@ -58,7 +59,7 @@ HEADS = 3
 ROWS = 24
 """Heads in the table."""
 MOST_TOKENS, AROUND = 320, 8
-"""Tokens of a text at most, and how many are shown on each side of a large value of a longer
+"""Tokens of a text at most, and how many are shown on either side of a large value of a longer
 prompt.
 """
 LETTERS = 112
@@ -271,8 +272,8 @@ def saliency_table(run: xr.DataTree) -> Table:
     for layer, head, *numbers in head_rows(
         [*map(partial(_size, run), VALUES), net], heads_by_saliency(run)[:ROWS]
     ):
-        own = dataset[value].sel(layer=layer, head=head, prompt=first).values[: tokens.count]
-        largest = int(np.abs(own).argmax())
+        of_head = dataset[value].sel(layer=layer, head=head, prompt=first).values[: tokens.count]
+        largest = int(np.abs(of_head).argmax())
         rows.append((head, layer, *numbers, f"{largest}: {token_label(tokens.text(largest))}"))
     columns = ("head", "layer", "scheme", "saliency", "integrated", "net", "largest token")
     left = dataset.sizes["layer"] * dataset.sizes["head"] - len(rows)
@@ -325,7 +326,7 @@ def _charts(run: xr.DataTree) -> Iterator[Chart]:
     count = int(dataset["token_count"].sel(prompt=first))
     for layer, head in heads_by_saliency(run)[:HEADS]:
         for value in _values(run):
-            yield Own(
+            yield CustomFigure(
                 f"{value}_layer{layer}_head{head}",
                 partial(saliency_text, run, layer, head, first, value),
             )
@@ -342,9 +343,7 @@ def _charts(run: xr.DataTree) -> Iterator[Chart]:
 
 
 def _values(run: xr.DataTree) -> list[str]:
-    """The values that `run` holds; integrated gradients, where a path was followed, are the
-    last.
-    """
+    """List the values that `run` holds; integrated gradients, if any, are the last."""
     return list(VALUES)[: 2 if np.isfinite(group(run, "saliency")["integrated_size"]).any() else 1]
 
 
@@ -382,8 +381,9 @@ def _lead(run: xr.DataTree) -> str:
 
 
 def _findings(run: xr.DataTree) -> Iterator[Finding]:
-    """The head on whose positions the answer hangs most, where it stands out from the median
-    head.
+    """Find the head on whose positions the answer hangs most.
+
+    It must stand out from the median head.
     """
     size = group(run, "saliency")["saliency_size"].mean("prompt")
     largest, median = float(size.max()), float(size.median())

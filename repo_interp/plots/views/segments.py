@@ -1,5 +1,6 @@
-"""How far positions follow the segments of a prompt (RePo fig. 8, measured): one head over its
-segments, and every head with its controls.
+"""How far positions follow the segments of a prompt (RePo fig. 8, measured).
+
+One head over its segments, and every head with its controls.
 
     bands   segments, every other one shaded; marks above: the head's largest jumps, as many as there are edges
     dots    eta^2 and F1 of every head; grey bars the same for shuffled edges; dashed: the token index
@@ -22,8 +23,8 @@ from matplotlib.patches import Patch
 from repo_interp.errors import InputError
 from repo_interp.plots.marks import (
     Chart,
+    CustomFigure,
     Heads,
-    Own,
     Table,
     contiguous,
     control_handle,
@@ -56,7 +57,7 @@ from repo_interp.plots.view import View
 from repo_interp.plots.views.positions import draw_positions
 
 HEADS = 3
-"""Heads that are drawn on their own."""
+"""Heads that have a figure."""
 LABELS = 60
 """Segments whose first token is named."""
 SHADE = "#56B4E9"
@@ -190,16 +191,16 @@ def segment_scores(run: xr.DataTree, kind: str | None = None) -> PaperFigure:
     """
     dataset = group(run, "segments")
     kind = _chosen(dataset, kind)
-    own = dataset.sel(kind=kind)
-    counts = own["segment_count"].where(own["segment_count"] > 1)
+    of_kind = dataset.sel(kind=kind)
+    counts = of_kind["segment_count"].where(of_kind["segment_count"] > 1)
     figure = paper_figure(PAGE_WIDTH, 2.4)
     left, right = figure.subplots(1, 2)
     for ax, (name, label) in zip((left, right), _SCORES.items(), strict=True):
-        draw_by_head(ax, over_prompts(own[name]), over_prompts(own[f"{name}_shuffled"])).set_ylim(
-            -0.02, 1.04
-        )
+        draw_by_head(
+            ax, over_prompts(of_kind[name]), over_prompts(of_kind[f"{name}_shuffled"])
+        ).set_ylim(-0.02, 1.04)
         ax.axhline(
-            float(own[f"{name}_index"].mean()),
+            float(of_kind[f"{name}_index"].mean()),
             color="#222222",
             linestyle="--",
             linewidth=0.7,
@@ -207,7 +208,7 @@ def segment_scores(run: xr.DataTree, kind: str | None = None) -> PaperFigure:
         )
         ax.set_ylabel(label)
     left.set_title(
-        f"{counted(own.sizes['head'], 'head')} per layer, mean over "
+        f"{counted(of_kind.sizes['head'], 'head')} per layer, mean over "
         f"{counted(int(counts.count()), 'prompt')}"
     )
     right.set_title(f"{float(counts.mean()):.3g} {kind} per prompt")
@@ -215,7 +216,7 @@ def segment_scores(run: xr.DataTree, kind: str | None = None) -> PaperFigure:
     legend_below(
         figure,
         [
-            *scheme_handles(schemes(own).values(), "o"),
+            *scheme_handles(schemes(of_kind).values(), "o"),
             control_handle("control: shuffled edges"),
             index,
         ],
@@ -224,28 +225,29 @@ def segment_scores(run: xr.DataTree, kind: str | None = None) -> PaperFigure:
 
 
 def _charts(run: xr.DataTree) -> Iterator[Chart]:
-    """Scores of all heads for every kind that there is, and for the main kind the heads that follow
-    segments most.
+    """Chart scores of all heads for every kind, and the heads that follow segments most.
+
+    The latter are drawn for the main kind.
     """
     dataset = group(run, "segments")
     kind = main_kind(dataset)
     if kind is None:
         return
     for present in dataset["kind"].values[(dataset["segment_count"] > 1).any("prompt").values]:
-        yield Own(f"segment_scores_{present}", partial(segment_scores, run, str(present)))
+        yield CustomFigure(f"segment_scores_{present}", partial(segment_scores, run, str(present)))
     beyond = _beyond_shuffled(dataset, kind).assign_attrs(
         long_name=f"η² of {kind} minus that of shuffled edges", units="1"
     )
-    yield Own(f"segment_variance_{kind}", Heads(beyond).figure)
+    yield CustomFigure(f"segment_variance_{kind}", Heads(beyond).figure)
     with_segments = dataset["prompt"].values[dataset["segment_count"].sel(kind=kind).values > 1]
     if has_groups(run, ["positions"]):
         for layer, head in heads_by_segments(dataset, kind)[:HEADS]:
             draw = partial(segment_positions, run, layer, head, int(with_segments[0]), kind)
-            yield Own(f"segments_layer{layer}_head{head}", draw)
-    own = dataset.sel(kind=kind, drop=True)
+            yield CustomFigure(f"segments_layer{layer}_head{head}", draw)
+    of_kind = dataset.sel(kind=kind, drop=True)
     for name, label in _SCORES.items():
-        values = over_prompts(own[name]).assign_attrs(long_name=f"{label} ({kind})", units="1")
-        yield Heads(values, over_prompts(own[f"{name}_shuffled"]))
+        values = over_prompts(of_kind[name]).assign_attrs(long_name=f"{label} ({kind})", units="1")
+        yield Heads(values, over_prompts(of_kind[f"{name}_shuffled"]))
 
 
 def heads_by_segments(dataset: xr.Dataset, kind: str) -> list[tuple[int, int]]:
@@ -268,13 +270,14 @@ def heads_by_segments(dataset: xr.Dataset, kind: str) -> list[tuple[int, int]]:
 
 
 def _beyond_shuffled(dataset: xr.Dataset, kind: str) -> xr.DataArray:
-    """Variance between segments [layer, head] minus that of shuffled edges, the mean over
-    prompts.
+    """Subtract the variance between shuffled segments, the mean over prompts.
+
+    The result is [layer, head].
     """
-    own = dataset.sel(kind=kind, drop=True)
-    return over_prompts(own["variance_between"] - own["variance_between_shuffled"]).assign_coords(
-        scheme=dataset["scheme"]
-    )
+    of_kind = dataset.sel(kind=kind, drop=True)
+    return over_prompts(
+        of_kind["variance_between"] - of_kind["variance_between_shuffled"]
+    ).assign_coords(scheme=dataset["scheme"])
 
 
 def main_kind(dataset: xr.Dataset) -> str | None:

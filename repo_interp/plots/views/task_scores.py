@@ -1,5 +1,6 @@
-"""The scores of one checkpoint on one task: by test set, over the task's two axes, and as
-perplexity; group `scores` of a run.
+"""The scores of one checkpoint on one task: by test set, over two axes, as perplexity.
+
+Group `scores` of a run.
 
     dot   mean over prompts        bar   standard error over prompts        dotted line   the longest test set within training
 
@@ -79,8 +80,9 @@ def _charts_beside(tree: xr.DataTree) -> Iterator[Chart]:
 
 
 def _scores(run: xr.DataTree, name: str) -> Iterator[Chart]:
-    """The mean score by test set, with its standard error and the training length; for a task in
-    nats the perplexity by length.
+    """Average the score by test set, with standard error and training length.
+
+    For a task in nats it is the perplexity by length.
     """
     scores = group(run, "scores")
     metric, mean, axis = (
@@ -209,7 +211,7 @@ def map_table(run: xr.DataTree) -> Table:
             if calls
             else ""
         )
-    cells_of = [(str(label), *cells(own)) for label, own in zip(labels, values.values, strict=True)]
+    cells_of = [(str(label), *cells(row)) for label, row in zip(labels, values.values, strict=True)]
     columns_of = (f"{rows} \\ {columns}", *map(str, below))
     return Table(
         "score_map", str(values.attrs["long_name"]), columns_of, tuple(cells_of), note, calls
@@ -235,7 +237,7 @@ def _asked(scores: xr.Dataset) -> str:
 
 
 def _findings(run: xr.DataTree) -> Iterator[Finding]:
-    """The score of each test set, the first and the worst."""
+    """The score of every test set, the first and the worst."""
     scores = group(run, "scores")
     mean, unit = scores["mean_score"], str(scores["mean_score"].attrs.get("units", "1"))
     for place in dict.fromkeys((0, int(np.nanargmin(mean.values)))):

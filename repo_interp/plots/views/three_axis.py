@@ -1,5 +1,6 @@
-"""Position and semantics in the logits of a head: the three-axis fit (Position Generalization fig.
-2), and how well it holds.
+"""Position and semantics in the logits of a head: the three-axis fit, and its r.
+
+Position Generalization fig. 2.
 
     W_ij ~ a_{i-j} + b_i + c_j        logit map, its three axes, their sum
 
@@ -22,13 +23,13 @@ from matplotlib.colors import Normalize
 from repo_interp.errors import InputError
 from repo_interp.plots.marks import (
     Chart,
+    CustomFigure,
     Finding,
     Grid,
     HeadCurves,
     HeadImage,
     HeadNumber,
     Heads,
-    Own,
     Table,
     colour_bar,
     counted,
@@ -204,7 +205,7 @@ def additive_means(
     """
     edges = np.asarray(edges)
     tokens, starts = edges[-1], edges[:-1]
-    # Keys of each block that each query sees, and queries of each block that see each key.
+    # Keys of a block that a query sees, and queries of a block that see a key.
     seen = np.clip(np.arange(tokens)[:, None] + 1 - starts, 0, np.diff(edges))
     seeing = np.clip(edges[1:][:, None] - np.arange(tokens), 0, np.diff(edges)[:, None])
     pairs = np.add.reduceat(seen, starts, axis=0)
@@ -387,7 +388,7 @@ def correlation_tables(
         names: Label by variable.
 
     Returns:
-        Function of a run that returns the table.
+        Function of a run that returns its tables.
     """
     note = "Means over heads and prompts; a dash where the correlation is undefined."
 
@@ -421,7 +422,7 @@ def _charts(run: xr.DataTree) -> Iterator[Chart]:
     dataset = group(run, "three_axis")
     if "distance_axis" in dataset:
         for layer, head in heads_with_maps(run, dataset):
-            yield Own(
+            yield CustomFigure(
                 f"three_axis_layer{layer}_head{head}",
                 partial(three_axis_fit, run, layer, head),
                 live=True,
@@ -458,8 +459,9 @@ def fit_charts(fit: xr.Dataset, title: str, axes: Mapping[str, tuple[str, str]])
 
 
 def _findings(run: xr.DataTree) -> Iterator[Finding]:
-    """How much of the logits the axes explain, where the run holds the control with shuffled
-    distances.
+    """State how much of the logits the axes explain.
+
+    The run must hold the control with shuffled distances.
     """
     measured = group(run, "three_axis")
     if "r_shuffled" not in measured:
