@@ -97,6 +97,7 @@ def _table(tree: xr.DataTree, group: str, title: str, not_averaged: tuple[str, .
         for name, of_run in by_run.items()
         if np.array_equal(*np.broadcast_arrays(of_run, of_run[:1]), equal_nan=True)
     ]
+    # If nothing differs, the table lists all variables instead of none.
     same = same if len(same) < len(numbers) else []
     rows: list[tuple[Cell, ...]] = []
     for name, array in numbers.items():
@@ -152,6 +153,7 @@ def _difference(values: xr.DataArray, paired: bool) -> tuple[Cell, Cell]:
 
     Only values that both have count; of different prompts the means are subtracted.
     """
+    # Prompts of the runs do not correspond, so only their means can be subtracted.
     if not paired and "prompt" in values.dims:
         values = values.mean("prompt")
     change = values.isel(run=1, drop=True) - values.isel(run=0, drop=True)

@@ -66,6 +66,7 @@ def over_prompts(values: xr.DataArray) -> xr.DataArray:
     means = moved.isel(prompt=0, drop=True).copy(data=nanmean(numbers, axis=0))
     counts = np.isfinite(numbers).sum(axis=0)
     known = counts[counts > 0]
+    # A single prompt has a value, not a mean.
     if len(numbers) < 2 or not known.size:
         return means
     low, high = int(known.min()), int(known.max())

@@ -160,6 +160,7 @@ def legend_below(
             * mpl.rcParams["legend.fontsize"]
             / 72
         )
+        # Widths are estimated by letters: measuring them would need a drawn figure.
         needed = sum(
             LEGEND_ENTRY + more + LEGEND_LETTER * len(legible(str(handle.get_label())))
             for handle in handles
@@ -214,7 +215,7 @@ def panels(
         columns: Most panels in a row.
         height: Height of a row in inches.
         around: Inches that are added to the height of all rows.
-        width: Width in inches; None: the width of a page, or of a column for a single panel.
+        width: Width in inches; None: the width of a page, or of a column if rows have one panel.
         **options: Passed to matplotlib's `subplots`.
 
     Returns:
@@ -410,6 +411,7 @@ def label_tokens(
     if tokens is None or tokens.texts is None:
         return
     ax.set_xlabel(shown.format(tokens.texts_are))
+    # matplotlib would drop the minor ticks at the places of major ones.
     ax.xaxis.remove_overlapping_locs = False
     places = thin(ranked, max(1.0, tokens.count / most))
     ax.set_xticks(places, [token_label(tokens.text(token)) for token in places], minor=True)
@@ -444,6 +446,7 @@ def envelope(values: np.ndarray, bins: int) -> np.ndarray:
     Returns:
         Ascending indices: all of them for a short line, else the extremes within every bin.
     """
+    # A bin may keep two values, so a line this short has nothing to drop.
     if values.size <= 2 * bins:
         return np.arange(values.size)
     shown: set[int] = {0, values.size - 1}

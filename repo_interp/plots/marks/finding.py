@@ -55,13 +55,14 @@ def heads_named(heads: Sequence[tuple[int, int]], most: int = 4, per_layer: int 
 
     Args:
         heads: Labels (layer, head).
-        most: Largest number of names.
+        most: Largest number of entries; neighbouring heads of a layer are one entry.
         per_layer: Heads in a layer; a layer whose heads are all listed becomes "L3". 0: unknown.
 
     Returns:
         The text.
     """
     runs = []
+    # Neighbouring heads of a layer share the difference of number and rank.
     for _, some in groupby(
         enumerate(sorted(heads)), key=lambda pair: (pair[1][0], pair[1][1] - pair[0])
     ):

@@ -122,7 +122,7 @@ def draw_cells(
 ) -> AxesImage:
     """Draw an array as an image with labels along its axes.
 
-    Swatches show the schemes of layers.
+    Swatches show the schemes of layers if rows are layers.
 
     Args:
         ax: Axes to draw on.
@@ -145,6 +145,7 @@ def draw_cells(
         name_ticks(axis, map(_label, values[dim].values.tolist()), most)
         axis.set_label_text(axis_label(values, dim))
     if pattern:
+        # Perceived lightness of a cell decides between black and white text.
         lightness = np.asarray(image.to_rgba(shown))[..., :3] @ (0.3, 0.59, 0.11)
         write_cells(ax, numbers, pattern, np.where(lightness > 0.5, "black", "white"), size)
     bare(ax)
@@ -191,6 +192,7 @@ def reach(finite: np.ndarray) -> float:
     """
     sizes = np.abs(finite)
     largest = sizes.max(initial=0.0) or 1.0
+    # A few outliers would make all other cells pale.
     return float((np.percentile(sizes, CLIPPED) if sizes.size > FEW else 0.0) or largest)
 
 

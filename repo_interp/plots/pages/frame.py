@@ -65,6 +65,7 @@ def picture(figure: Figure, caption: str, contents: Mapping[str, bytes]) -> Pict
     Returns:
         The picture.
     """
+    # A large SVG slows the page down, so that its PNG is embedded instead.
     kind, content = (
         ("svg+xml", contents["svg"])
         if len(contents["svg"]) <= MOST_SVG

@@ -52,6 +52,7 @@ def linked_sides(comparison: xr.DataTree, failures: list[str] | None) -> list[Si
     for number, name in enumerate(spread(runs.names, SIDES)):
         side = partial(_side, _run_of(comparison, name), number, runs.title(name))
         sides += until_failure(side, f"{runs.title(name)} side by side", failures)
+    # A single side has nothing to be compared with.
     return sides if len(sides) == SIDES else []
 
 

@@ -176,7 +176,7 @@ def component_table(run: xr.DataTree) -> Table:
         run: Tree of a run, a group per measure.
 
     Returns:
-        One row per component: frequency, wavelength, band, and VAF as the median over heads.
+        One row per component: frequency, wavelength, band, and VAF as the median over layers and heads.
 
     Raises:
         InputError: The run has no components.

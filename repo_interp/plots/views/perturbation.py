@@ -103,6 +103,7 @@ def worse_than_without(dataset: xr.Dataset, value: str) -> tuple[xr.DataArray, x
         colours of the latter.
     """
     cells = dataset[value].transpose("kind", "l_max", "gamma")
+    # A score falls where perplexity rises, so its loss has the other sign.
     better_up = value == "task_score" and dataset.attrs.get("higher_is_better") == "True"
     worse = (cells.sel(gamma=0.0) - cells if better_up else cells - cells.sel(gamma=0.0)).transpose(
         *cells.dims

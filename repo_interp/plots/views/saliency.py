@@ -143,6 +143,7 @@ def shown_tokens(values: np.ndarray, answer: np.ndarray) -> np.ndarray:
     shown[answer[-MOST_TOKENS // 4 :]] = True
     for token in np.argsort(-np.abs(values), kind="stable"):
         around = slice(max(0, token - AROUND), token + AROUND + 1)
+        # Smaller values must not take the place of a larger one that does not fit.
         if shown.sum() + (~shown[around]).sum() > MOST_TOKENS:
             break
         shown[around] = True
@@ -168,6 +169,7 @@ def text_lines(tokens: PromptTokens, shown: np.ndarray) -> list[list[tuple[int |
         last = end
     lines: list[list[tuple[int | None, str]]] = [[]]
     for place, (token, label) in enumerate(labels):
+        # The last gap stays in its line, even if that becomes too long.
         is_rest = token is None and place == len(labels) - 1  # stays behind the last token
         if (
             not is_rest

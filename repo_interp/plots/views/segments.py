@@ -167,6 +167,7 @@ def largest_steps(values: np.ndarray, labels: np.ndarray) -> np.ndarray:
     inside = np.flatnonzero(labels >= 0)
     steps = np.abs(np.diff(values[inside].astype(float)))
     edges = int(np.count_nonzero(np.diff(labels[inside])))
+    # Equal steps, as those of the token index, have no largest ones.
     if not np.isfinite(steps).all() or np.ptp(steps) < 1e-9:
         return np.zeros(0, dtype=int)
     return np.sort(inside[1:][np.argsort(-steps, kind="stable")[:edges]])

@@ -211,6 +211,7 @@ def additive_means(
     pairs = np.add.reduceat(seen, starts, axis=0)
     of_query = np.add.reduceat(query[:, None] * seen, starts, axis=0)
     of_key = np.add.reduceat(key * seeing, starts, axis=1)
+    # The sum of a_{i-j} over a rectangle is four corners of the double cumulative sum of a.
     twice = np.concatenate(([0.0, 0.0], np.cumsum(np.cumsum(distance[:tokens]))))
 
     def corner(rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
@@ -294,7 +295,7 @@ def map_limits(values: np.ndarray) -> tuple[float, float]:
     """Compute the percentiles `SHOWN` of some values.
 
     Args:
-        values: Numbers of any shape.
+        values: Numbers of any shape; NaN are ignored.
 
     Returns:
         Lower and upper limit; 1 apart if they are equal.
