@@ -157,7 +157,7 @@ def spread(items: Sequence[Any], most: int) -> list[Any]:
 
 
 def runs_with_values(values: xr.DataArray) -> list[str]:
-    """List the runs that have a finite value.
+    """List the runs that have a value other than NaN.
 
     Args:
         values: Array [run, ...].

@@ -75,7 +75,7 @@ def report_page(
     Args:
         run: Tree of a run, a group per measure.
         path: File to write.
-        prompts: Numbers of the prompts to embed, in order; None: the first ones.
+        prompts: Numbers of the prompts to embed, in order; None: all.
         megabytes: Budget for the embedded prompts; as many as fit are embedded.
 
     Returns:

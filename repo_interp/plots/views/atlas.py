@@ -122,7 +122,7 @@ def names_of(atlas: xr.Dataset, variable: str = "name") -> np.ndarray:
         variable: Variable that holds the names.
 
     Returns:
-        Names [layer, head].
+        Tuples of names [layer, head].
     """
     text = atlas[variable].transpose("layer", "head").values
     return np.vectorize(

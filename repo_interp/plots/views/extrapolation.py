@@ -313,7 +313,7 @@ VIEW = View(
 
 
 def _trace_table(run: xr.DataTree) -> Table:
-    """Tabulate the share of a query's line beyond 99 % of outputs at training lengths.
+    """Tabulate the share of a query's windows beyond 99 % of outputs at training lengths.
 
     A row is a query that is followed.
     """

@@ -253,7 +253,7 @@ def draw_counted(
 ) -> Axes:
     """Draw the sum of gates that every query counts.
 
-    A dashed line marks the largest position, if the axis reaches it.
+    A dashed line marks the largest position if the sums come near it.
 
     Args:
         ax: Axes to draw on.
