@@ -1,9 +1,8 @@
-"""What a view shows of several runs: a tree with an axis `run`, as `repo_interp.compare` makes it.
+"""The view of several runs: a tree with an axis `run`, made by `repo_interp.compare`.
 
-    charts      the view's own (`View.beside`), and the other variables in `View.compared` by the rule of `marks.beside`
-    tables      one row per variable (and name), one column per run, then the view's own tables
-    cell        mean over everything that a run has of the variable, by the scheme of layers; what is the same in every run, value by
-                value, is named alone
+    charts      those of `View.beside`, and the other variables in `View.compared` by the rule of `marks.beside`
+    tables      one row per variable (and name), one column per run, then the tables of `View.beside`
+    cell        mean over all values of a run, by the schemes of layers; a variable with equal values in every run is only named
     difference  second run - first, for two runs;  +-  its standard error over prompts, paired, where both saw the same ones: all of a
                 run's, or those of a test set
 
@@ -38,27 +37,33 @@ from repo_interp.plots.view import View
 MOST = 6
 """Columns of runs; of more the first, the last and some between are shown."""
 NAMES = 24
-"""Names of an axis that get a row each; a longer axis is averaged."""
+"""Names of an axis that get rows; a longer axis is averaged."""
 
 
 def beside(group: str, view_of: Callable[[str], View | None]) -> View:
-    """A view of the group `group` of several runs.
+    """Make a view of one group of several runs.
 
-    `view_of`: the view of a single run; where it fails, that costs the figures alone.
+    Args:
+        group: Name of the group in the tree.
+        view_of: Finds the view of a single run by its group. If it raises InputError, tables are
+            still made; only the figures fail.
+
+    Returns:
+        A view with one chart per compared variable and a table with one column per run.
     """
     words = group.replace("_", " ").capitalize()
 
     def charts(tree: xr.DataTree) -> Iterator[Chart]:
         view, dataset, runs = view_of(group), tree[group].to_dataset(), runs_of(tree)
-        own = []
+        drawn = []
         for chart in () if view is None else view.beside.charts(tree):
-            own += [chart.name] if isinstance(chart, Drawing) else []
+            drawn += [chart.name] if isinstance(chart, Drawing) else []
             yield chart
         compared = (
             list(dataset.data_vars) if view is None or view.compared is None else view.compared
         )
         for variable in [
-            name for name in compared if name in dataset and f"{group}_{name}" not in own
+            name for name in compared if name in dataset and f"{group}_{name}" not in drawn
         ]:
             yield from charts_of(f"{group}_{variable}", dataset[variable], runs)
 
@@ -67,10 +72,10 @@ def beside(group: str, view_of: Callable[[str], View | None]) -> View:
             view = view_of(group)
         except InputError:
             view = None
-        own = _table(tree, group, words, () if view is None else view.not_averaged)
+        averages = _table(tree, group, words, () if view is None else view.not_averaged)
         return [
             table
-            for table in (own, *(() if view is None else view.beside.tables(tree)))
+            for table in (averages, *(() if view is None else view.beside.tables(tree)))
             if table.rows
         ]
 
@@ -93,6 +98,7 @@ def _table(tree: xr.DataTree, group: str, title: str, not_averaged: tuple[str, .
         for scheme, part in _by_scheme(array).items()
     }
     same = [key for key, array in numbers.items() if _is_same(array)]
+    # If nothing differs, the table lists all variables instead of none.
     same = same if len(same) < len(numbers) else []
     rows: list[tuple[Cell, ...]] = []
     for (name, scheme), array in numbers.items():
@@ -132,8 +138,9 @@ def _table(tree: xr.DataTree, group: str, title: str, not_averaged: tuple[str, .
 
 
 def _by_scheme(array: xr.DataArray) -> dict[str, xr.DataArray]:
-    """Parts of an array by the schemes that its layers have in the runs, so that no mean is over
-    positions that are learned and positions that are not; the whole where all layers are alike.
+    """Split an array by the schemes that its layers have in the runs; whole where all are alike.
+
+    So no mean is over positions that are learned and positions that are not.
     """
     if "layer" not in array.dims or "scheme" not in array.coords:
         return {"": array}
@@ -155,9 +162,7 @@ def _is_same(array: xr.DataArray) -> bool:
 
 
 def _same_prompts(tree: xr.DataTree, dataset: xr.Dataset) -> xr.DataArray:
-    """Whether both runs saw the same prompts; by test set where the measure has prompts of its
-    own.
-    """
+    """Tell whether both runs saw the same prompts, by test set where the measure has some."""
     if "prompts_digest" not in dataset:
         return xr.DataArray(
             "test_set" not in dataset.dims and tree.attrs.get("same_prompts") == "yes"
@@ -169,9 +174,11 @@ def _same_prompts(tree: xr.DataTree, dataset: xr.Dataset) -> xr.DataArray:
 
 
 def _difference(values: xr.DataArray, paired: bool) -> tuple[Cell, Cell]:
-    """Second run minus first over what both have, and its standard error over prompts; of different
-    prompts the means are subtracted.
+    """Subtract the first run from the second, with the standard error over prompts.
+
+    Only values that both have count; of different prompts the means are subtracted.
     """
+    # Prompts of the runs do not correspond, so only their means can be subtracted.
     if not paired and "prompt" in values.dims:
         values = values.mean("prompt")
     change = values.isel(run=1, drop=True) - values.isel(run=0, drop=True)

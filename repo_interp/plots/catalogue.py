@@ -1,5 +1,6 @@
-"""Which view shows a group of a run - ours in the order of the page, then those of other packages -
-and all that they draw.
+"""Which view shows a group of a run, and all figures and tables that views make.
+
+Our views come in the order of the page, then those of other packages.
 
 The groups of a comparison, a tree with an axis `run`, are shown by the same views, with all runs in
 one figure (`beside`).
@@ -30,9 +31,9 @@ from repo_interp.files import path_of, require_directory
 from repo_interp.plots.beside import beside
 from repo_interp.plots.marks import (
     Chart,
+    CustomFigure,
     Drawing,
     Heads,
-    Own,
     Table,
     alone,
     cells,
@@ -51,14 +52,21 @@ _TEXTS = ("token_text", "next_text", "name", "band", "kind", "prompts_digest")
 MOST_ROWS = 50
 """Heads in the table of a group without a view."""
 MOST_MAPS = 8
-"""Labels of an axis, besides prompts, layers and heads, that get a map each in such a group."""
+"""Labels of an axis, besides prompts, layers and heads, that get maps in such a group."""
 
 
 def view_of(group: str) -> View | None:
-    """The view that shows `group`; None where there is none.
+    """Find the view that shows a group.
 
-    Raises InputError where that of another package cannot be imported, or is neither a `View` nor a
-    function.
+    Args:
+        group: Name of the group of a run.
+
+    Returns:
+        The view; None if there is none.
+
+    Raises:
+        InputError: The view of another package cannot be imported, or is neither a `View` nor a
+            function.
     """
     given = find(VIEWS, group)
     if given is None:
@@ -86,9 +94,16 @@ def view_of(group: str) -> View | None:
 
 
 def views_of(run: xr.DataTree) -> list[View]:
-    """The views of the groups of `run`, in the order of the page.
+    """List the views of the groups of a run, in the order of the page.
 
-    Raises InputError as `view_of`, except for several runs.
+    Args:
+        run: Tree of a run, a group per measure.
+
+    Returns:
+        One view per group that has one. Of several runs, one per group.
+
+    Raises:
+        InputError: As in `view_of`; not for several runs.
     """
     require_run(run)
     known = names(VIEWS)
@@ -118,9 +133,7 @@ def _require_numbers(group: xr.Dataset, name: str) -> None:
 
 
 def _of_heads(group: str) -> View:
-    """The view of a group without one: the charts that follow from its axes, and a table of
-    heads.
-    """
+    """Make a view for a group without one: charts by its axes, and a table of heads."""
     return View(
         group,
         group.replace("_", " ").capitalize(),
@@ -131,9 +144,7 @@ def _of_heads(group: str) -> View:
 
 
 def _by_axes(run: xr.DataTree, group: str) -> Iterator[Chart]:
-    """Maps of what is given by layer and head; of other variables the charts that follow from their
-    axes.
-    """
+    """Map values by layer and head; chart other variables by their axes."""
     maps = _head_maps(run, group)
     yield from maps
     for name, array in run[group].data_vars.items():
@@ -142,8 +153,9 @@ def _by_axes(run: xr.DataTree, group: str) -> Iterator[Chart]:
 
 
 def _head_maps(run: xr.DataTree, group: str) -> list[Heads]:
-    """A map of each numeric variable by layer and head (the mean over prompts), one per label of a
-    further axis, by names for files.
+    """Map all numeric variables by layer and head, one map per label of a further axis.
+
+    Maps are means over prompts; names are those of files.
     """
     maps = []
     for name, array in run[group].data_vars.items():
@@ -170,9 +182,7 @@ def _head_maps(run: xr.DataTree, group: str) -> list[Heads]:
 
 
 def _head_table(run: xr.DataTree, group: str) -> list[Table]:
-    """The heads with the largest values of the group's first map, and their values of the
-    others.
-    """
+    """Tabulate the heads with the largest values of the first map, and their other values."""
     maps = [one.values for one in _head_maps(run, group)]
     if not maps:
         return []
@@ -209,8 +219,9 @@ class Drawn(NamedTuple):
 
     @property
     def caption(self) -> str:
-        """What is drawn; without a caption of its own, its name in words: "gates_layer2_head0" ->
-        "Gates, layer 2, head 0".
+        """The caption, else the name in words.
+
+        "gates_layer2_head0" -> "Gates, layer 2, head 0".
         """
         words = re.sub(r"_(layer|head)(\d+)", r", \1 \2", self.name).replace("_", " ")
         return (
@@ -221,10 +232,18 @@ class Drawn(NamedTuple):
 
 
 def figures_of(run: xr.DataTree, failures: list[str] | None = None) -> Iterator[Drawn]:
-    """Every figure of `run`, one run or several, drawn one after the other.
+    """Draw all figures of one run or several, one after the other.
 
-    A view whose figures cannot be drawn has one line in `failures`; without that list its error is
-    raised, such as InputError for a name that another figure has, or that is no plain name.
+    Args:
+        run: Tree of a run, a group per measure.
+        failures: Gets one line per view whose figures cannot be drawn. None: the error is raised.
+
+    Returns:
+        The figures with their names, made when they are asked for.
+
+    Raises:
+        InputError: `failures` is None and two figures have the same name, or a name is not a plain
+            name.
     """
     taken: set[str] = set()
     for view in views_of(run):
@@ -246,8 +265,8 @@ def _drawn(view: View, run: xr.DataTree, taken: set[str]) -> Iterator[Drawn]:
         yield Drawn(view, chart, chart.figure())
 
 
-def _given(view: View, run: xr.DataTree) -> Iterator[Own]:
-    """The figures of another package's plain function, each as it is given."""
+def _given(view: View, run: xr.DataTree) -> Iterator[CustomFigure]:
+    """The figures of another package's plain function, as they are given."""
     for drawn in view.given(run):
         pair = isinstance(drawn, tuple) and len(drawn) == 2
         if not pair or not isinstance(drawn[0], str) or not isinstance(drawn[1], Figure):
@@ -255,18 +274,26 @@ def _given(view: View, run: xr.DataTree) -> Iterator[Own]:
                 f"{called(VIEWS, view.group)} draws a {type(drawn).__name__}; wanted pairs "
                 "of a name and a figure"
             )
-        yield Own(drawn[0], lambda figure=drawn[1]: figure)
+        yield CustomFigure(drawn[0], lambda figure=drawn[1]: figure)
 
 
 def write_figures(
     run: xr.DataTree, directory: str | os.PathLike[str], formats: Sequence[str] = FORMATS[:1]
 ) -> list[Path]:
-    """Write all figures that the groups of `run` allow into `directory`, made where it is not
-    there; return the files.
+    """Write all figures that the groups of a run allow into a directory.
 
-    `formats`: of png, svg and pdf.
+    The same run gives the same bytes.
 
-    The same run gives the same bytes. Raises InputError as `figures_of`.
+    Args:
+        run: Tree of a run, a group per measure.
+        directory: Directory to write to; it is made if it does not exist.
+        formats: Any of png, svg and pdf.
+
+    Returns:
+        Paths of the files written.
+
+    Raises:
+        InputError: As in `figures_of`.
     """
     directory = path_of(directory, "a directory for figures")
     require_directory(directory)
@@ -279,10 +306,14 @@ def write_figures(
 
 
 def tables(run: xr.DataTree, failures: list[str] | None = None) -> list[Table]:
-    """The tables that the groups of `run` allow, in the order of the page.
+    """Make the tables that the groups of a run allow, in the order of the page.
 
-    A view whose tables cannot be made has one line in `failures`; without that list its error is
-    raised.
+    Args:
+        run: Tree of a run, a group per measure.
+        failures: Gets one line per view whose tables cannot be made. None: the error is raised.
+
+    Returns:
+        The tables.
     """
     of_views = (
         until_failure(

@@ -1,4 +1,4 @@
-"""What checkpoints look like side by side: one colour per scheme, dashes apart within a colour.
+"""The looks of checkpoints side by side: one colour per scheme, dashes apart within a colour.
 
 A layout has the colour of its scheme; layouts that mix two have the colour of the more frequent
 one, dashed.
@@ -22,16 +22,28 @@ _MARKERS = ("o", "s", "^", "D")
 
 
 def layout_colour(layout: str) -> str:
-    """The colour of a layout: its scheme's; that of the more frequent scheme where two are
-    mixed.
+    """Return the colour of a layout of schemes.
+
+    Args:
+        layout: Layout, such as "repo@1".
+
+    Returns:
+        The colour of its scheme; of two schemes, that of the more frequent one.
     """
     name = layout.split("@")[0]
     return scheme_colour(_MIXED.get(name, (name, ""))[0])
 
 
 def layout_name(layout: str) -> str:
-    """A layout as papers write it: "repo@1" -> "RePo from layer 1", "repo@1/3" -> "RePo after 1/3",
-    "r2n1" -> "R2N1".
+    """Write a layout as papers do: "repo@1" -> "RePo from layer 1".
+
+    Likewise "repo@1/3" -> "RePo after 1/3" and "r2n1" -> "R2N1".
+
+    Args:
+        layout: Layout as the run names it.
+
+    Returns:
+        The text.
     """
     scheme, at, start = layout.partition("@")
     name = _MIXED[scheme][1] if scheme in _MIXED else scheme_name(scheme)
@@ -42,11 +54,17 @@ def layout_name(layout: str) -> str:
 
 
 def looks(data: xr.Dataset) -> dict[str, dict[str, Any]]:
-    """Colour, dashes, marker and legend text of each checkpoint of `data`: one colour per scheme,
-    dashes apart within a colour.
+    """Choose colour, dashes, marker and legend text of every checkpoint.
 
-    The text is that of a coordinate `label (checkpoint)`, else the layout's name, else, where
-    several have this layout, the checkpoint's own.
+    Checkpoints of a scheme share a colour and differ in their dashes. The text is the coordinate
+    `label (checkpoint)`, else the name of the layout, else, if several have this layout, the name
+    of the checkpoint.
+
+    Args:
+        data: Dataset with an axis `checkpoint`.
+
+    Returns:
+        Options of matplotlib by checkpoint.
     """
     layouts = [str(layout) for layout in data["layout"].values]
     labels = (

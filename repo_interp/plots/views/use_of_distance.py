@@ -1,5 +1,4 @@
-"""What heads do with distance: preferences that change with it, positions against symbols, and how
-far back they look.
+"""What heads do with distance: `stability`, `symbols` and `octaves`.
 
     finding of `symbols`      score > .8 and above its null, mean over prompts
     finding of `stability`    stability under that of random phases by more than .2

@@ -120,7 +120,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from repo_interp.plots import Table, View, paper_figure, style
-from repo_interp.plots.marks.chart import Own
+from repo_interp.plots.marks.chart import CustomFigure
 from repo_interp.plots.marks.heads import Heads
 from repo_interp.plots.view import Interactive
 
@@ -138,7 +138,7 @@ def figures(run):
 
 
 def charts(run):
-    yield from (Own(name, lambda figure=figure: figure) for name, figure in figures(run))
+    yield from (CustomFigure(name, lambda figure=figure: figure) for name, figure in figures(run))
     yield Heads(run["mean_norm"]["norm"])
 
 
