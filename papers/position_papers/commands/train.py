@@ -141,6 +141,10 @@ def run(arguments: argparse.Namespace) -> int:
         )
     except BrokenPipeError:
         raise
+    except KeyboardInterrupt:  # a second one, which does not wait for the state
+        if not any(folder.kept for _, folder in pending):
+            raise
+        done = False
     except OSError as error:
         again = f"make room, then go on by --resume --out {out}"
         raise InputError(f"{out} cannot be written ({error.strerror or error}); {again}") from None
@@ -150,8 +154,12 @@ def run(arguments: argparse.Namespace) -> int:
             if several
             else ""
         )
+        kept = [folder.unscored for _, folder in pending if folder.kept]
+        state = "the state is saved"
+        if kept:
+            state = f"the trained weights are kept in {', '.join(map(str, kept))}, without a score"
         raise KeyboardInterrupt(
-            f"the state is saved; go on with: repo-interp train --resume --out {out}{seeds}"
+            f"{state}; go on with: repo-interp train --resume --out {out}{seeds}"
         )
     print_scores(console, [folder for _, folder in runs])
     return 0
