@@ -461,7 +461,7 @@ def test_predictions_that_are_not_finite_leave_weights_without_a_score(tmp_path)
     next(records), next(records)
     with torch.no_grad():
         broken.model.lm_head.weight[0] = math.nan
-    with pytest.raises(Unfinished, match="are NaN or infinite.*unscored, without a score"):
+    with pytest.raises(Unfinished, match=r"are NaN or infinite.*unscored, without a score"):
         list(records)
     assert (folder.unscored / "model.safetensors").is_file()
 

@@ -132,7 +132,8 @@ def measure_together(
     One process does nothing here.
 
     What is measured is kept in `directory`, where `Build.make` finds it. `progress` is called with
-    parts measured, parts in all, and the name of one that is next. Raises KeyboardInterrupt where
+    checkpoints measured, checkpoints in all, and the name of a part that is next: parts differ in
+    cost, about as their numbers of checkpoints do. Raises KeyboardInterrupt where
     it is interrupted.
     """
     experiments = {
@@ -149,8 +150,10 @@ def measure_together(
     ]
     parts.sort(key=lambda part: len(part.group), reverse=True)
 
-    def told(done: int, total: int = len(parts)) -> None:
-        progress(done, total, parts[min(done, total - 1)].name)
+    costs = [max(1, len(part.group)) for part in parts]
+
+    def told(done: int) -> None:
+        progress(sum(costs[:done]), sum(costs), parts[min(done, len(parts) - 1)].name)
 
     def measure(part: Part) -> None:
         part.measure(experiments[part.paper, part.experiment])

@@ -16,7 +16,9 @@ nothing about any paper.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +28,8 @@ import xarray as xr
 
 from position_papers import FORMATS
 from position_papers.kit.experiment import Paper, Result
-from position_papers.kit.judge.outcomes import records, verdict_table
+from position_papers.kit.items import files_of
+from position_papers.kit.judge.outcomes import primary_rows, records, standing, verdict_table
 from position_papers.kit.judge.table import (
     EVIDENCE,
     evidence_table,
@@ -97,6 +100,13 @@ def write_paper(
     the paper's model.
     """
     drawings = [drawing for result in results for drawing in result.drawings]
+    if paper.drawn:
+        found = {
+            name
+            for item in paper.drawn
+            for name in files_of(item, paper.items, (stem(drawing.name) for drawing in drawings))
+        }
+        drawings = [drawing for drawing in drawings if stem(drawing.name) in found]
     names = [stem(drawing.name) for drawing in drawings]
     if len(set(names)) < len(names):
         twice = sorted({name for name in names if names.count(name) > 1})
@@ -154,10 +164,36 @@ def write_verdicts(directory: Path, paper: Paper, facts: Mapping[str, Any]) -> N
     found, scales = verdicts(paper, read_evidence(directory / EVIDENCE))
     table = verdict_table(found, scales, command)
     table.to_csv(directory / VERDICTS, index=False, lineterminator="\n")
-    page = rendered("paper.md", paper=paper, command=command, rows=records(table), **facts)
+    rows = records(table)
+    own = [
+        standing(partial(primary_rows, rows, paper), paper, claim)
+        for claim in paper.claims
+        if not claim.part
+    ]
+    names = [figure["figure"] for figure in facts["figures"]]
+    page = rendered(
+        "paper.md",
+        paper=paper,
+        command=command,
+        rows=rows,
+        found=[verdict for verdict in own if verdict is not None],
+        models=_models(facts["provenance"]),
+        items=[(item, files_of(item, paper.items, names)) for item in paper.items],
+        **facts,
+    )
     written = json.dumps(facts, indent=1, ensure_ascii=False) + "\n"
     for name, text in ((PAGE, written), ("README.md", page)):
         (directory / name).write_text(text, encoding="utf-8", newline="\n")
+
+
+def _models(provenance: Mapping[str, str]) -> list[str]:
+    """The checkpoints of a page in words; the small ones of a task together."""
+    names = [
+        name.removeprefix("checkpoint ") for name in provenance if name.startswith("checkpoint ")
+    ]
+    tasks = Counter(name.partition("/")[0] for name in names if "/" in name)
+    small = [f"{count} small one{'s' * (count > 1)} of {task}" for task, count in tasks.items()]
+    return [name for name in names if "/" not in name] + small
 
 
 def training_rows(paths: Mapping[str, str]) -> list[dict[str, str]]:
