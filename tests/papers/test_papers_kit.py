@@ -25,7 +25,7 @@ from verdicts import unmeasured, verdict, verdicts_of
 
 import position_papers
 from position_papers import PAPERS, named
-from position_papers.kit.build import Build, with_experiments
+from position_papers.kit.build import Build, with_experiments, with_items
 from position_papers.kit.cache import Cache
 from position_papers.kit.experiment import (
     Drawing,
@@ -37,7 +37,7 @@ from position_papers.kit.experiment import (
     without_checkpoints,
 )
 from position_papers.kit.gallery import headlines, page_above, write_gallery
-from position_papers.kit.items import Item, files_of, with_items
+from position_papers.kit.items import Item, files_of
 from position_papers.kit.judge.claims import (
     FAILS,
     HOLDS,
@@ -615,7 +615,7 @@ def test_a_new_claim_is_on_every_page_by_its_experiment_alone(tmp_path):
         "| table 3 | others | not on this page (`--experiment others` draws it) |\n\n" in page
     )
     assert (
-        "\n\nDoes what the paper claims hold? 2 claims of it were tested. 1 holds: "
+        "\n\nDo the claims of the paper hold? 2 were tested. 1 holds: "
         f"{BOTH[0].statement} (X1). 1 is not measurable: a new claim (X9). The table" in page
     )
     gallery, numbers = (

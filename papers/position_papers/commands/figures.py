@@ -254,9 +254,8 @@ def _builds(arguments: argparse.Namespace, out: Path):
 
     Raises InputError for everything that can be known before measuring.
     """
-    from position_papers.kit.build import Build, stated_options, with_experiments
+    from position_papers.kit.build import Build, stated_options, with_experiments, with_items
     from position_papers.kit.gallery import require_own
-    from position_papers.kit.items import with_items
     from position_papers.kit.paper_directory import require_free
     from position_papers.kit.subjects import given
     from repo_interp.analysis.publication import RUN

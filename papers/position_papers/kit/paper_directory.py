@@ -192,7 +192,7 @@ def _models(provenance: Mapping[str, str]) -> list[str]:
         name.removeprefix("checkpoint ") for name in provenance if name.startswith("checkpoint ")
     ]
     tasks = Counter(name.partition("/")[0] for name in names if "/" in name)
-    small = [f"{count} small one{'s' * (count > 1)} of {task}" for task, count in tasks.items()]
+    small = [f"{count} small model{'s' * (count > 1)} of {task}" for task, count in tasks.items()]
     return [name for name in names if "/" not in name] + small
 
 
