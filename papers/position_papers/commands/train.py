@@ -154,12 +154,9 @@ def run(arguments: argparse.Namespace) -> int:
             if several
             else ""
         )
-        kept = [folder.unscored for _, folder in pending if folder.kept]
-        state = "the state is saved"
-        if kept:
-            state = f"the trained weights are kept in {', '.join(map(str, kept))}, without a score"
+        kept = "; ".join(filter(None, (folder.kept for _, folder in pending)))
         raise KeyboardInterrupt(
-            f"{state}; go on with: repo-interp train --resume --out {out}{seeds}"
+            f"{kept or 'the state is saved'}; go on with: repo-interp train --resume --out {out}{seeds}"
         )
     print_scores(console, [folder for _, folder in runs])
     return 0

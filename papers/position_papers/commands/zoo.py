@@ -188,10 +188,9 @@ def _train(console: Console, arguments: argparse.Namespace) -> int:
 
             ended = make(runs, arguments.jobs, watch)
         if not ended:
-            kept = [folder.unscored for folder in map(TrainingFolder, places) if folder.kept]
-            without = f", {', '.join(map(str, kept))} without a score" * bool(kept)
+            kept = filter(None, (TrainingFolder(place).kept for place in places))
             raise KeyboardInterrupt(
-                f"the states are saved{without}; the same command goes on from there"
+                "; ".join((*kept, "the states are saved; the same command goes on from there"))
             )
     if not processes.is_first():
         return 0

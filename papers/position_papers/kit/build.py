@@ -139,8 +139,7 @@ def measure_together(
 
     What is measured is kept in `directory`, where `Build.make` finds it. `progress` is called with
     models measured, models in all, and the name of a part that is next: parts differ in cost about
-    as their numbers of models do. Raises KeyboardInterrupt where
-    it is interrupted.
+    as their numbers of models do. Raises KeyboardInterrupt where it is interrupted.
     """
     experiments = {
         (build.name, experiment.name): experiment
@@ -155,7 +154,6 @@ def measure_together(
         for group in experiment.needs.groups(subjects)
     ]
     parts.sort(key=lambda part: part.cost, reverse=True)
-
     costs = [part.cost for part in parts]
 
     def told(done: int, total: int = len(parts)) -> None:
@@ -274,27 +272,19 @@ def with_items(papers: Mapping[str, Paper], wanted: Sequence[str]) -> Mapping[st
     """
     if not wanted:
         return papers
+    items = [(paper.name, item) for paper in papers.values() for item in paper.items]
     for name in wanted:
-        named = [
-            (paper.name, item)
-            for paper in papers.values()
-            for item in paper.items
-            if item.is_named(name)
-        ]
+        named = [(paper, item) for paper, item in items if item.is_named(name)]
         if not named:
-            there = (
-                f"{paper.name} has {', '.join(item.item for item in paper.items)}"
-                for paper in papers.values()
-            )
-            raise InputError(f"there is no {name!r} in the papers: {'; '.join(there)}")
+            there = ", ".join(f"{item.item} of {paper}" for paper, item in items)
+            raise InputError(f"there is no {name!r} in the papers; there are {there}")
         if not any(item.experiment for _, item in named):
             paper, item = named[0]
             raise InputError(f"{item.item} of {paper} is not made here: {item.note}")
     chosen = {}
     for name, paper in papers.items():
-        items = [item for item in paper.items if any(map(item.is_named, wanted))]
-        names = {item.experiment for item in items}
-        if names - {""}:
-            experiments = tuple(each for each in paper.experiments if each.name in names)
-            chosen[name] = dataclasses.replace(paper, experiments=experiments, drawn=tuple(items))
+        drawn = tuple(item for item in paper.items if any(map(item.is_named, wanted)))
+        names = {item.experiment for item in drawn}
+        if own := tuple(each for each in paper.experiments if each.name in names):
+            chosen[name] = dataclasses.replace(paper, experiments=own, drawn=drawn)
     return chosen

@@ -16,7 +16,6 @@ nothing about any paper.
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -99,14 +98,13 @@ def write_paper(
     `paths`: the checkpoints by name, beside whose verdicts it is said how they differ in size from
     the paper's model.
     """
-    drawings = [drawing for result in results for drawing in result.drawings]
-    if paper.drawn:
-        found = {
-            name
-            for item in paper.drawn
-            for name in files_of(item, paper.items, (stem(drawing.name) for drawing in drawings))
-        }
-        drawings = [drawing for drawing in drawings if stem(drawing.name) in found]
+    drawings = [
+        drawing
+        for result in results
+        for drawing in result.drawings
+        if not paper.drawn
+        or any(files_of(item, paper.items, [stem(drawing.name)]) for item in paper.drawn)
+    ]
     names = [stem(drawing.name) for drawing in drawings]
     if len(set(names)) < len(names):
         twice = sorted({name for name in names if names.count(name) > 1})
@@ -177,23 +175,12 @@ def write_verdicts(directory: Path, paper: Paper, facts: Mapping[str, Any]) -> N
         command=command,
         rows=rows,
         found=[verdict for verdict in own if verdict is not None],
-        models=_models(facts["provenance"]),
         items=[(item, files_of(item, paper.items, names)) for item in paper.items],
         **facts,
     )
     written = json.dumps(facts, indent=1, ensure_ascii=False) + "\n"
     for name, text in ((PAGE, written), ("README.md", page)):
         (directory / name).write_text(text, encoding="utf-8", newline="\n")
-
-
-def _models(provenance: Mapping[str, str]) -> list[str]:
-    """The checkpoints of a page in words; the small ones of a task together."""
-    names = [
-        name.removeprefix("checkpoint ") for name in provenance if name.startswith("checkpoint ")
-    ]
-    tasks = Counter(name.partition("/")[0] for name in names if "/" in name)
-    small = [f"{count} small model{'s' * (count > 1)} of {task}" for task, count in tasks.items()]
-    return [name for name in names if "/" not in name] + small
 
 
 def training_rows(paths: Mapping[str, str]) -> list[dict[str, str]]:

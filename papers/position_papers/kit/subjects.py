@@ -300,11 +300,8 @@ def digest(path: str | os.PathLike[str]) -> str:
     if (directory / "config.json").is_file() or not (directory.is_dir() or runs):
         parts["checkpoint"] = checkpoint_digest(identify(path).directory)
     if runs:
-        runs = [
-            run
-            | {"training": {k: of for k, of in run.get("training", {}).items() if k != "made_with"}}
-            for run in runs
-        ]
+        for run in runs:
+            run.get("training", {}).pop("made_with", None)
         parts["runs"] = hashlib.sha256(json.dumps(runs).encode()).hexdigest()
     names = [*RECORDS, *(f"seed-*/{name}" for name in (*RECORDS, "model.safetensors"))]
     records = recorded_at(directory)

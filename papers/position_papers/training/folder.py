@@ -168,8 +168,10 @@ class TrainingFolder:
         """Where the weights without a score are, and how to score them; "" where there are none."""
         if not self.unscored.is_dir():
             return ""
-        how = f"score them by repo-interp train --resume --out {self.directory}"
-        return f"the trained weights are kept in {self.unscored}, without a score; {how}"
+        return (
+            f"the trained weights are kept in {self.unscored}, without a score; score them by "
+            f"repo-interp train --resume --out {self.directory}"
+        )
 
     def finish(self, scores: str) -> None:
         """Put the checkpoint here with the text of scores.json, config.json last; the state is

@@ -152,9 +152,9 @@ def _saying_what_is_kept(folder: TrainingFolder) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if not folder.kept or not (isinstance(error, InputError) or is_out_of_memory(error)):
-            raise
         why = "out of memory" if is_out_of_memory(error) else error
+        if not folder.kept or not isinstance(why, InputError | str):
+            raise
         raise Unfinished(f"the scores could not be made ({why}): {folder.kept}") from error
 
 
