@@ -35,7 +35,7 @@ from position_papers.training.processes import end_when_asked, side_by_side
 from position_papers.training.step import make_optimizer, take_step, target_loss, training_question
 from repo_interp.analysis.trained_task import trained_task
 from repo_interp.cli import main
-from repo_interp.errors import InputError
+from repo_interp.errors import InputError, Unfinished
 from repo_interp.experiments.responses import to_question
 from repo_interp.models.checkpoints import load_model
 from repo_interp.models.decoder import as_decoder
@@ -415,6 +415,55 @@ def test_a_run_asked_to_stop_while_it_is_scored_is_scored_the_next_time(undistur
         weights(folder) == weights(undisturbed)
         and folder.scores.read_bytes() == undisturbed.scores.read_bytes()
     )
+
+
+def lack_memory(done: int, total: int) -> None:
+    torch.empty(1 << 60)
+
+
+def refuse(done: int, total: int) -> None:
+    raise InputError("the task has no such test set")
+
+
+def end_now(done: int, total: int) -> None:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(
+    ("scoring", "error"),
+    [
+        (lack_memory, r"\(out of memory\): .*/unscored, without a score; score them by .*--resume"),
+        (refuse, r"\(the task has no such test set\): the trained weights are kept in"),
+        (end_now, "^$"),
+    ],
+)
+def test_a_run_whose_scores_fail_keeps_its_weights_and_says_where(
+    undisturbed, tmp_path, scoring, error
+):
+    folder = TrainingFolder(tmp_path / "run")
+    folder.begin(to_toml(TINY))
+    with pytest.raises(KeyboardInterrupt if scoring is end_now else Unfinished, match=error):
+        list(train(prepare(TINY), folder, scoring=scoring))
+    kept = (folder.unscored / "model.safetensors").read_bytes()
+    assert kept == weights(undisturbed) and not folder.is_finished and not folder.scores.exists()
+    assert layout(load_model(folder.unscored)) == layout(load_model(undisturbed.directory))
+    (folder.unscored / "model.safetensors").unlink()  # as where a process died while it moved files
+    list(train(prepare(TINY), folder))
+    assert weights(folder) == kept and not folder.unscored.exists()
+    assert folder.scores.read_bytes() == undisturbed.scores.read_bytes()
+
+
+def test_predictions_that_are_not_finite_leave_weights_without_a_score(tmp_path):
+    """The score of the last record fails, before the state of the last step is saved."""
+    folder, broken = TrainingFolder(tmp_path / "run"), prepare(TINY)
+    folder.begin(to_toml(TINY))
+    records = train(broken, folder)
+    next(records), next(records)
+    with torch.no_grad():
+        broken.model.lm_head.weight[0] = math.nan
+    with pytest.raises(Unfinished, match=r"are NaN or infinite.*unscored, without a score"):
+        list(records)
+    assert (folder.unscored / "model.safetensors").is_file()
 
 
 def test_folders_refuse_what_they_would_destroy(undisturbed, tmp_path):

@@ -116,6 +116,24 @@ def test_an_interrupt_leaves_a_state_and_says_how_to_go_on(somewhere):
     )
 
 
+def test_a_request_to_end_while_it_is_scored_says_where_the_weights_are(somewhere):
+    folder = TrainingFolder(somewhere / "run")
+
+    def terminate() -> None:
+        while not folder.unscored.is_dir():
+            time.sleep(0.001)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    thread = threading.Thread(target=terminate)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt, match=r"kept in run/unscored, without .*--out run$"):
+        train(*TINY, "--steps", "6", "--score-prompts", "600", "--out", "run")
+    thread.join()
+    kept = (folder.unscored / "model.safetensors").read_bytes()
+    assert train("--resume", "--out", "run") == 0
+    assert Path("run/model.safetensors").read_bytes() == kept and folder.scores.is_file()
+
+
 def test_a_directory_of_something_else_is_left_alone(somewhere):
     Path("thesis").mkdir()
     Path("thesis/chapter.tex").write_text("all of it")

@@ -148,6 +148,10 @@ def run(arguments: argparse.Namespace) -> int:
         )
     except BrokenPipeError:
         raise
+    except KeyboardInterrupt:  # a second one, which does not wait for the state
+        if not any(folder.kept for _, folder in pending):
+            raise
+        done = False
     except OSError as error:
         again = f"make room, then go on by --resume --out {out}"
         raise InputError(f"{out} cannot be written ({error.strerror or error}); {again}") from None
@@ -157,8 +161,9 @@ def run(arguments: argparse.Namespace) -> int:
             if several
             else ""
         )
+        kept = "; ".join(filter(None, (folder.kept for _, folder in pending)))
         raise KeyboardInterrupt(
-            f"the state is saved; go on with: repo-interp train --resume --out {out}{seeds}"
+            f"{kept or 'the state is saved'}; go on with: repo-interp train --resume --out {out}{seeds}"
         )
     print_scores(console, [folder for _, folder in runs])
     return 0

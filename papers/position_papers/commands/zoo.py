@@ -180,14 +180,18 @@ def _train(console: Console, arguments: argparse.Namespace) -> int:
     if waiting:
         total = sum(run.configuration.steps for run in waiting)
         with steps(console, EVERY) as step:
+            places = [run.directory for run in waiting]
 
             def watch() -> None:
-                logs = [TrainingFolder(run.directory).records() for run in waiting]
+                logs = [TrainingFolder(place).records() for place in places]
                 step("training", sum(records[-1]["step"] for records in logs if records), total)
 
             ended = make(runs, arguments.jobs, watch)
         if not ended:
-            raise KeyboardInterrupt("the states are saved; the same command goes on from there")
+            kept = filter(None, (TrainingFolder(place).kept for place in places))
+            raise KeyboardInterrupt(
+                "; ".join((*kept, "the states are saved; the same command goes on from there"))
+            )
     if not processes.is_first():
         return 0
     with processes.alone():
