@@ -35,6 +35,7 @@ MODULES = (
     "charts.js",
     "map.js",
     "table.js",
+    "tour.js",
     "stored.js",
     "head_charts.js",
     "explorer.js",
