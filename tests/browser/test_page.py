@@ -725,12 +725,12 @@ def test_it_opens_on_a_prompt_and_a_token_that_show_the_finding(opened, long_pro
     """Found: the last token, which gives nearly all of its attention to token 0."""
     browser = opened("induction.html")
     rows = long_prompts["attention_rows"].to_dataset().sel(prompt=1, layer=1, head=2)
+    keys, weights = rows["prompt_key"].values.astype(int), rows["prompt_weight"].values
     shares = {}
-    for token in rows["query"].values.tolist():
-        row = rows.sel(query=token)
+    for token in range(len(LONG_WORDS)):
         shares[token] = sum(
             weight
-            for key, weight in zip(row["key"].values.tolist(), row["weight"].values, strict=True)
+            for key, weight in zip(keys[token].tolist(), weights[token], strict=True)
             if 0 < key <= token
             and key - 1 < token
             and LONG_WORDS[key - 1] == LONG_WORDS[token] != "."
@@ -747,8 +747,9 @@ def test_logits_by_distance_show_all_kept_tokens_on_an_axis_that_doubles(opened,
     rows = long_prompts["attention_rows"].to_dataset().sel(prompt=1, layer=1, head=2)
     distances, values = browser.run(f"[{LOGITS}.data[1].customdata, {LOGITS}.data[1].y]")
     assert len(distances) == len(values) > 100 and max(distances) > 100
-    known = (rows["query"] - rows["key"]).where(rows["key"] >= 0).values
-    assert set(distances) <= set(known[np.isfinite(known)].astype(int).tolist())
+    keys = rows["prompt_key"].values
+    known = np.arange(len(keys))[:, None] - keys
+    assert set(distances) == set(known[keys >= 0].astype(int).tolist())
     assert browser.run(f"{LOGITS}.layout.xaxis.type") == "log"
     assert min(browser.run(f"{LOGITS}.data[1].x")) >= 0.5
 
