@@ -48,7 +48,11 @@ def layout_name(layout: str) -> str:
 def _shade(colour: str, place: int) -> str:
     """Return the shade of a scheme's colour for its checkpoint number `place`."""
     end, share = _SHADES[place % len(_SHADES)]
-    return to_hex((1 - share) * np.array(to_rgb(colour)) + share * np.array(to_rgb(end)))
+    return (
+        colour
+        if not share
+        else to_hex((1 - share) * np.array(to_rgb(colour)) + share * np.array(to_rgb(end)))
+    )
 
 
 def looks(data: xr.Dataset) -> dict[str, dict[str, Any]]:
