@@ -48,11 +48,8 @@ def layout_name(layout: str) -> str:
 def _shade(colour: str, place: int) -> str:
     """Return the shade of a scheme's colour for its checkpoint number `place`."""
     end, share = _SHADES[place % len(_SHADES)]
-    return (
-        colour
-        if not share
-        else to_hex((1 - share) * np.array(to_rgb(colour)) + share * np.array(to_rgb(end)))
-    )
+    red, green, blue = (1 - share) * np.array(to_rgb(colour)) + share * np.array(to_rgb(end))
+    return to_hex((red, green, blue)) if share else colour
 
 
 def looks(data: xr.Dataset) -> dict[str, dict[str, Any]]:
