@@ -171,6 +171,7 @@ class Explored:
                         "edit": edit.model_dump(mode="json", exclude_defaults=True),
                         "sentence": edit.sentence(),
                         "effect": effect,
+                        "moves": _moved(session, edit),
                     }
                     for edit, effect in suggested
                 ]
@@ -406,6 +407,12 @@ def over_the_same_texts(explored: Explored, bridge: nn.Module, name: str = "") -
         prompts = [_in_other_tokens(prompt, reads, other) for prompt in prompts]
     others = (*explored.others, Explored(bridge, prompts, name))
     return Explored(explored.bridge, explored.prompts, explored.name, explored.run, others)
+
+
+def _moved(session: Session, edit: Edit) -> dict[str, Any]:
+    """Return the head and the token to show after an edit: those whose attention it moves most."""
+    head, token = session.moves(edit)
+    return {"heads": [head], "token": token}
 
 
 def _in_other_tokens(prompt: Prompt, reads: Any, other: Any) -> Prompt:

@@ -56,6 +56,8 @@ from repo_interp.values import Count, checked
 
 NEXT = 10
 """Likeliest next tokens."""
+LOOKED = 64
+"""Tokens whose attention is compared, at most, to find one that an edit moves."""
 SUGGESTED = 5
 """Edits that `suggest` offers."""
 MOVES: tuple[Any, ...] = ("linearised", "frozen")
@@ -382,6 +384,27 @@ class Session:
                 )
                 whole.append((edit, self._log_probability((edit,)) - clean))
         return [*sorted(needed, key=lambda each: each[1])[:SUGGESTED], *whole]
+
+    def moves(self, edit: Edit) -> tuple[Head, int]:
+        """Find where an edit moves attention most, in its first layer.
+
+        Args:
+            edit: The edit, alone.
+
+        Returns:
+            The (layer, head) and the token whose row changes most (half the sum of absolute
+            differences), of up to `LOOKED` tokens that predict the answer.
+        """
+        before = [place - 1 for place in self._places if place] or range(self.count)
+        layer, places = edit.first_layer, list(before)[:: -(-len(before) // LOOKED)]
+        rows = []
+        for edits in ((), (edit,)):
+            inputs = self._passes.inputs(edits, layer, self.check)
+            at = torch.tensor(places, device=inputs.queries.device)
+            rows.append(weights_of(inputs.logits(at), inputs.sinks)[0].float().nan_to_num())
+        moved = (rows[1] - rows[0]).abs().sum(-1)
+        head, place = divmod(int(moved.argmax()), len(places))
+        return (layer, head), places[place]
 
     def _log_probability(self, edits: tuple[Edit, ...]) -> float:
         """The log-probability of the answer under `edits`."""

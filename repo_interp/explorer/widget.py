@@ -35,6 +35,7 @@ MODULES = (
     "charts.js",
     "map.js",
     "table.js",
+    "tour.js",
     "explorer.js",
     "link.js",
     "sides.js",

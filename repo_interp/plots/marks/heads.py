@@ -67,6 +67,8 @@ class Heads(Drawing):
     """
     colours: np.ndarray | None = None
     """Colours [layer, head], where they stand for something else than the values."""
+    texts: xr.DataArray | None = None
+    """Texts [layer, head] that `values` are numbers of, such as kinds, and "" for none."""
     name: str = ""
     live = True
 
@@ -91,6 +93,9 @@ class Heads(Drawing):
         return {
             "title": _title(values),
             "variable": str(values.name or ""),
+            "texts": None
+            if self.texts is None
+            else self.texts.transpose("layer", "head").values.tolist(),
             "mean": str(values.attrs.get(MEAN, "")),
             **head_axes(values),
             "values": nested_digits(data),

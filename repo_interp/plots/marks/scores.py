@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import xarray as xr
+from matplotlib.colors import to_hex, to_rgb
 
 from repo_interp.plots.style import (
     legible,
@@ -17,6 +19,8 @@ from repo_interp.plots.style import (
 )
 
 _MIXED = {"r2n1": ("rope", "R2N1"), "n2r1": ("nope", "N2R1")}
+_SHADES = (("white", 0.0), ("black", 0.5), ("white", 0.35), ("black", 0.25), ("white", 0.6))
+"""Of checkpoints of one scheme, in order: what their colour is mixed with, and how much of it."""
 _DASHES = ("-", (0, (4, 1.5)), (0, (1, 1.2)), (0, (5, 1.2, 1, 1.2)))
 _MARKERS = ("o", "s", "^", "D")
 
@@ -53,10 +57,17 @@ def layout_name(layout: str) -> str:
     return f"{name} {'after' if '/' in start else 'from layer'} {start}"
 
 
+def _shade(colour: str, place: int) -> str:
+    """Return the shade of a scheme's colour for its checkpoint number `place`."""
+    end, share = _SHADES[place % len(_SHADES)]
+    red, green, blue = (1 - share) * np.array(to_rgb(colour)) + share * np.array(to_rgb(end))
+    return to_hex((red, green, blue)) if share else colour
+
+
 def looks(data: xr.Dataset) -> dict[str, dict[str, Any]]:
     """Choose colour, dashes, marker and legend text of every checkpoint.
 
-    Checkpoints of a scheme share a colour and differ in their dashes. The text is the coordinate
+    Checkpoints of a scheme share a colour and differ in shade, dashes and marker. The text is the coordinate
     `label (checkpoint)`, else the name of the layout, else, if several have this layout, the name
     of the checkpoint.
 
@@ -79,7 +90,7 @@ def looks(data: xr.Dataset) -> dict[str, dict[str, Any]]:
         place = seen.get(colour, 0)
         seen[colour] = place + 1
         by_name[name] = {
-            "color": colour,
+            "color": _shade(colour, place),
             "linestyle": _DASHES[place % len(_DASHES)],
             "marker": _MARKERS[place % len(_MARKERS)],
             "label": legible(

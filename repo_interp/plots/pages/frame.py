@@ -34,6 +34,7 @@ MODULES = (
     "charts.js",
     "map.js",
     "table.js",
+    "tour.js",
     "stored.js",
     "head_charts.js",
     "explorer.js",

@@ -150,6 +150,22 @@ def atlas_names(run: xr.DataTree) -> PaperFigure:
     return figure
 
 
+def colours_of_names(labels: Sequence[str]) -> dict[str, str]:
+    """Choose a colour for each name, in figures and on the page.
+
+    Args:
+        labels: Names, in order.
+
+    Returns:
+        Colours as hexadecimal numbers, by name.
+    """
+    palette = mpl.colormaps["tab20"]
+    return {
+        label: to_hex(palette((2 * place) % 20 + (2 * place) // 20))
+        for place, label in enumerate(labels)
+    }
+
+
 @style()
 def names_figure(
     run: xr.DataTree, name: str, variable: str, labels: Sequence[str], title: str
@@ -171,11 +187,7 @@ def names_figure(
     if has_runs(run):
         runs = runs_of(run)
         panels = {runs.title(name): named.sel(run=name) for name in spread(runs.names, BESIDE)}
-    palette, most = mpl.colormaps["tab20"], 32 // len(panels)
-    colours = {
-        label: to_hex(palette((2 * place) % 20 + (2 * place) // 20))
-        for place, label in enumerate(labels)
-    }
+    colours, most = colours_of_names(labels), 32 // len(panels)
     width = PAGE_WIDTH if len(panels) > 1 else min(PAGE_WIDTH, 1.2 + 0.36 * named.sizes["head"])
     figure = paper_figure(width, 0.8 + 0.17 * max(6, named.sizes["layer"]))
     axes: Any = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]

@@ -37,6 +37,7 @@ from repo_interp.plots.marks import (
     layer_scheme,
     learned_layers,
     nanmean,
+    nested_digits,
     percent,
     ranked_heads,
     table_of,
@@ -251,7 +252,14 @@ def component_data(
             "logit": digits_of(logit.values[places]),
             "components": [digits_of(one, 4) for one in curve.values[:, places]],
         }
-        return {"layer": layer, "name": name, **parts, "vaf": digits_of(vaf.values)}
+        heads = [] if layer is None else nested_digits(shares.sel(layer=layer).values)
+        return {
+            "layer": layer,
+            "name": name,
+            **parts,
+            "vaf": digits_of(vaf.values),
+            "heads": heads,
+        }
 
     mean = logits.mean("layer"), curves.mean("layer"), shares.median(("layer", "head"))
     drawn = [of_layers(None, f"mean of {len(layers)} layers", *mean)] if len(layers) > 1 else []

@@ -37,7 +37,7 @@ from repo_interp.plots.marks import (
 )
 from repo_interp.plots.style import PaperFigure
 from repo_interp.plots.view import Beside, View
-from repo_interp.plots.views.atlas import names_figure
+from repo_interp.plots.views.atlas import colours_of_names, names_figure
 from repo_interp.plots.views.position_texts import CLEARNESS, TEXTS, clearest
 
 COLOURS = {"index": "#E69F00", "segment": "#009E73", "token": "#56B4E9", "previous": "#CC79A7"}
@@ -76,6 +76,19 @@ def head_kinds(run: xr.DataTree) -> PaperFigure:
         The figure.
     """
     return names_figure(run, "position_sources", "kind", _KINDS, "What positions do")
+
+
+def _kinds(dataset: xr.Dataset) -> Heads:
+    """Return the kind of every head as a map in the colours of the figure."""
+    kind = dataset["kind"].transpose("layer", "head")
+    place = np.array(
+        [[_KINDS.index(name) if name else np.nan for name in row] for row in kind.values]
+    )
+    shades = np.array([*colours_of_names(_KINDS).values()])
+    numbers = kind.copy(data=place).assign_attrs(
+        long_name="kind of head, by its positions", units=""
+    )
+    return Heads(numbers, colours=shades[np.nan_to_num(place).astype(int)], texts=kind)
 
 
 def _largest(dataset: xr.Dataset) -> Heads:
@@ -161,6 +174,8 @@ def _charts(run: xr.DataTree) -> Iterator[Chart]:
     dataset = group(run, "position_sources")
     if _known_heads(dataset):
         yield CustomFigure("position_sources", partial(head_kinds, run))
+    if "kind" in dataset and (dataset["kind"] != "").any():
+        yield _kinds(dataset)
     yield _largest(dataset)
     yield Heads(dataset["r_squared"].assign_attrs(long_name="position variance explained, R²"))
 
