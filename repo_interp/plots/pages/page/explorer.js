@@ -324,7 +324,7 @@ export function explore(root, source, { addressed = true, first = {}, compare = 
         looking.textContent = "looking for the positions that the answer needs: " + Math.floor((100 * done) / total) + " %";
         return;
       }
-      const offer = ({ edit, sentence, effect, moves }) => button(sentence.replace(/^(.*): the token index$/, "give $1 the token index") + " (" + number(effect) + " nat)", () => update({ edits: [...state.edits, edit], ...moves }), { className: "suggested" });
+      const offer = ({ edit, sentence, effect, moves }) => button(sentence.replace(/^(.*): the token index$/, "give $1 the token index") + " (" + (Math.abs(effect) < 0.01 ? "less than 0.01 nat" : number(effect) + " nat") + ")", () => update({ edits: [...state.edits, edit], ...moves }), { className: "suggested" });
       const whole = suggested.filter(({ edit }) => edit.named), others = suggested.filter(({ edit }) => !edit.named);
       part.suggestions.replaceChildren(
         el("p", { className: "hint", textContent: others.length ? "The answer loses most by these edits:" : "No single head or layer is needed for this answer." }), ...others.map(offer),
