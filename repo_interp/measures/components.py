@@ -12,6 +12,13 @@ logit's scale nor a soft cap is in them. With L the `band_length` of a layer, mi
 length), components are activated where pi/L < theta_r < 2 pi/L, low where theta_r <= pi/L, else
 high.
 
+The bound of long-term decay (Su et al. 2021, sec. 3.4.3) follows from the frequencies alone:
+
+    |y| <= max_r |h_{r+1} - h_r| sum_i |S_i(d)|,  S_i(d) = sum_{r < i} exp(i theta_r d)
+    decay_bound = mean over i of |S_i(d)|,        h_r the product of the pairs, d in positions
+
+It falls with d for RoPE's frequencies; pairs that do not rotate (HoPE) keep it up.
+
 Layers that rotate nothing have no frequency (NaN), no bands and no rotation angles; their
 components are the pairs of dimensions (r, r + d_head/2) all the same. The term of a scheme in its
 logits (ALiBi, KERPLE, FIRE, CoPE) belongs to the mean logit by distance, and is shown apart as
@@ -96,6 +103,7 @@ _SUMMARIES = {
     ),
     "activated": ("frequency between pi and 2 pi over L", "1"),
     "low_frequency": ("frequency of at most pi over L", "1"),
+    "decay_bound": ("bound of the logit's size by distance, over that of its pairs", "1"),
     "distance_pairs": (
         "pairs of tokens at a distance; a layer with a window sees those within it",
         "pairs",
@@ -251,6 +259,7 @@ class Components(Measure):
         arrays = per_head | {
             "frequency": frequency,
             "band_length": length,
+            "decay_bound": _decay_bound(frequency, sums["pairs"]["distance"]),
             "activated": frequency.copy(data=activated),
             "low_frequency": frequency.copy(data=low),
             "distance_pairs": sums["pairs"].max("layer"),
@@ -270,6 +279,16 @@ class Components(Measure):
             return summaries.assign(_average(sums))
         names = _BY_PROMPT | (_FREQUENCIES if bool(differ.any()) else {})
         return summaries.assign(described_group(statistics.per_prompt, names))
+
+
+def _decay_bound(frequency: xr.DataArray, distance: xr.DataArray) -> xr.DataArray:
+    """Mean over i of |S_i(d)| [layer, distance]; NaN without rotation."""
+    rates, which = np.unique(frequency.values, axis=0, return_inverse=True)
+    angles = rates[:, None] * distance.values[:, None]
+    bound = np.abs(np.exp(1j * angles).cumsum(-1)).mean(-1)[which.reshape(-1)]
+    return xr.DataArray(
+        bound, {"layer": frequency["layer"], "distance": distance}, ("layer", "distance")
+    )
 
 
 def _labelled(inputs: AttentionInputs, record: Record) -> Arrays:

@@ -73,6 +73,9 @@ def _charts(run: xr.DataTree) -> Iterator[Chart]:
         curves = subset["component_by_distance"].mean("layer").dropna("distance", how="all")
         length, of_bands = training_length(run), band_length(components, layers[0])
         windowed = f"L = {of_bands:,} tokens" if of_bands < length else ""
+        if curves.sizes["distance"] > 1 and "decay_bound" in subset:  # runs of before lack it
+            bound = alone(run, subset["decay_bound"].isel(layer=0, drop=True))
+            yield Lines(*bound, "distance", None, name="decay_bound", live=True)
         if curves.sizes["distance"] > 1:
             shown = band.assign(component_by_distance=curves)
             yield CustomFigure(
@@ -464,6 +467,7 @@ VIEW = View(
             "logit_by_distance",
             "position_logit_by_distance",
             "component_by_distance",
+            "decay_bound",
             "turn_share",
             "turn_upper",
         ),

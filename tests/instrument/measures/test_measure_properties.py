@@ -110,6 +110,7 @@ DIFFERS: dict[str, dict[str, dict[str, tuple[Expected, str]]]] = {
         "components": {
             "position_reach": (lambda reach: reach * SCALE, "it is a difference of positions"),
             "frequency": (lambda theta: theta / SCALE, "it is in rad per position"),
+            "decay_bound": (None, "its distances are in positions"),
             **dict.fromkeys(
                 ("band_length", "activated", "low_frequency", "vaf_band"),
                 (None, "L is a window where that is shorter, in tokens"),
