@@ -17,6 +17,14 @@ formula, taken literally, rotates the other way ("printed"). Choices:
   without rotation r = 1 again, as the paper argues (sec. 3.3).
 - With 1/sqrt(d_head), before a soft cap. All valid tokens are keys, whatever the layer's window.
 
+Both axes together say how far a head can look for contents (after CoPE sec. 3.1, where "attend to
+the last x" fails once distance outweighs contents):
+
+    reach = smallest d with max_{d' <= d} a_d' - a_d > max_j b_j - median_j b_j
+
+the distance from which the best key loses to a nearer one of median content; NaN where it does not
+within the first prompt.
+
 Knows nothing about the contents of a prompt.
 """
 
@@ -51,6 +59,7 @@ _DESCRIBED = {
     "r": ("correlation of fake-distance logits and the sum of their two axes", "1"),
     "position_axis": ("position axis of the last query of the first prompt", "logits"),
     "semantic_axis": ("semantic axis of the last query of the first prompt", "logits"),
+    "reach": ("distance from which a nearer key of median content wins", "tokens"),
 }
 
 
@@ -145,9 +154,21 @@ class FakeDistance(Measure, needs=Needs(nan=("r",))):
 
     def conclude(self, statistics: Statistics) -> xr.Dataset:
         """The group `fake_distance` of a run."""
-        return described_group(
-            {**statistics.per_prompt.data_vars, **statistics.first_prompt.data_vars}, _DESCRIBED
-        )
+        first = statistics.first_prompt
+        group = {**statistics.per_prompt.data_vars, **first.data_vars}
+        if "position_axis" in first:
+            group["reach"] = _reach(first["position_axis"], first["semantic_axis"])
+        return described_group(group, _DESCRIBED)
+
+
+def _reach(position: xr.DataArray, semantic: xr.DataArray) -> xr.DataArray:
+    """Distance from which a key of median content wins [layer, head]; NaN where it never does."""
+    position = position.transpose("layer", "head", "distance")
+    lost = np.maximum.accumulate(position.values, axis=-1) - position.values
+    margin = (semantic.max("token") - semantic.median("token")).transpose("layer", "head")
+    beyond = lost > margin.values[..., None] * (1 + 1e-9)
+    reach = np.where(beyond.any(-1), position["distance"].values[beyond.argmax(-1)], np.nan)
+    return margin.copy(data=reach)
 
 
 def bias_by_distance(inputs: AttentionInputs) -> Float[Tensor, "prompt head distance"] | None:

@@ -21,6 +21,7 @@ from repo_interp.errors import InputError
 from repo_interp.plots.marks import (
     Chart,
     CustomFigure,
+    Heads,
     colour_bar,
     envelope,
     group,
@@ -116,6 +117,8 @@ def _charts(run: xr.DataTree) -> Iterator[Chart]:
                 live=True,
             )
     yield from fits.correlation_maps(dataset, CORRELATIONS)
+    if "reach" in dataset and bool(dataset["reach"].notnull().any()):
+        yield Heads(dataset["reach"])
     axes = {
         "Position axis": ("position", "fake distance (tokens)"),
         "Semantic axis": ("semantic", "key (token)"),
@@ -132,5 +135,5 @@ VIEW = View(
     _charts,
     tables=fits.correlation_tables("fake_distance", CORRELATIONS),
     compared=("r", "position_axis"),
-    not_averaged=("position_axis", "semantic_axis"),
+    not_averaged=("position_axis", "semantic_axis", "reach"),
 )
