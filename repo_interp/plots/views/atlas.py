@@ -511,7 +511,7 @@ def _on_prompts(atlas: xr.Dataset, label: str) -> str:
         return ""
     passing = heads_where(atlas[name] > float(atlas["threshold"].sel(label=label)))
     layers = f", from layer {min(passing)[0]} on" if label == "sink" and passing else ""
-    return f"; on the prompts {counted(len(passing), 'head')} of {atlas[name].size} do so{layers}"
+    return f"; on the prompts {len(passing)} of {atlas[name].size} heads do so{layers}"
 
 
 def _findings(run: xr.DataTree) -> Iterator[Finding]:

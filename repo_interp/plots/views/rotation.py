@@ -74,6 +74,8 @@ TITLE = (
 ADDS = "adds to the logit at distance 0 (logits)"
 SHORT = 0.15
 """Share of half a panel below which an arrow has no number."""
+NARROW = 16
+"""Components whose numbers fit below a column of two panels."""
 MOST_ROWS = 72
 """Heads whose norms get a row; with more, a row is a layer's mean."""
 COLUMNS = 4
@@ -320,21 +322,20 @@ def _norms(pairs: xr.Dataset) -> Grid:
         layer=np.flatnonzero(pairs["query_norm"].notnull().all(("head", "component")))
     )
     few = rotating.sizes["layer"] * rotating.sizes["head"] <= MOST_ROWS
-    names = (
-        [f"L{layer} H{head}" for layer, head in heads_of(rotating)]
-        if few
-        else [f"L{layer}" for layer in rotating["layer"].values]
-    )
+    names = [f"L{layer} H{head}" for layer, head in heads_of(rotating)]
     panels = {}
     for title, name in (("queries", "query_norm"), ("keys", "key_norm")):
         norms = rotating[name].transpose("layer", "head", "component")
-        rows = norms.values.reshape(-1, norms.shape[-1]) if few else norms.mean("head").values
-        labels = {f"{'head' if few else 'layer'}": names, "component": norms["component"].values}
-        panels[title] = xr.DataArray(rows, labels, tuple(labels))
+        labels = {"head": names, "component": norms["component"].values}
+        panels[title] = (
+            xr.DataArray(norms.values.reshape(-1, norms.shape[-1]), labels, tuple(labels))
+            if few
+            else norms.mean("head")
+        )
     bar = {"label": "mean norm, one scale for both"}
-    return Grid(
-        "pair_norms", panels, pattern="", bar=bar, cell=0.055 if few else 0.15, width=COLUMN_WIDTH
-    )
+    width = COLUMN_WIDTH if pairs.sizes["component"] <= NARROW else PAGE_WIDTH
+    cell = 0.055 if few else 0.15
+    return Grid("pair_norms", panels, pattern="", bar=bar, cell=cell, width=width)
 
 
 def _charts(run: xr.DataTree) -> Iterator[Chart]:

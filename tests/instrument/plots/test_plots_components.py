@@ -29,6 +29,7 @@ from repo_interp.plots.style import COLUMN_WIDTH, SCHEME_COLOURS
 from repo_interp.plots.view import PageOptions
 from repo_interp.plots.views.component_curves import BAND_COLOURS, FEW_PAIRS, band_of
 from repo_interp.plots.views.components import component_data, component_table, rotating_layers
+from repo_interp.plots.views.rotation import _norms
 
 L, LAYERS, HEADS, COMPONENTS = 32, 3, 2, 6
 FREQUENCIES = np.array([1.0, 0.5, 0.15, 0.05, 0.01, 0.001])
@@ -329,3 +330,16 @@ def test_the_page_has_every_component_with_frequency_and_wavelength(no_pictures,
     still = as_run(components(schemes=("nope",) * 3))
     assert component_data(still, PageOptions()) == (None, ())
     assert "rotates" in report_page(still, tmp_path / "still.html").read_text()
+
+
+@pytest.mark.parametrize("heads", [HEADS, 60])
+def test_the_grid_of_norms_is_drawn_for_few_heads_and_for_many(heads):
+    """SmolLM2's 270 heads have a row a layer, whose schemes the legend names."""
+    pairs = rotation(heads=heads).assign_coords(
+        scheme=("layer", ["nope", *["rope"] * (LAYERS - 1)])
+    )
+    figure = _norms(pairs).figure()
+    drawn = figure.axes[0].images[0].get_array()
+    norms = pairs["query_norm"].values[1:]
+    expected = norms.reshape(-1, COMPONENTS) if heads == HEADS else norms.mean(1)
+    assert_allclose(drawn, expected)
