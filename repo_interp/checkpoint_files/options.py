@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from repo_interp.errors import InputError
 from repo_interp.positions.layouts import CONTEXTUAL, LEARNED, SCHEMES, GateSource
-from repo_interp.values import PositiveOrZero, TokensOrNone, check_fields
+from repo_interp.values import Finite, PositiveOrZero, TokensOrNone, check_fields
 
 _USED_BY: dict[str, tuple[str, ...]] = {
     "assignment": tuple(scheme for scheme in LEARNED if scheme != "continuous"),
@@ -60,7 +60,7 @@ class SchemeOptions:
     """Whole positions of CoPE's map; 0: the training length."""
     slopes: Literal["fixed", "learned"] = "fixed"
     """Slopes of CoPE-ALiBi; learned ones start at 0."""
-    first_slope: float = 0.0
+    first_slope: Finite = 0.0
     """Fixed slope of the first head, in logits per position; 0: -2^(-8 / heads)."""
     slope_ratio: PositiveOrZero = 0.0
     """Ratio of the fixed slopes of neighboring heads; 0: 2^(-8 / heads)."""

@@ -95,6 +95,8 @@ GateSource = Literal["keys", "separate_keys", "values", "open"]
 NO_ATTENTION = "-"
 """Stands for a layer without attention, in a hybrid: it has no scheme, whatever the layout."""
 
+_PUBLISHED = ("r2n1", "n2r1")
+"""Periods of RePo's baselines, which a layout has also where they stand once."""
 _LETTERS = {"r": "rope", "n": "nope"}
 _PERIODS = [
     f"{letters[0]}{first}{letters[1]}{total - first}"
@@ -187,15 +189,14 @@ def format_layout(schemes: tuple[str, ...]) -> str:
     """
     layers = len(schemes)
     # A name alone is shortest; then a start layer; then the list.
-    periods = [name for name in _PERIODS if len(_period(name)) <= layers]
-    for name in (*SCHEMES, *periods):
+    for name in (*SCHEMES, *_PUBLISHED):
         if _matches(parse_layout(name, layers), schemes):
             return name
     # all rope has a name
     start = next(
         layer for layer, scheme in enumerate(schemes) if scheme not in ("rope", NO_ATTENTION)
     )
-    for name in (schemes[start], *periods):
+    for name in (schemes[start], *_PUBLISHED, *_PERIODS):
         period = _period(name)
         first = start - next(place for place, scheme in enumerate(period) if scheme != "rope")
         if first >= 0 and _matches(_repeat(period, first, layers), schemes):

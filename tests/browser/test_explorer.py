@@ -835,6 +835,7 @@ def test_the_command_prints_its_address_answers_and_ends_with_an_interruption(
     connection.close()
     os.kill(process.pid, signal.SIGINT)
     ended = process.wait()
-    assert ended.returncode == 130 and ended.stderr.count("\n") == 1
+    # a cold start says before that it imports torch
+    assert ended.returncode == 130 and "interrupted" in ended.stderr.splitlines()[-1]
     kept = tmp_path / "explore-token"
     assert kept.read_text() == token and kept.stat().st_mode & 0o077 == 0

@@ -39,9 +39,12 @@ def test_the_shortest_name_is_used():
     assert format_layout(("rope", "rope", "repo", "repo")) == "repo@2"
     assert format_layout(("repo", "rope")) == "repo,rope"
     assert format_layout(("rope", "rope", "nope")) == "r2n1"
-    assert format_layout(("rope", "rope", "rope", "nope")) == "r3n1"
+    assert format_layout(("rope", "rope", "rope", "nope")) == "nope@3"
+    assert format_layout(("rope", "rope", "rope", "nope") * 2) == "r3n1"
+    assert format_layout(("rope", "rope", "rope", "nope", "rope")) == "r2n1@1"
+    assert format_layout(("rope", "nope", "nope", "rope")) == "n2r1@1"
     assert format_layout(("rope", "rope", "rope", "nope", "rope", "nope")) == "r1n1@2"
-    assert format_layout(("rope", "rope", "nope", "nope", "nope")) == "r2n3"
+    assert format_layout(("rope", "rope", "nope", "nope", "nope")) == "nope@2"
     assert format_layout(("nope", "rope", "rope")) == "n1r2"
 
 
