@@ -186,7 +186,7 @@ def default_measures(
         Names of measures.
     """
     mass = ("attention_mass",) if all(prompt.generated for prompt in prompts) else ()
-    tokens = ("attention_rows", *(("predictions",) if layers is None else ()))
+    tokens = ("attention_rows", "octaves", *(("predictions",) if layers is None else ()))
     if schemes and set(schemes) <= set(FIXED):
         # the fit of a sum is exact by construction, so fake_distance and rotation are of rotated
         # layers alone

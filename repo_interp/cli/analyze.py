@@ -120,7 +120,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "one has CoPE's; where all positions are the token index, or none, "
         "components,three_axis, and fake_distance,rotation where "
         "layers rotate; attention_mass where prompts mark generated tokens; and "
-        "attention_rows and, where all --layers are measured, "
+        "attention_rows,octaves and, where all --layers are measured, "
         "predictions)",
     )
     parser.add_argument(

@@ -46,7 +46,7 @@ _TEXTS = {
 
 
 @dataclass(frozen=True)
-class Octaves(Measure, needs=Needs(tokens=3, nan=("received", "sink_mass", "sink_uniform"))):
+class Octaves(Measure, needs=Needs(nan=("received", "sink_mass", "sink_uniform"))):
     """The measure `octaves`."""
 
     queries: Count = 32
@@ -58,7 +58,7 @@ class Octaves(Measure, needs=Needs(tokens=3, nan=("received", "sink_mass", "sink
     def observe(self, inputs: AttentionInputs, spans: Spans) -> Statistics:
         """Reduce sampled rows of attention of each prompt."""
         several = ("prompt", "layer", "head")
-        octaves = [2**k for k in range((inputs.valid.shape[1] - 1).bit_length())]
+        octaves = [2**k for k in range(max(1, (inputs.valid.shape[1] - 1).bit_length()))]
         found = [
             self._of_prompt(
                 select_prompts(inputs, slice(row, row + 1)),

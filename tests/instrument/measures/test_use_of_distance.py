@@ -207,3 +207,11 @@ def test_prompts_of_several_lengths_have_the_octaves_of_the_longest():
     assert group["octave"].values.tolist() == [1, 2, 4, 8, 16]
     assert (group["mass"].sel(octave=16, prompt=[0, 1]) == 0).all()
     assert group["received"].notnull().any()
+
+
+@pytest.mark.parametrize("tokens", [1, 2])
+def test_the_shortest_prompts_have_attention_and_no_sink(tokens):
+    group = measured(Octaves(), indexed(tokens=tokens))
+    assert group["octave"].values.tolist() == [1]
+    assert (group["sink_token"] == -1).all() and group["sink_mass"].isnull().all()
+    assert_allclose(group["first_token"] + group["own_token"].where(tokens > 1, 0.0), 1.0)
