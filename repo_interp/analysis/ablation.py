@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 from jaxtyping import Float
+from scipy.stats import t as student
 from torch import Tensor, nn
 
 from repo_interp.analysis.coercion import Prompts, as_prompts, tokens
@@ -100,8 +101,9 @@ def ablation_effects(
 
     Returns:
         One row for the whole model, one for `heads`, one per control: the heads, the mean
-        log-probability of the targets in nats, its change (`effect`), and the standard error of the
-        change over prompts.
+        log-probability of the targets in nats, its change (`effect`), the standard error of the
+        change over prompts, and in the row of `heads` its change minus the mean of the controls',
+        paired by prompt (`minus_controls`) with its 95 % interval over prompts (`low`, `high`).
 
     Raises:
         InputError: As for `ri.ablate`, or a layer has too few other heads for a control.
@@ -136,9 +138,8 @@ def ablation_effects(
     }
     # The first set is empty: the whole model, from which changes count.
     read = log_probabilities(bridge, [*sets.values()], given, means)
-    rows = []
-    for name, values in zip(sets, read, strict=True):
-        change = values - read[0]
+    rows, changes = [], read - read[0]
+    for name, values, change in zip(sets, read, changes, strict=True):
         error = standard_error(change)
         named = ", ".join(f"L{layer} H{head}" for layer, head in sets[name])
         rows.append(
@@ -150,7 +151,24 @@ def ablation_effects(
                 "standard_error": error,
             }
         )
+    beyond = changes[1] - changes[2:].mean(0) if len(changes) > 2 else np.full(len(given), np.nan)
+    mean, low, high = mean_and_interval(beyond)
+    rows[1] |= {"minus_controls": mean, "low": low, "high": high}
     return pd.DataFrame(rows)
+
+
+def mean_and_interval(changes: Float[np.ndarray, "prompt"]) -> tuple[float, float, float]:
+    """Return a mean over prompts with its 95 % interval by Student's t.
+
+    Args:
+        changes: One value per prompt.
+
+    Returns:
+        Mean and both ends, in the units of `changes`; the ends are NaN for a single prompt.
+    """
+    mean, error = float(changes.mean()), standard_error(changes)
+    reach = float(student.ppf(0.975, max(1, len(changes) - 1))) * error
+    return mean, mean - reach, mean + reach
 
 
 def log_probabilities(
