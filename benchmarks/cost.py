@@ -16,6 +16,7 @@ import tempfile
 import time
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterator, Sequence
+from copy import deepcopy
 from dataclasses import replace
 from functools import partial
 from itertools import count
@@ -348,7 +349,8 @@ def step(
 
     stepped, calls = "step of transformers", []
     for layout in (None, *layouts):
-        made: Any = model_of(config) if layout is None else with_layout(model_of(config), layout)
+        made: Any = model_of(deepcopy(config))  # a layout changes the configuration
+        made = made if layout is None else with_layout(made, layout)
         call = partial(
             ours if layout else theirs, made.train(), make_optimizer(made, configuration)
         )
@@ -562,6 +564,9 @@ PARTS: dict[str, Part] = {
     **{f"stock/{name}": partial(stock, subject=name) for name in (SMOLLM2, GEMMA3, "mixtral")},
     f"training/{SMOLLM2}": partial(training, subject=SMOLLM2),
     f"step/{SMOLLM2}": partial(step, subject=SMOLLM2),
+    f"step/{SMOLLM2} layer/4096": partial(
+        step, subject=f"{SMOLLM2} layer", tokens=2048, layouts=("rope",)
+    ),
     f"loading/{SMOLLM2}": partial(loading, subject=SMOLLM2),
     f"loading/{OLMO2}": partial(loading, subject=OLMO2, dtype="bfloat16"),
     "commands/niah/repo": partial(commands, subject="niah/repo"),

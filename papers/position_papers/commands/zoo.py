@@ -50,7 +50,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "one (default: as the plan says, cpu)"
     )
     parser.add_argument("--device", metavar="NAME", help=device)
-    deterministic = "train: make the same sums in the same order (default: on a processor alone)"
+    deterministic = (
+        "train: make the same sums in the same order every time (default: on a processor)"
+    )
     parser.add_argument(
         "--deterministic", action=argparse.BooleanOptionalAction, help=deterministic
     )

@@ -127,8 +127,8 @@ class TrainingConfiguration:
     device: Literal["cpu", "cuda"] = _option("cpu", "cpu, cuda, or auto: cuda where there is one")
     deterministic: bool | None = _option(
         None,
-        "whether the same sums are made in the same order every time, which some schemes cannot do "
-        "on an accelerator (default: on a processor, not on an accelerator)",
+        "make the same sums in the same order every time, which some schemes cannot do on an "
+        "accelerator (default: on a processor alone)",
     )
     threads: Annotated[int, Interval(ge=1, le=1024)] = _option(
         1, "CPU threads; another number may change the last bits, because sums run in another order"

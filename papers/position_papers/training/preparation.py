@@ -14,9 +14,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
-from torch.utils import deterministic as memory
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
 from position_papers.training.configuration import TrainingConfiguration
@@ -123,6 +123,7 @@ def reproducible(configuration: TrainingConfiguration) -> Iterator[None]:
 
     Raises InputError where the device has no such algorithm.
     """
+    memory: Any = torch.utils.deterministic  # its attribute is a property
     strict, filled = torch.are_deterministic_algorithms_enabled(), memory.fill_uninitialized_memory
     if configuration.is_deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS starts
