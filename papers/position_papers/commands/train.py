@@ -103,6 +103,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for option in fields(TrainingConfiguration):
         if "help" not in option.metadata:
             continue
+        if option.default is None:
+            flag = {"action": argparse.BooleanOptionalAction, "help": option.metadata["help"]}
+            recipe.add_argument(f"--{option.name}", **flag)
+            continue
         shown = f" (default: {option.default})" if option.default != "" else ""
         shown += (
             f"; without a number {option.metadata['alone']}"
@@ -257,11 +261,12 @@ def _one_run(arguments: argparse.Namespace, seed: int | None) -> Run:
         return fresh, folder
     asked = _asked(arguments, vars(stored)) | own
     wanted = replaced(stored, asked)
-    for name in asked.keys() - {"device"}:  # a run goes on anywhere
+    free = ("device", "deterministic")  # a run goes on anywhere
+    for name in asked.keys() - free:
         if getattr(wanted, name) != (known := getattr(stored, name)):
             begun = f"{folder.directory} was begun with another {name} ({known!r})"
             raise InputError(f"{begun}; leave it out to go on, or give another --out")
-    return replaced(stored, {"device": wanted.device}), folder
+    return replaced(stored, {name: getattr(wanted, name) for name in free}), folder
 
 
 def _fresh(arguments: argparse.Namespace, own: Mapping[str, Any]) -> TrainingConfiguration:
@@ -287,6 +292,7 @@ def _asked(arguments: argparse.Namespace, stored: Mapping[str, Any]) -> dict[str
     Raises InputError where no task is named, and for options that the task or the schemes lack.
     """
     from repo_interp.checkpoint_files.options import SchemeOptions, require_useful
+    from repo_interp.models.checkpoints import device_named
     from repo_interp.positions.layouts import named_schemes
     from repo_interp.tasks import make_task, task_names
 
@@ -315,7 +321,10 @@ def _asked(arguments: argparse.Namespace, stored: Mapping[str, Any]) -> dict[str
         except ValueError as error:
             raise InputError(str(error)) from None
         require_useful(schemes, SchemeOptions(**given["scheme_options"]))
-    return joined(written, given)
+    asked = joined(written, given)
+    if "device" in asked:
+        asked["device"] = str(device_named(asked["device"]))
+    return asked
 
 
 def _train_here(console: Console, runs: Sequence[Run], arguments: argparse.Namespace) -> bool:

@@ -50,6 +50,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "one (default: as the plan says, cpu)"
     )
     parser.add_argument("--device", metavar="NAME", help=device)
+    deterministic = (
+        "train: make the same sums in the same order every time (default: on a processor)"
+    )
+    parser.add_argument(
+        "--deterministic", action=argparse.BooleanOptionalAction, help=deterministic
+    )
     into = "train: copy finished checkpoints that ship to DIR (default: they stay in runs/zoo)"
     parser.add_argument("--into", metavar="DIR", help=into)
 
@@ -169,7 +175,9 @@ def _train(console: Console, arguments: argparse.Namespace) -> int:
         require_directory(Path(arguments.into))
     device = None if arguments.device is None else str(device_named(arguments.device))
     runs = planned_runs(
-        chosen((*PLAN, *AHEAD) if arguments.names else PLAN, arguments.names), device=device
+        chosen((*PLAN, *AHEAD) if arguments.names else PLAN, arguments.names),
+        device=device,
+        deterministic=arguments.deterministic,
     )
     waiting = processes.from_first(lambda: unfinished(runs))
     trained_on = runs[0].configuration.device

@@ -98,9 +98,8 @@ def require_begun(path: str | os.PathLike[str], configuration: TrainingConfigura
     or none; on any device.
     """
     begun = trained_configuration(path)
-    if begun is None or to_toml(replace(begun, device=configuration.device)) != to_toml(
-        configuration
-    ):
+    free = {"device": configuration.device, "deterministic": configuration.deterministic}
+    if begun is None or to_toml(replace(begun, **free)) != to_toml(configuration):
         raise Taken(
             f"{path} has another training run than the one to be trained there; give another --out"
         )
