@@ -24,8 +24,10 @@ from torch import Tensor, nn
 from repo_interp.analysis.coercion import Prompts, as_prompts, tokens
 from repo_interp.errors import InputError, NotFinitePrediction, warn
 from repo_interp.experiments.effects import distinct
+from repo_interp.experiments.experiment import standard_error
 from repo_interp.experiments.prompt_sets import scoring_of
 from repo_interp.experiments.readings import Batch
+from repo_interp.intervals import half_interval
 from repo_interp.interventions.ablation import HeadMeans, ablate
 from repo_interp.interventions.replacing import head_pairs
 from repo_interp.models.capture import decode
@@ -101,7 +103,9 @@ def ablation_effects(
     Returns:
         One row for the whole model, one for `heads`, one per control: the heads, the mean
         log-probability of the targets in nats, its change (`effect`), and the standard error of the
-        change over prompts.
+        change over prompts. In the row of `heads`, `less_controls` is their effect less the mean
+        effect of the controls, from `less_controls_low` to `less_controls_high`: the 95 % interval
+        over prompts, paired; NaN without controls, and in other rows.
 
     Raises:
         InputError: As for `ri.ablate`, or a layer has too few other heads for a control.
@@ -136,6 +140,8 @@ def ablation_effects(
     }
     # The first set is empty: the whole model, from which changes count.
     read = log_probabilities(bridge, [*sets.values()], given, means)
+    less_controls = read[1] - read[2:].mean(0) if len(read) > 2 else np.full(1, np.nan)
+    mean, reach = less_controls.mean(), half_interval(less_controls)
     rows = []
     for name, values in zip(sets, read, strict=True):
         change = values - read[0]
@@ -150,7 +156,11 @@ def ablation_effects(
                 "standard_error": error,
             }
         )
-    return pd.DataFrame(rows)
+    table = pd.DataFrame(rows)
+    ends = {"": mean, "_low": mean - reach, "_high": mean + reach}
+    for end, value in ends.items():
+        table[f"less_controls{end}"] = np.where(table["ablation"] == "ablated", value, np.nan)
+    return table
 
 
 def log_probabilities(
@@ -184,18 +194,6 @@ def log_probabilities(
         if not np.isfinite(read[:, number]).all():
             raise NotFinitePrediction(number)
     return read
-
-
-def standard_error(changes: Float[np.ndarray, "prompt"]) -> float:
-    """Return the standard error of a mean over prompts.
-
-    Args:
-        changes: One value per prompt.
-
-    Returns:
-        The error in the units of `changes`; NaN for a single prompt.
-    """
-    return float(changes.std(ddof=1) / np.sqrt(len(changes))) if len(changes) > 1 else float("nan")
 
 
 def _others(
