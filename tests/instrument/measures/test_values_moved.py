@@ -64,7 +64,7 @@ def test_a_measure_weighs_attention_by_the_values_that_it_moves(scheme, precisio
     for number, prompt in enumerate(PROMPTS):
         count, ids = len(prompt.tokens), torch.tensor([prompt.tokens])
         with attention_values(bridge, values.__setitem__), torch.no_grad():
-            logits, cache = bridge.run_with_cache(ids)
+            _, cache = bridge.run_with_cache(ids)
         for layer in range(3):
             pattern = cache[f"blocks.{layer}.attn.hook_pattern"][0].double()
             for head in range(width):
