@@ -163,7 +163,9 @@ def ablate_paths(
         undo.enter_context(called_at(model, "attended", keep, sending))
         for attention in attentions_of(model, sending):
             hook: Any = partial(send, attention)
-            undo.callback(attention.output_projection.register_forward_hook(hook).remove)
+            projection = attention.output_projection
+            assert projection is not None  # `added_outputs` has seen it
+            undo.callback(projection.register_forward_hook(hook).remove)
         for attention in attentions_of(model, receiving):
             block = next(part for part in blocks if attention.module in [*part.modules()])
             hook = partial(enter, attention)
