@@ -19,14 +19,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 from jaxtyping import Float
-from scipy.stats import t as student
 from torch import Tensor, nn
 
 from repo_interp.analysis.coercion import Prompts, as_prompts, tokens
 from repo_interp.errors import InputError, NotFinitePrediction, warn
 from repo_interp.experiments.effects import distinct
+from repo_interp.experiments.experiment import standard_error
 from repo_interp.experiments.prompt_sets import scoring_of
 from repo_interp.experiments.readings import Batch
+from repo_interp.intervals import half_interval
 from repo_interp.interventions.ablation import HeadMeans, ablate
 from repo_interp.interventions.replacing import head_pairs
 from repo_interp.models.capture import decode
@@ -101,9 +102,10 @@ def ablation_effects(
 
     Returns:
         One row for the whole model, one for `heads`, one per control: the heads, the mean
-        log-probability of the targets in nats, its change (`effect`), the standard error of the
-        change over prompts, and in the row of `heads` its change minus the mean of the controls',
-        paired by prompt (`minus_controls`) with its 95 % interval over prompts (`low`, `high`).
+        log-probability of the targets in nats, its change (`effect`), and the standard error of the
+        change over prompts. In the row of `heads`, `less_controls` is their effect less the mean
+        effect of the controls, from `less_controls_low` to `less_controls_high`: the 95 % interval
+        over prompts, paired; NaN without controls, and in other rows.
 
     Raises:
         InputError: As for `ri.ablate`, or a layer has too few other heads for a control.
@@ -138,8 +140,11 @@ def ablation_effects(
     }
     # The first set is empty: the whole model, from which changes count.
     read = log_probabilities(bridge, [*sets.values()], given, means)
-    rows, changes = [], read - read[0]
-    for name, values, change in zip(sets, read, changes, strict=True):
+    less_controls = read[1] - read[2:].mean(0) if len(read) > 2 else np.full(1, np.nan)
+    mean, reach = less_controls.mean(), half_interval(less_controls)
+    rows = []
+    for name, values in zip(sets, read, strict=True):
+        change = values - read[0]
         error = standard_error(change)
         named = ", ".join(f"L{layer} H{head}" for layer, head in sets[name])
         rows.append(
@@ -151,24 +156,11 @@ def ablation_effects(
                 "standard_error": error,
             }
         )
-    beyond = changes[1] - changes[2:].mean(0) if len(changes) > 2 else np.full(len(given), np.nan)
-    mean, low, high = mean_and_interval(beyond)
-    rows[1] |= {"minus_controls": mean, "low": low, "high": high}
-    return pd.DataFrame(rows)
-
-
-def mean_and_interval(changes: Float[np.ndarray, "prompt"]) -> tuple[float, float, float]:
-    """Return a mean over prompts with its 95 % interval by Student's t.
-
-    Args:
-        changes: One value per prompt.
-
-    Returns:
-        Mean and both ends, in the units of `changes`; the ends are NaN for a single prompt.
-    """
-    mean, error = float(changes.mean()), standard_error(changes)
-    reach = float(student.ppf(0.975, max(1, len(changes) - 1))) * error
-    return mean, mean - reach, mean + reach
+    table = pd.DataFrame(rows)
+    ends = {"": mean, "_low": mean - reach, "_high": mean + reach}
+    for end, value in ends.items():
+        table[f"less_controls{end}"] = np.where(table["ablation"] == "ablated", value, np.nan)
+    return table
 
 
 def log_probabilities(
@@ -202,18 +194,6 @@ def log_probabilities(
         if not np.isfinite(read[:, number]).all():
             raise NotFinitePrediction(number)
     return read
-
-
-def standard_error(changes: Float[np.ndarray, "prompt"]) -> float:
-    """Return the standard error of a mean over prompts.
-
-    Args:
-        changes: One value per prompt.
-
-    Returns:
-        The error in the units of `changes`; NaN for a single prompt.
-    """
-    return float(changes.std(ddof=1) / np.sqrt(len(changes))) if len(changes) > 1 else float("nan")
 
 
 def _others(

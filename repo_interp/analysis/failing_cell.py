@@ -22,9 +22,10 @@ import numpy as np
 import xarray as xr
 from torch import nn
 
-from repo_interp.analysis.ablation import log_probabilities, standard_error
+from repo_interp.analysis.ablation import log_probabilities
 from repo_interp.analysis.analyze import analyze
 from repo_interp.errors import InputError
+from repo_interp.experiments.experiment import standard_error
 from repo_interp.models.decoder import as_decoder
 from repo_interp.models.load import open_model
 from repo_interp.models.provenance import identity

@@ -15,6 +15,7 @@ from repo_interp.cli.options import (
     add_device,
     add_formats,
     add_resume,
+    add_scaling,
     add_settings,
     count,
     field_values,
@@ -22,6 +23,8 @@ from repo_interp.cli.options import (
     name_list,
     name_list_or_none,
     number_list,
+    rope_scaling,
+    scaling_of,
     seed,
     tokens,
     without_owner,
@@ -184,6 +187,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--count", type=count, metavar="N", help="how many prompts (default: 20)"
     )
     generated.add_argument("--seed", type=seed, help="seed of the prompts (default: 0)")
+    add_scaling(parser)
     add_device(parser)
     add_batch_size(parser, default=1)
     add_formats(parser)
@@ -204,11 +208,12 @@ def run(arguments: argparse.Namespace) -> int:
         0; 1 where the numbers are there but a measure, a figure or the page is not.
     """
     find(arguments.checkpoint or DEFAULT)
+    scaling_of(arguments.scaling)
     require_names(MEASURES, arguments.measures or ())
     require_names(EXPERIMENTS, arguments.experiments or ())
     require_names(TASKS, [] if arguments.task is None else [arguments.task], "ruler")
     from repo_interp.analysis.publication import claim_results
-    from repo_interp.cli.results import Command, draw_results, print_results
+    from repo_interp.cli.results import ASKED, Command, draw_results, print_results
     from repo_interp.cli.tables import print_findings, print_tables
     from repo_interp.console import Console, plain
     from repo_interp.progress import steps
@@ -222,7 +227,9 @@ def run(arguments: argparse.Namespace) -> int:
     with claim_results(command.out, stem(name), command.replaces) as results:
         _announce(console, name, job)
         with command.same_question(console), steps(console) as step:
-            run = _execute(job, results, step, command.asked, console)
+            attributes = {ASKED: command.asked}
+            attributes |= {"scaling": arguments.scaling} if arguments.scaling else {}
+            run = _execute(job, results, step, attributes, console)
             if not processes.is_first():
                 return 0
             published = draw_results(results, run, step, command.formats)
@@ -251,6 +258,7 @@ def _job(arguments: argparse.Namespace, name: str, step: Step) -> Job:
     from repo_interp.analysis.job import Job
     from repo_interp.experiments.catalogue import experiment_named, experiments_named
     from repo_interp.measures.catalogue import measure_named
+    from repo_interp.models.checkpoints import identify
     from repo_interp.models.load import open_model
     from repo_interp.plots.catalogue import view_of
 
@@ -265,7 +273,9 @@ def _job(arguments: argparse.Namespace, name: str, step: Step) -> Job:
             field_value(kind(owner), option, text, owner, fixed=("name",))
     for measure in arguments.measures or ():
         view_of(measure)  # one of another package that cannot be imported is refused here too
-    bridge = open_model(find(name), **load_kwargs(arguments))
+    path = find(name)
+    scaling = arguments.scaling and rope_scaling(arguments.scaling, identify(path).config)
+    bridge = open_model(path, rope_scaling=scaling, **load_kwargs(arguments))
     step("making prompts")
     if arguments.prompts is None and arguments.text is None:
         prompts, task, source = _make_prompts(arguments, bridge)
@@ -312,15 +322,17 @@ def _announce(console: Console, name: str, job: Job) -> None:
         console.print(note, style="yellow", highlight=False)
 
 
-def _execute(job: Job, results: Results, step: Step, asked: str, console: Console) -> xr.DataTree:
+def _execute(
+    job: Job, results: Results, step: Step, attributes: dict[str, str], console: Console
+) -> xr.DataTree:
     """Return the run, written to `results`; print findings of measures before experiments begin."""
     from repo_interp.analysis.analyze import execute
     from repo_interp.analysis.notes import RoundedPositions
-    from repo_interp.cli.results import ASKED, KEEP_EVERY
+    from repo_interp.cli.results import KEEP_EVERY
     from repo_interp.cli.tables import print_findings
 
     def write(run: xr.DataTree) -> None:
-        run.attrs[ASKED] = asked
+        run.attrs |= attributes
         results.write(run)
 
     def show(run: xr.DataTree) -> None:

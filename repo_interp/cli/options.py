@@ -8,7 +8,9 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Annotated, Any
+
+from annotated_types import Interval
 
 from repo_interp.errors import InputError
 from repo_interp.values import Count, Seed, Tokens, field_value, in_words, shortened, value_of
@@ -242,6 +244,93 @@ def _formats(text: str) -> tuple[str, ...]:
             f"wanted formats of {', '.join(_FORMATS)}, not {unknown[0][:80]!r}"
         )
     return formats
+
+
+_TIMES = Annotated[float, Interval(ge=1, le=1024)]
+"""How many times longer than in training prompts may become."""
+_SCALINGS: dict[str, Any] = {
+    "yarn": _TIMES,
+    "linear": _TIMES,
+    "ntk": _TIMES,
+    "theta": Annotated[float, Interval(ge=2, le=1e15)],
+}
+"""By kind of `--scaling`, the range of its number."""
+
+
+def add_scaling(parser: argparse.ArgumentParser) -> None:
+    """Declare `--scaling`.
+
+    Args:
+        parser: Parser of a command.
+    """
+    parser.add_argument(
+        "--scaling",
+        metavar="KIND:FACTOR",
+        help="scale the rotation for longer prompts: yarn:2, linear:4 (position interpolation), "
+        "ntk:2 (NTK-aware), from the training length; theta:500000 is another base",
+    )
+
+
+def scaling_of(text: str | None) -> tuple[str, float] | None:
+    """Parse the value of `--scaling`.
+
+    Args:
+        text: KIND:FACTOR; None: nothing is scaled.
+
+    Returns:
+        Kind and factor.
+
+    Raises:
+        InputError: The kind is unknown, or the factor out of range.
+    """
+    if text is None:
+        return None
+    kind, colon, factor = text.partition(":")
+    if kind not in _SCALINGS or not colon:
+        raise InputError(
+            f"scaling {text!r} is unknown; wanted yarn:FACTOR, linear:FACTOR, ntk:FACTOR or "
+            "theta:BASE"
+        )
+    return kind, value_of(factor, _SCALINGS[kind], f"--scaling {kind}:FACTOR")
+
+
+def rope_scaling(text: str | None, config: Any) -> dict[str, str | float | int] | None:
+    """Return the value of `--scaling` as the table that `load` takes.
+
+    Args:
+        text: KIND:FACTOR; None: nothing is scaled.
+        config: Configuration of the checkpoint.
+
+    Returns:
+        The table; None where nothing is scaled.
+
+    Raises:
+        InputError: As `scaling_of`; or ntk is asked of a checkpoint without a single base.
+    """
+    from repo_interp.checkpoint_files.architectures import training_length
+
+    if (parsed := scaling_of(text)) is None:
+        return None
+    kind, value = parsed
+    if kind == "ntk":
+        stated = getattr(config, "rope_parameters", None) or {}
+        base = stated.get("rope_theta")
+        if base is None:
+            raise InputError(
+                f"--scaling {text} changes the base of the rotation, and this checkpoint states "
+                "none, or several; leave it out, or use interventions.rescaled"
+            )
+        width = (
+            getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        )
+        # Of d rotated dimensions, the base b s^(d / (d - 2)).
+        width = int(width * (stated.get("partial_rotary_factor") or 1))
+        kind, value = "theta", base * value ** (width / max(width - 2, 1))
+    if kind == "theta":
+        return {"rope_type": "default", "rope_theta": value}
+    return {"rope_type": kind, "factor": value} | (
+        {"original_max_position_embeddings": training_length(config)} if kind == "yarn" else {}
+    )
 
 
 def add_batch_size(parser: argparse.ArgumentParser, default: int) -> None:

@@ -5,9 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
-
-from annotated_types import Interval
+from typing import TYPE_CHECKING
 
 from repo_interp import processes
 from repo_interp.cli.checkpoint import find, stem
@@ -16,11 +14,14 @@ from repo_interp.cli.options import (
     add_device,
     add_formats,
     add_resume,
+    add_scaling,
     add_settings,
     count,
     field_values,
     load_kwargs,
     name_list,
+    rope_scaling,
+    scaling_of,
     seed,
     without_owner,
 )
@@ -34,8 +35,6 @@ if TYPE_CHECKING:
     from repo_interp.tasks import Task
 
 RULER = "ruler"
-_SCALING = Annotated[float, Interval(ge=1, le=1024)]
-"""How many times longer than in training prompts may become."""
 _RULER_OPTIONS = ("variant", "dialect", "essay", "depth")
 SHARED = True
 SUMMARY = (
@@ -89,12 +88,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "(default: forced; exact match is the same); "
         f"{RULER} always generates",
     )
-    parser.add_argument(
-        "--scaling",
-        metavar="KIND:FACTOR",
-        help="scale the rotation for longer prompts: yarn:2, linear:4 (position "
-        "interpolation), from the training length",
-    )
+    add_scaling(parser)
     parser.add_argument(
         "--task-size",
         metavar="NAME",
@@ -123,7 +117,6 @@ def run(arguments: argparse.Namespace) -> int:
     _require_fitting_options(arguments)
     from repo_interp.analysis.notes import notes_on
     from repo_interp.analysis.publication import claim_results
-    from repo_interp.checkpoint_files.architectures import training_length
     from repo_interp.cli.results import ASKED, Command, draw_results, print_results
     from repo_interp.cli.tables import print_tables
     from repo_interp.console import Console, bold
@@ -136,7 +129,7 @@ def run(arguments: argparse.Namespace) -> int:
     if (code := command.resume_finished(console)) is not None:
         return code
     checkpoint = identify(path)
-    scaling = _scaling(arguments.scaling, training_length(checkpoint.config))
+    scaling = rope_scaling(arguments.scaling, checkpoint.config)
     task = None if arguments.task == RULER else _task(arguments, checkpoint.directory)
     bridge = open_model(path, rope_scaling=scaling, **load_kwargs(arguments))
     for note in notes_on(bridge):
@@ -223,7 +216,7 @@ def _require_fitting_options(arguments: argparse.Namespace) -> None:
     """Raises InputError where an option needs another, or is for something else than is scored."""
     from repo_interp.tasks.niah import DIALECTS, VARIANTS, one_of
 
-    _scaling(arguments.scaling, 1)
+    scaling_of(arguments.scaling)
     require_names(TASKS, [] if arguments.task is None else [arguments.task], RULER)
     if arguments.task == RULER:
         for name, value in (("--task-size", arguments.task_size), ("--answers", arguments.answers)):
@@ -243,15 +236,3 @@ def _require_fitting_options(arguments: argparse.Namespace) -> None:
                     f"ruler has no option {name!r}; it has {', '.join(_RULER_OPTIONS)}"
                 )
             one_of(name, text, known.get(name, {text: None}))
-
-
-def _scaling(text: str | None, trained: int) -> dict[str, str | float | int] | None:
-    if text is None:
-        return None
-    kind, colon, factor = text.partition(":")
-    if kind not in ("yarn", "linear") or not colon:
-        raise InputError(f"scaling {text!r} is unknown; wanted yarn:FACTOR or linear:FACTOR")
-    value = value_of(factor, _SCALING, f"--scaling {kind}:FACTOR")
-    return {"rope_type": kind, "factor": value} | (
-        {"original_max_position_embeddings": trained} if kind == "yarn" else {}
-    )

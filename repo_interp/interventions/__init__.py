@@ -7,6 +7,7 @@ Public as `ri.interventions`.
     patching     positions patched from a clean prompt into a corrupted one, as TransformerLens does
     keys         keys exchanged or moved alone, as the experiment `perturbation` needs it
     ablation     outputs of heads, or pairs of their queries and keys, replaced by zero or their mean
+    paths        the direct path from heads into queries, keys, values or positions of later heads
     edits        position edits as data, which `positions`, the explorer and `effects` share
     extension    position interpolation, YaRN, LM-Infinite; other frequencies for heads, layers or the model
 
@@ -26,6 +27,7 @@ from repo_interp.interventions.patching import (
     get_act_patch_positions_all_pos,
     get_act_patch_positions_by_pos,
 )
+from repo_interp.interventions.paths import ablate_paths
 from repo_interp.interventions.positions import (
     clipped,
     copied,
@@ -48,6 +50,7 @@ __all__ = [
     "PassContext",
     "Shift",
     "ablate",
+    "ablate_paths",
     "clipped",
     "copied",
     "exchanged_keys",

@@ -20,6 +20,9 @@ of a prompt. `closed_form_r` correlates the logits with theorem 2's f + g from t
 components that the prompt itself has (see closed_form); NaN where there is none. Layers that rotate
 nothing have no rotary pairs: NaN, and slow_dominating -1.
 
+`query_dimension_norm` and `key_dimension_norm` are the mean |q_d|, |k_d| of dimension d ("massive
+values" stand in few of them).
+
 Knows nothing about the contents of a prompt.
 """
 
@@ -60,7 +63,18 @@ _MEANS = {
     "query_deviation": ("mean distance of the query's pair from its mean in the prompt", "1"),
     "key_deviation": ("mean distance of the key's pair from its mean in the prompt", "1"),
 }
-_ORDER = [name for side in ("query", "key") for name in _MEANS if name.startswith(side)]
+_DIMENSIONS = {
+    "query_dimension_norm": ("mean size of the query's number in a dimension", "1"),
+    "key_dimension_norm": ("mean size of the key's number in a dimension", "1"),
+}
+"""Pair r is the dimensions r and r + half the axis."""
+_HALVES = ("first", "second")
+_ORDER = [
+    name
+    for side in ("query", "key")
+    for name in (*_MEANS, *(f"{side}_{half}" for half in _HALVES))
+    if name.startswith(side)
+]
 _OTHERS = {
     "start_angle": ("angle from the mean key pair to the mean query pair", "rad"),
     "max_rotation": ("largest rotation of the pair", "rad"),
@@ -76,9 +90,11 @@ _OTHERS = {
 class PairStatistics:
     """Means over tokens of the pairs of a head, one entry per component, float64."""
 
-    queries: Float[Tensor, "4 *head component"]
-    """Mean norm, mean (real and imaginary part), and mean distance from the mean."""
-    keys: Float[Tensor, "4 *head component"]
+    queries: Float[Tensor, "6 *head component"]
+    """Mean norm, mean (real and imaginary part), mean distance from the mean, and the mean sizes of
+    both parts.
+    """
+    keys: Float[Tensor, "6 *head component"]
 
 
 @dataclass(frozen=True)
@@ -112,7 +128,7 @@ class Rotation(Measure, needs=Needs(nan=("closed_form_r", "max_rotation"))):
         else:
             shape = (*inputs.queries.shape[:2], inputs.queries.shape[-1] // 2)
             rotation = torch.full(shape, torch.nan, dtype=torch.float64, device=tokens.device)
-            nothing = rotation.expand(4, *shape)
+            nothing = rotation.expand(6, *shape)
             statistics, correlation, weight = PairStatistics(nothing, nothing), rotation[..., 0], 1
         means = (weight * torch.stack([statistics.queries, statistics.keys])).sum(2).flatten(0, 1)
         of_component = ("layer", "head", "component")
@@ -166,10 +182,8 @@ class Rotation(Measure, needs=Needs(nan=("closed_form_r", "max_rotation"))):
         Returns:
             Mask of the components that satisfy all four conditions of the module.
         """
-        (query_norm, *query_mean, _), (key_norm, *key_mean, key_deviation) = (
-            pairs.queries,
-            pairs.keys,
-        )
+        query_norm, *query_mean, _ = pairs.queries[:4]
+        key_norm, *key_mean, key_deviation = pairs.keys[:4]
         product, query_mean, key_mean = (
             query_norm * key_norm * scaling,
             torch.complex(*query_mean),
@@ -185,7 +199,12 @@ class Rotation(Measure, needs=Needs(nan=("closed_form_r", "max_rotation"))):
     def conclude(self, statistics: Statistics) -> xr.Dataset:
         """The group `rotation` of a run."""
         sums, per_prompt = statistics.sums, statistics.per_prompt
-        group = {name: sums[name] / sums["tokens"] for name in _MEANS}
+        group = {name: sums[name] / sums["tokens"] for name in _ORDER}
+        for side in ("query", "key"):
+            halves = xr.concat([group[f"{side}_{half}"] for half in _HALVES], "component")
+            group[f"{side}_dimension_norm"] = halves.rename(component="dimension").assign_coords(
+                dimension=range(halves.sizes["component"])
+            )
         key_mean = group["key_mean_re"] + 1j * group["key_mean_im"]
         query_mean = group["query_mean_re"] + 1j * group["query_mean_im"]
         rotation = per_prompt["max_rotation"].max("prompt")
@@ -205,7 +224,7 @@ class Rotation(Measure, needs=Needs(nan=("closed_form_r", "max_rotation"))):
             data=np.where(np.isnan(rotation.values), -1, slow).astype(np.int8)
         )
         group["closed_form_r"] = per_prompt["closed_form_r"]
-        return described_group(group, _MEANS | _OTHERS)
+        return described_group(group, _MEANS | _DIMENSIONS | _OTHERS)
 
 
 def _rotates(inputs: AttentionInputs) -> bool:
@@ -273,8 +292,8 @@ def max_rotation(
 def _moments(
     features: tuple[Float[Tensor, "prompt some token d_head"], ...],
     valid: Bool[Tensor, "prompt token"],
-) -> Float[Tensor, "4 prompt head component"]:
-    """Return mean norm, mean, and mean distance from the mean of every rotary pair."""
+) -> Float[Tensor, "6 prompt head component"]:
+    """Return the statistics of every rotary pair, in the order of `PairStatistics`."""
     (prompts, _, tokens, width), heads = features[0].shape, sum(part.shape[1] for part in features)
     exact = torch.float64 if features[0].dtype == torch.float64 else torch.float32
     count = once("count", lambda: valid.sum(-1, dtype=torch.float64)[:, None, None], valid)
@@ -302,7 +321,8 @@ def _moments(
     level = mean(lambda part: part)
     rounded = level[..., None, :].to(exact)
     norm, deviation = mean(_pair_norm), mean(lambda part: _pair_norm(part - rounded))
-    return torch.stack([norm, *level.chunk(2, -1), deviation])
+    sizes = mean(torch.abs)
+    return torch.stack([norm, *level.chunk(2, -1), deviation, *sizes.chunk(2, -1)])
 
 
 def _pair_norm(features: Float[Tensor, "... d_head"]) -> Float[Tensor, "... component"]:

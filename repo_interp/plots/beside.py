@@ -3,8 +3,8 @@
     charts      those of `View.beside`, and the other variables in `View.compared` by the rule of `marks.beside`
     tables      one row per variable (and name), one column per run, then the tables of `View.beside`
     cell        mean over all values of a run, by the schemes of layers; a variable with equal values in every run is only named
-    difference  second run - first, for two runs;  +-  its standard error over prompts, paired, where both saw the same ones: all of a
-                run's, or those of a test set
+    difference  second run - first, for two runs;  +-  half of its 95 % interval over prompts, paired, where both saw the same ones:
+                all of a run's, or those of a test set
 
 A group without a view is drawn by the rule, whatever it holds. Knows no measure, no terminal and no
 page.
@@ -18,6 +18,7 @@ import numpy as np
 import xarray as xr
 
 from repo_interp.errors import InputError
+from repo_interp.intervals import half_interval
 from repo_interp.plots.marks import (
     Cell,
     Chart,
@@ -174,7 +175,7 @@ def _same_prompts(tree: xr.DataTree, dataset: xr.Dataset) -> xr.DataArray:
 
 
 def _difference(values: xr.DataArray, paired: bool) -> tuple[Cell, Cell]:
-    """Subtract the first run from the second, with the standard error over prompts.
+    """Subtract the first run from the second, with half of the 95 % interval over prompts.
 
     Only values that both have count; of different prompts the means are subtracted.
     """
@@ -184,8 +185,8 @@ def _difference(values: xr.DataArray, paired: bool) -> tuple[Cell, Cell]:
     change = values.isel(run=1, drop=True) - values.isel(run=0, drop=True)
     by_prompt = change.mean([dim for dim in change.dims if dim != "prompt"]).values
     known = by_prompt[np.isfinite(by_prompt)]
-    error = float(known.std(ddof=1) / np.sqrt(known.size)) if known.size > 1 else None
-    return cells([change.mean()])[0], error
+    reach = float(half_interval(known)) if known.size > 1 else None
+    return cells([change.mean()])[0], reach
 
 
 def _note(
@@ -209,7 +210,9 @@ def _note(
         )
         everywhere = "" if paired.all() else ", where both saw the same ones"
         note += (
-            f"; ±: its standard error over prompts, paired{everywhere}." if paired.any() else "."
+            f"; ±: half of its 95 % interval over prompts, paired{everywhere}."
+            if paired.any()
+            else "."
         )
     note += f" The same in every run: {'; '.join(same)}." if same else ""
     return note + (

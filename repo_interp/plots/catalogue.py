@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain
@@ -41,6 +41,7 @@ from repo_interp.plots.marks import (
     has_runs,
     over_prompts,
     ranked_heads,
+    spread,
     unit_label,
 )
 from repo_interp.plots.style import FORMATS, save_figure
@@ -51,8 +52,9 @@ _TEXTS = ("token_text", "next_text", "name", "band", "kind", "prompts_digest")
 """Variables of our groups that hold text."""
 MOST_ROWS = 50
 """Heads in the table of a group without a view."""
+_HEAD_AXES = ("prompt", "layer", "head")
 MOST_MAPS = 8
-"""Labels of an axis, besides prompts, layers and heads, that get maps in such a group."""
+"""Labels of an axis, besides prompts, layers and heads, that get maps; of more, evenly spread ones."""
 
 
 def view_of(group: str) -> View | None:
@@ -85,7 +87,7 @@ def view_of(group: str) -> View | None:
         shown: list[Any] = [
             array.attrs.get("long_name", name) for name, array in run[group].data_vars.items()
         ]
-        return f"A measure of another package: {'; '.join(map(str, shown))}."
+        return f"A measure of another package: {'; '.join(map(str, shown))}.{_left_out(run, group)}"
 
     def charts(run: xr.DataTree) -> list[Heads]:
         return [replace(one, name="") for one in _head_maps(run, group)]
@@ -137,7 +139,9 @@ def _of_heads(group: str) -> View:
     return View(
         group,
         group.replace("_", " ").capitalize(),
-        "A measure of another package, without a view of its own.",
+        lambda run: (
+            "A measure of another package, without a view of its own." + _left_out(run, group)
+        ),
         lambda run: _by_axes(run, group),
         lambda run: _head_table(run, group),
     )
@@ -148,7 +152,10 @@ def _by_axes(run: xr.DataTree, group: str) -> Iterator[Chart]:
     maps = _head_maps(run, group)
     yield from maps
     for name, array in run[group].data_vars.items():
-        if {*array.dims} - {"prompt"} and name not in {one.values.name for one in maps}:
+        # A long axis has a chart of all its labels too.
+        is_long = any(array.sizes[axis] > MOST_MAPS for axis in {*array.dims} - {*_HEAD_AXES})
+        mapped = name in {one.values.name for one in maps} and not is_long
+        if {*array.dims} - {"prompt"} and not mapped:
             yield from charts_of(re.sub(r"\W+", "_", f"{group}_{name}"), *alone(run, array))
 
 
@@ -159,26 +166,48 @@ def _head_maps(run: xr.DataTree, group: str) -> list[Heads]:
     """
     maps = []
     for name, array in run[group].data_vars.items():
-        further = [axis for axis in array.dims if axis not in ("prompt", "layer", "head")]
+        further = [axis for axis in array.dims if axis not in _HEAD_AXES]
         if array.dtype.kind not in "fiub" or not {"layer", "head"} <= {*array.dims} & {
             *array.coords
         }:
             continue
-        if len(further) > 1 or any(array.sizes[axis] > MOST_MAPS for axis in further):
+        if len(further) > 1:
             continue
         title = str(array.attrs.get("long_name") or str(name).replace("_", " "))
         labels = [
-            (f"{title}, {axis} {label}", str(label))
+            (place, f"{title}, {axis} {label}", str(label))
             for axis in further
-            for label in array[axis].values
+            for place, label in _shown(array, axis)
         ]
-        for place, (long_name, label) in enumerate(labels or [(title, "")]):
+        for place, long_name, label in labels or [(0, title, "")]:
             one = array.isel(dict.fromkeys(further, place), drop=True)
             mean = over_prompts(one.astype(float)).transpose("layer", "head")
             file = re.sub(r"\W+", "_", "_".join(filter(None, (group, str(name), label))))
             values = mean.assign_attrs(array.attrs | mean.attrs | {"long_name": long_name})
             maps.append(Heads(values, prompts=one if "prompt" in one.dims else None, name=file))
     return maps
+
+
+def _shown(array: xr.DataArray, axis: Hashable) -> list[tuple[int, Any]]:
+    """Places and labels of an axis that get maps: all, or the ends and evenly spread ones."""
+    places = spread(range(array.sizes[axis]), MOST_MAPS)
+    return [(place, array[axis].values[place]) for place in places]
+
+
+def _left_out(run: xr.DataTree, group: str) -> str:
+    """Say how many labels of long axes have maps; empty where all have."""
+    maps = {one.values.name for one in _head_maps(run, group)}
+    axes = dict.fromkeys(
+        (axis, array.sizes[axis])
+        for name, array in run[group].data_vars.items()
+        for axis in array.dims
+        if name in maps and axis not in _HEAD_AXES and array.sizes[axis] > MOST_MAPS
+    )
+    return "".join(
+        f" {MOST_MAPS} of {count} labels of the axis {axis}, evenly spread, are shown; run.nc has "
+        "all."
+        for axis, count in axes
+    )
 
 
 def _head_table(run: xr.DataTree, group: str) -> list[Table]:
@@ -197,6 +226,7 @@ def _head_table(run: xr.DataTree, group: str) -> list[Table]:
         f"{len(rows)} of {maps[0].size:,} heads, in descending order of the first "
         "number; means over prompts."
     )
+    note += _left_out(run, group)
     return [Table(group, words, columns, rows, note)]
 
 

@@ -256,7 +256,9 @@ def _title(run: xr.DataTree, sections: Sequence[Section]) -> str:
     described = next(filter(None, (view.describe(run) for view in views_of(run))), None)
     tasks = [f" on {node.attrs['task']}" for node in run.children.values() if "task" in node.attrs]
     first = sections[0].view.title if sections else "Run"
-    return described or f"{first} of {checkpoint_name(run)}{tasks[0] if tasks else ''}"
+    title = described or f"{first} of {checkpoint_name(run)}{tasks[0] if tasks else ''}"
+    scaling = run.attrs.get("scaling", "none")
+    return title if scaling in ("", "none") else f"{title}, scaling {scaling}"
 
 
 def _section(

@@ -20,8 +20,8 @@ import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.colors import Normalize
 from matplotlib.lines import Line2D
-from scipy import stats
 
+from repo_interp.intervals import half_interval
 from repo_interp.plots.marks import (
     CONTROL,
     LEARNED_SCHEMES,
@@ -78,7 +78,8 @@ LOG_ABOVE = 100.0
 hide the smaller.
 """
 _COLUMNS = (
-    *("log p (nats)", "others, lowest", "others, highest", "score", "others' score"),
+    *("log p (nats)", "others, lowest", "others, highest"),
+    *("less the others' mean", "95 % from", "95 % to", "score", "others' score"),
     *("most needed layer", "log p of that layer", "less the sum of its heads"),
     *("rank r: gradient x positions", "gradient x output"),
 )
@@ -255,6 +256,7 @@ def effect_tables(run: xr.DataTree) -> tuple[Table, ...]:
             of_kind["set_effect"],
             control.min(),
             control.max(),
+            *_less_controls(of_kind, of_kind["set_log_probability_change"]),
             of_kind["set_score_change"].mean(),
             of_kind["control_score_change"].mean(),
         )
@@ -279,7 +281,8 @@ def effect_tables(run: xr.DataTree) -> tuple[Table, ...]:
     )
     title = f"The most needed {size} changed together, and as many others at random"
     note = (
-        f"Mean changes over {about} Rank correlations of screened and exact changes of "
+        f"Mean changes over {about} 95 %: Student's interval over prompts, of the difference in "
+        "every prompt. Rank correlations of screened and exact changes of "
         "the logit difference over heads."
     )
     sets, draws = (
@@ -412,6 +415,14 @@ def _findings(run: xr.DataTree) -> Iterator[Finding]:
             f"effects.{variable} ({where['kind']}) {lost:.2g} nats, standard error {error:.1g}; "
             f"the same change to as many other heads, drawn at random: {controls} nats at worst"
         )
+        less, low, high = _less_controls(
+            measured.sel(kind=where["kind"]), measured[variable].sel(where)
+        )
+        if np.isfinite(low):
+            evidence += (
+                f"; less their mean, prompt by prompt: {less:.2g} nats, 95 % interval {low:.2g} "
+                f"to {high:.2g}"
+            )
         yield Finding(sentence, evidence, weight, "effects", where["layer"], where.get("head"))
     if not is_needed:
         yield from _robust(measured)
@@ -424,7 +435,8 @@ def _robust(measured: xr.Dataset) -> Iterator[Finding]:
         (mean < np.minimum(-STANDARD_ERRORS * errors, -LEAST)).any()
     ):
         return
-    lowest = mean - float(stats.t.ppf(0.975, measured.sizes["prompt"] - 1)) * errors
+    changes = measured["layer_log_probability_change"].transpose("kind", "layer", "prompt")
+    lowest = mean - half_interval(changes.values)
     where = _lowest(lowest)
     largest = (
         f"{max(0.0, -float(lowest.min())):.2g} nats of its log-probability (layer "
@@ -441,6 +453,13 @@ def _robust(measured: xr.Dataset) -> Iterator[Finding]:
         f"a finding is {STANDARD_ERRORS:g} standard errors from 0"
     )
     yield Finding(sentence, evidence, 0.3, "effects", int(where["layer"]))
+
+
+def _less_controls(of_kind: xr.Dataset, changes: xr.DataArray) -> tuple[float, float, float]:
+    """Mean of `changes` less those of the controls over prompts, and its 95 % interval."""
+    paired = (changes - of_kind["control_log_probability_change"].mean("draw")).values
+    mean, reach = float(paired.mean()), float(half_interval(paired))
+    return mean, mean - reach, mean + reach
 
 
 def _mean_and_error(changes: xr.DataArray) -> tuple[xr.DataArray, xr.DataArray]:
