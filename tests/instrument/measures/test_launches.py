@@ -138,6 +138,7 @@ ALLOWED = {
     "seen_pairs.py extents": "tolist",
     "samples.py places_of.listed": "tolist",
     "samples.py spread_places": "unique",  # numpy's
+    "components.py _decay_bound": "unique",  # numpy's
     "rank_trend.py Index.missing": "bool",
     # Once for the frequencies of a pass.
     "causal_pairs.py _of_bands": "cpu int",
