@@ -10,8 +10,9 @@ Knows nothing about models and prompts.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import TypeVar
 
 from repo_interp.errors import InputError
@@ -89,6 +90,22 @@ def restore_order(cut: Iterable[Sequence[int]], results: Iterable[Sequence[Item]
         for number, made in zip(some, of_some, strict=True)
     }
     return [by_number[number] for number in range(len(by_number))]
+
+
+def by_prompt(
+    progress: Callable[[int, int], None] | None, cut: Sequence[Sequence[int]]
+) -> Callable[[int, int], None] | None:
+    """Make a progress function of batches that reports prompts.
+
+    Args:
+        progress: Function of prompts done and in all; None: nothing is reported.
+        cut: Numbers of the prompts of every batch, in the order of the batches.
+
+    Returns:
+        Function of batches done and in all; None without `progress`.
+    """
+    done = [0, *accumulate(map(len, cut))]
+    return progress and (lambda batches, _: progress(done[batches], done[-1]))
 
 
 def batches(order: Sequence[int], lengths: Sequence[int], size: BatchSize) -> list[list[int]]:

@@ -30,7 +30,7 @@ from repo_interp.analysis.trained_task import (
 )
 from repo_interp.errors import InputError
 from repo_interp.experiments.generated_scores import needle_scores
-from repo_interp.experiments.task_scores import sets_named, task_scores
+from repo_interp.experiments.task_scores import Cost, sets_named, task_scores
 from repo_interp.models.decoder import as_decoder
 from repo_interp.models.provenance import identity
 from repo_interp.models.wrapped import model_of
@@ -53,6 +53,7 @@ def score(
     progress: Callable[[int, int], None] | None = None,
     store: str | Path | None = None,
     store_every: float = 0.0,
+    announce: Callable[[Cost], None] | None = None,
 ) -> xr.DataTree:
     """Score a model on a task, by test set and over the axes that the task names.
 
@@ -70,9 +71,10 @@ def score(
         seed: Seed of the prompts.
         answers: "forced": read off one teacher-forced pass; "generated": token by token.
         batch_size: Prompts or tokens of a batch, or "auto".
-        progress: Function of batches done and in all.
+        progress: Function of prompts done and in all.
         store: Directory that keeps the answers of finished batches, as that of `analyze`.
         store_every: Least number of seconds between two writes to `store`.
+        announce: Function of the cost, called before the first forward pass.
 
     Returns:
         A run with the group `scores`.
@@ -113,7 +115,7 @@ def score(
     # The digest of the question needs a pass of the model over one prompt.
     kept = store_of(bridge, first[0], {**asked, "batch_size": size}, store, store_every)
     scores = task_scores(
-        model_of(bridge), chosen, test_sets, count, seed, answers, size, progress, kept
+        model_of(bridge), chosen, test_sets, count, seed, answers, size, progress, kept, announce
     )
     return _run(
         bridge,
@@ -133,6 +135,7 @@ def score_needles(
     progress: Callable[[int, int], None] | None = None,
     store: str | Path | None = None,
     store_every: float = 0.0,
+    announce: Callable[[Cost], None] | None = None,
     **options: Any,
 ) -> xr.DataTree:
     """Score a model on needles in a haystack in its tokens, by length and depth.
@@ -147,9 +150,10 @@ def score_needles(
         count: Prompts of every length.
         seed: Seed of the prompts.
         batch_size: Prompts or tokens of a batch, or "auto".
-        progress: Function of batches done and in all.
+        progress: Function of prompts done and in all.
         store: Directory that keeps the answers of finished batches, as that of `analyze`.
         store_every: Least number of seconds between two writes to `store`.
+        announce: Function of the cost, called before the first forward pass.
         **options: Further options of `tasks.niah` (dialect, essay, depth).
 
     Returns:
@@ -181,7 +185,17 @@ def score_needles(
     asked |= {"longest": prompts_digest(longest), "batch_size": size}
     kept = store_of(bridge, first[0], asked, store, store_every)
     scores = needle_scores(
-        model_of(bridge), tokenizer, lengths, variant, count, seed, size, progress, kept, **options
+        model_of(bridge),
+        tokenizer,
+        lengths,
+        variant,
+        count,
+        seed,
+        size,
+        progress,
+        kept,
+        announce,
+        **options,
     )
     prompts = [
         niah(tokenizer, variant, length, count, seed, answer="none", **options)

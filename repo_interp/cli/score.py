@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from repo_interp import processes
 from repo_interp.cli.checkpoint import find, stem
@@ -32,6 +32,9 @@ from repo_interp.values import value_of
 if TYPE_CHECKING:
     import xarray as xr
 
+    from repo_interp.console import Console
+    from repo_interp.experiments.task_scores import Cost
+    from repo_interp.progress import Step
     from repo_interp.tasks import Task
 
 RULER = "ruler"
@@ -100,7 +103,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         f"an option of the task; of {RULER}, such as variant=multivalue or ruler.dialect=repo",
     )
     add_device(parser)
-    add_batch_size(parser, default=32)
+    add_batch_size(parser, default="auto")
     add_formats(parser)
 
 
@@ -115,11 +118,13 @@ def run(arguments: argparse.Namespace) -> int:
     """
     path = find(arguments.checkpoint)
     _require_fitting_options(arguments)
+    from torch.nn.modules.module import register_module_forward_hook
+
     from repo_interp.analysis.notes import notes_on
     from repo_interp.analysis.publication import claim_results
     from repo_interp.cli.results import ASKED, Command, draw_results, print_results
     from repo_interp.cli.tables import print_tables
-    from repo_interp.console import Console, bold
+    from repo_interp.console import Console
     from repo_interp.models.checkpoints import identify
     from repo_interp.models.load import open_model
     from repo_interp.progress import steps
@@ -142,8 +147,10 @@ def run(arguments: argparse.Namespace) -> int:
         command.same_question(console),
         steps(console) as step,
     ):
-        step("scoring")
-        scores = scored(results.store, lambda done, total: step("scoring, batches", done, total))
+        step("making prompts")
+        shown = _Shown(console, arguments.checkpoint, bridge, step)
+        with register_module_forward_hook(shown.layer):  # of torch, so the model is unchanged
+            scores = scored(results.store, shown.progress, shown.announce)
         scores.attrs |= {"scaling": arguments.scaling or "none", ASKED: command.asked}
         if not processes.is_first():
             return 0
@@ -151,10 +158,37 @@ def run(arguments: argparse.Namespace) -> int:
         results.write(scores)
         results.withdraw()
         published = draw_results(results, scores, step, command.formats)
-    console.print(bold(arguments.checkpoint, f": scored on {bridge.device}"), highlight=False)
     console.print(f"prompts from {scores.attrs['prompts_from']}", highlight=False)
     print_tables(console, scores)
     return print_results(console, results, published)
+
+
+class _Shown:
+    """The cost of the scores, then how many prompts are done and which layer the pass is in."""
+
+    def __init__(self, console: Console, checkpoint: str, model: Any, step: Step) -> None:
+        self._console, self._checkpoint, self._step = console, checkpoint, step
+        self._device, self._layers = model.device, model.config.num_hidden_layers
+        self._done = (0, 0)
+
+    def announce(self, cost: Cost) -> None:
+        from repo_interp.console import bold
+
+        line = (
+            f": {cost.prompts:,} prompts of up to {cost.longest:,} tokens, {cost.tokens:,} tokens "
+            f"and {cost.passes:,} forward passes in all, on {self._device}"
+        )
+        self._console.print(bold(self._checkpoint, line), highlight=False)
+        self.progress(0, cost.prompts)
+
+    def progress(self, done: int, total: int) -> None:
+        self._done = (done, total)
+        self._step("scoring prompts", done, total)
+
+    def layer(self, module: Any, *_: Any) -> None:
+        layer = getattr(module, "layer_idx", None)
+        if layer is not None and self._done[1]:
+            self._step("scoring prompts", *self._done, f"layer {layer + 1} of {self._layers}")
 
 
 def _task(arguments: argparse.Namespace, directory: Path) -> Task:
@@ -177,22 +211,21 @@ def _task(arguments: argparse.Namespace, directory: Path) -> Task:
 
 def _scoring(
     arguments: argparse.Namespace, bridge, task: Task | None
-) -> Callable[[Path, Callable[[int, int], None]], xr.DataTree]:
+) -> Callable[[Path, Callable[[int, int], None], Callable[[Cost], None]], xr.DataTree]:
     """Return a function that scores the task or ruler.
 
-    Its arguments are the directory that keeps answers, and a function that reports progress.
+    Its arguments are the directory that keeps answers, and functions that report progress and
+    cost.
 
     Raises:
         InputError: The task or an option is refused, before the function is called.
     """
     from repo_interp.analysis.score import score, score_needles
-    from repo_interp.cli.results import KEEP_EVERY
 
     amount = {
         "count": arguments.count,
         "seed": arguments.seed,
         "batch_size": arguments.batch_size,
-        "store_every": KEEP_EVERY,
     }
     if task is None:
         lengths = (
@@ -203,12 +236,19 @@ def _scoring(
             name: value_of(text, float if name == "depth" else str, f"{RULER}.{name}")
             for name, text in texts
         }
-        return lambda store, progress: score_needles(
-            bridge, lengths, progress=progress, store=store, **amount, **options
+        return lambda store, progress, announce: score_needles(
+            bridge, lengths, progress=progress, store=store, announce=announce, **amount, **options
         )
     answers = arguments.answers or "forced"
-    return lambda store, progress: score(
-        bridge, task, arguments.test_sets, answers=answers, progress=progress, store=store, **amount
+    return lambda store, progress, announce: score(
+        bridge,
+        task,
+        arguments.test_sets,
+        answers=answers,
+        progress=progress,
+        store=store,
+        announce=announce,
+        **amount,
     )
 
 
