@@ -49,7 +49,7 @@ def get_act_patch_positions_all_pos(
         **options: Options of `transformer_lens.patching.generic_activation_patch`.
 
     Returns:
-        The metric [layer, head], as `get_act_patch_attn_head_z_all_pos` gives it.
+        The metric [layer, head], as `get_act_patch_attn_head_out_all_pos` gives it.
 
     Raises:
         InputError: The model is no bridge of this library, the prompts differ in length, or the
