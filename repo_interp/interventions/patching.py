@@ -78,7 +78,7 @@ def get_act_patch_positions_by_pos(
         **options: Options of `transformer_lens.patching.generic_activation_patch`.
 
     Returns:
-        The metric [layer, token, head], as `get_act_patch_attn_head_z_by_pos` gives it.
+        The metric [layer, token, head], as `get_act_patch_attn_head_out_by_pos` gives it.
 
     Raises:
         InputError: As for `get_act_patch_positions_all_pos`.
