@@ -457,6 +457,8 @@ def _robust(measured: xr.Dataset) -> Iterator[Finding]:
 
 def _less_controls(of_kind: xr.Dataset, changes: xr.DataArray) -> tuple[float, float, float]:
     """Mean of `changes` less those of the controls over prompts, and its 95 % interval."""
+    if "control_log_probability_change" not in of_kind:
+        return np.nan, np.nan, np.nan
     paired = (changes - of_kind["control_log_probability_change"].mean("draw")).values
     mean, reach = float(paired.mean()), float(half_interval(paired))
     return mean, mean - reach, mean + reach

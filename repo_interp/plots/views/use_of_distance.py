@@ -135,7 +135,7 @@ def _charts_of_octaves(run: xr.DataTree) -> Iterator[Chart]:
         values = dataset[name]
         mean = over_prompts(values).transpose("layer", "head").assign_attrs(values.attrs)
         yield Heads(mean, prompts=values, name=f"octaves_{name}")
-    if "received" in dataset:
+    if "received" in dataset and bool(dataset["received"].notnull().any()):
         received = alone(run, dataset["received"])
         yield Lines(*received, "token", None, "layer", "attention_received", live=True)
 

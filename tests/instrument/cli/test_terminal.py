@@ -327,9 +327,9 @@ def test_a_command_that_imports_libraries_in_silence_says_so(monkeypatch, capsys
     monkeypatch.setattr("repo_interp.cli.SILENCE", 0.01)
     monkeypatch.delitem(sys.modules, "torch")
     output = cli._Output(io.StringIO())
+    if written:
+        output.write("a first line")
     with cli._announced("repo-interp score", output):
-        if written:
-            output.write("a first line")
         time.sleep(0.3)
     line = "repo-interp score: importing torch and the libraries around it\n"
     assert capsys.readouterr().err == ("" if written else line)
