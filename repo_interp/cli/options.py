@@ -333,7 +333,7 @@ def rope_scaling(text: str | None, config: Any) -> dict[str, str | float | int] 
     )
 
 
-def add_batch_size(parser: argparse.ArgumentParser, default: int | str) -> None:
+def add_batch_size(parser: argparse.ArgumentParser, default: int) -> None:
     """Declare `--batch-size`.
 
     Args:

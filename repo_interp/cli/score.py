@@ -103,7 +103,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         f"an option of the task; of {RULER}, such as variant=multivalue or ruler.dialect=repo",
     )
     add_device(parser)
-    add_batch_size(parser, default="auto")
+    add_batch_size(parser, default=32)
     add_formats(parser)
 
 

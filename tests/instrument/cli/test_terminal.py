@@ -196,7 +196,7 @@ def test_the_first_line_says_the_device_and_findings_of_measures_come_before_the
         == 0
     )
     line = " ".join(capsys.readouterr().out.split())
-    assert line.startswith("reversal/rope: 2 prompts of up to 11 tokens")
+    assert line.startswith("reversal/rope: 2 prompts of up to 12 tokens")
 
 
 @pytest.mark.usefixtures("no_figures")
