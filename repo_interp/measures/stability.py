@@ -40,9 +40,9 @@ from repo_interp.values import Count, Seed, Tokens
 
 _TEXTS = {
     "semantic_stability": ("share of distances that keep a preference", "1"),
-    "random_stability": ("the same with random phases", "1"),
+    "random_stability": ("share that keep it with random phases", "1"),
     "positional_sensitivity": ("change of a logit per position, over its norm", "1"),
-    "random_sensitivity": ("the same with random phases", "1"),
+    "random_sensitivity": ("change per position with random phases", "1"),
     "high_share": ("r_H: norm of high frequencies over that of all", "1"),
     "frequency_entropy": ("entropy of the rotary pairs, over its maximum", "1"),
     "compared": ("pairs of keys that are compared", "pairs"),

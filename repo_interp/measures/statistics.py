@@ -178,6 +178,11 @@ class Measure(ABC):
     @property
     def parameters(self) -> Mapping[str, Any]:
         """Values of the fields by name, as the group's attributes record them."""
+        if not is_dataclass(self):
+            raise InputError(
+                f"the measure {type(self).__name__} is no dataclass; put "
+                "@dataclass(frozen=True) above its class"
+            )
         values = {
             field.name: getattr(self, field.name)
             for field in fields(self)  # pyright: ignore[reportArgumentType]

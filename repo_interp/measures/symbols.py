@@ -38,7 +38,7 @@ FEWEST_KEYS = 8
 _TEXTS = {
     "position_score": ("correlation with logits of the same places", "1"),
     "symbol_score": ("correlation with logits of the same contents", "1"),
-    "null_score": ("95 % of unrelated permutations stay within", "1"),
+    "null_score": ("95 % of unrelated correlations are below", "1"),
 }
 
 

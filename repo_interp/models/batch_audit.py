@@ -72,7 +72,10 @@ def verify_batch(model: nn.Module, batch: Mapping[str, Any]) -> xr.Dataset:
 
     with torch.no_grad(), at_rest(model):
         whole = logits(tokens, **others)
-        changed = [logits(_replaced(tokens, documents, parity), **others) for parity in (0, 1)]
+        vocabulary = int(owner.get_input_embeddings().weight.shape[0])
+        changed = [
+            logits(_replaced(tokens, documents, parity, vocabulary), **others) for parity in (0, 1)
+        ]
         scale = float(whole.abs().max())
         entries, before = [], (-1, 0)
         for row, start, end in documents:
@@ -142,17 +145,15 @@ def _documents(positions: Tensor, mask: Tensor) -> list[tuple[int, int, int]]:
     return found
 
 
-def _replaced(tokens: Tensor, documents: list[tuple[int, int, int]], parity: int) -> Tensor:
+def _replaced(
+    tokens: Tensor, documents: list[tuple[int, int, int]], parity: int, vocabulary: int
+) -> Tensor:
     """The batch with other tokens in every second document of a row."""
     replaced, number, last = tokens.clone(), -1, -1
-    largest = int(tokens.max())
     for row, start, end in documents:
         number, last = (number + 1 if row == last else 0), row
         if number % 2 == parity:
-            # tokens of the batch, so that all of them are in the vocabulary
-            replaced[row, start:end] = (tokens[row, start:end] + 1).where(
-                tokens[row, start:end] < largest, 0
-            )
+            replaced[row, start:end] = (tokens[row, start:end] + 1) % vocabulary
     return replaced
 
 
@@ -178,13 +179,13 @@ def _of_entries(entries: list[tuple], scale: float) -> list[str]:
         named = f"row {row}, tokens {start} to {start + length - 1}"
         if leak > TOLERANCE * scale:
             found.append(
-                f"{named}: the document sees others; their tokens change its logits by up to "
+                f"{named}: the document sees others, whose tokens change its logits by up to "
                 f"{leak:.2g} (the largest logit is {scale:.2g})"
             )
         elif difference > TOLERANCE * scale:
             found.append(
-                f"{named}: the document sees no other, and its logits differ by up to "
-                f"{difference:.2g} from those of the document alone (the largest logit is "
-                f"{scale:.2g}); look at its positions"
+                f"{named}: other tokens next to the document change nothing, yet its logits differ "
+                f"by up to {difference:.2g} from those of the document alone (the largest logit is "
+                f"{scale:.2g}); look at its positions, and at documents further away"
             )
     return found

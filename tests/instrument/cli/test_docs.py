@@ -304,3 +304,10 @@ def test_pictures_are_small_and_all_shown():
         for picture in pictures
         if (size := picture.stat().st_size) > LARGEST_PICTURE
     } == {}
+
+
+def test_help_says_what_every_measure_is():
+    from repo_interp.cli.analyze import _MEASURES
+    from repo_interp.entry_points import MEASURES, OWN
+
+    assert {part.partition(" ")[0] for part in _MEASURES.split("; ")} == set(OWN[MEASURES])

@@ -435,3 +435,17 @@ def test_negative_shares_and_straight_lines():
         r = np.corrcoef(rows[2][valid], index[valid])[0, 1]
         np.testing.assert_allclose(fit[2], r**2, atol=1e-12)
         assert np.isnan(fit[3])
+
+
+def test_a_measure_that_is_no_dataclass_is_refused_in_one_line():
+    class Forgotten(Patterns.__mro__[1]):
+        name = "forgotten"
+
+        def observe(self, inputs, spans):
+            return Statistics()
+
+        def conclude(self, statistics):
+            return xr.Dataset()
+
+    with pytest.raises(ri.InputError, match="Forgotten is no dataclass"):
+        ri.analyze(repositioned("repo"), [list(range(3, 20))], measures=(Forgotten(),))

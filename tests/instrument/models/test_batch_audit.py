@@ -62,6 +62,14 @@ def test_positions_that_do_not_start_at_zero():
     assert "look at its positions" in absolute
 
 
+def test_a_leak_between_documents_of_one_token_is_seen():
+    """Any other token tells, also where the batch holds a single one."""
+    batch = packed() | {"attention_mask": torch.ones(2, sum(LENGTHS), dtype=torch.long)}
+    for token in (0, 63):
+        given = batch | {"input_ids": torch.full((2, sum(LENGTHS)), token)}
+        assert "the document sees others" in ri.verify_batch(tiny("llama"), given).attrs["findings"]
+
+
 def test_a_jump_and_padding():
     tokens = packed()["input_ids"]
     mask = torch.ones_like(tokens)
