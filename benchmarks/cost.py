@@ -16,12 +16,14 @@ import tempfile
 import time
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterator, Sequence
+from copy import deepcopy
 from dataclasses import replace
 from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -30,13 +32,18 @@ from benchmarks.peers import JOBS, peers
 from benchmarks.running import Frame, Part, Row, cost, process, resident, run, sections
 from benchmarks.shapes import SHAPES, bridged, checkpoint_of, model_of, operations, prompt_of
 from benchmarks.textbook import textbook_rows
+from position_papers.training.configuration import TrainingConfiguration
+from position_papers.training.preparation import reproducible
+from position_papers.training.step import make_optimizer, take_step
 from repo_interp.analysis.batches import make_batches
 from repo_interp.analysis.defaults import default_prompts
+from repo_interp.experiments.responses import to_question
 from repo_interp.explorer.messages import Explored, message
 from repo_interp.measures.catalogue import measure_named
-from repo_interp.measures.statistics import share
+from repo_interp.measures.statistics import precompute
 from repo_interp.models.capture import capture
 from repo_interp.models.reposition import with_layout
+from repo_interp.tasks import Batch
 
 COLUMNS = (
     "what",
@@ -105,7 +112,7 @@ def layer(given: Namespace, tokens: int, subject: str = "olmo-2-1b layer") -> It
 
         def together() -> object:
             afresh = replace(captured[-1])  # a copy remembers nothing of what was made before
-            share(measures, afresh, batch.spans)
+            precompute(measures, afresh, batch.spans)
             return [measure.observe(afresh, batch.spans) for measure in measures]
 
         for measure in measures:
@@ -318,6 +325,46 @@ def training(given: Namespace, subject: str, tokens: int = 512) -> Iterator[Row]
     yield {"what": "measuring, per step", "beside": "training step", **spent, **each, "note": note}
 
 
+def step(
+    given: Namespace, subject: str, tokens: int = 512, layouts: Sequence[str] = ("rope", "repo@1/3")
+) -> Iterator[Row]:
+    """A step of `repo-interp train` on two sequences, with a position scheme attached and the loss
+    in parts, beside the stock model's step with its own loss: the same weights, AdamW, clipping.
+    """
+    config, _ = SHAPES[subject]
+    configuration = TrainingConfiguration(task="language")
+    batch = np.array([prompt_of(tokens, config.vocab_size).tokens] * 2)
+    asked = np.arange(tokens) > np.zeros((2, 1))
+    question, labels = to_question(Batch(batch, asked)), torch.from_numpy(batch)
+
+    def ours(model: Any, optimiser: Any) -> None:
+        rate, clip = configuration.learning_rate, configuration.clip
+        take_step(model, optimiser, [question], rate, clip)
+
+    def theirs(model: Any, optimiser: Any) -> None:
+        optimiser.zero_grad()
+        model(input_ids=labels, labels=labels, use_cache=False).loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), configuration.clip)
+        optimiser.step()
+
+    stepped, calls = "step of transformers", []
+    for layout in (None, *layouts):
+        made: Any = model_of(deepcopy(config))  # a layout changes the configuration
+        made = made if layout is None else with_layout(made, layout)
+        call = partial(
+            ours if layout else theirs, made.train(), make_optimizer(made, configuration)
+        )
+        calls.append((f"step, {layout}" if layout else stepped, call))
+    with reproducible(configuration):
+        for _, call in calls:
+            call()  # AdamW makes its state
+        # in turns: clocks drift
+        spent = [[cost(call) for _, call in calls] for _ in range(3)]
+    for (what, _), costs in zip(calls, zip(*spent, strict=True), strict=True):
+        row = {**min(costs, key=lambda row: row["cpu_seconds"]), "note": f"2 x {tokens} tokens"}
+        yield {"what": what, **row, **({} if what == stepped else {"beside": stepped})}
+
+
 def loading(given: Namespace, subject: str, dtype: str = "float32") -> Iterator[Row]:
     """`ri.load`: memory at the peak beside the bytes of the weights."""
     assert ri.load  # imported before memory is measured
@@ -516,6 +563,10 @@ PARTS: dict[str, Part] = {
     },
     **{f"stock/{name}": partial(stock, subject=name) for name in (SMOLLM2, GEMMA3, "mixtral")},
     f"training/{SMOLLM2}": partial(training, subject=SMOLLM2),
+    f"step/{SMOLLM2}": partial(step, subject=SMOLLM2),
+    f"step/{SMOLLM2} layer/4096": partial(
+        step, subject=f"{SMOLLM2} layer", tokens=2048, layouts=("rope",)
+    ),
     f"loading/{SMOLLM2}": partial(loading, subject=SMOLLM2),
     f"loading/{OLMO2}": partial(loading, subject=OLMO2, dtype="bfloat16"),
     "commands/niah/repo": partial(commands, subject="niah/repo"),

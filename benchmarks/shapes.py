@@ -50,6 +50,7 @@ def _config(kind: type, *sizes: int, **others: int) -> Any:
 
 SHAPES = {
     "smollm2-135m": (_config(LlamaConfig, 30, 576, 9, 3, 1536, 49_152), "rope"),
+    "smollm2-135m layer": (_config(LlamaConfig, 1, 576, 9, 3, 1536, 49_152), "rope"),
     "olmo-2-1b": (_config(Olmo2Config, 16, 2048, 16, 16, 8192, 100_352), "repo@5"),
     "olmo-2-1b layer": (_config(Olmo2Config, 1, 2048, 16, 16, 8192, 1024), "repo"),
     "gemma-3-270m": (

@@ -224,12 +224,12 @@ def messages(source: str) -> Iterator[tuple[str, str, str]]:
                     "a warning"
                     if kind in WARNINGS
                     else "`InputError`"
-                    if kind == "refused"
+                    if kind == "as_input_errors"
                     else f"`{kind}`"
                 )
                 yield (
                     shown,
-                    message.replace("`", "'") + (": ..." if kind == "refused" else ""),
+                    message.replace("`", "'") + (": ..." if kind == "as_input_errors" else ""),
                     function,
                 )
 
@@ -248,7 +248,7 @@ def _said(node: ast.AST) -> tuple[str, ast.expr | None]:
     name = ast.unparse(node.func).rpartition(".")[2]
     if name in ("_require", "_WrongUsage") and len(node.args) > 1:
         return "InputError", node.args[1]
-    return (name, node.args[0]) if name in (*KINDS, *WARNINGS, "refused") else ("", None)
+    return (name, node.args[0]) if name in (*KINDS, *WARNINGS, "as_input_errors") else ("", None)
 
 
 def _alternatives(node: ast.expr) -> Iterator[ast.expr]:

@@ -1,5 +1,6 @@
-"""The names of the package, for type checkers, and for `__init__.py`, which imports each when it is
-first asked for.
+"""Names of the package, for type checkers.
+
+`__init__.py` reads them too, and imports a name when it is first used.
 """
 
 from . import experiments as experiments
@@ -30,6 +31,7 @@ from .interventions import set_positions as set_positions
 from .interventions.ablation import ablate as ablate
 from .memory import working_memory as working_memory
 from .models.audit import verify as verify
+from .models.batch_audit import verify_batch as verify_batch
 from .models.bridge import bridge as bridge
 from .models.checkpoints import load_model as load_model
 from .models.checkpoints import reposition as reposition

@@ -39,6 +39,9 @@ OWN: Mapping[str, Mapping[str, str]] = {
         "fake_distance": "repo_interp.measures.fake_distance:FakeDistance",
         "rotation": "repo_interp.measures.rotation:Rotation",
         "maps": "repo_interp.measures.maps:Maps",
+        "stability": "repo_interp.measures.stability:Stability",
+        "symbols": "repo_interp.measures.symbols:Symbols",
+        "octaves": "repo_interp.measures.octaves:Octaves",
         "gates": "repo_interp.measures.gates:Gates",
         "segments": "repo_interp.measures.segments:Segments",
         "position_sources": "repo_interp.measures.position_sources:PositionSources",
@@ -67,6 +70,9 @@ OWN: Mapping[str, Mapping[str, str]] = {
         "perturbation": "repo_interp.plots.views.perturbation:VIEW",
         "extrapolation": "repo_interp.plots.views.extrapolation:VIEW",
         "output_traces": "repo_interp.plots.views.extrapolation:OUTPUT_TRACES",
+        "stability": "repo_interp.plots.views.use_of_distance:STABILITY",
+        "symbols": "repo_interp.plots.views.use_of_distance:SYMBOLS",
+        "octaves": "repo_interp.plots.views.use_of_distance:OCTAVES",
         "gates": "repo_interp.plots.views.gates:VIEW",
         "segments": "repo_interp.plots.views.segments:VIEW",
         "position_sources": "repo_interp.plots.views.position_sources:VIEW",
@@ -130,7 +136,7 @@ def find(group: str, name: str) -> Any:
     except (Exception, SystemExit) as error:
         reason = one_line(f"{type(error).__name__}: {error}", 200)
         raise InputError(
-            f"{called(group, name)} ({points[0].value}) cannot be imported: {reason}; mend "
+            f"{called(group, name)} ({points[0].value}) cannot be imported: {reason}; fix "
             "or uninstall it"
         ) from None
 
@@ -251,7 +257,7 @@ def failure_of(error: BaseException) -> str | None:
             reason = one_line(f"{type(error).__name__}: {error}", 200)
             return (
                 f"code of the package {packages[package]} failed ({place}): {reason}; "
-                "mend or uninstall it"
+                "fix or uninstall it"
             )
     return None
 

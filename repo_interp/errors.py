@@ -132,11 +132,11 @@ def renumber_prompts(numbers: Sequence[int], among: str = "") -> Iterator[None]:
 
 
 @contextmanager
-def refused(said: str, longest: int = 300) -> Iterator[None]:
+def as_input_errors(message: str, longest: int = 300) -> Iterator[None]:
     """Turn every error into an InputError while the context lasts.
 
     Args:
-        said: Beginning of the message.
+        message: Beginning of the message.
         longest: Characters of the error that are kept.
 
     Yields:
@@ -150,7 +150,7 @@ def refused(said: str, longest: int = 300) -> Iterator[None]:
     except InputError:
         raise
     except Exception as error:
-        raise InputError(f"{said}: {one_line(error, longest)}") from None
+        raise InputError(f"{message}: {one_line(error, longest)}") from None
 
 
 def one_line(text: object, longest: int = 300) -> str:

@@ -1,7 +1,7 @@
 """Failures that do not cost the rest: the figures of one group, a table of another package.
 
     for name, figure in until_failure(lambda: draw(run), "the figures of 'gates'", failures): ...
-    with noted(failures, "the page"): ...
+    with record_failure(failures, "the page"): ...
 
 A failure becomes one line in a list that the caller shows; where there is no list, it is raised.
 Also `sys.exit`, called by somebody else's code, is such a failure; an interruption by the user is
@@ -41,7 +41,7 @@ def until_failure(
 
 
 @contextmanager
-def noted(failures: list[str] | None, name: str) -> Iterator[None]:
+def record_failure(failures: list[str] | None, name: str) -> Iterator[None]:
     """Turn a failure inside the context into a line.
 
     OSError passes through: the caller reports a disk that refuses.

@@ -22,6 +22,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from repo_interp.errors import InputError
 from repo_interp.memory import memory_for
 from repo_interp.positions.logits import cap_logits
 from repo_interp.positions.rotary import expand_heads, rotate, rotation_tables, turn
@@ -102,6 +103,8 @@ class AttentionInputs:
     """
     largest_position: float = math.inf
     """Contextual positions beyond this one are taken for it (CoPE's p_max - 1)."""
+    read_values: Callable[[], Float[Tensor, "prompt kv_head token d_value"]] | None = None
+    """Gives `values`: nothing is copied or widened until a measure asks."""
 
     @property
     def heads(self) -> int:
@@ -152,6 +155,16 @@ class AttentionInputs:
         if self.positions is not None and self.positions.shape[1] > self.kv_heads:
             return self._rotated(expand_heads(self.keys, self.heads))
         return self._rotated(self.keys)
+
+    @cached_property
+    def values(self) -> Float[Tensor, "prompt kv_head token d_value"]:
+        """Values v_j, which attention moves: a head writes sum_j w_ij v_j before its projection."""
+        if self.read_values is None:
+            raise InputError(
+                "these attention inputs lack values; set AttentionInputs.read_values to a "
+                "function that returns them"
+            )
+        return self.read_values()
 
     @cached_property
     def results(self) -> dict[Any, Any]:
@@ -345,7 +358,7 @@ def select_prompts(inputs: AttentionInputs, chosen: slice) -> AttentionInputs:
     Returns:
         Inputs of these prompts.
     """
-    position_logits = inputs.position_logits
+    position_logits, read_values = inputs.position_logits, inputs.read_values
     some = {
         name: tensor[chosen] for name in _BY_PROMPT if (tensor := getattr(inputs, name)) is not None
     }
@@ -355,6 +368,7 @@ def select_prompts(inputs: AttentionInputs, chosen: slice) -> AttentionInputs:
         position_logits=None
         if position_logits is None
         else lambda rows: position_logits(rows)[chosen],
+        read_values=None if read_values is None else lambda: read_values()[chosen],
     )
 
 
@@ -386,7 +400,7 @@ def select_heads(inputs: AttentionInputs, heads: Sequence[int]) -> AttentionInpu
         Inputs of these heads.
     """
     chosen = torch.as_tensor(heads, device=inputs.queries.device)
-    position_logits = inputs.position_logits
+    position_logits, read_values = inputs.position_logits, inputs.read_values
     return replace(
         inputs,
         queries=inputs.queries[:, chosen],
@@ -399,4 +413,7 @@ def select_heads(inputs: AttentionInputs, heads: Sequence[int]) -> AttentionInpu
         if inputs.gate_features is None
         else expand_heads(inputs.gate_features, inputs.heads)[:, chosen],
         sinks=None if inputs.sinks is None else inputs.sinks[chosen],
+        read_values=None
+        if read_values is None
+        else lambda: expand_heads(read_values(), inputs.heads)[:, chosen],
     )

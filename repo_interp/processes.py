@@ -1,5 +1,6 @@
-"""The processes that work on one command together: those of `accelerate launch`, `torchrun`, or any
-launcher of `torch.distributed`.
+"""Processes that work on one command together.
+
+Those of `accelerate launch`, `torchrun`, or any launcher of `torch.distributed`:
 
     with together(): ...                the processes that were launched meet; one alone where nobody launched several
     spread(items, work)                 [work(item) for item in items], every item done by one process, whichever is free
@@ -51,15 +52,22 @@ _groups: dict[Any, Any] = {}
 
 
 class Deserted(KeyboardInterrupt):
-    """Another process of the same command has ended before its work was done: an interruption,
-    after which the same command goes on.
+    """Another process of the same command ended before its work was done.
+
+    An interruption, after which the same command goes on.
     """
 
 
 def launched() -> int:
-    """How many processes were launched together, as the environment of a launcher says.
+    """Return the number of processes that were launched together.
 
-    Raises InputError where it says nonsense.
+    The environment of a launcher says it.
+
+    Returns:
+        The number; 1 without a launcher.
+
+    Raises:
+        InputError: The environment holds no such number.
     """
     if not os.environ.get("RANK"):
         return 1
@@ -70,18 +78,28 @@ def launched() -> int:
 
 
 def beside() -> int:
-    """How many of the processes of this command share this machine, this one among them."""
+    """Return the number of processes of this command on this machine.
+
+    Returns:
+        The number, with this process.
+    """
     return _of_launcher("LOCAL_WORLD_SIZE", 1, 1_000_000) if launched() > 1 else 1
 
 
 def is_first() -> bool:
-    """Whether this is the process that speaks and writes."""
+    """Return whether this is the process that prints and writes.
+
+    Returns:
+        True for the process of rank 0, and without a launcher.
+    """
     return launched() == 1 or int(os.environ["RANK"]) == 0
 
 
 def count() -> int:
-    """How many processes work together here: 1 where none met, and within work that is spread
-    already.
+    """Return the number of processes that work together here.
+
+    Returns:
+        The number; 1 where none met, and within work that is spread already.
     """
     if launched() == 1 or getattr(_solitude, "depth", 0):
         return 1
@@ -98,14 +116,22 @@ def count() -> int:
 def together(
     asked: Sequence[str] = (), waiting: Callable[[str], None] | None = None
 ) -> Iterator[None]:
-    """While the context lasts, the processes that were launched are one team.
+    """Make the launched processes one team while the context lasts.
 
-    Each uses the accelerator of its own number on its machine.
+    Process n of a machine uses accelerator n. A request to terminate, of a launcher or a scheduler,
+    is an interruption then, so that finished work is kept.
 
-    `asked`: the command, the same in all. `waiting` is called with a line where the others do not
-    come at once. A request to terminate - of a launcher, a scheduler - is an interruption then, so
-    that what was measured is kept. Raises InputError for an environment that no launcher leaves and
-    where the processes were given different commands, Deserted where they do not meet.
+    Args:
+        asked: The command, the same in all processes.
+        waiting: Called with a line where the others do not come at once.
+
+    Yields:
+        Nothing.
+
+    Raises:
+        InputError: The environment is that of no launcher, or the processes were given different
+            commands.
+        Deserted: They do not meet, or were asked to terminate.
     """
     global _commands
     _commands += 1
@@ -144,7 +170,11 @@ def together(
 
 
 def speaks() -> bool:
-    """Whether this process reports why the command ended: the first to ask does."""
+    """Return whether this process reports why the command ended: the first that asks does.
+
+    Returns:
+        True in one process of a team.
+    """
     if launched() == 1:
         return True
     try:
@@ -158,9 +188,19 @@ def spread(
     work: Callable[[Item], Result],
     progress: Callable[[int, int], None] | None = None,
 ) -> list[Result]:
-    """`work` of every item, in the order of `items`, in every process.
+    """Apply a function to items, in every process, with the work divided between processes.
 
-    `progress` is called with items done, by all, and in all.
+    Args:
+        items: Items, the same in all processes.
+        work: Function of one item.
+        progress: Called with the numbers of items done by all, and in all.
+
+    Returns:
+        Results in the order of `items`.
+
+    Raises:
+        Exception: The first error of `work`, in all processes.
+        Deserted: Another process ended.
     """
     if count() == 1:
         results = []
@@ -197,7 +237,18 @@ def spread(
 
 
 def from_first(work: Callable[[], Result]) -> Result:
-    """What `work` gives, or raises, in the first process, in every process."""
+    """Call a function in the first process and return its result in every process.
+
+    Args:
+        work: Function without arguments.
+
+    Returns:
+        Its result.
+
+    Raises:
+        Exception: The error of `work`, in all processes.
+        Deserted: Another process ended.
+    """
     if count() == 1:
         return work()
     result, failure = None, None
@@ -221,8 +272,10 @@ def from_first(work: Callable[[], Result]) -> Result:
 
 @contextmanager
 def alone() -> Iterator[None]:
-    """While the context lasts, this process works for itself: nothing is spread, nothing is waited
-    for.
+    """Let this process work for itself while the context lasts: nothing is spread.
+
+    Yields:
+        Nothing.
     """
     _solitude.depth = getattr(_solitude, "depth", 0) + 1
     try:
@@ -232,15 +285,17 @@ def alone() -> Iterator[None]:
 
 
 def meet() -> None:
-    """Wait until every process is here: what the first writes from now on was not there when the
-    others looked.
-    """
+    """Wait until every process is here: files written from now on are new to the others."""
     if count() > 1:
         _gathered(None)
 
 
 def machine() -> str:
-    """A name of this machine that can stand in the name of a file."""
+    """Return a name of this machine that fits into the name of a file.
+
+    Returns:
+        Up to 40 letters, digits and dashes.
+    """
     return "".join(letter if letter.isalnum() else "-" for letter in socket.gethostname())[:40]
 
 
@@ -302,8 +357,9 @@ def _met(connect: Callable[[], Result], waiting: Callable[[str], None] | None) -
 
 
 def _require_same(asked: Sequence[str]) -> None:
-    """Raise InputError where the processes were given different commands: they would wait for each
-    other in vain.
+    """Raise InputError where the processes were given different commands.
+
+    They would wait for one another in vain.
     """
     everyones = _gathered(list(asked))
     for number, others in enumerate(everyones):
@@ -336,9 +392,7 @@ def _gathered(mine: Any) -> list[Any]:
 
 
 def _group() -> Any:
-    """The processes, connected by gloo, whatever else connects them: numbers and names are
-    exchanged, and no tensor of a model.
-    """
+    """Return the processes connected by gloo, which exchanges numbers and names."""
     import torch.distributed
 
     # of gloo there is no public way to set it later
@@ -353,9 +407,7 @@ def _group() -> Any:
 
 
 def _portable(error: Exception) -> Exception:
-    """`error`, or where it cannot be sent another that says the same; of another package's code the
-    line that says where it failed.
-    """
+    """Return an error that can be sent; that of another package as a line with its place."""
     if not isinstance(error, InputError) and (line := failure_of(error)) is not None:
         return InputError(line)
     try:
@@ -365,9 +417,7 @@ def _portable(error: Exception) -> Exception:
 
 
 def _store() -> Any:
-    """The key-value store by which the processes found each other; torch gives it to no public
-    function.
-    """
+    """Return the key-value store of the processes, which no public function of torch gives."""
     from torch.distributed.distributed_c10d import _get_default_store
 
     return _get_default_store()

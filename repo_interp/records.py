@@ -1,6 +1,6 @@
 """JSON from outside, held to a pydantic model: configurations, indices of weights, prompts.
 
-    modelled(read_json(file, "an index"), Index, str(file))
+    validate(read_json(file, "an index"), Index, str(file))
 
 A model says every type and range; pydantic's first error becomes one line here, `complaint`.
 Knows nothing about the meaning of files.
@@ -27,7 +27,7 @@ _DEEPEST = 64
 """Levels of nested lists and objects that JSON may have."""
 
 
-def parsed(text: str, source: str = "") -> Any:
+def parse_json(text: str, source: str = "") -> Any:
     """Parse JSON strictly.
 
     Args:
@@ -71,7 +71,7 @@ def parsed(text: str, source: str = "") -> Any:
         reason = (
             error.msg if isinstance(error, json.JSONDecodeError) else str(error).partition(";")[0]
         )
-        raise InputError(f"{before}broken JSON ({reason}{where}); mend it") from None
+        raise InputError(f"{before}broken JSON ({reason}{where}); fix it") from None
     if "\\ud" in text.lower():
         try:
             json.dumps(value, ensure_ascii=False).encode()
@@ -106,7 +106,7 @@ def read_json(file: Path, wanted: str) -> Any:
     Raises:
         InputError: The file cannot be read, or is no JSON.
     """
-    return parsed(read_text(file, wanted), str(file))
+    return parse_json(read_text(file, wanted), str(file))
 
 
 def read_text(file: Path, wanted: str) -> str:
@@ -157,7 +157,7 @@ def require_no_code(directory: Path) -> None:
             continue  # whoever needs the file refuses it
         if (named := next(_files_named(stated), None)) is not None:
             raise InputError(
-                f"{file} names a file of this machine, {shown(named)}, and a checkpoint does "
+                f"{file} names a file of this machine, {abbreviate(named)}, and a checkpoint does "
                 "not choose what is read; remove it"
             )
         if isinstance(stated, dict) and "auto_map" in stated:
@@ -182,7 +182,7 @@ def _files_named(value: Any, key: str = "") -> Iterator[str]:
         yield from _files_named(part, str(name))
 
 
-def modelled(value: Any, model: type[Model], source: str = "") -> Model:
+def validate(value: Any, model: type[Model], source: str = "") -> Model:
     """Hold a value of JSON to a pydantic model.
 
     Args:
@@ -234,10 +234,10 @@ def complaint(error: ValidationError) -> str:
         return f"{before}{context['error']}"
     # The name of a class of ours says nothing to who wrote the file.
     wanted = re.sub(r"^\w+ should (be|have) | or instance of \w+$", "", first["msg"])
-    return f"{before}wanted {wanted}, got {shown(first['input'])}"
+    return f"{before}wanted {wanted}, got {abbreviate(first['input'])}"
 
 
-def shown(value: Any) -> str:
+def abbreviate(value: Any) -> str:
     """Write a value of JSON as a short text.
 
     Args:

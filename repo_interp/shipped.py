@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from repo_interp.entry_points import CHECKPOINTS, called, find, names
-from repo_interp.errors import InputError, refused, warn
+from repo_interp.errors import InputError, as_input_errors, warn
 
 DIRECTORY = Path(__file__).parent / "zoo"
 """The checkpoints of this package."""
@@ -38,7 +38,7 @@ def shipped_directories() -> tuple[Path, ...]:
     found = [DIRECTORY]
     for name in names(CHECKPOINTS):
         try:
-            with refused(f"{called(CHECKPOINTS, name)} is no directory"):
+            with as_input_errors(f"{called(CHECKPOINTS, name)} is no directory"):
                 found.append(Path(find(CHECKPOINTS, name)))
         except InputError as error:
             warn(f"checkpoints are left out: {error}")

@@ -1,18 +1,18 @@
-"""Which prompts go through a model side by side: of similar length, at most so many, and no more
-tokens than are given room.
+"""Batches: prompts of similar length, up to a number of prompts or tokens.
 
     batches(order, lengths, 8)                       at most 8 prompts
     batches(order, lengths, SideBySide(tokens=4096)) as many as fit into 4096 tokens with their
-    padding, at least one
-    restored(cut, results)                           what was made of each batch, in the order of the prompts
+                                                     padding, at least one
+    restore_order(cut, results)                      results by prompt, from those by batch
 
 Knows nothing about models and prompts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import TypeVar
 
 from repo_interp.errors import InputError
@@ -44,7 +44,14 @@ class SideBySide:
             raise InputError(f"a batch has at least one prompt, not {self.prompts}")
 
     def of_length(self, length: int) -> int:
-        """How many prompts of `length` tokens."""
+        """Return the number of prompts of a length that go through together.
+
+        Args:
+            length: Tokens of a prompt.
+
+        Returns:
+            At least 1.
+        """
         return max(1, min(self.prompts, self.tokens // max(1, length)))
 
 
@@ -53,13 +60,29 @@ BatchSize = int | SideBySide
 
 
 def limit(size: BatchSize) -> SideBySide:
-    """`size` as limits. Raises InputError where no prompt would go through."""
+    """Return a batch size as limits.
+
+    Args:
+        size: Number of prompts, or limits.
+
+    Returns:
+        The limits.
+
+    Raises:
+        InputError: No prompt would go through.
+    """
     return size if isinstance(size, SideBySide) else SideBySide(prompts=size)
 
 
-def restored(cut: Iterable[Sequence[int]], results: Iterable[Sequence[Item]]) -> list[Item]:
-    """What was made of the numbers of every batch of `cut`, in the order of the numbers: 0, 1,
-    ...
+def restore_order(cut: Iterable[Sequence[int]], results: Iterable[Sequence[Item]]) -> list[Item]:
+    """Put results of batches into the order of the numbers.
+
+    Args:
+        cut: Numbers of every batch, together 0, 1, ...
+        results: Results of every batch, one per number.
+
+    Returns:
+        Results in the order of the numbers.
     """
     by_number = {
         number: made
@@ -69,10 +92,34 @@ def restored(cut: Iterable[Sequence[int]], results: Iterable[Sequence[Item]]) ->
     return [by_number[number] for number in range(len(by_number))]
 
 
+def by_prompt(
+    progress: Callable[[int, int], None] | None, cut: Sequence[Sequence[int]]
+) -> Callable[[int, int], None] | None:
+    """Make a progress function of batches that reports prompts.
+
+    Args:
+        progress: Function of prompts done and in all; None: nothing is reported.
+        cut: Numbers of the prompts of every batch, in the order of the batches.
+
+    Returns:
+        Function of batches done and in all; None without `progress`.
+    """
+    done = [0, *accumulate(map(len, cut))]
+    return progress and (lambda batches, _: progress(done[batches], done[-1]))
+
+
 def batches(order: Sequence[int], lengths: Sequence[int], size: BatchSize) -> list[list[int]]:
-    """The numbers in `order`, cut into batches; `lengths` in tokens, by number.
+    """Cut an order of prompts into batches.
 
     With the order sorted by length, little is padded.
+
+    Args:
+        order: Numbers of the prompts.
+        lengths: Tokens by number.
+        size: Number of prompts, or limits.
+
+    Returns:
+        Numbers of every batch, in the order given.
     """
     most, longest = limit(size), 0
     cut: list[list[int]] = []

@@ -1,5 +1,6 @@
-"""Values by key on the disk, from which interrupted work goes on: batches of an analysis, points of
-an experiment, answers, measurements.
+"""Values by key on the disk, from which interrupted work goes on.
+
+Batches of an analysis, points of an experiment, answers, measurements:
 
     store.get_or_compute({key: compute, ...})     {key: value, ...}: what `compute` returns, or what it returned before
     store.stream({key: compute, ...})             the values alone, one after the other, for those that do not fit into memory together
@@ -133,11 +134,11 @@ class Store:
         every: float = 0.0,
         question: Callable[[], str] | None = None,
     ) -> None:
-        """Values are written to `directory` together, once `every` seconds have passed since the
-        last were (0: each at once).
+        """Open a directory, or keep nothing.
 
-        `question` returns a digest of all that decides the values; what the directory keeps of
-        another one is thrown away, with a warning OtherQuestion before. None: the keys say it.
+        Values are written to `directory` together, once `every` seconds have passed since the last
+        were (0: at once). `question` returns a digest of all that decides the values; values of
+        another question are deleted, after a warning OtherQuestion. None: the keys decide.
         """
         self._directory = None if directory is None else Path(directory)
         self._waiting = _Waiting(every)
@@ -145,8 +146,15 @@ class Store:
             processes.from_first(lambda: _make_room(question(), Path(directory)))
 
     def part(self, name: str) -> Store:
-        """The values of a part of the work, in a folder of their own: they wait and are written
-        with all others.
+        """Return the store of a part of the work, in a subdirectory.
+
+        Values wait and are written with all others.
+
+        Args:
+            name: Name of the subdirectory.
+
+        Returns:
+            The store.
         """
         part = copy(self)
         part._directory = None if self._directory is None else self._directory / name
@@ -158,9 +166,17 @@ class Store:
         progress: Progress | None = None,
         form: Form = POINTS,
     ) -> dict[str, Any]:
-        """The value of each key: what its function returns, or what it returned before.
+        """Return values by key, computed or read.
 
-        Of several processes each computes some.
+        Of several processes every one computes some.
+
+        Args:
+            computations: Function of every key.
+            progress: Receives the numbers of values done and in all.
+            form: Form of the files.
+
+        Returns:
+            Values by key, in the order of the keys.
         """
         return dict(zip(computations, self.stream(computations, progress, form), strict=True))
 
@@ -170,9 +186,17 @@ class Store:
         progress: Progress | None = None,
         form: Form = POINTS,
     ) -> Iterator[Any]:
-        """The values that `get_or_compute` returns, in the order of the keys.
+        """Return the values of `get_or_compute` one after the other.
 
-        One process computes each when it is asked for it.
+        A single process computes a value when it is asked for.
+
+        Args:
+            computations: Function of every key.
+            progress: Receives the numbers of values done and in all.
+            form: Form of the files.
+
+        Returns:
+            Iterator of values, in the order of the keys.
         """
         shared = (
             self._computed_together(computations, progress, form) if processes.count() > 1 else {}
@@ -201,9 +225,7 @@ class Store:
     def _computed_together(
         self, computations: Mapping[str, Callable[[], Any]], progress: Progress | None, form: Form
     ) -> dict[str, _Computed]:
-        """What was not there, computed by all processes; a value that was written is not sent to
-        the others.
-        """
+        """Compute absent values by all processes; a value that was written is not sent."""
         missing = processes.from_first(
             lambda: [key for key in computations if self._read(key, form) is None]
         )

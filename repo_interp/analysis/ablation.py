@@ -1,7 +1,9 @@
-"""What heads are needed for: the answer's log-probability without them, and without as many other
-heads of the same layers.
+"""Effect of heads on the log-probability of the answer, beside random heads.
 
-    effect = mean over prompts of  mean over targets of log p(target | heads ablated) - log p(target)       in nats
+The controls are as many other heads of the same layers. In nats:
+
+    effect = mean over prompts of mean over targets of
+             log p(target | heads ablated) - log p(target)
 
 Targets are the generated tokens where every prompt has some, else all tokens but the first. Brings
 together prompts, models and interventions.
@@ -22,8 +24,10 @@ from torch import Tensor, nn
 from repo_interp.analysis.coercion import Prompts, as_prompts, tokens
 from repo_interp.errors import InputError, NotFinitePrediction, warn
 from repo_interp.experiments.effects import distinct
+from repo_interp.experiments.experiment import standard_error
 from repo_interp.experiments.prompt_sets import scoring_of
 from repo_interp.experiments.readings import Batch
+from repo_interp.intervals import half_interval
 from repo_interp.interventions.ablation import HeadMeans, ablate
 from repo_interp.interventions.replacing import head_pairs
 from repo_interp.models.capture import decode
@@ -39,10 +43,19 @@ if TYPE_CHECKING:
 
 @torch.no_grad()
 def head_means(bridge: nn.Module, prompts: Prompts) -> dict[int, Float[Tensor, "head d_head"]]:
-    """What every head writes on average over all tokens of `prompts`, by layer, for
-    `ri.ablate(bridge, heads, means)`.
+    """Return the mean output of every head over all tokens of prompts.
 
-    Raises InputError for what is no prompt, and for tokens that the model lacks.
+    For `ri.ablate(bridge, heads, means)`.
+
+    Args:
+        bridge: Bridge or Hugging Face model.
+        prompts: Prompts in any form that `as_prompts` takes.
+
+    Returns:
+        By layer, means [head, d_head], float32.
+
+    Raises:
+        InputError: There are no prompts, an object is no prompt, or the model lacks a token.
     """
     sums: dict[int, Tensor] = {}
     count = 0
@@ -72,16 +85,30 @@ def ablation_effects(
     controls: int = 10,
     seed: int = 0,
 ) -> pd.DataFrame:
-    """What ablating `heads` does to the answers of `prompts`, and what `controls` random sets of as
-    many other heads of the same layers do.
+    """Ablate heads, and random controls, and return the effect on the answers of prompts.
 
         table = ri.ablation_effects(bridge, [(0, 0), (0, 3)], prompts)
 
-    One row for the whole model, one for `heads`, one per control: which heads, the mean
-    log-probability of the targets in nats, its change (effect), and the standard error of the
-    change over prompts. `means`: as for `ri.ablate`. No set is drawn twice: where there are fewer
-    than `controls`, a warning says how many. Raises InputError as `ri.ablate`, and where a layer
-    has too few other heads for a control.
+    A control is a set of as many other heads of the same layers. No set is drawn twice: where there
+    are fewer than `controls`, a warning says how many.
+
+    Args:
+        bridge: Bridge or Hugging Face model.
+        heads: Pairs (layer, head), or one pair.
+        prompts: Prompts in any form that `as_prompts` takes.
+        means: Outputs that replace those of the heads, as for `ri.ablate`; None: zeros.
+        controls: Number of random sets.
+        seed: Seed of the random sets.
+
+    Returns:
+        One row for the whole model, one for `heads`, one per control: the heads, the mean
+        log-probability of the targets in nats, its change (`effect`), and the standard error of the
+        change over prompts. In the row of `heads`, `less_controls` is their effect less the mean
+        effect of the controls, from `less_controls_low` to `less_controls_high`: the 95 % interval
+        over prompts, paired; NaN without controls, and in other rows.
+
+    Raises:
+        InputError: As for `ri.ablate`, or a layer has too few other heads for a control.
     """
     import pandas as pd
 
@@ -111,7 +138,10 @@ def ablation_effects(
         f"control {number}": drawn
         for number, drawn in enumerate(distinct(draw, there_are, controls))
     }
+    # The first set is empty: the whole model, from which changes count.
     read = log_probabilities(bridge, [*sets.values()], given, means)
+    less_controls = read[1] - read[2:].mean(0) if len(read) > 2 else np.full(1, np.nan)
+    mean, reach = less_controls.mean(), half_interval(less_controls)
     rows = []
     for name, values in zip(sets, read, strict=True):
         change = values - read[0]
@@ -126,7 +156,11 @@ def ablation_effects(
                 "standard_error": error,
             }
         )
-    return pd.DataFrame(rows)
+    table = pd.DataFrame(rows)
+    ends = {"": mean, "_low": mean - reach, "_high": mean + reach}
+    for end, value in ends.items():
+        table[f"less_controls{end}"] = np.where(table["ablation"] == "ablated", value, np.nan)
+    return table
 
 
 def log_probabilities(
@@ -135,10 +169,20 @@ def log_probabilities(
     prompts: Sequence[Prompt],
     means: HeadMeans | None = None,
 ) -> Float[np.ndarray, "set prompt"]:
-    """The mean log-probability of the targets of each of `prompts`, in nats, without the heads of
-    each of `sets`; one may be empty.
+    """Return mean log-probabilities of the targets of prompts without sets of heads.
 
-    Raises InputError as `ri.ablate`, and NotFinitePrediction.
+    Args:
+        bridge: Bridge or Hugging Face model.
+        sets: Sets of pairs (layer, head) to ablate together; a set may be empty.
+        prompts: Prompts.
+        means: Outputs that replace those of the heads, as for `ri.ablate`; None: zeros.
+
+    Returns:
+        Means over targets [set, prompt], in nats.
+
+    Raises:
+        InputError: As for `ri.ablate`.
+        NotFinitePrediction: A log-probability is NaN or infinite.
     """
     model, scoring = model_of(bridge), scoring_of(prompts)
     read = np.empty((len(sets), len(prompts)))
@@ -150,11 +194,6 @@ def log_probabilities(
         if not np.isfinite(read[:, number]).all():
             raise NotFinitePrediction(number)
     return read
-
-
-def standard_error(changes: Float[np.ndarray, "prompt"]) -> float:
-    """Of their mean; NaN of one."""
-    return float(changes.std(ddof=1) / np.sqrt(len(changes))) if len(changes) > 1 else float("nan")
 
 
 def _others(

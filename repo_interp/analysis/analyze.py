@@ -1,13 +1,12 @@
-"""The main job: prompts through a model, every attention layer observed once, each measure's
-results in a run.
+"""The main job: observe every attention layer once and conclude measures into a run.
 
     prompts -> Job -> batches -> observe -> merge -> conclude -> run
     Job -> plans of experiments -> run
 
 A batch holds prompts of similar length, padded on the right. Finished batches, and finished points
 of an experiment, may be kept on disk (`store`), so that an interrupted analysis goes on where it
-stopped and ends with the same run. Launched as several processes (`processes`), each observes some
-of the batches and computes some points, and all end with the same run.
+stopped and ends with the same run. Of several processes (`processes`), every one observes some of
+the batches and computes some points, and all end with the same run.
 
 Brings together models, tasks, measures and experiments; knows nothing about how any of them works.
 """
@@ -27,13 +26,13 @@ import xarray as xr
 from torch import nn
 
 from repo_interp import processes
-from repo_interp.analysis.atlas import GROUP, joined
+from repo_interp.analysis.atlas import GROUP, add_columns
 from repo_interp.analysis.batches import describe_predictions, describe_prompts
 from repo_interp.analysis.coercion import Prompts
 from repo_interp.analysis.computed import store_of
 from repo_interp.analysis.faults import PASS, Fault, require_some
 from repo_interp.analysis.job import Job
-from repo_interp.analysis.notes import RoundedPositions, notes_kept, rounded_positions
+from repo_interp.analysis.notes import RoundedPositions, rounded_positions, run_notes
 from repo_interp.analysis.stored_statistics import BATCHES
 from repo_interp.console import Console
 from repo_interp.entry_points import EXPERIMENTS, called
@@ -52,7 +51,7 @@ from repo_interp.tasks.task import Task
 from repo_interp.values import PositiveOrZero, checked
 
 Results = Mapping[str, Statistics | Fault]
-"""What `Job.observe` gives for a batch."""
+"""Result of `Job.observe` for a batch."""
 Value = TypeVar("Value")
 
 
@@ -131,7 +130,7 @@ def execute(
     """Observe all batches of a job, conclude its measures and run its experiments.
 
     Args:
-        job: What to measure.
+        job: Job to run.
         store: Directory for finished work; None: nothing is kept.
         store_every: Seconds between writes to `store`; 0: at once.
         progress: Called with layers observed so far and in all.
@@ -148,7 +147,7 @@ def execute(
     """
     store_every = checked(store_every, PositiveOrZero, "store_every")
     provenance = job.provenance
-    notes = notes_kept(job.bridge, job.prompts, job.measures, provenance.get("changed", ""))
+    notes = run_notes(job.bridge, job.prompts, job.measures, provenance.get("changed", ""))
     if (rounded := rounded_positions(job.bridge)) is not None:
         warn(rounded, RoundedPositions)
     # which experiments may need
@@ -157,6 +156,7 @@ def execute(
     with gradients, at_rest(job.bridge), kept:
         faults: dict[str, Fault] = {}
         observed = _observe(job, kept, faults, progress)
+        # Merging is not shared: every process gets the groups of the first.
         groups, faults, passes = from_first(lambda: _measure(job, observed, faults))
         if measured is not None and groups and job.experiments:
             measured(make_run(groups, provenance))
@@ -168,11 +168,12 @@ def execute(
         require_some(
             [*(m.name for m in job.measures), *(p.experiment.name for p in job.experiments)], faults
         )
+        # Statistics of a measure whose conclude() raised are kept until it is fixed.
         unconcluded = any(fault.concluding for fault in faults.values())
         if unconcluded:
             kept.write()
     if GROUP in groups:
-        groups[GROUP] = joined(groups)
+        groups[GROUP] = add_columns(groups)
     attributes = {
         "notes": "\n".join((*notes, *passes)),
         "stopped": "\n".join(f"{name}: {fault.reason}" for name, fault in faults.items()),
@@ -270,10 +271,12 @@ def _observe(
 def _measure(
     job: Job, observed: Iterable[Results], faults: dict[str, Fault]
 ) -> tuple[dict[str, xr.Dataset], dict[str, Fault], list[str]]:
-    """Groups per measure, with the tokens of their prompts; `faults` with those met; and the
-    faults of passes.
+    """Return groups per measure, `faults` with new ones, and faults of passes.
 
-    Raises NotFinite where all measures stopped and nothing else was asked for.
+    Groups hold the tokens of their prompts.
+
+    Raises:
+        NotFinite: All measures stopped, and nothing else was asked for.
     """
     parts: dict[str, list[Statistics]] = {measure.name: [] for measure in job.measures}
     passes: list[str] = []

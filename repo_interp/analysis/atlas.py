@@ -1,17 +1,18 @@
-"""The atlas of heads: one row per head, with everything that a run knows of it - its own group and
-what other groups hold of single heads.
+"""The atlas of heads: one row per head, with all numbers that a run has of it.
 
-    of group            variables, and what becomes of them                                              columns
-    atlas               scores and names, as they are                                                    name, induction, retrieval, ...
-    attention_mass      mass, mean over prompts                                                          mass[needle], ...
-    position_sources    share: what f_phi reads; kind: what the head does with it, in words              reads[token], ..., kind
-    components          the band that accounts for most of the variance of the logits, mean over prompts   band
-    three_axis          r, mean over prompts                                                             three_axis_r
-    fake_distance       r, mean over prompts                                                             fake_distance_r
-    rotation            number of slow dominating pairs                                                  slow_pairs
-    effects             effect of each intervention                                                      effect[linearised], ...
+    of group            variables, and their reduction                  columns
+    atlas               scores and names, as they are                   name, induction, ...
+    attention_mass      mass, mean over prompts                         mass[needle], ...
+    position_sources    share: sources of f_phi                         reads[token], ...
+                        kind: use by the head, in words                 kind
+    components          band with most of the variance of the logits    band
+    three_axis          r, mean over prompts                            three_axis_r
+    fake_distance       r, mean over prompts                            fake_distance_r
+    rotation            number of slow dominating pairs                 slow_pairs
+    effects             effect of an intervention                       effect[linearised], ...
 
-What the run lacks is no column. Knows run files; knows nothing about how any of it is measured.
+A variable that the run lacks has no column. Knows run files; knows nothing about how any of it is
+measured.
 """
 
 from __future__ import annotations
@@ -44,17 +45,24 @@ _HEAD, _FIRST = ("layer", "head"), ("scheme", "name")
 
 
 def atlas(run: xr.DataTree) -> HeadTable:
-    """One row per layer and head of `run`: layer, head, scheme, name, and a column for every number
-    that the atlas has of a head.
+    """Return one row per layer and head of a run.
 
-    A pandas DataFrame, which `to_json` and `to_parquet` write with its provenance (`attrs`), and
-    `to_duo_attention` and `to_retrieval_head` for other libraries. Columns of variables with labels
-    are named VARIABLE[LABEL]: "mass[needle]". Units and long names: `run["atlas"]`. Names and
-    scores are there where the run was made with the experiment `atlas`. Raises InputError where no
-    group has anything for the atlas.
+    Columns: layer, head, scheme, name, and one for every number of the atlas. Columns of variables
+    with labels are named VARIABLE[LABEL]: "mass[needle]". Names and scores exist where the run was
+    made with the experiment `atlas`; units and long names are in `run["atlas"]`.
+
+    Args:
+        run: Run of `analyze`.
+
+    Returns:
+        A pandas DataFrame whose `attrs` are its provenance. `to_json` and `to_parquet` write both;
+        `to_duo_attention` and `to_retrieval_head` write files for other libraries.
+
+    Raises:
+        InputError: No group has anything for the atlas.
     """
     require_run(run)
-    group = joined({name: node.to_dataset() for name, node in run.children.items()})
+    group = add_columns({name: node.to_dataset() for name, node in run.children.items()})
     if not set(_HEAD) <= set(group.dims):
         raise InputError(
             "this run has nothing for an atlas of heads; analyse with the experiment atlas: "
@@ -82,12 +90,15 @@ def atlas(run: xr.DataTree) -> HeadTable:
     return table
 
 
-def joined(groups: Mapping[str, xr.Dataset]) -> xr.Dataset:
-    """The group `atlas` of `groups`, with what the others hold of single heads, at the layers and
-    heads of the atlas.
+def add_columns(groups: Mapping[str, xr.Dataset]) -> xr.Dataset:
+    """Add numbers of single heads from other groups to the group `atlas`.
 
-    Groups that hold nothing of the kind change nothing. Without a group `atlas` the columns of the
-    others alone.
+    Args:
+        groups: Groups of a run by name; those without numbers of heads change nothing.
+
+    Returns:
+        The group at the layers and heads of the atlas; without a group `atlas`, the columns of the
+        others.
     """
     base = groups.get(GROUP, xr.Dataset())
     found: dict[str, xr.DataArray] = {}
@@ -100,7 +111,7 @@ def joined(groups: Mapping[str, xr.Dataset]) -> xr.Dataset:
     if not found:
         return base
     place = {axis: base[axis] for axis in _HEAD if axis in base.coords}
-    made = {name: _placed(values, place) for name, values in found.items()}
+    made = {name: _at_heads(values, place) for name, values in found.items()}
     if place or "scheme" not in next(iter(found.values())).coords:
         return base.assign(made)
     return xr.Dataset(made).assign_coords(scheme=next(iter(found.values()))["scheme"])
@@ -109,12 +120,19 @@ def joined(groups: Mapping[str, xr.Dataset]) -> xr.Dataset:
 def write_atlas(
     run: xr.DataTree, directory: str | os.PathLike[str]
 ) -> tuple[list[Path], list[str]]:
-    """Write the atlas of `run` as CSV and Parquet into `directory`; return the files, and a line
-    for what could not be written.
+    """Write the atlas of a run as CSV and Parquet.
+
+    Args:
+        run: Run of `analyze`.
+        directory: Directory of the files, which exists.
+
+    Returns:
+        The files; and a line for the Parquet file where pyarrow is not installed.
     """
     directory, table = Path(directory), atlas(run)
     file, parquet = (directory / name for name in FILES)
     write_text(file, table.to_csv(index=False, lineterminator="\n"))
+    # pyarrow is optional; the CSV is enough without it.
     try:
         with replaced(parquet) as unfinished:
             table.to_parquet(unfinished, index=False, engine="pyarrow")
@@ -155,7 +173,7 @@ _TAKEN: tuple[tuple[str, str, str, Callable[[xr.DataArray], xr.DataArray] | None
     ("rotation", "slow_dominating", "slow_pairs", _slow_pairs),
     ("effects", "effect", "effect", None),
 )
-"""Group, its variable that belongs to the atlas, the name of the column, and what becomes of its
+"""Group, its variable that belongs to the atlas, the name of the column, and the reduction of its
 mean over prompts.
 """
 
@@ -165,9 +183,10 @@ def _says_something(values: xr.DataArray) -> bool:
     return bool((values != "").any() if values.dtype.kind in "OU" else np.isfinite(values).any())
 
 
-def _placed(values: xr.DataArray, place: Mapping[str, xr.DataArray]) -> xr.DataArray:
-    """`values` at the layers and heads of `place`, empty where they have none, layer and head
-    first, without coordinates of their own.
+def _at_heads(values: xr.DataArray, place: Mapping[str, xr.DataArray]) -> xr.DataArray:
+    """Return values at the layers and heads of an atlas, empty where they have none.
+
+    Layer and head come first, without further coordinates.
     """
     values = values.reset_coords(drop=True).transpose("layer", "head", ...)
     empty: Any = "" if values.dtype.kind in "OU" else np.nan

@@ -1,9 +1,10 @@
-"""Prompts side by side: batches padded on the right with the masks of their spans; and what a run
-says of its prompts.
+"""Batches of prompts, padded on the right, with masks of their spans.
+
+Also the group of a run that describes its prompts.
 
 Prompts of similar length share a batch, the longest come first.
 
-Brings together prompts and what measures ask of them; knows nothing about models.
+Brings together prompts and the needs of measures; knows nothing about models.
 """
 
 from __future__ import annotations
@@ -52,10 +53,18 @@ def make_batches(
     device: torch.device | str = "cpu",
     structure: Sequence[Mapping[str, Sequence[int]]] | None = None,
 ) -> list[Batch]:
-    """Batches of `batch_size`, padded on the right, the longest prompts first so that what does not
-    fit fails at once.
+    """Group prompts of similar length into batches, padded on the right.
 
-    `structure`: for every prompt, named token indices that are no spans of it.
+    The longest prompts come first, so that a batch that does not fit fails at once.
+
+    Args:
+        prompts: Prompts.
+        batch_size: Prompts, or tokens, per batch.
+        device: Device of the tensors.
+        structure: For every prompt, named token indices that are no spans of it; None: none.
+
+    Returns:
+        Batches.
     """
     order = sorted(range(len(prompts)), key=lambda number: (-len(prompts[number].tokens), number))
     names = sorted({name for prompt in prompts for name in prompt.spans} | {"generated", "rest"})
@@ -101,8 +110,15 @@ def structure_for(
     measures: Sequence[Measure],
     tokenizer: PreTrainedTokenizerBase | None,
 ) -> list[dict[str, tuple[int, ...]]] | None:
-    """Separators and segments of every prompt, of the kinds that `measures` declare; None where
-    none declares any.
+    """Return separators and segments of every prompt, of the kinds that measures declare.
+
+    Args:
+        prompts: Prompts.
+        measures: Measures.
+        tokenizer: Source of texts for prompts that hold none; None: none.
+
+    Returns:
+        For every prompt, token indices by name; None where no measure declares a kind.
     """
     kinds = sorted({kind for measure in measures for kind in measure.needs.segments})
     if not kinds:
@@ -116,8 +132,14 @@ def structure_for(
 def describe_prompts(
     prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase | None = None
 ) -> xr.Dataset:
-    """What a run says of its prompts: tokens, the spans they belong to, and their texts - the
-    prompts' own, or the tokenizer's.
+    """Make the group of a run that describes its prompts.
+
+    Args:
+        prompts: Prompts.
+        tokenizer: Source of token texts for prompts that hold none; None: none.
+
+    Returns:
+        Token ids and counts, masks of spans, and the texts of tokens where they are known.
     """
     longest = max(len(prompt.tokens) for prompt in prompts)
     names = sorted({name for prompt in prompts for name in prompt.all_spans()})
@@ -147,8 +169,15 @@ def describe_prompts(
 def describe_predictions(
     group: xr.Dataset, prompt: Prompt, tokenizer: PreTrainedTokenizerBase | None = None
 ) -> xr.Dataset:
-    """`group` of the measure `predictions` with the texts of next tokens: the tokenizer's, or those
-    that tokens have in `prompt`.
+    """Add texts of next tokens to the group `predictions`.
+
+    Args:
+        group: Group of the measure `predictions`.
+        prompt: Prompt whose token texts come first.
+        tokenizer: Source of other token texts; None: none.
+
+    Returns:
+        The group with `next_text`, or as it is where no text is known.
     """
     known = (
         dict(zip(prompt.tokens, prompt.token_text, strict=True))

@@ -1,15 +1,16 @@
-"""Prompts in whatever form they are given: Prompts, texts, numbers of tokens; one or many, lists,
-arrays, tensors or generators.
+"""Prompts from any form: Prompts, texts, token ids; one or many.
 
-    "a text"  ["a text", ...]  [5, 17, 3]  tensor [token]  array [prompt, token]  Prompt  (a generator of any)   ->  [Prompt, ...]
+    "a text"    ["a text", ...]    [5, 17, 3]    tensor [token]    array [prompt, token]    Prompt
+    a generator of any  ->  [Prompt, ...]
 
-Text is encoded by the checkpoint's own tokenizer, with the special tokens that it puts before a
-text and none else. Brings together bridges and prompts; knows nothing about measures.
+Text is encoded by the checkpoint's tokenizer, with the special tokens that it puts before a text
+and none else. Brings together bridges and prompts; knows nothing about measures.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -25,14 +26,22 @@ from repo_interp.tasks.prompt.text import EncodedText, encode
 from repo_interp.values import shortened
 
 Prompts = Prompt | str | Tensor | np.ndarray | Iterable[Any]
-"""What `as_prompts` takes."""
+"""Forms that `as_prompts` takes."""
 _WANTED = "wanted a Prompt, a text, or whole numbers of tokens"
 
 
 def as_prompts(prompts: Prompts, bridge: nn.Module) -> list[Prompt]:
-    """`prompts` as a list of Prompts, in order.
+    """Return prompts as a list of `Prompt`, in order.
 
-    Raises InputError, in one line, for what is none.
+    Args:
+        prompts: Prompts in any form of the module.
+        bridge: Bridge or model, whose tokenizer encodes texts.
+
+    Returns:
+        The prompts.
+
+    Raises:
+        InputError: An object is no prompt.
     """
     tokenizer = getattr(bridge, "tokenizer", None)
     if isinstance(prompts, Prompt | str):
@@ -55,15 +64,23 @@ def as_prompts(prompts: Prompts, bridge: nn.Module) -> list[Prompt]:
 def tokens(
     prompts: Prompts, bridge: nn.Module
 ) -> tuple[Int[Tensor, "prompt token"], Bool[Tensor, "prompt token"]]:
-    """The tokens of `prompts`, padded on the right with 0, and which of them are valid; on the
-    bridge's device.
+    """Encode prompts and pad them on the right with 0.
 
         tokens, valid = ri.tokens(prompts, bridge)
         logits, cache = bridge.run_with_cache(tokens)
 
     They are the tokens that `analyze` measures. No token sees a later one, so that padding changes
-    nothing of what stands before it. Raises InputError for what is no prompt, and for tokens that
-    the model lacks.
+    nothing before it.
+
+    Args:
+        prompts: Prompts in any form that `as_prompts` takes.
+        bridge: Bridge or Hugging Face model.
+
+    Returns:
+        Token ids [prompt, token] and the mask of those that are no padding, on the model's device.
+
+    Raises:
+        InputError: There are no prompts, an object is no prompt, or the model lacks a token.
     """
     sequences = [prompt.tokens for prompt in as_prompts(prompts, bridge)]
     if not sequences:
@@ -85,26 +102,42 @@ def tokens(
 
 
 def prompt(
-    text: str,
+    text: str | Sequence[int],
     bridge: nn.Module,
     generated: int | str | None = None,
     answers: Sequence[str] = (),
     **spans: str | tuple[int, int] | Sequence[str | tuple[int, int]],
 ) -> Prompt:
-    """A prompt of `text` with named spans.
+    """Make a prompt of a text, or of numbers of tokens, with named spans.
 
-        ri.prompt("The first man on the moon was Neil Armstrong.", bridge, needle="Neil Armstrong",
-        generated=-2)
+        ri.prompt("The first man on the moon was Neil Armstrong.", bridge,
+                  needle="Neil Armstrong", generated=-2)
 
-    A span is a part of the text that occurs once, a pair of characters (start, end), or several of
-    these. `generated` marks what was generated: -k for the last k tokens, or a part of the text.
-    Raises InputError for a part that does not occur, or more than once.
+    Args:
+        text: Text of the prompt, or numbers of its tokens.
+        bridge: Bridge, or model with a tokenizer.
+        generated: Generated tokens: -k for the last k tokens, or a part of the text; None: none.
+        answers: Texts that count as correct answers.
+        **spans: By name, a part of the text that occurs once, a pair of characters (start, end), or
+            several of these. Of a prompt of tokens a pair of tokens, or several pairs; `end` is not
+            among them.
+
+    Returns:
+        The prompt.
+
+    Raises:
+        InputError: The text or an answer is no text, a part occurs never or more than once, or a
+            pair is outside of the prompt.
     """
     tokenizer = getattr(bridge, "tokenizer", None)
-    if not isinstance(text, str):
-        raise InputError(f"the text of a prompt is {shortened(repr(text))}; wanted a text")
+    if not isinstance(text, str | Sequence | Tensor | np.ndarray):
+        raise InputError(
+            f"the text of a prompt is {shortened(repr(text))}; wanted a text, or numbers of tokens"
+        )
     if not isinstance(answers, Iterable) or not all(isinstance(answer, str) for answer in answers):
         raise InputError(f"answers are {shortened(repr(answers))}; wanted texts")
+    if not isinstance(text, str):
+        return _of_tokens(_prompt(text, tokenizer, "the prompt"), generated, answers, spans)
     characters = {name: _intervals(text, name, parts) for name, parts in spans.items()}
     if isinstance(generated, str):
         characters["generated"] = _intervals(text, "generated", generated)
@@ -115,7 +148,37 @@ def prompt(
     )
 
 
-def _prompt(given: Any, tokenizer: Any, what: str) -> Prompt:
+def _of_tokens(
+    given: Prompt, generated: int | str | None, answers: Sequence[str], spans: Mapping[str, Any]
+) -> Prompt:
+    """A prompt of tokens with spans [start, end) of tokens."""
+    count, marked = len(given.tokens), {}
+    for name, parts in spans.items():
+        several = isinstance(parts, list) or (isinstance(parts, tuple) and len(parts) != 2)
+        pairs: list[Any] = list(parts) if several else [parts]
+        for pair in pairs:
+            whole = isinstance(pair, tuple) and [type(end) for end in pair] == [int, int]
+            if not whole or not 0 <= pair[0] < pair[1] <= count:
+                raise InputError(
+                    f"the span {name!r} is {shortened(repr(pair))}; of a prompt of tokens wanted "
+                    f"is a pair (start, end) of tokens from 0 to {count}"
+                )
+        marked[name] = tuple(sorted({token for pair in pairs for token in range(*pair)}))
+    last = 0 if generated is None else generated
+    if not isinstance(last, int) or isinstance(last, bool) or not -count < last <= 0:
+        raise InputError(
+            f"generated is {shortened(repr(generated))}; of a prompt of {count} tokens wanted is "
+            f"-k for the last k, at most {count - 1}"
+        )
+    return replace(
+        given,
+        spans={**given.spans, **marked},
+        generated=tuple(range(count + last, count)),
+        answers=(answers,) if isinstance(answers, str) else tuple(answers),
+    )
+
+
+def _prompt(given: Any, tokenizer: Any, name: str) -> Prompt:
     if isinstance(given, Prompt):
         return given
     if isinstance(given, str):
@@ -126,25 +189,25 @@ def _prompt(given: Any, tokenizer: Any, what: str) -> Prompt:
             given = given.tolist()
         except RuntimeError:  # on "meta", sparse, quantised
             raise InputError(
-                f"{what} is a tensor of {kind} whose numbers cannot be read; {_WANTED}, on a "
+                f"{name} is a tensor of {kind} whose numbers cannot be read; {_WANTED}, on a "
                 "device and dense"
             ) from None
         if not isinstance(given, list) or any(
             isinstance(token, list | float | bool) for token in given
         ):
-            raise InputError(f"{what} is an array of {kind}; {_WANTED}")
+            raise InputError(f"{name} is an array of {kind}; {_WANTED}")
     if not isinstance(given, Sequence) or isinstance(given, bytes):
-        raise InputError(f"{what} is a {type(given).__name__}; {_WANTED}")
+        raise InputError(f"{name} is a {type(given).__name__}; {_WANTED}")
     wrong = [
         item
         for item in given
         if not isinstance(item, int | np.integer) or isinstance(item, bool) or item < 0
     ]
     if wrong:
-        raise InputError(f"{what} holds {str(wrong[0])[:40]!r}; {_WANTED}")
+        raise InputError(f"{name} holds {str(wrong[0])[:40]!r}; {_WANTED}")
     numbers = tuple(int(token) for token in given)
     if numbers and max(numbers) >= 1 << 31:
-        raise InputError(f"{what} holds {max(numbers)}; {_WANTED}")
+        raise InputError(f"{name} holds {max(numbers)}; {_WANTED}")
     texts = (
         None if tokenizer is None else tuple(str(tokenizer.decode([token])) for token in numbers)
     )
@@ -182,8 +245,9 @@ def _is_whole(number: Any) -> bool:
 
 
 def _last_tokens(encoded: EncodedText, count: int) -> tuple[int, int]:
-    """The characters of the last -`count` tokens that cover some; a character of several tokens is
-    among them with all of these.
+    """Return the characters of the last -`count` tokens that cover some.
+
+    A character of several tokens is taken with all of these.
     """
     covering = [(start, end) for start, end in encoded.offsets if start < end]
     if not _is_whole(count) or not -len(covering) <= count < 0:

@@ -1,7 +1,8 @@
-"""What is kept of finished work belongs to one question to one model, as it computes now.
+"""Stores of finished work, which belong to one question to one model as it computes now.
 
-    question = SHA-256(checkpoint, versions, what the model computes, what is asked of it)
-    computes = round(100 mean_i h_i / max |mean_i h_i|),   h_i the last hidden state of token i of one prompt
+    question = SHA-256(checkpoint, versions, outputs of the model, options of the question)
+    computes = round(100 mean_i h_i / max |mean_i h_i|),
+            h_i the last hidden state of token i of one prompt
 
 No name and no digest of files says that an intervention is under way, or that weights were edited
 in memory. The hidden states are coarse, so that another number of threads gives the same.
@@ -34,18 +35,25 @@ def store_of(
     directory: str | Path | None,
     every: float = 0.0,
 ) -> Store:
-    """What `directory` keeps of just this `question` to just this model; `prompt` is one that it is
-    asked.
+    """Return the store of one question to one model as it computes now.
 
-    None: nothing is kept.
+    Args:
+        bridge: Bridge or Hugging Face model.
+        prompt: A prompt of the question, on which the model is run to identify it.
+        question: Options that decide the result.
+        directory: Directory of the store; None: nothing is kept.
+        every: Least number of seconds between two writes.
+
+    Returns:
+        The store.
     """
 
     def digest() -> str:
         decisive = {
-            # of what is kept; raise it when an older form would be read wrongly
+            # of the stored values; raise it when an older form would be read wrongly
             "form": 2,
             "model": identity(bridge),
-            "computes": _computed(bridge, prompt),
+            "computes": _summarize_outputs(bridge, prompt),
             "versions": versions(),
             **question,
         }
@@ -58,8 +66,8 @@ def store_of(
     )
 
 
-def _computed(bridge: nn.Module, prompt: Prompt) -> list[float]:
-    """What a model makes of `prompt`, with the hooks and weights that it has now."""
+def _summarize_outputs(bridge: nn.Module, prompt: Prompt) -> list[float]:
+    """Return a summary of the model's outputs for `prompt`, with its present hooks and weights."""
     tokens = torch.tensor([prompt.tokens], device=as_decoder(bridge).device)
     with torch.inference_mode():
         mean = (

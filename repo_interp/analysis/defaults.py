@@ -1,10 +1,10 @@
 """Defaults of an analysis: prompts, measures and experiments, for the command and for Python.
 
     prompts        those of the task that the checkpoint was trained on, else one short text
-    experiments    the atlas of heads, quickly, where every layer's positions are the token index, or none; elsewhere, where their passes
-                   are few - tokens times parameters at most FEW or QUICK -, what kinds of heads are
-                   for, where some learn positions, and, on prompts of a task, the effects of
-                   changed positions and the atlas
+    experiments    where every layer's positions are the token index, or none: the atlas of heads,
+                   quickly; elsewhere, where their passes are few (tokens times parameters at most
+                   FEW or QUICK): kinds of heads, and, on prompts of a task, effects of changed
+                   positions and the atlas
 
 Brings together tasks, experiments and where a model came from; knows nothing about commands.
 """
@@ -50,11 +50,19 @@ twice as long unasked.
 def default_prompts(
     bridge: nn.Module, count: int = COUNT, **options: Any
 ) -> tuple[list[Prompt], Task | None]:
-    """`count` prompts of the task that `bridge` was trained on, as far as its files say, and that
-    task; else a short text, and None.
+    """Return prompts of the task that a model was trained on, else one short text.
 
-    `options` of the task go before the recorded ones. Raises InputError for a model without such a
-    task and without a tokenizer, and for a task that would read a file which the user did not give.
+    Args:
+        bridge: Bridge or Hugging Face model.
+        count: Number of prompts of the task.
+        **options: Options of the task, which precede the recorded ones.
+
+    Returns:
+        The prompts; and the task, or None for the short text.
+
+    Raises:
+        InputError: The model has neither such a task nor a tokenizer, or the task would read a file
+            that the user did not give.
     """
     decoder = as_decoder(bridge)
     source, tokenizer = decoder.origin, decoder.tokenizer
@@ -70,7 +78,14 @@ def default_prompts(
 
 
 def origin_of(task: Task | None) -> str:
-    """Return where default prompts of `task` come from, in words; None: the short text."""
+    """Return the origin of default prompts in words.
+
+    Args:
+        task: Task of the prompts; None: the short text.
+
+    Returns:
+        Text for a sentence that begins "prompts from".
+    """
     return (
         "Python's documentation"
         if task is None
@@ -81,10 +96,19 @@ def origin_of(task: Task | None) -> str:
 def default_experiments(
     bridge: nn.Module, prompts: Sequence[Prompt], task: Task | None
 ) -> list[Experiment]:
-    """The atlas, where no layer learns positions or counts gates: then what heads do tells most.
+    """Choose the experiments that are quick and tell most.
 
-    Else what is quick of kinds and, on prompts of `task`, of effects and atlas. An experiment that
-    cannot work on the model or its prompts is left out.
+    The atlas, where no layer learns positions or counts gates. Else kinds and, on prompts of a
+    task, effects and the atlas, where they are quick. An experiment that cannot work on the model
+    or its prompts is left out.
+
+    Args:
+        bridge: Bridge or Hugging Face model.
+        prompts: Prompts of the analysis.
+        task: Task of the prompts; None: none.
+
+    Returns:
+        Experiments; a warning names those that are left out since they take long.
     """
     atlas = Atlas(sequences=2, twins=2)
     if set(as_decoder(bridge).schemes) <= {*FIXED, NO_ATTENTION}:
@@ -99,7 +123,7 @@ def default_experiments(
     dear: list[str] = []
     for experiment, most in (
         (Kinds(), FEW),
-        *((each, QUICK) for each in (Effects(), atlas) if task is not None),
+        *((experiment, QUICK) for experiment in (Effects(), atlas) if task is not None),
     ):
         with suppress(InputError):
             (plan,) = planned(bridge, prompts, [experiment], task)
@@ -148,16 +172,21 @@ def choose(
 def default_measures(
     prompts: Sequence[Prompt], schemes: Sequence[str] = (), layers: Sequence[int] | None = None
 ) -> tuple[str, ...]:
-    """What is measured on `prompts` when no measure is named: what the positions say, where tokens
-    look, and what the model expects next.
+    """Choose the measures of an analysis that names none.
 
-    `schemes`: those of a checkpoint's layers, where the measures are to follow them: of gates, what
-    they count; where every layer's positions are the token index, or none, they say nothing, and
-    what they do to the logits is measured instead. `layers`: those that are measured; where these
-    are some, predictions would need the others too.
+    They measure positions, attention and predictions. Where all positions are the token index, or
+    none, their effect on the logits is measured instead.
+
+    Args:
+        prompts: Prompts of the analysis.
+        schemes: Schemes of the layers, which the choice follows; empty: any.
+        layers: Layers to measure; None: all, without which predictions are left out.
+
+    Returns:
+        Names of measures.
     """
     mass = ("attention_mass",) if all(prompt.generated for prompt in prompts) else ()
-    tokens = ("attention_rows", *(("predictions",) if layers is None else ()))
+    tokens = ("attention_rows", "octaves", *(("predictions",) if layers is None else ()))
     if schemes and set(schemes) <= set(FIXED):
         # the fit of a sum is exact by construction, so fake_distance and rotation are of rotated
         # layers alone
@@ -172,10 +201,19 @@ def default_measures(
     return tuple(dict.fromkeys((*of_positions, *of_gates, *mass, *tokens)))
 
 
-def measures_named(measures: Sequence[str | Measure]) -> list[Measure]:
-    """`measures` as objects.
+def resolve_measures(measures: Sequence[str | Measure]) -> list[Measure]:
+    """Return measures as objects.
 
-    Beside `maps`, a `three_axis` that is only named keeps the axes that its figure shows.
+    Beside `maps`, a `three_axis` that is given by name keeps the axes that its figure shows.
+
+    Args:
+        measures: Names and objects; one name alone is a list of one.
+
+    Returns:
+        Measures, in order.
+
+    Raises:
+        InputError: A name is unknown or given twice, or an object is no measure.
     """
     if not isinstance(measures, str | Iterable):
         raise InputError(

@@ -1,10 +1,13 @@
-"""From a cell of a map of scores that fails to its heads: which look at the needle less there, and
-what each is worth where it works.
+"""Heads behind a failing cell of a map of scores.
 
-    change_h = mean over failing prompts of mass_h(needle) - mean over passing ones           from the rows that produce the answer
-    effect_h = mean over passing prompts of log p(answer | h ablated) - log p(answer)         nats, of the heads of the largest change
+Those that look at the needle less there, and their effect where the answer is right.
 
-The cell's prompts are made again, from what the run of scores says of them. Passing prompts are
+    change_h = mean over failing prompts of mass_h(needle) - mean over passing ones
+            from the rows that produce the answer
+    effect_h = mean over passing prompts of log p(answer | h ablated) - log p(answer)
+            nats, of the heads of the largest change
+
+The cell's prompts are made again, from their description in the run of scores. Passing prompts are
 those of the cell and of the nearest cells, of its length before others, until there are `FEWEST`.
 Knows nothing about tasks and how scores are drawn.
 """
@@ -19,9 +22,10 @@ import numpy as np
 import xarray as xr
 from torch import nn
 
-from repo_interp.analysis.ablation import log_probabilities, standard_error
+from repo_interp.analysis.ablation import log_probabilities
 from repo_interp.analysis.analyze import analyze
 from repo_interp.errors import InputError
+from repo_interp.experiments.experiment import standard_error
 from repo_interp.models.decoder import as_decoder
 from repo_interp.models.load import open_model
 from repo_interp.models.provenance import identity
@@ -42,17 +46,27 @@ FEWEST = 5
 def explain_cell(
     scores: xr.DataTree, depth: float, length: int, bridge: nn.Module | None = None, most: int = 10
 ) -> pd.DataFrame:
-    """The heads behind a failing cell of the map of `scores`, a run of `ri.score` or `repo-interp
-    score` by depth and length, in per cent.
+    """Return the heads behind a failing cell of a map of scores.
 
         ri.explain_cell(scores, depth=10, length=512)
 
-    One row per head, the largest effects first, then the largest changes: layer, head, `failing`
-    and `passing`, the mass on the needle in per cent, `change` between them, and of the `most`
-    heads of the largest change `effect` and `standard_error`. `attrs` says which prompts were
-    compared. `bridge`: the model that was scored; None: it is loaded by its name. Raises InputError
-    for a run without such a map, a cell that it lacks or in which nothing fails, and for a model or
-    prompts other than those that were scored.
+    Args:
+        scores: Run of `ri.score` or `repo-interp score` with a map by depth and length.
+        depth: Depth of the cell, in per cent.
+        length: Length of the cell, in tokens.
+        bridge: Model that was scored; None: it is loaded by its name.
+        most: Heads of the largest change, whose effects are measured.
+
+    Returns:
+        One row per head, the largest effects first, then the largest changes: layer, head, the mass
+        on the needle in per cent of `failing` and `passing` prompts, their difference `change`, and
+        for `most` heads `effect` in nats and `standard_error`. `attrs` has the compared
+        `prompts`, failing ones first, `failing_prompts` by their places among the test sets and
+        prompts of the run, and `passing_cells`.
+
+    Raises:
+        InputError: The run has no such map, no prompt fails in the cell, no prompt marks a needle,
+            or the model or its prompts are not those that were scored.
     """
     require_run(scores)
     group = scores["scores"].to_dataset() if "scores" in scores.children else xr.Dataset()
@@ -78,6 +92,7 @@ def explain_cell(
             f"no prompt fails at depth {depth} and length {length}; cells with failing "
             f"prompts: {known or 'none'}"
         )
+    # Effects are measured where the model is right: a failing prompt has no answer to lose.
     passing = _nearest(cells, passed, (depth, length))
     span, chosen = main_span(prompts), [*failing, *passing]
     if span is None:
@@ -109,6 +124,8 @@ def explain_cell(
         "failing": len(failing),
         "passing": len(passing),
         "passing_cells": passing_cells,
+        "failing_prompts": [divmod(number, group.sizes["prompt"]) for number in failing],
+        "prompts": [prompts[number] for number in chosen],
         "span": span,
     }
     return table
@@ -117,12 +134,10 @@ def explain_cell(
 def _scored_prompts(
     group: xr.Dataset, bridge: Any
 ) -> tuple[list[Prompt], np.ndarray, list[tuple[int, int]]]:
-    """Every prompt that was scored, with its answer; whether the model answered it; and its
-    cell.
-    """
+    """Return the scored prompts with their answers, whether they passed, and their cells."""
     count, seed, prompts = group.sizes["prompt"], int(group.attrs["seed"]), []
     for test_set in group["test_set"].values:
-        made, asked = _made_again(group, str(test_set), count, seed, bridge)
+        made, asked = _remake(group, str(test_set), count, seed, bridge)
         if digest(asked) != str(group["prompts_digest"].sel(test_set=test_set).values):
             raise InputError(
                 f"the prompts of test set {test_set} cannot be made again as they were "
@@ -137,7 +152,7 @@ def _scored_prompts(
     return prompts, passed, [(int(depth), length) for depth, length in cells]
 
 
-def _made_again(
+def _remake(
     group: xr.Dataset, test_set: str, count: int, seed: int, bridge: Any
 ) -> tuple[Sequence[Prompt], Sequence[Prompt]]:
     """The prompts of a test set with their answers, and as they were scored."""
@@ -174,9 +189,7 @@ def _made_again(
 def _nearest(
     cells: Sequence[tuple[int, int]], passed: np.ndarray, cell: tuple[float, int]
 ) -> list[int]:
-    """Prompts that pass, from the cells nearest to `cell`: of its length before others, then by
-    depth.
-    """
+    """Return passing prompts of the nearest cells: of the same length first, then by depth."""
     depth, length = cell
 
     def far(place: int) -> tuple[float, float]:

@@ -1,9 +1,11 @@
-"""Faults: NaN or infinity in a layer, in statistics or at the end of a pass, and which measures
-they stop.
+"""Faults: NaN or infinity in a layer, in statistics or at the end of a pass.
 
-    tensors of a layer      `AttentionInputs.faults`: every measure that reads the one that is not finite stops
-    statistics              infinite, or NaN where a measure does not say that NaN stands for what is not there: that measure stops
-    outputs of a pass       named; what was measured before stays
+They stop measures:
+
+    tensors of a layer      `AttentionInputs.faults`: every measure that reads the one that is not
+                            finite stops
+    statistics              infinite, or NaN where a measure does not allow it: that measure stops
+    outputs of a pass       named; earlier results stay
 
 A measure that stopped gives no group; the run says why (`stopped`). One norm per tensor is all that
 this costs where all is well: it is finite where every number is. Knows nothing about models.
@@ -32,7 +34,7 @@ class Fault:
 
     reason: str
     concluding: bool = False
-    """Whether `conclude` raised it: what was observed is of use once the measure is fixed."""
+    """Whether `conclude` raised it: the statistics are of use once the measure is fixed."""
 
 
 def require_some(names: Iterable[str], faults: Mapping[str, Fault]) -> None:

@@ -1,8 +1,9 @@
-"""The atlas of heads as a file that others read: JSON and Parquet with their provenance, and the
-formats of two libraries.
+"""The atlas of heads as a file, with its provenance, and in formats of two libraries.
 
-    to_json, to_parquet     every column, and `attrs`: model, digest of its weights, dtype, prompts; rules, thresholds and nulls of names
-    to_duo_attention        full_attention_heads.tsv [layer, key-value head] in 0 .. 1, and config.json, of DuoAttention (Xiao et al. 2024)
+    to_json, to_parquet     every column, and `attrs`: model, digest of its weights, dtype, prompts;
+                            rules, thresholds and nulls of names
+    to_duo_attention        full_attention_heads.tsv [layer, key-value head] in 0 .. 1, and
+                            config.json, of DuoAttention (Xiao et al. 2024)
     to_retrieval_head       {"LAYER-HEAD": [score]}, of Retrieval_Head (Wu et al. 2024)
 
 A key-value head has the largest score of the query heads that share it. Other libraries' formats
@@ -32,8 +33,9 @@ SCORE = "retrieval"
 
 
 class HeadTable(pd.DataFrame):
-    """One row per head: a pandas DataFrame whose `attrs` say what it was measured on, and which
-    writes itself for other libraries.
+    """One row per head: a pandas DataFrame that writes itself for other libraries.
+
+    `attrs` hold the provenance.
     """
 
     @property
@@ -43,8 +45,14 @@ class HeadTable(pd.DataFrame):
     def to_json(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, path_or_buf: str | os.PathLike[str] | None = None, **options: Any
     ) -> str | None:
-        """{"attrs": `attrs`, "heads": a record per row}, into a file or as text; with options of
-        pandas, what pandas writes.
+        """Write or return {"attrs": `attrs`, "heads": a record per row}.
+
+        Args:
+            path_or_buf: File to write; None: the text is returned.
+            **options: Options of pandas, which then writes its format.
+
+        Returns:
+            The text, or None where a file was written.
         """
         if options:
             return super().to_json(path_or_buf, **options)
@@ -67,13 +75,22 @@ class HeadTable(pd.DataFrame):
         sink_size: int = 128,
         recent_size: int = 256,
     ) -> Path:
-        """Write full_attention_heads.tsv and config.json into `directory`, as DuoAttention and
-        kvpress' DuoAttentionPress read them.
+        """Write full_attention_heads.tsv and config.json for DuoAttention and kvpress.
 
-        `sink_size`, `recent_size`: tokens that other heads keep, at the beginning and at the end.
-        Scores are cut to 0 .. 1; layers without attention have 0. Raises InputError for a size that
-        is no number of tokens, for a table without the column, and where a head or a layer has no
-        score.
+        Scores are cut to 0 .. 1; layers without attention have 0.
+
+        Args:
+            directory: Directory of the files, created if needed.
+            score: Column to write.
+            sink_size: Tokens that other heads keep at the beginning.
+            recent_size: Tokens that other heads keep at the end.
+
+        Returns:
+            The path of full_attention_heads.tsv.
+
+        Raises:
+            InputError: A size is no number of tokens, the table lacks the column, or a head or a
+                layer has no score.
         """
         sizes = {
             "sink_size": checked(sink_size, TokensOrNone, "sink_size"),
@@ -91,9 +108,17 @@ class HeadTable(pd.DataFrame):
         return directory / "full_attention_heads.tsv"
 
     def to_retrieval_head(self, file: str | os.PathLike[str], score: str = SCORE) -> Path:
-        """Write {"LAYER-HEAD": [score]} into `file`, as Retrieval_Head reads it.
+        """Write {"LAYER-HEAD": [score]}, as Retrieval_Head reads it.
 
-        Raises InputError as `to_duo_attention`.
+        Args:
+            file: File to write.
+            score: Column to write.
+
+        Returns:
+            The path of the file.
+
+        Raises:
+            InputError: The table lacks the column, or a head or a layer has no score.
         """
         by_head = self._of_all_heads(score)
         places = zip(self["layer"], self["head"], strict=True)
@@ -134,8 +159,13 @@ class HeadTable(pd.DataFrame):
 
 
 def provenance(run: xr.DataTree) -> dict[str, Any]:
-    """What `run` was measured on, and the rule, threshold and nulls of every name of its atlas, as
-    JSON holds it.
+    """Return the attributes of a run, and the rules of the names in its atlas, for JSON.
+
+    Args:
+        run: Run of `analyze`.
+
+    Returns:
+        Attributes by name. `names`: rule, threshold and nulls per name, where the run has an atlas.
     """
     named = {str(name): value for name, value in run.attrs.items()}
     attributes = {
@@ -167,7 +197,7 @@ def provenance(run: xr.DataTree) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Numbers of numpy as Python's, and None for what is not finite."""
+    """Return numbers of numpy as Python's, and None for numbers that are not finite."""
     if isinstance(value, Mapping):
         return {str(name): _plain(part) for name, part in value.items()}
     if isinstance(value, list | tuple | np.ndarray):

@@ -1,4 +1,4 @@
-"""A run as a table with one row per head: what is sorted, filtered and correlated with pandas.
+"""A run as a table with one row per head, to sort, filter and correlate with pandas.
 
 Knows no measure.
 """
@@ -20,12 +20,20 @@ _MOST_LABELS = 32
 
 
 def head_table(run: xr.DataTree) -> pd.DataFrame:
-    """One row per layer and head, one column per number that the run has of a head.
+    """Return one row per layer and head, and one column per number of a head.
 
     Columns are named GROUP.VARIABLE, and GROUP.VARIABLE[LABEL] where a variable has labels beside
-    the head, such as its spans: "attention_mass.mass[needle]". Values of several prompts are
-    averaged, NaN left out. Left out is what has further axes of numbers: tokens, distances,
-    components. Raises InputError when the run has no heads.
+    the head: "attention_mass.mass[needle]". Values of several prompts are averaged, NaN left out.
+    Variables with further axes of numbers (tokens, distances, components) are left out.
+
+    Args:
+        run: Run of `analyze`.
+
+    Returns:
+        The table.
+
+    Raises:
+        InputError: The run has no numbers per head.
     """
     import pandas as pd
 
@@ -46,13 +54,19 @@ def head_table(run: xr.DataTree) -> pd.DataFrame:
 
 
 def columns_of(name: str, variable: xr.DataArray) -> dict[str, xr.DataArray]:
-    """The columns [layer, head] that `variable` has in a table of heads, by name: one, or one for
-    each of its labels.
+    """Return the columns of a variable in a table of heads.
+
+    Args:
+        name: Name of the variable, with which the names of columns begin.
+        variable: Variable with the axes `layer` and `head`.
+
+    Returns:
+        Arrays [layer, head] by name: one, or one per label; none where an axis has no labels.
     """
     if "prompt" in variable.dims:
         variable = variable.mean("prompt", skipna=True)
     further = [dim for dim in variable.dims if dim not in ("layer", "head")]
-    if any(not _labelled(variable, str(dim)) for dim in further):
+    if any(not _has_labels(variable, str(dim)) for dim in further):
         return {}
     if not further:
         return {name: _bare(variable)}
@@ -65,7 +79,7 @@ def columns_of(name: str, variable: xr.DataArray) -> dict[str, xr.DataArray]:
     return {f"{name}[{_label(part)}]": _bare(part) for part in parts}
 
 
-def _labelled(variable: xr.DataArray, dim: str) -> bool:
+def _has_labels(variable: xr.DataArray, dim: str) -> bool:
     return (
         dim in variable.coords
         and variable[dim].dtype.kind in "OUT"

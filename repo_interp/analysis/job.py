@@ -1,8 +1,8 @@
 """A job: which measures and experiments are made of which prompts on which model.
 
     job = Job(bridge, prompts, measures, batch_size=8)
-    job.observe(batch)       {measure: Statistics | Fault}    one forward pass
-    job.conclude(totals)     {measure: Dataset | Fault}       groups of a run, from merged statistics
+    job.observe(batch)      {measure: Statistics | Fault}    one forward pass
+    job.conclude(totals)    {measure: Dataset | Fault}       groups of a run, from merged statistics
 
 Everything is checked to fit together when a job is made, before anything is computed.
 """
@@ -22,10 +22,10 @@ from torch import nn
 
 from repo_interp.analysis.batches import Batch, make_batches, structure_for
 from repo_interp.analysis.coercion import Prompts, as_prompts
-from repo_interp.analysis.defaults import choose, default_prompts, measures_named, origin_of
+from repo_interp.analysis.defaults import choose, default_prompts, origin_of, resolve_measures
 from repo_interp.analysis.faults import PASS, Fault, fault_in, fault_of_pass
 from repo_interp.analysis.layer_statistics import observe_layer
-from repo_interp.analysis.room import batch_limit
+from repo_interp.analysis.memory import batch_limit
 from repo_interp.entry_points import EXPERIMENTS, MEASURES, OWN, VIEWS, called
 from repo_interp.errors import InputError, one_line
 from repo_interp.experiments.catalogue import experiments_named, planned
@@ -87,7 +87,7 @@ class Job:
                 experiments, or if an intervention changes attention where a measure cannot see it.
         """
         # names first: the rest may take long
-        measures = None if measures is None else measures_named(measures)
+        measures = None if measures is None else resolve_measures(measures)
         experiments = None if experiments is None else experiments_named(experiments)
         self.bridge = observable(bridge)
         decoder = self.decoder = as_decoder(self.bridge)
@@ -105,7 +105,7 @@ class Job:
         chosen, experiments = choose(self.bridge, self.prompts, measures, layers, experiments, task)
         length, heads_of_layer = decoder.training_length, decoder.config.num_attention_heads
         self.measures = [
-            of_training_length(as_measure(measure), length) for measure in measures_named(chosen)
+            of_training_length(as_measure(measure), length) for measure in resolve_measures(chosen)
         ]
         self.layers = (
             list(decoder.by_layer)
@@ -223,6 +223,7 @@ class Job:
             nonlocal observed
             going_on = [measure for measure in measures if measure.name not in faults]
             unplaced = inputs.positions is None or inputs.frequencies is None
+            # Measures may compare token ids, which a layer does not see.
             whole = replace(inputs, tokens=batch.tokens.to(inputs.queries.device))
             for measure, result in observe_layer(whole, going_on, batch, self.heads):
                 unchecked.append((measure, result, unplaced))
@@ -235,6 +236,7 @@ class Job:
 
         numbers = torch.as_tensor(batch.numbers)
         reading = [measure for measure in measures if measure.needs.predictions]
+        # Without predictions the pass ends after the last layer that is measured.
         last = None if reading else max(self.layers, default=None)
         with observing(self.bridge, batch.valid, numbers, receive, self.layers):
             hidden = decode(self.bridge, batch.tokens, batch.valid, last)
@@ -284,7 +286,7 @@ class Job:
             group = checked_group(measure.conclude(statistics), called(MEASURES, measure.name))
         except InputError:
             raise
-        except Exception as error:  # of another package, after what may be hours of observing
+        except Exception as error:  # of another package, after perhaps hours of observing
             if is_out_of_memory(error):
                 raise
             reason = one_line(f"{type(error).__name__}: {error}")
@@ -340,10 +342,10 @@ def _require_chosen(measure: Measure, layers: Sequence[int], heads: int) -> None
         _within(chosen, heads, f"{measure.name} in layer {layer}: head")
 
 
-def _within(chosen: Sequence[int] | None, count: int, what: str) -> list[int]:
+def _within(chosen: Sequence[int] | None, count: int, name: str) -> list[int]:
     """The numbers `chosen` (None: all), sorted.
 
-    Raises InputError for what is no number below `count`.
+    Raises InputError where one is no number below `count`.
     """
     if chosen is None:
         return list(range(count))
@@ -354,13 +356,13 @@ def _within(chosen: Sequence[int] | None, count: int, what: str) -> list[int]:
         chosen = [operator.index(number) for number in chosen]
     except TypeError:
         raise InputError(
-            f"{what} {chosen!r} was asked for; wanted whole numbers from 0 to {count - 1}"
+            f"{name} {chosen!r} was asked for; wanted whole numbers from 0 to {count - 1}"
         ) from None
     for number in chosen:
         if not 0 <= number < count:
-            raise InputError(f"{what} {number} was asked for; the model's are 0 to {count - 1}")
+            raise InputError(f"{name} {number} was asked for; the model's are 0 to {count - 1}")
     if not chosen:
-        raise InputError(f"no {what} was asked for; the model's are 0 to {count - 1}")
+        raise InputError(f"no {name} was asked for; the model's are 0 to {count - 1}")
     return sorted(set(chosen))
 
 

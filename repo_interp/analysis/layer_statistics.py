@@ -2,8 +2,8 @@
 
     observe_layer(inputs, measures, batch, heads)     (measure, Statistics | Fault), ...
 
-Measures share one pass over the heads (`share`). Knows nothing about how inputs are made, or what
-is measured.
+Measures share one pass over the heads (`precompute`). Knows nothing about models and single
+measures.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from repo_interp.inputs import AttentionInputs, Spans, select_heads
 from repo_interp.measures.statistics import (
     Measure,
     Statistics,
-    checked_statistics,
+    check_statistics,
+    precompute,
     read_only,
-    share,
 )
 
 
@@ -53,7 +53,7 @@ def observe_layer(
         for measure in measures
         if measure.needs.heads is None and not _fault(measure, common[1])
     ]
-    share(sound, common[0], spans)
+    precompute(sound, common[0], spans)
     for measure in measures:
         named = {**spans, **structure} if measure.needs.segments else spans
         of_layer = measure.needs.heads
@@ -67,7 +67,7 @@ def observe_layer(
 def _select(
     inputs: AttentionInputs, heads: Sequence[int] | None
 ) -> tuple[AttentionInputs, Mapping[str, str]]:
-    """The inputs of some heads, and what is wrong with their tensors."""
+    """Return the inputs of some heads, and the faults of their tensors."""
     if heads is None:
         return inputs, inputs.faults
     selected = select_heads(inputs, heads)
@@ -90,12 +90,12 @@ def _observe(
     """Statistics with the numbers of `heads`, or the fault of a tensor."""
     if (reason := _fault(measure, broken)) is not None:
         return Fault(reason)
-    # Torch does not count what is written through numpy, or into what was made of the inputs:
+    # Torch does not count writes through numpy, or into tensors made of the inputs:
     # another package gets a copy.
     given = (inputs, spans) if measure.name in OWN[MEASURES] else copy.deepcopy((inputs, spans))
     with read_only(measure, *given):
         observed = measure.observe(*given)
-    statistics = checked_statistics(observed, measure.name)
+    statistics = check_statistics(observed, measure.name)
     if heads is None:
         return statistics
     numbers = {"head": np.asarray(heads)}

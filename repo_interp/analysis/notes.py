@@ -1,7 +1,8 @@
-"""What a reader of a run must know beside its numbers, one line each: said before it begins, and
-kept in the run as `notes`.
+"""Remarks that a reader of a run needs beside its numbers, one line per remark.
 
-Knows what makes a measurement say less than it seems to; knows nothing about how it is made.
+They are printed before an analysis begins, and kept in the run as `notes`.
+
+Knows why a measurement may say less than it seems to; knows nothing about how it is made.
 """
 
 from __future__ import annotations
@@ -28,10 +29,17 @@ def notes_on(
     measures: Sequence[Measure] = (),
     changed: str | None = None,
 ) -> tuple[str, ...]:
-    """Lines about measuring `measures` of `prompts` on a repositioned model or bridge; empty where
-    there is nothing to say.
+    """Return remarks on measuring prompts on a model.
 
-    `changed`: what `changes` says of the model, where that is known.
+    Args:
+        bridge: Bridge or Hugging Face model.
+        prompts: Prompts of the analysis.
+        measures: Measures of the analysis.
+        changed: Changes of the model since it was loaded, where they are known; None: they are
+            looked up.
+
+    Returns:
+        One line per remark; empty where there is none.
     """
     decoder, notes = as_decoder(bridge), []
     schemes, origin, trained = decoder.schemes, decoder.origin, decoder.training_length
@@ -61,7 +69,7 @@ def notes_on(
             f"{format_layout(schemes)} rotates"
         )
     lengths = [len(prompt.tokens) for prompt in prompts]
-    following = next((each for each in decoder.layers if each.follows_length), None)
+    following = next((layer for layer in decoder.layers if layer.follows_length), None)
     if (
         following is not None
         and len({tuple(following.frequencies_at(length).flatten().tolist()) for length in lengths})
@@ -89,11 +97,19 @@ def notes_on(
     return tuple(notes)
 
 
-def notes_kept(
+def run_notes(
     bridge: nn.Module, prompts: Sequence[Prompt], measures: Sequence[Measure], changed: str
 ) -> tuple[str, ...]:
-    """`notes_on`, and before them what was said when the checkpoint was loaded: what a run keeps as
-    `notes`.
+    """Return the attribute `notes` of a run: remarks of loading, then `notes_on`.
+
+    Args:
+        bridge: Bridge or Hugging Face model.
+        prompts: Prompts of the analysis.
+        measures: Measures of the analysis.
+        changed: Changes of the model since it was loaded.
+
+    Returns:
+        One line per remark.
     """
     origin = as_decoder(bridge).origin
     remarks = (f"config.json {origin.remarks}",) if origin is not None and origin.remarks else ()
@@ -101,7 +117,14 @@ def notes_kept(
 
 
 def rounded_positions(bridge: nn.Module) -> str | None:
-    """What to say where learned positions are computed in 16 bits; None where they are not."""
+    """Return a remark where learned positions are computed in 16 bits.
+
+    Args:
+        bridge: Bridge or Hugging Face model.
+
+    Returns:
+        The remark, or None.
+    """
     decoder = as_decoder(bridge)
     dtype = decoder.positions_dtype
     if dtype.itemsize > 2 or not decoder.learned_layers:

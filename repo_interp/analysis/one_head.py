@@ -1,13 +1,16 @@
 """One head of one prompt: its pattern, and one of its logits in parts.
 
-    logit(i, j) = sum_r pair_r + soft cap + bias         pair_r = scale (q_ir k_jr + q_ir' k_jr'), rotated; r' = r + d / 2       exact
-                = level + distance(i - j) + query(i) + key(j) + remainder       the ridge fit of `three_axis` over all pairs of the prompt
+    logit(i, j) = sum_r pair_r + soft cap + bias                                  exact
+                = level + distance(i - j) + query(i) + key(j) + remainder         a fit
 
-A pair at equal positions, scale q_r . k_r without rotation, is what the two tokens say without
-their distance; where nothing is rotated (NoPE, additive schemes, the rest of a partial rotation)
-that is all of it. A fit leaves the levels of its axes open, and a common slope
-(`measures.three_axis`). Here each axis has mean 0 over the seen pairs, and the key axis has no
-slope over the tokens: what grows with the distance is the distance's.
+pair_r = scale (q_ir k_jr + q_ir' k_jr'), rotated, r' = r + d / 2. The fit is the ridge fit of
+`three_axis` over all pairs of the prompt.
+
+A pair at equal positions, scale q_r . k_r without rotation, is the part of the tokens without their
+distance; where nothing is rotated (NoPE, additive schemes, the rest of a partial rotation) that is
+all of it. A fit leaves the levels of its axes open, and a common slope (`measures.three_axis`).
+Here an axis has mean 0 over the seen pairs, and the key axis has no slope over the tokens: any
+growth with the distance is in the distance axis.
 
 Brings together models, prompts and the kernels of measures.
 """
@@ -60,13 +63,24 @@ _TEXTS = {
 
 @torch.no_grad()
 def attention_pattern(bridge: nn.Module, prompt: Prompts, layer: int, head: int) -> xr.DataArray:
-    """Attention [query, key] of one head over one prompt of up to 512 tokens, for
-    `ri.plots.attention_pattern`.
+    """Return the attention pattern of one head over one prompt.
 
-    NaN where a query does not see a key. Raises InputError for a longer prompt, for several, and
-    for a layer or head that the model lacks.
+    For `ri.plots.attention_pattern`.
+
+    Args:
+        bridge: Bridge or Hugging Face model.
+        prompt: One prompt of up to 512 tokens, in any form that `as_prompts` takes.
+        layer: Index of the layer.
+        head: Index of the head.
+
+    Returns:
+        Weights [query, key]; NaN where a query does not see a key.
+
+    Raises:
+        InputError: The prompt is longer, there are several, or the model lacks the layer or the
+            head.
     """
-    inputs, labels = _captured(bridge, prompt, layer, head, MOST_TOKENS)
+    inputs, labels = _capture_head(bridge, prompt, layer, head, MOST_TOKENS)
     rows = torch.arange(inputs.queries.shape[2], device=inputs.queries.device)
     seen = inputs.visible(rows)[0]
     weights = inputs.pattern(rows)[0, 0].masked_fill(~seen, torch.nan)
@@ -85,16 +99,29 @@ def attention_pattern(bridge: nn.Module, prompt: Prompts, layer: int, head: int)
 def explain_logit(
     bridge: nn.Module, prompt: Prompts, layer: int, head: int, query: int, key: int
 ) -> xr.Dataset:
-    """The logit of the tokens `query` and `key` of a prompt in one head, in parts (see the module),
-    for `ri.plots.logit_parts`.
+    """Split the logit of a query and a key in one head into parts (see the module).
 
         parts = ri.explain_logit(bridge, prompt, layer=2, head=1, query=19, key=7)
 
     `logit` is the sum of `pair` + `soft_cap` + `bias` + `rounding`, and the sum of `fit`, whose
-    part "remainder" is what the fit misses. Raises InputError for a key that the query does not
-    see, for several prompts, and for tokens, layers and heads that are not there.
+    part "remainder" is the error of the fit. For `ri.plots.logit_parts`.
+
+    Args:
+        bridge: Bridge or Hugging Face model.
+        prompt: One prompt, in any form that `as_prompts` takes.
+        layer: Index of the layer.
+        head: Index of the head.
+        query: Index of the query token.
+        key: Index of the key token.
+
+    Returns:
+        The parts, in logits.
+
+    Raises:
+        InputError: The query does not see the key, there are several prompts, or a token, the layer
+            or the head does not exist.
     """
-    inputs, labels = _captured(bridge, prompt, layer, head)
+    inputs, labels = _capture_head(bridge, prompt, layer, head)
     length, here = inputs.queries.shape[2], inputs.queries.device
     for name, token in (("query", query), ("key", key)):
         if checked(token, CountOrNone, name) >= length:
@@ -125,7 +152,7 @@ def explain_logit(
     bias = (
         0.0 if inputs.position_logits is None else float(inputs.position_logits(rows)[0, 0, 0, key])
     )
-    fitted, correlation = _fitted(inputs, query, key)
+    fitted, correlation = _fit(inputs, query, key)
     fitted["remainder"] = logit - sum(fitted.values())
     pair, alone = ("component",), ()
     values: dict[str, tuple[tuple[str, ...], Any]] = {
@@ -154,12 +181,10 @@ def explain_logit(
     return parts.assign_attrs(labels | named)
 
 
-def _captured(
+def _capture_head(
     bridge: nn.Module, prompt: Prompts, layer: int, head: int, most: int | None = None
 ) -> tuple[AttentionInputs, dict[str, Any]]:
-    """What the head computes with on the only prompt, in float64, and what a reader is told of
-    it.
-    """
+    """Return float64 inputs of one head on the only prompt, and attributes for a reader."""
     given = as_prompts(prompt, bridge)
     if len(given) != 1:
         raise InputError(f"one prompt was wanted; got {len(given)}")
@@ -197,13 +222,13 @@ def _pairs(
     return products.unflatten(0, (2, -1)).sum(0)
 
 
-def _fitted(inputs: AttentionInputs, query: int, key: int) -> tuple[dict[str, float], float]:
+def _fit(inputs: AttentionInputs, query: int, key: int) -> tuple[dict[str, float], float]:
     """The parts of a logit by the three-axis fit of its head, and the fit's correlation."""
     sums = logit_sums(inputs)
     pairs = additive_pairs(inputs.valid[:, None], inputs.valid[:, None], inputs.window)
     axes = fit_axes(sums.lines, inputs.valid, inputs.window, ThreeAxis().ridge)
     correlation = float(fit_correlation(axes, sums.lines, sums.square, pairs))
-    level, axes = centred(axes, pairs)
+    level, axes = center_axes(axes, pairs)
     parts = {
         "level": level,
         "distance": axes.distance[0, 0, query - key],
@@ -213,9 +238,15 @@ def _fitted(inputs: AttentionInputs, query: int, key: int) -> tuple[dict[str, fl
     return {name: float(value) for name, value in parts.items()}, correlation
 
 
-def centred(axes: Axes, pairs: AdditivePairs) -> tuple[Float[Tensor, ""], Axes]:
-    """The level of the map of one head's `axes`, and axes of mean 0 over the seen pairs whose key
-    axis has no slope.
+def center_axes(axes: Axes, pairs: AdditivePairs) -> tuple[Float[Tensor, ""], Axes]:
+    """Return the level of a fitted map, and its axes in a unique form.
+
+    Args:
+        axes: Axes of one head.
+        pairs: Seen pairs of the prompt.
+
+    Returns:
+        The level; and axes of mean 0 over the seen pairs, whose key axis has no slope.
     """
     steps = torch.arange(axes.key.shape[-1], dtype=torch.float64, device=axes.key.device)
 

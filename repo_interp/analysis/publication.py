@@ -1,14 +1,16 @@
-"""A directory of results, to which one process at a time writes: run.nc or compare.nc, report.html
-and figures/; atlas.csv and .parquet.
+"""A directory of results, to which one process at a time writes.
 
-    with claimed(out, "niah-repo", overwrite) as results:          refused where it holds other things or another process writes
+It holds run.nc or compare.nc, report.html, figures/, and atlas.csv and .parquet.
+
+    with claim_results(out, "niah-repo", overwrite) as results:
+            refused where it holds other things or another process writes
         run = analyze(..., store=results.store)
         published = results.publish(run, write_report)
 
 The data file is written first. From then on it stays, whatever happens to the figures and the page:
-what cannot be drawn is named in `Published.failures`. Each of the three appears whole or not at
-all. Where nothing is published, nothing is left - except finished batches after an interruption or
-on a full disk, from which the same command goes on.
+drawings that fail are named in `Published.failures`. All three appear whole or not at all. Where
+nothing is published, nothing is left - except finished batches after an interruption or on a full
+disk, from which the same command goes on.
 
 Knows run files; knows nothing about how a run is measured or drawn.
 """
@@ -46,14 +48,12 @@ per failure.
 
 @dataclass(frozen=True)
 class Published:
-    """The files that were written, and one line for each figure, page or table that could not
-    be.
-    """
+    """Files that were written, and one line per figure, page or table that failed."""
 
     files: tuple[Path, ...]
     failures: tuple[str, ...]
     notes: tuple[str, ...] = ()
-    """One line for each table that could not be written."""
+    """One line per table that could not be written."""
 
     @property
     def tables(self) -> tuple[Path, ...]:
@@ -62,12 +62,12 @@ class Published:
 
     @property
     def figures(self) -> int:
-        """How many figures there are, each in one format or more."""
+        """Number of figures, in one format or more."""
         return len({file.stem for file in self.files if file.parent.name == _FIGURES})
 
 
 class Results:
-    """A directory that this process alone writes results to; `claimed` gives it."""
+    """A directory that this process alone writes results to; `claim_results` gives it."""
 
     def __init__(self, directory: Path, data_file: str, claim: Claim | None) -> None:
         """`claim`: None where another process of the command has claimed `directory`."""
@@ -81,24 +81,32 @@ class Results:
 
     @property
     def has_batches(self) -> bool:
-        """Whether finished batches, or finished points of an experiment, are kept: the same
-        analysis goes on from them.
-        """
+        """Whether finished batches or points are kept, from which the same analysis goes on."""
         return any(path.suffix in (".nc", ".json") for path in self.store.rglob("*"))
 
     def publish(self, run: xr.DataTree, draw: Draw) -> Published:
-        """Write `run`, then its page and figures, in the place of what stood there; `write` and
-        `draw` in one.
+        """Write a run, then draw its page and figures, in the place of older results.
+
+        Args:
+            run: Run to write.
+            draw: Function that draws the page and the figures.
+
+        Returns:
+            The files that were written, and failures.
         """
         self.write(run)
         return self.draw(run, draw)
 
     def write(self, run: xr.DataTree) -> None:
-        """Write `run` in the place of what stood there.
+        """Write a run in the place of an older one.
 
-        Of several processes the one that claimed the directory does.
+        Of several processes only the one that claimed the directory writes.
 
-        Raises InputError where the run cannot be written; what stood there stands then.
+        Args:
+            run: Run to write.
+
+        Raises:
+            InputError: The run cannot be written; the older one stays then.
         """
         if self._claim is None:
             return
@@ -113,9 +121,16 @@ class Results:
             remove(path)
 
     def draw(self, run: xr.DataTree, draw: Draw) -> Published:
-        """Draw the page and figures of `run`, which was written.
+        """Draw the page and the figures of a run that was written.
 
         A failure of `draw` leaves the run.
+
+        Args:
+            run: Run that was written.
+            draw: Function that draws the page and the figures.
+
+        Returns:
+            The files that were written, and failures.
         """
         tables, notes = self._tables(run)
         try:
@@ -131,9 +146,7 @@ class Results:
         )
 
     def _tables(self, run: xr.DataTree) -> tuple[list[Path], list[str]]:
-        """The atlas of a run that has one, as tables beside the run file; and a line for what could
-        not be written.
-        """
+        """Write the atlas of a run that has one as tables; return files and lines on failures."""
         if self.data_file.name != RUN or GROUP not in run.children:
             return [], []
         try:
@@ -153,8 +166,13 @@ class Results:
 
 
 def stage(directory: Path) -> Literal["nothing", "begun", "measured", "finished"]:
-    """How far the work on the results in `directory` has come: `measured` lacks the page and the
-    figures, which come last.
+    """Return the stage of the work on the results in a directory.
+
+    Args:
+        directory: Directory of results.
+
+    Returns:
+        "measured" lacks the page and the figures, which come last.
     """
     if (directory / _STORE).is_dir():
         return "begun"
@@ -164,19 +182,31 @@ def stage(directory: Path) -> Literal["nothing", "begun", "measured", "finished"
 
 
 @contextmanager
-def claimed(
+def claim_results(
     directory: str | os.PathLike[str] | None,
     default: str,
     overwrite: bool = False,
     data_file: str = RUN,
 ) -> Iterator[Results]:
-    """The results in `directory`, made where it is not there; None: runs/`default`, with a number
-    where that is taken.
+    """Claim a directory of results for this process.
 
-    Raises InputError where it is a file, cannot be written, holds other things, holds results and
-    not `overwrite`, or where another process writes its results. Errors leave nothing behind but
-    finished batches, if the same command can go on from them. Of several processes of one command
-    the first claims it for all, and alone publishes.
+    Errors leave nothing behind but finished batches, if the same command can go on from them. Of
+    several processes of one command the first claims it for all, and alone publishes.
+
+    Args:
+        directory: Directory, created if needed; None: runs/`default`, with a number where that
+            exists.
+        default: Name below runs.
+        overwrite: Whether to replace results.
+        data_file: Name of the data file.
+
+    Yields:
+        The results.
+
+    Raises:
+        Taken: The directory is a file, holds other things, or results that `overwrite` does not
+            allow to replace, or another process writes to it.
+        InputError: The directory cannot be written.
     """
     results = processes.from_first(
         lambda: (
@@ -185,10 +215,12 @@ def claimed(
             else _claim(Path(directory), data_file, overwrite)
         )
     )
+    # Other processes know the directory, but hold no claim and write nothing.
     if not processes.is_first():
         results = Results(results.directory, data_file, None)
     try:
         yield results
+    # These leave finished batches, from which the same command goes on.
     except (KeyboardInterrupt, Taken, Unfinished):
         raise
     except OSError as error:
@@ -239,9 +271,7 @@ def _claim(directory: Path, data_file: str, overwrite: bool) -> Results:
 
 
 def _require_free(directory: Path, data_file: str, overwrite: bool) -> None:
-    """Raises Taken where `directory` is a file, holds other things, or results that may not be
-    replaced.
-    """
+    """Raise Taken where the directory is a file, or holds other things or kept results."""
     if not directory.exists():
         return
     if not directory.is_dir():

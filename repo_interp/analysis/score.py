@@ -1,5 +1,6 @@
-"""Scores of a model as a run with one group, `scores`: on a task (`score`), or on needles in a
-haystack in its own tokens (`score_needles`).
+"""Scores of a model as a run with one group, `scores`.
+
+On a task (`score`), or on needles in a haystack in its tokens (`score_needles`).
 
     model, task -> prompts of every test set -> answers -> score [test_set, prompt] -> run ->
     figures, page, run.nc
@@ -19,8 +20,8 @@ import xarray as xr
 from torch import nn
 
 from repo_interp.analysis.computed import store_of
-from repo_interp.analysis.notes import notes_kept
-from repo_interp.analysis.room import batch_limit, require_memory_for_pass
+from repo_interp.analysis.memory import batch_limit, require_memory_for_pass
+from repo_interp.analysis.notes import run_notes
 from repo_interp.analysis.trained_task import (
     in_tokens_of,
     puts_into_any_tokens,
@@ -29,7 +30,7 @@ from repo_interp.analysis.trained_task import (
 )
 from repo_interp.errors import InputError
 from repo_interp.experiments.generated_scores import needle_scores
-from repo_interp.experiments.task_scores import sets_named, task_scores
+from repo_interp.experiments.task_scores import Cost, sets_named, task_scores
 from repo_interp.models.decoder import as_decoder
 from repo_interp.models.provenance import identity
 from repo_interp.models.wrapped import model_of
@@ -52,20 +53,35 @@ def score(
     progress: Callable[[int, int], None] | None = None,
     store: str | Path | None = None,
     store_every: float = 0.0,
+    announce: Callable[[Cost], None] | None = None,
 ) -> xr.DataTree:
-    """A run of scores: how well a repositioned model or bridge answers `task`, by test set and over
-    the axes that the task names.
+    """Score a model on a task, by test set and over the axes that the task names.
 
-    `task`: a task or the name of one - the one that the model was trained on as it was then,
-    another at its small size; None: the one it was trained on. Group `scores`: `score [test_set,
-    prompt]`, `mean_score`, `standard_error`, `prompts_digest`, with `answers` "forced"
-    `log_perplexity` [test_set]; `score_map` over the task's own axes, such as depth and length.
-    Hooks on the bridge take part, so what an intervention costs can be scored. `test_sets`: names
-    (None: all that fit the model); `count` prompts of each, drawn with `seed`; `answers`
-    "generated": token by token. `progress` is called with batches done and in all. `store`, a
-    directory, keeps the answers of finished batches as that of `analyze` does. Raises InputError
-    for a task that is not known or has other tokens than the model, and for what `task_scores`
-    refuses.
+    Group `scores`: `score [test_set, prompt]`, `mean_score`, `standard_error`, `prompts_digest`,
+    with `answers` "forced" `log_perplexity` [test_set]; `score_map` over the axes of the task, such
+    as depth and length. Hooks on the bridge take part, so that the cost of an intervention can be
+    scored.
+
+    Args:
+        bridge: Bridge or Hugging Face model.
+        task: A task or its name: the task of the training as it was then, another at its small
+            size; None: the task of the training.
+        test_sets: Names of test sets; None: all that fit the model.
+        count: Prompts of every test set.
+        seed: Seed of the prompts.
+        answers: "forced": read off one teacher-forced pass; "generated": token by token.
+        batch_size: Prompts or tokens of a batch, or "auto".
+        progress: Function of prompts done and in all.
+        store: Directory that keeps the answers of finished batches, as that of `analyze`.
+        store_every: Least number of seconds between two writes to `store`.
+        announce: Function of the cost, called before the first forward pass.
+
+    Returns:
+        A run with the group `scores`.
+
+    Raises:
+        InputError: The task is unknown or has other tokens than the model, or `task_scores` refuses
+            an argument.
     """
     decoder = as_decoder(bridge)
     present, origin = decoder.vocabulary_size, decoder.origin
@@ -96,9 +112,10 @@ def score(
         "answers": answers,
     }
     first = chosen.prompts(1, seed, str((test_sets or chosen.test_sets)[0]))
+    # The digest of the question needs a pass of the model over one prompt.
     kept = store_of(bridge, first[0], {**asked, "batch_size": size}, store, store_every)
     scores = task_scores(
-        model_of(bridge), chosen, test_sets, count, seed, answers, size, progress, kept
+        model_of(bridge), chosen, test_sets, count, seed, answers, size, progress, kept, announce
     )
     return _run(
         bridge,
@@ -118,15 +135,32 @@ def score_needles(
     progress: Callable[[int, int], None] | None = None,
     store: str | Path | None = None,
     store_every: float = 0.0,
+    announce: Callable[[Cost], None] | None = None,
     **options: Any,
 ) -> xr.DataTree:
-    """A run of scores: how well a bridge finds needles in a haystack (`tasks.niah`) in its own
-    tokens, by length and depth.
+    """Score a model on needles in a haystack in its tokens, by length and depth.
 
-    Group `scores` as `score` makes it; answers are generated. `lengths`: tokens of a prompt with
-    its answer (None: the training length, twice and four times it); `options`: those of
-    `tasks.niah` (dialect, essay, depth). Raises InputError for a bridge without a tokenizer, and
-    for what `needle_scores` refuses.
+    Group `scores` as by `score`; answers are generated (`tasks.niah`).
+
+    Args:
+        bridge: Bridge, or model with a tokenizer.
+        lengths: Tokens of a prompt with its answer; None: the training length, twice and four times
+            it.
+        variant: Variant of the task.
+        count: Prompts of every length.
+        seed: Seed of the prompts.
+        batch_size: Prompts or tokens of a batch, or "auto".
+        progress: Function of prompts done and in all.
+        store: Directory that keeps the answers of finished batches, as that of `analyze`.
+        store_every: Least number of seconds between two writes to `store`.
+        announce: Function of the cost, called before the first forward pass.
+        **options: Further options of `tasks.niah` (dialect, essay, depth).
+
+    Returns:
+        A run with the group `scores`.
+
+    Raises:
+        InputError: The bridge has no tokenizer, or `needle_scores` refuses an argument.
     """
     tokenizer = _tokenizer(bridge)
     if lengths is None:
@@ -151,7 +185,17 @@ def score_needles(
     asked |= {"longest": prompts_digest(longest), "batch_size": size}
     kept = store_of(bridge, first[0], asked, store, store_every)
     scores = needle_scores(
-        model_of(bridge), tokenizer, lengths, variant, count, seed, size, progress, kept, **options
+        model_of(bridge),
+        tokenizer,
+        lengths,
+        variant,
+        count,
+        seed,
+        size,
+        progress,
+        kept,
+        announce,
+        **options,
     )
     prompts = [
         niah(tokenizer, variant, length, count, seed, answer="none", **options)
@@ -163,12 +207,22 @@ def score_needles(
 def task_of(
     directory: Path | None, name: str | None = None, size: str | None = None, **options: Any
 ) -> Task:
-    """The task `name` for the checkpoint in `directory`: as it was trained on it, where no `size`
-    is asked for, else at `size` ("small").
+    """Return a task for a checkpoint: as in its training, or at a size.
 
-    None: the one that it was trained on. A task that can be put into any tokens, such as language,
-    is put into the model's. `options` change single things. Raises InputError where nothing says
-    what it was trained on, for an unknown task or size, and for options that the task lacks.
+    A task that can be put into any tokens, such as language, is put into the checkpoint's.
+
+    Args:
+        directory: Directory of the checkpoint; None: none.
+        name: Name of the task; None: the task of the training.
+        size: Size of the task; None: that of the training for the task of the training, else
+            "small".
+        **options: Single options, which precede those of the size.
+
+    Returns:
+        The task.
+
+    Raises:
+        InputError: No task is known, or the task, its size or an option is unknown.
     """
     name = task_name(directory, name)
     if directory is not None and name == trained_name(directory) and size is None:
@@ -180,9 +234,17 @@ def task_of(
 
 
 def task_name(directory: Path | None, name: str | None = None) -> str:
-    """Return `name`, or that of the task on which the checkpoint in `directory` was trained.
+    """Return a name, or the name of the task on which a checkpoint was trained.
 
-    Raises InputError where nothing says it.
+    Args:
+        directory: Directory of the checkpoint; None: none.
+        name: Name to return; None: that of the training.
+
+    Returns:
+        The name.
+
+    Raises:
+        InputError: No name is given, and the checkpoint records none.
     """
     name = trained_name(directory) if name is None and directory else name
     if name is None:
@@ -205,8 +267,9 @@ def _tokenizer(bridge: Any) -> Any:
 def _run(
     bridge: nn.Module, scores: xr.Dataset, prompts: Sequence[Sequence[Prompt]], origin: str
 ) -> xr.DataTree:
-    """The run of `scores`, with `prompts_digest [test_set]`, by which a comparison knows what it
-    may pair; of files their names alone.
+    """Return the run of `scores`, with a digest of the prompts per test set.
+
+    A comparison pairs runs by these digests. Of files only the names are kept.
     """
     digests = np.array([prompts_digest(of_set) for of_set in prompts])
     described = {"long_name": "SHA-256 over the prompts", "units": "1"}
@@ -215,8 +278,8 @@ def _run(
     }
     scores = scores.assign(prompts_digest=("test_set", digests, described)).assign_attrs(options)
     of_model = identity(bridge)
-    said = notes_kept(bridge, (), (), str(of_model.get("changed", "")))
-    notes = {"notes": "\n".join(said)} if said else {}
+    lines = run_notes(bridge, (), (), str(of_model.get("changed", "")))
+    notes = {"notes": "\n".join(lines)} if lines else {}
     known = {
         "prompts_from": origin,
         **{f"version_{name}": number for name, number in versions().items()},

@@ -1,8 +1,11 @@
-"""The task that a checkpoint was trained on, from the training.toml beside its weights, or from the
-record of one that ships.
+"""The task that a checkpoint was trained on.
 
-task = "reversal"        the name of the task           task_size = "small"       the size that has the defaults
-[task_options]           what differs from that size: numbers, and names that the task knows, never a path (`tasks.recorded_task`)
+From the training.toml beside its weights, or from the record of a checkpoint of the package:
+
+    task = "reversal"      the name of the task
+    task_size = "small"    the size that has the defaults
+    [task_options]         differences from that size: numbers, and names that the task knows,
+                           never a path (`tasks.recorded_task`)
 """
 
 from __future__ import annotations
@@ -21,16 +24,18 @@ RECORD = "training.toml"
 
 
 def trained_task(path: str | os.PathLike[str], **given: Any) -> Task | None:
-    """Return the task that the checkpoint directory `path` was trained on, in its tokens; None if
-    it has no record of its training.
+    """Return the task that a checkpoint was trained on, in its tokens.
 
     Args:
         path: Directory of the checkpoint.
-        **given: Options of the user, which go before the recorded ones.
+        **given: Options of the user, which precede the recorded ones.
+
+    Returns:
+        The task; None where the checkpoint has no record of its training.
 
     Raises:
-        InputError: For a training.toml that is no TOML file, a task that is not known or lacks an
-            option, and for a recorded path.
+        InputError: training.toml is no TOML file or names a path, or the task or an option is
+            unknown.
     """
     fields = _record(Path(path))
     if fields is None:
@@ -39,16 +44,21 @@ def trained_task(path: str | os.PathLike[str], **given: Any) -> Task | None:
     if not isinstance(options, dict):
         raise InputError(f"{source}: task_options is {options!r:.80}; wanted a table of options")
     name, size = str(fields.get("task")), str(fields.get("task_size", "small"))
-    # its own tokens are read, not those that it names
+    # the tokens of the checkpoint are read, not those that the record names
     if puts_into_any_tokens(make_task(name, size)):
-        own = tokens_of(Path(path)) / "tokenizer.json"
-        given = {"tokenizer_file": str(own)} | given if own.is_file() else given
+        file = tokens_of(Path(path)) / "tokenizer.json"
+        given = {"tokenizer_file": str(file)} | given if file.is_file() else given
     return recorded_task(source, name, size, options, given)
 
 
 def trained_name(path: str | os.PathLike[str]) -> str | None:
-    """Return the name of the task that the checkpoint directory `path` was trained on; None if it
-    has no record of its training.
+    """Return the name of the task that a checkpoint was trained on.
+
+    Args:
+        path: Directory of the checkpoint.
+
+    Returns:
+        The name; None where the checkpoint has no record of its training.
     """
     fields = _record(Path(path))
     return None if fields is None else str(fields.get("task"))
@@ -68,15 +78,27 @@ def _record(directory: Path) -> dict[str, Any] | None:
 
 
 def puts_into_any_tokens(task: Task) -> bool:
-    """Whether `task` can be put into the tokens of any tokenizer: it has the option
-    `tokenizer_file`.
+    """Return whether a task can use the tokens of any tokenizer.
+
+    Args:
+        task: Any task.
+
+    Returns:
+        True if it has the option `tokenizer_file`.
     """
     return "tokenizer_file" in task.options()
 
 
 def in_tokens_of(task: Task, directory: Path) -> Task:
-    """`task` in the tokens of the checkpoint in `directory`, where the task can be put into any
-    tokens and names none itself.
+    """Return a task in the tokens of a checkpoint.
+
+    Args:
+        task: Any task.
+        directory: Directory of the checkpoint.
+
+    Returns:
+        A new task; or `task`, where it cannot use other tokens, names some, or the checkpoint has
+        no tokenizer.
     """
     if not puts_into_any_tokens(task) or task.options()["tokenizer_file"]:
         return task

@@ -1,7 +1,7 @@
-"""Measure a model while it is trained: a callback of transformers' Trainer, and the function below
-it for training loops of one's own.
+"""Measure a model while it is trained, by a callback of transformers or in a loop.
 
-    every k steps    attach -> analyze a few prompts -> detach -> OUT/step-K/run.nc, and a few numbers for the log
+    every k steps    attach -> analyze a few prompts -> detach -> OUT/step-K/run.nc, and a few
+                     numbers for the log
 
 The model is measured where it stands, without a copy. Afterwards every module, its configuration
 and torch's random numbers are as they were, so that a training with the callback ends with the same
@@ -30,7 +30,7 @@ from transformers.integrations.integration_utils import get_reporting_integratio
 
 from repo_interp.analysis.analyze import analyze
 from repo_interp.analysis.coercion import Prompts, as_prompts
-from repo_interp.analysis.defaults import measures_named
+from repo_interp.analysis.defaults import resolve_measures
 from repo_interp.errors import InputError, NotFinite, warn
 from repo_interp.files import path_of, require_directory
 from repo_interp.measures.statistics import Measure
@@ -51,8 +51,9 @@ step casts to.
 
 
 class PositionsCallback(TrainerCallback):
-    """Measures `prompts` on the model in training: before the first step, every `every` steps, and
-    after the last.
+    """Measure prompts on the model in training.
+
+    Before the first step, every `every` steps, and after the last.
 
         Trainer(model, arguments, train_dataset=data, callbacks=[ri.PositionsCallback(every=200,
         prompts=prompts)])
@@ -60,10 +61,11 @@ class PositionsCallback(TrainerCallback):
     `prompts`: a handful, as `ri.analyze` takes them; texts are encoded by the Trainer's
     `processing_class`. Runs are written to `out`/step-K (None: positions/step-K in the Trainer's
     output directory), runs of an earlier training there are moved to `out`/earlier-N;
-    `ri.training_scalars` of each go to `state.log_history` and to whatever the Trainer reports to.
-    `measures` None: those that the command `analyze` chooses for the model. What does not fit the
-    model is refused before the first step. A later step whose numbers are not finite, or that finds
-    no room in memory or on the disk, is left out with a warning, and the training goes on.
+    `ri.training_scalars` of all go to `state.log_history` and to whatever the Trainer reports to.
+    `measures` None: those that the command `analyze` chooses for the model. Prompts and measures
+    that do not fit the model are refused before the first step. A later step whose numbers are not
+    finite, or that finds no space in memory or on the disk, is left out with a warning, and the
+    training goes on.
     """
 
     def __init__(
@@ -83,7 +85,7 @@ class PositionsCallback(TrainerCallback):
             else list(cast(Any, prompts))
         )
         self.out = None if out is None else _directory(out)
-        self.measures = measures if measures is None else measures_named(measures)
+        self.measures = measures if measures is None else resolve_measures(measures)
         self._reporters: list[Any] | None = None
         self._last: int | None = None
         if not self.prompts:
@@ -141,7 +143,7 @@ class PositionsCallback(TrainerCallback):
             {**scalars, "epoch": state.epoch or 0.0, "step": state.global_step}
         )
         if self._reporters is None:
-            # The Trainer shows its callbacks neither itself nor each other: these are the reporters
+            # The Trainer shows its callbacks neither itself nor the others: these are the reporters
             # of the same run a second time.
             self._reporters = [
                 reporter() for reporter in get_reporting_integration_callbacks(args.report_to)
@@ -157,20 +159,31 @@ def measure_step(
     out: str | PathLike[str] | None = None,
     measures: Sequence[str | Measure] | None = None,
 ) -> xr.DataTree:
-    """The run of `prompts` on `model` after `step` steps of its training, stock or repositioned;
-    written to `out`/step-K/run.nc.
+    """Measure prompts on a model after a step of its training.
 
         for step, batch in enumerate(batches):
             ...
             if step % 200 == 0:
                 run = ri.measure_step(model, step, prompts, out="runs/mine")
 
-    The model may be in training mode, under autocast or hold gradients; all stays as it is. It has
-    no tokenizer, so that prompts are tokens or Prompts. `measures` None: those that the command
-    `analyze` chooses for the model. A peft model is measured with its adapter, one in
-    DistributedDataParallel or torch.compile by itself. Raises InputError as `analyze`, for a
-    decoder that `reposition` refuses, and for weights that are spread over processes (FSDP,
-    ZeRO-3), NotFinite where everything stopped.
+    The model may be in training mode, under autocast or hold gradients; all stays as it is. A peft
+    model is measured with its adapter, one in DistributedDataParallel or torch.compile without the
+    wrapper.
+
+    Args:
+        model: Hugging Face decoder, stock or repositioned.
+        step: Number of finished training steps.
+        prompts: Token ids or Prompts; the model has no tokenizer.
+        out: Directory; the run is written to `out`/step-K/run.nc. None: nothing is written.
+        measures: Names and objects; None: those that the command `analyze` chooses for the model.
+
+    Returns:
+        The run.
+
+    Raises:
+        InputError: As `analyze`; or `reposition` refuses the decoder, or its weights are spread
+            over processes (FSDP, ZeRO-3).
+        NotFinite: All measures stopped.
     """
     step = checked(step, CountOrNone, "step")
     inner = (
@@ -183,7 +196,7 @@ def measure_step(
     _require_whole(inner)
     kind = inner.device.type
     devices = sorted(
-        {each.device.index or 0 for each in inner.parameters() if each.device.type == kind}
+        {part.device.index or 0 for part in inner.parameters() if part.device.type == kind}
     )
     forked: dict[str, Any] = (
         {"devices": devices, "device_type": kind} if kind != "cpu" else {"devices": []}
@@ -216,12 +229,19 @@ def measure_step(
 
 
 def training_scalars(run: xr.DataTree) -> dict[str, float]:
-    """A few numbers of a run for the log of a training, those that its groups allow.
+    """Return a few numbers of a run for the log of a training.
 
-    positions_range           of learned positions, mean over prompts and heads
-    positions_hybrid_share    of chunks, mean over heads with learned positions
-    positions_NAME_mass       attention from generated tokens to the prompts' main span: mean over prompts, of the head with most
-    positions_findings        number of findings (`ri.findings`)
+        positions_range           of learned positions, mean over prompts and heads
+        positions_hybrid_share    of chunks, mean over heads with learned positions
+        positions_NAME_mass       attention from generated tokens to the prompts' main span:
+                                  mean over prompts, of the head with most
+        positions_findings        number of findings (`ri.findings`)
+
+    Args:
+        run: Run of `measure_step` or `analyze`.
+
+    Returns:
+        Numbers by name, those that the groups of the run allow.
     """
     require_run(run)
     found: dict[str, float] = {}
@@ -244,10 +264,16 @@ def training_scalars(run: xr.DataTree) -> dict[str, float]:
 
 @contextmanager
 def as_before(model: nn.Module) -> Iterator[None]:
-    """After the context every module of `model`, and its configuration, has the attributes,
-    children, buffers and hooks that it had before.
+    """Restore the modules and the configuration of a model after the context.
 
-    Tensors are not copied: their values must stay as they are inside.
+    Every module has the attributes, children, buffers and hooks that it had before. Tensors are not
+    copied: their values must stay as they are inside.
+
+    Args:
+        model: Model with a configuration.
+
+    Yields:
+        Nothing.
     """
     owners: list[Any] = [*model.modules(), model.config]
     kinds = type(model.config)
@@ -262,7 +288,7 @@ def as_before(model: nn.Module) -> Iterator[None]:
     try:
         yield
     finally:
-        # The class is what `vars` lacks: `reposition` exchanged it on the object that the user's
+        # `vars` lacks the class: `reposition` exchanged it on the object that the user's
         # model holds.
         model.config.__class__ = kinds  # pyright: ignore[reportAttributeAccessIssue]
         for owner, attributes, tables in before:

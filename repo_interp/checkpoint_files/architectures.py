@@ -15,7 +15,7 @@ from typing import Any
 from repo_interp.checkpoint_files.transformers_source import decoders, rope_types
 from repo_interp.errors import InputError
 from repo_interp.positions.layouts import NO_ATTENTION
-from repo_interp.records import shown
+from repo_interp.records import abbreviate
 
 _ENCODERS = (
     "bert",
@@ -169,9 +169,7 @@ def refusal(family: Any) -> str | None:
         The reason; None where nothing is known against the family.
     """
     if not isinstance(family, str):
-        return (
-            f"model_type is {shown(family)}; wanted the name of a decoder, such as llama or qwen3"
-        )
+        return f"model_type is {abbreviate(family)}; wanted the name of a decoder, such as llama or qwen3"
     if family not in decoders():
         near = difflib.get_close_matches(family, decoders(), 3, 0.5)
         meant = (

@@ -20,7 +20,7 @@ from typing import Any
 
 from repo_interp.checkpoint_files.fetched import fetched_directory
 from repo_interp.checkpoint_files.gguf_header import SUFFIX
-from repo_interp.errors import InputError, one_line, refused
+from repo_interp.errors import InputError, as_input_errors, one_line
 from repo_interp.files import path_of, regular
 from repo_interp.records import require_no_code
 from repo_interp.shipped import means_zoo, zoo_path
@@ -116,5 +116,5 @@ def _directory_of(path: str | os.PathLike[str], hub: Mapping[str, Any]) -> Path:
         )
     from huggingface_hub import snapshot_download
 
-    with refused(f"{text} is no directory here and could not be fetched from the hub"):
+    with as_input_errors(f"{text} is no directory here and could not be fetched from the hub"):
         return Path(snapshot_download(text, allow_patterns=list(FETCHED), **hub))

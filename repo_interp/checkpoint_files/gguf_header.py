@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from repo_interp.errors import InputError, one_line, refused
+from repo_interp.errors import InputError, as_input_errors, one_line
 
 SUFFIX = ".gguf"
 FACTORS = "rope_freqs.weight"
@@ -105,7 +105,7 @@ def header_of(file: Path) -> Header:
             "'repo-interp[gguf]'"
         )
     require_magic(file)
-    with refused(f"{file} cannot be read as GGUF", 200):
+    with as_input_errors(f"{file} cannot be read as GGUF", 200):
         return _read(file)
 
 

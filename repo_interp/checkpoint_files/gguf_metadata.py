@@ -20,7 +20,7 @@ from repo_interp.checkpoint_files.architectures import class_name
 from repo_interp.checkpoint_files.fields import Fields, Theta
 from repo_interp.checkpoint_files.gguf_header import Header
 from repo_interp.errors import InputError
-from repo_interp.records import modelled
+from repo_interp.records import validate
 from repo_interp.values import PositiveOrZero, checked, shortened
 
 _REQUIRED = {
@@ -193,7 +193,7 @@ def keys_of(header: Header) -> dict[str, Any]:
         "dtype": "float32",
         "architectures": [class_name(architecture.model_type)],
     }
-    modelled(raw, Fields, file)
+    validate(raw, Fields, file)
     return raw
 
 

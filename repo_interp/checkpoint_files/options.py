@@ -12,19 +12,24 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from repo_interp.errors import InputError
-from repo_interp.positions.layouts import CONTEXTUAL, SCHEMES, GateSource
-from repo_interp.values import PositiveOrZero, TokensOrNone, check_fields
+from repo_interp.positions.layouts import CONTEXTUAL, LEARNED, SCHEMES, GateSource
+from repo_interp.values import Finite, PositiveOrZero, TokensOrNone, check_fields
 
 _USED_BY: dict[str, tuple[str, ...]] = {
-    "assignment": ("repo", "repo_alibi", "multihead_continuous"),
+    "assignment": tuple(scheme for scheme in LEARNED if scheme != "continuous"),
     "gates": CONTEXTUAL,
     "map": CONTEXTUAL,
-    "p_max": ("cope", "cope_rope"),
+    "p_max": ("cope", "cope_rope", "cope_relative"),
+    "slopes": ("cope_alibi",),
+    "first_slope": ("cope_alibi",),
+    "slope_ratio": ("cope_alibi",),
     "training_length": (
         "learned",
         "fire",
+        "repo_fire",
         "cope",
         "cope_rope",
+        "cope_relative",
         "rope_high",
         "hope",
         "hope_ab1",
@@ -53,6 +58,12 @@ class SchemeOptions:
     """Sharing of the map from CoPE's positions: one per layer, or one per model."""
     p_max: TokensOrNone = 0
     """Whole positions of CoPE's map; 0: the training length."""
+    slopes: Literal["fixed", "learned"] = "fixed"
+    """Slopes of CoPE-ALiBi; learned ones start at 0."""
+    first_slope: Finite = 0.0
+    """Fixed slope of the first head, in logits per position; 0: -2^(-8 / heads)."""
+    slope_ratio: PositiveOrZero = 0.0
+    """Ratio of the fixed slopes of neighboring heads; 0: 2^(-8 / heads)."""
     scheme_deviation: PositiveOrZero = 0.0
     """Standard deviation of fresh parameters of schemes; 0: the configuration's
     initializer_range.

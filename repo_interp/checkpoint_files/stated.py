@@ -35,9 +35,9 @@ from repo_interp.checkpoint_files.options import scheme_options
 from repo_interp.checkpoint_files.released import released_layout
 from repo_interp.checkpoint_files.stored import stored_digest
 from repo_interp.checkpoint_files.transformers_source import class_defaults
-from repo_interp.errors import InputError, refused, warn
+from repo_interp.errors import InputError, as_input_errors, warn
 from repo_interp.positions.layouts import NO_ATTENTION, scheme_names
-from repo_interp.records import modelled, read_json, shown
+from repo_interp.records import abbreviate, read_json, validate
 from repo_interp.shipped import means_zoo, shipped_directories, zoo_path
 
 OURS = "repo_interp"
@@ -116,7 +116,7 @@ def read_checkpoint(path: str | os.PathLike[str], configure: Configure, **hub: A
     source = file if raw is whole else f"{file}, text_config"
     # first, because other keys of another family may mean something else
     plain = plain_keys(raw, source)
-    base = modelled(raw, Fields, source).adapter
+    base = validate(raw, Fields, source).adapter
     config = configure(plain, source)
     require_family(config)
     layers = config.num_hidden_layers
@@ -174,7 +174,7 @@ def text_keys(raw: dict[str, Any], source: str) -> dict[str, Any]:
         return raw
     if reason := REASONS.get(str(family)) or refusal(part.get("model_type")):
         because = f"it {reason}" if family in REASONS else f"of its text part, {reason}"
-        raise InputError(f"{source}: model_type {shown(family)} cannot be opened: {because}")
+        raise InputError(f"{source}: model_type {abbreviate(family)} cannot be opened: {because}")
     return part | {name: raw[name] for name in ("tie_word_embeddings",) if name in raw}
 
 
@@ -194,7 +194,7 @@ def tokens_of(directory: Path) -> Path:
         InputError: The base of an adapter is missing.
     """
     file = directory / "config.json"
-    base = modelled(stated(directory), Fields, str(file)).adapter if file.is_file() else None
+    base = validate(stated(directory), Fields, str(file)).adapter if file.is_file() else None
     if base is not None:
         return base_directory(directory, base)
     if any(directory.glob("tokenizer*")):
@@ -204,7 +204,7 @@ def tokens_of(directory: Path) -> Path:
     return next((above for above in shared if (above / "tokenizer.json").is_file()), directory)
 
 
-def described_base(adapter: Path, base: Base, configure: Configure) -> Checkpoint:
+def read_base(adapter: Path, base: Base, configure: Configure) -> Checkpoint:
     """Read the base of an adapter.
 
     Args:
@@ -323,7 +323,7 @@ def resolve_layers(raw: dict[str, Any], source: str) -> dict[str, Any]:
     layers = named.get("layers") if isinstance(named, Mapping) else None
     if not isinstance(layers, list) or not layers:
         raise InputError(
-            f"{source}: position_layout is {shown(named)}; wanted one known scheme for each layer"
+            f"{source}: position_layout is {abbreviate(named)}; wanted one known scheme for each layer"
         )
     return raw | {"num_hidden_layers": len(layers)}
 
@@ -360,7 +360,7 @@ def json_object(file: Path) -> dict[str, Any]:
     """
     raw = read_json(file, "a checkpoint directory as save_pretrained writes it")
     if not isinstance(raw, dict):
-        raise InputError(f"{file} holds {shown(raw)}; wanted an object")
+        raise InputError(f"{file} holds {abbreviate(raw)}; wanted an object")
     return raw
 
 
@@ -430,7 +430,7 @@ def require_keys(raw: Mapping[str, Any], source: str) -> None:
     # num_hidden_layers for the n_layer of GPT-2
     names = class_defaults(raw["model_type"]).get("attribute_map") or {}
     common = {name: other for other, name in names.items()}
-    modelled({common.get(name, name): value for name, value in raw.items()}, Fields, source)
+    validate({common.get(name, name): value for name, value in raw.items()}, Fields, source)
 
 
 def require_decoder(raw: Mapping[str, Any], config: Any, source: str) -> None:
@@ -444,7 +444,7 @@ def require_decoder(raw: Mapping[str, Any], config: Any, source: str) -> None:
     Raises:
         InputError: No decoder has such layers, heads, rotation or tokens.
     """
-    with refused(f"{source} describes no decoder"):
+    with as_input_errors(f"{source} describes no decoder"):
         _require_fit(raw, config)
 
 
@@ -459,7 +459,7 @@ def _require_fit(raw: Mapping[str, Any], config: Any) -> None:
     kinds = [kind for kind in raw.get("layer_types") or () if kind != "full_attention"]
     if kinds and "layer_types" not in class_defaults(family):
         raise ValueError(
-            f"layer_types has {shown(kinds[0])}, and every layer of a {family} is the same; "
+            f"layer_types has {abbreviate(kinds[0])}, and every layer of a {family} is the same; "
             "leave it out"
         )
     if "sliding_attention" in kinds and getattr(config, "use_sliding_window", True) is False:

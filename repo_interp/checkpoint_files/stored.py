@@ -20,7 +20,7 @@ from safetensors import SafetensorError, safe_open
 
 from repo_interp.errors import InputError
 from repo_interp.files import digest_of, regular
-from repo_interp.records import modelled, read_json
+from repo_interp.records import read_json, validate
 from repo_interp.values import shortened
 
 BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
@@ -94,7 +94,7 @@ def weight_files(directory: Path) -> list[Path]:
     whole, index = directory / "model.safetensors", directory / "model.safetensors.index.json"
     files = [whole]
     if index.is_file() and not whole.is_file():
-        named = modelled(
+        named = validate(
             read_json(index, "the index that save_pretrained writes"), _Index, str(index)
         ).weight_map
         files = sorted(directory / name for name in set(named.values()))

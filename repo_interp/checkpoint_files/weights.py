@@ -34,7 +34,7 @@ from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.utils import logging
 
 from repo_interp.checkpoint_files.stored import StoredWeight, file_key, stored_weights
-from repo_interp.errors import InputError, one_line, refused
+from repo_interp.errors import InputError, as_input_errors, one_line
 
 _CHUNK = 4 << 20
 _STORED = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -190,7 +190,7 @@ def loaded_by_transformers(
     kind = AutoModelForMultimodalLM if "text_config" in config.sub_configs else AutoModelForCausalLM
     try:
         # by transformers, safetensors or accelerate
-        with refused(f"{directory}: the weights do not load"):
+        with as_input_errors(f"{directory}: the weights do not load"):
             loaded: Any = kind.from_pretrained(
                 directory,
                 config=config,

@@ -2,8 +2,8 @@
 
 A command is a module with `SUMMARY`, `add_arguments(parser)` and `run(arguments) -> exit code`; it
 imports what is heavy inside `run`, so that `repo-interp --help` is fast. Bad input is one line and
-exit code 2, an interruption 130; 1 says that the numbers are there, but a figure, the page or what
-was printed is not. A Note, which refuses nothing, is one line beside.
+exit code 2, an interruption 130; 1 says that the numbers are there, but a figure, the page or the
+printed text is not. A Note, which refuses nothing, is one line beside.
 
 Launched as several processes (`accelerate launch -m repo_interp ...`), a command with `SHARED` is
 done by all of them, others by the first alone. One process prints, and one says why the command
@@ -18,6 +18,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache, partial
+from threading import Timer
 from typing import Any, NoReturn
 
 from repo_interp import __version__, processes
@@ -25,13 +26,22 @@ from repo_interp.entry_points import COMMANDS, OWN, called, failure_of, find, na
 from repo_interp.errors import InputError, Note, one_line, shown_as
 from repo_interp.failures import is_out_of_memory
 
+SILENCE = 1.0
+"""Seconds until a command that has written nothing says that it imports libraries."""
 LABORATORY = ("figures", "train", "train-steps", "zoo")
 """Commands of the distribution position-papers."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code."""
-    given = _joined(list(sys.argv[1:] if arguments is None else arguments))
+    """Run one command.
+
+    Args:
+        arguments: Words of the command line; None: those of this process.
+
+    Returns:
+        The exit code.
+    """
+    given = _merge_words(list(sys.argv[1:] if arguments is None else arguments))
     for name in ("stdin", "stdout", "stderr"):
         if getattr(sys, name) is None:  # closed by whoever started this
             setattr(sys, name, open(os.devnull, "r" if name == "stdin" else "w"))  # noqa: SIM115
@@ -40,11 +50,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             stream.reconfigure(errors="backslashreplace")  # pyright: ignore  # of a terminal in another encoding than UTF-8
     try:
         _require_no_nul(given)
-        parsed = _parser(given).parse_args(given)
+        options = _parser(given).parse_args(given)
     except _WrongUsage as error:
-        return _said(error.command, str(error), 2)
-    except KeyboardInterrupt:  # while what the commands are made of is imported
-        return _said("repo-interp", "interrupted", 130)
+        return _report(error.command, str(error), 2)
+    except KeyboardInterrupt:  # while the modules of the commands are imported
+        return _report("repo-interp", "interrupted", 130)
     # Libraries must neither look for a network nor talk over our progress bars; a hub id still goes
     # to the hub.
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
@@ -52,12 +62,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     os.environ.setdefault("TQDM_DISABLE", "1")
     # else torch prints a stack where another process has ended
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
-    command = f"repo-interp {parsed.command}"
+    command = f"repo-interp {options.command}"
     try:
-        if not getattr(_module(parsed.command), "SHARED", False):
-            return _run(parsed) if processes.is_first() else 0
+        if not getattr(_module(options.command), "SHARED", False):
+            return _run(options) if processes.is_first() else 0
         with processes.together(given, lambda line: _write(f"{command} {line}")):
-            return _run(parsed)
+            return _run(options)
     except (InputError, processes.Deserted) as error:
         # Before the work began: no process knows whether another is there to say it.
         deserted = isinstance(error, processes.Deserted)
@@ -65,24 +75,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130 if deserted else 2
 
 
-def _run(parsed: argparse.Namespace) -> int:
-    command = f"repo-interp {parsed.command}"
+def _run(options: argparse.Namespace) -> int:
+    command = f"repo-interp {options.command}"
     try:
-        with shown_as(Note, cache(partial(_said, command, code=0))), _losing_output() as output:
-            code = _module(parsed.command).run(parsed)
+        with (
+            shown_as(Note, cache(partial(_report, command, code=0))),
+            _lossy_output() as output,
+            _announced(command, output),
+        ):
+            code = _module(options.command).run(options)
             output.flush()
         if output.failure is not None:
             line = f"standard output cannot be written ({output.failure})"
-            return _said(
+            return _report(
                 command,
-                f"{line}; the results are there" if hasattr(parsed, "out") else line,
-                1 if hasattr(parsed, "out") else 2,
+                f"{line}; the results are there" if hasattr(options, "out") else line,
+                1 if hasattr(options, "out") else 2,
             )
         return code
     except InputError as error:
-        return _said(command, str(error), 2)
+        return _report(command, str(error), 2)
     except KeyboardInterrupt as interruption:
-        return _said(
+        return _report(
             command, f"interrupted: {interruption}" if str(interruption) else "interrupted", 130
         )
     except SystemExit as end:  # ours return a code
@@ -90,13 +104,13 @@ def _run(parsed: argparse.Namespace) -> int:
             failure_of(end)
             or f"code of another package called sys.exit({end.code!r}); nothing was finished"
         )
-        return _said(command, line, 1)
+        return _report(command, line, 1)
     except BrokenPipeError:
         _close(sys.stdout)
         return 141
     except OSError as error:
-        what = "the output" if error.filename is None else one_line(error.filename)
-        return _said(command, f"{what} cannot be read or written ({error.strerror or error})", 2)
+        file = "the output" if error.filename is None else one_line(error.filename)
+        return _report(command, f"{file} cannot be read or written ({error.strerror or error})", 2)
     except Exception as error:
         line = (
             "not enough memory; give shorter prompts, fewer of them at a time "
@@ -104,25 +118,44 @@ def _run(parsed: argparse.Namespace) -> int:
         )
         if not is_out_of_memory(error) and (line := failure_of(error)) is None:
             raise
-        return _said(command, line, 2)
+        return _report(command, line, 2)
+
+
+@contextmanager
+def _announced(command: str, output: _Output) -> Iterator[None]:
+    """Write a line where a command is silent for `SILENCE` seconds while it imports torch."""
+
+    def announce() -> None:
+        if not output.written:
+            _report(command, "importing torch and the libraries around it", 0)
+
+    waiting = Timer(SILENCE, announce)
+    waiting.daemon = True
+    if "torch" not in sys.modules:
+        waiting.start()
+    try:
+        yield
+    finally:
+        waiting.cancel()
 
 
 class _Output:
-    """Standard output that a command can go on without: the first write that is refused is noted,
-    and all after it go nowhere.
-    """
+    """Standard output that a command can lose: after the first failed write, text is dropped."""
 
     def __init__(self, stream: Any) -> None:
         self._stream, self.failure = stream, None
+        self.written = False
+        """Whether anything was written."""
 
     def write(self, text: str) -> int:
-        self._tried(lambda: self._stream.write(text))
+        self.written = True
+        self._try(lambda: self._stream.write(text))
         return len(text)
 
     def flush(self) -> None:
-        self._tried(self._stream.flush)
+        self._try(self._stream.flush)
 
-    def _tried(self, act: Callable[[], object]) -> None:
+    def _try(self, act: Callable[[], object]) -> None:
         try:
             act()
         except BrokenPipeError:
@@ -136,8 +169,8 @@ class _Output:
 
 
 @contextmanager
-def _losing_output() -> Iterator[_Output]:
-    """While it lasts, a full disk below standard output costs what is printed and nothing else."""
+def _lossy_output() -> Iterator[_Output]:
+    """In the context a full disk below standard output costs the printed text and nothing else."""
     stream, sys.stdout = sys.stdout, _Output(sys.stdout)
     try:
         yield sys.stdout
@@ -168,10 +201,8 @@ class _Parser(argparse.ArgumentParser):
         raise _WrongUsage(self.prog, message)
 
 
-def _said(command: str, line: str, code: int) -> int:
-    """`code`, after one line on standard error, where there is somebody to read it; of several
-    processes one says it.
-    """
+def _report(command: str, line: str, code: int) -> int:
+    """Write one line on standard error, by one process of several; return `code`."""
     if processes.speaks():
         _write(f"{command}: {line}")
     return code
@@ -183,17 +214,15 @@ def _write(line: str) -> None:
 
 
 def _close(stream: Any) -> None:
-    """Close a stream whose reader is gone, or whose disk is full; what it holds still goes
-    nowhere.
-    """
+    """Send a stream to the null device, where its reader is gone or its disk is full."""
     with suppress(OSError, ValueError):
+        # Python flushes the stream at exit; the file below it is exchanged, so that it succeeds.
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
-def _joined(given: list[str]) -> list[str]:
-    """`given` with a command of two words as one; `steps` alone is what `train steps` was called
-    before.
-    """
+def _merge_words(given: list[str]) -> list[str]:
+    """Join the words of a command of two words; `steps` alone is the former `train steps`."""
+    # argparse takes a command as one word.
     if given[:2] == ["train", "steps"]:
         return ["train steps", *given[2:]]
     return ["train steps", *given[1:]] if given[:1] == ["steps"] else given
@@ -223,12 +252,12 @@ def _parser(given: Sequence[str]) -> argparse.ArgumentParser:
                 raise
             reason = (
                 f"{called(COMMANDS, name)} fails: "
-                f"{one_line(f'{type(error).__name__}: {error}')}; mend or uninstall it"
+                f"{one_line(f'{type(error).__name__}: {error}')}; fix or uninstall it"
             )
             reason = str(error) if isinstance(error, InputError) else reason
             if name == wanted:
                 raise _WrongUsage("repo-interp", reason) from None
-            _said("repo-interp", reason, 0)
+            _report("repo-interp", reason, 0)
             continue
         module.add_arguments(
             commands.add_parser(name.replace("-", " "), help=summary, description=module.SUMMARY)

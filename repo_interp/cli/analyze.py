@@ -1,6 +1,4 @@
-"""`repo-interp analyze [CHECKPOINT]`: from a checkpoint and prompts to a run, figures and a report
-page.
-"""
+"""`repo-interp analyze [CHECKPOINT]`: from a checkpoint and prompts to a run and its page."""
 
 from __future__ import annotations
 
@@ -17,15 +15,19 @@ from repo_interp.cli.options import (
     add_device,
     add_formats,
     add_resume,
+    add_scaling,
     add_settings,
     count,
+    field_values,
+    load_kwargs,
     name_list,
+    name_list_or_none,
     number_list,
-    of_owner,
-    placed,
+    rope_scaling,
+    scaling_of,
     seed,
     tokens,
-    typed,
+    without_owner,
 )
 from repo_interp.entry_points import EXPERIMENTS, MEASURES, TASKS, names, require_names
 from repo_interp.errors import InputError, Unfinished
@@ -58,8 +60,36 @@ _VARIANTS = (
 )
 
 
+_MEASURES = "; ".join(
+    f"{name} ({what})"
+    for name, what in {
+        "positions": "of every token, by head",
+        "patterns": "constant, monotonic or mixed stretches of them",
+        "position_sources": "whether they read the word, the index, the line",
+        "segments": "whether they follow lines, sentences, examples",
+        "gates": "tokens that CoPE counts",
+        "attention_mass": "attention from generated tokens to spans",
+        "attention_rows": "strongest keys of every token",
+        "octaves": "attention by distance, and sinks",
+        "predictions": "likeliest next tokens",
+        "components": "logits by rotary frequency",
+        "rotation": "pairs that turn slowly and dominate",
+        "three_axis": "logits as a sum of distance, query and key",
+        "fake_distance": "the same for one query at every distance",
+        "stability": "preferences that change with distance",
+        "symbols": "heads that follow places, or contents",
+        "maps": "pictures of logits",
+    }.items()
+)
+"""A few words on every measure of ours."""
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
+    """Declare the options of `repo-interp analyze`.
+
+    Args:
+        parser: Parser of the command.
+    """
     parser.add_argument(
         "checkpoint",
         nargs="?",
@@ -88,20 +118,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=name_list,
         default=None,
         metavar="A,B",
-        help="measures to take (default: positions,patterns,position_sources where a layer "
+        help=f"measures to take, of {_MEASURES} (default: positions,patterns,position_sources where a layer "
         "learns positions, position_sources,gates where "
         "one has CoPE's; where all positions are the token index, or none, "
         "components,three_axis, and fake_distance,rotation where "
         "layers rotate; attention_mass where prompts mark generated tokens; and "
-        "attention_rows and, where all --layers are measured, "
+        "attention_rows,octaves and, where all --layers are measured, "
         "predictions)",
     )
     parser.add_argument(
         "--experiments",
-        type=name_list,
+        type=name_list_or_none,
         default=None,
         metavar="A,B",
-        help="experiments, which need many forward passes (default: atlas where no layer "
+        help="experiments, which need many forward passes; none: no experiment (default: atlas where no layer "
         "learns positions or counts gates, elsewhere, "
         "on prompts of its task, effects and atlas where they take seconds): effects (of "
         "changed positions of heads, on these prompts), "
@@ -157,6 +187,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--count", type=count, metavar="N", help="how many prompts (default: 20)"
     )
     generated.add_argument("--seed", type=seed, help="seed of the prompts (default: 0)")
+    add_scaling(parser)
     add_device(parser)
     add_batch_size(parser, default=1)
     add_formats(parser)
@@ -168,30 +199,41 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Analyse, write and print; return the exit code."""
+    """Analyse, write and print.
+
+    Args:
+        arguments: Parsed options.
+
+    Returns:
+        0; 1 where the numbers are there but a measure, a figure or the page is not.
+    """
     find(arguments.checkpoint or DEFAULT)
+    scaling_of(arguments.scaling)
     require_names(MEASURES, arguments.measures or ())
     require_names(EXPERIMENTS, arguments.experiments or ())
     require_names(TASKS, [] if arguments.task is None else [arguments.task], "ruler")
-    from repo_interp.analysis.publication import claimed
-    from repo_interp.cli.results import Command, drawn, print_results
+    from repo_interp.analysis.publication import claim_results
+    from repo_interp.cli.results import ASKED, Command, draw_results, print_results
     from repo_interp.cli.tables import print_findings, print_tables
     from repo_interp.console import Console, plain
     from repo_interp.progress import steps
 
     console, name = Console(), arguments.checkpoint or DEFAULT
     command = Command(arguments, name, "analysis")
-    if (code := command.resumed(console)) is not None:
+    if (code := command.resume_finished(console)) is not None:
         return code
     with steps(console) as step:
         job = _job(arguments, name, step)
-    with claimed(command.out, stem(name), command.replaces) as results:
+    with claim_results(command.out, stem(name), command.replaces) as results:
         _announce(console, name, job)
         with command.same_question(console), steps(console) as step:
-            run = _execute(job, results, step, command.asked, console)
+            attributes = {ASKED: command.asked}
+            attributes |= {"scaling": arguments.scaling} if arguments.scaling else {}
+            run = _execute(job, results, step, attributes, console)
             if not processes.is_first():
                 return 0
-            published = drawn(results, run, step, command.formats)
+            published = draw_results(results, run, step, command.formats)
+    # Only the first process comes here: the others have returned.
     print_findings(console, run)
     if arguments.tables:
         print_tables(console, run)
@@ -212,13 +254,15 @@ def _job(arguments: argparse.Namespace, name: str, step: Step) -> Job:
     Raises InputError for options that do not fit, unknown names before anything is read.
     """
     step(f"loading {name}")
-    from repo_interp.analysis.defaults import choose, measures_named
+    from repo_interp.analysis.defaults import choose, resolve_measures
     from repo_interp.analysis.job import Job
     from repo_interp.experiments.catalogue import experiment_named, experiments_named
     from repo_interp.measures.catalogue import measure_named
+    from repo_interp.models.checkpoints import identify
     from repo_interp.models.load import open_model
     from repo_interp.plots.catalogue import view_of
 
+    # Names and settings are checked before the model is loaded, which may take minutes.
     for experiment in arguments.experiments or ():
         experiment_named(experiment)
     for key, text in arguments.parameters:
@@ -229,7 +273,9 @@ def _job(arguments: argparse.Namespace, name: str, step: Step) -> Job:
             field_value(kind(owner), option, text, owner, fixed=("name",))
     for measure in arguments.measures or ():
         view_of(measure)  # one of another package that cannot be imported is refused here too
-    bridge = open_model(find(name), **placed(arguments))
+    path = find(name)
+    scaling = arguments.scaling and rope_scaling(arguments.scaling, identify(path).config)
+    bridge = open_model(path, rope_scaling=scaling, **load_kwargs(arguments))
     step("making prompts")
     if arguments.prompts is None and arguments.text is None:
         prompts, task, source = _make_prompts(arguments, bridge)
@@ -244,19 +290,19 @@ def _job(arguments: argparse.Namespace, name: str, step: Step) -> Job:
         measures = tuple(dict.fromkeys((*measures, "maps")))
         parameters = [*parameters, ("maps.heads", arguments.save_maps)]
     measures, experiments = _with_parameters(
-        measures_named(measures), experiments_named(experiments), parameters
+        resolve_measures(measures), experiments_named(experiments), parameters
     )
     size = arguments.batch_size
     return Job(bridge, prompts, measures, layers, heads, experiments, task, size, source)
 
 
 def _announce(console: Console, name: str, job: Job) -> None:
-    """Print what is measured, and the notes on it.
+    """Print the measures and the notes on them.
 
     Raises InputError where there is not enough memory.
     """
+    from repo_interp.analysis.memory import require_memory_for_run
     from repo_interp.analysis.notes import notes_on
-    from repo_interp.analysis.room import require_memory_for_run
     from repo_interp.console import bold
 
     require_memory_for_run(job.bridge, job.lengths, job.size, job.passes)
@@ -279,17 +325,17 @@ def _announce(console: Console, name: str, job: Job) -> None:
         console.print(note, style="yellow", highlight=False)
 
 
-def _execute(job: Job, results: Results, step: Step, asked: str, console: Console) -> xr.DataTree:
-    """The run, written to `results` with what was `asked`; what its measures show is printed before
-    the experiments begin.
-    """
+def _execute(
+    job: Job, results: Results, step: Step, attributes: dict[str, str], console: Console
+) -> xr.DataTree:
+    """Return the run, written to `results`; print findings of measures before experiments begin."""
     from repo_interp.analysis.analyze import execute
     from repo_interp.analysis.notes import RoundedPositions
-    from repo_interp.cli.results import ASKED, KEEP_EVERY
+    from repo_interp.cli.results import KEEP_EVERY
     from repo_interp.cli.tables import print_findings
 
     def write(run: xr.DataTree) -> None:
-        run.attrs[ASKED] = asked
+        run.attrs |= attributes
         results.write(run)
 
     def show(run: xr.DataTree) -> None:
@@ -327,41 +373,40 @@ def _execute(job: Job, results: Results, step: Step, asked: str, console: Consol
 def _with_parameters(measures, experiments, parameters):
     from dataclasses import fields, is_dataclass
 
-    configured: dict[str, Any] = {part.name: part for part in (*measures, *experiments)}
+    by_name: dict[str, Any] = {part.name: part for part in (*measures, *experiments)}
     for key, text in parameters:
         name, dot, option = key.rpartition(".")
+        # An option without an owner belongs to the only part that has it.
         if not dot:
             having = [
-                each
-                for each, part in configured.items()
+                part_name
+                for part_name, part in by_name.items()
                 if is_dataclass(part) and option in {f.name for f in fields(part)}
             ]
             if len(having) != 1:
                 those = (
                     f"of {', '.join(having)}: say whose"
                     if having
-                    else f"of none of {', '.join(configured)}"
+                    else f"of none of {', '.join(by_name)}"
                 )
                 raise InputError(
                     f"--set {option}={text}: {option!r} is an option {those}, as in "
                     f"OWNER.{option}={text}"
                 )
             (name,) = having
-        if name not in configured:
+        if name not in by_name:
             raise InputError(
                 f"--set {key}: the measure {name!r} is not among those measured, "
-                f"{', '.join(configured)}"
+                f"{', '.join(by_name)}"
             )
-        configured[name] = with_field(configured[name], option, text, name, fixed=("name",))
-    return [configured[measure.name] for measure in measures], [
-        configured[experiment.name] for experiment in experiments
+        by_name[name] = with_field(by_name[name], option, text, name, fixed=("name",))
+    return [by_name[measure.name] for measure in measures], [
+        by_name[experiment.name] for experiment in experiments
     ]
 
 
 def _require_none_made(arguments: argparse.Namespace) -> None:
-    """Raise InputError for options of prompts that are made, beside prompts that are given, and for
-    a text beside a file.
-    """
+    """Raise InputError for options of made prompts beside given ones, or text beside a file."""
     if arguments.prompts is not None and arguments.text is not None:
         raise InputError(
             "--text gives a prompt, and --prompts a file of them; leave one of the two out"
@@ -396,6 +441,7 @@ def _given_prompts(arguments: argparse.Namespace, bridge: Any) -> tuple[list[Any
         prompts = read_prompts(
             arguments.prompts, tokenizer=bridge.tokenizer, vocab_size=bridge.config.vocab_size
         )
+    # A prompt with spans is not cut: its marks could fall off.
     longest = as_decoder(bridge).training_length
     if (
         len(prompts) == 1
@@ -411,15 +457,16 @@ def _given_prompts(arguments: argparse.Namespace, bridge: Any) -> tuple[list[Any
 
 
 def _make_prompts(arguments: argparse.Namespace, bridge: Any) -> tuple[list[Any], Any, str]:
-    """Prompts, their task, None for ruler, whose prompts are judged by the tokens that they mark as
-    generated, and where they are from.
+    """Return prompts, their task, and their origin.
+
+    The task is None for ruler, whose prompts are judged by the tokens that they mark as generated.
     """
     from repo_interp import tasks
     from repo_interp.analysis.defaults import COUNT, default_prompts, origin_of
-    from repo_interp.analysis.room import (
+    from repo_interp.analysis.memory import (
         batch_limit,
         require_memory_for_pass,
-        require_room_for_prompts,
+        require_memory_for_prompts,
     )
     from repo_interp.analysis.score import task_of
     from repo_interp.analysis.trained_task import trained_name
@@ -441,7 +488,7 @@ def _make_prompts(arguments: argparse.Namespace, bridge: Any) -> tuple[list[Any]
                 "this checkpoint has no tokenizer, so no prompts can be made for it; give "
                 "--prompts with token ids"
             )
-        require_room_for_prompts(count, length)
+        require_memory_for_prompts(count, length)
         require_memory_for_pass(
             bridge, length, min(count, batch_limit(bridge, arguments.batch_size).of_length(length))
         )
@@ -463,22 +510,20 @@ def _make_prompts(arguments: argparse.Namespace, bridge: Any) -> tuple[list[Any]
             f"{bridge.config.vocab_size}; "
             "wanted a checkpoint trained on it, or --prompts"
         )
-    require_room_for_prompts(count, arguments.length or task.training_length)
+    require_memory_for_prompts(count, arguments.length or task.training_length)
     test_set = None if arguments.length is None else str(arguments.length)
     return task.prompts(count, seed=seed, test_set=test_set), task, task.origin
 
 
 def _task_options(arguments: argparse.Namespace, name: str) -> dict[str, Any]:
-    """The options of the task `name`, taken from the settings of `arguments`: those with its name
-    before them, and its texts.
-    """
+    """Return the options of a task from the settings: those with its name, and its texts."""
     from repo_interp.tasks import make_task
 
     task = make_task(name)
-    own = [
+    of_task = [
         (key, text)
         for key, text in arguments.parameters
         if key.startswith(f"{name}.") or isinstance(task.options().get(key), str)
     ]
-    arguments.parameters = [pair for pair in arguments.parameters if pair not in own]
-    return typed(of_owner(own, name), task, f"task {name}")
+    arguments.parameters = [pair for pair in arguments.parameters if pair not in of_task]
+    return field_values(without_owner(of_task, name), task, f"task {name}")

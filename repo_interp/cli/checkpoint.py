@@ -1,6 +1,4 @@
-"""A checkpoint as users name it: a path, a hub id, or one that comes with the package, such as
-niah/repo.
-"""
+"""Names of checkpoints: a path, a hub id, or one of the package, such as niah/repo."""
 
 from __future__ import annotations
 
@@ -11,9 +9,15 @@ DEFAULT = "niah/repo"
 
 
 def find(name: str) -> str:
-    """The path or hub id that `name` means.
+    """Return the path or hub id that a name means.
 
-    A directory of that name goes before a checkpoint of the zoo.
+    A directory of that name precedes a checkpoint of the zoo.
+
+    Args:
+        name: Path, hub id, or name of a checkpoint that comes with the package.
+
+    Returns:
+        Path or hub id.
     """
     from repo_interp.shipped import means_zoo, zoo_path
 
@@ -23,6 +27,13 @@ def find(name: str) -> str:
 
 
 def stem(name: str) -> str:
-    """The name of a directory of results on the checkpoint `name`: "niah/repo" -> "niah-repo"."""
+    """Return the name of a directory of results: "niah/repo" -> "niah-repo".
+
+    Args:
+        name: Checkpoint as the user named it.
+
+    Returns:
+        Name without slashes.
+    """
     parts = [part for part in name.strip("./").split("/") if part not in ("", "..", ".")]
     return "-".join(parts[-3:] if parts[-1:] and parts[-1].startswith("seed-") else parts[-2:])

@@ -17,7 +17,11 @@ SUMMARY = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
+    """Declare the options of `repo-interp compare`.
+
+    Args:
+        parser: Parser of the command.
+    """
     parser.add_argument(
         "runs",
         nargs="+",
@@ -38,8 +42,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Compare, write and print; return the exit code."""
-    from repo_interp.analysis.publication import COMPARISON, claimed
+    """Compare, write and print.
+
+    Args:
+        arguments: Parsed options.
+
+    Returns:
+        0; 1 where a figure or the page failed.
+    """
+    from repo_interp.analysis.publication import COMPARISON, claim_results
     from repo_interp.cli.results import print_results
     from repo_interp.cli.tables import print_table
     from repo_interp.comparison.align import compare_named
@@ -50,8 +61,8 @@ def run(arguments: argparse.Namespace) -> int:
     from repo_interp.progress import steps
 
     console = Console()
-    compared = compare_named([_named(text) for text in arguments.runs])
-    with claimed(
+    compared = compare_named([_name_and_path(text) for text in arguments.runs])
+    with claim_results(
         arguments.out,
         _stem(compared["/"].coords["run"].values.tolist()),
         arguments.overwrite,
@@ -67,10 +78,8 @@ def run(arguments: argparse.Namespace) -> int:
     return print_results(console, results, published)
 
 
-def _named(text: str) -> tuple[str | None, str]:
-    """The name and the path in NAME=RUN or RUN; a path with an equals sign is a path where it
-    exists.
-    """
+def _name_and_path(text: str) -> tuple[str | None, str]:
+    """Return name and path of NAME=RUN or RUN; an existing path may contain an equals sign."""
     name, equals, path = text.partition("=")
     if not equals or Path(text).exists():
         return None, text

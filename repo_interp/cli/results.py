@@ -1,6 +1,7 @@
-"""What analyze and score do with --out: refuse, resume, draw, and print where the results are.
+"""The option --out of analyze and score: refuse, resume, draw, and print paths.
 
-asked  the options of a command that decide its numbers, as JSON, an attribute of its run: `--resume` finishes no other question
+asked  the options of a command that decide its numbers, as JSON, an attribute of its run:
+       `--resume` finishes no other question
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ KEEP_EVERY = 30.0
 goes on.
 """
 ASKED = "asked"
-"""Attribute of a run: what the command that made it was asked."""
+"""Attribute of a run: the options of the command that made it."""
 _UNDECIDING = (
     "command",
     "checkpoint",
@@ -51,7 +52,7 @@ _REMEDY = "give --resume with the command that it was begun with, another --out,
 
 
 class Command:
-    """What a command does with --out, and what it is asked."""
+    """The directory of results of a command, and its question."""
 
     def __init__(
         self, arguments: argparse.Namespace, checkpoint: str, makes: Literal["analysis", "scores"]
@@ -81,13 +82,21 @@ class Command:
         """Whether the results that stand in --out may be replaced."""
         return self.resume or self.overwrite
 
-    def resumed(self, console: Console) -> int | None:
-        """The exit code, where `--resume` finds all measured in --out, after drawing what is not
-        drawn yet; else None.
+    def resume_finished(self, console: Console) -> int | None:
+        """Finish the results in --out, where `--resume` finds all measured.
 
-        Raises InputError where what is measured there is not what is asked.
+        Figures that are missing are drawn.
+
+        Args:
+            console: Console to print to.
+
+        Returns:
+            The exit code; None where there is more to measure, or no `--resume`.
+
+        Raises:
+            InputError: The results are the answer to another question.
         """
-        from repo_interp.analysis.publication import claimed, stage
+        from repo_interp.analysis.publication import claim_results, stage
         from repo_interp.console import plain
         from repo_interp.plots.pages.report import write_report
         from repo_interp.run import read_run
@@ -103,16 +112,15 @@ class Command:
         run = read_run(out)
         self._require_same(run)
         if reached == "finished":
-            console.print(f"{plain(out)} is finished: {_described(run)}", highlight=False)
+            console.print(f"{plain(out)} is finished: {_summary(run)}", highlight=False)
             return 0
-        with processes.alone(), claimed(out, out.name, overwrite=True) as results:
+        # The other processes have returned, so nothing may wait for them.
+        with processes.alone(), claim_results(out, out.name, overwrite=True) as results:
             published = results.draw(run, partial(write_report, formats=self.formats))
         return print_results(console, results, published)
 
     def _require_same(self, run: xr.DataTree) -> None:
-        """Raise InputError where `run`, which --out holds, was made by another command, of another
-        checkpoint, or with other options.
-        """
+        """Raise InputError where --out holds a run of another command, checkpoint or options."""
         from repo_interp.models.checkpoints import identify
         from repo_interp.models.provenance import checkpoint_digest
 
@@ -133,7 +141,7 @@ class Command:
         if ASKED not in run.attrs:
             raise InputError(
                 f"{self.out} holds a run that does not say what it was asked "
-                f"({_described(run)}); give another --out, or --overwrite"
+                f"({_summary(run)}); give another --out, or --overwrite"
             )
         before, now = json.loads(run.attrs[ASKED]), json.loads(self.asked)
         name = next((name for name in now if now[name] != before.get(name)), None)
@@ -146,10 +154,16 @@ class Command:
 
     @contextmanager
     def same_question(self, console: Console) -> Iterator[None]:
-        """While the context lasts, what is kept of another question is thrown away with a line that
-        says so; with --resume, refused.
+        """In the context, discard stored work on another question, and print a line about it.
 
-        Raises Taken, and what is kept stays then.
+        Args:
+            console: Console to print to.
+
+        Yields:
+            Nothing.
+
+        Raises:
+            Taken: There is such work and `--resume`; the work is kept.
         """
         from repo_interp.store import OtherQuestion
 
@@ -167,8 +181,8 @@ class Command:
                 raise Taken(f"{kept}; {_REMEDY}") from None
 
 
-def _described(run: xr.DataTree) -> str:
-    """What a finished run was asked, in words."""
+def _summary(run: xr.DataTree) -> str:
+    """Return the contents of a finished run in words."""
     if "scores" in run.children:
         scores = run["scores"].to_dataset()
         sets = ", ".join(map(str, scores["test_set"].values))
@@ -180,9 +194,9 @@ def _described(run: xr.DataTree) -> str:
 
 
 def _without_paths(value: Any) -> Any:
-    """`value`, of what names a file its SHA-256, in hexadecimal."""
+    """Replace paths of files in a value by their SHA-256, in hexadecimal."""
     if isinstance(value, list | tuple):
-        return [_without_paths(each) for each in value]
+        return [_without_paths(part) for part in value]
     try:
         return (
             hashlib.sha256(Path(value).read_bytes()).hexdigest()
@@ -194,14 +208,12 @@ def _without_paths(value: Any) -> Any:
 
 
 def _in_words(value: Any) -> str:
-    """The value of an option as it is typed; files are told apart by the beginning of their
-    digest.
-    """
+    """Return the value of an option as typed; a file is named by the start of its digest."""
     if value is None or value == []:
         return "not given"
     if isinstance(value, list):
         return ",".join(
-            "=".join(map(str, each)) if isinstance(each, list) else str(each) for each in value
+            "=".join(map(str, part)) if isinstance(part, list) else str(part) for part in value
         )
     return (
         f"another file or folder ({value[:12]}...)"
@@ -210,9 +222,22 @@ def _in_words(value: Any) -> str:
     )
 
 
-def drawn(results: Results, run: xr.DataTree, step: Step, formats: Sequence[str]) -> Published:
-    """What was published of `run`, which is written already, and stays whatever interrupts the
-    drawing.
+def draw_results(
+    results: Results, run: xr.DataTree, step: Step, formats: Sequence[str]
+) -> Published:
+    """Draw the page and figures of a run that is written already, and stays.
+
+    Args:
+        results: Directory of results.
+        run: The run.
+        step: Function that reports the current step.
+        formats: Formats of figures.
+
+    Returns:
+        The files that were written, and failures.
+
+    Raises:
+        KeyboardInterrupt: The drawing was interrupted; the message names the run file.
     """
     from repo_interp.plots.pages.report import write_report
 
@@ -227,8 +252,15 @@ def drawn(results: Results, run: xr.DataTree, step: Step, formats: Sequence[str]
 
 
 def print_results(console: Console, results: Results, published: Published) -> int:
-    """Print the paths of the page, the numbers and the figures, and one line per failure; return
-    the exit code, 1 after a failure.
+    """Print the paths of the page, the numbers and the figures, and one line per failure.
+
+    Args:
+        console: Console to print to.
+        results: Directory of results.
+        published: Files that were written, and failures.
+
+    Returns:
+        The exit code: 1 after a failure, else 0.
     """
     from repo_interp.console import bold, plain
 

@@ -1,15 +1,11 @@
-"""`repo-interp score CHECKPOINT [TASK]`: the scores of a checkpoint on a task, by length, by depth,
-in and out of distribution.
-"""
+"""`repo-interp score CHECKPOINT [TASK]`: scores by length, depth and distribution."""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
-
-from annotated_types import Interval
+from typing import TYPE_CHECKING, Any
 
 from repo_interp import processes
 from repo_interp.cli.checkpoint import find, stem
@@ -18,13 +14,16 @@ from repo_interp.cli.options import (
     add_device,
     add_formats,
     add_resume,
+    add_scaling,
     add_settings,
     count,
+    field_values,
+    load_kwargs,
     name_list,
-    of_owner,
-    placed,
+    rope_scaling,
+    scaling_of,
     seed,
-    typed,
+    without_owner,
 )
 from repo_interp.entry_points import TASKS, require_names
 from repo_interp.errors import InputError
@@ -33,11 +32,12 @@ from repo_interp.values import value_of
 if TYPE_CHECKING:
     import xarray as xr
 
+    from repo_interp.console import Console
+    from repo_interp.experiments.task_scores import Cost
+    from repo_interp.progress import Step
     from repo_interp.tasks import Task
 
 RULER = "ruler"
-_SCALING = Annotated[float, Interval(ge=1, le=1024)]
-"""How many times longer than in training prompts may become."""
 _RULER_OPTIONS = ("variant", "dialect", "essay", "depth")
 SHARED = True
 SUMMARY = (
@@ -47,7 +47,11 @@ SUMMARY = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
+    """Declare the options of `repo-interp score`.
+
+    Args:
+        parser: Parser of the command.
+    """
     parser.add_argument(
         "checkpoint",
         metavar="CHECKPOINT",
@@ -87,12 +91,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "(default: forced; exact match is the same); "
         f"{RULER} always generates",
     )
-    parser.add_argument(
-        "--scaling",
-        metavar="KIND:FACTOR",
-        help="scale the rotation for longer prompts: yarn:2, linear:4 (position "
-        "interpolation), from the training length",
-    )
+    add_scaling(parser)
     parser.add_argument(
         "--task-size",
         metavar="NAME",
@@ -109,47 +108,87 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Score, write and print; return the exit code."""
+    """Score, write and print.
+
+    Args:
+        arguments: Parsed options.
+
+    Returns:
+        0; 1 where a figure or the page failed.
+    """
     path = find(arguments.checkpoint)
     _require_fitting_options(arguments)
+    from torch.nn.modules.module import register_module_forward_hook
+
     from repo_interp.analysis.notes import notes_on
-    from repo_interp.analysis.publication import claimed
-    from repo_interp.checkpoint_files.architectures import training_length
-    from repo_interp.cli.results import ASKED, Command, drawn, print_results
+    from repo_interp.analysis.publication import claim_results
+    from repo_interp.cli.results import ASKED, Command, draw_results, print_results
     from repo_interp.cli.tables import print_tables
-    from repo_interp.console import Console, bold
+    from repo_interp.console import Console
     from repo_interp.models.checkpoints import identify
     from repo_interp.models.load import open_model
     from repo_interp.progress import steps
 
     console = Console()
     command = Command(arguments, arguments.checkpoint, "scores")
-    if (code := command.resumed(console)) is not None:
+    if (code := command.resume_finished(console)) is not None:
         return code
     checkpoint = identify(path)
-    scaling = _scaling(arguments.scaling, training_length(checkpoint.config))
+    scaling = rope_scaling(arguments.scaling, checkpoint.config)
     task = None if arguments.task == RULER else _task(arguments, checkpoint.directory)
-    bridge = open_model(path, rope_scaling=scaling, **placed(arguments))
+    bridge = open_model(path, rope_scaling=scaling, **load_kwargs(arguments))
     for note in notes_on(bridge):
         console.print(note, style="yellow", highlight=False)
     scored = _scoring(arguments, bridge, task)
     with (
-        claimed(command.out, f"score-{stem(arguments.checkpoint)}", command.replaces) as results,
+        claim_results(
+            command.out, f"score-{stem(arguments.checkpoint)}", command.replaces
+        ) as results,
         command.same_question(console),
         steps(console) as step,
     ):
-        step("scoring")
-        scores = scored(results.store, lambda done, total: step("scoring, batches", done, total))
+        step("making prompts")
+        shown = _Shown(console, arguments.checkpoint, bridge, step)
+        with register_module_forward_hook(shown.layer):  # of torch, so the model is unchanged
+            scores = scored(results.store, shown.progress, shown.announce)
         scores.attrs |= {"scaling": arguments.scaling or "none", ASKED: command.asked}
         if not processes.is_first():
             return 0
+        # The numbers are safe before anything is drawn; the kept answers go.
         results.write(scores)
         results.withdraw()
-        published = drawn(results, scores, step, command.formats)
-    console.print(bold(arguments.checkpoint, f": scored on {bridge.device}"), highlight=False)
+        published = draw_results(results, scores, step, command.formats)
     console.print(f"prompts from {scores.attrs['prompts_from']}", highlight=False)
     print_tables(console, scores)
     return print_results(console, results, published)
+
+
+class _Shown:
+    """The cost of the scores, then how many prompts are done and which layer the pass is in."""
+
+    def __init__(self, console: Console, checkpoint: str, model: Any, step: Step) -> None:
+        self._console, self._checkpoint, self._step = console, checkpoint, step
+        self._device, self._layers = model.device, model.config.num_hidden_layers
+        self._done = (0, 0)
+
+    def announce(self, cost: Cost) -> None:
+        from repo_interp.console import bold
+
+        line = (
+            f": {cost.prompts:,} prompts of up to {cost.longest:,} tokens, {cost.tokens:,} tokens "
+            f"and {cost.passes:,} forward passes in all, on {self._device}"
+        )
+        self._console.print(bold(self._checkpoint, line), highlight=False)
+        self.progress(0, cost.prompts)
+
+    def progress(self, done: int, total: int) -> None:
+        self._done = (done, total)
+        self._step("scoring prompts", done, total)
+
+    def layer(self, module: Any, *_: Any) -> None:
+        layer = getattr(module, "layer_idx", None)
+        if layer is not None and self._done[1]:
+            self._step("scoring prompts", *self._done, f"layer {layer + 1} of {self._layers}")
 
 
 def _task(arguments: argparse.Namespace, directory: Path) -> Task:
@@ -161,7 +200,9 @@ def _task(arguments: argparse.Namespace, directory: Path) -> Task:
     from repo_interp.tasks import make_task
 
     name = task_name(directory, arguments.task)
-    changes = typed(of_owner(arguments.task_options, name), make_task(name), f"task {name}")
+    changes = field_values(
+        without_owner(arguments.task_options, name), make_task(name), f"task {name}"
+    )
     task = task_of(directory, name, arguments.task_size, **changes)
     for name in arguments.test_sets or ():
         task.prompts(1, arguments.seed, name)
@@ -170,36 +211,44 @@ def _task(arguments: argparse.Namespace, directory: Path) -> Task:
 
 def _scoring(
     arguments: argparse.Namespace, bridge, task: Task | None
-) -> Callable[[Path, Callable[[int, int], None]], xr.DataTree]:
-    """A function that scores the task or ruler, given where to keep answers and a function to
-    report progress to.
+) -> Callable[[Path, Callable[[int, int], None], Callable[[Cost], None]], xr.DataTree]:
+    """Return a function that scores the task or ruler.
 
-    Raises InputError beforehand.
+    Its arguments are the directory that keeps answers, and functions that report progress and
+    cost.
+
+    Raises:
+        InputError: The task or an option is refused, before the function is called.
     """
     from repo_interp.analysis.score import score, score_needles
-    from repo_interp.cli.results import KEEP_EVERY
 
     amount = {
         "count": arguments.count,
         "seed": arguments.seed,
         "batch_size": arguments.batch_size,
-        "store_every": KEEP_EVERY,
     }
     if task is None:
         lengths = (
             None if arguments.test_sets is None else [int(name) for name in arguments.test_sets]
         )
-        texts = of_owner(arguments.task_options, RULER)
+        texts = without_owner(arguments.task_options, RULER)
         options = {
             name: value_of(text, float if name == "depth" else str, f"{RULER}.{name}")
             for name, text in texts
         }
-        return lambda store, progress: score_needles(
-            bridge, lengths, progress=progress, store=store, **amount, **options
+        return lambda store, progress, announce: score_needles(
+            bridge, lengths, progress=progress, store=store, announce=announce, **amount, **options
         )
     answers = arguments.answers or "forced"
-    return lambda store, progress: score(
-        bridge, task, arguments.test_sets, answers=answers, progress=progress, store=store, **amount
+    return lambda store, progress, announce: score(
+        bridge,
+        task,
+        arguments.test_sets,
+        answers=answers,
+        progress=progress,
+        store=store,
+        announce=announce,
+        **amount,
     )
 
 
@@ -207,7 +256,7 @@ def _require_fitting_options(arguments: argparse.Namespace) -> None:
     """Raises InputError where an option needs another, or is for something else than is scored."""
     from repo_interp.tasks.niah import DIALECTS, VARIANTS, one_of
 
-    _scaling(arguments.scaling, 1)
+    scaling_of(arguments.scaling)
     require_names(TASKS, [] if arguments.task is None else [arguments.task], RULER)
     if arguments.task == RULER:
         for name, value in (("--task-size", arguments.task_size), ("--answers", arguments.answers)):
@@ -221,21 +270,9 @@ def _require_fitting_options(arguments: argparse.Namespace) -> None:
                     f"ruler's test sets are lengths in tokens, such as 4096; got {name!r}"
                 )
         known = {"variant": VARIANTS, "dialect": DIALECTS}
-        for name, text in of_owner(arguments.task_options, RULER):
+        for name, text in without_owner(arguments.task_options, RULER):
             if name not in _RULER_OPTIONS:
                 raise InputError(
                     f"ruler has no option {name!r}; it has {', '.join(_RULER_OPTIONS)}"
                 )
             one_of(name, text, known.get(name, {text: None}))
-
-
-def _scaling(text: str | None, trained: int) -> dict[str, str | float | int] | None:
-    if text is None:
-        return None
-    kind, colon, factor = text.partition(":")
-    if kind not in ("yarn", "linear") or not colon:
-        raise InputError(f"scaling {text!r} is unknown; wanted yarn:FACTOR or linear:FACTOR")
-    value = value_of(factor, _SCALING, f"--scaling {kind}:FACTOR")
-    return {"rope_type": kind, "factor": value} | (
-        {"original_max_position_embeddings": trained} if kind == "yarn" else {}
-    )

@@ -1,8 +1,9 @@
-"""A run in the terminal: its findings; and where they are wanted, a table for each group that says
-something, one line for each other.
+"""Findings and tables of a run in the terminal.
 
-Neighbouring layers with the same numbers share a row. A table has as many rows as the window has
-room for, twelve at most: of layers some from first to last, of ranked heads the first. The report
+A group that says nothing has one line.
+
+Neighbouring layers with the same numbers share a row. A table has as many rows as fit into the
+window, twelve at most: of layers some from first to last, of ranked heads the first. The report
 page has all.
 """
 
@@ -34,11 +35,16 @@ _FEWEST_ROWS = 5
 _WORD = 6
 """Letters that a column of words has at least, where its words break."""
 _FRAME, _END = 6, 14
-"""Lines that a table takes beside its rows, and lines that what stands out and the paths take."""
+"""Lines that a table takes beside its rows, and lines of the findings and the paths."""
 
 
 def print_findings(console: Console, run: xr.DataTree) -> None:
-    """Print what `run` shows, a sentence each, with its evidence and where to look."""
+    """Print the findings of a run, one sentence per finding, with evidence and place.
+
+    Args:
+        console: Console to print to.
+        run: The run.
+    """
     found = until_failure(lambda: iter(findings(run)), "the findings", [])
     place = 0
     for place, finding in enumerate(found, start=1):
@@ -52,8 +58,13 @@ def print_findings(console: Console, run: xr.DataTree) -> None:
 
 
 def print_tables(console: Console, run: xr.DataTree) -> None:
-    """Print every group of `run` in the order of the page; the page has already named what has
-    failed.
+    """Print a table for every group of a run, in the order of the page.
+
+    Failures are left out: the page has named them.
+
+    Args:
+        console: Console to print to.
+        run: The run.
     """
     views = views_of(run)
     silent, tables = [], []
@@ -69,18 +80,19 @@ def print_tables(console: Console, run: xr.DataTree) -> None:
     rows = _rows_for(console, len(tables))
     left_out = 0
     for table in tables:
-        said = _without_dashes(table)
-        if len(said.columns) < len(table.columns) and not any(
-            isinstance(cell, float) for row in said.rows for cell in row
+        dense = _without_dashes(table)
+        if len(dense.columns) < len(table.columns) and not any(
+            isinstance(cell, float) for row in dense.rows for cell in row
         ):
             console.print(
                 f"{table.title}: no number could be measured. {table.note}", highlight=False
             )
             continue
-        grouped = _grouped(said)
-        shown = _shortened(grouped, rows)
-        left_out += len(grouped.rows) - len(shown.rows)
-        print_table(console, shown)
+        grouped = _group_layers(dense)
+        excerpt = _excerpt(grouped, rows)
+        left_out += len(grouped.rows) - len(excerpt.rows)
+        print_table(console, excerpt)
+    # Groups without information have one line in place of a table.
     for view in silent:
         console.print(
             f"{view.title}: {_nothing_to_say(run)}; folded away in report.html", highlight=False
@@ -92,10 +104,14 @@ def print_tables(console: Console, run: xr.DataTree) -> None:
 
 
 def print_table(console: Console, table: Table) -> None:
-    """Print `table`.
+    """Print a table.
 
-    In a narrow window long names break, no number does; without room for that every row is a line
-    of its own.
+    In a narrow window long names break, numbers do not; if these do not fit either, every row is a
+    line.
+
+    Args:
+        console: Console to print to.
+        table: The table.
     """
     rows = [[one_line(cell) for cell in row] for row in table.formatted()]
     widths = _widths(table, rows, console.width - 3 * len(table.columns) - 1)
@@ -114,11 +130,11 @@ def print_table(console: Console, table: Table) -> None:
     console.print(drawn)
 
 
-def _widths(table: Table, rows: Sequence[Sequence[str]], room: int) -> list[int] | None:
-    """The width of every column, together at most `room`: all as wide as their texts where that
-    fits, else no word broken, else no number; None where that does not fit either.
+def _widths(table: Table, rows: Sequence[Sequence[str]], most: int) -> list[int] | None:
+    """Return widths of the columns, together at most `most`; None where that is too narrow.
 
-    What is left goes to the columns that lack most.
+    All texts whole where that fits, else no word broken, else no number. The rest goes to the
+    columns that lack most.
     """
     columns = list(
         zip(
@@ -136,16 +152,17 @@ def _widths(table: Table, rows: Sequence[Sequence[str]], room: int) -> list[int]
     numbers = [
         max(map(cell_len, cells), default=1) if numeric else _WORD for _, numeric, cells in columns
     ]
-    widths = next((each for each in (whole, words, numbers) if sum(each) <= room), None)
+    widths = next((some for some in (whole, words, numbers) if sum(some) <= most), None)
     if widths is not None:
-        for _ in range(min(room, sum(whole)) - sum(widths)):
+        for _ in range(min(most, sum(whole)) - sum(widths)):
             widths[max(range(len(widths)), key=lambda place: whole[place] - widths[place])] += 1
     return widths
 
 
 def _print_lines(console: Console, table: Table, rows: Sequence[Sequence[str]]) -> None:
-    """Print `table` as its title, a line for each of its `rows` - what is named, then every number
-    after its column - and its note.
+    """Print a table as its title, a line for every row, and its note.
+
+    A line has the names, then every number after its column.
     """
     console.print(Text(table.title, "italic"))
     for row in rows:
@@ -163,9 +180,7 @@ def _print_lines(console: Console, table: Table, rows: Sequence[Sequence[str]]) 
 
 
 def _rows_for(console: Console, tables: int) -> int:
-    """Rows of each of `tables` tables, so that all of them fit into the window where there is
-    one.
-    """
+    """Return the rows of a table with which `tables` tables fit into the window."""
     if not console.is_terminal or not tables:
         return MOST_ROWS
     return min(MOST_ROWS, max(_FEWEST_ROWS, (console.size.height - _END) // tables - _FRAME))
@@ -186,7 +201,7 @@ def _without_dashes(table: Table) -> Table:
     )
 
 
-def _grouped(table: Table) -> Table:
+def _group_layers(table: Table) -> Table:
     """`table` with one row for neighbouring layers whose other cells are written the same."""
     rows: list[tuple[Cell, ...]] = []
     lines = zip(_layers(table), table.rows, table.formatted(), strict=True)
@@ -200,20 +215,18 @@ def _grouped(table: Table) -> Table:
     return replace(table, rows=tuple(rows))
 
 
-def _shortened(table: Table, count: int) -> Table:
-    """At most `count` rows of `table`: of layers from the first to the last at equal steps beside
-    all other rows, else the first rows.
-    """
+def _excerpt(table: Table, count: int) -> Table:
+    """Return at most `count` rows: layers at equal steps and all other rows, else the first."""
     if len(table.rows) <= count:
         return table
     layers = [place for place, layer in enumerate(_layers(table)) if layer is not None]
     others = [place for place in range(len(table.rows)) if place not in layers]
-    room = count - len(others)
-    if not layers or room < 2:
+    left = count - len(others)
+    if not layers or left < 2:
         return replace(table, rows=table.rows[:count])
     chosen = {
         layers[place]
-        for place in np.linspace(0, len(layers) - 1, min(room, len(layers))).round().astype(int)
+        for place in np.linspace(0, len(layers) - 1, min(left, len(layers))).round().astype(int)
     }
     return replace(
         table,
@@ -224,9 +237,7 @@ def _shortened(table: Table, count: int) -> Table:
 
 
 def _layers(table: Table) -> list[int | None]:
-    """The layer (the first of several) or the rotary component that each row is about; None for
-    rows and tables that name none.
-    """
+    """Return the layer (the first of several) or component of every row; None for others."""
     if table.columns[0] not in ("layer", "layers", "component"):
         return [None] * len(table.rows)
     named = (re.match(r"(?:layers? )?(\d+)", str(row[0])) for row in table.rows)

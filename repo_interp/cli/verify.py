@@ -1,6 +1,4 @@
-"""`repo-interp verify A [B]`: whether a model rotates as its configuration says, at every
-distance.
-"""
+"""`repo-interp verify A [B]`: compare a model's rotation with its configuration."""
 
 from __future__ import annotations
 
@@ -14,7 +12,11 @@ SUMMARY = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
+    """Declare the options of `repo-interp verify`.
+
+    Args:
+        parser: Parser of the command.
+    """
     parser.add_argument(
         "checkpoint",
         metavar="A",
@@ -24,7 +26,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "other",
         metavar="B",
         nargs="?",
-        help="the same model in another form, whose rotation, queries and keys are compared",
+        help="the same model in another form, whose rotation, queries and keys are compared; or a "
+        ".npz or .safetensors file with cos and sin [token, column], or q and q_rotated "
+        "[head, token, entry], as another runtime computes them",
     )
     parser.add_argument(
         "--dtype",
@@ -42,11 +46,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print a line per finding; return 1 where there is one, else 0."""
+    """Compare the rotation of a model with its configuration, and print findings.
+
+    Args:
+        arguments: Parsed options.
+
+    Returns:
+        1 where there is a finding, else 0.
+    """
     from repo_interp.cli.checkpoint import find
     from repo_interp.console import Console, bold
     from repo_interp.files import require_directory
-    from repo_interp.models.audit import verify
 
     if arguments.out is not None:
         require_directory(Path(arguments.out))
@@ -54,7 +64,9 @@ def run(arguments: argparse.Namespace) -> int:
         Console(),
         [arguments.checkpoint, *([arguments.other] if arguments.other else [])],
     )
-    console.print(f"auditing {' and '.join(named)}", highlight=False)
+    console.print(f"auditing {' and '.join(named)} on cpu", highlight=False)
+    from repo_interp.models.audit import verify
+
     audited = verify(
         *(find(name) for name in named), dtype=arguments.dtype, longest=arguments.longest
     )

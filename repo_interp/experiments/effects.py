@@ -7,6 +7,8 @@ A head's positions are changed during the pass, and the answer is read again:
     interaction [kind, layer]     effect of all heads of a layer - sum of the effects of its heads
     control [kind, draw]          the most needed heads changed together, against as many others
                                   drawn at random, no set twice
+    set_less_controls [kind]      effect of that set - mean effect of the controls, with its 95 %
+                                  interval over prompts, paired
 
 Of every prompt three numbers are taken (`readings`): the log-probability of the answer; its logit
 difference, the answer's logit less that of the strongest other candidate - the values of other
@@ -52,6 +54,7 @@ from repo_interp.experiments.position_changes import (
 )
 from repo_interp.experiments.readings import READINGS, Heads, Measurement
 from repo_interp.experiments.responses import batches_by_length
+from repo_interp.intervals import half_interval
 from repo_interp.interventions.replacing import heads_with_positions
 from repo_interp.measures.labels import described, described_group
 from repo_interp.models.decoder import as_decoder
@@ -203,6 +206,14 @@ _MEANS = {
     "interaction": ("effect of a layer less the sum of its heads'", "nat"),
     "set_effect": (f"{_MEAN}, the most needed heads together", "nat"),
     "control_effect": (f"{_MEAN}, as many other heads together", "nat"),
+    "set_less_controls_change": (
+        "change of the log-probability of the answer, the most needed heads together less the "
+        "mean of as many others",
+        "nat",
+    ),
+    "set_less_controls": ("mean of `set_less_controls_change` over prompts", "nat"),
+    "set_less_controls_low": ("lower end of the 95 % interval of the mean over prompts", "nat"),
+    "set_less_controls_high": ("upper end of that interval", "nat"),
     "in_set": ("1 for the most needed heads, which are changed together", "1"),
     "screened_effect": (
         "change of the logit difference as one backward pass estimates it",
@@ -247,6 +258,8 @@ def _means(changed: xr.Dataset) -> dict[str, xr.DataArray]:
         if nats.sizes["prompt"] > 1
         else xr.full_like(means[""], np.nan)
     )
+    paired = (nats["set_"] - nats["control_"].mean("draw")).transpose("kind", "prompt")
+    mean, reach = paired.mean("prompt", skipna=False), half_interval(paired.values)
     return {
         "effect": means[""],
         "effect_spread": spread,
@@ -254,6 +267,10 @@ def _means(changed: xr.Dataset) -> dict[str, xr.DataArray]:
         "interaction": means["layer_"] - means[""].sum("head", skipna=False),
         "set_effect": means["set_"],
         "control_effect": means["control_"],
+        "set_less_controls_change": paired,
+        "set_less_controls": mean,
+        "set_less_controls_low": mean - reach,
+        "set_less_controls_high": mean + reach,
     }
 
 

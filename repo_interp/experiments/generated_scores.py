@@ -19,12 +19,12 @@ import xarray as xr
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from repo_interp.errors import InputError
-from repo_interp.experiments.task_scores import labelled_scores, score_map
+from repo_interp.experiments.task_scores import Cost, cost_of, labelled_scores, score_map
 from repo_interp.interventions.replacing import require_named_tokens
 from repo_interp.measures.labels import described
 from repo_interp.models.generation import continue_greedily
 from repo_interp.models.reposition import longest_prompt
-from repo_interp.side_by_side import BatchSize, batches, restored
+from repo_interp.side_by_side import BatchSize, batches, by_prompt, restore_order
 from repo_interp.store import NOT_KEPT, Store
 from repo_interp.tasks import Prompt, niah, niah_scores
 
@@ -39,6 +39,7 @@ def needle_scores(
     batch_size: BatchSize = 8,
     progress: Callable[[int, int], None] | None = None,
     store: Store = NOT_KEPT,
+    announce: Callable[[Cost], None] | None = None,
     **options: Any,
 ) -> xr.Dataset:
     """Score greedy answers to needles in haystacks of several lengths.
@@ -51,8 +52,9 @@ def needle_scores(
         count: Prompts of every length.
         seed: Seed of the prompts.
         batch_size: Prompts side by side.
-        progress: Called with batches done and in all.
+        progress: Called with prompts done and in all.
         store: Keeps the answers of finished batches.
+        announce: Called with the cost before the first forward pass.
         **options: Options of `tasks.niah` (dialect, essay, depth).
 
     Returns:
@@ -74,7 +76,7 @@ def needle_scores(
         for length in lengths
     }
     flat = [prompt for prompts in asked.values() for prompt in prompts]
-    texts = generated_texts(model, tokenizer, flat, batch_size, store, progress)
+    texts = generated_texts(model, tokenizer, flat, batch_size, store, progress, announce)
     scores, label = (
         (niah_scores(texts, flat) / 100).reshape(len(lengths), count),
         "share of the needles found",
@@ -124,6 +126,7 @@ def generated_texts(
     batch_size: BatchSize = 8,
     store: Store = NOT_KEPT,
     progress: Callable[[int, int], None] | None = None,
+    announce: Callable[[Cost], None] | None = None,
 ) -> list[str]:
     """Generate the greedy answer to every prompt as text.
 
@@ -133,7 +136,8 @@ def generated_texts(
         prompts: Prompts whose attribute `new_tokens` bounds the tokens of their answers.
         batch_size: Prompts side by side.
         store: Keeps the answers of finished batches.
-        progress: Called with batches done and in all.
+        progress: Called with prompts done and in all.
+        announce: Called with the cost before the first forward pass.
 
     Returns:
         One text per prompt, without special tokens.
@@ -164,11 +168,15 @@ def generated_texts(
             ]
         )
     )
+    if announce is not None:
+        passes = sum(max(counts[number] for number in some) for some in cut.values())
+        announce(cost_of(prompts, passes))
     # the longest first
     found = store.get_or_compute(
-        {name: partial(answers, some) for name, some in cut.items()}, progress
+        {name: partial(answers, some) for name, some in cut.items()},
+        by_prompt(progress, list(cut.values())),
     )
-    return restored(cut.values(), (point["texts"] for point in found.values()))
+    return restore_order(cut.values(), (point["texts"] for point in found.values()))
 
 
 def _ends(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> set[int]:

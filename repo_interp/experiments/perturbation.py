@@ -62,7 +62,7 @@ from repo_interp.interventions import Shift, exchanged_keys, moved_keys
 from repo_interp.interventions.keys import has_keys_to_move
 from repo_interp.measures.labels import described_group
 from repo_interp.models.decoder import as_decoder, attentions_of
-from repo_interp.side_by_side import restored
+from repo_interp.side_by_side import restore_order
 from repo_interp.store import NOT_KEPT, Store
 from repo_interp.tasks import Prompt, Response
 from repo_interp.tasks.task import Scoring
@@ -257,7 +257,7 @@ def answers_at(
             before, after = plain[number].log_probabilities, answer.log_probabilities
             rise = (np.array(before) - np.array(after))[untouched]
             found[-1].append((prompt, answer, rise, float(moves[:, : len(prompt.tokens)].mean())))
-    return Answers(*zip(*restored(cut, found), strict=True))
+    return Answers(*zip(*restore_order(cut, found), strict=True))
 
 
 def transposed(

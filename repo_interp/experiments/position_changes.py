@@ -60,14 +60,28 @@ class Strength:
 
 
 def default_kinds(model: nn.Module) -> tuple[str, ...]:
-    """Linearised where a layer learns positions; frozen and permuted."""
+    """Return the default kinds of changes for a model.
+
+    Args:
+        model: Repositioned model or bridge.
+
+    Returns:
+        "frozen" and "permuted"; before them "linearised" where a layer learns positions.
+    """
     learned = not all(isinstance(assigner, TokenIndex) for assigner in as_decoder(model).assigners)
     return ("linearised", "frozen", "permuted") if learned else ("frozen", "permuted")
 
 
 def require_kinds(kinds: Sequence[str], prompts: Sequence[Prompt], span: str) -> None:
-    """Raise InputError for prompts that lack what a kind needs; `span` is that whose tokens are
-    shifted.
+    """Check that prompts have all that kinds of changes need.
+
+    Args:
+        kinds: Kinds of changes.
+        prompts: Prompts to change.
+        span: Span whose tokens are shifted.
+
+    Raises:
+        InputError: A prompt lacks the span, or no other prompt is long enough to transplant from.
     """
     for number, prompt in enumerate(prompts):
         if "shifted" in kinds and _span(prompt, span) is None:
@@ -81,8 +95,19 @@ def require_kinds(kinds: Sequence[str], prompts: Sequence[Prompt], span: str) ->
 
 
 def partner(prompts: Sequence[Prompt], number: int) -> int:
-    """The prompt whose positions prompt `number` is given: the next other one, in order and around,
-    with as many tokens or more.
+    """Return the prompt whose positions a prompt is given.
+
+    The next other prompt, in order and around, with as many tokens or more.
+
+    Args:
+        prompts: Prompts of the experiment.
+        number: Index of the prompt that is changed.
+
+    Returns:
+        Index of the partner.
+
+    Raises:
+        InputError: No other prompt has as many tokens.
     """
     own, others = prompts[number].tokens, [*range(number + 1, len(prompts)), *range(number)]
     longer = (

@@ -26,7 +26,7 @@ from repo_interp.models.decoder import as_decoder
 from repo_interp.models.generation import continue_greedily
 from repo_interp.models.padding import right_padding
 from repo_interp.models.reposition import at_rest, batch_limits
-from repo_interp.side_by_side import BatchSize, batches, restored
+from repo_interp.side_by_side import BatchSize, batches, restore_order
 from repo_interp.tasks import Batch, Prompt, Response, Task
 from repo_interp.tasks.task import Scoring
 
@@ -167,7 +167,7 @@ def forced_responses(
         ends = np.cumsum([0, *(len(task.targets(prompts[number])) for number in chosen)])
         own = [slice(begin, end) for begin, end in pairwise(ends)]
         responses.append([Response(tuple(likeliest[some]), tuple(reference[some])) for some in own])
-    return restored(cut, responses)
+    return restore_order(cut, responses)
 
 
 def parts(question: Question, size: int) -> Iterator[Question]:

@@ -195,9 +195,7 @@ def integrated_gradients(
 def _log_probabilities(
     model: PreTrainedModel, scoring: Scoring, prompt: Prompt, copies: int, device: torch.device
 ) -> Float[Tensor, "copy"]:
-    """Log-probability of the targets of `prompt`, in nats per target, for each of its `copies` in
-    one pass.
-    """
+    """Log-probability of the targets of `prompt`, nats per target, of each copy in one pass."""
     targets = np.zeros((copies, len(prompt.tokens)), dtype=bool)
     targets[:, list(scoring.targets(prompt))] = True
     question = to_question(Batch(np.tile(prompt.tokens, (copies, 1)), targets), device)

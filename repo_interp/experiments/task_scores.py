@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import xarray as xr
@@ -25,13 +25,25 @@ from repo_interp.experiments.responses import forced_responses, generated_respon
 from repo_interp.interventions.replacing import require_named_tokens
 from repo_interp.measures.labels import described, described_group
 from repo_interp.models.reposition import longest_prompt
-from repo_interp.side_by_side import BatchSize, batches
+from repo_interp.side_by_side import BatchSize, batches, by_prompt
 from repo_interp.store import NOT_KEPT, Store
 from repo_interp.tasks import Prompt, Response, Task
 from repo_interp.tasks.task import PlainText
 
 ANSWERS = ("forced", "generated")
 """Teacher-forced in one pass, or generated token by token; see `training.responses`."""
+
+
+class Cost(NamedTuple):
+    """The size of the work of scoring a model, known before the first forward pass."""
+
+    prompts: int
+    longest: int
+    """Tokens of the longest prompt."""
+    tokens: int
+    """Tokens of all prompts."""
+    passes: int
+    """Forward passes: one per batch, or one per batch and generated token."""
 
 
 def task_scores(
@@ -44,6 +56,7 @@ def task_scores(
     batch_size: BatchSize = 32,
     progress: Callable[[int, int], None] | None = None,
     store: Store = NOT_KEPT,
+    announce: Callable[[Cost], None] | None = None,
 ) -> xr.Dataset:
     """Score a model on test sets of a task.
 
@@ -56,8 +69,9 @@ def task_scores(
         seed: Seed of the prompts.
         answers: "forced" or "generated".
         batch_size: Prompts side by side.
-        progress: Called with batches done and in all.
+        progress: Called with prompts done and in all.
         store: Keeps the answers of finished batches.
+        announce: Called with the cost before the first forward pass.
 
     Returns:
         The group `scores`: `score [test_set, prompt]`, `mean_score`, `standard_error`, `tokens` of
@@ -90,7 +104,7 @@ def task_scores(
     require_named_tokens(
         model, count, [len(prompt.tokens) for prompts in asked.values() for prompt in prompts]
     )
-    answered = _responses(model, task, asked, answers, batch_size, store, progress)
+    answered = _responses(model, task, asked, answers, batch_size, store, progress, announce)
     options = {
         f"task_{name}": value if isinstance(value, str) else repr(value)
         for name, value in task.options().items()
@@ -177,6 +191,20 @@ def labelled_scores(
     return described_group(values, texts, {"test_set": list(asked), "prompt": np.arange(count)})
 
 
+def cost_of(prompts: Sequence[Prompt], passes: int) -> Cost:
+    """Return the cost of prompts.
+
+    Args:
+        prompts: All prompts.
+        passes: Forward passes.
+
+    Returns:
+        The cost.
+    """
+    tokens = sum(len(prompt.tokens) for prompt in prompts)
+    return Cost(len(prompts), _longest(prompts), tokens, passes)
+
+
 def _longest(prompts: Sequence[Prompt]) -> int:
     return max(len(prompt.tokens) for prompt in prompts)
 
@@ -254,6 +282,7 @@ def _responses(
     batch_size: BatchSize,
     store: Store,
     progress: Callable[[int, int], None] | None,
+    announce: Callable[[Cost], None] | None,
 ) -> dict[str, list[Response]]:
     """Responses to the prompts of every test set, batch by batch, the longest prompts first."""
     cut: dict[str, tuple[str, list[int]]] = {}
@@ -272,8 +301,16 @@ def _responses(
         name: partial(_respond, model, task, *cut[name], asked[cut[name][0]], answers)
         for name in longest_first
     }
+    cuts = [cut[name][1] for name in longest_first]
+    if announce is not None:
+        prompts = [prompt for prompts in asked.values() for prompt in prompts]
+        passes = [
+            max(len(task.targets(asked[test_set][number])) for number in some)
+            for test_set, some in cut.values()
+        ]
+        announce(cost_of(prompts, len(cut) if answers == "forced" else sum(passes)))
     found: dict[str, dict[int, Response]] = {test_set: {} for test_set in asked}
-    for name, point in store.get_or_compute(points, progress).items():
+    for name, point in store.get_or_compute(points, by_prompt(progress, cuts)).items():
         test_set, numbers = cut[name]
         for number, predicted, known in zip(
             numbers, point["tokens"], point["log_probabilities"], strict=True

@@ -44,6 +44,8 @@ def kept_scores(
 ) -> dict[str, float]:
     """Compute the scores of a twin, or read them from the cache.
 
+    A damaged file is computed again, with a warning.
+
     Args:
         model: A repositioned model; its configuration and layout are part of the key.
         seed: Seed of the weights.

@@ -1,5 +1,6 @@
-"""The explorer: change the positions of tokens in a model and see what follows, live; the library's
-side, the server and the widget.
+"""The explorer: change the positions of tokens in a model and see the effect, live.
+
+The side of the library, the server and the widget.
 
     edits      one change of positions: where and what, as data that a page may send
     passes     forward passes under edits; what lies before the first edited layer is not computed again

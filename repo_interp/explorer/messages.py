@@ -1,5 +1,6 @@
-"""What a page may ask, held to types and ranges, and the answers as JSON: the same over HTTP and in
-a notebook.
+"""Requests of a page, held to types and ranges, and the answers as JSON.
+
+The same over HTTP and in a notebook.
 
     {"ask": "open", "model": 0}                       the model, its heads, how many prompts there are, the atlas of a run
     {"ask": "prompt", "prompt": 0}                    tokens, spans, the map of heads, and which head and token to begin with
@@ -30,7 +31,7 @@ from torch import nn
 
 from repo_interp.analysis.atlas import atlas
 from repo_interp.analysis.coercion import as_prompts
-from repo_interp.analysis.room import require_memory_for_pass
+from repo_interp.analysis.memory import require_memory_for_pass
 from repo_interp.errors import InputError
 from repo_interp.explorer.edits import Edit, Index, as_tuple
 from repo_interp.explorer.passes import Passes
@@ -43,7 +44,7 @@ from repo_interp.plots.marks.drawing import contiguous
 from repo_interp.plots.marks.grid import MISSING, scale
 from repo_interp.plots.marks.reading import described_prompts, ordered_spans, prompt_tokens
 from repo_interp.plots.style import scheme_colour, scheme_name, span_colours
-from repo_interp.records import modelled
+from repo_interp.records import validate
 from repo_interp.run import require_run
 from repo_interp.tasks import Prompt, prompt_from_text
 from repo_interp.tasks.prompt import GENERATED, REST, main_span
@@ -98,8 +99,10 @@ class Explored:
         run: xr.DataTree | None = None,
         others: Sequence[Explored] = (),
     ) -> None:
-        """`name`: what `ri.load` is given; `run`: whose atlas is shown; `others`: what it is
-        compared with, over the same texts.
+        """Open a model for the explorer.
+
+        `name`: the argument of `ri.load`; `run`: its atlas is shown; `others`: models to compare
+        with, over the same texts.
         """
         self.bridge, self.name, self.others = bridge, name, others
         self.decoder = as_decoder(bridge)
@@ -168,6 +171,7 @@ class Explored:
                         "edit": edit.model_dump(mode="json", exclude_defaults=True),
                         "sentence": edit.sentence(),
                         "effect": effect,
+                        "moves": _moved(session, edit),
                     }
                     for edit, effect in suggested
                 ]
@@ -336,8 +340,9 @@ class Explored:
         }
 
     def _file(self, asked: Asked, check: Callable[[], None]) -> dict[str, Any]:
-        """The numbers of the view as a file: netCDF with the cell that repeats them, or one row per
-        state, head and token as CSV.
+        """Return the numbers of the view as netCDF with its cell, or as CSV.
+
+        CSV has one row per state, head and token.
         """
         session = self.session(asked, check)
         seen = self._seen(asked, session)
@@ -404,6 +409,12 @@ def over_the_same_texts(explored: Explored, bridge: nn.Module, name: str = "") -
     return Explored(explored.bridge, explored.prompts, explored.name, explored.run, others)
 
 
+def _moved(session: Session, edit: Edit) -> dict[str, Any]:
+    """Return the head and the token to show after an edit: those whose attention it moves most."""
+    head, token = session.moves(edit)
+    return {"heads": [head], "token": token}
+
+
 def _in_other_tokens(prompt: Prompt, reads: Any, other: Any) -> Prompt:
     """`prompt` with the tokens of another tokenizer, with spans where it was made from text."""
     if prompt.text is None or prompt.characters is None:
@@ -423,7 +434,7 @@ def message(value: Any) -> Asked:
     Raises:
         InputError: A field is unknown, of another type or out of range.
     """
-    return modelled(value, Asked, "the request")
+    return validate(value, Asked, "the request")
 
 
 def prompts_of(run: xr.DataTree) -> list[Prompt]:
@@ -462,8 +473,9 @@ def prompts_of(run: xr.DataTree) -> list[Prompt]:
 
 
 def _map(heads: xr.Dataset, clean: xr.Dataset | None = None) -> dict[str, Any]:
-    """Scores with their colours, by name, and outlines [layer, head, point]; of edited ones the
-    colours are those of `clean` ones.
+    """Return scores with their colours by name, and outlines [layer, head, point].
+
+    The colours of edited scores are those of `clean` ones.
     """
     scores = {}
     for name in heads["score"].values:

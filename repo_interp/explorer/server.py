@@ -33,7 +33,7 @@ from starlette.routing import Route
 from repo_interp.errors import InputError, one_line
 from repo_interp.explorer.messages import Asked, Explored, message
 from repo_interp.files import cache_directory
-from repo_interp.records import parsed
+from repo_interp.records import parse_json
 
 HOST = "127.0.0.1"
 MOST_BYTES = 8 << 20
@@ -169,7 +169,7 @@ def application(explored: Explored, token: str, port: int) -> Starlette:
         if (refused := refusal(request)) is not None:
             return refused
         try:
-            asked = message(parsed((await _body(request)).decode(), "the request"))
+            asked = message(parse_json((await _body(request)).decode(), "the request"))
             check = turns.begin(asked)
             if asked.ask in _STREAMED:
                 return StreamingResponse(

@@ -1,5 +1,6 @@
-"""A session: one model, one prompt and a list of edits; its methods are the answers that the
-explorer shows.
+"""A session: one model, one prompt and a list of edits.
+
+Its methods are the answers that the explorer shows.
 
     session = ri.explorer.Session(bridge, prompt, [Edit(kind="linearised", layer=2)])
     session.look([(2, 0)], token=25)            positions, attention and logits of heads, next tokens: as the model is
@@ -55,6 +56,8 @@ from repo_interp.values import Count, checked
 
 NEXT = 10
 """Likeliest next tokens."""
+LOOKED = 64
+"""Tokens whose attention is compared, at most, to find one that an edit moves."""
 SUGGESTED = 5
 """Edits that `suggest` offers."""
 MOVES: tuple[Any, ...] = ("linearised", "frozen")
@@ -99,9 +102,7 @@ class Session:
     """Called before each layer of a pass; what it raises ends the answer that is being made."""
 
     def __post_init__(self) -> None:
-        """Raises InputError for several prompts, and for edits and answers that do not fit the
-        prompt.
-        """
+        """Raises InputError for several prompts, edits or answers that do not fit the prompt."""
         given = as_prompts(self.prompt, self.bridge)
         if len(given) != 1:
             raise InputError(f"a session has one prompt; got {len(given)}")
@@ -319,8 +320,9 @@ class Session:
 
     @property
     def start(self) -> int:
-        """The first token that a continuation replaces: the answer's first, where it is the end of
-        the prompt; else none.
+        """The first token that a continuation replaces.
+
+        That is the first of the answer where it is the end of the prompt, else none.
         """
         answer = tuple(self.answer) or tuple(sorted(self.prompt.generated))
         return answer[0] if answer and answer == tuple(range(answer[0], self.count)) else self.count
@@ -382,6 +384,27 @@ class Session:
                 )
                 whole.append((edit, self._log_probability((edit,)) - clean))
         return [*sorted(needed, key=lambda each: each[1])[:SUGGESTED], *whole]
+
+    def moves(self, edit: Edit) -> tuple[Head, int]:
+        """Find where an edit moves attention most, in its first layer.
+
+        Args:
+            edit: The edit, alone.
+
+        Returns:
+            The (layer, head) and the token whose row changes most (half the sum of absolute
+            differences), of up to `LOOKED` tokens that predict the answer.
+        """
+        before = [place - 1 for place in self._places if place] or range(self.count)
+        layer, places = edit.first_layer, list(before)[:: -(-len(before) // LOOKED)]
+        rows = []
+        for edits in ((), (edit,)):
+            inputs = self._passes.inputs(edits, layer, self.check)
+            at = torch.tensor(places, device=inputs.queries.device)
+            rows.append(weights_of(inputs.logits(at), inputs.sinks)[0].float().nan_to_num())
+        moved = (rows[1] - rows[0]).abs().sum(-1)
+        head, place = divmod(int(moved.argmax()), len(places))
+        return (layer, head), places[place]
 
     def _log_probability(self, edits: tuple[Edit, ...]) -> float:
         """The log-probability of the answer under `edits`."""

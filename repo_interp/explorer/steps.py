@@ -1,5 +1,4 @@
-"""Long work, one step at a time: a function that tells its progress, as an iterator that stops at
-each of its calls.
+"""Long work, one step at a time: a function with progress calls, as an iterator.
 
     for done, total in (steps := Steps(work)): ...     `work(progress)` goes on until it calls `progress(done, total)`, and waits there
     steps.result                                        what `work` returned, once the iterator has ended

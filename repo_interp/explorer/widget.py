@@ -1,5 +1,4 @@
-"""The explorer in a notebook: the page's own modules in an anywidget, whose kernel answers; no port
-is opened.
+"""The explorer in a notebook: the modules of the page in an anywidget; no port is opened.
 
     page -> kernel    {"number": n, "message": {"ask": ...}}     a message of `messages`; of "continue" and "suggest" the first event
                       {"number": n, "message": {"more": stream}} the next event of a stream
@@ -36,6 +35,7 @@ MODULES = (
     "charts.js",
     "map.js",
     "table.js",
+    "tour.js",
     "explorer.js",
     "link.js",
     "sides.js",
@@ -131,9 +131,7 @@ class ExplorerWidget(anywidget.AnyWidget):
         return self._next(stream)
 
     def _next(self, stream: Any) -> dict[str, Any]:
-        """The next event of a stream; it is done where there is none, and where it was let go for
-        newer ones.
-        """
+        """Return the next event of a stream; done at its end, or where newer ones replaced it."""
         known = isinstance(stream, int) and stream in self._streams
         event = next(self._streams[stream], None) if known else None
         if event is None and known:

@@ -7,6 +7,7 @@ Public as `ri.interventions`.
     patching     positions patched from a clean prompt into a corrupted one, as TransformerLens does
     keys         keys exchanged or moved alone, as the experiment `perturbation` needs it
     ablation     outputs of heads, or pairs of their queries and keys, replaced by zero or their mean
+    paths        the direct path from heads into queries, keys, values or positions of later heads
     edits        position edits as data, which `positions`, the explorer and `effects` share
     extension    position interpolation, YaRN, LM-Infinite; other frequencies for heads, layers or the model
 
@@ -16,6 +17,9 @@ copied (`copy.deepcopy`): the copy would keep what it changes for good. They wor
 models and the bridges around them. Knows no task and no measure.
 """
 
+import warnings
+from typing import Any
+
 from repo_interp.interventions.ablation import ablate, query_key_means
 from repo_interp.interventions.extension import interpolated, lm_infinite, rescaled, yarn
 from repo_interp.interventions.keys import Shift, exchanged_keys, moved_keys
@@ -23,6 +27,7 @@ from repo_interp.interventions.patching import (
     get_act_patch_positions_all_pos,
     get_act_patch_positions_by_pos,
 )
+from repo_interp.interventions.paths import ablate_paths
 from repo_interp.interventions.positions import (
     clipped,
     copied,
@@ -38,13 +43,14 @@ from repo_interp.interventions.positions import (
     swapped_tokens,
     transplanted,
 )
-from repo_interp.interventions.replacing import Change, Here, heads_with_positions, replaced
+from repo_interp.interventions.replacing import Change, PassContext, heads_with_positions, replaced
 
 __all__ = [
     "Change",
-    "Here",
+    "PassContext",
     "Shift",
     "ablate",
+    "ablate_paths",
     "clipped",
     "copied",
     "exchanged_keys",
@@ -70,3 +76,11 @@ __all__ = [
     "transplanted",
     "yarn",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name != "Here":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    # The name in 0.1; a later version drops it.
+    warnings.warn("Here is now PassContext", DeprecationWarning, stacklevel=2)
+    return PassContext

@@ -1,5 +1,6 @@
-"""Remove what heads write: their output, before the output projection, becomes zero or a mean while
-a context lasts.
+"""Remove the output of heads while a context lasts: it becomes zero or a mean.
+
+The output before the output projection:
 
     o_h = sum_j w_ij v_j   <-   0, or m_h      at `hook_z`; all other heads of the layer keep theirs
 

@@ -36,7 +36,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from repo_interp.errors import InputError
-from repo_interp.interventions.replacing import Here, finite_positions, tokens_at
+from repo_interp.interventions.replacing import PassContext, finite_positions, tokens_at
 from repo_interp.values import Finite, Seed, TokensOrNone, checked
 
 EditKind = Literal[
@@ -78,7 +78,7 @@ class PositionEdit:
         object.__setattr__(self, "value", checked(self.value, wanted, name))
 
     def __call__(
-        self, positions: Float[Tensor, "prompt row token"], here: Here
+        self, positions: Float[Tensor, "prompt row token"], here: PassContext
     ) -> Float[Tensor, "prompt row token"]:
         """Return `positions` after the edit.
 
@@ -98,7 +98,7 @@ class PositionEdit:
         here = replace(here, chosen=chosen if here.chosen is None else chosen & here.chosen)
         return torch.where(chosen[:, None], self._edited(positions, here), positions)
 
-    def _edited(self, positions: Tensor, here: Here) -> Tensor:
+    def _edited(self, positions: Tensor, here: PassContext) -> Tensor:
         edit, rows = _KINDS[self.kind][2], (here.layer, here.heads)
         if self.kind != "copied" and (self.kind, self.value) != ("frozen", None):
             return edit(self.value, positions, here)
@@ -133,14 +133,16 @@ def recorded_at(recorded: Mapping[int, Tensor], layer: int) -> Float[Tensor, "pr
     return recorded[layer]
 
 
-def _from_tokens(positions: Tensor, source: Int[Tensor, "prompt token"], here: Here) -> Tensor:
+def _from_tokens(
+    positions: Tensor, source: Int[Tensor, "prompt token"], here: PassContext
+) -> Tensor:
     """The positions of tokens `source` of the same prompts."""
     # The last token is in the last column, whatever the padding.
     column = source + positions.shape[-1] - 1 - here.index[:, -1:]
     return positions.gather(-1, column[:, None].expand(-1, positions.shape[1], -1))
 
 
-def _freeze(value: float | None, positions: Tensor, here: Here) -> Tensor:
+def _freeze(value: float | None, positions: Tensor, here: PassContext) -> Tensor:
     if value is not None:
         return torch.full_like(positions, value)
     weight = torch.ones_like(positions[:, :1]) if here.chosen is None else here.chosen[:, None]
@@ -148,7 +150,7 @@ def _freeze(value: float | None, positions: Tensor, here: Here) -> Tensor:
     return (positions * weight).sum(-1, keepdim=True) / weight.sum(-1, keepdim=True).clamp_min(1)
 
 
-def _copy(source: int, positions: Tensor, here: Here) -> Tensor:
+def _copy(source: int, positions: Tensor, here: PassContext) -> Tensor:
     shortest = int(here.index[:, -1].min()) + 1
     if shortest <= source:
         raise InputError(
@@ -158,7 +160,7 @@ def _copy(source: int, positions: Tensor, here: Here) -> Tensor:
     return _from_tokens(positions, here.index.new_full((len(here.index), 1), source), here)
 
 
-def _permute(seed: int, positions: Tensor, here: Here) -> Tensor:
+def _permute(seed: int, positions: Tensor, here: PassContext) -> Tensor:
     if here.start > 0:
         return positions
     columns = torch.arange(positions.shape[-1]).repeat(len(positions), 1)
@@ -171,7 +173,7 @@ def _permute(seed: int, positions: Tensor, here: Here) -> Tensor:
     return positions.gather(-1, columns.to(positions.device)[:, None].expand_as(positions))
 
 
-def _reorder(order: Tensor, positions: Tensor, here: Here) -> Tensor:
+def _reorder(order: Tensor, positions: Tensor, here: PassContext) -> Tensor:
     count, index = order.shape[-1], here.index
     if order.ndim == 2 and len(order) not in (1, len(positions)):
         raise InputError(
@@ -194,7 +196,7 @@ def _reorder(order: Tensor, positions: Tensor, here: Here) -> Tensor:
     return _from_tokens(positions, torch.where(index < count, source, index), here)
 
 
-def _transplant(recorded: Mapping[int, Tensor], positions: Tensor, here: Here) -> Tensor:
+def _transplant(recorded: Mapping[int, Tensor], positions: Tensor, here: PassContext) -> Tensor:
     source = recorded_at(recorded, here.layer).to(positions)[:, list(here.heads)]
     count, longest = source.shape[-1], int(here.index.max()) + 1
     if here.start == 0 and longest < count:
@@ -211,13 +213,13 @@ def _transplant(recorded: Mapping[int, Tensor], positions: Tensor, here: Here) -
     return torch.where(index < count, source, positions)
 
 
-def _set(values: Any, positions: Tensor, here: Here) -> Tensor:
+def _set(values: Any, positions: Tensor, here: PassContext) -> Tensor:
     given = values(positions) if callable(values) else values
     new = finite_positions(given, positions, f"positions to set in layer {here.layer}")
     return new[:, None] if new.ndim == 2 else new
 
 
-def _ends(positions: Tensor, here: Here) -> tuple[Tensor, Tensor]:
+def _ends(positions: Tensor, here: PassContext) -> tuple[Tensor, Tensor]:
     """The lowest and the highest position of every row over the chosen tokens."""
     assert here.chosen is not None
     others = ~here.chosen[:, None]
@@ -225,19 +227,19 @@ def _ends(positions: Tensor, here: Here) -> tuple[Tensor, Tensor]:
     return low, positions.masked_fill(others, -torch.inf).amax(-1, keepdim=True)
 
 
-def _middle_half(_: None, positions: Tensor, here: Here) -> Tensor:
+def _middle_half(_: None, positions: Tensor, here: PassContext) -> Tensor:
     low, high = _ends(positions, here)
     return positions.clamp((3 * low + high) / 4, (low + 3 * high) / 4)
 
 
-def _shift_range(shares: Tensor, positions: Tensor, here: Here) -> Tensor:
+def _shift_range(shares: Tensor, positions: Tensor, here: PassContext) -> Tensor:
     low, high = _ends(positions, here)
     return positions + shares.to(positions)[:, None] * (high - low)
 
 
 _Step = Annotated[float, Interval(ge=1e-30, le=1e9)]
 _Constant = Finite | None  # pyright: ignore[reportOperatorIssue]
-_KINDS: Mapping[str, tuple[Any, str, Callable[[Any, Tensor, Here], Tensor]]] = {
+_KINDS: Mapping[str, tuple[Any, str, Callable[[Any, Tensor, PassContext], Tensor]]] = {
     "linearised": (None, "value", lambda value, z, here: here.index[:, None]),
     "frozen": (_Constant, "the value that positions are frozen at", _freeze),
     "copied": (TokensOrNone, "source", _copy),

@@ -1,5 +1,6 @@
-"""Extend a model beyond its training length without training: change how its distances count, while
-a context lasts.
+"""Extend a model beyond its training length without training, while a context lasts.
+
+Methods change how its distances count:
 
     interpolated     theta_r <- theta_r / s                                                     (Chen et al. 2023)
     yarn             theta_r <- YaRN's, cosines and sines times 0.1 ln s + 1                    (Peng et al. 2024)
@@ -376,8 +377,9 @@ class _Lambda:
         added: Tensor | None,
         keywords: dict,
     ) -> tuple[Float[Tensor, "batch token head d_head"], Tensor | None]:
-        """In place of the layer's own `attend`: every row over its window and the global keys; the
-        pattern where a hook asks for one.
+        """Attend from every row over its window and the global keys, with a pattern for hooks.
+
+        Replaces the `attend` of the layer.
         """
         attention, tokens = self.attention, queries.shape[2]
         now = attention.active_pass
@@ -438,8 +440,9 @@ class _Lambda:
         rows: Int[Tensor, "row"],
         key: int,
     ) -> tuple[Tensor, Float[Tensor, "batch head row"]]:
-        """Which pairs of `rows` with the global token `key` are too far apart, and all their scores
-        at the capped distance.
+        """Return pairs of `rows` with the global token `key` that are too far apart, and scores.
+
+        The scores of all pairs are at the capped distance.
         """
         attention, heads = self.attention, queries.shape[1]
         its_key = expand_heads(keys[:, :, key, None], heads).mT
@@ -497,9 +500,7 @@ def _retune(
     scaling: float,
     heads: frozenset[int] | None = None,
 ) -> None:
-    """Rotate some heads (None: all) by what `change` makes of its frequencies, their attention
-    scaling times `scaling`.
-    """
+    """Change the frequencies of some heads (None: all), and scale their attention scaling."""
 
     def changed(present: Tensor) -> Tensor:
         if present.ndim == 1 and heads is None:

@@ -1,5 +1,6 @@
-"""Activation patching of `hook_positions` between a clean and a corrupted prompt, as
-TransformerLens' `patching` does it.
+"""Activation patching of `hook_positions`, as TransformerLens' `patching` does it.
+
+Between a clean and a corrupted prompt:
 
     clean cache = run_with_cache(clean tokens)
     result[layer, head] = metric(logits of the corrupted tokens, with that head's positions from the
@@ -48,7 +49,7 @@ def get_act_patch_positions_all_pos(
         **options: Options of `transformer_lens.patching.generic_activation_patch`.
 
     Returns:
-        The metric [layer, head], as `get_act_patch_attn_head_z_all_pos` gives it.
+        The metric [layer, head], as `get_act_patch_attn_head_out_all_pos` gives it.
 
     Raises:
         InputError: The model is no bridge of this library, the prompts differ in length, or the
@@ -77,7 +78,7 @@ def get_act_patch_positions_by_pos(
         **options: Options of `transformer_lens.patching.generic_activation_patch`.
 
     Returns:
-        The metric [layer, token, head], as `get_act_patch_attn_head_z_by_pos` gives it.
+        The metric [layer, token, head], as `get_act_patch_attn_head_out_by_pos` gives it.
 
     Raises:
         InputError: As for `get_act_patch_positions_all_pos`.

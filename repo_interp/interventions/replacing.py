@@ -1,5 +1,6 @@
-"""The one thing below every intervention on positions: rows of `hook_positions` replaced by a
-function, for chosen heads and tokens.
+"""Replace rows of `hook_positions` by a function, for chosen heads and tokens.
+
+All interventions on positions are made of it:
 
     z[b, h, i] <- change(z)[b, h, i]        for heads h that are chosen and tokens i that are; all others keep theirs
 
@@ -53,7 +54,7 @@ MOST_TOKENS = 1 << 24
 
 
 @dataclass(frozen=True)
-class Here:
+class PassContext:
     """Where a change takes place: one layer in one forward pass."""
 
     layer: int
@@ -69,7 +70,7 @@ class Here:
     """
 
 
-Change = Callable[[Float[Tensor, "prompt row token"], Here], Tensor]
+Change = Callable[[Float[Tensor, "prompt row token"], PassContext], Tensor]
 """New positions of chosen rows, given those that they have; what it returns is broadcast to them.
 """
 
@@ -101,7 +102,7 @@ def replaced(
 
     Args:
         model: Repositioned model or bridge.
-        change: Function from positions and `Here` to new positions.
+        change: Function from positions and `PassContext` to new positions.
         heads: (layer, head) pairs; None: all heads of the layers.
         layer: One layer or several, in place of `heads`; None: all that assign positions.
         tokens: Indices in the prompt, for all prompts or one sequence per prompt; None: all.
@@ -216,7 +217,7 @@ def heads_with_positions(model: nn.Module) -> list[tuple[int, int]]:
 
 
 def changed_rows(
-    positions: Float[Tensor, "prompt row token"], change: Change, here: Here
+    positions: Float[Tensor, "prompt row token"], change: Change, here: PassContext
 ) -> Float[Tensor, "prompt row token"]:
     """Apply a change to positions; tokens that are not chosen keep theirs.
 
@@ -337,8 +338,10 @@ def _changed_positions(
     least: int,
     positions: Float[Tensor, "prompt row token"],
 ) -> Float[Tensor, "prompt row token"]:
-    """Positions of a layer with those of the `chosen` heads replaced; `of_prompts`: those of each
-    prompt, else all in all of them; `least`: rows that there are to be at least.
+    """Return positions of a layer with those of the `chosen` heads replaced.
+
+    `of_prompts`: heads of single prompts; empty: `chosen` in all. `least`: fewest rows of the
+    result.
     """
     now, heads = attention.active_pass, attention.heads
     index = now.index.expand(len(now.hidden_states), -1)
@@ -351,7 +354,7 @@ def _changed_positions(
         named.chosen(index),
     )
     tokens = valid if tokens is None else tokens if valid is None else tokens & valid
-    here = Here(
+    here = PassContext(
         attention.layer_idx, tuple(firsts[row] for row in selected), index, now.start, tokens
     )
     own = positions[:, selected]
@@ -375,20 +378,22 @@ def _changed_positions(
 def _changed_index(
     change: Change, named: _Named, index: Int[Tensor, "any token"]
 ) -> Float[Tensor, "prompt token"]:
-    """The index that learned absolute positions are looked up by, for the whole model; padding is
-    known by an index below 0 alone.
+    """Return the index by which learned absolute positions are looked up, for the whole model.
+
+    Padding is known by an index below 0 alone.
     """
     index = index.expand(max(len(index), named.prompts), -1)
     start = int(index[:, -1].max()) + 1 - index.shape[1]
-    here = Here(0, (0,), index, max(0, start), named.chosen(index))
+    here = PassContext(0, (0,), index, max(0, start), named.chosen(index))
     return changed_rows(index[:, None].to(torch.float32), change, here)[:, 0]
 
 
 def _rows(
     present: int, kv_heads: int, heads: int, apart: Collection[frozenset[int]], least: int
 ) -> int:
-    """The fewest rows that keep the heads of each set `apart` from the others, and are at least
-    those present and `least`.
+    """Return the fewest rows that keep the heads of every set `apart` from the others.
+
+    At least those present and `least`.
     """
     for rows in sorted({present, kv_heads, heads}):
         group = heads // rows

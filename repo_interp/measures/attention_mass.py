@@ -1,16 +1,18 @@
-"""How much attention the generated tokens pay to each span (RePo sec. 5.1, table 4).
+"""Attention of generated tokens to spans (RePo sec. 5.1, table 4).
 
-    mass(span) = mean over generated rows i of sum_{j in span} A_ij          A = softmax of the logits, post-softmax weights
-    mass per token = mass / number of tokens in the span;    table: mean over prompts, layers and heads, x 100
+    mass(span) = mean over generated rows i of sum_{j in span} A_ij
+            A = softmax of the logits, post-softmax weights
+    mass per token = mass / number of tokens in the span;
+            table: mean over prompts, layers and heads, x 100
 
 Rows are those that produced the generated tokens, one earlier (`rows="producing"`), where a model
-looks for its answer; or the generated tokens' own rows (`rows="generated"`), the paper's literal
+looks for its answer; or the generated tokens' rows (`rows="generated"`), the paper's literal
 wording, where the last one predicts nothing. With long answers the two nearly agree. A head with a
-sink (gpt-oss) gives the rest of its attention to it: `sink_mass`. `chance` is what equal weights on
-all tokens that a row sees would give a span. Only these rows are computed: O(rows n d) per head, no
-n x n map.
+sink (gpt-oss) gives the rest of its attention to it: `sink_mass`. `chance` is the mass of equal
+weights on all tokens that a row sees. Only these rows are computed: O(rows n d) per head, no n x n
+map.
 
-Knows nothing about what the spans mean.
+Knows nothing about the meaning of spans.
 """
 
 from __future__ import annotations
@@ -64,7 +66,7 @@ class AttentionMass(Measure, needs=Needs(spans=("generated",), nan=("mass", "cha
     """The measure `attention_mass`."""
 
     rows: Rows = "producing"
-    """`producing`: the rows that produced the generated tokens, one earlier each; `generated`: the
+    """`producing`: the rows that produced the generated tokens, one earlier; `generated`: the
     rows of the generated tokens.
     """
     name: str = "attention_mass"
@@ -79,6 +81,7 @@ class AttentionMass(Measure, needs=Needs(spans=("generated",), nan=("mass", "cha
         parts = []
         for rows, logits in row_blocks(inputs, asked.rows):
             weights = weights_of(logits, inputs.sinks)
+            # Prompts of a batch may ask for other rows: those of the others count 0.
             if not asked.shared:
                 weights = weights.where(asked.wanted[:, None, rows, None], 0)
             parts.append(weights.sum(-2, dtype=torch.float64))
@@ -106,6 +109,7 @@ class AttentionMass(Measure, needs=Needs(spans=("generated",), nan=("mass", "cha
                     "the first token of a prompt is marked generated, but no row produced it; "
                     "wanted rows 'generated'"
                 )
+            # Row i produces token i + 1; no prompt's first token is generated, as checked above.
             wanted = wanted.roll(-1, -1)
         masks = torch.stack([*spans.values()], -1).double()
         return _Asked(
@@ -124,6 +128,7 @@ class AttentionMass(Measure, needs=Needs(spans=("generated",), nan=("mass", "cha
         per_token = mass / tokens.where(tokens > 0)
         derived = {
             "mass_per_token": per_token.transpose(*mass.dims),
+            # Spans do not depend on the layer.
             "span_tokens": tokens.isel(layer=0, drop=True).fillna(0).astype(np.int64),
             "table": 100 * per_token.mean(("prompt", "layer", "head")),
         }

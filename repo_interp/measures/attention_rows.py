@@ -1,16 +1,18 @@
 """Where tokens look: the strongest keys of rows of attention, of every head over the first prompts.
 
-    A_ij = softmax_j W_ij        of row i the largest A_ij are kept, and the j that they stand at; the rest holds 1 - their sum
-    W_ij = ln A_ij + L_i         L_i = ln sum_j exp W_ij, the row's `log_total`, so that logits can be had from weights
+    A_ij = softmax_j W_ij        of row i the largest A_ij are kept, and the j that they stand at;
+                                 the rest holds 1 - their sum
+    W_ij = ln A_ij + L_i         L_i = ln sum_j exp W_ij, the row's `log_total`, so that logits can
+                                 be had from weights
 
-Of the first prompt a head has room for `rows` x `keys` weights. Rows are all tokens of the prompt
-where these are no more than `rows`, each with as many keys as there is then room for, so that the
-rows of a short prompt are whole; else the tokens of its spans, as many as there is room for, and
-others evenly spread between them, each with `keys`. Of the first `prompts` prompts, those of up to
-`rows` tokens, every token's `prompt_keys` strongest keys are kept besides. Computed in parts of
-rows: no n x n map of a long prompt is kept.
+Of the first prompt at most `rows` x `keys` weights per head are kept. Rows are all tokens of the
+prompt where these are no more than `rows`, with as many keys as then fit, so that the rows of a
+short prompt are whole; else the tokens of its spans, as many as fit, and others evenly spread
+between them, with `keys` keys. Of the first `prompts` prompts, those of up to `rows` tokens, every
+token's `prompt_keys` strongest keys are kept besides. Computed in parts of rows: no n x n map of a
+long prompt is kept.
 
-Knows nothing about what the spans mean.
+Knows nothing about the meaning of spans.
 """
 
 from __future__ import annotations
@@ -104,7 +106,7 @@ class AttentionRows(Measure, needs=Needs(nan=("weight", *_OF_PROMPTS))):
     tokens.
     """
     prompt_keys: Annotated[int, Interval(ge=1, le=4096)] = 4
-    """Strongest keys of each of these rows."""
+    """Strongest keys of a row."""
     name: str = "attention_rows"
 
     def observe(self, inputs: AttentionInputs, spans: Spans) -> Statistics:
@@ -154,7 +156,7 @@ class AttentionRows(Measure, needs=Needs(nan=("weight", *_OF_PROMPTS))):
             found = strongest_keys(
                 select_prompts(inputs, slice(row, row + 1)), tokens, self.prompt_keys
             )
-            weight, key, total = (each.float().cpu().numpy() for each in found)
+            weight, key, total = (array.float().cpu().numpy() for array in found)
             # numpy reads a tensor of one token as a number
             ranks, tokens = slice(weight.shape[-1]), tokens.cpu().numpy()
             weights[place][:, tokens, ranks], keys[place][:, tokens, ranks] = weight, key
@@ -162,7 +164,7 @@ class AttentionRows(Measure, needs=Needs(nan=("weight", *_OF_PROMPTS))):
         axes = ("prompt", "layer", "head", "token", "strongest")
         values = zip(_OF_PROMPTS, (axes, axes, axes[:-1]), (weights, keys, totals), strict=True)
         labels = {"prompt": inputs.prompts[chosen].tolist(), "strongest": range(self.prompt_keys)}
-        return arrays(inputs, {name: (own, array) for name, own, array in values}, **labels)
+        return arrays(inputs, {name: (axes, array) for name, axes, array in values}, **labels)
 
     def conclude(self, statistics: Statistics) -> xr.Dataset:
         """The group `attention_rows` of a run."""
@@ -181,7 +183,7 @@ class AttentionRows(Measure, needs=Needs(nan=("weight", *_OF_PROMPTS))):
 def _rows(
     valid: Bool[Tensor, "token"], marked: list[Bool[Tensor, "token"]], most: int
 ) -> Int[Tensor, "row"]:
-    """Return up to `most` valid tokens in order: `marked` ones first, then others, evenly spread."""
+    """Return up to `most` valid tokens in order: `marked` ones, then others, evenly spread."""
     tokens = valid.nonzero()[:, 0]
     if len(tokens) <= most:
         return tokens

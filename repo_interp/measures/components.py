@@ -1,7 +1,9 @@
-"""The logit of a causal pair as a sum of rotary components, one per frequency (HoPE sec. 3.3, eq.
-4-5, fig. 3, 6-8).
+"""The logit of a causal pair as a sum of rotary components, one per frequency.
 
-    C_r(i, j) = (q_r k_r + q_r' k_r') cos(theta_r D) + (q_r' k_r - q_r k_r') sin(theta_r D),   D = z_j - z_i
+HoPE sec. 3.3, eq. 4-5, fig. 3, 6-8.
+
+    C_r(i, j) = (q_r k_r + q_r' k_r') cos(theta_r D) + (q_r' k_r - q_r k_r') sin(theta_r D),
+            D = z_j - z_i
     y = sum_r C_r
 
 q', k' the second half of the pair, z the index or the learned position, all times
@@ -10,8 +12,15 @@ logit's scale nor a soft cap is in them. With L the `band_length` of a layer, mi
 length), components are activated where pi/L < theta_r < 2 pi/L, low where theta_r <= pi/L, else
 high.
 
+The bound of long-term decay (Su et al. 2021, sec. 3.4.3) follows from the frequencies alone:
+
+    |y| <= max_r |h_{r+1} - h_r| sum_i |S_i(d)|,  S_i(d) = sum_{r < i} exp(i theta_r d)
+    decay_bound = mean over i of |S_i(d)|,        h_r the product of the pairs, d in positions
+
+It falls with d for RoPE's frequencies; pairs that do not rotate (HoPE) keep it up.
+
 Layers that rotate nothing have no frequency (NaN), no bands and no rotation angles; their
-components are the pairs of dimensions (r, r + d_head/2) all the same. What a scheme adds to its
+components are the pairs of dimensions (r, r + d_head/2) all the same. The term of a scheme in its
 logits (ALiBi, KERPLE, FIRE, CoPE) belongs to the mean logit by distance, and is shown apart as
 well; it is in no component, and VAF speaks of the part that is.
 
@@ -94,6 +103,7 @@ _SUMMARIES = {
     ),
     "activated": ("frequency between pi and 2 pi over L", "1"),
     "low_frequency": ("frequency of at most pi over L", "1"),
+    "decay_bound": ("bound of the logit's size by distance, over that of its pairs", "1"),
     "distance_pairs": (
         "pairs of tokens at a distance; a layer with a window sees those within it",
         "pairs",
@@ -123,7 +133,7 @@ class Components(Measure):
     measured.
     """
     first_token: TokensOrNone = 0
-    """Tokens left out at the start of each prompt: 1 drops the beginning of the sequence."""
+    """Tokens left out at the start of a prompt: 1 drops the beginning of the sequence."""
     last_token: Tokens | None = None
     """Tokens of a prompt from this number on are left out; none: to the end."""
     curves: Literal["mean", "head"] = "mean"
@@ -209,13 +219,13 @@ class Components(Measure):
                 values,
             )
         if self.prompts == "mean":
-            return Statistics(sums=_labelled(inputs, sums | _summed(by_prompt)))
+            return Statistics(sums=_labelled(inputs, sums | _sum_over_prompts(by_prompt)))
         by_prompt["prompt_frequency"] = (
             ("prompt", "layer", "component"),
             frequencies.expand(len(tokens), -1),
         )
-        each = {name: (axes, values.float()) for name, (axes, values) in by_prompt.items()}
-        return Statistics(per_prompt=_labelled(inputs, each), sums=_labelled(inputs, sums))
+        single = {name: (axes, values.float()) for name, (axes, values) in by_prompt.items()}
+        return Statistics(per_prompt=_labelled(inputs, single), sums=_labelled(inputs, sums))
 
     def reductions(self, inputs: AttentionInputs, spans: Spans) -> tuple[Reduction, ...]:
         """Ask for profiles and variance accounted for of all components.
@@ -249,6 +259,7 @@ class Components(Measure):
         arrays = per_head | {
             "frequency": frequency,
             "band_length": length,
+            "decay_bound": _decay_bound(frequency, sums["pairs"]["distance"]),
             "activated": frequency.copy(data=activated),
             "low_frequency": frequency.copy(data=low),
             "distance_pairs": sums["pairs"].max("layer"),
@@ -265,9 +276,19 @@ class Components(Measure):
         }
         summaries = described_group(arrays, _SUMMARIES)
         if self.prompts == "mean":
-            return summaries.assign(_averaged(sums))
+            return summaries.assign(_average(sums))
         names = _BY_PROMPT | (_FREQUENCIES if bool(differ.any()) else {})
         return summaries.assign(described_group(statistics.per_prompt, names))
+
+
+def _decay_bound(frequency: xr.DataArray, distance: xr.DataArray) -> xr.DataArray:
+    """Mean over i of |S_i(d)| [layer, distance]; NaN without rotation."""
+    rates, which = np.unique(frequency.values, axis=0, return_inverse=True)
+    angles = rates[:, None] * distance.values[:, None]
+    bound = np.abs(np.exp(1j * angles).cumsum(-1)).mean(-1)[which.reshape(-1)]
+    return xr.DataArray(
+        bound, {"layer": frequency["layer"], "distance": distance}, ("layer", "distance")
+    )
 
 
 def _labelled(inputs: AttentionInputs, record: Record) -> Arrays:
@@ -285,7 +306,7 @@ def _labelled(inputs: AttentionInputs, record: Record) -> Arrays:
 def _angles(
     inputs: AttentionInputs, tokens: Tensor, frequencies: Tensor, per_side: int
 ) -> tuple[Record, Record]:
-    """Return rotation angles summed over prompts, and the reach per prompt; NaN without rotation."""
+    """Return rotation angles over all prompts, and reach per prompt; NaN without rotation."""
     new = {"dtype": torch.float64, "device": tokens.device}
     if inputs.positions is None or inputs.frequencies is None:
         sums = RotationAngles(
@@ -319,8 +340,8 @@ def _angles(
     )
 
 
-def _summed(by_prompt: Record) -> Record:
-    """Count, sum and sum of squares over prompts of the values of each prompt, NaN left out."""
+def _sum_over_prompts(by_prompt: Record) -> Record:
+    """Return count, sum and sum of squares of values over prompts, NaN left out."""
     sums: Record = {}
     for name, (axes, values) in by_prompt.items():
         known = ~values.isnan()
@@ -331,8 +352,8 @@ def _summed(by_prompt: Record) -> Record:
     return sums
 
 
-def _averaged(sums: xr.Dataset) -> dict[str, xr.DataArray]:
-    """Mean and standard deviation over prompts of what `_summed` summed up."""
+def _average(sums: xr.Dataset) -> dict[str, xr.DataArray]:
+    """Return mean and standard deviation over prompts from the sums of `_sum_over_prompts`."""
     averages = {}
     for name, (long_name, units) in _BY_PROMPT.items():
         total, squares, count = (sums[f"{name}_{part}"] for part in ("total", "squares", "count"))

@@ -1,6 +1,7 @@
 """Fake-distance fit of a head's logits (Position Generalization sec. 3.2, eq. 3, 9-13, app. B).
 
-    W'_dj = w(d, q, k_j): the logit that one query would give key j if it were d back         d, j = 0 .. n-1
+    W'_dj = w(d, q, k_j): the logit that one query would give key j if it were d back
+            d, j = 0 .. n-1
     W'_dj ~ a_d + b_j,   r = Pearson correlation        (fake_logits: how, without making W')
 
 The distance rotates as in the model itself, which sees i - j = d (`sign="causal"`); the paper's
@@ -11,12 +12,20 @@ formula, taken literally, rotates the other way ("printed"). Choices:
   (`distances="positions"`; for RoPE the same).
 - The query is the last token's, as in the paper; of several - the last ones - r is the mean.
 - A NoPE layer gives the same logit at every distance: r = 1, exactly and saying nothing.
-  `nope_base` asks instead what rotation by RoPE of that base would give.
-- What a scheme adds (ALiBi and the like) is taken, at distance d, from the last row's key d back;
+  `nope_base` rotates them by RoPE of that base instead.
+- A term that a scheme adds (ALiBi and the like) is that of the last row's key d back;
   without rotation r = 1 again, as the paper argues (sec. 3.3).
 - With 1/sqrt(d_head), before a soft cap. All valid tokens are keys, whatever the layer's window.
 
-Knows nothing about what a prompt says.
+Both axes together say how far a head can look for contents (after CoPE sec. 3.1, where "attend to
+the last x" fails once distance outweighs contents):
+
+    reach = smallest d with max_{d' <= d} a_d' - a_d > max_j b_j - median_j b_j
+
+the distance from which the best key loses to a nearer one of median content; NaN where it does not
+within the first prompt.
+
+Knows nothing about the contents of a prompt.
 """
 
 from __future__ import annotations
@@ -50,6 +59,7 @@ _DESCRIBED = {
     "r": ("correlation of fake-distance logits and the sum of their two axes", "1"),
     "position_axis": ("position axis of the last query of the first prompt", "logits"),
     "semantic_axis": ("semantic axis of the last query of the first prompt", "logits"),
+    "reach": ("distance from which a nearer key of median content wins", "tokens"),
 }
 
 
@@ -144,9 +154,21 @@ class FakeDistance(Measure, needs=Needs(nan=("r",))):
 
     def conclude(self, statistics: Statistics) -> xr.Dataset:
         """The group `fake_distance` of a run."""
-        return described_group(
-            {**statistics.per_prompt.data_vars, **statistics.first_prompt.data_vars}, _DESCRIBED
-        )
+        first = statistics.first_prompt
+        group = {**statistics.per_prompt.data_vars, **first.data_vars}
+        if "position_axis" in first:
+            group["reach"] = _reach(first["position_axis"], first["semantic_axis"])
+        return described_group(group, _DESCRIBED)
+
+
+def _reach(position: xr.DataArray, semantic: xr.DataArray) -> xr.DataArray:
+    """Distance from which a key of median content wins [layer, head]; NaN where it never does."""
+    position = position.transpose("layer", "head", "distance")
+    lost = np.maximum.accumulate(position.values, axis=-1) - position.values
+    margin = (semantic.max("token") - semantic.median("token")).transpose("layer", "head")
+    beyond = lost > margin.values[..., None] * (1 + 1e-9)
+    reach = np.where(beyond.any(-1), position["distance"].values[beyond.argmax(-1)], np.nan)
+    return margin.copy(data=reach)
 
 
 def bias_by_distance(inputs: AttentionInputs) -> Float[Tensor, "prompt head distance"] | None:
@@ -197,10 +219,10 @@ def _last_tokens(
     valid: Bool[Tensor, "prompt token"], number: int
 ) -> tuple[Int[Tensor, "prompt query"], Bool[Tensor, "prompt query"]]:
     """Return indices of the last valid tokens in order, and which there are; missing ones first."""
-    return once(("last", number), lambda: _found_last(valid, min(number, valid.shape[1])), valid)
+    return once(("last", number), lambda: _find_last(valid, min(number, valid.shape[1])), valid)
 
 
-def _found_last(
+def _find_last(
     valid: Tensor, number: int
 ) -> tuple[Int[Tensor, "prompt query"], Bool[Tensor, "prompt query"]]:
     order = valid.to(torch.int8).argsort(dim=-1, stable=True)[:, -number:]

@@ -1,25 +1,28 @@
-"""What CoPE's gates count, and where position alone sends attention (Golovneva et al. 2024, eq.
-3-9, fig. 4, 6).
+"""Counts of CoPE's gates, and attention from position alone.
 
-    g_ij = sigmoid(q_i . x_j / sqrt(d))      p_ij = sum_{t = j .. i} g_it, at most p_max - 1      a_ij = softmax_j of the position logits
+Golovneva et al. 2024, eq. 3-9, fig. 4, 6.
+
+    g_ij = sigmoid(q_i . x_j / sqrt(d))      p_ij = sum_{t = j .. i} g_it, at most p_max - 1
+            a_ij = softmax_j of the position logits
 
     gate_by_token       mean of g_ij over the queries that see token j
     counted             p_{i,0}; gate_sum: the same without a largest position
     separator_share     sum of g_ij over separators j / over all j
-    last_segment_mass   mean over queries of the a_ij on the query's own segment, so far as it goes; queries of the first segment,
-                        whose attention has nowhere else to go, are left out
+    last_segment_mass   mean over queries of the a_ij on the query's segment, so far as it goes;
+                        queries of the first segment, whose attention has nowhere else to go,
+                        are left out
     position_attention  a_ij, every row scaled to a maximum of 1; of the first `maps` prompts
 
 Two things would say "separators" or "last paragraph" without any: equal gates, and attention that
-prefers what is near. So the share comes with that of equal gates and that of as many random tokens,
+prefers near tokens. So the share comes with that of equal gates and that of as many random tokens,
 the mass with that of even attention and that of shuffled segments (segmentation); `..._chance` is
 the share of those draws that are at least as high. Layers without gates (everything but CoPE) have
 NaN, but for the mass: whatever adds position logits (ALiBi, KERPLE, FIRE) attends by position alone
 too. Where a scheme rotates besides (cope_rope) the rotation is left out. p_ij of a key whose gate
-is open counts it: the token behind a separator is at position 0 with what follows it, the separator
+is open counts it: the token behind a separator is at position 0 with those after it, the separator
 at 1.
 
-Knows nothing about what a text says: separators and segments are handed in.
+Knows nothing about the contents of a text: separators and segments are given.
 """
 
 from __future__ import annotations
@@ -175,6 +178,7 @@ class Gates(SegmentMeasure):
         measured = statistics.per_prompt.assign(
             largest_position=statistics.per_prompt["largest_position"].max("prompt")
         )
+        # The same in all layers: kept once.
         of_prompts = measured[list(_OF_PROMPTS)].isel(layer=0, drop=True)
         return described_group(measured, _TOKENS | _SEPARATORS | _OTHERS).assign(
             described_group(of_prompts, _OF_PROMPTS)
@@ -206,6 +210,7 @@ def _by_token(
         by_key = sums.by_key[row][:, valid]
         total = by_key.sum(-1)
         random = generator(seed, number)
+        # Random tokens, as many as there are separators.
         drawn = torch.as_tensor(
             np.stack([random.permutation(here.cpu().numpy()) for _ in range(draws)]),
             device=valid.device,
@@ -262,10 +267,10 @@ def _last_segment(
                     torch.ones_like(torch.cat([edges[None], drawn])),
                 )
                 places = torch.arange(len(members), device=members.device)
-                # the member that begins each member's segment
-                own = (places * begins).cummax(1).values
-                first[row, column][:, members] = members[own]
-                counted[row, column][:, members] = own > 0
+                # the member that begins a member's segment
+                first_member = (places * begins).cummax(1).values
+                first[row, column][:, members] = members[first_member]
+                counted[row, column][:, members] = first_member > 0
     queries = counted.sum(-1)
     mass = torch.full((prompts, inputs.heads, len(kinds), layouts), torch.nan, dtype=torch.float64)
     even = torch.full((prompts, len(kinds), layouts), torch.nan, dtype=torch.float64)
@@ -274,6 +279,7 @@ def _last_segment(
         over = torch.where(queries > 0, queries.double(), torch.nan)
         mass = (sums.unflatten(2, (len(kinds), layouts)) / over[:, None]).cpu()
         even = (even_sums.unflatten(1, (len(kinds), layouts)) / over).cpu()
+    # Layout 0 is the true one, the others are shuffled.
     observed, drawn = mass[..., 0], mass[..., 1:].movedim(-1, 0)
     by_head, by_prompt = ("prompt", "layer", "head", "kind"), ("prompt", "layer", "kind")
     return {

@@ -1,11 +1,10 @@
-"""Labels for what kernels return: names of axes, coordinates, long names and units, so that a run
-file explains itself.
+"""Labels of arrays for a run file: axes, coordinates, long names and units.
 
-    Arrays      arrays with the names and labels of their axes: what an xr.Dataset holds, without being one yet
+    Arrays      arrays with the names and labels of their axes: the contents of an xr.Dataset
 
-A layer of a batch leaves a handful of small arrays. Making a Dataset of each, and aligning
-Datasets, would take longer than measuring: they stay `Arrays` until all layers and prompts are
-together. Knows nothing about what is measured.
+A layer of a batch leaves a handful of small arrays. Making a Dataset of all, and aligning Datasets,
+would take longer than measuring: they stay `Arrays` until all layers and prompts are together.
+Knows nothing about measures.
 """
 
 from __future__ import annotations
@@ -23,9 +22,7 @@ from torch import Tensor
 from repo_interp.inputs import AttentionInputs
 
 Record = Mapping[Any, tuple[Sequence[str], Tensor | np.ndarray]]
-"""Axes and values by name; or, by several names, values of which each has one entry of a further
-first axis.
-"""
+"""Axes and values by name. Several names: an additional first axis holds one entry per name."""
 
 
 class _Awaited(NamedTuple):
@@ -40,7 +37,7 @@ class _Awaited(NamedTuple):
 
 @dataclass(frozen=True)
 class Arrays:
-    """Arrays with the names of their axes, and labels of axes, which all arrays share."""
+    """Arrays with named axes, and labels of axes, which all arrays share."""
 
     given: dict[str, tuple[tuple[str, ...], Any]] = field(default_factory=dict)
     """By name, axes and array; on an accelerator until one is asked for."""
@@ -50,9 +47,10 @@ class Arrays:
     def values(self) -> Mapping[str, tuple[tuple[str, ...], np.ndarray]]:
         """Axes and array by name.
 
-        What is on an accelerator leaves it, with all that was made there since, in one copy.
+        Arrays on an accelerator leave it in one copy, with all others that wait there.
         """
         if any(isinstance(array, _Awaited) for _, array in self.given.values()):
+            # One copy for all that waits: a copy per array would wait for the device each time.
             waiting, _departing[:] = (
                 [made for reference in _departing if (made := reference()) is not None],
                 [],
@@ -62,7 +60,15 @@ class Arrays:
 
     @classmethod
     def of(cls, given: Arrays | xr.Dataset) -> Arrays:
-        """What `given` holds; attributes are dropped."""
+        """Return arrays from arrays or from a Dataset.
+
+        Args:
+            given: Arrays, which are returned as they are, or a Dataset, whose attributes are
+                dropped.
+
+        Returns:
+            The arrays.
+        """
         if isinstance(given, Arrays):
             return given
         values = {
@@ -72,18 +78,30 @@ class Arrays:
         return cls(values, {str(axis): np.asarray(given[axis].values) for axis in given.indexes})
 
     def dataset(self) -> xr.Dataset:
-        """The same as a Dataset."""
+        """Return the arrays as a Dataset.
+
+        Returns:
+            A Dataset with the labels as coordinates.
+        """
         return xr.Dataset(
             dict(self.values), coords={axis: (axis, labels) for axis, labels in self.labels.items()}
         )
 
     def at(self, axis: str, place: int) -> Arrays:
-        """The entry number `place` of `axis` alone, with an axis of length 1: views."""
+        """Select one entry of an axis and keep the axis, with length 1.
+
+        Args:
+            axis: Name of the axis.
+            place: Index of the entry.
+
+        Returns:
+            Views of the arrays.
+        """
         values = {
             name: (
                 axes,
                 values[
-                    tuple(slice(place, place + 1) if each == axis else slice(None) for each in axes)
+                    tuple(slice(place, place + 1) if dim == axis else slice(None) for dim in axes)
                 ],
             )
             for name, (axes, values) in self.values.items()
@@ -91,7 +109,14 @@ class Arrays:
         return Arrays(values, {**self.labels, axis: self.labels[axis][place : place + 1]})
 
     def sorted_by(self, axis: str) -> Arrays:
-        """The same in the order of the labels of `axis`."""
+        """Sort the arrays by the labels of an axis.
+
+        Args:
+            axis: Name of the axis.
+
+        Returns:
+            Sorted copies, or the same object where the labels are in order.
+        """
         order = np.argsort(self.labels[axis], kind="stable")
         if (order == np.arange(len(order))).all():
             return self
@@ -103,13 +128,11 @@ class Arrays:
 
 
 _departing: list[weakref.ref[Arrays]] = []
-"""Those that hold what is on an accelerator."""
+"""Arrays objects with tensors on an accelerator."""
 
 
 def _fetch(records: Sequence[dict[str, tuple[tuple[str, ...], Any]]]) -> None:
-    """Put arrays in the places of what is awaited, by one copy for each device and kind of
-    numbers.
-    """
+    """Copy pending arrays to the CPU, once per device and dtype, and put them in place."""
     places = [
         (record, name)
         for record in records
@@ -132,13 +155,19 @@ def _fetch(records: Sequence[dict[str, tuple[tuple[str, ...], Any]]]) -> None:
         record[name] = axes, np.expand_dims(here[id(tensor)][entry], layer)
 
 
-def joined(parts: Sequence[Arrays], axis: str) -> Arrays:
-    """Parts one after the other along `axis`, other axes aligned by their labels; absent entries
-    are NaN, of integers -1.
+def concat_arrays(parts: Sequence[Arrays], axis: str) -> Arrays:
+    """Concatenate arrays along an axis and align the other axes by their labels.
+
+    Args:
+        parts: Arrays of one or more parts.
+        axis: Axis to concatenate along.
+
+    Returns:
+        The arrays; absent entries are NaN, or -1 of integers.
     """
     if len(parts) == 1:
         return parts[0]
-    labels, places = _aligned(parts, axis)
+    labels, places = _align(parts, axis)
     labels[axis] = np.concatenate([part.labels[axis] for part in parts])
     ends = np.cumsum([0, *(len(part.labels[axis]) for part in parts)])
     for number, place in enumerate(places):
@@ -155,11 +184,18 @@ def joined(parts: Sequence[Arrays], axis: str) -> Arrays:
     )
 
 
-def added(parts: Sequence[Arrays]) -> Arrays:
-    """Sums of the parts, axes aligned by their labels; absent entries count 0."""
+def sum_arrays(parts: Sequence[Arrays]) -> Arrays:
+    """Add arrays of the same names, with axes aligned by their labels.
+
+    Args:
+        parts: Arrays of one or more parts.
+
+    Returns:
+        The sums; absent entries count 0.
+    """
     if len(parts) == 1:
         return parts[0]
-    labels, places = _aligned(parts)
+    labels, places = _align(parts)
 
     def add(whole: np.ndarray, place: tuple, values: np.ndarray) -> None:
         whole[place] += values
@@ -167,23 +203,25 @@ def added(parts: Sequence[Arrays]) -> Arrays:
     return Arrays(_put_together(parts, labels, places, np.zeros_like, add), labels)
 
 
-def _aligned(
+def _align(
     parts: Sequence[Arrays], joining: str | None = None
 ) -> tuple[dict[str, np.ndarray], list[dict[str, Any]]]:
-    """Labels of all parts by axis, and of each part the places of its own among them; axes where
-    all parts agree are left out.
+    """Return the union of labels by axis, and the indices of every part into it.
+
+    Axes on which all parts agree have no indices.
     """
     labels: dict[str, np.ndarray] = {}
     places: list[dict[str, Any]] = [{} for _ in parts]
     for axis in dict.fromkeys(axis for part in parts for axis in part.labels if axis != joining):
-        own = [part.labels.get(axis) for part in parts]
-        known = [some for some in own if some is not None]
+        by_part = [part.labels.get(axis) for part in parts]
+        known = [some for some in by_part if some is not None]
         if all(np.array_equal(known[0], some) for some in known):
             labels[axis] = known[0]
             continue
         labels[axis] = np.unique(np.concatenate(known))
-        for place, some in zip(places, own, strict=True):
+        for place, some in zip(places, by_part, strict=True):
             if some is not None:
+                # Neighbouring labels are a slice, so that values are copied without an index.
                 found = np.searchsorted(labels[axis], some)
                 together = len(found) and (np.diff(found) == 1).all()
                 place[axis] = slice(found[0], found[-1] + 1) if together else found
@@ -199,16 +237,16 @@ def _put_together(
 ) -> dict[str, tuple[tuple[str, ...], np.ndarray]]:
     whole = {}
     for name in dict.fromkeys(name for part in parts for name in part.values):
-        own = [part.values.get(name) for part in parts]
-        axes, some = next(each for each in own if each is not None)
+        by_part = [part.values.get(name) for part in parts]
+        axes, some = next(found for found in by_part if found is not None)
         shape = [
             len(labels[axis]) if axis in labels else size
             for axis, size in zip(axes, some.shape, strict=True)
         ]
-        kind = np.result_type(*(each[1].dtype for each in own if each is not None))
+        kind = np.result_type(*(found[1].dtype for found in by_part if found is not None))
         values = empty(np.empty(shape, kind))
-        for place, each in zip(places, own, strict=True):
-            if each is not None:
+        for place, found in zip(places, by_part, strict=True):
+            if found is not None:
                 # Slices where entries stand together: other axes need a grid of places.
                 index = tuple(place.get(axis, slice(None)) for axis in axes)
                 if not all(isinstance(some, slice) for some in index):
@@ -216,25 +254,35 @@ def _put_together(
                         np.arange(size)[some] for some, size in zip(index, shape, strict=True)
                     )
                     index = np.ix_(*numbers)
-                put(values, index, each[1])
+                put(values, index, found[1])
         whole[name] = axes, values
     return whole
 
 
-def _absent(room: np.ndarray) -> np.ndarray:
-    """`room` filled with what stands for an absent entry."""
-    room[...] = (
-        np.nan if room.dtype.kind in "fc" else -1 if room.dtype.kind == "i" else room.dtype.type()
+def _absent(array: np.ndarray) -> np.ndarray:
+    """Fill an array with the value of an absent entry: NaN, -1, or an empty text."""
+    array[...] = (
+        np.nan
+        if array.dtype.kind in "fc"
+        else -1
+        if array.dtype.kind == "i"
+        else array.dtype.type()
     )
-    return room
+    return array
 
 
 def arrays(inputs: AttentionInputs, record: Record, **labels: Any) -> Arrays:
-    """What was measured of one layer, by name: axes - among them `layer`, of length 1, which the
-    values lack - and values.
+    """Label values of one layer.
 
-    Prompts, heads and tokens have the labels that `of_layer` gives them; labels of other axes are
-    given by name.
+    Prompts, heads and tokens get their numbers as labels.
+
+    Args:
+        inputs: The layer and the batch that were measured.
+        record: Axes and values by name. The axes name `layer`, of length 1, which the values lack.
+        **labels: Labels of other axes, by the name of the axis.
+
+    Returns:
+        The arrays; those on an accelerator are copied to the CPU when one is read.
     """
     known = {
         "layer": [inputs.layer],
@@ -256,6 +304,7 @@ def arrays(inputs: AttentionInputs, record: Record, **labels: Any) -> Arrays:
             else:
                 given[name] = tuple(axes), np.expand_dims(np.asarray(values)[entry], layer)
     made = Arrays(given, {axis: np.asarray(known[axis]) for axis in used if axis in known})
+    # Weak: arrays that nobody reads are not copied.
     if any(isinstance(array, _Awaited) for _, array in given.values()):
         _departing.append(weakref.ref(made))
     return made
@@ -264,11 +313,17 @@ def arrays(inputs: AttentionInputs, record: Record, **labels: Any) -> Arrays:
 def of_layer(
     inputs: AttentionInputs, axes: Sequence[str], values: Tensor | np.ndarray, **coordinates: Any
 ) -> xr.DataArray:
-    """`values` of one layer with their `axes`, among them `layer` (length 1) and, where named,
-    `prompt`, `head` and `token`.
+    """Label one array of one layer.
 
-    `values` come without the axis `layer`, which is put where `axes` has it; other coordinates are
-    given by name.
+    Args:
+        inputs: The layer and the batch that were measured.
+        axes: Axes of the result, with `layer` (length 1) and, where the values have them, `prompt`,
+            `head` and `token`.
+        values: Values on these axes but `layer`.
+        **coordinates: Labels of other axes, by the name of the axis.
+
+    Returns:
+        A DataArray with coordinates.
     """
     return (
         arrays(inputs, {"values": (axes, values)}, **coordinates).dataset()["values"].rename(None)
@@ -276,7 +331,16 @@ def of_layer(
 
 
 def described(array: xr.DataArray, long_name: str, units: str) -> xr.DataArray:
-    """`array` with its long name and units as attributes."""
+    """Set the long name and the units of an array.
+
+    Args:
+        array: Array to copy with new attributes.
+        long_name: Description of one entry.
+        units: Units; "1": none.
+
+    Returns:
+        The array with the attributes `long_name` and `units`.
+    """
     return array.assign_attrs(long_name=long_name, units=units)
 
 
@@ -285,10 +349,15 @@ def described_group(
     texts: Mapping[str, tuple[str, str]],
     coordinates: Mapping[str, Any] | None = None,
 ) -> xr.Dataset:
-    """The variables of `values` that `texts` names, in its order, with their long names and units.
+    """Make a Dataset of the variables that have texts, in the order of the texts.
 
-    `values`: a Dataset; or by name DataArrays, or axes and values, with the `coordinates` of their
-    axes.
+    Args:
+        values: A Dataset; or by name DataArrays, or axes and values.
+        texts: Long name and units by name of the variable.
+        coordinates: Coordinates of axes of `values` that are given without them.
+
+    Returns:
+        A Dataset whose variables have the attributes `long_name` and `units`.
     """
     group = values if isinstance(values, xr.Dataset) else xr.Dataset(dict(values), coordinates)
     return xr.Dataset(
@@ -297,7 +366,14 @@ def described_group(
 
 
 def parameter_attributes(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Parameters as attributes of a group: numbers and texts as they are, sequences as lists."""
+    """Return parameters in the form of attributes of a group.
+
+    Args:
+        parameters: Values by name.
+
+    Returns:
+        The same, with tuples as lists.
+    """
     return {
         name: list(value) if isinstance(value, tuple) else value
         for name, value in parameters.items()

@@ -1,11 +1,12 @@
-"""Pictures of a head: its logits, and its fake-distance logits, as means over blocks of the first
-prompt (fig. 2, 3).
+"""Maps of a head: logits and fake-distance logits as means over blocks (fig. 2, 3).
+
+Of the first prompt.
 
 Exact block means (block_means), at most `side` blocks per side: 2 side^2 numbers per head in the
 run, so name the `heads` to keep where there are many. The fake map is that of the last token's
 query, its distances in tokens, rotated as the model rotates (fake_distance).
 
-Knows nothing about what a prompt says.
+Knows nothing about the contents of a prompt.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class Maps(Measure):
     """The measure `maps`."""
 
     side: Annotated[int, Interval(ge=1, le=4096)] = 192
-    """Most blocks per side. Coordinates of blocks are the first token, or distance, of each."""
+    """Most blocks per side. Coordinates of blocks are their first token, or distance."""
     heads: tuple[str, ...] = ()
     """LAYERS:HEADS, such as "5:0-3" or "2-4:7"; none: those of the analysis.
 
@@ -54,8 +55,10 @@ class Maps(Measure):
     name: str = "maps"
 
     def __post_init__(self) -> None:
-        """Raises InputError for fields as `Measure` does, and for heads that are not written
-        LAYERS:HEADS.
+        """Validate the fields.
+
+        Raises:
+            InputError: A field is out of range, or heads are not written LAYERS:HEADS.
         """
         super().__post_init__()
         for text in self.heads:
@@ -104,7 +107,7 @@ class Maps(Measure):
 
 
 def _layers_and_heads(text: str) -> tuple[range, range]:
-    """The two ranges in LAYERS:HEADS, each a number or two with a dash between."""
+    """Return the two ranges in LAYERS:HEADS, numbers or pairs with a dash between."""
     number = r"([0-9]{1,4})(?:-([0-9]{1,4}))?"
     found = re.fullmatch(f"{number}:{number}", text)
     if found is None:
@@ -121,8 +124,9 @@ def _layers_and_heads(text: str) -> tuple[range, range]:
 
 
 def _fake_map(inputs: AttentionInputs, size: int, blocks: int) -> Tensor:
-    """[head, distance_block, key_block] of the only prompt's valid tokens; NaN in the blocks of
-    padding on the left.
+    """Return the fake map of the only prompt [head, distance_block, key_block].
+
+    NaN in blocks of padding on the left.
     """
     valid = inputs.valid[0]
     count = int(valid.sum())

@@ -14,13 +14,15 @@ definition.
 Counting with noise is hybrid too. So beside the classes stands the rank correlation of z and the
 token index (ours),
 
-    trend          over the valid tokens of a prompt           counts_tokens    |trend| > .8 and above its null in every prompt
-    chunk_trend    within whole chunks, mean over chunks       trend_null       95 % of |trend| of permuted positions
+    trend          over the valid tokens of a prompt
+    chunk_trend    within whole chunks, mean over chunks
+    trend_null     95 % of |trend| of permuted positions
+    counts_tokens  |trend| > .8 and above its null in every prompt
     trend_slope    least squares, in positions per token
 
 Correlations of a constant head or chunk are undefined, and left out of means.
 
-Knows nothing about what the positions mean.
+Knows nothing about the meaning of positions.
 """
 
 from __future__ import annotations
@@ -84,10 +86,20 @@ def chunk_patterns(
     epsilon: float = 0.2,
     last_chunk: str = "drop",
 ) -> Int[Tensor, "... chunk"]:
-    """The pattern of every chunk of the valid tokens: 0 constant, 1 mono, 2 hybrid, -1 no chunk.
+    """Classify every chunk of the valid tokens by how its positions run.
 
     Chunks count from a prompt's first valid token, on whichever side its padding stands.
-    `last_chunk` is "drop" or "keep"; a kept chunk of one token is constant.
+
+    Args:
+        positions: Positions along the last axis.
+        valid: Mask of the tokens that are no padding.
+        chunk_size: Tokens per chunk.
+        epsilon: Tolerance of the patterns, in positions.
+        last_chunk: Whether to "drop" or "keep" a last chunk of fewer tokens; a kept chunk of one
+            token is constant.
+
+    Returns:
+        Per chunk 0 constant, 1 mono, 2 hybrid, -1 no chunk.
     """
     found = _chunks(*_from_first_valid(positions, valid), (chunk_size,), last_chunk)
     return _patterns(found, epsilon)
@@ -134,8 +146,9 @@ def _chunks(
 def _places(
     tokens: int, sizes: tuple[int, ...], device: torch.device
 ) -> tuple[dict[int, slice], Int[Tensor, "chunk token"], Int[Tensor, "chunk"]]:
-    """Where the chunks of every size stand; the tokens of each, `tokens` where it has no more; and
-    the size of each.
+    """Return slices of the chunks per size, the tokens of every chunk, and its size.
+
+    Token number `tokens` stands for none.
     """
     step, of_size, index = torch.arange(max(sizes)), {}, []
     for size in sizes:
@@ -154,7 +167,7 @@ def _patterns(chunks: _Chunks, epsilon: float) -> Int[Tensor, "... chunk"]:
 
 
 def _counts(chunks: _Chunks) -> Float[Tensor, "size epsilon pattern"]:
-    """How many chunks of each size have each pattern, for every tolerance at once."""
+    """Count chunks by size and pattern, for all tolerances at once."""
     epsilons, of_size = once("grid", lambda: _grid(chunks.size), chunks.size)
     varied = (chunks.spread[..., None] > epsilons) & chunks.known[..., None]
     mono, known = varied & chunks.mono[..., None], chunks.known[..., None].expand_as(varied)
@@ -166,7 +179,7 @@ def _counts(chunks: _Chunks) -> Float[Tensor, "size epsilon pattern"]:
 def _grid(
     size: Int[Tensor, "chunk"],
 ) -> tuple[Float[Tensor, "epsilon"], Float[Tensor, "size chunk"]]:
-    """The tolerances, and which chunks have each size."""
+    """Return the tolerances, and the chunks by size."""
     of_size = size == torch.tensor(CHUNK_SIZES, device=size.device)[:, None]
     return torch.tensor(EPSILONS, dtype=torch.float64, device=size.device), of_size.to(
         torch.float64
@@ -203,8 +216,9 @@ class Patterns(
     name: str = "patterns"
 
     def observe(self, inputs: AttentionInputs, spans: Spans) -> Statistics:
-        """Chunk patterns, trends, and where positions are learned the chunks of each pattern over a
-        grid of sizes and tolerances.
+        """Return chunk patterns and trends.
+
+        Where positions are learned, also counts of patterns over a grid of sizes and tolerances.
         """
         learned, positions = inputs.scheme in LEARNED, inputs.positions
         if positions is None:

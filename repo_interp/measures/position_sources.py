@@ -1,5 +1,6 @@
-"""What f_phi reads: how much of a head's position variance the token, its index, its segment and
-the previous token explain.
+"""Sources of learned positions: token, index, segment and previous token.
+
+How much of the variance of a head's positions they explain, so of the output of f_phi:
 
     z_i = index(i) + segment(number and place of i in lines, sentences, ... and named spans) +
     token[t_i] + previous[t_{i-1}] + rest
@@ -8,24 +9,30 @@ A sum, fitted by ridge regression (`kernels.held_out`) and judged on stretches o
 not fitted to.
 
     alone   R^2 of one source without the others
-    share   what a source adds to those before it, in this order - from few effects to many; the shares and the rest sum to 1
+    share   gain of a source over those before it, in this order, from few effects to many; the
+            shares and the rest sum to 1
 
-    token, previous    an effect per token id, shrunk: one that n tokens were fitted to keeps n / (n + shrinkage) of their mean
-    index, numbers     a line, and departures from it at 0, 1, 4, 16, 64, ..., linear in between, shrunk alike
+    token, previous    an effect per token id, shrunk: one that n tokens were fitted to keeps
+                       n / (n + shrinkage) of their mean
+    index, numbers     a line, and departures from it at 0, 1, 4, 16, 64, ..., linear in between,
+                       shrunk alike
 
-Each different prompt is cut into stretches of `STRETCH` tokens or more, so that one text is enough;
-prompts too short to be cut are held out whole. Equal prompts are one. Held-out tokens count where
-they and the token before them occur in other folds, and `counted_share` says how many do. The first
-token of a prompt, which has no previous one and often stands apart, is left out. A shift of a whole
-prompt changes no logit, so variance is that within prompts. Where gates count positions (CoPE) it
-is the mean gate of a token that is explained. Held-out values may be negative: a source that
-misleads.
+Every different prompt is cut into stretches of `STRETCH` tokens or more, so that one text is
+enough; prompts too short to be cut are held out whole. Equal prompts are one. Held-out tokens count
+where they and the token before them occur in other folds, and `counted_share` says how many do. The
+first token of a prompt, which has no previous one and often stands apart, is left out. A shift of a
+whole prompt changes no logit, so variance is that within prompts. Where gates count positions
+(CoPE) it is the mean gate of a token that is explained. Held-out values may be negative: a source
+that misleads.
 
-    alone_null    the largest `alone` of `DRAWS` permutations of a head's positions over the tokens of each prompt
-    line_step     how far the last tokens of lines stand from the other tokens, in standard deviations
-    kind          what a head of a layer that learns positions, or counts them by gates, does (`head_kinds`)
+    alone_null    the largest `alone` of `DRAWS` permutations of a head's positions over the tokens
+                  of each prompt
+    line_step     how far the last tokens of lines stand from the other tokens, in standard
+                  deviations
+    kind          name of a head whose layer learns positions, or counts them by gates
+                  (`head_kinds`)
 
-Statistics keep positions of at most `tokens` tokens of each prompt, drawn by its content. Knows
+Statistics keep positions of at most `tokens` tokens of a prompt, drawn by its content. Knows
 nothing about models.
 """
 
@@ -63,7 +70,7 @@ FOLLOWS = 0.9
 STRETCH = 32
 """Tokens of a held-out stretch, at least, where a prompt is not needed in smaller ones."""
 MOST = 4096
-"""Previous tokens that have an effect of their own: what is solved at once grows with their square.
+"""Previous tokens with separate effects: the size of one solve grows with their square.
 """
 DRAWS = 3
 """Permutations of the null."""
@@ -112,13 +119,13 @@ def head_kinds(
     line_step: Float[np.ndarray, "*head"],
     line_step_null: float = 0.0,
 ) -> np.ndarray:
-    """Return what every head does, as text.
+    """Name the function of every head.
 
     Args:
         counts: Whether the rank correlation with the token index is above .8 and its null in every
             prompt.
-        share: What each of `SOURCES` adds to those before it; further ones are ignored.
-        alone: What each explains without the others. A head is called by the source with the
+        share: Gain of every one of `SOURCES` over those before it; further ones are ignored.
+        alone: Share that a source explains alone. A head is called by the source with the
             largest share, where this reaches `DOMINATES` and its null.
         null: The same of permuted positions.
         line_step: Step at line ends, in standard deviations.
@@ -148,7 +155,7 @@ class PositionSources(SegmentMeasure):
     kinds: Kinds = KINDS
     """Kinds of segments beside the prompts' named spans."""
     folds: Annotated[int, Interval(ge=2, le=1000)] = 5
-    """Parts of the text, each held out once."""
+    """Parts of the text; every part is held out once."""
     shrinkage: Positive = 1.0
     """Ridge penalty of the effects, in tokens without an effect that weigh as much."""
     tokens: Annotated[int, Interval(ge=2, le=65_536)] = 1024
@@ -161,10 +168,12 @@ class PositionSources(SegmentMeasure):
         return Needs(segments=self.kinds, nan=("value",))
 
     def observe(self, inputs: AttentionInputs, spans: Spans) -> Statistics:
-        """Positions or gates of some tokens [prompt, layer, head, sample], and what stands beside
-        them in the prompt.
+        """Return positions or gates of some tokens, and the sources beside them in the prompt.
 
-        Raises InputError where token ids are not at hand.
+        Values are [prompt, layer, head, sample].
+
+        Raises:
+            InputError: The inputs have no token ids.
         """
         if inputs.tokens is None:
             raise InputError(
@@ -213,8 +222,9 @@ class PositionSources(SegmentMeasure):
         )
 
     def conclude(self, statistics: Statistics) -> xr.Dataset:
-        """The group `position_sources` of a run; sources are NaN where no token that counts occurs
-        in two folds.
+        """The group `position_sources` of a run.
+
+        Sources are NaN where no token that counts occurs in two folds.
         """
         _, first = np.unique(
             statistics.per_prompt["content"].isel(layer=0).values, return_index=True
@@ -253,10 +263,10 @@ class PositionSources(SegmentMeasure):
         fits, step_null = _by_prompt(different.T, prompts, lines)
         fits |= _explained(different.T, columns, HeldOut(prompts, folds, counted, self.shrinkage))
         found = {
-            name: np.full((*known.shape, *each.shape[1:]), np.nan) for name, each in fits.items()
+            name: np.full((*known.shape, *fit.shape[1:]), np.nan) for name, fit in fits.items()
         }
-        for name, each in fits.items():
-            found[name][known] = each[same.ravel()]
+        for name, fit in fits.items():
+            found[name][known] = fit[same.ravel()]
         judged = (found[name] for name in ("share", "alone", "alone_null", "line_step"))
         trend = measured["trend"].transpose("prompt", "layer", "head").values
         counts = counts_tokens(trend, beside["trend_null"].values)
@@ -269,7 +279,7 @@ class PositionSources(SegmentMeasure):
             object
         )
         axes = ("layer", "head", "source")
-        group = {name: (axes[: each.ndim], each) for name, each in found.items()}
+        group = {name: (axes[: array.ndim], array) for name, array in found.items()}
         single = {
             "counted_share": counted.sum() / (len(counted) or np.nan),
             "counted_tokens": counted.sum(),
@@ -286,13 +296,13 @@ class PositionSources(SegmentMeasure):
 def _explained(
     values: Rows, columns: dict[str, sparse.csr_array], held_out: HeldOut
 ) -> dict[str, Float[np.ndarray, "row *any"]]:
-    """What is explained of every row, by name; NaN without variance, or without a sample that
-    counts.
-    """
+    """Return the explained shares of every row by name; NaN without variance or samples."""
     prompts, rows = one_hot(held_out.prompts), values.shape[1]
     flat = FLAT * np.square(values).sum(0)
+    # A shift of a whole prompt changes no logit, so only variance within prompts counts.
     values = values - prompts @ ((prompts.T @ values) / prompts.sum(axis=0)[:, None])
     random = np.random.default_rng(0)
+    # Permutations within prompts: sorted by prompt, then at random.
     orders = [np.lexsort((random.random(len(values)), held_out.prompts)) for _ in range(DRAWS)]
     drawn = np.concatenate([values, *(values[order] for order in orders)], axis=1)
     total = held_out.squares(drawn)
@@ -315,7 +325,7 @@ def _explained(
         )
         total = total[:, :rows]
         errors = [missed(values, SOURCES[:count]) for count in range(1, 1 + len(SOURCES))]
-        added = np.stack([1 - each.sum(0) / total.sum(0) for each in errors], axis=-1)
+        added = np.stack([1 - part.sum(0) / total.sum(0) for part in errors], axis=-1)
         error = (1 - errors[-1] / total).std(0) / np.sqrt(len(total) - 1 or np.nan)
     share = np.diff(added, axis=1, prepend=0.0, append=1.0)
     null = alone[1:].max(0)
@@ -331,8 +341,9 @@ def _explained(
 def _by_prompt(
     values: Rows, prompts: Codes, line_ends: Marks
 ) -> tuple[dict[str, Float[np.ndarray, " row"]], float]:
-    """The step of every row at line ends, mean over prompts that have some; and what 95 % of
-    permutations stay within.
+    """Return the step of every row at line ends, and the 95 % limit of permutations.
+
+    The step is a mean over prompts that have a line end.
     """
     steps, variances = [], []
     for prompt in np.unique(prompts):
@@ -351,9 +362,7 @@ def _by_prompt(
 
 
 def _quantity(inputs: AttentionInputs) -> Float[Tensor, "prompt head token"]:
-    """Gates of tokens where positions are counted by gates, else positions; NaN where a layer has
-    neither.
-    """
+    """Return gates of tokens where gates count positions, else positions; NaN without either."""
     if inputs.gate_features is not None:
         sums = gate_sums(inputs)
         return sums.by_key / sums.queries[:, None].clamp_min(1)
@@ -363,18 +372,16 @@ def _quantity(inputs: AttentionInputs) -> Float[Tensor, "prompt head token"]:
 
 
 def _segment_spans(spans: Spans, kinds: tuple[str, ...]) -> dict[str, str]:
-    """The span of every kind of segments, and those named spans that are no part of another, by the
-    names of their segments.
-    """
+    """Return spans of all kinds of segments, and named spans that are no part of another."""
     named = sorted(name for name in spans if "." not in name and name not in _UNNAMED)
     return {**{kind: INSIDE + kind for kind in kinds}, **{f"span {name}": name for name in named}}
 
 
 def _places_in(spans: Spans, span: str, row: int, valid: Marks) -> Int[np.ndarray, "part token"]:
-    """For the `valid` tokens of prompt `row`: the number of the segment of `span` that each lies
-    in, its place there, and 1 for the last token before another segment, 0 for others; -1 for none.
+    """Return segment number, place and end mark for every valid token of a prompt; -1 for none.
 
-    Where a span does not say where segments start, every unbroken stretch is one.
+    The mark is 1 for the last token before another segment. Where a span does not say where
+    segments start, every unbroken stretch is one.
     """
     if span not in spans:
         return np.full((3, valid.sum()), -1)
@@ -391,8 +398,10 @@ def _places_in(spans: Spans, span: str, row: int, valid: Marks) -> Int[np.ndarra
 
 
 def _piecewise(counts: Codes) -> Rows:
-    """A line up to 10, so that it is hardly shrunk, and hat functions around 0, 1, 4, 16, ..., the
-    last constant beyond; 0 for -1.
+    """Return a line and hat functions of counts at 0, 1, 4, 16, ...; 0 for -1.
+
+    The line goes up to 10, so that it is hardly shrunk; the last function is constant beyond its
+    knot.
     """
     largest = int(counts.max(initial=0))
     knots = [0, *(4**power for power in range(16) if 4**power < largest)]
@@ -409,8 +418,10 @@ def _frequent(ids: Codes) -> Codes:
 
 
 def _folds(present: Bool[np.ndarray, "prompt sample"], folds: int) -> Codes:
-    """The fold of every sample: each prompt is cut into stretches, which folds take in turn,
-    another one first in every prompt.
+    """Return the fold of every sample.
+
+    Prompts are cut into stretches, which folds take in turn, beginning with another one in every
+    prompt.
     """
     counts, number = present.sum(1, keepdims=True), np.arange(len(present))[:, None]
     stretches = np.clip(counts // STRETCH, -(-folds // len(present)), 2 * folds)
@@ -420,6 +431,6 @@ def _folds(present: Bool[np.ndarray, "prompt sample"], folds: int) -> Codes:
 
 
 def _seen_elsewhere(ids: Codes, folds: Codes) -> Marks:
-    """Whether the id of each sample occurs in a fold other than its own."""
+    """Return the samples whose id occurs in another fold too."""
     of_id = one_hot(ids)
     return of_id @ ((of_id.T @ one_hot(folds)) > 0).sum(axis=1) > 1

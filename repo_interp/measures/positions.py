@@ -1,11 +1,13 @@
-"""What positions a layer gives its tokens, and how far they spread: d = max z - min z (RePo eq.
-4-7, sec. 5.2, fig. 2, 6, 8).
+"""Positions that a layer gives its tokens, and their range d = max z - min z.
+
+RePo eq. 4-7, sec. 5.2, fig. 2, 6, 8.
 
 z_i is the position of token i in a head: the index for RoPE, the output of f_phi for RePo, none
 (NaN) for NoPE, where a constant for all tokens would give the same logits. Heads that share a key
-share its position and are listed each.
+share its position and are listed singly. `linear_r2` is the squared correlation of z_i and i: 1 for
+the index, however it is scaled and shifted.
 
-Knows nothing about what positions do to attention.
+Knows nothing about the effect of positions on attention.
 """
 
 from __future__ import annotations
@@ -25,14 +27,22 @@ from repo_interp.measures.statistics import Measure, Needs, Statistics
 _TEXTS = {
     "position": ("position of each token", "positions"),
     "position_range": ("largest minus smallest position of a prompt", "positions"),
+    "negative_share": ("share of a prompt's tokens with a position below 0", "1"),
+    "linear_r2": ("share of positions' variance that a straight line has (R^2)", "1"),
 }
 
 
 def position_range(
     positions: Float[Tensor, "... token"], valid: Bool[Tensor, "... token"]
 ) -> Float[Tensor, "..."]:
-    """Largest minus smallest position of the valid tokens, in positions. 0 for a constant head;
-    -inf where no token is valid.
+    """Return the largest minus the smallest position of the valid tokens.
+
+    Args:
+        positions: Positions along the last axis.
+        valid: Mask of the tokens that are no padding.
+
+    Returns:
+        Ranges in positions; 0 for a constant head, -inf where no token is valid.
     """
     if is_whole(valid):
         return positions.amax(-1) - positions.amin(-1)
@@ -49,8 +59,9 @@ class Positions(Measure, needs=Needs(tensors=("positions",), nan=tuple(_TEXTS)))
     name: str = "positions"
 
     def observe(self, inputs: AttentionInputs, spans: Spans) -> Statistics:
-        """Positions [prompt, layer, head, token] and their ranges [prompt, layer, head]; NaN where
-        a layer has no positions.
+        """Return positions [prompt, layer, head, token] and ranges [prompt, layer, head].
+
+        NaN where a layer has no positions.
         """
         positions = inputs.head_positions
         if positions is None:
@@ -71,4 +82,9 @@ class Positions(Measure, needs=Needs(tensors=("positions",), nan=tuple(_TEXTS)))
 
     def conclude(self, statistics: Statistics) -> xr.Dataset:
         """The group `positions` of a run."""
-        return described_group(statistics.per_prompt, _TEXTS)
+        group = statistics.per_prompt
+        position = group["position"].astype(float)
+        known = position.notnull()
+        below = (position < 0).sum("token") / known.sum("token").where(known.any("token"))
+        fit = xr.corr(position, position["token"].astype(float), "token") ** 2
+        return described_group(group.assign(negative_share=below, linear_r2=fit), _TEXTS)

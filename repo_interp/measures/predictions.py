@@ -1,7 +1,9 @@
-"""What the model expects next: the likeliest next tokens after tokens of the first prompt, and the
-token that does follow.
+"""Next-token predictions after tokens of the first prompt.
 
-    p(v | x_0 ... x_i) = softmax_v logits_i        of row i the `candidates` largest, their tokens v, and p(x_{i+1})
+The likeliest next tokens, and the probability of the token that does follow.
+
+    p(v | x_0 ... x_i) = softmax_v logits_i
+            of row i the `candidates` largest, their tokens v, and p(x_{i+1})
 
 Rows are those of `attention_rows`: all tokens of the prompt where these are no more than `rows`,
 else those of its spans first. From the hidden states of the forward pass that everything else is
@@ -48,22 +50,24 @@ class NextTokens(Measure, needs=Needs(tensors=(), predictions=True)):
     rows: Annotated[int, Interval(ge=1, le=65_536)] = 512
     """Most tokens after which predictions are kept."""
     candidates: Annotated[int, Interval(ge=1, le=4096)] = 8
-    """Likeliest next tokens after each."""
+    """Likeliest next tokens after a token."""
     name: str = "predictions"
 
     def observe(self, inputs: AttentionInputs, spans: Spans) -> Statistics:
-        """Nothing: what single layers compute does not matter."""
+        """Return nothing: single layers do not matter."""
         return Statistics()
 
     def observe_predictions(self, predictions: Predictions, spans: Spans) -> Statistics:
-        """Tokens and probabilities [token, rank] of the first prompt, and those of the token that
-        follows [token].
+        """Return tokens and probabilities [token, rank], and those of the following token [token].
+
+        Of the first prompt; nothing where it is in another batch.
         """
         first = predictions.row_of_first_prompt
         if first is None:
             return Statistics()
         tokens, valid = predictions.tokens[first], predictions.valid[first]
         rows = rows_of_interest(valid, spans, first, self.rows)
+        # The last token of the prompt has no successor.
         following = torch.where(
             rows + 1 < int(valid.nonzero()[-1]) + 1,
             tokens[(rows + 1).clamp_max(len(tokens) - 1)],
@@ -94,9 +98,7 @@ class NextTokens(Measure, needs=Needs(tensors=(), predictions=True)):
 
 
 def _of_rows(logits: torch.Tensor, following: torch.Tensor, count: int) -> tuple[torch.Tensor, ...]:
-    """Of some rows: the largest probabilities and their tokens, and the probability and rank of the
-    tokens that follow.
-    """
+    """Return top probabilities and tokens, and probability and rank of the following tokens."""
     logarithms = torch.log_softmax(logits.double(), dim=-1)
     largest, tokens = logarithms.topk(count, dim=-1)
     known = following >= 0

@@ -1,23 +1,29 @@
-"""Which rotary pairs carry a head's logits, and how far they rotate (Position Generalization sec.
-3.4, theorem 2).
+"""Rotary pairs that carry a head's logits, and how far they rotate.
+
+Position Generalization sec. 3.4, theorem 2.
 
 Component r of a query or key is a complex number (dimensions r and r + d_head/2 before rotation); a
 pair of tokens adds |k_r| |q_r| cos(start angle + theta_r distance) to the logit (fig. 4, 9).
 Observation 1 names slow dominating components, without numbers; here component r is one where
 
-    prominent   s query_norm key_norm >= `prominence` x their median over the head's components; s = attention_scaling^2
+    prominent   s query_norm key_norm >= `prominence` x their median over the head's components;
+                s = attention_scaling^2
     stable      key_deviation <= `stability` x |mean key|
     slow        max_rotation <= `slow`
-    still       max_rotation <= `still`, asked where the start angle is within `near_pi` of pi (the proof's case 1)
+    still       max_rotation <= `still`, asked where the start angle is within `near_pi` of pi (the
+                proof's case 1)
 
 max_rotation is theta_r times L, min(window, training length), for schemes whose positions are the
 token index, and theta_r times the largest |z_i - z_j| of a seen pair, over all prompts, for those
 that learn positions. Norms and means are over the tokens of all prompts, deviations about the mean
-of each prompt. `closed_form_r` correlates the logits with theorem 2's f + g from the slow
-dominating components that the prompt itself has (see closed_form); NaN where there is none. Layers
-that rotate nothing have no rotary pairs: NaN, and slow_dominating -1.
+of a prompt. `closed_form_r` correlates the logits with theorem 2's f + g from the slow dominating
+components that the prompt itself has (see closed_form); NaN where there is none. Layers that rotate
+nothing have no rotary pairs: NaN, and slow_dominating -1.
 
-Knows nothing about what a prompt says.
+`query_dimension_norm` and `key_dimension_norm` are the mean |q_d|, |k_d| of dimension d ("massive
+values" stand in few of them).
+
+Knows nothing about the contents of a prompt.
 """
 
 from __future__ import annotations
@@ -57,7 +63,18 @@ _MEANS = {
     "query_deviation": ("mean distance of the query's pair from its mean in the prompt", "1"),
     "key_deviation": ("mean distance of the key's pair from its mean in the prompt", "1"),
 }
-_ORDER = [name for side in ("query", "key") for name in _MEANS if name.startswith(side)]
+_DIMENSIONS = {
+    "query_dimension_norm": ("mean size of the query's number in a dimension", "1"),
+    "key_dimension_norm": ("mean size of the key's number in a dimension", "1"),
+}
+"""Pair r is the dimensions r and r + half the axis."""
+_HALVES = ("first", "second")
+_ORDER = [
+    name
+    for side in ("query", "key")
+    for name in (*_MEANS, *(f"{side}_{half}" for half in _HALVES))
+    if name.startswith(side)
+]
 _OTHERS = {
     "start_angle": ("angle from the mean key pair to the mean query pair", "rad"),
     "max_rotation": ("largest rotation of the pair", "rad"),
@@ -73,9 +90,11 @@ _OTHERS = {
 class PairStatistics:
     """Means over tokens of the pairs of a head, one entry per component, float64."""
 
-    queries: Float[Tensor, "4 *head component"]
-    """Mean norm, mean (real and imaginary part), and mean distance from the mean."""
-    keys: Float[Tensor, "4 *head component"]
+    queries: Float[Tensor, "6 *head component"]
+    """Mean norm, mean (real and imaginary part), mean distance from the mean, and the mean sizes of
+    both parts.
+    """
+    keys: Float[Tensor, "6 *head component"]
 
 
 @dataclass(frozen=True)
@@ -101,9 +120,7 @@ class Rotation(Measure, needs=Needs(nan=("closed_form_r", "max_rotation"))):
     name: str = "rotation"
 
     def observe(self, inputs: AttentionInputs, spans: Spans) -> Statistics:
-        """Sums over tokens of each component; rotations and closed-form correlations of each
-        prompt.
-        """
+        """Return sums over tokens per component, and rotations and correlations per prompt."""
         tokens = once("tokens", lambda: inputs.valid.sum(-1, dtype=torch.float64), inputs.valid)
         if _rotates(inputs):
             statistics, rotation, closed_form = self._pairs(inputs)
@@ -111,7 +128,7 @@ class Rotation(Measure, needs=Needs(nan=("closed_form_r", "max_rotation"))):
         else:
             shape = (*inputs.queries.shape[:2], inputs.queries.shape[-1] // 2)
             rotation = torch.full(shape, torch.nan, dtype=torch.float64, device=tokens.device)
-            nothing = rotation.expand(4, *shape)
+            nothing = rotation.expand(6, *shape)
             statistics, correlation, weight = PairStatistics(nothing, nothing), rotation[..., 0], 1
         means = (weight * torch.stack([statistics.queries, statistics.keys])).sum(2).flatten(0, 1)
         of_component = ("layer", "head", "component")
@@ -135,9 +152,7 @@ class Rotation(Measure, needs=Needs(nan=("closed_form_r", "max_rotation"))):
         return (self._pairs(inputs)[2],) if _rotates(inputs) else ()
 
     def _pairs(self, inputs: AttentionInputs) -> tuple[PairStatistics, Tensor, ClosedForm]:
-        """Statistics and rotations of pairs, and the closed form of those that are slow dominating:
-        kept with `inputs`.
-        """
+        """Return statistics, rotations and closed form of a layer, kept with `inputs`."""
         if self not in inputs.results:
             statistics, rotation = (
                 pair_statistics(inputs),
@@ -157,11 +172,18 @@ class Rotation(Measure, needs=Needs(nan=("closed_form_r", "max_rotation"))):
         rotation: Float[Tensor, "*head component"],
         scaling: Float[Tensor, "*any component"],
     ) -> Bool[Tensor, "*head component"]:
-        """Whether each component is prominent, stable, slow, and still where it starts near pi."""
-        (query_norm, *query_mean, _), (key_norm, *key_mean, key_deviation) = (
-            pairs.queries,
-            pairs.keys,
-        )
+        """Return which components are prominent, stable, slow, and still near pi.
+
+        Args:
+            pairs: Statistics of the pairs.
+            rotation: Largest rotation of every component, in radians.
+            scaling: Squared attention scaling of every component.
+
+        Returns:
+            Mask of the components that satisfy all four conditions of the module.
+        """
+        query_norm, *query_mean, _ = pairs.queries[:4]
+        key_norm, *key_mean, key_deviation = pairs.keys[:4]
         product, query_mean, key_mean = (
             query_norm * key_norm * scaling,
             torch.complex(*query_mean),
@@ -170,13 +192,19 @@ class Rotation(Measure, needs=Needs(nan=("closed_form_r", "max_rotation"))):
         prominent = product >= self.prominence * product.median(-1, keepdim=True).values
         stable = key_deviation <= self.stability * key_mean.abs()
         start = (query_mean * key_mean.conj_physical()).angle().abs()
+        # Only a component that starts near pi must be still (the proof's case 1).
         still = (torch.pi - start > self.near_pi) | (rotation <= self.still)
         return prominent & stable & (rotation <= self.slow) & still
 
     def conclude(self, statistics: Statistics) -> xr.Dataset:
         """The group `rotation` of a run."""
         sums, per_prompt = statistics.sums, statistics.per_prompt
-        group = {name: sums[name] / sums["tokens"] for name in _MEANS}
+        group = {name: sums[name] / sums["tokens"] for name in _ORDER}
+        for side in ("query", "key"):
+            halves = xr.concat([group[f"{side}_{half}"] for half in _HALVES], "component")
+            group[f"{side}_dimension_norm"] = halves.rename(component="dimension").assign_coords(
+                dimension=range(halves.sizes["component"])
+            )
         key_mean = group["key_mean_re"] + 1j * group["key_mean_im"]
         query_mean = group["query_mean_re"] + 1j * group["query_mean_im"]
         rotation = per_prompt["max_rotation"].max("prompt")
@@ -196,7 +224,7 @@ class Rotation(Measure, needs=Needs(nan=("closed_form_r", "max_rotation"))):
             data=np.where(np.isnan(rotation.values), -1, slow).astype(np.int8)
         )
         group["closed_form_r"] = per_prompt["closed_form_r"]
-        return described_group(group, _MEANS | _OTHERS)
+        return described_group(group, _MEANS | _DIMENSIONS | _OTHERS)
 
 
 def _rotates(inputs: AttentionInputs) -> bool:
@@ -204,9 +232,15 @@ def _rotates(inputs: AttentionInputs) -> bool:
 
 
 def pair_statistics(inputs: AttentionInputs) -> PairStatistics:
-    """Statistics [prompt, head, component] over the valid tokens of every prompt; NaN where it has
-    none.
+    """Return means over the tokens of the rotary pairs of every head.
+
+    Args:
+        inputs: A layer and a batch.
+
+    Returns:
+        Statistics [prompt, head, component] over the valid tokens; NaN for a prompt without any.
     """
+    # On an accelerator queries and keys go together, in half the launches.
     if memory_for(inputs.valid.device, 0):
         queries, keys = _moments((inputs.queries, inputs.keys), inputs.valid).split(
             [inputs.heads, inputs.kv_heads], 2
@@ -223,10 +257,21 @@ def pair_statistics(inputs: AttentionInputs) -> PairStatistics:
 def max_rotation(
     inputs: AttentionInputs, training_length: int | None
 ) -> Float[Tensor, "prompt head component"]:
-    """Largest rotation of each component in radians: by learned positions, or over the length that
+    """Return the largest rotation of every component.
+
+    Layers that learn positions rotate by their largest seen difference, others by the length that
     the layer compared in training.
 
-    InputError where the training length is needed and not given.
+    Args:
+        inputs: A layer that rotates, and a batch.
+        training_length: Tokens that the model was trained on; may be None where positions are
+            learned.
+
+    Returns:
+        Radians [prompt, head, component], float64.
+
+    Raises:
+        InputError: `training_length` is None, and the positions are not learned.
     """
     assert inputs.frequencies is not None and inputs.positions is not None
     if inputs.scheme in LEARNED:
@@ -247,10 +292,8 @@ def max_rotation(
 def _moments(
     features: tuple[Float[Tensor, "prompt some token d_head"], ...],
     valid: Bool[Tensor, "prompt token"],
-) -> Float[Tensor, "4 prompt head component"]:
-    """Mean norm, mean, and mean distance from the mean, of each pair of all the features' heads
-    over the valid tokens.
-    """
+) -> Float[Tensor, "6 prompt head component"]:
+    """Return the statistics of every rotary pair, in the order of `PairStatistics`."""
     (prompts, _, tokens, width), heads = features[0].shape, sum(part.shape[1] for part in features)
     exact = torch.float64 if features[0].dtype == torch.float64 else torch.float32
     count = once("count", lambda: valid.sum(-1, dtype=torch.float64)[:, None, None], valid)
@@ -274,10 +317,12 @@ def _moments(
         return (torch.stack(sums).sum(0) if sums[1:] else sums[0]) / count
 
     whole = stretch(0) if at_once >= tokens else None
+    # Deviations need the mean first: a second pass over the features.
     level = mean(lambda part: part)
     rounded = level[..., None, :].to(exact)
     norm, deviation = mean(_pair_norm), mean(lambda part: _pair_norm(part - rounded))
-    return torch.stack([norm, *level.chunk(2, -1), deviation])
+    sizes = mean(torch.abs)
+    return torch.stack([norm, *level.chunk(2, -1), deviation, *sizes.chunk(2, -1)])
 
 
 def _pair_norm(features: Float[Tensor, "... d_head"]) -> Float[Tensor, "... component"]:

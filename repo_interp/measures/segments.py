@@ -1,20 +1,23 @@
-"""How far the positions of a head follow the structure of a prompt (RePo fig. 8: few-shot
-examples).
+"""How far positions of a head follow the structure of a prompt (RePo fig. 8).
 
-    variance_between   share of a head's position variance that lies between the segments of a kind, eta^2 (segmentation)
-    boundary_f1        of the head's largest jumps |z_i - z_{i-1}|, as many as there are edges, the share at an edge
+    variance_between   share of a head's position variance that lies between the segments of a kind,
+                       eta^2 (segmentation)
+    within_trend       rank correlation of z_i and i within a segment, mean over segments of 4 tokens
+                       and more
+    boundary_f1        of the head's largest jumps |z_i - z_{i-1}|, as many as there are edges, the
+                       share at an edge
 
 They ask different things: a head with an outlier at every line break has jumps at the edges, into
 the outlier and out of it, and no variance between lines. Neither says anything alone: any trend
-over the prompt lies between segments, and where edges are dense every jump is near one. So each
-comes with its mean over shuffled edges (segmentation), the share of the shuffles that do at least
-as well, and what the token index would have. Kinds: examples, sections, paragraphs, lines,
-sentences, blocks; tokens in no segment of a kind are left out as if they were not there. NaN where
-a layer has no positions (NoPE, CoPE, learned), a prompt lacks two segments of a kind, or - for the
-variance - a head's positions are constant. A layer that rotates by the index (`scheme` rope, hope)
-has the index' values.
+over the prompt lies between segments, and where edges are dense every jump is near one. So all come
+with their mean over shuffled edges (segmentation), the share of the shuffles that do at least as
+well, and the scores of the token index. Kinds: examples, sections, paragraphs, lines, sentences,
+blocks; tokens in no segment of a kind are left out as if they were not there. NaN where a layer has
+no positions (NoPE, CoPE, learned), a prompt lacks two segments of a kind, or - for the variance - a
+head's positions are constant. A layer that rotates by the index (`scheme` rope, hope) has the
+index' values.
 
-Knows nothing about what a text says.
+Knows nothing about the contents of a text.
 """
 
 from __future__ import annotations
@@ -28,6 +31,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from repo_interp.inputs import AttentionInputs, Spans
+from repo_interp.measures.kernels.rank_trend import rank_trend
 from repo_interp.measures.kernels.segmentation import (
     Draws,
     Kinds,
@@ -35,7 +39,7 @@ from repo_interp.measures.kernels.segmentation import (
     generator,
     has_ties,
     largest_jumps,
-    matched,
+    match_share,
     segment_edges,
     shuffled_edges,
     variance_between,
@@ -46,6 +50,10 @@ from repo_interp.positions.rotary import expand_heads
 from repo_interp.values import Seed, TokensOrNone
 
 KINDS = ("examples", "sections", "paragraphs", "lines", "sentences", "blocks")
+FEWEST = 4
+"""Tokens of a segment from which it has a trend."""
+NORMAL_95 = 1.96
+"""Standard deviations that 95 % of a normal distribution stay within."""
 _SCORES = {
     "variance_between": ("share of a head's position variance between segments (eta squared)", "1"),
     "variance_between_shuffled": ("the same for shuffled edges, mean over draws", "1"),
@@ -53,6 +61,8 @@ _SCORES = {
         "share of shuffled edges with at least as much variance between segments",
         "1",
     ),
+    "within_trend": ("rank correlation with the token index within segments, mean over them", "1"),
+    "within_trend_null": ("size of it that 95 % of permutations within segments stay within", "1"),
     "boundary_f1": ("F1 of a head's largest position jumps against the edges of segments", "1"),
     "boundary_f1_shuffled": ("the same for shuffled edges, mean over draws", "1"),
     "boundary_f1_chance": ("share of shuffled edges with at least as high an F1", "1"),
@@ -87,17 +97,16 @@ class Segments(SegmentMeasure):
 
     @property
     def needs(self) -> Needs:
-        """What some prompts, layers or heads lack, and ratios and correlations that are undefined,
-        are NaN.
+        """Segments of its kinds.
+
+        Scores are NaN where a prompt, a layer or a head lacks them, or where they are undefined.
         """
         return Needs(
             segments=self.kinds, nan=(*_SCORES, "variance_between_index", "boundary_f1_index")
         )
 
     def observe(self, inputs: AttentionInputs, spans: Spans) -> Statistics:
-        """Scores [prompt, layer, head, kind], those of the index [prompt, layer, kind], and the
-        segments themselves.
-        """
+        """Return scores [prompt, layer, head, kind], those of the index, and the segments."""
         prompts, tokens = inputs.valid.shape
         labels = np.full((prompts, len(self.kinds), tokens), -1, dtype=np.int32)
         scores = {
@@ -154,14 +163,35 @@ def _scores(
     between = variance_between(values, edges[None])[0]
     between_shuffled = variance_between(values, shuffled)
     count = len(edges)
+    within, within_null = _within(values, edges)
     jumps = largest_jumps(values, count, orders if has_ties(values, count) else orders[:1])
-    f1 = matched(jumps, edges, tolerance).mean(0)
-    f1_shuffled = matched(jumps, shuffled[:, None], tolerance)
+    f1 = match_share(jumps, edges, tolerance).mean(0)
+    f1_shuffled = match_share(jumps, shuffled[:, None], tolerance)
     return {
         "variance_between": between,
         "variance_between_shuffled": between_shuffled.mean(0),
         "variance_between_chance": chance(between_shuffled, between),
+        "within_trend": within,
+        "within_trend_null": within_null,
         "boundary_f1": f1,
         "boundary_f1_shuffled": f1_shuffled.mean(0),
         "boundary_f1_chance": chance(f1_shuffled, f1),
     }
+
+
+def _within(
+    values: Float[Tensor, "row token"], edges: Int[Tensor, "edge"]
+) -> tuple[Float[Tensor, "row"], Float[Tensor, "row"]]:
+    """Mean trend within segments, and the size that 95 % of permutations within them stay within.
+
+    Of n permuted numbers the rank correlation has the variance 1 / (n - 1).
+    """
+    parts = torch.tensor_split(values, edges.cpu(), dim=-1)
+    parts = [part for part in parts if part.shape[-1] >= FEWEST]
+    if not parts:
+        none = torch.full(values.shape[:1], torch.nan, dtype=torch.float64)
+        return none, none
+    trends = torch.stack([rank_trend(part.double()) for part in parts])
+    variance = sum(1 / (part.shape[-1] - 1) for part in parts) / len(parts) ** 2
+    null = torch.full_like(trends[0], NORMAL_95 * variance**0.5)
+    return trends.nanmean(0), null.where(trends.isfinite().any(0), torch.nan)

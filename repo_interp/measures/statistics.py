@@ -8,7 +8,7 @@ goes on are the same thing. Axes that grow with the prompt (`token`, `distance`,
 aligned by their coordinate: absent entries of a sum count 0, absent entries of a per-prompt array
 are NaN (-1 for integers).
 
-Knows nothing about what is measured.
+Knows nothing about single measures.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from repo_interp.errors import InputError, one_line
 from repo_interp.inputs import TENSORS, AttentionInputs, Predictions, Spans, changes_of
 from repo_interp.measures.kernels.heads import Reduction, reduced
 from repo_interp.measures.kernels.segmentation import Kinds
-from repo_interp.measures.labels import Arrays, added, joined
+from repo_interp.measures.labels import Arrays, concat_arrays, sum_arrays
 from repo_interp.values import check_fields
 
 STATISTICS = ("per_prompt", "sums", "first_prompt")
@@ -41,8 +41,7 @@ class Statistics:
 
     Every variable has the axis `layer` with its coordinate; or, of predictions, none has.
 
-    Each part is given as `labels.Arrays` or as a Dataset, and read as a Dataset, made on first
-    access.
+    A part is given as `labels.Arrays` or as a Dataset, and read as a Dataset, made on first access.
     """
 
     def __init__(
@@ -58,9 +57,7 @@ class Statistics:
 
     @cached_property
     def per_prompt(self) -> xr.Dataset:
-        """Variables with the axis `prompt` (and its coordinate): one entry per prompt, never
-        added.
-        """
+        """Variables with the axis `prompt` and its coordinate; never added over prompts."""
         return self.arrays["per_prompt"].dataset()
 
     @cached_property
@@ -70,17 +67,13 @@ class Statistics:
 
     @cached_property
     def first_prompt(self) -> xr.Dataset:
-        """Variables without the axis `prompt`, of prompt number 0 alone; empty where the prompts
-        are others.
-        """
+        """Variables of prompt number 0, without the axis `prompt`; empty for other prompts."""
         return self.arrays["first_prompt"].dataset()
 
 
 @dataclass(frozen=True)
 class Needs:
-    """What a measure needs beside the attention inputs, and where its statistics may be
-    undefined.
-    """
+    """Requirements of a measure, and the variables that may be undefined."""
 
     spans: tuple[str, ...] = ()
     """Spans without which a prompt cannot be measured; checked before the first forward pass."""
@@ -107,7 +100,7 @@ class Needs:
     """Whether `observe_predictions` is to be called; the forward pass then goes through all layers.
     """
     nan: tuple[str, ...] = ()
-    """Statistics per prompt in which NaN stands for what is absent or undefined.
+    """Statistics per prompt in which NaN stands for absent or undefined values.
 
     Others may be NaN at padding, and in layers without positions or rotation; where they are
     elsewhere, the measure stops.
@@ -122,10 +115,18 @@ _AXES = {"per_prompt": ("prompt", "layer"), "sums": ("layer",), "first_prompt": 
 """Axes that variables of every part have, with their labels."""
 
 
-def checked_statistics(given: Any, measure: str) -> Statistics:
-    """`given`, what `measure` observed in a layer.
+def check_statistics(given: Any, measure: str) -> Statistics:
+    """Return the statistics that a measure observed, after a check of their form.
 
-    Raises InputError for no Statistics, and for a variable without the axes of its part.
+    Args:
+        given: Result of `observe`.
+        measure: Name of the measure, for the message.
+
+    Returns:
+        `given`.
+
+    Raises:
+        InputError: `given` is no `Statistics`, or a variable lacks an axis of its part.
     """
     if not isinstance(given, Statistics):
         raise InputError(
@@ -146,16 +147,17 @@ def checked_statistics(given: Any, measure: str) -> Statistics:
 
 
 class Measure(ABC):
-    """One way of reducing attention inputs to small labelled arrays: a frozen dataclass whose
-    fields are its parameters.
+    """Base of measures: a frozen dataclass whose fields are its parameters.
+
+    A measure reduces attention inputs to small labelled arrays.
 
     A field states its type and range (`Annotated[float, Interval(gt=0)]`, see `values`); an object
     with another value is refused. A field `training_length` that is None gets the length that the
-    model was trained on (`of_training_length`). What a measure needs is stated beside its base,
-    `class Mine(Measure, needs=Needs(...))`, or, where its fields decide, by overriding `needs`.
-    Subclasses may also override `reductions` and `observe_predictions`. An object of another
-    package need not inherit from this class: `as_measure` takes `name`, `required_spans`,
-    `parameters`, `observe` and `conclude`.
+    model was trained on (`of_training_length`). Its needs are stated beside its base, `class
+    Mine(Measure, needs=Needs(...))`, or, where its fields decide, by overriding `needs`. Subclasses
+    may also override `reductions` and `observe_predictions`. An object of another package need not
+    inherit from this class: `as_measure` takes `name`, `required_spans`, `parameters`, `observe`
+    and `conclude`.
     """
 
     name: str
@@ -164,7 +166,7 @@ class Measure(ABC):
     _stated: ClassVar[Needs] = Needs()
 
     def __init_subclass__(cls, needs: Needs | None = None, **further: Any) -> None:
-        """`needs`: what every measure of the class needs."""
+        """`needs`: requirements of every measure of the class."""
         super().__init_subclass__(**further)
         if needs is not None:
             cls._stated = needs
@@ -176,21 +178,34 @@ class Measure(ABC):
     @property
     def parameters(self) -> Mapping[str, Any]:
         """Values of the fields by name, as the group's attributes record them."""
+        if not is_dataclass(self):
+            raise InputError(
+                f"the measure {type(self).__name__} is no dataclass; put "
+                "@dataclass(frozen=True) above its class"
+            )
         values = {
-            each.name: getattr(self, each.name)
-            for each in fields(self)  # pyright: ignore[reportArgumentType]
-            if each.name != "name"
+            field.name: getattr(self, field.name)
+            for field in fields(self)  # pyright: ignore[reportArgumentType]
+            if field.name != "name"
         }
         return {name: "not given" if value is None else value for name, value in values.items()}
 
     @property
     def needs(self) -> Needs:
-        """What it needs beside the attention inputs; nothing unless a subclass states it."""
+        """Requirements beside the attention inputs; none unless a subclass states them."""
         return self._stated
 
     def reductions(self, inputs: AttentionInputs, spans: Spans) -> Sequence[Reduction]:
-        """What `observe` will ask of the heads of a layer (`heads.reduced`): made for all measures
-        in one pass over the heads.
+        """Return the reductions that `observe` will need (`heads.reduced`).
+
+        Those of all measures are computed in one pass over the heads.
+
+        Args:
+            inputs: A layer and a batch.
+            spans: Masks of the spans of the batch.
+
+        Returns:
+            Reductions; none unless a subclass overrides this.
         """
         return ()
 
@@ -199,15 +214,22 @@ class Measure(ABC):
         """Statistics of one layer and one batch."""
 
     def observe_predictions(self, predictions: Predictions, spans: Spans) -> Statistics:
-        """Statistics, without the axis `layer`, of what the model expects after the tokens of one
-        batch.
+        """Return statistics of the model's predictions for one batch.
+
+        Args:
+            predictions: Next-token logits of the batch, by rows.
+            spans: Masks of the spans of the batch.
+
+        Returns:
+            Statistics without the axis `layer`; empty unless a subclass overrides this.
         """
         return Statistics()
 
     @abstractmethod
     def conclude(self, statistics: Statistics) -> xr.Dataset:
-        """The group of the run file, with `units` and `long_name` on every variable, from the
-        merged statistics.
+        """Return the group of the run file from the merged statistics.
+
+        Every variable has the attributes `units` and `long_name`.
         """
 
 
@@ -223,16 +245,28 @@ class SegmentMeasure(Measure):
 
 
 def of_training_length(measure: Measure, tokens: int) -> Measure:
-    """`measure` for a model that was trained on prompts of `tokens` tokens: a field
-    `training_length` that is None is filled in.
+    """Fill in the field `training_length` of a measure where it is None.
+
+    Args:
+        measure: Any measure.
+        tokens: Tokens that the model was trained on.
+
+    Returns:
+        A copy with the field set, or the measure where it has no such field or a value.
     """
     unknown = is_dataclass(measure) and getattr(measure, "training_length", tokens) is None
     return replace(measure, training_length=tokens) if unknown else measure  # pyright: ignore[reportCallIssue, reportArgumentType]
 
 
-def share(measures: Iterable[Measure], inputs: AttentionInputs, spans: Spans) -> None:
-    """Make what `measures` will ask of the heads of a layer in one pass over them; `inputs` keep it
-    for them.
+def precompute(measures: Iterable[Measure], inputs: AttentionInputs, spans: Spans) -> None:
+    """Compute the reductions of all measures in one pass over the heads of a layer.
+
+    `inputs` keep the results.
+
+    Args:
+        measures: Measures that will observe the layer.
+        inputs: The layer and a batch.
+        spans: Masks of the spans of the batch.
     """
     asked: list[Reduction] = []
     for measure in measures:
@@ -245,15 +279,23 @@ def share(measures: Iterable[Measure], inputs: AttentionInputs, spans: Spans) ->
 def read_only(
     measure: Measure, record: AttentionInputs | Predictions, spans: Spans
 ) -> Iterator[None]:
-    """While the context lasts, `measure` may read the tensors of `record` and `spans`.
+    """Allow a measure to read the tensors of a layer, but not to change them.
 
-    Raises InputError by its name where it changed one in place: the model and other measures go on
-    with it.
+    Args:
+        measure: Measure that runs in the context.
+        record: Inputs or predictions that it reads.
+        spans: Masks of the spans of the batch.
+
+    Yields:
+        Nothing.
+
+    Raises:
+        InputError: The measure changed a tensor in place, which the model and other measures use.
     """
     seen = [
-        (name, each, changes_of(each))
-        for name, each in (*vars(record).items(), *spans.items())
-        if isinstance(each, Tensor)
+        (name, value, changes_of(value))
+        for name, value in (*vars(record).items(), *spans.items())
+        if isinstance(value, Tensor)
     ]
     yield
     for name, tensor, changes in seen:
@@ -266,12 +308,17 @@ def read_only(
 
 
 PARTS = ("name", "required_spans", "parameters", "observe", "conclude")
-"""What an object needs to be taken for a measure."""
+"""Attributes that make an object a measure."""
 
 
 def as_measure(candidate: Any) -> Measure:
-    """`candidate` itself where it is a `Measure`, else a measure that consists of its `PARTS` and
-    declares nothing more.
+    """Return an object as a `Measure`.
+
+    Args:
+        candidate: A `Measure`, or an object with its `PARTS`.
+
+    Returns:
+        `candidate`, or a measure that consists of its parts and declares nothing more.
     """
     return candidate if isinstance(candidate, Measure) else _MeasureOfParts(candidate)
 
@@ -307,8 +354,14 @@ class _MeasureOfParts(Measure):
 
 
 def require_declared(measure: Measure) -> None:
-    """Raise InputError where spans that a measure needs are no names, or its parameters nothing
-    that a file can hold.
+    """Check the needs and the parameters of a measure.
+
+    Args:
+        measure: Measure to check.
+
+    Raises:
+        InputError: `needs` is no `Needs`, its spans are no names, or a file cannot hold a
+            parameter.
     """
     needs, parameters = measure.needs, measure.parameters
     if not isinstance(needs, Needs):
@@ -331,13 +384,20 @@ def require_declared(measure: Measure) -> None:
 
 
 def merge(parts: Sequence[Statistics]) -> Statistics:
-    """The statistics of all of `parts`, which hold disjoint (layer, prompt) pairs.
+    """Merge statistics of disjoint (layer, prompt) pairs.
 
-    Exact; their order does not matter.
+    Exact, in whatever order the parts come.
 
-    Raises ValueError when two parts hold the same prompt of the same layer.
+    Args:
+        parts: Statistics of batches or layers.
+
+    Returns:
+        Statistics of all layers and prompts.
+
+    Raises:
+        ValueError: Two parts hold the same prompt of the same layer.
     """
-    combined = {"per_prompt": _concatenate_prompts, "sums": added, "first_prompt": _only}
+    combined = {"per_prompt": _concatenate_prompts, "sums": sum_arrays, "first_prompt": _only}
     given = {
         name: [part.arrays[name] for part in parts if part.arrays[name].given]
         for name in STATISTICS
@@ -353,6 +413,7 @@ def accumulate(parts: list[Statistics], later: Statistics) -> None:
         later: Statistics of other prompts.
     """
     arrays = later.arrays
+    # Sums merge at once; values of prompts wait for one concatenation at the end.
     parts[:1] = [merge([*parts[:1], Statistics(sums=arrays["sums"])])]
     if arrays["per_prompt"].given or arrays["first_prompt"].given:
         parts.append(Statistics(arrays["per_prompt"], None, arrays["first_prompt"]))
@@ -367,14 +428,14 @@ def _by_layer(parts: Sequence[Arrays], combine: Callable[[Sequence[Arrays]], Arr
     for part in parts:
         for place, layer in enumerate(part.labels["layer"]):
             layers.setdefault(int(layer), []).append(part.at("layer", place))
-    return joined([combine(layers[layer]) for layer in sorted(layers)], "layer")
+    return concat_arrays([combine(layers[layer]) for layer in sorted(layers)], "layer")
 
 
 def _concatenate_prompts(parts: Sequence[Arrays]) -> Arrays:
     prompts = np.concatenate([part.labels["prompt"] for part in parts])
     if len(np.unique(prompts)) != len(prompts):
         raise ValueError(f"the same prompt was observed twice: {sorted(prompts.tolist())}")
-    return joined(parts, "prompt").sorted_by("prompt")
+    return concat_arrays(parts, "prompt").sorted_by("prompt")
 
 
 def _only(parts: Sequence[Arrays]) -> Arrays:

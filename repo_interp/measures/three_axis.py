@@ -1,7 +1,6 @@
-"""Three-axis linear approximation of a head's logits (Position Generalization sec. 3.1, eq. 2, 7,
-8, app.
+"""Three-axis linear approximation of a head's logits.
 
-A).
+Position Generalization sec. 3.1, eq. 2, 7, 8, app. A.
 
     min over a, b, c of  sum over seen pairs (W_ij - a_{i-j} - b_i - c_j)^2 + ridge |a, b, c|^2
     r = Pearson correlation of W_ij and a_{i-j} + b_i + c_j over seen pairs
@@ -14,24 +13,25 @@ distance is a difference of token indices.
 
 Also fitted: learned positions in the place of indices, `r_position`, for the schemes that learn
 them (position_cells); on request the attention weights (O(n^2 d) time). Two controls, on request;
-the paper's own - freshly initialised weights - is this measure on such a model.
+the paper's - freshly initialised weights - is this measure on such a model.
 
 `r_shuffled`: the map a_{s(i-j)} + b_i + c_j with s a random permutation of the distances that are
 seen. A trend a_t = alpha + beta t is no property of the distance axis: beta (i - j) is a row and a
 column effect as well (a gauge of the fit). It is given to them first - a keeps the least variance
-over pairs that it can have - so that shuffling destroys what only distances explain, and nothing
-else.
+over pairs that it can have - so that shuffling destroys the part that only distances explain, and
+nothing else.
 
 `r2_held_out`: how well axes fitted on some rows predict the others,
 
-    R^2 = 1 - sum (W_ij - W_i. - f_ij + f_i.)^2 / sum (W_ij - W_i.)^2    over held-out rows, f_ij = a_{i-j} + c_j
+    R^2 = 1 - sum (W_ij - W_i. - f_ij + f_i.)^2 / sum (W_ij - W_i.)^2
+            over held-out rows, f_ij = a_{i-j} + c_j
 
-W_i., f_i. are means over row i. A held-out row has no fitted b_i; its offset is left free, which is
-what the softmax does with it, and what the gauges of the fit change. Negative where the axes
-predict worse than the row's mean. Rows are drawn at random; the last one is always fitted on, so
-that every distance and every key has been seen.
+W_i., f_i. are means over row i. A held-out row has no fitted b_i; its offset is left free: the
+softmax ignores it, and the gauges of the fit change it. Negative where the axes predict worse than
+the row's mean. Rows are drawn at random; the last one is always fitted on, so that every distance
+and every key has been seen.
 
-Knows nothing about what a prompt says.
+Knows nothing about the contents of a prompt.
 """
 
 from __future__ import annotations
@@ -175,8 +175,15 @@ class ThreeAxis(Measure, needs=Needs(nan=tuple(_PER_PROMPT))):
 
 
 def shuffle_distances(axes: Axes, pairs: AdditivePairs, seed: int) -> Axes:
-    """`axes` [prompt, head, n] with the trend of a moved to b and c, and a permuted, by `seed` and
-    n alone.
+    """Permute the distance axis, after its trend has moved to the other axes.
+
+    Args:
+        axes: Axes [prompt, head, n].
+        pairs: Seen pairs of the prompts.
+        seed: Seed; the permutation depends on it and on the number of seen distances alone.
+
+    Returns:
+        Axes of the same shape.
     """
     steady = without_trend(axes, pairs)
     distance = steady.distance.clone()
@@ -191,14 +198,23 @@ def shuffle_distances(axes: Axes, pairs: AdditivePairs, seed: int) -> Axes:
 
 
 def without_trend(axes: Axes, pairs: AdditivePairs) -> Axes:
-    """Axes of the same map whose distance axis has mean 0 and no slope, distances weighted by their
-    pairs.
+    """Return axes of the same map whose distance axis has mean 0 and no slope.
+
+    Distances are weighted by their numbers of pairs.
+
+    Args:
+        axes: Axes [prompt, head, n].
+        pairs: Seen pairs of the prompts.
+
+    Returns:
+        Axes of the same shape.
     """
     steps = torch.arange(
         axes.distance.shape[-1], dtype=axes.distance.dtype, device=axes.distance.device
     )
     share = pairs.counts.distance / pairs.total.clamp(min=1)[..., None]
     centred = steps - _mean(share, steps)
+    # beta (i - j) is a row and a column effect as well: moving it leaves the map as it is.
     slope = _mean(share, centred * axes.distance) / _mean(share, centred**2).clamp(
         min=torch.finfo(steps.dtype).tiny
     )
@@ -217,11 +233,19 @@ def _mean(share: Tensor, values: Tensor) -> Tensor:
 def draw_rows(
     valid: Bool[Tensor, "prompt token"], share: float, seed: int
 ) -> Bool[Tensor, "prompt token"]:
-    """Rows to hold out: `share` of the valid ones but the last, drawn by `seed` and their number
-    alone.
+    """Draw rows to hold out; the last valid row is never drawn.
+
+    Args:
+        valid: Mask of the tokens that are no padding.
+        share: Share of the other valid rows, from 0 to 1.
+        seed: Seed; the draw depends on it and on the number of rows alone.
+
+    Returns:
+        Mask of the drawn rows.
     """
     drawn = torch.zeros_like(valid)
     for prompt, tokens in enumerate(valid.cpu()):
+        # The last row sees every distance and key, so it is always fitted on.
         rows = tokens.nonzero()[:-1, 0]
         order = torch.randperm(
             len(rows), generator=torch.Generator().manual_seed(seed), device="cpu"
@@ -238,15 +262,27 @@ def held_out_r2(
     window: int | None,
     ridge: float,
 ) -> Float[Tensor, "prompt head"]:
-    """R^2 on the held-out `rows`, from sums over all rows and over those; NaN where nothing is to
-    be explained.
+    """Return R^2 on held-out rows of axes that were fitted on the other rows.
+
+    Args:
+        every: Sums over all rows.
+        held_out: Sums over the held-out rows.
+        rows: Mask of the held-out rows.
+        valid: Mask of the tokens that are no padding.
+        window: Tokens that a query sees, itself included; None: all earlier tokens.
+        ridge: Weight of the squared axes.
+
+    Returns:
+        R^2 [prompt, head], at most 1; NaN where the held-out rows do not vary.
     """
     fitted_on = additive_pairs((valid & ~rows)[:, None], valid[:, None], window)
     judged_on = additive_pairs(rows[:, None], valid[:, None], window)
+    # Sums over the fitted rows, by difference: no second pass over the logits.
     sums = Axes(
         *(all_rows - some for all_rows, some in zip(every.lines, held_out.lines, strict=True))
     )
     axes = fit_pairs(sums, fitted_on, ridge)
+    # A held-out row has no fitted offset; R^2 is within rows, which frees it.
     axes = Axes(axes.distance, torch.zeros_like(axes.query), axes.key)
     of_fit = judged_on.sums(axes)
     per_row = 1 / judged_on.counts.query.clamp(min=1)

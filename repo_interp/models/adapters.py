@@ -30,15 +30,15 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from repo_interp.checkpoint_files.fields import Base, Fields, SpecialTokens
-from repo_interp.checkpoint_files.stated import OURS, Checkpoint, described_base, require_base
+from repo_interp.checkpoint_files.stated import OURS, Checkpoint, read_base, require_base
 from repo_interp.checkpoint_files.stored import ADAPTER, StoredWeight, stored_digest, stored_weights
 from repo_interp.checkpoint_files.weights import read_weights
 from repo_interp.errors import InputError
 from repo_interp.files import replaced, write_text
-from repo_interp.models.configuration import configured, written_configuration
+from repo_interp.models.configuration import make_config, written_configuration
 from repo_interp.models.reposition import assigner_parameters, scheme_modules, with_layout
 from repo_interp.models.tables import TABLE
-from repo_interp.records import modelled, read_json, shown
+from repo_interp.records import abbreviate, read_json, validate
 from repo_interp.values import shortened
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")
@@ -185,7 +185,7 @@ def base_of(checkpoint: Checkpoint) -> Checkpoint:
     """
     base = checkpoint.base
     assert base is not None
-    known = described_base(checkpoint.directory, base, configured)
+    known = read_base(checkpoint.directory, base, make_config)
     base_reference(known, base.name)  # refuses an adapter
     require_base(checkpoint.directory, base, known.directory)
     # A base that computes otherwise would run the same weights and give other numbers.
@@ -196,8 +196,8 @@ def base_of(checkpoint: Checkpoint) -> Checkpoint:
         if trained_on != found:
             raise InputError(
                 f"{checkpoint.directory} is an adapter on top of a model whose {name} is "
-                f"{shown(trained_on)}; that of {base.name} is "
-                f"{shown(found)}; wanted the checkpoint that it was trained on, as it was"
+                f"{abbreviate(trained_on)}; that of {base.name} is "
+                f"{abbreviate(found)}; wanted the checkpoint that it was trained on, as it was"
             )
     return known
 
@@ -337,7 +337,7 @@ def fitting_changes(model: nn.Module, directory: Path) -> Changes:
             parameter of the schemes or of LoRA is missing.
     """
     file = directory / _CONFIGURATION
-    lora = modelled(read_json(file, "the configuration that peft writes"), _LoRA, str(file))
+    lora = validate(read_json(file, "the configuration that peft writes"), _LoRA, str(file))
     shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
     learned = {
         id(parameter) for module in scheme_modules(model) for parameter in module.parameters()

@@ -564,6 +564,8 @@ class RepositionedAttention:
         if added is not None:
             # Fused kernels take one additive mask, with a row of it for every head.
             attention_mask = apply_mask(added, attention_mask).to(queries.dtype)
+        if added is not None or (queries.is_cuda and queries.dtype == torch.float32):
+            # In float32 no fused kernel of CUDA shares keys between heads.
             keys, values = (
                 expand_heads(keys, queries.shape[1]),
                 expand_heads(values, queries.shape[1]),

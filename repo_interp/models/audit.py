@@ -30,6 +30,7 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import astuple, dataclass
 from itertools import groupby
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -45,6 +46,7 @@ from repo_interp.errors import InputError, warn
 from repo_interp.files import path_of
 from repo_interp.models.checkpoints import load_model, read_checkpoint
 from repo_interp.models.decoder import as_decoder
+from repo_interp.models.dumped_tables import SUFFIXES, read_tables
 from repo_interp.models.reposition import require_weights
 from repo_interp.models.rotation import (
     attention_modules,
@@ -208,6 +210,57 @@ def audit(
     )
 
 
+def audit_tables(model: Any, path: Path) -> xr.Dataset:
+    """Compare the rotation that another runtime wrote into a file with a model's configuration.
+
+    Args:
+        model: Model of Hugging Face, on any device.
+        path: File of tables or vectors, see `dumped_tables`.
+
+    Returns:
+        As `audit`, at the positions of the file, for every layer that rotates.
+
+    Raises:
+        InputError: The file cannot be read, or has positions up to 0 alone.
+    """
+    angles, lengths, positions, dtype = read_tables(path)
+    deltas, places = np.unique(positions.numpy(), return_index=True)
+    deltas, places = deltas[deltas > 0].tolist(), places[deltas > 0]
+    if not deltas:
+        raise InputError(f"{path} holds position 0 alone, where nothing turns")
+    allowed = TOLERANCE.get(dtype, 1e-3)
+    still = (angles[:, places].abs() < allowed).all(1)
+
+    def seen(wanted: _StatedRotation) -> _LayerRotation:
+        # pairs that stay still and that nobody expects to turn, as in a partial rotation
+        spare = bool(still[len(wanted.frequencies) :].all())
+        some = slice(len(wanted.frequencies) if spare else None)
+        pairs = tuple((pair, pair) for pair in range(len(angles[some])))
+        return _LayerRotation(pairs, angles[None, some, places], lengths[None, some, places])
+
+    stated = {
+        stock.layer_idx: _stated_rotation(model, stock, deltas[-1] + 1)
+        for stock in attention_modules(as_decoder(model).stack)
+    }
+    stated = {layer: wanted for layer, wanted in stated.items() if len(wanted.frequencies)}
+    if not stated:
+        raise InputError(f"no layer of this {model.config.model_type} rotates")
+    measured = {layer: seen(wanted) for layer, wanted in stated.items()}
+    errors = {layer: _errors(stated[layer], measured[layer], deltas) for layer in stated}
+    wrong = {
+        layer: error > _allowed(stated[layer], error.shape[1], deltas, allowed)
+        for layer, error in errors.items()
+    }
+    findings = _faults(stated, measured, errors, wrong, deltas)
+    return _table(stated, errors, wrong, deltas).assign_attrs(
+        not_compared=f"order of pairs in a head, {UNSEEN}",
+        model_type=model.config.model_type,
+        dtype=str(dtype).removeprefix("torch."),
+        longest=deltas[-1],
+        findings="\n".join(_by_fault(findings)),
+    )
+
+
 def _stated_rotation(model: Any, stock: Any, length: int) -> _StatedRotation:
     """Rotation of a pass of `length` tokens by the configuration."""
     config, layer = model.config, stock.layer_idx
@@ -351,7 +404,7 @@ def _faults(
             # The message shows the pair that is farthest off.
             worst = int(errors[layer].amax((0, 2)).argmax())
             actual = (
-                f"{float(seen.angles[0, worst, deltas.index(1)]):.6g}, "
+                f"{float(seen.angles[0, worst, 0]) / deltas[0]:.6g}, "
                 f"{float(errors[layer].max()):.2g} rad off"
             )
             yield (
@@ -589,7 +642,9 @@ def verify(
 
     Args:
         model: Model of Hugging Face, path, hub id, name of the zoo or GGUF file.
-        other: The same, to compare with; None: no other.
+        other: The same, to compare with; or a file of rotation tables, or of queries before and
+            after rotation, that another runtime wrote (.npz, .safetensors, see `dumped_tables`);
+            None: no other.
         dtype: Precision of the hidden states that the rotary module makes tables for.
         longest: The last distance, in tokens; None: twice the training length.
 
@@ -601,6 +656,8 @@ def verify(
     """
     if dtype not in (names := {str(known).removeprefix("torch."): known for known in TOLERANCE}):
         raise InputError(f"dtype {dtype!r} is unknown; wanted one of {', '.join(names)}")
+    if isinstance(other, str | os.PathLike) and os.fspath(other).endswith(SUFFIXES):
+        return audit_tables(_open(model, weights=False), Path(other))
     opened = _open(model, weights=other is not None)
     return audit(
         opened, None if other is None else _open(other, weights=True), names[dtype], longest

@@ -244,6 +244,8 @@ def observing(
                 "read one set of frequencies per layer; rescale "
                 "the whole layer, or leave this layer out"
             )
+        values = attention.active_pass.new_values
+        assert values is not None
         here = queries.device  # of several that hold the model, the one with this layer
         inputs = AttentionInputs(
             layer=attention.layer_idx,
@@ -261,6 +263,7 @@ def observing(
             window=attention.sliding_window,
             softcap=attention.attn_logit_softcapping,
             sinks=attention.active_pass.sinks,
+            read_values=lambda: exact(values.clone()),  # else a measure could change the pass
         )
         # Measures ask for the logits of some rows at a time, never for a whole map.
         if logits_of_rows is not None:

@@ -36,15 +36,15 @@ from transformers.initialization import no_init_weights
 from repo_interp.checkpoint_files.architectures import native_layout
 from repo_interp.checkpoint_files.directories import is_of_checkpoint
 from repo_interp.checkpoint_files.fields import DTYPES, SpecialTokens
-from repo_interp.checkpoint_files.gguf import fitted
+from repo_interp.checkpoint_files.gguf import match_tensors
 from repo_interp.checkpoint_files.gguf_header import SUFFIX
 from repo_interp.checkpoint_files.stated import (
     HUGGING_FACE,
     OURS,
     Checkpoint,
-    described_base,
     json_object,
     plain_keys,
+    read_base,
     stated,
     tokens_of,
 )
@@ -57,14 +57,14 @@ from repo_interp.checkpoint_files.weights import (
     require_as_many_numbers,
     tied_parameters,
 )
-from repo_interp.errors import InputError, one_line, refused
+from repo_interp.errors import InputError, as_input_errors, one_line
 from repo_interp.files import is_left_behind, path_of, replaced, require_directory, write_text
 from repo_interp.models.adapters import base_of, fitting_changes, merge_adapter
 from repo_interp.models.configuration import (
     REGISTER,
     RepositionedConfig,
-    configured,
     identify,
+    make_config,
     own_layout_of,
     plain,
     scaled_configuration,
@@ -88,7 +88,7 @@ from repo_interp.models.reposition import (
 from repo_interp.models.text_part import text_model
 from repo_interp.models.wrapped import model_of, unwrapped
 from repo_interp.positions.layouts import format_layout
-from repo_interp.records import modelled
+from repo_interp.records import validate
 from repo_interp.values import shortened
 
 
@@ -113,7 +113,7 @@ def read_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     if Path(path).suffix.lower() != SUFFIX or not Path(path).is_file():
         return identify(path)
     # Conversion of a GGUF file would write all its weights.
-    config = fitted(Path(path))[1].config
+    config = match_tensors(Path(path))[1].config
     return Checkpoint(Path(path), HUGGING_FACE, config, native_layout(config))
 
 
@@ -204,7 +204,7 @@ def load_model(
     generation = checkpoint.directory / "generation_config.json"
     if generation.is_file() and model.generation_config is not None:
         tokens = json_object(generation)
-        modelled(tokens, SpecialTokens, str(generation))
+        validate(tokens, SpecialTokens, str(generation))
         for name in SpecialTokens.model_fields.keys() & tokens.keys():
             setattr(model.generation_config, name, tokens[name])
     model = model.to(place) if device_map is None else dispatch(model, stored, places, precision)  # pyright: ignore[reportArgumentType]
@@ -260,7 +260,7 @@ def load_tokenizer(checkpoint: Checkpoint) -> PreTrainedTokenizerBase | None:
         for name in ("tokenizer.json", "tokenizer.model", "tokenizer_config.json")
     ):
         return None
-    with refused(f"{directory} has a tokenizer that does not load"):
+    with as_input_errors(f"{directory} has a tokenizer that does not load"):
         return AutoTokenizer.from_pretrained(
             directory, config=checkpoint.config, trust_remote_code=False
         )
@@ -407,9 +407,9 @@ def require_fitting_headers(checkpoint: Checkpoint) -> None:
     if checkpoint.larger is not None:
         return
     directory, source = checkpoint.directory, str(checkpoint.directory / "config.json")
-    config = configured(plain_keys(stated(directory), source), source)
+    config = make_config(plain_keys(stated(directory), source), source)
     if checkpoint.base is not None:
-        base = described_base(directory, checkpoint.base, configured)
+        base = read_base(directory, checkpoint.base, make_config)
         require_fitting_headers(base)
         fitting_changes(_empty_model(config, checkpoint.layout, checkpoint.options), directory)
         return

@@ -31,8 +31,8 @@ from repo_interp.checkpoint_files.stated import (
     require_keys,
     resolve_layers,
 )
-from repo_interp.errors import InputError, refused
-from repo_interp.records import shown
+from repo_interp.errors import InputError, as_input_errors
+from repo_interp.records import abbreviate
 
 
 def identify(path: str | os.PathLike[str], **hub: Any) -> Checkpoint:
@@ -48,7 +48,7 @@ def identify(path: str | os.PathLike[str], **hub: Any) -> Checkpoint:
     Raises:
         InputError: As `stated.read_checkpoint`.
     """
-    return read_checkpoint(path, configured, **hub)
+    return read_checkpoint(path, make_config, **hub)
 
 
 def scaled_configuration(
@@ -88,11 +88,11 @@ def scaled_configuration(
         parameters["rope_type"] = parameters.pop("type")
     if "rope_type" not in parameters:
         raise InputError(
-            f"rope_scaling is {shown(dict(rope_scaling))}; wanted a rope_type, such as yarn "
+            f"rope_scaling is {abbreviate(dict(rope_scaling))}; wanted a rope_type, such as yarn "
             "or linear, beside the factor"
         )
     raw["rope_parameters"] = parameters
-    scaled = configured(raw, "rope_scaling")
+    scaled = make_config(raw, "rope_scaling")
     require_family(scaled)
     return scaled
 
@@ -122,7 +122,7 @@ class RepositionedConfig(PretrainedConfig):
         )
         layers, options = read_layout(raw, int(raw.get("num_hidden_layers", 0)), "config.json")
         return_unused = kwargs.pop("return_unused_kwargs", False)
-        config = configured(plain_keys(raw, "config.json"), "config.json")
+        config = make_config(plain_keys(raw, "config.json"), "config.json")
         config.name_or_path = kwargs.pop("name_or_path", "")
         for name in [name for name in kwargs if name in raw or name.startswith("_")]:
             value = kwargs.pop(name)
@@ -247,7 +247,7 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-def configured(raw: Mapping[str, Any], source: str) -> PretrainedConfig:
+def make_config(raw: Mapping[str, Any], source: str) -> PretrainedConfig:
     """Make the Hugging Face configuration of a decoder's keys.
 
     Args:
@@ -261,7 +261,7 @@ def configured(raw: Mapping[str, Any], source: str) -> PretrainedConfig:
         InputError: The keys describe no decoder.
     """
     require_keys(raw, source)
-    with refused(f"{source} describes no decoder"):
+    with as_input_errors(f"{source} describes no decoder"):
         # transformers writes into it
         raw = dict(PretrainedConfig._decode_special_floats(copy.deepcopy(dict(raw))))
         config = AutoConfig.for_model(raw.pop("model_type"), **raw)

@@ -172,6 +172,19 @@ def direct_path(model: nn.Module) -> Iterator[DirectPath]:
         yield path
 
 
+def added_outputs(model: nn.Module) -> dict[int, tuple[nn.Module | None, float]]:
+    """Find how outputs of attention are added to the residual stream; costs one short pass.
+
+    Args:
+        model: Repositioned model or bridge.
+
+    Returns:
+        By layer, the norm of attention's output (None: there is none) and its factor; layers that
+        add no such outputs are left out.
+    """
+    return _measure(model)[1]
+
+
 def _norm_hook(store: Callable[[Norm], None]) -> Callable:
     """A hook that gives `store` the norm's gain and factor of a pass."""
 

@@ -64,9 +64,9 @@ def valid_tokens(
         [prompt, token]; None: all.
     """
     prompts, tokens, _ = hidden_states.shape
-    said = _VALID.get()
-    if said is not None and said.shape == (prompts, tokens):
-        return said.to(hidden_states.device)
+    mask = _VALID.get()
+    if mask is not None and mask.shape == (prompts, tokens):
+        return mask.to(hidden_states.device)
     if attention_mask is None or attention_mask.ndim < 4:
         return None
     seen = visible(tokens, start + tokens, attention_mask, hidden_states.device)

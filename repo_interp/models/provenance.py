@@ -47,7 +47,9 @@ def origin(
         name = directory.name
     scaling = (
         " ".join(
-            str(rope_scaling[key]) for key in ("rope_type", "type", "factor") if key in rope_scaling
+            str(rope_scaling[key])
+            for key in ("rope_type", "type", "factor", "rope_theta")
+            if key in rope_scaling
         )
         if rope_scaling
         else ""

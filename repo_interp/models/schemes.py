@@ -9,9 +9,10 @@
     rope_high                   index      theta_r, some dropped        - (HoPE table 3,
                                                                         "removed")
     alibi, kerple, fire         index      -                            function of distance
-    repo_alibi                  learned    -                            as alibi, of the distance
-                                                                        of learned positions
+    repo_alibi, repo_kerple,    learned    -                            the same, of the distance
+    repo_fire                                                           of learned positions
     cope, cope_alibi, cope_mlp  -          -                            function of gated counts
+    cope_relative               -          -                            as cope, and of distance
     cope_rope                   index      theta_r                      as cope
 
 Another package adds a scheme by an entry point of the group `repo_interp.schemes`: a function of
@@ -41,17 +42,23 @@ from repo_interp.errors import InputError
 from repo_interp.models.attention import SchemeParts
 from repo_interp.models.rotation import Rotation
 from repo_interp.positions import hope
-from repo_interp.positions.assigners import LearnedPositions, LinearPositions, TokenIndex
+from repo_interp.positions.assigners import (
+    IndexedPositions,
+    LearnedPositions,
+    LinearPositions,
+    TokenIndex,
+)
 from repo_interp.positions.biases import FIRE, ALiBi, KerpleLog
 from repo_interp.positions.contextual import (
     ContextualPositions,
     FixedSlopes,
     InterpolatedEmbedding,
+    LearnedSlopes,
     PositionMap,
     PositionMLP,
     SeparatelyGatedPositions,
 )
-from repo_interp.positions.layouts import CONTEXTUAL, SCHEMES
+from repo_interp.positions.layouts import CONTEXTUAL, LEARNED, SCHEMES
 from repo_interp.positions.logits import PositionLogits
 
 
@@ -143,26 +150,38 @@ class SchemeBuilder:
         rows = {"kv_head": rotation.kv_heads, "head": rotation.heads, "layer": 1}[
             self.options.assignment
         ]
-        if scheme in ("repo", "repo_alibi"):
-            return LearnedPositions(width, rows)
-        if scheme == "multihead_continuous":
-            return LinearPositions(width, rows)
-        return LinearPositions(width, 1) if scheme == "continuous" else TokenIndex()
+        if scheme not in LEARNED:
+            return TokenIndex()
+        if scheme == "continuous":
+            return LinearPositions(width, 1)
+        assigners = {"multihead_continuous": LinearPositions, "repo_index": IndexedPositions}
+        return assigners.get(scheme, LearnedPositions)(width, rows)
 
     def _contextual(self, scheme: str, d_head: int, rotation: Rotation) -> PositionLogits:
         position_map = self._position_map(scheme, d_head, rotation.heads)
+        relative_map = (
+            self._position_map(scheme, d_head, rotation.heads)
+            if scheme == "cope_relative"
+            else None
+        )
         # CoPE may learn one map for all layers.
         if self.options.map == "model":
             position_map = self._maps.setdefault(scheme, position_map)
         if self.options.gates == "separate_keys":
+            width, kv_heads = self.config.hidden_size, rotation.kv_heads
             return SeparatelyGatedPositions(
-                position_map, self.config.hidden_size, rotation.kv_heads, d_head, self.deviation
+                position_map, width, kv_heads, d_head, self.deviation, relative_map
             )
-        return ContextualPositions(position_map, self.options.gates)
+        return ContextualPositions(position_map, self.options.gates, relative_map)
 
     def _position_map(self, scheme: str, d_head: int, heads: int) -> PositionMap:
         if scheme == "cope_alibi":
-            return FixedSlopes(heads)
+            options = self.options
+            return (
+                LearnedSlopes(heads)
+                if options.slopes == "learned"
+                else FixedSlopes(heads, options.first_slope or None, options.slope_ratio or None)
+            )
         if scheme == "cope_mlp":
             return PositionMLP(d_head)
         positions = self.options.p_max or self.length
@@ -201,8 +220,10 @@ def scale_chosen(
 _WITHOUT_POSITIONS = ("nope", "learned")
 _ADDITIVE: dict[str, Callable[[int, int], PositionLogits]] = {
     **dict.fromkeys(("alibi", "repo_alibi"), lambda heads, length: ALiBi(heads)),
-    "kerple": lambda heads, length: KerpleLog(heads),
-    "fire": lambda heads, length: FIRE(heads, threshold=float(length)),
+    **dict.fromkeys(("kerple", "repo_kerple"), lambda heads, length: KerpleLog(heads)),
+    **dict.fromkeys(
+        ("fire", "repo_fire"), lambda heads, length: FIRE(heads, threshold=float(length))
+    ),
 }
 _FREQUENCIES = {
     "hope": hope.hope_frequencies,

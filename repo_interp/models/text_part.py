@@ -16,7 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, Pre
 
 from repo_interp.checkpoint_files.stated import Checkpoint
 from repo_interp.checkpoint_files.weights import loaded_by_transformers
-from repo_interp.errors import InputError, refused
+from repo_interp.errors import InputError, as_input_errors
 
 _TOKENS = 12
 _TOLERANCE, _TOLERANCE_HALF = 1e-4, 0.05
@@ -43,7 +43,7 @@ def text_model(
     """
     raw: dict[str, Any] = dict(checkpoint.larger or {})
     family, source = raw.pop("model_type"), f"{checkpoint.directory}/config.json"
-    with refused(f"{source} describes no {family}"):
+    with as_input_errors(f"{source} describes no {family}"):
         larger = AutoConfig.for_model(
             family, **PretrainedConfig._decode_special_floats(copy.deepcopy(raw))
         )
@@ -53,7 +53,7 @@ def text_model(
     beside = {value for name, value in raw.items() if name.endswith(("token_id", "token_index"))}
     words = [number for number in range(min(config.vocab_size, 1000)) if number not in beside]
     tokens = torch.tensor([words[:: -(-len(words) // _TOKENS)]], device=whole.device)
-    with torch.no_grad(), refused(f"{source}: the larger model does not run on text alone"):
+    with torch.no_grad(), as_input_errors(f"{source}: the larger model does not run on text alone"):
         wanted = whole(input_ids=tokens).logits
         text = _extract(whole)
         error = float((text(input_ids=tokens).logits - wanted).abs().max() / wanted.abs().max())

@@ -1,5 +1,6 @@
-"""The error of a model's rotation by distance: a line for each layer, the largest error of its
-pairs (`models.audit`).
+"""Draw the error of a model's rotation by distance (`models.audit`).
+
+A line is a layer, with the largest error of its pairs.
 """
 
 from __future__ import annotations
@@ -17,8 +18,16 @@ NAMED = 6
 
 @style()
 def rotation_errors(audited: xr.Dataset) -> PaperFigure:
-    """Errors in radians over the distance, both on logarithmic axes; layers with the same errors
-    share a line, those without a finding are grey.
+    """Draw errors of the rotation over the distance, both on logarithmic axes.
+
+    Layers with the same errors share a line; layers without a finding are grey.
+
+    Args:
+        audited: `error` [layer, component, distance] in radians, and `first_distance` [layer, head,
+            component], which is negative where nothing was found.
+
+    Returns:
+        The figure.
     """
     figure = paper_figure(COLUMN_WIDTH, 2.2)
     axes = figure.subplots()

@@ -1,11 +1,10 @@
-"""What a view shows of several runs: a tree with an axis `run`, as `repo_interp.compare` makes it.
+"""The view of several runs: a tree with an axis `run`, made by `repo_interp.compare`.
 
-    charts      the view's own (`View.beside`), and the other variables in `View.compared` by the rule of `marks.beside`
-    tables      one row per variable (and name), one column per run, then the view's own tables
-    cell        mean over everything that a run has of the variable, of layers by scheme where a run has several; what is the same in
-                every run, value by value, is named alone
-    difference  second run - first, for two runs;  +-  its standard error over prompts, paired, where both saw the same ones: all of a
-                run's, or those of a test set
+    charts      those of `View.beside`, and the other variables in `View.compared` by the rule of `marks.beside`
+    tables      one row per variable (and name), one column per run, then the tables of `View.beside`
+    cell        mean over all values of a run, by the schemes of layers; a variable with equal values in every run is only named
+    difference  second run - first, for two runs;  +-  half of its 95 % interval over prompts, paired, where both saw the same ones:
+                all of a run's, or those of a test set
 
 A group without a view is drawn by the rule, whatever it holds. Knows no measure, no terminal and no
 page.
@@ -19,6 +18,7 @@ import numpy as np
 import xarray as xr
 
 from repo_interp.errors import InputError
+from repo_interp.intervals import half_interval
 from repo_interp.plots.marks import (
     Cell,
     Chart,
@@ -38,27 +38,33 @@ from repo_interp.plots.view import View
 MOST = 6
 """Columns of runs; of more the first, the last and some between are shown."""
 NAMES = 24
-"""Names of an axis that get a row each; a longer axis is averaged."""
+"""Names of an axis that get rows; a longer axis is averaged."""
 
 
 def beside(group: str, view_of: Callable[[str], View | None]) -> View:
-    """A view of the group `group` of several runs.
+    """Make a view of one group of several runs.
 
-    `view_of`: the view of a single run; where it fails, that costs the figures alone.
+    Args:
+        group: Name of the group in the tree.
+        view_of: Finds the view of a single run by its group. If it raises InputError, tables are
+            still made; only the figures fail.
+
+    Returns:
+        A view with one chart per compared variable and a table with one column per run.
     """
     words = group.replace("_", " ").capitalize()
 
     def charts(tree: xr.DataTree) -> Iterator[Chart]:
         view, dataset, runs = view_of(group), tree[group].to_dataset(), runs_of(tree)
-        own = []
+        drawn = []
         for chart in () if view is None else view.beside.charts(tree):
-            own += [chart.name] if isinstance(chart, Drawing) else []
+            drawn += [chart.name] if isinstance(chart, Drawing) else []
             yield chart
         compared = (
             list(dataset.data_vars) if view is None or view.compared is None else view.compared
         )
         for variable in [
-            name for name in compared if name in dataset and f"{group}_{name}" not in own
+            name for name in compared if name in dataset and f"{group}_{name}" not in drawn
         ]:
             yield from charts_of(f"{group}_{variable}", dataset[variable], runs)
 
@@ -67,10 +73,10 @@ def beside(group: str, view_of: Callable[[str], View | None]) -> View:
             view = view_of(group)
         except InputError:
             view = None
-        own = _table(tree, group, words, () if view is None else view.not_averaged)
+        averages = _table(tree, group, words, () if view is None else view.not_averaged)
         return [
             table
-            for table in (own, *(() if view is None else view.beside.tables(tree)))
+            for table in (averages, *(() if view is None else view.beside.tables(tree)))
             if table.rows
         ]
 
@@ -87,10 +93,16 @@ def _table(tree: xr.DataTree, group: str, title: str, not_averaged: tuple[str, .
         for name, array in dataset.data_vars.items()
         if array.dtype.kind == "f" and name not in not_averaged and array.notnull().any()
     }
-    same = [name for name, array in numbers.items() if _is_the_same(array)]
+    numbers = {
+        (f"{name}".replace("_", " "), scheme): part
+        for name, array in numbers.items()
+        for scheme, part in _by_scheme(array).items()
+    }
+    same = [key for key, array in numbers.items() if _is_same(array)]
+    # If nothing differs, the table lists all variables instead of none.
     same = same if len(same) < len(numbers) else []
     rows: list[tuple[Cell, ...]] = []
-    for name, array in numbers.items():
+    for (name, scheme), array in numbers.items():
         axis = next(
             (
                 dim
@@ -101,20 +113,14 @@ def _table(tree: xr.DataTree, group: str, title: str, not_averaged: tuple[str, .
         )
         labels = [] if axis is None else [str(label) for label in array[axis].values]
         labels = ordered_spans(labels) if axis == "span" else labels or [None]
-        words = unit_label(str(name).replace("_", " "), array)
-        for scheme, layers in [] if name in same else _by_scheme(array):
-            of_scheme = array if layers is None else array.sel(layer=layers)
-            if scheme and _is_the_same(of_scheme):
-                same.append(f"{name} of {scheme}")
-                continue
-            for label in labels:
-                values = of_scheme if label is None else of_scheme.sel({axis: label})
-                means = values.mean([dim for dim in values.dims if dim != "run"])
-                if means.notnull().any():
-                    alike = (paired.sel({axis: label}) if axis in paired.dims else paired).all()
-                    difference = _difference(values, bool(alike)) if pair else ()
-                    of = ", ".join(filter(None, (label, scheme)))
-                    rows.append((words, of, *cells(means.sel(run=shown).values), *difference))
+        for label in [] if (name, scheme) in same else labels:
+            values = array if label is None else array.sel({axis: label})
+            means = values.mean([dim for dim in values.dims if dim != "run"])
+            if means.notnull().any():
+                alike = bool((paired.sel({axis: label}) if axis in paired.dims else paired).all())
+                difference = _difference(values, alike) if pair else ()
+                words = unit_label(name, array) + scheme
+                rows.append((words, label or "", *cells(means.sel(run=shown).values), *difference))
     named = any(row[1] for row in rows)
     columns = (
         "variable",
@@ -128,36 +134,36 @@ def _table(tree: xr.DataTree, group: str, title: str, not_averaged: tuple[str, .
         title,
         columns,
         tuple(rows),
-        _note(dataset, runs, shown, paired, list(map(str, same))),
+        _note(dataset, runs, shown, paired, ["".join(key) for key in same]),
     )
 
 
-def _is_the_same(array: xr.DataArray) -> bool:
+def _by_scheme(array: xr.DataArray) -> dict[str, xr.DataArray]:
+    """Split an array by the schemes that its layers have in the runs; whole where all are alike.
+
+    So no mean is over positions that are learned and positions that are not.
+    """
+    if "layer" not in array.dims or "scheme" not in array.coords:
+        return {"": array}
+    named = array["scheme"]
+    layers = [
+        " and ".join(dict.fromkeys(map(scheme_name, map(str, kinds.ravel()))))
+        for kinds in np.moveaxis(np.atleast_2d(named.transpose(..., "layer").values), -1, 0)
+    ]
+    kinds = xr.DataArray(layers, {"layer": array["layer"]}, ("layer",))
+    if len(set(layers)) < 2:
+        return {"": array}
+    return {f", {kind} layers": array.where(kinds == kind) for kind in dict.fromkeys(layers)}
+
+
+def _is_same(array: xr.DataArray) -> bool:
     """Whether every run has the same values."""
     values = array.transpose("run", ...).values
     return np.array_equal(*np.broadcast_arrays(values, values[:1]), equal_nan=True)
 
 
-def _by_scheme(array: xr.DataArray) -> list[tuple[str, list[int] | None]]:
-    """The layers of each scheme, or of several where runs differ, as "RoPE" or "RoPE / RePo".
-
-    ("", None) where all layers are alike, or there are none. A mean over layers of several schemes
-    would hide the learned ones behind numbers that a scheme gives by construction.
-    """
-    if "scheme" not in array.coords or "layer" not in array.dims:
-        return [("", None)]
-    layers: dict[str, list[int]] = {}
-    schemes = array["scheme"].transpose("layer", ...).values.reshape(array.sizes["layer"], -1)
-    for layer, of_runs in zip(array["layer"].values.tolist(), schemes, strict=True):
-        name = " / ".join(scheme_name(scheme) for scheme in dict.fromkeys(of_runs) if scheme)
-        layers.setdefault(name, []).append(layer)
-    return [*layers.items()] if len(layers) > 1 else [("", None)]
-
-
 def _same_prompts(tree: xr.DataTree, dataset: xr.Dataset) -> xr.DataArray:
-    """Whether both runs saw the same prompts; by test set where the measure has prompts of its
-    own.
-    """
+    """Tell whether both runs saw the same prompts, by test set where the measure has some."""
     if "prompts_digest" not in dataset:
         return xr.DataArray(
             "test_set" not in dataset.dims and tree.attrs.get("same_prompts") == "yes"
@@ -169,16 +175,18 @@ def _same_prompts(tree: xr.DataTree, dataset: xr.Dataset) -> xr.DataArray:
 
 
 def _difference(values: xr.DataArray, paired: bool) -> tuple[Cell, Cell]:
-    """Second run minus first over what both have, and its standard error over prompts; of different
-    prompts the means are subtracted.
+    """Subtract the first run from the second, with half of the 95 % interval over prompts.
+
+    Only values that both have count; of different prompts the means are subtracted.
     """
+    # Prompts of the runs do not correspond, so only their means can be subtracted.
     if not paired and "prompt" in values.dims:
         values = values.mean("prompt")
     change = values.isel(run=1, drop=True) - values.isel(run=0, drop=True)
     by_prompt = change.mean([dim for dim in change.dims if dim != "prompt"]).values
     known = by_prompt[np.isfinite(by_prompt)]
-    error = float(known.std(ddof=1) / np.sqrt(known.size)) if known.size > 1 else None
-    return cells([change.mean()])[0], error
+    reach = float(half_interval(known)) if known.size > 1 else None
+    return cells([change.mean()])[0], reach
 
 
 def _note(
@@ -194,8 +202,6 @@ def _note(
         if counts
         else "Means over all that a run has."
     )
-    if any(scheme for array in dataset.data_vars.values() for scheme, _ in _by_scheme(array)):
-        note += " Layers of different schemes have rows of their own."
     note += f" Score: {dataset.attrs['metric']}." if "metric" in dataset.attrs else ""
     if len(runs.names) == 2:
         note += (
@@ -204,9 +210,11 @@ def _note(
         )
         everywhere = "" if paired.all() else ", where both saw the same ones"
         note += (
-            f"; ±: its standard error over prompts, paired{everywhere}." if paired.any() else "."
+            f"; ±: half of its 95 % interval over prompts, paired{everywhere}."
+            if paired.any()
+            else "."
         )
-    note += f" The same in every run: {', '.join(same).replace('_', ' ')}." if same else ""
+    note += f" The same in every run: {'; '.join(same)}." if same else ""
     return note + (
         f" {len(shown)} of {len(runs.names)} runs; compare.nc has all."
         if len(shown) < len(runs.names)

@@ -1,5 +1,6 @@
-"""Which view shows a group of a run - ours in the order of the page, then those of other packages -
-and all that they draw.
+"""Which view shows a group of a run, and all figures and tables that views make.
+
+Our views come in the order of the page, then those of other packages.
 
 The groups of a comparison, a tree with an axis `run`, are shown by the same views, with all runs in
 one figure (`beside`).
@@ -13,7 +14,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain
@@ -30,9 +31,9 @@ from repo_interp.files import path_of, require_directory
 from repo_interp.plots.beside import beside
 from repo_interp.plots.marks import (
     Chart,
+    CustomFigure,
     Drawing,
     Heads,
-    Own,
     Table,
     alone,
     cells,
@@ -40,6 +41,7 @@ from repo_interp.plots.marks import (
     has_runs,
     over_prompts,
     ranked_heads,
+    spread,
     unit_label,
 )
 from repo_interp.plots.style import FORMATS, save_figure
@@ -50,19 +52,31 @@ _TEXTS = ("token_text", "next_text", "name", "band", "kind", "prompts_digest")
 """Variables of our groups that hold text."""
 MOST_ROWS = 50
 """Heads in the table of a group without a view."""
+_HEAD_AXES = ("prompt", "layer", "head")
 MOST_MAPS = 8
-"""Labels of an axis, besides prompts, layers and heads, that get a map each in such a group."""
+"""Labels of an axis, besides prompts, layers and heads, that get maps; of more, evenly spread ones."""
 
 
 def view_of(group: str) -> View | None:
-    """The view that shows `group`; None where there is none.
+    """Find the view that shows a group.
 
-    Raises InputError where that of another package cannot be imported, or is neither a `View` nor a
-    function.
+    Args:
+        group: Name of the group of a run.
+
+    Returns:
+        The view; None if there is none.
+
+    Raises:
+        InputError: The view of another package cannot be imported, or is neither a `View` nor a
+            function.
     """
     given = find(VIEWS, group)
-    if given is None or isinstance(given, View):
-        return given
+    if given is None:
+        return None
+    if isinstance(given, View):
+        silent = given.charts is given.tables is given.given  # it names none
+        by_axes = _of_heads(group)
+        return replace(given, charts=by_axes.charts, tables=by_axes.tables) if silent else given
     if not callable(given):
         raise InputError(
             f"{called(VIEWS, group)} is a {type(given).__name__}; wanted a View, or a "
@@ -73,7 +87,7 @@ def view_of(group: str) -> View | None:
         shown: list[Any] = [
             array.attrs.get("long_name", name) for name, array in run[group].data_vars.items()
         ]
-        return f"A measure of another package: {'; '.join(map(str, shown))}."
+        return f"A measure of another package: {'; '.join(map(str, shown))}.{_left_out(run, group)}"
 
     def charts(run: xr.DataTree) -> list[Heads]:
         return [replace(one, name="") for one in _head_maps(run, group)]
@@ -82,9 +96,16 @@ def view_of(group: str) -> View | None:
 
 
 def views_of(run: xr.DataTree) -> list[View]:
-    """The views of the groups of `run`, in the order of the page.
+    """List the views of the groups of a run, in the order of the page.
 
-    Raises InputError as `view_of`, except for several runs.
+    Args:
+        run: Tree of a run, a group per measure.
+
+    Returns:
+        One view per group that has one. Of several runs, one per group.
+
+    Raises:
+        InputError: As in `view_of`; not for several runs.
     """
     require_run(run)
     known = names(VIEWS)
@@ -114,49 +135,51 @@ def _require_numbers(group: xr.Dataset, name: str) -> None:
 
 
 def _of_heads(group: str) -> View:
-    """The view of a group without one: the charts that follow from its axes, and a table of
-    heads.
-    """
+    """Make a view for a group without one: charts by its axes, and a table of heads."""
     return View(
         group,
         group.replace("_", " ").capitalize(),
-        "A measure of another package, without a view of its own.",
+        lambda run: (
+            "A measure of another package, without a view of its own." + _left_out(run, group)
+        ),
         lambda run: _by_axes(run, group),
         lambda run: _head_table(run, group),
     )
 
 
 def _by_axes(run: xr.DataTree, group: str) -> Iterator[Chart]:
-    """Maps of what is given by layer and head; of other variables the charts that follow from their
-    axes.
-    """
+    """Map values by layer and head; chart other variables by their axes."""
     maps = _head_maps(run, group)
     yield from maps
     for name, array in run[group].data_vars.items():
-        if {*array.dims} - {"prompt"} and name not in {one.values.name for one in maps}:
+        # A long axis has a chart of all its labels too.
+        is_long = any(array.sizes[axis] > MOST_MAPS for axis in {*array.dims} - {*_HEAD_AXES})
+        mapped = name in {one.values.name for one in maps} and not is_long
+        if {*array.dims} - {"prompt"} and not mapped:
             yield from charts_of(re.sub(r"\W+", "_", f"{group}_{name}"), *alone(run, array))
 
 
 def _head_maps(run: xr.DataTree, group: str) -> list[Heads]:
-    """A map of each numeric variable by layer and head (the mean over prompts), one per label of a
-    further axis, by names for files.
+    """Map all numeric variables by layer and head, one map per label of a further axis.
+
+    Maps are means over prompts; names are those of files.
     """
     maps = []
     for name, array in run[group].data_vars.items():
-        further = [axis for axis in array.dims if axis not in ("prompt", "layer", "head")]
+        further = [axis for axis in array.dims if axis not in _HEAD_AXES]
         if array.dtype.kind not in "fiub" or not {"layer", "head"} <= {*array.dims} & {
             *array.coords
         }:
             continue
-        if len(further) > 1 or any(array.sizes[axis] > MOST_MAPS for axis in further):
+        if len(further) > 1:
             continue
         title = str(array.attrs.get("long_name") or str(name).replace("_", " "))
         labels = [
-            (f"{title}, {axis} {label}", str(label))
+            (place, f"{title}, {axis} {label}", str(label))
             for axis in further
-            for label in array[axis].values
+            for place, label in _shown(array, axis)
         ]
-        for place, (long_name, label) in enumerate(labels or [(title, "")]):
+        for place, long_name, label in labels or [(0, title, "")]:
             one = array.isel(dict.fromkeys(further, place), drop=True)
             mean = over_prompts(one.astype(float)).transpose("layer", "head")
             file = re.sub(r"\W+", "_", "_".join(filter(None, (group, str(name), label))))
@@ -165,10 +188,30 @@ def _head_maps(run: xr.DataTree, group: str) -> list[Heads]:
     return maps
 
 
+def _shown(array: xr.DataArray, axis: Hashable) -> list[tuple[int, Any]]:
+    """Places and labels of an axis that get maps: all, or the ends and evenly spread ones."""
+    places = spread(range(array.sizes[axis]), MOST_MAPS)
+    return [(place, array[axis].values[place]) for place in places]
+
+
+def _left_out(run: xr.DataTree, group: str) -> str:
+    """Say how many labels of long axes have maps; empty where all have."""
+    maps = {one.values.name for one in _head_maps(run, group)}
+    axes = dict.fromkeys(
+        (axis, array.sizes[axis])
+        for name, array in run[group].data_vars.items()
+        for axis in array.dims
+        if name in maps and axis not in _HEAD_AXES and array.sizes[axis] > MOST_MAPS
+    )
+    return "".join(
+        f" {MOST_MAPS} of {count} labels of the axis {axis}, evenly spread, are shown; run.nc has "
+        "all."
+        for axis, count in axes
+    )
+
+
 def _head_table(run: xr.DataTree, group: str) -> list[Table]:
-    """The heads with the largest values of the group's first map, and their values of the
-    others.
-    """
+    """Tabulate the heads with the largest values of the first map, and their other values."""
     maps = [one.values for one in _head_maps(run, group)]
     if not maps:
         return []
@@ -183,6 +226,7 @@ def _head_table(run: xr.DataTree, group: str) -> list[Table]:
         f"{len(rows)} of {maps[0].size:,} heads, in descending order of the first "
         "number; means over prompts."
     )
+    note += _left_out(run, group)
     return [Table(group, words, columns, rows, note)]
 
 
@@ -205,8 +249,9 @@ class Drawn(NamedTuple):
 
     @property
     def caption(self) -> str:
-        """What is drawn; without a caption of its own, its name in words: "gates_layer2_head0" ->
-        "Gates, layer 2, head 0".
+        """The caption, else the name in words.
+
+        "gates_layer2_head0" -> "Gates, layer 2, head 0".
         """
         words = re.sub(r"_(layer|head)(\d+)", r", \1 \2", self.name).replace("_", " ")
         return (
@@ -217,10 +262,18 @@ class Drawn(NamedTuple):
 
 
 def figures_of(run: xr.DataTree, failures: list[str] | None = None) -> Iterator[Drawn]:
-    """Every figure of `run`, one run or several, drawn one after the other.
+    """Draw all figures of one run or several, one after the other.
 
-    A view whose figures cannot be drawn has one line in `failures`; without that list its error is
-    raised, such as InputError for a name that another figure has, or that is no plain name.
+    Args:
+        run: Tree of a run, a group per measure.
+        failures: Gets one line per view whose figures cannot be drawn. None: the error is raised.
+
+    Returns:
+        The figures with their names, made when they are asked for.
+
+    Raises:
+        InputError: `failures` is None and two figures have the same name, or a name is not a plain
+            name.
     """
     taken: set[str] = set()
     for view in views_of(run):
@@ -242,8 +295,8 @@ def _drawn(view: View, run: xr.DataTree, taken: set[str]) -> Iterator[Drawn]:
         yield Drawn(view, chart, chart.figure())
 
 
-def _given(view: View, run: xr.DataTree) -> Iterator[Own]:
-    """The figures of another package's plain function, each as it is given."""
+def _given(view: View, run: xr.DataTree) -> Iterator[CustomFigure]:
+    """The figures of another package's plain function, as they are given."""
     for drawn in view.given(run):
         pair = isinstance(drawn, tuple) and len(drawn) == 2
         if not pair or not isinstance(drawn[0], str) or not isinstance(drawn[1], Figure):
@@ -251,18 +304,26 @@ def _given(view: View, run: xr.DataTree) -> Iterator[Own]:
                 f"{called(VIEWS, view.group)} draws a {type(drawn).__name__}; wanted pairs "
                 "of a name and a figure"
             )
-        yield Own(drawn[0], lambda figure=drawn[1]: figure)
+        yield CustomFigure(drawn[0], lambda figure=drawn[1]: figure)
 
 
 def write_figures(
     run: xr.DataTree, directory: str | os.PathLike[str], formats: Sequence[str] = FORMATS[:1]
 ) -> list[Path]:
-    """Write all figures that the groups of `run` allow into `directory`, made where it is not
-    there; return the files.
+    """Write all figures that the groups of a run allow into a directory.
 
-    `formats`: of png, svg and pdf.
+    The same run gives the same bytes.
 
-    The same run gives the same bytes. Raises InputError as `figures_of`.
+    Args:
+        run: Tree of a run, a group per measure.
+        directory: Directory to write to; it is made if it does not exist.
+        formats: Any of png, svg and pdf.
+
+    Returns:
+        Paths of the files written.
+
+    Raises:
+        InputError: As in `figures_of`.
     """
     directory = path_of(directory, "a directory for figures")
     require_directory(directory)
@@ -275,10 +336,14 @@ def write_figures(
 
 
 def tables(run: xr.DataTree, failures: list[str] | None = None) -> list[Table]:
-    """The tables that the groups of `run` allow, in the order of the page.
+    """Make the tables that the groups of a run allow, in the order of the page.
 
-    A view whose tables cannot be made has one line in `failures`; without that list its error is
-    raised.
+    Args:
+        run: Tree of a run, a group per measure.
+        failures: Gets one line per view whose tables cannot be made. None: the error is raised.
+
+    Returns:
+        The tables.
     """
     of_views = (
         until_failure(

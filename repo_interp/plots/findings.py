@@ -1,9 +1,11 @@
-"""What a run shows, in sentences: each states a number that passed its threshold or its null, and
-names the head, prompt and token.
+"""The findings of a run, in sentences.
+
+A finding states a number that passed its threshold or its null, and names the head, prompt and
+token.
 
     finding = sentence + evidence (the numbers, the threshold and the null) + where to look        `View.findings` gives those of one group
 
-`findings` orders those of all views of a run by `weight` and keeps a few of each group, so that no
+`findings` orders those of all views of a run by `weight` and keeps a few of every group, so that no
 group hides another.
 """
 
@@ -23,8 +25,16 @@ MOST_OF_GROUP = 4
 
 
 def findings(run: xr.DataTree, most: int = MOST) -> list[Finding]:
-    """At most `most` findings of `run`, the heaviest first; of each group its heaviest
-    `MOST_OF_GROUP` precede all its others.
+    """Collect the findings of a run, the heaviest first.
+
+    The heaviest `MOST_OF_GROUP` of every group precede all others.
+
+    Args:
+        run: Tree of a run, a group per measure.
+        most: Largest number of findings to return.
+
+    Returns:
+        At most `most` findings.
     """
     ranked: list[tuple[bool, float, int, Finding]] = []
     order = count()

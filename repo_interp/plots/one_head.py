@@ -1,5 +1,6 @@
-"""One head of one prompt: its pattern, as `ri.attention_pattern` gives it, and one logit in parts,
-as `ri.explain_logit` gives it.
+"""One head of one prompt: its attention pattern, and one logit in parts.
+
+They come from `ri.attention_pattern` and `ri.explain_logit`.
 """
 
 from __future__ import annotations
@@ -14,21 +15,30 @@ from repo_interp.plots.marks import colour_bar, draw_cells, note, number, token_
 from repo_interp.plots.style import COLUMN_WIDTH, PAGE_WIDTH, PaperFigure, paper_figure, style
 
 PAIRS = 8
-"""Rotary pairs that have a bar each; the others together have one."""
+"""Rotary pairs that have a bar; the others together have one."""
 NOTHING = 1e-3
 """Share of the longest bar below which a bar is not seen: its number stands to the right of the
 axis.
 """
 NAMED = 32
-"""Tokens up to which the axes of a pattern name each by its text."""
+"""Tokens up to which the axes of a pattern name them by their texts."""
 _PART, _REST, _WHOLE, _STILL = "#0072B2", "#B9B9B9", "#333333", "#D55E00"
 
 
 @style()
 def attention_pattern(pattern: xr.DataArray) -> PaperFigure:
-    """The attention [query, key] of one head, of `ri.attention_pattern`.
+    """Draw the attention pattern of one head.
 
-    Colours follow its square root, so that weak attention is seen.
+    Colours follow the square root of the attention, so that weak attention is visible.
+
+    Args:
+        pattern: Attention [query, key], from `ri.attention_pattern`.
+
+    Returns:
+        The figure.
+
+    Raises:
+        InputError: `pattern` is not such an array.
     """
     if not isinstance(pattern, xr.DataArray) or pattern.dims != ("query", "key"):
         raise InputError(
@@ -58,11 +68,19 @@ def attention_pattern(pattern: xr.DataArray) -> PaperFigure:
 
 @style()
 def logit_parts(parts: xr.Dataset) -> PaperFigure:
-    """The parts of one logit, of `ri.explain_logit`: rotary pairs and what is added to them, and
-    those of the three-axis fit.
+    """Draw the parts of one logit: rotary pairs, other terms, and the three-axis fit.
 
-    A dot marks what a pair would be if both tokens had one position: content alone. The last bar of
-    each side is the logit, to which the bars above it sum.
+    A dot marks the value that a pair would have if both tokens had one position, from content
+    alone. The last bar of both sides is the logit, the sum of the bars above it.
+
+    Args:
+        parts: Parts of the logit, from `ri.explain_logit`.
+
+    Returns:
+        The figure.
+
+    Raises:
+        InputError: `parts` is not such a dataset.
     """
     if not isinstance(parts, xr.Dataset) or not {"pair", "fit", "logit"} <= set(parts):
         raise InputError(
@@ -114,8 +132,9 @@ def logit_parts(parts: xr.Dataset) -> PaperFigure:
 
 
 def _bars(ax: Axes, bars: list[tuple[str, float, float | None, str]], title: str) -> None:
-    """Horizontal bars of (name, length, place of a dot, colour) from the top down, each with its
-    number.
+    """Draw horizontal bars of (name, length, place of a dot, colour) with their numbers.
+
+    The first bar is the top one.
     """
     names, values, dots, colours = zip(*bars, strict=True)
     y = np.arange(len(bars))

@@ -1,16 +1,17 @@
-"""One look for every figure: column and page widths of a paper, one colour per scheme, span and
-pattern, the same bytes every time.
+r"""One look for every figure, with the same bytes every time.
+
+Figures have the column and page widths of a paper, and one colour per scheme, span and pattern.
 
 The colours are those of Okabe and Ito (2008) and four more that stay apart from them for protanopes
 and deuteranopes; the lightest are darkened where they have to be read as text. Fonts travel with
 the file: TrueType in PDF (fonttype 42), text in SVG.
 
-A character that no font has is written as its code: "模型" -> "\\u6a21\\u578b".
+A character that no font has is written as its code: "模型" -> "\u6a21\u578b".
 
     ri.plots.position_lines(run, 5, 1, figsize=(4, 2))        every figure takes a size in inches
     ri.plots.position_lines(run, 5, 1, ax=ax)                 one of a single axes is drawn on yours, which is returned
 
-What you set in matplotlib's rcParams, fonts above all, stays: the style fills in what has
+Your settings in rcParams, fonts above all, stay: the style sets only those that still have
 matplotlib's default.
 
 Knows nothing about runs: names in, colours and figures out. It never touches pyplot, so nothing is
@@ -78,7 +79,11 @@ SCHEME_COLOURS: Mapping[str, str] = {scheme: colour for scheme, (_, colour) in _
 SCHEME_NAMES: Mapping[str, str] = {
     **{scheme: name for scheme, (name, _) in _SCHEMES.items()},
     "repo_alibi": "RePo-ALiBi",
+    "repo_kerple": "RePo-KERPLE",
+    "repo_fire": "RePo-FIRE",
+    "repo_index": "RePo with index",
     "cope_rope": "CoPE + RoPE",
+    "cope_relative": "CoPE + relative",
     "cope_alibi": "CoPE-ALiBi",
     "cope_mlp": "CoPE-MLP",
     "hope_ab1": "HoPE AB1",
@@ -104,7 +109,7 @@ _SETTINGS: Mapping[str, Any] = {
     **mpl.rc_params_from_file(
         Path(__file__).with_name("paper.mplstyle"), use_default_template=False
     ),
-    # the last is what a viewer of SVG without the others falls back to
+    # A viewer of SVG that lacks the others falls back to sans-serif.
     "font.family": [*FONTS, "sans-serif"],
 }
 _METADATA: Mapping[str, Mapping[str, None]] = {
@@ -117,12 +122,13 @@ FORMATS = tuple(_METADATA)
 
 
 class PaperFigure(Figure):
-    """A matplotlib figure that is saved in this style, with embedded fonts and without dates, and
-    shows itself in a notebook.
+    """A matplotlib figure that is saved in this style and shows itself in a notebook.
+
+    It is saved with embedded fonts and without dates.
     """
 
     caption = ""
-    """A sentence for the page, where the figure's name does not say what is drawn."""
+    """A sentence for the page, for a figure whose name does not describe it."""
 
     def savefig(self, fname: Any, **options: Any) -> None:
         """Save as matplotlib does. The format follows the name unless `format` is given."""
@@ -174,8 +180,11 @@ class Style:
 def style() -> Style:
     """Draw in the paper style inside this context.
 
-    As a decorator, inside a whole function that makes its figure by `paper_figure`, which then
-    takes `ax` and `figsize` too.
+    As a decorator, it covers a whole function that makes its figure by `paper_figure`; this
+    function then takes `ax` and `figsize` too.
+
+    Returns:
+        A context manager that is also a decorator.
     """
     return Style()
 
@@ -183,7 +192,7 @@ def style() -> Style:
 def _settings() -> dict[str, Any]:
     """The settings of the style that the user has not changed.
 
-    Sizes of texts follow the user's; our fonts draw what the user's lack.
+    Sizes of texts follow the user's; our fonts draw the characters that the user's lack.
     """
     known, default = cast(Any, mpl.rcParams), cast(Any, mpl.rcParamsDefault)
     settings = {name: value for name, value in _SETTINGS.items() if known[name] == default[name]}
@@ -204,7 +213,7 @@ _ASKED: ContextVar[Axes | tuple[float, float] | None] = ContextVar("asked", defa
 
 
 def _asked(ax: Any, figsize: Any) -> Axes | tuple[float, float]:
-    """Raises InputError for what is no axes or size, and for both."""
+    """Raises InputError for anything but axes or a size, and for both."""
     if ax is None:
         return checked(figsize, tuple[Inches, Inches], "figsize")
     if figsize is not None or not isinstance(ax, Axes):
@@ -216,8 +225,9 @@ def _asked(ax: Any, figsize: Any) -> Axes | tuple[float, float]:
 
 
 class _OnAxes:
-    """The caller's axes in the place of a figure: what a figure of a single axes has around it is
-    put on them.
+    """The caller's axes in the place of a figure.
+
+    It puts on the axes the things that a figure with a single axes has around them.
     """
 
     def __init__(self, ax: Axes) -> None:
@@ -257,8 +267,9 @@ class _OnAxes:
         return self.ax.bbox.width / self.figure.dpi
 
     def finish(self) -> Axes:
-        """The axes, whose labels of ticks are made now: later they would have the fonts of the
-        caller alone, and dollars be mathematics.
+        """Return the axes, with the labels of their ticks made now.
+
+        Later they would have the fonts of the caller alone, and dollars would be mathematics.
         """
         for label in [
             *self.ax.get_xticklabels(which="both"),
@@ -269,12 +280,17 @@ class _OnAxes:
 
 
 def paper_figure(width: float = PAGE_WIDTH, height: float = 2.4) -> PaperFigure:
-    """An empty figure of `width` x `height` inches, laid out by its content.
+    """Make an empty figure that is laid out by its content.
 
-    Call inside `style()`, or from a function under `@style()`.
+    Call it inside `style()`, or from a function under `@style()`. In the latter it is the figure
+    that the caller of this function asked for by `ax` or `figsize`.
 
-    From a function under `@style()` it is the figure that the function's caller asked for by `ax`
-    or `figsize`.
+    Args:
+        width: Width in inches.
+        height: Height in inches.
+
+    Returns:
+        The figure.
     """
     asked = _ASKED.get()
     if isinstance(asked, Axes):
@@ -288,16 +304,34 @@ def paper_figure(width: float = PAGE_WIDTH, height: float = 2.4) -> PaperFigure:
 def save_figure(
     figure: Figure, stem: str | Path, formats: Sequence[str] = FORMATS[:1]
 ) -> list[Path]:
-    """Write `figure` as `stem`.png, or in `formats`, of png, svg and pdf; a figure drawn anew from
-    the same data gives the same bytes.
+    """Write a figure to files.
 
-    Returns the paths written. Raises InputError for a format that is not one of FORMATS.
+    A figure drawn again from the same data gives the same bytes.
+
+    Args:
+        figure: Figure to write.
+        stem: Path without the suffix.
+        formats: Any of png, svg and pdf.
+
+    Returns:
+        Paths of the files.
+
+    Raises:
+        InputError: A format is not one of `FORMATS`.
     """
     return write_pictures(rendered(figure, formats), stem)
 
 
 def write_pictures(contents: Mapping[str, bytes], stem: str | Path) -> list[Path]:
-    """Write what `rendered` gave, `stem`.FORMAT each, and return the paths."""
+    """Write the formats of a figure to files.
+
+    Args:
+        contents: Bytes by format, from `rendered`.
+        stem: Path without the suffix.
+
+    Returns:
+        Paths of the files.
+    """
     paths = [Path(f"{stem}.{name}") for name in contents]
     for path, content in zip(paths, contents.values(), strict=True):
         path.write_bytes(content)
@@ -305,10 +339,18 @@ def write_pictures(contents: Mapping[str, bytes], stem: str | Path) -> list[Path
 
 
 def rendered(figure: Figure, formats: Sequence[str] = FORMATS, **options: Any) -> dict[str, bytes]:
-    """The bytes of `figure` in each of `formats`, laid out once; `options` go to matplotlib's
-    `savefig`.
+    """Render a figure in some formats, laid out once.
 
-    Raises InputError for a format that is not one of FORMATS.
+    Args:
+        figure: Figure to render.
+        formats: Any of png, svg and pdf.
+        **options: Passed to matplotlib's `savefig`.
+
+    Returns:
+        Bytes by format.
+
+    Raises:
+        InputError: A format is not one of `FORMATS`.
     """
     formats = [formats] if isinstance(formats, str) else list(formats)
     if unknown := [name for name in formats if name not in FORMATS]:
@@ -341,12 +383,16 @@ def _small_png(figure: Figure, **options: Any) -> bytes:
 
 
 def with_palette(png: bytes) -> bytes:
-    """The picture `png` with a palette of at most 256 colours, which takes a third of the space;
-    one with transparent parts as it is.
+    """Store a picture with a palette of at most 256 colours, a third of the size.
 
-    Every pixel keeps its colour where there are no more than 256 colours. In the others the edges
-    of lines and letters, where colours mix, and the steps of colour bars change by a few of 255
-    levels.
+    Pixels keep their colours if there are no more than 256. In other pictures the edges of lines
+    and letters, where colours mix, and the steps of colour bars change by a few of 255 levels.
+
+    Args:
+        png: Picture as PNG.
+
+    Returns:
+        Smaller PNG; `png` itself if it has transparent parts.
     """
     with Image.open(io.BytesIO(png)) as picture:
         pixels, dots_per_inch = picture.convert("RGBA"), picture.info.get("dpi")
@@ -373,7 +419,7 @@ def with_palette(png: bytes) -> bytes:
 def _palette(colours: np.ndarray, count: np.ndarray) -> tuple[list[int], np.ndarray]:
     """At most 256 rows of `colours` [colour, channel], and by colour which of them is nearest.
 
-    `count`: pixels of each, the most first.
+    `count`: pixels of a colour, the most first.
 
     Greedy: the next one is the colour whose pixels together are farthest from those chosen, by
     squared distance. Large areas are therefore exact, and a rare colour that is like no other has
@@ -382,24 +428,25 @@ def _palette(colours: np.ndarray, count: np.ndarray) -> tuple[list[int], np.ndar
     chosen, nearest = [0], np.zeros(len(colours), np.uint8)
     distance = ((colours - colours[0]) ** 2).sum(1)
     while len(chosen) < min(256, len(colours)):
-        own = int((count * distance).argmax())
-        to_own = ((colours - colours[own]) ** 2).sum(1)
-        nearest[to_own < distance] = len(chosen)
-        distance = np.minimum(distance, to_own)
-        chosen.append(own)
+        next_entry = int((count * distance).argmax())
+        to_next = ((colours - colours[next_entry]) ** 2).sum(1)
+        nearest[to_next < distance] = len(chosen)
+        distance = np.minimum(distance, to_next)
+        chosen.append(next_entry)
     return chosen, nearest
 
 
 @contextmanager
 def _laid_out(figure: Figure) -> Iterator[None]:
-    """Lay `figure` out once, and not again for each format - at whose resolution texts measure a
-    little differently.
+    """Lay `figure` out once for all formats.
+
+    At the resolutions of formats, texts measure a little differently.
     """
     _make_legible(figure)
     layout = figure.get_layout_engine()
     if layout is not None:
         layout.execute(figure)
-    # with "none", a placeholder, matplotlib would draw everything once more before each format
+    # with "none", a placeholder, matplotlib would draw everything once more before every format
     figure.set_layout_engine(None)
     try:
         yield
@@ -408,8 +455,13 @@ def _laid_out(figure: Figure) -> Iterator[None]:
 
 
 def legible(text: str) -> str:
-    """`text` with every character that no font has, or that is none to see, as its code; ends of
-    lines stay.
+    """Replace the characters that no font can draw by their codes.
+
+    Args:
+        text: Text; ends of lines stay.
+
+    Returns:
+        Text that the fonts can draw.
     """
     return "".join(
         character if character == "\n" or is_drawable(character) else code_of(character)
@@ -418,8 +470,13 @@ def legible(text: str) -> str:
 
 
 def is_drawable(character: str) -> bool:
-    """Whether one of the fonts has `character`; control characters and halves of surrogate pairs
-    are not drawn whatever fonts have.
+    """Tell whether one of the current fonts has a character.
+
+    Args:
+        character: A single character.
+
+    Returns:
+        False for control characters and halves of surrogate pairs, whatever the fonts have.
     """
     return _is_in(character, tuple(dict.fromkeys([*mpl.rcParams["font.family"], *FONTS])))
 
@@ -442,7 +499,14 @@ def _file_of(family: str) -> str | None:
 
 
 def code_of(character: str) -> str:
-    """A character as Python writes its code: "\\\\x00", "\\\\u6a21", "\\\\U0001f642"."""
+    """Write the code of a character as Python does, such as U+6A21 as backslash u6a21.
+
+    Args:
+        character: A single character.
+
+    Returns:
+        The code.
+    """
     return character.encode("unicode_escape").decode("ascii")
 
 
@@ -462,22 +526,40 @@ def _make_legible(figure: Figure) -> None:
 
 
 def scheme_colour(scheme: str) -> str:
-    """The colour of a position scheme; a variant ("hope_ab1") has its family's, and a family that
-    is not known is dark grey.
+    """Return the colour of a position scheme.
+
+    Args:
+        scheme: Scheme; a variant ("hope_ab1") has the colour of its family.
+
+    Returns:
+        The colour; dark grey for an unknown family.
     """
     return SCHEME_COLOURS.get(scheme, SCHEME_COLOURS.get(scheme.split("_")[0], _UNKNOWN))
 
 
 def scheme_name(scheme: str) -> str:
-    """A scheme as papers write it: "repo" -> "RePo"."""
+    """Write a scheme as papers do: "repo" -> "RePo".
+
+    Args:
+        scheme: Scheme as a run names it.
+
+    Returns:
+        The name; an unknown scheme as it is.
+    """
     return SCHEME_NAMES.get(scheme, scheme)
 
 
 def span_colours(spans: Sequence[str]) -> dict[str, str]:
-    """A colour for each span name: fixed for the usual ones, the next free one for others, a darker
-    shade for a dotted part.
+    """Choose a colour for every span.
 
-    The same names in the same order give the same colours.
+    Usual spans have fixed colours, others take the next free one, and a dotted part is darker than
+    its parent.
+
+    Args:
+        spans: Names of spans; the same names in the same order give the same colours.
+
+    Returns:
+        Colour by name.
     """
     colours: dict[str, str] = {}
     other = 0
@@ -496,6 +578,14 @@ def span_colours(spans: Sequence[str]) -> dict[str, str]:
 
 
 def darker(colour: str, share: float = 0.7) -> str:
-    """`colour` with `share` of its light left: a span's colour as text, or a part of a span."""
+    """Darken a colour.
+
+    Args:
+        colour: Colour of matplotlib.
+        share: Share of the light to keep.
+
+    Returns:
+        Colour as hexadecimal text.
+    """
     red, green, blue = to_rgb(colour)
     return to_hex((red * share, green * share, blue * share))

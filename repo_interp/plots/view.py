@@ -1,10 +1,9 @@
-"""One group of a run, and all that is shown of it: `View`, read by `figures/`, the report page and
-the terminal.
+"""`View`: one group of a run with all that figures, page and terminal show of it.
 
 Of several runs, a tree with an axis `run` as `repo_interp.compare` makes it, the variables that a
 view names are drawn by one rule (`plots.beside`). A view is data and functions of a run; the page
 and the terminal decide how to show it. Ours are listed in `entry_points.OWN`, in the form in which
-another package gives its own: "module:object", under the name of the group.
+another package gives its view: "module:object", under the name of the group.
 """
 
 from __future__ import annotations
@@ -32,8 +31,9 @@ class PageOptions:
 
 @dataclass(frozen=True)
 class Interactive:
-    """The part of a section that a reader works with: markup, and the script that brings it to life
-    with data of the run.
+    """The part of a section that a reader works with.
+
+    It has markup, and the script that brings it to life with data of the run.
     """
 
     markup: Traversable
@@ -53,14 +53,15 @@ class Interactive:
 
 
 def _nothing(run: xr.DataTree) -> Iterator[Any]:
-    """What a view gives that has no charts, no tables or no findings."""
+    """Default of a view that has no charts, no tables or no findings."""
     return iter(())
 
 
 @dataclass(frozen=True)
 class Beside:
-    """What a view shows of a tree with an axis `run`, in addition to the variables in
-    `View.compared`.
+    """The charts and tables of a tree with an axis `run`.
+
+    They are drawn in addition to the variables in `View.compared`.
     """
 
     charts: Callable[[xr.DataTree], Iterable[Chart]] = _nothing
@@ -74,46 +75,69 @@ class View:
     group: str
     title: str
     lead: str | Callable[[xr.DataTree], str]
-    """A sentence, or a function of the run that gives it: what is shown, and its limits."""
+    """A sentence, or a function of the run that gives it: the content of the view, and its limits."""
     charts: Callable[[xr.DataTree], Iterable[Chart]] = _nothing
     """Figures, maps of heads, and charts of the page that follow the head, prompt and token chosen
     in the explorer.
+
+    A view without charts, tables and `given` has those that follow from the axes of its group.
     """
     tables: Callable[[xr.DataTree], Iterable[Table]] = _nothing
     """The same rows for the page, the terminal and the notebook."""
     findings: Callable[[xr.DataTree], Iterable[Finding]] = _nothing
-    """What the group shows, in sentences that passed a threshold or a null."""
+    """Findings: sentences that passed a threshold or a null."""
     informative: Callable[[xr.DataTree], bool] = lambda run: True
     """Whether figures and tables are worth reading for this run.
 
     The page folds them where not, such as ranges of token indices.
     """
     describe: Callable[[xr.DataTree], str] = lambda run: ""
-    """What a run with this group is about, as the title of its page; "" to leave it to another
+    """Title of the page of a run with this group; "" to leave it to another
     group or to the title of a section.
     """
     interactive: Interactive | None = None
     compared: tuple[str, ...] | None = None
     """Variables that have a figure where runs are compared; None: all."""
     not_averaged: tuple[str, ...] = ()
-    """Variables without a useful mean over everything: signs cancel, or every run has its own axes.
+    """Variables without a useful mean over everything: signs cancel, or runs have different axes.
     """
     given: Callable[[xr.DataTree], Iterable[tuple[str, Figure]]] = _nothing
     """Names and figures that a plain function of another package gives, drawn one after the other.
     """
     beside: Beside = Beside()
-    """What else is shown of several runs."""
+    """Further charts and tables of several runs."""
 
     def figures(self, run: xr.DataTree) -> Iterator[tuple[str, Figure]]:
-        """The figures of the charts by the names of their files, drawn one after the other."""
+        """Draw the figures of the charts, one after the other.
+
+        Args:
+            run: Tree of a run, a group per measure.
+
+        Returns:
+            Pairs of the name of the file and the figure.
+        """
         return ((chart.name, chart.figure()) for chart in self.drawings(run))
 
     def drawings(self, run: xr.DataTree) -> Iterator[Drawing]:
-        """The charts that are written as figures: those with a name."""
+        """Choose the charts that are written as figures: those with a name.
+
+        Args:
+            run: Tree of a run, a group per measure.
+
+        Returns:
+            The charts.
+        """
         for chart in self.charts(run):
             if isinstance(chart, Drawing) and chart.name:
                 yield chart
 
     def head_maps(self, run: xr.DataTree) -> list[Heads]:
-        """The charts that are maps of heads on the page: a click opens the head in the explorer."""
+        """List the maps of heads, on which a click opens a head in the explorer.
+
+        Args:
+            run: Tree of a run, a group per measure.
+
+        Returns:
+            The charts.
+        """
         return [chart for chart in self.charts(run) if isinstance(chart, Heads)]

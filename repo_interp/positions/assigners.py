@@ -2,6 +2,7 @@
 
     index      z_i = i                                    (RoPE)
     learned    z_i = (silu(h_i Wg) * (h_i Wc)) Wz         (RePo eq. 4-6, app. A)
+    indexed    z_i = f_phi([h_i, i])                      (RePo, footnote 2)
     linear     z_i = h_i W                                (the released `continuous` modes)
 
 h_i is the input of the attention layer; Wg, Wc: d_model -> d_model // 8 (`gate_map`,
@@ -84,6 +85,23 @@ class LearnedPositions(MixedAssigner):
         """Positions of every token, one column per row of positions."""
         gated = nn.functional.silu(self.gate_map(hidden_states)) * self.content_map(hidden_states)
         return self.final_map(gated)
+
+
+class IndexedPositions(LearnedPositions):
+    """RePo's f_phi with the token index as one more input, which training may lean on alone."""
+
+    def __init__(self, d_model: int, rows: int) -> None:
+        """`rows` is P; the width in between stays d_model // 8."""
+        super().__init__(d_model + 1, rows, d_model // 8)
+
+    def forward(
+        self, hidden_states: Float[Tensor, "batch token d_model"], index: Int[Tensor, "batch token"]
+    ) -> Float[Tensor, "batch any token"]:
+        """Positions of every token."""
+        # bfloat16 would round the index
+        hidden_states = hidden_states.to(self.gate_map.weight.dtype)
+        indices = index.expand(hidden_states.shape[0], -1)[..., None].to(hidden_states.dtype)
+        return super().forward(torch.cat([hidden_states, indices], dim=-1), index)
 
 
 class LinearPositions(MixedAssigner):

@@ -8,8 +8,10 @@
                 z[n] = q . e[n] with a learned e[n] for n = 0 .. p_max - 1        (eq. 5, 7, 8)
     MLP         q . e[p],  e[p] = W2 relu(W1 p / u + b1) + b2                     (CoPE-MLP,
                                                                                   app. C)
-    slopes      m_h p, fixed                                                      (CoPE-ALiBi,
+    slopes      m_h p, fixed, or learned from 0 on                                (CoPE-ALiBi,
                                                                                   eq. 10)
+    relative    the embedding's, plus q . r[i - j + 1]                            (table 5,
+                                                                                  CoPE + relative)
 
 x_j is the key ("keys"), a key W_g h_j made for the gates alone ("separate_keys"), or the value
 ("values"). The gates are those of listing 1 and of the released code: of the scaled logits, after
@@ -203,15 +205,38 @@ class FixedSlopes(PositionMap):
         return slopes[:, None, None] * positions
 
 
+class LearnedSlopes(PositionMap):
+    """m_h p with slopes that are learned, per head and layer, from 0 on."""
+
+    def __init__(self, heads: int) -> None:
+        """`heads`: the layer's query heads."""
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(heads))
+
+    def forward(
+        self,
+        queries: Float[Tensor, "batch head row d_head"],
+        positions: Float[Tensor, "batch head row key"],
+    ) -> Float[Tensor, "batch head row key"]:
+        """Position logits; the queries are not used."""
+        return self.weight.to(positions.dtype)[:, None, None] * positions
+
+
 class ContextualPositions(PositionLogits):
     """CoPE: gates, the positions they add up to, and a map from positions to logits."""
 
-    def __init__(self, position_map: PositionMap, gate_source: GateSource = "keys") -> None:
+    def __init__(
+        self,
+        position_map: PositionMap,
+        gate_source: GateSource = "keys",
+        relative_map: PositionMap | None = None,
+    ) -> None:
         """Combine gates with a map of positions.
 
         Args:
             position_map: Shared by the layer's heads, and by all layers that are given it.
             gate_source: Tensor that a query is held against.
+            relative_map: Of the count of all tokens, added (CoPE + relative); None: nothing.
 
         Raises:
             ValueError: The gate source is unknown.
@@ -222,6 +247,7 @@ class ContextualPositions(PositionLogits):
                 f"unknown gate source {gate_source!r}; known are {', '.join(get_args(GateSource))}"
             )
         self.position_map = position_map
+        self.relative_map = relative_map
         self.gate_source: GateSource = gate_source
 
     def counted_by(
@@ -265,7 +291,12 @@ class ContextualPositions(PositionLogits):
         with full_precision(queries):
             counted = gates(queries, self.counted_by(keys, values, gate_keys), visible, logit_scale)
             positions = contextual_positions(counted, self.position_map.maximum)
-            return self.position_map(queries, positions).masked_fill_(~visible, 0.0)
+            logits = self.position_map(queries, positions)
+            if self.relative_map is not None:
+                counted = gates(queries, None, visible, logit_scale)
+                positions = contextual_positions(counted, self.relative_map.maximum)
+                logits = logits + self.relative_map(queries, positions)
+            return logits.masked_fill_(~visible, 0.0)
 
 
 class SeparatelyGatedPositions(ContextualPositions):
@@ -278,9 +309,10 @@ class SeparatelyGatedPositions(ContextualPositions):
         kv_heads: int,
         d_head: int,
         initial_deviation: float = 0.02,
+        relative_map: PositionMap | None = None,
     ) -> None:
         """W_g makes one gate key per key-value head; it starts normal with `initial_deviation`."""
-        super().__init__(position_map, "separate_keys")
+        super().__init__(position_map, "separate_keys", relative_map)
         self.kv_heads = kv_heads
         self.gate_projection = nn.Linear(d_model, kv_heads * d_head, bias=False)
         nn.init.normal_(self.gate_projection.weight, std=initial_deviation)

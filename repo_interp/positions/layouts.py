@@ -5,10 +5,10 @@
     repo@1/3                    RoPE below, learned positions from 0-based layer floor(L/3)
                                 (RePo sec. 4.1: 5 of 16, 10 of 32)
     repo@5                      ... from layer 5
-    r2n1, n2r1                  two RoPE layers then a NoPE layer, repeated; two NoPE, one RoPE
+    r2n1, n2r1, r3n1, ...       two RoPE layers then a NoPE layer, repeated; two NoPE, one RoPE
     rope,rope,repo,...          an explicit list, one scheme a layer
 
-`@START` works for every scheme and for the two that repeat: `r2n1@1/3` counts its periods from
+`@START` works for every scheme and for those that repeat: `r2n1@1/3` counts its periods from
 there. Other packages add schemes by entry points of the group `repo_interp.schemes`; here only
 their names are read. Knows nothing about how a scheme is built.
 """
@@ -27,6 +27,11 @@ SCHEMES: dict[str, str] = {
     "nope": "no position",
     "repo": "rotation by learned positions (RePo)",
     "repo_alibi": "ALiBi's slopes times the distance of learned positions, added to the logits",
+    "repo_kerple": "minus a learned logarithm of the distance of learned positions, added to the "
+    "logits",
+    "repo_fire": "a learned function of the relative distance of learned positions, added to the "
+    "logits",
+    "repo_index": "rotation by positions learned from the hidden state and the token index",
     "continuous": "rotation by one linear map of the hidden state, shared by all heads",
     "multihead_continuous": "rotation by one linear map of the hidden state per head",
     "learned": "a learned vector per position, added to the token embeddings; for all layers "
@@ -39,6 +44,7 @@ SCHEMES: dict[str, str] = {
     "cope_alibi": "contextual positions times a slope per head",
     "cope_mlp": "contextual positions through a small network",
     "cope_rope": "contextual positions beside rotation by the token index",
+    "cope_relative": "contextual positions beside a learned vector per distance",
     "hope": "rotation by the high frequencies only; the other components "
     "position-independent (HoPE)",
     "hope_ab1": "HoPE's ablation: activated components position-independent, low ones rotated",
@@ -48,24 +54,33 @@ SCHEMES: dict[str, str] = {
 }
 """Every scheme of ours that a layer can have, with its description."""
 
+_MAPS = ("gate_map", "content_map", "final_map")
+_KERPLE = ("log_rate", "log_scale")
+_FIRE = ("curvature", "hidden", "output", "threshold_factor")
+_COPE = ("position_map", "gate_projection")
+
 PARAMETERS: dict[str, tuple[str, ...]] = {
-    **dict.fromkeys(("repo", "repo_alibi"), ("gate_map", "content_map", "final_map")),
+    **dict.fromkeys(("repo", "repo_alibi", "repo_index"), _MAPS),
+    "repo_kerple": (*_MAPS, *_KERPLE),
+    "repo_fire": (*_MAPS, *_FIRE),
     "continuous": ("dynamic_map",),
     "multihead_continuous": ("dynamic_map",),
-    "kerple": ("log_rate", "log_scale"),
-    "fire": ("curvature", "hidden", "output", "threshold_factor"),
-    **dict.fromkeys(
-        ("cope", "cope_alibi", "cope_mlp", "cope_rope"), ("position_map", "gate_projection")
-    ),
+    "kerple": _KERPLE,
+    "fire": _FIRE,
+    **dict.fromkeys(("cope", "cope_alibi", "cope_mlp", "cope_rope"), _COPE),
+    "cope_relative": (*_COPE, "relative_map"),
 }
 """The modules and parameters in which schemes keep their weights in a layer, as checkpoints name
 them under `self_attn`.
 """
 
-LEARNED = ("repo", "repo_alibi", "continuous", "multihead_continuous")
+LEARNED = (
+    *("repo", "repo_alibi", "repo_kerple", "repo_fire", "repo_index"),
+    *("continuous", "multihead_continuous"),
+)
 """Schemes that learn positions from the hidden state."""
 
-CONTEXTUAL = ("cope", "cope_alibi", "cope_mlp", "cope_rope")
+CONTEXTUAL = ("cope", "cope_alibi", "cope_mlp", "cope_rope", "cope_relative")
 """Schemes whose positions are counts of gates."""
 
 ROTATED_BY_INDEX = ("rope", "rope_high", "hope", "hope_ab1", "hope_ab2", "hope_ab3")
@@ -80,7 +95,16 @@ GateSource = Literal["keys", "separate_keys", "values", "open"]
 NO_ATTENTION = "-"
 """Stands for a layer without attention, in a hybrid: it has no scheme, whatever the layout."""
 
-_PERIODS = {"r2n1": ("rope", "rope", "nope"), "n2r1": ("nope", "nope", "rope")}
+_PUBLISHED = ("r2n1", "n2r1")
+"""Periods of RePo's baselines, which a layout has also where they stand once."""
+_LETTERS = {"r": "rope", "n": "nope"}
+_PERIODS = [
+    f"{letters[0]}{first}{letters[1]}{total - first}"
+    for total in range(2, 19)
+    for letters in ("rn", "nr")
+    for first in range(max(1, total - 9), min(10, total))
+]
+"""Names of layouts of two runs that repeat, the shortest periods first."""
 
 
 def scheme_names() -> tuple[str, ...]:
@@ -129,7 +153,7 @@ def parse_layout(text: str, layers: int) -> tuple[str, ...]:
     else:
         scheme, at, start_text = text.partition("@")
         start = _parse_start(start_text, layers, text) if at else 0
-        period = _PERIODS.get(scheme, (scheme,))
+        period = _period(scheme)
         schemes = _repeat(period, start, layers)
     _require_uniform(schemes, text)
     return schemes
@@ -148,11 +172,7 @@ def named_schemes(text: str) -> tuple[str, ...]:
         ValueError: A scheme is unknown.
     """
     scheme = text.strip().partition("@")[0]
-    named = (
-        tuple(part.strip() for part in text.split(","))
-        if "," in text
-        else _PERIODS.get(scheme, (scheme,))
-    )
+    named = tuple(part.strip() for part in text.split(",")) if "," in text else _period(scheme)
     for name in named:
         _require_known(name)
     return tuple(dict.fromkeys(named))
@@ -169,18 +189,26 @@ def format_layout(schemes: tuple[str, ...]) -> str:
     """
     layers = len(schemes)
     # A name alone is shortest; then a start layer; then the list.
-    for name in (*SCHEMES, *_PERIODS):
+    for name in (*SCHEMES, *_PUBLISHED):
         if _matches(parse_layout(name, layers), schemes):
             return name
     # all rope has a name
     start = next(
         layer for layer, scheme in enumerate(schemes) if scheme not in ("rope", NO_ATTENTION)
     )
-    for name, period in ((schemes[start], (schemes[start],)), *_PERIODS.items()):
+    for name in (schemes[start], *_PUBLISHED, *_PERIODS):
+        period = _period(name)
         first = start - next(place for place, scheme in enumerate(period) if scheme != "rope")
         if first >= 0 and _matches(_repeat(period, first, layers), schemes):
             return f"{name}@{first}" if first else name
     return ",".join(schemes)
+
+
+def _period(name: str) -> tuple[str, ...]:
+    """Schemes that repeat: one alone, or those that a name such as "r3n1" counts."""
+    if not re.fullmatch(r"(r[1-9]n[1-9])|(n[1-9]r[1-9])", name):
+        return (name,)
+    return (_LETTERS[name[0]],) * int(name[1]) + (_LETTERS[name[2]],) * int(name[3])
 
 
 def _matches(named: tuple[str, ...], schemes: tuple[str, ...]) -> bool:
@@ -195,7 +223,7 @@ def _require_known(scheme: str) -> None:
     if scheme not in SCHEMES and scheme != NO_ATTENTION and scheme not in scheme_names():
         raise ValueError(
             f"unknown position scheme {scheme!r:.80}; known are "
-            f"{', '.join((*scheme_names(), *_PERIODS))}"
+            f"{', '.join(scheme_names())}, and periods such as r2n1"
         )
 
 

@@ -93,7 +93,7 @@ def read_rows(path: str | Path) -> list[Row]:
     for number, cells in enumerate(table[1:], start=2):
         if len(cells) != len(header):
             raise InputError(
-                f"{path}, line {number}: wanted {len(header)} cells, got {len(cells)}; mend "
+                f"{path}, line {number}: wanted {len(header)} cells, got {len(cells)}; fix "
                 "the table"
             )
         named = dict(zip(header, (cell.strip() for cell in cells), strict=True))

@@ -50,7 +50,7 @@ from repo_interp.tasks.prompt.text import (
     prompt_from_text,
 )
 from repo_interp.tasks.task import require_drawable
-from repo_interp.values import Tokens, checked
+from repo_interp.values import Tokens, TokensOrNone, checked
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -106,13 +106,14 @@ def niah(
     essay: str | Path | None = None,
     depth: float | None = None,
     answer: str = "reference",
+    reserve: int = RESERVE,
 ) -> list[Prompt]:
     """Make needle-in-a-haystack prompts.
 
     Args:
         tokenizer: Counts tokens and encodes the prompts.
         variant: One of `VARIANTS`.
-        length: Most tokens of a prompt with the 128 that are kept for the answer.
+        length: Most tokens of a prompt with the `reserve` that is kept for the answer.
         count: Number of prompts.
         seed: Seed; prompt i depends on the seed and i alone.
         dialect: One of `DIALECTS`.
@@ -121,6 +122,8 @@ def niah(
             for one; None: drawn.
         answer: "reference" appends the reference answer as generated tokens, "none" ends with the
             answer prefix.
+        reserve: Tokens kept for the answer, RULER's 128 by default; 0: the prompt alone, without
+            its reference answer, has up to `length` tokens.
 
     Returns:
         Prompts with spans.
@@ -134,6 +137,7 @@ def niah(
     one_of("answer", answer, {"reference": None, "none": None})
     require_drawable(count, seed)
     length = checked(length, Tokens, "length")
+    reserve = checked(reserve, TokensOrNone, "reserve")
     if depth is not None:
         _require_depth(depth, variant)
     encode("One word.", tokenizer)
@@ -145,7 +149,7 @@ def niah(
             rng, chosen.key_type, chosen.value_type, chosen.keys, chosen.values, chosen.queries
         )
         haystack = HAYSTACKS[chosen.haystack](question, rng.randrange(2**32), depth, text)
-        size = _fitting_size(question, haystack, variant, spoken, length, tokenizer)
+        size = _fitting_size(question, haystack, variant, spoken, length, reserve, tokenizer)
         marked, depths = _write(question, haystack, size, spoken)
         if answer == "reference":
             marked.add(" " + joined(question.references), GENERATED)
@@ -247,18 +251,19 @@ def _fitting_size(
     variant: str,
     dialect: Dialect,
     length: int,
+    reserve: int,
     tokenizer: PreTrainedTokenizerBase,
 ) -> int:
-    """The largest haystack with which the prompt and its answer have at most `length` tokens."""
+    """The largest haystack with which the prompt and the reserve have at most `length` tokens."""
 
     def tokens(size: int) -> int:
         return count_tokens(_write(question, haystack, size, dialect)[0].text, tokenizer)
 
-    size = largest_size(tokens, length - RESERVE)
+    size = largest_size(tokens, length - reserve)
     if not size:
         raise InputError(
-            f"a {variant} prompt takes at least {tokens(1) + RESERVE} tokens with this tokenizer, "
-            f"{RESERVE} of them for the answer; got a length of {length}, ask for more"
+            f"a {variant} prompt takes at least {tokens(1) + reserve} tokens with this tokenizer, "
+            f"{reserve} of them for the answer; got a length of {length}, ask for more"
         )
     return size
 

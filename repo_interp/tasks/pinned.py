@@ -16,7 +16,7 @@ from pathlib import Path
 
 from repo_interp.errors import InputError
 from repo_interp.files import cache_directory
-from repo_interp.wheels import Wheel, digest_of, downloaded
+from repo_interp.wheels import Wheel, digest_of, download
 
 TEXTS = "texts"
 """Their common name in `repo-interp fetch`."""
@@ -49,7 +49,7 @@ that ours need.
 def fetch_texts() -> Path:
     """Fetch the wheels of `PINNED` that are not there, or no longer whole.
 
-    Raises InputError as `downloaded`.
+    Raises InputError as `download`.
 
     Returns:
         The directory with all wheels.
@@ -60,7 +60,7 @@ def fetch_texts() -> Path:
         file = _place(wheel)
         if not (file.is_file() and digest_of(file) == wheel.digest):
             with tempfile.TemporaryDirectory(dir=folder) as temporary:
-                os.replace(downloaded(wheel, Path(temporary)), file)
+                os.replace(download(wheel, Path(temporary)), file)
     return folder
 
 

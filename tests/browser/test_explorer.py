@@ -163,6 +163,8 @@ def test_a_click_turns_the_reversed_words_into_nonsense_and_undo_brings_them_bac
     assert texts(page, ".suggested")[0].startswith("give layer 2 the token index")
     page.run("document.querySelector('.suggested').click()")
     page.wait("document.querySelectorAll('.continued span').length === 24")
+    moved = np.abs(numbers(drawn(page, "Attention of the chosen token")[0]))
+    assert np.nanmax(moved) > 20, "per cent of its attention that the chosen token moves"
     assert texts(page, ".edits li label") == [" layer 2: the token index"]
     assert texts(page, ".continued span")[:12] == right
     assert len(texts(page, ".continued .wrong")) >= 8
@@ -643,6 +645,13 @@ def test_the_widget_shows_the_same_page_by_messages_to_a_kernel(
         "document.querySelectorAll('.suggested').length > 0 && "
         "document.querySelectorAll('.continued .right').length === 12"
     )
+    browser.run("document.querySelector('.tour-start').click()")
+    until("document.querySelector('.taught .tour').textContent.startsWith('1 of 5. ')")
+    for step in range(2, 6):
+        browser.run("document.activeElement.click()")
+        until(f"document.querySelector('.taught .tour').textContent.startsWith('{step} of 5. ')")
+    browser.press("Escape")
+    until("document.querySelector('.tour') === null")
     browser.run("document.querySelector('.suggested').click()")
     until(
         "document.querySelectorAll('.continued .wrong').length >= 8 && "
@@ -826,6 +835,7 @@ def test_the_command_prints_its_address_answers_and_ends_with_an_interruption(
     connection.close()
     os.kill(process.pid, signal.SIGINT)
     ended = process.wait()
-    assert ended.returncode == 130 and ended.stderr.count("\n") == 1
+    # a cold start says before that it imports torch
+    assert ended.returncode == 130 and "interrupted" in ended.stderr.splitlines()[-1]
     kept = tmp_path / "explore-token"
     assert kept.read_text() == token and kept.stat().st_mode & 0o077 == 0

@@ -696,5 +696,147 @@ def test_numbers_of_the_chosen_head_are_those_of_the_run(opened, pages):
     assert np.isfinite(run["three_axis/r"]).all()
 
 
+LONG_WORDS = WORDS[1:] * 14
+
+
+@pytest.fixture(scope="module")
+def long_prompts(pages) -> xr.DataTree:
+    """Two prompts of a tiny model: one without copies of words, one whose words repeat."""
+    count = len(LONG_WORDS)
+    prompts = [
+        ri.tasks.Prompt(tokens=tuple(range(3, 15)), spans={}, token_text=tuple("abcdefghijkl")),
+        ri.tasks.Prompt(
+            tokens=tuple(3 + place % 11 for place in range(count)),
+            spans={},
+            token_text=tuple(LONG_WORDS),
+        ),
+    ]
+    run = measured("rope", (AttentionRows(rows=count, keys=6), "components"), tuple(prompts))
+    with without_pictures(), pytest.MonkeyPatch.context() as patch:
+        induction = Finding(
+            "Induction heads: L1 H2.", "above .1", 0.9, "atlas", 1, 2, variable="induction"
+        )
+        patch.setattr(report, "findings", lambda run: [induction])
+        report_page(run, pages / "induction.html")
+    return run
+
+
+def test_it_opens_on_a_prompt_and_a_token_that_show_the_finding(opened, long_prompts):
+    """Found: the last token, which gives nearly all of its attention to token 0."""
+    browser = opened("induction.html")
+    rows = long_prompts["attention_rows"].to_dataset().sel(prompt=1, layer=1, head=2)
+    keys, weights = rows["prompt_key"].values.astype(int), rows["prompt_weight"].values
+    shares = {}
+    for token in range(len(LONG_WORDS)):
+        shares[token] = sum(
+            weight
+            for key, weight in zip(keys[token].tolist(), weights[token], strict=True)
+            if 0 < key <= token
+            and key - 1 < token
+            and LONG_WORDS[key - 1] == LONG_WORDS[token] != "."
+        )
+    browser.wait(f"{TOKEN} !== ''")
+    assert browser.run(f"{control('Prompt')}.value") == "1" and shown_heads(browser) == ["1.2"]
+    assert shares[int(browser.run(TOKEN))] == pytest.approx(max(shares.values()), rel=1e-2)
+    assert max(shares.values()) > 0
+
+
+def test_logits_by_distance_show_all_kept_tokens_on_an_axis_that_doubles(opened, long_prompts):
+    """Found: four dots at the left end of the chart."""
+    browser = opened("induction.html")
+    rows = long_prompts["attention_rows"].to_dataset().sel(prompt=1, layer=1, head=2)
+    distances, values = browser.run(f"[{LOGITS}.data[1].customdata, {LOGITS}.data[1].y]")
+    assert len(distances) == len(values) > 100 and max(distances) > 100
+    keys = rows["prompt_key"].values
+    known = np.arange(len(keys))[:, None] - keys
+    assert set(distances) == set(known[keys >= 0].astype(int).tolist())
+    assert browser.run(f"{LOGITS}.layout.xaxis.type") == "log"
+    assert min(browser.run(f"{LOGITS}.data[1].x")) >= 0.5
+
+
+def test_components_of_a_chosen_head_have_the_numbers_of_the_run(opened, long_prompts):
+    browser = opened("induction.html")
+    browser.run("document.querySelector('#components > details').open = true")
+    head = "document.getElementById('components-head')"
+    assert browser.run(f"{head}.disabled") and "layer" in browser.run(f"{head}.title")
+    for name, value in (("layer", "2"), ("head", "2")):
+        browser.run(
+            f"Object.assign(document.getElementById('components-{name}'), {{value: '{value}'}})"
+            ".dispatchEvent(new Event('change'))"
+        )
+    components = long_prompts["components"].to_dataset().sel(layer=1, head=2)
+    bars = browser.run("document.getElementById('components-vaf').data[0].y")
+    assert bars == pytest.approx(components["vaf"].mean("prompt").values.tolist(), rel=1e-4)
+    curve = "document.getElementById('components-curve').data[0]"
+    x, y = browser.run(f"[{curve}.x, {curve}.y]")
+    logits = components["logit_by_distance"].sel(distance=x).values
+    assert y == pytest.approx((logits - logits.mean()).tolist(), abs=1e-4)
+
+
+def test_grey_buttons_say_why(opened):
+    browser = opened("small.html")
+    grey = "[...document.querySelectorAll('button:disabled')].filter((one) => one.offsetParent)"
+    assert browser.run(f"{grey}.length") > 2
+    assert browser.run(f"{grey}.filter((one) => !one.title).map((one) => one.textContent)") == []
+    assert "needs the model" in browser.run(
+        "document.querySelector('.explorer header').textContent"
+    )
+
+
+def test_five_steps_highlight_what_they_speak_of_and_can_be_left(opened):
+    browser = opened("rope.html")
+    start = "document.querySelector('.tour-start').click()"
+    named = "[...document.querySelectorAll('.taught')].map((one) => one.ariaLabel)"
+    browser.run(start)
+    seen = []
+    for step in range(5):
+        assert browser.run("document.querySelector('.tour').textContent").startswith(
+            f"{step + 1} of 5. "
+        )
+        assert browser.run("document.querySelector('.taught .tour') !== null")
+        seen += browser.run(named)
+        browser.run("document.activeElement.click()")
+    assert seen == [
+        "Heads",
+        "Prompt",
+        "Attention of the chosen token",
+        "Logits by distance",
+        "Edits",
+    ]
+    assert browser.run(named) == [] and browser.run("document.querySelector('.tour')") is None
+    for leave in ("Escape", None):
+        browser.run(start)
+        if leave:
+            browser.press(leave)
+        else:
+            browser.run(
+                "[...document.querySelectorAll('.tour button')].find((one) => one.textContent "
+                "=== 'Close').click()"
+            )
+        assert browser.run(named) == [] and browser.run("document.querySelector('.tour')") is None
+
+
+def test_the_map_of_heads_names_and_colours_kinds(opened, pages):
+    browser, run = opened("kinds.html"), xr.open_datatree(pages / "kinds.nc")
+    choose(browser, "Colour by", "kind of head, by its positions")
+    kind = run["position_sources"]["kind"]
+    written, colours = {}, {}
+    for head, text, colour in browser.run(
+        "[...document.querySelectorAll('.map .tile')].map((one) => [one.dataset.head, "
+        "one.querySelector('.tile-score').textContent, one.style.getPropertyValue('--score')])"
+    ):
+        layer, place = map(int, head.split("."))
+        written[head] = text
+        colours.setdefault(text, set()).add(colour)
+        assert text == str(kind.sel(layer=layer, head=place).values)
+    assert all(len(of_kind) == 1 for of_kind in colours.values())
+    legend = browser.run(
+        "[...document.querySelectorAll('.head-kinds span')].map((one) => one.textContent)"
+    )
+    counts = {name: int((kind == name).sum()) for name in colours if name}
+    assert sorted(legend) == sorted(f"{name}: {count}" for name, count in counts.items())
+    assert counts
+
+
 def test_a_run_without_kinds_says_nothing_about_them(opened):
     assert opened("few.html").run("document.querySelectorAll('.position-texts').length") == 0

@@ -251,7 +251,7 @@ def test_a_broken_command_stops_no_other(code, tmp_path, monkeypatch, capsys):
         assert end.value.code == 0 and said.out.startswith("usage:") and "broken" not in said.out
         assert (
             said.err.startswith(line)
-            and said.err.endswith("; mend or uninstall it\n")
+            and said.err.endswith("; fix or uninstall it\n")
             and said.err.count("\n") == 1
         )
     assert main(["inspect", "reversal/nope"]) == 0
@@ -437,7 +437,7 @@ def test_a_package_whose_code_fails_is_one_line_that_names_it(name, failing, cap
     ]
     assert line.startswith(f"repo-interp analyze: {OF_FAILING[name]}")
     if OF_FAILING[name] == RAISED:
-        assert line.endswith(", in fail): KeyError: 'of the plug-in'; mend or uninstall it")
+        assert line.endswith(", in fail): KeyError: 'of the plug-in'; fix or uninstall it")
 
 
 def test_a_package_that_ends_the_process_is_named_too(failing, capsys):

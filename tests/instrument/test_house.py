@@ -7,8 +7,10 @@ from __future__ import annotations
 import ast
 import functools
 import json
+import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -59,6 +61,11 @@ LIBRARIES = {
     "measures": ("transformers", "transformer_lens", "matplotlib", "plotly"),
     "tasks": ("torch", "transformer_lens", "matplotlib", "plotly"),
 }
+
+
+OF_PROTOCOLS = {"observe", "conclude", "forward", "statistics", "plan"}
+"""Methods that their protocol documents."""
+NEEDS_NO_SECTIONS = {"property", "cached_property", "override", "overload"}
 
 
 @functools.cache
@@ -135,6 +142,73 @@ def test_arrows_point_down(room):
         if within(other, bad)
     }
     assert not wrong
+
+
+def public_functions(body: list[ast.stmt]) -> Iterator[ast.FunctionDef]:
+    """Functions of a module and methods of its classes; those of subclasses are documented by the
+    base.
+    """
+    for node in body:
+        if isinstance(node, ast.FunctionDef):
+            marks = {ast.unparse(mark).split("(")[0].split(".")[-1] for mark in node.decorator_list}
+            if not (
+                node.name.startswith("_") or node.name in OF_PROTOCOLS or marks & NEEDS_NO_SECTIONS
+            ):
+                yield node
+        elif isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+            bases = {ast.unparse(base).split("[")[0] for base in node.bases}
+            if bases <= {"Protocol", "NamedTuple", "ABC", "Generic"}:
+                yield from public_functions(node.body)
+        elif isinstance(node, ast.If | ast.With):
+            yield from public_functions(node.body)
+
+
+def raises(node: ast.AST) -> bool:
+    """Whether a node raises an error that no handler of its own takes."""
+    if isinstance(node, ast.Try) and node.handlers:
+        parts: list[ast.AST] = [*node.handlers, *node.orelse, *node.finalbody]
+    else:
+        parts = list(ast.iter_child_nodes(node))
+    return (isinstance(node, ast.Raise) and node.exc is not None) or any(map(raises, parts))
+
+
+def lacking_sections(node: ast.FunctionDef) -> list[str]:
+    """The sections of a Google docstring that a function lacks."""
+    given = (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)
+    returns = ast.unparse(node.returns) if node.returns else "None"
+    wanted = {
+        "Args:": any(one.arg not in ("self", "cls") for one in given),
+        "Returns:|Yields:": returns not in ("None", "NoReturn", "Never"),
+        "Raises:": raises(node),
+    }
+    text = ast.get_docstring(node) or ""
+    return [name for name, needed in wanted.items() if needed and not re.search(name, text)]
+
+
+def test_public_functions_name_their_arguments_results_and_errors():
+    paths = list(ROOT.rglob("*.py"))
+    lacks = {
+        f"{path.relative_to(ROOT)}:{node.lineno} {node.name}": lacking
+        for path in paths
+        for node in public_functions(ast.parse(path.read_text()).body)
+        if (lacking := lacking_sections(node))
+    }
+    assert paths and not lacks
+
+
+def test_a_function_without_sections_lacks_them():
+    code = """
+def f(a) -> int:
+    'Add.'
+    try:
+        raise ValueError
+    except ValueError:
+        raise InputError from None
+"""
+    (function,) = public_functions(ast.parse(code).body)
+    assert lacking_sections(function) == ["Args:", "Returns:|Yields:", "Raises:"]
+    function.body[1].handlers[0].body = [ast.Pass()]
+    assert lacking_sections(function) == ["Args:", "Returns:|Yields:"]
 
 
 def test_imports_make_no_circle():

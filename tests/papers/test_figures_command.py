@@ -323,6 +323,17 @@ def test_other_formats_are_written_on_demand(checkpoints, made, tmp_path):
     assert drawn == [".nc", ".svg"]
 
 
+def test_one_figure_of_a_paper_is_made_alone(checkpoints, tmp_path, capsys):
+    words = command(checkpoints, "--out", str(tmp_path / "out"))
+    assert main([*words, "--figure", "2"]) == 0
+    made = {file.name for file in (tmp_path / "out" / "hope").glob("*.png")}
+    assert made == {"logit_by_distance.png"}
+    page = (tmp_path / "out" / "hope" / "README.md").read_text()
+    assert "--figure 2" in page and "| [logit_by_distance](logit_by_distance.png)" in page
+    assert main([*words, "--figure", "4"]) == 2
+    assert "figure 4 of hope is not made here: shows an input" in capsys.readouterr().err
+
+
 def test_a_checkpoint_that_fits_no_experiment_is_one_line(tmp_path, capsys):
     words = [
         "cope",
@@ -360,6 +371,12 @@ def test_records_without_weights_are_given_and_decide_the_digest(tmp_path):
     assert list(first.paths) == ["task/scheme"]
     (tmp_path / "task" / "runs.jsonl").write_text('{"name": "scheme", "seed": 2}\n')
     assert given(["task/scheme"], {}, tmp_path).digests != first.digests
+    made = '{{"name": "scheme", "seed": {}, "training": {{"made_with": {{"command": "{}"}}}}}}\n'
+    digests = []
+    for seed, words in ((1, "train"), (1, "a script"), (2, "train")):
+        (tmp_path / "task" / "runs.jsonl").write_text(made.format(seed, words))
+        digests.append(given(["task/scheme"], {}, tmp_path).digests)
+    assert digests[0] == digests[1] != digests[2]
     (tmp_path / "empty").mkdir()
     with pytest.raises(InputError, match="no checkpoint at"):
         given([], {"mine": str(tmp_path / "empty")})

@@ -713,5 +713,5 @@ def test_a_failing_figure_leaves_nothing(tmp_path):
 
     result = Result(PAPER.experiments[0], (Drawing("broken", Broken(), "", xr.Dataset()),), ())
     with pytest.raises(RuntimeError, match="no"):
-        write_paper(tmp_path / "out", "t", [result], {}, "c", {})
+        write_paper(tmp_path / "out", PAPER, [result], {}, "c", {})
     assert list(tmp_path.iterdir()) == []

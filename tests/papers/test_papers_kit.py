@@ -7,6 +7,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import json
+import re
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -23,8 +24,8 @@ from verdicts import judged as judged_rows
 from verdicts import unmeasured, verdict, verdicts_of
 
 import position_papers
-from position_papers import named
-from position_papers.kit.build import Build, with_experiments
+from position_papers import PAPERS, named
+from position_papers.kit.build import Build, with_experiments, with_items
 from position_papers.kit.cache import Cache
 from position_papers.kit.experiment import (
     Drawing,
@@ -36,6 +37,7 @@ from position_papers.kit.experiment import (
     without_checkpoints,
 )
 from position_papers.kit.gallery import headlines, page_above, write_gallery
+from position_papers.kit.items import Item, files_of
 from position_papers.kit.judge.claims import (
     FAILS,
     HOLDS,
@@ -581,7 +583,11 @@ def test_a_new_claim_is_on_every_page_by_its_experiment_alone(tmp_path):
     new = Claim("X9", "a new claim", "nowhere", "0.9", SHARE, scale=Scale(1))
     mine = replace(
         paper(0.6, 0.4, claims=(*BOTH, new)),
-        not_made=("figure 9: needs a GPU", "table 2: needs its data"),
+        items=(
+            Item("figure 9", "all | shares", "", "", "needs a GPU"),
+            Item("table 2", "shares", "shares", "shares", "of two texts"),
+            Item("table 3", "others", "others", "others", ""),
+        ),
     )
     build = Build(
         mine,
@@ -604,8 +610,13 @@ def test_a_new_claim_is_on_every_page_by_its_experiment_alone(tmp_path):
     )
     assert "- not measurable: none – " in page
     assert (
-        "## Not made again\n\n- figure 9: needs a GPU\n- table 2: needs its data\n\n## Provenance\n"
-        in page
+        "\n| figure 9 | all \\| shares | not made: needs a GPU |\n"
+        "| table 2 | shares | [shares](shares.png); of two texts |\n"
+        "| table 3 | others | not on this page (`--experiment others` draws it) |\n\n" in page
+    )
+    assert (
+        "\n\nDo the claims of the paper hold? 2 were tested. 1 holds: "
+        f"{BOTH[0].statement} (X1). 1 is not measurable: a new claim (X9). The table" in page
     )
     gallery, numbers = (
         write_gallery(tmp_path, [mine]).read_text(),
@@ -851,6 +862,47 @@ def test_some_experiments_of_the_papers_are_chosen_by_name():
     assert with_experiments(papers, [name]) == {"mine": one}
     with pytest.raises(InputError, match=f"those of mine, other are {name}"):
         with_experiments(papers, ["nothing"])
+
+
+@pytest.mark.parametrize("name", PAPERS)
+def test_every_figure_and_table_of_a_paper_is_made_by_an_experiment_or_says_why_not(name):
+    each = named([name])[name]
+    items, experiments = each.items, {own.name for own in each.experiments}
+    stored = [
+        figure["figure"]
+        for page in FIGURES.rglob(f"{name}/page.json")
+        for figure in json.loads(page.read_text(encoding="utf-8"))["figures"]
+    ]
+    assert len({item.item for item in items}) == len(items) > 10
+    for item in items:
+        assert bool(item.experiment) == bool(item.figure) and (item.experiment or item.note)
+        assert item.experiment in experiments | {""}, item
+        assert not item.figure or files_of(item, items, stored), item
+        if shown := re.match(r"as ((figure|table) \w+)", item.note):
+            assert any(other.item == shown[1] and other.note for other in items), item
+    claims = {claim.source for claim in each.claims if not claim.part}
+    for source in claims:
+        for kind, number in re.findall(r"(fig\.|table) (\d+)", source):
+            asked = f"{'figure' if kind == 'fig.' else kind} {number}"
+            assert any(item.is_named(asked) and item.experiment for item in items), source
+
+
+def test_one_figure_of_a_paper_is_chosen_by_its_number():
+    papers = named(["hope", "repo"])
+    (three,) = with_items(papers, ["3b"]).values()
+    assert [own.name for own in three.experiments] == ["over_training"]
+    both = with_items(papers, ["3"])
+    assert [own.name for own in both["hope"].experiments] == [
+        "over_training", "beyond", "components",
+    ]  # fmt: skip
+    assert [item.item for item in both["repo"].drawn] == ["figure 3"]
+    assert list(with_items(papers, ["Table 6"])) == ["repo"], "of hope it is not made"
+    with pytest.raises(InputError, match=r"figure 10 of hope is not made here: as figure 1$"):
+        with_items(papers, ["10"])
+    with pytest.raises(
+        InputError, match=r"no '11' in the papers; there are figure 1 of repo, figure 2 of repo"
+    ):
+        with_items(papers, ["11"])
 
 
 def test_a_checkpoint_beside_the_zoo_has_a_section_of_its_own(tmp_path):

@@ -9,8 +9,10 @@ import math
 import os
 import signal
 import time
+import weakref
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,6 +20,7 @@ import torch
 from forked import Forked
 from numpy.testing import assert_allclose
 from task_tokenizers import tokenizer
+from torch.utils import deterministic as memory
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from position_papers.training import step as schedule
@@ -30,17 +33,22 @@ from position_papers.training.configuration import (
 from position_papers.training.folder import TrainingFolder, load_state
 from position_papers.training.loop import train, train_side_by_side
 from position_papers.training.plan import CONTINUED, FRESH, recipe
-from position_papers.training.preparation import prepare
+from position_papers.training.preparation import prepare, reproducible
 from position_papers.training.processes import end_when_asked, side_by_side
-from position_papers.training.step import make_optimizer, take_step, target_loss, training_question
+from position_papers.training.step import (
+    add_gradient,
+    make_optimizer,
+    take_step,
+    training_question,
+)
 from repo_interp.analysis.trained_task import trained_task
 from repo_interp.cli import main
-from repo_interp.errors import InputError
+from repo_interp.errors import InputError, Unfinished
 from repo_interp.experiments.responses import to_question
 from repo_interp.models.checkpoints import load_model
 from repo_interp.models.decoder import as_decoder
 from repo_interp.models.load import load_fresh
-from repo_interp.models.reposition import layout, mix_with_index
+from repo_interp.models.reposition import layout, mix_with_index, with_layout
 from repo_interp.tasks import Batch, make_task
 
 TINY = TrainingConfiguration(
@@ -57,7 +65,11 @@ TINY = TrainingConfiguration(
     log_every=4,
     score_every=0,
     score_prompts=4,
+    deterministic=True,
 )
+
+
+MADE = {"command": "repo-interp train"}
 
 
 def trained(configuration: TrainingConfiguration, directory: Path) -> TrainingFolder:
@@ -199,14 +211,13 @@ def test_gradients_reach_f_phi_and_the_loss_goes_down():
     short = {"words": 4, "longest": 2, "first_longest": 2, "longest_test": 2}
     prepared = prepare(replaced(TINY, {"task_options": short, "learning_rate": 0.01, "batch": 32}))
     question = training_question(prepared.task, prepared.configuration, 0, 1.0)
-    before = target_loss(prepared.model, question)
-    before.backward()
+    (before,) = add_gradient(prepared.model, question)
     for attention in as_decoder(prepared.model).layers:
         for weight in attention.assigner.parameters():
             assert weight.grad is not None and weight.grad.abs().max() > 0
     for _ in range(40):
         take_step(prepared.model, prepared.optimizer, [question], 0.01, 1.0)
-    assert target_loss(prepared.model, question) < 0.5 * before
+    assert sum(add_gradient(prepared.model, question)) < 0.5 * before
 
 
 def test_loss_is_the_mean_cross_entropy_of_the_targets_alone():
@@ -219,9 +230,94 @@ def test_loss_is_the_mean_cross_entropy_of_the_targets_alone():
         for place in range(batch.tokens.shape[1])
         if batch.targets[row, place]
     ]
-    assert_allclose(
-        target_loss(prepared.model, to_question(batch)).item(), np.mean(wanted), rtol=1e-5
+    (loss,) = add_gradient(prepared.model, to_question(batch))
+    assert_allclose(loss.item(), np.mean(wanted), rtol=1e-5)
+
+
+@pytest.mark.parametrize("scheme", ["rope", "repo", "cope"])
+@pytest.mark.parametrize("at_a_time", [1, 7, 16])
+def test_a_loss_in_parts_has_the_gradient_of_the_whole_and_never_all_logits(
+    monkeypatch, scheme, at_a_time
+):
+    """In float64 to the last digits, with an embedding that is the head too."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
+    config = LlamaConfig(vocab_size=50, tie_word_embeddings=True, **sizes, **heads)
+    model: Any = with_layout(LlamaForCausalLM(config), scheme).double()
+    tokens = torch.randint(3, 50, (3, 12))
+    asked = torch.rand(3, 12) < 0.7
+    asked[:, 0] = False
+    question = to_question(Batch(tokens.numpy(), asked.numpy()))
+    assert len(question.targets) > 16
+    whole = torch.nn.functional.cross_entropy(
+        model(tokens).logits[question.rows, question.columns], question.targets
     )
+    (whole / 3).backward()
+    wanted = {name: weight.grad.clone() for name, weight in model.named_parameters()}
+    model.zero_grad()
+
+    made: list[weakref.ref[torch.Tensor]] = []
+
+    def note(head: Any, given: Any, logits: torch.Tensor) -> None:
+        assert logits.numel() <= at_a_time * 50 and not any(
+            earlier() is not None for earlier in made
+        )
+        made.append(weakref.ref(logits))
+
+    model.lm_head.register_forward_hook(note)
+    monkeypatch.setattr(schedule, "MOST_LOGITS", at_a_time * 50 + 3)
+    # of the package they are float32
+    monkeypatch.setattr(schedule, "next_token_logits", lambda model, states: model.lm_head(states))
+    losses = add_gradient(model, question, 3)
+    assert len(losses) == len(made) == -(-len(question.targets) // at_a_time)
+    assert_allclose(sum(losses).item(), whole.item() / 3, rtol=1e-14)
+    for name, weight in model.named_parameters():
+        assert_allclose(weight.grad, wanted[name], rtol=1e-11, atol=1e-16, err_msg=name)
+
+
+@pytest.mark.filterwarnings("ignore:.*profiler:UserWarning")
+@pytest.mark.parametrize("kv_heads", [2, 4])
+@pytest.mark.parametrize("scheme", ["rope", "repo", "nope", "hope", "alibi", "cope"])
+def test_steps_attend_in_a_fused_kernel_with_positions_in_float32(scheme, kv_heads):
+    sizes = {"width": 32, "heads": 4, "kv_heads": kv_heads, "scheme": scheme}
+    prepared = prepare(replaced(TINY, sizes))
+    question = training_question(prepared.task, prepared.configuration, 0, 1.0)
+    dtypes = set()
+    for attention in as_decoder(prepared.model).layers:
+        attention.sites.positions.register_forward_hook(
+            lambda site, given, positions: dtypes.add(positions.dtype)
+        )
+    with torch.profiler.profile() as profile:
+        add_gradient(prepared.model, question, precision="bfloat16")
+    called = {event.key for event in profile.key_averages()}
+    assert "aten::_scaled_dot_product_flash_attention_for_cpu_backward" in called or scheme in (
+        "alibi",
+        "cope",
+    )
+    assert dtypes <= {torch.float32} and (dtypes or scheme not in ("rope", "repo"))
+
+
+def test_sums_have_one_order_where_that_is_asked_for(capsys):
+    before = torch.are_deterministic_algorithms_enabled(), memory.fill_uninitialized_memory
+    for device, asked, wanted in (
+        ("cpu", None, True),
+        ("cuda", None, False),
+        ("cpu", False, False),
+        ("cuda", True, True),
+    ):
+        configuration = replaced(TINY, {"device": device, "deterministic": asked})
+        assert parsed(to_toml(configuration, MADE))["deterministic"] is wanted
+        with reproducible(configuration):
+            assert torch.are_deterministic_algorithms_enabled() is wanted
+            assert not memory.fill_uninitialized_memory
+    with (
+        pytest.raises(InputError, match=r"^scheme repo cannot .* cpu .*; give --no-deterministic$"),
+        reproducible(TINY),
+    ):
+        torch.zeros(2).put_(torch.tensor([0, 0]), torch.ones(2))  # has no such algorithm
+    after = torch.are_deterministic_algorithms_enabled(), memory.fill_uninitialized_memory
+    assert after == before
 
 
 def test_accumulated_halves_are_one_whole_batch():
@@ -320,6 +416,7 @@ def test_configuration_survives_toml_and_refuses_what_cannot_be():
             "learning_rate": 1e-05,
             "continue_from": 'a "quoted" \\ path é',
             "scheme_options": {"assignment": "layer"},
+            "deterministic": False,
         },
     )
     text = to_toml(odd, {"command": "repo-interp train"})
@@ -415,6 +512,55 @@ def test_a_run_asked_to_stop_while_it_is_scored_is_scored_the_next_time(undistur
         weights(folder) == weights(undisturbed)
         and folder.scores.read_bytes() == undisturbed.scores.read_bytes()
     )
+
+
+def lack_memory(done: int, total: int) -> None:
+    torch.empty(1 << 60)
+
+
+def refuse(done: int, total: int) -> None:
+    raise InputError("the task has no such test set")
+
+
+def end_now(done: int, total: int) -> None:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(
+    ("scoring", "error"),
+    [
+        (lack_memory, r"\(out of memory\): .*/unscored, without a score; score them by .*--resume"),
+        (refuse, r"\(the task has no such test set\): the trained weights are kept in"),
+        (end_now, "^$"),
+    ],
+)
+def test_a_run_whose_scores_fail_keeps_its_weights_and_says_where(
+    undisturbed, tmp_path, scoring, error
+):
+    folder = TrainingFolder(tmp_path / "run")
+    folder.begin(to_toml(TINY))
+    with pytest.raises(KeyboardInterrupt if scoring is end_now else Unfinished, match=error):
+        list(train(prepare(TINY), folder, scoring=scoring))
+    kept = (folder.unscored / "model.safetensors").read_bytes()
+    assert kept == weights(undisturbed) and not folder.is_finished and not folder.scores.exists()
+    assert layout(load_model(folder.unscored)) == layout(load_model(undisturbed.directory))
+    (folder.unscored / "model.safetensors").unlink()  # as where a process died while it moved files
+    list(train(prepare(TINY), folder))
+    assert weights(folder) == kept and not folder.unscored.exists()
+    assert folder.scores.read_bytes() == undisturbed.scores.read_bytes()
+
+
+def test_predictions_that_are_not_finite_leave_weights_without_a_score(tmp_path):
+    """The score of the last record fails, before the state of the last step is saved."""
+    folder, broken = TrainingFolder(tmp_path / "run"), prepare(TINY)
+    folder.begin(to_toml(TINY))
+    records = train(broken, folder)
+    next(records), next(records)
+    with torch.no_grad():
+        broken.model.lm_head.weight[0] = math.nan
+    with pytest.raises(Unfinished, match=r"are NaN or infinite.*unscored, without a score"):
+        list(records)
+    assert (folder.unscored / "model.safetensors").is_file()
 
 
 def test_folders_refuse_what_they_would_destroy(undisturbed, tmp_path):

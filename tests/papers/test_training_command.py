@@ -13,9 +13,12 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 from trained_tiny import COMMAND as TINY
 
 from position_papers.commands import train as train_command
+from position_papers.commands import zoo as zoo_command
+from position_papers.training.configuration import read_toml
 from position_papers.training.folder import TrainingFolder
 from repo_interp.cli import score as score_command
 from repo_interp.errors import InputError
@@ -114,6 +117,24 @@ def test_an_interrupt_leaves_a_state_and_says_how_to_go_on(somewhere):
         Path("run/model.safetensors").read_bytes()
         == Path("undisturbed/model.safetensors").read_bytes()
     )
+
+
+def test_a_request_to_end_while_it_is_scored_says_where_the_weights_are(somewhere):
+    folder = TrainingFolder(somewhere / "run")
+
+    def terminate() -> None:
+        while not folder.unscored.is_dir():
+            time.sleep(0.001)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    thread = threading.Thread(target=terminate)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt, match=r"kept in run/unscored, without .*--out run$"):
+        train(*TINY, "--steps", "6", "--score-prompts", "600", "--out", "run")
+    thread.join()
+    kept = (folder.unscored / "model.safetensors").read_bytes()
+    assert train("--resume", "--out", "run") == 0
+    assert Path("run/model.safetensors").read_bytes() == kept and folder.scores.is_file()
 
 
 def test_a_directory_of_something_else_is_left_alone(somewhere):
@@ -230,3 +251,23 @@ def test_a_run_goes_on_on_another_device(somewhere):
     TrainingFolder(somewhere / "again").begin(text)
     with pytest.raises(InputError, match="was begun with another steps"):
         train("--resume", "--out", "again", "--device", "cpu", "--steps", "7")
+
+
+def test_the_record_names_the_device_that_auto_found_and_whether_sums_have_one_order(somewhere):
+    flags = ("--steps", "2", "--score-every", "0", "--device", "auto")
+    for out, asked, order in (("a", (), None), ("b", ("--no-deterministic",), False)):
+        assert train(*TINY, *flags, *asked, "--out", out) == 0
+        stated = read_toml(Path(out) / "training.toml")
+        assert stated["device"] == ("cuda" if torch.cuda.is_available() else "cpu")
+        assert stated["deterministic"] is ((stated["device"] == "cpu") if order is None else order)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="CUDA is here")
+@pytest.mark.parametrize("command", [train_command, zoo_command])
+def test_a_device_that_is_not_here_is_refused_before_anything_is_written(somewhere, command):
+    parser = argparse.ArgumentParser()
+    command.add_arguments(parser)
+    words = TINY if command is train_command else ("train", "reversal")
+    with pytest.raises(InputError, match=r"^device 'cuda' is not available here \(.*\); use cpu$"):
+        command.run(parser.parse_args([*words, "--device", "cuda"]))
+    assert list(somewhere.iterdir()) == []

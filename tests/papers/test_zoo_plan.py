@@ -54,7 +54,14 @@ def test_a_checkpoint_ships_exactly_where_the_plan_says_so():
 
 
 def test_what_ships_was_trained_as_the_plan_says_and_says_so():
-    free = {"checkpoint_every", "log_every", "score_every", "device", "continue_from"}
+    free = {
+        "checkpoint_every",
+        "log_every",
+        "score_every",
+        "device",
+        "deterministic",
+        "continue_from",
+    }
     """What is kept and told, where, and where the checkpoint that it goes on from stood."""
     recorded = {
         name: {one.seed: one.configuration for one in recorded_scores(DIRECTORY / name)}

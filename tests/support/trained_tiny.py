@@ -13,7 +13,7 @@ from position_papers.training.configuration import TrainingConfiguration, replac
 from position_papers.training.folder import TrainingFolder
 from position_papers.training.loop import train
 from position_papers.training.preparation import prepare
-from position_papers.training.trained import configured, zoo_runs
+from position_papers.training.trained import make_configuration, zoo_runs
 from repo_interp.checkpoint_files.stated import tokens_of
 from repo_interp.shipped import zoo_path
 
@@ -65,7 +65,7 @@ def left_by_training(name: str, directory: Path) -> Path:
     run = zoo_runs(zoo_path(name))[0]
     (place / "scores.json").write_text(json.dumps(run["scores"]))
     (place / "training.toml").write_text(
-        to_toml(configured(run["training"]), run["training"]["made_with"])
+        to_toml(make_configuration(run["training"]), run["training"]["made_with"])
     )
     return place
 

@@ -51,6 +51,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--experiment", action="append", default=[], dest="experiments", metavar="NAME", help=one
     )
+    item = (
+        "only this figure or table of the papers, such as 3, 3a or 'table 1'; may be repeated "
+        "(default: all)"
+    )
+    parser.add_argument(
+        "--figure", action="append", default=[], dest="items", metavar="NUMBER", help=item
+    )
     parser.add_argument("--fast", action="store_true", help="measure less: a quick look")
     plan = (
         "read papers, checkpoints, zoo, experiments, settings, fast and out from the tables "
@@ -145,7 +152,8 @@ def _calls(arguments: argparse.Namespace) -> Iterator[tuple[str, argparse.Namesp
     """
     options = {
         "PAPER": arguments.papers, "--checkpoint": arguments.checkpoints, "--no-zoo": not arguments.zoo,
-        "--experiment": arguments.experiments, "--set": arguments.options, "--fast": arguments.fast, "--out": arguments.out is not None,
+        "--experiment": arguments.experiments, "--figure": arguments.items,
+        "--set": arguments.options, "--fast": arguments.fast, "--out": arguments.out is not None,
     }  # fmt: skip
     if arguments.plan is None:
         yield (
@@ -246,13 +254,14 @@ def _builds(arguments: argparse.Namespace, out: Path):
 
     Raises InputError for everything that can be known before measuring.
     """
-    from position_papers.kit.build import Build, stated_options, with_experiments
+    from position_papers.kit.build import Build, stated_options, with_experiments, with_items
     from position_papers.kit.gallery import require_own
     from position_papers.kit.paper_directory import require_free
     from position_papers.kit.subjects import given
     from repo_interp.analysis.publication import RUN
 
-    papers = with_experiments(named(arguments.papers), arguments.experiments)
+    papers = with_items(named(arguments.papers), arguments.items)
+    papers = with_experiments(papers, arguments.experiments)
     users = {name: find(path) for name, path in arguments.checkpoints}
     if len(users) < len(arguments.checkpoints):
         raise InputError(
@@ -320,7 +329,7 @@ def _announced(builds) -> list[str]:
 
 def _print(console, rows) -> None:
     """Print what became of every claim, on the small models and on real ones, in columns that fit
-    into 80.
+    into 80. "(toy)": no real model was measured that can decide.
     """
     from rich.table import Table
     from rich.text import Text
@@ -333,6 +342,7 @@ def _print(console, rows) -> None:
             for title in titles
         )
         outcome = "not measured yet" if row["verdict"] is None else row["verdict"].outcome
+        outcome += " (toy)" * (row["verdict"] is not None and not row["real"])
         table.add_row(*map(Text, (row["claim"].id, outcome, *numbers)))
     console.print(table)
 
@@ -343,6 +353,7 @@ def _command(paper: str, arguments: argparse.Namespace) -> str:
     for flag, pairs in (("--checkpoint", arguments.checkpoints), ("--set", arguments.options)):
         words += [word for name, value in pairs for word in (flag, f"{name}={value}")]
     words += [word for name in arguments.experiments for word in ("--experiment", name)]
+    words += [word for name in arguments.items for word in ("--figure", name)]
     words += ["--no-zoo"] * (not arguments.zoo) + ["--fast"] * arguments.fast
     words += ["--formats", ",".join(arguments.formats)] * (arguments.formats != ("png",))
     words += ["--seed", str(arguments.seed)] * bool(arguments.seed)

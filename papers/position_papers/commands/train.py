@@ -24,7 +24,14 @@ from position_papers.training.configuration import (
     to_toml,
 )
 from position_papers.training.plan import recipe
-from repo_interp.cli.options import add_settings, count, number_list, of_owner, setting, typed
+from repo_interp.cli.options import (
+    add_settings,
+    count,
+    field_values,
+    number_list,
+    setting,
+    without_owner,
+)
 from repo_interp.errors import InputError
 
 if TYPE_CHECKING:
@@ -96,6 +103,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for option in fields(TrainingConfiguration):
         if "help" not in option.metadata:
             continue
+        if option.default is None:
+            flag = {"action": argparse.BooleanOptionalAction, "help": option.metadata["help"]}
+            recipe.add_argument(f"--{option.name}", **flag)
+            continue
         shown = f" (default: {option.default})" if option.default != "" else ""
         shown += (
             f"; without a number {option.metadata['alone']}"
@@ -141,6 +152,10 @@ def run(arguments: argparse.Namespace) -> int:
         )
     except BrokenPipeError:
         raise
+    except KeyboardInterrupt:  # a second one, which does not wait for the state
+        if not any(folder.kept for _, folder in pending):
+            raise
+        done = False
     except OSError as error:
         again = f"make room, then go on by --resume --out {out}"
         raise InputError(f"{out} cannot be written ({error.strerror or error}); {again}") from None
@@ -150,8 +165,9 @@ def run(arguments: argparse.Namespace) -> int:
             if several
             else ""
         )
+        kept = "; ".join(filter(None, (folder.kept for _, folder in pending)))
         raise KeyboardInterrupt(
-            f"the state is saved; go on with: repo-interp train --resume --out {out}{seeds}"
+            f"{kept or 'the state is saved'}; go on with: repo-interp train --resume --out {out}{seeds}"
         )
     print_scores(console, [folder for _, folder in runs])
     return 0
@@ -245,11 +261,12 @@ def _one_run(arguments: argparse.Namespace, seed: int | None) -> Run:
         return fresh, folder
     asked = _asked(arguments, vars(stored)) | own
     wanted = replaced(stored, asked)
-    for name in asked.keys() - {"device"}:  # a run goes on anywhere
+    free = ("device", "deterministic")  # a run goes on anywhere
+    for name in asked.keys() - free:
         if getattr(wanted, name) != (known := getattr(stored, name)):
             begun = f"{folder.directory} was begun with another {name} ({known!r})"
             raise InputError(f"{begun}; leave it out to go on, or give another --out")
-    return replaced(stored, {"device": wanted.device}), folder
+    return replaced(stored, {name: getattr(wanted, name) for name in free}), folder
 
 
 def _fresh(arguments: argparse.Namespace, own: Mapping[str, Any]) -> TrainingConfiguration:
@@ -275,6 +292,7 @@ def _asked(arguments: argparse.Namespace, stored: Mapping[str, Any]) -> dict[str
     Raises InputError where no task is named, and for options that the task or the schemes lack.
     """
     from repo_interp.checkpoint_files.options import SchemeOptions, require_useful
+    from repo_interp.models.checkpoints import device_named
     from repo_interp.positions.layouts import named_schemes
     from repo_interp.tasks import make_task, task_names
 
@@ -292,16 +310,21 @@ def _asked(arguments: argparse.Namespace, stored: Mapping[str, Any]) -> dict[str
     of_task = [pair for pair in arguments.task_options if pair not in of_scheme]
     if of_task:
         task = make_task(named["task"], named["task_size"])
-        given["task_options"] = typed(of_owner(of_task, task.name), task, f"task {task.name}")
+        given["task_options"] = field_values(
+            without_owner(of_task, task.name), task, f"task {task.name}"
+        )
     if of_scheme or arguments.scheme_options:
-        texts = of_owner([*of_scheme, *arguments.scheme_options], "scheme")
-        given["scheme_options"] = typed(texts, SchemeOptions(), "the scheme")
+        texts = without_owner([*of_scheme, *arguments.scheme_options], "scheme")
+        given["scheme_options"] = field_values(texts, SchemeOptions(), "the scheme")
         try:
             schemes = named_schemes(str(named.get("scheme") or TrainingConfiguration.scheme))
         except ValueError as error:
             raise InputError(str(error)) from None
         require_useful(schemes, SchemeOptions(**given["scheme_options"]))
-    return joined(written, given)
+    asked = joined(written, given)
+    if "device" in asked:
+        asked["device"] = str(device_named(asked["device"]))
+    return asked
 
 
 def _train_here(console: Console, runs: Sequence[Run], arguments: argparse.Namespace) -> bool:

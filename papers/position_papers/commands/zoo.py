@@ -50,6 +50,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "one (default: as the plan says, cpu)"
     )
     parser.add_argument("--device", metavar="NAME", help=device)
+    deterministic = (
+        "train: make the same sums in the same order every time (default: on a processor)"
+    )
+    parser.add_argument(
+        "--deterministic", action=argparse.BooleanOptionalAction, help=deterministic
+    )
     into = "train: copy finished checkpoints that ship to DIR (default: they stay in runs/zoo)"
     parser.add_argument("--into", metavar="DIR", help=into)
 
@@ -169,7 +175,9 @@ def _train(console: Console, arguments: argparse.Namespace) -> int:
         require_directory(Path(arguments.into))
     device = None if arguments.device is None else str(device_named(arguments.device))
     runs = planned_runs(
-        chosen((*PLAN, *AHEAD) if arguments.names else PLAN, arguments.names), device=device
+        chosen((*PLAN, *AHEAD) if arguments.names else PLAN, arguments.names),
+        device=device,
+        deterministic=arguments.deterministic,
     )
     waiting = processes.from_first(lambda: unfinished(runs))
     trained_on = runs[0].configuration.device
@@ -180,14 +188,18 @@ def _train(console: Console, arguments: argparse.Namespace) -> int:
     if waiting:
         total = sum(run.configuration.steps for run in waiting)
         with steps(console, EVERY) as step:
+            places = [run.directory for run in waiting]
 
             def watch() -> None:
-                logs = [TrainingFolder(run.directory).records() for run in waiting]
+                logs = [TrainingFolder(place).records() for place in places]
                 step("training", sum(records[-1]["step"] for records in logs if records), total)
 
             ended = make(runs, arguments.jobs, watch)
         if not ended:
-            raise KeyboardInterrupt("the states are saved; the same command goes on from there")
+            kept = filter(None, (TrainingFolder(place).kept for place in places))
+            raise KeyboardInterrupt(
+                "; ".join((*kept, "the states are saved; the same command goes on from there"))
+            )
     if not processes.is_first():
         return 0
     with processes.alone():

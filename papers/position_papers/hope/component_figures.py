@@ -63,6 +63,10 @@ TRAINED: Mapping[str, Any] = {"color": "#222222", "linewidth": 0.8, "linestyle":
 TRAINED_HANDLE = Line2D([], [], **TRAINED, label="training length L")
 
 
+BESIDE_CONTROLS = 0.15
+"""Components that a bar stands to the left of its place, so that controls stand beside it."""
+
+
 @style()
 def logit_by_distance(logits: xr.DataArray) -> PaperFigure:
     """Mean logit by distance of several checkpoints below each other, within and beyond their
@@ -148,12 +152,12 @@ def vaf_by_component(components: xr.Dataset, title: str = "") -> PaperFigure:
     `low_frequency` [component]; a variable `spread` [component] becomes error bars.
     """
     vaf = components["vaf"].transpose("weights", "component")
-    figure, ax, bands = _bars(vaf.sel(weights="trained"), components, VAF, title)
+    figure, ax, bands = _bars(vaf.sel(weights="trained"), components, VAF, title, BESIDE_CONTROLS)
     _shade_bands(ax, bands)
     places, trained = np.arange(vaf.sizes["component"]), vaf.sel(weights="trained").values
     if "spread" in components:
         ax.errorbar(
-            places,
+            places - BESIDE_CONTROLS,
             trained,
             components["spread"].values,
             fmt="none",
@@ -167,27 +171,31 @@ def vaf_by_component(components: xr.Dataset, title: str = "") -> PaperFigure:
         "markerfacecolor": "white",
         "color": "#222222",
         "linestyle": "none",
+        "markersize": 2.2,
+        "markeredgewidth": 0.6,
     }
     for name in controls:
-        ax.plot(places, vaf.sel(weights=name).values, **look, zorder=5, gid=name)
+        ax.plot(
+            places + 2 * BESIDE_CONTROLS, vaf.sel(weights=name).values, **look, zorder=5, gid=name
+        )
     random = [Line2D([], [], **look, label="random weights")]
     legend_below(figure, [*_band_patches(bands), *(random if controls else [])])
     return figure
 
 
 def _bars(
-    values: xr.DataArray, components: xr.Dataset, label: str, title: str
+    values: xr.DataArray, components: xr.Dataset, label: str, title: str, aside: float = 0.0
 ) -> tuple[PaperFigure, Axes, np.ndarray]:
-    """A figure with `values` [component] as bars in the colours of their bands; its axes, and the
-    bands.
+    """A figure with `values` [component] as bars in the colours of their bands, `aside` to the left
+    of their places and so much narrower; its axes, and the bands.
     """
     bands = band_of(components)
     figure = paper_figure(COLUMN_WIDTH, 2.1)
     ax = figure.subplots()
     ax.bar(
-        np.arange(len(bands)),
+        np.arange(len(bands)) - aside,
         values.values,
-        0.72,
+        0.72 - 2 * aside,
         color=[BAND_COLOURS[band] for band in bands],
         zorder=2,
     )

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import xarray as xr
+from matplotlib.artist import Artist
 
 from position_papers.hope.extended_scores import (
     HOPE,
@@ -31,7 +32,7 @@ from position_papers.kit.experiment import Drawing, Experiment, Needs, trained_a
 from position_papers.kit.judge.claims import Claim, Evidence, evidence, unmeasured
 from position_papers.kit.judge.differences import Sample, between, in_words, numbers_of
 from position_papers.kit.judge.rules import Above, All, AtLeast, NotBelow, Where
-from position_papers.kit.score_figures import legend_under
+from position_papers.kit.score_figures import draw_errors, legend_under, move_aside
 from position_papers.kit.scores import PLAIN, Scored, first_of, missing, note, of_tasks, score_table
 from position_papers.training.trained import configured_task
 from repo_interp.plots.marks.scores import looks
@@ -154,7 +155,7 @@ def draw(scored: Sequence[Scored]) -> Iterator[Drawing]:
         "teacher-forced (exact match is the same as when "
         "generated). Dotted: the longest training prompts. PI and YaRN by the factor n / L "
         "beyond them. Lines: means "
-        "over seeds; shaded: their standard error, of a single seed that over prompts."
+        "over seeds; bars: their standard error, of a single seed that over prompts."
     )
     yield Drawing(
         f"copying_{task.training_length}",
@@ -167,14 +168,14 @@ def draw(scored: Sequence[Scored]) -> Iterator[Drawing]:
 @style()
 def copying_by_sequences(panels: Mapping[str, xr.Dataset]) -> PaperFigure:
     """Exact match by the number of sequences in the context, one panel per dataset by its title,
-    each with its own legend: means over seeds, shaded by their standard error, or that over prompts
-    of a single seed; a dotted line where training ends.
+    each with its own legend: means over seeds, with bars of their standard error, or that over
+    prompts of a single seed; a dotted line where training ends.
     """
     figure = paper_figure(PAGE_WIDTH if len(panels) > 1 else COLUMN_WIDTH, 2.7)
     axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
     for ax, (title, data) in zip(axes, panels.items(), strict=True):
         sets = data["test_set"].values
-        for name, look in looks(data).items():
+        for row, (name, look) in enumerate(looks(data).items()):
             own = data.sel(checkpoint=name)
             mean, count = own["score"].mean("seed").values, own["score"].count("seed").values
             error = own["score"].std("seed", ddof=1).values / count**0.5
@@ -183,10 +184,11 @@ def copying_by_sequences(panels: Mapping[str, xr.Dataset]) -> PaperFigure:
                 if "standard_error" in data
                 else error
             )
-            ax.plot(sets, mean, markersize=2.5, markeredgewidth=0, **look, gid=f"score {name}")
-            ax.fill_between(
-                sets, mean - error, mean + error, color=look["color"], alpha=0.12, linewidth=0
-            )
+            marks: list[Artist] = [
+                *ax.plot(sets, mean, markersize=2.5, markeredgewidth=0, **look, gid=f"score {name}")
+            ]
+            marks.append(draw_errors(ax, sets, mean, error, look["color"], name))
+            move_aside(ax, marks, row, data.sizes["checkpoint"])
         ax.set(
             title=title,
             xlabel="sequences in the context",

@@ -5,6 +5,7 @@ made again: claims H1 to H7.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from position_papers.hope.beyond import BEYOND
 from position_papers.hope.components import COMPONENTS
@@ -16,6 +17,7 @@ from position_papers.hope.replicates import Sampling
 from position_papers.hope.rotary_pairs import ROTARY_PAIRS
 from position_papers.hope.vaf import VAF
 from position_papers.kit.experiment import Paper
+from position_papers.kit.items import read_items
 from position_papers.kit.scale import Scale
 from position_papers.kit.scores import ScoreOptions
 
@@ -24,19 +26,6 @@ EXPERIMENTS = (
 )
 SCALE = Scale(12, 768, 512, "50,000 steps of 512 sequences")
 """The paper's models (table 6): all experiments are about them."""
-NOT_MADE = (
-    "Figures 1 and 10, tables 4 and 5: models of 3B parameters trained on 500 billion "
-    "tokens, 256 A100 GPUs in the paper.",
-    "Table 2 (few-shot following) and table 1 without training to copy: models of 125M "
-    "trained on text, 8 A100 GPUs in the paper.",
-    "Figure 5 with PI and YaRN within L: scores with one fixed factor; ours is n / L, which "
-    "changes nothing within L. ALiBi, KERPLE and "
-    "FIRE have no frequencies to interpolate.",
-    "Figures 7 and 8 (L = 1,024): `repo-interp zoo train language/rope_512`; here are L = "
-    "256, 512 (windows of Gemma) and 8,192 (SmolLM2).",
-    "Figures 2 to 8 on the global layers of Gemma 3: sequences of 32,768 tokens, hours of "
-    "one core.",
-)
 
 
 @dataclass(frozen=True)
@@ -54,15 +43,15 @@ PAPER = Paper(
     tuple(replace(experiment, scale=SCALE) for experiment in EXPERIMENTS),
     Options,
     {
-        "sequences": 16,
+        "sequences": 32,
         "controls": 1,
         "step_sequences": 8,
         "length": 512,
         "count": 50,
         "language_count": 12,
     },
-    NOT_MADE,
-    "L: training length. VAF: share of the variance of the mean logit by distance that a "
+    read_items(Path(__file__).with_name("items.csv")),
+    terms="L: training length. VAF: share of the variance of the mean logit by distance that a "
     "rotary component accounts for; components with a "
     "frequency theta in (pi/L, 2 pi/L) are the activated ones. AB1, AB2: HoPE that replaces "
     "the activated, the low components alone.",

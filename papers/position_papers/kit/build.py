@@ -11,6 +11,7 @@ import dataclasses
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -18,11 +19,11 @@ from position_papers import FORMATS, paper
 from position_papers.kit.cache import Cache
 from position_papers.kit.experiment import Experiment, Paper, reasons_against, run
 from position_papers.kit.paper_directory import provenance_of, write_paper
-from position_papers.kit.subjects import Given, Subject
+from position_papers.kit.subjects import Given, Subject, seeds_of
 from position_papers.tasks.corpus import text_record
 from position_papers.training.processes import end_when_asked, side_by_side, threads
 from repo_interp import processes
-from repo_interp.analysis.room import memory
+from repo_interp.analysis.memory import machine_memory
 from repo_interp.errors import InputError
 from repo_interp.run import versions
 from repo_interp.values import value_of
@@ -116,6 +117,11 @@ class Part:
             f"{self.paper}: {self.experiment}: {', '.join(subject.name for subject in self.group)}"
         ).removesuffix(": ")
 
+    @cached_property
+    def cost(self) -> int:
+        """Number of models that it loads: those of all seeds that have weights."""
+        return sum(len(seeds_of(subject)) for subject in self.group if subject.has_weights)
+
     def measure(self, experiment: Experiment) -> None:
         """Measure what is not kept yet."""
         cache = Cache(self.directory)
@@ -132,8 +138,8 @@ def measure_together(
     One process does nothing here.
 
     What is measured is kept in `directory`, where `Build.make` finds it. `progress` is called with
-    parts measured, parts in all, and the name of one that is next. Raises KeyboardInterrupt where
-    it is interrupted.
+    models measured, models in all, and the name of a part that is next: parts differ in cost about
+    as their numbers of models do. Raises KeyboardInterrupt where it is interrupted.
     """
     experiments = {
         (build.name, experiment.name): experiment
@@ -147,10 +153,11 @@ def measure_together(
         for experiment in build.paper.experiments
         for group in experiment.needs.groups(subjects)
     ]
-    parts.sort(key=lambda part: len(part.group), reverse=True)
+    parts.sort(key=lambda part: part.cost, reverse=True)
+    costs = [part.cost for part in parts]
 
     def told(done: int, total: int = len(parts)) -> None:
-        progress(done, total, parts[min(done, total - 1)].name)
+        progress(sum(costs[:done]), sum(costs), parts[min(done, total - 1)].name)
 
     def measure(part: Part) -> None:
         part.measure(experiments[part.paper, part.experiment])
@@ -185,7 +192,7 @@ def fitting_jobs(builds: Sequence[Build]) -> int:
     cores = (
         len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     )
-    return max(1, int(min(cores, memory() / (LIBRARIES + COPIES * largest))))
+    return max(1, int(min(cores, machine_memory() / (LIBRARIES + COPIES * largest))))
 
 
 def stated_options(
@@ -248,3 +255,36 @@ def with_experiments(papers: Mapping[str, Paper], wanted: Sequence[str]) -> dict
         for name, own in chosen.items()
         if own
     }
+
+
+def with_items(papers: Mapping[str, Paper], wanted: Sequence[str]) -> Mapping[str, Paper]:
+    """Keep what makes some figures and tables again.
+
+    Args:
+        papers: The papers, by name.
+        wanted: Names of figures and tables: "3", "figure 3a", "table 1"; empty for all.
+
+    Returns:
+        The papers with only these experiments and figures; without papers that have none of them.
+
+    Raises:
+        InputError: No paper has an item of that name, or it is not made here.
+    """
+    if not wanted:
+        return papers
+    items = [(paper.name, item) for paper in papers.values() for item in paper.items]
+    for name in wanted:
+        named = [(paper, item) for paper, item in items if item.is_named(name)]
+        if not named:
+            there = ", ".join(f"{item.item} of {paper}" for paper, item in items)
+            raise InputError(f"there is no {name!r} in the papers; there are {there}")
+        if not any(item.experiment for _, item in named):
+            paper, item = named[0]
+            raise InputError(f"{item.item} of {paper} is not made here: {item.note}")
+    chosen = {}
+    for name, paper in papers.items():
+        drawn = tuple(item for item in paper.items if any(map(item.is_named, wanted)))
+        names = {item.experiment for item in drawn}
+        if own := tuple(each for each in paper.experiments if each.name in names):
+            chosen[name] = dataclasses.replace(paper, experiments=own, drawn=drawn)
+    return chosen

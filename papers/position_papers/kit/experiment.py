@@ -18,6 +18,7 @@ import xarray as xr
 from matplotlib.figure import Figure
 
 from position_papers.kit.cache import Cache
+from position_papers.kit.items import Item
 from position_papers.kit.judge.claims import Claim, Evidence, unmeasured
 from position_papers.kit.scale import Scale
 from position_papers.kit.subjects import Subject
@@ -98,10 +99,10 @@ class Paper:
     """
     fast: Mapping[str, Any] = field(default_factory=dict)
     """Fields of the options for a quick look."""
-    not_made: tuple[str, ...] = ()
-    """What of the paper's figures and tables is not made here, each with what it needs: a line of
-    the page each.
-    """
+    items: tuple[Item, ...] = ()
+    """Its figures and tables, each with what makes it again or why nothing does."""
+    drawn: tuple[Item, ...] = ()
+    """Those of the items whose figures are drawn; empty: all figures."""
     terms: str = ""
     """What words of its claims mean, as sentences, for the page over all papers."""
 

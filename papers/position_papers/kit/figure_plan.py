@@ -21,7 +21,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, Field
 
 from repo_interp.errors import InputError
-from repo_interp.records import modelled, read_text
+from repo_interp.records import read_text, validate
 
 WANTED = "a plan in TOML, with a table [[figures]] for each call"
 Value = int | float | str | list[int | float | str]
@@ -75,7 +75,7 @@ def read_plan(file: str) -> list[Row]:
         stated = tomllib.loads(text)
     except (ValueError, RecursionError) as error:
         raise InputError(f"{file} is no TOML file: {error}; wanted {WANTED}") from None
-    return modelled(stated, _Plan, file).figures
+    return validate(stated, _Plan, file).figures
 
 
 def _written(value: Value) -> str:

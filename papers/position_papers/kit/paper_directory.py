@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,8 @@ import xarray as xr
 
 from position_papers import FORMATS
 from position_papers.kit.experiment import Paper, Result
-from position_papers.kit.judge.outcomes import records, verdict_table
+from position_papers.kit.items import files_of
+from position_papers.kit.judge.outcomes import primary_rows, records, standing, verdict_table
 from position_papers.kit.judge.table import (
     EVIDENCE,
     evidence_table,
@@ -96,7 +98,13 @@ def write_paper(
     `paths`: the checkpoints by name, beside whose verdicts it is said how they differ in size from
     the paper's model.
     """
-    drawings = [drawing for result in results for drawing in result.drawings]
+    drawings = [
+        drawing
+        for result in results
+        for drawing in result.drawings
+        if not paper.drawn
+        or any(files_of(item, paper.items, [stem(drawing.name)]) for item in paper.drawn)
+    ]
     names = [stem(drawing.name) for drawing in drawings]
     if len(set(names)) < len(names):
         twice = sorted({name for name in names if names.count(name) > 1})
@@ -154,7 +162,22 @@ def write_verdicts(directory: Path, paper: Paper, facts: Mapping[str, Any]) -> N
     found, scales = verdicts(paper, read_evidence(directory / EVIDENCE))
     table = verdict_table(found, scales, command)
     table.to_csv(directory / VERDICTS, index=False, lineterminator="\n")
-    page = rendered("paper.md", paper=paper, command=command, rows=records(table), **facts)
+    rows = records(table)
+    own = [
+        standing(partial(primary_rows, rows, paper), paper, claim)
+        for claim in paper.claims
+        if not claim.part
+    ]
+    names = [figure["figure"] for figure in facts["figures"]]
+    page = rendered(
+        "paper.md",
+        paper=paper,
+        command=command,
+        rows=rows,
+        found=[verdict for verdict in own if verdict is not None],
+        items=[(item, files_of(item, paper.items, names)) for item in paper.items],
+        **facts,
+    )
     written = json.dumps(facts, indent=1, ensure_ascii=False) + "\n"
     for name, text in ((PAGE, written), ("README.md", page)):
         (directory / name).write_text(text, encoding="utf-8", newline="\n")

@@ -40,9 +40,9 @@ from repo_interp.plots.style import COLUMN_WIDTH, PAGE_WIDTH, PaperFigure, paper
 
 DOUBLINGS = 4.0
 """Ratio of the longest to the shortest length from which a length axis doubles."""
-BESIDE, FEW_BESIDE, FEW = 1.0, 1.4, 4
-"""Points between the marks of neighbouring checkpoints over lengths - less than a mark is wide, so
-that nobody reads another length -; the same where lengths are few; how many those are.
+BESIDE, FEW_BESIDE, FEW = 1.0, 4.0, 4
+"""Points between the marks of neighbouring checkpoints over lengths; the same, at most, where
+lengths are few; how many those are.
 """
 CLOSEST = 60.0
 """Points that all marks of a panel may take side by side, so that those of neighbouring lengths
@@ -110,8 +110,9 @@ def draw_scores(ax: Axes, data: xr.Dataset) -> Axes:
         elif errors is not None:
             marks.append(draw_errors(ax, x, means, errors[row], look["color"], name))
         if numeric:
-            points = (
-                FEW_BESIDE if len(sets) <= FEW else min(BESIDE, CLOSEST / (len(sets) * len(scores)))
+            points = min(
+                FEW_BESIDE if len(sets) <= FEW else BESIDE,
+                CLOSEST / (len(sets) * len(scores)),
             )
             move_aside(ax, marks, row, len(scores), points)
     if numeric:

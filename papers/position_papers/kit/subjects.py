@@ -291,6 +291,8 @@ def _configuration(path: Path) -> TrainingConfiguration | None:
 def digest(path: str | os.PathLike[str]) -> str:
     """SHA-256 over a checkpoint and its records, records and weights of other seeds included.
 
+    The words that a record has for how it was made (`made_with`) decide nothing.
+
     Raises InputError where there is neither.
     """
     directory, runs = Path(path), zoo_runs(path)
@@ -298,6 +300,8 @@ def digest(path: str | os.PathLike[str]) -> str:
     if (directory / "config.json").is_file() or not (directory.is_dir() or runs):
         parts["checkpoint"] = checkpoint_digest(identify(path).directory)
     if runs:
+        for run in runs:
+            run.get("training", {}).pop("made_with", None)
         parts["runs"] = hashlib.sha256(json.dumps(runs).encode()).hexdigest()
     names = [*RECORDS, *(f"seed-*/{name}" for name in (*RECORDS, "model.safetensors"))]
     records = recorded_at(directory)

@@ -43,6 +43,7 @@ from repo_interp.plots.views.extrapolation import output_traces as traces_in_pla
 from repo_interp.store import Store
 from repo_interp.tasks import Prompt, digest
 
+SHARE_OF_PLAIN = 0.5
 DIVERGENCE = (
     "at the longest length, the KL above that at the training length, over the plain model's"
 )
@@ -54,7 +55,7 @@ P7 = Claim(
     f"{SOURCE} table 2, fig. 6",
     "KL 1.2 against 6.5 at 5120",
     All(
-        AtMost(DIVERGENCE, 0.5),
+        AtMost(DIVERGENCE, SHARE_OF_PLAIN),
         Custom(
             lambda values: values[LOG_PERPLEXITIES][0] < values[LOG_PERPLEXITIES][1],
             "log perplexity is lower than plain",

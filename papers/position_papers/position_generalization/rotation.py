@@ -35,7 +35,7 @@ from position_papers.position_generalization.measured import (
 )
 from repo_interp.checkpoint_files.inspected import inspect_checkpoint
 from repo_interp.measures.labels import described
-from repo_interp.models.configuration import configured
+from repo_interp.models.configuration import make_config
 from repo_interp.plots.marks.drawing import counted
 from repo_interp.plots.views.rotation import CHOICES, rotating_heads, rotation_grid
 
@@ -237,7 +237,7 @@ def _slow(
     subject, chosen, checkpoint = (
         measured.subject,
         rotation.attrs,
-        inspect_checkpoint(measured.subject.path, configured),
+        inspect_checkpoint(measured.subject.path, make_config),
     )
     longer = []
     for layer in rotation["layer"].values:

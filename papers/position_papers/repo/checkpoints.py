@@ -12,8 +12,8 @@ from position_papers.kit.scores import named_layout
 from position_papers.kit.subjects import VARIANT, Subject
 from position_papers.training.trained import trained_configuration
 from repo_interp.checkpoint_files.architectures import training_length
-from repo_interp.checkpoint_files.stated import Checkpoint, described_base
-from repo_interp.models.configuration import configured, identify
+from repo_interp.checkpoint_files.stated import Checkpoint, read_base
+from repo_interp.models.configuration import identify, make_config
 from repo_interp.tasks import Prompt, niah
 from repo_interp.tasks.reversal import SIZES, Reversal, reversal_prompts
 
@@ -79,7 +79,7 @@ def longest_trained(subject: Subject) -> int:
 
 def _base(subject: Subject) -> Checkpoint | None:
     known = identify(subject.path)
-    return None if known.base is None else described_base(known.directory, known.base, configured)
+    return None if known.base is None else read_base(known.directory, known.base, make_config)
 
 
 def needles_of(subject: Subject) -> str:

@@ -14,7 +14,10 @@ Checkpoints are compared within a task and training length.
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from position_papers.kit.experiment import Paper
+from position_papers.kit.items import read_items
 from position_papers.repo.attention import ATTENTION
 from position_papers.repo.causes import CAUSES
 from position_papers.repo.chunks import CHUNKS
@@ -41,26 +44,7 @@ PAPER = Paper(
         HAYSTACK,
     ),
     options=Options,
-    not_made=(
-        "Table 1, multi-query and multi-value needles: a RePo that finds RULER's needles. "
-        "The adapter here finds none with a single value "
-        "(R9), and our own tasks have one value per key.",
-        "Table 1 and figure 5, 7B; table 5; figure 4, MMLU-Pro: the paper's models on a GPU, "
-        "and the evaluation suite olmes.",
-        "Table 1, N2R1 above RoPE: needles that RoPE misses. Of niah_keys' R2N1 finds .990, "
-        "N2R1 .790 and RoPE .995 at the training length "
-        "(records of seeds 4 to 7): R2N1 is .200 above N2R1 (standard error .092 over 4 "
-        "paired seeds, too few to decide), and neither can "
-        "be above RoPE.",
-        "Tables 2 and 3: HybridQA and LongBench, and models that answer questions about them.",
-        "R2N1 and N2R1 on text: more seeds than the one of each that is recorded, since "
-        "their losses differ by less than seeds do.",
-        "Table 6, time in vLLM: a GPU. Times here are of fresh small models on a CPU (R7, time).",
-        "Footnote 2, the token index as another input of the position module: a module with "
-        "that input, and its training.",
-        "Figure 8, MMLU-Pro's prompts: a model that reads them. Here, few-shot prompts of "
-        "sentences with labels.",
-    ),
+    items=read_items(Path(__file__).with_name("items.csv")),
     terms="dz: difference of two positions. Chunks of 16 positions: constant, all within 0.2 "
     "of their mean; mono, strictly rising or "
     "falling; else hybrid.",

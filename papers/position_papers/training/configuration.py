@@ -124,7 +124,12 @@ class TrainingConfiguration:
     execution: Literal["eager", "compiled"] = _option(
         "eager", "compiled: torch.compile compiles the decoder, which may change the last bits"
     )
-    device: Literal["cpu", "cuda"] = _option("cpu", "cpu or cuda")
+    device: Literal["cpu", "cuda"] = _option("cpu", "cpu, cuda, or auto: cuda where there is one")
+    deterministic: bool | None = _option(
+        None,
+        "make the same sums in the same order every time, which some schemes cannot do on an "
+        "accelerator (default: on a processor alone)",
+    )
     threads: Annotated[int, Interval(ge=1, le=1024)] = _option(
         1, "CPU threads; another number may change the last bits, because sums run in another order"
     )
@@ -170,6 +175,11 @@ class TrainingConfiguration:
             not mixes,
             "wanted eager with index_share_until: the decoder is then another one at every step",
         )
+
+    @property
+    def is_deterministic(self) -> bool:
+        """Whether deterministic algorithms are asked for; by default on a processor alone."""
+        return self.device == "cpu" if self.deterministic is None else self.deterministic
 
     def _require(self, name: str, holds: object, wanted: str) -> None:
         if not holds:
@@ -235,6 +245,7 @@ def to_toml(
     Where it continues a checkpoint, that has the sizes: those of a fresh model are left out.
     """
     fields = dataclasses.asdict(configuration)
+    fields["deterministic"] = configuration.is_deterministic
     if configuration.continue_from:
         fields = {name: value for name, value in fields.items() if name not in SIZES}
     tables = {name: fields.pop(name) for name in TABLES} | {"made_with": made_with or {}}

@@ -4,6 +4,7 @@ interrupted run goes on.
     training.toml     what decides the result, and what made it          log.jsonl     one record per line
     state.pt          where to go on after an interruption               steps/000500/ checkpoints kept on the way
     config.json, model.safetensors, tokenizer files, scores.json         the finished checkpoint
+    unscored/         the checkpoint after its last step, until it has a score
 
 Every file appears whole or not at all. `config.json` comes last: a directory that has it is
 finished. The state holds weights, optimiser, step, generators of random numbers and the size of the
@@ -29,10 +30,8 @@ from torch import Tensor, nn
 from repo_interp.checkpoint_files.directories import is_of_checkpoint
 from repo_interp.errors import InputError, one_line
 from repo_interp.files import claim, is_left_behind, remove, replaced, require_directory, write_text
-from repo_interp.records import modelled
+from repo_interp.records import validate
 from repo_interp.values import PositiveOrZero
-
-_FINAL = "final"
 
 
 class TrainingFolder:
@@ -44,6 +43,7 @@ class TrainingFolder:
         self.log = self.directory / "log.jsonl"
         self.state = self.directory / "state.pt"
         self.scores = self.directory / "scores.json"
+        self.unscored = self.directory / "unscored"
 
     @property
     def is_begun(self) -> bool:
@@ -100,7 +100,7 @@ class TrainingFolder:
             self.state,
             self.log,
             self.scores,
-            self.directory / _FINAL,
+            self.unscored,
             self.directory / "steps.nc",
         ]
         for path in own:
@@ -158,16 +158,29 @@ class TrainingFolder:
         with replaced(checkpoint) as unfinished:
             write(unfinished)
 
-    def finish(self, write: Callable[[Path], None]) -> None:
-        """Put the finished checkpoint that `write` makes in a directory here, config.json last; the
-        state is needed no more.
-        """
-        final = self.directory / _FINAL
-        with replaced(final) as unfinished:
+    def keep_unscored(self, write: Callable[[Path], None]) -> None:
+        """Keep the checkpoint that `write` makes in a directory until it has a score."""
+        with replaced(self.unscored) as unfinished:
             write(unfinished)
-        for file in sorted(final.iterdir(), key=lambda file: file.name == "config.json"):
+
+    @property
+    def kept(self) -> str:
+        """Where the weights without a score are, and how to score them; "" where there are none."""
+        if not self.unscored.is_dir():
+            return ""
+        return (
+            f"the trained weights are kept in {self.unscored}, without a score; score them by "
+            f"repo-interp train --resume --out {self.directory}"
+        )
+
+    def finish(self, scores: str) -> None:
+        """Put the checkpoint here with the text of scores.json, config.json last; the state is
+        needed no more.
+        """
+        write_text(self.unscored / self.scores.name, scores)
+        for file in sorted(self.unscored.iterdir(), key=lambda file: file.name == "config.json"):
             file.replace(self.directory / file.name)
-        final.rmdir()
+        self.unscored.rmdir()
         self.state.unlink(missing_ok=True)
 
     def _require_own(self) -> None:
@@ -236,7 +249,7 @@ def load_state(
         return Moment()
     try:
         state = torch.load(file, map_location="cpu", weights_only=True)
-        moment = modelled(state["moment"], Moment)
+        moment = validate(state["moment"], Moment)
         if moment.step > steps:
             raise ValueError(f"it is at step {moment.step} of {steps}")
         if state["model"].keys() != _trained(model).keys():

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -35,8 +35,9 @@ from position_papers.training.step import (
 from position_papers.training.trained import require_begun
 from repo_interp import processes
 from repo_interp.checkpoint_files.stored import stored_digest
+from repo_interp.errors import InputError, Unfinished
 from repo_interp.experiments.responses import forced_responses, prompts_of
-from repo_interp.files import write_text
+from repo_interp.failures import is_out_of_memory
 from repo_interp.models.adapters import round_trained
 from repo_interp.models.reposition import mix_with_index
 from repo_interp.side_by_side import SideBySide
@@ -81,13 +82,18 @@ def train(
     returns True, the state is saved and the run ends there, to go on later. The state is saved
     every `save_seconds` too. `scoring` is called with how many prompts of all test sets have been
     answered. At the end the folder holds the finished checkpoint. Raises InputError where another
-    run was begun there.
+    run was begun there, and Unfinished where the last scores lack memory or are refused: the
+    weights are kept without them.
     """
     configuration, model = prepared.configuration, prepared.model
     require_begun(folder.directory, configuration)
     if folder.is_finished:
         return  # by another process, before this one claimed the folder
-    with reproducible(configuration), executing(model, configuration.execution):
+    with (
+        reproducible(configuration),
+        executing(model, configuration.execution),
+        _saying_what_is_kept(folder),
+    ):
         moment = load_state(folder.state, model, prepared.optimizer, configuration.steps)
         folder.cut_log(moment.log_size)
         saved = time.monotonic()
@@ -96,6 +102,8 @@ def train(
             step = moment.step + 1
             moment.losses.append(_step(prepared, step))
             moment.step, moment.seconds = step, time.monotonic() - start
+            if step == configuration.steps:  # whatever becomes of the scores
+                folder.keep_unscored(prepared.write)
             if (
                 _due(step, configuration.log_every)
                 or _due(step, configuration.score_every)
@@ -118,6 +126,8 @@ def train(
             model.eval()
             if prepared.base is not None:
                 round_trained(model)  # scored is what is stored
+            # again: a run that goes on from its last step may find half of the files moved
+            folder.keep_unscored(prepared.write)
 
             def answered(done: int, total: int) -> None:
                 scoring(done, total)
@@ -130,12 +140,22 @@ def train(
             except _Stopped:
                 return
 
-            def write(directory: Path) -> None:
-                prepared.write(directory)
-                stated = {**scores, "weights": stored_digest(directory)}
-                write_text(directory / folder.scores.name, json.dumps(stated, indent=1) + "\n")
+            stated = {**scores, "weights": stored_digest(folder.unscored)}
+            folder.finish(json.dumps(stated, indent=1) + "\n")
 
-            folder.finish(write)
+
+@contextmanager
+def _saying_what_is_kept(folder: TrainingFolder) -> Iterator[None]:
+    """While the context lasts, an error of a user or of memory says where the weights are kept that
+    lack a score.
+    """
+    try:
+        yield
+    except Exception as error:
+        why = "out of memory" if is_out_of_memory(error) else error
+        if not folder.kept or not isinstance(why, InputError | str):
+            raise
+        raise Unfinished(f"the scores could not be made ({why}): {folder.kept}") from error
 
 
 class _Stopped(Exception):

@@ -77,16 +77,14 @@ class PlannedRun:
         )
 
 
-def planned_runs(
-    plan: Iterable[Planned], runs: Path = RUNS, device: str | None = None
-) -> list[PlannedRun]:
-    """Every run of a plan, those that others continue first, on a `device`; None: on that of the
-    plan.
+def planned_runs(plan: Iterable[Planned], runs: Path = RUNS, **changes: Any) -> list[PlannedRun]:
+    """Every run of a plan, those that others continue first, with `changes` of fields; None: as the
+    plan has it.
 
     Raises InputError for a plan that refers to nothing, and for a device on which nothing is
     trained.
     """
-    changes = {} if device is None else {"device": device}
+    changes = {name: value for name, value in changes.items() if value is not None}
     plan = list(plan)
     names = {planned.name for planned in plan}
     for planned in plan:

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
@@ -24,9 +25,15 @@ from position_papers.training.step import make_optimizer
 from position_papers.training.trained import configured_task
 from repo_interp.analysis.trained_task import in_tokens_of
 from repo_interp.checkpoint_files.fields import Base
-from repo_interp.errors import InputError
+from repo_interp.errors import InputError, one_line
 from repo_interp.models.adapters import attach, base_reference, save_adapter
-from repo_interp.models.checkpoints import identify, load_model, load_tokenizer, save
+from repo_interp.models.checkpoints import (
+    device_named,
+    identify,
+    load_model,
+    load_tokenizer,
+    save,
+)
 from repo_interp.models.reposition import longest_prompt, with_layout
 from repo_interp.tasks import Prompt, Task
 from repo_interp.tasks.vocabulary import PAD
@@ -59,10 +66,7 @@ def prepare(configuration: TrainingConfiguration) -> Prepared:
 
     Raises InputError for whatever cannot be trained; nothing was written then.
     """
-    if configuration.device == "cuda" and not torch.cuda.is_available():
-        raise InputError(
-            "device cuda was wanted, but this machine offers none to torch; give --device cpu"
-        )
+    device_named(configuration.device)
     if configuration.execution == "compiled":
         _require_compiler()
     task, base = configured_task(configuration), None
@@ -114,18 +118,30 @@ def test_prompts(prepared: Prepared, test_set: str, count: int) -> list[Prompt]:
 
 @contextmanager
 def reproducible(configuration: TrainingConfiguration) -> Iterator[None]:
-    """While this lasts, the same sums are made in the same order every time; torch's settings come
-    back afterwards.
+    """While this lasts, the same sums are made in the same order every time where the configuration
+    asks for it; torch's settings come back afterwards.
+
+    Raises InputError where the device has no such algorithm.
     """
-    strict = torch.are_deterministic_algorithms_enabled()
-    if configuration.device == "cuda":
+    memory: Any = torch.utils.deterministic  # its attribute is a property
+    strict, filled = torch.are_deterministic_algorithms_enabled(), memory.fill_uninitialized_memory
+    if configuration.is_deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS starts
-        torch.use_deterministic_algorithms(True)
+    torch.use_deterministic_algorithms(configuration.is_deterministic)
+    memory.fill_uninitialized_memory = False  # takes time, and changes no sum
     try:
         with threads(configuration.threads):
             yield
+    except RuntimeError as error:
+        if "deterministic" not in str(error):
+            raise
+        raise InputError(
+            f"scheme {configuration.scheme} cannot be trained on {configuration.device} with "
+            f"deterministic algorithms ({one_line(error, 80)}); give --no-deterministic"
+        ) from None
     finally:
         torch.use_deterministic_algorithms(strict)
+        memory.fill_uninitialized_memory = filled
 
 
 def _fresh_model(

@@ -75,14 +75,14 @@ def trained_configuration(path: str | os.PathLike[str]) -> TrainingConfiguration
     record = Path(path) / "training.toml"
     if not record.is_file():
         lines = zoo_runs(path)
-        return configured(lines[0]["training"]) if lines else None
+        return make_configuration(lines[0]["training"]) if lines else None
     try:
-        return configured(read_toml(record))
+        return make_configuration(read_toml(record))
     except InputError as error:
         raise InputError(f"{record} is not of a training run: {error}") from None
 
 
-def configured(stated: Mapping[str, Any]) -> TrainingConfiguration:
+def make_configuration(stated: Mapping[str, Any]) -> TrainingConfiguration:
     """The configuration whose fields, as training.toml has them, are `stated`.
 
     Raises InputError where they name no task, or do not fit.
@@ -98,9 +98,8 @@ def require_begun(path: str | os.PathLike[str], configuration: TrainingConfigura
     or none; on any device.
     """
     begun = trained_configuration(path)
-    if begun is None or to_toml(replace(begun, device=configuration.device)) != to_toml(
-        configuration
-    ):
+    free = {"device": configuration.device, "deterministic": configuration.deterministic}
+    if begun is None or to_toml(replace(begun, **free)) != to_toml(configuration):
         raise Taken(
             f"{path} has another training run than the one to be trained there; give another --out"
         )
@@ -271,7 +270,7 @@ def _left_by_training(directory: Path) -> Recorded:
 
 
 def _in_zoo(directory: Path, line: Mapping[str, Any]) -> Recorded:
-    run = _recorded(configured(line["training"]), line["scores"])
+    run = _recorded(make_configuration(line["training"]), line["scores"])
     return replace(
         run,
         loss=line["loss"],

@@ -1,8 +1,9 @@
-"""The ridge fit W_ij ~ a_{i-j} + b_i + c_j over the seen pairs of every head, and its quality, from
-sums of W alone.
+"""Ridge fit W_ij ~ a_{i-j} + b_i + c_j over seen pairs, from sums of W alone.
 
-    (M + ridge) x = s       x = (a, b, c), s the diagonal, row and column sums of W, M the pairs' normal matrix
-    sum fit = sum over diagonals of M x,   sum fit^2 = x.M x,   sum fit W = x.s        hence Pearson's correlation
+    (M + ridge) x = s       x = (a, b, c), s the diagonal, row and column sums of W, M the pairs'
+                            normal matrix
+    sum fit = sum over diagonals of M x,   sum fit^2 = x.M x,   sum fit W = x.s,
+    hence Pearson's correlation
 
 A pair (i, j) of a query and a key is seen where row i takes part, key j takes part and 0 <= i - j <
 window. M x is the diagonal, row and column sums of the map a_{i-j} + b_i + c_j; with R and S the
@@ -10,7 +11,8 @@ masks of rows and keys,
 
     diagonal t:  n_t a_t + sum_i R_i b_i S_{i-t} + sum_j R_{j+t} S_j c_j          (t < window)
     row i:       n_i b_i + R_i (sum_t a_t S_{i-t} + sum of S_j c_j over the keys in the window)
-    column j:    n_j c_j + S_j (sum_t a_t R_{j+t} + sum of R_i b_i over the rows whose window holds j)
+    column j:    n_j c_j + S_j (sum_t a_t R_{j+t} + sum of R_i b_i
+                 over the rows whose window holds j)
 
 n_t, n_i, n_j count the seen pairs of a diagonal, a row, a column: a handful of correlations, by
 Fourier transforms, in O(n log n); of a triangle, running sums. A prompt whose valid tokens stand

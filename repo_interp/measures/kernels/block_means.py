@@ -1,8 +1,11 @@
-"""Maps of logits as exact means over blocks of rows and keys: a few hundred blocks per side,
-however long the prompt.
+"""Maps of logits as exact means over blocks of rows and keys.
 
-    logit map   M_AB = mean of W_ij over i in A, j in B that is seen            A, B: `size` tokens each, or a few less at the end
-    fake map    F_AB = mean of W'_dj over distances d in A, keys j in B         (Position Generalization sec. 3.2)
+A map has a few hundred blocks per side, however long the prompt.
+
+    logit map   M_AB = mean of W_ij over i in A, j in B that is seen
+            A, B: `size` tokens each, or a few less at the end
+    fake map    F_AB = mean of W'_dj over distances d in A, keys j in B
+            (Position Generalization sec. 3.2)
 
 Logits that are a dot product have block sums (sum_{i in A} q_i) . (sum_{j in B} k_j); blocks on the
 diagonal are written out, being triangles, and so nothing of n x n is made, but n x size and blocks
@@ -56,7 +59,7 @@ def logit_block_means(
         sums = _bilinear_sums(inputs, size)
         counts = _causal_sums(valid[:, None, :, None], valid[:, None, :, None], size)
     else:
-        sums, counts = _written_out(inputs, size)
+        sums, counts = _sums_by_rows(inputs, size)
     return torch.where(counts > 0, sums / counts.clamp(min=1), torch.nan)
 
 
@@ -120,6 +123,7 @@ def _causal_sums(
     size: int,
 ) -> Float[Tensor, "prompt any query_block key_block"]:
     """Sums of q_i . k_j over the pairs j <= i of every block."""
+    # Blocks below the diagonal are whole, so their sums are products of sums.
     below = (_block_sums(queries, size) @ _block_sums(keys, size).mT).tril(-1)
     # Within a block: sum_i q_i . (sum of its keys up to i), a running sum in place of the triangle.
     of_blocks = _in_blocks(keys, size).cumsum(-2)
@@ -127,7 +131,7 @@ def _causal_sums(
     return below + torch.diag_embed(within)
 
 
-def _written_out(
+def _sums_by_rows(
     inputs: AttentionInputs, size: int
 ) -> tuple[
     Float[Tensor, "prompt head query_block key_block"],

@@ -10,11 +10,13 @@ Tokens are cut into chunks. Pairs within a chunk are multiplied out, P = tril(Q_
 pairs with earlier chunks need only the sum of their keys, a key's pairs with later chunks the sum
 of their queries, and second moments only Grams: for every two dimensions a, b
 
-    sum_{i, j} q_ia q_ib k_ja k_jb = sum_c (Q_c^T Q_c)_ab (sum_{c' < c} K_c'^T K_c')_ab         over all pairs of different chunks
+    sum_{i, j} q_ia q_ib k_ja k_jb = sum_c (Q_c^T Q_c)_ab (sum_{c' < c} K_c'^T K_c')_ab
+            over all pairs of different chunks
 
 so with M the right side and g_a = sum_i q_ia (P K)_ia + sum_b M_ab,
 
-    sum y^2 = sum P^2 + sum M,   sum C_r y = g_r + g_r',   sum Y^2 = sum P_Y^2 + (sum of M over the dimensions of Y)
+    sum y^2 = sum P^2 + sum M,   sum C_r y = g_r + g_r',
+    sum Y^2 = sum P_Y^2 + (sum of M over the dimensions of Y)
 
 with Y the sum of some of the components. sum C_r^2 needs running sums of k_r^2, k_r'^2 and k_r k_r'
 alone. Cost O(n d (d + chunk)) per head. Products of features are in their dtype, sums over chunks
@@ -32,7 +34,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from repo_interp.measures.kernels.seen_pairs import advanced, once, signed_keys
+from repo_interp.measures.kernels.seen_pairs import once, shift_earlier, signed_keys
 from repo_interp.memory import CORE, memory_for
 
 CHUNK = 128
@@ -42,7 +44,7 @@ _LEAF = 16
 """Tokens within which the squares of single components are summed pair by pair."""
 
 Some = Callable[[Tensor], Tensor]
-"""What takes some chunks of a tensor."""
+"""Function that takes some chunks of a tensor."""
 
 _GRAMS = 8
 """Chunks whose Grams are made by one product, where not all of them are."""
@@ -164,14 +166,14 @@ def square_products(
 
 @dataclass(frozen=True)
 class CausalPairs:
-    """Sums over the seen pairs of every head; each is computed on first access.
+    """Sums over the seen pairs of every head; all are computed on first access.
 
     Features are 0 where a token takes no part.
     """
 
     queries: Float[Tensor, "key member token d_head"]
     keys: Float[Tensor, "key any token d_head"]
-    """One for all members, or one for each."""
+    """One for all members, or one per member."""
     window: int | None
     chunk: int
     """Tokens per chunk."""
@@ -195,7 +197,7 @@ class CausalPairs:
         """sum_i y_ij, float64."""
         tokens = self.queries.shape[-2]
         moved = [
-            sign * advanced(chunks.by_key[..., :tokens], delay, axis=-1)
+            sign * shift_earlier(chunks.by_key[..., :tokens], delay, axis=-1)
             for sign, delay, chunks in self.parts[1:]
         ]
         return sum(moved, self.parts[0][2].by_key[..., :tokens])
@@ -220,9 +222,12 @@ class CausalPairs:
         return self._sum(lambda chunks: chunks.with_logits)
 
     @cached_property
-    def own_squares(self) -> Float[Tensor, "key member component"]:
-        """Sum of C_r^2 per component r, float64."""
-        return self._sum(lambda chunks: chunks.own_squares)
+    def component_squares(self) -> Float[Tensor, "key member component"]:
+        """Sum of C_r^2 = sum_i q_r^2 K_rr + 2 q_r q_r' K_rr' + q_r'^2 K_r'r'.
+
+        K are the sums of k_r k_s up to i: between chunks, M alone gives them.
+        """
+        return self._sum(lambda chunks: chunks.component_squares)
 
     def squares_of(self, bands: Bool[Tensor, "band component"]) -> Float[Tensor, "key member band"]:
         """Return sum Y^2, Y the sum of the components of a band.
@@ -254,7 +259,7 @@ class CausalPairs:
 class Chunks:
     """Queries and keys in chunks of tokens, and sums over their causal pairs.
 
-    What has the size of the features, or of `within`, is made for a few chunks at a time, which
+    Tensors of the size of the features, or of `within`, are made for a few chunks at a time, which
     stay in the processor's caches.
     """
 
@@ -296,12 +301,12 @@ class Chunks:
     @cached_property
     def square_within(self) -> Float[Tensor, "key member"]:
         """Sum of y^2 within chunks."""
-        return self._added(lambda some: _sum_of_squares(some(self.within)))
+        return self._add_within(lambda some: _sum_of_squares(some(self.within)))
 
     @cached_property
     def with_logits(self) -> Float[Tensor, "key member component"]:
         """Sum of C_r y."""
-        within = self._added(
+        within = self._add_within(
             lambda some: _sum_of_products(
                 _product(some(self.within), some(self.keys)), some(self.queries)
             )
@@ -323,7 +328,7 @@ class Chunks:
         )
 
         if _fit(self.queries, self.queries):
-            # All bands in one product, of the keys' dimensions in each: the fewest launches.
+            # All bands in one product, of the keys' dimensions in a band: the fewest launches.
             keys = (self.keys[:, :, :, None] * bands.repeat(1, 2)[:, None]).flatten(3, 4)
             logits = _product(self.queries, keys.mT).unflatten(-1, (len(bands), -1))
             squares = (logits * self._lower[:, None]).square()
@@ -345,15 +350,14 @@ class Chunks:
                 sums[..., last] = _sum_of_squares(rest)
             return sums
 
-        return self._added(within) + between
+        return self._add_within(within) + between
 
     @cached_property
-    def own_squares(self) -> Float[Tensor, "key member component"]:
+    def component_squares(self) -> Float[Tensor, "key member component"]:
         """Sum of C_r^2 = sum_i q_r^2 K_rr + 2 q_r q_r' K_rr' + q_r'^2 K_r'r'.
 
         K are the sums of k_r k_s up to i: between chunks, M alone gives them.
         """
-
         whole = _fit(self.queries, self.queries)
 
         def within(some: Some) -> Tensor:
@@ -374,13 +378,13 @@ class Chunks:
             self.products.diagonal(0, -2, -1),
             self.products[..., :half, half:].diagonal(0, -2, -1),
         ]
-        first, second, crossed = (self._added(within) + torch.cat(between, -1)).chunk(3, -1)
+        first, second, crossed = (self._add_within(within) + torch.cat(between, -1)).chunk(3, -1)
         return torch.add(first + second, crossed, alpha=2)
 
     def _chunk_sums(self, features: Tensor) -> Float[Tensor, "key any chunk d_head"]:
         return features.sum(-2).to(torch.float64)
 
-    def _added(self, of: Callable[[Some], Tensor]) -> Tensor:
+    def _add_within(self, of: Callable[[Some], Tensor]) -> Tensor:
         parts = [of(some) for some in self._stretches]
         return torch.stack(parts).sum(0) if parts[1:] else parts[0]
 
@@ -390,7 +394,7 @@ class Chunks:
 
     @cached_property
     def _stretches(self) -> list[Some]:
-        """What takes a few chunks at a time of what has them on axis 2."""
+        """Return a function that takes a few chunks at a time along axis 2."""
         keys, members, chunks, size, width = self.queries.shape
         memory = memory_for(self.queries.device, _STRETCH)
         at_once = max(
@@ -420,7 +424,7 @@ def _stretch(
 
 
 def _line(features: Tensor, others: Tensor, within: Tensor) -> Tensor:
-    """Return `within` plus products of `features` with the sum of their chunk's `others`, float64."""
+    """Return `within` plus `features` times the sum of their chunk's `others`, float64."""
     # Multiplied and summed: for a product with a single vector, matrix libraries take several times
     # as long.
     return (features * others[..., None, :]).sum(-1) + within

@@ -1,10 +1,11 @@
-"""Logits from a few rotary components, position and semantics apart (Position Generalization
-theorem 2, app.
+"""Logits from a few rotary components, position and semantics apart.
 
-C).
+Position Generalization, theorem 2 and app. C.
 
-    f(q_i, z_i - z_j) = sum_r Re q_ir conj(mean k_r) exp(i theta_r (z_i - z_j))        the mean key, rotated
-    g(q_i, k_j)       = sum_r Re q_ir conj(k_jr - mean k_r)                            the rest, as if nothing rotated
+    f(q_i, z_i - z_j) = sum_r Re q_ir conj(mean k_r) exp(i theta_r (z_i - z_j))
+            the mean key, rotated
+    g(q_i, k_j)       = sum_r Re q_ir conj(k_jr - mean k_r)
+            the rest, as if nothing rotated
 
 over the chosen components r, un-rotated q, k in complex pairs. f is the paper's f_r; the signs of
 its eq. 17 cancel those of the proof and are dropped. Its g_r is ||k - mean k|| ||q|| times the
@@ -13,9 +14,9 @@ which way a key deviates. `semantic="signed"` is the g above, exact at distance 
 paper's.
 
 f + g is a dot product u . v of 4 features per component, so its correlation with the logits over
-all seen pairs needs no map: its own moments and its products with the logits come from chunks and
-Grams (see causal_pairs), with v centred first. O(n d chosen) per head beside the moments of the
-logits, which are those of the pass (see heads). Knows nothing about how components are chosen.
+all seen pairs needs no map: its moments and its products with the logits come from chunks and Grams
+(see causal_pairs), with v centred first. O(n d chosen) per head beside the moments of the logits,
+which are those of the pass (see heads). Knows nothing about how components are chosen.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class ClosedForm(Reduction):
 
     chosen: Bool[Tensor, "prompt head component"]
     key_mean: Float[Tensor, "2 prompt head component"]
-    """Of the un-rotated keys of each prompt, real and imaginary part."""
+    """Of the un-rotated keys of a prompt, real and imaginary part."""
     semantic: Semantic
 
     @cached_property
@@ -64,7 +65,7 @@ class ClosedForm(Reduction):
         )
 
     def ill_conditioned(self, inputs: AttentionInputs, block: HeadBlock) -> Tensor | None:
-        """Mark heads whose logits, or f + g, vary little beside the terms of their sums of squares."""
+        """Return heads whose logits, or f + g, vary little beside their sums of squares."""
         if not self.most:
             return None
         count, ours = block.counts.total, self._approximation(inputs, block)[0]
@@ -84,6 +85,7 @@ class ClosedForm(Reduction):
             block.counts,
         )
         product = torch.zeros_like(logits.square)
+        # Sum of products of two bilinear maps: within chunks as they are, between chunks by Grams.
         for (sign, _, left), (_, _, right) in zip(logits.parts, ours.parts, strict=True):
             within = (left.within * right.within).sum(-1).sum((-1, -2), dtype=torch.float64)
             crossed = gram_products(left.queries, right.queries, left.keys, right.keys)
@@ -100,7 +102,7 @@ class ClosedForm(Reduction):
         some = self.chosen[block.prompt, block.head].any(-1)
         over_heads(result, block, torch.where(some, correlation, torch.nan))
 
-    def written_out(self, inputs: AttentionInputs) -> Float[Tensor, "prompt head"]:
+    def by_rows(self, inputs: AttentionInputs) -> Float[Tensor, "prompt head"]:
         """Return the correlations of any logits, from some rows at a time: O(n^2 d)."""
         correlation = self.start(inputs)
         exact = torch.float64 if inputs.queries.dtype == torch.float64 else torch.float32
@@ -140,6 +142,7 @@ class ClosedForm(Reduction):
                 inputs, self, block.prompt.expand_as(block.head), block.head, block.queries.dtype
             )
             left, right = (part.masked_fill_(~block.tokens[..., None], 0) for part in (left, right))
+            # v is centred first: float32 products lose digits where its mean is large.
             mean = (
                 right.sum(-2, keepdim=True, dtype=torch.float64)
                 / block.tokens.sum(-1)[..., None, None]
@@ -162,7 +165,7 @@ def _features(
             f"layer {inputs.layer} ({inputs.scheme}) rotates nothing: it has no components"
         )
     some = asked.chosen[prompt, head]
-    # The chosen components of each head stand first, in their order; heads with fewer are filled
+    # The chosen components of a head stand first, in their order; heads with fewer are filled
     # up, with weight 0.
     component = some.to(torch.int8).argsort(dim=-1, descending=True, stable=True)[..., : asked.most]
     weight = (

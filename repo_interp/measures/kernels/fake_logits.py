@@ -1,16 +1,20 @@
-"""Fake-distance logits of a query and their two axes, without making them (Position Generalization
-eq. 3, 9-13).
+"""Fake-distance logits of a query and their two axes, without computing them.
 
-    W'_dj = (R_d q) . k_j       un-rotated q (scaled) and k, R_d the rotation by the distance d of a grid
-    a_d = row mean - grand mean / 2,   b_j = column mean - grand mean / 2,   r = Pearson(W', a_d + b_j)
+Position Generalization, eq. 3, 9-13.
+
+    W'_dj = (R_d q) . k_j       un-rotated q (scaled) and k, R_d the rotation by the distance d of a
+                                grid
+    a_d = row mean - grand mean / 2,   b_j = column mean - grand mean / 2,
+            r = Pearson(W', a_d + b_j)
 
 a needs the mean key only, b the mean rotation. With the Gram G of the centred keys,
 
-    sum W'^2 = q . N q,   N = sum_d R_d^T G R_d,   N_rs = sum of cos and sin (theta_r d) times cos and sin (theta_s d), times G_rs
+    sum W'^2 = q . N q,   N = sum_d R_d^T G R_d,
+            N_rs = sum of cos and sin (theta_r d) times cos and sin (theta_s d), times G_rs
 
 The sums over d are the same for all layers that rotate alike. O(n d^2) once per head and grid, O(n
-d) per query. What a scheme adds to the logits by distance alone belongs to the row means. Knows
-nothing about which query, grid and layer.
+d) per query. Terms that a scheme adds by distance alone belong to the row means. Knows nothing
+about which query, grid and layer.
 """
 
 from __future__ import annotations
@@ -120,6 +124,7 @@ def key_moments(
     prompts, kv_heads, tokens, width = keys.shape
     exact = torch.float64 if keys.dtype == torch.float64 else torch.float32
     at_once = max(1, memory_for(keys.device, SHARED) // (prompts * kv_heads * width * 16))
+    # Stretches of tokens, so that float64 copies of the keys stay within the kernel's memory.
     hidden = None if is_whole(valid) else ~valid[:, None, :, None]
     stretches = [slice(start, start + at_once) for start in range(0, tokens, at_once)]
 
@@ -180,8 +185,8 @@ def fake_fit(
     gram, key_mean = (
         part.repeat_interleave(group, 1) if group > 1 else part for part in (keys.gram, keys.mean)
     )
-    # Of the sum of squares about the grand mean, the part of the columns (the key axis) and what
-    # neither axis explains.
+    # Of the sum of squares about the grand mean, the part of the key axis (columns), and the part
+    # that neither axis explains.
     blocks = gram.view(prompts, heads, 2, 1, width // 2, 2, 1, width // 2).permute(
         0, 1, 2, 3, 5, 6, 4, 7
     )
@@ -203,8 +208,8 @@ def fake_fit(
     if not turns.whole:
         scatter = scatter - (rows.shape[-1] - count) * level[..., 0].square()
     by_distance = count * scatter
-    # The two axes are orthogonal, so r^2 = (by_distance + by_key) / total; `within` is by_key and
-    # what neither axis explains.
+    # The two axes are orthogonal, so r^2 = (by_distance + by_key) / total; `within` is by_key
+    # and the part that neither axis explains.
     total = by_distance + within
     largest = key_mean.square().sum(-1) * count[..., 0] + gram.diagonal(0, -2, -1).sum(-1)
     flat = total <= ROUNDING * count * queries.square().sum(-1) * largest[..., None]

@@ -1,13 +1,17 @@
-"""What a scheme adds to the logits, a few query rows at a time: gates, attention from position
-alone, and sums by distance.
+"""Terms that a scheme adds to the logits, a few query rows at a time.
 
-    g_ij = sigmoid(logit_scale q_i . x_j) where query i sees key j, else 0        x_j: `AttentionInputs.gate_features` (CoPE, eq. 3-5)
-    a_ij = softmax_j B_ij over the keys that i sees                               B: `AttentionInputs.position_logits` (fig. 4)
-    sum_i B_{i, i-t} / logit_scale   over seen pairs, in units of q . k           ALiBi, KERPLE, FIRE, CoPE
+Gates, attention from position alone, and sums by distance.
+
+    g_ij = sigmoid(logit_scale q_i . x_j) where query i sees key j, else 0
+            x_j: `AttentionInputs.gate_features` (CoPE, eq. 3-5)
+    a_ij = softmax_j B_ij over the keys that i sees
+            B: `AttentionInputs.position_logits` (fig. 4)
+    sum_i B_{i, i-t} / logit_scale   over seen pairs, in units of q . k
+            ALiBi, KERPLE, FIRE, CoPE
 
 O(n^2) work - a gate belongs to a pair, and nothing is known about B - but never a map of all
-queries, unless `position_map` is asked for one. Knows nothing about what tokens separate, nor which
-scheme it is.
+queries, unless `position_map` is asked for one. Knows nothing about separators, nor which scheme it
+is.
 """
 
 from __future__ import annotations
@@ -33,7 +37,7 @@ class GateSums:
     by_query: Float[Tensor, "prompt head query"]
     """Sum over keys: p_{i,0} without a largest position."""
     queries: Int[Tensor, "prompt key"]
-    """Queries that see each key."""
+    """Number of queries that see a key."""
 
 
 def _row_numbers(inputs: AttentionInputs) -> Iterator[Int[Tensor, "row"]]:
@@ -172,7 +176,7 @@ def last_segment_sums(
 def _from(
     weights: Float[Tensor, "... row key"], first: Int[Tensor, "... row layout"]
 ) -> Float[Tensor, "... row layout"]:
-    """Sum of each row from key `first` on."""
+    """Return sums of rows from key `first` on."""
     before = torch.nn.functional.pad(weights.cumsum(-1), (1, 0))
     return before[..., -1:] - before.gather(-1, first)
 

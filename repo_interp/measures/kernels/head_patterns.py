@@ -1,17 +1,21 @@
-"""What a head's attention does with the order and the identity of tokens, row by row: sums from
-which its scores are means.
+"""Sums over rows of attention, from which scores of head patterns are means.
 
-    previous_token     A_{i, i-1}                                          duplicate_token    sum over j < i with t_j = t_i of A_ij
-    induction          sum over 1 <= j <= i with t_{j-1} = t_i of A_ij      sink               A_{i, 0}
-    distance           sum_j A_ij (i - j)                                  departure          ln(keys seen) - entropy of A_i, nats
+    previous_token     A_{i, i-1}
+    duplicate_token    sum over j < i with t_j = t_i of A_ij
+    induction          sum over 1 <= j <= i with t_{j-1} = t_i of A_ij
+    sink               A_{i, 0}
+    distance           sum_j A_ij (i - j)
+    departure          ln(keys seen) - entropy of A_i, nats
 
 The first three are the detection patterns of TransformerLens' `head_detector`. Its score "mul" is
 the sum over the number of all rows; ours are means over the rows in which the pattern has a pair
 (`detection_rows`). On a sequence that is repeated once, only the second half of the rows has a
 duplicate or an induction target: a perfect head scores 1 here and about one half there.
 
-    place        mass in the first, the middle three and the last fifth of the keys 1 .. i, over what equal weights put there
-    content      1 - sum_D N_D (mean of x at distance D)^2 / sum x^2,    x_ij = W_ij - mean over j of W_ij,    1 <= j <= i
+    place        mass in the first, the middle three and the last fifth of the keys 1 .. i, over
+                 that of equal weights
+    content      1 - sum_D N_D (mean of x at distance D)^2 / sum x^2,
+                 x_ij = W_ij - mean over j of W_ij,    1 <= j <= i
 
 x are a row's logits without their mean and without the first token, which is often a sink:
 `content` is the share of their variance that distance does not explain. Kernels on [prompt, head,
@@ -205,7 +209,7 @@ class ContentSums:
         size = values.abs().amax(-1, keepdim=True)
         values = values - values.sum(-1, keepdim=True) / seen.sum(-1, keepdim=True).clamp_min(1)
         values = values.masked_fill(values.abs() <= RELATIVE * size, 0.0)
-        # [head, pair] and the distance of each pair
+        # [head, pair] and the distances of pairs
         of_pairs, distance = values[:, seen], (rows[:, None] - keys)[seen]
         self.squares += of_pairs.square().sum(-1, dtype=torch.float64)
         self.by_distance += torch.zeros_like(self.by_distance, dtype=of_pairs.dtype).index_add_(

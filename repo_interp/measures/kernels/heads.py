@@ -1,19 +1,17 @@
-"""The heads of a layer, a few at a time: what several measures need of them is made once, while
-they are at hand.
+"""Heads of a layer in blocks, so that several measures share one computation.
 
-    reduced(inputs, reductions)    results of `reductions` over all heads, from one pass; kept with `inputs` for whoever asks for them again
-    Reduction                      what a measure needs of every head, by its parameters: those who ask for equal ones share the result
-    HeadBlock                      some heads: rotated features, and what is computed of them on first access
+    reduced(inputs, reductions)    results over all heads from one pass, kept with `inputs`
+    Reduction                      result that a measure needs of every head; equal ones are shared
+    HeadBlock                      some heads: rotated features, and results on first access
 
 One pass rotates every head once. Its products within chunks, Grams, sums and spectra are made when
 the first reduction asks for them and are gone with the block, so nothing large - n x n, a profile
 of every head, rotated features of a layer - ever stands whole.
 
 Products of float32 features lose digits where large terms cancel in a variance - a mean that dwarfs
-the spread, dimensions that oppose each other. Such heads, and only they, are gone through in
-float64.
+the spread, dimensions that cancel. Such heads, and only they, are gone through in float64.
 
-Knows nothing about what is reduced.
+Knows nothing about reductions.
 """
 
 from __future__ import annotations
@@ -88,7 +86,7 @@ class Reduction(ABC):
         """
         return None
 
-    def written_out(self, inputs: AttentionInputs) -> Any:
+    def by_rows(self, inputs: AttentionInputs) -> Any:
         """Return the result of logits that are no dot product, from some rows at a time.
 
         Args:
@@ -119,7 +117,7 @@ class HeadBlock:
     tokens: Bool[Tensor, "key 1 token"]
     """Tokens whose keys take part."""
     counts: PairCounts
-    """Numbers of seen pairs, each [key, 1, ...]."""
+    """Numbers of seen pairs [key, 1, ...]."""
     window: int | None
 
     @cached_property
@@ -144,7 +142,7 @@ class HeadBlock:
 
     @cached_property
     def extras(self) -> dict[Any, Any]:
-        """Intermediate results of reductions, by a key of theirs; they live as long as the block."""
+        """Intermediate results of reductions, by their keys; they live as long as the block."""
         return {}
 
     def between(self, first: int, last: int | None) -> HeadBlock:
@@ -242,7 +240,7 @@ def reduced(
         known |= {
             reduction: made
             for reduction in missing
-            if (made := reduction.written_out(inputs)) is not None
+            if (made := reduction.by_rows(inputs)) is not None
         }
     missing = [reduction for reduction in missing if reduction not in known]
     if missing:
@@ -298,7 +296,7 @@ def head_blocks(
     inputs: AttentionInputs,
     rows: Bool[Tensor, "prompt token"] | None = None,
 ) -> Iterator[HeadBlock]:
-    """Yield all heads of all prompts, once each, in blocks that fit a kernel's memory.
+    """Yield all heads of all prompts once, in blocks that fit a kernel's memory.
 
     Args:
         inputs: A layer and a batch.

@@ -1,5 +1,4 @@
-"""Sums of a layer's logits, or of its attention weights, along diagonals, rows and columns, and of
-their squares.
+"""Sums of logits or attention weights along diagonals, rows and columns, and of squares.
 
 Logits that are a dot product, W_ij = scale q~_i . k~_j (rotated), are never written out: see
 causal_pairs and profiles, whose sums they share with whoever else asks in the same pass (heads).
@@ -7,7 +6,7 @@ Soft-capped logits, logits with a position bias and attention weights - the soft
 not bilinear: their rows are written out some at a time, in O(n^2 d) time (about that of the layer's
 own attention, several times over) and O(n) memory per row.
 
-Knows nothing about what the sums are for.
+Knows nothing about the use of the sums.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ class MapSums:
     """Sums of a map over the seen pairs of every head, float64."""
 
     lines: Axes
-    """Sums over diagonals, rows and columns, each [prompt, head, token]."""
+    """Sums over diagonals, rows and columns [prompt, head, token]."""
     square: Float[Tensor, "prompt head"]
 
 
@@ -50,7 +49,7 @@ def logit_sums(
     """
     if rows is None or inputs.is_bilinear:
         return reduced(inputs, [LogitSums()], rows)[0]
-    return _written_out(inputs, rows & inputs.valid, lambda logits: logits)
+    return _sums_by_rows(inputs, rows & inputs.valid, lambda logits: logits)
 
 
 def attention_sums(inputs: AttentionInputs) -> MapSums:
@@ -65,7 +64,7 @@ def attention_sums(inputs: AttentionInputs) -> MapSums:
         Sums along diagonals, rows and columns [prompt, head, token], and of squares [prompt, head],
         float64.
     """
-    return _written_out(inputs, inputs.valid, lambda logits: weights_of(logits, inputs.sinks))
+    return _sums_by_rows(inputs, inputs.valid, lambda logits: weights_of(logits, inputs.sinks))
 
 
 def row_blocks(
@@ -115,12 +114,12 @@ class LogitSums(Reduction):
             over_heads(whole, block, part * scale)
         over_heads(result.square, block, block.pairs.square * scale**2)
 
-    def written_out(self, inputs: AttentionInputs) -> MapSums:
+    def by_rows(self, inputs: AttentionInputs) -> MapSums:
         """Return the sums of any logits, from some rows at a time."""
-        return _written_out(inputs, inputs.valid, lambda logits: logits)
+        return _sums_by_rows(inputs, inputs.valid, lambda logits: logits)
 
 
-def _written_out(
+def _sums_by_rows(
     inputs: AttentionInputs, rows: Bool[Tensor, "prompt token"], finish: Callable[[Tensor], Tensor]
 ) -> MapSums:
     sums, done = LogitSums().start(inputs), 0
@@ -140,7 +139,7 @@ def _diagonals(
 ) -> Float[Tensor, "prompt head distance"]:
     """Return sums of the entries at every distance i - j >= 0, up to the last row's."""
     count, tokens = values.shape[-2:]
-    # Keys backwards, and each row cut from one long vector one place later: a diagonal becomes a
+    # Keys backwards, and every row cut from one long vector one place later: a diagonal becomes a
     # column.
     backwards = torch.nn.functional.pad(values.flip(-1), (0, count))
     skewed = backwards.flatten(-2)[..., : count * (tokens + count - 1)].unflatten(-1, (count, -1))

@@ -1,6 +1,7 @@
 """Whether copies of words get the positions of their sources (RePo app. C, fig. 6).
 
-    mirror    mean |z_copy - z_source| against mean |z_copy - z_other word|, and against |z_copy - z_same word elsewhere|
+    mirror    mean |z_copy - z_source| against mean |z_copy - z_other word|, and against |z_copy -
+              z_same word elsewhere|
 
 A position that depends on the word alone is the same for a copy and its source, but for the same
 word elsewhere too: the second tells a mirror from that. Knows nothing about tasks.
@@ -53,13 +54,13 @@ def mirror(
     places, copies = np.asarray(source), np.asarray(copy)
     distance = np.abs(z[copies][:, None] - z[places][None])
     same = named[copies][:, None] == named[places][None]
-    own = np.eye(len(places), dtype=bool)
+    itself = np.eye(len(places), dtype=bool)
     pairs = np.stack((z[copies], z[places]))
     varied = bool((np.ptp(pairs, axis=1) > 1e-9).all())
     return Mirror(
-        float(distance[own].mean()),
+        float(distance[itself].mean()),
         float(distance[~same].mean()) if (~same).any() else np.nan,
-        float(distance[same & ~own].mean()) if (same & ~own).any() else np.nan,
+        float(distance[same & ~itself].mean()) if (same & ~itself).any() else np.nan,
         float(np.corrcoef(pairs)[0, 1]) if varied else np.nan,
     )
 

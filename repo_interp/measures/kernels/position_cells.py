@@ -1,5 +1,6 @@
-"""The three-axis fit with its distance axis over learned positions, u = floor(z / width) a token's
-cell.
+"""Three-axis fit with its distance axis over cells of learned positions.
+
+The cell of a token is u = floor(z / width).
 
     W_ij ~ a[u_i - u_j] + b_i + c_j
 
@@ -10,12 +11,12 @@ conjugate gradients do.
 
 Binned as a difference of cells, a distance between positions makes everything a sum over cells.
 Tokens are cut into chunks: pairs within one are gone through; a row's pairs with earlier chunks
-need only how many keys each cell held before its chunk,
+need only the number of keys that a cell held before its chunk,
 
     sum_{j before chunk} a[u_i - u_j] = sum_m H_m a[u_i - m]
 
 (a convolution, read off at u_i; alike for columns and for the bins), and the sum of q_i . k_j over
-a bin only the sum of each cell's keys: q_i . K_m falls into bin u_i - m. A window takes away the
+a bin only the sum of a cell's keys: q_i . K_m falls into bin u_i - m. A window takes away the
 causal pairs with the keys delayed by it (seen_pairs). Cost per head: O(n (cells + chunk) d) for the
 sums of products, O(n chunk + n / chunk cells log cells), in time and memory, for those of the map.
 Knows nothing about how positions came about.
@@ -36,10 +37,10 @@ from repo_interp.measures.kernels.axis_fit import pearson
 from repo_interp.measures.kernels.causal_pairs import in_chunks
 from repo_interp.measures.kernels.logit_sums import MapSums, row_blocks
 from repo_interp.measures.kernels.seen_pairs import (
-    advanced,
-    delayed,
     fast_length,
     later,
+    shift_earlier,
+    shift_later,
     signed_keys,
 )
 from repo_interp.measures.kernels.solvers import conjugate_gradients
@@ -78,7 +79,7 @@ def position_correlation(
         )
     cell, within = _cells(inputs.head_positions, inputs.valid, width, most_cells)
     takes_part = inputs.valid[:, None] & within[..., None]
-    # Which heads are fitted, and how many cells each has: asked of the device once.
+    # The heads to fit and their numbers of cells: one copy from the device.
     fitted, most = torch.stack([within.long(), cell.amax(-1) + 1]).flatten(1).tolist()
     items = np.flatnonzero(fitted)
     correlation = torch.full(within.shape, torch.nan, dtype=torch.float64, device=cell.device)
@@ -101,7 +102,7 @@ def position_correlation(
                 some_queries, some_keys, pairs, inputs.window
             )
         else:
-            by_bin = _written_out(inputs, cell[prompt, head], prompt, head, pairs)
+            by_bin = _bins_by_rows(inputs, cell[prompt, head], prompt, head, pairs)
         some = [by_bin, sums.lines.query[prompt, head], sums.lines.key[prompt, head]]
         correlation[prompt, head] = _fit_correlation(
             torch.cat(some, -1), sums.square[prompt, head], pairs, ridge
@@ -148,7 +149,7 @@ def _fit_correlation(
     )
 
 
-def _written_out(
+def _bins_by_rows(
     inputs: AttentionInputs,
     cell: Int[Tensor, "item token"],
     prompt: Tensor,
@@ -183,17 +184,17 @@ class CellPairs:
     row_cell: Int[Tensor, "item chunk token"]
     key_cell: Int[Tensor, "item chunk token"]
     keys_before: Tensor
-    """Spectrum of how many keys each cell holds before a chunk [item, chunk, frequency]."""
+    """Spectrum of the number of keys in a cell before a chunk [item, chunk, frequency]."""
     rows_after: Tensor
     bin_within: Int[Tensor, "item pair"]
-    """Bin of each row and key of a chunk, seen or not."""
+    """Bins of the pairs of a chunk, seen or not."""
     seen_within: Float[Tensor, "item chunk row key"]
     row_counts: Float[Tensor, "item n"]
     key_counts: Float[Tensor, "item n"]
 
     @property
     def bins(self) -> int:
-        """Number of bins: differences of cells -(cells - 1) .. cells - 1 are at 0 .. 2 cells - 2."""
+        """Number of bins: a difference of d cells is at d + cells - 1."""
         return 2 * self.cells - 1
 
     def of_distance(self, a: Float[Tensor, "item bin"]) -> tuple[Tensor, Tensor]:
@@ -229,7 +230,7 @@ class CellPairs:
         sums = torch.zeros(len(b), self.bins, dtype=b.dtype, device=b.device)
         sums.scatter_add_(-1, self.bin_within, over_pairs.flatten(1))
         # Between chunks: sum_u sum_m (rows at u)(keys at m) falls into bin u - m, a
-        # cross-correlation over cells for each chunk; the spectra of all chunks are summed before
+        # cross-correlation over cells for every chunk; the spectra of all chunks are summed before
         # the one inverse transform.
         held_rows, held_keys = (
             self._spectrum(self.row_cell, rows),
@@ -246,7 +247,7 @@ class CellPairs:
     def _read(self, held: Tensor, a: Tensor, cell: Tensor) -> Float[Tensor, "item chunk token"]:
         """Return sum_m held_m a[u - m] at the cell u of every token."""
         # Bin u - m stands at u - m + cells - 1 in a, so the sum for cell u is entry u + cells - 1
-        # of the convolution. The transform is shorter than the whole convolution, but what wraps
+        # of the convolution. The transform is shorter than the convolution; the part that wraps
         # around ends up before entry cells - 1.
         length = _length(self.cells)
         spread = torch.fft.irfft(held * torch.fft.rfft(a, n=length)[:, None], n=length)
@@ -292,11 +293,11 @@ class BinnedPairs:
             count * values for count, values in zip(self.counts, (a, b, c), strict=True)
         )
         for sign, delay, pairs in self.parts:
-            delayed_c = delayed(c, delay, axis=-1)
+            delayed_c = shift_later(c, delay, axis=-1)
             by_bin = by_bin + sign * pairs.by_bin(b, delayed_c)
             rows, keys = pairs.of_distance(a)
             by_row = by_row + sign * (rows + delayed_c.cumsum(-1))
-            by_key = by_key + sign * advanced(keys + later(b, None), delay, axis=-1)
+            by_key = by_key + sign * shift_earlier(keys + later(b, None), delay, axis=-1)
         touched = self.counts[0] > 0
         return torch.where(touched, by_bin, 0), self.takes_part * by_row, self.takes_part * by_key
 
@@ -337,7 +338,7 @@ def binned_pairs(
     part = takes_part.to(torch.float64)
     parts = []
     for sign, delay, key_part in signed_keys(part[..., None], window):
-        pairs = _cell_pairs(cells, cell, part, delayed(cell, delay, axis=-1), key_part[..., 0])
+        pairs = _cell_pairs(cells, cell, part, shift_later(cell, delay, axis=-1), key_part[..., 0])
         parts.append((sign, delay, pairs))
     by_bin, by_row, by_key = (
         part.new_zeros(len(cell), 2 * cells - 1),
@@ -347,7 +348,7 @@ def binned_pairs(
     for sign, delay, pairs in parts:
         by_bin = by_bin + sign * pairs.by_bin(part, torch.zeros_like(part))
         by_row = by_row + sign * pairs.row_counts
-        by_key = by_key + sign * advanced(pairs.key_counts, delay, axis=-1)
+        by_key = by_key + sign * shift_earlier(pairs.key_counts, delay, axis=-1)
     return BinnedPairs(tuple(parts), part, (by_bin.round(), by_row, by_key))
 
 
@@ -407,7 +408,7 @@ def _causal_product_sums(
     row_cell, key_cell = (cell.flatten(1) for cell in (pairs.row_cell, pairs.key_cell))
     new = {"dtype": torch.float64, "device": queries.device}
     sums = torch.zeros(items, pairs.bins, **new)
-    # The cells of each item in one long axis.
+    # The cells of all items in one long axis.
     held = torch.zeros(items * cells, width, **new)
     first_cell = torch.arange(items, device=queries.device)[:, None] * cells
     every_cell = torch.arange(cells, device=queries.device)

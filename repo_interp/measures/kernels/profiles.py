@@ -10,7 +10,7 @@ Rotary component r is the pair of dimensions (r, r + d/2), so its profile by dis
 3) is the sum of two of these; the logits' is the sum of all, taken before the inverse transform.
 Always in float64: the error of a Fourier transform is absolute, and the longest distances have few
 pairs (float32 would leave 2e-4 there). Cost O(n d log n) per head; a few dimensions at a time, so
-that what is transformed stays in the processor's caches.
+that transforms stay in the processor's caches.
 
 Features are rotated already, and 0 where a token takes no part. Knows nothing of models or
 measures.

@@ -1,5 +1,4 @@
-"""Whether numbers rise or fall with their index: Spearman's rank correlation, and that of permuted
-numbers.
+"""Spearman's rank correlation of numbers with their index, and a permutation null.
 
     trend = corr(rank(z_i), i)        null: the 95 % quantile of |trend| over permutations of z
 

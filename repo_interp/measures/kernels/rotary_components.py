@@ -1,10 +1,12 @@
-"""The rotary components of causal logits: their profiles by distance, and the variance that each,
-and each band of them, accounts for.
+"""Rotary components of causal logits: profiles by distance and variance accounted for.
 
-    C_r(i, j) = q_ir k_jr + q_ir' k_jr'   (rotated; r' = r + d/2),   y = sum_r C_r,   Y = the sum of a band's
-    VAF = 100 (1 - var(y - C) / var(y)) = 100 (2 cov(C, y) - var(C)) / var(y)      C a component, or Y      (HoPE, eq. 5)
+    C_r(i, j) = q_ir k_jr + q_ir' k_jr'   (rotated; r' = r + d/2),   y = sum_r C_r,
+    Y = the sum of a band's components
+    VAF = 100 (1 - var(y - C) / var(y)) = 100 (2 cov(C, y) - var(C)) / var(y)
+            C a component, or Y      (HoPE, eq. 5)
     VAF as printed = 100 (1 - sum(y - C) / sum(y)) = 100 sum(C) / sum(y)
-    activated: pi / L < theta < 2 pi / L,   low: theta <= pi / L,   high: theta >= 2 pi / L       L: as `compared_length` (sec. 3.3.2)
+    activated: pi / L < theta < 2 pi / L,   low: theta <= pi / L,   high: theta >= 2 pi / L
+            L: as `compared_length` (sec. 3.3.2)
 
 The first VAF is the standard definition; the second is the formula in the paper: unbounded, and
 ill-conditioned where sum(y) is near 0. Both over seen pairs, or on curves over distances. Per cent.
@@ -38,17 +40,19 @@ class LayerComponents:
     """Components of one layer and one batch, float64, logits in units of q . k."""
 
     logits: Float[Tensor, "head distance"]
-    """Sum of the logits over prompts and seen pairs, without what the scheme adds to them."""
+    """Sum of the logits over prompts and seen pairs, without terms that the scheme adds."""
     components: Float[Tensor, "group component distance"]
-    """Sum of each component over prompts, seen pairs and the heads of a group: all heads, or each.
+    """Sum of components over prompts, seen pairs and the heads of a group: all heads, or one.
     """
     shares: Float[Tensor, "prompt head 4_components_and_3"]
     """`explained`, one after the other."""
 
     @property
     def explained(self) -> dict[str, Float[Tensor, "prompt head component"]]:
-        """VAF in per cent: `vaf`, `vaf_printed`, `vaf_curve`, `vaf_curve_printed`; and `vaf_band`
-        [prompt, head, band].
+        """Map names of VAF variables to per cent.
+
+        `vaf`, `vaf_printed`, `vaf_curve` and `vaf_curve_printed` are [prompt, head, component],
+        `vaf_band` is [prompt, head, band].
         """
         parts = self.shares.split([self.components.shape[1]] * len(_SHARES) + [len(BANDS)], -1)
         return dict(zip((*_SHARES, "vaf_band"), parts, strict=True))
@@ -59,10 +63,10 @@ class ComponentSums(Reduction):
     """Profiles and variance accounted for of every component: gives `LayerComponents`."""
 
     training_length: int
-    """In tokens: what parts the components into bands."""
+    """L in tokens, which divides the components into bands."""
     first_token: int = 0
     last_token: int | None = None
-    """Tokens `first_token` to `last_token` - 1 of each prompt take part."""
+    """Tokens `first_token` to `last_token` - 1 of a prompt take part."""
     of_each_head: bool = False
     """Whether a group is one head, or all heads."""
 
@@ -77,12 +81,10 @@ class ComponentSums(Reduction):
         )
 
     def ill_conditioned(self, inputs: AttentionInputs, block: HeadBlock) -> Tensor:
-        """Heads whose logits vary little beside the terms of their sum of squares, or beside their
-        components.
-        """
+        """Return the heads whose logits vary little beside their terms or their components."""
         some = block.between(self.first_token, self.last_token)
         return (
-            torch.maximum(some.pairs.magnitude, some.pairs.own_squares.sum(-1))
+            torch.maximum(some.pairs.magnitude, some.pairs.component_squares.sum(-1))
             > some.well_conditioned
         )
 
@@ -116,13 +118,13 @@ class Moments:
     variance: Float[Tensor, "... 1"]
     """Of y; 0 where y varies by rounding only."""
     of_part: Float[Tensor, "... part"]
-    """Variance of each part."""
+    """Variances of the parts."""
     with_whole: Float[Tensor, "... part"]
-    """Covariance of each part with y."""
+    """Covariances of the parts with y."""
 
     @property
     def variance_accounted(self) -> Float[Tensor, "... part"]:
-        """VAF of each part, in per cent: 0 for an empty one, 100 for all of y."""
+        """VAF of the parts, in per cent: 0 for an empty one, 100 for all of y."""
         return _share(2 * self.with_whole - self.of_part, self.variance)
 
 
@@ -131,18 +133,24 @@ def component_moments(
     totals: Float[Tensor, "key member component"],
     bands: Bool[Tensor, "band component"],
 ) -> Moments:
-    """Moments over the seen pairs of each head of a block: of every component, and then of the sum
-    of every band.
+    """Return moments over the seen pairs of every head of a block.
 
-    `totals` are the sums of each component over the pairs. In units of q . k squared; NaN where a
-    head sees none.
+    In units of q . k squared; NaN where a head sees no pair.
+
+    Args:
+        block: Heads of a layer.
+        totals: Sum of every component over the seen pairs, in units of q . k.
+        bands: Mask of the components that belong to every band.
+
+    Returns:
+        Moments whose last axis holds the components and, after them, the sums of the bands.
     """
     count, pairs = block.counts.total[..., None], block.pairs
     of_components = torch.stack([totals, pairs.with_logits]) / count
     member = once("member", lambda: bands.T.to(torch.float64), bands)
     mean, product = torch.cat([of_components, of_components @ member], -1).unbind(0)
     whole = totals.sum(-1, keepdim=True) / count
-    square = torch.cat([pairs.own_squares, pairs.squares_of(bands)], -1) / count
+    square = torch.cat([pairs.component_squares, pairs.squares_of(bands)], -1) / count
     return Moments(
         variance_of(pairs.square[..., None] / count, whole),
         square - mean**2,
@@ -153,8 +161,17 @@ def component_moments(
 def curve_moments(
     profiles: Float[Tensor, "key member component distance"], counts: PairCounts
 ) -> tuple[Moments, Float[Tensor, "key member component"]]:
-    """Moments of the components' mean curves, each distance with pairs counted once; and the sums
-    of the curves.
+    """Return moments of the mean curves of the components over distances.
+
+    Every distance that has a pair counts once.
+
+    Args:
+        profiles: Sum of every component over the seen pairs at a distance, in units of q . k.
+        counts: Numbers of seen pairs.
+
+    Returns:
+        The moments [key, member, component], and the sums of the curves over distances [key,
+        member, component].
     """
     curves, count = profiles * counts.shares, counts.distances
     whole = curves.sum(-2, keepdim=True)
@@ -169,9 +186,17 @@ def curve_moments(
 def pair_components(
     inputs: AttentionInputs, query: int, key: int
 ) -> Float[Tensor, "prompt head component"]:
-    """The components of one pair of tokens, in units of q . k.
+    """Return the components of one pair of tokens.
 
-    Float64; whether the pair is seen is not asked.
+    A pair outside the causal mask or the window has components too.
+
+    Args:
+        inputs: A layer and a batch.
+        query: Index of the query token.
+        key: Index of the key token.
+
+    Returns:
+        Components [prompt, head, component], float64, in units of q . k.
     """
     at_query = inputs.rotated_queries[:, :, query].double()
     at_key = expand_heads(inputs.rotated_keys, inputs.heads)[:, :, key].double()
@@ -181,7 +206,15 @@ def pair_components(
 def frequency_bands(
     frequencies: Float[Tensor, "*layer component"], length: int | Float[Tensor, "layer 1"]
 ) -> Bool[Tensor, "band *layer component"]:
-    """Whether each component is in each of `BANDS`, for an L in tokens. NaN is in no band."""
+    """Return the components of every band of `BANDS`.
+
+    Args:
+        frequencies: Radians per position; NaN is in no band.
+        length: L in tokens: the length that a layer compares, see `compared_length`.
+
+    Returns:
+        Mask [band, *layer, component], in the order of `BANDS`.
+    """
     lowest, highest = math.pi / length, 2 * math.pi / length
     activated = (frequencies > lowest) & (frequencies < highest)
     return torch.stack((activated, frequencies <= lowest, frequencies >= highest))
@@ -199,7 +232,14 @@ def _layer_bands(inputs: AttentionInputs, length: int) -> Bool[Tensor, "band com
 
 
 def layer_frequencies(inputs: AttentionInputs) -> Float[Tensor, "component"]:
-    """Frequencies by which the layer rotates, float64; NaN where the layer rotates nothing."""
+    """Return the frequencies by which a layer rotates.
+
+    Args:
+        inputs: A layer and a batch.
+
+    Returns:
+        Radians per position [component], float64; NaN where the layer rotates nothing.
+    """
     if inputs.frequencies is None or inputs.positions is None:
         return torch.full(
             (inputs.queries.shape[-1] // 2,),
@@ -218,9 +258,13 @@ def layer_frequencies(inputs: AttentionInputs) -> Float[Tensor, "component"]:
 def variance_accounted_as_printed(
     sums: Float[Tensor, "... component"],
 ) -> Float[Tensor, "... component"]:
-    """The printed formula, from sums or means of each component over the same pairs or distances.
+    """Return VAF by the formula that the paper prints.
 
-    Per cent.
+    Args:
+        sums: Sum or mean of every component over the same pairs or distances.
+
+    Returns:
+        Per cent per component; NaN where the components sum to 0 up to rounding.
     """
     return _share(sums, sums.sum(-1, keepdim=True))
 

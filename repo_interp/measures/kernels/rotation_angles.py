@@ -1,11 +1,11 @@
-"""How far positions really rotate each component: the angles theta_r |z_i - z_j| of seen pairs.
+"""Angles theta_r |z_i - z_j| by which positions rotate components, over seen pairs.
 
 With the index as position the angle grows with distance, whatever the text; learned positions
 decide it themselves, and may leave slow components all but unrotated.
 
 - histogram over fixed bins of the angle, per component, and sum of |z_i - z_j|: over all seen pairs
   while a prompt has at most `per_side` tokens, else over the grid of `per_side` queries x
-  `per_side` distances evenly spread over those there are, each prompt weighted by its number of
+  `per_side` distances evenly spread over those there are, every prompt weighted by its number of
   seen pairs
 - largest |z_i - z_j| of a seen pair: over all of them, from running extremes
 
@@ -45,10 +45,9 @@ PER_SIDE = 256
 
 @dataclass(frozen=True)
 class RotationAngles:
-    """Rotation angles of a layer, per row of positions (`any`: a head, a key-value head, or one for
-    all).
+    """Rotation angles of a layer per row of positions, float64.
 
-    Float64.
+    The axis `any` is a head, a key-value head, or one for all heads.
     """
 
     pairs: Float[Tensor, "any component angle"]
@@ -64,8 +63,19 @@ def rotation_angles(
     window: int | None = None,
     per_side: int = PER_SIDE,
 ) -> RotationAngles:
-    """Histogram of the angles over `EDGES`, and sums of position differences, over the seen pairs
-    of `tokens`.
+    """Return the histogram of rotation angles over seen pairs.
+
+    Args:
+        positions: Positions [prompt, any, token]; `any` is a head, a key-value head, or one for all
+            heads.
+        frequencies: Radians per position of every component.
+        tokens: Mask of the tokens that take part.
+        window: Tokens that a query sees, itself included; None: all earlier tokens.
+        per_side: Most queries, and most distances per query, that are sampled per prompt.
+
+    Returns:
+        Counts of pairs per component over `EDGES`, and sums of position differences, both over
+        prompts.
     """
     in_order, below, upto = once("edges", lambda: _edges(frequencies), frequencies)
     weights, unseen, tokens_of = once(
@@ -98,9 +108,7 @@ def rotation_angles(
 
 
 def _edges(frequencies: Float[Tensor, "component"]) -> tuple[Tensor, Tensor, Tensor]:
-    """Edges of the bins of all components in positions, in order; and where cells below and in each
-    bin [component, angle] end.
-    """
+    """Return sorted edges of all bins in positions, and the cells below and in every bin."""
     edges = (
         torch.tensor(EDGES[1:], dtype=torch.float64, device=frequencies.device)
         / frequencies.to(torch.float64).abs()[:, None]
@@ -117,9 +125,16 @@ def largest_difference(
     tokens: Bool[Tensor, "prompt token"],
     window: int | None = None,
 ) -> Float[Tensor, "prompt any"]:
-    """Largest |z_i - z_j| over the seen pairs of `tokens`, in positions.
+    """Return the largest |z_i - z_j| over all seen pairs.
 
-    Exact; -inf where there are none.
+    Args:
+        positions: Positions [prompt, any, token]; `any` is a head, a key-value head, or one for all
+            heads.
+        tokens: Mask of the tokens that take part.
+        window: Tokens that a query sees, itself included; None: all earlier tokens.
+
+    Returns:
+        Differences [prompt, any], in positions; -inf where no pair is seen.
     """
     return once(
         ("reach", window), lambda: _largest_difference(positions, tokens, window), positions, tokens
@@ -130,6 +145,7 @@ def _largest_difference(
     positions: Tensor, tokens: Tensor, window: int | None
 ) -> Float[Tensor, "prompt any"]:
     hidden = None if is_whole(tokens) else ~tokens[:, None]
+    # |z_i - z_j| is the larger of z_j - z_i and z_i - z_j: the running maxima of z and of -z.
     both = torch.stack([positions, -positions]).to(torch.float64)
     reach = (
         _running_maximum(both if hidden is None else both.masked_fill(hidden, -torch.inf), window)
@@ -141,15 +157,14 @@ def _largest_difference(
 def _running_maximum(
     values: Float[Tensor, "... token"], window: int | None
 ) -> Float[Tensor, "... token"]:
-    """Largest of each value and those before it in the window, by running maxima from both ends of
-    blocks.
-    """
+    """Return running maxima within the window, from both ends of blocks."""
     tokens = values.shape[-1]
     if window is None or window >= tokens:
         return values.cummax(-1).values
     padded = torch.nn.functional.pad(values, (0, -tokens % window), value=-torch.inf).unflatten(
         -1, (-1, window)
     )
+    # A window reaches over at most two blocks: the end of one and the beginning of the next.
     onward = padded.cummax(-1).values.flatten(-2)[..., :tokens]
     until = padded.flip(-1).cummax(-1).values.flip(-1).flatten(-2)[..., : tokens - window + 1]
     return torch.maximum(onward, torch.nn.functional.pad(until, (window - 1, 0), value=-torch.inf))
@@ -162,11 +177,13 @@ def _sampled_pairs(
     Bool[Tensor, "prompt 1 query distance"],
     Int[Tensor, "prompt 1 token"],
 ]:
-    """Weights of a grid of queries and distances, 0 where it holds no seen pair; where that is; and
-    its queries, then its keys.
+    """Return weights of a grid of queries and distances, the unseen pairs, and the tokens.
+
+    Weights are 0 where a cell holds no seen pair; tokens are the queries, then their keys.
     """
     length = tokens.shape[-1]
     indices = torch.arange(length, device=tokens.device)
+    # Valid tokens first, in order, whichever side the padding is on.
     in_order = torch.where(tokens, indices, length).sort(-1).values.clamp(max=length - 1)
     last = torch.where(tokens, indices, 0).amax(-1)
     reach = (last - in_order[:, 0] + 1).clamp(max=length if window is None else window)
@@ -177,6 +194,7 @@ def _sampled_pairs(
     seen = (key >= 0) & is_query[:, :, None] & is_distance[:, None, :]
     key = key.clamp_(min=0)
     seen &= tokens.gather(-1, key.flatten(1)).view_as(key)
+    # A prompt counts by its number of seen pairs, not by the number of sampled ones.
     weight = pair_counts(tokens, window).total / seen.sum((1, 2)).clamp(min=1)
     return (
         seen * weight[:, None, None],
@@ -188,9 +206,7 @@ def _sampled_pairs(
 def _evenly(
     counts: Int[Tensor, "prompt"], places: int, most: int
 ) -> tuple[Int[Tensor, "prompt place"], Bool[Tensor, "prompt place"]]:
-    """For every prompt 0 .. count-1, or `most` of them evenly spread where there are more; and
-    which places are used.
-    """
+    """Return up to `most` evenly spread numbers below every count, and the places in use."""
     place = torch.arange(places, device=counts.device)
     counts = counts[:, None]
     spread = (place * (counts - 1).clamp(min=0) + max(1, most - 1) // 2) // max(1, most - 1)

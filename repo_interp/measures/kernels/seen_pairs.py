@@ -23,34 +23,58 @@ from torch.utils.weak import WeakIdKeyDictionary
 from repo_interp.inputs import changes_of
 
 _made: WeakIdKeyDictionary = WeakIdKeyDictionary()
-"""By tensor, what was made of it and of others."""
+"""Results of `once` by name, per tensor."""
 
 
 def once(name: Hashable, make: Callable[[], Any], tensor: Tensor, *others: Tensor) -> Any:
-    """Return what `make` gives of some tensors, made once for as long as `tensor` is there and none
-    is changed.
+    """Return the result of `make`, computed once while the tensors stay unchanged.
 
-    All layers of a pass share its masks and, most often, their frequencies.
+    The result is kept for as long as `tensor` exists. All layers of a pass share its masks and,
+    mostly, their frequencies.
+
+    Args:
+        name: Key of the result among those of the same tensors.
+        make: Function of no arguments that computes the result.
+        tensor: Tensor that the result depends on.
+        *others: Further tensors that it depends on.
+
+    Returns:
+        The result of `make`, or the one kept.
     """
     made = cast("dict[Hashable, Any]", _made.setdefault(tensor, {}))
-    key = name, *((id(each), changes_of(each)) for each in (tensor, *others))
+    key = name, *((id(used), changes_of(used)) for used in (tensor, *others))
     if key not in made:
         # Others are kept, so that their ids stay theirs; `tensor` is not, so that it goes when
         # nobody else has it.
-        made[key] = make(), [each for each in others if each is not tensor]
+        made[key] = make(), [other for other in others if other is not tensor]
     return made[key][0]
 
 
 def is_whole(mask: Bool[Tensor, "*any"]) -> bool:
-    """Whether the mask holds everywhere; the device is waited for once per mask."""
+    """Return whether a mask holds everywhere.
+
+    Waits for the device once per mask.
+
+    Args:
+        mask: Mask of any shape.
+
+    Returns:
+        True if every entry is True.
+    """
     return once("whole", lambda: bool(mask.all()), mask)
 
 
 def extents(mask: Bool[Tensor, "prompt token"]) -> list[tuple[int, int, int]]:
-    """First token, last token + 1 and number of the tokens of every prompt; (0, 0, 0) where there
-    is none.
+    """Return where the tokens of every prompt begin and end.
 
-    Waits once per mask.
+    Waits for the device once per mask.
+
+    Args:
+        mask: Mask of the tokens.
+
+    Returns:
+        Per prompt the first token, the last token + 1, and the number of tokens; (0, 0, 0) for a
+        prompt without tokens.
     """
 
     def of_prompt(tokens: list[bool]) -> tuple[int, int, int]:
@@ -75,7 +99,7 @@ class PairCounts:
 
     @cached_property
     def shares(self) -> Float[Tensor, "... 1 distance"]:
-        """What each pair is of those at its distance; 0 where there is none."""
+        """1 / number of seen pairs at a distance; 0 where there is none."""
         return ((self.distance > 0) / self.distance.clamp(min=1))[..., None, :]
 
     @cached_property
@@ -84,7 +108,14 @@ class PairCounts:
         return (self.distance > 0).sum(-1, keepdim=True, dtype=torch.float64)
 
     def of(self, row: Int[Tensor, "*some"]) -> PairCounts:
-        """Those of some prompts."""
+        """Return the counts of some prompts.
+
+        Args:
+            row: Indices of the prompts in the batch.
+
+        Returns:
+            Counts with the axes of `row` in the place of the first axis.
+        """
         return PairCounts(
             *(part[row] for part in (self.query, self.key, self.distance, self.total))
         )
@@ -95,11 +126,15 @@ def pair_counts(
     window: int | None = None,
     queries: Bool[Tensor, "... token"] | None = None,
 ) -> PairCounts:
-    """How many seen pairs each query, each key and each distance i - j has, and how many there are.
+    """Count the seen pairs of every query, key and distance i - j, and of a prompt.
 
-    Exact.
+    Args:
+        keys: Mask of the keys that take part.
+        window: Tokens that a query sees, itself included; None: all earlier tokens.
+        queries: Mask of the queries that take part; None: that of the keys.
 
-    The masks say which tokens take part; `queries` None: those of the keys.
+    Returns:
+        Exact counts, float64, with the leading axes of the masks.
     """
     if queries is None or queries is keys:
         return once(("pairs", window), lambda: _pair_counts(keys, window, keys), keys)
@@ -123,23 +158,46 @@ def _pair_counts(keys: Tensor, window: int | None, queries: Tensor) -> PairCount
 
 
 def earlier(values: Float[Tensor, "... token"], window: int | None) -> Float[Tensor, "... token"]:
-    """Sum of the last `window` entries up to each."""
+    """Sum the `window` entries up to and including every entry.
+
+    Args:
+        values: Entries along the last axis.
+        window: Number of entries in a sum; None: all up to the entry.
+
+    Returns:
+        Sums of the shape of `values`.
+    """
     sums = values.cumsum(-1)
     if window is None or window >= values.shape[-1]:
         return sums
-    return sums - delayed(sums, window, axis=-1)
+    return sums - shift_later(sums, window, axis=-1)
 
 
 def later(values: Float[Tensor, "... token"], window: int | None) -> Float[Tensor, "... token"]:
-    """Sum of the next `window` entries from each on."""
+    """Sum the `window` entries from every entry on.
+
+    Args:
+        values: Entries along the last axis.
+        window: Number of entries in a sum; None: all from the entry on.
+
+    Returns:
+        Sums of the shape of `values`.
+    """
     sums = values.flip(-1).cumsum(-1).flip(-1)
     if window is None or window >= values.shape[-1]:
         return sums
-    return sums - advanced(sums, window, axis=-1)
+    return sums - shift_earlier(sums, window, axis=-1)
 
 
 def fast_length(least: int) -> int:
-    """A length of Fourier transforms of at least `least` entries that are fast."""
+    """Return a length for which Fourier transforms are fast.
+
+    Args:
+        least: Least number of entries.
+
+    Returns:
+        The smallest fast length of real transforms that is at least `least`.
+    """
     length = next_fast_len(least, real=True)
     assert length is not None
     return length
@@ -148,24 +206,50 @@ def fast_length(least: int) -> int:
 def signed_keys(
     keys: Float[Tensor, "... token d_head"], window: int | None
 ) -> Iterator[tuple[int, int, Float[Tensor, "... token d_head"]]]:
-    """(sign, delay, keys delayed by it): their causal pairs, added with the signs, are the pairs in
-    the window.
+    """Split the pairs in a window into causal pairs with signs.
+
+    The causal pairs of the yielded keys, added with their signs, are the pairs in the window.
+
+    Args:
+        keys: Keys along the axis `token`.
+        window: Tokens that a query sees, itself included; None: all earlier tokens.
+
+    Yields:
+        Sign, delay in tokens, and the keys delayed by it.
     """
     yield 1, 0, keys
     if window is not None and window < keys.shape[-2]:
-        yield -1, window, delayed(keys, window, axis=-2)
+        yield -1, window, shift_later(keys, window, axis=-2)
 
 
-def delayed(values: Tensor, by: int, axis: int) -> Tensor:
-    """`values` moved `by` places towards the end of `axis`; zeros come in."""
+def shift_later(values: Tensor, by: int, axis: int) -> Tensor:
+    """Move entries towards the end of an axis; zeros come in.
+
+    Args:
+        values: Entries.
+        by: Places to move by, at most the size of the axis.
+        axis: Axis to move along.
+
+    Returns:
+        A new tensor of the shape of `values`.
+    """
     rest = values.shape[axis] - by
     moved = torch.zeros_like(values)
     moved.narrow(axis, by, rest).copy_(values.narrow(axis, 0, rest))
     return moved
 
 
-def advanced(values: Tensor, by: int, axis: int) -> Tensor:
-    """`values` moved `by` places towards the start of `axis`; zeros come in."""
+def shift_earlier(values: Tensor, by: int, axis: int) -> Tensor:
+    """Move entries towards the start of an axis; zeros come in.
+
+    Args:
+        values: Entries.
+        by: Places to move by, at most the size of the axis.
+        axis: Axis to move along.
+
+    Returns:
+        A new tensor of the shape of `values`.
+    """
     rest = values.shape[axis] - by
     moved = torch.zeros_like(values)
     moved.narrow(axis, 0, rest).copy_(values.narrow(axis, by, rest))

@@ -1,9 +1,8 @@
-"""Segments of a prompt as the places where they begin, shuffled layouts to compare with, and how a
-row of numbers follows them.
+"""Edges of segments, shuffled layouts to compare with, and scores of how rows follow them.
 
     edges e_1 < ... < e_k of n tokens: token e_m begins segment m; segment 0 begins at token 0
     eta^2 = sum_s n_s (mean_s - mean)^2 / sum_i (z_i - mean)^2
-    F1 of the k largest |z_i - z_{i-1}| against k edges, each matched to at most one within the
+    F1 of the k largest |z_i - z_{i-1}| against k edges, matched one to one within the
     tolerance
 
 A shuffled layout has the segments in random order, and then all edges moved by one random number of
@@ -43,8 +42,16 @@ INSIDE, STARTS = "segments.", ".starts"
 def segment_edges(
     spans: Spans, kind: str, row: int
 ) -> tuple[Int[Tensor, "member"], Int[Tensor, "edge"]]:
-    """Tokens of prompt `row` that lie in segments of `kind`, and of these the numbers of those that
-    begin one, without the first.
+    """Return the tokens of a prompt in segments of a kind, and the edges between segments.
+
+    Args:
+        spans: Masks of the batch, with those of segments.
+        kind: Kind of segments, such as "lines".
+        row: Index of the prompt in the batch.
+
+    Returns:
+        Indices of the tokens that lie in segments; and the places in that list where a segment
+        begins, 0 left out. Both are empty where the spans lack the kind.
     """
     inside = spans.get(INSIDE + kind)
     starts = spans.get(INSIDE + kind + STARTS)
@@ -59,7 +66,17 @@ def segment_edges(
 def shuffled_edges(
     edges: Int[Tensor, "edge"], tokens: int, draws: int, random: np.random.Generator
 ) -> Int[Tensor, "draw edge"]:
-    """Edges of `draws` shuffled layouts of the same `tokens`, ascending."""
+    """Draw shuffled layouts of segments.
+
+    Args:
+        edges: Edges of the true layout, ascending.
+        tokens: Number of tokens in all segments.
+        draws: Number of layouts.
+        random: Source of random numbers.
+
+    Returns:
+        Edges [draw, edge], ascending, on the device of `edges`.
+    """
     lengths = np.diff(edges.cpu().numpy(), prepend=0, append=tokens)
     orders = np.stack([random.permutation(lengths) for _ in range(draws)])
     moved = random.integers(1 - orders[:, 0], orders[:, -1])
@@ -67,13 +84,30 @@ def shuffled_edges(
 
 
 def generator(seed: int, prompt: int, kind: str = "") -> np.random.Generator:
-    """Random numbers of one prompt and kind, the same in whatever batch it stands."""
+    """Return the random numbers of one prompt and kind, in whichever batch the prompt stands.
+
+    Args:
+        seed: Seed of the measure.
+        prompt: Number of the prompt in the run.
+        kind: Kind of segments; empty: none.
+
+    Returns:
+        A generator seeded by all three.
+    """
     return np.random.default_rng([seed, prompt, *kind.encode()])
 
 
 def chance(drawn: Tensor, observed: Tensor) -> Tensor:
-    """Share of draws at least as high as `observed`, (1 + such draws) / (1 + draws), over axis 0 of
-    `drawn`; NaN where `observed` is.
+    """Return the share of draws that are at least as high as an observation.
+
+        (1 + such draws) / (1 + draws)
+
+    Args:
+        drawn: Draws along axis 0.
+        observed: Observations, of the shape of one draw.
+
+    Returns:
+        Shares of the shape of `observed`, float64; NaN where `observed` is NaN.
     """
     at_least = (drawn >= observed - 1e-12).sum(0).double()
     return ((1 + at_least) / (1 + drawn.shape[0])).masked_fill(observed.isnan(), torch.nan)
@@ -82,8 +116,15 @@ def chance(drawn: Tensor, observed: Tensor) -> Tensor:
 def variance_between(
     values: Float[Tensor, "row token"], edges: Int[Tensor, "draw edge"]
 ) -> Float[Tensor, "draw row"]:
-    """eta^2 of every row for every layout of segments, from 0 to 1, float64; NaN where a row varies
-    by rounding only.
+    """Return eta^2 of every row for every layout of segments.
+
+    Args:
+        values: Rows of numbers.
+        edges: Edges of the layouts, ascending.
+
+    Returns:
+        Shares of variance from 0 to 1 [draw, row], float64; NaN where a row varies by rounding
+        only.
     """
     rows, tokens = values.shape
     draws = edges.shape[0]
@@ -100,8 +141,15 @@ def variance_between(
 def largest_jumps(
     values: Float[Tensor, "row token"], count: int, orders: Int[Tensor, "draw step"]
 ) -> Int[Tensor, "draw row edge"]:
-    """Tokens behind the `count` largest steps of every row, ascending; of equal steps those that
-    come first in each of `orders`.
+    """Return the tokens behind the largest steps of every row.
+
+    Args:
+        values: Rows of numbers.
+        count: Number of steps to take per row.
+        orders: Orders of the steps; of equal steps, the first in an order comes first.
+
+    Returns:
+        Tokens [draw, row, edge], ascending.
     """
     steps = values.double().diff(dim=-1).abs()
     jumps = []
@@ -112,20 +160,33 @@ def largest_jumps(
 
 
 def has_ties(values: Float[Tensor, "row token"], count: int) -> bool:
-    """Whether in some row more than `count` steps could be the `count` largest."""
+    """Return whether ties leave open which steps of a row are the largest.
+
+    Args:
+        values: Rows of numbers.
+        count: Number of steps to take per row.
+
+    Returns:
+        True if in some row the steps of ranks `count` and `count` + 1 are equal.
+    """
     steps = values.double().diff(dim=-1).abs().sort(dim=-1, descending=True).values
     return count < steps.shape[-1] and bool((steps[:, count - 1] == steps[:, count]).any())
 
 
-def matched(
+def match_share(
     jumps: Int[Tensor, "... edge"], edges: Int[Tensor, "... edge"], tolerance: int
 ) -> Float[Tensor, "..."]:
-    """Share of `edges` that have a partner in `jumps` within `tolerance` tokens, none of them two;
-    both ascending.
+    """Return the share of edges with a jump nearby, one jump per edge at most.
 
-    Float64.
+    The largest number of pairs, found by going along both lists at once. Leading axes broadcast.
 
-    The largest number of pairs, found by going along both lists at once; leading axes broadcast.
+    Args:
+        jumps: Tokens of jumps, ascending.
+        edges: Tokens of edges, ascending, as many as jumps.
+        tolerance: Largest distance of a pair, in tokens.
+
+    Returns:
+        Shares from 0 to 1, float64.
     """
     jumps, edges = torch.broadcast_tensors(jumps, edges)
     count = edges.shape[-1]

@@ -1,5 +1,6 @@
-"""The two solvers of the fit by three axes (Position Generalization, eq. 2, 7 and 8): exact and
-banded, and conjugate gradients.
+"""Solvers of the three-axis fit: a banded direct one, and conjugate gradients.
+
+Position Generalization, eq. 2, 7 and 8.
 
 **A causal triangle**, exactly, in O(n):
 
@@ -16,15 +17,16 @@ Every coupling is triangular, so the differences of consecutive equations (a: t 
 minus t-1, c: t minus t+1) couple only neighbours and t with n-1-t. Ordered by min(t, n-1-t) that is
 a banded system: its LU has about 26 n entries and serves every head of every layer. Three
 directions leave the fit as it is - the gauges (1, -1, 0), (1, 0, -1), (t, -t, t) - and the ridge
-solution has no part in them: it is what remains after they are projected out, which also removes
-their rounding errors, amplified by 1 / ridge in any solve. An accelerator has no banded LU worth
-its launches: there the system is cut into parts with six unknowns between them, dense blocks of a
-size that n hardly changes.
+solution has no part in them: it remains after they are projected out, which also removes their
+rounding errors, amplified by 1 / ridge in any solve. An accelerator has no banded LU worth its
+launches: there the system is cut into parts with six unknowns between them, dense blocks of a size
+that n hardly changes.
 
 **Any other set of pairs**, by conjugate gradients, diagonally preconditioned, for (A + ridge) x =
 s:
 
-    z = r / (diag A + ridge),  p <- z + (r.z / r'.z') p,  x <- x + (r.z / p.A p) p,  r <- r - (r.z / p.A p) A p
+    z = r / (diag A + ridge),  p <- z + (r.z / r'.z') p,
+    x <- x + (r.z / p.A p) p,  r <- r - (r.z / p.A p) A p
 
 A is positive semi-definite and its null space is known. Nothing of the exact s or x lies in it, but
 rounding does, and would come back divided by the ridge: it is projected out of both. A is only ever
@@ -48,9 +50,7 @@ from torch import Tensor
 
 
 class Axes(NamedTuple):
-    """The three axes of a fit, or three arrays with one entry per distance, per query and per
-    key.
-    """
+    """Three axes of a fit, or three arrays per distance, per query and per key."""
 
     distance: Float[Tensor, "... n"]
     query: Float[Tensor, "... n"]
@@ -58,12 +58,20 @@ class Axes(NamedTuple):
 
 
 def fit_triangle(sums: Axes, ridge: float) -> Axes:
-    """Axes of the ridge fit, from the sums of W over each diagonal, row and column of a triangle of
-    n tokens.
+    """Return the axes of the ridge fit of a causal triangle of n tokens.
 
-    `sums` are float64 of one shape [..., n], in units of W; so are the axes, on the same device.
-    What depends on n alone is factored on the CPU and kept for the lengths met last. Raises
-    ValueError unless `ridge` is positive: without it the axes are not determined.
+    The factorization depends on n alone; it is computed on the CPU and kept for the lengths used
+    last.
+
+    Args:
+        sums: Sums of W over every diagonal, row and column [..., n], float64.
+        ridge: Weight of the squared axes.
+
+    Returns:
+        Axes of the shapes of `sums`, float64, in units of W, on the same device.
+
+    Raises:
+        ValueError: `ridge` is not positive, so that the axes are not determined.
     """
     if not ridge > 0:
         raise ValueError(f"ridge must be positive, got {ridge}")
@@ -89,9 +97,7 @@ def _solve_banded(sums: np.ndarray, ridge: float) -> Float[Tensor, "unknown colu
 
 
 class Dissection(NamedTuple):
-    """The same system in parts with six unknowns between them, as dense blocks: a few products
-    solve it on an accelerator.
-    """
+    """The system in dense parts with six unknowns between them, for an accelerator."""
 
     places: Int[Tensor, "entry"]
     """Unknowns, part by part; the last six of a part stand between it and the next."""
@@ -105,8 +111,13 @@ class Dissection(NamedTuple):
     between: Float[Tensor, "between any"]
 
     def solve(self, sums: Float[Tensor, "unknown column"]) -> Float[Tensor, "unknown column"]:
-        """Axes [3 n, columns] of sums [3 n, columns]; what is left is solved again, twice: inverses
-        lose digits.
+        """Solve the system, with two rounds of refinement, since inverses lose digits.
+
+        Args:
+            sums: Right-hand sides [3 n, column].
+
+        Returns:
+            Axes [3 n, column].
         """
         padded = torch.nn.functional.pad(sums, (0, 0, 0, 1))
         known = (padded[self.places] - padded[self.neighbours]).unflatten(0, self.rows.shape[:2])
@@ -139,9 +150,18 @@ def _windows(
 
 @lru_cache(maxsize=8)
 def dissect(tokens: int, ridge: float, device: torch.device) -> Dissection:
-    """The system of a triangle of `tokens` for `device`."""
+    """Factor the system of a causal triangle for an accelerator.
+
+    Args:
+        tokens: Number of tokens n.
+        ridge: Weight of the squared axes.
+        device: Device of the result.
+
+    Returns:
+        The system as dense blocks.
+    """
     system, order = _ordered(tokens, ridge)
-    # Parts for which their inverses and that of what is between them cost the same.
+    # Parts whose inverses cost as much as the inverse of the unknowns between them.
     size, known = 6 * max(2, round((tokens**2 / 4) ** 0.2)), 3 * tokens
     parts = -(-known // size)
     # Six columns of zeros on either side, and ones on the diagonal where the last part is not full.
@@ -163,8 +183,8 @@ def dissect(tokens: int, ridge: float, device: torch.device) -> Dissection:
     from_ends = inverse @ torch.cat([rows[:, :inner, :6], rows[:, :inner, size : size + 6]], -1)
     ends = torch.zeros(parts, 12, inner, dtype=rows.dtype)
     ends[1:, :6, :6], ends[:, 6:] = rows[:-1, inner:, size + 6 :], rows[:, inner:, 6:size]
-    # Of both ends of every part, the six before it and the six behind it, in the order of what is
-    # between parts.
+    # Of both ends of every part, the six before it and the six behind it, in the order of
+    # the unknowns between parts.
     place = torch.eye(6 * parts, dtype=rows.dtype)
     place = _windows(place, 6, 6, 12, after=0).flatten(0, 1).T
     schur = (
@@ -185,8 +205,9 @@ def dissect(tokens: int, ridge: float, device: torch.device) -> Dissection:
 
 
 def _neighbours(tokens: int) -> np.ndarray:
-    """The equation that each is differenced with: a and c with the next, b with the last; those at
-    the ends with none, 3 n.
+    """Return the equation subtracted from every equation; 3 n for those at the ends.
+
+    For a and c it is the next equation, for b the previous one.
     """
     steps = np.arange(tokens)
     neighbours = np.concatenate([steps + 1, tokens + steps - 1, 2 * tokens + steps + 1])
@@ -201,9 +222,7 @@ def _factorize(tokens: int, ridge: float) -> tuple[SuperLU, np.ndarray]:
 
 
 def _ordered(tokens: int, ridge: float) -> tuple[sparse.csc_array, np.ndarray]:
-    """The differenced system, six entries wide on either side of its diagonal, and the order of its
-    unknowns.
-    """
+    """Return the differenced system of bandwidth six, and the order of its unknowns."""
     steps = np.arange(tokens)
     # Differencing turns a triangular block of ones into the identity (`same`), or into the identity
     # read backwards (`mirrored`, where the coupling runs up to n-1-t); the diagonal block n_t +
@@ -221,7 +240,7 @@ def _ordered(tokens: int, ridge: float) -> tuple[sparse.csc_array, np.ndarray]:
         [same, to_previous @ growing, same],
         [mirrored, same, to_next @ shrinking],
     ]
-    # t beside n-1-t, and the three axes of one t beside each other: every entry is then near the
+    # t beside n-1-t, and the three axes of one t side by side: every entry is then near the
     # diagonal, and LU fills in nothing.
     folded = np.minimum(steps, steps[::-1])
     order = np.lexsort((np.tile(steps, 3), np.tile(folded, 3)))
@@ -244,7 +263,16 @@ MOST_STEPS = 2000
 
 
 def steps_at_once(device: torch.device) -> int:
-    """Steps between two questions whether all have converged, which wait for an accelerator."""
+    """Return the number of solver steps between two convergence checks.
+
+    A check waits for an accelerator.
+
+    Args:
+        device: Device of the solver.
+
+    Returns:
+        1 on a CPU, else 16.
+    """
     return 1 if device.type == "cpu" else 16
 
 
@@ -256,12 +284,24 @@ def conjugate_gradients(
     ridge: float,
     tolerance: float,
 ) -> Float[Tensor, "... unknown"]:
-    """Solution of every system along the last axis; leading axes of A's `diagonal` and `null_space`
-    broadcast.
+    """Solve (A + ridge) x = s for every system along the last axis.
 
     Stops when the residual, in the preconditioner's norm, is below `tolerance` times that of `sums`
-    in every system. An unknown that A does not touch (diagonal 0) stays 0. Raises ArithmeticError
-    after `MOST_STEPS` steps.
+    in every system. An unknown that A does not touch (diagonal 0) stays 0.
+
+    Args:
+        apply: Function that multiplies A with vectors [..., unknown].
+        sums: Right-hand sides.
+        diagonal: Diagonal of A; leading axes broadcast.
+        null_space: Directions that A maps to 0; leading axes broadcast.
+        ridge: Number that is added to the diagonal of A.
+        tolerance: Largest residual, as a share of that of `sums`.
+
+    Returns:
+        Solutions of the shape of `sums`, without a part in the null space.
+
+    Raises:
+        ArithmeticError: Not converged after `MOST_STEPS` steps.
     """
     touched = diagonal > 0
     null_space = _orthonormal(torch.where(touched[..., None], null_space, 0))
@@ -294,9 +334,7 @@ def conjugate_gradients(
 def _orthonormal(
     directions: Float[Tensor, "... unknown direction"],
 ) -> Float[Tensor, "... unknown direction"]:
-    """An orthonormal basis of what the directions span; columns of zeros where they depend on each
-    other.
-    """
+    """Return an orthonormal basis of the directions; zeros for dependent columns."""
     scaled = directions / directions.norm(dim=-2, keepdim=True).clamp(
         min=torch.finfo(directions.dtype).tiny
     )

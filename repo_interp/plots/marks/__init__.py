@@ -1,5 +1,4 @@
-"""What every view is made of: charts, looks of schemes and spans, axes, legends, small array
-helpers, tables.
+"""The parts of all views: charts, looks, axes, legends, array helpers, tables.
 
 Knows arrays and axes.
 """
@@ -18,7 +17,7 @@ from repo_interp.plots.marks.arrays import (
     ranked_heads,
 )
 from repo_interp.plots.marks.beside import Dots, Lines, Maps, charts_of, name_columns
-from repo_interp.plots.marks.chart import Chart, Drawing, Own
+from repo_interp.plots.marks.chart import Chart, CustomFigure, Drawing
 from repo_interp.plots.marks.drawing import (
     bare,
     colour_bar,

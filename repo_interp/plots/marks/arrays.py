@@ -1,10 +1,11 @@
-"""Reductions of labelled and plain arrays that several views share: means without NaN, means over
-prompts, heads in order, ranges of axes.
+"""Reductions of arrays that several views share.
+
+Means without NaN, means over prompts, heads in order, ranges of axes.
 
     focused range: [min kept - m, max kept + m],  m = 0.05 (max kept - min kept), or 1 where all are equal (the RePo authors' demo)
     kept = values in [Q1 - 1.5 IQR, Q3 + 1.5 IQR]        quartiles interpolated linearly, IQR = Q3 - Q1
 
-Fewer than six values: no range is suggested. Knows nothing about what the arrays hold.
+Fewer than six values: no range is suggested. Knows no measure.
 """
 
 from __future__ import annotations
@@ -32,19 +33,31 @@ FEWEST = 6
 
 
 def nanmean(values: np.ndarray, axis: int | tuple[int, ...] | None = None) -> np.ndarray:
-    """Mean without NaN; NaN, and no warning, where there is nothing else."""
+    """Average without NaN, and without a warning where all values are NaN.
+
+    Args:
+        values: Numbers of any shape.
+        axis: Axes to reduce; None: all.
+
+    Returns:
+        The means; NaN where there is no other value.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)
         return np.nanmean(values, axis=axis)
 
 
 def over_prompts(values: xr.DataArray) -> xr.DataArray:
-    """`values` as the mean over their prompts; NaN where no prompt has a value.
+    """Average over the axis `prompt`, if there is one.
 
-    As they are where they have no prompts.
+    The attribute `MEAN` of the result tells how many prompts were averaged, so that no reader takes
+    it for the value of one prompt. A single prompt gets no such attribute.
 
-    The attribute `MEAN` of a mean of several prompts tells how many, so that no reader takes it for
-    a value of one prompt.
+    Args:
+        values: Array with or without an axis `prompt`.
+
+    Returns:
+        The mean, NaN where no prompt has a value; `values` themselves if they have no prompts.
     """
     if "prompt" not in values.dims:
         return values
@@ -53,6 +66,7 @@ def over_prompts(values: xr.DataArray) -> xr.DataArray:
     means = moved.isel(prompt=0, drop=True).copy(data=nanmean(numbers, axis=0))
     counts = np.isfinite(numbers).sum(axis=0)
     known = counts[counts > 0]
+    # A single prompt has a value, not a mean.
     if len(numbers) < 2 or not known.size:
         return means
     low, high = int(known.min()), int(known.max())
@@ -61,7 +75,14 @@ def over_prompts(values: xr.DataArray) -> xr.DataArray:
 
 
 def heads_of(values: xr.Dataset | xr.DataArray) -> list[tuple[int, int]]:
-    """All heads (layer, head) of `values`, by their labels, layer by layer."""
+    """List all heads of an array, layer by layer.
+
+    Args:
+        values: Array or dataset with the coordinates `layer` and `head`.
+
+    Returns:
+        Labels (layer, head).
+    """
     return [
         (int(layer), int(head))
         for layer in values["layer"].values
@@ -70,7 +91,14 @@ def heads_of(values: xr.Dataset | xr.DataArray) -> list[tuple[int, int]]:
 
 
 def heads_where(chosen: xr.DataArray) -> list[tuple[int, int]]:
-    """The heads for which `chosen` [layer, head] holds, in the order of `heads_of`."""
+    """List the heads for which a condition holds, in the order of `heads_of`.
+
+    Args:
+        chosen: Booleans [layer, head].
+
+    Returns:
+        Labels (layer, head).
+    """
     return [
         head
         for head, holds in zip(
@@ -81,8 +109,13 @@ def heads_where(chosen: xr.DataArray) -> list[tuple[int, int]]:
 
 
 def ranked_heads(means: xr.DataArray) -> list[tuple[int, int]]:
-    """Heads from the largest to the smallest of `means` [layer, head]; NaN are left out, ties in
-    the order of `heads_of`.
+    """Sort heads from the largest value to the smallest.
+
+    Args:
+        means: Numbers [layer, head]; heads with NaN are left out.
+
+    Returns:
+        Labels (layer, head); ties in the order of `heads_of`.
     """
     heads, values = heads_of(means), means.transpose("layer", "head").values.ravel()
     return [
@@ -91,8 +124,14 @@ def ranked_heads(means: xr.DataArray) -> list[tuple[int, int]]:
 
 
 def digits_of(values: Any, digits: int = 6) -> list[float | None]:
-    """`values`, flattened, with so many significant digits as JSON takes them; None for what is not
-    finite.
+    """Flatten numbers and round them for JSON.
+
+    Args:
+        values: Numbers of any shape.
+        digits: Significant digits to keep.
+
+    Returns:
+        The rounded numbers; None for NaN and infinities.
     """
     return [
         json_number(value, digits) for value in np.asarray(values, dtype=float).ravel().tolist()
@@ -100,16 +139,25 @@ def digits_of(values: Any, digits: int = 6) -> list[float | None]:
 
 
 def nested_digits(values: np.ndarray) -> list:
-    """The numbers of `values` as `digits_of` gives them, in lists as deep as the array has axes."""
+    """Round the numbers of an array for JSON, as `digits_of` does.
+
+    Args:
+        values: Array of any number of axes.
+
+    Returns:
+        Lists as deep as the array has axes.
+    """
     return digits_of(values) if values.ndim < 2 else [nested_digits(part) for part in values]
 
 
 def focused_range(values: ArrayLike) -> tuple[float, float] | None:
-    """Limits of the axis without outliers, in the unit of `values` (any shape).
+    """Compute the limits of an axis that leaves outliers out.
 
-    None for fewer than six finite values.
+    Args:
+        values: Numbers of any shape; NaN and infinities are ignored.
 
-    NaN and infinite values are ignored.
+    Returns:
+        Lower and upper limit in the unit of `values`; None for fewer than six finite values.
     """
     numbers = np.asarray(values, dtype=np.float64).ravel()
     numbers = numbers[np.isfinite(numbers)]
@@ -120,9 +168,13 @@ def focused_range(values: ArrayLike) -> tuple[float, float] | None:
 
 
 def global_range(values: ArrayLike) -> tuple[float, float] | None:
-    """Limits that show every finite value, with the same margin.
+    """Compute the limits of an axis that shows every finite value.
 
-    None where there is no finite value.
+    Args:
+        values: Numbers of any shape; NaN and infinities are ignored.
+
+    Returns:
+        Lower and upper limit in the unit of `values`; None if no value is finite.
     """
     numbers = np.asarray(values, dtype=np.float64).ravel()
     numbers = numbers[np.isfinite(numbers)]
@@ -130,15 +182,27 @@ def global_range(values: ArrayLike) -> tuple[float, float] | None:
 
 
 def fences(numbers: np.ndarray) -> tuple[float, float]:
-    """Q1 - 1.5 IQR and Q3 + 1.5 IQR: a value outside is an outlier."""
+    """Compute Q1 - 1.5 IQR and Q3 + 1.5 IQR; values outside are outliers.
+
+    Args:
+        numbers: Finite numbers, at least one.
+
+    Returns:
+        Lower and upper fence.
+    """
     first, third = np.percentile(numbers, [25, 75])
     reach = FENCE * (third - first)
     return float(first - reach), float(third + reach)
 
 
 def with_margin(numbers: np.ndarray) -> tuple[float, float]:
-    """Smallest and largest of `numbers`, 5 % of their spread further out; 1 where they are all
-    equal.
+    """Widen the range of some numbers by 5 % of their spread at either end.
+
+    Args:
+        numbers: Finite numbers, at least one.
+
+    Returns:
+        Lower and upper limit; 1 away from the value if all numbers are equal.
     """
     low, high = float(numbers.min()), float(numbers.max())
     margin = MARGIN * (high - low) if high > low else 1.0

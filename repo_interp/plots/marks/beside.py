@@ -1,4 +1,4 @@
-"""One variable of several runs in one figure, by one rule from its own axes.
+"""One variable of several runs in one figure, by one rule from its axes.
 
     mean over prompts first; then, by the axes other than `run`,
       layer, head                    `maps`, and their difference                steps: also `lines` over the training step, one per head
@@ -6,8 +6,8 @@
       names (span, pattern, kind)    `dots`, all layers and heads together       steps: `lines`, one per name; of a name, one per head
       numbers (distance, component)  `lines`, one per run, a panel per layer
 
-    maps   [run, row, column]   one per run with one colour scale, and the difference of each to the first run
-    lines  [run, x, ...]        mean over all that has no axis of its own; band: its middle half
+    maps   [run, row, column]   one per run with one colour scale, and their differences to the first run
+    lines  [run, x, ...]        mean over all other axes; band: its middle half
     dots   [run, names, ...]    the same for every name
 
 Knows shapes and looks; knows no measure.
@@ -60,6 +60,8 @@ NAMES = 16
 LOG_ABOVE, LOG_BELOW = 50.0, 1e5
 """Ratios of the largest to the smallest value, all positive, between which a scale is logarithmic.
 """
+MOST_DOUBLED = 20
+"""Places along an axis up to which it may be logarithmic, with a tick at each."""
 ALIKE = 8.0
 """Largest over smallest range of panels up to which they share an axis."""
 LINE = 0.8
@@ -70,11 +72,18 @@ _LINES = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#804020", "#4B2BD6", "#56
 def charts_of(
     name: str, array: xr.DataArray, runs: Runs, live: bool = False
 ) -> Iterator["Lines | Dots | Maps"]:
-    """The charts of `array` [run, ...] by the rule of the module; their names begin with `name`.
+    """Choose charts for an array of several runs, by the rule of the module.
 
     A coordinate `error` is drawn as bars.
 
-    Nothing where no rule fits, or fewer than two of several runs have a value.
+    Args:
+        name: Start of the charts' names.
+        array: Floats [run, ...].
+        runs: Names, titles and looks of the runs.
+        live: Passed on to the charts.
+
+    Returns:
+        The charts; none if no rule fits, or if fewer than two of several runs have a value.
     """
     if array.dtype.kind != "f" or len(runs_with_values(array)) < min(2, len(runs.names)):
         return
@@ -189,8 +198,9 @@ def _named(values: xr.DataArray, axis: Hashable, label: Any) -> xr.DataArray:
 def _over_steps(
     values: xr.DataArray, runs: Runs, suffix: str
 ) -> Iterator[tuple[str, "Lines | Dots | Maps", str]]:
-    """`values` [run, layer, head] of the steps of a training: a line per head, their mean where
-    heads are more than colours.
+    """Chart `values` [run, layer, head] over training steps.
+
+    A line is a head, or their mean if there are more heads than colours.
     """
     if runs.steps is not None:
         few = values.sizes["head"] <= len(_LINES)
@@ -200,8 +210,9 @@ def _over_steps(
 
 @dataclass(frozen=True)
 class Maps(Drawing):
-    """`values` [run, row, column] as maps with one colour scale, and their differences to the first
-    run with another.
+    """Maps of `values` [run, row, column] on one scale, and differences to the first run.
+
+    Differences have another scale.
 
     Two runs and their difference share a row; of more runs the differences are a second row. All
     runs are drawn where there is room, also those that have no value. `detail`: a line below the
@@ -285,8 +296,9 @@ class Maps(Drawing):
 
 @dataclass(frozen=True)
 class Lines(Drawing):
-    """`values` [run, x, ...] as one line per label of `line`: the mean over all that has no axis,
-    with a band of its middle half.
+    """One line per label of `line` of `values` [run, x, ...].
+
+    A line is the mean over all axes without a role; its band is the middle half.
 
     `x`: an axis of numbers; "run": the training step. `line` None: a single line. `panel`: an axis
     with one panel per label; None: one.
@@ -372,7 +384,7 @@ class Lines(Drawing):
                 ax.xaxis.set_major_locator(MaxNLocator(5, integer=True))
             if (
                 x != "run"
-                and 1 < len(places) <= 10
+                and 1 < len(places) <= MOST_DOUBLED
                 and places.min() > 0
                 and places.max() / places.min() >= 4
             ):
@@ -403,8 +415,9 @@ class Lines(Drawing):
 
 @dataclass(frozen=True)
 class Dots(Drawing):
-    """`values` [run, axis, ...] with names on `axis` as one dot per run and name, the mean over all
-    else; a line: the middle half.
+    """One dot per run and name of `values` [run, axis, ...], with names on `axis`.
+
+    A dot is the mean over all other axes; a line is the middle half.
     """
 
     values: xr.DataArray
@@ -484,7 +497,15 @@ class Dots(Drawing):
 
 
 def names_along(values: xr.DataArray, axis: Hashable) -> list[str]:
-    """The names on `axis` that have any value, in reading order, at most `NAMES`."""
+    """List the names along an axis that have a finite value.
+
+    Args:
+        values: Array with the axis.
+        axis: Axis of names; spans come in reading order.
+
+    Returns:
+        At most `NAMES` names.
+    """
     names = [
         str(name)
         for name in values[axis].values
@@ -497,14 +518,26 @@ def names_along(values: xr.DataArray, axis: Hashable) -> list[str]:
 
 
 def name_figure(figure: PaperFigure, title: str, detail: str) -> None:
-    """Write `title`, and below it `detail`, above `figure`."""
+    """Write a title and a line of detail above a figure.
+
+    Args:
+        figure: Figure to write on.
+        title: Title; its first letter becomes a capital.
+        detail: Line below the title; "" writes none.
+    """
     text = title[:1].upper() + title[1:]
     figure.suptitle(f"{text}\n{detail}" if detail else text, x=0.01, ha="left")
 
 
 def name_columns(axes: Sequence[Axes], columns: int, label: str) -> None:
-    """Write `label` below the lowest of `axes` in every one of `columns`, under which there may be
-    places without a panel.
+    """Label the x axis below the lowest panel of every column.
+
+    The last row may have fewer panels than columns.
+
+    Args:
+        axes: Panels, row by row.
+        columns: Panels in a row.
+        label: Label of the x axis.
     """
     for lowest in axes[-columns:]:
         lowest.set_xlabel(label)
@@ -512,7 +545,14 @@ def name_columns(axes: Sequence[Axes], columns: int, label: str) -> None:
 
 
 def is_logarithmic(data: np.ndarray) -> bool:
-    """Whether values, all positive, spread so far that a scale of them is logarithmic."""
+    """Tell whether values spread so far that their scale is logarithmic.
+
+    Args:
+        data: Numbers of any shape; NaN and infinities are ignored.
+
+    Returns:
+        True if all are positive and largest / smallest lies between `LOG_ABOVE` and `LOG_BELOW`.
+    """
     finite = data[np.isfinite(data)]
     return bool(
         finite.size and finite.min() > 0 and LOG_ABOVE < finite.max() / finite.min() < LOG_BELOW
@@ -522,8 +562,9 @@ def is_logarithmic(data: np.ndarray) -> bool:
 def _looks(
     values: xr.DataArray, runs: Runs, line: Hashable | None
 ) -> dict[str | None, Mapping[str, Any]]:
-    """What every line looks like: runs as they always do, spans and patterns in their colours,
-    darkened to be read as lines.
+    """Choose the looks of lines.
+
+    Runs keep theirs; spans and patterns have their colours, darkened to be read as lines.
     """
     if line == "run":
         return {str(name): runs.looks[str(name)] for name in values["run"].values}
@@ -578,7 +619,7 @@ def _quartiles(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _averaged_over(values: xr.DataArray, *apart: Hashable | None) -> str:
-    """What a line and its band are: "mean and middle half over 4 layers of 4 heads"."""
+    """Describe a line and its band: "mean and middle half over 4 layers of 4 heads"."""
     rest = [
         f"{values.sizes[dim]} {dim}s"
         for dim in ("layer", "head")

@@ -1,10 +1,10 @@
-"""Charts: what a view gives of a run.
+"""Charts: the parts of a view.
 
 A chart is a labelled array with all that the figure and the page need.
 
 Heads    a number per layer and head             Grid     cells of two axes, panels side by side
-Names    a name per layer and head               Lines, Dots    the means over all that has no axis of its own
-Own      a figure that no axis describes         those of `head_charts`: on the page, of the head that is chosen there
+Names    a name per layer and head               Lines, Dots    the means over all other axes
+CustomFigure  a figure that no axis describes         those of `head_charts`: on the page, of the head that is chosen there
 """
 
 from __future__ import annotations
@@ -24,7 +24,11 @@ class Chart:
     """
 
     def data(self) -> dict[str, Any] | None:
-        """Return the chart as JSON for the scripts of the page; None for one that is a picture."""
+        """Return the chart as JSON for the scripts of the page.
+
+        Returns:
+            The data; None for a chart that the page shows as a picture.
+        """
         return None
 
 
@@ -34,7 +38,7 @@ class Drawing(Chart, ABC):
     name: str
     """The name of the figure's file; "" for a chart of the page alone."""
     caption: str = ""
-    """A sentence for the page, where the name does not say what is drawn."""
+    """A sentence for the page, where the name does not describe the figure."""
     live: bool = False
     """Whether the page shows this content as a map or chart, so that it needs no picture."""
 
@@ -44,7 +48,7 @@ class Drawing(Chart, ABC):
 
 
 @dataclass(frozen=True)
-class Own(Drawing):
+class CustomFigure(Drawing):
     """A figure that `draw` makes when it is asked for."""
 
     name: str

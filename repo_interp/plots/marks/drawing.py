@@ -1,7 +1,8 @@
-"""Marks that several figures share: shaded spans, the ribbon of their parts, swatches of schemes,
-thinned lines, and token labels.
+r"""Marks that several figures share.
 
-    " the" -> "␣the"   newline -> "↵"   tab -> "⇥"   nothing -> "∅"   invisible or missing glyph -> "\\u200b"
+Shaded spans, the ribbon of their parts, swatches of schemes, thinned lines, and token labels.
+
+    " the" -> "␣the"   newline -> "↵"   tab -> "⇥"   nothing -> "∅"   invisible or missing glyph -> "\u200b"
 
 Knows axes and arrays; knows nothing about runs.
 """
@@ -50,8 +51,12 @@ _VISIBLE = {" ": "␣", "\n": "↵", "\t": "⇥", "\r": "␍"}
 
 
 def shade_spans(ax: Axes, spans: Mapping[str, Sequence[int]], names: Sequence[str]) -> None:
-    """Shade the tokens of each top-level span of `spans` over the height of `ax`; `names`: all span
-    names, which fix the colours.
+    """Shade the tokens of every top-level span over the height of the axes.
+
+    Args:
+        ax: Axes to draw on.
+        spans: Tokens of the spans by name, as indices.
+        names: All span names of the figure; they fix the colours.
     """
     colours = span_colours(names)
     for name, tokens in spans.items():
@@ -65,10 +70,17 @@ def shade_spans(ax: Axes, spans: Mapping[str, Sequence[int]], names: Sequence[st
 
 
 def part_ribbon(ax: Axes, spans: Mapping[str, Sequence[int]], names: Sequence[str]) -> list[str]:
-    """A ribbon along the top of `ax` with the deepest parts of spans ("needle.1.key") in shades of
-    their parent.
+    """Draw the deepest parts of spans ("needle.1.key") as a ribbon along the top.
 
-    Returns their names.
+    Parts have shades of the colour of their parent.
+
+    Args:
+        ax: Axes to draw on.
+        spans: Tokens of the spans by name, as indices.
+        names: All span names of the figure; they fix the colours.
+
+    Returns:
+        Names of the parts that were drawn.
     """
     colours = span_colours(names)
     parts = [
@@ -90,7 +102,15 @@ def part_ribbon(ax: Axes, spans: Mapping[str, Sequence[int]], names: Sequence[st
 
 
 def span_handles(spans: Iterable[str], names: Sequence[str]) -> list[Patch]:
-    """Legend entries of spans: shaded as on the axes, solid for parts."""
+    """Make legend entries of spans: shaded as on the axes, solid for parts.
+
+    Args:
+        spans: Names to list.
+        names: All span names of the figure; they fix the colours.
+
+    Returns:
+        One patch per span.
+    """
     colours = span_colours(names)
     return [
         Patch(facecolor=colours[name], alpha=1.0 if "." in name else SHADE, label=name)
@@ -99,7 +119,15 @@ def span_handles(spans: Iterable[str], names: Sequence[str]) -> list[Patch]:
 
 
 def scheme_handles(schemes: Iterable[str], marker: str = "s") -> list[Line2D]:
-    """Legend entries of position schemes, each once."""
+    """Make legend entries of position schemes, without repeats.
+
+    Args:
+        schemes: Schemes, possibly repeated.
+        marker: Marker of matplotlib.
+
+    Returns:
+        One entry per scheme.
+    """
     return [
         Line2D(
             [],
@@ -117,10 +145,12 @@ def scheme_handles(schemes: Iterable[str], marker: str = "s") -> list[Line2D]:
 def legend_below(
     figure: Figure, handles: Sequence[Patch | Line2D], length: float | None = None
 ) -> None:
-    """Legend entries below everything else in `figure`: in one row, or in as few as its width
-    allows.
+    """Put a legend below everything else, in as few rows as the width allows.
 
-    `length`: of their marks, in sizes of the font, where it is not the usual one.
+    Args:
+        figure: Figure to write on.
+        handles: Legend entries.
+        length: Length of the entries' marks in font sizes; None: matplotlib's.
     """
     if handles:
         more = (
@@ -130,6 +160,7 @@ def legend_below(
             * mpl.rcParams["legend.fontsize"]
             / 72
         )
+        # Widths are estimated by letters: measuring them would need a drawn figure.
         needed = sum(
             LEGEND_ENTRY + more + LEGEND_LETTER * len(legible(str(handle.get_label())))
             for handle in handles
@@ -152,8 +183,17 @@ def colour_bar(
     label: str = "",
     **options: Any,
 ) -> Colorbar:
-    """A colour bar of `image` beside `axes` without a frame; `options` go to matplotlib's
-    `colorbar`.
+    """Draw a colour bar without a frame beside some axes.
+
+    Args:
+        figure: Figure or subfigure of the axes.
+        image: Image or collection with the colour map.
+        axes: Axes that give the bar its space.
+        label: Label of the bar.
+        **options: Passed to matplotlib's `colorbar`.
+
+    Returns:
+        The colour bar.
     """
     bar = figure.colorbar(image, ax=axes, label=label, **options)
     cast(Any, bar.outline).set_visible(False)
@@ -168,11 +208,18 @@ def panels(
     width: float | None = None,
     **options: Any,
 ) -> tuple[PaperFigure, list[Axes]]:
-    """A figure of `count` panels, at most `columns` in a row, of `height` inches with `around`
-    inches besides; places left over are empty.
+    """Make a figure of panels, row by row; places left over are empty.
 
-    `width`: inches; None: the width of a page, of a single panel that of a column. `options` go to
-    matplotlib's `subplots`.
+    Args:
+        count: Number of panels.
+        columns: Most panels in a row.
+        height: Height of a row in inches.
+        around: Inches that are added to the height of all rows.
+        width: Width in inches; None: the width of a page, or of a column if rows have one panel.
+        **options: Passed to matplotlib's `subplots`.
+
+    Returns:
+        The figure and the axes of its panels.
     """
     columns = min(columns, count)
     rows = -(-count // columns)
@@ -185,13 +232,24 @@ def panels(
 
 
 def bare(ax: Axes) -> None:
-    """Take the frame of `ax` and the marks of its ticks away, as around a map."""
+    """Remove the frame of the axes and the marks of their ticks, as around a map.
+
+    Args:
+        ax: Axes to draw on.
+    """
     ax.spines[:].set_visible(False)
     ax.tick_params(which="both", length=0)
 
 
 def say(ax: Axes, text: str, place: float | None = None, colour: str = "#8A8A8A") -> None:
-    """Write on `ax` that something is not there: upright at `place` along x, or in the middle."""
+    """Write that something is not there.
+
+    Args:
+        ax: Axes to draw on.
+        text: Text to write.
+        place: x of text that is written upright; None: in the middle of the axes.
+        colour: Colour of the text.
+    """
     along = ax.transAxes if place is None else ax.get_xaxis_transform()
     look: Any = {
         "ha": "center",
@@ -210,8 +268,15 @@ def note(
     size: float,
     **look: Any,
 ) -> None:
-    """Write `text` on `ax` at `offset` from `point`, in points of the paper, with letters of
-    `size`; centred vertically.
+    """Write a text beside a point, centred vertically.
+
+    Args:
+        ax: Axes to draw on.
+        text: Text to write.
+        point: x and y of the point, in data coordinates.
+        offset: Distance from the point, in points of the paper.
+        size: Size of the letters, in points.
+        **look: Passed to matplotlib's `annotate`.
     """
     ax.annotate(
         text,
@@ -224,7 +289,14 @@ def note(
 
 
 def length_axis(ax: Axes, lengths: np.ndarray, training_length: float, label: str) -> None:
-    """Lengths that double along x, each named, with a dotted line at the training length."""
+    """Make x an axis of lengths that double, with a line at the training length.
+
+    Args:
+        ax: Axes to draw on.
+        lengths: Lengths in tokens, all of which are named.
+        training_length: Length in tokens; a dotted line marks it.
+        label: Label of the axis.
+    """
     training_line(ax, training_length)
     double_axis(ax, lengths)
     ax.set_xlabel(label)
@@ -232,7 +304,12 @@ def length_axis(ax: Axes, lengths: np.ndarray, training_length: float, label: st
 
 
 def training_line(ax: Axes, training_length: float) -> None:
-    """A dotted line at the training length on the axis x."""
+    """Draw a dotted vertical line at the training length.
+
+    Args:
+        ax: Axes to draw on.
+        training_length: Length in tokens.
+    """
     ax.axvline(
         float(training_length),
         color="#222222",
@@ -243,15 +320,24 @@ def training_line(ax: Axes, training_length: float) -> None:
 
 
 def double_axis(ax: Axes, lengths: np.ndarray) -> None:
-    """Make x an axis that doubles, with every one of `lengths` named."""
+    """Make x an axis that doubles, and name all lengths on it.
+
+    Args:
+        ax: Axes to draw on.
+        lengths: Positive lengths.
+    """
     ax.set_xscale("log", base=2)
     ax.set_xticks(lengths, [f"{length:,.12g}" for length in lengths])
     ax.minorticks_off()
 
 
 def scheme_swatches(ax: Axes, schemes: Mapping[int, str], axis: Literal["x", "y"]) -> None:
-    """A bar beside every layer of `axis` ("x" or "y"), whose unit steps are layers, in the colour
-    of its scheme; none where that is "".
+    """Draw a bar in the colour of its scheme beside every layer of an axis.
+
+    Args:
+        ax: Axes to draw on.
+        schemes: Scheme by place along the axis; "" draws no bar.
+        axis: Axis whose unit steps are layers.
     """
     along = ax.get_yaxis_transform() if axis == "y" else ax.get_xaxis_transform()
     aside = offset_copy(
@@ -276,14 +362,26 @@ def scheme_swatches(ax: Axes, schemes: Mapping[int, str], axis: Literal["x", "y"
 
 
 def sparse_ticks(labels: Sized, most: int) -> list[int]:
-    """Places of at most `most` tick labels, evenly spread over `labels`, the first among them."""
+    """Choose evenly spread tick labels, the first among them.
+
+    Args:
+        labels: Labels, or anything with a length.
+        most: Largest number of ticks.
+
+    Returns:
+        Indices of the chosen labels.
+    """
     step = max(1, -(-len(labels) // most))
     return list(range(0, len(labels), step))
 
 
 def name_ticks(axis: Axis, labels: Iterable[Any], most: int) -> None:
-    """Name the places 0, 1, ... of `axis` by `labels`: at most `most` of them, evenly spread, the
-    first among them.
+    """Name the places 0, 1, ... of an axis by evenly spread labels.
+
+    Args:
+        axis: `ax.xaxis` or `ax.yaxis`.
+        labels: Label of every place.
+        most: Largest number of labels to write; the first is among them.
     """
     labels = list(labels)
     places = sparse_ticks(labels, most)
@@ -298,16 +396,22 @@ def label_tokens(
     ink: Callable[[int], str] = lambda token: "#333333",
     shown: str = "token index and {}",
 ) -> None:
-    """Name the axis of tokens of `ax`, and write at most `most` texts upright below it: those
-    `ranked` first, each in its ink.
+    """Label an axis of tokens with indices and upright texts.
 
-    Without texts the axis has indices alone. `shown`: the label with texts, {} for what they are.
+    Args:
+        ax: Axes to draw on.
+        tokens: Texts of the tokens; None: the axis has indices alone.
+        ranked: Tokens to name, the most important first.
+        most: Largest number of texts.
+        ink: Colour of the text of a token.
+        shown: Label of the axis if it has texts; {} stands for the kind of texts.
     """
     ax.locator_params(axis="x", nbins=10, integer=True)
     ax.set_xlabel("token index")
     if tokens is None or tokens.texts is None:
         return
     ax.set_xlabel(shown.format(tokens.texts_are))
+    # matplotlib would drop the minor ticks at the places of major ones.
     ax.xaxis.remove_overlapping_locs = False
     places = thin(ranked, max(1.0, tokens.count / most))
     ax.set_xticks(places, [token_label(tokens.text(token)) for token in places], minor=True)
@@ -317,8 +421,14 @@ def label_tokens(
 
 
 def write_cells(ax: Axes, values: np.ndarray, pattern: str, inks: np.ndarray, size: float) -> None:
-    """Write finite `values` [row, column] by the format `pattern` into the cells of an image on
-    `ax`, each in its ink; no frame.
+    """Write numbers into the cells of an image, without a frame.
+
+    Args:
+        ax: Axes to draw on.
+        values: Numbers [row, column]; only finite ones are written.
+        pattern: Format of a number, such as ".3g".
+        inks: Colour of the text of every cell.
+        size: Size of the letters, in points.
     """
     for row, column in np.argwhere(np.isfinite(values)):
         text = format(values[row, column], pattern).replace("-0.000", "0.000")
@@ -327,11 +437,16 @@ def write_cells(ax: Axes, values: np.ndarray, pattern: str, inks: np.ndarray, si
 
 
 def envelope(values: np.ndarray, bins: int) -> np.ndarray:
-    """Indices of the values to draw so that a line of `bins` pixels looks the same: all, or the
-    extremes of each bin.
+    """Choose the values of a long line that keep its looks.
 
-    Ascending.
+    Args:
+        values: Numbers [x].
+        bins: Width of the line in pixels.
+
+    Returns:
+        Ascending indices: all of them for a short line, else the extremes within every bin.
     """
+    # A bin may keep two values, so a line this short has nothing to drop.
     if values.size <= 2 * bins:
         return np.arange(values.size)
     shown: set[int] = {0, values.size - 1}
@@ -347,8 +462,12 @@ def envelope(values: np.ndarray, bins: int) -> np.ndarray:
 
 
 def plain_decades(axis: Axis) -> None:
-    """Plain numbers - 0.1, 1,000 - at the major ticks of a logarithmic axis, none at the minor
-    ones.
+    """Write plain numbers (0.1, 1,000) at the major ticks of a logarithmic axis.
+
+    Minor ticks get no label.
+
+    Args:
+        axis: `ax.xaxis` or `ax.yaxis`.
     """
     axis.set_major_formatter(
         FuncFormatter(lambda value, _: f"{value:,.12g}".replace("-", "\N{MINUS SIGN}"))
@@ -371,12 +490,27 @@ def signed_decades(ax: Axes, name: Literal["x", "y"], linear: float) -> None:
 
 
 def counted(count: int, thing: str) -> str:
-    """ "1 prompt", "2,000 prompts"."""
+    """Write a count with its noun: "1 prompt", "2,000 prompts".
+
+    Args:
+        count: Number of things.
+        thing: Noun in the singular.
+
+    Returns:
+        The text.
+    """
     return f"{count:,} {thing}" if count == 1 else f"{count:,} {thing}s"
 
 
 def number(value: float) -> str:
-    """A number as a label: three significant digits, no exponent between 0.0001 and 100,000."""
+    """Write a number as a label, with three significant digits.
+
+    Args:
+        value: Number to write.
+
+    Returns:
+        Text without an exponent if the number lies between 0.0001 and 100,000.
+    """
     if value == 0 or not np.isfinite(value):
         return "0" if value == 0 else "–"
     size = abs(value)
@@ -387,8 +521,14 @@ def number(value: float) -> str:
 
 
 def token_label(text: str, longest: int = LONGEST) -> str:
-    """`text` as a label for a figure: one line, every character visible in the current fonts, at
-    most `longest` characters.
+    """Write the text of a token as a label for a figure.
+
+    Args:
+        text: Text of the token.
+        longest: Largest number of characters.
+
+    Returns:
+        One line, in which the current fonts can draw all characters.
     """
     label = "".join(_visible(character) for character in text) or "∅"
     return label if len(label) <= longest else label[: longest - 1] + "…"
@@ -404,10 +544,14 @@ def _visible(character: str) -> str:
 
 
 def thin(candidates: Iterable[int], gap: float) -> list[int]:
-    """Those of `candidates`, ranked from the first, that stay at least `gap` apart from all chosen
-    before.
+    """Choose candidates that stay apart from all that were chosen before.
 
-    Ascending.
+    Args:
+        candidates: Indices, the most important first.
+        gap: Smallest distance between two chosen indices.
+
+    Returns:
+        Ascending indices.
     """
     chosen: list[int] = []
     for candidate in candidates:
@@ -417,8 +561,13 @@ def thin(candidates: Iterable[int], gap: float) -> list[int]:
 
 
 def contiguous(indices: Sequence[int]) -> list[tuple[int, int]]:
-    """Stretches of neighbouring indices as (first, last), both inside: (3, 4, 5, 9) -> (3, 5), (9,
-    9).
+    """Group neighbouring indices: (3, 4, 5, 9) -> (3, 5), (9, 9).
+
+    Args:
+        indices: Ascending indices.
+
+    Returns:
+        The first and the last index of every stretch.
     """
     stretches: list[tuple[int, int]] = []
     for index in sorted(indices):

@@ -1,5 +1,6 @@
-"""A sentence about a run: a number that passed its threshold or its null, and where its reader
-finds it confirmed.
+"""A sentence about a run, with the place where its reader finds it confirmed.
+
+It states a number that passed its threshold or its null.
 """
 
 from __future__ import annotations
@@ -52,12 +53,20 @@ class Finding:
 
 
 def heads_named(heads: Sequence[tuple[int, int]], most: int = 4, per_layer: int = 0) -> str:
-    """Heads as text: "L0 H0-H3", "L0 H1, L2 H0 and 7 more"; "L3" where a layer has `per_layer`
-    heads and all are among them.
+    """Write heads as text: "L0 H0-H3", or "L0 H1, L2 H0 and 7 more".
+
+    Args:
+        heads: Labels (layer, head).
+        most: Largest number of entries; neighbouring heads of a layer are one entry.
+        per_layer: Heads in a layer; a layer whose heads are all listed becomes "L3". 0: unknown.
+
+    Returns:
+        The text.
     """
     runs = []
+    # Neighbouring heads of a layer share the difference of number and rank.
     for _, some in groupby(
-        enumerate(sorted(heads)), key=lambda each: (each[1][0], each[1][1] - each[0])
+        enumerate(sorted(heads)), key=lambda pair: (pair[1][0], pair[1][1] - pair[0])
     ):
         run = [head for _, head in some]
         of_layer = (
@@ -78,5 +87,12 @@ def over(values: xr.Dataset | xr.DataArray) -> str:
 
 
 def percent(share: float) -> str:
-    """A share as whole percent."""
+    """Write a share as whole percent.
+
+    Args:
+        share: Share from 0 to 1.
+
+    Returns:
+        The text.
+    """
     return f"{100 * share:.0f} %"

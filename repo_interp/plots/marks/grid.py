@@ -1,6 +1,6 @@
 """Cells of two axes: a map on given axes, and panels of maps side by side on one colour scale.
 
-Knows nothing about what cells hold.
+Knows no measure.
 """
 
 from __future__ import annotations
@@ -47,8 +47,9 @@ FEW, CLIPPED = 1024, 99.5
 
 @dataclass(frozen=True)
 class Grid(Drawing):
-    """Panels of cells by their titles, each [row, column]; values are written into the cells by the
-    format `pattern`.
+    """Panels of cells [row, column] by their titles.
+
+    Values are written into the cells by the format `pattern`.
     """
 
     name: str
@@ -60,7 +61,7 @@ class Grid(Drawing):
     looks: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """The same of single panels."""
     shown: Mapping[str, np.ndarray] = field(default_factory=dict)
-    """What the colours of a panel stand for, where that is not its values."""
+    """Numbers that the colours of a panel stand for, if not its values."""
     bar: Mapping[str, Any] | None = None
     """Options of matplotlib's `colorbar`; None: no bar."""
     chosen: tuple[int, int] | None = None
@@ -119,12 +120,21 @@ def draw_cells(
     most: int = 16,
     size: float = 5.6,
 ) -> AxesImage:
-    """Draw `values` [row, column] on `ax` by `look`, a colour map and a scale, with at most `most`
-    labels along an axis.
+    """Draw an array as an image with labels along its axes.
 
-    `shown`: what colours stand for, where that is not the values; `pattern`: the format of numbers
-    in the cells, of `size` points; "" writes none. Swatches name the schemes of layers. Returns the
-    image, for its colour bar.
+    Swatches show the schemes of layers if rows are layers.
+
+    Args:
+        ax: Axes to draw on.
+        values: Numbers [row, column].
+        look: Options of the image, such as its colour map and scale.
+        pattern: Format of the numbers in the cells; "" writes none.
+        shown: Numbers that the colours stand for; None: `values`.
+        most: Largest number of labels along an axis.
+        size: Size of the numbers, in points.
+
+    Returns:
+        The image, for its colour bar.
     """
     row, column = map(str, values.dims)
     numbers = values.values.astype(float)
@@ -135,6 +145,7 @@ def draw_cells(
         name_ticks(axis, map(_label, values[dim].values.tolist()), most)
         axis.set_label_text(axis_label(values, dim))
     if pattern:
+        # Perceived lightness of a cell decides between black and white text.
         lightness = np.asarray(image.to_rgba(shown))[..., :3] @ (0.3, 0.59, 0.11)
         write_cells(ax, numbers, pattern, np.where(lightness > 0.5, "black", "white"), size)
     bare(ax)
@@ -154,8 +165,14 @@ def _label(value: Any) -> str:
 
 
 def scale(data: np.ndarray) -> tuple[str, Normalize]:
-    """The colour map for `data` and its ends: diverging from 0 for values of both signs, else from
-    0 or the smallest.
+    """Choose a colour map and its ends for some numbers.
+
+    Args:
+        data: Numbers of any shape.
+
+    Returns:
+        The colour map, and a scale that diverges from 0 for values of both signs and else starts at
+        0 or the smallest value.
     """
     finite = data[np.isfinite(data)]
     low, high = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 1.0)
@@ -165,14 +182,28 @@ def scale(data: np.ndarray) -> tuple[str, Normalize]:
 
 
 def reach(finite: np.ndarray) -> float:
-    """Where a scale around 0 ends: at the largest size, of many values at all but the very
-    largest.
+    """Choose the end of a scale around 0.
+
+    Args:
+        finite: Finite numbers.
+
+    Returns:
+        The largest absolute value; of many values, without the very largest.
     """
     sizes = np.abs(finite)
     largest = sizes.max(initial=0.0) or 1.0
+    # A few outliers would make all other cells pale.
     return float((np.percentile(sizes, CLIPPED) if sizes.size > FEW else 0.0) or largest)
 
 
 def colour_map(name: str, *colours: str) -> LinearSegmentedColormap:
-    """A colour map through `colours`, from white on."""
+    """Make a colour map from white through some colours.
+
+    Args:
+        name: Name of the colour map.
+        *colours: Colours in order.
+
+    Returns:
+        The colour map.
+    """
     return LinearSegmentedColormap.from_list(name, ["#FFFFFF", *colours])

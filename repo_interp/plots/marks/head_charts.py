@@ -1,5 +1,6 @@
-"""Charts of every head for the page, which draws those of the head that is chosen in the explorer:
-curves, images, arrows and numbers.
+"""Charts of every head for the page: curves, images, arrows and numbers.
+
+The page draws those of the head that is chosen in the explorer.
 
     curves   float32, base64, [layer, head, point]          images   16 bits between the smallest and the largest value of a head
 
@@ -68,8 +69,9 @@ class HeadCurves(Chart):
 
 @dataclass(frozen=True)
 class HeadImage(Chart):
-    """Block means [layer, head, row, column] over the tokens of prompt `prompt`; `size`: tokens
-    along a block.
+    """Block means [layer, head, row, column] over the tokens of prompt `prompt`.
+
+    `size`: tokens along a block.
     """
 
     title: str
@@ -113,8 +115,9 @@ class HeadImage(Chart):
 
 @dataclass(frozen=True)
 class HeadArrows(Chart):
-    """Complex numbers `real` + i `imaginary` [layer, head, component] as arrows from 0, `strong`
-    ones coloured.
+    """Complex numbers [layer, head, component] as arrows from 0.
+
+    They are `real` + i `imaginary`; `strong` ones are coloured.
     """
 
     title: str
@@ -152,10 +155,11 @@ class HeadNumber(Chart):
 
 @dataclass(frozen=True)
 class PromptRows:
-    """The largest attention `weights` [layer, head, query, rank] of tokens of prompt `prompt`, and
-    the `keys` that they are on.
+    """The largest attention `weights` [layer, head, query, rank] of prompt `prompt`.
 
-    `totals` [layer, head, query]: the logarithm of the sum of exponentials of each row's logits, so
+    `keys`: the tokens that they are on.
+
+    `totals` [layer, head, query]: the logarithm of the sum of exponentials of a row's logits, so
     that logit = ln weight + total.
     """
 
@@ -165,11 +169,14 @@ class PromptRows:
     totals: xr.DataArray
 
     def data(self) -> dict[str, Any]:
-        """The rows as JSON: of every weight its logarithm in 16 bits between `LEAST_LOGARITHM` and
-        0, 32 bits per key and total.
+        """Return the rows as JSON.
 
-        As many ranks as fit into `MOST_ROWS` bytes, `FEWEST_RANKS` at least; where these do not
-        fit, fewer rows, evenly spread.
+        A weight is its logarithm between `LEAST_LOGARITHM` and 0 in 16 bits; a key or a total takes
+        32 bits. As many ranks as fit into `MOST_ROWS` bytes are kept, but no fewer than
+        `FEWEST_RANKS`; if these do not fit, fewer rows are kept, evenly spread.
+
+        Returns:
+            The data for the scripts of the page.
         """
         per_rank = 6 * self.weights.isel(rank=0).size
         ranks = min(self.weights.sizes["rank"], max(FEWEST_RANKS, MOST_ROWS // per_rank))
@@ -205,8 +212,9 @@ class PromptRows:
 
 @dataclass(frozen=True)
 class HeadRows(Chart):
-    """Rows of attention of several prompts, as many of the first ones as fit into `MOST_OTHER_ROWS`
-    bytes beside the first.
+    """Rows of attention of several prompts.
+
+    As many of the first ones as fit into `MOST_OTHER_ROWS` bytes are kept beside the first.
     """
 
     title: str
@@ -227,8 +235,9 @@ class HeadRows(Chart):
 
 @dataclass(frozen=True)
 class NextTokens(Chart):
-    """Probabilities [token, rank] of the likeliest next tokens of prompt `prompt`, what they are
-    called, and of those that do follow.
+    """Probabilities [token, rank] of the likeliest next tokens of prompt `prompt`.
+
+    It also holds their texts, and the probabilities of the tokens that do follow.
     """
 
     title: str
@@ -263,8 +272,9 @@ def _base64(values: np.ndarray, kind: str = "<u2") -> str:
 
 
 def _halved(values: np.ndarray) -> np.ndarray:
-    """Means of 2 x 2 neighbours along the last two axes, without NaN; an odd last row or column
-    stays by itself.
+    """Average 2 x 2 neighbours along the last two axes, without NaN.
+
+    An odd last row or column stays by itself.
     """
     rows, columns = values.shape[-2:]
     padded = np.pad(

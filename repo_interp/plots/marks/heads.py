@@ -1,10 +1,11 @@
-"""Values of every head, layer by layer: as a map, as dots over a control, as a table by layer, and
-as the map that a page lets one click.
+"""Values of every head, layer by layer: a map, dots over a control, a table by layer.
+
+On a page, a click on the map opens a head.
 
     map    a cell per layer and head; values of both signs diverge from 0
     dot    mean over prompts of the head's score        grey bar   the same of the control
 
-Heads go from left to right within their layer. Knows nothing about what the values are.
+Heads go from left to right within their layer. Knows no measure.
 """
 
 from __future__ import annotations
@@ -51,8 +52,9 @@ SHADES = 9
 
 @dataclass(frozen=True)
 class Heads(Drawing):
-    """`values` [layer, head] with `long_name` and `units`, as a figure and as the page's map of
-    heads; and what a control gives in their place.
+    """`values` [layer, head] with `long_name` and `units`, as a figure and as the page's map.
+
+    `control` holds the values that a control gives.
     """
 
     values: xr.DataArray
@@ -65,6 +67,8 @@ class Heads(Drawing):
     """
     colours: np.ndarray | None = None
     """Colours [layer, head], where they stand for something else than the values."""
+    texts: xr.DataArray | None = None
+    """Texts [layer, head] that `values` are numbers of, such as kinds, and "" for none."""
     name: str = ""
     live = True
 
@@ -73,8 +77,10 @@ class Heads(Drawing):
         return head_grid_figure(self.values)
 
     def data(self) -> dict[str, Any]:
-        """The map as JSON: `values` and `control` by layer and head with six significant digits,
-        the colour of every cell, and over which prompts the values are means.
+        """The map as JSON.
+
+        It has `values` and `control` by layer and head with six significant digits, the colour of
+        every cell, and the prompts that the values are means over.
         """
         values = self.values.transpose("layer", "head")
         data = values.values.astype(float)
@@ -87,6 +93,9 @@ class Heads(Drawing):
         return {
             "title": _title(values),
             "variable": str(values.name or ""),
+            "texts": None
+            if self.texts is None
+            else self.texts.transpose("layer", "head").values.tolist(),
             "mean": str(values.attrs.get(MEAN, "")),
             **head_axes(values),
             "values": nested_digits(data),
@@ -108,13 +117,19 @@ class Heads(Drawing):
 
 
 def head_grid(values: xr.DataArray, ax: Axes, limits: tuple[float, float] | None = None) -> Axes:
-    """Draw `values` (layer, head) on `ax`; its name and units become the title, with what it is the
-    mean of.
+    """Draw one number per head as a map of layers and heads.
 
-    NaN is grey, values of both signs diverge from 0.
+    The name and the units of the array become the title. NaN is grey. Values of both signs diverge
+    from 0. If there are few heads, their values are written in the cells.
 
-    Colours end at `limits`, where these are given - and diverge where these have both signs -, else
-    at the values' own. Few heads have their values written in their cells.
+    Args:
+        values: Numbers (layer, head).
+        ax: Axes to draw on.
+        limits: Ends of the colours; they diverge from 0 if these have both signs. None: the ends of
+            `values`.
+
+    Returns:
+        `ax`.
     """
     values = values.transpose("layer", "head")
     colours, norm = (
@@ -131,8 +146,15 @@ def head_grid(values: xr.DataArray, ax: Axes, limits: tuple[float, float] | None
 
 @style()
 def head_grid_figure(values: xr.DataArray) -> PaperFigure:
-    """`values` (layer, head) as `head_grid` draws them, with the schemes below, at the width that
-    so many heads need.
+    """Draw one number per head as a figure, with the schemes in a legend.
+
+    The number of heads sets the width.
+
+    Args:
+        values: Numbers (layer, head).
+
+    Returns:
+        The figure.
     """
     width = COLUMN_WIDTH if values.sizes["head"] <= 20 else PAGE_WIDTH
     figure = paper_figure(width, 0.9 + 0.15 * max(8, values.sizes["layer"]))
@@ -148,10 +170,17 @@ def draw_by_head(
     ends: tuple[xr.DataArray, xr.DataArray] | None = None,
     nothing: str = "none",
 ) -> Axes:
-    """Draw `values` [layer, head] on `ax` as dots, heads from left to right within their layer;
-    layers without any say `nothing`.
+    """Draw one dot per head, from left to right within the layers.
 
-    A grey bar is the `control` of a head; a thin line goes from the first to the second of `ends`.
+    Args:
+        ax: Axes to draw on.
+        values: Numbers [layer, head].
+        control: Values [layer, head] that grey bars show.
+        ends: First and second end [layer, head] of a thin line per head.
+        nothing: Text at layers without values.
+
+    Returns:
+        `ax`.
     """
     named = schemes(values)
     parts = [
@@ -166,16 +195,18 @@ def draw_by_head(
         if not known.any():
             say(ax, nothing, place)
             continue
-        x, (own, *others) = place + offsets[known], (part[known] for part in of_layer)
+        x, (central, *others) = place + offsets[known], (part[known] for part in of_layer)
         if control is not None:
             ax.hlines(
                 others[0], x - half, x + half, color=CONTROL, linewidth=1.4, gid=f"control {place}"
             )
-            ax.vlines(x, others[0], own, color=CONTROL, linewidth=0.5, zorder=1)
+            ax.vlines(x, others[0], central, color=CONTROL, linewidth=0.5, zorder=1)
         if ends is not None:
             ax.vlines(x, *others[-2:], color=colour, alpha=0.45, linewidth=0.6)
         size = 3.0 if heads <= 16 else 1.8
-        ax.plot(x, own, "o", color=colour, markersize=size, markeredgewidth=0, gid=f"heads {place}")
+        ax.plot(
+            x, central, "o", color=colour, markersize=size, markeredgewidth=0, gid=f"heads {place}"
+        )
     name_ticks(ax.xaxis, named, 32)
     ax.set(xlabel="layer", xlim=(-0.6, len(named) - 0.4))
     ax.grid(axis="y")
@@ -184,15 +215,28 @@ def draw_by_head(
 
 
 def control_handle(label: str) -> Line2D:
-    """Legend entry of the control."""
+    """Make the legend entry of the control.
+
+    Args:
+        label: Text of the entry.
+
+    Returns:
+        The entry.
+    """
     return Line2D([], [], color=CONTROL, linewidth=1.4, label=label)
 
 
 def head_rows(
     columns: Sequence[xr.DataArray], heads: Iterable[tuple[int, int]]
 ) -> list[tuple[Cell, ...]]:
-    """Rows of a table: layer, head, scheme, and the numbers of `columns` [layer, head], for each of
-    `heads`.
+    """Make rows of a table with one row per head.
+
+    Args:
+        columns: Numbers [layer, head], a column for every array.
+        heads: Labels (layer, head) in the order of the rows.
+
+    Returns:
+        Rows of layer, head, scheme and the numbers.
     """
     named = schemes(columns[0])
     return [
@@ -207,8 +251,16 @@ def head_rows(
 
 
 def layer_table(name: str, title: str, values: Mapping[str, xr.DataArray], note: str) -> Table:
-    """One row per layer and one for all of a scheme: mean over heads of each of `values` [layer, head], by the
-    names of their columns, and the smallest and the largest head of the first.
+    """Make a table with one row per layer and a last one for all layers of each scheme.
+
+    Args:
+        name: Name of the table's file.
+        title: Title of the table.
+        values: Numbers [layer, head] by the name of their column.
+        note: Text below the table.
+
+    Returns:
+        Means over heads, and the smallest and the largest head of the first array.
     """
     main, *_ = columns = list(values.values())
     named = schemes(main)

@@ -1,8 +1,7 @@
-"""What figures, tables and the page take out of a run: a group, a prompt's tokens and spans, the
-scheme of a layer.
+"""Readers of a run: a group, a prompt's tokens and spans, the scheme of a layer.
 
 A run is an `xarray.DataTree` as `definitions.md` describes it; a group that it lacks, or a layer,
-head or prompt that it does not hold, is an InputError that lists what there is. Knows nothing about
+head or prompt that it does not hold, is an InputError that lists the present ones. Knows nothing about
 how a run came about, nor how it is drawn.
 """
 
@@ -16,9 +15,10 @@ import xarray as xr
 
 from repo_interp.errors import InputError
 from repo_interp.plots.style import scheme_colour, scheme_name
+from repo_interp.positions.layouts import LEARNED
 from repo_interp.run import require_run
 
-LEARNED_SCHEMES = ("repo", "repo_alibi", "continuous", "multihead_continuous")
+LEARNED_SCHEMES = LEARNED
 """Schemes whose positions are learned: only their ranges and patterns differ from those of the
 token index.
 """
@@ -30,20 +30,25 @@ _OTHERS = 3
 
 @dataclass(frozen=True)
 class PromptTokens:
-    """The tokens of one prompt: how many, what they are called, and which of them each span
-    holds.
-    """
+    """The tokens of one prompt: their number, their texts, and the tokens of all spans."""
 
     prompt: int
     count: int
     texts: tuple[str, ...] | None
     """Their texts; without a tokenizer their ids as ⟨94⟩; None where neither is known."""
     texts_are: str
-    """What `texts` are: "text" or "id"."""
+    """Kind of `texts`: "text" or "id"."""
     spans: dict[str, tuple[int, ...]]
 
     def text(self, token: int) -> str:
-        """Text of a token; its index where there is no text."""
+        """Return the text of a token.
+
+        Args:
+            token: Index of the token.
+
+        Returns:
+            The text; the index if there is no text.
+        """
         return str(token) if self.texts is None else self.texts[token]
 
     @property
@@ -57,7 +62,18 @@ class PromptTokens:
 
 
 def group(run: xr.DataTree, name: str) -> xr.Dataset:
-    """The group `name` of the run. Raises InputError when the run was made without that measure."""
+    """Return a group of a run.
+
+    Args:
+        run: Tree of a run, a group per measure.
+        name: Name of the measure.
+
+    Returns:
+        The group as a dataset.
+
+    Raises:
+        InputError: The run was made without this measure.
+    """
     require_run(run)
     if name not in run.children:
         has = ", ".join(run.children) or "none"
@@ -68,17 +84,43 @@ def group(run: xr.DataTree, name: str) -> xr.Dataset:
 
 
 def has_groups(run: xr.DataTree, names: Sequence[str]) -> bool:
-    """Whether the run holds all these measures."""
+    """Tell whether a run holds some measures.
+
+    Args:
+        run: Tree of a run, a group per measure.
+        names: Names of the measures.
+
+    Returns:
+        True if all are there.
+    """
     return all(name in run.children for name in names)
 
 
 def checkpoint_name(run: xr.DataTree) -> str:
-    """The name of the checkpoint that `run` was measured on; "a model" for one made in memory."""
+    """Return the name of the checkpoint that a run was measured on.
+
+    Args:
+        run: Tree of a run, a group per measure.
+
+    Returns:
+        The name; "a model" for a model made in memory.
+    """
     return str(run.attrs.get("checkpoint") or "a model")
 
 
 def pick(array: xr.DataArray, **labels: int | str) -> xr.DataArray:
-    """`array` at these coordinate labels. Raises InputError when a label is not in the run."""
+    """Select from an array by coordinate labels.
+
+    Args:
+        array: Array with these axes.
+        **labels: Label by the name of its axis.
+
+    Returns:
+        The array without these axes.
+
+    Raises:
+        InputError: The run lacks a label.
+    """
     for axis, label in labels.items():
         present = array[axis].values.tolist()
         if label not in present:
@@ -87,7 +129,14 @@ def pick(array: xr.DataArray, **labels: int | str) -> xr.DataArray:
 
 
 def described_prompts(run: xr.DataTree) -> xr.Dataset | None:
-    """The group of `run` that describes most of its prompts; None where none does."""
+    """Find the group that describes most prompts of a run.
+
+    Args:
+        run: Tree of a run, a group per measure.
+
+    Returns:
+        The group; None if no group describes prompts.
+    """
     groups = [
         node.to_dataset() for node in run.children.values() if "token_count" in node.data_vars
     ]
@@ -95,8 +144,14 @@ def described_prompts(run: xr.DataTree) -> xr.Dataset | None:
 
 
 def prompt_tokens(positions: xr.Dataset, prompt: int) -> PromptTokens:
-    """Tokens and spans of `prompt`, from the group `positions`, or another that describes
-    prompts.
+    """Read the tokens and spans of a prompt.
+
+    Args:
+        positions: Group `positions`, or another one that describes prompts.
+        prompt: Label of the prompt.
+
+    Returns:
+        Tokens and spans.
     """
     count = int(pick(positions["token_count"], prompt=prompt))
     texts, texts_are, spans = None, "text", {}
@@ -121,7 +176,14 @@ def prompt_tokens(positions: xr.Dataset, prompt: int) -> PromptTokens:
 
 
 def first_prompt(run: xr.DataTree) -> PromptTokens | None:
-    """The first prompt of a run; None where the run does not describe its prompts."""
+    """Read the first prompt of a run.
+
+    Args:
+        run: Tree of a run, a group per measure.
+
+    Returns:
+        Tokens and spans; None if the run does not describe its prompts.
+    """
     described = described_prompts(run)
     return (
         None if described is None else prompt_tokens(described, int(described["prompt"].values[0]))
@@ -129,25 +191,53 @@ def first_prompt(run: xr.DataTree) -> PromptTokens | None:
 
 
 def schemes(dataset: xr.Dataset | xr.DataArray) -> dict[int, str]:
-    """The position scheme of every layer of `dataset`; "unknown" where none was recorded."""
+    """Read the position scheme of every layer.
+
+    Args:
+        dataset: Group of a run.
+
+    Returns:
+        Scheme by layer; "unknown" if none was recorded.
+    """
     layers = [int(layer) for layer in dataset["layer"].values]
     names = dataset["scheme"].values if "scheme" in dataset.coords else ["unknown"] * len(layers)
     return dict(zip(layers, map(str, names), strict=True))
 
 
 def layer_scheme(dataset: xr.Dataset | xr.DataArray, layer: int) -> str:
-    """The position scheme of `layer`, as papers write it."""
+    """Return the position scheme of a layer as papers write it.
+
+    Args:
+        dataset: Group of a run.
+        layer: Label of the layer.
+
+    Returns:
+        Name of the scheme, such as "RePo".
+    """
     return scheme_name(schemes(dataset)[layer])
 
 
 def layer_colour(dataset: xr.Dataset | xr.DataArray, layer: int) -> str:
-    """The colour of the position scheme of `layer`."""
+    """Return the colour of the position scheme of a layer.
+
+    Args:
+        dataset: Group of a run.
+        layer: Label of the layer.
+
+    Returns:
+        Colour of matplotlib.
+    """
     return scheme_colour(schemes(dataset)[layer])
 
 
 def head_axes(dataset: xr.Dataset | xr.DataArray) -> dict[str, list]:
-    """The layers of `dataset`, with the names and colours of their schemes, and its heads, as the
-    scripts of the page read them.
+    """List layers, schemes and heads for the scripts of the page.
+
+    Args:
+        dataset: Group of a run.
+
+    Returns:
+        Layers with the names and colours of their schemes, and heads.
     """
     layers = [
         {"layer": layer, "name": scheme_name(kind), "colour": scheme_colour(kind)}
@@ -157,13 +247,25 @@ def head_axes(dataset: xr.Dataset | xr.DataArray) -> dict[str, list]:
 
 
 def learned_layers(dataset: xr.Dataset | xr.DataArray) -> list[int]:
-    """Layers whose positions are learned."""
+    """List the layers whose positions are learned.
+
+    Args:
+        dataset: Group of a run.
+
+    Returns:
+        Labels of the layers.
+    """
     return [layer for layer, scheme in schemes(dataset).items() if scheme in LEARNED_SCHEMES]
 
 
 def ordered_spans(names: Iterable[str]) -> list[str]:
-    """Span names in reading order: needle, query, rest, others by name, generated; a part after its
-    parent.
+    """Sort spans: needle, query, rest, others by name, generated.
+
+    Args:
+        names: Names of spans.
+
+    Returns:
+        The names; a part follows its parent.
     """
 
     def place(name: str) -> tuple[int, list[tuple[int, str]]]:
@@ -175,20 +277,43 @@ def ordered_spans(names: Iterable[str]) -> list[str]:
 
 
 def unit_label(name: str, array: xr.DataArray) -> str:
-    """`name` with the array's units in brackets; pure numbers have none, and a unit that repeats
-    the name is left out.
+    """Write a name with the units of its array in brackets.
+
+    Pure numbers have no units, and a unit that repeats the name is left out.
+
+    Args:
+        name: Name to write.
+        array: Array with an attribute `units`.
+
+    Returns:
+        The label.
     """
     units = str(array.attrs.get("units", ""))
     return name if units in ("", "1") or units == f"{name.split()[0]}s" else f"{name} ({units})"
 
 
 def axis_name(axis: Hashable) -> str:
-    """An axis as a label: "query_block" -> "query block"."""
+    """Write an axis as a label: "query_block" -> "query block".
+
+    Args:
+        axis: Name of the axis.
+
+    Returns:
+        The label.
+    """
     return str(axis).replace("_", " ")
 
 
 def axis_label(array: xr.DataArray, axis: str) -> str:
-    """The label of an axis: its `long_name`, else its name, with its units."""
+    """Write the label of an axis with its units.
+
+    Args:
+        array: Array with the axis.
+        axis: Name of the axis.
+
+    Returns:
+        The `long_name` of its coordinate, or the axis' name, with the units.
+    """
     return unit_label(str(array[axis].attrs.get("long_name", axis_name(axis))), array[axis])
 
 

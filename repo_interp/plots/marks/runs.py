@@ -1,5 +1,4 @@
-"""The runs of a comparison: their names, looks and training steps, which of them have values, and
-what is shown of many.
+"""The runs of a comparison: names, looks, training steps, and a choice of many.
 
     checkpoints     one colour per scheme, dashes apart within a colour
     training steps  one colour, from pale to full
@@ -32,8 +31,9 @@ BESIDE = 5
 
 @dataclass(frozen=True)
 class Runs:
-    """The runs of a comparison in order: names, layouts, looks, and their training steps where they
-    are one training.
+    """The runs of a comparison in order: names, layouts and looks.
+
+    Runs of one training have training steps too.
     """
 
     names: tuple[str, ...]
@@ -42,20 +42,39 @@ class Runs:
     steps: tuple[int, ...] | None
 
     def handles(self, names: Sequence[str]) -> list[Line2D]:
-        """Legend entries of the runs `names`; of many training steps the first, the last and some
-        between.
+        """Make legend entries of runs.
+
+        Args:
+            names: Names of the runs.
+
+        Returns:
+            The entries; of many training steps the first, the last and some between.
         """
         shown = list(names) if self.steps is None else spread(names, 6)
         return [Line2D([], [], markersize=3, **self.looks[name]) for name in shown]
 
     def title(self, name: str) -> str:
-        """The title of the panel of a run."""
+        """Return the title of the panel of a run.
+
+        Args:
+            name: Name of the run.
+
+        Returns:
+            The title.
+        """
         return str(self.looks[name]["label"])
 
 
 def alone(run: xr.DataTree, array: xr.DataArray) -> tuple[xr.DataArray, Runs]:
-    """`array` of a single run with an axis `run`, and that run: with the colour of the scheme that
-    learns positions, else of the most frequent one.
+    """Add an axis `run` to an array of a single run.
+
+    Args:
+        run: Tree of a run, a group per measure.
+        array: Array of that run.
+
+    Returns:
+        The array, and the run with the colour of its scheme that learns positions, else of its most
+        frequent scheme.
     """
     name, layout = checkpoint_name(run), str(run.attrs.get("layout", "")).split(",")
     scheme = next(
@@ -66,16 +85,30 @@ def alone(run: xr.DataTree, array: xr.DataArray) -> tuple[xr.DataArray, Runs]:
 
 
 def has_runs(run: xr.DataTree) -> bool:
-    """Whether a tree holds several runs along an axis `run`.
+    """Tell whether a tree holds several runs along an axis `run`.
 
-    Raises InputError for what is no run.
+    Args:
+        run: Tree of one run or of several.
+
+    Returns:
+        True for several.
+
+    Raises:
+        InputError: The tree is not a run.
     """
     require_run(run)
     return "run" in run.dims
 
 
 def runs_of(comparison: xr.DataTree) -> Runs:
-    """The runs of a tree with an axis `run`."""
+    """Read names and looks of the runs of a comparison.
+
+    Args:
+        comparison: Tree with an axis `run`.
+
+    Returns:
+        The runs.
+    """
     root = comparison.to_dataset()
     names = tuple(map(str, root["run"].values))
     layouts = tuple(map(str, root["layout"].values))
@@ -106,7 +139,15 @@ def runs_of(comparison: xr.DataTree) -> Runs:
 
 
 def spread(items: Sequence[Any], most: int) -> list[Any]:
-    """At most `most` of `items`, the first and the last among them, evenly between."""
+    """Choose items evenly, the first and the last among them.
+
+    Args:
+        items: Items in order.
+        most: Largest number to choose.
+
+    Returns:
+        The chosen items in the same order.
+    """
     if len(items) <= most:
         return list(items)
     return [
@@ -116,6 +157,13 @@ def spread(items: Sequence[Any], most: int) -> list[Any]:
 
 
 def runs_with_values(values: xr.DataArray) -> list[str]:
-    """The runs that have any value."""
+    """List the runs that have a value other than NaN.
+
+    Args:
+        values: Array [run, ...].
+
+    Returns:
+        Names of the runs.
+    """
     having = values.notnull().any([dim for dim in values.dims if dim != "run"])
     return [str(name) for name in having["run"].values[having.values]]

@@ -1,5 +1,6 @@
-"""A table: a title, named columns, rows of text and numbers; who prints it - a terminal, a page, a
-notebook - decides how.
+"""A table: a title, named columns, rows of text and numbers.
+
+A terminal, a page or a notebook decides how to print it.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ Cell = str | int | float | None
 class Table:
     """Rows with named columns.
 
-    `note` explains what was averaged; numbers keep full precision until `formatted`.
+    `note` names the axes that were averaged; numbers keep full precision until `formatted`.
     """
 
     name: str
@@ -38,7 +39,11 @@ class Table:
     """
 
     def formatted(self) -> list[tuple[str, ...]]:
-        """Rows as text: three significant digits, a dash where there is no number."""
+        """Write the rows as text.
+
+        Returns:
+            Numbers with three significant digits; a dash where there is none.
+        """
         return [tuple(format_cell(cell) for cell in row) for row in self.rows]
 
     def _repr_html_(self) -> str:
@@ -58,7 +63,14 @@ class Table:
 
 
 def cells(values: Iterable[SupportsFloat]) -> tuple[Cell, ...]:
-    """Numbers as cells; None for what is not finite."""
+    """Turn numbers into cells.
+
+    Args:
+        values: Numbers.
+
+    Returns:
+        The cells; None for NaN and infinities.
+    """
     return tuple(value if np.isfinite(value) else None for value in map(float, values))
 
 
@@ -69,10 +81,19 @@ def table_of(
     note: str = "",
     names: Mapping[str, str] | None = None,
 ) -> Table:
-    """A table of `columns`: a row for every label of the axes that the first has, with the labels,
-    the scheme of a layer, and the values.
+    """Make a table with a row for every label of the first array's axes.
 
-    Rows without a number are left out. `names`: of axes and labels that are not shown by their own.
+    A row has the labels, the scheme of a layer, and the values. Rows without a number are left out.
+
+    Args:
+        name: Name of the table's file.
+        title: Title of the table.
+        columns: Heading and array of every column.
+        note: Text below the table.
+        names: Texts for axes and labels that the table does not call by their name.
+
+    Returns:
+        The table.
     """
     arrays = xr.broadcast(*(array for _, array in columns))
     first, dims = arrays[0], list(map(str, arrays[0].dims))
@@ -106,8 +127,13 @@ def _cell(value: Any) -> Cell:
 
 
 def format_cell(cell: Cell) -> str:
-    """A cell as text: text as it is, whole numbers with thousands separated, others with three
-    significant digits.
+    """Write a cell as text.
+
+    Args:
+        cell: Text or number.
+
+    Returns:
+        Text as it is, whole numbers with thousands separated, others with three significant digits.
     """
     if cell is None:
         return "–"

@@ -1,10 +1,9 @@
-"""What every page of ours is made of: one jinja2 template, its scripts, JSON inside them, and
-figures as pictures.
+"""The parts of all pages: a jinja2 template, scripts, JSON inside them, and pictures.
 
 A page is one self-contained file, offline, with a content security policy that forbids any request.
-The template `page/page.html.jinja` escapes every text. Each figure is an image of its own, so that
+The template `page/page.html.jinja` escapes every text. A figure is an image, so that
 the ids of several SVGs cannot clash; a figure whose SVG has more than `MOST_SVG` bytes - thousands
-of points - is a PNG. Knows nothing about runs and what a page shows.
+of points - is a PNG. Knows nothing about runs or the content of a page.
 """
 
 from __future__ import annotations
@@ -35,13 +34,14 @@ MODULES = (
     "charts.js",
     "map.js",
     "table.js",
+    "tour.js",
     "stored.js",
     "head_charts.js",
     "explorer.js",
     "link.js",
     "page.js",
 )
-"""The modules of a page, each after those that it imports."""
+"""The modules of a page; a module follows those that it imports."""
 LONG_TABLE = 24
 """Rows above which a reader may fold a table away."""
 
@@ -56,7 +56,17 @@ class Picture:
 
 
 def picture(figure: Figure, caption: str, contents: Mapping[str, bytes]) -> Picture:
-    """`figure` as a picture with a caption; `contents`: its PNG and SVG."""
+    """Make a picture of the page from a figure.
+
+    Args:
+        figure: Figure that was drawn.
+        caption: Text below the picture.
+        contents: PNG and SVG of the figure, by format.
+
+    Returns:
+        The picture.
+    """
+    # A large SVG slows the page down, so that its PNG is embedded instead.
     kind, content = (
         ("svg+xml", contents["svg"])
         if len(contents["svg"]) <= MOST_SVG
@@ -68,8 +78,12 @@ def picture(figure: Figure, caption: str, contents: Mapping[str, bytes]) -> Pict
 
 @cache
 def template() -> Any:
-    """The macros of `page/page.html.jinja`: `page_of`, `section_of`, `side_of`, `table_of`; each
-    returns escaped HTML.
+    """Load the macros of `page/page.html.jinja`, which return escaped HTML.
+
+    They are `page_of`, `section_of`, `side_of` and `table_of`.
+
+    Returns:
+        Module of the template.
     """
     environment = Environment(
         autoescape=True, trim_blocks=True, undefined=StrictUndefined, keep_trailing_newline=True
@@ -85,18 +99,23 @@ def template() -> Any:
 
 
 def page_script(interactives: Sequence[Interactive], charts: bool) -> str:
-    """The scripts of a page as one module: the files of `page/`, each after those that it imports,
-    and those of `interactives`, before the page's own, which is last.
+    """Join the scripts of a page into one module.
 
-    A script of an interactive part uses what the files of `page/` export.
+    Files of `page/` follow those that they import; the scripts of interactive parts follow, which
+    may use all that these export; the script of the page is last.
 
-    `charts`: whether plotly is needed.
+    Args:
+        interactives: Interactive parts of the page.
+        charts: Whether the page has charts, which need plotly.
+
+    Returns:
+        JavaScript.
     """
     parts = dict.fromkeys(
         part for interactive in interactives for part in (*interactive.parts, interactive.script)
     )
-    own = ["{\n" + part.read_text(encoding="utf-8") + "\n}" for part in parts]
-    scripts = [*map(packaged, MODULES[:-1]), *own, packaged(MODULES[-1])]
+    blocks = ["{\n" + part.read_text(encoding="utf-8") + "\n}" for part in parts]
+    scripts = [*map(packaged, MODULES[:-1]), *blocks, packaged(MODULES[-1])]
     plotly = [f'window.packedPlotly = "{_plotly()}";'] if charts else []
     return "\n".join([*plotly, "window.reportSections = {};", *map(_unlinked, scripts)])
 
@@ -115,14 +134,28 @@ def _plotly() -> str:
 
 
 def packed(text: str) -> str:
-    """`text`, compressed, as base64; page.js unpacks it."""
+    """Compress a text; page.js decompresses it.
+
+    Args:
+        text: Text to compress.
+
+    Returns:
+        Base64.
+    """
     return b64encode(zlib.compress(text.encode())).decode()
 
 
 def json_script(data: Any) -> str:
-    """`data` as JSON that is safe inside a script element, whatever texts it holds.
+    """Write JSON that is safe inside a script element, whatever texts it holds.
 
-    Raises ValueError for NaN.
+    Args:
+        data: Data to write.
+
+    Returns:
+        JSON.
+
+    Raises:
+        ValueError: A number is NaN.
     """
     text = json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     for character in "<>&\u2028\u2029":
@@ -131,10 +164,17 @@ def json_script(data: Any) -> str:
 
 
 def packaged(name: str) -> str:
-    """A file of `page/`."""
+    """Read a file of `page/`.
+
+    Args:
+        name: Name of the file.
+
+    Returns:
+        Its text.
+    """
     return (files("repo_interp.plots") / "pages" / "page" / name).read_text(encoding="utf-8")
 
 
 def _inline(script: str) -> str:
-    """`script` without what would end its script element."""
+    """`script` without the text that would end its script element."""
     return script.replace("</script", "<\\/script").replace("<!--", "<\\!--")

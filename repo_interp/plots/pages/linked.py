@@ -1,10 +1,10 @@
-"""Two runs side by side over one prompt: what is chosen in one is chosen in the other.
+"""Two runs side by side over one prompt: a choice in one is made in the other.
 
 The first section of a comparison's page.
 
-Each side has its map of heads, the text, and the charts of the chosen head and token. Of several
+A side has its map of heads, the text, and the charts of the chosen head and token. Of several
 runs the first and the last, such as of a training. Knows how a side of the page is put together;
-knows nothing about what the explorer shows.
+knows nothing about the content of the explorer.
 """
 
 from __future__ import annotations
@@ -36,7 +36,15 @@ class Side:
 
 
 def linked_sides(comparison: xr.DataTree, failures: list[str] | None) -> list[Side]:
-    """Both sides; none where the prompts differ, or no two runs describe their prompts."""
+    """Make both sides of a page that compares the prompts of two runs.
+
+    Args:
+        comparison: Tree with an axis `run`.
+        failures: Gets one line per part that cannot be made. None: the error is raised.
+
+    Returns:
+        The sides; none if the prompts differ, or if no two runs describe their prompts.
+    """
     if comparison.attrs.get("same_prompts") != "yes":
         return []
     runs = runs_of(comparison)
@@ -44,6 +52,7 @@ def linked_sides(comparison: xr.DataTree, failures: list[str] | None) -> list[Si
     for number, name in enumerate(spread(runs.names, SIDES)):
         side = partial(_side, _run_of(comparison, name), number, runs.title(name))
         sides += until_failure(side, f"{runs.title(name)} side by side", failures)
+    # A single side has nothing to be compared with.
     return sides if len(sides) == SIDES else []
 
 
@@ -73,8 +82,9 @@ def _side(run: xr.DataTree, number: int, title: str) -> list[Side]:
 
 
 def _run_of(comparison: xr.DataTree, name: str) -> xr.DataTree:
-    """One run of the comparison as it was before, with what others have too: without layers and
-    heads that only they have.
+    """Select one run of the comparison as it was before.
+
+    It has all that other runs have too; layers and heads that only others have are left out.
     """
     groups = {}
     for measure, node in comparison.children.items():

@@ -1,5 +1,6 @@
-"""One page that shows a run, or several: self-contained, offline, readable without JavaScript,
-without a mouse, with any token in it.
+"""One page that shows a run, or several.
+
+It is self-contained, works offline, without JavaScript and without a mouse, and can show any token.
 
     section = figures and tables of a group's view in plain HTML + its map of heads and its
     interactive part, brought to life by scripts
@@ -7,7 +8,7 @@ without a mouse, with any token in it.
 A section for every view that shows something of the run (`catalogue`); other groups are named.
 Everything is in one file: the files of `page/`, those of the views, arrays as base64 float32, and
 plotly.js from the plotly package where an interactive part may use it. Knows how a page is put
-together; knows nothing about what a section shows.
+together; knows nothing about the content of a section.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from typing import Any
 import xarray as xr
 
 from repo_interp.errors import InputError
-from repo_interp.failures import noted, until_failure
+from repo_interp.failures import record_failure, until_failure
 from repo_interp.files import file_to_write, write_text
 from repo_interp.plots.catalogue import figures_of, views_of
 from repo_interp.plots.findings import findings
@@ -38,16 +39,16 @@ from repo_interp.plots.view import Interactive, PageOptions, View
 BUDGET = 16.0
 """Megabytes of positions that are embedded by default."""
 _EMBEDDED = ("png", "svg")
-"""What a figure is rendered as for the page: its SVG, or where that is large its PNG."""
+"""Format of a figure on the page: its SVG, or where that is large its PNG."""
 
 
 @dataclass(frozen=True)
 class Section:
-    """A section of the page: its view, what it shows, and what it brings to life."""
+    """A section of the page: its view, its content, and its interactive part."""
 
     view: View
     content: dict[str, Any]
-    """What the template's `section_of` takes."""
+    """Arguments of the template's `section_of`."""
     interactive: Interactive | None
     lively: bool
     """Whether it needs scripts."""
@@ -66,13 +67,22 @@ def report_page(
     prompts: Sequence[int] | None = None,
     megabytes: float = BUDGET,
 ) -> Path:
-    """Write the page of `run`, one run or several, to `path` and return the path.
+    """Write the page of one run or several.
 
-    The same run gives the same bytes.
+    The same run gives the same bytes. The page names groups without a section, and prompts that are
+    left out.
 
-    `prompts`: numbers of the prompts to embed, in order; as many as fit into `megabytes` are, and
-    the page names those left out. A group without a section is named. Raises InputError when the
-    run has no group, or not one of `prompts`, and for a path that no file can have.
+    Args:
+        run: Tree of a run, a group per measure.
+        path: File to write.
+        prompts: Numbers of the prompts to embed, in order; None: all.
+        megabytes: Budget for the embedded prompts; as many as fit are embedded.
+
+    Returns:
+        Path of the page.
+
+    Raises:
+        InputError: The run has no group or lacks one of `prompts`, or no file can have this path.
     """
     options = PageOptions(None if prompts is None else tuple(prompts), round(megabytes * 1e6))
     place = file_to_write(path, "report.html")
@@ -90,7 +100,7 @@ class Shown:
     """Pixels of the cell."""
 
     def _repr_html_(self) -> str:
-        """The page in a frame of its own: nothing in it reaches the notebook."""
+        """The page in a frame: nothing in it reaches the notebook."""
         return (
             f'<iframe srcdoc="{escape(self.page)}" sandbox="allow-scripts allow-downloads" '
             f'style="width: 100%; height: {self.height}px; border: 0"></iframe>'
@@ -98,9 +108,17 @@ class Shown:
 
 
 def show(run: xr.DataTree, height: int = 800) -> Shown:
-    """The page of `run`, one run or several, for a cell of a notebook that is `height` pixels high.
+    """Make the page of one run or several for a cell of a notebook.
 
-    Raises InputError when the run has no group, or `height` is no positive whole number.
+    Args:
+        run: Tree of a run, a group per measure.
+        height: Height of the cell in pixels.
+
+    Returns:
+        Object that a notebook displays.
+
+    Raises:
+        InputError: The run has no group, or `height` is not a positive whole number.
     """
     if isinstance(height, bool) or not isinstance(height, int) or height < 1:
         raise InputError(
@@ -116,16 +134,27 @@ def write_report(
     formats: Sequence[str] = FORMATS[:1],
     drawn: Callable[[str], object] | None = None,
 ) -> list[str]:
-    """Write the page of `run`, one run or several, to `path`, and every figure in `formats` into
-    `directory`; return one line per failure.
+    """Write the page of one run or several, and all figures as files.
 
-    `drawn` is called with the name of each figure, which is drawn once. A view that fails loses
-    only its own figures or section. Raises OSError where a file cannot be written.
+    A view that fails loses only its figures or its section.
+
+    Args:
+        run: Tree of a run, a group per measure.
+        path: File of the page.
+        directory: Directory of the figures.
+        formats: Any of png, svg and pdf.
+        drawn: Called with the name of every figure. Figures are drawn once.
+
+    Returns:
+        One line per failure.
+
+    Raises:
+        OSError: A file cannot be written.
     """
     directory.mkdir(parents=True, exist_ok=True)
     failures: list[str] = []
     pictures = _pictures(run, failures, directory, formats, drawn)
-    with noted(failures, "the page"):
+    with record_failure(failures, "the page"):
         path.write_text(
             _page(run, PageOptions(), pictures, failures), encoding="utf-8", newline="\n"
         )
@@ -139,16 +168,17 @@ def _pictures(
     formats: Sequence[str] = (),
     drawn: Callable[[str], object] | None = None,
 ) -> list[tuple[str, Picture]]:
-    """The pictures of the page of `run`, with their groups; every figure is written into
-    `directory` in `formats`.
+    """Make the pictures of the page of `run`, with their groups.
 
-    Of one run the page holds no picture of what it shows as a map or chart.
+    All figures are written into `directory` in `formats`.
+
+    Of one run the page holds no picture of a map or chart.
     """
     pictures = []
     for one in figures_of(run, failures):
         if drawn is not None:
             drawn(one.name)
-        with noted(failures, f"the figure {one.name!r} of {one.measure!r}"):
+        with record_failure(failures, f"the figure {one.name!r} of {one.measure!r}"):
             is_live = one.chart.live and not has_runs(run)
             wanted = (*formats, *(() if is_live else _EMBEDDED))
             contents = rendered(one.figure, tuple(dict.fromkeys(wanted))) if wanted else {}
@@ -164,7 +194,7 @@ def _page(
     pictures: Sequence[tuple[str, Picture]],
     failures: list[str] | None,
 ) -> str:
-    """The HTML of the page with `pictures`: the group of each, and the picture."""
+    """The HTML of the page with `pictures`: pairs of a group and a picture."""
     if not run.children:
         raise InputError("a report needs a run with at least one measure; this one has none")
     sections: list[Section] = []
@@ -215,8 +245,10 @@ def _page(
 
 
 def _title(run: xr.DataTree, sections: Sequence[Section]) -> str:
-    """What the page is about: the runs that are compared, else the description by the first view
-    that has one, else the first section.
+    """Choose the title of the page.
+
+    It lists the runs that are compared, else it is the description by the first view that has one,
+    else the first section.
     """
     if has_runs(run):
         runs = runs_of(run)
@@ -224,7 +256,9 @@ def _title(run: xr.DataTree, sections: Sequence[Section]) -> str:
     described = next(filter(None, (view.describe(run) for view in views_of(run))), None)
     tasks = [f" on {node.attrs['task']}" for node in run.children.values() if "task" in node.attrs]
     first = sections[0].view.title if sections else "Run"
-    return described or f"{first} of {checkpoint_name(run)}{tasks[0] if tasks else ''}"
+    title = described or f"{first} of {checkpoint_name(run)}{tasks[0] if tasks else ''}"
+    scaling = run.attrs.get("scaling", "none")
+    return title if scaling in ("", "none") else f"{title}, scaling {scaling}"
 
 
 def _section(
@@ -279,7 +313,7 @@ def _facts(run: xr.DataTree, sections: Sequence[Section]) -> list[tuple[str, str
 
 
 def _stretches(layout: Any) -> str:
-    """ "rope,rope,repo" -> "rope × 2, repo"."""
+    """Count repeats: "rope,rope,repo" -> "rope × 2, repo"."""
     stretches = [(name, len(list(layers))) for name, layers in groupby(str(layout).split(","))]
     return ", ".join(name if count == 1 else f"{name} × {count}" for name, count in stretches)
 

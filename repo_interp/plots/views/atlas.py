@@ -1,7 +1,7 @@
-"""The atlas of heads: the names of each head, all its numbers in a run, and which heads are alike.
+"""The atlas of heads: the names of every head, all its numbers in a run, and which heads are alike.
 
     names       a cell per layer and head, in the colour of its first name
-    overview    heads x numbers, each number less its mean over heads and divided by its deviation; heads and numbers in the order of a
+    overview    heads x numbers, numbers less their mean over heads and divided by their deviation; heads and numbers in the order of a
                 hierarchical clustering (average linkage; of heads by Euclidean distance, of numbers
                 by 1 - |r|)
 
@@ -31,9 +31,9 @@ from repo_interp.plots.marks import (
     MISSING,
     Cell,
     Chart,
+    CustomFigure,
     Finding,
     Heads,
-    Own,
     Table,
     bare,
     cells,
@@ -65,7 +65,7 @@ from repo_interp.plots.style import (
 from repo_interp.plots.view import Beside, Interactive, PageOptions, View
 
 MOST_NAMED_ROWS = 64
-"""Heads that the overview draws, each with its name."""
+"""Heads that the overview draws with their names."""
 REACH = 3.0
 """Deviations at which the colours of the overview end."""
 MAPPED = (
@@ -89,8 +89,13 @@ COLUMNS = 4
 
 
 def head_columns(atlas: xr.Dataset) -> dict[str, xr.DataArray]:
-    """Every number and text [layer, head] of the group `atlas`, by its column: a variable, or
-    VARIABLE[LABEL].
+    """List all numbers and texts per head of the group `atlas`.
+
+    Args:
+        atlas: Group `atlas` of a run.
+
+    Returns:
+        Arrays [layer, head] by their column, a variable or VARIABLE[LABEL].
     """
     columns: dict[str, xr.DataArray] = {}
     for name, variable in atlas.data_vars.items():
@@ -110,7 +115,15 @@ def head_columns(atlas: xr.Dataset) -> dict[str, xr.DataArray]:
 
 
 def names_of(atlas: xr.Dataset, variable: str = "name") -> np.ndarray:
-    """The names of every head [layer, head], in their order."""
+    """Return the names of every head, in their order.
+
+    Args:
+        atlas: Group `atlas` of a run.
+        variable: Variable that holds the names.
+
+    Returns:
+        Tuples of names [layer, head].
+    """
     text = atlas[variable].transpose("layer", "head").values
     return np.vectorize(
         lambda names: tuple(part for part in str(names).split(", ") if part), otypes=[object]
@@ -118,10 +131,16 @@ def names_of(atlas: xr.Dataset, variable: str = "name") -> np.ndarray:
 
 
 def atlas_names(run: xr.DataTree) -> PaperFigure:
-    """The names of every head: a cell per layer and head in the colour of its first name; the
-    number of further ones in the cell.
+    """Draw the names of heads, a cell per layer and head.
 
-    Of several runs a panel for each.
+    A cell has the colour of the first name and the number of further ones. Several runs have a
+    panel for every run.
+
+    Args:
+        run: Tree of a run, a group per measure.
+
+    Returns:
+        The figure.
     """
     labels = group(run, "atlas")["label"].values
     figure = names_figure(run, "atlas", "name", labels, "First name of a head")
@@ -131,23 +150,44 @@ def atlas_names(run: xr.DataTree) -> PaperFigure:
     return figure
 
 
+def colours_of_names(labels: Sequence[str]) -> dict[str, str]:
+    """Choose a colour for each name, in figures and on the page.
+
+    Args:
+        labels: Names, in order.
+
+    Returns:
+        Colours as hexadecimal numbers, by name.
+    """
+    palette = mpl.colormaps["tab20"]
+    return {
+        label: to_hex(palette((2 * place) % 20 + (2 * place) // 20))
+        for place, label in enumerate(labels)
+    }
+
+
 @style()
 def names_figure(
     run: xr.DataTree, name: str, variable: str, labels: Sequence[str], title: str
 ) -> PaperFigure:
-    """Texts `variable` [layer, head] of the group `name`, all among `labels`, as cells; of several
-    runs a panel for each.
+    """Draw a text per head as cells; several runs have a panel for every run.
+
+    Args:
+        run: Tree of a run, a group per measure.
+        name: Name of the group.
+        variable: Texts [layer, head] of the group.
+        labels: All texts that may occur.
+        title: Title of the figure.
+
+    Returns:
+        The figure.
     """
     named = group(run, name)
     panels = {title: named}
     if has_runs(run):
         runs = runs_of(run)
         panels = {runs.title(name): named.sel(run=name) for name in spread(runs.names, BESIDE)}
-    palette, most = mpl.colormaps["tab20"], 32 // len(panels)
-    colours = {
-        label: to_hex(palette((2 * place) % 20 + (2 * place) // 20))
-        for place, label in enumerate(labels)
-    }
+    colours, most = colours_of_names(labels), 32 // len(panels)
     width = PAGE_WIDTH if len(panels) > 1 else min(PAGE_WIDTH, 1.2 + 0.36 * named.sizes["head"])
     figure = paper_figure(width, 0.8 + 0.17 * max(6, named.sizes["layer"]))
     axes: Any = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
@@ -185,8 +225,13 @@ def names_figure(
 
 
 def standardised(atlas: xr.Dataset) -> tuple[np.ndarray, list[str], list[tuple[int, int]]]:
-    """Z-scores over heads [head of any layer, column] of the numbers that vary, the names of the
-    columns, and the heads (layer, head).
+    """Standardise the numbers that vary over heads to z-scores.
+
+    Args:
+        atlas: Group `atlas` of a run.
+
+    Returns:
+        Z-scores [head of any layer, column], names of the columns, and the heads (layer, head).
     """
     varying, heads = {}, heads_of(atlas)
     for name, column in head_columns(atlas).items():
@@ -205,8 +250,13 @@ def standardised(atlas: xr.Dataset) -> tuple[np.ndarray, list[str], list[tuple[i
 
 
 def clustered(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
-    """The order of `rows` [row, number] by average linkage, and the linkage; of fewer than three
-    rows, as given, and None.
+    """Order rows by average linkage.
+
+    Args:
+        rows: Numbers [row, number].
+
+    Returns:
+        Order of the rows, and the linkage; the given order and None for fewer than three rows.
     """
     if len(rows) < 3:
         return np.arange(len(rows)), None
@@ -216,9 +266,16 @@ def clustered(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
 
 @style()
 def atlas_overview(run: xr.DataTree) -> PaperFigure:
-    """Heads and their numbers, clustered.
+    """Draw heads and their numbers, clustered.
 
-    Raises InputError for fewer than three heads, or two numbers that differ.
+    Args:
+        run: Tree of a run, a group per measure.
+
+    Returns:
+        The figure.
+
+    Raises:
+        InputError: There are fewer than three heads, or fewer than two numbers that vary.
     """
     atlas = group(run, "atlas")
     values, columns, heads = standardised(atlas)
@@ -284,18 +341,26 @@ def _draw_tree(ax: Any, links: np.ndarray | None, heads: int) -> None:
 
 
 def atlas_table(run: xr.DataTree) -> Table:
-    """One row per name: how many heads have it, which, what the score must exceed, and what
-    random-weight controls reach.
+    """List the names of heads with their counts and thresholds.
+
+    Args:
+        run: Tree of a run, a group per measure.
+
+    Returns:
+        One row per name: how many heads have it, which ones, the score to exceed, and the score
+        that controls with random weights reach.
     """
     atlas = group(run, "atlas")
     rows: list[tuple[Cell, ...]] = []
     for label in map(str, atlas["label"].values):
-        own = atlas.sel(label=label)
-        which = [f"L{layer}\u00a0H{head}" for layer, head in heads_where(own["named"] > 0)]
+        scores = atlas.sel(label=label)
+        which = [f"L{layer}\u00a0H{head}" for layer, head in heads_where(scores["named"] > 0)]
         shown = ", ".join(which[:LISTED]) + (
             f", and {len(which) - LISTED} more" if len(which) > LISTED else ""
         )
-        rows.append((label, len(which), shown or "–", *cells((own["threshold"], _reached(own)))))
+        rows.append(
+            (label, len(which), shown or "–", *cells((scores["threshold"], _reached(scores))))
+        )
     names = names_of(atlas)
     used = [label for label, *_, threshold, _ in rows if threshold is not None]
     rules = "; ".join(f"{label}: {atlas['rule'].sel(label=label).values}" for label in used)
@@ -336,8 +401,15 @@ def _without_direct_path(atlas: xr.Dataset) -> list[str]:
 
 
 def embed(run: xr.DataTree, options: PageOptions) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Every head as a row for the table of the page: layer, head, scheme, name, and its numbers
-    with six significant digits.
+    """Prepare the table of heads on the page.
+
+    Args:
+        run: Tree of a run, a group per measure.
+        options: Limits and prompts of the page.
+
+    Returns:
+        A row per head (layer, head, scheme, name, numbers with six significant digits), and
+        sentences for the parts that were left out.
     """
     atlas = group(run, "atlas")
     columns, described = head_columns(atlas), []
@@ -355,10 +427,16 @@ def embed(run: xr.DataTree, options: PageOptions) -> tuple[dict[str, Any], tuple
 
 
 def changed_names(tree: xr.DataTree) -> Table:
-    """One row per head that is not called the same in all runs, one column per run.
+    """List the heads whose names differ between runs.
 
-    Heads are lined up by layer and number. Between steps of one training that is the same head;
+    Heads are matched by layer and number. Between steps of one training that is the same head;
     between models of two trainings it is only the same place.
+
+    Args:
+        tree: Tree with an axis `run`.
+
+    Returns:
+        One row per such head, one column per run.
     """
     runs, name = runs_of(tree), group(tree, "atlas")["name"].transpose("run", "layer", "head")
     shown = spread(runs.names, COLUMNS)
@@ -382,11 +460,11 @@ def changed_names(tree: xr.DataTree) -> Table:
 def _charts(run: xr.DataTree) -> Iterator[Chart]:
     atlas = group(run, "atlas")
     if "name" in atlas:
-        yield Own("atlas_names", partial(atlas_names, run))
+        yield CustomFigure("atlas_names", partial(atlas_names, run))
     if has_runs(run):
         return
     if len(standardised(atlas)[1]) > 1 and len(heads_of(atlas)) > 2:
-        yield Own("atlas_overview", partial(atlas_overview, run))
+        yield CustomFigure("atlas_overview", partial(atlas_overview, run))
     yield from (Heads(atlas[name]) for name in MAPPED if name in atlas)
 
 

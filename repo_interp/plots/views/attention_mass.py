@@ -1,7 +1,8 @@
-"""Where attention goes: mass from the generated tokens to each span (RePo sec. 5.1, table 4), and
-which heads send it there.
+"""Where attention goes: mass from generated tokens to spans, and the heads that send it.
 
-    mass(S) = mean over rows i of sum_{j in S} A_ij        rows: those that produced the generated tokens, or their own
+RePo sec. 5.1, table 4.
+
+    mass(S) = mean over rows i of sum_{j in S} A_ij        rows: those that produced the generated tokens, or the generated ones
     mass per token = mass(S) / |S|, in units of 10^-2 as in table 4
 
 A_ij is attention after the softmax. Draws the group `attention_mass` of a run. Knows nothing about
@@ -23,9 +24,9 @@ from matplotlib.ticker import MaxNLocator
 from repo_interp.plots.marks import (
     BACKGROUND,
     Chart,
+    CustomFigure,
     Finding,
     Heads,
-    Own,
     Table,
     counted,
     group,
@@ -68,10 +69,18 @@ _MARKS: dict[str, dict[str, Any]] = {
 
 @style()
 def mass_by_span(run: xr.DataTree) -> PaperFigure:
-    """Attention mass per token x 100 of every span: the mean (table 4), every prompt, and how far
-    heads differ, by scheme.
+    """Draw the attention mass per token x 100 of every span (table 4).
 
-    Raises InputError when the run has no attention mass.
+    It shows the mean, all prompts, and the spread of heads by scheme.
+
+    Args:
+        run: Tree of a run, a group per measure.
+
+    Returns:
+        The figure.
+
+    Raises:
+        InputError: The run has no attention mass.
     """
     dataset = group(run, "attention_mass")
     spans = shown_spans(dataset)
@@ -105,10 +114,19 @@ def mass_by_span(run: xr.DataTree) -> PaperFigure:
 
 
 def draw_mass(ax: Axes, per_token: np.ndarray, table: np.ndarray, named: Mapping[int, str]) -> Axes:
-    """Draw `per_token` [span, prompt, layer, head] on `ax`, one row per span: heads as intervals by
-    scheme, prompts as ticks, `table` [span] as diamonds with their numbers.
+    """Draw attention mass per token, a row per span.
 
-    `named`: scheme of each layer. Spans in no prompt are NaN and stay empty.
+    Heads are intervals by scheme, prompts are ticks, and the table's values are diamonds with
+    numbers. Spans in no prompt are NaN and stay empty.
+
+    Args:
+        ax: Axes to draw on.
+        per_token: Mass per token [span, prompt, layer, head].
+        table: Values of the diamonds [span].
+        named: Scheme by layer.
+
+    Returns:
+        `ax`.
     """
     kinds = list(dict.fromkeys(named.values()))
     layers = {
@@ -168,10 +186,19 @@ def draw_mass(ax: Axes, per_token: np.ndarray, table: np.ndarray, named: Mapping
 
 @style()
 def heads_ranked(run: xr.DataTree, span: str = "needle") -> PaperFigure:
-    """Heads ranked by the attention mass they put on `span`: the first ones by name with their
-    spread over prompts, and the whole ranking.
+    """Draw heads ranked by their attention mass on a span.
 
-    Raises InputError when the run has no attention mass, or not this span.
+    The first heads are named and show their spread over prompts, beside the whole ranking.
+
+    Args:
+        run: Tree of a run, a group per measure.
+        span: Name of the span.
+
+    Returns:
+        The figure.
+
+    Raises:
+        InputError: The run has no attention mass, or lacks this span.
     """
     dataset = group(run, "attention_mass")
     mass, means, named = (
@@ -241,15 +268,25 @@ def heads_ranked(run: xr.DataTree, span: str = "needle") -> PaperFigure:
 
 
 def rows_in_words(dataset: xr.Dataset) -> str:
-    """The rows that the mass is taken from, as the group's attributes name them: "rows that
-    produced the answer".
+    """Describe the rows of attention that the mass is taken from.
+
+    Args:
+        dataset: Group of a run.
+
+    Returns:
+        Text from the group's attributes, such as "rows that produced the answer".
     """
     return _ROWS.get(str(dataset.attrs.get("rows")), "rows not recorded")
 
 
 def chance_per_token(dataset: xr.Dataset) -> xr.DataArray | None:
-    """What equal weights would give each token of a span [span], the mean over prompts and layers;
-    None in runs without it.
+    """Average the mass per token that equal weights would give to spans.
+
+    Args:
+        dataset: Group of a run.
+
+    Returns:
+        Mean over prompts and layers [span]; None if the run lacks it.
     """
     if "chance" not in dataset:
         return None
@@ -259,9 +296,17 @@ def chance_per_token(dataset: xr.Dataset) -> xr.DataArray | None:
 
 
 def mass_of_heads(run: xr.DataTree, span: str) -> xr.DataArray:
-    """Attention mass on `span` [layer, head] in per cent, the mean over prompts.
+    """Average the attention mass on a span over prompts.
 
-    Raises InputError as `heads_ranked`.
+    Args:
+        run: Tree of a run, a group per measure.
+        span: Name of the span.
+
+    Returns:
+        Mass [layer, head] in per cent.
+
+    Raises:
+        InputError: The run has no attention mass, or lacks this span.
     """
     means = over_prompts(UNIT * pick(group(run, "attention_mass")["mass"], span=span))
     return means.transpose("layer", "head").assign_attrs(
@@ -270,8 +315,13 @@ def mass_of_heads(run: xr.DataTree, span: str) -> xr.DataArray:
 
 
 def shown_spans(dataset: xr.Dataset) -> list[str]:
-    """Top-level spans in reading order, each needle after its parent where there are several;
-    deeper parts are left to the tables.
+    """List top-level spans in reading order; deeper parts are left to the tables.
+
+    Args:
+        dataset: Group of a run.
+
+    Returns:
+        The spans; if there are several needles, these follow their parent.
     """
     present = ordered_spans(map(str, dataset["span"].values))
     parts = {
@@ -288,10 +338,16 @@ def shown_spans(dataset: xr.Dataset) -> list[str]:
 
 
 def main_span(run: xr.DataTree) -> str | None:
-    """The span that heads are ranked by: the run's attribute `main_span`; None where the run has no
-    mass on it.
+    """Choose the span that heads are ranked by.
 
-    Without the attribute: the needle, else the first span that is neither the rest nor generated.
+    It is the run's attribute `main_span`; without it the needle, else the first span that is
+    neither the rest nor generated.
+
+    Args:
+        run: Tree of a run, a group per measure.
+
+    Returns:
+        Name of the span; None if the run has no mass on it.
     """
     if not has_groups(run, ["attention_mass"]):
         return None
@@ -306,10 +362,16 @@ def main_span(run: xr.DataTree) -> str | None:
 
 
 def mass_table(run: xr.DataTree) -> Table:
-    """RePo table 4, one row per span: mean attention mass per token x 100, and its deviation over
-    prompts and over heads.
+    """Tabulate the attention mass per token x 100 of every span (RePo table 4).
 
-    Raises InputError when the run has no attention mass.
+    Args:
+        run: Tree of a run, a group per measure.
+
+    Returns:
+        One row per span: the mean, and deviations over prompts and over heads.
+
+    Raises:
+        InputError: The run has no attention mass.
     """
     dataset = group(run, "attention_mass")
     per_token = UNIT * dataset["mass_per_token"]
@@ -332,10 +394,17 @@ def mass_table(run: xr.DataTree) -> Table:
 
 
 def share_table(run: xr.DataTree) -> Table:
-    """Attention mass in per cent, one row per span: the mean, the largest head's mean over prompts,
-    and the largest head of one prompt.
+    """Tabulate the attention mass of every span in per cent.
 
-    Raises InputError when the run has no attention mass.
+    Args:
+        run: Tree of a run, a group per measure.
+
+    Returns:
+        One row per span: the mean, the largest head's mean over prompts, and the largest head of
+        one prompt.
+
+    Raises:
+        InputError: The run has no attention mass.
     """
     dataset = group(run, "attention_mass")
     mass = UNIT * dataset["mass"]
@@ -361,8 +430,9 @@ def share_table(run: xr.DataTree) -> Table:
 def _table_of_spans(
     name: str, title: str, dataset: xr.Dataset, columns: Mapping[str, xr.DataArray], note: str
 ) -> Table:
-    """Numbers of `columns` [span] and number of prompts of every span that a prompt has, in reading
-    order.
+    """Tabulate `columns` [span] and the number of prompts of every span.
+
+    Spans come in reading order; those in no prompt are left out.
     """
     prompts = dataset["mass_per_token"].notnull().any(("layer", "head")).sum("prompt")
     present = [
@@ -376,10 +446,19 @@ def _table_of_spans(
 
 
 def head_table(run: xr.DataTree, span: str = "needle", most: int = 20) -> Table:
-    """The `most` heads with the largest attention mass on `span`: layer, head, scheme, mass and its
-    smallest and largest prompt, in per cent.
+    """Tabulate the heads with the largest attention mass on a span.
 
-    Raises InputError when the run has no attention mass, or not this span.
+    Args:
+        run: Tree of a run, a group per measure.
+        span: Name of the span.
+        most: Largest number of rows.
+
+    Returns:
+        One row per head: layer, head, scheme, mass, and the smallest and the largest prompt, in per
+        cent.
+
+    Raises:
+        InputError: The run has no attention mass, or lacks this span.
     """
     dataset = group(run, "attention_mass")
     mass, means = UNIT * pick(dataset["mass"], span=span), mass_of_heads(run, span)
@@ -415,9 +494,9 @@ def _mass_scale(ax: Axes, per_token: np.ndarray, table: np.ndarray) -> None:
 
 
 def _charts(run: xr.DataTree) -> Iterator[Chart]:
-    yield Own("attention_mass_by_span", partial(mass_by_span, run))
+    yield CustomFigure("attention_mass_by_span", partial(mass_by_span, run))
     if (span := main_span(run)) is not None:
-        yield Own("heads_ranked", partial(heads_ranked, run, span))
+        yield CustomFigure("heads_ranked", partial(heads_ranked, run, span))
         mass = UNIT * group(run, "attention_mass")["mass"].sel(span=span)
         yield Heads(mass_of_heads(run, span), prompts=mass, name="heads_map")
 
@@ -445,8 +524,9 @@ many times what equal weights give.
 
 
 def _findings(run: xr.DataTree) -> Iterator[Finding]:
-    """Who looks at the needle, prompt by prompt: a mean over prompts hides heads that share the
-    work.
+    """Find the heads that look at the needle, prompt by prompt.
+
+    A mean over prompts hides heads that share the work.
     """
     measured = group(run, "attention_mass")
     if "needle" not in measured["span"].values:

@@ -1,5 +1,6 @@
-"""Where tokens look: the strongest keys of the chosen head and token; group `attention_rows` of a
-run.
+"""Where tokens look: the strongest keys of the chosen head and token.
+
+Group `attention_rows` of a run.
 
 A row is shown in the page, over the prompt's text, as bars, and as logits by distance. Where the
 run has no positions, as one of a RoPE model, this section also shows the text and the heads to
@@ -28,9 +29,10 @@ from repo_interp.plots.views.explorer import EXPLORER
 
 
 def _charts(run: xr.DataTree) -> Iterator[Chart]:
-    """Attention on token 0 and on the previous token, means over the rows that are kept, where a
-    key that is not kept of a row counts 0; and the rows of every head, of the first prompt and of
-    others that the run keeps.
+    """Map attention on token 0 and on the previous token; chart rows of every head.
+
+    Maps are means over the rows that are kept, where a key that is not kept of a row counts 0. The
+    rows are those of the first prompt and of others that the run keeps.
     """
     rows, shown = group(run, "attention_rows"), first_prompt(run)
     first = 0 if shown is None else shown.prompt
@@ -45,13 +47,18 @@ def _charts(run: xr.DataTree) -> Iterator[Chart]:
         yield Heads(share.assign_attrs(long_name=label, units="%"))
     prompts = [PromptRows(first, rows["weight"], rows["key"], rows["log_total"])]
     for prompt in rows["prompt"].values.tolist() if "prompt_weight" in rows else ():
-        own = rows[["prompt_weight", "prompt_key", "prompt_log_total"]].sel(prompt=prompt)
-        own = own.dropna("token", subset=["prompt_log_total"], how="all").rename(
+        of_prompt = rows[["prompt_weight", "prompt_key", "prompt_log_total"]].sel(prompt=prompt)
+        of_prompt = of_prompt.dropna("token", subset=["prompt_log_total"], how="all").rename(
             token="query", strongest="rank"
         )
-        if prompt != first and own.sizes["query"]:
+        if prompt != first and of_prompt.sizes["query"]:
             prompts.append(
-                PromptRows(prompt, own["prompt_weight"], own["prompt_key"], own["prompt_log_total"])
+                PromptRows(
+                    prompt,
+                    of_prompt["prompt_weight"],
+                    of_prompt["prompt_key"],
+                    of_prompt["prompt_log_total"],
+                )
             )
     yield HeadRows("Attention of the chosen token", prompts)
 

@@ -3,7 +3,7 @@
     m(t) = sum_r C_r(t)      mean over pairs at distance t; in units of q . k, without 1 / sqrt(d_head)
 
 Activated components (pi/L < theta < 2 pi/L) are orange, lower ones blue, higher ones grey; the
-training length L is a dashed line, and what lies beyond it is shaded. Knows labelled arrays; knows
+training length L is a dashed line, and all beyond it is shaded. Knows labelled arrays; knows
 nothing about how they were measured.
 """
 
@@ -35,7 +35,7 @@ may make the ends of a U.
 """
 FEW_COLOUR, FEW_SHADE = "#F0E442", 0.35
 MOST_CURVES = 8
-"""Components of the highest band that have a curve each; more are drawn as their range."""
+"""Components of the highest band that have a curve; more are drawn as their range."""
 RANGE = "higher frequencies, their range"
 NAME_HEIGHT = 0.07
 """Share of a panel's height that the name of a curve takes."""
@@ -43,7 +43,14 @@ FEW_HANDLE = Patch(facecolor=FEW_COLOUR, alpha=FEW_SHADE, label="few pairs")
 
 
 def band_of(components: xr.Dataset) -> np.ndarray:
-    """The band's name of every component, from `activated` and `low_frequency` [component]."""
+    """Name the band of every component.
+
+    Args:
+        components: `activated` and `low_frequency` [component].
+
+    Returns:
+        Names [component].
+    """
     return np.where(
         components["activated"].values,
         "activated",
@@ -53,14 +60,19 @@ def band_of(components: xr.Dataset) -> np.ndarray:
 
 @style()
 def component_curves(components: xr.Dataset, title: str = "") -> PaperFigure:
-    """All components by distance, coloured by band, and below their sum and that of the bands (HoPE
-    fig. 3a).
+    """Draw components by distance, and below the sums of the bands (HoPE fig. 3a).
 
-    `components` holds `component_by_distance` [component, distance], `activated` and
-    `low_frequency` [component]. Every curve is drawn from its own mean over distances, since those
-    lie far apart. Distance 0 is not drawn; the last 1 / `FEW_PAIRS` of the distances, which few
-    pairs have, are shaded and do not set the scale: nothing but these few pairs supports what is
-    seen there alone.
+    A curve is drawn from its mean over distances, since curves lie far apart. Distance 0 is not
+    drawn; the last 1 / `FEW_PAIRS` of the distances, which few pairs have, are shaded and do not
+    set the scale: only these few pairs support the values there.
+
+    Args:
+        components: `component_by_distance` [component, distance], `activated` and `low_frequency`
+            [component].
+        title: Title of the figure.
+
+    Returns:
+        The figure.
     """
     curves = (
         components["component_by_distance"]
@@ -125,7 +137,13 @@ def component_curves(components: xr.Dataset, title: str = "") -> PaperFigure:
 
 
 def shade_few(ax: Axes, length: int, gid: str) -> None:
-    """Shade the distances that few pairs of a sequence of `length` tokens have."""
+    """Shade the distances that few pairs of a sequence have.
+
+    Args:
+        ax: Axes to draw on.
+        length: Length of the sequence in tokens.
+        gid: Identifier of the shade in an SVG.
+    """
     ax.axvspan(
         length - length // FEW_PAIRS,
         length,
@@ -138,8 +156,9 @@ def shade_few(ax: Axes, length: int, gid: str) -> None:
 
 
 def _name_activated(ax: Axes, swing: xr.DataArray, bands: np.ndarray) -> None:
-    """Each name at the right end of its curve; curves that end too close to each other have one
-    name together.
+    """Name curves at their right ends.
+
+    Curves that end too close to others share a name.
     """
     last = max(1, swing.sizes["distance"] // 16)
     ends = {
@@ -162,14 +181,28 @@ def _name_activated(ax: Axes, swing: xr.DataArray, bands: np.ndarray) -> None:
 
 
 def line_of(band: str) -> dict[str, Any]:
-    """What a curve of a band looks like."""
+    """Return the look of the curve of a band.
+
+    Args:
+        band: Name of the band.
+
+    Returns:
+        Options of matplotlib.
+    """
     order = {"high": 1, "low": 2, "activated": 3}
     thin = {"linewidth": 0.6, "alpha": 0.5} if band == "high" else {"linewidth": 1.0}
     return {"color": BAND_COLOURS[band], "zorder": order[band], **thin}
 
 
 def band_lines(bands: np.ndarray) -> list[Line2D]:
-    """Legend entries of the bands among `bands`."""
+    """Make legend entries of bands.
+
+    Args:
+        bands: Bands of the components that are drawn.
+
+    Returns:
+        One entry per band among them.
+    """
     present = [band for band in BAND_COLOURS if band in bands]
     return [
         Line2D([], [], color=BAND_COLOURS[band], linewidth=1.4, label=BAND_NAMES[band])

@@ -5,7 +5,8 @@ window.reportSections = window.reportSections || {};
 
 window.reportSections.components = function (section, data, page) {
   const find = (name) => section.querySelector("#components-" + name);
-  const state = { layer: data.layers[0], place: data.start };
+  const state = { layer: data.layers[0], head: null, place: data.start };
+  const heads = page.charts.find((chart) => chart.curves && "mean logit" in chart.curves);
   const curve = find("curve"), bars = find("vaf"), slider = find("slider");
   find("live").hidden = false;
 
@@ -20,6 +21,15 @@ window.reportSections.components = function (section, data, page) {
     return values.map((value) => (value === null ? null : value - mean));
   }
 
+  // The mean logit of the layer, or of the chosen head: distances, and values from their mean.
+  function meanLogit() {
+    if (state.head === null) return { x: data.distance, y: fromMean(state.layer.logit) };
+    const { place } = placeIn(heads, [state.layer.layer, heads.heads[state.head]]), values = packedNumbers(heads.curves["mean logit"]);
+    const y = heads.at.map((_, point) => finite(values.getFloat32(4 * (place * heads.at.length + point), true)));
+    const last = data.distance[data.distance.length - 1], kept = heads.at.map((_, point) => point).filter((point) => heads.at[point] > 0 && heads.at[point] <= last);
+    return { x: kept.map((point) => heads.at[point]), y: fromMean(kept.map((point) => y[point])) };
+  }
+
   function drawCurve() {
     const one = data.components[state.place];
     const last = data.distance[data.distance.length - 1];
@@ -29,7 +39,7 @@ window.reportSections.components = function (section, data, page) {
     }];
     Plotly.react(curve, [
       {
-        type: "scatter", mode: "lines", name: "mean logit", x: data.distance, y: fromMean(state.layer.logit),
+        type: "scatter", mode: "lines", name: "mean logit", ...meanLogit(),
         line: { color: "#8a8a8a", width: 1.5 }, hovertemplate: "distance %{x}: %{y:.4g} q·k<extra>mean logit</extra>",
       },
       {
@@ -45,7 +55,7 @@ window.reportSections.components = function (section, data, page) {
 
   function drawBars() {
     Plotly.react(bars, [{
-      type: "bar", x: data.components.map((one) => one.component), y: state.layer.vaf,
+      type: "bar", x: data.components.map((one) => one.component), y: state.head === null ? state.layer.vaf : state.layer.heads[state.head],
       customdata: data.components.map((one) => [digits(one.theta), digits(one.wavelength), one.band]),
       marker: {
         color: data.components.map((one) => page.ink(one.colour)),
@@ -66,12 +76,28 @@ window.reportSections.components = function (section, data, page) {
     drawBars();
   }
 
+  // A head is of one layer: the mean of layers has none.
+  function drawHeads() {
+    const known = heads && state.layer.layer !== null;
+    if (!known) state.head = null;
+    find("head").replaceChildren(new Option(known ? "all" : "all (choose a layer first)", ""), ...(known ? heads.heads.map((head, number) => new Option(head, number)) : []));
+    find("head").value = state.head ?? "";
+    find("head").disabled = !known;
+    find("head").title = known ? "" : "Choose one layer first";
+  }
+
+  find("head").addEventListener("change", (event) => {
+    state.head = event.target.value === "" ? null : Number(event.target.value);
+    choose(state.place);
+  });
   data.layers.forEach((layer, number) => find("layer").add(new Option(layer.name, number)));
   find("layer").addEventListener("change", (event) => {
     state.layer = data.layers[Number(event.target.value)];
+    drawHeads();
     choose(state.place);
   });
   page.onTheme.push(() => choose(state.place));
+  drawHeads();
   slider.max = data.components.length - 1;
   slider.addEventListener("input", () => choose(Number(slider.value)));
   choose(state.place);

@@ -1,10 +1,11 @@
-"""The group `components` of a run: its logits by distance, their rotary components, and how much of
-the variance each accounts for.
+"""Logits by distance, their rotary components, and the variance these account for.
+
+Group `components` of a run.
 
     VAF = 100 (1 - var(y - C_r) / var(y))      per cent, by component r; r = 0 turns fastest, wavelength 2 pi / theta in tokens
 
 The page follows one component, chosen by a slider: the mean logit and the mean of every component
-of each layer over at most `POINTS` distances. The curves are drawn by `component_curves`, the
+of a layer over at most `POINTS` distances. The curves are drawn by `component_curves`, the
 shares by `component_shares`; `components.html` and `components.js` bring the slider to life. Knows
 nothing about how components are measured.
 """
@@ -22,11 +23,11 @@ import xarray as xr
 
 from repo_interp.plots.marks import (
     Chart,
+    CustomFigure,
     Finding,
     Grid,
     HeadCurves,
     Lines,
-    Own,
     Table,
     alone,
     charts_of,
@@ -37,6 +38,7 @@ from repo_interp.plots.marks import (
     layer_scheme,
     learned_layers,
     nanmean,
+    nested_digits,
     over,
     percent,
     ranked_heads,
@@ -53,8 +55,9 @@ BEYOND = 1.25
 
 
 def _charts(run: xr.DataTree) -> Iterator[Chart]:
-    """Logit by distance; where layers rotate, components by distance and their VAF; turns where
-    positions are learned.
+    """Chart the logit by distance, components by distance, their VAF, and turns.
+
+    Components are drawn where layers rotate, turns where positions are learned.
     """
     components = group(run, "components")
     logits, at = components["logit_by_distance"], components["distance"].values
@@ -67,14 +70,17 @@ def _charts(run: xr.DataTree) -> Iterator[Chart]:
         )
         yield from charts_of("logit_by_distance", *alone(run, apart), live=True)
     if layers := rotating_layers(components):
-        own = components.sel(layer=layers)
+        subset = components.sel(layer=layers)
         band = bands(components, layers[0])
-        curves = own["component_by_distance"].mean("layer").dropna("distance", how="all")
+        curves = subset["component_by_distance"].mean("layer").dropna("distance", how="all")
         length, of_bands = training_length(run), band_length(components, layers[0])
         windowed = f"L = {of_bands:,} tokens" if of_bands < length else ""
+        if curves.sizes["distance"] > 1 and "decay_bound" in subset:  # runs of before lack it
+            bound = alone(run, subset["decay_bound"].isel(layer=0, drop=True))
+            yield Lines(*bound, "distance", None, name="decay_bound", live=True)
         if curves.sizes["distance"] > 1:
             shown = band.assign(component_by_distance=curves)
-            yield Own(
+            yield CustomFigure(
                 "components_by_distance",
                 partial(by_distance.component_curves, shown, windowed),
                 live=True,
@@ -86,14 +92,14 @@ def _charts(run: xr.DataTree) -> Iterator[Chart]:
         kinds = xr.DataArray(named_bands(band), dims="component")
         title = f"VAF of all pairs' logits{f', {windowed}' if windowed else ''}"
         vaf = (
-            vaf_of_heads(own)
+            vaf_of_heads(subset)
             .assign_attrs(long_name=title, units="%")
             .where(kinds == named)
             .assign_coords(band=named)
         )
         yield Lines(*alone(run, vaf), "component", "band", "layer", "component_vaf", live=True)
         if curves.sizes["distance"] > BEYOND * length:
-            yield _beyond(run, own.isel(layer=0)["component_by_distance"], kinds.values, length)
+            yield _beyond(run, subset.isel(layer=0)["component_by_distance"], kinds.values, length)
     if learned := learned_layers(components):
         yield _turns(components, learned)
     curves = {"mean logit": logits}
@@ -107,8 +113,10 @@ def _charts(run: xr.DataTree) -> Iterator[Chart]:
 
 
 def _beyond(run: xr.DataTree, curves: xr.DataArray, kinds: np.ndarray, length: int) -> Lines:
-    """The first layer's activated components, of none the lower ones, beyond the training length,
-    in units of their range within it; means over L / 16 neighbouring distances.
+    """Chart activated components of the first layer beyond the training length.
+
+    If none is activated, the lower ones are taken. The unit is their range within the training
+    length; values are means over L / 16 neighbouring distances.
     """
     kind = next(kind for kind in (*by_distance.BAND_NAMES.values(),) if kind in kinds)
     smooth = curves.isel(component=np.flatnonzero(kinds == kind), distance=slice(1, None))
@@ -131,8 +139,9 @@ def _beyond(run: xr.DataTree, curves: xr.DataArray, kinds: np.ndarray, length: i
 
 
 def _turns(components: xr.Dataset, layers: list[int]) -> Grid:
-    """Shares of pairs by the angle that they turn a component, the mean over heads that learn
-    positions; angles that none turns by are left out.
+    """Compute shares of pairs by the angle that they turn a component.
+
+    Shares are means over heads that learn positions; angles that none turns by are left out.
     """
     share = 100 * components["turn_share"].sel(layer=layers).mean(("layer", "head")).transpose(
         "turn", "component"
@@ -155,15 +164,28 @@ def _turns(components: xr.Dataset, layers: list[int]) -> Grid:
 
 
 def named_bands(band: xr.Dataset) -> list[str]:
-    """The names of the bands of all components."""
+    """Name the bands of all components.
+
+    Args:
+        band: `activated` and `low_frequency` [component].
+
+    Returns:
+        Names in the order of the components.
+    """
     return [by_distance.BAND_NAMES[kind] for kind in by_distance.band_of(band)]
 
 
 def component_table(run: xr.DataTree) -> Table:
-    """One row per component of the layers that rotate alike: frequency, wavelength, band, and VAF
-    as the median over heads.
+    """Tabulate the components of the layers that rotate alike.
 
-    Raises InputError when the run has no components; at least one layer must rotate.
+    Args:
+        run: Tree of a run, a group per measure.
+
+    Returns:
+        One row per component: frequency, wavelength, band, and VAF as the median over layers and heads.
+
+    Raises:
+        InputError: The run has no components.
     """
     components = group(run, "components")
     layers = rotating_layers(components)
@@ -171,8 +193,8 @@ def component_table(run: xr.DataTree) -> Table:
     shares = vaf_of_heads(components).sel(layer=layers).median(("layer", "head"))
     theta, length = band["frequency"], band_length(components, layers[0])
     # a band is about a length: that of the prompts may be far below that of training
-    pairs = components["distance_pairs"] > 0
-    seen = int(components["distance"].where(pairs).max()) + 1
+    known = components["logit_by_distance"].notnull().any(("layer", "head"))
+    seen = int(components["distance"].where(known).max()) + 1
     lengths = {f"band over {'the window' if length < training_length(run) else 'training'}": length}
     lengths["band over the longest prompt"] = min(seen, length)
     columns = [
@@ -199,8 +221,13 @@ def _band_names(theta: np.ndarray, length: int) -> list[str]:
 
 
 def wavelength_of(theta: float) -> float:
-    """Positions in which a component of `theta` radians per position turns once; NaN where it does
-    not turn.
+    """Compute the positions in which a component turns once.
+
+    Args:
+        theta: Frequency in radians per position.
+
+    Returns:
+        Wavelength in positions; NaN if the component does not turn.
     """
     return 2 * np.pi / float(theta) if theta else np.nan
 
@@ -208,8 +235,14 @@ def wavelength_of(theta: float) -> float:
 def component_data(
     run: xr.DataTree, options: PageOptions
 ) -> tuple[dict[str, Any] | None, Sequence[str]]:
-    """What the section's script draws, and nothing left out; None where no layer rotates
-    anything.
+    """Prepare the data of the components' section of the page.
+
+    Args:
+        run: Tree of a run, a group per measure.
+        options: Limits and prompts of the page.
+
+    Returns:
+        The data, None if no layer rotates, and no sentences, since nothing is left out.
     """
     components = group(run, "components")
     layers = rotating_layers(components)
@@ -236,17 +269,24 @@ def component_data(
             "logit": digits_of(logit.values[places]),
             "components": [digits_of(one, 4) for one in curve.values[:, places]],
         }
-        return {"layer": layer, "name": name, **parts, "vaf": digits_of(vaf.values)}
+        heads = [] if layer is None else nested_digits(shares.sel(layer=layer).values)
+        return {
+            "layer": layer,
+            "name": name,
+            **parts,
+            "vaf": digits_of(vaf.values),
+            "heads": heads,
+        }
 
     mean = logits.mean("layer"), curves.mean("layer"), shares.median(("layer", "head"))
     drawn = [of_layers(None, f"mean of {len(layers)} layers", *mean)] if len(layers) > 1 else []
     for layer in layers:
-        own = (
+        subset = (
             logits.sel(layer=layer),
             curves.sel(layer=layer),
             shares.sel(layer=layer).median("head"),
         )
-        drawn.append(of_layers(layer, f"{layer} ({layer_scheme(components, layer)})", *own))
+        drawn.append(of_layers(layer, f"{layer} ({layer_scheme(components, layer)})", *subset))
     kinds, described = by_distance.band_of(band), []
     for number, theta, kind in zip(
         components["component"].values.tolist(), band["frequency"].values, kinds, strict=True
@@ -273,8 +313,15 @@ def component_data(
 
 
 def rotating_layers(components: xr.Dataset) -> list[int]:
-    """Layers that rotate by the frequencies of the first layer that rotates anything, with the L of
-    its bands; none where none does.
+    """List the layers that rotate as the first rotating layer does.
+
+    They share its frequencies and the L of its bands.
+
+    Args:
+        components: Group `components` of a run.
+
+    Returns:
+        Labels of the layers; none if no layer rotates.
     """
     frequency = components["frequency"].transpose("layer", "component")
     rotating = np.flatnonzero(frequency.notnull().any("component").values)
@@ -294,7 +341,15 @@ def rotating_layers(components: xr.Dataset) -> list[int]:
 
 
 def bands(components: xr.Dataset, layer: int) -> xr.Dataset:
-    """`frequency`, `activated` and `low_frequency` [component] of a layer."""
+    """Select the bands of a layer.
+
+    Args:
+        components: Group `components` of a run.
+        layer: Label of the layer.
+
+    Returns:
+        `frequency`, `activated` and `low_frequency` [component].
+    """
     chosen = components[["frequency", "activated", "low_frequency"]].sel(layer=layer)
     chosen = chosen.drop_vars(["layer", "scheme"], errors="ignore")
     return chosen.assign(
@@ -303,7 +358,15 @@ def bands(components: xr.Dataset, layer: int) -> xr.Dataset:
 
 
 def vaf_of_heads(components: xr.Dataset, name: str = "vaf") -> xr.DataArray:
-    """VAF [layer, head, component] in per cent, the mean over prompts, however the run keeps it."""
+    """Average VAF over prompts, however the run keeps it.
+
+    Args:
+        components: Group `components` of a run.
+        name: Variable to average.
+
+    Returns:
+        VAF [layer, head, component] in per cent.
+    """
     if f"{name}_mean" in components:
         return components[f"{name}_mean"].transpose("layer", "head", "component")
     values = components[name].transpose("prompt", "layer", "head", "component")
@@ -312,12 +375,27 @@ def vaf_of_heads(components: xr.Dataset, name: str = "vaf") -> xr.DataArray:
 
 
 def training_length(run: xr.DataTree) -> int:
-    """The training length that bands were made for, in tokens."""
+    """Return the training length that the bands were made for.
+
+    Args:
+        run: Tree of a run, a group per measure.
+
+    Returns:
+        Length in tokens.
+    """
     return int(group(run, "components").attrs["training_length"])
 
 
 def band_length(components: xr.Dataset, layer: int) -> int:
-    """L of the bands of a layer, in tokens; of a run that does not say it, the training length."""
+    """Return L of the bands of a layer.
+
+    Args:
+        components: Group `components` of a run.
+        layer: Label of the layer.
+
+    Returns:
+        L in tokens; the training length if the run does not record L.
+    """
     known = "band_length" in components
     return (
         int(components["band_length"].sel(layer=layer))
@@ -334,7 +412,26 @@ def _lead(run: xr.DataTree) -> str:
         )
     return (
         "The logit of a pair of tokens is a sum of rotary components, one per frequency "
-        "(HoPE, fig. 3): choose one to see its part."
+        f"(HoPE, fig. 3): choose one to see its part.{_bands_of(group(run, 'components'))}"
+    )
+
+
+def _bands_of(dataset: xr.Dataset) -> str:
+    """Return a sentence: which length the bands are about, and what pairs do over these prompts."""
+    if "band_length" not in dataset or "distance" not in dataset.sizes:
+        return ""
+    lengths = dataset["band_length"].values
+    known, tokens = (
+        sorted({int(length) for length in lengths[lengths > 0]}),
+        dataset.sizes["distance"],
+    )
+    rates = np.nanmax(dataset["frequency"].values, axis=0)
+    turning = int((rates > 2 * np.pi / tokens).sum())
+    ends = " to ".join(f"{length:,}" for length in dict.fromkeys(known[:1] + known[-1:]))
+    return (
+        f" The bands high, activated and low are about {ends} tokens, the length of training or a "
+        f"layer's window; over the {tokens:,} tokens of these prompts {turning} of {rates.size} "
+        "pairs turn more than once."
     )
 
 
@@ -350,8 +447,9 @@ head.
 
 
 def _findings(run: xr.DataTree) -> Iterator[Finding]:
-    """The component that accounts for most of the logits' variance, against an equal share of all
-    components.
+    """Find the component that accounts for most of the logits' variance.
+
+    The null is an equal share of all components.
     """
     components = group(run, "components")
     layers = rotating_layers(components)
@@ -387,6 +485,7 @@ VIEW = View(
             "logit_by_distance",
             "position_logit_by_distance",
             "component_by_distance",
+            "decay_bound",
             "turn_share",
             "turn_upper",
         ),

@@ -1,5 +1,6 @@
-"""What the positions of heads cause: a map of heads per kind of change, the most needed heads with
-controls, screened and exact changes.
+"""Effects of the positions of heads on the answer.
+
+A map of heads per kind of change, the most needed heads with controls, screened and exact changes.
 
     map       mean change of log p(answer) when the positions of one head are changed
     dot       the same of the most needed heads together, with its standard deviation over prompts     grey dots   as many other heads
@@ -19,17 +20,17 @@ import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.colors import Normalize
 from matplotlib.lines import Line2D
-from scipy import stats
 
+from repo_interp.intervals import half_interval
 from repo_interp.plots.marks import (
     CONTROL,
     LEARNED_SCHEMES,
     Cell,
     Chart,
+    CustomFigure,
     Finding,
     Grid,
     Heads,
-    Own,
     Table,
     cells,
     counted,
@@ -64,7 +65,7 @@ KIND_NAMES = {
     "shifted": "span shifted",
     "transplanted": "another prompt's",
 }
-"""Kinds of changes as they are shown: what the positions become."""
+"""Kinds of changes as they are shown: the changed positions."""
 BESIDE = 3
 """Maps of heads side by side."""
 LISTED = 8
@@ -78,7 +79,8 @@ LOG_ABOVE = 100.0
 hide the smaller.
 """
 _COLUMNS = (
-    *("log p (nats per token)", "others, lowest", "others, highest", "score", "others' score"),
+    *("log p (nats per token)", "others, lowest", "others, highest"),
+    *("less the others' mean", "95 % from", "95 % to", "score", "others' score"),
     *("most needed layer", "log p of that layer", "less the sum of its heads"),
     *("rank r: gradient x positions", "gradient x output"),
 )
@@ -100,17 +102,31 @@ NEEDED = "#D55E00"
 
 @style()
 def effect_maps(run: xr.DataTree) -> PaperFigure:
-    """Layer by head, the mean change of log p(answer), one map per kind.
+    """Draw the mean change of log p(answer) per layer and head, a map per kind.
 
-    Raises InputError when the run has no effects.
+    Args:
+        run: Tree of a run, a group per measure.
+
+    Returns:
+        The figure.
+
+    Raises:
+        InputError: The run has no effects.
     """
     return effect_grid(run).figure()
 
 
 def effect_grid(run: xr.DataTree) -> Grid:
-    """The chart of `effect_maps`."""
+    """Make the chart of `effect_maps`.
+
+    Args:
+        run: Tree of a run, a group per measure.
+
+    Returns:
+        The chart.
+    """
     effects, panels = group(run, "effects"), {}
-    shown = effects["effect"].round(4) + 0.0  # what is less is rounding, and -0
+    shown = effects["effect"].round(4) + 0.0  # smaller changes are rounding, and -0
     reach = max(float(np.nanmax(np.abs(shown))), LINEAR)
     for kind in effects["kind"].values.tolist():
         drawn = effects["control_effect"].sel(kind=kind).dropna("draw").values
@@ -130,8 +146,16 @@ def effect_grid(run: xr.DataTree) -> Grid:
 
 @style()
 def effects_of_sets(run: xr.DataTree) -> PaperFigure:
-    """The most needed heads changed together, and as many others drawn at random, for every kind:
-    log p(answer) and score.
+    """Draw the effects of changing the most needed heads together.
+
+    As many other heads, drawn at random, are the control. Log p(answer) and the score are shown for
+    all kinds.
+
+    Args:
+        run: Tree of a run, a group per measure.
+
+    Returns:
+        The figure.
     """
     effects = group(run, "effects")
     figure = paper_figure(PAGE_WIDTH, 2.3)
@@ -160,8 +184,15 @@ def effects_of_sets(run: xr.DataTree) -> PaperFigure:
 
 @style()
 def screening_fit(run: xr.DataTree) -> PaperFigure:
-    """Estimated against exact changes of the logit difference, a dot per head that was measured,
-    one panel per kind.
+    """Draw estimated against exact changes of the logit difference.
+
+    A dot is a head that was measured; kinds have their panels.
+
+    Args:
+        run: Tree of a run, a group per measure.
+
+    Returns:
+        The figure.
     """
     effects = group(run, "effects")
     kinds = effects["kind"].values.tolist()
@@ -202,32 +233,46 @@ def screening_fit(run: xr.DataTree) -> PaperFigure:
 
 
 def effect_tables(run: xr.DataTree) -> tuple[Table, ...]:
-    """One row per kind - the most needed heads, controls, layers, screening -, and one per head of
-    those that do most.
+    """Tabulate the effects of kinds and of the heads that do most.
+
+    Args:
+        run: Tree of a run, a group per measure.
+
+    Returns:
+        One row per kind for the most needed heads, controls, layers and screening, and one row per
+        head of those that do most.
     """
     effects = group(run, "effects")
     rows: list[tuple[Cell, ...]] = []
     heads: list[tuple[Cell, ...]] = []
     for kind in effects["kind"].values.tolist():
-        own = effects.sel(kind=kind)
+        of_kind = effects.sel(kind=kind)
         named, control, layers = (
             KIND_NAMES.get(kind, kind),
-            own["control_effect"],
-            own["layer_effect"].values,
+            of_kind["control_effect"],
+            of_kind["layer_effect"].values,
         )
-        needed = own.isel(layer=int(np.nanargmin(layers)) if np.isfinite(layers).any() else 0)
+        needed = of_kind.isel(layer=int(np.nanargmin(layers)) if np.isfinite(layers).any() else 0)
         of_sets = (
-            own["set_effect"],
+            of_kind["set_effect"],
             control.min(),
             control.max(),
-            own["set_score_change"].mean(),
-            own["control_score_change"].mean(),
+            *_less_controls(of_kind, of_kind["set_log_probability_change"]),
+            of_kind["set_score_change"].mean(),
+            of_kind["control_score_change"].mean(),
         )
-        of_layer = needed["layer_effect"], needed["interaction"], *own["rank_correlation"].values
+        of_layer = (
+            needed["layer_effect"],
+            needed["interaction"],
+            *of_kind["rank_correlation"].values,
+        )
         rows.append((named, *cells(of_sets), int(needed["layer"]), *cells(of_layer)))
-        changes = (own[f"{name}_change"].mean("prompt") for name in ("logit_difference", "score"))
+        changes = (
+            of_kind[f"{name}_change"].mean("prompt") for name in ("logit_difference", "score")
+        )
         of_heads = head_rows(
-            [own["effect"], own["effect_spread"], *changes], ranked_heads(-own["effect"])[:LISTED]
+            [of_kind["effect"], of_kind["effect_spread"], *changes],
+            ranked_heads(-of_kind["effect"])[:LISTED],
         )
         heads += [(named, *row) for row in of_heads]
     size = counted(int(effects.attrs["set_heads"]), "head")
@@ -237,7 +282,8 @@ def effect_tables(run: xr.DataTree) -> tuple[Table, ...]:
     )
     title = f"The most needed {size} changed together, and as many others at random"
     note = (
-        f"Mean changes over {about} Rank correlations of screened and exact changes of "
+        f"Mean changes over {about} 95 %: Student's interval over prompts, of the difference in "
+        "every prompt. Rank correlations of screened and exact changes of "
         "the logit difference over heads."
     )
     sets, draws = (
@@ -307,8 +353,8 @@ def _draw_sets(ax: Axes, changes: xr.DataArray, controls: xr.DataArray) -> None:
 
 def _charts(run: xr.DataTree) -> Iterator[Chart]:
     yield effect_grid(run)
-    yield Own("effects_of_sets", partial(effects_of_sets, run))
-    yield Own("effects_screening", partial(screening_fit, run))
+    yield CustomFigure("effects_of_sets", partial(effects_of_sets, run))
+    yield CustomFigure("effects_screening", partial(screening_fit, run))
     effects = group(run, "effects")["effect"]
     for kind in effects["kind"].values.tolist():
         name = (
@@ -337,8 +383,9 @@ LEAST = 0.01
 
 
 def _findings(run: xr.DataTree) -> Iterator[Finding]:
-    """The layer, and the head, whose positions the answer needs most, for the change of positions
-    that costs most.
+    """Find the layer and the head whose positions the answer needs most.
+
+    The kind of change is the one that costs most.
     """
     measured = group(run, "effects")
     if measured.sizes["prompt"] < 2:
@@ -378,6 +425,14 @@ def _findings(run: xr.DataTree) -> Iterator[Finding]:
             f"{counted(int(measured.attrs['set_heads']), 'other head')}, drawn at random: "
             f"{controls} nats at worst"
         )
+        less, low, high = _less_controls(
+            measured.sel(kind=where["kind"]), measured[variable].sel(where)
+        )
+        if np.isfinite(low):
+            evidence += (
+                f"; less their mean, prompt by prompt: {less:.2g} nats, 95 % interval {low:.2g} "
+                f"to {high:.2g}"
+            )
         yield Finding(sentence, evidence, weight, "effects", where["layer"], where.get("head"))
     if not is_needed:
         yield from _robust(measured)
@@ -386,12 +441,19 @@ def _findings(run: xr.DataTree) -> Iterator[Finding]:
 
 def _outdone(measured: xr.Dataset) -> Iterator[Finding]:
     """Say so where other heads, drawn at random, lose more than those that seemed most needed."""
-    controls = measured["control_effect"].min("draw")
-    excess = (measured["set_effect"] - controls).where(controls < -LEAST)
-    if not bool((excess > 0).any()):
+    controls = measured["control_log_probability_change"]
+    worst = controls.mean("prompt").fillna(0.0).argmin("draw")
+    lost = controls.isel(draw=worst)
+    excess = measured["set_log_probability_change"] - lost  # paired, prompt by prompt
+    error = excess.std("prompt", ddof=1) / excess.sizes["prompt"] ** 0.5
+    other, needed = lost.mean("prompt"), measured["set_log_probability_change"].mean("prompt")
+    beyond = excess.mean("prompt").where(
+        (other < -LEAST) & (needed - other > STANDARD_ERRORS * error)
+    )
+    if not beyond.notnull().any():
         return
-    kind = str(measured["kind"].values[int(np.nanargmax(excess.values))])
-    needed, other = (float(values.sel(kind=kind)) for values in (measured["set_effect"], controls))
+    kind = str(measured["kind"].values[int(np.nanargmax(beyond.values))])
+    other, needed = float(other.sel(kind=kind)), float(needed.sel(kind=kind))
     size = counted(int(measured.attrs["set_heads"]), "head")
     sentence = (
         f"Other heads matter more than the {size} that seemed most needed: changing their "
@@ -403,15 +465,14 @@ def _outdone(measured: xr.Dataset) -> Iterator[Finding]:
 
 
 def _robust(measured: xr.Dataset) -> Iterator[Finding]:
-    """Yield the largest loss that cannot be excluded, where no layer is found whose positions
-    matter.
-    """
+    """Yield the largest loss that cannot be excluded, if no layer's positions matter."""
     mean, errors = _mean_and_error(measured["layer_log_probability_change"])
     if not bool(mean.notnull().any()) or bool(
         (mean < np.minimum(-STANDARD_ERRORS * errors, -LEAST)).any()
     ):
         return
-    lowest = mean - float(stats.t.ppf(0.975, measured.sizes["prompt"] - 1)) * errors
+    changes = measured["layer_log_probability_change"].transpose("kind", "layer", "prompt")
+    lowest = mean - half_interval(changes.values)
     where = _lowest(lowest)
     sentence = (
         "Changing the positions of one layer costs the answer at most "
@@ -424,6 +485,15 @@ def _robust(measured: xr.Dataset) -> Iterator[Finding]:
         f"{float(errors.sel(where)):.1g}; no other interval reaches lower"
     )
     yield Finding(sentence, evidence, 0.3, "effects", int(where["layer"]))
+
+
+def _less_controls(of_kind: xr.Dataset, changes: xr.DataArray) -> tuple[float, float, float]:
+    """Mean of `changes` less those of the controls over prompts, and its 95 % interval."""
+    if "control_log_probability_change" not in of_kind:
+        return np.nan, np.nan, np.nan
+    paired = (changes - of_kind["control_log_probability_change"].mean("draw")).values
+    mean, reach = float(paired.mean()), float(half_interval(paired))
+    return mean, mean - reach, mean + reach
 
 
 def _mean_and_error(changes: xr.DataArray) -> tuple[xr.DataArray, xr.DataArray]:

@@ -1,5 +1,6 @@
-"""Positions of every head, packed for the page's explorer: float32 as base64, equal rows once, and
-not more than fits.
+"""Positions of every head, packed for the page's explorer.
+
+They are float32 as base64, equal rows once, and not more than fits.
 
     values[prompt][layer]: rows x tokens, little-endian float32
     row[prompt][layer][head]: which of the rows is the head's
@@ -7,7 +8,7 @@ not more than fits.
 RoPE layers and grouped heads share rows, so they cost one. Texts and spans are plain JSON. Prompts
 that do not fit into the budget are left out whole; of a first prompt that is too long by itself,
 layers are, and the map of heads then shows their outlines: the smallest and largest position of
-`OUTLINE` stretches. What is left out is named. Of a run without positions, as one of a RoPE model,
+`OUTLINE` stretches. Omissions are named. Of a run without positions, as one of a RoPE model,
 the text of its first prompt and its heads are packed alone. Knows nothing about pages;
 `explorer.js` and `pages/page/stored.js` are the other half.
 """
@@ -49,9 +50,17 @@ NEXT = 64
 
 
 def embed(run: xr.DataTree, options: PageOptions) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Data for the explorer within the budget of `options`, and a sentence for what was left out.
+    """Prepare the data of the explorer within the budget of the page.
 
-    Raises InputError when the run lacks one of the prompts of `options`.
+    Args:
+        run: Tree of a run, a group per measure.
+        options: Limits and prompts of the page.
+
+    Returns:
+        The data, and a sentence for every part that was left out.
+
+    Raises:
+        InputError: The run lacks one of the prompts of `options`.
     """
     if "positions" not in run.children:
         data, prompts = _without_positions(run), int(run.attrs.get("prompts", 1))
@@ -85,9 +94,7 @@ def embed(run: xr.DataTree, options: PageOptions) -> tuple[dict[str, Any], tuple
 def _data(
     described: xr.Dataset, embedded: list[dict[str, Any]], order: list[list[int]]
 ) -> dict[str, Any]:
-    """What the script reads: prompts, and the layers, heads and spans of the group that describes
-    them.
-    """
+    """Prepare prompts, and the layers, heads and spans of the group that describes them."""
     spans = ordered_spans(map(str, described["span"].values)) if "span" in described.coords else []
     colours = span_colours(spans)
     return {
@@ -102,8 +109,9 @@ def _data(
 
 
 def _without_positions(run: xr.DataTree) -> dict[str, Any]:
-    """Prompts without positions; heads as they send most to the span that the prompts are about,
-    where that was measured.
+    """Prepare prompts without positions.
+
+    Heads are sorted by their mass on the span that the prompts are about, if it was measured.
     """
     rows, span = group(run, "attention_rows"), main_span(run)
     heads = [int(head) for head in rows["head"].values]
@@ -122,8 +130,16 @@ def _without_positions(run: xr.DataTree) -> dict[str, Any]:
 
 
 def pack_layer(positions: xr.Dataset, prompt: int, layer: int) -> dict[str, Any]:
-    """Positions of one layer over one prompt: `values` (base64 of the different rows), `row` by
-    head, and both ranges of each row (or null).
+    """Pack the positions of a layer over a prompt.
+
+    Args:
+        positions: Group `positions` of a run.
+        prompt: Label of the prompt.
+        layer: Label of the layer.
+
+    Returns:
+        `values` (base64 of the distinct rows), `row` by head, and both ranges of every row (or
+        null).
     """
     count = int(positions["token_count"].sel(prompt=prompt))
     values = (
@@ -155,8 +171,9 @@ def _described(tokens: PromptTokens) -> dict[str, Any]:
 
 
 def _joint(tokens: PromptTokens) -> str:
-    """The separator of two tokens of the prompt when it is read: a space where tokens are words,
-    and no token holds one.
+    """Choose the separator of two tokens when the prompt is read.
+
+    It is a space if tokens are words and no token holds one.
     """
     words = tokens.texts is not None and not any(
         character.isspace() for text in tokens.texts for character in text
@@ -179,8 +196,9 @@ def _size(blocks: dict[int, dict[str, Any]]) -> int:
 
 
 def _order(run: xr.DataTree, embedded: list[dict[str, Any]]) -> list[list[int]]:
-    """Up to `NEXT` heads of embedded layers as `heads_to_show` ranks them; those whose positions
-    are another's come last.
+    """Choose up to `NEXT` heads of embedded layers, ranked by `heads_to_show`.
+
+    Heads whose positions are another head's come last.
     """
     blocks, heads = embedded[0]["layers"], group(run, "positions")["head"].values.tolist()
     order = [[layer, head] for layer, head in heads_to_show(run) if layer in blocks]
@@ -192,8 +210,9 @@ def _order(run: xr.DataTree, embedded: list[dict[str, Any]]) -> list[list[int]]:
 
 
 def _outline(block: dict[str, Any]) -> dict[str, Any]:
-    """What `pack_layer` packed, as the smallest and largest position of `OUTLINE` stretches, one
-    after the other.
+    """Reduce packed positions to the smallest and the largest of `OUTLINE` stretches.
+
+    They follow one another in this order.
     """
     rows = np.frombuffer(base64.b64decode(block["values"]), dtype="<f4").reshape(
         max(block["row"]) + 1, -1

@@ -1,5 +1,6 @@
-"""Beyond the training length (Position Generalization table 2, fig. 6): divergence of attention
-outputs, log perplexity, PCA traces.
+"""Beyond the training length: divergence of outputs, log perplexity, PCA traces.
+
+Position Generalization table 2, fig. 6.
 
 Draws the group `extrapolation`; fig. 6 the group `output_traces`. Knows nothing about how methods
 work.
@@ -22,8 +23,8 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator
 
 from repo_interp.plots.marks import (
+    CustomFigure,
     Finding,
-    Own,
     Table,
     colour_bar,
     group,
@@ -72,10 +73,19 @@ TRACE_COLUMNS = 4
 
 @style()
 def extrapolation_by_length(run: xr.DataTree) -> PaperFigure:
-    """KL of attention outputs (mean over layers, with its interval) and log perplexity by length,
-    and KL by layer at the longest (table 2).
+    """Draw divergence and log perplexity by length (table 2).
 
-    Raises InputError when the run has no extrapolation.
+    The KL divergence of attention outputs is a mean over layers with its interval; at the longest
+    length it is also shown by layer.
+
+    Args:
+        run: Tree of a run, a group per measure.
+
+    Returns:
+        The figure.
+
+    Raises:
+        InputError: The run has no extrapolation.
     """
     dataset = group(run, "extrapolation")
     kl, lengths = dataset["kl"].transpose("method", "length", "layer"), dataset["length"].values
@@ -149,11 +159,19 @@ def _scale(ax: Axes, values: np.ndarray) -> None:
 
 @style()
 def output_traces(run: xr.DataTree) -> PaperFigure:
-    """Attention outputs at training lengths as dots in their principal plane, one panel per query
-    that is followed over a sliding window of keys and values: from the first window (open) to the
-    last (filled), darker the later (fig. 6).
+    """Draw attention outputs in the principal plane of training lengths (fig. 6).
 
-    Raises InputError when the run has no traces.
+    Outputs at training lengths are dots. A panel follows a query over a sliding window of keys and
+    values, from the first window (open) to the last (filled); later ones are darker.
+
+    Args:
+        run: Tree of a run, a group per measure.
+
+    Returns:
+        The figure.
+
+    Raises:
+        InputError: The run has no traces.
     """
     dataset = group(run, "output_traces")
     points = dataset["pca_reference"].transpose("point", "axis").values
@@ -224,7 +242,14 @@ def _look(method: str) -> dict[str, Any]:
 
 
 def extrapolation_table(run: xr.DataTree) -> Table:
-    """One row per method and length: divergence, log perplexity and the task's score."""
+    """Tabulate divergence, log perplexity and score by length.
+
+    Args:
+        run: Tree of a run, a group per measure.
+
+    Returns:
+        One row per method and length.
+    """
     dataset = group(run, "extrapolation")
     kl = dataset["kl"].transpose("method", "length", "layer")
     metric, prompts = str(dataset.attrs["metric"]), int(dataset.attrs["prompts"])
@@ -256,9 +281,7 @@ def extrapolation_table(run: xr.DataTree) -> Table:
 
 
 def _findings(run: xr.DataTree) -> Iterator[Finding]:
-    """What the plain model loses at the longest prompts, and the method of extension that loses
-    least.
-    """
+    """Find the loss of the plain model at the longest prompts, and the best extension."""
     measured = group(run, "extrapolation")
     methods, lengths = [str(name) for name in measured["method"].values], measured["length"].values
     if "plain" not in methods or len(lengths) < 2:
@@ -288,7 +311,7 @@ VIEW = View(
     "Prompts longer than those of training, run plainly and by methods of length extension: "
     "how far attention outputs leave the "
     "distribution they had (Position Generalization, table 2).",
-    lambda run: (Own("extrapolation", partial(extrapolation_by_length, run)),),
+    lambda run: (CustomFigure("extrapolation", partial(extrapolation_by_length, run)),),
     tables=lambda run: (extrapolation_table(run),),
     findings=_findings,
     compared=("kl", "kl_above_noise", "log_perplexity", "task_score"),
@@ -296,8 +319,9 @@ VIEW = View(
 
 
 def _trace_table(run: xr.DataTree) -> Table:
-    """One row per query that is followed: how much of its line is further out than 99 % of the
-    outputs at training lengths.
+    """Tabulate the share of a query's windows beyond 99 % of outputs at training lengths.
+
+    A row is a query that is followed.
     """
     outside = group(run, "output_traces")["trace_outside"]
     note = (
@@ -327,7 +351,7 @@ OUTPUT_TRACES = View(
     "output_traces",
     "Attention outputs over sliding windows",
     _trace_lead,
-    lambda run: (Own("output_traces", partial(output_traces, run)),),
+    lambda run: (CustomFigure("output_traces", partial(output_traces, run)),),
     tables=lambda run: (_trace_table(run),),
     compared=("trace_outside",),
     not_averaged=("pca_reference", "pca_trace", "pca_share"),

@@ -1,5 +1,6 @@
-"""Position and semantics in the logits that the last query would give every key at every distance
-(Position Generalization fig. 3).
+"""Position and semantics in the last query's logits with every key at every distance.
+
+Position Generalization fig. 3.
 
     W'_dj ~ a_d + b_j                 fake map with its two axes along its sides, their sum
 
@@ -19,7 +20,8 @@ from matplotlib.axes import Axes
 from repo_interp.errors import InputError
 from repo_interp.plots.marks import (
     Chart,
-    Own,
+    CustomFigure,
+    Heads,
     colour_bar,
     envelope,
     group,
@@ -36,10 +38,20 @@ CORRELATIONS = {"r": "r of the fake-distance fit"}
 
 @style()
 def fake_distance_fit(run: xr.DataTree, layer: int, head: int) -> PaperFigure:
-    """A head's fake-distance map with its two axes along its sides, and their sum, of the first
-    prompt (fig. 3).
+    """Draw a head's fake-distance map, its two axes and their sum (fig. 3).
 
-    Raises InputError when the run has no `maps`, or no axes of `fake_distance`.
+    The figure shows the first prompt.
+
+    Args:
+        run: Tree of a run, a group per measure.
+        layer: Label of the layer.
+        head: Label of the head in its layer.
+
+    Returns:
+        The figure.
+
+    Raises:
+        InputError: The run has no `maps`, or no axes of `fake_distance`.
     """
     maps, fit = group(run, "maps"), group(run, "fake_distance")
     if "position_axis" not in fit:
@@ -93,20 +105,20 @@ def _upright_line(ax: Axes, values: np.ndarray, colour: str, name: str) -> None:
 
 
 def _charts(run: xr.DataTree) -> Iterator[Chart]:
-    """The correlations where `three_axis` does not draw them, by head; with maps and axes fig.
-    3.
-    """
+    """Chart correlations by head if `three_axis` does not; with maps and axes fig. 3."""
     if not has_groups(run, ["three_axis"]):
         yield fits.correlation_grid(run)
     dataset = group(run, "fake_distance")
     if "position_axis" in dataset:
         for layer, head in fits.heads_with_maps(run, dataset):
-            yield Own(
+            yield CustomFigure(
                 f"fake_distance_layer{layer}_head{head}",
                 partial(fake_distance_fit, run, layer, head),
                 live=True,
             )
     yield from fits.correlation_maps(dataset, CORRELATIONS)
+    if "reach" in dataset and bool(dataset["reach"].notnull().any()):
+        yield Heads(dataset["reach"])
     axes = {
         "Position axis": ("position", "fake distance (tokens)"),
         "Semantic axis": ("semantic", "key (token)"),
@@ -123,5 +135,5 @@ VIEW = View(
     _charts,
     tables=fits.correlation_tables("fake_distance", CORRELATIONS),
     compared=("r", "position_axis"),
-    not_averaged=("position_axis", "semantic_axis"),
+    not_averaged=("position_axis", "semantic_axis", "reach"),
 )

@@ -1,8 +1,9 @@
-"""What CoPE's gates count and where position alone attends (CoPE fig. 4, 6), and every head with
-its controls.
+"""What CoPE's gates count and where position alone attends (CoPE fig. 4, 6).
+
+Every head is shown with its controls.
 
     map       a_ij / max_j a_ij of one head, queries downwards; plus signs on the diagonal: separators
-    gates     mean gate of each token, separators darker; below, what each query counts, p_i0
+    gates     mean gate of every token, separators darker; below, the sum that a query counts, p_i0
 
 Draws the group `gates` of a run, with the token texts of another group that describes the prompts.
 Knows nothing about how gates are measured.
@@ -23,9 +24,9 @@ from matplotlib.patches import Patch
 from repo_interp.errors import InputError
 from repo_interp.plots.marks import (
     Chart,
+    CustomFigure,
     Finding,
     Heads,
-    Own,
     Table,
     colour_bar,
     control_handle,
@@ -61,7 +62,7 @@ from repo_interp.plots.style import (
 from repo_interp.plots.view import View
 
 HEADS = 3
-"""Heads that are drawn on their own."""
+"""Heads that have a figure."""
 COLUMNS = 3
 """Panels per row."""
 LABELS = 90
@@ -79,10 +80,22 @@ _OWN_SEGMENT = {"last_segment_mass": "own", "last_segment_shuffled": "shuffled"}
 
 @style()
 def position_attention(run: xr.DataTree, layer: int, head: int, prompt: int = 0) -> PaperFigure:
-    """Attention from position alone of one head over one prompt, one row per query, its maximum 1;
-    separators as plus signs (fig. 4).
+    """Draw one head's attention from position alone over a prompt (fig. 4).
 
-    Raises InputError when the run has no such map: they are kept on request, `Gates(maps=1)`.
+    A row is a query, and its maximum is 1; separators are plus signs.
+
+    Args:
+        run: Tree of a run, a group per measure.
+        layer: Label of the layer.
+        head: Label of the head in its layer.
+        prompt: Label of the prompt.
+
+    Returns:
+        The figure.
+
+    Raises:
+        InputError: The run has no such map of this prompt and layer; they are kept by
+            `Gates(maps=1)`.
     """
     dataset = group(run, "gates")
     if "position_attention" not in dataset:
@@ -119,8 +132,15 @@ def position_attention(run: xr.DataTree, layer: int, head: int, prompt: int = 0)
 
 
 def draw_map(ax: Axes, weights: np.ndarray, separators: np.ndarray) -> Any:
-    """Draw `weights` [query, key] on `ax` - NaN is left white - with plus signs where `separators`
-    meet the diagonal.
+    """Draw weights as an image, with plus signs at separators on the diagonal.
+
+    Args:
+        ax: Axes to draw on.
+        weights: Weights [query, key]; NaN is left white.
+        separators: Indices of the separators.
+
+    Returns:
+        The image.
     """
     shown = ax.imshow(
         weights, cmap="cividis", vmin=0, vmax=1, aspect="equal", interpolation="nearest", gid="map"
@@ -142,9 +162,21 @@ def draw_map(ax: Axes, weights: np.ndarray, separators: np.ndarray) -> Any:
 
 @style()
 def gate_lines(run: xr.DataTree, layer: int, head: int, prompt: int = 0) -> PaperFigure:
-    """Gates of one head by token, separators darker, and what each query counts in all (fig. 6).
+    """Draw the gates of a head by token, and their sums by query (fig. 6).
 
-    Raises InputError when the run has no gates, or the layer has none.
+    Separators are darker.
+
+    Args:
+        run: Tree of a run, a group per measure.
+        layer: Label of the layer.
+        head: Label of the head in its layer.
+        prompt: Label of the prompt.
+
+    Returns:
+        The figure.
+
+    Raises:
+        InputError: The run has no gates, or the layer has none.
     """
     dataset = group(run, "gates")
     separators = pick(dataset["separator"], prompt=prompt).values
@@ -163,13 +195,13 @@ def gate_lines(run: xr.DataTree, layer: int, head: int, prompt: int = 0) -> Pape
     draw_gates(upper, gates, separators[:count] == 1, colour)
     draw_counted(lower, sums, np.flatnonzero(separators[:count] == 1), largest, colour)
     _label_tokens(run, lower, prompt, gates, separators[:count] == 1)
-    own = (
+    shares = (
         100
         * dataset.sel(prompt=prompt, layer=layer, head=head)[
             ["separator_share", "separator_share_shuffled"]
         ]
     )
-    share, shuffled = map(float, own.values())
+    share, shuffled = map(float, shares.values())
     on_separators = (
         f"; {share:.3g} % of gates on separators, {shuffled:.3g} % on random tokens"
         if np.isfinite(share)
@@ -187,12 +219,22 @@ def gate_lines(run: xr.DataTree, layer: int, head: int, prompt: int = 0) -> Pape
 
 
 def draw_gates(ax: Axes, gates: np.ndarray, separators: np.ndarray, colour: str) -> Axes:
-    """Draw `gates` [token] on `ax` as bars; `separators` [token] are the darker ones."""
-    others, own = (
+    """Draw gates as bars; separators are darker.
+
+    Args:
+        ax: Axes to draw on.
+        gates: Gates [token].
+        separators: Booleans [token].
+        colour: Colour of the bars.
+
+    Returns:
+        `ax`.
+    """
+    others, marked = (
         (~separators, "others", colour, _PALE),
         (separators, "separators", darker(colour, 0.6), 1.0),
     )
-    for chosen, name, shade, opacity in (others, own):
+    for chosen, name, shade, opacity in (others, marked):
         ax.bar(
             np.flatnonzero(chosen),
             gates[chosen],
@@ -210,8 +252,19 @@ def draw_gates(ax: Axes, gates: np.ndarray, separators: np.ndarray, colour: str)
 def draw_counted(
     ax: Axes, sums: np.ndarray, separators: np.ndarray, largest: float, colour: str
 ) -> Axes:
-    """Draw what each query counts, `sums` [token], on `ax`; a dashed line at the largest position
-    where it is in reach.
+    """Draw the sum of gates that every query counts.
+
+    A dashed line marks the largest position if the sums come near it.
+
+    Args:
+        ax: Axes to draw on.
+        sums: Sums of gates [token].
+        separators: Indices of the separators.
+        largest: Largest position of the layer.
+        colour: Colour of the line.
+
+    Returns:
+        `ax`.
     """
     ax.plot(np.arange(len(sums)), sums, color=colour, linewidth=1.0, gid="counted")
     ax.plot(
@@ -235,11 +288,20 @@ def draw_counted(
 
 @style()
 def gate_scores(run: xr.DataTree) -> PaperFigure:
-    """Every head: share of its gates on separators and on random tokens, and of attention from
-    position alone that stays within a query's own segment and within shuffled segments, one panel
-    per kind of segments that the prompts have.
+    """Draw the shares of gates and of attention that follow the text, for all heads.
 
-    Raises InputError when the run has no gates, or its prompts neither separators nor segments.
+    The panels show the share of gates on separators and on random tokens, and the share of
+    attention from position alone within the query's segment and within shuffled segments, for every
+    kind of segments that prompts have.
+
+    Args:
+        run: Tree of a run, a group per measure.
+
+    Returns:
+        The figure.
+
+    Raises:
+        InputError: The run has no gates, or its prompts have neither separators nor segments.
     """
     dataset = group(run, "gates")
     shown = list(_with_controls(dataset))
@@ -264,8 +326,10 @@ def gate_scores(run: xr.DataTree) -> PaperFigure:
 
 
 def _with_controls(dataset: xr.Dataset) -> Iterator[tuple[str, xr.DataArray, xr.DataArray]]:
-    """Shares [prompt, layer, head] of gates on separators, and of attention within segments of each
-    kind, where the prompts have any: what they are, the share, and its control.
+    """Yield the title, share [prompt, layer, head] and control of gates and segments.
+
+    The shares are those of gates on separators, and of attention within segments of all kinds,
+    where the prompts have any.
     """
     if np.isfinite(dataset["separator_share"]).any():
         yield "gates on separators", dataset["separator_share"], dataset["separator_share_shuffled"]
@@ -278,17 +342,20 @@ def _with_controls(dataset: xr.Dataset) -> Iterator[tuple[str, xr.DataArray, xr.
 
 
 def _charts(run: xr.DataTree) -> Iterator[Chart]:
-    """Scores of all heads; gates, and where kept the map, of the first of `heads_by_gates`; maps of
-    heads.
+    """Chart scores of all heads, gates and maps of the first heads, and maps of heads.
+
+    The first heads are those of `heads_by_gates`; their maps are drawn if the run keeps them.
     """
     dataset = group(run, "gates")
     if np.isfinite(dataset["separator_share"]).any() or measured_kinds(dataset):
-        yield Own("gate_scores", partial(gate_scores, run))
+        yield CustomFigure("gate_scores", partial(gate_scores, run))
     first = int(dataset["prompt"].values[0])
     for layer, head in heads_by_gates(dataset)[:HEADS]:
-        yield Own(f"gates_layer{layer}_head{head}", partial(gate_lines, run, layer, head, first))
+        yield CustomFigure(
+            f"gates_layer{layer}_head{head}", partial(gate_lines, run, layer, head, first)
+        )
         if "position_attention" in dataset:
-            yield Own(
+            yield CustomFigure(
                 f"position_attention_layer{layer}_head{head}",
                 partial(position_attention, run, layer, head, first),
             )
@@ -304,8 +371,15 @@ def _charts(run: xr.DataTree) -> Iterator[Chart]:
 
 
 def heads_by_gates(dataset: xr.Dataset) -> list[tuple[int, int]]:
-    """Heads (layer, head) with gates, those first whose gates fall most on separators beyond
-    chance; without separators those whose gates differ most from token to token.
+    """Sort heads by how far their gates prefer separators over chance.
+
+    Without separators, heads whose gates differ most from token to token come first.
+
+    Args:
+        dataset: Group of a run.
+
+    Returns:
+        Labels (layer, head) of heads with gates.
     """
     beyond = over_prompts(dataset["separator_share"] - dataset["separator_share_shuffled"])
     spread = over_prompts(dataset["gate_by_token"].std("key"))
@@ -313,8 +387,13 @@ def heads_by_gates(dataset: xr.Dataset) -> list[tuple[int, int]]:
 
 
 def measured_kinds(dataset: xr.Dataset) -> list[str]:
-    """Kinds of segments that attention from position alone was measured on, in the order of the
-    run.
+    """List the kinds of segments that attention from position alone was measured on.
+
+    Args:
+        dataset: Group of a run.
+
+    Returns:
+        Kinds in the order of the run.
     """
     kinds = [str(kind) for kind in dataset["kind"].values]
     return [
@@ -323,8 +402,14 @@ def measured_kinds(dataset: xr.Dataset) -> list[str]:
 
 
 def gate_table(run: xr.DataTree) -> Table:
-    """One row per head with gates: gates of separators and of others, the share on separators and
-    on random tokens, and their chance.
+    """Tabulate the gates of separators and of other tokens.
+
+    Args:
+        run: Tree of a run, a group per measure.
+
+    Returns:
+        One row per head with gates: both means, the share on separators and on random tokens, and
+        their chance.
     """
     dataset = group(run, "gates")
     note = (
@@ -341,8 +426,14 @@ def gate_table(run: xr.DataTree) -> Table:
 
 
 def own_segment_table(run: xr.DataTree) -> Table:
-    """One row per kind of segments and head with gates: attention from position alone within a
-    query's own segment, and within shuffled ones.
+    """Tabulate the attention from position alone within segments.
+
+    Args:
+        run: Tree of a run, a group per measure.
+
+    Returns:
+        One row per kind of segments and head with gates: the share within the query's segment, and
+        within shuffled ones.
     """
     dataset = group(run, "gates")
     title = "Attention from position alone within a query's own segment"
@@ -384,8 +475,9 @@ def _count(separators: np.ndarray) -> int:
 
 
 def _findings(run: xr.DataTree) -> Iterator[Finding]:
-    """Heads whose gates fall on separators, twice as much as on as many random tokens and more than
-    nearly all choices of them do.
+    """Find heads whose gates fall on separators.
+
+    They do so twice as much as on as many random tokens, and more than nearly all choices of them.
     """
     measured = group(run, "gates")
     share, shuffled, chance = (

@@ -1,5 +1,6 @@
-"""What each kind of heads is for: the loss with their positions frozen, beside that of as many
-other heads, and which tokens lose.
+"""The loss with the positions of a kind of heads frozen, and the tokens that lose.
+
+The control is as many other heads.
 
     dot     mean change of -log p with the positions of all heads of a kind frozen, and its 95 % interval      grey: other heads
 
@@ -27,8 +28,15 @@ def _answered(kinds: xr.Dataset) -> str:
 
 
 def losses_by_kind(run: xr.DataTree) -> Dots:
-    """A row per kind: the change of the loss with its heads' positions frozen, and in grey with
-    those of as many others.
+    """Draw the change of the loss with frozen positions, a row per kind of heads.
+
+    Grey marks show the change for as many other heads.
+
+    Args:
+        run: Tree of a run, a group per measure.
+
+    Returns:
+        The chart.
     """
     kinds = group(run, "kinds")
     losses = kinds["loss_change"].sel(token_class=_answered(kinds), of=["change", "controls"])
@@ -52,17 +60,23 @@ def losses_by_kind(run: xr.DataTree) -> Dots:
 
 
 def kind_table(run: xr.DataTree) -> Table:
-    """One row per kind: the loss of tokens, that of other heads, their difference, and the
-    difference by class of tokens.
+    """Tabulate the change of the loss per kind of heads.
+
+    Args:
+        run: Tree of a run, a group per measure.
+
+    Returns:
+        One row per kind: the loss of tokens, that of other heads, their difference, and the
+        difference by class of tokens.
     """
     kinds = group(run, "kinds")
     kinds = kinds.sel(token_class=kinds["tokens"] > 0)
     rows = []
     for kind, count in kinds["heads"].to_series().items():
-        own = kinds.sel(kind=kind)
+        of_kind = kinds.sel(kind=kind)
         score, mean = (
-            own["score_change"].sel(bound="mean"),
-            own["loss_change"].sel(bound="mean").isel(token_class=slice(1, None)),
+            of_kind["score_change"].sel(bound="mean"),
+            of_kind["loss_change"].sel(bound="mean").isel(token_class=slice(1, None)),
         )
         by_class = mean.sel(of="difference").fillna(mean.sel(of="change"))
         rows.append(
@@ -70,7 +84,11 @@ def kind_table(run: xr.DataTree) -> Table:
                 kind,
                 count,
                 *cells(
-                    [*own["loss_change"].sel(token_class="all").values.flat, *by_class, *score[:2]]
+                    [
+                        *of_kind["loss_change"].sel(token_class="all").values.flat,
+                        *by_class,
+                        *score[:2],
+                    ]
                 ),
             )
         )
@@ -100,14 +118,12 @@ def kind_table(run: xr.DataTree) -> Table:
 
 
 def _findings(run: xr.DataTree) -> Iterator[Finding]:
-    """What freezing a kind costs, where it is clearly more or less than what as many other heads
-    cost.
-    """
+    """Find kinds that cost clearly more or less to freeze than as many other heads."""
     kinds = group(run, "kinds")
     answered = _answered(kinds)
     for kind, count in kinds["heads"].to_series().items():
-        own = kinds["loss_change"].sel(kind=kind)
-        change, others, difference = own.sel(token_class=answered).values
+        of_kind = kinds["loss_change"].sel(kind=kind)
+        change, others, difference = of_kind.sel(token_class=answered).values
         judged, rest = (
             (change, "")
             if np.isnan(difference[0])
@@ -115,13 +131,13 @@ def _findings(run: xr.DataTree) -> Iterator[Finding]:
         )
         if not abs(judged[0]) > CLEAR * (judged[2] - judged[0]):
             continue
-        by_class = own.sel(of="difference").values
+        by_class = of_kind.sel(of="difference").values
         most = int(np.nan_to_num(by_class[:, 0], nan=-np.inf).argmax())
         if judged[0] > 0 and by_class[most, 0] - difference[0] > CLEAR * (
             by_class[most, 2] - by_class[most, 0]
         ):
             rest += (
-                f"; on {own['token_class'].values[most]} {_in_words(by_class[most])} "
+                f"; on {of_kind['token_class'].values[most]} {_in_words(by_class[most])} "
                 "more than freezing other heads"
             )
         of = " of the answer" if answered == "generated" else ""

@@ -1,5 +1,6 @@
-"""How positions run inside chunks: shares of constant, mono and hybrid chunks (RePo sec. 5.2, fig.
-3).
+"""How positions run inside chunks: shares of constant, mono and hybrid chunks.
+
+RePo sec. 5.2, fig. 3.
 
     share of pattern p = chunks labelled p / chunks                constant + mono + hybrid = 1
     trend              = rank correlation of positions and the token index: 1 counts tokens, -1 counts them backwards
@@ -23,10 +24,10 @@ from repo_interp.errors import InputError
 from repo_interp.plots.marks import (
     Cell,
     Chart,
+    CustomFigure,
     Finding,
     Grid,
     Heads,
-    Own,
     Table,
     bare,
     cells,
@@ -61,11 +62,19 @@ from repo_interp.plots.view import View
 
 @style()
 def pattern_shares(run: xr.DataTree) -> PaperFigure:
-    """Stacked shares of the patterns: over all layers that learn positions, by layer, and by layer
-    and head (RePo fig. 3).
+    """Draw stacked shares of the patterns (RePo fig. 3).
 
-    Raises InputError when the run has no patterns, or no chunk: no layer has positions, or prompts
-    are shorter than a chunk.
+    The panels show all layers that learn positions, single layers, and single heads.
+
+    Args:
+        run: Tree of a run, a group per measure.
+
+    Returns:
+        The figure.
+
+    Raises:
+        InputError: The run has no patterns, or no chunk: no layer has positions, or prompts are
+            shorter than a chunk.
     """
     patterns = group(run, "patterns")
     if not _has_chunks(run):
@@ -99,8 +108,15 @@ def pattern_shares(run: xr.DataTree) -> PaperFigure:
 
 
 def draw_stack(ax: Axes, shares: np.ndarray, names: list[str]) -> Axes:
-    """Draw `shares` [bar, pattern] (0 .. 1) on `ax` as stacked bars in per cent, the first of
-    `names` lowest.
+    """Draw shares as stacked bars in per cent.
+
+    Args:
+        ax: Axes to draw on.
+        shares: Shares [bar, pattern] from 0 to 1.
+        names: Patterns, from the lowest to the highest.
+
+    Returns:
+        `ax`.
     """
     bottom = np.zeros(len(shares))
     for code, name in enumerate(names):
@@ -116,8 +132,15 @@ def draw_stack(ax: Axes, shares: np.ndarray, names: list[str]) -> Axes:
 
 
 def draw_mosaic(ax: Axes, shares: np.ndarray, names: list[str]) -> Axes:
-    """Draw `shares` [layer, head, pattern] on `ax`: one cell per head, cut from left to right by
-    its shares; empty where they are NaN.
+    """Draw shares as cells of heads, cut from left to right.
+
+    Args:
+        ax: Axes to draw on.
+        shares: Shares [layer, head, pattern]; a cell with NaN stays empty.
+        names: Patterns, from left to right.
+
+    Returns:
+        `ax`.
     """
     layers, heads, _ = shares.shape
     edges = np.concatenate(
@@ -145,19 +168,36 @@ def draw_mosaic(ax: Axes, shares: np.ndarray, names: list[str]) -> Axes:
 
 @style()
 def pattern_sensitivity(run: xr.DataTree) -> PaperFigure:
-    """Share of each pattern over a grid of chunk size and epsilon; the run's own choice is framed
-    (RePo sec. 5.2, footnote 5).
+    """Draw shares over a grid of chunk size and epsilon (RePo sec. 5.2, footnote 5).
 
-    A pattern that has no half per cent anywhere is named, not drawn.
+    The choice of the run has a frame. A pattern that stays below half a per cent everywhere is
+    named and not drawn.
 
-    Raises InputError when the run has no patterns, or no chunk: no layer learns positions, or
-    prompts are shorter than every chunk size.
+    Args:
+        run: Tree of a run, a group per measure.
+
+    Returns:
+        The figure.
+
+    Raises:
+        InputError: The run has no patterns, or no chunk: no layer learns positions, or prompts are
+            shorter than all chunk sizes.
     """
     return sensitivity_grid(run).figure()
 
 
 def sensitivity_grid(run: xr.DataTree) -> Grid:
-    """The chart of `pattern_sensitivity`."""
+    """Make the chart of `pattern_sensitivity`.
+
+    Args:
+        run: Tree of a run, a group per measure.
+
+    Returns:
+        The chart.
+
+    Raises:
+        InputError: The run has no patterns, or no chunk of learned positions at any chunk size.
+    """
     patterns = group(run, "patterns")
     grid = 100 * patterns["sensitivity"].transpose("pattern", "chunk_size", "epsilon")
     if not bool(grid.notnull().any()):
@@ -200,10 +240,16 @@ def sensitivity_grid(run: xr.DataTree) -> Grid:
 
 
 def pattern_table(run: xr.DataTree) -> Table:
-    """Shares of the chunk patterns in per cent: all layers that learn positions (RePo fig. 3), then
-    every layer.
+    """Tabulate the shares of the patterns in per cent (RePo fig. 3).
 
-    Raises InputError when the run has no patterns.
+    Args:
+        run: Tree of a run, a group per measure.
+
+    Returns:
+        A row for all layers that learn positions, then one row per layer.
+
+    Raises:
+        InputError: The run has no patterns.
     """
     patterns = group(run, "patterns")
     shares = 100 * patterns["pattern_share"].transpose("layer", "head", "pattern").values
@@ -267,7 +313,7 @@ def _chunks(patterns: xr.Dataset) -> int:
 def _charts(run: xr.DataTree) -> Iterator[Chart]:
     patterns = group(run, "patterns")
     if _has_chunks(run):
-        yield Own("pattern_shares", partial(pattern_shares, run))
+        yield CustomFigure("pattern_shares", partial(pattern_shares, run))
         if bool(patterns["sensitivity"].notnull().any()):
             yield sensitivity_grid(run)
         shares = patterns["pattern_share"]
@@ -286,8 +332,9 @@ def _has_chunks(run: xr.DataTree) -> bool:
 
 
 def _not_all_monotonic(run: xr.DataTree) -> bool:
-    """Whether any head has a chunk that is not strictly monotonic, as those of the token index all
-    are.
+    """Tell whether any head has a chunk that is not strictly monotonic.
+
+    All chunks of the token index are.
     """
     shares = group(run, "patterns")["pattern_share"]
     return bool(
@@ -312,7 +359,7 @@ def _findings(run: xr.DataTree) -> Iterator[Finding]:
         ("fall", "-", counts & (trend < 0)),
     ):
         if heads := heads_where(found):
-            each, null = (
+            step_size, null = (
                 f"{float(value):.3g}"
                 for value in (np.abs(slope.where(found)).mean(), patterns["trend_null"].max())
             )
@@ -326,7 +373,7 @@ def _findings(run: xr.DataTree) -> Iterator[Finding]:
             )
             sentence = (
                 f"Positions of {named} {direction} with the token index (rank correlation "
-                f"{ends}, {over(patterns)}), by {each} positions per token"
+                f"{ends}, {over(patterns)}), by {step_size} per token on average"
                 f"{_by_spans(run, found)}"
             )
             evidence = (
@@ -337,8 +384,9 @@ def _findings(run: xr.DataTree) -> Iterator[Finding]:
 
 
 def _by_spans(run: xr.DataTree, found: xr.DataArray) -> str:
-    """Return a clause for heads whose positions line, sentence or span explain better than the
-    token index; they step rather than count.
+    """Return a clause for heads whose positions step with line, sentence or span.
+
+    These explain the positions better than the token index does.
     """
     if "position_sources" not in run.children:
         return ""

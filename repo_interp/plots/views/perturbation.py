@@ -1,5 +1,6 @@
-"""Tolerance to disturbed positions (Position Generalization fig. 5): log perplexity, or a score,
-over gamma x l_max for each kind.
+"""Tolerance to disturbed positions (Position Generalization fig. 5).
+
+Log perplexity, or a score, over gamma x l_max for every kind.
 
 A cell shows the value; its colour how much worse it is than without perturbation, on the same scale
 for all kinds and in all figures: linear to a 200th of its reach - 2 % of perplexity - and
@@ -29,7 +30,7 @@ KIND_NAMES = {
 REACH = {"nat": 4.0, "1": 1.0}
 """How much worse the colours reach, by the unit of a value: 4 nats per token, the most of a share.
 
-What is worse still has the last one.
+Worse values have the last one.
 """
 RISE = "rise of the log perplexity of targets that no move touched"
 VALUES = ("log_perplexity", "log_perplexity_rise", "task_score")
@@ -38,9 +39,19 @@ _TITLES = {"log_perplexity": "Log perplexity", "log_perplexity_rise": "Rise over
 
 @style()
 def perturbation_grid(run: xr.DataTree, value: str = "log_perplexity") -> PaperFigure:
-    """`value` over the share of moved tokens and the largest distance, one panel per kind (fig. 5).
+    """Draw a value over share and distance of moved tokens (fig. 5).
 
-    Raises InputError when the run has no perturbation, or for a value that is none of VALUES.
+    Kinds of perturbation have their panels.
+
+    Args:
+        run: Tree of a run, a group per measure.
+        value: One of `VALUES`.
+
+    Returns:
+        The figure.
+
+    Raises:
+        InputError: The run has no perturbation, or `value` is not one of `VALUES`.
     """
     return _grid(run, "", value).figure()
 
@@ -81,10 +92,18 @@ def _grid(run: xr.DataTree, name: str, value: str) -> Grid:
 
 
 def worse_than_without(dataset: xr.Dataset, value: str) -> tuple[xr.DataArray, xr.DataArray, float]:
-    """`value` [kind, l_max, gamma], how much worse it is than at gamma = 0, and where the colours
-    of that end.
+    """Compute how much worse a value is than without perturbation.
+
+    Args:
+        dataset: Group `perturbation` of a run.
+        value: One of `VALUES`.
+
+    Returns:
+        The value [kind, l_max, gamma], how much worse it is than at gamma = 0, and the end of the
+        colours of the latter.
     """
     cells = dataset[value].transpose("kind", "l_max", "gamma")
+    # A score falls where perplexity rises, so its loss has the other sign.
     better_up = value == "task_score" and dataset.attrs.get("higher_is_better") == "True"
     worse = (cells.sel(gamma=0.0) - cells if better_up else cells - cells.sel(gamma=0.0)).transpose(
         *cells.dims
@@ -99,8 +118,13 @@ def worse_than_without(dataset: xr.Dataset, value: str) -> tuple[xr.DataArray, x
 
 
 def values_to_show(run: xr.DataTree) -> tuple[str, ...]:
-    """The values of perturbation that differ: the task's score is left out where it is the log
-    perplexity.
+    """List the values of the perturbation that differ.
+
+    Args:
+        run: Tree of a run, a group per measure.
+
+    Returns:
+        Names; the score of the task is left out if it is the log perplexity.
     """
     dataset = group(run, "perturbation")
     same = np.allclose(dataset["task_score"], dataset["log_perplexity"], equal_nan=True)
@@ -108,7 +132,14 @@ def values_to_show(run: xr.DataTree) -> tuple[str, ...]:
 
 
 def perturbation_tables(run: xr.DataTree) -> tuple[Table, ...]:
-    """One table per value: rows are kinds and reaches, columns shares of moved tokens."""
+    """Tabulate the values of the perturbation.
+
+    Args:
+        run: Tree of a run, a group per measure.
+
+    Returns:
+        One table per value: rows are kinds and reaches, columns shares of moved tokens.
+    """
     dataset = group(run, "perturbation")
     tables = []
     for value in values_to_show(run):
@@ -118,9 +149,9 @@ def perturbation_tables(run: xr.DataTree) -> tuple[Table, ...]:
             for gamma in values["gamma"].values
         ]
         layers = ", ".join(map(str, np.atleast_1d(dataset.attrs["layers"])))
-        what = unit_label(values.attrs["long_name"].capitalize(), values)
+        label = unit_label(values.attrs["long_name"].capitalize(), values)
         note = (
-            f"{what}, {dataset.attrs['prompts']} prompts of the task "
+            f"{label}, {dataset.attrs['prompts']} prompts of the task "
             f"{dataset.attrs['task']}, in layers {layers}."
         )
         title = _TITLES.get(value, str(dataset.attrs["metric"]).capitalize())
@@ -149,8 +180,9 @@ LEAST_RISE = 0.01
 
 
 def _findings(run: xr.DataTree) -> Iterator[Finding]:
-    """The change of order or positions that costs most, at its smallest dose, where that costs
-    `LEAST_RISE` or more.
+    """Find the change of order or positions that costs most, at its smallest dose.
+
+    It must cost `LEAST_RISE` or more.
     """
     measured = group(run, "perturbation")
     rise = measured["log_perplexity_rise"]

@@ -1,5 +1,4 @@
-"""What heads read for their positions, and what they do: kinds of heads by name, and all shares in
-a table.
+"""Sources of the positions of heads: kinds of heads by name, and a table of shares.
 
     map of the page    the largest share of a head's position variance, held out, in the colour of its source
 
@@ -18,10 +17,10 @@ from repo_interp.plots.marks import (
     LEARNED_SCHEMES,
     MISSING,
     Chart,
+    CustomFigure,
     Finding,
     Heads,
     Lines,
-    Own,
     Table,
     charts_of,
     counted,
@@ -38,7 +37,7 @@ from repo_interp.plots.marks import (
 )
 from repo_interp.plots.style import PaperFigure
 from repo_interp.plots.view import Beside, View
-from repo_interp.plots.views.atlas import names_figure
+from repo_interp.plots.views.atlas import colours_of_names, names_figure
 from repo_interp.plots.views.position_texts import CLEARNESS, TEXTS, clearest
 
 COLOURS = {"index": "#E69F00", "segment": "#009E73", "token": "#56B4E9", "previous": "#CC79A7"}
@@ -60,16 +59,36 @@ _SAID = (
     ),
     ("marks lines", "steps at line ends, by {ends} standard deviations", "line_step", "rest", 1),
 )
-"""Of a kind of heads, what it does, and the variable, its source where it has one, and the unit
+"""Of a kind of heads, its description, and the variable, its source where it has one, and the unit
 that say how much.
 """
 
 
 def head_kinds(run: xr.DataTree) -> PaperFigure:
-    """What every head does, by name: a cell per layer and head; of several runs a panel for
-    each.
+    """Draw the kinds of heads, a cell per layer and head.
+
+    Several runs have a panel for every run.
+
+    Args:
+        run: Tree of a run, a group per measure.
+
+    Returns:
+        The figure.
     """
     return names_figure(run, "position_sources", "kind", _KINDS, "What positions do")
+
+
+def _kinds(dataset: xr.Dataset) -> Heads:
+    """Return the kind of every head as a map in the colours of the figure."""
+    kind = dataset["kind"].transpose("layer", "head")
+    place = np.array(
+        [[_KINDS.index(name) if name else np.nan for name in row] for row in kind.values]
+    )
+    shades = np.array([*colours_of_names(_KINDS).values()])
+    numbers = kind.copy(data=place).assign_attrs(
+        long_name="kind of head, by its positions", units=""
+    )
+    return Heads(numbers, colours=shades[np.nan_to_num(place).astype(int)], texts=kind)
 
 
 def _largest(dataset: xr.Dataset) -> Heads:
@@ -85,21 +104,28 @@ def _largest(dataset: xr.Dataset) -> Heads:
 
 
 def _known_heads(dataset: xr.Dataset) -> list[tuple[int, int]]:
-    """Heads (layer, head) with sources; only those of layers that learn positions or count by
-    gates, where there are any.
+    """List heads (layer, head) with sources.
+
+    If there are any that learn positions or count by gates, only these.
     """
     heads = heads_where(dataset["r_squared"].notnull())
     return [(layer, head) for layer, head in heads if _reads(schemes(dataset)[layer])] or heads
 
 
 def _reads(scheme: str) -> bool:
-    """Whether positions of this scheme are made of what a token holds."""
+    """Whether positions of this scheme come from the content of a token."""
     return scheme in LEARNED_SCHEMES or scheme.startswith("cope")
 
 
 def source_table(run: xr.DataTree) -> Table:
-    """One row per head, of heads of a layer with the same numbers the first: shares and R^2 of the
-    token alone, in whole per cent.
+    """Tabulate the sources of positions.
+
+    Args:
+        run: Tree of a run, a group per measure.
+
+    Returns:
+        One row per head: shares, and R^2 of the token alone, in whole per cent. Of heads of a layer
+        with the same numbers only the first has a row.
     """
     dataset = group(run, "position_sources")
     token = dataset.sel(source="token")
@@ -147,7 +173,9 @@ def _informative(run: xr.DataTree) -> bool:
 def _charts(run: xr.DataTree) -> Iterator[Chart]:
     dataset = group(run, "position_sources")
     if _known_heads(dataset):
-        yield Own("position_sources", partial(head_kinds, run))
+        yield CustomFigure("position_sources", partial(head_kinds, run))
+    if "kind" in dataset and (dataset["kind"] != "").any():
+        yield _kinds(dataset)
     yield _largest(dataset)
     yield Heads(dataset["r_squared"].assign_attrs(long_name="position variance explained, R²"))
 
@@ -225,8 +253,13 @@ def _within(run: xr.DataTree, found: xr.DataArray) -> str:
 
 
 def kind_shares(tree: xr.DataTree) -> xr.DataArray:
-    """Share of the heads of every layer that are of a kind [run, layer, kind], of layers that have
-    kinds in any run.
+    """Compute the share of a layer's heads that are of a kind.
+
+    Args:
+        tree: Tree with an axis `run`.
+
+    Returns:
+        Shares [run, layer, kind], of layers that have kinds in any run.
     """
     kind = group(tree, "position_sources")["kind"]
     names = xr.DataArray(_KINDS, {"kind": _KINDS}, ("kind",))
@@ -241,8 +274,15 @@ def kind_shares(tree: xr.DataTree) -> xr.DataArray:
 
 
 def kinds_table(tree: xr.DataTree) -> Table:
-    """One row per kind, one column per run: how many heads are of it, and which; over training
-    steps, so which layers come first.
+    """Tabulate how many heads are of a kind, and which ones.
+
+    Over training steps it shows which layers come first.
+
+    Args:
+        tree: Tree with an axis `run`.
+
+    Returns:
+        One row per kind, one column per run.
     """
     kind, runs, rows = group(tree, "position_sources")["kind"], runs_of(tree), []
     shown = spread(runs.names, 6)
@@ -267,7 +307,7 @@ def _charts_beside(tree: xr.DataTree) -> Iterator[Chart]:
     if "kind" not in tree["position_sources"] or not (shares := kind_shares(tree)).size:
         return
     runs, caption = runs_of(tree), "What the positions of every head do, run by run."
-    yield Own("position_sources_kind", partial(head_kinds, tree), caption=caption)
+    yield CustomFigure("position_sources_kind", partial(head_kinds, tree), caption=caption)
     if runs.steps is not None:
         yield Lines(
             shares, runs, "run", "kind", "layer", "position_sources_kind_by_layer", caption=caption

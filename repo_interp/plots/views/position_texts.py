@@ -1,5 +1,6 @@
-"""The text of a prompt, once per kind of heads, colored by the positions of the clearest head of a
-layer.
+"""The text of a prompt, once per kind of heads.
+
+Its colours are the positions of the clearest head of a layer.
 
     clearness    of a head that counts tokens: rank correlation of positions and token index; of one that places words or segments: what
                  these explain of its positions, held out; of one that marks lines: its step at line
@@ -41,8 +42,13 @@ where that was measured.
 
 
 def clearest(run: xr.DataTree) -> dict[str, xr.DataArray]:
-    """By kind that some head has: how clearly each of its heads shows it [layer, head], NaN for
-    other heads.
+    """Compute how clearly heads show their kind.
+
+    Args:
+        run: Tree of a run, a group per measure.
+
+    Returns:
+        Clarity [layer, head] by kind that some head has; NaN for heads of other kinds.
     """
     sources, found = group(run, "position_sources"), {}
     for kind, (variable, source) in CLEARNESS.items() if "kind" in sources else ():
@@ -56,8 +62,15 @@ def clearest(run: xr.DataTree) -> dict[str, xr.DataArray]:
 def kinds_of_heads(
     run: xr.DataTree, options: PageOptions
 ) -> tuple[dict[str, Any] | None, tuple[str, ...]]:
-    """Heads by kind, and gates of the prompts that the explorer has texts of; None where no head
-    has a kind, or no prompt is described.
+    """Prepare heads by kind, and gates of the prompts whose texts the explorer has.
+
+    Args:
+        run: Tree of a run, a group per measure.
+        options: Limits and prompts of the page.
+
+    Returns:
+        The data, None if no head has a kind or no prompt is described, and sentences for the parts
+        that were left out.
     """
     kinds, described = clearest(run), described_prompts(run)
     if not kinds or described is None:

@@ -1,11 +1,10 @@
-"""Positions over a prompt: one head with its tokens and spans (RePo fig. 8), and all heads at a
-glance.
+"""Positions over a prompt: one head with tokens and spans (RePo fig. 8), and all heads.
 
     z_i against i        z_i: the position a head gives to token i of the prompt, in positions; i: its index
 
 Draws the group `positions` of a run, with the ranges of `ranges` and the explorer of `explorer`.
 Layers without positions (NoPE) are shown as such, never as zeros. Long prompts are drawn by the
-extremes of each pixel, so every point on paper is a token. Knows nothing about how positions were
+extremes within a pixel, so every point on paper is a token. Knows nothing about how positions were
 made.
 """
 
@@ -25,9 +24,9 @@ from repo_interp.plots.marks import (
     FEWEST,
     LEARNED_SCHEMES,
     Chart,
+    CustomFigure,
     Finding,
     Heads,
-    Own,
     PromptTokens,
     checkpoint_name,
     contiguous,
@@ -84,7 +83,7 @@ from repo_interp.plots.views.ranges import (
 )
 
 LINES = 3
-"""Heads whose positions are drawn on their own, or run below run."""
+"""Heads whose positions have a figure, or are drawn run below run."""
 LABELS = 100
 """Token labels that fit under a figure of page width."""
 PIXELS = 1800
@@ -97,10 +96,21 @@ NAMED_OUTLIERS = 5
 
 @style()
 def position_lines(run: xr.DataTree, layer: int, head: int, prompt: int = 0) -> PaperFigure:
-    """Positions of one head over one prompt: spans shaded, tokens labelled, the farthest outliers
-    named (RePo fig. 8).
+    """Draw the positions of one head over one prompt (RePo fig. 8).
 
-    Raises InputError when the run has no positions, or not this layer, head or prompt.
+    Spans are shaded, tokens are labelled, and the farthest outliers are named.
+
+    Args:
+        run: Tree of a run, a group per measure.
+        layer: Label of the layer.
+        head: Label of the head in its layer.
+        prompt: Label of the prompt.
+
+    Returns:
+        The figure.
+
+    Raises:
+        InputError: The run has no positions, or lacks this layer, head or prompt.
     """
     positions = positions_of(run)
     values = pick(positions["position"], prompt=prompt, layer=layer, head=head)
@@ -141,8 +151,15 @@ def position_lines(run: xr.DataTree, layer: int, head: int, prompt: int = 0) -> 
 
 
 def draw_positions(ax: Axes, values: np.ndarray, colour: str) -> Axes:
-    """Draw the positions `values` [token] on `ax` as a line with one dot per token; a note where
-    there are none.
+    """Draw positions as a line with one dot per token.
+
+    Args:
+        ax: Axes to draw on.
+        values: Positions [token]; if all are NaN, a note is written.
+        colour: Colour of the line.
+
+    Returns:
+        `ax`.
     """
     room = max(0.5, 0.008 * len(values))
     ax.set_xlim(-room, len(values) - 1 + room)
@@ -183,8 +200,9 @@ def _by_worth(values: np.ndarray, tokens: PromptTokens) -> Iterator[int]:
 
 
 def _name_outliers(ax: Axes, values: np.ndarray, tokens: PromptTokens) -> None:
-    """The text of the farthest tokens outside the fences at their points, where they do not
-    collide.
+    """Write the text of the farthest tokens outside the fences at their points.
+
+    Texts that would collide are left out.
     """
     finite = values[np.isfinite(values)]
     if tokens.texts is None or finite.size < FEWEST:
@@ -215,11 +233,20 @@ def _name_outliers(ax: Axes, values: np.ndarray, tokens: PromptTokens) -> None:
 
 @style()
 def position_grid(run: xr.DataTree, prompt: int = 0) -> PaperFigure:
-    """Positions of every head over one prompt: one row per layer, one column per head, each cell on
-    its own scale; spans shaded.
+    """Draw the positions of every head over one prompt.
 
-    The number in a cell is its range, max - min, in positions. Raises InputError when the run has
-    no positions or not this prompt.
+    Rows are layers and columns are heads; every cell has its scale, and spans are shaded. The
+    number in a cell is its range, max - min, in positions.
+
+    Args:
+        run: Tree of a run, a group per measure.
+        prompt: Label of the prompt.
+
+    Returns:
+        The figure.
+
+    Raises:
+        InputError: The run has no positions, or lacks this prompt.
     """
     positions = positions_of(run)
     values = pick(positions["position"], prompt=prompt).transpose("layer", "head", "token")
@@ -250,11 +277,18 @@ def position_grid(run: xr.DataTree, prompt: int = 0) -> PaperFigure:
 
 
 def draw_grid(ax: Axes, values: np.ndarray, colours: list[str]) -> Axes:
-    """Draw `values` [layer, head, token] as a grid of small lines, each scaled to its own cell; a
-    dash where all is NaN.
+    """Draw positions as a grid of small lines, scaled to their cells.
 
-    Cell (layer, head) is centred at x = head, y = layer, y downwards; `colours`: one per layer. A
-    constant head is a flat line.
+    Cell (layer, head) is centred at x = head, y = layer; y points downwards. A constant head is a
+    flat line, and a dash stands for a head with NaN alone.
+
+    Args:
+        ax: Axes to draw on.
+        values: Positions [layer, head, token].
+        colours: Colour of every layer.
+
+    Returns:
+        `ax`.
     """
     layers, heads, count = values.shape
     bins = max(40, PIXELS // heads)
@@ -340,14 +374,16 @@ def _charts(run: xr.DataTree) -> Iterator[Chart]:
     positions = group(run, "positions")
     first = int(positions["prompt"].values[0])
     for layer, head in heads_to_show(run)[:LINES]:
-        yield Own(
+        yield CustomFigure(
             f"positions_layer{layer}_head{head}",
             partial(position_lines, run, layer, head, first),
             live=True,
         )
-    yield Own("positions_of_all_heads", partial(position_grid, run, first), live=True)
-    yield Own("position_ranges", partial(position_ranges, run))
-    yield Heads(over_prompts(positions["position_range"]), learned=True)
+    yield CustomFigure("positions_of_all_heads", partial(position_grid, run, first), live=True)
+    yield CustomFigure("position_ranges", partial(position_ranges, run))
+    for name in ("position_range", "negative_share", "linear_r2"):
+        if name in positions:  # runs of before lack some
+            yield Heads(over_prompts(positions[name]), learned=True)
 
 
 def _charts_beside(tree: xr.DataTree) -> Iterator[Chart]:
@@ -361,13 +397,20 @@ def _charts_beside(tree: xr.DataTree) -> Iterator[Chart]:
             f"Positions of the {tokens} tokens of the first prompt, in the heads "
             "whose positions spread most."
         )
-        yield Own("positions_by_token", partial(positions_beside, tree), caption=caption)
+        yield CustomFigure("positions_by_token", partial(positions_beside, tree), caption=caption)
 
 
 @style()
 def positions_beside(tree: xr.DataTree) -> PaperFigure:
-    """Positions of several runs over their first prompt, run below run, in the heads whose learned
-    positions spread most; every panel has its own range.
+    """Draw the positions of several runs over their first prompt, run below run.
+
+    The heads are those whose learned positions spread most; all panels have their range.
+
+    Args:
+        tree: Tree with an axis `run`.
+
+    Returns:
+        The figure.
     """
     positions, runs = group(tree, "positions"), runs_of(tree)
     ranges = over_prompts(positions["position_range"])
@@ -380,13 +423,13 @@ def positions_beside(tree: xr.DataTree) -> PaperFigure:
     axes = figure.subplots(len(shown), len(heads), sharex=True, squeeze=False)
     for place, (row, name) in enumerate(zip(axes, shown, strict=True)):
         for ax, (layer, head) in zip(row, heads, strict=True):
-            own = positions.sel(run=name, layer=layer, head=head).isel(prompt=0)
+            of_run = positions.sel(run=name, layer=layer, head=head).isel(prompt=0)
             colour = (
-                scheme_colour(str(own["scheme"].values))
+                scheme_colour(str(of_run["scheme"].values))
                 if runs.steps is None
                 else runs.looks[name]["color"]
             )
-            draw_positions(ax, own["position"].values[: tokens.count], colour)
+            draw_positions(ax, of_run["position"].values[: tokens.count], colour)
             shade_spans(ax, tokens.top_spans, names)
             ax.set_title(f"layer {layer}, head {head}" if place == 0 else "")
             ax.locator_params(axis="y", nbins=4)
@@ -405,8 +448,9 @@ def _differ_from_index(run: xr.DataTree) -> bool:
 
 
 def _lead(run: xr.DataTree) -> str:
-    """What is drawn of prompts as long as those of `run`: every token as a dot, or a line through
-    each pixel's extremes.
+    """Describe the marks of prompts as long as those of `run`.
+
+    Tokens are dots, or a line goes through the extremes within a pixel.
     """
     if not has_positions(run):
         positions = group(run, "positions")

@@ -1,7 +1,8 @@
-"""What the model expects next: the probability of every token of the first prompt, and the
-likeliest next tokens; group `predictions`.
+"""Probabilities of the tokens of the first prompt, and the likeliest next tokens.
 
-    p(x_{i+1} | x_0 ... x_i) against i + 1        the token that follows token i, where the run kept what the model expects after i
+Group `predictions` of a run.
+
+    p(x_{i+1} | x_0 ... x_i) against i + 1        the token that follows token i, if the run kept it
 
 In the page the next tokens after the chosen one. Knows nothing about how predictions are made.
 """
@@ -17,9 +18,9 @@ import xarray as xr
 from repo_interp.plots.marks import (
     Cell,
     Chart,
+    CustomFigure,
     Finding,
     NextTokens,
-    Own,
     Table,
     first_prompt,
     group,
@@ -35,9 +36,18 @@ from repo_interp.plots.view import View
 
 @style()
 def prediction_line(run: xr.DataTree) -> PaperFigure:
-    """Probability of every token of the first prompt given those before it: spans shaded.
+    """Draw the probability of every token of the first prompt, given earlier ones.
 
-    Raises InputError without predictions.
+    Spans are shaded.
+
+    Args:
+        run: Tree of a run, a group per measure.
+
+    Returns:
+        The figure.
+
+    Raises:
+        InputError: The run has no predictions.
     """
     predictions, prompt = group(run, "predictions"), first_prompt(run)
     places = predictions["token"].values + 1
@@ -67,8 +77,13 @@ def prediction_line(run: xr.DataTree) -> PaperFigure:
 
 
 def prediction_table(run: xr.DataTree) -> Table:
-    """One row per span of the first prompt: how often its tokens were the likeliest next ones, and
-    their mean probability.
+    """Tabulate the predictions of the first prompt by span.
+
+    Args:
+        run: Tree of a run, a group per measure.
+
+    Returns:
+        One row per span: how often its tokens were the likeliest ones, and their mean probability.
     """
     predictions, prompt = group(run, "predictions"), first_prompt(run)
     following = predictions["token"].values + 1
@@ -109,7 +124,7 @@ def prediction_table(run: xr.DataTree) -> Table:
 
 def _charts(run: xr.DataTree) -> Iterator[Chart]:
     """The line over the first prompt, and the next tokens after the chosen one."""
-    yield Own("predictions", partial(prediction_line, run))
+    yield CustomFigure("predictions", partial(prediction_line, run))
     predictions, prompt = group(run, "predictions"), first_prompt(run)
     ids = predictions["next_token"]
     numbered = np.array([f"⟨{token}⟩" for token in ids.values.ravel()], dtype=object).reshape(
@@ -127,8 +142,9 @@ LEAST_ABOVE = 2.0
 
 
 def _findings(run: xr.DataTree) -> Iterator[Finding]:
-    """How many tokens of the first prompt were the likeliest next ones, against naming its
-    commonest token each time.
+    """Count the tokens of the first prompt that were the likeliest next ones.
+
+    The null is to name its commonest token every time.
     """
     predictions, prompt = group(run, "predictions"), first_prompt(run)
     rank, probability = (

@@ -1,5 +1,6 @@
-"""How far positions spread: d = max z - min z of every head, with the context length (RePo sec.
-5.2, fig. 2); which heads to show.
+"""Ranges of positions, d = max z - min z of every head, with the context length.
+
+RePo sec. 5.2, fig. 2. It also decides which heads to show.
 
     d^{k,h} in positions, layer k, head h; a prompt of n tokens spans n - 1 under RoPE
 
@@ -58,16 +59,30 @@ ALIKE = 0.98
 
 
 def has_positions(run: xr.DataTree) -> bool:
-    """Whether any layer of a run with the group `positions` gives tokens positions; those of CoPE
-    and NoPE do not.
+    """Tell whether any layer of a run gives positions to tokens.
+
+    Layers with CoPE and NoPE do not.
+
+    Args:
+        run: Tree of a run, a group per measure.
+
+    Returns:
+        True if some layer does; the run must have the group `positions`.
     """
     return bool(group(run, "positions")["position_range"].notnull().any())
 
 
 def positions_of(run: xr.DataTree) -> xr.Dataset:
-    """The group `positions` of a run.
+    """Return the group `positions` of a run.
 
-    Raises InputError where it is not there, and where no layer has positions.
+    Args:
+        run: Tree of a run, a group per measure.
+
+    Returns:
+        The group.
+
+    Raises:
+        InputError: The run lacks the group, or no layer has positions.
     """
     positions = group(run, "positions")
     if not has_positions(run):
@@ -80,15 +95,22 @@ def positions_of(run: xr.DataTree) -> xr.Dataset:
 
 
 def heads_to_show(run: xr.DataTree) -> list[tuple[int, int]]:
-    """Heads (layer, head) with positions, those that show most first: by their range, and by what
-    they send to the needle above chance.
+    """Sort heads with positions by how much they show.
 
-        score = range / largest range + max(0, mass - chance) / largest such mass        means over prompts
+    score = range / largest range + max(0, mass - chance) / largest such mass, with the mass on the
+    needle; means over prompts. If any layer learns positions, only heads of such layers are listed.
+    Of heads of a layer that share their positions only the one with the best score is listed; a
+    head whose curve over the first prompt is nearly that of an earlier one (|r| >= `ALIKE`) comes
+    later.
 
-    Only heads of layers that learn positions where any does. Of heads of a layer that share their
-    positions only the one with the best score is listed; a head whose curve over the first prompt
-    is nearly that of one before it (|r| >= `ALIKE`) comes later. Raises InputError when the run has
-    no positions.
+    Args:
+        run: Tree of a run, a group per measure.
+
+    Returns:
+        Labels (layer, head), the best first.
+
+    Raises:
+        InputError: The run has no positions.
     """
     positions = group(run, "positions")
     ranges = over_prompts(positions["position_range"])
@@ -133,13 +155,20 @@ def _curve(positions: xr.Dataset, layer: int, head: int) -> np.ndarray:
 
 @style()
 def position_ranges(run: xr.DataTree) -> PaperFigure:
-    """Ranges of positions per layer and head, and their distribution over the heads that learn
-    positions (RePo fig. 2).
+    """Draw the ranges of positions by head, and their distribution (RePo fig. 2).
 
-    Left: one dot per head, the mean over prompts, heads from left to right within their layer; a
-    thin line from the smallest to the largest prompt; the layer's median as a bar. Right: how many
-    learned heads have which range. The band is the context length. Raises InputError when the run
-    has no positions.
+    Left: a dot is the mean of a head over prompts, heads from left to right within their layer; a
+    thin line goes from the smallest to the largest prompt; a bar is the median of the layer. Right:
+    the number of learned heads by range. The band is the context length.
+
+    Args:
+        run: Tree of a run, a group per measure.
+
+    Returns:
+        The figure.
+
+    Raises:
+        InputError: The run has no positions.
     """
     positions = positions_of(run)
     ranges = positions["position_range"].transpose("layer", "head", "prompt")
@@ -178,10 +207,17 @@ def position_ranges(run: xr.DataTree) -> PaperFigure:
 
 
 def range_table(run: xr.DataTree) -> Table:
-    """One row per layer (RePo fig. 2): smallest, median and largest range over heads and prompts,
-    and the median as a share of the context.
+    """Tabulate the ranges of positions by layer (RePo fig. 2).
 
-    Raises InputError when the run has no positions.
+    Args:
+        run: Tree of a run, a group per measure.
+
+    Returns:
+        One row per layer: smallest, median and largest range over heads and prompts, and the median
+        as a share of the context.
+
+    Raises:
+        InputError: The run has no positions.
     """
     positions = group(run, "positions")
     ranges = positions["position_range"].transpose("layer", "head", "prompt").values
@@ -217,8 +253,9 @@ def _scale(ax: Axes, ranges: np.ndarray, lengths: np.ndarray) -> None:
 
 
 def _distribution(ax: Axes, ranges: np.ndarray, names: list[str]) -> None:
-    """Histogram, stacked by scheme, of the mean range over prompts; bins even on the axis'
-    scale.
+    """Draw a histogram, stacked by scheme, of the mean range over prompts.
+
+    Bins are even on the scale of the axis.
     """
     ax.set_xlabel("heads")
     ax.grid(axis="x")

@@ -1,12 +1,13 @@
-"""Rotating pairs in the plane (Position Generalization fig. 4, 9): what each rotary component adds
-to a head's logits.
+"""Rotating pairs in the plane: the parts of a head's logits by rotary component.
+
+Position Generalization fig. 4, 9.
 
     arrow    mean q_r conj(mean k_r) / sqrt(d_head), at distance 0: its horizontal part is what it adds to the logit
     circle   the key's deviation times the mean query's size, about the arrow's head
     arc      how far the arrow turns over the largest distance (max_rotation); a whole circle from one turn on
 
 Filled colour: slow dominating components (observation 1) by their means over all prompts; the
-others are grey. r is the mean over the prompts that have slow dominating components of their own,
+others are grey. r is the mean over the prompts that have slow dominating components,
 from which the closed form of a prompt is built: a head can have an r and no colour, or colours and
 no r. Numbers at the heads are components, 0 the fastest; the longest arrows alone have number,
 circle and arc. Draws the group `rotation`. Knows nothing about how it was measured.
@@ -27,10 +28,10 @@ from matplotlib.ticker import MaxNLocator
 from repo_interp.errors import InputError
 from repo_interp.plots.marks import (
     Chart,
+    CustomFigure,
     Grid,
     HeadArrows,
     HeadNumber,
-    Own,
     group,
     heads_of,
     heads_where,
@@ -73,8 +74,10 @@ TITLE = (
 ADDS = "adds to the logit at distance 0 (logits)"
 SHORT = 0.15
 """Share of half a panel below which an arrow has no number."""
+NARROW = 16
+"""Components whose numbers fit below a column of two panels."""
 MOST_ROWS = 72
-"""Heads whose norms get a row each; with more, a row is a layer's mean."""
+"""Heads whose norms get a row; with more, a row is a layer's mean."""
 COLUMNS = 4
 """Heads per row in a figure of many."""
 OTHERS = "#8A8A8A"
@@ -85,9 +88,18 @@ RIGHT_ANGLE = "at a right angle (logits)"
 
 @style()
 def rotating_pairs(run: xr.DataTree, layer: int, head: int) -> PaperFigure:
-    """The mean pairs of one head as arrows (fig. 4).
+    """Draw the mean pairs of one head as arrows (fig. 4).
 
-    Raises InputError when the run has no rotation, or the layer rotates nothing.
+    Args:
+        run: Tree of a run, a group per measure.
+        layer: Label of the layer.
+        head: Label of the head in its layer.
+
+    Returns:
+        The figure.
+
+    Raises:
+        InputError: The run has no rotation, or the layer does not rotate.
     """
     dataset = group(run, "rotation")
     figure = paper_figure(COLUMN_WIDTH, COLUMN_WIDTH)
@@ -101,9 +113,17 @@ def rotating_pairs(run: xr.DataTree, layer: int, head: int) -> PaperFigure:
 
 @style()
 def rotation_grid(run: xr.DataTree, most: int = 12) -> PaperFigure:
-    """The same for up to `most` heads, evenly spread over the layers that rotate (fig. 9).
+    """Draw the mean pairs of several heads as arrows (fig. 9).
 
-    Raises InputError when none does.
+    Args:
+        run: Tree of a run, a group per measure.
+        most: Largest number of heads, evenly spread over the layers that rotate.
+
+    Returns:
+        The figure.
+
+    Raises:
+        InputError: The run has no rotation, or no layer rotates.
     """
     dataset = group(run, "rotation")
     heads = rotating_heads(dataset)
@@ -126,8 +146,9 @@ def rotation_grid(run: xr.DataTree, most: int = 12) -> PaperFigure:
 
 
 def _arrows(pairs: xr.Dataset) -> tuple[np.ndarray, np.ndarray]:
-    """Mean pairs [component] of one head as complex numbers, and their deviations, in units of the
-    logit.
+    """Return the mean pairs [component] of one head as complex numbers, and deviations.
+
+    Both are in units of the logit.
     """
     query = pairs["query_mean_re"].values + 1j * pairs["query_mean_im"].values
     key = pairs["key_mean_re"].values + 1j * pairs["key_mean_im"].values
@@ -143,10 +164,17 @@ def _reach(pairs: xr.Dataset, numbered: int) -> float:
 
 
 def draw_pairs(ax: Axes, pairs: xr.Dataset, colour: str, numbered: int, short: float = 0.0) -> Axes:
-    """Draw the mean pairs of one head - variables [component] of the group `rotation` - on `ax`, so
-    far that circles are whole.
+    """Draw the mean pairs of one head, in an aspect that keeps circles round.
 
-    Arrows that are shorter than the share `short` of half of it have no number.
+    Args:
+        ax: Axes to draw on.
+        pairs: Variables [component] of the group `rotation`.
+        colour: Colour of the arrows.
+        numbered: Largest number of arrows with a number.
+        short: Share of half of the axes' extent; shorter arrows have no number.
+
+    Returns:
+        `ax`.
     """
     arrows, deviation = _arrows(pairs)
     reach = _reach(pairs, numbered)
@@ -198,13 +226,27 @@ def _number_places(tips: Mapping[int, complex], gap: float) -> dict[int, complex
 
 
 def rotating_heads(dataset: xr.Dataset) -> list[tuple[int, int]]:
-    """All heads (layer, head) that have rotary pairs."""
+    """List all heads that have rotary pairs.
+
+    Args:
+        dataset: Group of a run.
+
+    Returns:
+        Labels (layer, head).
+    """
     return heads_where((dataset["slow_dominating"] >= 0).any("component"))
 
 
 def head_to_show(dataset: xr.Dataset) -> tuple[int, int] | None:
-    """The head whose slow dominating components carry most of all its pairs' lengths; None where no
-    layer rotates.
+    """Find the head whose slow dominating components weigh most.
+
+    The weight is their share of the lengths of all pairs of the head.
+
+    Args:
+        dataset: Group of a run.
+
+    Returns:
+        Labels (layer, head); None if no layer rotates.
     """
     products = dataset["query_norm"] * dataset["key_norm"]
     total = products.sum("component")
@@ -261,8 +303,9 @@ def _around(
 
 
 def _correlation(dataset: xr.Dataset, layer: int, head: int) -> str:
-    """What the closed form of theorem 2 explains of this head, the mean over the prompts that have
-    one, and how many of all have.
+    """Average r of the closed form of theorem 2 for a head.
+
+    The mean is over the prompts that have one; the text also counts them, and all.
     """
     values = dataset["closed_form_r"].sel(layer=layer, head=head).values
     known = values[np.isfinite(values)]
@@ -271,46 +314,47 @@ def _correlation(dataset: xr.Dataset, layer: int, head: int) -> str:
 
 
 def _norms(pairs: xr.Dataset) -> Grid:
-    """Mean norms of the pairs of queries and keys: a row per head of the layers that rotate, of
-    many heads per layer.
+    """Tabulate mean norms of the pairs of queries and keys.
+
+    A row is a head of the layers that rotate, or a layer if there are many heads.
     """
     rotating = pairs.isel(
         layer=np.flatnonzero(pairs["query_norm"].notnull().all(("head", "component")))
     )
     few = rotating.sizes["layer"] * rotating.sizes["head"] <= MOST_ROWS
-    names = (
-        [f"L{layer} H{head}" for layer, head in heads_of(rotating)]
-        if few
-        else [f"L{layer}" for layer in rotating["layer"].values]
-    )
+    names = [f"L{layer} H{head}" for layer, head in heads_of(rotating)]
     panels = {}
     for title, name in (("queries", "query_norm"), ("keys", "key_norm")):
         norms = rotating[name].transpose("layer", "head", "component")
-        rows = norms.values.reshape(-1, norms.shape[-1]) if few else norms.mean("head").values
-        labels = {f"{'head' if few else 'layer'}": names, "component": norms["component"].values}
-        panels[title] = xr.DataArray(rows, labels, tuple(labels))
+        labels = {"head": names, "component": norms["component"].values}
+        panels[title] = (
+            xr.DataArray(norms.values.reshape(-1, norms.shape[-1]), labels, tuple(labels))
+            if few
+            else norms.mean("head")
+        )
     bar = {"label": "mean norm, one scale for both"}
-    return Grid(
-        "pair_norms", panels, pattern="", bar=bar, cell=0.055 if few else 0.15, width=COLUMN_WIDTH
-    )
+    width = COLUMN_WIDTH if pairs.sizes["component"] <= NARROW else PAGE_WIDTH
+    cell = 0.055 if few else 0.15
+    return Grid("pair_norms", panels, pattern="", bar=bar, cell=cell, width=width)
 
 
 def _charts(run: xr.DataTree) -> Iterator[Chart]:
-    """Norms of the rotary pairs; fig. 4 of the head that slow dominating components carry most, and
-    fig. 9, where layers rotate; r of the closed form by head, and the mean pairs of the chosen head
-    as arrows.
+    """Chart norms of the pairs, fig. 4 and 9, r by head, and arrows of the chosen head.
+
+    Fig. 4 shows the head that slow dominating components carry most; both figures need layers that
+    rotate. r is that of the closed form.
     """
     pairs = group(run, "rotation")
     if bool(pairs["query_norm"].notnull().any()):
         yield _norms(pairs)
     chosen = head_to_show(pairs)
     if chosen is not None and rotating_heads(pairs):
-        yield Own(
+        yield CustomFigure(
             f"rotating_pairs_layer{chosen[0]}_head{chosen[1]}",
             partial(rotating_pairs, run, *chosen),
             live=True,
         )
-        yield Own("rotating_pairs", partial(rotation_grid, run), live=True)
+        yield CustomFigure("rotating_pairs", partial(rotation_grid, run), live=True)
     yield from correlation_maps(pairs, CORRELATIONS)
     query, key = (
         pairs[f"{side}_mean_re"] + 1j * pairs[f"{side}_mean_im"] for side in ("query", "key")

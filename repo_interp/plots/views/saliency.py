@@ -1,9 +1,10 @@
-"""Which positions an answer depends on: the prompt's text, token by token in the colour of one
-head's derivatives, and every head's size.
+"""Which positions an answer depends on, by the derivatives of heads.
 
-    shaded text    d log p(answer) / d z of each token, or its integrated gradient; both signs diverge from white     underlined: the answer
+The text of a prompt in the colours of one head's derivatives, and the size of those of every head.
 
-Of a long prompt the surroundings of the largest values are shown; what lies between is counted.
+    shaded text    d log p(answer) / d z of every token, or its integrated gradient; both signs diverge from white; underlined: the answer
+
+Of a long prompt the surroundings of the largest values are shown; tokens between are counted.
 Draws the group `saliency`. Knows nothing about how derivatives were taken.
 """
 
@@ -24,10 +25,10 @@ from matplotlib.patches import Rectangle
 from repo_interp.errors import InputError
 from repo_interp.plots.marks import (
     Chart,
+    CustomFigure,
     Finding,
     HeadCurves,
     Heads,
-    Own,
     PromptTokens,
     Table,
     colour_bar,
@@ -59,7 +60,7 @@ HEADS = 3
 ROWS = 24
 """Heads in the table."""
 MOST_TOKENS, AROUND = 320, 8
-"""Tokens of a text at most, and how many are shown on each side of a large value of a longer
+"""Tokens of a text at most, and how many are shown on either side of a large value of a longer
 prompt.
 """
 LETTERS = 112
@@ -76,11 +77,21 @@ COLOURS = "PuOr_r"
 def saliency_text(
     run: xr.DataTree, layer: int, head: int, prompt: int = 0, value: str = "saliency"
 ) -> PaperFigure:
-    """The text of a prompt, each token in the colour of `value`, "saliency" or
-    "integrated_gradients", in one head.
+    """Draw the text of a prompt, tokens in the colour of their value in one head.
 
-    Raises InputError when the run has no saliency, for another value, and for a head, layer or
-    prompt without values.
+    Args:
+        run: Tree of a run, a group per measure.
+        layer: Label of the layer.
+        head: Label of the head in its layer.
+        prompt: Label of the prompt.
+        value: "saliency" or "integrated_gradients".
+
+    Returns:
+        The figure.
+
+    Raises:
+        InputError: The run has no saliency, `value` is another one, or the prompt has no values for
+            this layer and head.
     """
     dataset = group(run, "saliency")
     if value not in VALUES:
@@ -117,8 +128,15 @@ def saliency_text(
 
 
 def shown_tokens(values: np.ndarray, answer: np.ndarray) -> np.ndarray:
-    """Indices of the tokens that a text shows: all, or of a long prompt the last of the answer and
-    the surroundings of large values.
+    """Choose the tokens that a text shows.
+
+    Args:
+        values: Values [token].
+        answer: Indices of the tokens of the answer.
+
+    Returns:
+        Indices: all, or for a long prompt the last of the answer and the surroundings of large
+        values.
     """
     if values.size <= MOST_TOKENS:
         return np.arange(values.size)
@@ -126,6 +144,7 @@ def shown_tokens(values: np.ndarray, answer: np.ndarray) -> np.ndarray:
     shown[answer[-MOST_TOKENS // 4 :]] = True
     for token in np.argsort(-np.abs(values), kind="stable"):
         around = slice(max(0, token - AROUND), token + AROUND + 1)
+        # Smaller values must not take the place of a larger one that does not fit.
         if shown.sum() + (~shown[around]).sum() > MOST_TOKENS:
             break
         shown[around] = True
@@ -133,9 +152,15 @@ def shown_tokens(values: np.ndarray, answer: np.ndarray) -> np.ndarray:
 
 
 def text_lines(tokens: PromptTokens, shown: np.ndarray) -> list[list[tuple[int | None, str]]]:
-    """Lines of (token, label); a gap between shown tokens is a label without a token.
+    """Break tokens into lines.
 
-    A line ends behind a line break.
+    Args:
+        tokens: Tokens of the prompt.
+        shown: Indices of the tokens to show.
+
+    Returns:
+        Lines of (token, label); a gap is a label with None as its token. A line ends behind a line
+        break.
     """
     labels: list[tuple[int | None, str]] = []
     last = -1
@@ -145,6 +170,7 @@ def text_lines(tokens: PromptTokens, shown: np.ndarray) -> list[list[tuple[int |
         last = end
     lines: list[list[tuple[int | None, str]]] = [[]]
     for place, (token, label) in enumerate(labels):
+        # The last gap stays in its line, even if that becomes too long.
         is_rest = token is None and place == len(labels) - 1  # stays behind the last token
         if (
             not is_rest
@@ -165,8 +191,17 @@ def draw_text(
     answer: set[int],
     norm: Normalize,
 ) -> Axes:
-    """Draw `lines` of tokens on `ax`, each on a field in the colour of its value, those of the
-    `answer` underlined.
+    """Draw lines of tokens on fields in the colour of their values.
+
+    Args:
+        ax: Axes to draw on.
+        lines: Lines of (token, label), from `text_lines`.
+        values: Values [token].
+        answer: Tokens of the answer, which are underlined.
+        norm: Scale of the colours.
+
+    Returns:
+        `ax`.
     """
     colours = mpl.colormaps[COLOURS]
     for row, line in enumerate(lines):
@@ -212,15 +247,26 @@ def draw_text(
 
 
 def heads_by_saliency(run: xr.DataTree) -> list[tuple[int, int]]:
-    """Heads (layer, head) by the size of their integrated gradients, where a path was followed,
-    else of their saliencies.
+    """Sort heads by the size of their integrated gradients, else of saliencies.
+
+    Args:
+        run: Tree of a run, a group per measure.
+
+    Returns:
+        Labels (layer, head). Saliencies count if the run followed no path.
     """
     return ranked_heads(_size(run, _values(run)[-1]))
 
 
 def saliency_table(run: xr.DataTree) -> Table:
-    """One row per head, the largest first: sizes of both values, their sum, and the token of the
-    first prompt with the largest of them.
+    """Tabulate the saliencies of heads, the largest first.
+
+    Args:
+        run: Tree of a run, a group per measure.
+
+    Returns:
+        One row per head: sizes of both values, their sum, and the token of the first prompt with
+        the largest of them.
     """
     dataset, value = group(run, "saliency"), _values(run)[-1]
     net = over_prompts(dataset["integrated_gradients"].sum("token", min_count=1))
@@ -229,8 +275,8 @@ def saliency_table(run: xr.DataTree) -> Table:
     for layer, head, *numbers in head_rows(
         [*map(partial(_size, run), VALUES), net], heads_by_saliency(run)[:ROWS]
     ):
-        own = dataset[value].sel(layer=layer, head=head, prompt=first).values[: tokens.count]
-        largest = int(np.abs(own).argmax())
+        of_head = dataset[value].sel(layer=layer, head=head, prompt=first).values[: tokens.count]
+        largest = int(np.abs(of_head).argmax())
         rows.append((head, layer, *numbers, f"{largest}: {token_label(tokens.text(largest))}"))
     columns = ("head", "layer", "scheme", "saliency", "integrated", "net", "largest token")
     left = dataset.sizes["layer"] * dataset.sizes["head"] - len(rows)
@@ -251,8 +297,14 @@ def saliency_table(run: xr.DataTree) -> Table:
 
 
 def completeness_table(run: xr.DataTree) -> Table:
-    """One row per prompt: the answer's log-probability, that with all positions at the baseline,
-    and what integrated gradients miss.
+    """Tabulate how far integrated gradients add up.
+
+    Args:
+        run: Tree of a run, a group per measure.
+
+    Returns:
+        One row per prompt: the log-probability of the answer, that with all positions at the
+        baseline, and the part that integrated gradients miss.
     """
     dataset = group(run, "saliency")
     start, end = dataset["baseline_log_probability"], dataset["log_probability"]
@@ -263,7 +315,7 @@ def completeness_table(run: xr.DataTree) -> Table:
         ("error", dataset["completeness_error"]),
     ]
     note = (
-        f"Nats. Baseline: {dataset.attrs.get('baseline')} positions; "
+        f"Nats, sums over the answer's tokens. Baseline: {dataset.attrs.get('baseline')} positions; "
         f"{dataset.attrs.get('steps')} steps. Error: what the sum of all "
         "integrated gradients misses of the difference; where it is not small against the "
         "difference, more steps are needed."
@@ -277,7 +329,7 @@ def _charts(run: xr.DataTree) -> Iterator[Chart]:
     count = int(dataset["token_count"].sel(prompt=first))
     for layer, head in heads_by_saliency(run)[:HEADS]:
         for value in _values(run):
-            yield Own(
+            yield CustomFigure(
                 f"{value}_layer{layer}_head{head}",
                 partial(saliency_text, run, layer, head, first, value),
             )
@@ -294,9 +346,7 @@ def _charts(run: xr.DataTree) -> Iterator[Chart]:
 
 
 def _values(run: xr.DataTree) -> list[str]:
-    """The values that `run` holds; integrated gradients, where a path was followed, are the
-    last.
-    """
+    """List the values that `run` holds; integrated gradients, if any, are the last."""
     return list(VALUES)[: 2 if np.isfinite(group(run, "saliency")["integrated_size"]).any() else 1]
 
 
@@ -309,8 +359,8 @@ def _size(run: xr.DataTree, value: str) -> xr.DataArray:
 def _lead(run: xr.DataTree) -> str:
     dataset = group(run, "saliency")
     begin = (
-        "How the answer's log-probability changes when one token's position in one head is "
-        "moved a little (saliency). Where the model is "
+        "How the answer's log-probability, the sum over its tokens, changes when one token's "
+        "position in one head is moved a little (saliency). Where the model is "
         "certain of its answer nearly nothing changes it a little, and saliencies are near 0."
     )
     if len(_values(run)) == 1:
@@ -334,8 +384,9 @@ def _lead(run: xr.DataTree) -> str:
 
 
 def _findings(run: xr.DataTree) -> Iterator[Finding]:
-    """The head on whose positions the answer hangs most, where it stands out from the median
-    head.
+    """Find the head on whose positions the answer hangs most.
+
+    It must stand out from the median head.
     """
     size_of = group(run, "saliency")["saliency_size"]
     size = size_of.mean("prompt")

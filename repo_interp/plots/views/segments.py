@@ -1,5 +1,6 @@
-"""How far positions follow the segments of a prompt (RePo fig. 8, measured): one head over its
-segments, and every head with its controls.
+"""How far positions follow the segments of a prompt (RePo fig. 8, measured).
+
+One head over its segments, and every head with its controls.
 
     bands   segments, every other one shaded; marks above: the head's largest jumps, as many as there are edges
     dots    eta^2 and F1 of every head; grey bars the same for shuffled edges; dashed: the token index
@@ -22,8 +23,8 @@ from matplotlib.patches import Patch
 from repo_interp.errors import InputError
 from repo_interp.plots.marks import (
     Chart,
+    CustomFigure,
     Heads,
-    Own,
     Table,
     contiguous,
     control_handle,
@@ -56,7 +57,7 @@ from repo_interp.plots.view import View
 from repo_interp.plots.views.positions import draw_positions
 
 HEADS = 3
-"""Heads that are drawn on their own."""
+"""Heads that have a figure."""
 LABELS = 60
 """Segments whose first token is named."""
 SHADE = "#56B4E9"
@@ -67,12 +68,23 @@ _SCORES = {"variance_between": "variance between segments η²", "boundary_f1": 
 def segment_positions(
     run: xr.DataTree, layer: int, head: int, prompt: int = 0, kind: str | None = None
 ) -> PaperFigure:
-    """Positions of one head over the segments of a prompt, with its largest jumps.
+    """Draw the positions of a head over the segments of a prompt.
 
-    `kind`: of segments; None: see `main_kind`.
+    Its largest jumps are marked.
 
-    Raises InputError when the run has no positions or segments, or the prompt lacks two segments of
-    the kind.
+    Args:
+        run: Tree of a run, a group per measure.
+        layer: Label of the layer.
+        head: Label of the head in its layer.
+        prompt: Label of the prompt.
+        kind: Kind of segments; None: `main_kind`.
+
+    Returns:
+        The figure.
+
+    Raises:
+        InputError: The run has no positions or segments, or the prompt lacks two segments of the
+            kind.
     """
     dataset, positions = group(run, "segments"), group(run, "positions")
     kind = _chosen(dataset, kind)
@@ -124,8 +136,14 @@ def segment_positions(
 
 
 def shade_segments(ax: Axes, labels: np.ndarray) -> Axes:
-    """Shade every other segment of `labels` [token] over the height of `ax`; tokens in none (-1)
-    stay white.
+    """Shade every other segment over the height of the axes.
+
+    Args:
+        ax: Axes to draw on.
+        labels: Segment of every token; tokens in none (-1) stay white.
+
+    Returns:
+        `ax`.
     """
     for label in range(0, int(labels.max()) + 1, 2):
         for first, last in contiguous(np.flatnonzero(labels == label).tolist()):
@@ -137,12 +155,19 @@ def shade_segments(ax: Axes, labels: np.ndarray) -> Axes:
 
 
 def largest_steps(values: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    """Tokens behind the largest steps of `values` among tokens in segments, as many as there are
-    edges; none where all are equal.
+    """Find the tokens behind the largest steps of some values.
+
+    Args:
+        values: Values [token].
+        labels: Segment of every token; -1: none.
+
+    Returns:
+        Indices, as many as there are edges of segments; none if all values are equal.
     """
     inside = np.flatnonzero(labels >= 0)
     steps = np.abs(np.diff(values[inside].astype(float)))
     edges = int(np.count_nonzero(np.diff(labels[inside])))
+    # Equal steps, as those of the token index, have no largest ones.
     if not np.isfinite(steps).all() or np.ptp(steps) < 1e-9:
         return np.zeros(0, dtype=int)
     return np.sort(inside[1:][np.argsort(-steps, kind="stable")[:edges]])
@@ -150,23 +175,33 @@ def largest_steps(values: np.ndarray, labels: np.ndarray) -> np.ndarray:
 
 @style()
 def segment_scores(run: xr.DataTree, kind: str | None = None) -> PaperFigure:
-    """Every head: share of variance between segments and F1 of its jumps, with shuffled edges and
-    the token index as controls.
+    """Draw how far positions follow segments, for every head.
 
-    Raises InputError when the run has no segments of the kind.
+    The scores are the share of variance between segments and the F1 of jumps; shuffled edges and
+    the token index are controls.
+
+    Args:
+        run: Tree of a run, a group per measure.
+        kind: Kind of segments; None: `main_kind`.
+
+    Returns:
+        The figure.
+
+    Raises:
+        InputError: The run has no segments of the kind.
     """
     dataset = group(run, "segments")
     kind = _chosen(dataset, kind)
-    own = dataset.sel(kind=kind)
-    counts = own["segment_count"].where(own["segment_count"] > 1)
+    of_kind = dataset.sel(kind=kind)
+    counts = of_kind["segment_count"].where(of_kind["segment_count"] > 1)
     figure = paper_figure(PAGE_WIDTH, 2.4)
     left, right = figure.subplots(1, 2)
     for ax, (name, label) in zip((left, right), _SCORES.items(), strict=True):
-        draw_by_head(ax, over_prompts(own[name]), over_prompts(own[f"{name}_shuffled"])).set_ylim(
-            -0.02, 1.04
-        )
+        draw_by_head(
+            ax, over_prompts(of_kind[name]), over_prompts(of_kind[f"{name}_shuffled"])
+        ).set_ylim(-0.02, 1.04)
         ax.axhline(
-            float(own[f"{name}_index"].mean()),
+            float(of_kind[f"{name}_index"].mean()),
             color="#222222",
             linestyle="--",
             linewidth=0.7,
@@ -174,7 +209,7 @@ def segment_scores(run: xr.DataTree, kind: str | None = None) -> PaperFigure:
         )
         ax.set_ylabel(label)
     left.set_title(
-        f"{counted(own.sizes['head'], 'head')} per layer, mean over "
+        f"{counted(of_kind.sizes['head'], 'head')} per layer, mean over "
         f"{counted(int(counts.count()), 'prompt')}"
     )
     right.set_title(f"{float(counts.mean()):.3g} {kind} per prompt")
@@ -182,7 +217,7 @@ def segment_scores(run: xr.DataTree, kind: str | None = None) -> PaperFigure:
     legend_below(
         figure,
         [
-            *scheme_handles(schemes(own).values(), "o"),
+            *scheme_handles(schemes(of_kind).values(), "o"),
             control_handle("control: shuffled edges"),
             index,
         ],
@@ -191,35 +226,47 @@ def segment_scores(run: xr.DataTree, kind: str | None = None) -> PaperFigure:
 
 
 def _charts(run: xr.DataTree) -> Iterator[Chart]:
-    """Scores of all heads for every kind that there is, and for the main kind the heads that follow
-    segments most.
+    """Chart scores of all heads for every kind, and the heads that follow segments most.
+
+    The latter are drawn for the main kind.
     """
     dataset = group(run, "segments")
     kind = main_kind(dataset)
     if kind is None:
         return
     for present in dataset["kind"].values[(dataset["segment_count"] > 1).any("prompt").values]:
-        yield Own(f"segment_scores_{present}", partial(segment_scores, run, str(present)))
+        yield CustomFigure(f"segment_scores_{present}", partial(segment_scores, run, str(present)))
     beyond = _beyond_shuffled(dataset, kind).assign_attrs(
         long_name=f"η² of {kind} minus that of shuffled edges", units="1"
     )
-    yield Own(f"segment_variance_{kind}", Heads(beyond).figure)
+    yield CustomFigure(f"segment_variance_{kind}", Heads(beyond).figure)
     with_segments = dataset["prompt"].values[dataset["segment_count"].sel(kind=kind).values > 1]
     if has_groups(run, ["positions"]):
         for layer, head in heads_by_segments(dataset, kind)[:HEADS]:
             draw = partial(segment_positions, run, layer, head, int(with_segments[0]), kind)
-            yield Own(f"segments_layer{layer}_head{head}", draw)
-    own = dataset.sel(kind=kind, drop=True)
+            yield CustomFigure(f"segments_layer{layer}_head{head}", draw)
+    of_kind = dataset.sel(kind=kind, drop=True)
     for name, label in _SCORES.items():
-        values = over_prompts(own[name]).assign_attrs(long_name=f"{label} ({kind})", units="1")
-        yield Heads(values, over_prompts(own[f"{name}_shuffled"]))
+        values = over_prompts(of_kind[name]).assign_attrs(long_name=f"{label} ({kind})", units="1")
+        yield Heads(values, over_prompts(of_kind[f"{name}_shuffled"]))
+    if "within_trend" in of_kind:  # runs of before lack it
+        trend = over_prompts(of_kind["within_trend"])
+        title = f"rank correlation with the token index within {kind}"
+        control = over_prompts(of_kind["within_trend_null"])
+        yield Heads(trend.assign_attrs(long_name=title, units="1"), control)
 
 
 def heads_by_segments(dataset: xr.Dataset, kind: str) -> list[tuple[int, int]]:
-    """Heads (layer, head) ranked by how far their variance between segments of `kind` is beyond
-    that of shuffled edges.
+    """Sort heads by their variance between segments beyond shuffled edges.
 
-    Only heads that learn positions where any does.
+    If any layer learns positions, only heads of such layers are listed.
+
+    Args:
+        dataset: Group of a run.
+        kind: Kind of segments.
+
+    Returns:
+        Labels (layer, head).
     """
     return ranked_heads(
         _beyond_shuffled(dataset, kind).sel(
@@ -229,20 +276,26 @@ def heads_by_segments(dataset: xr.Dataset, kind: str) -> list[tuple[int, int]]:
 
 
 def _beyond_shuffled(dataset: xr.Dataset, kind: str) -> xr.DataArray:
-    """Variance between segments [layer, head] minus that of shuffled edges, the mean over
-    prompts.
+    """Subtract the variance between shuffled segments, the mean over prompts.
+
+    The result is [layer, head].
     """
-    own = dataset.sel(kind=kind, drop=True)
-    return over_prompts(own["variance_between"] - own["variance_between_shuffled"]).assign_coords(
-        scheme=dataset["scheme"]
-    )
+    of_kind = dataset.sel(kind=kind, drop=True)
+    return over_prompts(
+        of_kind["variance_between"] - of_kind["variance_between_shuffled"]
+    ).assign_coords(scheme=dataset["scheme"])
 
 
 def main_kind(dataset: xr.Dataset) -> str | None:
-    """The kind that most prompts have two segments of; of several few-shot examples, then the one
-    with most segments.
+    """Choose the kind that most prompts have two segments of.
 
-    None without.
+    Ties go to few-shot examples, then to the kind with most segments.
+
+    Args:
+        dataset: Group of a run.
+
+    Returns:
+        The kind; None without segments.
     """
     counts = {
         str(kind): dataset["segment_count"].sel(kind=kind).values for kind in dataset["kind"].values
@@ -256,8 +309,14 @@ def main_kind(dataset: xr.Dataset) -> str | None:
 
 
 def segment_table(run: xr.DataTree) -> Table:
-    """One row per kind of segments and layer with positions: means over heads and prompts of both
-    scores and of their controls.
+    """Tabulate how far positions follow segments.
+
+    Args:
+        run: Tree of a run, a group per measure.
+
+    Returns:
+        One row per kind of segments and layer with positions: means over heads and prompts of both
+        scores and of their controls.
     """
     dataset = group(run, "segments")
     scores = dataset[

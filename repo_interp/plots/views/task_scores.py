@@ -1,5 +1,6 @@
-"""The scores of one checkpoint on one task: by test set, over the task's two axes, and as
-perplexity; group `scores` of a run.
+"""The scores of one checkpoint on one task: by test set, over two axes, as perplexity.
+
+Group `scores` of a run.
 
     dot   mean over prompts        bar   standard error over prompts        dotted line   the longest test set within training
 
@@ -36,10 +37,18 @@ from repo_interp.plots.view import Beside, View
 
 
 def score_grid(run: xr.DataTree) -> Grid:
-    """The mean score over the task's two axes, such as depth and length, in per cent; grey where
-    there is no prompt.
+    """Make a chart of the mean score over both axes of the task, in per cent.
 
-    Raises InputError where the task lacks two axes.
+    Cells without a prompt are grey.
+
+    Args:
+        run: Tree of a run, a group per measure.
+
+    Returns:
+        The chart.
+
+    Raises:
+        InputError: The task lacks two axes.
     """
     values = 100 * _score_map(run)
     named = {
@@ -71,8 +80,9 @@ def _charts_beside(tree: xr.DataTree) -> Iterator[Chart]:
 
 
 def _scores(run: xr.DataTree, name: str) -> Iterator[Chart]:
-    """The mean score by test set, with its standard error and the training length; for a task in
-    nats the perplexity by length.
+    """Average the score by test set, with standard error and training length.
+
+    For a task in nats it is the perplexity by length.
     """
     scores = group(run, "scores")
     metric, mean, axis = (
@@ -130,7 +140,14 @@ def _score_map(run: xr.DataTree) -> xr.DataArray:
 
 
 def score_title(run: xr.DataTree) -> str:
-    """What was scored on what: "repo on niah"; of several runs by which metric."""
+    """Write which model was scored on which task: "repo on niah".
+
+    Args:
+        run: Tree of a run, a group per measure.
+
+    Returns:
+        The title; for several runs it names the metric.
+    """
     if has_runs(run):
         count = group(run, "scores").attrs.get("count")
         return f"{group(run, 'scores').attrs.get('metric', 'score')}{f', {count} prompts each' if count else ''}"
@@ -138,8 +155,14 @@ def score_title(run: xr.DataTree) -> str:
 
 
 def score_table(run: xr.DataTree) -> Table:
-    """One row per test set: mean score, its standard error, and perplexity, questions and tokens
-    where they are known.
+    """Tabulate the scores of test sets.
+
+    Args:
+        run: Tree of a run, a group per measure.
+
+    Returns:
+        One row per test set: mean score, its standard error, and perplexity, questions and tokens
+        if they are known.
     """
     scores = group(run, "scores")
     metric = str(scores.attrs.get("metric", "score"))
@@ -157,10 +180,18 @@ def score_table(run: xr.DataTree) -> Table:
 
 
 def map_table(run: xr.DataTree) -> Table:
-    """The mean score over the task's two axes; a cell of depth and length in which prompts fail has
-    the call that ranks heads for it.
+    """Tabulate the mean score over both axes of the task.
 
-    Raises InputError where the task lacks two axes.
+    A cell of depth and length in which prompts fail has the call that ranks heads for it.
+
+    Args:
+        run: Tree of a run, a group per measure.
+
+    Returns:
+        The table.
+
+    Raises:
+        InputError: The task lacks two axes.
     """
     values = _score_map(run)
     rows, columns = values.dims
@@ -180,7 +211,7 @@ def map_table(run: xr.DataTree) -> Table:
             if calls
             else ""
         )
-    cells_of = [(str(label), *cells(own)) for label, own in zip(labels, values.values, strict=True)]
+    cells_of = [(str(label), *cells(row)) for label, row in zip(labels, values.values, strict=True)]
     columns_of = (f"{rows} \\ {columns}", *map(str, below))
     return Table(
         "score_map", str(values.attrs["long_name"]), columns_of, tuple(cells_of), note, calls
@@ -206,7 +237,7 @@ def _asked(scores: xr.Dataset) -> str:
 
 
 def _findings(run: xr.DataTree) -> Iterator[Finding]:
-    """The score of each test set, the first and the worst."""
+    """The score of every test set, the first and the worst."""
     scores = group(run, "scores")
     mean, unit = scores["mean_score"], str(scores["mean_score"].attrs.get("units", "1"))
     for place in dict.fromkeys((0, int(np.nanargmin(mean.values)))):

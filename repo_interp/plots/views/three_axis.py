@@ -1,5 +1,6 @@
-"""Position and semantics in the logits of a head: the three-axis fit (Position Generalization fig.
-2), and how well it holds.
+"""Position and semantics in the logits of a head: the three-axis fit, and its r.
+
+Position Generalization fig. 2.
 
     W_ij ~ a_{i-j} + b_i + c_j        logit map, its three axes, their sum
 
@@ -22,13 +23,13 @@ from matplotlib.colors import Normalize
 from repo_interp.errors import InputError
 from repo_interp.plots.marks import (
     Chart,
+    CustomFigure,
     Finding,
     Grid,
     HeadCurves,
     HeadImage,
     HeadNumber,
     Heads,
-    Own,
     Table,
     colour_bar,
     counted,
@@ -69,18 +70,33 @@ their labels.
 
 @style()
 def fit_correlations(run: xr.DataTree) -> PaperFigure:
-    """r over layers and heads of each fit that the run has, the mean over prompts, from 0 (or -1)
-    to 1; bars show the schemes of layers.
+    """Draw r of the run's fits for every layer and head.
 
-    A head that fits exactly, since its logits are a sum of these axes by construction, is grey: r =
-    1 is no finding there. Raises InputError when the run has neither `three_axis` nor
-    `fake_distance`.
+    r is the mean over prompts, from 0 (or -1) to 1; bars show the schemes of layers. A head that
+    fits exactly, since its logits are a sum of these axes by construction, is grey: r = 1 is no
+    finding there.
+
+    Args:
+        run: Tree of a run, a group per measure.
+
+    Returns:
+        The figure.
+
+    Raises:
+        InputError: The run has neither `three_axis` nor `fake_distance`.
     """
     return correlation_grid(run).figure()
 
 
 def correlation_grid(run: xr.DataTree) -> Grid:
-    """The chart of `fit_correlations`."""
+    """Make the chart of `fit_correlations`.
+
+    Args:
+        run: Tree of a run, a group per measure.
+
+    Returns:
+        The chart.
+    """
     panels = {}
     for name in [name for name in FITS if name in run.children] or ["three_axis"]:
         values = over_prompts(group(run, name)["r"]).transpose("layer", "head")
@@ -99,10 +115,13 @@ def correlation_grid(run: xr.DataTree) -> Grid:
 
 
 def example_heads(dataset: xr.Dataset) -> list[tuple[int, int]]:
-    """Heads (layer, head) with the largest, the median and the smallest r: what a figure of a few
-    should show.
+    """Choose the heads with the largest, the median and the smallest r.
 
-    Fewer where fewer.
+    Args:
+        dataset: Group of a run.
+
+    Returns:
+        Labels (layer, head); fewer than three if there are fewer heads.
     """
     order = ranked_heads(over_prompts(dataset["r"]))
     return (
@@ -114,11 +133,21 @@ def example_heads(dataset: xr.Dataset) -> list[tuple[int, int]]:
 
 @style()
 def three_axis_fit(run: xr.DataTree, layer: int, head: int) -> PaperFigure:
-    """A head's logit map, its distance, query and key axes, and their sum, of the first prompt
-    (fig. 2).
+    """Draw a head's logit map, its three axes and their sum (fig. 2).
 
-    Raises InputError when the run has no `maps`, or no axes: `three_axis` keeps them with
-    axes="first_prompt".
+    The axes are distance, query and key. The figure shows the first prompt.
+
+    Args:
+        run: Tree of a run, a group per measure.
+        layer: Label of the layer.
+        head: Label of the head in its layer.
+
+    Returns:
+        The figure.
+
+    Raises:
+        InputError: The run has no `maps`, or no axes: `three_axis` keeps them with
+            axes="first_prompt".
     """
     maps, fit = group(run, "maps"), group(run, "three_axis")
     if "distance_axis" not in fit:
@@ -162,20 +191,28 @@ def three_axis_fit(run: xr.DataTree, layer: int, head: int) -> PaperFigure:
 def additive_means(
     distance: np.ndarray, query: np.ndarray, key: np.ndarray, edges: Sequence[int] | np.ndarray
 ) -> np.ndarray:
-    """Means of a_{i-j} + b_i + c_j over the causal pairs of every block [query_block, key_block];
-    NaN where there are none.
+    """Average a_{i-j} + b_i + c_j over the causal pairs of every block.
 
-    `edges`: where blocks begin, and where the last one ends. Costs tokens x blocks, never tokens x
-    tokens.
+    The cost is tokens x blocks, never tokens x tokens.
+
+    Args:
+        distance: a [token], by distance.
+        query: b [token].
+        key: c [token].
+        edges: Starts of the blocks, and the end of the last one.
+
+    Returns:
+        Means [query_block, key_block]; NaN for blocks without causal pairs.
     """
     edges = np.asarray(edges)
     tokens, starts = edges[-1], edges[:-1]
-    # Keys of each block that each query sees, and queries of each block that see each key.
+    # Keys of a block that a query sees, and queries of a block that see a key.
     seen = np.clip(np.arange(tokens)[:, None] + 1 - starts, 0, np.diff(edges))
     seeing = np.clip(edges[1:][:, None] - np.arange(tokens), 0, np.diff(edges)[:, None])
     pairs = np.add.reduceat(seen, starts, axis=0)
     of_query = np.add.reduceat(query[:, None] * seen, starts, axis=0)
     of_key = np.add.reduceat(key * seeing, starts, axis=1)
+    # The sum of a_{i-j} over a rectangle is four corners of the double cumulative sum of a.
     twice = np.concatenate(([0.0, 0.0], np.cumsum(np.cumsum(distance[:tokens]))))
 
     def corner(rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
@@ -192,7 +229,15 @@ def additive_means(
 
 
 def edges_of(starts: np.ndarray, tokens: int) -> np.ndarray:
-    """Where blocks begin, and where the last one ends."""
+    """Append the end of the last block to the starts of blocks.
+
+    Args:
+        starts: First token of every block.
+        tokens: Number of tokens.
+
+    Returns:
+        Starts, and the end.
+    """
     return np.append(starts, tokens).astype(np.int64)
 
 
@@ -205,10 +250,16 @@ def draw_map(
     across: str,
     down: str,
 ):
-    """Draw the block means `values` [row, column] over `tokens` on `ax`, coloured from the first to
-    the second of `limits`.
+    """Draw block means as an image.
 
-    Returns the image.
+    Args:
+        ax: Axes to draw on.
+        values: Block means [row, column].
+        tokens: Number of tokens.
+        limits: Ends of the colours.
+        title: Title of the axes.
+        across: Label of the x axis.
+        down: Label of the y axis.
     """
     look: Any = {
         "cmap": "viridis",
@@ -227,7 +278,14 @@ def draw_map(
 
 
 def draw_axis(ax: Axes, values: np.ndarray, colour: str, name: str) -> None:
-    """Draw `values` [token], an axis of a fit, on `ax`; long ones by their extremes."""
+    """Draw an axis of a fit as a line; a long one by its extremes.
+
+    Args:
+        ax: Axes to draw on.
+        values: Values [token].
+        colour: Colour of the line.
+        name: Name of the axis.
+    """
     shown = envelope(values, PIXELS)
     ax.plot(shown, values[shown], color=colour, linewidth=0.7, gid=f"axis {name}")
     ax.set(xlim=(0, max(1, values.size - 1)))
@@ -235,19 +293,46 @@ def draw_axis(ax: Axes, values: np.ndarray, colour: str, name: str) -> None:
 
 
 def map_limits(values: np.ndarray) -> tuple[float, float]:
-    """Percentiles `SHOWN` of `values`; 1 apart where they are equal."""
+    """Compute the percentiles `SHOWN` of some values.
+
+    Args:
+        values: Numbers of any shape; NaN are ignored.
+
+    Returns:
+        Lower and upper limit; 1 apart if they are equal.
+    """
     low, high = np.nanpercentile(values, SHOWN)
     return float(low), float(high) if high > low else float(low) + 1.0
 
 
 def r_of(fit: xr.Dataset, layer: int, head: int) -> str:
-    """r of the fit of a head for the first prompt, as text."""
+    """Write r of the fit of a head for the first prompt.
+
+    Args:
+        fit: Group of the fit.
+        layer: Label of the layer.
+        head: Label of the head in its layer.
+
+    Returns:
+        The text.
+    """
     value = float(pick(fit["r"], layer=layer, head=head).values[0])
     return f"{value:.3f}" if np.isfinite(value) else "–"
 
 
 def described(fit: xr.Dataset, layer: int, head: int, tokens: int, maps: xr.Dataset) -> str:
-    """Which head and prompt a figure shows, and what a pixel of it is."""
+    """Describe the head and the prompt of a figure, and its pixels.
+
+    Args:
+        fit: Group of the fit.
+        layer: Label of the layer.
+        head: Label of the head in its layer.
+        tokens: Number of tokens.
+        maps: Group `maps` of the run.
+
+    Returns:
+        The text.
+    """
     size = int(maps["block_size"])
     pixel = "" if size == 1 else f"; a pixel is the mean over {size} x {size} pairs"
     return (
@@ -257,7 +342,15 @@ def described(fit: xr.Dataset, layer: int, head: int, tokens: int, maps: xr.Data
 
 
 def heads_with_maps(run: xr.DataTree, fit: xr.Dataset) -> list[tuple[int, int]]:
-    """Of the heads whose maps the run keeps, those of `example_heads`; none without maps."""
+    """List the heads of `example_heads` whose maps the run keeps.
+
+    Args:
+        run: Tree of a run, a group per measure.
+        fit: Group of the fit.
+
+    Returns:
+        Labels (layer, head); none without maps.
+    """
     if "maps" not in run.children:
         return []
     maps = group(run, "maps")
@@ -270,8 +363,14 @@ def heads_with_maps(run: xr.DataTree, fit: xr.Dataset) -> list[tuple[int, int]]:
 
 
 def correlations(dataset: xr.Dataset, names: Mapping[str, str]) -> dict[str, xr.DataArray]:
-    """Those variables of `names` that `dataset` has [layer, head], the mean over prompts, by their
-    labels.
+    """Average correlations over prompts.
+
+    Args:
+        dataset: Group of a run.
+        names: Label by variable.
+
+    Returns:
+        Means [layer, head] by label, of the variables that `dataset` has.
     """
     exact = over_prompts(dataset[next(iter(names))]) >= EXACT
     present = {
@@ -287,8 +386,14 @@ def correlations(dataset: xr.Dataset, names: Mapping[str, str]) -> dict[str, xr.
 def correlation_tables(
     group_name: str, names: Mapping[str, str]
 ) -> Callable[[xr.DataTree], Sequence[Table]]:
-    """A function of a run that gives a table of the correlations `names` of the group `group_name`,
-    as `layer_table` writes it.
+    """Make a function that tabulates correlations, as `layer_table` does.
+
+    Args:
+        group_name: Name of the group.
+        names: Label by variable.
+
+    Returns:
+        Function of a run that returns its tables.
     """
     note = (
         "Means over heads and prompts; a dash where the correlation is undefined, or r is 1 by "
@@ -307,7 +412,15 @@ def correlation_tables(
 
 
 def correlation_maps(fit: xr.Dataset, names: Mapping[str, str]) -> list[Heads]:
-    """Maps of heads of the same correlations."""
+    """Make maps of heads of correlations.
+
+    Args:
+        fit: Group of the fit.
+        names: Label by variable.
+
+    Returns:
+        The charts.
+    """
     return [Heads(values) for values in correlations(fit, names).values()]
 
 
@@ -317,7 +430,7 @@ def _charts(run: xr.DataTree) -> Iterator[Chart]:
     dataset = group(run, "three_axis")
     if "distance_axis" in dataset:
         for layer, head in heads_with_maps(run, dataset):
-            yield Own(
+            yield CustomFigure(
                 f"three_axis_layer{layer}_head{head}",
                 partial(three_axis_fit, run, layer, head),
                 live=True,
@@ -331,9 +444,15 @@ def _charts(run: xr.DataTree) -> Iterator[Chart]:
 
 
 def fit_charts(fit: xr.Dataset, title: str, axes: Mapping[str, tuple[str, str]]) -> list[Chart]:
-    """r of every prompt and, where the run keeps them, the axes of the first.
+    """Make charts of r of every prompt, and of the axes of the first one.
 
-    `axes`: by title their names, and what is along them.
+    Args:
+        fit: Group of the fit.
+        title: Title of the charts.
+        axes: Names of axes and of their x axis, by title.
+
+    Returns:
+        The charts; axes are among them if the run keeps them.
     """
     charts: list[Chart] = [HeadNumber(title, fit["r"])]
     for label, (names, x) in axes.items():
@@ -348,8 +467,9 @@ def fit_charts(fit: xr.Dataset, title: str, axes: Mapping[str, tuple[str, str]])
 
 
 def _findings(run: xr.DataTree) -> Iterator[Finding]:
-    """How much of the logits the axes explain, where the run holds the control with shuffled
-    distances.
+    """State how much of the logits the axes explain.
+
+    The run must hold the control with shuffled distances.
     """
     measured = group(run, "three_axis")
     if "r_shuffled" not in measured:

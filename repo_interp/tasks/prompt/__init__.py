@@ -77,7 +77,7 @@ class Prompt:
         if self.token_text is not None and len(self.token_text) != len(self.tokens):
             raise InputError(
                 f"wanted one token_text per token, got {len(self.token_text)} for "
-                f"{len(self.tokens)} tokens; mend it or drop it"
+                f"{len(self.tokens)} tokens; fix it or drop it"
             )
         if self.text is None and self.characters is not None:
             raise InputError(
@@ -95,7 +95,7 @@ class Prompt:
             if not 0 <= place < len(self.tokens):
                 raise InputError(
                     f'the attribute "source" holds token {place}, but the prompt has the '
-                    f"tokens 0 to {len(self.tokens) - 1}; mend it"
+                    f"tokens 0 to {len(self.tokens) - 1}; fix it"
                 )
 
     @property
@@ -224,7 +224,7 @@ def _places(name: str, places: Places, length: int, unit: str) -> Int[np.ndarray
     if len(outside):
         raise InputError(
             f'the span "{name}" holds {unit} {outside[0]}, but the prompt has the {unit}s 0 '
-            f"to {length - 1}; mend the span"
+            f"to {length - 1}; fix the span"
         )
     unique, counts = np.unique(indices, return_counts=True)
     if len(unique) < len(indices):

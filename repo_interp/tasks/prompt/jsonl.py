@@ -24,7 +24,7 @@ from pydantic import BaseModel, ConfigDict
 
 from repo_interp.errors import InputError, warn
 from repo_interp.files import path_of, regular, write_text
-from repo_interp.records import modelled, parsed, shown
+from repo_interp.records import abbreviate, parse_json, validate
 from repo_interp.tasks.prompt import GENERATED, Intervals, Prompt
 from repo_interp.tasks.prompt.logged import (
     LoggedText,
@@ -118,7 +118,7 @@ def read_prompts(
     scores: dict[tuple[int, str | None], dict[str, Any]] = {}
     for number, line in lines:
         with _named(f"{path}, line {number}"):
-            record = parsed(line)
+            record = parse_json(line)
             prompt = _prompt(record, tokenizer, vocab_size)
             if is_harness_sample(record):
                 # the harness logs a sample once per filter of its answer; only the scores differ
@@ -204,10 +204,10 @@ def _prompt(
     forms = [form for form in _FORMS if isinstance(record, dict) and form in record]
     if len(forms) != 1:
         raise InputError(
-            f'wanted an object with either "text" or "tokens", got {shown(record)}; give one '
+            f'wanted an object with either "text" or "tokens", got {abbreviate(record)}; give one '
             "prompt in one form"
         )
-    line = modelled(record, _FORMS[forms[0]])
+    line = validate(record, _FORMS[forms[0]])
     if "generated" in line.model_fields_set and not line.generated:
         raise InputError('"generated" is empty: give it something, or leave it out')
     if isinstance(line, TextLine):

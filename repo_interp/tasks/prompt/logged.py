@@ -28,7 +28,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from repo_interp.errors import InputError
-from repo_interp.records import modelled, parsed
+from repo_interp.records import parse_json, validate
 from repo_interp.tasks.prompt import GENERATED, Intervals
 
 MOST_BYTES = 1 << 30
@@ -136,7 +136,7 @@ def from_harness(record: dict[str, Any]) -> LoggedText:
         InputError: The sample lacks a part or has no text, or the log does not say which text was
             the right one.
     """
-    sample = modelled(record, _HarnessSample)
+    sample = validate(record, _HarnessSample)
     named = sample.arguments.values() if isinstance(sample.arguments, dict) else sample.arguments
     calls = [list(call.values()) if isinstance(call, dict) else list(call) for call in named]
     if not calls or not all(call and isinstance(call[0], str) for call in calls):
@@ -215,14 +215,14 @@ def inspect_samples(content: bytes) -> list[tuple[str, Any]] | None:
     ):
         return None
     try:
-        log = parsed(content.decode("utf-8"))
+        log = parse_json(content.decode("utf-8"))
     except (InputError, UnicodeDecodeError):
         return None  # lines of another form
     if not isinstance(log, dict) or not {"samples", "eval"} <= set(log):
         return None
     return [
         (f"sample {number}", sample)
-        for number, sample in enumerate(modelled(log, _InspectLog).samples)
+        for number, sample in enumerate(validate(log, _InspectLog).samples)
     ]
 
 
@@ -237,7 +237,7 @@ def from_inspect(record: Any) -> LoggedText:
     Returns:
         Messages before the answer, answer, targets and scores.
     """
-    sample = modelled(record, _InspectSample)
+    sample = validate(record, _InspectSample)
     answer = sample.output.completion
     asked = (
         sample.input
@@ -297,7 +297,7 @@ def _unpacked(content: bytes) -> Iterator[tuple[str, Any]]:
                 "to JSON (inspect log convert)"
             )
         for member in members:
-            yield member.filename, parsed(archive.read(member).decode("utf-8"), member.filename)
+            yield member.filename, parse_json(archive.read(member).decode("utf-8"), member.filename)
     except NotImplementedError:
         raise InputError(
             "the log is packed with zstandard, which this Python cannot unpack; convert it: "

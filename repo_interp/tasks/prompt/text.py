@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jaxtyping import Int
 
-from repo_interp.errors import InputError, refused
+from repo_interp.errors import InputError, as_input_errors
 from repo_interp.tasks.prompt import GENERATED, Intervals, Prompt, check_spans
 
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ def chat_text(messages: list[dict[str, str]], tokenizer: PreTrainedTokenizerBase
     """
     if tokenizer is None or not tokenizer.chat_template:
         return "".join(f"{message['role']}: {message['content']}\n" for message in messages)
-    with refused("the chat template of the tokenizer does not take the messages"):
+    with as_input_errors("the chat template of the tokenizer does not take the messages"):
         return str(
             tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
         )

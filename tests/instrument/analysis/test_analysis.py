@@ -171,6 +171,7 @@ def test_prompts_without_generated_tokens_leave_the_mass_out(tmp_path, capsys):
         "position_sources",
         "kinds",
         "attention_rows",
+        "octaves",
         "predictions",
     }
 

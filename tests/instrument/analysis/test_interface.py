@@ -136,6 +136,7 @@ def test_a_prompt_is_made_of_a_text_and_its_parts(niah, task_prompts):
         "position_sources",
         "attention_mass",
         "attention_rows",
+        "octaves",
         "predictions",
         "kinds",
     }
@@ -187,6 +188,7 @@ def test_prompts_may_be_given_in_any_form(niah, task_prompts):
         "patterns",
         "position_sources",
         "attention_rows",
+        "octaves",
         "predictions",
         "kinds",
     }

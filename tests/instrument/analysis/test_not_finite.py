@@ -13,8 +13,8 @@ import xarray as xr
 from families import tiny
 
 import repo_interp as ri
+from repo_interp.analysis.memory import require_memory
 from repo_interp.analysis.notes import RoundedPositions, notes_on
-from repo_interp.analysis.room import require_memory
 from repo_interp.errors import InputError, NotFinite
 from repo_interp.experiments.responses import forced_responses, generated_responses
 from repo_interp.measures.labels import described, of_layer
@@ -185,7 +185,7 @@ def test_prompts_beyond_training_and_measures_that_say_nothing_are_noted(model):
     run = ri.analyze(model, [PROMPTS[0], long], ("gates",))
     assert run.attrs["notes"].splitlines() == [
         "1 of 2 prompts are longer (up to 150 tokens) than the training length, 128 tokens",
-        "gates gives nothing here: it measures cope, cope_alibi, cope_mlp, cope_rope, and "
+        "gates gives nothing here: it measures cope, cope_alibi, cope_mlp, cope_rope, cope_relative, and "
         "the layout is repo@1",
     ]
     assert (

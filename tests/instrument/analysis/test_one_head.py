@@ -12,7 +12,7 @@ from families import repositioned, tiny
 from transformers import AutoModelForCausalLM, GPTNeoXConfig
 
 import repo_interp as ri
-from repo_interp.analysis.one_head import centred
+from repo_interp.analysis.one_head import center_axes
 from repo_interp.measures.kernels.axis_fit import additive_pairs
 from repo_interp.measures.kernels.solvers import Axes
 
@@ -122,7 +122,7 @@ def test_centred_axes_have_the_same_map_mean_0_and_a_key_axis_without_slope(wind
         *(torch.randn(1, 1, 12, generator=generator, dtype=torch.float64) for _ in range(3))
     )
     pairs = additive_pairs(torch.ones(1, 1, 12).bool(), torch.ones(1, 1, 12).bool(), window)
-    level, new = centred(axes, pairs)
+    level, new = center_axes(axes, pairs)
     at = [(i, j) for i in range(12) for j in range(12) if 0 <= i - j < (window or 12)]
     maps = [
         np.array([float(a[0, 0, i - j] + b[0, 0, i] + c[0, 0, j]) for i, j in at])

@@ -316,13 +316,13 @@ def test_batches_of_nothing_are_refused():
 
 
 def test_automatic_batches_follow_lengths_and_memory(monkeypatch):
-    from repo_interp.analysis import room
+    from repo_interp.analysis import memory
 
     bridge = ri.zoo("reversal/rope")
-    assert room.batch_limit(bridge, 3) == SideBySide(prompts=3)
-    assert room.batch_limit(bridge, "auto").tokens == room.WORTHWHILE["cpu"]
-    monkeypatch.setattr(room, "memory", lambda: 8 * 100 * room.bytes_per_token(bridge))
-    assert room.batch_limit(bridge, "auto").tokens == 100
+    assert memory.batch_limit(bridge, 3) == SideBySide(prompts=3)
+    assert memory.batch_limit(bridge, "auto").tokens == memory.WORTHWHILE["cpu"]
+    monkeypatch.setattr(memory, "machine_memory", lambda: 8 * 100 * memory.bytes_per_token(bridge))
+    assert memory.batch_limit(bridge, "auto").tokens == 100
     rows = [[3 + n % 5 for n in range(length)] for length in (9, 40, 60, 12)]
     alone, together = (
         ri.analyze(bridge, rows, ["positions", "components"], batch_size=size)

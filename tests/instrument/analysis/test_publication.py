@@ -15,7 +15,7 @@ from forked import Forked, forked, say
 from places import tree
 
 import repo_interp as ri
-from repo_interp.analysis.publication import claimed
+from repo_interp.analysis.publication import claim_results
 from repo_interp.run import make_run
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
@@ -39,7 +39,7 @@ def start(out: Path | None, folder: Path) -> Forked:
     """A process that claims a directory, says which, and keeps it until it is told to end."""
 
     def hold() -> None:
-        with claimed(out, "niah-repo") as results:
+        with claim_results(out, "niah-repo") as results:
             say(results.directory)
             signal.sigwait([signal.SIGTERM])
 
@@ -67,10 +67,10 @@ def test_a_second_writer_of_one_directory_is_refused_and_a_killed_one_holds_noth
     first = start(tmp_path / "out", tmp_path)
     first.line()
     with pytest.raises(ri.InputError, match=r"another process writes to .*out"):
-        claimed(tmp_path / "out", "").__enter__()
+        claim_results(tmp_path / "out", "").__enter__()
     first.kill()
     first.wait()
-    with claimed(tmp_path / "out", "") as results:
+    with claim_results(tmp_path / "out", "") as results:
         results.publish(tiny_run(), draw)
     assert sorted(tree(tmp_path / "out")) == ["figures/value.png", "report.html", "run.nc"]
 
@@ -81,12 +81,12 @@ def test_results_are_replaced_as_a_whole_and_only_when_asked(tmp_path):
         (figures / "other.png").write_text("another picture")
         return []
 
-    with claimed(tmp_path / "out", "") as results:
+    with claim_results(tmp_path / "out", "") as results:
         published = results.publish(tiny_run(1.0), draw)
     assert (published.figures, published.failures, len(published.files)) == (1, (), 3)
     with pytest.raises(ri.InputError, match="holds results already"):
-        claimed(tmp_path / "out", "").__enter__()
-    with claimed(tmp_path / "out", "", overwrite=True) as results:
+        claim_results(tmp_path / "out", "").__enter__()
+    with claim_results(tmp_path / "out", "", overwrite=True) as results:
         results.publish(tiny_run(2.0), draw_other)
     assert sorted(tree(tmp_path / "out")) == ["figures/other.png", "run.nc"]
     assert ri.read_run(tmp_path / "out")["small/value"] == 2.0
@@ -97,7 +97,7 @@ def test_names_are_skipped_that_hold_something_else(tmp_path, monkeypatch):
     (tmp_path / "runs" / "mine").mkdir(parents=True)
     (tmp_path / "runs" / "mine" / "run.nc").write_text("")
     (tmp_path / "runs" / "mine-2").write_text("a file")
-    with claimed(None, "mine") as results:
+    with claim_results(None, "mine") as results:
         assert results.directory == Path("runs/mine-3")
 
 
@@ -106,7 +106,7 @@ def test_names_are_skipped_that_hold_something_else(tmp_path, monkeypatch):
 )
 def test_an_error_before_anything_is_published_leaves_nothing(error, tmp_path):
     def fail():
-        with claimed(tmp_path / "new" / "out", "") as results:
+        with claim_results(tmp_path / "new" / "out", "") as results:
             results.store.mkdir()
             raise error
 
@@ -118,7 +118,7 @@ def test_an_error_before_anything_is_published_leaves_nothing(error, tmp_path):
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(28, "No space left on device")])
 def test_finished_batches_outlive_an_interruption_and_a_full_disk(error, tmp_path):
     def fail():
-        with claimed(tmp_path / "out", "") as results:
+        with claim_results(tmp_path / "out", "") as results:
             results.store.mkdir()
             (results.store / "batch-00000.nc").write_text("numbers")
             raise error
@@ -128,21 +128,21 @@ def test_finished_batches_outlive_an_interruption_and_a_full_disk(error, tmp_pat
     ):
         fail()
     assert list(tree(tmp_path)) == ["out/.batches/batch-00000.nc"]
-    with claimed(tmp_path / "out", "") as results:
+    with claim_results(tmp_path / "out", "") as results:
         assert results.store.is_dir()
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), ValueError("wrong"), SystemExit(3)])
 def test_what_happens_while_drawing_leaves_the_numbers_alone_in_place(error, tmp_path):
     def fail():
-        with claimed(tmp_path / "out", "", overwrite=True) as results:
+        with claim_results(tmp_path / "out", "", overwrite=True) as results:
             results.publish(tiny_run(2.0), half)
 
     def half(run, page, figures):
         page.write_text("half a pa")
         raise error
 
-    with claimed(tmp_path / "out", "") as results:
+    with claim_results(tmp_path / "out", "") as results:
         results.publish(tiny_run(1.0), draw)
     with pytest.raises(type(error)):
         fail()
@@ -156,7 +156,7 @@ def test_what_happens_while_drawing_leaves_the_numbers_alone_in_place(error, tmp
                                                              "written (File too "
                                                              "large)", 2.0)])  # fmt: skip
 def test_a_full_disk_is_one_line_and_costs_no_numbers(room, said, left, tmp_path):
-    with claimed(tmp_path / "out", "") as results:
+    with claim_results(tmp_path / "out", "") as results:
         results.publish(tiny_run(1.0), draw)
     before = tree(tmp_path)
 
@@ -169,7 +169,7 @@ def test_a_full_disk_is_one_line_and_costs_no_numbers(room, said, left, tmp_path
         # the system refuses to write more, as on a full disk
         resource.setrlimit(resource.RLIMIT_FSIZE, (room, room))
         try:
-            with claimed(tmp_path / "out", "", overwrite=True) as results:
+            with claim_results(tmp_path / "out", "", overwrite=True) as results:
                 say("".join(results.publish(tiny_run(2.0), draw_much).failures))
         except ri.InputError as error:
             say(error)

@@ -70,7 +70,7 @@ def read(path):
     why = f"wanted {path}; " "give a file"
     if path:
         raise InputError(f"{path} is a {kind}: {why}")
-    with refused(f"{path} cannot be read"):
+    with as_input_errors(f"{path} cannot be read"):
         warn("rounded positions, say" if path else f"{path.name} has {n + 1} rows too many")
     raise KeyError("no message of ours")
 """
@@ -304,3 +304,10 @@ def test_pictures_are_small_and_all_shown():
         for picture in pictures
         if (size := picture.stat().st_size) > LARGEST_PICTURE
     } == {}
+
+
+def test_help_says_what_every_measure_is():
+    from repo_interp.cli.analyze import _MEASURES
+    from repo_interp.entry_points import MEASURES, OWN
+
+    assert {part.partition(" ")[0] for part in _MEASURES.split("; ")} == set(OWN[MEASURES])

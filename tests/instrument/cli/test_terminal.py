@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import io
 import re
+import subprocess
+import sys
 import time
 
 import pytest
@@ -17,6 +19,7 @@ from trained_tiny import trained
 import repo_interp as ri
 from position_papers.commands.train import print_scores, show
 from position_papers.training.folder import TrainingFolder
+from repo_interp import cli
 from repo_interp.analysis.analyze import analyze
 from repo_interp.analysis.defaults import default_measures
 from repo_interp.cli import main
@@ -102,8 +105,8 @@ def test_neighbouring_layers_with_the_same_numbers_share_a_row():
     assert re.search(r"│ layers 0-3 +│ RoPE", text) and re.search(r"│ layer 4 +│ RePo", text)
 
 
-TOKENS = ("attention_rows", "predictions")
-"""What is measured of the first prompt whatever the checkpoint."""
+TOKENS = ("attention_rows", "octaves", "predictions")
+"""What is measured whatever the checkpoint."""
 
 
 @pytest.mark.parametrize(
@@ -192,7 +195,8 @@ def test_the_first_line_says_the_device_and_findings_of_measures_come_before_the
         )
         == 0
     )
-    assert capsys.readouterr().out.startswith("reversal/rope: scored on cpu\n")
+    line = " ".join(capsys.readouterr().out.split())
+    assert line.startswith("reversal/rope: 2 prompts of up to 12 tokens")
 
 
 @pytest.mark.usefixtures("no_figures")
@@ -316,3 +320,38 @@ def test_no_number_of_a_table_is_cut_in_a_narrow_window(columns):
     assert "…" not in printed and max(map(len, printed.splitlines())) <= 80
     assert all(printed.count(cell) == columns for row in table.formatted() for cell in set(row[2:]))
     assert ("a title" in printed) and (columns == 4) is ("┃" in printed)
+
+
+@pytest.mark.parametrize("written", [False, True])
+def test_a_command_that_imports_libraries_in_silence_says_so(monkeypatch, capsys, written):
+    monkeypatch.setattr("repo_interp.cli.SILENCE", 0.01)
+    monkeypatch.delitem(sys.modules, "torch")
+    output = cli._Output(io.StringIO())
+    if written:
+        output.write("a first line")
+    with cli._announced("repo-interp score", output):
+        time.sleep(0.3)
+    line = "repo-interp score: importing torch and the libraries around it\n"
+    assert capsys.readouterr().err == ("" if written else line)
+
+
+def test_a_command_whose_libraries_are_there_says_nothing(monkeypatch, capsys):
+    monkeypatch.setattr("repo_interp.cli.SILENCE", 0.01)
+    with cli._announced("repo-interp score", cli._Output(io.StringIO())):
+        time.sleep(0.1)
+    assert capsys.readouterr().err == ""
+
+
+def test_verify_speaks_before_it_imports_torch():
+    program = (
+        "import sys, io\n"
+        "from repo_interp.cli import main\n"
+        "class Out(io.StringIO):\n"
+        "    def write(self, text):\n"
+        "        sys.__stderr__.write(str('torch' in sys.modules))\n"
+        "        raise SystemExit\n"
+        "sys.stdout = Out()\n"
+        "main(['verify', 'niah/rope'])\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert ended.stderr.startswith("False")

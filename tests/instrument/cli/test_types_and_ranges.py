@@ -27,7 +27,7 @@ from repo_interp.experiments.catalogue import experiment_named, experiment_names
 from repo_interp.explorer.edits import Edit
 from repo_interp.explorer.messages import Asked
 from repo_interp.measures.catalogue import measure_named, measure_names
-from repo_interp.records import modelled
+from repo_interp.records import validate
 from repo_interp.tasks import make_task, task_names
 from repo_interp.tasks.prompt.jsonl import TextLine, TokenLine
 from repo_interp.values import with_field
@@ -123,7 +123,7 @@ def test_every_key_of_a_file_or_a_message_is_held_to_what_it_states(model):
         key, kind = field.alias or name, field.annotation
         for value in refused(Annotated[kind, *field.metadata] if field.metadata else kind):
             with pytest.raises(InputError, match=f'^a file: (there is no )?"{key}"'):
-                modelled(
+                validate(
                     given | {key: list(value) if isinstance(value, tuple) else value},
                     model,
                     "a file",

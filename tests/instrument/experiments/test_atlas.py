@@ -16,8 +16,8 @@ from hand_built import hand_built
 
 import repo_interp as ri
 from repo_interp.analysis import atlas as atlas_files
-from repo_interp.analysis.atlas import NO_PARQUET, joined, write_atlas
-from repo_interp.analysis.publication import claimed
+from repo_interp.analysis.atlas import NO_PARQUET, add_columns, write_atlas
+from repo_interp.analysis.publication import claim_results
 from repo_interp.cli import main
 from repo_interp.errors import InputError
 from repo_interp.experiments import Atlas
@@ -345,7 +345,7 @@ def test_what_f_phi_reads_and_effects_of_interventions_become_columns(run):
     table = ri.atlas(xr.DataTree.from_dict({f"/{name}": group for name, group in groups.items()}))
     assert (table["reads[token]"] == 0.5).all() and table["effect[frozen]"].isna().sum() == 8
     assert table.loc[8, "effect[frozen]"] == 24
-    assert joined({}).sizes == {}
+    assert add_columns({}).sizes == {}
 
 
 def test_csv_and_parquet_hold_the_table(run, tmp_path, monkeypatch):
@@ -434,7 +434,7 @@ def test_other_libraries_read_the_retrieval_scores(run, tmp_path):
         "attention_mass": of_one_prompt["attention_mass"].to_dataset(),
     }
     some = ri.atlas(
-        xr.DataTree.from_dict({"/": xr.Dataset(attrs=run.attrs), "/atlas": joined(groups)})
+        xr.DataTree.from_dict({"/": xr.Dataset(attrs=run.attrs), "/atlas": add_columns(groups)})
     )
     for damaged, score, line in (
         (
@@ -472,7 +472,7 @@ def test_results_with_a_table_can_be_replaced_and_lose_it(run, tmp_path):
     out = tmp_path / "out"
     plain = xr.DataTree.from_dict({"/patterns": run["attention_mass"].to_dataset()})
     for tree, expected in ((run, 2), (plain, 0)):
-        with claimed(out, "x", overwrite=True) as claim:
+        with claim_results(out, "x", overwrite=True) as claim:
             published = claim.publish(tree, lambda run, page, figures: [])
         assert len(published.tables) == expected == len(list(out.glob("atlas.*")))
     assert atlas_files.FILES == ("atlas.csv", "atlas.parquet")

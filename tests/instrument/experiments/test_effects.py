@@ -13,6 +13,7 @@ import xarray as xr
 from drawn import without_pictures
 from families import bridge_for, tiny
 from hooks import hooks_of
+from scipy import stats
 from torch.testing import assert_close
 
 import repo_interp as ri
@@ -125,6 +126,18 @@ def test_the_group_is_consistent(group):
     )
     np.testing.assert_allclose(
         group["control_effect"], group["control_log_probability_change"].mean("prompt"), atol=1e-12
+    )
+    own = group["set_log_probability_change"] - group["control_log_probability_change"].mean("draw")
+    np.testing.assert_allclose(group["set_less_controls_change"], own, atol=1e-12)
+    ends = stats.t.interval(0.95, len(PROMPTS) - 1, own.mean("prompt"), stats.sem(own, axis=1))
+    for name, end in zip(("low", "high"), ends, strict=True):
+        np.testing.assert_allclose(group[f"set_less_controls_{name}"], end, atol=1e-12)
+    (sets, _) = effect_tables(xr.DataTree.from_dict({"/effects": group}))
+    place = sets.columns.index("less the others' mean")
+    np.testing.assert_allclose(
+        [row[place : place + 3] for row in sets.rows],
+        np.transpose([own.mean("prompt"), *ends]),
+        atol=1e-9,
     )
     assert (group["in_set"].sum(("layer", "head")) == 4).all() and group.attrs["set_heads"] == 4
     for kind in group["kind"].values:

@@ -240,6 +240,11 @@ def test_a_failing_cell_names_the_heads_that_lose_the_needle(failing):
         if round(one.attributes["depth"], -1) == depth and not right[number]
     ]
     assert found.attrs["failing"] == len(here) > 0 and found.attrs["passing"] >= 5
+    assert [one.tokens for one in found.attrs["prompts"][: len(here)]] == [
+        prompts[number].tokens for number in here
+    ]
+    assert len(found.attrs["prompts"]) == len(here) + found.attrs["passing"]
+    assert [number for _, number in found.attrs["failing_prompts"]] == here
     lost = ri.analyze(bridge, [prompts[number] for number in here], ("attention_mass",))[
         "attention_mass"
     ]["mass"]

@@ -22,7 +22,7 @@ from repo_interp.explorer import Edit, Session
 from repo_interp.explorer.messages import Asked, message
 from repo_interp.models.decoder import as_decoder
 from repo_interp.plots.marks.arrays import heads_where
-from repo_interp.records import modelled
+from repo_interp.records import validate
 from repo_interp.shipped import zoo_path
 
 GROUPED = OFFICIAL / "rope_none"
@@ -54,7 +54,7 @@ def grouped():
 
 
 def edit(kind, **further):
-    return modelled({"kind": kind, **(further or EDITS[kind])}, Edit)
+    return validate({"kind": kind, **(further or EDITS[kind])}, Edit)
 
 
 def executed(session, heads, token):
@@ -263,7 +263,7 @@ def test_edits_that_do_not_fit_are_refused_in_one_line(bridge, prompt, case):
     given, said = REFUSED[case]
     before = hooks_of(bridge)
     with pytest.raises(InputError, match=said):
-        Session(bridge, prompt, [modelled(given, Edit)])
+        Session(bridge, prompt, [validate(given, Edit)])
     assert hooks_of(bridge) == before
 
 

@@ -129,6 +129,19 @@ def test_effects_are_changes_of_the_answers_log_probability_beside_random_heads_
     for heads in table["heads"].iloc[2:]:
         (first, one), (second, other) = (each.split() for each in heads.split(", "))
         assert (first, second) == ("L0", "L1") and one != "H0" and other != "H2"
+    controls = []
+    for heads in table["heads"].iloc[2:]:
+        pairs = [tuple(int(part[1:]) for part in each.split()) for each in heads.split(", ")]
+        with ri.ablate(bridge, pairs):
+            controls.append(answers() - plain)
+    paired = change - np.mean(controls, 0)  # two prompts: one degree of freedom
+    reach = 12.706204736174698 * abs(paired[1] - paired[0]) / 2
+    found = table.loc["ablated", ["less_controls", "less_controls_low", "less_controls_high"]]
+    mean = paired.mean()
+    np.testing.assert_allclose(
+        found.astype(float), [mean, mean - reach, mean + reach], rtol=1e-3, atol=1e-5
+    )
+    assert table["less_controls"].notna().sum() == 1
     again = ri.ablation_effects(bridge, [(0, 0), (1, 2)], PROMPTS, controls=3, seed=1).set_index(
         "ablation"
     )

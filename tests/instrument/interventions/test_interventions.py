@@ -979,3 +979,10 @@ def test_each_prompt_of_a_batch_has_its_own_heads_changed(variant):
                 alone = model(TOKENS[:1]).logits
             assert_close(together[row : row + 1], alone, atol=1e-5, rtol=1e-4)
             assert (alone - together[2:3]).abs().max() > 1e-3
+
+
+def test_the_former_name_of_the_context_warns():
+    with pytest.warns(DeprecationWarning, match="PassContext"):
+        assert ri.interventions.Here is ri.interventions.PassContext
+    with pytest.raises(AttributeError, match="no attribute 'There'"):
+        ri.interventions.There  # noqa: B018

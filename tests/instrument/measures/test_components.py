@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import cmath
 from dataclasses import replace
 
 import numpy as np
@@ -255,3 +256,21 @@ def test_half_precision_inputs_are_measured_in_float32():
 def test_without_a_training_length_nothing_is_measured():
     with pytest.raises(InputError, match="training_length"):
         Components().observe(random_inputs(), {})
+
+
+def test_the_bound_of_long_term_decay_is_su_and_others_and_stays_up_without_rotation():
+    inputs = random_inputs(1, 2, 2, tokens=12, d_head=6, position_rows=1, scheme="rope")
+    still = torch.tensor([0.9, 0.0, 0.0], dtype=torch.float64)
+    measure = Components(training_length=16)
+    for frequencies in (inputs.frequencies, still, torch.zeros(3, dtype=torch.float64)):
+        given = replace(inputs, frequencies=frequencies)
+        bound = measure.conclude(measure.observe(given, {}))["decay_bound"].isel(layer=0)
+        theta = frequencies.tolist()
+        slow = [
+            sum(abs(sum(cmath.exp(1j * t * d) for t in theta[:i])) for i in (1, 2, 3)) / 3
+            for d in range(12)
+        ]
+        assert_allclose(bound.values, slow)
+    assert_allclose(bound.values, 2.0)  # (1 + 2 + 3) / 3 at every distance
+    none = random_inputs(1, 2, 2, tokens=12, scheme="nope")
+    assert measure.conclude(measure.observe(none, {}))["decay_bound"].isnull().all()

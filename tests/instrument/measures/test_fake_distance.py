@@ -7,10 +7,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+import xarray as xr
 from attention_inputs import OFFICIAL, devices, official_inputs, on, random_inputs, with_holes
 from numpy.testing import assert_allclose
 
-from repo_interp.measures.fake_distance import FakeDistance
+from repo_interp.measures.fake_distance import FakeDistance, _reach
 from repo_interp.measures.kernels.fake_logits import turns
 from repo_interp.measures.statistics import merge
 from repo_interp.positions.rotary import rotate
@@ -202,3 +203,24 @@ def test_the_paper_s_own_sign_and_axes(dtype):
     assert_allclose(group["r"].transpose("layer", "prompt", "head"), expected, atol=1e-6)
     for name, axis in zip(AXES, ANALYSIS["repo_mha/fake_ab_literal_seq0"], strict=True):
         assert np.abs(4 * group[name].values - axis).max() < 1e-4 * axis.std()
+
+
+def test_the_reach_of_contents_in_closed_form():
+    """A slope of one tenth per token against a margin of two: lost from the 21st token on."""
+    distance, token = np.arange(40.0), np.arange(5)
+    axes = {"layer": [3], "head": [0, 1, 2]}
+    slopes = np.array([-0.1, -0.04, 0.0])
+    position = xr.DataArray(
+        slopes[None, :, None] * distance,
+        {**axes, "distance": distance},
+        ("layer", "head", "distance"),
+    )
+    contents = np.array([0.0, 1.0, 1.0, 1.0, 3.0])
+    semantic = xr.DataArray(
+        np.broadcast_to(contents, (1, 3, 5)), {**axes, "token": token}, ("layer", "head", "token")
+    )
+    np.testing.assert_array_equal(_reach(position, semantic).values, [[21, np.nan, np.nan]])
+    # distance counts against the nearest token that it favors most
+    bumped = position.copy()
+    bumped.loc[{"distance": 5}] = 3.0
+    np.testing.assert_array_equal(_reach(bumped, semantic).values, [[6, 6, 6]])

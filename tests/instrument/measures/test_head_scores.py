@@ -100,7 +100,9 @@ def test_detectors_are_means_over_the_rows_in_which_they_have_a_pair():
     found = head_scores(
         model_of(bridge), [Prompt(tokens=(5, 6, 7))], np.array([[*range(5, 25)] * 2])
     )
-    assert found["induction"][1, 0] > 0.95 and found["duplicate_token"][1, 1] > 0.95
+    assert found["induction"][1, 0] > 0.95
+    # the head looks at both copies alike: half of its attention, in all rows that have two
+    assert found["duplicate_token"][1, 1] == pytest.approx(0.5, abs=0.01)
     assert "induction_on_prompts" not in found and "sink_on_prompts" in found
 
 

@@ -136,6 +136,9 @@ ALLOWED = {
     # Once per batch: masks and spans are the same in all its layers.
     "seen_pairs.py is_whole": "bool",
     "seen_pairs.py extents": "tolist",
+    "samples.py places_of.listed": "tolist",
+    "samples.py spread_places": "unique",  # numpy's
+    "components.py _decay_bound": "unique",  # numpy's
     "rank_trend.py Index.missing": "bool",
     # Once for the frequencies of a pass.
     "causal_pairs.py _of_bands": "cpu int",
@@ -144,7 +147,7 @@ ALLOWED = {
     "capture.py _run_stack": "bool",
     # Once per layer, or less: sizes of what is made next.
     "closed_form.py ClosedForm.most": "int",
-    "closed_form.py ClosedForm.written_out": "nonzero",
+    "closed_form.py ClosedForm.by_rows": "nonzero",
     "heads.py _well_conditioned": "bool",
     "heads.py HeadBlock.heads": "nonzero",
     "position_cells.py position_correlation": "tolist",
@@ -154,7 +157,7 @@ ALLOWED = {
     # Where statistics leave a device, and what comes after.
     "labels.py _fetch": "cpu",
     "labels.py Arrays.at": "mask",
-    "labels.py _aligned": "unique",
+    "labels.py _align": "unique",
     "labels.py arrays": "tolist",
     "statistics.py _concatenate_prompts": "unique tolist",
     "components.py Components.conclude": "bool",
@@ -168,7 +171,7 @@ ALLOWED = {
     "segmentation.py segment_edges": "nonzero mask",
     "segmentation.py shuffled_edges": "cpu",
     "segmentation.py has_ties": "bool",
-    "segmentation.py matched": "bool",
+    "segmentation.py match_share": "bool",
 }
 """By function, in which words it waits for a device, or seems to."""
 

@@ -60,6 +60,7 @@ SCALED_OPTIONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"training_length": int(SCALE) * TRAINED_ON},
     ),  # stands for the positions of RoPE
     "rotation": ({"training_length": TRAINED_ON}, {"training_length": int(SCALE) * TRAINED_ON}),
+    "stability": ({"training_length": TRAINED_ON}, {"training_length": int(SCALE) * TRAINED_ON}),
     # in tokens they have no scale that could change
     "fake_distance": ({"distances": "positions"}, {"distances": "positions"}),
 }
@@ -88,7 +89,12 @@ BY_NUMBER = {
 
 Expected = Callable[[xr.DataArray], xr.DataArray] | None
 DIFFERS: dict[str, dict[str, dict[str, tuple[Expected, str]]]] = {
-    "shift": {"positions": {"position": (lambda z: z + SHIFT, "it is what was shifted")}},
+    "shift": {
+        "positions": {
+            "position": (lambda z: z + SHIFT, "it is what was shifted"),
+            "negative_share": (None, "it is of what was shifted"),
+        }
+    },
     "scale": {
         "positions": {
             name: (lambda z: z * SCALE, "it is what was scaled")
@@ -104,12 +110,19 @@ DIFFERS: dict[str, dict[str, dict[str, tuple[Expected, str]]]] = {
         "components": {
             "position_reach": (lambda reach: reach * SCALE, "it is a difference of positions"),
             "frequency": (lambda theta: theta / SCALE, "it is in rad per position"),
+            "decay_bound": (None, "its distances are in positions"),
             **dict.fromkeys(
                 ("band_length", "activated", "low_frequency", "vaf_band"),
                 (None, "L is a window where that is shorter, in tokens"),
             ),
         },
         "maps": {"fake_map": (None, "its distances are in tokens, whatever positions are learned")},
+        "stability": {
+            **dict.fromkeys(
+                ("positional_sensitivity", "random_sensitivity"), (None, "it is per position")
+            ),
+            "high_share": (None, "L is a window where that is shorter, in tokens"),
+        },
     },
     "duplication": {
         "components": {"distance_pairs": (lambda pairs: 2 * pairs, "it is a count")},
@@ -427,9 +440,10 @@ def test_padding(name, whole, left, right):
         for axis in set(values.dims) & set(OF_LENGTHS):
             values = values.sel({axis: whole[key][axis].values})
         narrow[key] = values
-    if name == "attention_rows":  # its keys are numbers of tokens
-        for key in ("key", "prompt_key"):
-            narrow[key] = narrow[key].where(narrow[key] < 0, narrow[key] - left).astype("int32")
+    # numbers of tokens
+    for key in {"attention_rows": ("key", "prompt_key"), "octaves": ("sink_token",)}.get(name, ()):
+        numbers = narrow[key].where(narrow[key] < 0, narrow[key] - left)
+        narrow[key] = numbers.astype(narrow[key].dtype)
     assert_same(xr.Dataset(narrow), whole)
 
 

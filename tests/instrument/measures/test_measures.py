@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 import xarray as xr
-from attention_inputs import OFFICIAL, official_inputs, random_inputs
+from attention_inputs import OFFICIAL, official_inputs, random_inputs, with_holes
 from families import repositioned
 from numpy.testing import assert_allclose, assert_array_equal
 from scipy.stats import spearmanr
@@ -412,3 +412,40 @@ def test_a_row_that_varies_by_rounding_has_no_variance_between_segments():
     )
     row[0, 6:] += 1e-4
     assert float(variance_between(row, edges)) == pytest.approx(0.5, abs=0.01)  # 3 of 8 against 4
+
+
+def test_negative_shares_and_straight_lines():
+    """Closed forms: the index and its shifts are straight, what alternates is not."""
+    inputs = with_holes(random_inputs(2, 4, 4, tokens=20, position_rows=4))
+    index = torch.arange(20.0, dtype=torch.float64)
+    rows = torch.stack([index, 5 - 2 * index, (-1.0) ** index, torch.full((20,), -1.0)])
+    hidden = ~inputs.valid[:, None]
+    positions = rows.expand(2, -1, -1).masked_fill(hidden, torch.nan)
+    measure = Positions()
+    group = measure.conclude(measure.observe(dataclasses.replace(inputs, positions=positions), {}))
+    for prompt, valid in enumerate(inputs.valid):
+        below, fit = (
+            group[name].isel(prompt=prompt, layer=0).values
+            for name in ("negative_share", "linear_r2")
+        )
+        count = int(valid.sum())
+        expected = [float((row[valid] < 0).sum()) / count for row in rows]
+        np.testing.assert_allclose(below, expected)
+        np.testing.assert_allclose(fit[:2], 1.0)
+        r = np.corrcoef(rows[2][valid], index[valid])[0, 1]
+        np.testing.assert_allclose(fit[2], r**2, atol=1e-12)
+        assert np.isnan(fit[3])
+
+
+def test_a_measure_that_is_no_dataclass_is_refused_in_one_line():
+    class Forgotten(Patterns.__mro__[1]):
+        name = "forgotten"
+
+        def observe(self, inputs, spans):
+            return Statistics()
+
+        def conclude(self, statistics):
+            return xr.Dataset()
+
+    with pytest.raises(ri.InputError, match="Forgotten is no dataclass"):
+        ri.analyze(repositioned("repo"), [list(range(3, 20))], measures=(Forgotten(),))

@@ -478,7 +478,10 @@ def test_kinds_are_drawn_the_map_has_the_colour_of_the_leading_source_and_the_ta
         image.get_array().filled(np.nan) for image in artists(view.head_kinds(run), "names")
     ]
     assert np.isnan(names[0]).all() and names[1, 0] == names[2, 0] != names[1, 1]
-    largest = view.VIEW.head_maps(run)[0].data()  # pyright: ignore[reportIndexIssue]
+    kinds, largest, _ = (heads.data() for heads in view.VIEW.head_maps(run))
+    assert (
+        kinds["texts"][1][0] == "places words" and kinds["colours"][2][0] == kinds["colours"][1][0]
+    )
     assert largest["colours"][1][:4] == [
         view.COLOURS[source] for source in ("token", "index", "segment", "previous")
     ]

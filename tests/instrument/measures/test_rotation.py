@@ -73,6 +73,9 @@ def test_pair_statistics_written_out(shape, device):
             assert_allclose(group[f"{side}_mean_re"][0, head], every.mean(0).real, atol=1e-12)
             assert_allclose(group[f"{side}_mean_im"][0, head], every.mean(0).imag, atol=1e-12)
             assert_allclose(group[f"{side}_deviation"][0, head], deviations.mean(0), atol=1e-12)
+            numbers = features.repeat_interleave(shape[0] // features.shape[1], 1)[:, head]
+            sizes = np.abs(numbers.numpy()[inputs.valid.numpy()]).mean(0)
+            assert_allclose(group[f"{side}_dimension_norm"][0, head], sizes, atol=1e-12)
     query = group["query_mean_re"] + 1j * group["query_mean_im"]
     key = group["key_mean_re"] + 1j * group["key_mean_im"]
     assert_allclose(group["start_angle"], np.angle((query / key).values), atol=1e-12)

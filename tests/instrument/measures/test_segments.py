@@ -13,6 +13,7 @@ import torch
 from attention_inputs import random_inputs
 from families import tiny
 from numpy.testing import assert_allclose, assert_array_equal
+from scipy.stats import spearmanr
 
 import repo_interp as ri
 from repo_interp.errors import InputError
@@ -23,11 +24,11 @@ from repo_interp.measures.kernels.segmentation import (
     generator,
     has_ties,
     largest_jumps,
-    matched,
+    match_share,
     shuffled_edges,
     variance_between,
 )
-from repo_interp.measures.segments import Segments
+from repo_interp.measures.segments import Segments, _within
 from repo_interp.run import read_run, write_run
 from repo_interp.tasks.prompt import Prompt, structure
 from repo_interp.tasks.prompt.structure import prompt_structure, separators
@@ -215,8 +216,8 @@ def test_matching_is_the_best_assignment(tolerance):
     found, edges = torch.tensor(np.array(pairs)).unbind(1)
     expected = [slow_matched(*pair, tolerance) for pair in pairs]
     assert len(set(expected)) > 2
-    assert_allclose(matched(found, edges, tolerance), expected)
-    assert_allclose(matched(found[:, None], edges, tolerance).diagonal(), expected)
+    assert_allclose(match_share(found, edges, tolerance), expected)
+    assert_allclose(match_share(found[:, None], edges, tolerance).diagonal(), expected)
 
 
 # shuffled layouts
@@ -462,3 +463,35 @@ def test_text_of_the_prompt_gives_the_segments():
         np.isfinite(group["boundary_f1"].sel(prompt=0)).all()
         and np.isnan(group["boundary_f1"].sel(prompt=1)).all()
     )
+
+
+def test_trends_within_segments_and_their_null():
+    """A ramp that starts again in each segment, one that falls in half of them, a constant, noise."""
+    lengths = [6, 9, 3, 12]
+    edges = torch.tensor(np.cumsum(lengths)[:-1])
+    ramps = [torch.arange(float(n)) for n in lengths]
+    noise = torch.randn(400, sum(lengths), generator=torch.Generator().manual_seed(0))
+    rows = torch.stack(
+        [
+            torch.cat(ramps),
+            torch.cat([-ramps[0], ramps[1] ** 3, ramps[2], ramps[3]]),
+            torch.zeros(sum(lengths)),
+        ]
+    )
+    trend, null = _within(torch.cat([rows, noise]), edges)
+    # the segment of 3 tokens has none
+    assert trend[:2].tolist() == pytest.approx([1.0, 1 / 3]) and trend[2:3].isnan().all()
+    assert null[2:3].isnan().all()
+    assert float(null[0]) == pytest.approx(1.96 * (1 / 5 + 1 / 8 + 1 / 11) ** 0.5 / 3)
+    slow = [
+        np.mean(
+            [
+                spearmanr(part, np.arange(len(part))).statistic
+                for part in np.split(row, edges.numpy())
+                if len(part) > 3
+            ]
+        )
+        for row in noise[:20].numpy()
+    ]
+    np.testing.assert_allclose(trend[3:23], slow, atol=1e-12)
+    assert 0.02 < float((trend[3:].abs() > null[3:]).double().mean()) < 0.08

@@ -15,7 +15,7 @@ from repo_interp.checkpoint_files.inspected import inspect_checkpoint
 from repo_interp.checkpoint_files.stated import light_config
 from repo_interp.cli import main
 from repo_interp.errors import Note
-from repo_interp.models.configuration import configured
+from repo_interp.models.configuration import make_config
 from repo_interp.tasks.prompt import Prompt
 
 TOKENS = torch.arange(3, 27)[None]
@@ -38,7 +38,7 @@ def test_the_text_part_has_the_logits_of_the_whole(family, tmp_path):
     assert float((logits(opened) - wanted).abs().max() / wanted.abs().max()) < 1e-5
     assert opened.config.model_type == whole.config.get_text_config().model_type
     stated, tensors = (
-        inspect_checkpoint(str(tmp_path), configured),
+        inspect_checkpoint(str(tmp_path), make_config),
         opened.state_dict(keep_vars=True).values(),
     )
     assert stated.checkpoint.layout == ri.layout(opened)
@@ -134,6 +134,6 @@ def test_a_larger_model_in_memory_is_refused_by_name():
     ],
 )  # fmt: skip
 def test_older_configurations_are_read_as_transformers_reads_them(raw):
-    ours, theirs = light_config(dict(raw), "config.json"), configured(dict(raw), "config.json")
+    ours, theirs = light_config(dict(raw), "config.json"), make_config(dict(raw), "config.json")
     names = ("rope_parameters", "num_key_value_heads", "num_hidden_layers", "vocab_size")
     assert [getattr(ours, name) for name in names] == [getattr(theirs, name) for name in names]

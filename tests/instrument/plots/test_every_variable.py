@@ -66,6 +66,16 @@ NOT_SHOWN = {
         "rotation.query_deviation",
         "rotation.start_angle",
     ),
+    "means over a pair's two dimensions are shown": (
+        "rotation.query_dimension_norm",
+        "rotation.key_dimension_norm",
+    ),
+    "the table computes them from the changes, also for older runs": (
+        "effects.set_less_controls",
+        "effects.set_less_controls_change",
+        "effects.set_less_controls_low",
+        "effects.set_less_controls_high",
+    ),
     "of the pass without a change; changes are shown": (
         "effects.clean_log_probability",
         "effects.clean_logit_difference",

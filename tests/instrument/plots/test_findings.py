@@ -79,7 +79,11 @@ def effects(changes: np.ndarray, controls: float) -> xr.DataTree:
         "log_probability_change": (("kind", "layer", "head", "prompt"), changes[None]),
         "layer_log_probability_change": (("kind", "layer", "prompt"), changes.sum(1)[None]),
         "control_effect": (("kind", "draw"), np.full((1, 3), controls)),
-        "set_effect": ("kind", [changes.mean(-1).sum()]),
+        "set_log_probability_change": (("kind", "prompt"), changes.sum((0, 1))[None]),
+        "control_log_probability_change": (
+            ("kind", "draw", "prompt"),
+            np.full((1, 3, prompts), controls),
+        ),
         "scheme": ("layer", ["repo"] * layers),
     }
     coords = {

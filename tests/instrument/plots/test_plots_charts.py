@@ -8,7 +8,16 @@ import xarray as xr
 from drawn import artist, starting, texts
 from numpy.testing import assert_allclose
 
-from repo_interp.plots.marks import Dots, Grid, Heads, Lines, Own, alone, charts_of, table_of
+from repo_interp.plots.marks import (
+    CustomFigure,
+    Dots,
+    Grid,
+    Heads,
+    Lines,
+    alone,
+    charts_of,
+    table_of,
+)
 from repo_interp.plots.style import SCHEME_COLOURS, paper_figure, style
 from repo_interp.plots.views.atlas import MOST_NAMED_ROWS, atlas_overview
 from repo_interp.plots.views.component_curves import MOST_CURVES, component_curves
@@ -102,7 +111,7 @@ def test_a_figure_of_its_own_is_drawn_when_it_is_asked_for():
         figure.suptitle("mine")
         return figure
 
-    chart = Own("mine", draw, caption="A figure.")
+    chart = CustomFigure("mine", draw, caption="A figure.")
     assert chart.data() is None and "mine" in texts(chart.figure())
 
 

@@ -18,6 +18,7 @@ import repo_interp as ri
 from repo_interp.measures.catalogue import measure_named, measure_names
 from repo_interp.measures.statistics import merge
 from repo_interp.plots import comparison_figures
+from repo_interp.plots.beside import _by_scheme
 from repo_interp.plots.catalogue import tables, view_of
 from repo_interp.plots.marks.beside import Maps, charts_of
 from repo_interp.plots.marks.runs import runs_of, spread
@@ -299,7 +300,8 @@ def test_a_table_has_the_means_the_difference_and_its_paired_error():
     (table,) = tables(ri.compare({"a": tree([0, 0, 0]), "b": tree([1, 2, 3])}))
     assert table.columns == ("variable", "a", "b", "difference", "±")
     (row,) = table.rows
-    assert row[:4] == ("r", 3.0, 5.0, 2.0) and row[4] == pytest.approx(1 / np.sqrt(3))
+    assert row[:4] == ("r", 3.0, 5.0, 2.0)
+    assert row[4] == pytest.approx(4.302652729911275 / np.sqrt(3)), "Student's, two degrees"
     (table,) = tables(ri.compare({name: tree([0, 0, 0]) for name in "abc"}))
     assert table.columns == ("variable", "a", "b", "c")
 
@@ -352,3 +354,19 @@ def test_a_measure_of_another_package_is_drawn_by_the_rule(tmp_path):
         and "<i>b" not in page
         and page.count("data:image/svg+xml") == 1
     )
+
+
+def test_no_mean_is_over_learned_and_given_positions():
+    """Rows by the schemes that layers have in the runs; those of a kind that agree are named alone."""
+    values = array(
+        [[[10.0, 10.0], [2.0, 4.0]], [[10.0, 10.0], [6.0, 6.0]]], ("run", "layer", "head")
+    )
+    both = values.assign_coords(scheme=("layer", ["rope", "repo"])).rename("position_range")
+    parts = _by_scheme(both)
+    assert list(parts) == [", RoPE layers", ", RePo layers"]
+    assert parts[", RePo layers"].mean(("layer", "head")).values.tolist() == [3.0, 6.0]
+    # models that differ in a layer are compared there
+    differ = values.assign_coords(scheme=(("run", "layer"), [["rope", "rope"], ["rope", "repo"]]))
+    assert list(_by_scheme(differ)) == [", RoPE layers", ", RoPE and RePo layers"]
+    alike = values.assign_coords(scheme=(("run", "layer"), [["rope", "rope"], ["repo", "repo"]]))
+    assert list(_by_scheme(alike)) == [""]

@@ -28,7 +28,13 @@ from repo_interp.plots.catalogue import figures_of, view_of
 from repo_interp.plots.style import COLUMN_WIDTH, SCHEME_COLOURS
 from repo_interp.plots.view import PageOptions
 from repo_interp.plots.views.component_curves import BAND_COLOURS, FEW_PAIRS, band_of
-from repo_interp.plots.views.components import component_data, component_table, rotating_layers
+from repo_interp.plots.views.components import (
+    _band_names,
+    component_data,
+    component_table,
+    rotating_layers,
+)
+from repo_interp.plots.views.rotation import _norms
 
 L, LAYERS, HEADS, COMPONENTS = 32, 3, 2, 6
 FREQUENCIES = np.array([1.0, 0.5, 0.15, 0.05, 0.01, 0.001])
@@ -178,11 +184,12 @@ def test_vaf_bars_spread_and_controls_over_components_and_lines_over_training():
         coords={"weights": ["trained", "random 0"]},
     )
     (ax,) = vaf_by_component(data.assign(vaf=vaf, spread=("component", np.full(6, 0.5)))).axes
-    assert_allclose(
-        [bar.get_height() for bar in ax.patches if abs(bar.get_width() - 0.72) < 1e-9],
-        np.arange(6.0),
-    )
-    assert_allclose(artist(ax, "random 0").get_ydata(), 1)
+    bars = [bar for bar in ax.patches if abs(bar.get_width() - 0.42) < 1e-9]
+    assert_allclose([bar.get_height() for bar in bars], np.arange(6.0))
+    controls = artist(ax, "random 0")
+    assert_allclose(controls.get_ydata(), 1)
+    ends = [bar.get_x() + bar.get_width() for bar in bars]
+    assert (controls.get_xdata() > ends).all(), "no control hides a bar"
     assert len(ax.containers) == 2
     vaf = xr.DataArray(
         np.arange(24.0).reshape(4, 6), dims=("step", "component"), coords={"step": [10, 20, 30, 40]}
@@ -285,12 +292,36 @@ def test_a_run_gets_the_figures_that_it_allows():
     ] == ["pair_norms"]
 
 
+def test_bands_are_about_the_training_length_and_about_the_longest_prompt():
+    """In closed form: of theta = 2 pi / 32 one turn takes 32 tokens, half a turn 16."""
+    assert _band_names(2 * np.pi / np.array([16.0, 32.0, 40.0, 63.9, 64.0, 90.0]), 32) == [
+        "high",
+        "high",
+        *["activated"] * 2,
+        *["low"] * 2,
+    ]
+    run = as_run(components())
+    short = run["components"].to_dataset().copy()
+    short["logit_by_distance"] = short["logit_by_distance"].where(short["distance"] < 8)
+    table = component_table(as_run(short))
+    assert table.columns[3:5] == (
+        f"band over training ({L} tokens)",
+        "band over the longest prompt (8 tokens)",
+    )
+    assert [row[3] for row in table.rows] != [row[4] for row in table.rows]
+
+
 def test_a_layer_with_a_window_stands_apart_with_the_l_of_its_bands():
     group = components()
     group["band_length"] = "layer", [8, 8, L]
     run = xr.DataTree.from_dict({"/components": group})
     assert rotating_layers(group) == [0, 1] and rotating_layers(components()) == [0, 1, 2]
-    assert "the heads of 2 layers; bands for a window of 8 tokens." in component_table(run).note
+    table = component_table(run)
+    assert "the heads of 2 layers, mean over 2 prompts." in table.note
+    assert table.columns[3:5] == (
+        "band over the window (8 tokens)",
+        "band over the longest prompt (8 tokens)",
+    )
     figures = {drawn.name: drawn.figure for drawn in figures_of(run)}
     for name in ("components_by_distance", "component_vaf"):
         titles = [
@@ -328,3 +359,16 @@ def test_the_page_has_every_component_with_frequency_and_wavelength(no_pictures,
     still = as_run(components(schemes=("nope",) * 3))
     assert component_data(still, PageOptions()) == (None, ())
     assert "rotates" in report_page(still, tmp_path / "still.html").read_text()
+
+
+@pytest.mark.parametrize("heads", [HEADS, 60])
+def test_the_grid_of_norms_is_drawn_for_few_heads_and_for_many(heads):
+    """SmolLM2's 270 heads have a row a layer, whose schemes the legend names."""
+    pairs = rotation(heads=heads).assign_coords(
+        scheme=("layer", ["nope", *["rope"] * (LAYERS - 1)])
+    )
+    figure = _norms(pairs).figure()
+    drawn = figure.axes[0].images[0].get_array()
+    norms = pairs["query_norm"].values[1:]
+    expected = norms.reshape(-1, COMPONENTS) if heads == HEADS else norms.mean(1)
+    assert_allclose(drawn, expected)

@@ -295,11 +295,14 @@ def test_a_run_gives_all_of_them_as_figures_and_sections(run, no_pictures, tmp_p
     for name in ("three_axis", "fake_distance", "rotation"):
         assert f'<section id="{name}"' in page
         (table,) = view_of(name).tables(run)
-        assert [row[0] for row in table.rows] == ["0", "1", "2", "all"]
+        assert [row[0] for row in table.rows] == ["0", "1", "2", "all", "all"]
+        assert [row[1] for row in table.rows[-2:]] == ["RoPE", "RePo"]
         assert np.shape(view_of(name).head_maps(run)[0].data()["values"]) == (3, 4)
-    assert view_of("three_axis").tables(run)[0].rows[-1][4] == pytest.approx(
-        run["three_axis"]["r"].mean().item()
-    )
+    # the mean over layers of one scheme, never over both
+    for row, layers in zip(
+        view_of("three_axis").tables(run)[0].rows[-2:], ([0, 1], [2]), strict=True
+    ):
+        assert row[4] == pytest.approx(run["three_axis"]["r"].sel(layer=layers).mean().item())
 
 
 def test_what_is_missing_is_said(run):

@@ -253,7 +253,7 @@ def test_maps_of_heads_carry_their_control(run):
         (share["control"], "separator_share_shuffled"),
     ):
         assert_allclose(np.array(shown, dtype=float), group[name].mean("prompt"), rtol=1e-5)
-    assert len(list(segments.VIEW.head_maps(run))) == 2
+    assert len(list(segments.VIEW.head_maps(run))) == 3
 
 
 def test_figures_and_sections_follow_the_groups_there_are(run, no_pictures, tmp_path):

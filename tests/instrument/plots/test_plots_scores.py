@@ -49,12 +49,12 @@ def test_layouts_have_their_schemes_colours_and_names_and_dashes_within_a_colour
             [5],
         )
     )
-    colours = [
-        SCHEME_COLOURS[name]
-        for name in ("hope", "hope", "hope", "rope", "rope", "rope", "repo", "repo")
+    shown = [look["color"] for look in found.values()]
+    assert [shown[place] for place in (0, 3, 6)] == [
+        SCHEME_COLOURS[name] for name in ("hope", "rope", "repo")
     ]
-    assert [look["color"] for look in found.values()] == colours
-    assert len({(look["color"], look["linestyle"]) for look in found.values()}) == 8
+    assert len(set(shown)) == 8, "shades tell those of one scheme apart"
+    assert len({(look["marker"], look["color"]) for look in found.values()}) == 8
     assert [look["label"] for look in found.values()][-4:] == ["RoPE", "R2N1", "task/6", "task/7"]
 
 
@@ -107,7 +107,7 @@ def test_every_mark_of_equal_scores_can_be_seen_and_all_lines_are_equally_wide(c
     assert len({line.get_linewidth() for line in lines}) == 1
     places = np.array([line.get_transform().transform(line.get_xydata())[:, 0] for line in lines])
     assert (np.diff(places, axis=0) > 0.9 * figure.dpi / 72).all()
-    assert np.ptp(places, axis=0).max() < 10 * figure.dpi / 72, "nobody reads another length"
+    assert np.ptp(places, axis=0).max() < 20 * figure.dpi / 72, "nobody reads another length"
     assert places.min() > ax.bbox.x0 and places.max() < ax.bbox.x1
 
 

@@ -120,7 +120,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from repo_interp.plots import Table, View, paper_figure, style
-from repo_interp.plots.marks.chart import Own
+from repo_interp.plots.marks.chart import CustomFigure
 from repo_interp.plots.marks.heads import Heads
 from repo_interp.plots.view import Interactive
 
@@ -138,7 +138,7 @@ def figures(run):
 
 
 def charts(run):
-    yield from (Own(name, lambda figure=figure: figure) for name, figure in figures(run))
+    yield from (CustomFigure(name, lambda figure=figure: figure) for name, figure in figures(run))
     yield Heads(run["mean_norm"]["norm"])
 
 
@@ -216,6 +216,29 @@ def test_a_group_without_a_view_has_maps_a_table_and_figures_of_what_it_gives_by
         '"title":"share, kind other"' in page
         and '"prompts":{"numbers":[0,5],"values":[[[0.0,1.0,2.0],' in page
     )
+
+
+def test_a_long_axis_has_maps_of_evenly_spread_labels_and_says_how_many(
+    small, no_pictures, tmp_path
+):
+    shares = xr.DataArray(
+        np.arange(2 * 3 * 15.0).reshape(2, 3, 15), dims=("layer", "head", "pair"), name="share"
+    )
+    own = xr.Dataset(
+        {"share": shares},
+        {"layer": [2, 7], "head": [0, 1, 2], "pair": np.linspace(0.0, 7.0, 15)},
+    )
+    run = xr.DataTree.from_dict({"/positions": small["positions"].to_dataset(), "/key_pairs": own})
+    assert write_report(run, tmp_path / "report.html", tmp_path / "figures") == []
+    labels = [f"{label:.1f}" for label in range(8)]
+    drawn = {file.stem for file in (tmp_path / "figures").iterdir()}
+    assert {f"key_pairs_share_{label.replace('.', '_')}" for label in labels} <= drawn
+    assert "key_pairs_share_0_5" not in drawn
+    (table,) = (table for table in tables(run) if table.name == "key_pairs")
+    assert table.columns == ("layer", "head", *(f"share, pair {label}" for label in labels))
+    said = "8 of 15 labels of the axis pair, evenly spread, are shown; run.nc has all."
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert table.note.endswith(said) and page.count(said) >= 2
 
 
 def test_a_view_of_another_package_gives_all_that_ours_give(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 from repo_interp.positions.layouts import format_layout, named_schemes, parse_layout
@@ -19,6 +21,8 @@ from repo_interp.positions.layouts import format_layout, named_schemes, parse_la
         ("n2r1", 4, ("nope", "nope", "rope", "nope")),
         ("r2n1@1/3", 6, ("rope", "rope", "rope", "rope", "nope", "rope")),
         ("n2r1@1", 5, ("rope", "nope", "nope", "rope", "nope")),
+        ("r3n1", 6, ("rope", "rope", "rope", "nope", "rope", "rope")),
+        ("n1r2@1", 4, ("rope", "nope", "rope", "rope")),
         (" rope, nope ,repo", 3, ("rope", "nope", "repo")),
     ],
 )
@@ -36,8 +40,21 @@ def test_the_shortest_name_is_used():
     assert format_layout(("repo", "rope")) == "repo,rope"
     assert format_layout(("rope", "rope", "nope")) == "r2n1"
     assert format_layout(("rope", "rope", "rope", "nope")) == "nope@3"
+    assert format_layout(("rope", "rope", "rope", "nope") * 2) == "r3n1"
     assert format_layout(("rope", "rope", "rope", "nope", "rope")) == "r2n1@1"
     assert format_layout(("rope", "nope", "nope", "rope")) == "n2r1@1"
+    assert format_layout(("rope", "rope", "rope", "nope", "rope", "nope")) == "r1n1@2"
+    assert format_layout(("rope", "rope", "nope", "nope", "nope")) == "nope@2"
+    assert format_layout(("nope", "rope", "rope")) == "n1r2"
+
+
+def test_every_pattern_of_rope_and_nope_is_read_back():
+    for layers in range(1, 8):
+        for schemes in itertools.product(("rope", "nope"), repeat=layers):
+            assert parse_layout(format_layout(schemes), layers) == schemes
+
+
+def test_other_layouts_stay_lists_or_starts():
     assert format_layout(("another package's",) * 2) == "another package's"
     assert format_layout(("repo", "rope", "another package's")) == "repo,rope,another package's"
 

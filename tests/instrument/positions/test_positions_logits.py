@@ -14,6 +14,7 @@ from repo_interp.positions.contextual import (
     ContextualPositions,
     FixedSlopes,
     InterpolatedEmbedding,
+    LearnedSlopes,
     PositionMLP,
     SeparatelyGatedPositions,
 )
@@ -36,6 +37,10 @@ SCHEMES = {
     "cope, open gates": lambda: ContextualPositions(InterpolatedEmbedding(5, D_HEAD), "open"),
     "cope mlp": lambda: ContextualPositions(PositionMLP(D_HEAD, width=5, unit=4.0)),
     "cope alibi": lambda: ContextualPositions(FixedSlopes(HEADS)),
+    "cope learned slopes": lambda: ContextualPositions(LearnedSlopes(HEADS)),
+    "cope relative": lambda: ContextualPositions(
+        InterpolatedEmbedding(20, D_HEAD), relative_map=InterpolatedEmbedding(5, D_HEAD)
+    ),
 }
 
 
@@ -116,6 +121,8 @@ def slow_map(
     if isinstance(position_map, PositionMLP):
         hidden = position_map.hidden(torch.tensor([position / position_map.unit]))
         return float(query @ position_map.output(torch.relu(hidden)))
+    if isinstance(position_map, LearnedSlopes):
+        return float(position_map.weight[head]) * position
     return -(2.0 ** (-8.0 * (head + 1) / HEADS)) * position
 
 
@@ -157,6 +164,11 @@ def slow_logits(scheme: PositionLogits, prompts: Prompts) -> torch.Tensor:
                     against = by[scheme.gate_source][prompt, head // (HEADS // KV_HEADS), j]
                     counted += 1.0 / (1.0 + math.exp(-float(query @ against) * SCALE))
                     result[prompt, head, i, j] = slow_map(scheme.position_map, head, query, counted)
+                    if scheme.relative_map is not None:
+                        between = float(prompts.visible[prompt, 0, i, j : i + 1].sum())
+                        result[prompt, head, i, j] += slow_map(
+                            scheme.relative_map, head, query, between
+                        )
     return result
 
 

@@ -133,10 +133,11 @@ def test_spans_hold_what_they_say(variant, family):
 
 @pytest.mark.parametrize("family", ["byte_level_bpe", "metaspace_unigram"])
 @pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("length", [700, 2048])
-def test_lengths_are_exact(variant, family, length):
-    """Prompt, prefix and 128 tokens fit; one more word or line would not."""
-    for prompt in niah(tokenizer(family), variant, length, 2, answer="none"):
+@pytest.mark.parametrize(("length", "reserve"), [(700, 128), (2048, 128), (600, 0)])
+def test_lengths_are_exact(variant, family, length, reserve):
+    """Prompt, prefix and the reserve fit; one more word or line would not."""
+    made = niah(tokenizer(family), variant, length, 2, answer="none", reserve=reserve)
+    for prompt in made:
         word = essay().words(prompt.attributes["haystack_size"] + 1)[
             -1
         ]  # of a Python version's docstrings: some have forty tokens
@@ -146,7 +147,7 @@ def test_lengths_are_exact(variant, family, length):
         assert prompt.generated == ()
         assert prompt.text.endswith(prompt.attributes["prefix"])
         assert len(prompt.tokens) == count_tokens(prompt.text, tokenizer(family))
-        slack = length - 128 - len(prompt.tokens)
+        slack = length - reserve - len(prompt.tokens)
         # keys differ in tokens
         line = count_tokens(haystack(prompt).split("\n")[0], tokenizer(family)) + 12
         limit = line if unit is None else count_tokens(unit, tokenizer(family))

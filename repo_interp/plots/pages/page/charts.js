@@ -7,6 +7,8 @@ const STATES = { clean: "as it is", changed: "changed", difference: "difference"
 const NEAR = 14; // pixels between a point and the pointer that takes it
 const MOST_DOTS = 600; // tokens in view that are drawn one by one
 const COLUMNS = 240; // columns of a running median
+const FAR = 100; // tokens: a chart of larger distances has a logarithmic axis
+const TENS = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000];
 const TICK_WIDTH = 13; // pixels of a token as a tick label
 
 // Values of a variable: by state where it has several, else as it is alone.
@@ -151,18 +153,22 @@ export function attention(place, rows, state, prompt, sizes) {
   draw(place, "attention", traces, { showlegend: traces.length > 1, bargap: 0, shapes: [ruler(place, state.token)], xaxis: { title: { text: "key (token)" }, range: [-1, count] }, yaxis: { title: { text: "attention (%), " + STATES[which] + estimated } } });
 }
 
-export function distances(place, numbers, state, sparse) {
-  const traces = [];
+// `around`: of a run that keeps the strongest keys alone, those of all tokens of each head; where they are far apart, distances double.
+export function distances(place, numbers, state, sparse, around) {
+  const traces = [], far = around && Math.max(...around.flatMap(({ x }) => [Math.max(0, ...x)])) > FAR;
+  const at = (distance) => (far ? Math.max(distance, 0.5) : distance);
   for (const [which, rows] of Object.entries(byState(numbers.logit))) {
     rows.forEach((values, shown) => {
       const keys = values.map((_, key) => key).filter((key) => values[key] !== null);
       traces.push({
-        type: "scatter", mode: sparse && keys.length <= state.token ? "markers" : keys.length > 200 ? "lines" : "lines+markers", name: nameOf(state.heads[shown]) + (which === "changed" ? ", changed" : ""), x: keys.map((key) => state.token - key), y: keys.map((key) => values[key]),
-        customdata: keys, line: { color: HEADS[shown], width: 1.2, dash: which === "changed" ? "dash" : "solid" }, marker: { size: 4 }, hovertemplate: "token %{customdata}, distance %{x}: %{y:.4g}<extra></extra>",
+        type: "scatter", mode: sparse && keys.length <= state.token ? "markers" : keys.length > 200 ? "lines" : "lines+markers", name: nameOf(state.heads[shown]) + (which === "changed" ? ", changed" : ""), x: keys.map((key) => at(state.token - key)), y: keys.map((key) => values[key]),
+        customdata: keys.map((key) => [key, state.token - key]), line: { color: HEADS[shown], width: 1.2, dash: which === "changed" ? "dash" : "solid" }, marker: { size: around ? 8 : 4 }, hovertemplate: "token %{customdata[0]}, distance %{customdata[1]}: %{y:.4g}<extra></extra>",
       });
     });
   }
-  draw(place, "logits", traces, { showlegend: traces.length > 1, xaxis: { title: { text: "distance (tokens)" } }, yaxis: { title: { text: "logit" } } });
+  (around || []).forEach(({ x, y }, shown) => traces.push({ type: "scatter", mode: "markers", name: nameOf(state.heads[shown]) + ", all kept tokens", x: x.map(at), y, customdata: x, opacity: 0.35, marker: { size: 3, color: colourOf(place, "--soft") }, hovertemplate: "distance %{customdata}: %{y:.4g}<extra></extra>" }));
+  const doubling = { type: "log", tickmode: "array", tickvals: [0.5, ...TENS], ticktext: ["0", ...TENS.map(String)] };
+  draw(place, "logits", traces, { showlegend: traces.length > 1, xaxis: { title: { text: "distance (tokens)" }, ...(far && doubling) }, yaxis: { title: { text: "logit" } } });
 }
 
 // The whole prompt as a strip: positions of one head, spans, and a frame around what is in view.

@@ -7,6 +7,7 @@ import { HEADS, attention, byState, curve, distances, draggable, overview, posit
 import { button, el, field, holds, nameOf, number, option, percent, readable, same, visible } from "./dom.js";
 import { MAP, headMap } from "./map.js";
 import { headTable } from "./table.js";
+import { tour } from "./tour.js";
 
 const QUICK = 64 * 256; // heads times tokens up to which edits are suggested unasked
 const MOST_SHOWN = 6; // heads side by side
@@ -82,7 +83,7 @@ export function explore(root, source, { addressed = true, first = {}, compare = 
     part.how = el("p", { className: "hint", textContent: source.how || "", hidden: !source.how });
     part.python = el("pre", { tabIndex: 0, hidden: true });
     root.replaceChildren(
-      el("header", {}, part.title, part.busy, part.banner, part.refused, el("div", { className: "controls" },
+      el("header", {}, part.title, part.busy, tour(root, Boolean(source.how)), part.banner, part.refused, el("div", { className: "controls" },
         field("Prompt", part.prompts), (part.compared = field("Compare with", part.against)), live(button("Copy as Python", python)), live(button("CSV", () => file("csv"))), live(button("netCDF", () => file("netcdf"))), part.told),
         el("details", {}, el("summary", { textContent: "Your own text" }), live(part.own), live(part.read)), part.python),
       el("div", { className: "columns" },
@@ -100,6 +101,7 @@ export function explore(root, source, { addressed = true, first = {}, compare = 
           section("Attention of the chosen token", plot("attention"), saved("attention")),
           section("Logits by distance", plot("logits"), saved("logits")))));
     for (const control of source.how ? needs : []) Object.assign(control, { disabled: true, title: source.how });
+    if (source.how) part.told.textContent = "Grey: needs the model. " + source.how.replace(/^.*?: /, "");
     for (const name of source.how ? ["Answer", "Continuation"] : []) root.querySelector('section[aria-label="' + name + '"]').hidden = true;
     if (!source.how) draggable(part.positions, () => view && view.numbers, move);
     const moved = (event) => {
@@ -308,8 +310,7 @@ export function explore(root, source, { addressed = true, first = {}, compare = 
       const remove = button("Remove", () => update({ edits: state.edits.filter((_, other) => other !== place) }), { className: "small", "aria-label": "Remove " + says });
       return el("li", {}, el("label", {}, on, " " + says), remove);
     }));
-    part.undo.disabled = !past.length;
-    part.redo.disabled = !future.length;
+    for (const [control, kept, key, none] of [[part.undo, past, "Ctrl+Z", "No edit to undo"], [part.redo, future, "Ctrl+Y", "No undone edit"]]) Object.assign(control, { disabled: !kept.length, title: kept.length ? key : none });
   }
 
   async function suggest() {
@@ -323,7 +324,7 @@ export function explore(root, source, { addressed = true, first = {}, compare = 
         looking.textContent = "looking for the positions that the answer needs: " + Math.floor((100 * done) / total) + " %";
         return;
       }
-      const offer = ({ edit, sentence, effect }) => button(sentence.replace(/^(.*): the token index$/, "give $1 the token index") + " (" + number(effect) + " nat)", () => update({ edits: [...state.edits, edit] }), { className: "suggested" });
+      const offer = ({ edit, sentence, effect, moves }) => button(sentence.replace(/^(.*): the token index$/, "give $1 the token index") + " (" + (Math.abs(effect) < 0.01 ? "less than 0.01 nat" : number(effect) + " nat") + ")", () => update({ edits: [...state.edits, edit], ...moves }), { className: "suggested" });
       const whole = suggested.filter(({ edit }) => edit.named), others = suggested.filter(({ edit }) => !edit.named);
       part.suggestions.replaceChildren(
         el("p", { className: "hint", textContent: others.length ? "The answer loses most by these edits:" : "No single head or layer is needed for this answer." }), ...others.map(offer),
@@ -369,6 +370,7 @@ export function explore(root, source, { addressed = true, first = {}, compare = 
     const heads = (view && view.heads) || prompt.heads;
     part.map({ ...heads, maps: mapsOf(heads) }, state, state.heads, HEADS);
     part.add.disabled = state.heads.length >= MOST_SHOWN || !next();
+    part.add.title = !part.add.disabled ? "" : state.heads.length >= MOST_SHOWN ? "At most " + MOST_SHOWN + " heads are shown" : "All heads are shown";
     if (part.rows) part.rows(state.heads);
   }
 
@@ -535,7 +537,7 @@ export function explore(root, source, { addressed = true, first = {}, compare = 
     for (const plot of [part.attention, part.logits]) plot.parentElement.hidden = !held;
     if (held) {
       attention(part.attention, weights(), state, prompt, view.sizes);
-      distances(part.logits, view.numbers, state, Boolean(source.how));
+      distances(part.logits, view.numbers, state, Boolean(source.how), view.around);
     }
     kept();
   }
@@ -668,6 +670,7 @@ export function explore(root, source, { addressed = true, first = {}, compare = 
     root.querySelector('section[aria-label="Positions"]').hidden = Boolean(model.bare);
     part.title.textContent = source.how ? "" : "Explorer: " + (model.checkpoint || "a model");
     part.own.disabled = part.read.disabled = !model.reads_text;
+    if (!model.reads_text && !source.how) part.read.title = part.own.placeholder = "This checkpoint has no tokenizer, so it reads no text.";
     part.compared.hidden = !compare;
     if (compare) part.against.replaceChildren(option("", "nothing"), ...model.models.map((name, place) => option(place, place ? name : "another prompt")));
     drawAtlas();

@@ -27,6 +27,21 @@ function ofPrompts(map, of, number) {
   return { ...map, values, colours, ends, mean: of === "chosen" ? "prompt " + number : "largest of " + known.length + " prompts" };
 }
 
+// A legend of the texts of a map, with how many heads have each.
+function kindsOf(map) {
+  const counts = new Map(), colours = new Map();
+  map.texts.forEach((row, layer) => row.forEach((text, head) => {
+    if (!text) return;
+    counts.set(text, (counts.get(text) || 0) + 1);
+    colours.set(text, map.colours[layer][head]);
+  }));
+  return [...counts].map(([text, count]) => {
+    const entry = el("span", { textContent: text + ": " + count });
+    entry.style.setProperty("--kind", colours.get(text));
+    return entry;
+  });
+}
+
 // The outline of `values` as an SVG path in a box of 100 x 40: every token, or the smallest and largest of each column.
 function outlined(values) {
   const known = values.filter((value) => value !== null);
@@ -59,6 +74,7 @@ export function headMap(place, { layers, heads, open, changed }) {
   const span = el("span", { className: "pair" }, field("Layers", limit("from", 1)), " ", field("to", limit("to", 1)));
   const of = field("Of", choice("of", ["mean", "the mean over prompts"], ["largest", "the largest of all prompts"], ["chosen", "the chosen prompt"]));
   part.scale = el("span", { className: "head-scale" }, el("span"), el("span", { className: "bar" }), el("span"));
+  part.kinds = el("span", { className: "head-kinds" });
   part.counted = el("output", { "aria-live": "polite" });
   part.several = el("input", { type: "checkbox" });
   part.grid = el("div", { className: "map", role: "group", "aria-label": "Heads; Shift adds a head to those that are shown", onkeydown: keys });
@@ -66,7 +82,7 @@ export function headMap(place, { layers, heads, open, changed }) {
   scheme.hidden = names.length < 2;
   const order = field("Order", choice("order", ["layers", "by layer"], ["largest", "largest first"], ["smallest", "smallest first"]));
   const filters = el("details", {}, el("summary", { textContent: "Order and filters" }), el("div", { className: "controls" }, order, scheme, span, field("At least", limit("least", "any")), part.counted));
-  place.append(el("div", { className: "controls" }, field("Colour by", choice("score")), of, part.scale, field("Show several heads", part.several)), filters, el("div", { className: "scroll" }, part.grid), part.hint);
+  place.append(el("div", { className: "controls" }, field("Colour by", choice("score")), of, part.scale, part.kinds, field("Show several heads", part.several)), filters, el("div", { className: "scroll" }, part.grid), part.hint);
   for (const name of ["from", "to"]) Object.assign(part[name], { min: Math.min(...numbers), max: Math.max(...numbers) });
 
   for (const layer of layers) for (const head of heads.filter((one) => layer.heads === undefined || heads.indexOf(one) < layer.heads)) {
@@ -115,11 +131,12 @@ export function headMap(place, { layers, heads, open, changed }) {
       }
     }
     const control = known && map.control ? ", control " + number(map.control[row][column], 3) : "";
-    const said = nameOf(one.pair) + " (" + one.layer.name + ")" + control + (map ? ", " + map.title + mean + ": " + number(one.value, 3) : "");
+    const text = known && map.texts ? map.texts[row][column] || "none" : null;
+    const said = nameOf(one.pair) + " (" + one.layer.name + ")" + control + (map ? ", " + map.title + mean + ": " + (text ?? number(one.value, 3)) : "");
     one.tile.title = said + (one.outline ? ". Drawn: the chosen prompt, in which the head's positions range over " + number(one.outline.range, 3) : "");
     one.tile.setAttribute("aria-label", said);
     one.tile.style.setProperty("--score", known ? map.colours[row][column] : "transparent");
-    one.tile.querySelector(".tile-score").textContent = map ? number(one.value !== null && Math.abs(one.value) < 1e-3 * map.ends[1] ? 0 : one.value, 3) : "";
+    one.tile.querySelector(".tile-score").textContent = text !== null ? (text === "none" ? "" : text) : map ? number(one.value !== null && Math.abs(one.value) < 1e-3 * map.ends[1] ? 0 : one.value, 3) : "";
     one.tile.classList.remove("same");
     one.tile.tabIndex = -1;
   }
@@ -173,7 +190,9 @@ export function headMap(place, { layers, heads, open, changed }) {
     part.counted.textContent = matched.length + " of " + tiles.length + " heads";
     part.hint.textContent = (map ? "Colour and number of a head: " + map.title + mean + ". " : "This run has no score of heads. ") + (outlines ? "Drawn: positions over the chosen prompt, each on its own scale. " : "") + "A click shows the head, Shift-click several.";
     part.scale.hidden = !map;
+    part.kinds.replaceChildren(...(map && map.texts ? kindsOf(map) : []));
     if (!map) return;
+    if (map.texts) part.scale.hidden = true;
     part.scale.children[0].textContent = number(map.ends[0], 3);
     part.scale.children[1].hidden = !map.scale;
     if (map.scale) part.scale.children[1].style.background = "linear-gradient(to right, " + map.scale.join(", ") + ")";

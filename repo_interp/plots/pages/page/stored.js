@@ -3,7 +3,15 @@
 import { finite, packedNumbers } from "./dom.js";
 import { differing } from "./map.js";
 
+const MOST_AROUND = 4000; // points of all tokens in the chart of logits by distance
 const NOTHING = 65535; // a cell of an image without a value
+// By score of the atlas: whether a head that has it looks at `key` from `token`.
+const TELLING = {
+  induction: (texts, key, token) => key > 0 && key <= token && texts[token] !== undefined && texts[key - 1] === texts[token] && key - 1 < token && /\w/.test(texts[token]),
+  duplicate_token: (texts, key, token) => key < token && texts[key] !== undefined && texts[key] === texts[token],
+  previous_token: (texts, key, token) => key === token - 1 && key > 0,
+  sink: (texts, key, token) => key === 0 && token > 0,
+};
 const refused = (line) => Object.assign(new Error(line), { refused: true });
 const nearest = (tokens, token) => tokens.reduce((best, one) => (Math.abs(one - token) < Math.abs(best - token) ? one : best));
 
@@ -78,6 +86,7 @@ export class StoredSource {
         ...(after && { probability: { dims: ["rank"], values: after.probability }, next_text: { dims: ["rank"], values: after.text } }),
       },
       ranges: rows.map(({ global, focused, missing }) => ({ global, focused, missing })), sentences: [], heads: null, sizes: looks.map((row) => (row ? row.size : 1)),
+      around: kept ? heads.map((pair) => this.around(prompt, pair, kept)) : null,
       missing: looks[0] ? null : this.missing(prompt, heads[0]), near: !looks[0] && kept && placeIn(this.rows, heads[0]) ? nearest(kept.queries, token) : null,
       following: after ? after.following : null, unexpected: after ? null : this.unexpected(prompt, token), kept: this.rows ? "the strongest keys" : null,
     };
@@ -116,6 +125,19 @@ export class StoredSource {
     return { weight, logit, size: 1 };
   }
 
+  // Distances and logits of the strongest keys of all kept tokens.
+  around(prompt, pair, kept) {
+    const own = placeIn(this.rows, pair), x = [], y = [], step = Math.ceil((kept.queries.length * kept.ranks) / MOST_AROUND);
+    for (let query = 0; own && query < kept.queries.length; query += step) {
+      this.strongest(prompt, own, kept, query).logit.forEach((value, key) => {
+        if (value === null) return;
+        x.push(kept.queries[query] - key);
+        y.push(value);
+      });
+    }
+    return { x, y };
+  }
+
   // The softmax of the row of block means, each as often as it has visible keys.
   estimated(prompt, chart, own, token) {
     const row = Math.floor(token / chart.size), logit = Array(prompt.count).fill(null);
@@ -133,6 +155,22 @@ export class StoredSource {
     if (kept) return (kept.queries.length < kept.kept ? "This page has room for" : "The run keeps") + " the rows of " + kept.queries.length + " tokens.";
     if (this.logits.length) return "Where it looks is kept for prompt " + this.logits[0].prompt + " alone, and for the heads of the logit maps.";
     return "This run does not hold where it looks: analyse again with the measure attention_rows.";
+  }
+
+  // The prompt and the token in which a head does most clearly what the score of a finding names; null where no row of it is kept.
+  telling([layer, head], variable, prompts = null) {
+    const shows = TELLING[variable], own = this.rows && placeIn(this.rows, [layer, head]);
+    let best = null;
+    for (const kept of own && shows ? this.rows.prompts : []) {
+      const prompt = this.data.prompts.find((one) => one.prompt === kept.prompt);
+      if (!prompt || (prompts && !prompts.includes(kept.prompt))) continue;
+      kept.queries.forEach((token, query) => {
+        const { weight } = this.strongest(prompt, own, kept, query), texts = prompt.texts || [];
+        const share = weight.reduce((sum, value, key) => (value && shows(texts, key, token) ? sum + value : sum), 0);
+        if (!best || share > best.share) best = { prompt: kept.prompt, token, share };
+      });
+    }
+    return best && best.share ? { prompt: best.prompt, token: best.token } : null;
   }
 
   after(prompt, token) {

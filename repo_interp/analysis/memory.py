@@ -1,17 +1,18 @@
-"""How much goes through a model at a time, and what does not fit into memory however it is cut.
+"""Size of batches, and the memory that an analysis needs.
 
-    bytes of a pass = tokens * itemsize * (8 d_model + 4 d_feed_forward)        what a layer holds at once: the residual stream, queries,
-                                                                                 keys, values and
-                                                                                 its feed-forward
-                                                                                 part
-    bytes of a run  = the larger of the peak so far (loading) and what is held now + activations + statistics + drawing
-    statistics      = 8 * layers * heads * tokens of all prompts                 one number per token and head, such as its position
-    batch "auto"    = as many prompts as have min(WORTHWHILE, SHARE * memory / (2 * bytes of a token)) tokens, with their padding
+    bytes of a pass = tokens * itemsize * (8 d_model + 4 d_feed_forward)
+                      of a layer: residual stream, queries, keys, values, feed-forward part
+    bytes of a run  = the larger of the peak so far (loading)
+                      and bytes held now + activations + statistics + drawing
+    statistics      = 8 * layers * heads * tokens of all prompts
+                      one number per token and head, such as its position
+    batch "auto"    = as many prompts as have, with their padding,
+                      min(WORTHWHILE, SHARE * memory / (2 * bytes of a token)) tokens
 
-Memory is that of the machine, divided by the processes that share it, not what happens to be free:
-so a command that is given again cuts the same batches. Of an accelerator it is what is free, which
+Memory is that of the machine, divided by the processes that share it, not the part that is free: so
+a command that is given again cuts the same batches. Of an accelerator it is the free part, which
 others may share, and tokens are cut to a power of two, so that about as much memory gives the same
-batches. The factor 2 is room for measures. Knows nothing about prompts but their lengths.
+batches. The factor 2 leaves memory for measures. Knows nothing about prompts but their lengths.
 """
 
 from __future__ import annotations
@@ -41,8 +42,14 @@ _DRAWING_BYTES = 110 * 2**20
 
 
 def batch_limit(bridge: nn.Module, size: BatchSize | Literal["auto"]) -> SideBySide:
-    """What goes through `bridge` side by side: `size`, or "auto" as much as is worthwhile and
-    fits.
+    """Return the most that goes through a model in one pass.
+
+    Args:
+        bridge: Bridge or Hugging Face model.
+        size: Prompts or tokens; "auto": as many tokens as are worthwhile and fit into memory.
+
+    Returns:
+        The limit: prompts of equal length where frequencies depend on the length of a pass.
     """
     if size != "auto":
         return batch_limits(bridge, size)
@@ -57,17 +64,25 @@ def batch_limit(bridge: nn.Module, size: BatchSize | Literal["auto"]) -> SideByS
 
 
 def _present(device: torch.device) -> float:
-    """Bytes that are free on an accelerator, what torch holds in reserve among them; of a processor
-    all, by the processes that share it.
+    """Return free bytes of an accelerator, or this process's share of a processor's memory.
+
+    On an accelerator, memory that torch holds in reserve is free.
     """
     if device.type == "cuda":
         reserve = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return torch.cuda.mem_get_info(device)[0] + reserve
-    return memory() / processes.beside()
+    return machine_memory() / processes.beside()
 
 
 def bytes_per_token(bridge: nn.Module) -> int:
-    """Bytes that one layer's forward pass holds per token."""
+    """Return the bytes that the forward pass of one layer holds per token.
+
+    Args:
+        bridge: Bridge or Hugging Face model.
+
+    Returns:
+        Bytes.
+    """
     decoder = as_decoder(bridge)
     config = decoder.config
     return decoder.dtype.itemsize * (8 * config.hidden_size + 4 * config.intermediate_size)
@@ -76,11 +91,16 @@ def bytes_per_token(bridge: nn.Module) -> int:
 def require_memory_for_run(
     bridge: nn.Module, lengths: Sequence[int], size: SideBySide, passes: Sequence[int] = ()
 ) -> None:
-    """Raise InputError where an analysis of prompts of `lengths` tokens, `size` of them together,
-    does not fit into memory.
+    """Check that an analysis fits into memory; an accelerator's memory is not checked.
 
-    `passes`: tokens of every prompt of every pass of the experiments. What an accelerator holds is
-    not looked at.
+    Args:
+        bridge: Bridge or Hugging Face model.
+        lengths: Tokens of every prompt.
+        size: Prompts or tokens of a batch.
+        passes: Tokens of every prompt in every pass of the experiments.
+
+    Raises:
+        InputError: It does not fit.
     """
     decoder = as_decoder(bridge)
     config, device = decoder.config, decoder.device
@@ -94,6 +114,7 @@ def require_memory_for_run(
     activations = float(decoder.dtype.itemsize) * (8 * tokens * config.hidden_size + 3 * wide)
     logits = 20.0 * config.vocab_size * max(passes, default=0) * together
     running = max(activations, logits) + statistics
+    # Loading may have taken more than the analysis will.
     needed = max(_peak(), _held() + max(running, statistics + _DRAWING_BYTES))
     require_memory(needed * processes.beside(), "this analysis")
 
@@ -103,29 +124,51 @@ def _held() -> float:
     return _of_status("VmRSS") or _peak()
 
 
-def require_memory(needed: float, what: str) -> None:
-    """Raise InputError where `what` needs more bytes than the machine has."""
-    present = memory()
+def require_memory(needed: float, work: str) -> None:
+    """Check that a number of bytes fits into memory.
+
+    Args:
+        needed: Bytes.
+        work: Name of the work, for the message.
+
+    Raises:
+        InputError: The machine has less memory.
+    """
+    present = machine_memory()
     if needed > present:
         raise InputError(
-            f"{what} would need about {needed / 2**30:,.0f} GiB of memory, and there are "
+            f"{work} would need about {needed / 2**30:,.0f} GiB of memory, and there are "
             f"{present / 2**30:,.0f}; "
             "ask for fewer or shorter prompts"
         )
 
 
-def require_room_for_prompts(count: int, length: int) -> None:
-    """Raise InputError where `count` prompts of `length` tokens do not fit into memory."""
+def require_memory_for_prompts(count: int, length: int) -> None:
+    """Check that prompts fit into memory.
+
+    Args:
+        count: Number of prompts.
+        length: Tokens of a prompt.
+
+    Raises:
+        InputError: They do not fit.
+    """
     require_memory(_BYTES_PER_TOKEN * count * length, f"{count:,} prompts of {length:,} tokens")
 
 
 def require_memory_for_pass(bridge: nn.Module, tokens: int, prompts: int) -> None:
-    """Raise InputError where a forward pass of `prompts` prompts of `tokens` tokens side by side
-    does not fit into memory.
+    """Check that a forward pass fits into memory; an accelerator's memory is not checked.
 
-    What a layer holds at once: the residual stream, queries, keys, values and its feed-forward
-    part; a number for every pair of tokens where a scheme adds to the logits, or they are
-    soft-capped.
+    A layer holds the residual stream, queries, keys, values and its feed-forward part; and a number
+    for every pair of tokens where a scheme adds to the logits, or they are soft-capped.
+
+    Args:
+        bridge: Bridge or Hugging Face model.
+        tokens: Tokens of a prompt.
+        prompts: Prompts in one pass.
+
+    Raises:
+        InputError: It does not fit.
     """
     decoder = as_decoder(bridge)
     if decoder.device.type == "cpu":
@@ -144,8 +187,12 @@ def require_memory_for_pass(bridge: nn.Module, tokens: int, prompts: int) -> Non
         )
 
 
-def memory() -> float:
-    """Bytes of memory of the machine, or of the container that this process may use."""
+def machine_memory() -> float:
+    """Return the memory of the machine, or of the container of this process.
+
+    Returns:
+        Bytes; infinity where they are unknown.
+    """
     try:
         physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):

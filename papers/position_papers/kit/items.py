@@ -1,0 +1,51 @@
+"""The figures and tables of a paper, and the experiments of ours that make them again.
+
+PAPER/items.csv     a row per figure or table: item, what it shows, our experiment, the beginnings of our figures' names, a note
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Item:
+    """A figure or table of a paper."""
+
+    item: str
+    """Kind and number: "figure 3a"."""
+    shows: str
+    experiment: str
+    """Name of the experiment of ours that makes it again; empty where none does."""
+    figure: str
+    """Beginnings of the names of our figures, separated by spaces."""
+    note: str
+    """How ours differs, or why it is not made."""
+
+    def is_named(self, wanted: str) -> bool:
+        """Whether `wanted` names it, or a figure that it is a part of; a number names a figure."""
+        kind = "figure " if wanted[:1].isdigit() else ""
+        return re.match(rf"{re.escape(kind + wanted)}(?![0-9])", self.item, re.I) is not None
+
+
+def read_items(file: Path) -> tuple[Item, ...]:
+    """Read the figures and tables of a paper from the table beside its experiments."""
+    with file.open(encoding="utf-8", newline="") as stream:
+        return tuple(Item(**row) for row in csv.DictReader(stream))
+
+
+def files_of(item: Item, items: Iterable[Item], names: Iterable[str]) -> list[str]:
+    """Choose our figures of `item` out of `names`: those that begin with no longer beginning of
+    another item.
+    """
+    known = {beginning for each in items for beginning in each.figure.split()}
+    return [
+        name
+        for name in names
+        if max((own for own in known if name.startswith(own)), key=len, default="")
+        in item.figure.split()
+    ]

@@ -1,0 +1,66 @@
+"""Queries and keys of a prompt that stand for all, the same whatever batch the prompt is in.
+
+Knows nothing about what is computed of them.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from repo_interp.measures.kernels.seen_pairs import once
+
+
+def places_of(valid: Bool[Tensor, "prompt token"]) -> list[list[int]]:
+    """List the valid tokens of every prompt.
+
+    Args:
+        valid: Which tokens are no padding.
+
+    Returns:
+        Indices in order, by prompt; waits for the device once per mask.
+    """
+
+    def listed() -> list[list[int]]:
+        return [np.flatnonzero(tokens).tolist() for tokens in valid.tolist()]
+
+    return once("places", listed, valid)
+
+
+def spread_places(places: list[int], count: int, start: float) -> list[int]:
+    """Choose tokens at equal steps.
+
+    Args:
+        places: Valid tokens of a prompt, in order.
+        count: Most tokens.
+        start: Share of the prompt that comes before the first chosen token, from 0 to 1.
+
+    Returns:
+        Distinct tokens in order, the last one among them, the first one not unless it is alone.
+    """
+    last = len(places) - 1
+    first = min(max(1, int(start * len(places))), last)
+    steps = np.unique(np.linspace(first, last, count if count > 1 else 2).round().astype(int))
+    return [places[step] for step in steps[-count:]]
+
+
+def draw_keys(
+    seen: Bool[Tensor, "row key"], count: int, generator: torch.Generator
+) -> Int[Tensor, "row any"]:
+    """Draw keys that rows see.
+
+    Args:
+        seen: Which keys a row sees; at least one.
+        count: Keys per row, drawn with replacement.
+        generator: Source of chance, on the processor.
+
+    Returns:
+        Indices of keys.
+    """
+    drawn = torch.rand(len(seen), count, generator=generator, dtype=torch.float64, device="cpu")
+    weights = seen.to(torch.float64)
+    # in order of the keys, those of a row are numbered from 1 on
+    wanted = (drawn.to(seen.device) * weights.sum(-1, keepdim=True)).floor() + 1
+    return torch.searchsorted(weights.cumsum(-1), wanted)

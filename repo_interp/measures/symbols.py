@@ -1,0 +1,105 @@
+"""Whether a head follows positions or symbols (after Urrutia et al. 2025, arXiv 2511.11579).
+
+Keys of a prompt change places while positions stay: pi permutes their contents. With L_ij the
+logit of query i and key j, and L'_ij that of query i and the content of key pi(j) at the position
+of key j,
+
+    position_score   mean over i of corr_j(L'_ij, L_ij)        1 for a head that sees places alone
+    symbol_score     mean over i of corr_j(L'_ij, L_i pi(j))   1 for a head that sees contents alone
+    null_score       size of corr_j(L'_ij, L_i rho(j)) that 95 % of rows and permutations rho, which
+                     have nothing to do with pi, stay within
+
+i are queries of the last quarter of a prompt; j the keys that all of them see, without the first
+token, whose content is often a sink's. Logits that a scheme adds stay with the positions, learned
+positions too: they are moved apart from the contents that they were made of. CoPE's logits depend on
+the contents between, so its layers have no score.
+
+Knows nothing about how attention is used.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+import xarray as xr
+from jaxtyping import Float
+from torch import Tensor
+
+from repo_interp.inputs import AttentionInputs, Spans, select_prompts
+from repo_interp.measures.kernels.samples import places_of, spread_places
+from repo_interp.measures.labels import arrays, described_group
+from repo_interp.measures.statistics import Measure, Needs, Statistics
+from repo_interp.positions.layouts import CONTEXTUAL, SCHEMES
+from repo_interp.values import Count, Seed
+
+FEWEST_KEYS = 8
+"""Keys below which a correlation says nothing."""
+_TEXTS = {
+    "position_score": ("correlation with logits of the same places", "1"),
+    "symbol_score": ("correlation with logits of the same contents", "1"),
+    "null_score": ("95 % of unrelated correlations are below", "1"),
+}
+
+
+@dataclass(frozen=True)
+class Symbols(Measure, needs=Needs(tokens=3, nan=tuple(_TEXTS))):
+    """The measure `symbols`."""
+
+    queries: Count = 8
+    """Queries of a prompt, at equal steps through its last quarter."""
+    permutations: Count = 4
+    """Permutations of the keys."""
+    seed: Seed = 0
+    """Of the permutations."""
+    name: str = "symbols"
+
+    def observe(self, inputs: AttentionInputs, spans: Spans) -> Statistics:
+        """Reduce sampled rows of each prompt to scores of every head."""
+        splits = inputs.scheme in SCHEMES and inputs.scheme not in CONTEXTUAL
+        found = [
+            self._of_prompt(select_prompts(inputs, slice(row, row + 1)), places if splits else [])
+            for row, places in enumerate(places_of(inputs.valid))
+        ]
+        record = {tuple(_TEXTS): (("prompt", "layer", "head"), torch.stack(found, dim=1))}
+        return Statistics(per_prompt=arrays(inputs, record))
+
+    def conclude(self, statistics: Statistics) -> xr.Dataset:
+        """Return the group `symbols` of a run."""
+        return described_group(statistics.per_prompt, _TEXTS)
+
+    def _of_prompt(
+        self, inputs: AttentionInputs, places: list[int]
+    ) -> Float[Tensor, "variable head"]:
+        device = inputs.valid.device
+        chosen = spread_places(places, self.queries, 0.75) if places else [0]
+        first = chosen[-1] - (inputs.window or chosen[-1] + 1)
+        shared = [place for place in places[1:] if first < place <= chosen[0]]
+        if len(shared) < FEWEST_KEYS:
+            shape = (len(_TEXTS), inputs.heads)
+            return torch.full(shape, torch.nan, dtype=torch.float64, device=device)
+        rows, keys = (torch.tensor(part, device=device) for part in (chosen, shared))
+        generator = torch.Generator().manual_seed(self.seed)
+        before = inputs.logits(rows)[0][..., keys].double()
+        scores = []
+        for _ in range(self.permutations):
+            moved, other = (
+                torch.randperm(len(keys), generator=generator, device="cpu").to(device)
+                for _ in range(2)
+            )
+            contents = inputs.keys.clone()
+            contents[:, :, keys] = inputs.keys[:, :, keys[moved]]
+            after = replace(inputs, keys=contents).logits(rows)[0][..., keys].double()
+            compared = (before, before[..., moved], before[..., other])
+            scores.append(torch.stack([_correlation(after, logits) for logits in compared]))
+        of_rows = torch.cat(scores, dim=-1)
+        null = of_rows[2].abs().nanquantile(0.95, dim=-1)
+        return torch.stack([*of_rows[:2].nanmean(-1), null])
+
+
+def _correlation(
+    first: Float[Tensor, "head row key"], second: Float[Tensor, "head row key"]
+) -> Float[Tensor, "head row"]:
+    """Pearson correlation over keys; NaN where one of them is constant."""
+    first, second = (part - part.mean(-1, keepdim=True) for part in (first, second))
+    return (first * second).sum(-1) / (first.norm(dim=-1) * second.norm(dim=-1))

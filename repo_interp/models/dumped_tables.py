@@ -1,0 +1,123 @@
+"""Rotation that another runtime, such as vLLM, llama.cpp or ONNX, wrote into a file.
+
+    cos, sin                   tables [token, column]: a column per pair, or one per entry of a head
+    q, q_rotated (k, ...)      vectors [token, d_head] or [head, token, d_head] before and after
+    positions                  [token], by default 0, 1, 2, ...
+
+    angle of a pair = atan2(sin, cos), or from plain to turned pair; length = that of (cos, sin), or
+    of the turned pair over the plain one
+
+A table with a column per entry repeats a pair's column half a head away (half-split) or beside it
+(interleaved); of vectors the order of pairs whose lengths rotation keeps best is taken.
+
+Files are .safetensors or .npz, read without running anything that they hold.
+"""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from repo_interp.errors import InputError, one_line
+from repo_interp.files import regular
+
+SUFFIXES = (".npz", ".safetensors")
+"""Names of files of tables end so."""
+_VECTORS = (("q", "q_rotated"), ("k", "k_rotated"))
+_LONGEST = 1 << 24
+
+
+def read_tables(path: Path) -> tuple[Tensor, Tensor, Tensor, torch.dtype]:
+    """Read the rotation that a file of tables or vectors states.
+
+    Args:
+        path: File that ends in one of `SUFFIXES`.
+
+    Returns:
+        Angles and lengths [pair, token], float64; positions [token]; the precision of the file.
+
+    Raises:
+        InputError: The file cannot be read, or holds neither tables nor vectors.
+    """
+    given = _arrays(path)
+    found = next((pair for pair in (("cos", "sin"), *_VECTORS) if {*pair} <= {*given}), None)
+    if found is None:
+        raise InputError(
+            f"{path} holds {', '.join(given) or 'nothing'}; wanted cos and sin, or q and "
+            "q_rotated, or k and k_rotated"
+        )
+    first, second = (given[name] for name in found)
+    ranks = (2,) if found[0] == "cos" else (2, 3)
+    if first.shape != second.shape or first.ndim not in ranks or not first.numel():
+        raise InputError(
+            f"{found[0]} of {path} is {list(first.shape)} and {found[1]} {list(second.shape)}; "
+            f"wanted two arrays [{'head, ' if 3 in ranks else ''}token, entry] of one shape"
+        )
+    dtype, (first, second) = first.dtype, (first.double(), second.double())
+    if not bool(torch.isfinite(first + second).all()):
+        raise InputError(f"{found[0]} or {found[1]} of {path} is NaN or infinite at places")
+    tokens = first.shape[-2]
+    positions = given.get("positions", torch.arange(tokens)).long()
+    if (
+        positions.shape != (tokens,)
+        or not 0 <= int(positions.min()) <= int(positions.max()) < _LONGEST
+    ):
+        raise InputError(
+            f"positions of {path} are {list(positions.shape)}; wanted {tokens} whole numbers "
+            f"from 0 to {_LONGEST - 1}"
+        )
+    if found[0] == "cos":
+        cosines, sines = _one_per_pair(first), _one_per_pair(second)
+        return torch.atan2(sines, cosines), torch.hypot(cosines, sines), positions, dtype
+    if first.shape[-1] % 2:
+        raise InputError(f"{found[0]} of {path} has {first.shape[-1]} entries; wanted pairs")
+    angles, lengths = min(
+        (_turned(_pairs(first, order), _pairs(second, order)) for order in (0, 1)),
+        # rotation multiplies the lengths of pairs by one factor
+        key=lambda found: float(found[1].std()),
+    )
+    return angles, lengths, positions, dtype
+
+
+def _arrays(path: Path) -> Mapping[str, Tensor]:
+    try:
+        if path.suffix == ".safetensors":
+            return load_file(regular(path))
+        with np.load(regular(path), allow_pickle=False) as arrays:
+            return {name: torch.as_tensor(arrays[name]) for name in arrays.files}
+    except (OSError, ValueError, TypeError, SafetensorError, zipfile.BadZipFile) as error:
+        raise InputError(f"{path} cannot be read: {one_line(str(error), 120)}") from None
+
+
+def _one_per_pair(table: Tensor) -> Tensor:
+    """The table [pair, token] of a table [token, column] in which pairs may stand twice."""
+    columns = table.shape[-1]
+    if columns % 2 == 0 and torch.equal(table[:, : columns // 2], table[:, columns // 2 :]):
+        table = table[:, : columns // 2]
+    elif columns % 2 == 0 and torch.equal(table[:, 0::2], table[:, 1::2]):
+        table = table[:, 0::2]
+    return table.T
+
+
+def _pairs(vectors: Tensor, order: int) -> Tensor:
+    """Vectors [..., token, d_head] as complex pairs, half-split (0) or interleaved (1)."""
+    half = vectors.shape[-1] // 2
+    split = vectors.unflatten(-1, (half, 2) if order else (2, half))
+    return torch.complex(*split.unbind(-1 if order else -2))
+
+
+def _turned(plain: Tensor, turned: Tensor) -> tuple[Tensor, Tensor]:
+    """Angles and lengths [pair, token], over heads weighed by the lengths of their pairs."""
+    products = turned * plain.conj()
+    sizes = plain.abs().square()
+    if plain.ndim == 3:
+        products, sizes = products.sum(0), sizes.sum(0)
+    ratio = products / sizes.clamp_min(1e-30)
+    return ratio.angle().T, ratio.abs().T

@@ -1,0 +1,168 @@
+"""What heads do with distance: `stability`, `symbols` and `octaves`.
+
+    finding of `symbols`      score > .8 and above its null, mean over prompts
+    finding of `stability`    stability under that of random phases by more than .2
+    finding of `octaves`      a token but the first that receives a tenth of a layer's attention, and
+                              four times that of even attention
+
+Figures and tables follow from the axes of the groups. Knows nothing about how they were measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import groupby
+
+import numpy as np
+import xarray as xr
+
+from repo_interp.plots.marks import (
+    Chart,
+    Finding,
+    Heads,
+    Lines,
+    alone,
+    group,
+    heads_named,
+    heads_where,
+    over_prompts,
+    percent,
+    ranked_heads,
+)
+from repo_interp.plots.marks.reading import described_prompts, prompt_tokens
+from repo_interp.plots.view import View
+
+HIGH_SCORE = 0.8
+"""Correlation from which one thing alone decides a head's logits."""
+LESS_STABLE = 0.2
+"""Share of distances by which a head's preferences change more than with random phases."""
+SINK_MASS = 0.1
+"""Attention from which a token is called a sink."""
+SINK_RATIO = 4.0
+"""The same, over even attention."""
+
+
+def _of_symbols(run: xr.DataTree) -> Iterator[Finding]:
+    """Heads whose logits follow places alone, and how many follow contents alone."""
+    dataset = group(run, "symbols")
+    null = over_prompts(dataset["null_score"])
+    for name, follows in (
+        ("position_score", "stay as they are when the keys before them change places"),
+        ("symbol_score", "move with the keys when these change places"),
+    ):
+        score = over_prompts(dataset[name])
+        found = (score > HIGH_SCORE) & (score > null)
+        if heads := heads_where(found):
+            best = ranked_heads(score.where(found))[0]
+            size = float(score.sel(layer=best[0], head=best[1]))
+            yield Finding(
+                f"In {len(heads)} of {int(score.notnull().sum())} heads the logits {follows}: "
+                f"{heads_named(heads, per_layer=dataset.sizes['head'])} (correlation up to "
+                f"{size:.2f})",
+                f"symbols.{name} above {HIGH_SCORE:g}; 95 % of unrelated permutations stay "
+                f"below {float(null.max()):.2f}",
+                0.5,
+                "symbols",
+                *best,
+                variable=name,
+            )
+
+
+def _of_stability(run: xr.DataTree) -> Iterator[Finding]:
+    """Heads whose preferences between keys change with distance more than random phases would."""
+    dataset = group(run, "stability")
+    stable = over_prompts(dataset["semantic_stability"])
+    random = over_prompts(dataset["random_stability"])
+    found = random - stable > LESS_STABLE
+    if heads := heads_where(found):
+        worst = ranked_heads((random - stable).where(found))[0]
+        share = 1 - float(stable.sel(layer=worst[0], head=worst[1]))
+        yield Finding(
+            f"In {len(heads)} of {int(stable.notnull().sum())} heads, which of two keys is "
+            f"preferred depends on how far away they stand: at {percent(share)} of the distances "
+            f"of the prompt, L{worst[0]} H{worst[1]} prefers the other key",
+            f"stability.semantic_stability, lower than with random phases by {LESS_STABLE:g} or more",
+            0.4,
+            "stability",
+            *worst,
+            variable="semantic_stability",
+        )
+
+
+def _of_octaves(run: xr.DataTree) -> Iterator[Finding]:
+    """Tokens of the first prompt, but the first, that take much of a layer's attention."""
+    dataset = group(run, "octaves").isel(prompt=0)
+    mass, even = dataset["sink_mass"].mean("head"), dataset["sink_uniform"]
+    is_sink = ((mass > SINK_MASS) & (mass > SINK_RATIO * even)).values
+    tokens = np.where(is_sink, dataset["sink_token"].values, -1).astype(int)
+    prompts = described_prompts(run)
+    number = int(dataset["prompt"])
+    texts = None if prompts is None else prompt_tokens(prompts, number).texts
+    layers = dataset["layer"].values
+    for token, some in groupby(range(len(layers)), key=lambda place: tokens[place]):
+        places = list(some)
+        if token < 0:
+            continue
+        largest = places[int(mass.values[places].argmax())]
+        named = "" if texts is None else f" ({texts[token]!r})"
+        layer = int(layers[largest])
+        ends = dict.fromkeys((f"L{layers[places[0]]}", f"L{layers[places[-1]]}"))
+        yield Finding(
+            f"In {' to '.join(ends)} token {token}{named} of prompt {number} is a sink: later "
+            f"tokens give it {percent(float(mass.values[largest]))} of their attention in "
+            f"L{layer}, mean over heads; even attention would give "
+            f"{percent(float(even.values[largest]))}",
+            f"octaves.sink_mass above {SINK_MASS:g} and {SINK_RATIO:g} times even attention; "
+            "the first token is left out",
+            0.55,
+            "octaves",
+            layer,
+            prompt=number,
+            token=int(token),
+            variable="sink_mass",
+        )
+
+
+def _charts_of_octaves(run: xr.DataTree) -> Iterator[Chart]:
+    """Attention by distance beside even attention, heads, and what tokens receive."""
+    dataset = group(run, "octaves")
+    mass = dataset["mass"]
+    both = xr.concat([mass, dataset["uniform"].broadcast_like(mass)], "attention")
+    both = both.assign_coords(attention=["measured", "even"]).assign_attrs(mass.attrs)
+    lines = alone(run, over_prompts(both))
+    yield Lines(*lines, "octave", "attention", "layer", "attention_by_octave", live=True)
+    for name in ("first_token", "own_token", "sink_mass"):
+        values = dataset[name]
+        mean = over_prompts(values).transpose("layer", "head").assign_attrs(values.attrs)
+        yield Heads(mean, prompts=values, name=f"octaves_{name}")
+    if "received" in dataset and bool(dataset["received"].notnull().any()):
+        received = alone(run, dataset["received"])
+        yield Lines(*received, "token", None, "layer", "attention_received", live=True)
+
+
+STABILITY = View(
+    "stability",
+    "Preferences and distance",
+    "How often a query's preference between two keys survives another distance, and how much a "
+    "logit changes per position (Wu et al. 2026), beside random phases.",
+    findings=_of_stability,
+    compared=("semantic_stability", "positional_sensitivity", "high_share"),
+)
+SYMBOLS = View(
+    "symbols",
+    "Positions or symbols",
+    "Whether a head's logits stay with the places of keys, or move with their contents, when keys "
+    "change places (after Urrutia et al. 2025). 1: exactly so.",
+    findings=_of_symbols,
+    compared=("position_score", "symbol_score"),
+)
+OCTAVES = View(
+    "octaves",
+    "How far back heads look",
+    "Attention by octave of the distance, beside even attention, and the token that receives most "
+    "of it besides the first.",
+    _charts_of_octaves,
+    findings=_of_octaves,
+    compared=("mass", "first_token", "sink_mass"),
+    not_averaged=("sink_token",),
+)

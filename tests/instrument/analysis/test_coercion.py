@@ -1,0 +1,39 @@
+"""Prompts of tokens with named spans."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+import repo_interp as ri
+
+
+def test_a_prompt_of_tokens_has_spans_of_tokens():
+    bridge = ri.load("niah/repo")
+    numbers = list(range(3, 40))
+    made = ri.prompt(numbers, bridge, needle=(3, 6), query=[(10, 12), (14, 15)], generated=-2)
+    assert made.tokens == tuple(numbers) and made.generated == (35, 36)
+    assert made.spans == {"needle": (3, 4, 5), "query": (10, 11, 14)}
+    assert made.token_text is not None and len(made.token_text) == 37
+    tensor = ri.prompt(torch.arange(3, 40), bridge, needle=(3, 6), generated=-2, answers="c1")
+    assert tensor.spans == {"needle": (3, 4, 5)} and tensor.answers == ("c1",)
+    assert ri.prompt(np.arange(3, 9), bridge).tokens == tuple(range(3, 9))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"needle": "x"},
+        {"needle": (3, 99)},
+        {"needle": (5, 5)},
+        {"needle": 4},
+        {"needle": [(1, 2), 7]},
+        {"generated": 3},
+        {"generated": -37},
+        {"generated": "x"},
+    ],
+)
+def test_spans_that_no_prompt_of_tokens_has(wrong):
+    with pytest.raises(ri.InputError, match=next(iter(wrong))):
+        ri.prompt(list(range(3, 40)), ri.load("niah/repo"), **wrong)

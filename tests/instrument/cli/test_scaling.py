@@ -1,0 +1,47 @@
+"""`--scaling`: other frequencies in `analyze` and `score`, said in the run and on its page."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+import xarray as xr
+
+import repo_interp as ri
+from repo_interp import interventions as iv
+from repo_interp.cli import main
+from repo_interp.cli.options import rope_scaling
+from repo_interp.models.decoder import as_decoder
+from repo_interp.shipped import zoo_path
+
+
+def frequencies(bridge):
+    return torch.stack([layer.frequencies for layer in as_decoder(bridge).layers])
+
+
+def test_every_kind_gives_the_frequencies_of_rescaled():
+    path = zoo_path("niah/rope")
+    plain = ri.load(path)
+    for text in ("yarn:2", "linear:4", "ntk:2", "theta:500000"):
+        kind, factor = text.split(":")
+        scaled = ri.load(path, rope_scaling=rope_scaling(text, plain.original_model.config))
+        with iv.rescaled(plain, **{kind: float(factor)}):
+            torch.testing.assert_close(frequencies(scaled), frequencies(plain), rtol=1e-5, atol=0)
+        assert not torch.equal(frequencies(scaled), frequencies(plain))
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_analyze_measures_the_scaled_model_and_says_so(tmp_path, capsys):
+    command = ["analyze", "niah/rope", "--measures", "rotation", "--experiments", "none"]
+    prompt = ["--count", "1", "--length", "128"]
+    runs = {}
+    for scaling in ("none", "linear:2"):
+        flags = [] if scaling == "none" else ["--scaling", scaling]
+        assert main([*command, *prompt, *flags, "--out", str(tmp_path / scaling[:4])]) == 0
+        runs[scaling] = xr.open_datatree(tmp_path / scaling[:4] / "run.nc")
+        page = (tmp_path / scaling[:4] / "report.html").read_text(encoding="utf-8")
+        title = page.split("<title>")[1].split("</title>")[0]
+        assert title.endswith(", scaling linear:2") == (scaling != "none")
+    assert runs["linear:2"].attrs["scaling"] == "linear:2" and "scaling" not in runs["none"].attrs
+    whole, half = (run["rotation"]["max_rotation"] for run in runs.values())
+    np.testing.assert_allclose(half, whole / 2, rtol=1e-6)

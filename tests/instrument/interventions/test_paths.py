@@ -1,0 +1,153 @@
+"""Paths between heads: queries, keys, values and positions of a receiver without one sender."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from families import repositioned, tiny
+from hooks import hooks_of
+from test_ablation import gpt2
+from torch.testing import assert_close
+
+import repo_interp as ri
+from repo_interp import interventions as iv
+from repo_interp.models.capture import observing
+from repo_interp.models.decoder import as_decoder
+
+TOKENS = torch.randint(3, 64, (2, 20), generator=torch.Generator().manual_seed(1))
+MODELS = {
+    "llama": lambda: ri.reposition(tiny("llama"), "rope"),
+    "repo": lambda: repositioned("repo"),
+    "gemma2": lambda: ri.reposition(tiny("gemma2"), "rope"),
+    "olmo2": lambda: ri.reposition(tiny("olmo2"), "rope"),
+    "gpt2": gpt2,
+}
+SITES = ("queries", "keys", "values")
+
+
+@pytest.fixture(params=MODELS)
+def bridge(request):
+    torch.manual_seed(0)
+    return ri.bridge(MODELS[request.param]())
+
+
+@torch.no_grad()
+def seen(bridge, layer=2, tokens=TOKENS):
+    """Tensors of a layer as measures see them, [prompt, token, head, d_head]."""
+    found = {}
+
+    def receive(inputs):
+        found.update({site: getattr(inputs, site).transpose(1, 2) for site in SITES})
+
+    valid = torch.ones_like(tokens, dtype=torch.bool)
+    with observing(bridge, valid, torch.arange(len(tokens)), receive, [layer]):
+        bridge(tokens)
+    return found
+
+
+@torch.no_grad()
+def by_hand(bridge, heads, outputs=None):
+    """The layer 2 computed of the residual stream without what `heads` of layer 0 wrote there."""
+    stack, (first, *_) = as_decoder(bridge).blocks, as_decoder(bridge).layers
+    wrote, entered = {}, []
+    with stack[2].register_forward_pre_hook(
+        lambda block, given, more: entered.append(given[0] if given else more["hidden_states"]),
+        with_kwargs=True,
+    ):
+        bridge(TOKENS)
+    _, cache = bridge.run_with_cache(TOKENS)
+    z = cache["blocks.0.attn.hook_z"].reshape(*TOKENS.shape, 4, -1)
+    for name in ("whole", "without"):
+        given = z.clone()
+        if name == "without":
+            given[:, :, heads] = 0 if outputs is None else outputs[:, :, heads]
+        wrote[name] = first.output_projection(given.flatten(2))
+    norm = getattr(stack[0], "post_attention_layernorm", None)
+    if norm is not None and as_decoder(bridge).owner.config.model_type in ("gemma2", "olmo2"):
+        wrote = {name: norm(part) for name, part in wrote.items()}
+    changed = entered[0] - (wrote["whole"] - wrote["without"])
+    with stack[2].register_forward_pre_hook(
+        lambda block, given, more: (
+            ((changed, *given[1:]), more) if given else (given, more | {"hidden_states": changed})
+        ),
+        with_kwargs=True,
+    ):
+        return seen(bridge)
+
+
+@pytest.mark.parametrize("into", ["queries", "keys", "values"])
+def test_a_receiver_reads_the_residual_stream_without_the_sender(bridge, into):
+    before, changed = seen(bridge), by_hand(bridge, [1, 2])
+    plain, hooks = bridge(TOKENS), hooks_of(bridge)  # TransformerLens keeps some of its own
+    shared = 4 // before["keys"].shape[2] if into != "queries" else 1
+    receivers = [*range(2, 2 + shared)]
+    with iv.ablate_paths(bridge, [(0, 1), (0, 2)], [(2, head) for head in receivers], into):
+        found, rest = seen(bridge), seen(bridge, 1)
+        assert not torch.equal(bridge(TOKENS), plain)
+    for site in SITES:
+        rows = {head // shared for head in receivers} if site == into else set()
+        for row in range(before[site].shape[2]):
+            expected = changed if row in rows else before
+            assert_close(found[site][:, :, row], expected[site][:, :, row], atol=1e-5, rtol=1e-4)
+    if into == "queries":
+        assert not torch.allclose(before[into][:, :, 2], changed[into][:, :, 2], atol=1e-3)
+        assert all(torch.equal(part, seen(bridge, 1)[site]) for site, part in rest.items())
+    assert torch.equal(bridge(TOKENS), plain) and hooks_of(bridge) == hooks
+
+
+def test_a_path_is_patched_from_another_prompt_and_from_means(bridge):
+    other = TOKENS.flip(1)
+    with torch.no_grad():
+        z = bridge.run_with_cache(other)[1]["blocks.0.attn.hook_z"]
+    wanted = by_hand(bridge, [1], z.reshape(*TOKENS.shape, 4, -1))["queries"][:, :, 3]
+    with iv.ablate_paths(bridge, (0, 1), (2, 3), "queries", {0: z}):
+        assert_close(seen(bridge)["queries"][:, :, 3], wanted, atol=1e-5, rtol=1e-4)
+    means = ri.head_means(bridge, TOKENS.tolist())
+    wanted = by_hand(bridge, [1], means[0].expand(*TOKENS.shape, -1, -1))["queries"][:, :, 3]
+    with iv.ablate_paths(bridge, (0, 1), (2, 3), "queries", means):
+        assert_close(seen(bridge)["queries"][:, :, 3], wanted, atol=1e-5, rtol=1e-4)
+
+
+@torch.no_grad()
+def test_learned_positions_are_read_of_the_same_stream_and_a_cache_gets_keys_once():
+    torch.manual_seed(0)
+    model = repositioned("repo")
+    bridge, heads = ri.bridge(model), [(2, head) for head in range(4)]
+    every = [(0, head) for head in range(4)]
+    plain, rest = iv.positions_of(bridge, TOKENS)[2], seen(bridge)
+    with iv.ablate_paths(bridge, every, heads, "positions"):
+        changed, after = iv.positions_of(bridge, TOKENS)[2], seen(bridge)
+    assert not torch.allclose(changed, plain, atol=1e-3)
+    assert all(torch.equal(after[site], rest[site]) for site in SITES)
+    with iv.ablate_paths(bridge, every, heads, (*SITES, "positions")):
+        whole = model(TOKENS).logits
+        first = model(TOKENS[:, :15], use_cache=True)
+        second = model(TOKENS[:, 15:], past_key_values=first.past_key_values).logits
+    assert_close(second, whole[:, 15:], atol=1e-4, rtol=1e-4)
+    assert not torch.allclose(whole, model(TOKENS).logits, atol=1e-2)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (((2, 0), (2, 1)), "a path leads from a layer to a later one; got one from layer 2 to"),
+        (((0, 0), (2, 1), "pattern"), "paths lead into some of queries, keys, values, positions"),
+        (((0, 0), (2, 1), "keys"), "share their keys, values or positions, 2 each"),
+        (((0, 0), (2, 1), "positions"), r"layer 2 \(rope\) learns no positions"),
+        (((0, 9), (2, 1)), "head 9 was asked for"),
+        (((0, 0), (2, 1), "queries", {}), "outputs lack layer 0"),
+    ],
+)
+def test_what_is_no_path_is_one_line(arguments, line):
+    bridge = ri.bridge(ri.reposition(tiny("llama"), "rope"))
+    with pytest.raises(ri.InputError, match=line):
+        iv.ablate_paths(bridge, *arguments).__enter__()
+
+
+def test_outputs_of_another_shape_are_refused():
+    bridge = ri.bridge(ri.reposition(tiny("llama"), "rope"))
+    with (
+        pytest.raises(ri.InputError, match=r"outputs of layer 0 are \[4, 3\]; wanted"),
+        iv.ablate_paths(bridge, (0, 1), (2, 1), "queries", {0: torch.zeros(4, 3)}),
+    ):
+        bridge(TOKENS)

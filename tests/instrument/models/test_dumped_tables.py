@@ -1,0 +1,144 @@
+"""Rotation that another runtime wrote down: tables and vectors in files, right and wrong ones."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from families import TINY
+from safetensors.torch import save_file
+from transformers import AutoModelForCausalLM, LlamaConfig
+
+import repo_interp as ri
+from repo_interp.cli import main
+from repo_interp.positions.rotary import rotate
+
+WIDTH, TOKENS, BASE = 16, 70, 500.0
+THETA = BASE ** (-torch.arange(0, WIDTH, 2, dtype=torch.float64) / WIDTH)
+
+
+def stock(**changed):
+    rope = {"rope_type": "default", "rope_theta": BASE}
+    changes = {"hidden_size": 64, "num_attention_heads": 4, "rope_parameters": rope} | changed
+    return AutoModelForCausalLM.from_config(LlamaConfig(**{**TINY, **changes})).eval()
+
+
+def angles(theta=THETA, tokens=TOKENS):
+    return torch.arange(tokens, dtype=torch.float64)[:, None] * theta
+
+
+def tables(angle, form="pairs", scale=1.0, dtype=torch.float32):
+    cos, sin = (scale * angle.cos()).to(dtype), (scale * angle.sin()).to(dtype)
+    if form == "halves":
+        return {"cos": torch.cat([cos, cos], -1), "sin": torch.cat([sin, sin], -1)}
+    if form == "interleaved":
+        return {name: part.repeat_interleave(2, -1) for name, part in (("cos", cos), ("sin", sin))}
+    return {"cos": cos, "sin": sin}
+
+
+def findings(model, arrays, folder, suffix="safetensors"):
+    path = folder / f"dump.{suffix}"
+    if suffix == "npz":
+        np.savez(path, **{name: np.asarray(array) for name, array in arrays.items()})
+    else:
+        save_file({name: array.contiguous() for name, array in arrays.items()}, path)
+    return ri.verify(model, path).attrs["findings"]
+
+
+@pytest.mark.parametrize("suffix", ["npz", "safetensors"])
+@pytest.mark.parametrize("form", ["pairs", "halves", "interleaved"])
+def test_right_tables_have_no_finding(tmp_path, suffix, form):
+    assert findings(stock(), tables(angles(), form), tmp_path, suffix) == ""
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_rounded_tables_have_no_finding(tmp_path, dtype):
+    assert findings(stock(), tables(angles(), "halves", dtype=dtype), tmp_path) == ""
+
+
+def test_another_base_and_a_missing_scaling_are_found(tmp_path):
+    other = 10_000.0 ** (-torch.arange(0, WIDTH, 2, dtype=torch.float64) / WIDTH)
+    line = findings(stock(), tables(angles(other)), tmp_path)
+    assert line.startswith("layers 0-2, pairs 1-7: expected theta") and "rad off" in line
+    yarn = {
+        "rope_type": "yarn",
+        "rope_theta": BASE,
+        "factor": 4.0,
+        "original_max_position_embeddings": 32,
+    }
+    model = stock(rope_parameters=yarn, max_position_embeddings=128)
+    lines = findings(model, tables(angles()), tmp_path)
+    assert "expected theta" in lines and "lengthened by 1.139 (attention factor)" in lines
+    rotary = model.model.rotary_emb
+    right = tables(angles(rotary.inv_freq.double()), scale=rotary.attention_scaling)
+    assert findings(model, right, tmp_path) == ""
+
+
+def test_positions_that_begin_one_late_are_found(tmp_path):
+    late = tables(angles(tokens=TOKENS + 1)[1:])
+    assert "pairs 0-7" in findings(stock(), late, tmp_path)
+    named = late | {"positions": torch.arange(1, TOKENS + 1)}
+    assert findings(stock(), named, tmp_path) == ""
+
+
+@pytest.mark.parametrize("order", ["halves", "interleaved"])
+@pytest.mark.parametrize("shape", [(TOKENS, WIDTH), (3, TOKENS, WIDTH)])
+def test_vectors_before_and_after(tmp_path, order, shape):
+    plain = torch.randn(*shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    turned = rotate(plain, torch.arange(TOKENS).double(), THETA)
+    wrong = rotate(plain, torch.arange(TOKENS).double(), THETA / 2)
+    entries = torch.arange(WIDTH).view(2, -1).T.flatten() if order == "interleaved" else None
+
+    def ordered(vectors):
+        return (vectors if entries is None else vectors[..., entries]).float()
+
+    given = {"q": ordered(plain), "q_rotated": ordered(turned)}
+    assert findings(stock(), given, tmp_path) == ""
+    assert "pairs 0-7" in findings(stock(), given | {"q_rotated": ordered(wrong)}, tmp_path)
+    keys = {"k": given["q"], "k_rotated": given["q_rotated"]}
+    assert findings(stock(), keys, tmp_path, "npz") == ""
+
+
+@pytest.mark.parametrize(
+    ("arrays", "names"),
+    [
+        ({"cosine": np.ones((3, 4))}, "holds cosine"),
+        ({"cos": np.ones((3, 4)), "sin": np.ones((3, 5))}, r"\[3, 4\] and sin \[3, 5\]"),
+        ({"cos": np.ones(3), "sin": np.ones(3)}, "wanted two arrays"),
+        ({"cos": np.full((3, 4), np.nan), "sin": np.ones((3, 4))}, "NaN"),
+        ({"cos": np.ones((1, 8)), "sin": np.zeros((1, 8))}, "position 0 alone"),
+        ({"cos": np.ones((3, 4)), "sin": np.ones((3, 4)), "positions": np.ones(2)}, "positions"),
+        ({"q": np.ones((3, 5)), "q_rotated": np.ones((3, 5))}, "5 entries"),
+    ],
+)
+def test_files_that_hold_something_else(tmp_path, arrays, names):
+    np.savez(tmp_path / "dump.npz", **arrays)
+    with pytest.raises(ri.InputError, match=names):
+        ri.verify(stock(), tmp_path / "dump.npz")
+
+
+class _Runs:
+    def __reduce__(self):
+        return (print, ("it ran",))
+
+
+def test_a_file_never_runs_anything(tmp_path, capsys):
+    np.savez(tmp_path / "a.npz", cos=np.array([_Runs()], dtype=object), sin=np.ones(1))
+    (tmp_path / "b.npz").write_bytes(b"no archive")
+    (tmp_path / "c.safetensors").write_bytes(b"no tensors")
+    for name in ("a.npz", "b.npz", "c.safetensors", "absent.npz"):
+        with pytest.raises(ri.InputError, match=name):
+            ri.verify(stock(), tmp_path / name)
+    assert "it ran" not in capsys.readouterr().out
+
+
+def test_the_command(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    width = ri.load_model("niah/rope").config.head_dim
+    theta = 10_000.0 ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
+    np.savez("right.npz", **tables(angles(theta), "halves"))
+    np.savez("wrong.npz", **tables(angles(theta / 2), "halves"))
+    assert main(["verify", "niah/rope", "right.npz"]) == 0
+    assert main(["verify", "niah/rope", "wrong.npz"]) == 1
+    assert "expected theta" in capsys.readouterr().out
+    assert main(["verify", "niah/rope", "absent.npz"]) == 2

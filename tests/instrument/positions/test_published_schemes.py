@@ -1,0 +1,159 @@
+"""The four plug-ins of docs/schemes.md as they stand there: slow loops, caches, and a run."""
+
+from __future__ import annotations
+
+import math
+import re
+
+import numpy as np
+import pytest
+import torch
+from families import tiny
+from packages import install
+from places import DOCS
+from torch.nn import functional as F
+
+import repo_interp as ri
+from repo_interp.tasks import Prompt
+
+FILE = re.compile(
+    r"^`(position_extras/published\.py)`\n\n```python\n(.*?)^```$", re.MULTILINE | re.DOTALL
+)
+PROJECT = """
+[project]
+name = "position-extras"
+version = "1.0"
+
+[project.entry-points."repo_interp.schemes"]
+"""
+NAMES = ("forgetting", "selective", "pope", "path")
+HEADS, KV_HEADS, D_HEAD, D_MODEL, TOKENS, SCALE = 4, 2, 6, 10, 7, 0.4
+
+
+@pytest.fixture(scope="module", autouse=True)
+def package(tmp_path_factory):
+    """The page's file, installed as a package."""
+    folder = tmp_path_factory.mktemp("published")
+    files = dict(FILE.findall((DOCS / "schemes.md").read_text(encoding="utf-8")))
+    points = "\n".join(f'{name} = "position_extras.published:{name}"' for name in NAMES)
+    install(folder, files | {"pyproject.toml": PROJECT + points})
+    with pytest.MonkeyPatch.context() as changed:
+        changed.syspath_prepend(folder)
+        import position_extras.published as published
+
+        yield published
+    import sys
+
+    for name in [name for name in sys.modules if name.partition(".")[0] == "position_extras"]:
+        del sys.modules[name]
+
+
+@pytest.fixture(params=NAMES)
+def scheme(request, package):
+    torch.manual_seed(0)
+    module = {
+        "forgetting": lambda: package.Forgetting(D_MODEL, HEADS),
+        "selective": lambda: package.Selective(D_MODEL, D_HEAD),
+        "pope": lambda: package.Polar(HEADS, D_HEAD, base=50.0),
+        "path": lambda: package.Householder(D_MODEL, KV_HEADS, D_HEAD),
+    }[request.param]()
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.sub_(0.7 * torch.rand_like(parameter))
+    return request.param, module
+
+
+def of_batch():
+    """Queries, keys, hidden states and masks of two prompts, the second padded on the left."""
+    generator = torch.Generator().manual_seed(1)
+
+    def drawn(*sizes):
+        return torch.randn(2, *sizes, generator=generator)
+
+    valid = torch.ones(2, TOKENS, dtype=torch.bool)
+    valid[1, :2] = False
+    seen = torch.ones(TOKENS, TOKENS, dtype=torch.bool).tril() & valid[:, None] & valid[:, :, None]
+    index = (valid.cumsum(-1) - 1).clamp(min=0)
+    queries, keys = drawn(HEADS, TOKENS, D_HEAD), drawn(KV_HEADS, TOKENS, D_HEAD)
+    return queries, keys, drawn(TOKENS, D_MODEL), index, seen[:, None]
+
+
+def slow(name, module, q, k, hidden, i, j, index, head):
+    """The whole logit of one pair, from the formulas."""
+    group = head // (HEADS // KV_HEADS)
+    between = hidden[j + 1 : i + 1]
+    if name == "forgetting":
+        return SCALE * q @ k + F.logsigmoid(module.gate(between))[:, head].sum()
+    if name == "selective":
+        angles = module.angle(between).sum(0)
+        pairs = D_HEAD // 2
+        query, key = torch.complex(q[:pairs], q[pairs:]), torch.complex(k[:pairs], k[pairs:])
+        return SCALE * (query * key.conj() * torch.polar(torch.ones(pairs), angles)).real.sum()
+    if name == "pope":
+        total = 0.0
+        for c in range(D_HEAD):
+            theta = 50.0 ** (-c / D_HEAD)
+            delta = min(max(float(module.delta[head, c]), -2 * math.pi), 0.0)
+            size = F.softplus(q[c]) * F.softplus(k[c])
+            total += size * math.cos(float(index[j] - index[i]) * theta + delta)
+        return SCALE * total
+    moved = k
+    for t in range(j + 1, i + 1):
+        w = module.direction(hidden[t]).view(KV_HEADS, D_HEAD)[group]
+        w = w / w.norm()
+        beta = 2 * torch.sigmoid(module.strength(hidden[t])[group])
+        moved = moved - beta * w * (w @ moved)
+    return SCALE * q @ moved
+
+
+@torch.no_grad()
+def test_logits_equal_the_papers_formulas_pair_by_pair(scheme):
+    name, module = scheme
+    queries, keys, hidden, index, seen = of_batch()
+    added = module(queries, keys, index, index, seen, SCALE, None, module.gate_keys(hidden))
+    assert added.shape == (2, HEADS, TOKENS, TOKENS)
+    for prompt in range(2):
+        for head in range(HEADS):
+            for i in range(TOKENS):
+                for j in range(TOKENS):
+                    value = added[prompt, head, i, j]
+                    if not seen[prompt, 0, i, j]:
+                        assert float(value) == 0.0
+                        continue
+                    q, k = queries[prompt, head, i], keys[prompt, head // 2, j]
+                    whole = slow(name, module, q, k, hidden[prompt], i, j, index[prompt], head)
+                    torch.testing.assert_close(SCALE * q @ k + value, whole, atol=1e-5, rtol=1e-4)
+
+
+@torch.no_grad()
+def test_rows_alone_equal_the_rows_of_the_whole(scheme):
+    _, module = scheme
+    queries, keys, hidden, index, seen = of_batch()
+    gate_keys = module.gate_keys(hidden)
+    whole = module(queries, keys, index, index, seen, SCALE, None, gate_keys)
+    rows = torch.tensor([6, 3])
+    some = module(
+        queries[:, :, rows], keys, index[:, rows], index, seen[:, :, rows], SCALE, None, gate_keys
+    )
+    torch.testing.assert_close(some, whole[:, :, rows], atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_model_with_it_is_analyzed_and_generates_from_a_cache(name, tmp_path):
+    torch.manual_seed(0)
+    model = ri.reposition(tiny("llama"), f"rope,{name},{name}")
+    tokens = torch.randint(3, 60, (1, 12), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        whole = model(tokens).logits
+        half = model(tokens[:, :7], use_cache=True)
+        rest = model(tokens[:, 7:], past_key_values=half.past_key_values).logits
+    torch.testing.assert_close(rest, whole[:, 7:], atol=1e-4, rtol=1e-4)
+    prompt = Prompt(
+        tokens=tuple(tokens[0].tolist()), spans={"needle": (3, 4), "query": (9,)}, generated=(11,)
+    )
+    run = ri.analyze(model, [prompt], measures=("attention_mass",))
+    mass = run["attention_mass"]["mass"].sel(span="needle", layer=1).values.ravel()
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        pattern = model(tokens, output_attentions=True).attentions[1][0, :, 10, 3:5].sum(-1)
+    np.testing.assert_allclose(mass, pattern.numpy(), atol=1e-5)
