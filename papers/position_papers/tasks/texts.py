@@ -19,15 +19,21 @@ stood in an earlier document are left out. Knows nothing about tokens.
 from __future__ import annotations
 
 import functools
+import json
 import re
+import sys
 import sysconfig
 import zlib
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from importlib.metadata import Distribution, distributions
 from pathlib import Path
 
+from repo_interp.files import cache_directory, digest_of, replaced, sealed, unsealed
+from repo_interp.tasks import essay, pinned
 from repo_interp.tasks.essay import docstring_prose, standard_library_sources
-from repo_interp.tasks.pinned import pinned_modules
+from repo_interp.tasks.pinned import TEXTS, pinned_modules
 
 CODE, PROSE = 60_000, 60_000
 """Characters of one package; the standard library, which is what hundreds of them are, gives as
@@ -110,12 +116,29 @@ def pinned_texts(corpus: str) -> tuple[str, ...]:
 
     Raises InputError where it was not fetched.
     """
-    modules = pinned_modules(corpus, LONGEST)
     if corpus == "pinned-prose":
-        return tuple(
-            _joined(without_repeats("\n\n".join(docstring_prose(module)) for module in modules))
-        )
+        return _prose(corpus)
+    modules = pinned_modules(corpus, LONGEST)
     return tuple(without_repeats(module.read_text(encoding="utf-8") for module in modules))
+
+
+def _prose(corpus: str) -> tuple[str, ...]:
+    """The documents of prose, kept beside the wheels: Python takes 20 seconds to parse them."""
+    deque(pinned_modules(corpus, LONGEST), maxlen=0)  # refuses wheels that are not whole
+    wheels = ",".join(wheel.digest for wheel in pinned.PINNED[corpus])
+    code = (Path(__file__), Path(essay.__file__), sys.version.encode(), wheels.encode())
+    file = cache_directory() / TEXTS / f"{corpus}-{digest_of(*code)}.json"
+    with suppress(OSError, ValueError):  # not there, or damaged: read the wheels
+        return tuple(json.loads(unsealed(file.read_bytes(), file)))
+    modules = pinned_modules(corpus, LONGEST)
+    texts = tuple(
+        _joined(without_repeats("\n\n".join(docstring_prose(module)) for module in modules))
+    )
+    with suppress(OSError), replaced(file) as unfinished:  # a full disk, or one that is read alone
+        for earlier in file.parent.glob(f"{corpus}-*.json"):
+            earlier.unlink()
+        unfinished.write_bytes(sealed(json.dumps(texts).encode()))
+    return texts
 
 
 def without_repeats(documents: Iterable[str]) -> Iterator[str]:

@@ -81,7 +81,14 @@ def heads_named(heads: Sequence[tuple[int, int]], most: int = 4, per_layer: int 
 
 
 def over(values: xr.Dataset | xr.DataArray) -> str:
-    """The texts that `values` [prompt, ...] are means over: "mean over 20 prompts"."""
+    """Say in words which texts numbers are means over.
+
+    Args:
+        values: Numbers [prompt, ...].
+
+    Returns:
+        "mean over 20 prompts", or "in one prompt".
+    """
     count = values.sizes.get("prompt", 1)
     return "in one prompt" if count == 1 else f"mean over {count} prompts"
 

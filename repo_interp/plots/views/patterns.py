@@ -373,7 +373,7 @@ def _findings(run: xr.DataTree) -> Iterator[Finding]:
             )
             sentence = (
                 f"Positions of {named} {direction} with the token index (rank correlation "
-                f"{ends}, {over(patterns)}), by {step_size} per token on average"
+                f"{ends}, {over(patterns)}), by {step_size} positions per token"
                 f"{_by_spans(run, found)}"
             )
             evidence = (

@@ -81,7 +81,8 @@ def _of_stability(run: xr.DataTree) -> Iterator[Finding]:
             f"In {len(heads)} of {int(stable.notnull().sum())} heads, which of two keys is "
             f"preferred depends on how far away they stand: at {percent(share)} of the distances "
             f"of the prompt, L{worst[0]} H{worst[1]} prefers the other key",
-            f"stability.semantic_stability, lower than with random phases by {LESS_STABLE:g} or more",
+            "the share of distances at which the preferred key stays the same is below that with "
+            f"random phases by {LESS_STABLE:g} or more",
             0.4,
             "stability",
             *worst,
@@ -112,8 +113,8 @@ def _of_octaves(run: xr.DataTree) -> Iterator[Finding]:
             f"tokens give it {percent(float(mass.values[largest]))} of their attention in "
             f"L{layer}, mean over heads; even attention would give "
             f"{percent(float(even.values[largest]))}",
-            f"octaves.sink_mass above {SINK_MASS:g} and {SINK_RATIO:g} times even attention; "
-            "the first token is left out",
+            f"a sink gets more than {percent(SINK_MASS)} of a layer's attention and more than "
+            f"{SINK_RATIO:g} times even attention; the first token is left out",
             0.55,
             "octaves",
             layer,

@@ -178,8 +178,8 @@ def test_the_first_line_says_the_device_and_findings_of_measures_come_before_the
     first, early = said.split("The measures show: ")
     early, late = early.split("The experiments follow; then all that was found. ")
     assert first.startswith("niah/repo: 4 prompts") and ", on cpu" in first
-    found = "of each prompt's largest head"
-    assert found in early and found in late and "effects." in late and "effects." not in early
+    found, effects = "most attention on the needle", "of its log-probability per token"
+    assert found in early and found in late and effects in late and effects not in early
     assert (
         main(
             [
