@@ -24,7 +24,7 @@ from torch import nn
 
 from repo_interp.analysis.ablation import log_probabilities
 from repo_interp.analysis.analyze import analyze
-from repo_interp.errors import InputError
+from repo_interp.errors import InputError, warn
 from repo_interp.experiments.experiment import standard_error
 from repo_interp.models.decoder import as_decoder
 from repo_interp.models.load import open_model
@@ -94,6 +94,11 @@ def explain_cell(
         )
     # Effects are measured where the model is right: a failing prompt has no answer to lose.
     passing = _nearest(cells, passed, (depth, length))
+    if len(passing) < FEWEST:
+        warn(
+            f"{len(passing)} of the run's prompts passed, so effects are means over {len(passing)}; "
+            f"for at least {FEWEST} score more prompts per test set"
+        )
     span, chosen = main_span(prompts), [*failing, *passing]
     if span is None:
         raise InputError("the prompts mark no needle that heads could look at")

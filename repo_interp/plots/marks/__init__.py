@@ -42,7 +42,7 @@ from repo_interp.plots.marks.drawing import (
     sparse_ticks,
     token_label,
 )
-from repo_interp.plots.marks.finding import Finding, heads_named, over, percent
+from repo_interp.plots.marks.finding import Finding, heads_named, layers_named, over, percent
 from repo_interp.plots.marks.grid import MISSING, Grid, colour_map, draw_cells
 from repo_interp.plots.marks.head_charts import (
     HeadArrows,

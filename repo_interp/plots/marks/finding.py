@@ -80,6 +80,24 @@ def heads_named(heads: Sequence[tuple[int, int]], most: int = 4, per_layer: int 
     return ", ".join(text for text, _ in shown) + (f" and {rest} more" if rest else "")
 
 
+def layers_named(layers: Sequence[int]) -> str:
+    """Write layers as text: "L3-L5, L10".
+
+    Args:
+        layers: Numbers of layers, ascending.
+
+    Returns:
+        The text; neighbouring layers are one entry.
+    """
+    runs = [
+        [layer for _, layer in some]
+        for _, some in groupby(enumerate(layers), key=lambda pair: pair[1] - pair[0])
+    ]
+    return ", ".join(
+        "-".join(f"L{end}" for end in dict.fromkeys((*run[:1], *run[-1:]))) for run in runs
+    )
+
+
 def over(values: xr.Dataset | xr.DataArray) -> str:
     """Say in words which texts numbers are means over.
 
@@ -102,4 +120,4 @@ def percent(share: float) -> str:
     Returns:
         The text.
     """
-    return f"{100 * share:.0f} %"
+    return "less than 1 %" if 0 < share < 0.005 else f"{100 * share:.0f} %"

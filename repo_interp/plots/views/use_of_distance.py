@@ -11,7 +11,6 @@ Figures and tables follow from the axes of the groups. Knows nothing about how t
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import groupby
 
 import numpy as np
 import xarray as xr
@@ -25,6 +24,7 @@ from repo_interp.plots.marks import (
     group,
     heads_named,
     heads_where,
+    layers_named,
     over_prompts,
     percent,
     ranked_heads,
@@ -95,33 +95,37 @@ def _of_octaves(run: xr.DataTree) -> Iterator[Finding]:
     dataset = group(run, "octaves").isel(prompt=0)
     mass, even = dataset["sink_mass"].mean("head"), dataset["sink_uniform"]
     is_sink = ((mass > SINK_MASS) & (mass > SINK_RATIO * even)).values
-    tokens = np.where(is_sink, dataset["sink_token"].values, -1).astype(int)
+    if not is_sink.any():
+        return
+    tokens = dataset["sink_token"].values.astype(int)
     prompts = described_prompts(run)
     number = int(dataset["prompt"])
     texts = None if prompts is None else prompt_tokens(prompts, number).texts
     layers = dataset["layer"].values
-    for token, some in groupby(range(len(layers)), key=lambda place: tokens[place]):
-        places = list(some)
-        if token < 0:
-            continue
-        largest = places[int(mass.values[places].argmax())]
-        named = "" if texts is None else f" ({texts[token]!r})"
-        layer = int(layers[largest])
-        ends = dict.fromkeys((f"L{layers[places[0]]}", f"L{layers[places[-1]]}"))
-        yield Finding(
-            f"In {' to '.join(ends)} token {token}{named} of prompt {number} is a sink: later "
-            f"tokens give it {percent(float(mass.values[largest]))} of their attention in "
-            f"L{layer}, mean over heads; even attention would give "
-            f"{percent(float(even.values[largest]))}",
-            f"a sink gets more than {percent(SINK_MASS)} of a layer's attention and more than "
-            f"{SINK_RATIO:g} times even attention; the first token is left out",
-            0.55,
-            "octaves",
-            layer,
-            prompt=number,
-            token=int(token),
-            variable="sink_mass",
-        )
+    named = {
+        token: f"token {token}" + ("" if texts is None else f" ({texts[token]!r})")
+        for token in dict.fromkeys(tokens[is_sink].tolist())
+    }
+    where = (
+        f"{text} in {layers_named(layers[is_sink & (tokens == token)].tolist())}"
+        for token, text in named.items()
+    )
+    largest = int(np.where(is_sink, mass.values, 0).argmax())
+    token, layer = int(tokens[largest]), int(layers[largest])
+    yield Finding(
+        f"Tokens other than the first are sinks in prompt {number}: {', '.join(where)}. Most is "
+        f"given to {named[token]} in L{layer}: {percent(float(mass.values[largest]))} of the "
+        f"attention of later tokens, mean over heads; even attention would give "
+        f"{percent(float(even.values[largest]))}",
+        f"a sink gets more than {percent(SINK_MASS)} of a layer's attention and more than "
+        f"{SINK_RATIO:g} times even attention; the first token is left out",
+        0.55,
+        "octaves",
+        layer,
+        prompt=number,
+        token=token,
+        variable="sink_mass",
+    )
 
 
 def _charts_of_octaves(run: xr.DataTree) -> Iterator[Chart]:

@@ -257,6 +257,19 @@ def test_a_failing_cell_names_the_heads_that_lose_the_needle(failing):
     assert abs(found["change"][0]) >= found["change"][2:].abs().max()
 
 
+def test_effects_over_few_passing_prompts_come_with_a_warning(failing):
+    scores, bridge = failing
+    group = scores["scores"].to_dataset().copy(deep=True)
+    passed = np.argwhere(group["score"].values >= 1)
+    for place in passed[2:]:
+        group["score"][tuple(place)] = 0.0
+    few = xr.DataTree.from_dict({"/": scores.to_dataset(), "/scores": group})
+    mapped = group["score_map"].stack(cell=("depth", "length"))
+    depth, length = map(int, mapped["cell"][int((mapped.values < 1).argmax())].item())
+    with pytest.warns(UserWarning, match="2 of the run's prompts passed"):
+        ri.explain_cell(few, depth, length, bridge, most=1)
+
+
 def test_the_map_gives_the_call_for_each_failing_cell(failing):
     scores, _ = failing
     table = map_table(scores)
