@@ -52,7 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
     """
     from repo_interp.analysis.publication import COMPARISON, claim_results
     from repo_interp.cli.results import print_results
-    from repo_interp.cli.tables import print_table
+    from repo_interp.cli.tables import print_findings, print_table
     from repo_interp.comparison.align import compare_named
     from repo_interp.comparison.notes import notes
     from repo_interp.console import Console
@@ -73,6 +73,7 @@ def run(arguments: argparse.Namespace) -> int:
         with steps(console) as step:
             step("drawing")
             published = results.publish(compared, partial(write_report, formats=arguments.formats))
+    print_findings(console, compared)
     for table in tables(compared):
         print_table(console, table)
     return print_results(console, results, published)

@@ -13,6 +13,7 @@ page.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import numpy as np
 import xarray as xr
@@ -23,10 +24,12 @@ from repo_interp.plots.marks import (
     Cell,
     Chart,
     Drawing,
+    Finding,
     Runs,
     Table,
     cells,
     charts_of,
+    number,
     ordered_spans,
     runs_of,
     spread,
@@ -80,7 +83,35 @@ def beside(group: str, view_of: Callable[[str], View | None]) -> View:
             if table.rows
         ]
 
-    return View(group, words, "", charts, tables)
+    return View(group, words, "", charts, tables, partial(_findings, group, view_of))
+
+
+def _findings(
+    group: str, view_of: Callable[[str], View | None], tree: xr.DataTree
+) -> Iterator[Finding]:
+    """Differences of two runs that are beyond their interval, those that surely differ most first."""
+    runs = runs_of(tree)
+    if len(runs.names) != 2:
+        return
+    view = view_of(group)
+    table = _table(tree, group, group.replace("_", " "), () if view is None else view.not_averaged)
+    rows = [
+        (" of ".join(filter(None, map(str, row[:-4]))), np.array(row[-4:], dtype=float))
+        for row in table.rows
+        if None not in row[-4:]
+    ]
+    beyond = [(words, numbers) for words, numbers in rows if abs(numbers[2]) > numbers[3]]
+    for words, (first, second, difference, reach) in beyond:
+        yield Finding(
+            f"{table.title.capitalize()}: {words} is {'higher' if difference > 0 else 'lower'} "
+            f"in {runs.title(runs.names[1])} ({number(second)}) than in "
+            f"{runs.title(runs.names[0])} ({number(first)})",
+            f"mean difference {number(difference)}, 95 % interval over prompts, paired: "
+            f"{number(difference - reach)} to {number(difference + reach)}; {len(beyond)} of "
+            f"{len(rows)} differences in this table are beyond theirs; by chance 1 in 20 would be",
+            (abs(difference) - reach) / (abs(first) + abs(second)),
+            group,
+        )
 
 
 def _table(tree: xr.DataTree, group: str, title: str, not_averaged: tuple[str, ...]) -> Table:

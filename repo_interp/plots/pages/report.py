@@ -209,7 +209,7 @@ def _page(
         sections += until_failure(of_view, f"the section of {view.group!r}", failures)
     sections.sort(key=lambda section: (not section.leads, not section.explores))
     several = has_runs(run)
-    found = [] if several else list(until_failure(partial(findings, run), "the findings", failures))
+    found = list(until_failure(partial(findings, run), "the findings", failures))
     sides = linked_sides(run, failures) if several else []
     interactives = [
         part for part in (each.interactive for each in (sides or sections)) if part is not None

@@ -169,5 +169,5 @@ OCTAVES = View(
     _charts_of_octaves,
     findings=_of_octaves,
     compared=("mass", "first_token", "sink_mass"),
-    not_averaged=("sink_token",),
+    not_averaged=("sink_token", "sink_uniform", "mass", "uniform", "received"),
 )

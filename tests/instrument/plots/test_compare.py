@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import xarray as xr
 from run_fixture import small_run
+from scipy import stats
 
 import repo_interp as ri
 from repo_interp.cli import main
@@ -92,6 +93,25 @@ def test_every_value_is_found_again_under_its_run_and_labels():
     assert found["three_axis"].coords["scheme"].sel(run="other", layer=1).item() == "nope"
     assert (r.attrs, notes(found)) == ({"long_name": "correlation", "units": "1"}, [])
     assert found["layout"].values.tolist() == ["rope", "nope"]
+
+
+def test_a_difference_beyond_its_interval_is_a_finding_and_one_within_is_none():
+    """Of three paired differences d the interval is mean(d) +- t(2) s / sqrt(3), in closed form."""
+    first, second = run("a/x"), run("b/x")
+    changes = np.array([0.9, 1.0, 1.1])
+    for changed, expected in ((changes, True), (changes * [1, -1, 1], False)):
+        second["three_axis"]["r"][:] = first["three_axis"]["r"] + changed[:, None, None]
+        compared = ri.compare([first, second])
+        reach = stats.t.ppf(0.975, 2) * changed.std(ddof=1) / 3**0.5
+        assert (abs(changed.mean()) > reach) == expected
+        found = ri.findings(compared)
+        assert len(found) == expected
+        for finding in found:
+            assert finding.sentence == "Three axis: r is higher in b/x (6.60) than in a/x (5.60)"
+            assert f"{1 - reach:.3f} to {1 + reach:.2f}; 1 of 1 differences" in finding.evidence
+    # of other prompts the means are subtracted, without an interval
+    other = run("b/x", shift=1.0, prompts="others")
+    assert ri.findings(ri.compare([first, other])) == []
 
 
 def test_labels_align_where_places_do_not_and_what_is_lacking_is_empty_and_said():
