@@ -57,6 +57,7 @@ def run(arguments: argparse.Namespace) -> int:
     from repo_interp.comparison.notes import notes
     from repo_interp.console import Console
     from repo_interp.plots.catalogue import tables
+    from repo_interp.plots.findings import findings
     from repo_interp.plots.pages.report import write_report
     from repo_interp.progress import steps
 
@@ -73,7 +74,8 @@ def run(arguments: argparse.Namespace) -> int:
         with steps(console) as step:
             step("drawing")
             published = results.publish(compared, partial(write_report, formats=arguments.formats))
-    print_findings(console, compared)
+    if findings(compared):
+        print_findings(console, compared)
     for table in tables(compared):
         print_table(console, table)
     return print_results(console, results, published)

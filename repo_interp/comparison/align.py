@@ -179,13 +179,14 @@ def _comparable(measure: str, groups: Mapping[str, xr.Dataset]) -> tuple[list[Ha
             f"{measure}: {_BLOCK} differs, so that labels do not mean the same; not compared",
         ]
     comparable: list[Hashable] = []
+    alone: dict[str, list[str]] = {}
     for variable in dict.fromkeys(name for group in groups.values() for name in group.data_vars):
         arrays = {name: group[variable] for name, group in groups.items() if variable in group}
         first, *_ = arrays.values()
         axes = [name for name, array in arrays.items() if _axes(array) != _axes(first)]
         units = [name for name, array in arrays.items() if _units(array) != _units(first)]
         if len(arrays) < 2:
-            lines.append(f"{measure}: only {next(iter(arrays))} has {variable}")
+            alone.setdefault(next(iter(arrays)), []).append(str(variable))
         elif axes or units:
             lines.append(
                 f"{measure}: {variable} has other {'axes' if axes else 'units'} in "
@@ -193,6 +194,7 @@ def _comparable(measure: str, groups: Mapping[str, xr.Dataset]) -> tuple[list[Ha
             )
         else:
             comparable.append(variable)
+    lines += [f"{measure}: only {name} has {', '.join(of_one)}" for name, of_one in alone.items()]
     return comparable, lines
 
 

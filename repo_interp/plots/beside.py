@@ -21,6 +21,7 @@ import xarray as xr
 from repo_interp.errors import InputError
 from repo_interp.intervals import half_interval
 from repo_interp.plots.marks import (
+    LEARNED_SCHEMES,
     Cell,
     Chart,
     Drawing,
@@ -76,7 +77,7 @@ def beside(group: str, view_of: Callable[[str], View | None]) -> View:
             view = view_of(group)
         except InputError:
             view = None
-        averages = _table(tree, group, words, () if view is None else view.not_averaged)
+        averages = _table(tree, group, words, view or View(group, "", ""))
         return [
             table
             for table in (averages, *(() if view is None else view.beside.tables(tree)))
@@ -90,23 +91,29 @@ def _findings(
     group: str, view_of: Callable[[str], View | None], tree: xr.DataTree
 ) -> Iterator[Finding]:
     """Differences of two runs that are beyond their interval, those that surely differ most first."""
-    runs = runs_of(tree)
+    view, runs = view_of(group), runs_of(tree)
     if len(runs.names) != 2:
         return
-    view = view_of(group)
-    table = _table(tree, group, group.replace("_", " "), () if view is None else view.not_averaged)
+    table = _table(tree, group, group.replace("_", " "), view or View(group, "", ""))
+    if "±" not in table.columns:
+        return
     rows = [
         (" of ".join(filter(None, map(str, row[:-4]))), np.array(row[-4:], dtype=float))
         for row in table.rows
         if None not in row[-4:]
     ]
     beyond = [(words, numbers) for words, numbers in rows if abs(numbers[2]) > numbers[3]]
+    meanings = {
+        str(name).replace("_", " "): str(array.attrs.get("long_name", name))
+        for name, array in tree[group].data_vars.items()
+    }
     for words, (first, second, difference, reach) in beyond:
+        name = max(filter(words.startswith, meanings), key=len)
         yield Finding(
             f"{table.title.capitalize()}: {words} is {'higher' if difference > 0 else 'lower'} "
             f"in {runs.title(runs.names[1])} ({number(second)}) than in "
             f"{runs.title(runs.names[0])} ({number(first)})",
-            f"mean difference {number(difference)}, 95 % interval over prompts, paired: "
+            f"{meanings[name]}: mean difference {number(difference)}, 95 % interval over prompts, paired: "
             f"{number(difference - reach)} to {number(difference + reach)}; {len(beyond)} of "
             f"{len(rows)} differences in this table are beyond theirs; by chance 1 in 20 would be",
             (abs(difference) - reach) / (abs(first) + abs(second)),
@@ -114,7 +121,7 @@ def _findings(
         )
 
 
-def _table(tree: xr.DataTree, group: str, title: str, not_averaged: tuple[str, ...]) -> Table:
+def _table(tree: xr.DataTree, group: str, title: str, view: View) -> Table:
     """The variables of a group as rows, runs as columns."""
     dataset, runs = tree[group].to_dataset(), runs_of(tree)
     shown, pair = spread(runs.names, MOST), len(runs.names) == 2
@@ -122,7 +129,7 @@ def _table(tree: xr.DataTree, group: str, title: str, not_averaged: tuple[str, .
     numbers = {
         name: array
         for name, array in dataset.data_vars.items()
-        if array.dtype.kind == "f" and name not in not_averaged and array.notnull().any()
+        if array.dtype.kind == "f" and name not in view.not_averaged and array.notnull().any()
     }
     numbers = {
         (f"{name}".replace("_", " "), scheme): part
@@ -133,6 +140,7 @@ def _table(tree: xr.DataTree, group: str, title: str, not_averaged: tuple[str, .
     # If nothing differs, the table lists all variables instead of none.
     same = same if len(same) < len(numbers) else []
     rows: list[tuple[Cell, ...]] = []
+    given_by_index, fixed = pair and _is_given(dataset), False
     for (name, scheme), array in numbers.items():
         axis = next(
             (
@@ -144,20 +152,29 @@ def _table(tree: xr.DataTree, group: str, title: str, not_averaged: tuple[str, .
         )
         labels = [] if axis is None else [str(label) for label in array[axis].values]
         labels = ordered_spans(labels) if axis == "span" else labels or [None]
+        given = given_by_index and name.replace(" ", "_") in view.by_index
+        fixed |= given
         for label in [] if (name, scheme) in same else labels:
             values = array if label is None else array.sel({axis: label})
+            whole = (label or "").rpartition(".")[0]
+            if whole in labels and np.array_equal(values, array.sel({axis: whole}), equal_nan=True):
+                continue  # the only needle is all needles
             means = values.mean([dim for dim in values.dims if dim != "run"])
             if means.notnull().any():
                 alike = bool((paired.sel({axis: label}) if axis in paired.dims else paired).all())
-                difference = _difference(values, alike) if pair else ()
+                difference = (
+                    _difference(values, alike) if pair and not given else (None,) * (2 * pair)
+                )
                 words = unit_label(name, array) + scheme
                 rows.append((words, label or "", *cells(means.sel(run=shown).values), *difference))
     named = any(row[1] for row in rows)
+    bounded = pair and any(row[-1] is not None for row in rows)
+    rows = [row if bounded or not pair else row[:-1] for row in rows]
     columns = (
         "variable",
         *(("of",) if named else ()),
         *map(runs.title, shown),
-        *(("difference", "±") if pair else ()),
+        *(("difference", "±")[: 1 + bounded] if pair else ()),
     )
     rows = rows if named else [(row[0], *row[2:]) for row in rows]
     return Table(
@@ -165,7 +182,8 @@ def _table(tree: xr.DataTree, group: str, title: str, not_averaged: tuple[str, .
         title,
         columns,
         tuple(rows),
-        _note(dataset, runs, shown, paired, ["".join(key) for key in same]),
+        _note(dataset, runs, shown, paired, bounded, ["".join(key) for key in same])
+        + (" –: decided by the token index in one run." if fixed else ""),
     )
 
 
@@ -185,6 +203,14 @@ def _by_scheme(array: xr.DataArray) -> dict[str, xr.DataArray]:
     if len(set(layers)) < 2:
         return {"": array}
     return {f", {kind} layers": array.where(kinds == kind) for kind in dict.fromkeys(layers)}
+
+
+def _is_given(dataset: xr.Dataset) -> bool:
+    """Whether layers learn positions in one run, and none do in another."""
+    if "scheme" not in dataset.coords:
+        return False
+    learned = np.isin(dataset["scheme"].transpose("run", ...).values, list(LEARNED_SCHEMES))
+    return bool(learned.ndim > 1 and (learned.any(1) != learned.any()).any())
 
 
 def _is_same(array: xr.DataArray) -> bool:
@@ -221,7 +247,12 @@ def _difference(values: xr.DataArray, paired: bool) -> tuple[Cell, Cell]:
 
 
 def _note(
-    dataset: xr.Dataset, runs: Runs, shown: list[str], paired: xr.DataArray, same: list[str]
+    dataset: xr.Dataset,
+    runs: Runs,
+    shown: list[str],
+    paired: xr.DataArray,
+    bounded: bool,
+    same: list[str],
 ) -> str:
     counts = [
         f"{dataset.sizes[axis]} {axis}s"
@@ -242,7 +273,7 @@ def _note(
         everywhere = "" if paired.all() else ", where both saw the same ones"
         note += (
             f"; ±: half of its 95 % interval over prompts, paired{everywhere}."
-            if paired.any()
+            if paired.any() and bounded
             else "."
         )
     note += f" The same in every run: {'; '.join(same)}." if same else ""

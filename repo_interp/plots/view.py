@@ -101,6 +101,10 @@ class View:
     not_averaged: tuple[str, ...] = ()
     """Variables without a useful mean over everything: signs cancel, or runs have different axes.
     """
+    by_index: tuple[str, ...] = ()
+    """Variables that the token index decides in a layer that learns no positions: such a layer and
+    a learned one have no difference that was measured.
+    """
     given: Callable[[xr.DataTree], Iterable[tuple[str, Figure]]] = _nothing
     """Names and figures that a plain function of another package gives, drawn one after the other.
     """

@@ -477,8 +477,8 @@ _FOUND = {
     ),
     "retrieval": (
         0.9,
-        "Retrieval heads in {texts}: {heads}. {best} looks most at the source of the next token "
-        "for {share} of the answer",
+        "Retrieval heads in {texts}: {heads}. For {share} of the tokens of the answer, {best} "
+        "looks most at the place that the token is copied from",
     ),
     "induction": (
         0.8,
@@ -573,7 +573,8 @@ VIEW = View(
     findings=_findings,
     interactive=Interactive(_FILES / "atlas.html", _FILES / "atlas.js", embed),
     compared=MAPPED,
-    not_averaged=("named", "null", "threshold"),
+    not_averaged=("named", "null", "threshold", "mass"),
+    by_index=("position_distance", "constant", "mono", "hybrid", "position_range"),
     beside=Beside(
         _charts, lambda tree: (changed_names(tree),) if "name" in group(tree, "atlas") else ()
     ),

@@ -550,16 +550,17 @@ def _findings(run: xr.DataTree) -> Iterator[Finding]:
     strongest = int(np.where(with_rows | ~with_rows.any(), most, -1.0).argmax())
     layer, head = places[int(best[strongest])]
     least, largest = percent(most[found].min()), percent(most[found].max())
-    who = f"{'one of ' * (len(heads) > 1)}{heads_named(heads)}"
+    who = heads_named(heads)
+    if len(heads) > 1:
+        who = f"a head of {who}, not always the same,"
     sentence = (
         f"In {found.sum()} of {known.sum()} prompts {who} gives the needle {least} "
         f"to {largest} of its attention, in {rows_in_words(measured)}"
     )
     mean = percent(float(np.nanmean(by_prompt, 0).max()))
     evidence = (
-        "the head with most attention on the needle, prompt by prompt; "
-        f"averaged over prompts no head gives more than {mean}, equal weights give "
-        f"{percent(chance)}"
+        "the head with most attention on the needle, prompt by prompt; the most that one head "
+        f"gives on average over prompts is {mean}; equal weights give {percent(chance)}"
     )
     yield Finding(sentence, evidence, 0.92, "attention_mass", layer, head, int(prompts[strongest]))
 

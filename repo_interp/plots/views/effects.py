@@ -408,21 +408,20 @@ def _findings(run: xr.DataTree) -> Iterator[Finding]:
         token_index = (
             "" if scheme in LEARNED_SCHEMES else f" ({scheme_name(scheme)}, which learns none)"
         )
-        name = (
-            f"layer {where['layer']}"
-            if "head" not in where
-            else f"L{where['layer']} H{where['head']} alone"
-        )
+        name = f"layer {where['layer']}"
+        if "head" in where:
+            name = f"L{where['layer']} H{where['head']}"
         name += token_index if {*schemes(measured).values()} & {*LEARNED_SCHEMES} else ""
         moved = _DOES.get(where["kind"], where["kind"])
         sentence = (
-            f"The answer needs the positions of {name}: {moved} costs {-lost:.2g} "
-            f"nats of its log-probability per token, {over(measured)}"
+            f"Of all {'heads' if 'head' in where else 'layers'}, the answer needs the positions of "
+            f"{name} most: {moved} costs {-lost:.2g} nats of its log-probability per token, "
+            f"{over(measured)}"
         )
-        controls = f"{control:.2g}" if abs(control) > error / STANDARD_ERRORS else "0"
+        controls = f"{-control:.2g}" if abs(control) > error / STANDARD_ERRORS else "0"
         evidence = (
-            f"{lost:.2g} nats, standard error {error:.1g}; the same change to "
-            f"{counted(int(measured.attrs['set_heads']), 'other head')}, drawn at random: "
+            f"standard error {error:.1g}; the same change to "
+            f"{counted(int(measured.attrs['set_heads']), 'other head')}, drawn at random, costs "
             f"{controls} nats at worst"
         )
         less, low, high = _less_controls(
@@ -430,8 +429,8 @@ def _findings(run: xr.DataTree) -> Iterator[Finding]:
         )
         if np.isfinite(low):
             evidence += (
-                f"; less their mean, prompt by prompt: {less:.2g} nats, 95 % interval {low:.2g} "
-                f"to {high:.2g}"
+                f"; prompt by prompt {-less:.2g} nats more than they cost on average (95 %: "
+                f"{-high:.2g} to {-low:.2g})"
             )
         yield Finding(sentence, evidence, weight, "effects", where["layer"], where.get("head"))
     if not is_needed:
@@ -475,14 +474,14 @@ def _robust(measured: xr.Dataset) -> Iterator[Finding]:
     lowest = mean - half_interval(changes.values)
     where = _lowest(lowest)
     sentence = (
-        "Changing the positions of one layer costs the answer at most "
-        f"{max(0.0, -float(lowest.min())):.2g} nats of its log-probability per token, by 95 % "
-        f"intervals over {measured.sizes['prompt']} prompts (layer {where['layer']}, "
-        f"{_DOES.get(where['kind'], where['kind'])})"
+        "No change of one layer's positions has a clear effect on the answer; a loss above "
+        f"{max(0.0, -float(lowest.min())):.2g} nats of its log-probability per token is excluded "
+        f"(layer {where['layer']}, {_DOES.get(where['kind'], where['kind'])}; measured: "
+        f"{-float(mean.sel(where)):.2g})"
     )
     evidence = (
-        f"measured there: {float(mean.sel(where)):.2g} nats, standard error "
-        f"{float(errors.sel(where)):.1g}; no other interval reaches lower"
+        f"95 % intervals over {measured.sizes['prompt']} prompts, of which this one reaches "
+        f"furthest; standard error {float(errors.sel(where)):.1g} nats"
     )
     yield Finding(sentence, evidence, 0.3, "effects", int(where["layer"]))
 

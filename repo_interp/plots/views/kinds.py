@@ -17,6 +17,7 @@ import xarray as xr
 from repo_interp.plots.marks import CONTROL, Dots, Finding, Runs, Table, cells, group, number
 from repo_interp.plots.view import View
 from repo_interp.plots.views.effects import LEAST, NEEDED
+from repo_interp.plots.views.position_texts import READS
 
 CLEAR = 1.5
 """Halves of a 95 % interval - about three standard errors - that a found difference is from 0."""
@@ -129,7 +130,8 @@ def _findings(run: xr.DataTree) -> Iterator[Finding]:
             if np.isnan(difference[0])
             else (difference, f", of as many other heads {number(others[0])}{_is_more(difference)}")
         )
-        if not abs(judged[0]) > CLEAR * (judged[2] - judged[0]):
+        everything = kind == "all heads"  # what all positions are for is told even if it is nothing
+        if not everything and not abs(judged[0]) > CLEAR * (judged[2] - judged[0]):
             continue
         by_class = of_kind.sel(of="difference").values
         most = int(np.nan_to_num(by_class[:, 0], nan=-np.inf).argmax())
@@ -143,8 +145,8 @@ def _findings(run: xr.DataTree) -> Iterator[Finding]:
         of = " of the answer" if answered == "generated" else ""
         heads = (
             f"all {count} heads that learn them"
-            if kind == "all heads"
-            else f"the {count} heads of the kind “{kind}”"
+            if everything
+            else f"the {count} heads whose positions {READS.get(str(kind), 'do none of this')}"
         )
         sentence = (
             f"Freezing the positions of {heads}, each at its mean, costs "
@@ -152,7 +154,8 @@ def _findings(run: xr.DataTree) -> Iterator[Finding]:
         )
         less = "the difference from other heads is " if rest else ""
         evidence = f"{less}{_in_words(judged)} over blocks, each a {kinds.attrs['block']}"
-        yield Finding(sentence, evidence, 0.9 if rest and judged[0] > 0 else 0.56, "kinds")
+        weight = 0.93 if everything else 0.9 if rest and judged[0] > 0 else 0.56
+        yield Finding(sentence, evidence, weight, "kinds")
 
 
 def _is_more(difference: np.ndarray) -> str:

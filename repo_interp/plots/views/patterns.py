@@ -355,8 +355,8 @@ def _findings(run: xr.DataTree) -> Iterator[Finding]:
     )
     counts = patterns["counts_tokens"].sel(layer=trend["layer"]) == 1
     for direction, sign, found in (
-        ("rise", "", counts & (trend > 0)),
-        ("fall", "-", counts & (trend < 0)),
+        ("rise with the token index", "", counts & (trend > 0)),
+        ("fall as the token index rises", "-", counts & (trend < 0)),
     ):
         if heads := heads_where(found):
             step_size, null = (
@@ -372,8 +372,8 @@ def _findings(run: xr.DataTree) -> Iterator[Finding]:
                 )
             )
             sentence = (
-                f"Positions of {named} {direction} with the token index (rank correlation "
-                f"{ends}, {over(patterns)}), by {step_size} positions per token"
+                f"Positions of {named} {direction} (rank correlation "
+                f"{ends}, {over(patterns)}), by {step_size} positions per token on average"
                 f"{_by_spans(run, found)}"
             )
             evidence = (

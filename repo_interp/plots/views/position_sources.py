@@ -38,26 +38,33 @@ from repo_interp.plots.marks import (
 from repo_interp.plots.style import PaperFigure
 from repo_interp.plots.view import Beside, View
 from repo_interp.plots.views.atlas import colours_of_names, names_figure
-from repo_interp.plots.views.position_texts import CLEARNESS, TEXTS, clearest
+from repo_interp.plots.views.position_texts import CLEARNESS, READS, TEXTS, clearest
 
 COLOURS = {"index": "#E69F00", "segment": "#009E73", "token": "#56B4E9", "previous": "#CC79A7"}
 _KINDS = [*CLEARNESS, "other"]
 _SAID = (
     (
         "places words",
-        "the token itself explains {ends} % of the {of}' variance, held out",
+        "which token it is explains {ends} % of the variance of {of}, on held-out tokens",
         "alone",
         "token",
         100,
     ),
     (
         "places in segments",
-        "the line, sentence or span explains {ends} % of the {of}' variance, held out",
+        "the line, sentence and span around a token together explain {ends} % of the variance "
+        "of {of}, on held-out tokens",
         "alone",
         "segment",
         100,
     ),
-    ("marks lines", "steps at line ends, by {ends} standard deviations", "line_step", "rest", 1),
+    (
+        "marks lines",
+        "{of} step at line ends, by {ends} of the head's standard deviations",
+        "line_step",
+        "rest",
+        1,
+    ),
 )
 """Of a kind of heads, its description, and the variable, its source where it has one, and the unit
 that say how much.
@@ -188,26 +195,21 @@ def _findings(run: xr.DataTree) -> Iterator[Finding]:
     if kinds:
         counts = {kind: int(clear.notnull().sum()) for kind, clear in kinds.items()}
         does = ", ".join(
-            f"{count} {kind if count == 1 else kind.replace('s ', ' ', 1)}"
-            for kind, count in counts.items()
+            f"{of if place == 0 else 'those'} of {count} {READS[kind]}"
+            for place, (kind, count) in enumerate(counts.items())
         )
         named = int((dataset["kind"] != "").sum())
-        others = (
-            f"; {rest} do{'es' * (rest == 1)} none of these"
-            if (rest := named - sum(counts.values()))
-            else ""
-        )
+        rest = named - sum(counts.values())
+        others = f"; those of {rest} do none of this" if rest else ""
         first = ranked_heads(abs(next(iter(kinds.values()))))[0]
-        learned = (
-            f"heads with {'learned positions' if of == 'positions' else of}{_distinct(dataset)}"
-        )
-        sentence = f"Of {named} {learned}, {does}{others}"
+        learned = f"learned {of}" if of == "positions" else of
+        sentence = f"Of {counted(named, 'head')} with {learned}{_distinct(dataset)}, {does}{others}"
         if not rest and len(counts) == 1:
-            sentence = f"All {does.replace(' ', f' {learned} ', 1)}"
+            sentence = f"In all {named} heads with {learned}, {of} {READS[next(iter(counts))]}"
         yield Finding(
             sentence,
-            f"{over_texts}; a head has the first kind that holds, in the order counts tokens, "
-            "marks lines, places words, places in segments",
+            f"{over_texts}; a head is called by the first that holds: "
+            + ", ".join(f"{kind} ({reads})" for kind, reads in READS.items()),
             0.9,
             "position_sources",
             *first,
@@ -227,7 +229,7 @@ def _findings(run: xr.DataTree) -> Iterator[Finding]:
                 f"{does.format(ends=ends, of=of)}{_within(run, found)}"
             )
             evidence = (
-                f"{over_texts}; for permuted positions at most {max(0.0, float(null.max())):.3g}"
+                f"{over_texts}; of shuffled {of} at most {max(0.0, float(null.max())):.3g}"
                 f"{' %' * (unit == 100)}"
             )
             yield Finding(sentence, evidence, 0.57, "position_sources", *heads[0])

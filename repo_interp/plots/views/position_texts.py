@@ -30,6 +30,13 @@ from repo_interp.plots.marks import (
 from repo_interp.plots.view import Interactive, PageOptions
 from repo_interp.plots.views.explorer import pack_layer
 
+READS = {
+    "counts tokens": "follow the token index",
+    "marks lines": "step at line ends",
+    "places words": "depend on which token it is",
+    "places in segments": "depend on the line, sentence or span",
+}
+"""Of a kind of heads, what its positions do."""
 CLEARNESS = {
     "counts tokens": ("alone", "index"),
     "places words": ("alone", "token"),

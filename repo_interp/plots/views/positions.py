@@ -30,6 +30,7 @@ from repo_interp.plots.marks import (
     PromptTokens,
     checkpoint_name,
     contiguous,
+    counted,
     envelope,
     fences,
     global_range,
@@ -492,8 +493,9 @@ def _findings(run: xr.DataTree) -> Iterator[Finding]:
         return
     layer, head = ranked_heads(ranges)[0]
     sentence = (
-        f"Learned positions stay within a range of {middle:.2g} (median of {ranges.size} heads), "
-        f"the token index runs to {index:.0f}; the widest is L{layer} H{head}, {widest:.3g}"
+        f"Over a prompt, learned positions spread over {middle:.2g} in the median of "
+        f"{counted(ranges.size, 'head')}, at most over {widest:.3g} (L{layer} H{head}); the token "
+        f"index spreads over {index:.0f}"
     )
     evidence = f"largest minus smallest position of a prompt, {over(positions)}"
     yield Finding(sentence, evidence, 0.5, "positions", layer, head)

@@ -165,12 +165,11 @@ def _findings(run: xr.DataTree) -> Iterator[Finding]:
     least = int(known[probability[known].argmin()])
     token = int(following[least])
     sentence = (
-        f"{percent(expected)} of the first prompt's tokens are the likeliest next ones; "
-        f"least expected is token {token}, "
-        f"“{prompt.texts[token].strip()}”"
+        f"The model's likeliest next token is right for {percent(expected)} of the tokens of the "
+        f"first prompt; it expects token {token}, “{prompt.texts[token].strip()}”, least"
     )
     evidence = (
-        f"{len(known)} tokens were predicted; to name the commonest one each time gives "
+        f"{len(known)} tokens were predicted; always naming the commonest one is right for "
         f"{percent(commonest)}"
     )
     yield Finding(sentence, evidence, 0.35, "predictions", prompt=prompt.prompt, token=token)

@@ -175,9 +175,9 @@ def test_a_measure_of_one_run_other_axes_and_other_units_are_left_out_and_said()
     found = ri.compare([one, other])
     assert list(found.children) == ["three_axis"] and list(found["three_axis"].data_vars) == ["r"]
     assert notes(found) == [
-        "three_axis: only one has extra",
         "three_axis: axes has other axes in other; not compared",
         "three_axis: angle has other units in other; not compared",
+        "three_axis: only one has extra",
         "patterns: only one has it; not compared",
     ]
 

@@ -53,10 +53,13 @@ def test_heads_that_share_the_needle_are_named_although_every_mean_is_low():
     (finding,) = found(mass(taken), "attention_mass")
     assert (
         finding.sentence
-        == "In 4 of 4 prompts one of L1 H0-H1 gives the needle 90 % to 90 % of its attention, in "
+        == "In 4 of 4 prompts a head of L1 H0-H1, not always the same, gives the needle 90 % to 90 % of its attention, in "
         "rows that produced the answer"
     )
-    assert "no head gives more than 46 %, equal weights give 2 %" in finding.evidence
+    assert (
+        "the most that one head gives on average over prompts is 46 %; equal weights give 2 %"
+        in finding.evidence
+    )
     assert (finding.layer, finding.prompt) == (1, 0) and finding.place == "L1 H0, prompt 0"
 
 
@@ -100,18 +103,20 @@ def test_positions_that_the_answer_needs_are_beyond_noise_and_beyond_other_heads
     changes = np.random.default_rng(0).normal(0, 0.1, (2, 2, 20))
     (none,) = found(effects(changes, -0.05), "effects")
     assert (
-        none.sentence.startswith("Changing the positions of one layer costs the answer at most 0.")
-        and "by 95 % intervals over 20 prompts" in none.sentence
+        none.sentence.startswith(
+            "No change of one layer's positions has a clear effect on the answer; a loss above 0."
+        )
+        and "95 % intervals over 20 prompts" in none.evidence
         and none.head is None
     )
-    end = float(none.sentence.split(" at most ")[1].split(" ")[0])
+    end = float(none.sentence.split(" a loss above ")[1].split(" ")[0])
     by_layer = changes.sum(1)
     half = 2.093 * by_layer.std(-1, ddof=1) / 20**0.5  # Student's t, 19 degrees of freedom
     assert end == pytest.approx(float((half - by_layer.mean(-1)).max()), abs=0.006)
     changes[1, 0] -= 2.0
     layer, head = found(effects(changes, -0.05), "effects")
     assert layer.sentence.startswith(
-        "The answer needs the positions of layer 1: replacing them by the token index costs "
+        "Of all layers, the answer needs the positions of layer 1 most: replacing them by the token index costs "
     )
     assert (layer.layer, layer.head, head.layer, head.head) == (1, None, 1, 0)
     (more,) = found(effects(changes, -3.0), "effects")  # as many other heads at random do more
@@ -228,10 +233,8 @@ def test_expected_tokens_are_beyond_the_commonest_one_and_the_least_expected_is_
     measured = run["predictions"].ds
     token = int(measured["token"][int(np.nanargmin(measured["probability_of_next"].values))]) + 1
     assert (finding.prompt, finding.token) == (0, token)
-    assert finding.sentence.startswith(
-        f"{100 * float((measured['rank_of_next'][:-1] == 0).mean()):.0f} % of the first "
-        "prompt's tokens"
-    )
+    share = 100 * float((measured["rank_of_next"][:-1] == 0).mean())
+    assert f"is right for {share:.0f} % of the tokens of the first prompt" in finding.sentence
     run["predictions"] = measured.assign(
         rank_of_next=measured["rank_of_next"] + (measured["rank_of_next"] == 0)
     )
@@ -256,8 +259,8 @@ def test_heads_that_count_tokens_are_named_with_their_direction_and_rate():
     (backwards,) = found(run, "patterns")
     assert (
         backwards.sentence
-        == "Positions of L1, L2 H1 fall with the token index (rank correlation -0.9, mean "
-        "over 2 prompts), by 0.04 positions per token"
+        == "Positions of L1, L2 H1 fall as the token index rises (rank correlation -0.9, mean "
+        "over 2 prompts), by 0.04 positions per token on average"
     )
     assert "stay within 0.12" in backwards.evidence
     counts = (
