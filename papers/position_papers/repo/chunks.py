@@ -80,7 +80,12 @@ def measure(subjects: Sequence[Subject], options: Options, cache: Cache) -> xr.D
     """
     (subject,) = subjects
     data = subject.measured(
-        cache, _patterns, options, prompts=options.prompts, controls=options.controls
+        cache,
+        _patterns,
+        options,
+        prompts=options.prompts,
+        controls=options.controls,
+        control_prompts=options.control_prompts,
     )
     attributes = {
         "checkpoint": subject.name,
@@ -92,11 +97,15 @@ def measure(subjects: Sequence[Subject], options: Options, cache: Cache) -> xr.D
 
 def _patterns(subject: Subject, options: Options) -> xr.Dataset:
     prompts = subject.prompts(subject.training_length, options.prompts, options.seed)
+    counts = {"trained": options.prompts}
     trained, *twins = (
-        analyze(bridge, prompts, ("patterns",), batch_size=options.batch_size)[
-            "patterns"
-        ].to_dataset()
-        for _, bridge in subject.bridges(options)
+        analyze(
+            bridge,
+            prompts[: counts.get(weights, options.control_prompts)],
+            ("patterns",),
+            batch_size=options.batch_size,
+        )["patterns"].to_dataset()
+        for weights, bridge in subject.bridges(options)
     )
     random = xr.concat([twin["pattern_share_all"] for twin in twins], dim="weights")
     return trained.assign(random_share=described(random, "the same with random weights", "1"))

@@ -42,8 +42,8 @@ from position_papers.repo.options import Options
 from repo_interp.analysis.analyze import analyze
 from repo_interp.errors import InputError
 from repo_interp.measures.labels import described
+from repo_interp.measures.positions import Positions
 from repo_interp.measures.segments import Segments
-from repo_interp.models.load import load
 from repo_interp.plots.views.segments import segment_positions, segment_scores
 from repo_interp.tasks import Prompt, few_shot_prompts
 
@@ -174,22 +174,17 @@ def _scores(subject: Subject, options: Options, prompts: Sequence[Prompt]) -> xr
     `scores`: those that count, by weights, with what `_outlying` gives.
     """
     segments: Any = Segments(kinds=(EXAMPLES,), seed=options.seed)
-    by_weights = {}
+    by_weights, positions = {}, xr.Dataset()
     for name, bridge in subject.bridges(options):
-        run = analyze(bridge, prompts, [segments], subject.learned, batch_size=options.batch_size)
+        measures = [Positions(), segments] if name == "trained" else [segments]
+        run = analyze(bridge, prompts, measures, subject.learned, batch_size=options.batch_size)
         by_weights[name] = run["segments"].to_dataset()
+        if name == "trained":
+            positions = run["positions"].to_dataset()
     scores = joined(
         {name: each[NAMES].sel(kind=EXAMPLES, drop=True) for name, each in by_weights.items()},
         "weights",
     )
-    run = analyze(
-        load(subject.path, options.device),
-        prompts,
-        ("positions",),
-        subject.learned,
-        batch_size=options.batch_size,
-    )
-    positions = run["positions"].to_dataset()
     return xr.DataTree.from_dict(
         {
             "segments": by_weights["trained"],
