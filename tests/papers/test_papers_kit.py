@@ -16,7 +16,6 @@ import numpy as np
 import pandas as pd
 import pytest
 import xarray as xr
-from matplotlib.figure import Figure
 from numpy.testing import assert_allclose
 from places import ROOT as CHECKOUT
 from scipy import stats
@@ -94,6 +93,7 @@ from position_papers.kit.subjects import Given, Subject
 from position_papers.repo.haystack import ABOVE_AT_LONGER, CONVERGED
 from position_papers.repo.needles import NOPE
 from repo_interp.errors import InputError
+from repo_interp.plots.style import paper_figure
 from repo_interp.tasks import make_task
 
 ROOT = Path(position_papers.__file__).parent
@@ -389,7 +389,7 @@ def paper(*shares: float, claims: tuple[Claim, ...] = BOTH, name: str = "mine") 
             yield evidence(claims[0], "abc"[place], "share", {"the share": share}, share)
 
     def drawn(data):
-        yield Drawing("shares", Figure(), "Shares.", data)
+        yield Drawing("shares", partial(paper_figure), "Shares.", data)
 
     experiment = Experiment(
         "shares", claims, Needs(without_checkpoints, "needs more"), measured, judged, drawn

@@ -15,6 +15,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -195,7 +196,7 @@ def experiment(task: ErrorTask, name: str) -> Experiment:
             ]
             + [f"Not drawn: {alike.title} - {alike.not_learned}." for alike in left_out]
         )
-        figure = errors_by_test_set({alike.title: tables[alike.title] for alike in learned})
+        panels = {alike.title: tables[alike.title] for alike in learned}
         together: Any = {
             "dim": "checkpoint",
             "join": "outer",
@@ -203,7 +204,10 @@ def experiment(task: ErrorTask, name: str) -> Experiment:
             "compat": "override",
         }
         yield Drawing(
-            task.figure(own), figure, caption, xr.concat(list(tables.values()), **together)
+            task.figure(own),
+            partial(errors_by_test_set, panels),
+            caption,
+            xr.concat(list(tables.values()), **together),
         )
 
     otherwise = f"no checkpoint with CoPE in every layer, trained on {task.name}, was given"

@@ -24,6 +24,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -300,9 +301,9 @@ def draw(measured: tuple[str, xr.Dataset]) -> Iterator[Drawing]:
             f"{short}, {_place(data, chosen)}\n{part.where} {chosen.observed:.2f}, "
             f"{part.control} {chosen.control:.2f}"
         )
-        yield Drawing(
-            f"{part.stem}_{short}", position_attention_and_gates(shown, title), caption, shown
-        )
+        maps = shown[["position_attention", "gate_by_token", "separator"]]
+        chart = partial(position_attention_and_gates, maps, title)
+        yield Drawing(f"{part.stem}_{short}", chart, caption, shown)
 
 
 def _counted(data: xr.Dataset) -> tuple[np.ndarray, str]:

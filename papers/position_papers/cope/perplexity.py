@@ -11,6 +11,7 @@ is another comparison, which the paper makes on code.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -195,7 +196,8 @@ def _drawn(name: str, scored: Sequence[Scored], reference: Scored | None, called
         f"length, {length} tokens, where learned absolute positions end. {said}"
     )
     table = table.assign_coords(label=("checkpoint", [_label(each, scored) for each in scored]))
-    return Drawing(name, perplexity_by_length(table, f"trained at {length} tokens"), caption, table)
+    chart = partial(perplexity_by_length, table, f"trained at {length} tokens")
+    return Drawing(name, chart, caption, table)
 
 
 def _absent(claim: Claim, given: Mapping[str, Scored], wanted: Sequence[str]) -> Evidence | None:

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import xarray as xr
@@ -223,7 +224,7 @@ def draw(tree: xr.DataTree) -> Iterator[Drawing]:
     judged = described(judged, "activated component of the first layer, smoothed over L/16", "q·k")
     yield Drawing(
         f"beyond_training_length_{name}",
-        beyond_training_length(drawn, length),
+        partial(beyond_training_length, drawn, length),
         caption,
         drawn.assign(smoothed=judged, length=length),
     )

@@ -7,6 +7,7 @@ swing of a component   peak to peak of its mean curve C_r(t), smoothed over L/16
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from functools import partial
 
 import numpy as np
 import xarray as xr
@@ -111,7 +112,7 @@ def draw(data: xr.Dataset) -> Iterator[Drawing]:
         f"tokens, each from its own mean; below, all together and by band (HoPE fig. 3a). Yellow: "
         f"the last 1/{FEW_PAIRS} of the distances, which few pairs have. {named_bands(band, data)}"
     )
-    yield Drawing(f"components_{name}", component_curves(drawn, name), caption, drawn)
+    yield Drawing(f"components_{name}", partial(component_curves, drawn, name), caption, drawn)
 
 
 def units(data: xr.Dataset) -> xr.Dataset:

@@ -12,6 +12,7 @@ judged beyond the training length; within it all that learned to copy do.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -159,7 +160,7 @@ def draw(scored: Sequence[Scored]) -> Iterator[Drawing]:
     )
     yield Drawing(
         f"copying_{task.training_length}",
-        copying_by_sequences(panels),
+        partial(copying_by_sequences, panels),
         caption,
         side_by_side(with_methods(scored), score_table),
     )

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -238,7 +239,7 @@ def draw(measured: Sequence[xr.DataTree]) -> Iterator[Drawing]:
     )
     yield Drawing(
         "logit_by_distance",
-        logit_by_distance(logit),
+        partial(logit_by_distance, logit),
         caption,
         logit.to_dataset(name="logit").assign(_judged_curves(measured)),
     )

@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -239,7 +240,7 @@ def draw(data: xr.Dataset) -> Iterator[Drawing]:
         f"{data['vaf'].attrs['sequences']} sequences at each saved step "
         f"(HoPE fig. 3b). {named_bands(band, data)}"
     )
-    yield Drawing(f"vaf_over_training_{name}", vaf_over_training(drawn), caption, drawn)
+    yield Drawing(f"vaf_over_training_{name}", partial(vaf_over_training, drawn), caption, drawn)
 
 
 def _measure(subject: Subject, options: Sampling, length: int) -> xr.Dataset:

@@ -7,6 +7,7 @@ pseudo extrapolation (sec. 4.2.2). They are named, not judged.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 
 import numpy as np
 
@@ -125,7 +126,7 @@ def draw(scored: Sequence[Scored]) -> Iterator[Drawing]:
         "text of each length. Dotted: the training "
         f"length, {length} tokens. PI and YaRN by the factor n / L beyond it. {said}"
     )
-    yield Drawing("perplexity_by_length", perplexity_panels(panels), caption, table)
+    yield Drawing("perplexity_by_length", partial(perplexity_panels, panels), caption, table)
 
 
 PERPLEXITY = Experiment(

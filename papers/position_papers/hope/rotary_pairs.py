@@ -11,6 +11,7 @@ Nothing is judged here.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -94,7 +95,10 @@ def draw(tree: xr.DataTree) -> Iterator[Drawing]:
             f"{named_bands(band, data)}"
         )
         yield Drawing(
-            f"norms_{name}", pair_norms(norms, band), caption, norms.assign(band.data_vars)
+            f"norms_{name}",
+            partial(pair_norms, norms, band),
+            caption,
+            norms.assign(band.data_vars),
         )
     if "pair" in tree:
         query, key = _query_and_key(length)
@@ -109,9 +113,11 @@ def draw(tree: xr.DataTree) -> Iterator[Drawing]:
             "sequence of random tokens, mean over layers and "
             f"heads, and their sum from the fastest on. {named_bands(band, data)}"
         )
-        figure = pair_of_tokens(band.assign(logit=logit), f"{name}: token {query} to token {key}")
+        chart = partial(
+            pair_of_tokens, band.assign(logit=logit), f"{name}: token {query} to token {key}"
+        )
         yield Drawing(
-            f"pair_{name}", figure, caption, band.assign(logit=logit, logit_of_head=of_heads)
+            f"pair_{name}", chart, caption, band.assign(logit=logit, logit_of_head=of_heads)
         )
     if "turns" in tree:
         turns = tree["turns"].to_dataset()
@@ -128,7 +134,7 @@ def draw(tree: xr.DataTree) -> Iterator[Drawing]:
         )
         yield Drawing(
             f"turns_{name}",
-            turn_histogram(drawn, f"{name}: turns by learned positions"),
+            partial(turn_histogram, drawn, f"{name}: turns by learned positions"),
             caption,
             drawn,
         )

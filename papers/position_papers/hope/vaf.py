@@ -11,6 +11,7 @@ length).
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 
 import numpy as np
 import xarray as xr
@@ -161,7 +162,7 @@ def draw(data: xr.Dataset) -> Iterator[Drawing]:
     )
     yield Drawing(
         f"vaf_{name}",
-        vaf_by_component(drawn, f"{name}: share of the mean curve's variance"),
+        partial(vaf_by_component, drawn, f"{name}: share of the mean curve's variance"),
         caption,
         drawn,
     )

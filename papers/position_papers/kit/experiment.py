@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Literal, TypeVar
 
 import xarray as xr
@@ -32,10 +33,16 @@ class Drawing:
 
     name: str
     """Stem of its files."""
-    figure: Figure
+    chart: partial[Figure]
+    """What draws it, and its arguments, which `kit.charts` can store."""
     caption: str
     data: xr.Dataset
-    """What is drawn, kept beside the figure."""
+    """The numbers behind the figure, kept beside it."""
+
+    @property
+    def figure(self) -> Figure:
+        """The figure, drawn now."""
+        return self.chart()
 
 
 @dataclass(frozen=True)

@@ -14,10 +14,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import numpy as np
 import xarray as xr
 
+from position_papers.kit.charts import groups_of
 from position_papers.kit.experiment import Drawing, Experiment, Needs, each
 from position_papers.kit.judge.claims import Claim, Evidence, evidence
 from position_papers.kit.judge.differences import mean_of, paired_difference
@@ -207,7 +209,8 @@ def draw(measured: Measured) -> Iterator[Drawing]:
         "training_tokens": measured.subject.training_length,
     }
     data = xr.Dataset({**correlations, "fake_distance_r": fake["r"], **judged})
-    yield Drawing(f"fits_{name}", fit_correlations(measured.run), caption, data)
+    run = groups_of(measured.run, three_axis=three[["r"]], fake_distance=fake[["r"]])
+    yield Drawing(f"fits_{name}", partial(fit_correlations, run), caption, data)
 
     layer, head = example_heads(three)[:2][-1]
     axes = {variable: three[variable] for variable in ("distance_axis", "query_axis", "key_axis")}
@@ -218,7 +221,14 @@ def draw(measured: Measured) -> Iterator[Drawing]:
         f"of {three.sizes['prompt']} sequences. Axes have a meaning up to a level and a "
         "common slope."
     )
-    yield Drawing(f"three_axis_{name}", three_axis_fit(measured.run, layer, head), caption, data)
+    of_head = {"layer": [layer], "head": [head]}
+    run = groups_of(
+        measured.run,
+        three_axis=three[["r", *axes]].sel(of_head),
+        maps=maps[["logit_map", "block_size"]].sel(of_head),
+    )
+    chart = partial(three_axis_fit, run, layer, head)
+    yield Drawing(f"three_axis_{name}", chart, caption, data)
 
     candidates = fake.sel(layer=rotating_layers(measured) or fake["layer"].values)
     layer, head = (example_heads(candidates)[:2] or [(0, 0)])[-1]
@@ -229,9 +239,14 @@ def draw(measured: Measured) -> Iterator[Drawing]:
         "key at every distance, with their two "
         f"axes, and the sum of these (fig. 3), on the first of {three.sizes['prompt']} sequences."
     )
-    yield Drawing(
-        f"fake_distance_{name}", fake_distance_fit(measured.run, layer, head), caption, data
+    of_head = {"layer": [layer], "head": [head]}
+    run = groups_of(
+        measured.run,
+        fake_distance=fake[["r", *axes]].sel(of_head),
+        maps=maps[["fake_map", "block_size"]].sel(of_head),
     )
+    chart = partial(fake_distance_fit, run, layer, head)
+    yield Drawing(f"fake_distance_{name}", chart, caption, data)
 
 
 def by_weights(

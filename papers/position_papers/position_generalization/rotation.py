@@ -12,11 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import xarray as xr
 
 from position_papers.kit.cache import Cache
+from position_papers.kit.charts import groups_of
 from position_papers.kit.experiment import Drawing, Experiment, Needs, each
 from position_papers.kit.judge.claims import Claim, Evidence, evidence
 from position_papers.kit.judge.rules import All, AtLeast, AtMost, BeyondNull, Observed, beside_null
@@ -193,7 +195,7 @@ def draw(measured: Measured) -> Iterator[Drawing]:
     )
     yield Drawing(
         f"rotation_{measured.name}",
-        rotation_grid(measured.run),
+        partial(rotation_grid, groups_of(measured.run, rotation=measured.group("rotation"))),
         caption,
         measured.group("rotation"),
     )

@@ -13,6 +13,7 @@ up.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -284,7 +285,7 @@ def draw(data: xr.Dataset) -> Iterator[Drawing]:
     error = mass.isel(seed=0).std("prompt", ddof=1) / np.sqrt(mass.sizes["prompt"])
     yield Drawing(
         f"attention_mass_{data.attrs['task']}_{length}",
-        method_panels(score.assign(standard_error=error)),
+        partial(method_panels, score.assign(standard_error=error)),
         "Attention mass per token on parts of the context (RePo table 4), mean over "
         f"{data.sizes['prompt']} prompts of {length} tokens, "
         "all layers and heads; dots: training seeds; bar of a single one: standard error "

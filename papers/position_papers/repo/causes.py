@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 import numpy as np
 import xarray as xr
@@ -215,7 +216,8 @@ def draw(data: xr.Dataset) -> Iterator[Drawing]:
     layouts = ("checkpoint", [DRAWN_AS[str(name)] for name in names])
     yield Drawing(
         f"causes_{data.attrs['stem']}",
-        score_by_length(
+        partial(
+            score_by_length,
             drawn.assign_coords(layout=layouts, label=("checkpoint", names), test_set=places),
             data.attrs["checkpoint"],
         ),

@@ -7,6 +7,7 @@ and tolerances, and on twins with random weights.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 import numpy as np
 import xarray as xr
@@ -199,13 +200,13 @@ def draw(data: xr.Dataset) -> Iterator[Drawing]:
     prompts = f"{data.sizes['prompt']} prompts of {data.attrs['training_length']} tokens"
     yield Drawing(
         f"patterns_{data.attrs['stem']}",
-        pattern_shares(run),
+        partial(pattern_shares, run),
         f"{name}: patterns of chunks (RePo fig. 3), {prompts}.",
         data.drop_vars("chunk_pattern"),
     )
     yield Drawing(
         f"pattern_sensitivity_{data.attrs['stem']}",
-        pattern_sensitivity(run),
+        partial(pattern_sensitivity, run),
         f"{name}: shares of constant and hybrid chunks in learned layers with other chunk "
         "sizes and tolerances ε (RePo footnote "
         f"5), {prompts}; framed: the paper's.",

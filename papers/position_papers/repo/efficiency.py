@@ -11,6 +11,7 @@ else here does.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -226,7 +227,7 @@ def draw(data: xr.Dataset) -> Iterator[Drawing]:
     timed = data.attrs
     yield Drawing(
         "efficiency",
-        _figure(data),
+        partial(times_in_turns, data),
         f"Time to generate a token with RoPE and RePo ({LAYOUT}) in turns (RePo table 6): "
         f"{timed['layers']} layers of width "
         f"{timed['width']}, a prompt of {timed['context']} tokens, {data.sizes['round']} "
@@ -237,7 +238,7 @@ def draw(data: xr.Dataset) -> Iterator[Drawing]:
     )
 
 
-def _figure(data: xr.Dataset) -> PaperFigure:
+def times_in_turns(data: xr.Dataset) -> PaperFigure:
     """Time per token of both schemes, round by round."""
     times = described(
         1e3 * data["seconds"].transpose("scheme", "round"), "time per token", "ms"

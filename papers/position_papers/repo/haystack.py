@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -354,7 +355,7 @@ def draw(searched: Sequence[Searched]) -> Iterator[Drawing]:
     )
     yield Drawing(
         f"haystack_by_length_{needles_of(first)}_{length}",
-        method_panels(data),
+        partial(method_panels, data),
         f"Needles found by context length (RePo table 1, fig. 1, 4, 5), {count} prompts "
         "each. Mean over seeds, small dots: "
         f"each{extended if YARN in _methods(searched) else ''}{f'; {left_out}' if left_out else ''}. {OF_PAPER} Marks of one length stand "

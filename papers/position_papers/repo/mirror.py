@@ -20,6 +20,7 @@ is not judged of one that does not reverse texts: its positions say nothing abou
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -460,7 +461,11 @@ def draw(data: xr.Dataset) -> Iterator[Drawing]:
     )
     yield Drawing(
         f"mirror_{data.attrs['stem']}",
-        _figure(data, layers),
+        partial(
+            mirrored_texts,
+            data[["mirror", *(name for name in data if str(name).startswith("example"))]],
+            layers,
+        ),
         f"{data.attrs['checkpoint']}: positions of a text of {data.attrs['example_words']} "
         "words by layer (RePo fig. 6; green words, pink "
         "copies); in the titles means of |dz| of copies to their source and to other words, "
@@ -470,7 +475,7 @@ def draw(data: xr.Dataset) -> Iterator[Drawing]:
     )
 
 
-def _figure(data: xr.Dataset, layers: Sequence[int]) -> PaperFigure:
+def mirrored_texts(data: xr.Dataset, layers: Sequence[int]) -> PaperFigure:
     """One panel per layer: z_i against i of one text, with means of `mirror` over many in the
     titles.
     """

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from fractions import Fraction
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -244,7 +245,7 @@ def draw(data: xr.Dataset) -> Iterator[Drawing]:
     prompts = " or ".join(map(str, sorted(set(counts), reverse=True)))
     yield Drawing(
         f"ranges_{data.attrs['stem']}",
-        _figure(data, name),
+        partial(ranges_by_length, data[["range"]], name),
         f"{name}: range of positions of every learned head by context length (RePo fig. 2), "
         f"mean over {prompts} prompts. "
         f"The claim is judged at {length // 2} and {length} tokens.",
@@ -252,7 +253,7 @@ def draw(data: xr.Dataset) -> Iterator[Drawing]:
     )
 
 
-def _figure(data: xr.Dataset, name: str) -> PaperFigure:
+def ranges_by_length(data: xr.Dataset, name: str) -> PaperFigure:
     """Every learned head by context length.
 
     Dashed: the context length itself, the range of RoPE. Dotted: training length.

@@ -8,6 +8,7 @@ Checkpoints without weights take part with their recorded scores.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 from position_papers.kit.cache import Cache
 from position_papers.kit.experiment import Drawing, Experiment, Needs, trained_alike
@@ -89,7 +90,7 @@ def draw(scored: Sequence[Scored]) -> Iterator[Drawing]:
     )
     yield Drawing(
         "reversal_by_length",
-        score_by_length(data),
+        partial(score_by_length, data),
         "Text reversal: exact match by number of words (RePo fig. 7), "
         f"{scored[0].sample(sets[:1]).count} texts per length. Line: mean "
         f"over seeds; small dots: each seed. Dotted: longest text trained on ({longest} words).",

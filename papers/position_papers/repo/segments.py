@@ -17,12 +17,14 @@ from __future__ import annotations
 import re
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 import xarray as xr
 
 from position_papers.kit.cache import Cache
+from position_papers.kit.charts import groups_of
 from position_papers.kit.experiment import Drawing, Experiment, Needs, each, joined
 from position_papers.kit.judge.claims import Claim, Evidence, evidence
 from position_papers.kit.judge.differences import in_words, mean_of, paired_difference
@@ -317,24 +319,29 @@ def _aligned(data: xr.Dataset) -> Evidence:
 def draw(tree: xr.DataTree) -> Iterator[Drawing]:
     """Fig. 8: all heads, and the one that follows the examples most."""
     stem = tree.attrs["stem"]
+    segments, positions = (tree[name].to_dataset() for name in ("segments", "positions"))
     texts = (
         f"{tree.attrs['checkpoint']}: positions and the examples of few-shot prompts of "
         f"up to {tree.attrs['training_length']} tokens"
     )
     yield Drawing(
         f"segments_{stem}",
-        segment_scores(tree, EXAMPLES),
+        partial(segment_scores, groups_of(tree, segments=segments.drop_vars("segment")), EXAMPLES),
         f"{texts}. Every learned head, mean over prompts, against shuffled edges (RePo fig. "
         "8, measured).",
         tree["scores"].to_dataset(),
     )
     layer, head = _best_head(_chance(tree["scores"].to_dataset()))
+    of_head = {"layer": [layer], "head": [head]}
+    run = groups_of(
+        tree, segments=segments.isel(prompt=[0]).sel(of_head), positions=positions.sel(of_head)
+    )
     yield Drawing(
         f"segments_best_head_{stem}",
-        segment_positions(tree, layer, head, kind=EXAMPLES),
+        partial(segment_positions, run, layer, head, 0, EXAMPLES),
         f"{texts}: the first prompt, and the head that the fewest shuffled edges "
         "reach, over all prompts (RePo fig. 8b).",
-        tree["positions"].to_dataset()[["position"]].sel(layer=[layer], head=[head]),
+        positions[["position"]].sel(of_head),
     )
 
 
