@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +19,7 @@ from repo_interp.errors import InputError
 STORED = Path(__file__).parents[2] / "figures"
 
 
-def received(*arguments):
+def received(*arguments: Any) -> Any:
     """Stand for a function that draws: return its arguments."""
     return arguments
 
