@@ -24,26 +24,37 @@ import numpy as np
 import xarray as xr
 from matplotlib.lines import Line2D
 
-from position_papers.kit.cache import Cache
-from position_papers.kit.experiment import Drawing, Experiment, Needs, trained_alike
-from position_papers.kit.judge.claims import Claim, Evidence, evidence, unmeasured
-from position_papers.kit.judge.differences import Sample, between, in_words, numbers_of
-from position_papers.kit.judge.rules import Above
-from position_papers.kit.scale import Scale
-from position_papers.kit.score_figures import draw_scores, handles
-from position_papers.kit.scores import (
+from position_papers.kit import (
+    Above,
+    Cache,
+    Claim,
+    Drawing,
+    Evidence,
+    Experiment,
+    Needs,
+    Sample,
+    Scale,
     Scored,
     ScoreOptions,
+    Subject,
+    between,
+    draw_scores,
+    evidence,
     first_of,
+    handles,
     in_layers,
     in_legend,
+    in_words,
     missing,
     note,
+    numbers_of,
     of_tasks,
+    records_of,
     score_subject,
     score_table,
+    trained_alike,
+    unmeasured,
 )
-from position_papers.kit.subjects import Subject, records_of
 from position_papers.training.trained import configured_task, recorded_scores
 from repo_interp.checkpoint_files.stored import stored_digest
 from repo_interp.plots.marks.drawing import legend_below

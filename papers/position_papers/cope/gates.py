@@ -33,13 +33,25 @@ from jaxtyping import Float
 from matplotlib.lines import Line2D
 
 from position_papers.cope.perplexity import LANGUAGE
-from position_papers.kit.cache import Cache
-from position_papers.kit.experiment import Drawing, Experiment, Needs, each, joined
-from position_papers.kit.judge.claims import Claim, Evidence, evidence, unmeasured
-from position_papers.kit.judge.rules import All, AtLeast, AtMost
-from position_papers.kit.scores import ScoreOptions, of_tasks
-from position_papers.kit.seeds import over_seeds
-from position_papers.kit.subjects import Subject
+from position_papers.kit import (
+    All,
+    AtLeast,
+    AtMost,
+    Cache,
+    Claim,
+    Drawing,
+    Evidence,
+    Experiment,
+    Needs,
+    ScoreOptions,
+    Subject,
+    each,
+    evidence,
+    joined,
+    of_tasks,
+    over_seeds,
+    unmeasured,
+)
 from repo_interp.analysis.analyze import analyze
 from repo_interp.errors import InputError
 from repo_interp.measures.gates import KINDS, Gates

@@ -36,11 +36,21 @@ from position_papers.hope.wording import (
     named_bands,
     random_weights,
 )
-from position_papers.kit.cache import Cache
-from position_papers.kit.experiment import Drawing, Experiment
-from position_papers.kit.judge.claims import Claim, Evidence, evidence
-from position_papers.kit.judge.rules import All, AtLeast, BeyondNull, Observed, Rule, beside_null
-from position_papers.kit.subjects import Subject
+from position_papers.kit import (
+    All,
+    AtLeast,
+    BeyondNull,
+    Cache,
+    Claim,
+    Drawing,
+    Evidence,
+    Experiment,
+    Observed,
+    Rule,
+    Subject,
+    beside_null,
+    evidence,
+)
 from repo_interp.measures.labels import described
 from repo_interp.tasks.random_tokens import Kind
 

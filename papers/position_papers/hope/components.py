@@ -17,10 +17,19 @@ from position_papers.hope import replicates
 from position_papers.hope.mean_curves import NAME, random_phases, smoothed, turning
 from position_papers.hope.replicates import NEEDS_ROPE, bands
 from position_papers.hope.wording import OVER_REPLICATES, capped, named_bands, random_weights
-from position_papers.kit.experiment import Drawing, Experiment
-from position_papers.kit.judge.claims import Claim, Evidence, evidence
-from position_papers.kit.judge.rules import All, AtMost, BeyondNull, Observed, beside_null
-from position_papers.kit.seeds import over_seeds
+from position_papers.kit import (
+    All,
+    AtMost,
+    BeyondNull,
+    Claim,
+    Drawing,
+    Evidence,
+    Experiment,
+    Observed,
+    beside_null,
+    evidence,
+    over_seeds,
+)
 from repo_interp.measures.labels import described
 from repo_interp.plots.views.component_curves import FEW_PAIRS, component_curves
 

@@ -18,12 +18,10 @@ import torch
 import xarray as xr
 
 from position_papers.hope import replicates
-from position_papers.hope.component_figures import pair_norms, pair_of_tokens, turn_histogram
+from position_papers.hope.component_figures import pair_of_tokens
 from position_papers.hope.replicates import Sampling, bands, has_rope_alone, is_analysed
 from position_papers.hope.wording import capped_caption, named_bands
-from position_papers.kit.cache import Cache
-from position_papers.kit.experiment import Drawing, Experiment, Needs, each
-from position_papers.kit.subjects import Subject
+from position_papers.kit import Cache, Drawing, Experiment, Needs, Subject, each
 from repo_interp.analysis.analyze import analyze
 from repo_interp.errors import InputError
 from repo_interp.inputs import AttentionInputs
@@ -34,6 +32,8 @@ from repo_interp.measures.statistics import Measure
 from repo_interp.models.capture import capture
 from repo_interp.models.decoder import as_decoder
 from repo_interp.models.load import load
+from repo_interp.plots.views.components import turns_grid
+from repo_interp.plots.views.rotation import norms_grid
 
 NORM_SEQUENCES, LONG_NORM_SEQUENCES = 8, 2
 """Most sequences that norms are taken over, and most long ones: they hardly differ between
@@ -91,12 +91,11 @@ def draw(tree: xr.DataTree) -> Iterator[Drawing]:
         caption = (
             f"Mean norm of the rotary pairs of queries and keys of {name} by component and "
             "head, on "
-            f"{_sequences_of_norms(data)} sequences of random tokens. Triangle: activated. "
-            f"{named_bands(band, data)}"
+            f"{_sequences_of_norms(data)} sequences of random tokens. {named_bands(band, data)}"
         )
         yield Drawing(
             f"norms_{name}",
-            partial(pair_norms, norms, band),
+            partial(norms_grid, norms),
             caption,
             norms.assign(band.data_vars),
         )
@@ -134,7 +133,9 @@ def draw(tree: xr.DataTree) -> Iterator[Drawing]:
         )
         yield Drawing(
             f"turns_{name}",
-            partial(turn_histogram, drawn, f"{name}: turns by learned positions"),
+            partial(
+                turns_grid, turns[["turn_share"]].mean("repeat"), turns["layer"].values.tolist()
+            ),
             caption,
             drawn,
         )

@@ -28,12 +28,21 @@ from position_papers.hope.wording import (
     parts_caption,
     random_weights,
 )
-from position_papers.kit.cache import Cache
-from position_papers.kit.experiment import Drawing, Experiment
-from position_papers.kit.judge.claims import Claim, Evidence, evidence
-from position_papers.kit.judge.rules import All, AtLeast, BeyondNull, Observed, beside_null
-from position_papers.kit.seeds import over_seeds
-from position_papers.kit.subjects import Subject
+from position_papers.kit import (
+    All,
+    AtLeast,
+    BeyondNull,
+    Cache,
+    Claim,
+    Drawing,
+    Evidence,
+    Experiment,
+    Observed,
+    Subject,
+    beside_null,
+    evidence,
+    over_seeds,
+)
 from repo_interp.measures.labels import described
 from repo_interp.plots.marks.drawing import counted
 

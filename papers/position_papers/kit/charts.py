@@ -21,6 +21,7 @@ import xarray as xr
 from matplotlib.figure import Figure
 
 from repo_interp.errors import InputError
+from repo_interp.plots.marks.chart import Drawing
 
 CHARTS = "charts.nc.xz"
 LARGEST = 2**22
@@ -30,12 +31,18 @@ PACKAGES = ("position_papers.", "repo_interp.")
 _ENGINE: Any = "h5netcdf"
 
 
+def draw(chart: partial[Any]) -> Figure:
+    """Draw a chart: its function returns a figure, or a chart of `repo_interp.plots`."""
+    drawn = chart()
+    return drawn.figure() if isinstance(drawn, Drawing) else drawn
+
+
 def groups_of(run: xr.DataTree, **groups: xr.Dataset) -> xr.DataTree:
     """Make a run of `groups` by name, with the attributes of `run`: what a chart reads of it."""
     return xr.DataTree.from_dict({"/": xr.Dataset(attrs=run.attrs), **groups})
 
 
-def write_charts(charts: Iterable[partial[Figure]], file: Path) -> list[dict[str, Any]]:
+def write_charts(charts: Iterable[partial[Any]], file: Path) -> list[dict[str, Any]]:
     """Store charts with their data.
 
     Args:
@@ -75,7 +82,7 @@ def write_charts(charts: Iterable[partial[Figure]], file: Path) -> list[dict[str
     return records
 
 
-def read_charts(records: Iterable[Mapping[str, Any]], file: Path) -> list[partial[Figure]]:
+def read_charts(records: Iterable[Mapping[str, Any]], file: Path) -> list[partial[Any]]:
     """Read stored charts.
 
     Args:

@@ -19,6 +19,7 @@ import xarray as xr
 from matplotlib.figure import Figure
 
 from position_papers.kit.cache import Cache
+from position_papers.kit.charts import draw
 from position_papers.kit.items import Item
 from position_papers.kit.judge.claims import Claim, Evidence, unmeasured
 from position_papers.kit.scale import Scale
@@ -33,7 +34,7 @@ class Drawing:
 
     name: str
     """Stem of its files."""
-    chart: partial[Figure]
+    chart: partial[Any]
     """What draws it, and its arguments, which `kit.charts` can store."""
     caption: str
     data: xr.Dataset
@@ -42,7 +43,7 @@ class Drawing:
     @property
     def figure(self) -> Figure:
         """The figure, drawn now."""
-        return self.chart()
+        return draw(self.chart)
 
 
 @dataclass(frozen=True)

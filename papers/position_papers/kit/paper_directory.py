@@ -27,7 +27,7 @@ import pandas as pd
 import xarray as xr
 
 from position_papers import FORMATS
-from position_papers.kit.charts import CHARTS, read_charts, write_charts
+from position_papers.kit.charts import CHARTS, draw, read_charts, write_charts
 from position_papers.kit.experiment import Paper, Result
 from position_papers.kit.items import files_of
 from position_papers.kit.judge.outcomes import primary_rows, records, standing, verdict_table
@@ -168,7 +168,7 @@ def draw_again(
     if stored and (directory / CHARTS).is_file():
         charts = read_charts(stored.values(), directory / CHARTS)
         for name, chart in zip(stored, charts, strict=True):
-            save_figure(chart(), directory / name, _pictures(formats))
+            save_figure(draw(chart), directory / name, _pictures(formats))
     return [each["figure"] for each in facts["figures"] if each["figure"] not in stored]
 
 

@@ -17,14 +17,24 @@ from functools import partial
 import numpy as np
 import xarray as xr
 
-from position_papers.kit.cache import Cache
-from position_papers.kit.charts import groups_of
-from position_papers.kit.experiment import Drawing, Experiment, Needs, each
-from position_papers.kit.judge.claims import Claim, Evidence, evidence, unmeasured
-from position_papers.kit.judge.rules import All, AtMost, Custom
+from position_papers.kit import (
+    All,
+    AtMost,
+    Cache,
+    Claim,
+    Custom,
+    Drawing,
+    Evidence,
+    Experiment,
+    Needs,
+    Subject,
+    each,
+    evidence,
+    groups_of,
+    over_seeds,
+    unmeasured,
+)
 from position_papers.kit.learned_positions import why_not
-from position_papers.kit.seeds import over_seeds
-from position_papers.kit.subjects import Subject
 from position_papers.position_generalization.measured import (
     MODEL,
     SOURCE,

@@ -19,18 +19,24 @@ from functools import partial
 import numpy as np
 import xarray as xr
 
-from position_papers.kit.charts import groups_of
-from position_papers.kit.experiment import Drawing, Experiment, Needs, each
-from position_papers.kit.judge.claims import Claim, Evidence, evidence
-from position_papers.kit.judge.differences import mean_of, paired_difference
-from position_papers.kit.judge.rules import (
+from position_papers.kit import (
     All,
     AtLeast,
     AtMost,
     BeyondNull,
+    Claim,
+    Drawing,
+    Evidence,
+    Experiment,
+    Needs,
     Observed,
     Significant,
     beside_null,
+    each,
+    evidence,
+    groups_of,
+    mean_of,
+    paired_difference,
 )
 from position_papers.kit.learned_positions import why_not
 from position_papers.position_generalization.measured import (

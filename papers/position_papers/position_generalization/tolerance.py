@@ -19,13 +19,22 @@ from functools import partial
 import numpy as np
 import xarray as xr
 
-from position_papers.kit.charts import groups_of
-from position_papers.kit.experiment import Drawing, Experiment, Needs
-from position_papers.kit.judge.claims import Claim, Evidence, evidence, unmeasured
-from position_papers.kit.judge.differences import mean_of, paired_difference
-from position_papers.kit.judge.rules import Above, AtMost
+from position_papers.kit import (
+    Above,
+    AtMost,
+    Claim,
+    Drawing,
+    Evidence,
+    Experiment,
+    Needs,
+    Subject,
+    evidence,
+    groups_of,
+    mean_of,
+    paired_difference,
+    unmeasured,
+)
 from position_papers.kit.learned_positions import why_not
-from position_papers.kit.subjects import Subject
 from position_papers.position_generalization.disturbed import OF_TEXT, POINTS, TEXT, measure
 from position_papers.position_generalization.measured import (
     MODEL,

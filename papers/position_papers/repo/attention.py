@@ -19,15 +19,29 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from position_papers.kit.cache import Cache
-from position_papers.kit.experiment import Drawing, Experiment, Needs, asked_the_same, joined
-from position_papers.kit.judge.claims import Claim, Evidence, evidence
-from position_papers.kit.judge.differences import Difference, in_words, mean_of, paired_seeds
-from position_papers.kit.judge.rules import Above, All, Where
+from position_papers.kit import (
+    PLAIN,
+    Above,
+    All,
+    Cache,
+    Claim,
+    Difference,
+    Drawing,
+    Evidence,
+    Experiment,
+    Needs,
+    Subject,
+    Where,
+    asked_the_same,
+    evidence,
+    in_words,
+    joined,
+    mean_of,
+    method_panels,
+    paired_seeds,
+    seeds_of,
+)
 from position_papers.kit.learned_positions import why_not
-from position_papers.kit.score_figures import method_panels
-from position_papers.kit.scores import PLAIN
-from position_papers.kit.subjects import Subject, seeds_of
 from position_papers.repo.checkpoints import (
     HAYSTACKS,
     NO_HAYSTACK,

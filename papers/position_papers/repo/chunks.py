@@ -13,22 +13,27 @@ import numpy as np
 import xarray as xr
 from jaxtyping import Bool, Float
 
-from position_papers.kit.cache import Cache
-from position_papers.kit.experiment import Drawing, Experiment, Needs, each
-from position_papers.kit.judge.claims import Claim, Evidence, evidence
-from position_papers.kit.judge.differences import paired_difference
-from position_papers.kit.judge.rules import (
+from position_papers.kit import (
     All,
     AtLeast,
     AtMost,
     BeyondNull,
+    Cache,
+    Claim,
+    Drawing,
+    Evidence,
+    Experiment,
+    Needs,
     Observed,
     Significant,
+    Subject,
     beside_null,
+    each,
+    evidence,
+    over_seeds,
+    paired_difference,
 )
 from position_papers.kit.learned_positions import why_not
-from position_papers.kit.seeds import over_seeds
-from position_papers.kit.subjects import Subject
 from position_papers.repo.checkpoints import LEARNED, NO_LEARNED, OLMO, learns_long_positions
 from position_papers.repo.options import Options
 from repo_interp.analysis.analyze import analyze

@@ -21,13 +21,22 @@ from accelerate import init_empty_weights
 from torch.utils.benchmark import timer
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
-from position_papers.kit.cache import Cache
-from position_papers.kit.experiment import Drawing, Experiment, Needs, without_checkpoints
-from position_papers.kit.judge.claims import Claim, Evidence, evidence
-from position_papers.kit.judge.differences import mean_of, paired_difference
-from position_papers.kit.judge.rules import AtMost, Significant
-from position_papers.kit.score_figures import score_by_length
-from position_papers.kit.subjects import Subject
+from position_papers.kit import (
+    AtMost,
+    Cache,
+    Claim,
+    Drawing,
+    Evidence,
+    Experiment,
+    Needs,
+    Significant,
+    Subject,
+    evidence,
+    mean_of,
+    paired_difference,
+    score_by_length,
+    without_checkpoints,
+)
 from position_papers.repo.checkpoints import OLMO
 from position_papers.repo.options import Options
 from repo_interp.measures.labels import described

@@ -17,22 +17,35 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from position_papers.kit.cache import Cache
-from position_papers.kit.experiment import Drawing, Experiment, Needs, asked_the_same
-from position_papers.kit.judge.claims import Claim, Evidence, evidence, unmeasured
-from position_papers.kit.judge.differences import (
+from position_papers.kit import (
+    PLAIN,
+    Above,
+    All,
+    AtLeast,
+    AtMost,
+    Below,
+    Cache,
+    Claim,
     Difference,
+    Drawing,
+    Evidence,
+    Experiment,
+    Needs,
+    Subject,
+    Where,
+    asked_the_same,
     between,
+    evidence,
     in_words,
     mean_of,
+    method_panels,
+    note,
     numbers_of,
     paired_seeds,
+    sample_table,
+    unmeasured,
 )
-from position_papers.kit.judge.rules import Above, All, AtLeast, AtMost, Below, Where
 from position_papers.kit.learned_positions import why_not
-from position_papers.kit.score_figures import method_panels
-from position_papers.kit.scores import PLAIN, note, sample_table
-from position_papers.kit.subjects import Subject
 from position_papers.repo.checkpoints import (
     HAYSTACKS,
     NO_HAYSTACK,

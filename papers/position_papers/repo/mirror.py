@@ -31,21 +31,29 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from scipy import stats
 
-from position_papers.kit.cache import Cache
-from position_papers.kit.experiment import Drawing, Experiment, Needs, each, joined
-from position_papers.kit.judge.claims import Claim, Evidence, evidence, unmeasured
-from position_papers.kit.judge.rules import (
+from position_papers.kit import (
     All,
     AtLeast,
     AtMost,
     BeyondNull,
+    Cache,
+    Claim,
     Custom,
+    Drawing,
+    Evidence,
+    Experiment,
+    Needs,
     Observed,
+    Subject,
     beside_null,
+    each,
+    evidence,
+    joined,
+    over_seeds,
+    records_of,
+    unmeasured,
 )
 from position_papers.kit.learned_positions import why_not
-from position_papers.kit.seeds import over_seeds
-from position_papers.kit.subjects import Subject, records_of
 from position_papers.repo.checkpoints import GPT2, can_be_asked_to_mirror, reversal_of, reversals
 from position_papers.repo.options import Options
 from position_papers.training.trained import recorded_scores

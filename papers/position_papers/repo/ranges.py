@@ -18,22 +18,27 @@ from jaxtyping import Float
 from matplotlib.lines import Line2D
 from torch import nn
 
-from position_papers.kit.cache import Cache
-from position_papers.kit.experiment import Drawing, Experiment, Needs, each
-from position_papers.kit.judge.claims import Claim, Evidence, evidence
-from position_papers.kit.judge.differences import welch_difference
-from position_papers.kit.judge.rules import (
+from position_papers.kit import (
     Above,
     All,
     AtLeast,
     AtMost,
     BeyondNull,
+    Cache,
+    Claim,
+    Drawing,
+    Evidence,
+    Experiment,
+    Needs,
     Observed,
+    Subject,
     beside_null,
+    each,
+    evidence,
+    over_seeds,
+    welch_difference,
 )
 from position_papers.kit.learned_positions import why_not
-from position_papers.kit.seeds import over_seeds
-from position_papers.kit.subjects import Subject
 from position_papers.repo.checkpoints import LEARNED, NO_LEARNED, OLMO, learns_long_positions
 from position_papers.repo.options import Options
 from repo_interp.analysis.analyze import analyze

@@ -23,22 +23,30 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from position_papers.kit.cache import Cache
-from position_papers.kit.charts import groups_of
-from position_papers.kit.experiment import Drawing, Experiment, Needs, each, joined
-from position_papers.kit.judge.claims import Claim, Evidence, evidence
-from position_papers.kit.judge.differences import in_words, mean_of, paired_difference
-from position_papers.kit.judge.rules import (
+from position_papers.kit import (
     Above,
     All,
     BeyondNull,
+    Cache,
+    Claim,
+    Drawing,
+    Evidence,
+    Experiment,
+    Needs,
     Observed,
     Significant,
+    Subject,
     beside_null,
+    each,
+    evidence,
+    groups_of,
+    in_words,
+    joined,
+    mean_of,
+    over_seeds,
+    paired_difference,
 )
 from position_papers.kit.learned_positions import why_not
-from position_papers.kit.seeds import over_seeds
-from position_papers.kit.subjects import Subject
 from position_papers.repo.checkpoints import OLMO
 from position_papers.repo.options import Options
 from repo_interp.analysis.analyze import analyze

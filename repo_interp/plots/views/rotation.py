@@ -313,10 +313,16 @@ def _correlation(dataset: xr.Dataset, layer: int, head: int) -> str:
     return f", r = {number(float(known.mean()))}{some}" if known.size else ""
 
 
-def _norms(pairs: xr.Dataset) -> Grid:
-    """Tabulate mean norms of the pairs of queries and keys.
+def norms_grid(pairs: xr.Dataset) -> Grid:
+    """Chart mean norms of the pairs of queries and keys.
 
     A row is a head of the layers that rotate, or a layer if there are many heads.
+
+    Args:
+        pairs: Group `rotation` of a run.
+
+    Returns:
+        The chart.
     """
     rotating = pairs.isel(
         layer=np.flatnonzero(pairs["query_norm"].notnull().all(("head", "component")))
@@ -346,7 +352,7 @@ def _charts(run: xr.DataTree) -> Iterator[Chart]:
     """
     pairs = group(run, "rotation")
     if bool(pairs["query_norm"].notnull().any()):
-        yield _norms(pairs)
+        yield norms_grid(pairs)
     chosen = head_to_show(pairs)
     if chosen is not None and rotating_heads(pairs):
         yield CustomFigure(
