@@ -246,7 +246,7 @@ def floors(scored: Scored, options: ScoreOptions, cache: Cache) -> dict[str, flo
         "count": options.count,
         "seed": options.seed,
     }
-    floor = cache.dataset(measure_floors, depends, task, options.count, options.seed)["floor"]
+    floor = cache.get(measure_floors, depends, task, options.count, options.seed)["floor"]
     return dict(
         zip(floor["test_set"].values.astype(str).tolist(), floor.values.tolist(), strict=True)
     )

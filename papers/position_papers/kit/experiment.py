@@ -85,7 +85,7 @@ class Experiment:
     needs: Needs
     measure: Callable[[Sequence[Subject], Any, Cache], Any]
     """What is measured of one group of checkpoints, with the paper's options; expensive parts go
-    through `Cache.dataset`.
+    through `Cache.get`.
     """
     tabulate: Callable[[Any], Iterable[Evidence]]
     """The evidence on its claims, for the table that `kit.judge` reads."""

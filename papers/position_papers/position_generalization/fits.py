@@ -218,41 +218,32 @@ def draw(measured: Measured) -> Iterator[Drawing]:
     run = groups_of(measured.run, three_axis=three[["r"]], fake_distance=fake[["r"]])
     yield Drawing(f"fits_{name}", partial(fit_correlations, run), caption, data)
 
-    layer, head = example_heads(three)[:2][-1]
-    axes = {variable: three[variable] for variable in ("distance_axis", "query_axis", "key_axis")}
-    data = maps[["logit_map", "block_size"]].assign(axes).sel(layer=layer, head=head)
-    caption = (
-        f"{name}, the head with the median r: its logits, distance, query and key axis, and "
-        "their sum (fig. 2), on the first "
-        f"of {three.sizes['prompt']} sequences. Axes have a meaning up to a level and a "
-        "common slope."
-    )
-    of_head = {"layer": [layer], "head": [head]}
-    run = groups_of(
-        measured.run,
-        three_axis=three[["r", *axes]].sel(of_head),
-        maps=maps[["logit_map", "block_size"]].sel(of_head),
-    )
-    chart = partial(three_axis_fit, run, layer, head)
-    yield Drawing(f"three_axis_{name}", chart, caption, data)
-
-    candidates = fake.sel(layer=rotating_layers(measured) or fake["layer"].values)
-    layer, head = (example_heads(candidates)[:2] or [(0, 0)])[-1]
-    axes = {variable: fake[variable] for variable in ("position_axis", "semantic_axis")}
-    data = maps[["fake_map", "block_size"]].assign(axes).sel(layer=layer, head=head)
-    caption = (
-        f"{name}, the head with the median r: logits that the last query would give every "
-        "key at every distance, with their two "
-        f"axes, and the sum of these (fig. 3), on the first of {three.sizes['prompt']} sequences."
-    )
-    of_head = {"layer": [layer], "head": [head]}
-    run = groups_of(
-        measured.run,
-        fake_distance=fake[["r", *axes]].sel(of_head),
-        maps=maps[["fake_map", "block_size"]].sel(of_head),
-    )
-    chart = partial(fake_distance_fit, run, layer, head)
-    yield Drawing(f"fake_distance_{name}", chart, caption, data)
+    parts = {
+        "three_axis": (
+            ("logit_map", "distance_axis", "query_axis", "key_axis"),
+            f"{name}, the head with the median r: its logits, distance, query and key axis, and "
+            "their sum (fig. 2), on the first "
+            f"of {three.sizes['prompt']} sequences. Axes have a meaning up to a level and a "
+            "common slope.",
+        ),
+        "fake_distance": (
+            ("fake_map", "position_axis", "semantic_axis"),
+            f"{name}, the head with the median r: logits that the last query would give every "
+            "key at every distance, with their two "
+            "axes, and the sum of these (fig. 3), on the first of "
+            f"{three.sizes['prompt']} sequences.",
+        ),
+    }
+    fake = fake.sel(layer=rotating_layers(measured) or fake["layer"].values)
+    for (part, ((shown, *axes), caption)), fit, chart in zip(
+        parts.items(), (three, fake), (three_axis_fit, fake_distance_fit), strict=True
+    ):
+        layer, head = (example_heads(fit)[:2] or [(0, 0)])[-1]
+        of_head = {"layer": [layer], "head": [head]}
+        fit, of_map = fit[["r", *axes]].sel(of_head), maps[[shown, "block_size"]].sel(of_head)
+        run = groups_of(measured.run, **{part: fit, "maps": of_map})
+        data = of_map.assign(fit[axes]).isel(layer=0, head=0)
+        yield Drawing(f"{part}_{name}", partial(chart, run, layer, head), caption, data)
 
 
 def by_weights(

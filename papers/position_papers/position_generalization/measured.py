@@ -170,7 +170,7 @@ def fits(subject: Subject, options: Options, cache: Cache) -> Measured:
             "length": length,
             "weights": str(seed),
         }
-        return subject.measured_groups(cache, measure_fits, options, seed, **known)
+        return subject.measured(cache, measure_fits, options, seed, **known)
 
     return Measured(
         subject, length, groups(None), tuple(groups(seed) for seed in range(options.controls))

@@ -85,7 +85,7 @@ def measure(subjects: Sequence[Subject], options: Options, cache: Cache) -> xr.D
         if name.startswith("efficiency_")
     }
     timed["device"] = options.device
-    measured = cache.dataset(_times, {**timed, "seed": options.seed}, options)
+    measured = cache.get(_times, {**timed, "seed": options.seed}, options)
     sizes = {PAPERS: counts(configuration(*OLMO_2)), "timed": counts(_timed(options))}
     coords = {"size": list(sizes), "scheme": ["rope", "repo"]}
     array = xr.DataArray(np.array(list(sizes.values()), dtype=float), coords, ("size", "scheme"))

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import xarray as xr
 from jaxtyping import Float
-from matplotlib.lines import Line2D
 from torch import nn
 
 from position_papers.kit import (
@@ -36,6 +35,7 @@ from position_papers.kit import (
     each,
     evidence,
     over_seeds,
+    score_by_length,
     welch_difference,
 )
 from position_papers.kit.learned_positions import why_not
@@ -44,8 +44,7 @@ from position_papers.repo.options import Options
 from repo_interp.analysis.analyze import analyze
 from repo_interp.errors import InputError
 from repo_interp.measures.labels import described
-from repo_interp.plots.marks.drawing import counted, legend_below, plain_decades
-from repo_interp.plots.style import COLUMN_WIDTH, PaperFigure, paper_figure, scheme_colour, style
+from repo_interp.plots.marks.drawing import counted
 from repo_interp.tasks import Prompt
 
 SHARES = (Fraction(1, 4), Fraction(1, 2), Fraction(1), Fraction(2), Fraction(4))
@@ -248,82 +247,30 @@ def draw(data: xr.Dataset) -> Iterator[Drawing]:
     name, length = data.attrs["checkpoint"], int(data.attrs["training_length"])
     counts = data["range"].notnull().any("unit").sum("prompt").values.tolist()
     prompts = " or ".join(map(str, sorted(set(counts), reverse=True)))
+    shown = _beside_context(data["range"]).assign_attrs(training_length=length)
+    title = f"{name}: {counted(data.sizes['unit'], 'learned head')}"
     yield Drawing(
         f"ranges_{data.attrs['stem']}",
-        partial(ranges_by_length, data[["range"]], name),
+        partial(score_by_length, shown, title),
         f"{name}: range of positions of every learned head by context length (RePo fig. 2), "
-        f"mean over {prompts} prompts. "
+        f"mean over {prompts} prompts; line: mean over heads, small dots: each. "
         f"The claim is judged at {length // 2} and {length} tokens.",
         data,
     )
 
 
-def ranges_by_length(data: xr.Dataset, name: str) -> PaperFigure:
-    """Every learned head by context length.
-
-    Dashed: the context length itself, the range of RoPE. Dotted: training length.
+def _beside_context(ranges: xr.DataArray) -> xr.Dataset:
+    """Ranges of heads as scores by length, heads in the place of seeds, beside the context length,
+    which is the range of RoPE.
     """
-    means = data["range"].mean("prompt").transpose("length", "unit").values
-    lengths, colour = data["length"].values, scheme_colour("repo")
-    with style():
-        figure = paper_figure(COLUMN_WIDTH, 2.5)
-        ax = figure.subplots()
-        for place in range(means.shape[1]):
-            ax.plot(
-                lengths,
-                means[:, place],
-                "-o",
-                color=colour,
-                alpha=0.45,
-                linewidth=0.5,
-                markersize=1.8,
-                gid="head",
-            )
-        ax.plot(lengths, means.mean(axis=1), color="#222222", linewidth=1.2, gid="mean")
-        ax.plot(lengths, lengths, "--", color="#222222", linewidth=0.8, gid="context length")
-        ax.axvline(
-            float(data.attrs["training_length"]),
-            color="#222222",
-            linewidth=0.6,
-            linestyle=(0, (1, 1.5)),
-        )
-        ax.set(
-            xscale="log",
-            yscale="log",
-            xlabel="context length (tokens)",
-            ylabel="range of positions d",
-        )
-        ax.set_xticks(lengths, [f"{length:,}" for length in lengths])
-        ax.minorticks_off()
-        plain_decades(ax.yaxis)
-        ax.grid(axis="y")
-        ax.set_title(f"{name}: {counted(means.shape[1], 'learned head')}")
-        legend_below(
-            figure,
-            [
-                Line2D(
-                    [], [], color=colour, marker="o", markersize=2, linewidth=0.5, label="a head"
-                ),
-                Line2D([], [], color="#222222", linewidth=1.2, label="mean"),
-                Line2D(
-                    [],
-                    [],
-                    color="#222222",
-                    linestyle="--",
-                    linewidth=0.8,
-                    label="the context length (RoPE)",
-                ),
-                Line2D(
-                    [],
-                    [],
-                    color="#222222",
-                    linestyle=(0, (1, 1.5)),
-                    linewidth=0.6,
-                    label="training length",
-                ),
-            ],
-        )
-    return figure
+    heads = ranges.mean("prompt").rename(length="test_set", unit="seed").drop_vars("seed")
+    context = heads["test_set"].broadcast_like(heads).where(heads["seed"] == 0)
+    score = xr.concat([heads, context], xr.IndexVariable("checkpoint", ["heads", "context"]))
+    looks = {"layout": ["repo", "rope"], "label": ["learned heads", "context length (RoPE)"]}
+    return xr.Dataset(
+        {"score": described(score, "range of positions d", "positions")},
+        {name: ("checkpoint", each) for name, each in looks.items()},
+    )
 
 
 RANGES = over_seeds(

@@ -150,7 +150,7 @@ def measure(subjects: Sequence[Subject], options: Options, cache: Cache) -> xr.D
     prompts = prompts_for(subject, options)
     if not prompts:
         return None
-    tree = subject.measured_groups(
+    tree = subject.measured(
         cache, _scores, options, prompts, prompts=options.prompts, controls=options.controls
     )
     tree.attrs = {

@@ -74,8 +74,6 @@ TITLE = (
 ADDS = "adds to the logit at distance 0 (logits)"
 SHORT = 0.15
 """Share of half a panel below which an arrow has no number."""
-NARROW = 16
-"""Components whose numbers fit below a column of two panels."""
 MOST_ROWS = 72
 """Heads whose norms get a row; with more, a row is a layer's mean."""
 COLUMNS = 4
@@ -338,10 +336,10 @@ def norms_grid(pairs: xr.Dataset) -> Grid:
             if few
             else norms.mean("head")
         )
-    bar = {"label": "mean norm, one scale for both"}
-    width = COLUMN_WIDTH if pairs.sizes["component"] <= NARROW else PAGE_WIDTH
     cell = 0.055 if few else 0.15
-    return Grid("pair_norms", panels, pattern="", bar=bar, cell=cell, width=width)
+    return Grid(
+        "pair_norms", panels, pattern="", bar={"label": "mean norm"}, cell=cell, width=PAGE_WIDTH
+    )
 
 
 def _charts(run: xr.DataTree) -> Iterator[Chart]:
