@@ -562,7 +562,14 @@ def test_figures_on_tiny_models_end_to_end(checkpoints, kept, tmp_path):
             "pair",
         )
     }
-    of_page = {"README.md", "evidence.csv.gz", "verdicts.csv", "page.json", "numbers.csv.gz"}
+    of_page = {
+        "README.md",
+        "evidence.csv.gz",
+        "verdicts.csv",
+        "page.json",
+        "numbers.csv.gz",
+        "charts.nc.xz",
+    }
     assert {file.name for file in out.iterdir()} == of_page | {f"{name}.nc" for name in names}
     with (out / "verdicts.csv").open() as stream_of_rows:
         rows = list(csv.DictReader(stream_of_rows))
