@@ -240,7 +240,7 @@ def _made(console, builds, arguments: argparse.Namespace, cache: Path) -> int:
     for directory, stay in judge_again(over_all, again, papers).items():
         text = "  stands already; judged and drawn again"
         if stay:
-            text += f", without these, whose data are not stored: {', '.join(stay)}"
+            text = f"  stands already; judged again. Not stored, so not drawn: {', '.join(stay)}"
         console.print(bold(directory, text), highlight=False, soft_wrap=True)
     _print(console, headlines(over_all, papers))
     console.print(
