@@ -80,8 +80,8 @@ def test_an_interrupted_measurement_goes_on_from_its_finished_points(tmp_path):
     cache = Cache(tmp_path)
     for stop_at in (2, 3):
         with pytest.raises(KeyboardInterrupt):
-            cache.dataset(by_points, DEPENDS, cache.points(by_points, DEPENDS), stop_at)
-    whole = cache.dataset(by_points, DEPENDS, cache.points(by_points, DEPENDS), -1)
+            cache.get(by_points, DEPENDS, cache.points(by_points, DEPENDS), stop_at)
+    whole = cache.get(by_points, DEPENDS, cache.points(by_points, DEPENDS), -1)
     assert MADE == [0, 1, 2, 2, 3, 3]
     np.testing.assert_array_equal(whole["x"], np.arange(4) / 3)
     assert [file.suffix for file in tmp_path.iterdir() if file.name != ".gitignore"] == [".nc"]
@@ -92,10 +92,10 @@ def test_an_interrupted_measurement_goes_on_from_its_finished_points(tmp_path):
 
 def test_the_same_is_measured_once_and_comes_back_as_it_was(tmp_path):
     times: list[str] = []
-    first = Cache(tmp_path).dataset(measured, DEPENDS, times)
-    again = Cache(tmp_path).dataset(measured, dict(reversed(DEPENDS.items())), times)
+    first = Cache(tmp_path).get(measured, DEPENDS, times)
+    again = Cache(tmp_path).get(measured, dict(reversed(DEPENDS.items())), times)
     assert len(times) == 1 and first["yes"].dtype == bool
-    of_groups = [Cache(tmp_path).tree(groups, DEPENDS, times) for _ in range(2)]
+    of_groups = [Cache(tmp_path).get(groups, DEPENDS, times) for _ in range(2)]
     assert len(times) == 3 and len(list(tmp_path.glob("*.nc"))) == 2
     for one in (first, again, *(tree["whole"].to_dataset() for tree in of_groups)):
         xr.testing.assert_identical(one, measured([]))
@@ -104,18 +104,18 @@ def test_the_same_is_measured_once_and_comes_back_as_it_was(tmp_path):
 
 def test_what_one_reader_changes_the_next_does_not_see(tmp_path):
     cache, times = Cache(tmp_path), []
-    first = cache.dataset(measured, DEPENDS, times)
+    first = cache.get(measured, DEPENDS, times)
     first["x"][0], first.attrs["kept"] = 7.0, "that"
-    xr.testing.assert_identical(cache.dataset(measured, DEPENDS, times), measured([]))
+    xr.testing.assert_identical(cache.get(measured, DEPENDS, times), measured([]))
     assert len(times) == 1
 
 
 @pytest.mark.parametrize("other", [{"seed": 1}, {"checkpoint": "abd"}, {"more": None}])
 def test_something_else_is_measured_anew(tmp_path, other):
     times: list[str] = []
-    Cache(tmp_path).dataset(measured, DEPENDS, times)
-    Cache(tmp_path).dataset(measured, DEPENDS | other, times)
-    Cache(tmp_path).dataset(another, DEPENDS, times)
+    Cache(tmp_path).get(measured, DEPENDS, times)
+    Cache(tmp_path).get(measured, DEPENDS | other, times)
+    Cache(tmp_path).get(another, DEPENDS, times)
     assert len(times) == 3
 
 
@@ -126,10 +126,10 @@ def test_what_is_interrupted_or_cannot_be_written_leaves_nothing_and_the_others_
     tmp_path, function, error
 ):
     cache = Cache(tmp_path)
-    cache.dataset(measured, DEPENDS, [])
+    cache.get(measured, DEPENDS, [])
     before = sorted(tmp_path.iterdir())
     with pytest.raises(error):
-        cache.dataset(function, {"seed": 5})
+        cache.get(function, {"seed": 5})
     assert sorted(tmp_path.iterdir()) == before
     assert (tmp_path / ".gitignore").read_text() == "*\n"
 
@@ -137,8 +137,8 @@ def test_what_is_interrupted_or_cannot_be_written_leaves_nothing_and_the_others_
 def test_without_a_directory_nothing_is_kept():
     times: list[str] = []
     cache = Cache()
-    cache.dataset(measured, DEPENDS, times)
-    cache.dataset(measured, DEPENDS, times)
+    cache.get(measured, DEPENDS, times)
+    cache.get(measured, DEPENDS, times)
     assert len(times) == 2
 
 

@@ -16,7 +16,6 @@ import numpy as np
 import pandas as pd
 import pytest
 import xarray as xr
-from matplotlib.figure import Figure
 from numpy.testing import assert_allclose
 from places import ROOT as CHECKOUT
 from scipy import stats
@@ -90,6 +89,7 @@ from position_papers.kit.judge.rules import (
 )
 from position_papers.kit.paper_directory import LARGEST, NUMBERS, numbers, write_numbers
 from position_papers.kit.scale import Scale
+from position_papers.kit.score_figures import score_by_length
 from position_papers.kit.subjects import Given, Subject
 from position_papers.repo.haystack import ABOVE_AT_LONGER, CONVERGED
 from position_papers.repo.needles import NOPE
@@ -373,6 +373,12 @@ def test_a_table_of_verdicts_is_read_back_as_it_was_written(tmp_path):
     ]
 
 
+SCORES = xr.Dataset(
+    {"score": (("checkpoint", "test_set", "seed"), [[[0.5]]])},
+    {"checkpoint": ["a"], "test_set": ["all"], "layout": ("checkpoint", ["rope"])},
+)
+
+
 def paper(*shares: float, claims: tuple[Claim, ...] = BOTH, name: str = "mine") -> Paper:
     """A paper of one experiment that measures the first claim on as many checkpoints."""
 
@@ -389,7 +395,7 @@ def paper(*shares: float, claims: tuple[Claim, ...] = BOTH, name: str = "mine") 
             yield evidence(claims[0], "abc"[place], "share", {"the share": share}, share)
 
     def drawn(data):
-        yield Drawing("shares", Figure(), "Shares.", data)
+        yield Drawing("shares", partial(score_by_length, SCORES), "Shares.", data)
 
     experiment = Experiment(
         "shares", claims, Needs(without_checkpoints, "needs more"), measured, judged, drawn

@@ -237,8 +237,10 @@ def _made(console, builds, arguments: argparse.Namespace, cache: Path) -> int:
         text = f"  verdicts and figures; {len(files)} files"
         console.print(bold(build.directory / "README.md", text), highlight=False, soft_wrap=True)
         write_gallery(over_all, papers)
-    for directory in judge_again(over_all, again, papers):
-        text = "  stands already; judged again"
+    for directory, stay in judge_again(over_all, again, papers).items():
+        text = "  stands already; judged and drawn again"
+        if stay:
+            text = f"  stands already; judged again. Not stored, so not drawn: {', '.join(stay)}"
         console.print(bold(directory, text), highlight=False, soft_wrap=True)
     _print(console, headlines(over_all, papers))
     console.print(

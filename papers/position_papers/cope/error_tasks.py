@@ -32,11 +32,20 @@ from position_papers.cope.errors import (
     experiment,
     lower_error,
 )
-from position_papers.kit.judge.claims import Claim, Evidence, evidence, unmeasured
-from position_papers.kit.judge.differences import numbers_of
-from position_papers.kit.judge.rules import All, AtLeast, AtMost
-from position_papers.kit.scale import Scale
-from position_papers.kit.scores import ScoreOptions, missing, note
+from position_papers.kit import (
+    All,
+    AtLeast,
+    AtMost,
+    Claim,
+    Evidence,
+    Scale,
+    ScoreOptions,
+    evidence,
+    missing,
+    note,
+    numbers_of,
+    unmeasured,
+)
 from position_papers.tasks.counting import BALANCED
 from repo_interp.errors import InputError
 from repo_interp.values import Count

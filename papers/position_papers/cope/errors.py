@@ -15,6 +15,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -23,26 +24,37 @@ import numpy as np
 import xarray as xr
 from matplotlib.lines import Line2D
 
-from position_papers.kit.cache import Cache
-from position_papers.kit.experiment import Drawing, Experiment, Needs, trained_alike
-from position_papers.kit.judge.claims import Claim, Evidence, evidence, unmeasured
-from position_papers.kit.judge.differences import Sample, between, in_words, numbers_of
-from position_papers.kit.judge.rules import Above
-from position_papers.kit.scale import Scale
-from position_papers.kit.score_figures import draw_scores, handles
-from position_papers.kit.scores import (
+from position_papers.kit import (
+    Above,
+    Cache,
+    Claim,
+    Drawing,
+    Evidence,
+    Experiment,
+    Needs,
+    Sample,
+    Scale,
     Scored,
     ScoreOptions,
+    Subject,
+    between,
+    draw_scores,
+    evidence,
     first_of,
+    handles,
     in_layers,
     in_legend,
+    in_words,
     missing,
     note,
+    numbers_of,
     of_tasks,
+    records_of,
     score_subject,
     score_table,
+    trained_alike,
+    unmeasured,
 )
-from position_papers.kit.subjects import Subject, records_of
 from position_papers.training.trained import configured_task, recorded_scores
 from repo_interp.checkpoint_files.stored import stored_digest
 from repo_interp.plots.marks.drawing import legend_below
@@ -195,7 +207,7 @@ def experiment(task: ErrorTask, name: str) -> Experiment:
             ]
             + [f"Not drawn: {alike.title} - {alike.not_learned}." for alike in left_out]
         )
-        figure = errors_by_test_set({alike.title: tables[alike.title] for alike in learned})
+        panels = {alike.title: tables[alike.title] for alike in learned}
         together: Any = {
             "dim": "checkpoint",
             "join": "outer",
@@ -203,7 +215,10 @@ def experiment(task: ErrorTask, name: str) -> Experiment:
             "compat": "override",
         }
         yield Drawing(
-            task.figure(own), figure, caption, xr.concat(list(tables.values()), **together)
+            task.figure(own),
+            partial(errors_by_test_set, panels),
+            caption,
+            xr.concat(list(tables.values()), **together),
         )
 
     otherwise = f"no checkpoint with CoPE in every layer, trained on {task.name}, was given"
@@ -231,7 +246,7 @@ def floors(scored: Scored, options: ScoreOptions, cache: Cache) -> dict[str, flo
         "count": options.count,
         "seed": options.seed,
     }
-    floor = cache.dataset(measure_floors, depends, task, options.count, options.seed)["floor"]
+    floor = cache.get(measure_floors, depends, task, options.count, options.seed)["floor"]
     return dict(
         zip(floor["test_set"].values.astype(str).tolist(), floor.values.tolist(), strict=True)
     )

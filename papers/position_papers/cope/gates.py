@@ -24,6 +24,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -32,13 +33,25 @@ from jaxtyping import Float
 from matplotlib.lines import Line2D
 
 from position_papers.cope.perplexity import LANGUAGE
-from position_papers.kit.cache import Cache
-from position_papers.kit.experiment import Drawing, Experiment, Needs, each, joined
-from position_papers.kit.judge.claims import Claim, Evidence, evidence, unmeasured
-from position_papers.kit.judge.rules import All, AtLeast, AtMost
-from position_papers.kit.scores import ScoreOptions, of_tasks
-from position_papers.kit.seeds import over_seeds
-from position_papers.kit.subjects import Subject
+from position_papers.kit import (
+    All,
+    AtLeast,
+    AtMost,
+    Cache,
+    Claim,
+    Drawing,
+    Evidence,
+    Experiment,
+    Needs,
+    ScoreOptions,
+    Subject,
+    each,
+    evidence,
+    joined,
+    of_tasks,
+    over_seeds,
+    unmeasured,
+)
 from repo_interp.analysis.analyze import analyze
 from repo_interp.errors import InputError
 from repo_interp.measures.gates import KINDS, Gates
@@ -300,9 +313,9 @@ def draw(measured: tuple[str, xr.Dataset]) -> Iterator[Drawing]:
             f"{short}, {_place(data, chosen)}\n{part.where} {chosen.observed:.2f}, "
             f"{part.control} {chosen.control:.2f}"
         )
-        yield Drawing(
-            f"{part.stem}_{short}", position_attention_and_gates(shown, title), caption, shown
-        )
+        maps = shown[["position_attention", "gate_by_token", "separator"]]
+        chart = partial(position_attention_and_gates, maps, title)
+        yield Drawing(f"{part.stem}_{short}", chart, caption, shown)
 
 
 def _counted(data: xr.Dataset) -> tuple[np.ndarray, str]:

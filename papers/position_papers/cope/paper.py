@@ -13,8 +13,7 @@ from pathlib import Path
 from position_papers.cope.error_tasks import COUNTING, FLIP_FLOP, SELECTIVE_COPY, CountingOptions
 from position_papers.cope.gates import GATES, GateOptions
 from position_papers.cope.perplexity import PERPLEXITY
-from position_papers.kit.experiment import Paper
-from position_papers.kit.items import read_items
+from position_papers.kit import Paper, read_items
 
 
 @dataclass(frozen=True)

@@ -11,44 +11,49 @@ is another comparison, which the paper makes on code.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
 from position_papers.cope.errors import COPE
-from position_papers.kit.cache import Cache
-from position_papers.kit.experiment import Drawing, Experiment, Needs, trained_alike
-from position_papers.kit.judge.claims import Claim, Evidence, evidence, unmeasured
-from position_papers.kit.judge.differences import (
+from position_papers.kit import (
     MATERIAL,
-    between,
-    between_rises,
-    in_words,
-    numbers_of,
-    rise,
-)
-from position_papers.kit.judge.rules import Above, All, AtMost
-from position_papers.kit.perplexities import (
-    compared,
-    on_the_same_windows,
-    perplexity_table,
-    shortest_and_longest,
-)
-from position_papers.kit.perplexity_figures import perplexity_by_length
-from position_papers.kit.scale import Scale
-from position_papers.kit.scores import (
     PLAIN,
+    Above,
+    All,
+    AtMost,
+    Cache,
+    Claim,
+    Drawing,
+    Evidence,
+    Experiment,
+    Needs,
+    Scale,
     Scored,
     ScoreOptions,
+    Subject,
+    between,
+    between_rises,
+    evidence,
     first_of,
     in_legend,
+    in_words,
     missing,
     note,
+    numbers_of,
     of_tasks,
+    on_the_same_windows,
+    perplexity_table,
+    score_by_length,
     score_subject,
+    shortest_and_longest,
+    trained_alike,
+    unmeasured,
 )
-from position_papers.kit.subjects import Subject
+from position_papers.kit.judge.differences import rise
+from position_papers.kit.perplexities import compared
 from repo_interp.plots.marks.scores import layout_name
 
 ROPE, ABSOLUTE, OPEN, KEYS, FEW = "rope", "learned", "open", "separate_keys", "few"
@@ -195,7 +200,8 @@ def _drawn(name: str, scored: Sequence[Scored], reference: Scored | None, called
         f"length, {length} tokens, where learned absolute positions end. {said}"
     )
     table = table.assign_coords(label=("checkpoint", [_label(each, scored) for each in scored]))
-    return Drawing(name, perplexity_by_length(table, f"trained at {length} tokens"), caption, table)
+    chart = partial(score_by_length, table, f"trained at {length} tokens")
+    return Drawing(name, chart, caption, table)
 
 
 def _absent(claim: Claim, given: Mapping[str, Scored], wanted: Sequence[str]) -> Evidence | None:

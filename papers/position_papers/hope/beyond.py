@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import xarray as xr
@@ -35,11 +36,21 @@ from position_papers.hope.wording import (
     named_bands,
     random_weights,
 )
-from position_papers.kit.cache import Cache
-from position_papers.kit.experiment import Drawing, Experiment
-from position_papers.kit.judge.claims import Claim, Evidence, evidence
-from position_papers.kit.judge.rules import All, AtLeast, BeyondNull, Observed, Rule, beside_null
-from position_papers.kit.subjects import Subject
+from position_papers.kit import (
+    All,
+    AtLeast,
+    BeyondNull,
+    Cache,
+    Claim,
+    Drawing,
+    Evidence,
+    Experiment,
+    Observed,
+    Rule,
+    Subject,
+    beside_null,
+    evidence,
+)
 from repo_interp.measures.labels import described
 from repo_interp.tasks.random_tokens import Kind
 
@@ -223,7 +234,7 @@ def draw(tree: xr.DataTree) -> Iterator[Drawing]:
     judged = described(judged, "activated component of the first layer, smoothed over L/16", "q·k")
     yield Drawing(
         f"beyond_training_length_{name}",
-        beyond_training_length(drawn, length),
+        partial(beyond_training_length, drawn, length),
         caption,
         drawn.assign(smoothed=judged, length=length),
     )

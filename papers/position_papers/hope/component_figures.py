@@ -17,18 +17,16 @@ import numpy as np
 import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
-from matplotlib.colors import LinearSegmentedColormap, Normalize
+from matplotlib.colors import Normalize
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from repo_interp.errors import InputError
 from repo_interp.plots.marks.drawing import (
-    bare,
     legend_below,
     name_ticks,
     note,
     number,
-    sparse_ticks,
 )
 from repo_interp.plots.marks.scores import layout_name
 from repo_interp.plots.style import COLUMN_WIDTH, PaperFigure, paper_figure, scheme_colour, style
@@ -44,17 +42,9 @@ from repo_interp.plots.views.component_curves import (
     shade_few,
 )
 
-MOST_NAMED = 16
-"""Layers whose rows are numbered."""
 COMPONENT = "component r (0 turns fastest)"
 VAF = "VAF (%)"
 _STEPS = "viridis"
-_SHARES = "cividis"
-_TURNS = LinearSegmentedColormap.from_list("turns", ["#FFFFFF", "#9DCBE6", "#0072B2", "#003A5C"])
-MOST_ROWS = 72
-"""Heads whose norms get a row each; with more, a row is a layer's mean."""
-
-
 LOGIT = "mean logit (q·k)"
 _CONTROL: Mapping[str, Any] = {"color": "#8A8A8A", "linewidth": 0.7}
 ROWS = 6
@@ -260,60 +250,6 @@ def vaf_over_training(components: xr.Dataset) -> PaperFigure:
 
 
 @style()
-def pair_norms(rotation: xr.Dataset, bands: xr.Dataset | None = None) -> PaperFigure:
-    """Mean norms of the pairs of queries and keys, one row per head, layer by layer: which
-    frequencies heads use.
-
-    `rotation` holds `query_norm` and `key_norm` [layer, head, component]; with many heads a row is
-    the mean of a layer. Layers that rotate nothing are left out. `bands`, with `activated` and
-    `low_frequency` [component], marks the activated components.
-    """
-    rotates = rotation["query_norm"].notnull().all(("head", "component"))
-    rotating = rotation.isel(layer=np.flatnonzero(rotates.values))
-    of_heads = rotating.sizes["layer"] * rotating.sizes["head"] <= MOST_ROWS
-    layers = rotating["layer"].values
-    rows = rotating.sizes["head"] if of_heads else 1
-    figure = paper_figure(COLUMN_WIDTH, min(6.0, 1.0 + max(0.9, 0.055 * rows * len(layers))))
-    axes = figure.subplots(1, 2, sharey=True)
-    drawn: Any = None
-    norms = [
-        rotating[name].transpose("layer", "head", "component").values
-        for name in ("query_norm", "key_norm")
-    ]
-    images = [each.reshape(-1, each.shape[-1]) if of_heads else each.mean(1) for each in norms]
-    highest = max(float(image.max(initial=0.0)) for image in images) or 1.0
-    for ax, image, title in zip(axes, images, ("queries", "keys"), strict=True):
-        drawn = ax.imshow(
-            image, aspect="auto", cmap=_SHARES, vmin=0, vmax=highest, interpolation="nearest"
-        )
-        for edge in range(1, len(layers)):
-            ax.axhline(edge * rows - 0.5, color="white", linewidth=0.8)
-        if bands is not None:
-            for place in np.flatnonzero(bands["activated"].values):
-                ax.plot(
-                    place,
-                    -0.5,
-                    "v",
-                    color=BAND_COLOURS["activated"],
-                    markersize=4,
-                    clip_on=False,
-                    gid="activated",
-                )
-        name_ticks(ax.xaxis, rotating["component"].values, 5)
-        ax.set(xlabel="component r", title=title)
-        ax.spines[:].set_visible(False)
-    figure.colorbar(drawn, ax=list(axes), location="bottom", pad=0.02, aspect=40).set_label(
-        "mean norm, one scale for both"
-    )
-    named = np.array(sparse_ticks(layers, MOST_NAMED))
-    axes[0].set_yticks(named * rows + (rows - 1) / 2, layers[named].astype(str))
-    axes[0].set_ylabel("layer" + (", one row per head" if of_heads else ", mean over heads"))
-    for ax in axes:
-        ax.tick_params(axis="y", length=0)
-    return figure
-
-
-@style()
 def pair_of_tokens(components: xr.Dataset, title: str = "") -> PaperFigure:
     """The components of the logit of one pair of tokens, and how they add up from the fastest to
     the slowest.
@@ -340,54 +276,6 @@ def pair_of_tokens(components: xr.Dataset, title: str = "") -> PaperFigure:
         [*_band_patches(bands), Line2D([], [], color="#000000", linewidth=1.0, label="sum so far")],
     )
     return figure
-
-
-@style()
-def turn_histogram(components: xr.Dataset, title: str = "") -> PaperFigure:
-    """How far seen pairs of tokens turn each component: shares of pairs by angle, one column per
-    component.
-
-    `components` holds `turn_share` [component, turn] and `turn_upper` [turn], the bins' ends in
-    radians; `turn` holds their starts. Angles that no pair turns by, above all that are seen, are
-    named and not drawn.
-    """
-    share = components["turn_share"].transpose("turn", "component")
-    last = 1 + int(np.flatnonzero((share.values > 0).any(axis=1)).max(initial=0))
-    share, upper = share.isel(turn=slice(last)), components["turn_upper"].values[:last]
-    edges = [*share["turn"].values, upper[-1]]
-    figure = paper_figure(COLUMN_WIDTH, min(2.8, 1.0 + 0.26 * last))
-    ax = figure.subplots()
-    drawn = ax.imshow(
-        100 * share.values,
-        origin="lower",
-        aspect="auto",
-        cmap=_TURNS,
-        vmin=0,
-        vmax=100,
-        interpolation="nearest",
-    )
-    ax.set_yticks(
-        np.arange(last + 1) - 0.5, [_angle(edge) if np.isfinite(edge) else "∞" for edge in edges]
-    )
-    ax.set_ylabel("angle θ |Δz| (rad)")
-    _component_axis(ax, share["component"].values)
-    figure.colorbar(drawn, ax=ax, pad=0.03, aspect=16, label="share of pairs (%)")
-    seen = f"no pair turns by {_angle(upper[-1])} or more" if np.isfinite(upper[-1]) else ""
-    ax.set_title("\n".join(filter(None, (title, seen))))
-    bare(ax)
-    return figure
-
-
-def _angle(radians: float) -> str:
-    """0.1, π/4, 2π."""
-    turns = radians / np.pi
-    if radians == 0:
-        return "0"
-    if abs(turns - round(turns)) < 1e-6 and turns >= 1:
-        return "π" if round(turns) == 1 else f"{round(turns)}π"
-    if turns < 1 and abs(1 / turns - round(1 / turns)) < 1e-6:
-        return f"π/{round(1 / turns)}"
-    return number(radians).rstrip("0")
 
 
 def _shade_bands(ax: Axes, bands: np.ndarray) -> None:

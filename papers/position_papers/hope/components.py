@@ -7,6 +7,7 @@ swing of a component   peak to peak of its mean curve C_r(t), smoothed over L/16
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from functools import partial
 
 import numpy as np
 import xarray as xr
@@ -16,10 +17,19 @@ from position_papers.hope import replicates
 from position_papers.hope.mean_curves import NAME, random_phases, smoothed, turning
 from position_papers.hope.replicates import NEEDS_ROPE, bands
 from position_papers.hope.wording import OVER_REPLICATES, capped, named_bands, random_weights
-from position_papers.kit.experiment import Drawing, Experiment
-from position_papers.kit.judge.claims import Claim, Evidence, evidence
-from position_papers.kit.judge.rules import All, AtMost, BeyondNull, Observed, beside_null
-from position_papers.kit.seeds import over_seeds
+from position_papers.kit import (
+    All,
+    AtMost,
+    BeyondNull,
+    Claim,
+    Drawing,
+    Evidence,
+    Experiment,
+    Observed,
+    beside_null,
+    evidence,
+    over_seeds,
+)
 from repo_interp.measures.labels import described
 from repo_interp.plots.views.component_curves import FEW_PAIRS, component_curves
 
@@ -111,7 +121,7 @@ def draw(data: xr.Dataset) -> Iterator[Drawing]:
         f"tokens, each from its own mean; below, all together and by band (HoPE fig. 3a). Yellow: "
         f"the last 1/{FEW_PAIRS} of the distances, which few pairs have. {named_bands(band, data)}"
     )
-    yield Drawing(f"components_{name}", component_curves(drawn, name), caption, drawn)
+    yield Drawing(f"components_{name}", partial(component_curves, drawn, name), caption, drawn)
 
 
 def units(data: xr.Dataset) -> xr.Dataset:

@@ -12,11 +12,8 @@ judged beyond the training length; within it all that learned to copy do.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
-
-import numpy as np
-import xarray as xr
-from matplotlib.artist import Artist
 
 from position_papers.hope.extended_scores import (
     HOPE,
@@ -28,15 +25,34 @@ from position_papers.hope.extended_scores import (
     side_by_side,
     with_methods,
 )
-from position_papers.kit.experiment import Drawing, Experiment, Needs, trained_alike
-from position_papers.kit.judge.claims import Claim, Evidence, evidence, unmeasured
-from position_papers.kit.judge.differences import Sample, between, in_words, numbers_of
-from position_papers.kit.judge.rules import Above, All, AtLeast, NotBelow, Where
-from position_papers.kit.score_figures import draw_errors, legend_under, move_aside
-from position_papers.kit.scores import PLAIN, Scored, first_of, missing, note, of_tasks, score_table
+from position_papers.kit import (
+    PLAIN,
+    Above,
+    All,
+    AtLeast,
+    Claim,
+    Drawing,
+    Evidence,
+    Experiment,
+    Needs,
+    NotBelow,
+    Sample,
+    Scored,
+    Where,
+    between,
+    evidence,
+    first_of,
+    in_words,
+    missing,
+    note,
+    numbers_of,
+    of_tasks,
+    score_panels,
+    score_table,
+    trained_alike,
+    unmeasured,
+)
 from position_papers.training.trained import configured_task
-from repo_interp.plots.marks.scores import looks
-from repo_interp.plots.style import COLUMN_WIDTH, PAGE_WIDTH, PaperFigure, paper_figure, style
 from repo_interp.tasks.copying import Copying
 
 ABLATIONS: Mapping[str, str] = {"hope_ab1": "AB1", "hope_ab2": "AB2", "hope_ab3": "AB3"}
@@ -154,59 +170,15 @@ def draw(scored: Sequence[Scored]) -> Iterator[Drawing]:
         f"and 3), {scored[0].sample(scored[0].test_sets[:1]).count} prompts each, targets "
         "teacher-forced (exact match is the same as when "
         "generated). Dotted: the longest training prompts. PI and YaRN by the factor n / L "
-        "beyond them. Lines: means "
-        "over seeds; bars: their standard error, of a single seed that over prompts."
+        "beyond them. Lines: means over seeds; small dots: each; bars: of a single seed the "
+        "standard error over prompts."
     )
     yield Drawing(
         f"copying_{task.training_length}",
-        copying_by_sequences(panels),
+        partial(score_panels, panels),
         caption,
         side_by_side(with_methods(scored), score_table),
     )
-
-
-@style()
-def copying_by_sequences(panels: Mapping[str, xr.Dataset]) -> PaperFigure:
-    """Exact match by the number of sequences in the context, one panel per dataset by its title,
-    each with its own legend: means over seeds, with bars of their standard error, or that over
-    prompts of a single seed; a dotted line where training ends.
-    """
-    figure = paper_figure(PAGE_WIDTH if len(panels) > 1 else COLUMN_WIDTH, 2.7)
-    axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
-    for ax, (title, data) in zip(axes, panels.items(), strict=True):
-        sets = data["test_set"].values
-        for row, (name, look) in enumerate(looks(data).items()):
-            own = data.sel(checkpoint=name)
-            mean, count = own["score"].mean("seed").values, own["score"].count("seed").values
-            error = own["score"].std("seed", ddof=1).values / count**0.5
-            error = (
-                np.where(count > 1, error, own["standard_error"].values)
-                if "standard_error" in data
-                else error
-            )
-            marks: list[Artist] = [
-                *ax.plot(sets, mean, markersize=2.5, markeredgewidth=0, **look, gid=f"score {name}")
-            ]
-            marks.append(draw_errors(ax, sets, mean, error, look["color"], name))
-            move_aside(ax, marks, row, data.sizes["checkpoint"])
-        ax.set(
-            title=title,
-            xlabel="sequences in the context",
-            ylabel="exact match" if ax is axes[0] else "",
-            ylim=(-0.03, 1.03),
-        )
-        ax.set_xticks(sets, [str(count) for count in sets])
-        ax.grid(axis="y")
-        if "training_length" in data.attrs:
-            ax.axvline(
-                data.attrs["training_length"],
-                color="#222222",
-                linewidth=0.8,
-                linestyle=(0, (1, 1.5)),
-                gid="training length",
-            )
-        legend_under(ax, data)
-    return figure
 
 
 COPYING = Experiment(

@@ -14,9 +14,15 @@ from typing import Any
 
 import xarray as xr
 
-from position_papers.kit.cache import Cache
-from position_papers.kit.scores import PLAIN, Scored, ScoreOptions, in_legend, score_subject
-from position_papers.kit.subjects import Subject
+from position_papers.kit import (
+    PLAIN,
+    Cache,
+    Scored,
+    ScoreOptions,
+    Subject,
+    in_legend,
+    score_subject,
+)
 from repo_interp.plots.marks.scores import layout_name
 
 HOPE, ROPE = "hope", "rope"

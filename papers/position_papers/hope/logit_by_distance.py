@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -38,20 +39,26 @@ from position_papers.hope.wording import (
     parts_caption,
     random_weights,
 )
-from position_papers.kit.cache import Cache
-from position_papers.kit.experiment import Drawing, Experiment, Needs, together
-from position_papers.kit.judge.claims import Claim, Evidence, evidence, unmeasured
-from position_papers.kit.judge.differences import Difference
-from position_papers.kit.judge.rules import (
+from position_papers.kit import (
     All,
     AtLeast,
     BeyondNull,
+    Cache,
+    Claim,
     Custom,
+    Difference,
+    Drawing,
+    Evidence,
+    Experiment,
+    Needs,
     Observed,
     Significant,
+    Subject,
     beside_null,
+    evidence,
+    together,
+    unmeasured,
 )
-from position_papers.kit.subjects import Subject
 from repo_interp.measures.labels import described
 from repo_interp.plots.views.component_curves import FEW_PAIRS
 from repo_interp.positions.layouts import format_layout
@@ -238,7 +245,7 @@ def draw(measured: Sequence[xr.DataTree]) -> Iterator[Drawing]:
     )
     yield Drawing(
         "logit_by_distance",
-        logit_by_distance(logit),
+        partial(logit_by_distance, logit),
         caption,
         logit.to_dataset(name="logit").assign(_judged_curves(measured)),
     )

@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,13 +28,22 @@ from position_papers.hope.component_figures import vaf_over_training
 from position_papers.hope.mean_curves import mean_curve_vaf
 from position_papers.hope.replicates import NEEDS_ROPE, Sampling, bands
 from position_papers.hope.wording import OVER_REPLICATES, capped, named_bands
-from position_papers.kit.cache import Cache
-from position_papers.kit.experiment import Drawing, Experiment
-from position_papers.kit.judge.claims import Claim, Evidence, evidence
-from position_papers.kit.judge.differences import Difference
-from position_papers.kit.judge.rules import All, AtLeast, AtMost, Significant, Where
+from position_papers.kit import (
+    All,
+    AtLeast,
+    AtMost,
+    Cache,
+    Claim,
+    Difference,
+    Drawing,
+    Evidence,
+    Experiment,
+    Significant,
+    Subject,
+    Where,
+    evidence,
+)
 from position_papers.kit.paper_directory import plain
-from position_papers.kit.subjects import Subject
 from position_papers.training.trained import trained_configuration
 from repo_interp.checkpoint_files.architectures import training_length
 from repo_interp.errors import InputError
@@ -239,7 +249,7 @@ def draw(data: xr.Dataset) -> Iterator[Drawing]:
         f"{data['vaf'].attrs['sequences']} sequences at each saved step "
         f"(HoPE fig. 3b). {named_bands(band, data)}"
     )
-    yield Drawing(f"vaf_over_training_{name}", vaf_over_training(drawn), caption, drawn)
+    yield Drawing(f"vaf_over_training_{name}", partial(vaf_over_training, drawn), caption, drawn)
 
 
 def _measure(subject: Subject, options: Sampling, length: int) -> xr.Dataset:

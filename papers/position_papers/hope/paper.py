@@ -16,10 +16,7 @@ from position_papers.hope.perplexity import PERPLEXITY
 from position_papers.hope.replicates import Sampling
 from position_papers.hope.rotary_pairs import ROTARY_PAIRS
 from position_papers.hope.vaf import VAF
-from position_papers.kit.experiment import Paper
-from position_papers.kit.items import read_items
-from position_papers.kit.scale import Scale
-from position_papers.kit.scores import ScoreOptions
+from position_papers.kit import Paper, Scale, ScoreOptions, read_items
 
 EXPERIMENTS = (
     *(LOGIT_BY_DISTANCE, VAF, OVER_TRAINING, BEYOND, COMPONENTS, ROTARY_PAIRS, COPYING, PERPLEXITY),

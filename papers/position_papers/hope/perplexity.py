@@ -7,6 +7,7 @@ pseudo extrapolation (sec. 4.2.2). They are named, not judged.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 
 import numpy as np
 
@@ -21,28 +22,35 @@ from position_papers.hope.extended_scores import (
     side_by_side,
     with_methods,
 )
-from position_papers.kit.cache import Cache
-from position_papers.kit.experiment import Drawing, Experiment, Needs, trained_alike
-from position_papers.kit.judge.claims import Claim, Evidence, evidence, unmeasured
-from position_papers.kit.judge.differences import MATERIAL, between, in_words, numbers_of
-from position_papers.kit.judge.rules import Above
-from position_papers.kit.perplexities import (
-    compared,
-    on_the_same_windows,
-    perplexity_table,
-    shortest_and_longest,
-)
-from position_papers.kit.perplexity_figures import perplexity_panels
-from position_papers.kit.scores import (
+from position_papers.kit import (
+    MATERIAL,
     PLAIN,
+    Above,
+    Cache,
+    Claim,
+    Drawing,
+    Evidence,
+    Experiment,
+    Needs,
     Scored,
     ScoreOptions,
+    Subject,
+    between,
+    evidence,
     first_of,
+    in_words,
     missing,
     note,
+    numbers_of,
     of_tasks,
+    on_the_same_windows,
+    perplexity_table,
+    score_panels,
+    shortest_and_longest,
+    trained_alike,
+    unmeasured,
 )
-from position_papers.kit.subjects import Subject
+from position_papers.kit.perplexities import compared
 
 LOG_PERPLEXITY = "log perplexity at the longest length, in nats per token,"
 
@@ -125,7 +133,7 @@ def draw(scored: Sequence[Scored]) -> Iterator[Drawing]:
         "text of each length. Dotted: the training "
         f"length, {length} tokens. PI and YaRN by the factor n / L beyond it. {said}"
     )
-    yield Drawing("perplexity_by_length", perplexity_panels(panels), caption, table)
+    yield Drawing("perplexity_by_length", partial(score_panels, panels), caption, table)
 
 
 PERPLEXITY = Experiment(

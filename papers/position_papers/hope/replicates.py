@@ -30,9 +30,7 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from position_papers.kit.cache import Cache
-from position_papers.kit.experiment import Needs, each
-from position_papers.kit.subjects import Subject
+from position_papers.kit import Cache, Needs, Subject, each
 from repo_interp.analysis.analyze import stream
 from repo_interp.errors import InputError
 from repo_interp.measures.components import Components

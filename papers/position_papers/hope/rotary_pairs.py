@@ -11,18 +11,17 @@ Nothing is judged here.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 import xarray as xr
 
 from position_papers.hope import replicates
-from position_papers.hope.component_figures import pair_norms, pair_of_tokens, turn_histogram
+from position_papers.hope.component_figures import pair_of_tokens
 from position_papers.hope.replicates import Sampling, bands, has_rope_alone, is_analysed
 from position_papers.hope.wording import capped_caption, named_bands
-from position_papers.kit.cache import Cache
-from position_papers.kit.experiment import Drawing, Experiment, Needs, each
-from position_papers.kit.subjects import Subject
+from position_papers.kit import Cache, Drawing, Experiment, Needs, Subject, each
 from repo_interp.analysis.analyze import analyze
 from repo_interp.errors import InputError
 from repo_interp.inputs import AttentionInputs
@@ -33,6 +32,8 @@ from repo_interp.measures.statistics import Measure
 from repo_interp.models.capture import capture
 from repo_interp.models.decoder import as_decoder
 from repo_interp.models.load import load
+from repo_interp.plots.views.components import turns_grid
+from repo_interp.plots.views.rotation import norms_grid
 
 NORM_SEQUENCES, LONG_NORM_SEQUENCES = 8, 2
 """Most sequences that norms are taken over, and most long ones: they hardly differ between
@@ -90,11 +91,13 @@ def draw(tree: xr.DataTree) -> Iterator[Drawing]:
         caption = (
             f"Mean norm of the rotary pairs of queries and keys of {name} by component and "
             "head, on "
-            f"{_sequences_of_norms(data)} sequences of random tokens. Triangle: activated. "
-            f"{named_bands(band, data)}"
+            f"{_sequences_of_norms(data)} sequences of random tokens. {named_bands(band, data)}"
         )
         yield Drawing(
-            f"norms_{name}", pair_norms(norms, band), caption, norms.assign(band.data_vars)
+            f"norms_{name}",
+            partial(norms_grid, norms),
+            caption,
+            norms.assign(band.data_vars),
         )
     if "pair" in tree:
         query, key = _query_and_key(length)
@@ -109,9 +112,11 @@ def draw(tree: xr.DataTree) -> Iterator[Drawing]:
             "sequence of random tokens, mean over layers and "
             f"heads, and their sum from the fastest on. {named_bands(band, data)}"
         )
-        figure = pair_of_tokens(band.assign(logit=logit), f"{name}: token {query} to token {key}")
+        chart = partial(
+            pair_of_tokens, band.assign(logit=logit), f"{name}: token {query} to token {key}"
+        )
         yield Drawing(
-            f"pair_{name}", figure, caption, band.assign(logit=logit, logit_of_head=of_heads)
+            f"pair_{name}", chart, caption, band.assign(logit=logit, logit_of_head=of_heads)
         )
     if "turns" in tree:
         turns = tree["turns"].to_dataset()
@@ -128,7 +133,9 @@ def draw(tree: xr.DataTree) -> Iterator[Drawing]:
         )
         yield Drawing(
             f"turns_{name}",
-            turn_histogram(drawn, f"{name}: turns by learned positions"),
+            partial(
+                turns_grid, turns[["turn_share"]].mean("repeat"), turns["layer"].values.tolist()
+            ),
             caption,
             drawn,
         )

@@ -11,6 +11,7 @@ length).
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 
 import numpy as np
 import xarray as xr
@@ -27,12 +28,21 @@ from position_papers.hope.wording import (
     parts_caption,
     random_weights,
 )
-from position_papers.kit.cache import Cache
-from position_papers.kit.experiment import Drawing, Experiment
-from position_papers.kit.judge.claims import Claim, Evidence, evidence
-from position_papers.kit.judge.rules import All, AtLeast, BeyondNull, Observed, beside_null
-from position_papers.kit.seeds import over_seeds
-from position_papers.kit.subjects import Subject
+from position_papers.kit import (
+    All,
+    AtLeast,
+    BeyondNull,
+    Cache,
+    Claim,
+    Drawing,
+    Evidence,
+    Experiment,
+    Observed,
+    Subject,
+    beside_null,
+    evidence,
+    over_seeds,
+)
 from repo_interp.measures.labels import described
 from repo_interp.plots.marks.drawing import counted
 
@@ -161,7 +171,7 @@ def draw(data: xr.Dataset) -> Iterator[Drawing]:
     )
     yield Drawing(
         f"vaf_{name}",
-        vaf_by_component(drawn, f"{name}: share of the mean curve's variance"),
+        partial(vaf_by_component, drawn, f"{name}: share of the mean curve's variance"),
         caption,
         drawn,
     )

@@ -51,43 +51,13 @@ class Cache:
         self._directory, self.progress = None if directory is None else Path(directory), progress
         self._small: dict[Path, Any] = {}
 
-    def dataset(
-        self, function: Callable[..., xr.Dataset], depends: Depends, *given: Any
-    ) -> xr.Dataset:
+    def get(self, function: Callable[..., Kept], depends: Depends, *given: Any) -> Kept:
         """`function(*given)`, from the disk where the same function measured the same before.
 
         `function` stands at the level of a module; `depends` names all that decides its result
         beside its code: digests of checkpoints, options, seeds. Without a directory the result
         comes as it is; with one it always comes as it was read back, so that both times give the
         same.
-        """
-        return self._kept(xr.open_dataset, function, depends, given)
-
-    def tree(
-        self, function: Callable[..., xr.DataTree], depends: Depends, *given: Any
-    ) -> xr.DataTree:
-        """The same of a function that measures several groups at once: the tree of them."""
-        return self._kept(xr.open_datatree, function, depends, given)
-
-    def points(self, function: Callable[..., xr.Dataset], depends: Depends) -> Store:
-        """What keeps the finished points of `function` until the whole is there; measurements of
-        hours take it as an argument.
-        """
-        return Store(None if self._directory is None else self._place(function, depends, "points"))
-
-    def _place(self, function: Callable[..., Any], depends: Depends, ending: str) -> Path:
-        assert self._directory is not None
-        return self._directory / f"{_name(function)}-{_key(function, depends)}.{ending}"
-
-    def _kept(
-        self,
-        opened: Callable[..., Any],
-        function: Callable[..., Kept],
-        depends: Depends,
-        given: tuple[Any, ...],
-    ) -> Kept:
-        """What `function` gives, read from its file where that exists, else computed and written
-        there.
         """
         if self._directory is None:
             return function(*given)
@@ -106,11 +76,22 @@ class Cache:
                 finally:
                     with suppress(OSError):
                         lock.unlink()
-        with opened(file, engine="h5netcdf") as stored:
-            kept = stored.load()
+        with xr.open_datatree(file, engine="h5netcdf") as stored:
+            tree = stored.load()
+        kept: Any = tree if tree.children else tree.to_dataset()
         if kept.nbytes <= SMALL:
             self._small[file] = kept.copy(deep=True)
         return kept
+
+    def points(self, function: Callable[..., xr.Dataset], depends: Depends) -> Store:
+        """What keeps the finished points of `function` until the whole is there; measurements of
+        hours take it as an argument.
+        """
+        return Store(None if self._directory is None else self._place(function, depends, "points"))
+
+    def _place(self, function: Callable[..., Any], depends: Depends, ending: str) -> Path:
+        assert self._directory is not None
+        return self._directory / f"{_name(function)}-{_key(function, depends)}.{ending}"
 
 
 def _name(function: Callable[..., Any]) -> str:

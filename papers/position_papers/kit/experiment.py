@@ -12,12 +12,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Literal, TypeVar
 
 import xarray as xr
 from matplotlib.figure import Figure
 
 from position_papers.kit.cache import Cache
+from position_papers.kit.charts import draw
 from position_papers.kit.items import Item
 from position_papers.kit.judge.claims import Claim, Evidence, unmeasured
 from position_papers.kit.scale import Scale
@@ -32,10 +34,16 @@ class Drawing:
 
     name: str
     """Stem of its files."""
-    figure: Figure
+    chart: partial[Any]
+    """What draws it, and its arguments, which `kit.charts` can store."""
     caption: str
     data: xr.Dataset
-    """What is drawn, kept beside the figure."""
+    """The numbers behind the figure, kept beside it."""
+
+    @property
+    def figure(self) -> Figure:
+        """The figure, drawn now."""
+        return draw(self.chart)
 
 
 @dataclass(frozen=True)
@@ -77,7 +85,7 @@ class Experiment:
     needs: Needs
     measure: Callable[[Sequence[Subject], Any, Cache], Any]
     """What is measured of one group of checkpoints, with the paper's options; expensive parts go
-    through `Cache.dataset`.
+    through `Cache.get`.
     """
     tabulate: Callable[[Any], Iterable[Evidence]]
     """The evidence on its claims, for the table that `kit.judge` reads."""

@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from position_papers import FORMATS
 from position_papers.kit.experiment import Paper
 from position_papers.kit.judge.claims import (
     FAILS,
@@ -38,7 +39,13 @@ from position_papers.kit.judge.outcomes import (
 )
 from position_papers.kit.judge.table import EVIDENCE
 from position_papers.kit.pages import rendered
-from position_papers.kit.paper_directory import PAGE, VERDICTS, read_page, write_verdicts
+from position_papers.kit.paper_directory import (
+    PAGE,
+    VERDICTS,
+    draw_again,
+    read_page,
+    write_verdicts,
+)
 from repo_interp.errors import InputError
 from repo_interp.files import write_text
 
@@ -77,8 +84,12 @@ def require_own(directory: Path) -> None:
             raise InputError(f"{page} is another page; give --out a directory of its own")
 
 
-def judge_again(directory: Path, made: Sequence[Path], papers: Sequence[Paper]) -> list[Path]:
-    """Judge stored evidence again, and write verdicts and pages; nothing is measured.
+def judge_again(
+    directory: Path, made: Sequence[Path], papers: Sequence[Paper]
+) -> dict[Path, list[str]]:
+    """Judge stored evidence again, draw stored charts, and write verdicts and pages.
+
+    Nothing is measured.
 
     Args:
         directory: The directory of the page over all papers.
@@ -87,15 +98,20 @@ def judge_again(directory: Path, made: Sequence[Path], papers: Sequence[Paper]) 
         papers: All papers.
 
     Returns:
-        The directories that were judged.
+        The directories that were judged, with the figures that were not drawn: no chart of theirs
+        is stored.
     """
     by_name = {paper.name: paper for paper in papers}
     beside = any(each.parent == directory for each in made)
     found = [file.parent for file in sorted(directory.glob(f"*/*/*/{EVIDENCE}")) if beside]
     chosen = [*made, *(each for each in found if each.name in by_name)]
+    stay: dict[Path, list[str]] = {}
     for each in chosen:
-        write_verdicts(each, by_name[each.name], read_page(each))
-    return chosen
+        facts = read_page(each)
+        formats = facts["provenance"].get("formats", FORMATS[0]).split(",")
+        stay[each] = draw_again(each, facts, formats)
+        write_verdicts(each, by_name[each.name], facts)
+    return stay
 
 
 def write_gallery(directory: Path, papers: Sequence[Paper]) -> Path:

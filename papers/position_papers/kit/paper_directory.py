@@ -5,8 +5,9 @@ verdicts.
     numbers.csv.gz          the numbers behind all figures, one per row; pandas.read_csv opens it
     evidence.csv.gz         what every verdict rests on, unit by unit (`kit.judge.table`); judging reads nothing else
     verdicts.csv            every verdict, every column, with how the checkpoint differs in scale and the command that gives the row
+    charts.nc.xz            what the figures draw (`kit.charts`), so that they are drawn again without a model
     page.json               provenance: what the page was made from, and the same again gives the same bytes; figures: name and caption of
-                            each, in order, and its variables that are too large for numbers.csv.gz
+                            each, in order, its chart, and its variables that are too large for numbers.csv.gz
     README.md               the table of verdicts, the figures with captions, the command, by the template `pages/paper.md.jinja`
 
 The directory is written whole or not at all: it is made beside its place and moved there. Knows
@@ -26,6 +27,7 @@ import pandas as pd
 import xarray as xr
 
 from position_papers import FORMATS
+from position_papers.kit.charts import CHARTS, draw, read_charts, write_charts
 from position_papers.kit.experiment import Paper, Result
 from position_papers.kit.items import files_of
 from position_papers.kit.judge.outcomes import primary_rows, records, standing, verdict_table
@@ -115,10 +117,10 @@ def write_paper(
     with replaced(directory) as unfinished:
         unfinished.mkdir(parents=True)
         figures, tables = [], [pd.DataFrame(columns=list(COLUMNS))]
-        for name, drawing in zip(names, drawings, strict=True):
-            save_figure(
-                drawing.figure, unfinished / name, [each for each in formats if each != "nc"]
-            )
+        charts = write_charts([drawing.chart for drawing in drawings], unfinished / CHARTS)
+        for name, drawing, chart in zip(names, drawings, charts, strict=True):
+            if not chart:
+                save_figure(drawing.figure, unfinished / name, _pictures(formats))
             if "nc" in formats:
                 attributes = {"caption": drawing.caption, "command": command, **provenance}
                 write_netcdf(
@@ -126,9 +128,8 @@ def write_paper(
                 )
             table, left_out = numbers(drawing.data)
             tables.append(table.assign(figure=name))
-            figures.append(
-                {"figure": name, "caption": drawing.caption, "left_out": ", ".join(left_out)}
-            )
+            facts = {"figure": name, "caption": drawing.caption, "left_out": ", ".join(left_out)}
+            figures.append(facts | {"chart": chart})
         told = [(result.experiment, own) for result in results for own in result.evidence]
         scales = [
             scale_beside(own.claim.scale or experiment.scale, own.checkpoint, paths)
@@ -141,8 +142,38 @@ def write_paper(
             "figures": figures,
             "trained": training_rows(paths),
         }
+        # from what is stored, so that drawn again they have the same bytes
+        draw_again(unfinished, facts, formats)
         write_verdicts(unfinished, paper, facts)
     return sorted(directory.iterdir())
+
+
+def draw_again(
+    directory: Path, facts: Mapping[str, Any], formats: Sequence[str] = FORMATS[:1]
+) -> list[str]:
+    """Draw the figures in `directory` from the charts that are stored there.
+
+    Args:
+        directory: Where they are.
+        facts: What page.json holds.
+        formats: Formats of the figures.
+
+    Returns:
+        Names of the figures that stay as they are: no chart of theirs is stored.
+
+    Raises:
+        InputError: The charts are damaged, or this version does not have one of them.
+    """
+    stored = {each["figure"]: each["chart"] for each in facts["figures"] if each.get("chart")}
+    if stored and (directory / CHARTS).is_file():
+        charts = read_charts(stored.values(), directory / CHARTS)
+        for name, chart in zip(stored, charts, strict=True):
+            save_figure(draw(chart), directory / name, _pictures(formats))
+    return [each["figure"] for each in facts["figures"] if each["figure"] not in stored]
+
+
+def _pictures(formats: Sequence[str]) -> list[str]:
+    return [name for name in formats if name != "nc"]
 
 
 def write_verdicts(directory: Path, paper: Paper, facts: Mapping[str, Any]) -> None:

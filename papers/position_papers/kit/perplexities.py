@@ -32,7 +32,7 @@ def on_the_same_windows(scored: Sequence[Scored]) -> list[Scored]:
 
 def perplexity_table(scored: Sequence[Scored], method: str = PLAIN) -> xr.Dataset:
     """Perplexity [checkpoint, test_set, seed] by length in tokens, ascending, as
-    `plots.marks.perplexity` draws it.
+    `score_figures` draws it.
     """
     table = score_table(scored, method=method).assign_coords(
         layout=("checkpoint", [in_layers(each) for each in scored])
@@ -52,7 +52,7 @@ def differences(
 ) -> dict[str, xr.DataArray]:
     """Log perplexity of each checkpoint and method of `rows` above that of `reference`, called
     `name`, by checkpoint and test set of `table`, with its standard error as `samples.between`
-    takes it, as `plots.marks.perplexity` draws them; NaN where one has no scores.
+    takes it, as `score_figures` draws them; NaN where one has no scores.
     """
     values = np.full((2, len(rows), table.sizes["test_set"]), np.nan)
     for row, (each, method) in enumerate(rows):

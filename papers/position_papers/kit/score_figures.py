@@ -1,6 +1,6 @@
 """Scores of checkpoints side by side: by test set with their spread over seeds.
 
-    RePo fig. 1, 5, 7; CoPE fig. 3; HoPE table 1 and 3
+    RePo fig. 1, 5, 7; CoPE fig. 3 and table 8; HoPE fig. 5, table 1 and 3
 
     line  mean over seeds     thin bar with dots  the seeds, smallest to largest     bar  standard error over prompts, of a single seed
 
@@ -30,6 +30,7 @@ import xarray as xr
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 from matplotlib.transforms import offset_copy
 
 from repo_interp.plots.marks.arrays import nanmean
@@ -38,6 +39,8 @@ from repo_interp.plots.marks.reading import unit_label
 from repo_interp.plots.marks.scores import looks
 from repo_interp.plots.style import COLUMN_WIDTH, PAGE_WIDTH, PaperFigure, paper_figure, style
 
+LOG_FROM = 4.0
+"""Ratio of the highest to the lowest perplexity from which its axis is logarithmic."""
 DOUBLINGS = 4.0
 """Ratio of the longest to the shortest length from which a length axis doubles."""
 BESIDE, FEW_BESIDE, FEW = 1.0, 4.0, 4
@@ -54,32 +57,64 @@ MARK: Mapping[str, Any] = {"markersize": 3, "markeredgewidth": 0}
 SEED_DOTS: Mapping[str, Any] = {"markersize": 1.4, "markeredgewidth": 0}
 
 
-@style()
 def score_by_length(data: xr.Dataset, title: str = "") -> PaperFigure:
-    """The scores of every checkpoint by test set, at page width for many checkpoints, else at
-    column width.
-    """
-    figure = paper_figure(COLUMN_WIDTH if data.sizes["checkpoint"] <= 4 else PAGE_WIDTH, 2.3)
-    ax = figure.subplots()
-    draw_scores(ax, data)
-    ax.set_title(title or _seeds(data).capitalize())
-    legend_below(figure, handles(data), DASHED)
-    return figure
+    """The scores of every checkpoint by test set in one panel; see `score_panels`."""
+    return score_panels({title or _seeds(data).capitalize(): data})
 
 
-@style()
 def method_panels(data: xr.Dataset) -> PaperFigure:
     """Scores by test set with an axis `method` more: one panel per method, side by side."""
-    figure = paper_figure(PAGE_WIDTH if data.sizes["method"] > 1 else COLUMN_WIDTH, 2.4)
-    axes = figure.subplots(1, data.sizes["method"], sharey=True, squeeze=False)[0]
-    for ax, method in zip(axes, data["method"].values, strict=True):
-        of_method = data.sel({"method": method})
-        draw_scores(ax, of_method)
-        ax.set_title(f"{method}: {_seeds(of_method)}")
-    for ax in axes[1:]:
-        ax.set_ylabel("")
-    legend_below(figure, handles(data), DASHED)
+    methods = {method: data.sel({"method": method}) for method in data["method"].values}
+    return score_panels({f"{name}: {_seeds(each)}": each for name, each in methods.items()})
+
+
+@style()
+def score_panels(panels: Mapping[str, xr.Dataset]) -> PaperFigure:
+    """Scores by test set, one panel per dataset by its title, at page width for several panels or
+    many checkpoints.
+
+    Panels of the same checkpoints share a legend; else each has its own. Perplexities that lie far
+    apart have a logarithmic axis. Datasets that hold `difference` and `difference_error`
+    [checkpoint, test_set], a score above that of `difference.attrs["from"]`, have them below with
+    two standard errors: those tell checkpoints apart, since windows differ more than models do.
+    """
+    every = list(panels.values())
+    differ = all("difference" in data for data in every)
+    wide = len(every) > 1 or every[0].sizes["checkpoint"] > 4
+    figure = paper_figure(PAGE_WIDTH if wide else COLUMN_WIDTH, 2.4 + 1.9 * differ)
+    grid: Any = figure.subplots(1 + differ, len(every), sharex=True, sharey="row", squeeze=False)
+    alike = len({tuple(data["checkpoint"].values) for data in every}) == 1
+    for above, *below, (title, data) in zip(*grid, panels.items(), strict=True):
+        draw_scores(above, data.drop_vars("standard_error") if differ else data).set_title(title)
+        for ax in below:
+            _draw_differences(ax, data)
+            above.set_xlabel("")
+        if not alike:
+            legend_under([above, *below][-1], data)
+    for row in grid:
+        for ax in row[1:]:
+            ax.set_ylabel("")
+    values = np.concatenate([data["score"].values.ravel() for data in every])
+    if 1 < np.nanmax(values) > LOG_FROM * np.nanmin(values) > 0:
+        for ax in grid[0]:
+            ax.set_yscale("log")
+            ax.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+            ax.yaxis.set_minor_locator(NullLocator())
+            ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.4g}"))
+    if alike:
+        legend_below(figure, handles(every[0]), DASHED)
     return figure
+
+
+def _draw_differences(ax: Axes, data: xr.Dataset) -> None:
+    margin = data["difference"]
+    drawn = data.drop_vars("seed", errors="ignore").drop_dims("seed")
+    table = {
+        "score": margin.expand_dims("seed", -1),
+        "standard_error": 2 * data["difference_error"],
+    }
+    draw_scores(ax, drawn.assign(table)).axhline(0, color="#333333", linewidth=0.6)
+    ax.set_ylabel(f"log perplexity above\n{margin.attrs['from']} (nat per token)")
 
 
 def handles(data: xr.Dataset) -> list[Line2D]:
@@ -121,20 +156,20 @@ def draw_scores(ax: Axes, data: xr.Dataset) -> Axes:
     return ax
 
 
-def legend_under(ax: Axes, data: xr.Dataset, columns: int = 2, down: float = -0.22) -> None:
-    """The legend of the checkpoints of `data` below `ax`, with lines long enough for their dashes:
-    in `columns`, or as many as fit into its part of the figure.
+def legend_under(ax: Axes, data: xr.Dataset) -> None:
+    """The legend of the checkpoints of `data` below `ax`, with lines long enough for their dashes,
+    in as many columns as fit into its part of the figure.
     """
     grid, figure = ax.get_gridspec(), ax.get_figure(root=True)
     assert figure is not None
     width = figure.bbox.width / (1 if grid is None else grid.ncols)
     entries: Any = {
         "loc": "upper center",
-        "bbox_to_anchor": (0.5, down),
+        "bbox_to_anchor": (0.5, -0.25),
         "handlelength": DASHED,
         "borderaxespad": 0.0,
     }
-    for count in range(columns, 0, -1):
+    for count in range(3, 0, -1):
         legend = ax.legend(handles=handles(data), ncols=count, **entries)
         if legend.get_window_extent().width <= width:
             return

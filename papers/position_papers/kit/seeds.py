@@ -20,10 +20,10 @@ from typing import Any, NamedTuple
 
 import xarray as xr
 
-from position_papers.kit import learned_positions
 from position_papers.kit.cache import Cache
 from position_papers.kit.experiment import Drawing, Experiment, joined
 from position_papers.kit.judge.claims import Evidence, unmeasured
+from position_papers.kit.learned_positions import measured
 from position_papers.kit.subjects import Subject, seeds_of
 
 USE = {
@@ -76,7 +76,7 @@ def over_seeds(
             if not seeds and data is None:
                 return None
             seeds[seed] = Seed(
-                own.name, data, reasons[seed], learned_positions.measured(own, options, cache)
+                own.name, data, reasons[seed], measured(own, options, cache)
             )
         return seeds
 

@@ -24,7 +24,7 @@ from typing import Any
 import xarray as xr
 from torch import nn
 
-from position_papers.kit.cache import Cache
+from position_papers.kit.cache import Cache, Kept
 from position_papers.training.configuration import TrainingConfiguration
 from position_papers.training.trained import trained_configuration, zoo_runs
 from position_papers.zoo_directory import DIRECTORY, recorded_at
@@ -136,26 +136,15 @@ class Subject:
     def measured(
         self,
         cache: Cache,
-        function: Callable[..., xr.Dataset],
+        function: Callable[..., Kept],
         options: Any,
         *given: Any,
         **depends: str | int | float,
-    ) -> xr.Dataset:
+    ) -> Kept:
         """`function(self, options, *given)`, kept by this checkpoint, its task, what `depends`
         names, the seed, batch size and device.
         """
-        return cache.dataset(function, self._decisive(options) | depends, self, options, *given)
-
-    def measured_groups(
-        self,
-        cache: Cache,
-        function: Callable[..., xr.DataTree],
-        options: Any,
-        *given: Any,
-        **depends: str | int | float,
-    ) -> xr.DataTree:
-        """The same of a function that measures several groups at once."""
-        return cache.tree(function, self._decisive(options) | depends, self, options, *given)
+        return cache.get(function, self._decisive(options) | depends, self, options, *given)
 
     def measured_by_points(
         self,
@@ -168,7 +157,7 @@ class Subject:
         from the points that `grid` has.
         """
         known = self._decisive(options) | depends
-        return cache.dataset(function, known, self, options, cache.points(function, known))
+        return cache.get(function, known, self, options, cache.points(function, known))
 
     def _decisive(self, options: Any) -> dict[str, str | int | float]:
         task = (

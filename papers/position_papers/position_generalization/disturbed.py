@@ -18,8 +18,7 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from position_papers.kit.cache import Cache
-from position_papers.kit.subjects import Subject
+from position_papers.kit import Cache, Subject
 from position_papers.position_generalization.measured import (
     GRID_TOKENS,
     Measured,

@@ -12,17 +12,29 @@ of them are further from the mean than 99 % of those. The rule was written after
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 import numpy as np
 import xarray as xr
 
-from position_papers.kit.cache import Cache
-from position_papers.kit.experiment import Drawing, Experiment, Needs, each
-from position_papers.kit.judge.claims import Claim, Evidence, evidence, unmeasured
-from position_papers.kit.judge.rules import All, AtMost, Custom
+from position_papers.kit import (
+    All,
+    AtMost,
+    Cache,
+    Claim,
+    Custom,
+    Drawing,
+    Evidence,
+    Experiment,
+    Needs,
+    Subject,
+    each,
+    evidence,
+    groups_of,
+    over_seeds,
+    unmeasured,
+)
 from position_papers.kit.learned_positions import why_not
-from position_papers.kit.seeds import over_seeds
-from position_papers.kit.subjects import Subject
 from position_papers.position_generalization.measured import (
     MODEL,
     SOURCE,
@@ -206,7 +218,10 @@ def draw(measured: Measured) -> Iterator[Drawing]:
             "with is other sequences of the training length."
         )
         yield Drawing(
-            f"extrapolation_{name}", extrapolation_by_length(measured.run), caption, group
+            f"extrapolation_{name}",
+            partial(extrapolation_by_length, groups_of(measured.run, extrapolation=group)),
+            caption,
+            group,
         )
     if "output_traces" in present:
         group = measured.group("output_traces")
@@ -219,7 +234,8 @@ def draw(measured: Measured) -> Iterator[Drawing]:
             "further from the mean than 99 % of the dots, by "
             "Mahalanobis' distance."
         )
-        yield Drawing(f"output_traces_{name}", traces_in_plane(measured.run), caption, group)
+        chart = partial(traces_in_plane, groups_of(measured.run, output_traces=group))
+        yield Drawing(f"output_traces_{name}", chart, caption, group)
 
 
 def _can_be_longer(subject: Subject) -> bool:

@@ -14,21 +14,29 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import numpy as np
 import xarray as xr
 
-from position_papers.kit.experiment import Drawing, Experiment, Needs, each
-from position_papers.kit.judge.claims import Claim, Evidence, evidence
-from position_papers.kit.judge.differences import mean_of, paired_difference
-from position_papers.kit.judge.rules import (
+from position_papers.kit import (
     All,
     AtLeast,
     AtMost,
     BeyondNull,
+    Claim,
+    Drawing,
+    Evidence,
+    Experiment,
+    Needs,
     Observed,
     Significant,
     beside_null,
+    each,
+    evidence,
+    groups_of,
+    mean_of,
+    paired_difference,
 )
 from position_papers.kit.learned_positions import why_not
 from position_papers.position_generalization.measured import (
@@ -207,31 +215,35 @@ def draw(measured: Measured) -> Iterator[Drawing]:
         "training_tokens": measured.subject.training_length,
     }
     data = xr.Dataset({**correlations, "fake_distance_r": fake["r"], **judged})
-    yield Drawing(f"fits_{name}", fit_correlations(measured.run), caption, data)
+    run = groups_of(measured.run, three_axis=three[["r"]], fake_distance=fake[["r"]])
+    yield Drawing(f"fits_{name}", partial(fit_correlations, run), caption, data)
 
-    layer, head = example_heads(three)[:2][-1]
-    axes = {variable: three[variable] for variable in ("distance_axis", "query_axis", "key_axis")}
-    data = maps[["logit_map", "block_size"]].assign(axes).sel(layer=layer, head=head)
-    caption = (
-        f"{name}, the head with the median r: its logits, distance, query and key axis, and "
-        "their sum (fig. 2), on the first "
-        f"of {three.sizes['prompt']} sequences. Axes have a meaning up to a level and a "
-        "common slope."
-    )
-    yield Drawing(f"three_axis_{name}", three_axis_fit(measured.run, layer, head), caption, data)
-
-    candidates = fake.sel(layer=rotating_layers(measured) or fake["layer"].values)
-    layer, head = (example_heads(candidates)[:2] or [(0, 0)])[-1]
-    axes = {variable: fake[variable] for variable in ("position_axis", "semantic_axis")}
-    data = maps[["fake_map", "block_size"]].assign(axes).sel(layer=layer, head=head)
-    caption = (
-        f"{name}, the head with the median r: logits that the last query would give every "
-        "key at every distance, with their two "
-        f"axes, and the sum of these (fig. 3), on the first of {three.sizes['prompt']} sequences."
-    )
-    yield Drawing(
-        f"fake_distance_{name}", fake_distance_fit(measured.run, layer, head), caption, data
-    )
+    parts = {
+        "three_axis": (
+            ("logit_map", "distance_axis", "query_axis", "key_axis"),
+            f"{name}, the head with the median r: its logits, distance, query and key axis, and "
+            "their sum (fig. 2), on the first "
+            f"of {three.sizes['prompt']} sequences. Axes have a meaning up to a level and a "
+            "common slope.",
+        ),
+        "fake_distance": (
+            ("fake_map", "position_axis", "semantic_axis"),
+            f"{name}, the head with the median r: logits that the last query would give every "
+            "key at every distance, with their two "
+            "axes, and the sum of these (fig. 3), on the first of "
+            f"{three.sizes['prompt']} sequences.",
+        ),
+    }
+    fake = fake.sel(layer=rotating_layers(measured) or fake["layer"].values)
+    for (part, ((shown, *axes), caption)), fit, chart in zip(
+        parts.items(), (three, fake), (three_axis_fit, fake_distance_fit), strict=True
+    ):
+        layer, head = (example_heads(fit)[:2] or [(0, 0)])[-1]
+        of_head = {"layer": [layer], "head": [head]}
+        fit, of_map = fit[["r", *axes]].sel(of_head), maps[[shown, "block_size"]].sel(of_head)
+        run = groups_of(measured.run, **{part: fit, "maps": of_map})
+        data = of_map.assign(fit[axes]).isel(layer=0, head=0)
+        yield Drawing(f"{part}_{name}", partial(chart, run, layer, head), caption, data)
 
 
 def by_weights(

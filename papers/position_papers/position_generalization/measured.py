@@ -18,9 +18,7 @@ from pathlib import Path
 import numpy as np
 import xarray as xr
 
-from position_papers.kit.cache import Cache
-from position_papers.kit.scale import Scale
-from position_papers.kit.subjects import Subject
+from position_papers.kit import Cache, Scale, Subject
 from repo_interp.analysis.analyze import analyze
 from repo_interp.checkpoint_files.stated import tokens_of
 from repo_interp.errors import InputError
@@ -172,7 +170,7 @@ def fits(subject: Subject, options: Options, cache: Cache) -> Measured:
             "length": length,
             "weights": str(seed),
         }
-        return subject.measured_groups(cache, measure_fits, options, seed, **known)
+        return subject.measured(cache, measure_fits, options, seed, **known)
 
     return Measured(
         subject, length, groups(None), tuple(groups(seed) for seed in range(options.controls))

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from position_papers.kit.experiment import Paper
-from position_papers.kit.items import read_items
+from position_papers.kit import Paper, read_items
 from position_papers.position_generalization.extrapolation import EXTRAPOLATION, SHARE_OF_PLAIN
 from position_papers.position_generalization.fits import FITS
 from position_papers.position_generalization.measured import Options

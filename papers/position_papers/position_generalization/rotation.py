@@ -12,17 +12,31 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import xarray as xr
 
-from position_papers.kit.cache import Cache
-from position_papers.kit.experiment import Drawing, Experiment, Needs, each
-from position_papers.kit.judge.claims import Claim, Evidence, evidence
-from position_papers.kit.judge.rules import All, AtLeast, AtMost, BeyondNull, Observed, beside_null
+from position_papers.kit import (
+    All,
+    AtLeast,
+    AtMost,
+    BeyondNull,
+    Cache,
+    Claim,
+    Drawing,
+    Evidence,
+    Experiment,
+    Needs,
+    Observed,
+    Subject,
+    beside_null,
+    each,
+    evidence,
+    groups_of,
+    over_seeds,
+)
 from position_papers.kit.learned_positions import why_not
-from position_papers.kit.seeds import over_seeds
-from position_papers.kit.subjects import Subject
 from position_papers.position_generalization.fits import by_weights, of_heads, rotating_layers
 from position_papers.position_generalization.measured import (
     MODEL,
@@ -193,7 +207,7 @@ def draw(measured: Measured) -> Iterator[Drawing]:
     )
     yield Drawing(
         f"rotation_{measured.name}",
-        rotation_grid(measured.run),
+        partial(rotation_grid, groups_of(measured.run, rotation=measured.group("rotation"))),
         caption,
         measured.group("rotation"),
     )

@@ -14,16 +14,27 @@ same tokens moving in both: the mean over draws, prompt by prompt.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 import numpy as np
 import xarray as xr
 
-from position_papers.kit.experiment import Drawing, Experiment, Needs
-from position_papers.kit.judge.claims import Claim, Evidence, evidence, unmeasured
-from position_papers.kit.judge.differences import mean_of, paired_difference
-from position_papers.kit.judge.rules import Above, AtMost
+from position_papers.kit import (
+    Above,
+    AtMost,
+    Claim,
+    Drawing,
+    Evidence,
+    Experiment,
+    Needs,
+    Subject,
+    evidence,
+    groups_of,
+    mean_of,
+    paired_difference,
+    unmeasured,
+)
 from position_papers.kit.learned_positions import why_not
-from position_papers.kit.subjects import Subject
 from position_papers.position_generalization.disturbed import OF_TEXT, POINTS, TEXT, measure
 from position_papers.position_generalization.measured import (
     MODEL,
@@ -196,7 +207,8 @@ def draw(measured: Sequence[Measured]) -> Iterator[Drawing]:
         points.values(), xr.IndexVariable("disturbance", list(points)), combine_attrs="drop"
     )
     data = grid.assign({f"judged_{name}": values for name, values in judged.items()})
-    yield Drawing(f"perturbation_{own.name}", perturbation_grid(own.run), caption, data)
+    chart = partial(perturbation_grid, groups_of(own.run, perturbation=grid))
+    yield Drawing(f"perturbation_{own.name}", chart, caption, data)
 
 
 def _kinds(measured: Measured) -> list[str]:

@@ -13,20 +13,35 @@ up.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 import xarray as xr
 
-from position_papers.kit.cache import Cache
-from position_papers.kit.experiment import Drawing, Experiment, Needs, asked_the_same, joined
-from position_papers.kit.judge.claims import Claim, Evidence, evidence
-from position_papers.kit.judge.differences import Difference, in_words, mean_of, paired_seeds
-from position_papers.kit.judge.rules import Above, All, Where
+from position_papers.kit import (
+    PLAIN,
+    Above,
+    All,
+    Cache,
+    Claim,
+    Difference,
+    Drawing,
+    Evidence,
+    Experiment,
+    Needs,
+    Subject,
+    Where,
+    asked_the_same,
+    evidence,
+    in_words,
+    joined,
+    mean_of,
+    method_panels,
+    paired_seeds,
+    seeds_of,
+)
 from position_papers.kit.learned_positions import why_not
-from position_papers.kit.score_figures import method_panels
-from position_papers.kit.scores import PLAIN
-from position_papers.kit.subjects import Subject, seeds_of
 from position_papers.repo.checkpoints import (
     HAYSTACKS,
     NO_HAYSTACK,
@@ -284,7 +299,7 @@ def draw(data: xr.Dataset) -> Iterator[Drawing]:
     error = mass.isel(seed=0).std("prompt", ddof=1) / np.sqrt(mass.sizes["prompt"])
     yield Drawing(
         f"attention_mass_{data.attrs['task']}_{length}",
-        method_panels(score.assign(standard_error=error)),
+        partial(method_panels, score.assign(standard_error=error)),
         "Attention mass per token on parts of the context (RePo table 4), mean over "
         f"{data.sizes['prompt']} prompts of {length} tokens, "
         "all layers and heads; dots: training seeds; bar of a single one: standard error "

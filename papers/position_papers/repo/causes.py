@@ -15,19 +15,31 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 import numpy as np
 import xarray as xr
 
-from position_papers.kit.cache import Cache
-from position_papers.kit.experiment import Drawing, Experiment, Needs, each
-from position_papers.kit.judge.claims import Claim, Evidence, evidence
-from position_papers.kit.judge.differences import Difference, paired_difference, share_difference
-from position_papers.kit.judge.rules import All, AtLeast, Significant
+from position_papers.kit import (
+    All,
+    AtLeast,
+    Cache,
+    Claim,
+    Difference,
+    Drawing,
+    Evidence,
+    Experiment,
+    Needs,
+    Significant,
+    Subject,
+    each,
+    evidence,
+    over_seeds,
+    paired_difference,
+    score_by_length,
+    share_difference,
+)
 from position_papers.kit.learned_positions import why_not
-from position_papers.kit.score_figures import score_by_length
-from position_papers.kit.seeds import over_seeds
-from position_papers.kit.subjects import Subject
 from position_papers.repo.checkpoints import GPT2, can_mirror, reversal_of, reversals
 from position_papers.repo.mirror import R2, R3, strengths
 from position_papers.repo.mirror import measure as measure_mirror
@@ -215,7 +227,8 @@ def draw(data: xr.Dataset) -> Iterator[Drawing]:
     layouts = ("checkpoint", [DRAWN_AS[str(name)] for name in names])
     yield Drawing(
         f"causes_{data.attrs['stem']}",
-        score_by_length(
+        partial(
+            score_by_length,
             drawn.assign_coords(layout=layouts, label=("checkpoint", names), test_set=places),
             data.attrs["checkpoint"],
         ),

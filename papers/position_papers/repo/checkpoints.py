@@ -7,9 +7,7 @@ on no task of ours, or on text as an adapter on top of such a one - for RULER's,
 
 from __future__ import annotations
 
-from position_papers.kit.scale import Scale
-from position_papers.kit.scores import named_layout
-from position_papers.kit.subjects import VARIANT, Subject
+from position_papers.kit import VARIANT, Scale, Subject, named_layout
 from position_papers.training.trained import trained_configuration
 from repo_interp.checkpoint_files.architectures import training_length
 from repo_interp.checkpoint_files.stated import Checkpoint, read_base

@@ -7,27 +7,33 @@ and tolerances, and on twins with random weights.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 import numpy as np
 import xarray as xr
 from jaxtyping import Bool, Float
 
-from position_papers.kit.cache import Cache
-from position_papers.kit.experiment import Drawing, Experiment, Needs, each
-from position_papers.kit.judge.claims import Claim, Evidence, evidence
-from position_papers.kit.judge.differences import paired_difference
-from position_papers.kit.judge.rules import (
+from position_papers.kit import (
     All,
     AtLeast,
     AtMost,
     BeyondNull,
+    Cache,
+    Claim,
+    Drawing,
+    Evidence,
+    Experiment,
+    Needs,
     Observed,
     Significant,
+    Subject,
     beside_null,
+    each,
+    evidence,
+    over_seeds,
+    paired_difference,
 )
 from position_papers.kit.learned_positions import why_not
-from position_papers.kit.seeds import over_seeds
-from position_papers.kit.subjects import Subject
 from position_papers.repo.checkpoints import LEARNED, NO_LEARNED, OLMO, learns_long_positions
 from position_papers.repo.options import Options
 from repo_interp.analysis.analyze import analyze
@@ -80,7 +86,12 @@ def measure(subjects: Sequence[Subject], options: Options, cache: Cache) -> xr.D
     """
     (subject,) = subjects
     data = subject.measured(
-        cache, _patterns, options, prompts=options.prompts, controls=options.controls
+        cache,
+        _patterns,
+        options,
+        prompts=options.prompts,
+        controls=options.controls,
+        control_prompts=options.control_prompts,
     )
     attributes = {
         "checkpoint": subject.name,
@@ -92,11 +103,15 @@ def measure(subjects: Sequence[Subject], options: Options, cache: Cache) -> xr.D
 
 def _patterns(subject: Subject, options: Options) -> xr.Dataset:
     prompts = subject.prompts(subject.training_length, options.prompts, options.seed)
+    counts = {"trained": options.prompts}
     trained, *twins = (
-        analyze(bridge, prompts, ("patterns",), batch_size=options.batch_size)[
-            "patterns"
-        ].to_dataset()
-        for _, bridge in subject.bridges(options)
+        analyze(
+            bridge,
+            prompts[: counts.get(weights, options.control_prompts)],
+            ("patterns",),
+            batch_size=options.batch_size,
+        )["patterns"].to_dataset()
+        for weights, bridge in subject.bridges(options)
     )
     random = xr.concat([twin["pattern_share_all"] for twin in twins], dim="weights")
     return trained.assign(random_share=described(random, "the same with random weights", "1"))
@@ -190,13 +205,13 @@ def draw(data: xr.Dataset) -> Iterator[Drawing]:
     prompts = f"{data.sizes['prompt']} prompts of {data.attrs['training_length']} tokens"
     yield Drawing(
         f"patterns_{data.attrs['stem']}",
-        pattern_shares(run),
+        partial(pattern_shares, run),
         f"{name}: patterns of chunks (RePo fig. 3), {prompts}.",
         data.drop_vars("chunk_pattern"),
     )
     yield Drawing(
         f"pattern_sensitivity_{data.attrs['stem']}",
-        pattern_sensitivity(run),
+        partial(pattern_sensitivity, run),
         f"{name}: shares of constant and hybrid chunks in learned layers with other chunk "
         "sizes and tolerances ε (RePo footnote "
         f"5), {prompts}; framed: the paper's.",

@@ -11,6 +11,7 @@ else here does.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,13 +21,22 @@ from accelerate import init_empty_weights
 from torch.utils.benchmark import timer
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
-from position_papers.kit.cache import Cache
-from position_papers.kit.experiment import Drawing, Experiment, Needs, without_checkpoints
-from position_papers.kit.judge.claims import Claim, Evidence, evidence
-from position_papers.kit.judge.differences import mean_of, paired_difference
-from position_papers.kit.judge.rules import AtMost, Significant
-from position_papers.kit.score_figures import score_by_length
-from position_papers.kit.subjects import Subject
+from position_papers.kit import (
+    AtMost,
+    Cache,
+    Claim,
+    Drawing,
+    Evidence,
+    Experiment,
+    Needs,
+    Significant,
+    Subject,
+    evidence,
+    mean_of,
+    paired_difference,
+    score_by_length,
+    without_checkpoints,
+)
 from position_papers.repo.checkpoints import OLMO
 from position_papers.repo.options import Options
 from repo_interp.measures.labels import described
@@ -75,7 +85,7 @@ def measure(subjects: Sequence[Subject], options: Options, cache: Cache) -> xr.D
         if name.startswith("efficiency_")
     }
     timed["device"] = options.device
-    measured = cache.dataset(_times, {**timed, "seed": options.seed}, options)
+    measured = cache.get(_times, {**timed, "seed": options.seed}, options)
     sizes = {PAPERS: counts(configuration(*OLMO_2)), "timed": counts(_timed(options))}
     coords = {"size": list(sizes), "scheme": ["rope", "repo"]}
     array = xr.DataArray(np.array(list(sizes.values()), dtype=float), coords, ("size", "scheme"))
@@ -226,7 +236,7 @@ def draw(data: xr.Dataset) -> Iterator[Drawing]:
     timed = data.attrs
     yield Drawing(
         "efficiency",
-        _figure(data),
+        partial(times_in_turns, data),
         f"Time to generate a token with RoPE and RePo ({LAYOUT}) in turns (RePo table 6): "
         f"{timed['layers']} layers of width "
         f"{timed['width']}, a prompt of {timed['context']} tokens, {data.sizes['round']} "
@@ -237,7 +247,7 @@ def draw(data: xr.Dataset) -> Iterator[Drawing]:
     )
 
 
-def _figure(data: xr.Dataset) -> PaperFigure:
+def times_in_turns(data: xr.Dataset) -> PaperFigure:
     """Time per token of both schemes, round by round."""
     times = described(
         1e3 * data["seconds"].transpose("scheme", "round"), "time per token", "ms"

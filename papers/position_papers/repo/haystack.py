@@ -11,27 +11,41 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import xarray as xr
 
-from position_papers.kit.cache import Cache
-from position_papers.kit.experiment import Drawing, Experiment, Needs, asked_the_same
-from position_papers.kit.judge.claims import Claim, Evidence, evidence, unmeasured
-from position_papers.kit.judge.differences import (
+from position_papers.kit import (
+    PLAIN,
+    Above,
+    All,
+    AtLeast,
+    AtMost,
+    Below,
+    Cache,
+    Claim,
     Difference,
+    Drawing,
+    Evidence,
+    Experiment,
+    Needs,
+    Subject,
+    Where,
+    asked_the_same,
     between,
+    evidence,
     in_words,
     mean_of,
+    method_panels,
+    note,
     numbers_of,
     paired_seeds,
+    sample_table,
+    unmeasured,
 )
-from position_papers.kit.judge.rules import Above, All, AtLeast, AtMost, Below, Where
 from position_papers.kit.learned_positions import why_not
-from position_papers.kit.score_figures import method_panels
-from position_papers.kit.scores import PLAIN, note, sample_table
-from position_papers.kit.subjects import Subject
 from position_papers.repo.checkpoints import (
     HAYSTACKS,
     NO_HAYSTACK,
@@ -354,7 +368,7 @@ def draw(searched: Sequence[Searched]) -> Iterator[Drawing]:
     )
     yield Drawing(
         f"haystack_by_length_{needles_of(first)}_{length}",
-        method_panels(data),
+        partial(method_panels, data),
         f"Needles found by context length (RePo table 1, fig. 1, 4, 5), {count} prompts "
         "each. Mean over seeds, small dots: "
         f"each{extended if YARN in _methods(searched) else ''}{f'; {left_out}' if left_out else ''}. {OF_PAPER} Marks of one length stand "

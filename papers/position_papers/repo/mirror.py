@@ -20,6 +20,7 @@ is not judged of one that does not reverse texts: its positions say nothing abou
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -30,21 +31,29 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from scipy import stats
 
-from position_papers.kit.cache import Cache
-from position_papers.kit.experiment import Drawing, Experiment, Needs, each, joined
-from position_papers.kit.judge.claims import Claim, Evidence, evidence, unmeasured
-from position_papers.kit.judge.rules import (
+from position_papers.kit import (
     All,
     AtLeast,
     AtMost,
     BeyondNull,
+    Cache,
+    Claim,
     Custom,
+    Drawing,
+    Evidence,
+    Experiment,
+    Needs,
     Observed,
+    Subject,
     beside_null,
+    each,
+    evidence,
+    joined,
+    over_seeds,
+    records_of,
+    unmeasured,
 )
 from position_papers.kit.learned_positions import why_not
-from position_papers.kit.seeds import over_seeds
-from position_papers.kit.subjects import Subject, records_of
 from position_papers.repo.checkpoints import GPT2, can_be_asked_to_mirror, reversal_of, reversals
 from position_papers.repo.options import Options
 from position_papers.training.trained import recorded_scores
@@ -460,7 +469,11 @@ def draw(data: xr.Dataset) -> Iterator[Drawing]:
     )
     yield Drawing(
         f"mirror_{data.attrs['stem']}",
-        _figure(data, layers),
+        partial(
+            mirrored_texts,
+            data[["mirror", *(name for name in data if str(name).startswith("example"))]],
+            layers,
+        ),
         f"{data.attrs['checkpoint']}: positions of a text of {data.attrs['example_words']} "
         "words by layer (RePo fig. 6; green words, pink "
         "copies); in the titles means of |dz| of copies to their source and to other words, "
@@ -470,7 +483,7 @@ def draw(data: xr.Dataset) -> Iterator[Drawing]:
     )
 
 
-def _figure(data: xr.Dataset, layers: Sequence[int]) -> PaperFigure:
+def mirrored_texts(data: xr.Dataset, layers: Sequence[int]) -> PaperFigure:
     """One panel per layer: z_i against i of one text, with means of `mirror` over many in the
     titles.
     """

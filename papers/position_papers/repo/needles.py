@@ -23,11 +23,17 @@ from dataclasses import dataclass
 import numpy as np
 import xarray as xr
 
-from position_papers.kit.cache import Cache
-from position_papers.kit.judge.differences import Sample
-from position_papers.kit.judge.rules import Custom
-from position_papers.kit.scores import PLAIN, Scored, ScoreOptions, score_subject, with_methods
-from position_papers.kit.subjects import Subject
+from position_papers.kit import (
+    PLAIN,
+    Cache,
+    Custom,
+    Sample,
+    Scored,
+    ScoreOptions,
+    Subject,
+    score_subject,
+)
+from position_papers.kit.scores import with_methods
 from position_papers.repo.checkpoints import longest_trained, needles, omits_positions, reads_text
 from position_papers.repo.options import Options
 from repo_interp.experiments.generated_scores import found_needles

@@ -17,6 +17,10 @@ class Options:
 
     prompts: Count = 64
     """Per length, for positions and attention."""
+    control_prompts: Count = 64
+    """Of these, at most, where a mean over prompts is compared and no more is asked of it: ranges
+    and patterns of random weights, and ranges beyond the training length.
+    """
     score_prompts: Count = 100
     """Per test set that is scored."""
     controls: Count = 10
@@ -41,7 +45,7 @@ class Options:
     device: str = "cpu"
 
     def __post_init__(self) -> None:
-        for name in ("prompts", "score_prompts", "efficiency_rounds"):
+        for name in ("prompts", "control_prompts", "score_prompts", "efficiency_rounds"):
             if getattr(self, name) < 2:
                 raise InputError(f"{name} is {getattr(self, name)}; a spread needs at least 2")
         if self.controls < 1:

@@ -16,8 +16,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from position_papers.kit.experiment import Paper
-from position_papers.kit.items import read_items
+from position_papers.kit import Paper, read_items
 from position_papers.repo.attention import ATTENTION
 from position_papers.repo.causes import CAUSES
 from position_papers.repo.chunks import CHUNKS

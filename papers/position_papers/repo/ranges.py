@@ -6,38 +6,45 @@ claim is judged within L, as in the paper.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from fractions import Fraction
+from functools import partial
 from typing import Any
 
 import numpy as np
 import xarray as xr
 from jaxtyping import Float
-from matplotlib.lines import Line2D
+from torch import nn
 
-from position_papers.kit.cache import Cache
-from position_papers.kit.experiment import Drawing, Experiment, Needs, each
-from position_papers.kit.judge.claims import Claim, Evidence, evidence
-from position_papers.kit.judge.differences import welch_difference
-from position_papers.kit.judge.rules import (
+from position_papers.kit import (
     Above,
     All,
     AtLeast,
     AtMost,
     BeyondNull,
+    Cache,
+    Claim,
+    Drawing,
+    Evidence,
+    Experiment,
+    Needs,
     Observed,
+    Subject,
     beside_null,
+    each,
+    evidence,
+    over_seeds,
+    score_by_length,
+    welch_difference,
 )
 from position_papers.kit.learned_positions import why_not
-from position_papers.kit.seeds import over_seeds
-from position_papers.kit.subjects import Subject
 from position_papers.repo.checkpoints import LEARNED, NO_LEARNED, OLMO, learns_long_positions
 from position_papers.repo.options import Options
 from repo_interp.analysis.analyze import analyze
 from repo_interp.errors import InputError
-from repo_interp.plots.marks.drawing import counted, legend_below, plain_decades
-from repo_interp.plots.style import COLUMN_WIDTH, PaperFigure, paper_figure, scheme_colour, style
+from repo_interp.measures.labels import described
+from repo_interp.plots.marks.drawing import counted
 from repo_interp.tasks import Prompt
 
 SHARES = (Fraction(1, 4), Fraction(1, 2), Fraction(1), Fraction(2), Fraction(4))
@@ -79,7 +86,12 @@ def measure(subjects: Sequence[Subject], options: Options, cache: Cache) -> xr.D
     """
     (subject,) = subjects
     data = subject.measured(
-        cache, _ranges, options, prompts=options.prompts, controls=options.controls
+        cache,
+        _ranges,
+        options,
+        prompts=options.prompts,
+        controls=options.controls,
+        control_prompts=options.control_prompts,
     )
     length = subject.training_length
     if not {length, length // 2} <= set(data["length"].values.tolist()):
@@ -98,60 +110,49 @@ def _ranges(subject: Subject, options: Options) -> xr.Dataset:
     for length in lengths:
         # shorter than a prompt of this task can be, or longer than a document of its corpus
         with suppress(InputError):
-            prompts[length] = subject.prompts(length, options.prompts, options.seed)
+            count = options.prompts
+            if length > subject.training_length:
+                count = min(count, options.control_prompts)
+            prompts[length] = subject.prompts(length, count, options.seed)
     if not prompts:
         raise InputError(
             f"{subject.name}: no prompts could be made of {lengths[0]} to {lengths[-1]} tokens"
         )
-    own, random = {}, []
-    units: list[str] = []
+    own = xr.DataArray()
+    random: list[xr.DataArray] = []
     for weights, bridge in subject.bridges(options):
-        ranges = {}
-        for length in prompts if weights == "trained" else set(prompts) & set(judged):
-            run = analyze(
-                bridge,
-                prompts[length],
-                ("positions",),
-                subject.learned,
-                batch_size=options.batch_size,
-            )
-            found = (
-                run["positions"].to_dataset()["position_range"].transpose("prompt", "layer", "head")
-            )
-            units = [
-                f"layer {layer} head {head}"
-                for layer in found["layer"].values
-                for head in found["head"].values
-            ]
-            ranges[length] = found.values.reshape(len(found), -1)
         if weights == "trained":
-            own = ranges
-        elif set(judged) <= set(ranges):
-            random.append([ranges[length] for length in judged])
-    axes, coords = ("prompt", "unit"), {"length": list(prompts), "judged": judged, "unit": units}
-    parts = {
-        "range": (
-            "length",
-            np.stack(list(own.values())),
-            "largest minus smallest position of a prompt",
-        ),
-        **(
-            {"random_range": ("judged", np.swapaxes(random, 0, 1), "the same with random weights")}
-            if random
-            else {}
-        ),
-    }
-    return xr.Dataset(
-        {
-            name: (
-                (first, *(("weights",) if name == "random_range" else ()), *axes),
-                values,
-                {"long_name": what, "units": "positions"},
-            )
-            for name, (first, values, what) in parts.items()
-        },
-        coords,
-    )
+            own = _by_length(bridge, prompts, subject.learned, options)
+        elif set(judged) <= set(prompts):
+            of_judged = {length: prompts[length][: options.control_prompts] for length in judged}
+            found = _by_length(bridge, of_judged, subject.learned, options)
+            random.append(found.rename(length="judged"))
+    data = {"range": described(own, "largest minus smallest position of a prompt", "positions")}
+    if random:
+        # NaN for the prompts that random weights were not given
+        joined = xr.concat(random, "weights", coords="minimal")
+        joined = joined.reindex(prompt=own["prompt"])
+        data["random_range"] = described(joined, "the same with random weights", "positions")
+    return xr.Dataset(data, {"judged": judged})
+
+
+def _by_length(
+    bridge: nn.Module,
+    prompts: Mapping[int, Sequence[Prompt]],
+    layers: Sequence[int],
+    options: Options,
+) -> xr.DataArray:
+    """Ranges [length, prompt, unit], NaN where a length has fewer prompts than another."""
+    found: list[xr.DataArray] = []
+    for of_length in prompts.values():
+        run = analyze(bridge, of_length, ("positions",), layers, batch_size=options.batch_size)
+        ranges = run["positions"].to_dataset()["position_range"].stack(unit=("layer", "head"))
+        units = [f"layer {layer} head {head}" for layer, head in ranges["unit"].values]
+        values = ranges.transpose("prompt", "unit").values
+        axes = {"prompt": np.arange(len(values)), "unit": units}
+        found.append(xr.DataArray(values, axes, ("prompt", "unit")))
+    lengths = xr.IndexVariable("length", list(prompts))
+    return xr.concat(found, lengths, coords="minimal", join="outer")
 
 
 # ---- tabulated --------------------------------------------------------------------------------------
@@ -184,9 +185,7 @@ def tabulate(data: xr.Dataset) -> Iterator[Evidence]:
     long = int(data.attrs["training_length"])
     lengths = (long // 2, long)
     ranges = data["range"].transpose("length", "prompt", "unit")
-    values = spreading(
-        ranges.sel(length=lengths[0]).values, ranges.sel(length=long).values, lengths
-    )
+    values = _spreading_of(ranges.sel(length=list(lengths)))
     growth = values[GROWS.quantity][GROWS.rivals[0]]
     parts = {"grows": GROWS, "stays far below": FAR_BELOW, "uneven": UNEVEN}
     means = ranges.mean(("prompt", "unit"))
@@ -198,7 +197,7 @@ def tabulate(data: xr.Dataset) -> Iterator[Evidence]:
         values[FAR_BELOW.quantity],
         float((ranges.sel(length=long).max("unit") / long).std("prompt", ddof=1)),
         f"prompts of {long} tokens",
-        2 * ranges.sizes["prompt"],
+        int(ranges.sel(length=list(lengths)).notnull().any("unit").sum()),
         "RoPE: 1, the same in every head",
         "; ".join(
             f"{part}: {'yes' if rule.holds(values) else 'no'}" for part, rule in parts.items()
@@ -209,8 +208,8 @@ def tabulate(data: xr.Dataset) -> Iterator[Evidence]:
         + ", ".join(f"{float(mean):.3g} at {int(mean['length'])}" for mean in means),
     )
     yield judged
-    of_random = data["random_range"].transpose("weights", "judged", "prompt", "unit").values
-    random = [spreading(*of_weights, lengths=lengths) for of_weights in of_random]
+    of_random = data["random_range"].transpose("weights", "judged", "prompt", "unit")
+    random = [_spreading_of(each.rename(judged="length")) for each in of_random]
     beside = {
         BESIDE_TWINS[0]: Observed(
             growth.margin, [each[GROWS.quantity][GROWS.rivals[0]].margin for each in random]
@@ -224,6 +223,12 @@ def tabulate(data: xr.Dataset) -> Iterator[Evidence]:
         for name, each in zip(("growth", "variation"), beside.values(), strict=True)
     )
     yield judged.on(R5_NULL, beside, note, control="random weights")
+
+
+def _spreading_of(ranges: xr.DataArray) -> dict[str, Any]:
+    """`spreading` of ranges [length, prompt, unit] at two lengths, without prompts that have none."""
+    short, long = (each.dropna("prompt").values for each in ranges)
+    return spreading(short, long, tuple(ranges["length"].values.tolist()))
 
 
 def units(data: xr.Dataset) -> xr.Dataset:
@@ -240,82 +245,32 @@ def units(data: xr.Dataset) -> xr.Dataset:
 def draw(data: xr.Dataset) -> Iterator[Drawing]:
     """Fig. 2."""
     name, length = data.attrs["checkpoint"], int(data.attrs["training_length"])
+    counts = data["range"].notnull().any("unit").sum("prompt").values.tolist()
+    prompts = " or ".join(map(str, sorted(set(counts), reverse=True)))
+    shown = _beside_context(data["range"]).assign_attrs(training_length=length)
+    title = f"{name}: {counted(data.sizes['unit'], 'learned head')}"
     yield Drawing(
         f"ranges_{data.attrs['stem']}",
-        _figure(data, name),
+        partial(score_by_length, shown, title),
         f"{name}: range of positions of every learned head by context length (RePo fig. 2), "
-        f"mean over {data.sizes['prompt']} prompts each. "
+        f"mean over {prompts} prompts; line: mean over heads, small dots: each. "
         f"The claim is judged at {length // 2} and {length} tokens.",
         data,
     )
 
 
-def _figure(data: xr.Dataset, name: str) -> PaperFigure:
-    """Every learned head by context length.
-
-    Dashed: the context length itself, the range of RoPE. Dotted: training length.
+def _beside_context(ranges: xr.DataArray) -> xr.Dataset:
+    """Ranges of heads as scores by length, heads in the place of seeds, beside the context length,
+    which is the range of RoPE.
     """
-    means = data["range"].mean("prompt").transpose("length", "unit").values
-    lengths, colour = data["length"].values, scheme_colour("repo")
-    with style():
-        figure = paper_figure(COLUMN_WIDTH, 2.5)
-        ax = figure.subplots()
-        for place in range(means.shape[1]):
-            ax.plot(
-                lengths,
-                means[:, place],
-                "-o",
-                color=colour,
-                alpha=0.45,
-                linewidth=0.5,
-                markersize=1.8,
-                gid="head",
-            )
-        ax.plot(lengths, means.mean(axis=1), color="#222222", linewidth=1.2, gid="mean")
-        ax.plot(lengths, lengths, "--", color="#222222", linewidth=0.8, gid="context length")
-        ax.axvline(
-            float(data.attrs["training_length"]),
-            color="#222222",
-            linewidth=0.6,
-            linestyle=(0, (1, 1.5)),
-        )
-        ax.set(
-            xscale="log",
-            yscale="log",
-            xlabel="context length (tokens)",
-            ylabel="range of positions d",
-        )
-        ax.set_xticks(lengths, [f"{length:,}" for length in lengths])
-        ax.minorticks_off()
-        plain_decades(ax.yaxis)
-        ax.grid(axis="y")
-        ax.set_title(f"{name}: {counted(means.shape[1], 'learned head')}")
-        legend_below(
-            figure,
-            [
-                Line2D(
-                    [], [], color=colour, marker="o", markersize=2, linewidth=0.5, label="a head"
-                ),
-                Line2D([], [], color="#222222", linewidth=1.2, label="mean"),
-                Line2D(
-                    [],
-                    [],
-                    color="#222222",
-                    linestyle="--",
-                    linewidth=0.8,
-                    label="the context length (RoPE)",
-                ),
-                Line2D(
-                    [],
-                    [],
-                    color="#222222",
-                    linestyle=(0, (1, 1.5)),
-                    linewidth=0.6,
-                    label="training length",
-                ),
-            ],
-        )
-    return figure
+    heads = ranges.mean("prompt").rename(length="test_set", unit="seed").drop_vars("seed")
+    context = heads["test_set"].broadcast_like(heads).where(heads["seed"] == 0)
+    score = xr.concat([heads, context], xr.IndexVariable("checkpoint", ["heads", "context"]))
+    looks = {"layout": ["repo", "rope"], "label": ["learned heads", "context length (RoPE)"]}
+    return xr.Dataset(
+        {"score": described(score, "range of positions d", "positions")},
+        {name: ("checkpoint", each) for name, each in looks.items()},
+    )
 
 
 RANGES = over_seeds(

@@ -8,22 +8,31 @@ Checkpoints without weights take part with their recorded scores.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 
-from position_papers.kit.cache import Cache
-from position_papers.kit.experiment import Drawing, Experiment, Needs, trained_alike
-from position_papers.kit.judge.claims import Claim, Evidence, evidence
-from position_papers.kit.judge.differences import between, in_words, numbers_of
-from position_papers.kit.judge.rules import Above, AtLeast
-from position_papers.kit.score_figures import score_by_length
-from position_papers.kit.scores import (
+from position_papers.kit import (
+    Above,
+    AtLeast,
+    Cache,
+    Claim,
+    Drawing,
+    Evidence,
+    Experiment,
+    Needs,
     Scored,
     ScoreOptions,
+    Subject,
+    between,
+    evidence,
+    in_words,
     note,
+    numbers_of,
     of_tasks,
+    score_by_length,
     score_subject,
     score_table,
+    trained_alike,
 )
-from position_papers.kit.subjects import Subject
 from position_papers.repo.checkpoints import GPT2
 from position_papers.repo.options import Options
 from position_papers.training.trained import configured_task
@@ -89,7 +98,7 @@ def draw(scored: Sequence[Scored]) -> Iterator[Drawing]:
     )
     yield Drawing(
         "reversal_by_length",
-        score_by_length(data),
+        partial(score_by_length, data),
         "Text reversal: exact match by number of words (RePo fig. 7), "
         f"{scored[0].sample(sets[:1]).count} texts per length. Line: mean "
         f"over seeds; small dots: each seed. Dotted: longest text trained on ({longest} words).",

@@ -17,33 +17,43 @@ from __future__ import annotations
 import re
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 import xarray as xr
 
-from position_papers.kit.cache import Cache
-from position_papers.kit.experiment import Drawing, Experiment, Needs, each, joined
-from position_papers.kit.judge.claims import Claim, Evidence, evidence
-from position_papers.kit.judge.differences import in_words, mean_of, paired_difference
-from position_papers.kit.judge.rules import (
+from position_papers.kit import (
     Above,
     All,
     BeyondNull,
+    Cache,
+    Claim,
+    Drawing,
+    Evidence,
+    Experiment,
+    Needs,
     Observed,
     Significant,
+    Subject,
     beside_null,
+    each,
+    evidence,
+    groups_of,
+    in_words,
+    joined,
+    mean_of,
+    over_seeds,
+    paired_difference,
 )
 from position_papers.kit.learned_positions import why_not
-from position_papers.kit.seeds import over_seeds
-from position_papers.kit.subjects import Subject
 from position_papers.repo.checkpoints import OLMO
 from position_papers.repo.options import Options
 from repo_interp.analysis.analyze import analyze
 from repo_interp.errors import InputError
 from repo_interp.measures.labels import described
+from repo_interp.measures.positions import Positions
 from repo_interp.measures.segments import Segments
-from repo_interp.models.load import load
 from repo_interp.plots.views.segments import segment_positions, segment_scores
 from repo_interp.tasks import Prompt, few_shot_prompts
 
@@ -140,7 +150,7 @@ def measure(subjects: Sequence[Subject], options: Options, cache: Cache) -> xr.D
     prompts = prompts_for(subject, options)
     if not prompts:
         return None
-    tree = subject.measured_groups(
+    tree = subject.measured(
         cache, _scores, options, prompts, prompts=options.prompts, controls=options.controls
     )
     tree.attrs = {
@@ -174,22 +184,17 @@ def _scores(subject: Subject, options: Options, prompts: Sequence[Prompt]) -> xr
     `scores`: those that count, by weights, with what `_outlying` gives.
     """
     segments: Any = Segments(kinds=(EXAMPLES,), seed=options.seed)
-    by_weights = {}
+    by_weights, positions = {}, xr.Dataset()
     for name, bridge in subject.bridges(options):
-        run = analyze(bridge, prompts, [segments], subject.learned, batch_size=options.batch_size)
+        measures = [Positions(), segments] if name == "trained" else [segments]
+        run = analyze(bridge, prompts, measures, subject.learned, batch_size=options.batch_size)
         by_weights[name] = run["segments"].to_dataset()
+        if name == "trained":
+            positions = run["positions"].to_dataset()
     scores = joined(
         {name: each[NAMES].sel(kind=EXAMPLES, drop=True) for name, each in by_weights.items()},
         "weights",
     )
-    run = analyze(
-        load(subject.path, options.device),
-        prompts,
-        ("positions",),
-        subject.learned,
-        batch_size=options.batch_size,
-    )
-    positions = run["positions"].to_dataset()
     return xr.DataTree.from_dict(
         {
             "segments": by_weights["trained"],
@@ -322,24 +327,29 @@ def _aligned(data: xr.Dataset) -> Evidence:
 def draw(tree: xr.DataTree) -> Iterator[Drawing]:
     """Fig. 8: all heads, and the one that follows the examples most."""
     stem = tree.attrs["stem"]
+    segments, positions = (tree[name].to_dataset() for name in ("segments", "positions"))
     texts = (
         f"{tree.attrs['checkpoint']}: positions and the examples of few-shot prompts of "
         f"up to {tree.attrs['training_length']} tokens"
     )
     yield Drawing(
         f"segments_{stem}",
-        segment_scores(tree, EXAMPLES),
+        partial(segment_scores, groups_of(tree, segments=segments.drop_vars("segment")), EXAMPLES),
         f"{texts}. Every learned head, mean over prompts, against shuffled edges (RePo fig. "
         "8, measured).",
         tree["scores"].to_dataset(),
     )
     layer, head = _best_head(_chance(tree["scores"].to_dataset()))
+    of_head = {"layer": [layer], "head": [head]}
+    run = groups_of(
+        tree, segments=segments.isel(prompt=[0]).sel(of_head), positions=positions.sel(of_head)
+    )
     yield Drawing(
         f"segments_best_head_{stem}",
-        segment_positions(tree, layer, head, kind=EXAMPLES),
+        partial(segment_positions, run, layer, head, 0, EXAMPLES),
         f"{texts}: the first prompt, and the head that the fewest shuffled edges "
         "reach, over all prompts (RePo fig. 8b).",
-        tree["positions"].to_dataset()[["position"]].sel(layer=[layer], head=[head]),
+        positions[["position"]].sel(of_head),
     )
 
 

@@ -101,7 +101,7 @@ def _charts(run: xr.DataTree) -> Iterator[Chart]:
         if curves.sizes["distance"] > BEYOND * length:
             yield _beyond(run, subset.isel(layer=0)["component_by_distance"], kinds.values, length)
     if learned := learned_layers(components):
-        yield _turns(components, learned)
+        yield turns_grid(components, learned)
     curves = {"mean logit": logits}
     yield HeadCurves(
         "Mean logit by distance, chosen head",
@@ -138,10 +138,17 @@ def _beyond(run: xr.DataTree, curves: xr.DataArray, kinds: np.ndarray, length: i
     return Lines(*alone(run, named), "distance", "component", name="beyond_training_length")
 
 
-def _turns(components: xr.Dataset, layers: list[int]) -> Grid:
-    """Compute shares of pairs by the angle that they turn a component.
+def turns_grid(components: xr.Dataset, layers: list[int]) -> Grid:
+    """Chart shares of pairs by the angle that they turn a component.
 
     Shares are means over heads that learn positions; angles that none turns by are left out.
+
+    Args:
+        components: Group `components` of a run.
+        layers: Labels of the layers that learn positions.
+
+    Returns:
+        The chart.
     """
     share = 100 * components["turn_share"].sel(layer=layers).mean(("layer", "head")).transpose(
         "turn", "component"

@@ -74,8 +74,6 @@ TITLE = (
 ADDS = "adds to the logit at distance 0 (logits)"
 SHORT = 0.15
 """Share of half a panel below which an arrow has no number."""
-NARROW = 16
-"""Components whose numbers fit below a column of two panels."""
 MOST_ROWS = 72
 """Heads whose norms get a row; with more, a row is a layer's mean."""
 COLUMNS = 4
@@ -313,10 +311,16 @@ def _correlation(dataset: xr.Dataset, layer: int, head: int) -> str:
     return f", r = {number(float(known.mean()))}{some}" if known.size else ""
 
 
-def _norms(pairs: xr.Dataset) -> Grid:
-    """Tabulate mean norms of the pairs of queries and keys.
+def norms_grid(pairs: xr.Dataset) -> Grid:
+    """Chart mean norms of the pairs of queries and keys.
 
     A row is a head of the layers that rotate, or a layer if there are many heads.
+
+    Args:
+        pairs: Group `rotation` of a run.
+
+    Returns:
+        The chart.
     """
     rotating = pairs.isel(
         layer=np.flatnonzero(pairs["query_norm"].notnull().all(("head", "component")))
@@ -332,10 +336,10 @@ def _norms(pairs: xr.Dataset) -> Grid:
             if few
             else norms.mean("head")
         )
-    bar = {"label": "mean norm, one scale for both"}
-    width = COLUMN_WIDTH if pairs.sizes["component"] <= NARROW else PAGE_WIDTH
     cell = 0.055 if few else 0.15
-    return Grid("pair_norms", panels, pattern="", bar=bar, cell=cell, width=width)
+    return Grid(
+        "pair_norms", panels, pattern="", bar={"label": "mean norm"}, cell=cell, width=PAGE_WIDTH
+    )
 
 
 def _charts(run: xr.DataTree) -> Iterator[Chart]:
@@ -346,7 +350,7 @@ def _charts(run: xr.DataTree) -> Iterator[Chart]:
     """
     pairs = group(run, "rotation")
     if bool(pairs["query_norm"].notnull().any()):
-        yield _norms(pairs)
+        yield norms_grid(pairs)
     chosen = head_to_show(pairs)
     if chosen is not None and rotating_heads(pairs):
         yield CustomFigure(

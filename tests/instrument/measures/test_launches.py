@@ -35,8 +35,7 @@ SEVEN = (
 MOST = 930
 """Operators of one layer more and its forward pass, within the memory of an accelerator.
 
-A small RePo layer has 54 operators more than one of OLMo's shape, which `benchmarks.operators`
-holds to 900.
+A small RePo layer has 54 operators more than one of OLMo's shape.
 """
 WAITING = (
     "_local_scalar_dense",

@@ -16,9 +16,7 @@ from numpy.testing import assert_allclose
 from position_papers.hope.component_figures import (
     beyond_training_length,
     logit_by_distance,
-    pair_norms,
     pair_of_tokens,
-    turn_histogram,
     vaf_by_component,
     vaf_over_training,
 )
@@ -33,8 +31,9 @@ from repo_interp.plots.views.components import (
     component_data,
     component_table,
     rotating_layers,
+    turns_grid,
 )
-from repo_interp.plots.views.rotation import _norms
+from repo_interp.plots.views.rotation import norms_grid
 
 L, LAYERS, HEADS, COMPONENTS = 32, 3, 2, 6
 FREQUENCIES = np.array([1.0, 0.5, 0.15, 0.05, 0.01, 0.001])
@@ -234,18 +233,6 @@ def rotation(layers: int = LAYERS, heads: int = HEADS) -> xr.Dataset:
     )
 
 
-def test_norms_have_a_row_a_head_or_a_layer_and_leave_out_what_does_not_rotate():
-    few, many = rotation(), rotation(heads=60)
-    queries, keys = pair_norms(few, averaged(components())).axes[:2]
-    for ax, name in ((queries, "query_norm"), (keys, "key_norm")):
-        assert_allclose(ax.images[0].get_array(), few[name].values[1:].reshape(-1, COMPONENTS))
-        assert ax.images[0].get_clim() == queries.images[0].get_clim(), "one scale"
-    assert artist(queries, "activated").get_xdata().tolist() == [2]
-    assert_allclose(
-        pair_norms(many).axes[0].images[0].get_array(), many["query_norm"].values[1:].mean(1)
-    )
-
-
 def test_a_pair_of_tokens_adds_up_to_its_logit_and_turns_are_shares_in_per_cent():
     (ax,) = pair_of_tokens(
         averaged(components()).assign(logit=("component", np.array([1.0, -2, 3, 0.5, 0, 1])))
@@ -253,17 +240,14 @@ def test_a_pair_of_tokens_adds_up_to_its_logit_and_turns_are_shares_in_per_cent(
     assert_allclose(artist(ax, "sum so far").get_ydata(), [1, -1, 2, 2.5, 2.5, 3.5])
     assert ax.texts[0].get_text() == "sum 3.50"
     group = components()
-    share = group["turn_share"].mean(("layer", "head")).copy()
-    data = averaged(group).assign(turn_share=share, turn_upper=group["turn_upper"])
-    ax = turn_histogram(data).axes[0]
-    assert_allclose(ax.images[0].get_array(), 100 * share.transpose("turn", "component").values)
-    assert [label.get_text() for label in ax.get_yticklabels()] == ["0", "0.1", "π/4", "π", "∞"]
-    share.loc[{"turn": share["turn"].values[2:]}] = 0
-    ax = turn_histogram(data.assign(turn_share=share)).axes[0]
-    assert len(ax.images[0].get_array()) == 2, (
-        "angles that no pair turns by are named and not drawn"
-    )
-    assert "no pair turns by π/4 or more" in ax.get_title(loc="left")
+    share = group["turn_share"].mean(("layer", "head")).transpose("turn", "component")
+    ax = turns_grid(group, list(range(LAYERS))).figure().axes[0]
+    assert_allclose(ax.images[0].get_array(), 100 * share.values[::-1])
+    names = [label.get_text() for label in ax.get_yticklabels()]
+    assert names == ["180 to inf", "45 to 180", "5.73 to 45", "0 to 5.73"]
+    group["turn_share"].loc[{"turn": group["turn"].values[2:]}] = 0
+    ax = turns_grid(group, list(range(LAYERS))).figure().axes[0]
+    assert len(ax.images[0].get_array()) == 2, "angles that no pair turns by are not drawn"
 
 
 def test_a_run_gets_the_figures_that_it_allows():
@@ -367,8 +351,10 @@ def test_the_grid_of_norms_is_drawn_for_few_heads_and_for_many(heads):
     pairs = rotation(heads=heads).assign_coords(
         scheme=("layer", ["nope", *["rope"] * (LAYERS - 1)])
     )
-    figure = _norms(pairs).figure()
+    figure = norms_grid(pairs).figure()
     drawn = figure.axes[0].images[0].get_array()
     norms = pairs["query_norm"].values[1:]
     expected = norms.reshape(-1, COMPONENTS) if heads == HEADS else norms.mean(1)
     assert_allclose(drawn, expected)
+    queries, keys = (ax.images[0].get_clim() for ax in figure.axes[:2])
+    assert queries == keys, "one scale"

@@ -8,9 +8,7 @@ import xarray as xr
 from drawn import artist
 from numpy.testing import assert_allclose
 
-from position_papers.hope.copying import copying_by_sequences
-from position_papers.kit.perplexity_figures import perplexity_panels
-from position_papers.kit.score_figures import method_panels, score_by_length
+from position_papers.kit.score_figures import method_panels, score_by_length, score_panels
 from repo_interp.plots.marks.scores import layout_colour, layout_name, looks
 from repo_interp.plots.style import SCHEME_COLOURS
 from repo_interp.plots.views.task_scores import VIEW
@@ -117,7 +115,7 @@ def test_legends_stand_below_their_panels():
         ["rope", "hope", "alibi", "kerple", "fire"],
         [4, 8, 16],
     )
-    figure = copying_by_sequences(
+    figure = score_panels(
         {"schemes": data.assign_attrs(training_length=6), "twins": data.isel(checkpoint=slice(2))}
     )
     figure.draw_without_rendering()
@@ -134,10 +132,10 @@ def test_a_legend_of_many_long_names_is_no_wider_than_the_figure():
     """
     names = [f"a checkpoint of a long name, number {number}" for number in range(11)]
     data = scores(np.full((11, 2, 1), 30.0), ["rope"] * 11, [256, 512], training_length=256)
-    figure = perplexity_panels({"text": data.assign_coords(label=("checkpoint", names))})
+    figure = score_by_length(data.assign_coords(label=("checkpoint", names)))
     figure.draw_without_rendering()
-    (ax,) = figure.axes
-    legend = ax.get_legend().get_window_extent()
+    (ax,), (legend,) = figure.axes, figure.legends
+    legend = legend.get_window_extent()
     assert (
         legend.x0 >= 0
         and legend.x1 <= figure.bbox.width
@@ -156,8 +154,9 @@ def test_perplexities_have_their_differences_with_paired_errors_below():
         [[0.0, 0.0], [0.1, -0.1]], dims=("checkpoint", "test_set"), attrs={"from": "RoPE"}
     )
     data = data.assign(difference=margin, difference_error=abs(margin) / 10)
-    above, below = perplexity_panels({"text": data}).axes
-    assert_allclose(artist(above, "perplexity task/1").get_ydata(), [33, 36])
+    above, below = score_panels({"text": data}).axes
+    assert_allclose(artist(above, "score task/1").get_ydata(), [33, 36])
+    assert not [each for each in above.collections if str(each.get_gid()).startswith("error")]
     assert_allclose(
         [segment[:, 1] for segment in artist(below, "error task/1").get_segments()],
         [[0.08, 0.12], [-0.12, -0.08]],

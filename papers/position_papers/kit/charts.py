@@ -1,0 +1,126 @@
+"""Charts of a paper, stored with what they draw, so that figures are drawn again without a model.
+
+    page.json       `chart` of a figure: the function, and its arguments as JSON, where data are names of groups
+    charts.nc.xz    these groups, as a compressed netCDF tree
+
+Knows nothing about any paper.
+"""
+
+from __future__ import annotations
+
+import json
+import lzma
+from collections.abc import Iterable, Mapping
+from functools import partial
+from io import BytesIO
+from pathlib import Path
+from pkgutil import resolve_name
+from typing import Any
+
+import xarray as xr
+from matplotlib.figure import Figure
+
+from repo_interp.errors import InputError
+from repo_interp.plots.marks.chart import Drawing
+
+CHARTS = "charts.nc.xz"
+LARGEST = 2**22
+"""Bytes of data; a chart of more is not stored."""
+PACKAGES = ("position_papers.", "repo_interp.")
+"""Where the functions of stored charts are."""
+_ENGINE: Any = "h5netcdf"
+
+
+def draw(chart: partial[Any]) -> Figure:
+    """Draw a chart: its function returns a figure, or a chart of `repo_interp.plots`."""
+    drawn = chart()
+    return drawn.figure() if isinstance(drawn, Drawing) else drawn
+
+
+def groups_of(run: xr.DataTree, **groups: xr.Dataset) -> xr.DataTree:
+    """Make a run of `groups` by name, with the attributes of `run`: what a chart reads of it."""
+    return xr.DataTree.from_dict({"/": xr.Dataset(attrs=run.attrs), **groups})
+
+
+def write_charts(charts: Iterable[partial[Any]], file: Path) -> list[dict[str, Any]]:
+    """Store charts with their data.
+
+    Args:
+        charts: Functions of a module with their arguments: datasets, arrays, trees and mappings
+            of these, texts, numbers.
+        file: File of the data.
+
+    Returns:
+        Record of each chart for page.json, empty for a chart of more data than `LARGEST`.
+    """
+    nodes: dict[str, xr.Dataset] = {}
+    records: list[dict[str, Any]] = []
+
+    def name_data(value: Any) -> Any:
+        if isinstance(value, xr.DataTree):
+            return {"tree": value.to_dict()}
+        if isinstance(value, xr.DataArray):
+            return {"array": value.to_dataset(name=value.name or "values")}
+        if not isinstance(value, xr.Dataset):
+            return value.item()
+        place = f"/{len(nodes)}"
+        nodes[place] = value.drop_encoding()
+        return {"data": place}
+
+    for chart in charts:
+        before = dict(nodes)
+        arguments = json.loads(json.dumps(chart.args, default=name_data))
+        if sum(nodes[place].nbytes for place in {*nodes} - {*before}) > LARGEST:
+            nodes = before
+            records.append({})
+            continue
+        function: Any = chart.func
+        name = f"{function.__module__}:{function.__qualname__}"
+        records.append({"function": name, "arguments": arguments})
+    image = xr.DataTree.from_dict(nodes).to_netcdf(engine=_ENGINE)
+    file.write_bytes(lzma.compress(bytes(image)))
+    return records
+
+
+def read_charts(records: Iterable[Mapping[str, Any]], file: Path) -> list[partial[Any]]:
+    """Read stored charts.
+
+    Args:
+        records: Records of charts, from `write_charts`.
+        file: File of their data.
+
+    Returns:
+        The charts.
+
+    Raises:
+        InputError: The file is damaged, or another version of this package stored a chart that
+            this one does not have.
+    """
+    try:
+        with xr.open_datatree(BytesIO(lzma.decompress(file.read_bytes())), engine=_ENGINE) as tree:
+            nodes = tree.load().to_dict()
+    except (OSError, EOFError, lzma.LZMAError, ValueError) as error:
+        raise InputError(f"{file} is damaged ({error}); make these figures again") from None
+
+    def find_data(value: dict[str, Any]) -> Any:
+        if isinstance(place := value.get("data"), str):
+            return nodes[place]
+        if isinstance(array := value.get("array"), xr.Dataset):
+            return array[next(iter(array.data_vars))]
+        if isinstance(groups := value.get("tree"), dict):
+            return xr.DataTree.from_dict(groups)
+        return value
+
+    charts = []
+    for record in records:
+        name = record["function"]
+        try:
+            if not name.startswith(PACKAGES):
+                raise ValueError("it is of another package")
+            function = resolve_name(name)
+        except (ValueError, ImportError, AttributeError) as error:
+            raise InputError(f"{file}: no chart {name!r}: {error}; make it again") from None
+        charts.append(
+            partial(function, *json.loads(json.dumps(record["arguments"]), object_hook=find_data))
+        )
+    return charts
