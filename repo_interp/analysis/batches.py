@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 import xarray as xr
-from jaxtyping import Bool
+from jaxtyping import Bool, Int
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
@@ -32,6 +32,7 @@ _TEXTS = {
     "token_count": ("tokens of each prompt", "tokens"),
     "span_mask": ("1 where a token belongs to a span, -1 for padding", "1"),
     "token_text": ("text of each token", "1"),
+    "position_id": ("position that the model was given, -1 for padding", "positions"),
 }
 
 
@@ -45,6 +46,8 @@ class Batch:
     spans: Spans
     structure: Spans = field(default_factory=dict)
     """Separators and segments, for the measures that need segments."""
+    position_ids: Int[Tensor, "prompt token"] | None = None
+    """Positions that the model is given; None: the token index."""
 
 
 def make_batches(
@@ -87,9 +90,21 @@ def make_batches(
                 valid.to(device),
                 _masks(names, [prompts[number].all_spans() for number in numbers], longest, device),
                 _masks(further, parts, longest, device),
+                _position_ids([prompts[number] for number in numbers], longest, device),
             )
         )
     return batches
+
+
+def _position_ids(
+    prompts: Sequence[Prompt], tokens: int, device: torch.device | str
+) -> Int[Tensor, "prompt token"] | None:
+    """Positions of a batch; padding repeats the last one, which is in every table of vectors."""
+    if all(prompt.position_ids is None for prompt in prompts):
+        return None
+    given = [list(prompt.position_ids or range(len(prompt.tokens))) for prompt in prompts]
+    rows = [ids + ids[-1:] * (tokens - len(ids)) for ids in given]
+    return torch.tensor(rows, device=device)
 
 
 def _masks(
@@ -146,8 +161,10 @@ def describe_prompts(
     ids = np.full((len(prompts), longest), -1, dtype=np.int64)
     texts = np.full((len(prompts), longest), "", dtype=object)
     masks = np.zeros((len(names), len(prompts), longest), dtype=np.int8)
+    places = np.full(ids.shape, -1, dtype=np.int64)
     for row, prompt in enumerate(prompts):
         ids[row, : len(prompt.tokens)] = prompt.tokens
+        places[row, : len(prompt.tokens)] = prompt.position_ids or range(len(prompt.tokens))
         texts[row, : len(prompt.tokens)] = _texts(prompt, tokenizer)
         masks[:, row, len(prompt.tokens) :] = -1
         for name, where in prompt.all_spans().items():
@@ -159,6 +176,8 @@ def describe_prompts(
         "span_mask": (("span", *axes), masks),
     }
     values |= {"token_text": (axes, texts)} if texts.any() else {}
+    given = any(prompt.position_ids is not None for prompt in prompts)
+    values |= {"position_id": (axes, places)} if given else {}
     return described_group(
         values,
         _TEXTS,

@@ -238,8 +238,9 @@ class Job:
         reading = [measure for measure in measures if measure.needs.predictions]
         # Without predictions the pass ends after the last layer that is measured.
         last = None if reading else max(self.layers, default=None)
-        with observing(self.bridge, batch.valid, numbers, receive, self.layers):
-            hidden = decode(self.bridge, batch.tokens, batch.valid, last)
+        ids = batch.position_ids
+        with observing(self.bridge, batch.valid, numbers, receive, self.layers, ids):
+            hidden = decode(self.bridge, batch.tokens, batch.valid, last, ids)
         check()
         fault = fault_of_pass(hidden, batch.valid, batch.numbers)
         if fault is not None:
@@ -378,6 +379,12 @@ def _require_prompts(
                 f"to {vocabulary - 1}"
             )
         for measure in measures:
+            if prompt.has_documents and not measure.needs.documents:
+                raise InputError(
+                    f"position ids of prompt {number} do not count on, as where documents are "
+                    f"packed, and {measure.name} takes all tokens for one text; leave the measure "
+                    "or the position ids out"
+                )
             if len(prompt.tokens) < measure.needs.tokens:
                 raise InputError(
                     f"prompt {number} has {len(prompt.tokens)} tokens, and {measure.name} "
