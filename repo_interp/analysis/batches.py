@@ -70,30 +70,49 @@ def make_batches(
         Batches.
     """
     order = sorted(range(len(prompts)), key=lambda number: (-len(prompts[number].tokens), number))
+    lengths = [len(prompt.tokens) for prompt in prompts]
+    return [
+        make_batch(prompts, numbers, lengths[numbers[0]], device, structure)
+        for numbers in side_by_side.batches(order, lengths, batch_size)
+    ]
+
+
+def make_batch(
+    prompts: Sequence[Prompt],
+    numbers: Sequence[int],
+    longest: int,
+    device: torch.device | str = "cpu",
+    structure: Sequence[Mapping[str, Sequence[int]]] | None = None,
+) -> Batch:
+    """Make a batch of prompts in the order of their numbers, padded on the right.
+
+    Args:
+        prompts: Prompts, whose spans the batch has.
+        numbers: Numbers of the prompts of the batch.
+        longest: Tokens of a row.
+        device: Device of the tensors.
+        structure: For every prompt, named token indices that are no spans of it; None: none.
+
+    Returns:
+        The batch.
+    """
     names = sorted({name for prompt in prompts for name in prompt.spans} | {"generated", "rest"})
-    batches = []
-    for numbers in side_by_side.batches(
-        order, [len(prompt.tokens) for prompt in prompts], batch_size
-    ):
-        longest = len(prompts[numbers[0]].tokens)
-        tokens = torch.zeros(len(numbers), longest, dtype=torch.long)
-        for row, number in enumerate(numbers):
-            tokens[row, : len(prompts[number].tokens)] = torch.tensor(prompts[number].tokens)
-        parts = [] if structure is None else [structure[number] for number in numbers]
-        further = sorted({name for part in parts for name in part})
-        lengths = torch.tensor([len(prompts[number].tokens) for number in numbers])
-        valid = torch.arange(longest) < lengths[:, None]
-        batches.append(
-            Batch(
-                tuple(numbers),
-                tokens.to(device),
-                valid.to(device),
-                _masks(names, [prompts[number].all_spans() for number in numbers], longest, device),
-                _masks(further, parts, longest, device),
-                _position_ids([prompts[number] for number in numbers], longest, device),
-            )
-        )
-    return batches
+    some = [prompts[number] for number in numbers]
+    tokens = torch.zeros(len(numbers), longest, dtype=torch.long)
+    for row, prompt in enumerate(some):
+        tokens[row, : len(prompt.tokens)] = torch.tensor(prompt.tokens)
+    parts = [] if structure is None else [structure[number] for number in numbers]
+    further = sorted({name for part in parts for name in part})
+    lengths = torch.tensor([len(prompt.tokens) for prompt in some])
+    valid = torch.arange(longest) < lengths[:, None]
+    return Batch(
+        tuple(numbers),
+        tokens.to(device),
+        valid.to(device),
+        _masks(names, [prompt.all_spans() for prompt in some], longest, device),
+        _masks(further, parts, longest, device),
+        _position_ids(some, longest, device),
+    )
 
 
 def _position_ids(
