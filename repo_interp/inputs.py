@@ -32,7 +32,7 @@ Spans = Mapping[str, Bool[Tensor, "prompt token"]]
 
 TENSORS = ("positions", "queries", "keys", "gate_features")
 """Tensors of a layer that must be finite, in the order in which they are looked at."""
-_BY_PROMPT = (*TENSORS, "valid", "prompts", "tokens")
+_BY_PROMPT = (*TENSORS, "valid", "prompts", "tokens", "documents")
 """Tensors whose first axis is that of the prompts."""
 _LARGEST = 1e18
 """Of a logit: its square is a finite float32."""
@@ -101,6 +101,8 @@ class AttentionInputs:
     """One logit per head that takes a part of the softmax and moves no value (gpt-oss); None:
     there is none.
     """
+    documents: Int[Tensor, "prompt token"] | None = None
+    """Number of the document that a token is of; a query sees keys of its document. None: one."""
     largest_position: float = math.inf
     """Contextual positions beyond this one are taken for it (CoPE's p_max - 1)."""
     read_values: Callable[[], Float[Tensor, "prompt kv_head token d_value"]] | None = None
@@ -257,7 +259,9 @@ class AttentionInputs:
         return training_length if self.window is None else min(self.window, training_length)
 
     def visible(self, rows: Int[Tensor, "row"]) -> Bool[Tensor, "prompt row key"]:
-        """Return the keys that queries may attend to: causal, in the window, both tokens valid.
+        """Return the keys that queries may attend to.
+
+        Causal, in the window and the query's document, both tokens valid.
 
         Args:
             rows: Indices of the queries.
@@ -270,6 +274,8 @@ class AttentionInputs:
         seen = distance >= 0
         if self.window is not None:
             seen &= distance < self.window
+        if self.documents is not None:
+            seen = seen & (self.documents[:, rows, None] == self.documents[:, None, :])
         return seen & self.valid[:, None, :] & self.valid[:, rows, None]
 
     def logits(self, rows: Int[Tensor, "row"]) -> Float[Tensor, "prompt head row key"]:

@@ -21,7 +21,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from repo_interp.analysis.coercion import Prompts, as_prompts, tokens
+from repo_interp.analysis.coercion import Prompts, indexed_prompts, tokens
 from repo_interp.errors import InputError, NotFinitePrediction, warn
 from repo_interp.experiments.effects import distinct
 from repo_interp.experiments.experiment import standard_error
@@ -63,7 +63,7 @@ def head_means(bridge: nn.Module, prompts: Prompts) -> dict[int, Float[Tensor, "
     def receive(layer: int, outputs: Tensor) -> None:
         sums[layer] = sums.get(layer, 0.0) + outputs.double().sum((0, 1))
 
-    for prompt in as_prompts(prompts, bridge):
+    for prompt in indexed_prompts(prompts, bridge):
         ids, valid = tokens([prompt], bridge)
         with attention_outputs(bridge, receive):
             decode(bridge, ids, valid)
@@ -112,7 +112,7 @@ def ablation_effects(
     """
     import pandas as pd
 
-    pairs, given = head_pairs(heads), as_prompts(prompts, bridge)
+    pairs, given = head_pairs(heads), indexed_prompts(prompts, bridge)
     tokens(given, bridge)  # refuses no prompts, and tokens that the model lacks
     sets = {"whole model": [], "ablated": pairs}
     controls, generator = (

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 import xarray as xr
-from jaxtyping import Bool
+from jaxtyping import Bool, Int
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
@@ -32,6 +32,7 @@ _TEXTS = {
     "token_count": ("tokens of each prompt", "tokens"),
     "span_mask": ("1 where a token belongs to a span, -1 for padding", "1"),
     "token_text": ("text of each token", "1"),
+    "position_id": ("position that the model was given, -1 for padding", "positions"),
 }
 
 
@@ -45,6 +46,8 @@ class Batch:
     spans: Spans
     structure: Spans = field(default_factory=dict)
     """Separators and segments, for the measures that need segments."""
+    position_ids: Int[Tensor, "prompt token"] | None = None
+    """Positions that the model is given; None: the token index."""
 
 
 def make_batches(
@@ -67,29 +70,60 @@ def make_batches(
         Batches.
     """
     order = sorted(range(len(prompts)), key=lambda number: (-len(prompts[number].tokens), number))
+    lengths = [len(prompt.tokens) for prompt in prompts]
+    return [
+        make_batch(prompts, numbers, lengths[numbers[0]], device, structure)
+        for numbers in side_by_side.batches(order, lengths, batch_size)
+    ]
+
+
+def make_batch(
+    prompts: Sequence[Prompt],
+    numbers: Sequence[int],
+    longest: int,
+    device: torch.device | str = "cpu",
+    structure: Sequence[Mapping[str, Sequence[int]]] | None = None,
+) -> Batch:
+    """Make a batch of prompts in the order of their numbers, padded on the right.
+
+    Args:
+        prompts: Prompts, whose spans the batch has.
+        numbers: Numbers of the prompts of the batch.
+        longest: Tokens of a row.
+        device: Device of the tensors.
+        structure: For every prompt, named token indices that are no spans of it; None: none.
+
+    Returns:
+        The batch.
+    """
     names = sorted({name for prompt in prompts for name in prompt.spans} | {"generated", "rest"})
-    batches = []
-    for numbers in side_by_side.batches(
-        order, [len(prompt.tokens) for prompt in prompts], batch_size
-    ):
-        longest = len(prompts[numbers[0]].tokens)
-        tokens = torch.zeros(len(numbers), longest, dtype=torch.long)
-        for row, number in enumerate(numbers):
-            tokens[row, : len(prompts[number].tokens)] = torch.tensor(prompts[number].tokens)
-        parts = [] if structure is None else [structure[number] for number in numbers]
-        further = sorted({name for part in parts for name in part})
-        lengths = torch.tensor([len(prompts[number].tokens) for number in numbers])
-        valid = torch.arange(longest) < lengths[:, None]
-        batches.append(
-            Batch(
-                tuple(numbers),
-                tokens.to(device),
-                valid.to(device),
-                _masks(names, [prompts[number].all_spans() for number in numbers], longest, device),
-                _masks(further, parts, longest, device),
-            )
-        )
-    return batches
+    some = [prompts[number] for number in numbers]
+    tokens = torch.zeros(len(numbers), longest, dtype=torch.long)
+    for row, prompt in enumerate(some):
+        tokens[row, : len(prompt.tokens)] = torch.tensor(prompt.tokens)
+    parts = [] if structure is None else [structure[number] for number in numbers]
+    further = sorted({name for part in parts for name in part})
+    lengths = torch.tensor([len(prompt.tokens) for prompt in some])
+    valid = torch.arange(longest) < lengths[:, None]
+    return Batch(
+        tuple(numbers),
+        tokens.to(device),
+        valid.to(device),
+        _masks(names, [prompt.all_spans() for prompt in some], longest, device),
+        _masks(further, parts, longest, device),
+        _position_ids(some, longest, device),
+    )
+
+
+def _position_ids(
+    prompts: Sequence[Prompt], tokens: int, device: torch.device | str
+) -> Int[Tensor, "prompt token"] | None:
+    """Positions of a batch; padding repeats the last one, which is in every table of vectors."""
+    if all(prompt.position_ids is None for prompt in prompts):
+        return None
+    given = [list(prompt.position_ids or range(len(prompt.tokens))) for prompt in prompts]
+    rows = [ids + ids[-1:] * (tokens - len(ids)) for ids in given]
+    return torch.tensor(rows, device=device)
 
 
 def _masks(
@@ -146,8 +180,10 @@ def describe_prompts(
     ids = np.full((len(prompts), longest), -1, dtype=np.int64)
     texts = np.full((len(prompts), longest), "", dtype=object)
     masks = np.zeros((len(names), len(prompts), longest), dtype=np.int8)
+    places = np.full(ids.shape, -1, dtype=np.int64)
     for row, prompt in enumerate(prompts):
         ids[row, : len(prompt.tokens)] = prompt.tokens
+        places[row, : len(prompt.tokens)] = prompt.position_ids or range(len(prompt.tokens))
         texts[row, : len(prompt.tokens)] = _texts(prompt, tokenizer)
         masks[:, row, len(prompt.tokens) :] = -1
         for name, where in prompt.all_spans().items():
@@ -159,6 +195,8 @@ def describe_prompts(
         "span_mask": (("span", *axes), masks),
     }
     values |= {"token_text": (axes, texts)} if texts.any() else {}
+    given = any(prompt.position_ids is not None for prompt in prompts)
+    values |= {"position_id": (axes, places)} if given else {}
     return described_group(
         values,
         _TEXTS,

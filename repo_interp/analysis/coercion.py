@@ -22,6 +22,7 @@ from repo_interp.errors import InputError
 from repo_interp.models.decoder import as_decoder, require_model
 from repo_interp.models.wrapped import model_of
 from repo_interp.tasks import Prompt, prompt_from_text
+from repo_interp.tasks.prompt import require_index
 from repo_interp.tasks.prompt.text import EncodedText, encode
 from repo_interp.values import shortened
 
@@ -61,6 +62,24 @@ def as_prompts(prompts: Prompts, bridge: nn.Module) -> list[Prompt]:
     return [_prompt(item, tokenizer, f"prompt {number}") for number, item in enumerate(given)]
 
 
+def indexed_prompts(prompts: Prompts, bridge: nn.Module) -> list[Prompt]:
+    """Return prompts as `as_prompts`, for passes whose positions are the token index.
+
+    Args:
+        prompts: Prompts in any form of the module.
+        bridge: Bridge or model, whose tokenizer encodes texts.
+
+    Returns:
+        The prompts.
+
+    Raises:
+        InputError: An object is no prompt, or a prompt has position ids.
+    """
+    found = as_prompts(prompts, bridge)
+    require_index(found)
+    return found
+
+
 def tokens(
     prompts: Prompts, bridge: nn.Module
 ) -> tuple[Int[Tensor, "prompt token"], Bool[Tensor, "prompt token"]]:
@@ -80,9 +99,10 @@ def tokens(
         Token ids [prompt, token] and the mask of those that are no padding, on the model's device.
 
     Raises:
-        InputError: There are no prompts, an object is no prompt, or the model lacks a token.
+        InputError: There are no prompts, an object is no prompt, a prompt has position ids, or the
+            model lacks a token.
     """
-    sequences = [prompt.tokens for prompt in as_prompts(prompts, bridge)]
+    sequences = [prompt.tokens for prompt in indexed_prompts(prompts, bridge)]
     if not sequences:
         raise InputError("there are no prompts")
     require_model(bridge)
@@ -106,6 +126,7 @@ def prompt(
     bridge: nn.Module,
     generated: int | str | None = None,
     answers: Sequence[str] = (),
+    position_ids: Sequence[int] | None = None,
     **spans: str | tuple[int, int] | Sequence[str | tuple[int, int]],
 ) -> Prompt:
     """Make a prompt of a text, or of numbers of tokens, with named spans.
@@ -118,6 +139,9 @@ def prompt(
         bridge: Bridge, or model with a tokenizer.
         generated: Generated tokens: -k for the last k tokens, or a part of the text; None: none.
         answers: Texts that count as correct answers.
+        position_ids: Position of every token, for the model and its rotation: packed documents
+            begin at 0 again, and transformers hides documents from each other wherever ids do not
+            count on; None: the token index.
         **spans: By name, a part of the text that occurs once, a pair of characters (start, end), or
             several of these. Of a prompt of tokens a pair of tokens, or several pairs; `end` is not
             among them.
@@ -126,8 +150,8 @@ def prompt(
         The prompt.
 
     Raises:
-        InputError: The text or an answer is no text, a part occurs never or more than once, or a
-            pair is outside of the prompt.
+        InputError: The text or an answer is no text, a part occurs never or more than once, a
+            pair is outside of the prompt, or position ids are not one number per token.
     """
     tokenizer = getattr(bridge, "tokenizer", None)
     if not isinstance(text, str | Sequence | Tensor | np.ndarray):
@@ -137,15 +161,17 @@ def prompt(
     if not isinstance(answers, Iterable) or not all(isinstance(answer, str) for answer in answers):
         raise InputError(f"answers are {shortened(repr(answers))}; wanted texts")
     if not isinstance(text, str):
-        return _of_tokens(_prompt(text, tokenizer, "the prompt"), generated, answers, spans)
+        made = _of_tokens(_prompt(text, tokenizer, "the prompt"), generated, answers, spans)
+        return replace(made, position_ids=position_ids)
     characters = {name: _intervals(text, name, parts) for name, parts in spans.items()}
     if isinstance(generated, str):
         characters["generated"] = _intervals(text, "generated", generated)
     elif generated is not None:
         characters["generated"] = (_last_tokens(encode(text, tokenizer), generated),)
-    return prompt_from_text(
+    made = prompt_from_text(
         text, characters, tokenizer, (answers,) if isinstance(answers, str) else answers
     )
+    return replace(made, position_ids=position_ids)
 
 
 def _of_tokens(

@@ -110,6 +110,9 @@ def default_experiments(
     Returns:
         Experiments; a warning names those that are left out since they take long.
     """
+    if any(prompt.position_ids is not None for prompt in prompts):
+        warn("without experiments, whose positions are the token index: prompts have position ids")
+        return []
     atlas = Atlas(sequences=2, twins=2)
     if set(as_decoder(bridge).schemes) <= {*FIXED, NO_ATTENTION}:
         try:
@@ -166,6 +169,14 @@ def choose(
         experiments = default_experiments(bridge, prompts, task) if unasked else ()
     if measures is None:
         measures = default_measures(prompts, as_decoder(bridge).schemes, layers)
+        if any(prompt.has_documents for prompt in prompts):
+            fitting = [name for name in measures if measure_named(name).needs.documents]
+            left = [name for name in measures if name not in fitting]
+            warn(
+                f"left out, since they take all tokens for one text and position ids of the "
+                f"prompts do not count on: {', '.join(left)}"
+            )
+            measures = fitting
     return measures, experiments
 
 

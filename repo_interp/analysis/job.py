@@ -10,7 +10,8 @@ Everything is checked to fit together when a job is made, before anything is com
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
 from typing import Any, Literal
@@ -200,6 +201,47 @@ class Job:
             in which they occurred. The key `PASS` holds the fault of the pass itself, where no
             measure stopped before its end.
         """
+        numbers = torch.as_tensor(batch.numbers)
+        reading = [m for m in self.measures if m.needs.predictions and m.name not in stopped]
+        # Without predictions the pass ends after the last layer that is measured.
+        last = None if reading else max(self.layers, default=None)
+        with self.observation(batch, stopped, on_layer) as (parts, faults):
+            hidden = decode(self.bridge, batch.tokens, batch.valid, last, batch.position_ids)
+        fault = fault_of_pass(hidden, batch.valid, batch.numbers)
+        if fault is not None:
+            if not faults:
+                faults[PASS] = fault
+            for measure in reading:
+                faults.setdefault(measure.name, fault)
+        elif reading:
+            predictions = predictions_of(
+                self.bridge, hidden.to(batch.tokens.device), batch.tokens, batch.valid, numbers
+            )
+            for measure in reading:
+                with read_only(measure, predictions, batch.spans):
+                    parts[measure.name].append(
+                        measure.observe_predictions(predictions, batch.spans)
+                    )
+        return results_of(parts, faults)
+
+    @contextmanager
+    def observation(
+        self,
+        batch: Batch,
+        stopped: Collection[str] = (),
+        on_layer: Callable[[int], None] = lambda observed: None,
+    ) -> Iterator[tuple[dict[str, list[Statistics]], dict[str, Fault]]]:
+        """Reduce every layer of a pass that is made inside the context to statistics.
+
+        Args:
+            batch: Prompts of the pass.
+            stopped: Names of measures to leave out.
+            on_layer: Called with the number of layers observed so far.
+
+        Yields:
+            Statistics of layers, and faults in the order in which they occurred, by measure:
+            complete when the context ends. `results_of` merges them.
+        """
         measures = [measure for measure in self.measures if measure.name not in stopped]
         parts: dict[str, list[Statistics]] = {measure.name: [] for measure in measures}
         faults: dict[str, Fault] = {}
@@ -234,32 +276,10 @@ class Job:
             observed += 1
             on_layer(observed)
 
-        numbers = torch.as_tensor(batch.numbers)
-        reading = [measure for measure in measures if measure.needs.predictions]
-        # Without predictions the pass ends after the last layer that is measured.
-        last = None if reading else max(self.layers, default=None)
-        with observing(self.bridge, batch.valid, numbers, receive, self.layers):
-            hidden = decode(self.bridge, batch.tokens, batch.valid, last)
+        numbers, ids = torch.as_tensor(batch.numbers), batch.position_ids
+        with observing(self.bridge, batch.valid, numbers, receive, self.layers, ids):
+            yield parts, faults
         check()
-        fault = fault_of_pass(hidden, batch.valid, batch.numbers)
-        if fault is not None:
-            if not faults:
-                faults[PASS] = fault
-            for measure in reading:
-                faults.setdefault(measure.name, fault)
-        elif reading:
-            predictions = predictions_of(
-                self.bridge, hidden.to(batch.tokens.device), batch.tokens, batch.valid, numbers
-            )
-            for measure in reading:
-                with read_only(measure, predictions, batch.spans):
-                    parts[measure.name].append(
-                        measure.observe_predictions(predictions, batch.spans)
-                    )
-        return {
-            **faults,
-            **{name: merge(some) for name, some in parts.items() if name not in faults},
-        }
 
     def conclude(self, totals: Mapping[str, Statistics | Fault]) -> dict[str, xr.Dataset | Fault]:
         """Conclude the groups of a run from merged statistics.
@@ -327,6 +347,22 @@ class Job:
             )
 
 
+def results_of(
+    parts: Mapping[str, Sequence[Statistics]], faults: Mapping[str, Fault]
+) -> dict[str, Statistics | Fault]:
+    """Merge the statistics of the layers of a pass.
+
+    Args:
+        parts: Statistics of layers by measure.
+        faults: Faults by measure, which stand in the place of statistics.
+
+    Returns:
+        Statistics or fault per measure, faults first.
+    """
+    merged = {name: merge(some) for name, some in parts.items() if name not in faults}
+    return {**faults, **merged}
+
+
 def _require_chosen(measure: Measure, layers: Sequence[int], heads: int) -> None:
     for layer, chosen in (measure.needs.heads or {}).items():
         if layer not in layers:
@@ -378,6 +414,12 @@ def _require_prompts(
                 f"to {vocabulary - 1}"
             )
         for measure in measures:
+            if prompt.has_documents and not measure.needs.documents:
+                raise InputError(
+                    f"position ids of prompt {number} do not count on, as where documents are "
+                    f"packed, and {measure.name} takes all tokens for one text; leave the measure "
+                    "or the position ids out"
+                )
             if len(prompt.tokens) < measure.needs.tokens:
                 raise InputError(
                     f"prompt {number} has {len(prompt.tokens)} tokens, and {measure.name} "

@@ -27,7 +27,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from repo_interp.analysis.batches import describe_prompts
-from repo_interp.analysis.coercion import Prompts, as_prompts, tokens
+from repo_interp.analysis.coercion import Prompts, indexed_prompts, tokens
 from repo_interp.errors import InputError
 from repo_interp.inputs import AttentionInputs, select_heads
 from repo_interp.measures.kernels.axis_fit import (
@@ -185,7 +185,7 @@ def _capture_head(
     bridge: nn.Module, prompt: Prompts, layer: int, head: int, most: int | None = None
 ) -> tuple[AttentionInputs, dict[str, Any]]:
     """Return float64 inputs of one head on the only prompt, and attributes for a reader."""
-    given = as_prompts(prompt, bridge)
+    given = indexed_prompts(prompt, bridge)
     if len(given) != 1:
         raise InputError(f"one prompt was wanted; got {len(given)}")
     if most is not None and len(given[0].tokens) > most:

@@ -2,6 +2,8 @@
 
     every k steps    attach -> analyze a few prompts -> detach -> OUT/step-K/run.nc, and a few
                      numbers for the log
+    evaluation       attach -> the pass that the Trainer makes anyway -> detach, for each pass;
+                     then the same file and numbers
 
 The model is measured where it stands, without a copy. Afterwards every module, its configuration
 and torch's random numbers are as they were, so that a training with the callback ends with the same
@@ -14,13 +16,15 @@ gradients.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from itertools import count
 from os import PathLike
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import numpy as np
 import torch
 import xarray as xr
 from accelerate.utils import extract_model_from_parallel
@@ -28,12 +32,14 @@ from torch import nn
 from transformers import TrainerCallback
 from transformers.integrations.integration_utils import get_reporting_integration_callbacks
 
-from repo_interp.analysis.analyze import analyze
+from repo_interp.analysis.analyze import Results, analyze, execute
+from repo_interp.analysis.batches import Batch, make_batch
 from repo_interp.analysis.coercion import Prompts, as_prompts
-from repo_interp.analysis.defaults import resolve_measures
-from repo_interp.errors import InputError, NotFinite, warn
+from repo_interp.analysis.defaults import choose, resolve_measures
+from repo_interp.analysis.job import Job, results_of
+from repo_interp.errors import InputError, warn
 from repo_interp.files import path_of, require_directory
-from repo_interp.measures.statistics import Measure
+from repo_interp.measures.statistics import Measure, as_measure
 from repo_interp.models.decoder import as_decoder, require_model
 from repo_interp.models.load import require_parity
 from repo_interp.models.reposition import with_layout
@@ -42,6 +48,7 @@ from repo_interp.plots.findings import findings
 from repo_interp.positions.layouts import FIXED
 from repo_interp.processes import alone
 from repo_interp.run import require_run, write_run
+from repo_interp.tasks.prompt import Prompt
 from repo_interp.values import Count, CountOrNone, checked
 
 _FUSED = ("eager", "sdpa")
@@ -51,21 +58,25 @@ step casts to.
 
 
 class PositionsCallback(TrainerCallback):
-    """Measure prompts on the model in training.
+    """Measure prompts, or the Trainer's evaluation, on the model in training.
 
-    Before the first step, every `every` steps, and after the last.
+    Prompts: before the first step, every `every` steps, and after the last. Without prompts: in
+    each evaluation, within the passes that the Trainer makes, of which there are no more than
+    without the callback.
 
         Trainer(model, arguments, train_dataset=data, callbacks=[ri.PositionsCallback(every=200,
         prompts=prompts)])
 
     `prompts`: a handful, as `ri.analyze` takes them; texts are encoded by the Trainer's
-    `processing_class`. Runs are written to `out`/step-K (None: positions/step-K in the Trainer's
+    `processing_class`. `evaluated`: without prompts, the batches of an evaluation are measured from
+    the first on until they hold as many rows; they are padded on the right, and of several sets the
+    first is measured, in the precision of the evaluation. Runs are written to `out`/step-K (None: positions/step-K in the Trainer's
     output directory), runs of an earlier training there are moved to `out`/earlier-N;
     `ri.training_scalars` of all go to `state.log_history` and to whatever the Trainer reports to.
     `measures` None: those that the command `analyze` chooses for the model. Prompts and measures
-    that do not fit the model are refused before the first step. A later step whose numbers are not
-    finite, or that finds no space in memory or on the disk, is left out with a warning, and the
-    training goes on.
+    that do not fit the model are refused before the first step. A later step, or an evaluation,
+    that cannot be measured - numbers are not finite, there is no space in memory or on the disk,
+    rows are padded on the left - is left out with a warning, and the training goes on.
     """
 
     def __init__(
@@ -74,8 +85,9 @@ class PositionsCallback(TrainerCallback):
         prompts: Prompts = (),
         out: str | PathLike[str] | None = None,
         measures: Sequence[str | Measure] | None = None,
+        evaluated: int = 32,
     ) -> None:
-        """Raises InputError for no number of steps, no path, and no prompts."""
+        """Raises InputError for no number of steps or rows, no path, and no measure."""
         self.every = checked(every, Count, "every")
         if not isinstance(prompts, Iterable) and not hasattr(prompts, "tokens"):
             raise InputError(f"prompts are a {type(prompts).__name__}; wanted a few, prompts=[...]")
@@ -88,10 +100,8 @@ class PositionsCallback(TrainerCallback):
         self.measures = measures if measures is None else resolve_measures(measures)
         self._reporters: list[Any] | None = None
         self._last: int | None = None
-        if not self.prompts:
-            raise InputError(
-                "there are no prompts to measure; give PositionsCallback a few, prompts=[...]"
-            )
+        self.evaluated = checked(evaluated, Count, "evaluated")
+        self._evaluation: _Evaluation | None = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         """Measure the model as it comes.
@@ -113,18 +123,55 @@ class PositionsCallback(TrainerCallback):
             for run in earlier:
                 run.rename(aside / run.name)
             warn(f"{self.out} holds runs of a training that began before; they are in {aside} now")
+        if not self.prompts:
+            self._begin_evaluation(args, given["model"])
+            return
         tokenizer = given.get("processing_class")
         self.prompts = as_prompts(self.prompts, cast(Any, SimpleNamespace(tokenizer=tokenizer)))
         self._measure(args, state, control, given)
 
+    def _begin_evaluation(self, args: Any, model: nn.Module) -> None:
+        """Observe evaluations from now on; InputError where that cannot be."""
+        reading = [m.name for m in self.measures or () if as_measure(m).needs.predictions]
+        for holds, reason in (
+            (
+                args.eval_strategy == "no" and not args.eval_on_start,
+                "the Trainer evaluates nothing",
+            ),
+            (args.torch_compile or args.n_gpu > 1, "torch.compile and DataParallel hide passes"),
+            (reading, f"{', '.join(reading)} needs a pass over prompts"),
+        ):
+            if holds:
+                raise InputError(
+                    f"there are no prompts to measure, and {reason}; give PositionsCallback a "
+                    "few, prompts=[...]"
+                )
+        if self._evaluation is not None:
+            self._evaluation.end()
+        self._evaluation = _Evaluation(_inner(model), self.measures, self.evaluated)
+
     def on_step_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-        """Measure every `every` steps."""
-        if state.is_world_process_zero and state.global_step % self.every == 0:
+        """Measure prompts every `every` steps."""
+        if self.prompts and state.is_world_process_zero and state.global_step % self.every == 0:
             self._measure_if_possible(args, state, control, given)
+
+    def on_prediction_step(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        """Keep what the last pass showed: it was one of the evaluation."""
+        if self._evaluation is not None:
+            self._evaluation.keep()
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        """Measure the evaluation that ends."""
+        if self._evaluation is not None:
+            if state.global_step != self._last:
+                self._measure_if_possible(args, state, control, given)
+            self._evaluation.forget()
 
     def on_train_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         """Measure the model as it leaves."""
-        if state.is_world_process_zero and state.global_step != self._last:
+        if self._evaluation is not None:
+            self._evaluation.end()
+        elif state.is_world_process_zero and state.global_step != self._last:
             self._measure_if_possible(args, state, control, given)
 
     def _measure_if_possible(
@@ -132,12 +179,17 @@ class PositionsCallback(TrainerCallback):
     ) -> None:
         try:
             self._measure(args, state, control, given)
-        except (NotFinite, OSError, MemoryError, torch.OutOfMemoryError) as error:
+        except (InputError, OSError, MemoryError, torch.OutOfMemoryError) as error:
             warn(f"positions were not measured at step {state.global_step}: {error}")
 
     def _measure(self, args: Any, state: Any, control: Any, given: Mapping[str, Any]) -> None:
         self._last = state.global_step
-        run = measure_step(given["model"], state.global_step, self.prompts, self.out, self.measures)
+        step = state.global_step
+        run = (
+            measure_step(given["model"], step, self.prompts, self.out, self.measures)
+            if self._evaluation is None
+            else _finished(self._evaluation.conclude(), self._evaluation.model, step, self.out)
+        )
         scalars = training_scalars(run)
         state.log_history.append(
             {**scalars, "epoch": state.epoch or 0.0, "step": state.global_step}
@@ -150,6 +202,110 @@ class PositionsCallback(TrainerCallback):
             ]
         for reporter in self._reporters:
             reporter.on_log(args, state, control, model=given["model"], logs=dict(scalars))
+
+
+class _Evaluation:
+    """Rows of an evaluation, measured within the passes over them."""
+
+    def __init__(self, model: Any, measures: Sequence[str | Measure] | None, most: int) -> None:
+        self.model, self.measures, self.most = model, measures, most
+        self._pass: tuple[ExitStack, Any, Any] | None = None
+        self.forget()
+        self._handles = (
+            model.register_forward_pre_hook(self._before, with_kwargs=True),
+            model.register_forward_hook(self._after, always_call=True),
+        )
+
+    def end(self) -> None:
+        """Observe no further pass."""
+        for handle in self._handles:
+            handle.remove()
+
+    def forget(self) -> None:
+        """Begin the next evaluation."""
+        self.prompts: list[Prompt] = []
+        self.observed: list[tuple[Batch, Results]] = []
+        self._pending: tuple[list[Prompt], Batch, Results] | InputError | None = None
+        self._refused: InputError | None = None
+
+    def keep(self) -> None:
+        """Keep the last pass; one that no step of the evaluation follows was made by others."""
+        pending, self._pending = self._pending, None
+        if isinstance(pending, InputError):
+            self._refused = pending
+        elif pending is not None:
+            self.prompts += pending[0]
+            self.observed.append(pending[1:])
+
+    def conclude(self) -> xr.DataTree:
+        """Return the run of the rows that were kept."""
+        if self._refused is not None:
+            raise self._refused
+        with _undisturbed(self.model), _observable(self.model):
+            job = self._job(self.prompts)
+            job.observed = self.observed
+            return execute(job)
+
+    def _job(self, prompts: list[Prompt]) -> _ObservedJob:
+        # Layers that are named leave predictions out of the default.
+        measures, _ = choose(self.model, prompts, self.measures, [], (), None)
+        source = "the Trainer's evaluation"
+        return _ObservedJob(self.model, prompts, measures, experiments=(), prompts_from=source)
+
+    def _before(self, model: Any, arguments: tuple, keywords: dict[str, Any]) -> None:
+        self._pending = None
+        if model.training or self._refused is not None or len(self.prompts) >= self.most:
+            return
+        stack = ExitStack()
+        try:
+            with _undisturbed(model):
+                prompts, width = _rows(keywords)
+                stack.enter_context(_observable(model))
+                job, begun = self._job(prompts), len(self.prompts)
+            numbers, device = range(len(prompts)), model.device
+            batch = make_batch(prompts, numbers, width, device, job.structure)
+            batch = replace(batch, numbers=tuple(begun + number for number in numbers))
+            found = stack.enter_context(job.observation(batch))
+            self._pass = stack, (prompts, batch), found
+        except InputError as error:
+            stack.close()
+            self._pending = error
+
+    def _after(self, model: Any, arguments: tuple, output: Any) -> None:
+        if self._pass is not None:
+            (stack, batch, found), self._pass = self._pass, None
+            stack.close()
+            self._pending = (*batch, results_of(*found)) if output is not None else None
+
+
+class _ObservedJob(Job):
+    """A job whose batches were observed."""
+
+    observed: Sequence[tuple[Batch, Results]] = ()
+
+    @property
+    def batches(self) -> list[Batch]:
+        return [batch for batch, _ in self.observed]
+
+    def observe(self, batch: Batch, *given: Any, **further: Any) -> Any:
+        return next(results for other, results in self.observed if other is batch)
+
+
+def _rows(keywords: Mapping[str, Any]) -> tuple[list[Prompt], int]:
+    """Rows of a batch of a Trainer as prompts, and how many tokens a row has with padding."""
+    tokens, mask, ids = (
+        keywords.get(name) for name in ("input_ids", "attention_mask", "position_ids")
+    )
+    if tokens is None or (mask is not None and mask.shape != tokens.shape):
+        raise InputError("wanted batches of input_ids and attention_mask, both [row, token]")
+    valid = torch.ones_like(tokens) if mask is None else mask.long()
+    if bool((valid.diff() > 0).any()):
+        raise InputError("rows are padded on the left; set the tokenizer's padding_side to 'right'")
+    places = [None] * len(tokens) if ids is None else ids.expand_as(tokens).tolist()
+    return [
+        Prompt(tuple(row[:count]), position_ids=None if place is None else place[:count])
+        for row, place, count in zip(tokens.tolist(), places, valid.sum(1).tolist(), strict=True)
+    ], tokens.shape[1]
 
 
 def measure_step(
@@ -186,6 +342,19 @@ def measure_step(
         NotFinite: All measures stopped.
     """
     step = checked(step, CountOrNone, "step")
+    inner = _inner(model)
+    given = as_prompts(prompts, inner)
+    with _undisturbed(inner), _observable(inner):
+        inner.eval()
+        if inner.config._attn_implementation not in _FUSED:
+            inner.config._attn_implementation = "sdpa"
+        require_parity(inner)
+        run = analyze(inner, given, measures, experiments=())
+    return _finished(run, inner, step, out)
+
+
+def _inner(model: nn.Module) -> Any:
+    """The model inside wrappers, whose weights this process has."""
     inner = (
         model
         if not isinstance(model, nn.Module)
@@ -194,29 +363,42 @@ def measure_step(
     require_model(inner)
     inner = cast(Any, model_of(inner))
     _require_whole(inner)
-    kind = inner.device.type
+    return inner
+
+
+@contextmanager
+def _undisturbed(model: Any) -> Iterator[None]:
+    """Compute for this process alone, in full precision; random numbers stay as they were."""
+    kind = model.device.type
     devices = sorted(
-        {part.device.index or 0 for part in inner.parameters() if part.device.type == kind}
+        {part.device.index or 0 for part in model.parameters() if part.device.type == kind}
     )
     forked: dict[str, Any] = (
         {"devices": devices, "device_type": kind} if kind != "cpu" else {"devices": []}
     )
-    given = as_prompts(prompts, inner)
     with (
         torch.random.fork_rng(**forked),
         torch.autocast(kind, enabled=False),
         torch.no_grad(),
         alone(),
-        as_before(inner),
     ):
-        inner.eval()
-        if not as_decoder(inner).repositioned:
-            with_layout(inner, None)
-        if inner.config._attn_implementation not in _FUSED:
-            inner.config._attn_implementation = "sdpa"
-        require_parity(inner)
-        run = analyze(inner, given, measures, experiments=())
-    name = Path(getattr(inner.config, "name_or_path", "") or "").name
+        yield
+
+
+@contextmanager
+def _observable(model: Any) -> Iterator[None]:
+    """Give a model hook sites while the context lasts."""
+    with as_before(model):
+        if not as_decoder(model).repositioned:
+            with_layout(model, None)
+        yield
+
+
+def _finished(
+    run: xr.DataTree, model: Any, step: int, out: str | PathLike[str] | None
+) -> xr.DataTree:
+    """Name the step of a run, and write it."""
+    name = Path(getattr(model.config, "name_or_path", "") or "").name
     run.attrs |= {
         "training_step": step,
         "checkpoint": f"{name}/step-{step}" if name else f"step-{step}",
@@ -236,6 +418,10 @@ def training_scalars(run: xr.DataTree) -> dict[str, float]:
         positions_NAME_mass       attention from generated tokens to the prompts' main span:
                                   mean over prompts, of the head with most
         positions_findings        number of findings (`ri.findings`)
+        positions_valid_cells     values per layer and head, and per prompt where there are such,
+                                  that are finite and no other head's of the layer
+        positions_tied_cells      those that another head of the layer has, too
+        positions_undefined_cells those that are NaN or infinite
 
     Args:
         run: Run of `measure_step` or `analyze`.
@@ -259,6 +445,20 @@ def training_scalars(run: xr.DataTree) -> dict[str, float]:
             run["attention_mass"].to_dataset()["mass"].sel(span=span).mean("prompt").max()
         )
     found["findings"] = float(len(findings(run)))
+    cells = [
+        array.transpose(..., "head").values
+        for group in run.children.values()
+        for array in group.to_dataset().data_vars.values()
+        if array.dtype.kind == "f"
+        and {"layer", "head"} <= {*array.dims} <= {"prompt", "layer", "head"}
+    ]
+    counts = np.zeros(3)
+    for values in cells:
+        finite = np.isfinite(values)
+        tied = finite & ((values[..., None] == values[..., None, :]).sum(-1) > 1)
+        counts += [(finite & ~tied).sum(), tied.sum(), (~finite).sum()]
+    kinds = ("valid_cells", "tied_cells", "undefined_cells")
+    found |= dict(zip(kinds, counts.tolist(), strict=True))
     return {f"positions_{name}": value for name, value in found.items()}
 
 

@@ -18,6 +18,7 @@ from repo_interp.experiments.prompt_sets import scoring_of
 from repo_interp.models.decoder import as_decoder
 from repo_interp.models.wrapped import model_of
 from repo_interp.tasks import Prompt, Task
+from repo_interp.tasks.prompt import require_index
 
 
 def experiment_names() -> tuple[str, ...]:
@@ -100,12 +101,13 @@ def planned(
         One plan per experiment.
 
     Raises:
-        InputError: An experiment is unknown, cannot work on the prompts or returns no plan, or the
-            task has more tokens than the model.
+        InputError: An experiment is unknown, cannot work on the prompts or returns no plan, a
+            prompt has position ids, or the task has more tokens than the model.
     """
     objects = experiments_named(experiments)
     if not objects:
         return []
+    require_index(prompts)
     decoder = as_decoder(bridge)
     vocabulary = decoder.vocabulary_size
     if task is not None and task.vocabulary_size > vocabulary:

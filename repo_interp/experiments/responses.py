@@ -28,6 +28,7 @@ from repo_interp.models.padding import right_padding
 from repo_interp.models.reposition import at_rest, batch_limits
 from repo_interp.side_by_side import BatchSize, batches, restore_order
 from repo_interp.tasks import Batch, Prompt, Response, Task
+from repo_interp.tasks.prompt import require_index
 from repo_interp.tasks.task import Scoring
 
 MOST_LOGITS = 1 << 24
@@ -254,7 +255,11 @@ def padded(prompts: Sequence[Prompt], task: Scoring) -> Batch:
 
     Returns:
         Token ids and targets of all prompts.
+
+    Raises:
+        InputError: A prompt has position ids.
     """
+    require_index(prompts)
     longest = max(len(prompt.tokens) for prompt in prompts)
     tokens = np.zeros((len(prompts), longest), dtype=np.int64)
     targets = np.zeros(tokens.shape, dtype=bool)

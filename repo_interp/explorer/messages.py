@@ -30,7 +30,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict
 from torch import nn
 
 from repo_interp.analysis.atlas import atlas
-from repo_interp.analysis.coercion import as_prompts
+from repo_interp.analysis.coercion import indexed_prompts
 from repo_interp.analysis.memory import require_memory_for_pass
 from repo_interp.errors import InputError
 from repo_interp.explorer.edits import Edit, Index, as_tuple
@@ -106,7 +106,7 @@ class Explored:
         """
         self.bridge, self.name, self.others = bridge, name, others
         self.decoder = as_decoder(bridge)
-        self.prompts = as_prompts(prompts, bridge)
+        self.prompts = indexed_prompts(prompts, bridge)
         if not self.prompts:
             raise InputError("there are no prompts to explore; give one, or a text")
         self.run = run
@@ -228,7 +228,7 @@ class Explored:
                     "this checkpoint has no tokenizer, so it reads no text; choose a "
                     "numbered prompt"
                 )
-            (prompt,) = as_prompts(asked.text, self.bridge)
+            (prompt,) = indexed_prompts(asked.text, self.bridge)
         if len(prompt.tokens) > MOST_TOKENS:
             raise InputError(
                 f"the prompt has {len(prompt.tokens):,} tokens; the explorer shows up to "
@@ -466,8 +466,15 @@ def prompts_of(run: xr.DataTree) -> list[Prompt]:
             if name not in (REST, GENERATED)
         }
         texts = told.texts if told.texts_are == "text" else None
+        given = group["position_id"].sel(prompt=number) if "position_id" in group else None
         prompts.append(
-            Prompt(tuple(ids), spans, tuple(told.spans.get(GENERATED, ())), token_text=texts)
+            Prompt(
+                tuple(ids),
+                spans,
+                tuple(told.spans.get(GENERATED, ())),
+                token_text=texts,
+                position_ids=None if given is None else given.values[: told.count].tolist(),
+            )
         )
     return prompts
 

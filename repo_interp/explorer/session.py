@@ -30,7 +30,7 @@ from transformers import DynamicCache
 
 from repo_interp.analysis.analyze import analyze
 from repo_interp.analysis.batches import describe_predictions
-from repo_interp.analysis.coercion import as_prompts, tokens
+from repo_interp.analysis.coercion import indexed_prompts, tokens
 from repo_interp.analysis.one_head import MOST_TOKENS
 from repo_interp.errors import InputError, NotFinitePrediction
 from repo_interp.experiments.effects import Effects
@@ -103,7 +103,7 @@ class Session:
 
     def __post_init__(self) -> None:
         """Raises InputError for several prompts, edits or answers that do not fit the prompt."""
-        given = as_prompts(self.prompt, self.bridge)
+        given = indexed_prompts(self.prompt, self.bridge)
         if len(given) != 1:
             raise InputError(f"a session has one prompt; got {len(given)}")
         (self.prompt,) = given

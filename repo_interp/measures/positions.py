@@ -53,7 +53,7 @@ def position_range(
 
 
 @dataclass(frozen=True)
-class Positions(Measure, needs=Needs(tensors=("positions",), nan=tuple(_TEXTS))):
+class Positions(Measure, needs=Needs(tensors=("positions",), nan=tuple(_TEXTS), documents=True)):
     """The measure `positions`."""
 
     name: str = "positions"

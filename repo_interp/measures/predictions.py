@@ -44,7 +44,7 @@ _TEXTS = {
 
 
 @dataclass(frozen=True)
-class NextTokens(Measure, needs=Needs(tensors=(), predictions=True)):
+class NextTokens(Measure, needs=Needs(tensors=(), predictions=True, documents=True)):
     """The measure `predictions`."""
 
     rows: Annotated[int, Interval(ge=1, le=65_536)] = 512

@@ -50,7 +50,7 @@ _TEXTS = {
 
 
 @dataclass(frozen=True)
-class Stability(Measure, needs=Needs(tokens=3, nan=tuple(_TEXTS))):
+class Stability(Measure, needs=Needs(tokens=3, nan=tuple(_TEXTS), documents=True)):
     """The measure `stability`."""
 
     queries: Count = 8

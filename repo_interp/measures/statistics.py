@@ -96,6 +96,10 @@ class Needs:
     """Which tensors of the attention inputs it reads: where one of them is not finite, the measure
     stops.
     """
+    documents: bool = False
+    """Whether its numbers are right where a prompt holds several documents, which do not see each
+    other (`AttentionInputs.documents`); others are refused such prompts.
+    """
     predictions: bool = False
     """Whether `observe_predictions` is to be called; the forward pass then goes through all layers.
     """

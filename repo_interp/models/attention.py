@@ -643,8 +643,11 @@ class RepositionedAttention:
         positions = self.active_pass.positions
         if positions is None or key_positions is None:
             # The last token's index is right whatever the padding; earlier ones count back from it.
+            index = self.active_pass.index
             key_positions = (
-                torch.arange(1 - keys, 1, device=device) + self.active_pass.index[:, -1:]
+                index
+                if index.shape[-1] == keys
+                else torch.arange(1 - keys, 1, device=device) + index[:, -1:]
             )
             positions = key_positions[:, -rows:]
         seen = visible(rows, keys, attention_mask, device)

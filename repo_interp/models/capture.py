@@ -9,6 +9,7 @@ raised.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -24,8 +25,10 @@ from repo_interp.models.attention import RepositionedAttention
 from repo_interp.models.decoder import as_decoder
 from repo_interp.models.feed_forward import in_blocks
 from repo_interp.models.layer_pass import LogitsOfRows
+from repo_interp.models.masks import visible
 from repo_interp.models.padding import known_padding
 from repo_interp.models.reposition import at_rest, length_matters
+from repo_interp.models.tables import positions_in, table_of
 from repo_interp.models.wrapped import model_of
 from repo_interp.positions.contextual import ContextualPositions
 from repo_interp.positions.logits import exact
@@ -39,6 +42,7 @@ def capture(
     prompts: Int[Tensor, "prompt"],
     receive: Callable[[AttentionInputs], None],
     layers: Collection[int] | None = None,
+    position_ids: Int[Tensor, "prompt token"] | None = None,
 ) -> None:
     """Run tokens through a model and hand the attention inputs of its layers to a receiver.
 
@@ -52,6 +56,7 @@ def capture(
         prompts: Numbers of the prompts [prompt].
         receive: Called inside the pass, once a layer.
         layers: Layers to observe; None: all.
+        position_ids: Positions of the tokens; None: the token index.
 
     Raises:
         NotFinite: A value is NaN or infinite; the message names layer and prompt.
@@ -61,8 +66,9 @@ def capture(
         require_finite(inputs)
         receive(replace(inputs, tokens=tokens))
 
-    with observing(model, valid, prompts, receive_finite, layers):
-        decode(model, tokens, valid, None if layers is None else max(layers, default=None))
+    with observing(model, valid, prompts, receive_finite, layers, position_ids):
+        last = None if layers is None else max(layers, default=None)
+        decode(model, tokens, valid, last, position_ids)
 
 
 class _EndOfPass(Exception):
@@ -74,6 +80,7 @@ def decode(
     tokens: Int[Tensor, "prompt token"],
     valid: Bool[Tensor, "prompt token"],
     last_layer: int | None = None,
+    position_ids: Int[Tensor, "prompt token"] | None = None,
 ) -> Tensor:
     """Return last hidden states: a pass without the unembedding, the largest array at long prompts.
 
@@ -85,18 +92,48 @@ def decode(
         valid: Tokens that are no padding [prompt, token].
         last_layer: The pass ends after this layer, before the final norm; None: after the final
             norm.
+        position_ids: Positions of the tokens [prompt, token]; None: the token index.
 
     Returns:
         Hidden states [prompt, token, width].
 
     Raises:
-        InputError: Prompts are padded, and frequencies depend on the length of the pass.
+        InputError: Prompts are padded, or several have position ids, and frequencies depend on the
+            length of the pass; or the decoder takes no such position ids.
     """
+    if position_ids is not None:
+        _require_taken(model, position_ids)
     with at_rest(model), in_blocks(model), known_padding(valid):
-        return _run_stack(model, tokens, valid, last_layer)
+        return _run_stack(model, tokens, valid, last_layer, position_ids)
 
 
-def _run_stack(model: nn.Module, tokens: Tensor, valid: Tensor, last_layer: int | None) -> Tensor:
+def _require_taken(model: nn.Module, position_ids: Tensor) -> None:
+    """Raise InputError for position ids that a decoder ignores or has no vectors for."""
+    decoder = as_decoder(model).stack
+    if "position_ids" not in inspect.signature(decoder.forward).parameters:
+        raise InputError(
+            f"{type(decoder).__name__} takes no position ids; leave them out of the prompts"
+        )
+    table = table_of(decoder)
+    if table is not None and int(position_ids.max()) >= positions_in(table):
+        raise InputError(
+            f"a prompt has position id {int(position_ids.max())}; the table of the model has "
+            f"positions 0 to {positions_in(table) - 1}"
+        )
+    if length_matters(model) and len(position_ids) > 1:
+        raise InputError(
+            "frequencies of this model depend on the largest position of a pass; give prompts "
+            "with position ids one by one (batch_size=1)"
+        )
+
+
+def _run_stack(
+    model: nn.Module,
+    tokens: Tensor,
+    valid: Tensor,
+    last_layer: int | None,
+    position_ids: Tensor | None,
+) -> Tensor:
     decoder, layers = as_decoder(model).stack, as_decoder(model).blocks
     if not bool(valid.all()) and length_matters(model):
         raise InputError(
@@ -107,11 +144,12 @@ def _run_stack(model: nn.Module, tokens: Tensor, valid: Tensor, last_layer: int 
     # Right padding needs no mask, since no token sees a later one: then the fused causal kernel
     # runs.
     mask = valid.to(torch.long) if starts_late else None
-    index = (valid.cumsum(1) - 1).clamp_min(0) if starts_late else None
+    if position_ids is None and starts_late:
+        position_ids = (valid.cumsum(1) - 1).clamp_min(0)
     inputs = {
         "input_ids": tokens,
         "attention_mask": mask,
-        "position_ids": index,
+        "position_ids": position_ids,
         "use_cache": False,
     }
     inputs = {name: value for name, value in inputs.items() if value is not None}
@@ -214,6 +252,7 @@ def observing(
     prompts: Int[Tensor, "prompt"],
     receive: Callable[[AttentionInputs], None],
     layers: Collection[int] | None = None,
+    position_ids: Int[Tensor, "prompt token"] | None = None,
 ) -> Iterator[None]:
     """Hand attention inputs of every forward pass to a receiver while the context lasts.
 
@@ -223,12 +262,14 @@ def observing(
         prompts: Numbers of the prompts [prompt].
         receive: Called inside the pass, once a layer, with finite values or not.
         layers: Layers to observe; None: all.
+        position_ids: Positions that the passes are given; None: the token index.
 
     Yields:
         None.
 
     Raises:
-        InputError: Single heads of an observed layer are rescaled.
+        InputError: Single heads of an observed layer are rescaled, a layer computes with other
+            positions than `position_ids`, or it hides other keys than those of other documents.
     """
 
     def observe(
@@ -265,11 +306,13 @@ def observing(
             sinks=attention.active_pass.sinks,
             read_values=lambda: exact(values.clone()),  # else a measure could change the pass
         )
+        if position_ids is not None:
+            inputs = _with_documents(inputs, attention, position_ids.to(here))
         # Measures ask for the logits of some rows at a time, never for a whole map.
         if logits_of_rows is not None:
-            visible = inputs.visible
+            seen_by = inputs.visible
             inputs = replace(
-                inputs, position_logits=lambda rows: logits_of_rows(rows, visible(rows)[:, None])
+                inputs, position_logits=lambda rows: logits_of_rows(rows, seen_by(rows)[:, None])
             )
             scheme, content = logits_of_rows.position_logits, logits_of_rows.content
             if isinstance(scheme, ContextualPositions):
@@ -288,6 +331,43 @@ def observing(
                 attention.observers.append(observe)
                 undo.callback(attention.observers.remove, observe)
         yield
+
+
+def _with_documents(
+    inputs: AttentionInputs, attention: RepositionedAttention, position_ids: Tensor
+) -> AttentionInputs:
+    """Inputs with the documents that the mask of the pass keeps apart, if it does.
+
+    transformers hides documents from each other where position ids do not count on and no
+    attention mask is given; some families do not, so the mask of the pass decides.
+    """
+    current, valid, layer = attention.active_pass, inputs.valid, f"layer {inputs.layer}"
+    uses_index = attention.assigner is not None or attention.position_logits is not None
+    if uses_index and not bool(((current.index == position_ids) | ~valid).all()):
+        raise InputError(
+            f"{layer} ({inputs.scheme}) is not given the position ids of the prompts by this "
+            "decoder; leave them out of the prompts"
+        )
+    begins = (position_ids.diff(prepend=position_ids[:, :1] - 1) != 1) & valid
+    if not bool(begins.any()):
+        return inputs
+    if attention.config._attn_implementation not in ("eager", "sdpa"):
+        raise InputError(
+            f"{attention.config._attn_implementation} keeps documents apart unseen; set attention "
+            "to sdpa or eager for prompts with position ids of several documents"
+        )
+    tokens = valid.shape[1]
+    rows = torch.arange(tokens, device=valid.device)
+    seen = visible(tokens, tokens, current.attention_mask, valid.device)[:, 0]
+    for documents in (begins.cumsum(1), None):
+        known = replace(inputs, documents=documents)
+        expected = known.visible(rows)
+        if torch.equal(seen & valid[:, None] & valid[..., None], expected):
+            return known
+    raise InputError(
+        f"{layer} hides other keys than those of other documents, which measures do not know; "
+        "leave the position ids out"
+    )
 
 
 def require_finite(inputs: AttentionInputs) -> None:

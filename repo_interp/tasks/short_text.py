@@ -43,7 +43,6 @@ def first_tokens(prompt: Prompt, tokens: int) -> Prompt:
     Returns:
         A prompt of the first `tokens` tokens.
     """
-    texts = prompt.token_text
-    return replace(
-        prompt, tokens=prompt.tokens[:tokens], token_text=None if texts is None else texts[:tokens]
-    )
+    by_token = ("tokens", "token_text", "position_ids")
+    parts = {name: part for name in by_token if (part := getattr(prompt, name)) is not None}
+    return replace(prompt, **{name: part[:tokens] for name, part in parts.items()})

@@ -64,6 +64,10 @@ class Prompt:
     answers: tuple[str, ...] = ()
     attributes: Mapping[str, Any] = field(default_factory=dict)
     """Facts about the prompt from its task (plain JSON values): length, depth, variant, ..."""
+    position_ids: tuple[int, ...] | None = None
+    """Positions that the model is given, one per token, such as those of packed documents; None:
+    the token index. Those that are the index become None.
+    """
 
     def __post_init__(self) -> None:
         if not len(self.tokens):
@@ -91,12 +95,36 @@ class Prompt:
         object.__setattr__(
             self, "spans", {name: _whole(places) for name, places in self.spans.items()}
         )
+        if self.position_ids is not None:
+            object.__setattr__(self, "position_ids", self._checked_ids(self.position_ids))
         for place in self.sources or ():
             if not 0 <= place < len(self.tokens):
                 raise InputError(
                     f'the attribute "source" holds token {place}, but the prompt has the '
                     f"tokens 0 to {len(self.tokens) - 1}; fix it"
                 )
+
+    def _checked_ids(self, given: Any) -> tuple[int, ...] | None:
+        given = given.tolist() if hasattr(given, "tolist") else given
+        if not isinstance(given, Sequence) or not all(
+            hasattr(number, "__index__") and 0 <= number < 1 << 31 for number in given
+        ):
+            raise InputError(
+                f"position ids of a prompt are {str(given)[:60]}; wanted whole numbers from 0"
+            )
+        if len(given) != len(self.tokens):
+            raise InputError(
+                f"wanted one position id per token, got {len(given)} for {len(self.tokens)} "
+                "tokens; fix them or drop them"
+            )
+        ids = _whole(given)
+        return None if ids == tuple(range(len(ids))) else ids
+
+    @property
+    def has_documents(self) -> bool:
+        """Whether position ids do anything but count on, as where documents are packed."""
+        ids = self.position_ids or (0,)
+        return ids != tuple(range(ids[0], ids[0] + len(ids)))
 
     @property
     def sources(self) -> tuple[int, ...] | None:
@@ -152,8 +180,26 @@ def _written(pieces: Sequence[str]) -> str:
     return apart.join(pieces[first:])
 
 
+def require_index(prompts: Sequence[Prompt]) -> None:
+    """Refuse prompts with position ids where the token index is meant.
+
+    Args:
+        prompts: Prompts.
+
+    Raises:
+        InputError: A prompt has position ids.
+    """
+    for number, prompt in enumerate(prompts):
+        if prompt.position_ids is not None:
+            raise InputError(
+                f"prompt {number} has position ids, which only the measures of analyze take: "
+                "experiments, scores and the explorer know the token index alone; leave "
+                "position_ids out"
+            )
+
+
 def digest(prompts: Sequence[Prompt]) -> str:
-    """Compute SHA-256 over tokens, spans and generated indices of prompts, in order.
+    """Compute SHA-256 over tokens, spans, generated indices and position ids, in order.
 
     Args:
         prompts: Prompts.
@@ -165,6 +211,7 @@ def digest(prompts: Sequence[Prompt]) -> str:
     for prompt in prompts:
         spans = {name: list(places) for name, places in prompt.spans.items()}
         record = [list(prompt.tokens), spans, list(prompt.generated)]
+        record += [] if prompt.position_ids is None else [list(prompt.position_ids)]
         content.update(json.dumps(record, sort_keys=True, separators=(",", ":")).encode() + b"\n")
     return content.hexdigest()
 

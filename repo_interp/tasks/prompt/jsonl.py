@@ -3,7 +3,8 @@
     {"text": "...", "spans": {"needle": [[start, end], ...], "query": ...}, "generated": [[start,
     end]]} {"tokens": [...], "spans": {"needle": [indices], "query": [...]}, "generated": [indices]}
 
-with `answers` (texts), `attributes` (anything JSON) and, beside tokens, `token_text` where wanted.
+with `answers` (texts), `attributes` (anything JSON), `position_ids` (one per token, where they are
+not the token index) and, beside tokens, `token_text` where wanted.
 Logged evaluations (`logged`) and plain texts are told by their content. Reading is strict: anything
 else is refused with the file's name and the line's number. Knows nothing about
 models, measures or tasks.
@@ -16,6 +17,7 @@ import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -52,6 +54,7 @@ class _Line(BaseModel):
 
     answers: list[str] = []
     attributes: dict[str, Any] = {}
+    position_ids: list[Index] | None = None
 
 
 class TextLine(_Line):
@@ -218,7 +221,7 @@ def _prompt(
             characters[GENERATED] = _intervals(line.generated)
         prompt = prompt_from_text(line.text, characters, tokenizer, line.answers, line.attributes)
         _check_vocabulary(prompt.tokens, vocab_size)
-        return prompt
+        return replace(prompt, position_ids=line.position_ids)
     _check_vocabulary(line.tokens, vocab_size)
     texts = line.token_text
     if texts is None and tokenizer is not None:
@@ -230,6 +233,7 @@ def _prompt(
         token_text=None if texts is None else tuple(texts),
         answers=tuple(line.answers),
         attributes=line.attributes,
+        position_ids=line.position_ids,  # pyright: ignore[reportArgumentType]
     )
 
 
@@ -293,6 +297,8 @@ def _record(prompt: Prompt) -> dict[str, Any]:
             record["token_text"] = list(prompt.token_text)
     if generated:
         record[GENERATED] = generated
+    if prompt.position_ids is not None:
+        record["position_ids"] = list(prompt.position_ids)
     if prompt.answers:
         record["answers"] = list(prompt.answers)
     if prompt.attributes:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+import xarray as xr
 from transformers import (
     AutoModelForCausalLM,
     LlamaConfig,
@@ -18,6 +19,7 @@ from transformers import (
 from transformers.integrations import integration_utils
 
 import repo_interp as ri
+from repo_interp.analysis.training import _rows
 from repo_interp.errors import Note
 from repo_interp.tasks.prompt import Prompt
 
@@ -56,13 +58,12 @@ def trained(directory, model, *callbacks, **options):
         "report_to": "none",
         "use_cpu": True,
     }
-    arguments = TrainingArguments(str(directory), disable_tqdm=True, **(given | options))
-    trainer = Trainer(
-        model,
-        arguments,
-        train_dataset=[{"input_ids": each, "labels": each} for each in tokens],
-        callbacks=list(callbacks),
-    )
+    rows = [{"input_ids": each, "labels": each} for each in tokens]
+    datasets = {"train_dataset": rows, "eval_dataset": None, "data_collator": None}
+    given |= options
+    parts = {name: given.pop(name, other) for name, other in datasets.items()}
+    arguments = TrainingArguments(str(directory), disable_tqdm=True, **given)
+    trainer = Trainer(model, arguments, callbacks=list(callbacks), **parts)
     trainer.train()
     return trainer
 
@@ -168,7 +169,12 @@ def test_scalars_are_those_of_the_run_and_reach_what_the_trainer_reports_to(tmp_
         ),
         "positions_findings": len(ri.findings(run)),
     }
-    assert ri.training_scalars(run) == expected
+    scalars = ri.training_scalars(run)
+    assert {name for name in scalars if name not in expected} == {
+        f"positions_{kind}_cells" for kind in ("valid", "tied", "undefined")
+    }
+    expected |= {name: value for name, value in scalars.items() if name.endswith("cells")}
+    assert scalars == expected
     assert [logs for step, logs in seen if step == 6 and "positions_range" in logs] == [expected]
     logged = [entry for entry in trainer.state.log_history if "positions_range" in entry]
     assert [entry["step"] for entry in logged] == [0, 6] and expected.items() <= logged[1].items()
@@ -228,8 +234,6 @@ def test_wrong_names_and_weights_in_parts_are_refused():
     model.model.norm.weight = torch.nn.Parameter(torch.empty(0))
     with pytest.raises(ri.InputError, match="weight is spread over processes"):
         ri.measure_step(model, 1, PROMPTS)
-    with pytest.raises(ri.InputError, match="there are no prompts"):
-        ri.PositionsCallback(every=5)
 
 
 def test_a_series_refuses_two_steps_with_the_same_weights():
@@ -257,3 +261,129 @@ def test_a_peft_model_is_measured_with_its_adapter():
         "attention_mass/mass"
     ]
     np.testing.assert_allclose(again, merged, rtol=1e-5)
+
+
+ROWS = [{"input_ids": ids, "labels": ids} for ids in (list(range(3, 27)), list(range(9, 33)))] * 3
+
+
+class Counts(TrainerCallback):
+    """Counts the passes of a model, in training and in evaluation."""
+
+    def __init__(self, model):
+        self.passes = {True: 0, False: 0}
+        model.register_forward_pre_hook(self._count)
+        self.layers = [0] * len(model.model.layers)
+        for number, layer in enumerate(model.model.layers):
+            layer.register_forward_pre_hook(lambda *given, at=number: self._count_layer(at))
+
+    def _count(self, model, arguments):
+        self.passes[model.training] += 1
+
+    def _count_layer(self, number):
+        self.layers[number] += 1
+
+
+@pytest.mark.parametrize(("layout", "options"), [(None, {}), (None, DYNAMIC), ("repo@1", {})])
+def test_an_evaluation_is_measured_within_its_own_passes(layout, options, tmp_path):
+    """As many passes with the callback as without, the same losses, and the numbers of `analyze`
+    on the same batches.
+    """
+    ends, given = [], {"eval_strategy": "steps", "eval_steps": 3, "eval_on_start": True}
+    given |= {"per_device_eval_batch_size": 2, "eval_dataset": ROWS}
+    for name in ("without", "with"):
+        model = decoder(layout, **options)
+        counts = Counts(model)
+        before = state(model)[:2]
+        callbacks = [] if name == "without" else [ri.PositionsCallback(evaluated=4, measures=NAMES)]
+        trainer = trained(tmp_path / name, model, *callbacks, **given)
+        assert state(model)[0].keys() == before[0].keys() and not model.model._forward_hooks
+        losses = [each["eval_loss"] for each in trainer.state.log_history if "eval_loss" in each]
+        ends.append((counts.passes, counts.layers, losses, trainer))
+    assert ends[0][:3] == ends[1][:3] and ends[0][0][False] == 9 and len(ends[0][2]) == 3
+    for one, other in zip(*(each[3].model.parameters() for each in ends), strict=True):
+        assert torch.equal(one, other)
+    runs = sorted((tmp_path / "with" / "positions").glob("step-*"))
+    assert [run.name for run in runs] == ["step-0", "step-3", "step-6"]
+    run = ri.read_run(runs[-1])
+    model = ends[1][3].model.eval()
+    batches = [row["input_ids"] for row in ROWS[:4]]
+    analyzed = ri.analyze(model, batches, NAMES, batch_size=2, experiments=())
+    for name in NAMES:
+        xr.testing.assert_allclose(run[name].to_dataset(), analyzed[name].to_dataset(), rtol=1e-5)
+    assert run.attrs["prompts_from"] == "the Trainer's evaluation" and "changed" not in run.attrs
+    logged = [each for each in ends[1][3].state.log_history if "positions_valid_cells" in each]
+    scalars = ri.training_scalars(run)
+    assert [each["step"] for each in logged] == [0, 3, 6] and scalars.items() <= logged[-1].items()
+
+
+NAMES = ["positions", "octaves", "attention_rows"]
+
+
+def test_rows_of_several_lengths_and_packed_ones_are_measured_as_they_are_evaluated(tmp_path):
+    """Padding on the right and position ids of packed documents come from the collator's batch."""
+    packed = {"input_ids": [*range(3, 15)], "position_ids": [*range(7), *range(5)]}
+
+    def collated(rows):
+        ids = [row["input_ids"] for row in rows]
+        places = [row["position_ids"] for row in rows]
+        batch = {
+            name: torch.nn.utils.rnn.pad_sequence(
+                [torch.tensor(row) for row in some], batch_first=True
+            )
+            for name, some in (("input_ids", ids), ("position_ids", places))
+        }
+        return batch | {"labels": batch["input_ids"], "use_cache": False}
+
+    given = {"eval_strategy": "steps", "eval_steps": 6, "eval_dataset": [packed], "max_steps": 6}
+    callback = ri.PositionsCallback(measures=["attention_rows", "positions"])
+    trainer = trained(
+        tmp_path, decoder(), callback, train_dataset=[packed] * 8, data_collator=collated, **given
+    )
+    run = ri.read_run(tmp_path / "positions" / "step-6")
+    prompt = Prompt(tuple(packed["input_ids"]), position_ids=tuple(packed["position_ids"]))
+    analyzed = ri.analyze(trainer.model.eval(), prompt, ["attention_rows", "positions"])
+    for name in ("attention_rows", "positions"):
+        xr.testing.assert_allclose(run[name].to_dataset(), analyzed[name].to_dataset(), rtol=1e-5)
+    assert (run["attention_rows/key"].sel(query=[7, 8]).values % 99 >= 7).all()
+    masked = {"input_ids": torch.tensor([[3, 4, 5], [6, 7, 0]])}
+    masked["attention_mask"] = (masked["input_ids"] > 0).long()
+    prompts, width = _rows(masked)
+    assert [each.tokens for each in prompts] == [(3, 4, 5), (6, 7)] and width == 3
+    masked["attention_mask"] = masked["attention_mask"].flip(1)
+    with pytest.raises(ri.InputError, match="padded on the left"):
+        _rows(masked)
+
+
+def test_passes_of_others_are_not_measured_and_a_refusal_is_a_warning(tmp_path):
+    class Looks(TrainerCallback):
+        def on_step_end(self, args, state, control, model=None, **given):
+            model.eval()
+            model(torch.arange(40, 60)[None])
+            model.train()
+
+    given = {"eval_strategy": "steps", "eval_steps": 6, "eval_dataset": ROWS[:2]}
+    callback = ri.PositionsCallback(measures=["positions"])
+    trained(tmp_path / "a", decoder(), Looks(), callback, Looks(), **given)
+    run = ri.read_run(tmp_path / "a" / "positions" / "step-6")
+    found = run["positions/token_id"].values.tolist()
+    assert found == [row["input_ids"] for row in ROWS[:2]]
+    callback = ri.PositionsCallback(measures=["attention_mass"])
+    with pytest.warns(Note, match="not measured at step 6: prompt 0 has no span 'generated'"):
+        trainer = trained(tmp_path / "b", decoder(), callback, **given)
+    assert trainer.state.global_step == 6
+    for measures, options, line in (
+        (None, {}, "and the Trainer evaluates nothing"),
+        (["predictions"], given, "predictions needs a pass over prompts"),
+    ):
+        with pytest.raises(ri.InputError, match=f"there are no prompts to measure, .*{line}"):
+            trained(tmp_path / "c", decoder(), ri.PositionsCallback(measures=measures), **options)
+
+
+def test_cells_are_valid_tied_or_undefined():
+    values = np.array([[[1.0, 2.0, 2.0, np.nan], [np.inf, 3.0, 4.0, 5.0]]])
+    group = xr.Dataset(
+        {"score": (("prompt", "layer", "head"), values), "other": (("layer",), [1.0, 1.0])}
+    )
+    scalars = ri.training_scalars(xr.DataTree.from_dict({"mine": group}))
+    kinds = ("valid", "tied", "undefined")
+    assert [scalars[f"positions_{kind}_cells"] for kind in kinds] == [4, 2, 2]
