@@ -75,6 +75,8 @@ class Rotation:
     softcap: float | None
     source: Source | None
     """Where the frequencies come from; None where the model has no rotary module."""
+    slopes: list[float] | None = None
+    """m_h of the heads of a family that adds them times the distance (BLOOM, MPT)."""
 
     @property
     def attention_scaling(self) -> float | Float[Tensor, "component"]:
@@ -394,6 +396,7 @@ def _measure(stock: Any, source: Source | None) -> Rotation:
         window=call.get("sliding_window"),
         softcap=call.get("softcap"),
         source=None if settled is None else replace(settled, pairs=chosen),
+        slopes=getattr(stock, "slopes", None),
     )
 
 

@@ -105,7 +105,7 @@ class SchemeBuilder:
             return self._from_another_package(scheme, rotation, d_head)
         added = None
         if scheme in _ADDITIVE:
-            added = _ADDITIVE[scheme](rotation.heads, self.length)
+            added = _ADDITIVE[scheme](rotation, self.length)
         elif scheme in CONTEXTUAL:
             added = self._contextual(scheme, d_head, rotation)
         # Additive schemes do not rotate; CoPE beside RoPE does both.
@@ -218,11 +218,13 @@ def scale_chosen(
 
 
 _WITHOUT_POSITIONS = ("nope", "learned")
-_ADDITIVE: dict[str, Callable[[int, int], PositionLogits]] = {
-    **dict.fromkeys(("alibi", "repo_alibi"), lambda heads, length: ALiBi(heads)),
-    **dict.fromkeys(("kerple", "repo_kerple"), lambda heads, length: KerpleLog(heads)),
+_ADDITIVE: dict[str, Callable[[Rotation, int], PositionLogits]] = {
     **dict.fromkeys(
-        ("fire", "repo_fire"), lambda heads, length: FIRE(heads, threshold=float(length))
+        ("alibi", "repo_alibi"), lambda layer, length: ALiBi(layer.heads, slopes=layer.slopes)
+    ),
+    **dict.fromkeys(("kerple", "repo_kerple"), lambda layer, length: KerpleLog(layer.heads)),
+    **dict.fromkeys(
+        ("fire", "repo_fire"), lambda layer, length: FIRE(layer.heads, threshold=float(length))
     ),
 }
 _FREQUENCIES = {
