@@ -62,7 +62,9 @@ class _Asked:
 
 
 @dataclass(frozen=True)
-class AttentionMass(Measure, needs=Needs(spans=("generated",), nan=("mass", "chance"))):
+class AttentionMass(
+    Measure, needs=Needs(spans=("generated",), by_pair=True, nan=("mass", "chance"))
+):
     """The measure `attention_mass`."""
 
     rows: Rows = "producing"

@@ -96,6 +96,8 @@ class Needs:
     """Which tensors of the attention inputs it reads: where one of them is not finite, the measure
     stops.
     """
+    by_pair: bool = False
+    """Whether it measures layers whose positions differ by rotary pair; else it stops there."""
     predictions: bool = False
     """Whether `observe_predictions` is to be called; the forward pass then goes through all layers.
     """

@@ -43,6 +43,8 @@ from repo_interp.models.attention import SchemeParts
 from repo_interp.models.rotation import Rotation
 from repo_interp.positions import hope
 from repo_interp.positions.assigners import (
+    AttendedPositions,
+    ConvolvedPositions,
     IndexedPositions,
     LearnedPositions,
     LinearPositions,
@@ -154,7 +156,12 @@ class SchemeBuilder:
             return TokenIndex()
         if scheme == "continuous":
             return LinearPositions(width, 1)
-        assigners = {"multihead_continuous": LinearPositions, "repo_index": IndexedPositions}
+        assigners: dict[str, Any] = {
+            "multihead_continuous": LinearPositions,
+            "repo_index": IndexedPositions,
+            "repo_attention": AttendedPositions,
+            "repo_convolution": ConvolvedPositions,
+        }
         return assigners.get(scheme, LearnedPositions)(width, rows)
 
     def _contextual(self, scheme: str, d_head: int, rotation: Rotation) -> PositionLogits:
