@@ -25,7 +25,7 @@ from torch import Tensor
 from repo_interp.errors import InputError
 from repo_interp.memory import memory_for
 from repo_interp.positions.logits import cap_logits
-from repo_interp.positions.rotary import expand_heads, rotate, rotation_tables, turn
+from repo_interp.positions.rotary import by_pair, expand_heads, pair_tables, turn
 
 Spans = Mapping[str, Bool[Tensor, "prompt token"]]
 """Named sets of tokens: a mask over the tokens of the batch's prompts by name."""
@@ -74,9 +74,9 @@ class AttentionInputs:
     scheme: str
     queries: Float[Tensor, "prompt head token d_head"]
     keys: Float[Tensor, "prompt kv_head token d_head"]
-    positions: Float[Tensor, "prompt any token"] | None
+    positions: Float[Tensor, "prompt any token *component"] | None
     """One row per head, per key-value head, or one for all; None where the scheme has no positions
-    (NoPE).
+    (NoPE). With a fourth axis, every rotary pair has its position (`differ_by_pair`).
     """
     frequencies: Float[Tensor, "component"] | None
     """theta_r of the rotation, None where nothing is rotated (NoPE, additive schemes)."""
@@ -119,6 +119,11 @@ class AttentionInputs:
         return self.keys.shape[1]
 
     @property
+    def differ_by_pair(self) -> bool:
+        """Whether the rotary pairs of a token have different positions (Selective RoPE, mRoPE)."""
+        return self.positions is not None and self.positions.ndim == 4
+
+    @property
     def row_of_first_prompt(self) -> int | None:
         """Row of the analysis' prompt number 0 in this batch; None where another batch has it."""
         return _row_of_first(self.prompts)
@@ -142,7 +147,7 @@ class AttentionInputs:
         )
 
     @property
-    def head_positions(self) -> Float[Tensor, "prompt head token"] | None:
+    def head_positions(self) -> Float[Tensor, "prompt head token *component"] | None:
         """Positions with one row per query head."""
         return None if self.positions is None else expand_heads(self.positions, self.heads)
 
@@ -231,8 +236,7 @@ class AttentionInputs:
         keys, positions = expand_heads(self.keys, shared)[:, some, None], self.positions
         if positions is not None and self.frequencies is not None:
             z = positions if positions.shape[1] == 1 else expand_heads(positions, shared)[:, some]
-            z = z[:, :, None]
-            tables = rotation_tables(z, self.frequencies, self.attention_scaling, keys.dtype)
+            tables = [table[:, :, None] for table in self._tables(z, keys.dtype)]
             queries = turn(queries, *(table[..., rows, :] for table in tables))
             keys = turn(keys, *tables)
         return (queries @ keys.mT * self.logit_scale).flatten(1, 2)
@@ -240,12 +244,13 @@ class AttentionInputs:
     def _rotated(self, features: Tensor) -> Tensor:
         if self.positions is None or self.frequencies is None:
             return features
-        return rotate(
-            features,
-            expand_heads(self.positions, features.shape[1]),
-            self.frequencies,
-            self.attention_scaling,
+        return turn(
+            features, *self._tables(expand_heads(self.positions, features.shape[1]), features.dtype)
         )
+
+    def _tables(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        assert self.frequencies is not None
+        return pair_tables(by_pair(positions), self.frequencies, self.attention_scaling, dtype)
 
     def compared_length(self, training_length: int) -> int:
         """Return how far apart tokens were that the layer compared in training.

@@ -21,7 +21,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from repo_interp.errors import NotFinite, Unfinished
+from repo_interp.errors import InputError, NotFinite, Unfinished
 from repo_interp.measures.statistics import Measure, Statistics
 
 PASS = ""
@@ -35,6 +35,8 @@ class Fault:
     reason: str
     concluding: bool = False
     """Whether `conclude` raised it: the statistics are of use once the measure is fixed."""
+    finite: bool = False
+    """Whether all numbers are finite, and the measure does not fit the layer."""
 
 
 def require_some(names: Iterable[str], faults: Mapping[str, Fault]) -> None:
@@ -46,6 +48,7 @@ def require_some(names: Iterable[str], faults: Mapping[str, Fault]) -> None:
 
     Raises:
         NotFinite: If all of `names` stopped; names the first.
+        InputError: If all stopped, and the first does not fit a layer.
         Unfinished: If all stopped, and one while concluding.
     """
     names = list(names)
@@ -54,6 +57,8 @@ def require_some(names: Iterable[str], faults: Mapping[str, Fault]) -> None:
         others = f", as {len(names) - 1} more" if len(names) > 1 else ""
         if any(fault.concluding for fault in faults.values()):
             raise Unfinished(f"{first} stopped{others}: {fault.reason}")
+        if fault.finite:
+            raise InputError(fault.reason)
         raise NotFinite(
             f"{first} stopped{others}: {fault.reason}; if the checkpoint runs in float16, load it "
             "in float32"

@@ -51,7 +51,7 @@ def observe_layer(
     sound = [
         measure
         for measure in measures
-        if measure.needs.heads is None and not _fault(measure, common[1])
+        if measure.needs.heads is None and not _fault(measure, *common)
     ]
     precompute(sound, common[0], spans)
     for measure in measures:
@@ -75,9 +75,17 @@ def _select(
     return selected, inputs.faults if selected.faults else {}
 
 
-def _fault(measure: Measure, broken: Mapping[str, str]) -> str | None:
-    """The fault of the first tensor that `measure` reads and that is `broken`."""
-    return next((broken[name] for name in measure.needs.tensors if name in broken), None)
+def _fault(measure: Measure, inputs: AttentionInputs, broken: Mapping[str, str]) -> Fault | None:
+    """The fault of the first tensor that `measure` reads and that is `broken`, or of positions."""
+    if inputs.differ_by_pair and not measure.needs.by_pair and measure.needs.tensors:
+        return Fault(
+            f"{measure.name} reads one position per token, and the rotary pairs of a token have "
+            f"different positions in layer {inputs.layer} ({inputs.scheme}); leave the measure "
+            "or the layer out",
+            finite=True,
+        )
+    reasons = (broken[name] for name in measure.needs.tensors if name in broken)
+    return next(map(Fault, reasons), None)
 
 
 def _observe(
@@ -88,8 +96,8 @@ def _observe(
     heads: Sequence[int] | None,
 ) -> Statistics | Fault:
     """Statistics with the numbers of `heads`, or the fault of a tensor."""
-    if (reason := _fault(measure, broken)) is not None:
-        return Fault(reason)
+    if (fault := _fault(measure, inputs, broken)) is not None:
+        return fault
     # Torch does not count writes through numpy, or into tensors made of the inputs:
     # another package gets a copy.
     given = (inputs, spans) if measure.name in OWN[MEASURES] else copy.deepcopy((inputs, spans))

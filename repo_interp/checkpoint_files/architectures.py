@@ -66,7 +66,6 @@ _OWN_ATTENTION = (
     "ctrl",
     "gpt_neo",
     "gpt_neox_japanese",
-    "mpt",
     "openai-gpt",
     "xglm",
 )
@@ -133,8 +132,18 @@ _FULL_LAYERS_DO_NOT_ROTATE = ("afmoe", "cohere2", "cohere2_moe", "exaone4", "exa
 """Families whose layers with full attention have no rotation, beside sliding ones that have."""
 _DO_NOT_ROTATE = ("inkling_text", "jamba", "kimi_linear", "nemotron_h")
 """Families without positions: their other layers, or a relative bias, order tokens."""
-_SLOPES = ("bloom",)
+_SLOPES = ("bloom", "mpt")
 """Families that add a slope per head times the distance to their logits."""
+_MPT = {
+    "attn_type": "multihead_attention",
+    "alibi": True,
+    "alibi_bias_max": 8,
+    "qk_ln": False,
+    "prefix_lm": False,
+}
+"""Options of MPT's attention by the value that transformers computes with, whatever config.json
+says.
+"""
 _LEARNED_AT_INPUT = ("biogpt", "gpt-sw3", "gpt2", "gpt_bigcode", "opt")
 """Families that add a learned vector per position to the token embeddings."""
 LENGTHS = (
@@ -215,6 +224,16 @@ def require_family(config: Any) -> None:
             "a Falcon with ALiBi scales what it adds to its logits, which is not supported; "
             "one that rotates is"
         )
+    if config.model_type == "mpt":
+        stated = config.attn_config
+        stated = stated if isinstance(stated, dict) else vars(stated)
+        for name, computed in _MPT.items():
+            if stated.get(name, computed) != computed:
+                raise InputError(
+                    f"this MPT has {name} = {abbreviate(stated[name])} in attn_config, and "
+                    f"transformers computes every MPT with {computed}, so its logits would be "
+                    "wrong; wanted an MPT with that value"
+                )
     # Gemma 4's images alone
     if getattr(config, "use_bidirectional_attention", False) not in (False, None, "vision"):
         raise InputError(

@@ -405,7 +405,7 @@ def _of_rows(
 def _of_positions(inputs: AttentionInputs, prompt: Prompt) -> dict[str, np.ndarray]:
     """Patterns and range of positions; of learned ones also who shares them, and the mirror."""
     positions = inputs.head_positions
-    if positions is None:
+    if positions is None or inputs.differ_by_pair:
         return {}
     labels = chunk_patterns(positions, inputs.valid[:, None])[0]
     found = (labels >= 0).sum(-1).double()

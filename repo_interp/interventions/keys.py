@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from repo_interp.errors import InputError, one_line
 from repo_interp.interventions.replacing import finite_positions
-from repo_interp.models.attention import RepositionedAttention
+from repo_interp.models.attention import RepositionedAttention, require_one_position
 from repo_interp.models.decoder import as_decoder, attentions_of
 from repo_interp.models.lasting import intervention
 from repo_interp.models.reposition import called_at
@@ -96,6 +96,7 @@ def moved_keys(model: nn.Module, shifts: Mapping[int, Shift]) -> Iterator[None]:
             return keys
         positions = attention.active_pass.positions
         assert positions is not None
+        require_one_position(attention, positions)
         shifted = _shift_of(shifts[attention.layer_idx], positions.detach())
         cosines, sines = rotation_tables(shifted, attention.frequencies, 1.0, keys.dtype)
         return turn(keys, expand_heads(cosines, keys.shape[1]), expand_heads(sines, keys.shape[1]))

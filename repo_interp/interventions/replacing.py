@@ -31,7 +31,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from repo_interp.errors import InputError, one_line, warn
-from repo_interp.models.attention import RepositionedAttention
+from repo_interp.models.attention import RepositionedAttention, require_one_position
 from repo_interp.models.decoder import as_decoder, attentions_of
 from repo_interp.models.lasting import intervention
 from repo_interp.models.padding import valid_tokens
@@ -343,6 +343,7 @@ def _changed_positions(
     `of_prompts`: heads of single prompts; empty: `chosen` in all. `least`: fewest rows of the
     result.
     """
+    require_one_position(attention, positions)
     now, heads = attention.active_pass, attention.heads
     index = now.index.expand(len(now.hidden_states), -1)
     rows = _rows(positions.shape[1], attention.kv_heads, heads, {chosen, *of_prompts}, least)

@@ -63,7 +63,8 @@ class _Asked:
 
 @dataclass(frozen=True)
 class AttentionMass(
-    Measure, needs=Needs(spans=("generated",), nan=("mass", "chance"), documents=True)
+    Measure,
+    needs=Needs(spans=("generated",), by_pair=True, nan=("mass", "chance"), documents=True),
 ):
     """The measure `attention_mass`."""
 

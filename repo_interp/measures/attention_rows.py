@@ -94,7 +94,9 @@ def rows_of_interest(
 
 
 @dataclass(frozen=True)
-class AttentionRows(Measure, needs=Needs(nan=("weight", *_OF_PROMPTS), documents=True)):
+class AttentionRows(
+    Measure, needs=Needs(by_pair=True, nan=("weight", *_OF_PROMPTS), documents=True)
+):
     """The measure `attention_rows`."""
 
     rows: Annotated[int, Interval(ge=1, le=65_536)] = 512

@@ -165,7 +165,7 @@ class Components(Measure):
     @property
     def needs(self) -> Needs:
         """Ratios, correlations and values that a prompt, layer or head lacks may be NaN."""
-        return Needs(tokens=self.first_token + 1, nan=(*_BY_PROMPT, *_FREQUENCIES))
+        return Needs(tokens=self.first_token + 1, by_pair=True, nan=(*_BY_PROMPT, *_FREQUENCIES))
 
     @property
     def parameters(self) -> Mapping[str, Any]:
@@ -306,9 +306,9 @@ def _labelled(inputs: AttentionInputs, record: Record) -> Arrays:
 def _angles(
     inputs: AttentionInputs, tokens: Tensor, frequencies: Tensor, per_side: int
 ) -> tuple[Record, Record]:
-    """Return rotation angles over all prompts, and reach per prompt; NaN without rotation."""
+    """Return rotation angles over all prompts, and reach per prompt; NaN without one position."""
     new = {"dtype": torch.float64, "device": tokens.device}
-    if inputs.positions is None or inputs.frequencies is None:
+    if inputs.positions is None or inputs.frequencies is None or inputs.differ_by_pair:
         sums = RotationAngles(
             torch.zeros(1, len(frequencies), len(EDGES), **new), torch.zeros(1, **new)
         )

@@ -46,7 +46,10 @@ _TEXTS = {
 
 
 @dataclass(frozen=True)
-class Octaves(Measure, needs=Needs(nan=("received", "sink_mass", "sink_uniform"), documents=True)):
+class Octaves(
+    Measure,
+    needs=Needs(by_pair=True, nan=("received", "sink_mass", "sink_uniform"), documents=True),
+):
     """The measure `octaves`."""
 
     queries: Count = 32

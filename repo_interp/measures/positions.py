@@ -30,6 +30,7 @@ _TEXTS = {
     "negative_share": ("share of a prompt's tokens with a position below 0", "1"),
     "linear_r2": ("share of positions' variance that a straight line has (R^2)", "1"),
 }
+_BY_PAIR = {"position_by_pair": ("position of each token, by rotary pair", "positions")}
 
 
 def position_range(
@@ -53,7 +54,10 @@ def position_range(
 
 
 @dataclass(frozen=True)
-class Positions(Measure, needs=Needs(tensors=("positions",), nan=tuple(_TEXTS), documents=True)):
+class Positions(
+    Measure,
+    needs=Needs(tensors=("positions",), by_pair=True, nan=(*_TEXTS, *_BY_PAIR), documents=True),
+):
     """The measure `positions`."""
 
     name: str = "positions"
@@ -61,9 +65,14 @@ class Positions(Measure, needs=Needs(tensors=("positions",), nan=tuple(_TEXTS), 
     def observe(self, inputs: AttentionInputs, spans: Spans) -> Statistics:
         """Return positions [prompt, layer, head, token] and ranges [prompt, layer, head].
 
-        NaN where a layer has no positions.
+        NaN where a layer has no positions. Where they differ by rotary pair, `position_by_pair`
+        has them, and the others are NaN.
         """
-        positions = inputs.head_positions
+        positions, more = inputs.head_positions, {}
+        if inputs.differ_by_pair and positions is not None:
+            shown = positions.float().masked_fill(~inputs.valid[:, None, :, None], torch.nan)
+            axes = ("prompt", "layer", "head", "token", "component")
+            more, positions = {"position_by_pair": (axes, shown)}, None
         if positions is None:
             positions = torch.full_like(inputs.queries[..., 0], torch.nan)
         valid, ranges = (
@@ -78,7 +87,9 @@ class Positions(Measure, needs=Needs(tensors=("positions",), nan=tuple(_TEXTS), 
             ),
             "position_range": (("prompt", "layer", "head"), position_range(ranges, valid)),
         }
-        return Statistics(per_prompt=arrays(inputs, record))
+        pairs = range(inputs.queries.shape[-1] // 2)
+        labels = {"component": pairs} if more else {}
+        return Statistics(per_prompt=arrays(inputs, record | more, **labels))
 
     def conclude(self, statistics: Statistics) -> xr.Dataset:
         """The group `positions` of a run."""
@@ -87,4 +98,5 @@ class Positions(Measure, needs=Needs(tensors=("positions",), nan=tuple(_TEXTS), 
         known = position.notnull()
         below = (position < 0).sum("token") / known.sum("token").where(known.any("token"))
         fit = xr.corr(position, position["token"].astype(float), "token") ** 2
-        return described_group(group.assign(negative_share=below, linear_r2=fit), _TEXTS)
+        texts = _TEXTS | (_BY_PAIR if "position_by_pair" in group else {})
+        return described_group(group.assign(negative_share=below, linear_r2=fit), texts)

@@ -100,6 +100,8 @@ class Needs:
     """Whether its numbers are right where a prompt holds several documents, which do not see each
     other (`AttentionInputs.documents`); others are refused such prompts.
     """
+    by_pair: bool = False
+    """Whether it measures layers whose positions differ by rotary pair; else it stops there."""
     predictions: bool = False
     """Whether `observe_predictions` is to be called; the forward pass then goes through all layers.
     """

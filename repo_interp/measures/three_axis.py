@@ -93,7 +93,7 @@ _AXES = {
 
 
 @dataclass(frozen=True)
-class ThreeAxis(Measure, needs=Needs(nan=tuple(_PER_PROMPT))):
+class ThreeAxis(Measure, needs=Needs(by_pair=True, nan=tuple(_PER_PROMPT))):
     """The measure `three_axis`."""
 
     axes: Literal["none", "first_prompt"] = "none"

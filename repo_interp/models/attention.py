@@ -34,13 +34,14 @@ from torch import Tensor, nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from repo_interp.errors import InputError
-from repo_interp.models.cached import CacheOfPositions
+from repo_interp.models.cached import CacheOfPositions, remembered
 from repo_interp.models.layer_pass import Content, HookSites, LogitsOfRows, Pass
 from repo_interp.models.masks import apply_mask, call_mask, visible, window_of
 from repo_interp.models.rotation import TABLES, Rotation, identity
+from repo_interp.positions.assigners import RememberingAssigner
 from repo_interp.positions.hope import keep_components
 from repo_interp.positions.logits import PositionLogits, cap_logits
-from repo_interp.positions.rotary import expand_heads, rotation_tables, turn
+from repo_interp.positions.rotary import by_pair, expand_heads, pair_tables, turn
 
 NAME = "repo_interp"
 """Of our attention function among those of transformers, in the configuration of a stock attention
@@ -227,6 +228,8 @@ class RepositionedAttention:
         cache = None if past is None else given[past]
         start = self._cached_tokens(cache, hidden_states.shape[1])
         index = self._token_index(hidden_states, given, start)
+        by_axis = index if index.ndim == 3 else None
+        index = index if by_axis is None else by_axis[0]
         length = int(index.max()) + 1 if self.follows_length else None
         self.frequencies = self.frequencies_at(length)
         mask = given.get("attention_mask")
@@ -235,7 +238,11 @@ class RepositionedAttention:
         )
         try:
             self.current_pass.positions = (
-                None if self.assigner is None else self._assign(hidden_states, index)
+                None
+                if self.assigner is None
+                else self._assign(hidden_states, index, cache)
+                if by_axis is None
+                else self._assign_by_axis(by_axis)
             )
             self.current_pass.gate_keys = (
                 None
@@ -326,9 +333,14 @@ class RepositionedAttention:
         by_pass = torch.stack([part.reshape(-1, part.shape[-1]) for part in found])
         return by_pass.to(lengths.device)[which].transpose(1, 2)  # [prompt, head, key, component]
 
-    def _assign(self, hidden_states: Tensor, index: Tensor) -> Float[Tensor, "batch any token"]:
+    def _assign(
+        self, hidden_states: Tensor, index: Tensor, cache: Any
+    ) -> Float[Tensor, "batch any token *component"]:
         assert self.assigner is not None
-        positions = self.assigner(hidden_states, index)
+        if isinstance(self.assigner, RememberingAssigner):
+            positions = self._assign_with_memory(self.assigner, hidden_states, index, cache)
+        else:
+            positions = self.assigner(hidden_states, index)
         if (
             self.sites.positions._backward_hooks
             and torch.is_grad_enabled()
@@ -337,6 +349,40 @@ class RepositionedAttention:
             # the token index: without this the hook would never be called
             positions = positions.detach().requires_grad_()
         return self.sites.positions(positions)
+
+    def _assign_by_axis(
+        self, index: Int[Tensor, "axis batch token"]
+    ) -> Float[Tensor, "batch 1 token component"]:
+        """Positions of an image's tokens: every pair turns by time, height or width (mRoPE)."""
+        if self.scheme != "rope" or self.rotation.axes is None:
+            raise InputError(
+                f"position_ids have {len(index)} axes, and layer {self.layer_idx} "
+                f"({self.scheme}) assigns one position per token; give [prompt, token], or leave "
+                "the layer's rotation (rope)"
+            )
+        by_pair = index[self.rotation.axes.to(index.device)]
+        return self.sites.positions(by_pair.permute(1, 2, 0)[:, None].to(torch.float32))
+
+    def _assign_with_memory(
+        self, assigner: RememberingAssigner, hidden_states: Tensor, index: Tensor, cache: Any
+    ) -> Float[Tensor, "batch any token *component"]:
+        """Positions of tokens that see what the keys that attention shows them left behind."""
+        current, rows, device = self.active_pass, hidden_states.shape[1], hidden_states.device
+        past = None
+        if current.start:
+            past = remembered(cache.layers[self.layer_idx].keys[:, :, : current.start], assigner)
+            if current.attention_mask is not None:  # a full static cache drops its first key
+                past = past[:, -max(1, current.attention_mask.shape[-1] - rows) :]
+        keys = rows if past is None else past.shape[1] + rows
+        seen = visible(rows, keys, current.attention_mask, device)
+        ahead = torch.arange(keys - rows, keys, device=device)[:, None] - torch.arange(
+            keys, device=device
+        )
+        if self.sliding_window is not None:
+            seen = seen & (ahead < self.sliding_window)
+        # padding sees itself, so that no row is empty
+        positions, current.memory = assigner(hidden_states, index, past, seen | (ahead == 0))
+        return positions
 
     def process_new(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Put new keys and values into the form in which they enter attention or a cache.
@@ -467,10 +513,10 @@ class RepositionedAttention:
         if (
             current.key_positions is not None
             or current.positions is None
-            or current.positions.shape[-1] == keys.shape[2]
+            or current.positions.shape[2] == keys.shape[2]
         ):
             return current.positions if current.key_positions is None else current.key_positions
-        if self.scheme != "rope" or self.follows_length:
+        if self.scheme != "rope" or self.follows_length or current.positions.ndim == 4:
             raise InputError(
                 f"layer {self.layer_idx} ({self.scheme}) reads keys of another layer, which "
                 "have no positions of its own"
@@ -491,15 +537,16 @@ class RepositionedAttention:
         self,
         queries: Tensor,
         keys: Tensor,
-        positions: Float[Tensor, "batch any token"] | None,
-        key_positions: Float[Tensor, "batch any key"] | None = None,
+        positions: Float[Tensor, "batch any token *component"] | None,
+        key_positions: Float[Tensor, "batch any key *component"] | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Rotate queries and keys by their positions, if the scheme rotates.
 
         Args:
             queries: [batch, head, token, d_head], half-split.
             keys: [batch, kv_head, key, d_head], half-split.
-            positions: Positions of the queries, in rows; None: nothing is rotated.
+            positions: Positions of the queries, in rows, one per token or per token and pair;
+                None: nothing is rotated.
             key_positions: Positions of the keys; None: those of the queries.
 
         Returns:
@@ -509,15 +556,15 @@ class RepositionedAttention:
             key_positions = positions if key_positions is None else key_positions
             if self.frequencies.device != queries.device:
                 self.frequencies = self.frequencies.to(queries.device)
-            tables = rotation_tables(
-                positions, self.frequencies, self.attention_scaling, queries.dtype
+            tables = pair_tables(
+                by_pair(positions), self.frequencies, self.attention_scaling, queries.dtype
             )
             cosines, sines = self.sites.cosines(tables[0]), self.sites.sines(tables[1])
             queries = _turned(queries, cosines, sines)
-            if key_positions.shape[-1] != positions.shape[-1]:
+            if key_positions.shape[2] != positions.shape[2]:
                 frequencies = self._frequencies_of_keys()
-                cosines, sines = rotation_tables(
-                    key_positions, frequencies, self.attention_scaling, keys.dtype
+                cosines, sines = pair_tables(
+                    by_pair(key_positions), frequencies, self.attention_scaling, keys.dtype
                 )
             keys = _turned(keys, cosines, sines)
         return self.sites.rotated_queries(queries), self.sites.rotated_keys(keys)
@@ -671,9 +718,14 @@ class RepositionedAttention:
         self, hidden_states: Tensor, given: dict[str, Any], start: int
     ) -> Int[Tensor, "any token"]:
         """Tokens' numbers in their prompts: as given, as their tables were made for, or counted."""
-        index = given.get("position_ids")
-        if index is None:
-            index = getattr(_first(given.get(TABLES)), "token_index", None)
+        index, of_tables = (
+            given.get("position_ids"),
+            getattr(_first(given.get(TABLES)), "token_index", None),
+        )
+        # Axes that a decoder of text alone makes are views of one index, of stride 0.
+        if self.rotation.axes is not None and of_tables is not None and of_tables.ndim == 3:
+            return of_tables if of_tables.stride(0) else of_tables[0]
+        index = of_tables if index is None else index
         if index is not None and index.ndim == 2 and index.shape[-1] == hidden_states.shape[1]:
             return index
         return torch.arange(start, start + hidden_states.shape[1], device=hidden_states.device)[
@@ -691,6 +743,23 @@ def scheme_of(module: nn.Module) -> RepositionedAttention | None:
         The attached object; None without one.
     """
     return vars(module).get(_ATTACHED)
+
+
+def require_one_position(attention: RepositionedAttention, positions: Tensor) -> None:
+    """Refuse positions that differ by rotary pair.
+
+    Args:
+        attention: The layer.
+        positions: Of a pass.
+
+    Raises:
+        InputError: The pairs of a token have different positions.
+    """
+    if positions.ndim == 4:
+        raise InputError(
+            f"this changes one position per token, and the rotary pairs of a token have different "
+            f"positions in layer {attention.layer_idx} ({attention.scheme}); leave the layer out"
+        )
 
 
 def cache_argument(forward: Callable[..., Any]) -> str:

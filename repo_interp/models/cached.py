@@ -1,9 +1,9 @@
 """Positions in a key-value cache: they travel inside the keys, as further columns.
 
-    cached key of token j:   [ k_j | z_j | length | gate keys ]        k_j unrotated
+    cached key of token j:   [ k_j | z_j | length | gate keys | memory ]        k_j unrotated
 
 The length is that of the pass of token j, where frequencies depend on it: as in a stock cache, a
-key keeps the frequencies it came with.
+key keeps the frequencies it came with. The memory is what an assigner remembers of the token.
 
 So whatever a cache does to keys - growing, reordering for beams, cropping, sliding windows - it
 does to their positions. A cached position keeps all its bits: where keys are of half precision, it
@@ -15,8 +15,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor
+from jaxtyping import Float
+from torch import Tensor, nn
 
+from repo_interp.positions.assigners import RememberingAssigner
 from repo_interp.positions.rotary import expand_heads
 
 
@@ -52,9 +54,13 @@ class CacheOfPositions:
             keys = self._attention.stock_order(keys)
         # else latents, of which keys are made later, before the hooks on keys
         parts = [keys]
-        rows = 0 if current.positions is None else current.positions.shape[1]
-        if current.positions is not None:
-            parts.append(_columns(current.positions.expand(len(keys), -1, -1), keys))
+        positions = current.positions
+        shape = None if positions is None else positions.shape
+        if positions is not None:
+            rows_of = positions.expand(len(keys), *positions.shape[1:])
+            if positions.ndim == 4:  # a row for every pair
+                rows_of = rows_of.transpose(2, 3).flatten(1, 2)
+            parts.append(_columns(rows_of, keys))
         if current.length is not None:
             parts.append(
                 _columns(
@@ -66,29 +72,50 @@ class CacheOfPositions:
             )
         if current.gate_keys is not None:
             parts.append(expand_heads(current.gate_keys, keys.shape[1]))
+        if current.memory is not None:
+            parts.append(_columns(current.memory.transpose(1, 2), keys))
         # One tensor, so that the cache treats positions as it treats keys.
         sizes = [part.shape[-1] for part in parts]
         stored, values = self._cache.update(
             torch.cat(parts, dim=-1), values, layer, *arguments, **keywords
         )
         keys, *beside = stored.split(sizes, dim=-1)
-        if current.positions is not None:
+        if positions is not None and shape is not None:
             # with their gradient, which bits do not have
-            fresh = stored.shape[2] == current.positions.shape[-1]
+            fresh = stored.shape[2] == shape[2]
             columns = beside.pop(0)
-            current.key_positions = (
-                current.positions if fresh else _rows(columns, current.positions.dtype, rows)
-            )
+            if not fresh:
+                positions = _rows(columns, positions.dtype, shape[1] * shape[3:].numel())
+                if len(shape) == 4:
+                    positions = positions.unflatten(1, (shape[1], shape[3])).transpose(2, 3)
+            current.key_positions = positions
         if current.length is not None:
             current.key_lengths = _rows(beside.pop(0), torch.float32, 1)[:, 0]
         if current.gate_keys is not None:
-            current.gate_keys = beside[-1]
+            current.gate_keys = beside[0]
         return keys, values
+
+
+def remembered(keys: Tensor, assigner: RememberingAssigner) -> Float[Tensor, "batch key feature"]:
+    """Read the memory of an assigner off cached keys.
+
+    Args:
+        keys: As a cache holds them [batch, kv_head, key, column].
+        assigner: The assigner of the layer.
+
+    Returns:
+        What it remembers of the cached tokens, in its precision.
+    """
+    dtype, groups = assigner.dtype, -(-assigner.features // keys.shape[1])
+    columns = keys[..., -groups * max(1, dtype.itemsize // keys.dtype.itemsize) :]
+    return _rows(columns, dtype, assigner.features).transpose(1, 2)
 
 
 def _columns(positions: Tensor, keys: Tensor) -> Tensor:
     """Unrounded positions [batch, P, token] as [batch, kv_head, token, column] of keys' dtype."""
     kv_heads = keys.shape[1]
+    if positions.shape[1] > 1:
+        positions = nn.functional.pad(positions, (0, 0, 0, -positions.shape[1] % kv_heads))
     groups = max(1, positions.shape[1] // kv_heads)  # heads that share a key
     by_key = (
         expand_heads(positions, kv_heads * groups).unflatten(1, (kv_heads, groups)).transpose(2, 3)
@@ -105,4 +132,4 @@ def _rows(columns: Tensor, dtype: torch.dtype, rows: int) -> Tensor:
     if columns.dtype.itemsize < dtype.itemsize:
         columns = columns.clone(memory_format=torch.contiguous_format).view(dtype)
     by_head = columns.to(dtype).transpose(2, 3).flatten(1, 2)
-    return by_head[:, :1] if rows == 1 else by_head
+    return by_head[:, :rows]

@@ -295,7 +295,7 @@ def observing(
             keys=exact(keys),
             positions=None
             if positions is None
-            else exact(positions).expand(valid.shape[0], -1, -1),
+            else exact(positions).expand(valid.shape[0], *positions.shape[1:]),
             frequencies=attention.frequencies,
             attention_scaling=attention.attention_scaling,
             logit_scale=attention.scaling,

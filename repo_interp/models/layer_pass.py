@@ -90,7 +90,7 @@ class LogitsOfRows:
         added = self.content.added(
             self.position_logits,
             rows,
-            self.positions[..., rows],
+            self.positions[..., rows] if self.positions.ndim < 4 else self.positions[:, :, rows],
             self.positions,
             seen,
             self.logit_scale,
@@ -168,7 +168,9 @@ class Pass:
     """Tokens in the cache, before those of this pass."""
     length: int | None = None
     """Tokens up to the last one of this pass, where frequencies depend on it."""
-    positions: Float[Tensor, "batch P token"] | None = None
+    positions: Float[Tensor, "batch P token *component"] | None = None
+    memory: Float[Tensor, "batch token feature"] | None = None
+    """What the assigner remembers of the tokens of this pass."""
     gate_keys: Tensor | None = None
     sinks: Float[Tensor, "head"] | None = None
     new_keys: Tensor | None = None

@@ -181,7 +181,7 @@ def outputs_over_windows(
         # Learned positions stay with their tokens; others count from the window.
         if learned:
             assert tensors.positions is not None
-            at, here = tensors.positions[..., part], tensors.positions[..., query, None]
+            at, here = (tensors.positions[:, :, some] for some in (part, [query]))
         else:
             at = here = None if tensors.positions is None else index[:, None].to(torch.float32)
             here = None if here is None else here[..., -1:]

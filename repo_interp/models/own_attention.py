@@ -1,4 +1,4 @@
-"""Families that compute attention themselves (BLOOM, Falcon, GPT-J), made to call the interface.
+"""Families that compute attention themselves (BLOOM, Falcon, GPT-J, MPT) call the interface.
 
     stock projections -> rotation by the tables that are given -> cache
     -> ALL_ATTENTION_FUNCTIONS -> stock output projection
@@ -6,8 +6,9 @@
 `use_interface` gives their attention modules a subclass of their class, whose forward pass computes
 the same with the module's parts; so code for other families works on them, and weights and their
 names stay. GPT-J keeps its sines in every module: its decoder gets a rotary module that hands them
-on as tables. BLOOM adds a slope per head times the distance (ALiBi) to its logits: its layers have
-our scheme `alibi`, and where none is attached the stock bias goes into the mask.
+on as tables. BLOOM and MPT add a slope per head times the distance (ALiBi) to their logits: their
+layers have our scheme `alibi` with the slopes of the family, and where none is attached the stock
+bias goes into the mask.
 """
 # pyright: reportIncompatibleMethodOverride=false, reportArgumentType=false, reportOptionalIterable=false, reportOptionalOperand=false
 # pyright: reportOperatorIssue=false
@@ -20,12 +21,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-from transformers.models.bloom.modeling_bloom import BloomAttention
+from transformers.models.bloom.modeling_bloom import BloomAttention, build_alibi_tensor
 from transformers.models.falcon.modeling_falcon import FalconAttention
 from transformers.models.falcon.modeling_falcon import apply_rotary_pos_emb as turned_halves
 from transformers.models.gptj.modeling_gptj import GPTJAttention
 from transformers.models.gptj.modeling_gptj import apply_rotary_pos_emb as turned_neighbours
 from transformers.models.llama.modeling_llama import eager_attention_forward
+from transformers.models.mpt.modeling_mpt import MptAttention, build_mpt_alibi_tensor
 
 from repo_interp.models.attention import scheme_of
 from repo_interp.models.masks import visible
@@ -61,17 +63,46 @@ class InterfaceAttention:
             self.config._attn_implementation, eager_attention_forward
         )
         rate = dropout if self.training else 0.0
+        scaling = getattr(self, "softmax_scale", self.head_dim**-0.5)
         attended, weights = function(
-            self, queries, keys, values, mask, dropout=rate, scaling=self.head_dim**-0.5
+            self, queries, keys, values, mask, dropout=rate, scaling=scaling
         )
         return attended.flatten(2), weights
 
 
-class InterfaceBloom(InterfaceAttention, BloomAttention):
-    """BLOOM's attention through the interface."""
+class SlopedAttention(InterfaceAttention):
+    """Base of the subclasses that add a slope per head times the distance."""
 
     native_scheme = "alibi"
     num_key_value_groups = 1
+
+    def with_bias(
+        self: Any, queries: Tensor, keys: Tensor, bias: Tensor | None, mask: Tensor | None
+    ) -> Tensor | None:
+        """Put the stock bias into the mask, where no scheme adds it.
+
+        Args:
+            queries: [batch, head, token, d_head].
+            keys: [batch, head, key, d_head].
+            bias: Of the stock decoder [batch or 1, head, 1, key].
+            mask: Boolean or additive; None: causal.
+
+        Returns:
+            The mask of the call.
+        """
+        if bias is None or scheme_of(self) is not None:
+            return mask
+        seen = visible(queries.shape[2], keys.shape[2], mask, queries.device)
+        return torch.where(seen, bias.to(queries.dtype), torch.finfo(queries.dtype).min)
+
+
+class InterfaceBloom(SlopedAttention, BloomAttention):
+    """BLOOM's attention through the interface."""
+
+    @property
+    def slopes(self) -> list[float]:
+        """m_h of its heads: another series than ALiBi's where their number is no power of two."""
+        return build_alibi_tensor(torch.ones(1, 2), self.num_heads, torch.float32)[:, 0, 1].tolist()
 
     def forward(
         self,
@@ -86,14 +117,9 @@ class InterfaceBloom(InterfaceAttention, BloomAttention):
         queries, keys, values = self._reshape(self.query_key_value(hidden_states))
         if layer_past is not None:
             keys, values = layer_past.update(keys, values, self.layer_idx)
-        if alibi is not None and scheme_of(self) is None:
-            lowest = torch.finfo(queries.dtype).min
-            bias = alibi.view(len(queries), self.num_heads, 1, -1)
-            seen = visible(queries.shape[2], keys.shape[2], attention_mask, queries.device)
-            attention_mask = torch.where(seen, bias, lowest)
-        attended, weights = self.attend(
-            queries, keys, values, attention_mask, self.attention_dropout.p
-        )
+        bias = None if alibi is None else alibi.view(len(queries), self.num_heads, 1, -1)
+        mask = self.with_bias(queries, keys, bias, attention_mask)
+        attended, weights = self.attend(queries, keys, values, mask, self.attention_dropout.p)
         output = nn.functional.dropout(self.dense(attended), self.hidden_dropout, self.training)
         return output if residual is None else residual + output, weights
 
@@ -166,6 +192,38 @@ class InterfaceGPTJ(InterfaceAttention, GPTJAttention):
         return self.resid_dropout(self.out_proj(attended)), weights
 
 
+class InterfaceMpt(SlopedAttention, MptAttention):
+    """MPT's attention through the interface; `attention_mask` is True where a key is seen."""
+
+    @property
+    def slopes(self) -> list[float]:
+        """m_h of its heads."""
+        return (-build_mpt_alibi_tensor(self.n_heads, 2)[:, 0, 0]).tolist()
+
+    def forward(
+        self,
+        hidden_states,
+        position_bias,
+        past_key_values=None,
+        attention_mask=None,
+        **kwargs,
+    ) -> Any:
+        """As the stock class."""
+        projected = self.Wqkv(hidden_states)
+        if self.clip_qkv:
+            projected = projected.clamp(min=-self.clip_qkv, max=self.clip_qkv)
+        queries, keys, values = (
+            part.unflatten(-1, (self.n_heads, self.head_dim)).transpose(1, 2)
+            for part in projected.chunk(3, dim=-1)
+        )
+        if past_key_values is not None:
+            keys, values = past_key_values.update(keys, values, self.layer_idx)
+        bias = None if position_bias is None else position_bias[None, ..., -keys.shape[2] :]
+        mask = self.with_bias(queries, keys, bias, attention_mask)
+        attended, weights = self.attend(queries, keys, values, mask, self.attn_dropout_p)
+        return self.out_proj(attended), weights
+
+
 class GPTJRotary(nn.Module):
     """The sines of GPT-J as tables [batch, token, pair], for all its layers."""
 
@@ -188,6 +246,7 @@ INTERFACE_CLASSES: dict[type, type] = {
     BloomAttention: InterfaceBloom,
     FalconAttention: InterfaceFalcon,
     GPTJAttention: InterfaceGPTJ,
+    MptAttention: InterfaceMpt,
 }
 """By the stock class, ours."""
 _ROTARY = "rotary_of_repo_interp"
@@ -205,6 +264,8 @@ def use_interface(decoder: Any) -> None:
         # in the model.
         module.__class__ = INTERFACE_CLASSES[type(module)]
         module.config = decoder.config
+        if isinstance(module, InterfaceMpt):
+            module.register_forward_pre_hook(_seen_mask, with_kwargs=True)
     if modules and isinstance(modules[0], InterfaceGPTJ):
         rotary = GPTJRotary(decoder.config).to(next(decoder.buffers()).device)
         decoder.add_module(_ROTARY, rotary)
@@ -222,3 +283,11 @@ def use_interface(decoder: Any) -> None:
 
         for module in modules:
             module.register_forward_pre_hook(hand_on, with_kwargs=True)
+
+
+def _seen_mask(
+    module: nn.Module, arguments: tuple, keywords: dict[str, Any]
+) -> tuple[tuple, dict[str, Any]]:
+    """MPT's decoder masks with True where a key is hidden; all other code, where it is seen."""
+    mask = keywords.get("attention_mask")
+    return arguments, keywords | ({} if mask is None else {"attention_mask": ~mask})

@@ -39,10 +39,12 @@ TABLES = "position_embeddings"
 """The argument in which a decoder gives its tables to an attention module: cosines and sines, or
 complex numbers.
 """
-OF_TABLES = ("frequencies", "turning", "table_scaling", "unscaled", "order", "source")
+OF_TABLES = ("frequencies", "turning", "table_scaling", "unscaled", "order", "source", "axes")
 """Fields of a `Rotation` that a layer without rotation takes from one that rotates."""
 _RECORD = "repo_interp_record"
 _TOKENS = 5
+_AXES = 3
+"""Axes of mRoPE's positions: time, height and width."""
 _LONG = 1 << 24
 """Tokens of a pass beyond which frequencies are those of long passes, where these are others."""
 _CHANGING = ("dynamic", "longrope")
@@ -75,6 +77,10 @@ class Rotation:
     softcap: float | None
     source: Source | None
     """Where the frequencies come from; None where the model has no rotary module."""
+    axes: Int[Tensor, "component"] | None = None
+    """Axis of the token's positions by which each pair turns, where they have several (mRoPE)."""
+    slopes: list[float] | None = None
+    """m_h of the heads of a family that adds them times the distance (BLOOM, MPT)."""
 
     @property
     def attention_scaling(self) -> float | Float[Tensor, "component"]:
@@ -335,6 +341,7 @@ def _measure(stock: Any, source: Source | None) -> Rotation:
     hidden = _hidden_states(stock)
     tables, scaling, settled = None, 1.0, None
     frequencies = unscaled = torch.empty(0)
+    axes: Tensor | None = None
     entries: list[tuple[int, int, int]] = []
     if source is not None:
         with torch.no_grad():
@@ -349,7 +356,9 @@ def _measure(stock: Any, source: Source | None) -> Rotation:
         unscaled = _unscaled(settled, len(frequencies))
         # One angle per frequency, so that both entries of a pair turn by the same, and norms
         # stay as under rotation.
-        tables, entries = _probe(copied, given, _column_order(source, frequencies, _columns(given)))
+        by_column = _column_order(source, frequencies, _columns(given))
+        tables, entries = _probe(copied, given, by_column)
+        axes = _axes(source, by_column)
     queries, keys, call = run_replica(copied, hidden, tables)
     # With positions moved by 3 and equal tables, nothing may change.
     later, _, _ = run_replica(copied, hidden, tables, start=3)
@@ -394,6 +403,8 @@ def _measure(stock: Any, source: Source | None) -> Rotation:
         window=call.get("sliding_window"),
         softcap=call.get("softcap"),
         source=None if settled is None else replace(settled, pairs=chosen),
+        axes=None if axes is None else torch.cat([axes[chosen], torch.zeros(half).long()]),
+        slopes=getattr(stock, "slopes", None),
     )
 
 
@@ -698,6 +709,20 @@ def _column_order(source: Source, frequencies: Tensor, columns: int) -> Tensor:
             "explain; not supported"
         )
     return orders[best]
+
+
+def _axes(source: Source, by_column: Tensor) -> Int[Tensor, "pair"] | None:
+    """Axis of positions that turns every frequency; None where tokens have one position."""
+    if not hasattr(source.rotary, "mrope_section"):
+        return None
+    axes = torch.zeros(int(by_column.max()) + 1, dtype=torch.long)
+    for axis in range(_AXES):
+        index = torch.zeros(_AXES, 1, 1, dtype=torch.long)
+        index[axis] = 1
+        with torch.no_grad():
+            _, sines = source.tables(torch.zeros(1, 1, 1), index)
+        axes[by_column[sines.reshape(-1).cpu() != 0]] = axis
+    return axes
 
 
 def _unscaled(source: Source, count: int) -> Tensor:

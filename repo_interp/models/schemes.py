@@ -43,6 +43,8 @@ from repo_interp.models.attention import SchemeParts
 from repo_interp.models.rotation import Rotation
 from repo_interp.positions import hope
 from repo_interp.positions.assigners import (
+    AttendedPositions,
+    ConvolvedPositions,
     IndexedPositions,
     LearnedPositions,
     LinearPositions,
@@ -105,7 +107,7 @@ class SchemeBuilder:
             return self._from_another_package(scheme, rotation, d_head)
         added = None
         if scheme in _ADDITIVE:
-            added = _ADDITIVE[scheme](rotation.heads, self.length)
+            added = _ADDITIVE[scheme](rotation, self.length)
         elif scheme in CONTEXTUAL:
             added = self._contextual(scheme, d_head, rotation)
         # Additive schemes do not rotate; CoPE beside RoPE does both.
@@ -154,7 +156,12 @@ class SchemeBuilder:
             return TokenIndex()
         if scheme == "continuous":
             return LinearPositions(width, 1)
-        assigners = {"multihead_continuous": LinearPositions, "repo_index": IndexedPositions}
+        assigners: dict[str, Any] = {
+            "multihead_continuous": LinearPositions,
+            "repo_index": IndexedPositions,
+            "repo_attention": AttendedPositions,
+            "repo_convolution": ConvolvedPositions,
+        }
         return assigners.get(scheme, LearnedPositions)(width, rows)
 
     def _contextual(self, scheme: str, d_head: int, rotation: Rotation) -> PositionLogits:
@@ -218,11 +225,13 @@ def scale_chosen(
 
 
 _WITHOUT_POSITIONS = ("nope", "learned")
-_ADDITIVE: dict[str, Callable[[int, int], PositionLogits]] = {
-    **dict.fromkeys(("alibi", "repo_alibi"), lambda heads, length: ALiBi(heads)),
-    **dict.fromkeys(("kerple", "repo_kerple"), lambda heads, length: KerpleLog(heads)),
+_ADDITIVE: dict[str, Callable[[Rotation, int], PositionLogits]] = {
     **dict.fromkeys(
-        ("fire", "repo_fire"), lambda heads, length: FIRE(heads, threshold=float(length))
+        ("alibi", "repo_alibi"), lambda layer, length: ALiBi(layer.heads, slopes=layer.slopes)
+    ),
+    **dict.fromkeys(("kerple", "repo_kerple"), lambda layer, length: KerpleLog(layer.heads)),
+    **dict.fromkeys(
+        ("fire", "repo_fire"), lambda layer, length: FIRE(layer.heads, threshold=float(length))
     ),
 }
 _FREQUENCIES = {

@@ -82,6 +82,8 @@ SCHEME_NAMES: Mapping[str, str] = {
     "repo_kerple": "RePo-KERPLE",
     "repo_fire": "RePo-FIRE",
     "repo_index": "RePo with index",
+    "repo_attention": "RePo with attention",
+    "repo_convolution": "RePo with convolution",
     "cope_rope": "CoPE + RoPE",
     "cope_relative": "CoPE + relative",
     "cope_alibi": "CoPE-ALiBi",

@@ -4,6 +4,13 @@
     learned    z_i = (silu(h_i Wg) * (h_i Wc)) Wz         (RePo eq. 4-6, app. A)
     indexed    z_i = f_phi([h_i, i])                      (RePo, footnote 2)
     linear     z_i = h_i W                                (the released `continuous` modes)
+    attention  z_i = (r_i + sum_{j <= i} a_ij V r_j) Wz,
+               a_ij = softmax_j(Q r_i . K r_j / sqrt(d_p)) (RePo sec. 3.2: full access to r_<i)
+    convolved  z_i = (sum_{o < 4} c_o * r_{i - o}) Wz      (RePo sec. 3.2: limited access)
+
+r_i = silu(h_i Wg) * (h_i Wc), the position representation. The last two start as RePo's, but for
+the small V: c_0 starts at 1 and the other c at 0. A token sees what attention shows it: neither
+padding, nor other documents, nor what its window leaves out.
 
 h_i is the input of the attention layer; Wg, Wc: d_model -> d_model // 8 (`gate_map`,
 `content_map`), Wz: d_model // 8 -> P (`final_map`); no biases. P is how many rows of positions the
@@ -19,12 +26,13 @@ Knows nothing about how positions enter attention.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from repo_interp.positions.logits import full_precision
+from repo_interp.positions.logits import exact, full_precision
 
 
 class TokenIndex(nn.Module):
@@ -43,6 +51,28 @@ class MixedAssigner(nn.Module, ABC):
 
     index_share: float = 0.0
 
+    def mixed(
+        self, positions: Float[Tensor, "batch any token *pair"], index: Int[Tensor, "batch token"]
+    ) -> Float[Tensor, "batch any token *pair"]:
+        """Mix the index into positions.
+
+        Args:
+            positions: [batch, any, token], or [batch, any, token, component].
+            index: [batch, token].
+
+        Returns:
+            Positions in their dtype.
+        """
+        if self.index_share == 0.0:
+            return positions
+        places = index[:, None] if positions.ndim == 3 else index[:, None, :, None]
+        share = self.index_share
+        return (1.0 - share) * positions + share * places.to(positions.dtype)
+
+
+class TokenAssigner(MixedAssigner):
+    """Base of assigners that see one token at a time."""
+
     @abstractmethod
     def assign(self, hidden_states: Tensor) -> Float[Tensor, "batch token any"]:
         """Positions of every token, one column per row of positions."""
@@ -58,14 +88,84 @@ class MixedAssigner(nn.Module, ABC):
         maps = next(self.parameters(), hidden_states)
         with full_precision(hidden_states):
             positions = self.assign(hidden_states.to(maps.dtype)).transpose(1, 2)
-        if self.index_share == 0.0:
-            return positions
-        return (1.0 - self.index_share) * positions + self.index_share * index[:, None].to(
-            positions.dtype
-        )
+        return self.mixed(positions, index)
 
 
-class LearnedPositions(MixedAssigner):
+class RememberingAssigner(MixedAssigner):
+    """Base of assigners that see earlier tokens by what every token leaves behind, its memory.
+
+    The memory of a token is cached beside its key, so that generation equals the full pass.
+    """
+
+    features: int
+    """Numbers that are remembered of a token."""
+
+    @abstractmethod
+    def remember(
+        self,
+        hidden_states: Float[Tensor, "batch token d_model"],
+        past: Float[Tensor, "batch earlier feature"] | None,
+    ) -> Float[Tensor, "batch token feature"]:
+        """Make the memory of new tokens.
+
+        Args:
+            hidden_states: Of the new tokens, in the dtype of the maps.
+            past: Memory of the cached tokens; the last one is that of the token before.
+
+        Returns:
+            [batch, token, feature].
+        """
+
+    @abstractmethod
+    def recall(
+        self,
+        memory: Float[Tensor, "batch key feature"],
+        seen: Bool[Tensor, "any 1 token key"],
+    ) -> Float[Tensor, "batch any token *component"]:
+        """Assign positions to the last tokens.
+
+        Args:
+            memory: Of the cached tokens, then of the new ones.
+            seen: Which tokens a new one sees, itself always.
+
+        Returns:
+            [batch, P, token], or [batch, P, token, component] where pairs differ.
+        """
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Precision of the memory: float32, or float64 where the maps are."""
+        return exact(next(self.parameters())).dtype
+
+    def forward(
+        self,
+        hidden_states: Float[Tensor, "batch token d_model"],
+        index: Int[Tensor, "batch token"],
+        past: Float[Tensor, "batch earlier feature"] | None,
+        seen: Bool[Tensor, "any 1 token key"],
+    ) -> tuple[Tensor, Tensor]:
+        """Positions of the new tokens, and their memory."""
+        with full_precision(hidden_states):
+            maps = next(self.parameters())
+            new = exact(self.remember(hidden_states.to(maps.dtype), past))
+            memory = new if past is None else torch.cat([past, new], dim=1)
+            return self.mixed(self.recall(memory, seen), index), new
+
+
+def represent(maps: Any, hidden_states: Tensor) -> Tensor:
+    """Make the position representation r = silu(h Wg) * (h Wc) (RePo eq. 4).
+
+    Args:
+        maps: Module with `gate_map` and `content_map`.
+        hidden_states: [batch, token, d_model].
+
+    Returns:
+        [batch, token, d_p].
+    """
+    return nn.functional.silu(maps.gate_map(hidden_states)) * maps.content_map(hidden_states)
+
+
+class LearnedPositions(TokenAssigner):
     """RePo's f_phi: a gated representation of the position, then one linear map per row."""
 
     def __init__(self, d_model: int, rows: int, representation: int | None = None) -> None:
@@ -83,8 +183,7 @@ class LearnedPositions(MixedAssigner):
         self, hidden_states: Float[Tensor, "batch token d_model"]
     ) -> Float[Tensor, "batch token any"]:
         """Positions of every token, one column per row of positions."""
-        gated = nn.functional.silu(self.gate_map(hidden_states)) * self.content_map(hidden_states)
-        return self.final_map(gated)
+        return self.final_map(represent(self, hidden_states))
 
 
 class IndexedPositions(LearnedPositions):
@@ -104,7 +203,7 @@ class IndexedPositions(LearnedPositions):
         return super().forward(torch.cat([hidden_states, indices], dim=-1), index)
 
 
-class LinearPositions(MixedAssigner):
+class LinearPositions(TokenAssigner):
     """A linear map of the hidden state to one row (`continuous`) or several (multihead)."""
 
     def __init__(self, d_model: int, rows: int) -> None:
@@ -117,3 +216,71 @@ class LinearPositions(MixedAssigner):
     ) -> Float[Tensor, "batch token any"]:
         """Positions of every token, one column per row of positions."""
         return self.dynamic_map(hidden_states)
+
+
+class RecalledPositions(RememberingAssigner):
+    """Base of RePo's f_phi with access to the representations of earlier tokens."""
+
+    def __init__(self, d_model: int, rows: int) -> None:
+        """`rows` is P."""
+        super().__init__()
+        self.features = d_model // 8
+        self.gate_map = nn.Linear(d_model, self.features, bias=False)
+        self.content_map = nn.Linear(d_model, self.features, bias=False)
+        self.final_map = nn.Linear(self.features, rows, bias=False)
+
+    def remember(self, hidden_states: Tensor, past: Tensor | None) -> Tensor:
+        """Position representation r of the new tokens."""
+        return represent(self, hidden_states)
+
+    @abstractmethod
+    def gather(self, memory: Tensor, seen: Tensor) -> Float[Tensor, "batch token feature"]:
+        """Combine the representations that the last tokens see."""
+
+    def recall(self, memory: Tensor, seen: Tensor) -> Tensor:
+        """Positions of the last tokens."""
+        memory = memory.to(self.final_map.weight.dtype)
+        return self.final_map(self.gather(memory, seen)).transpose(1, 2)
+
+
+class AttendedPositions(RecalledPositions):
+    """One head of attention over the representations, beside the token's."""
+
+    def __init__(self, d_model: int, rows: int) -> None:
+        """`rows` is P."""
+        super().__init__(d_model, rows)
+        self.query_map, self.key_map, self.value_map = (
+            nn.Linear(self.features, self.features, bias=False) for _ in range(3)
+        )
+
+    def gather(self, memory: Tensor, seen: Tensor) -> Tensor:
+        """r_i + sum_j a_ij V r_j."""
+        own = memory[:, -seen.shape[2] :]
+        attended = nn.functional.scaled_dot_product_attention(
+            self.query_map(own)[:, None],
+            self.key_map(memory)[:, None],
+            self.value_map(memory)[:, None],
+            seen,
+        )
+        return own + attended[:, 0]
+
+
+class ConvolvedPositions(RecalledPositions):
+    """A causal convolution over the representations, channel by channel."""
+
+    def __init__(self, d_model: int, rows: int, taps: int = 4) -> None:
+        """`rows` is P, `taps` the tokens that the convolution sees."""
+        super().__init__(d_model, rows)
+        self.taps = nn.Parameter(torch.zeros(taps, self.features))
+        nn.init.ones_(self.taps[0].detach())
+
+    def gather(self, memory: Tensor, seen: Tensor) -> Tensor:
+        """sum_o c_o * r_{i - o}, where token i sees token i - o."""
+        keys, rows = memory.shape[1], seen.shape[2]
+        token = torch.arange(keys - rows, keys, device=memory.device)
+        gathered = torch.zeros_like(memory[:, -rows:])
+        for back, tap in enumerate(self.taps[:keys]):
+            place = (token - back).clamp(min=0)
+            shown = seen[:, 0].gather(-1, place[:, None].expand(len(seen), -1, 1))
+            gathered = gathered + tap * memory[:, place] * (shown & (token >= back)[:, None])
+        return gathered

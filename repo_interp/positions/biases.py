@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
+from collections.abc import Sequence
 
 import torch
 from jaxtyping import Bool, Float, Num
@@ -112,16 +113,23 @@ class PositionBias(PositionLogits):
 class ALiBi(PositionBias):
     """-m_h D with fixed slopes; nothing to learn."""
 
-    def __init__(self, heads: int, first: float | None = None, ratio: float | None = None) -> None:
-        """Set a geometric series of slopes, see `geometric_slopes`.
+    def __init__(
+        self,
+        heads: int,
+        first: float | None = None,
+        ratio: float | None = None,
+        slopes: Sequence[float] | None = None,
+    ) -> None:
+        """Set slopes, by default a geometric series, see `geometric_slopes`.
 
         Args:
             heads: Query heads of the layer.
             first: The first slope; None: the paper's.
             ratio: Ratio of neighbouring slopes; None: the paper's.
+            slopes: Slope of every head, in place of a series.
         """
         super().__init__(heads)
-        self.first, self.ratio = first, ratio
+        self.first, self.ratio, self.slopes = first, ratio, slopes
 
     def bias(
         self,
@@ -130,7 +138,12 @@ class ALiBi(PositionBias):
     ) -> Float[Tensor, "batch head row key"]:
         """The bias of every pair."""
         # Made anew each time rather than kept in a buffer, which `.to(bfloat16)` would round.
-        slopes = geometric_slopes(self.heads, self.first, self.ratio, query_positions.device)
+        device = query_positions.device
+        slopes = (
+            geometric_slopes(self.heads, self.first, self.ratio, device)
+            if self.slopes is None
+            else torch.tensor(self.slopes, device=device)
+        )
         return -slopes[:, None, None] * distances(query_positions, key_positions)
 
 

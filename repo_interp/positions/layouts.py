@@ -32,6 +32,8 @@ SCHEMES: dict[str, str] = {
     "repo_fire": "a learned function of the relative distance of learned positions, added to the "
     "logits",
     "repo_index": "rotation by positions learned from the hidden state and the token index",
+    "repo_attention": "rotation by positions learned with attention over earlier tokens",
+    "repo_convolution": "rotation by positions learned with a convolution over earlier tokens",
     "continuous": "rotation by one linear map of the hidden state, shared by all heads",
     "multihead_continuous": "rotation by one linear map of the hidden state per head",
     "learned": "a learned vector per position, added to the token embeddings; for all layers "
@@ -63,6 +65,8 @@ PARAMETERS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("repo", "repo_alibi", "repo_index"), _MAPS),
     "repo_kerple": (*_MAPS, *_KERPLE),
     "repo_fire": (*_MAPS, *_FIRE),
+    "repo_attention": (*_MAPS, "query_map", "key_map", "value_map"),
+    "repo_convolution": (*_MAPS, "taps"),
     "continuous": ("dynamic_map",),
     "multihead_continuous": ("dynamic_map",),
     "kerple": _KERPLE,
@@ -76,6 +80,7 @@ them under `self_attn`.
 
 LEARNED = (
     *("repo", "repo_alibi", "repo_kerple", "repo_fire", "repo_index"),
+    *("repo_attention", "repo_convolution"),
     *("continuous", "multihead_continuous"),
 )
 """Schemes that learn positions from the hidden state."""

@@ -5,9 +5,9 @@
 
 x_r, x_r' are dimensions r and r + d_head/2 of a head (half-split pairs, component r = 0 the
 fastest), theta_r is the component's frequency in radians per position, z the token's position: its
-index for RoPE, the output of f_phi for RePo. Cosines and sines are scaled by `attention_scaling`
-(YaRN's), so logits are scaled by its square. Where a part of a head is rotated, it is 1 for other
-pairs.
+index for RoPE, the output of f_phi for RePo; or every pair has a position z_r of its token. Cosines
+and sines are scaled by `attention_scaling` (YaRN's), so logits are scaled by its square. Where a
+part of a head is rotated, it is 1 for other pairs.
 
 Knows nothing about how positions were assigned, nor about models. Tables have d_head/2 columns,
 never d_head.
@@ -82,13 +82,48 @@ def rotation_tables(
     Returns:
         Cosines and sines [..., token, component].
     """
+    return pair_tables(positions[..., None], frequencies, attention_scaling, dtype)
+
+
+def pair_tables(
+    positions: Float[Tensor, "... token any"],
+    frequencies: Float[Tensor, "component"],
+    attention_scaling: float | Float[Tensor, "*any component"],
+    dtype: torch.dtype,
+) -> tuple[Float[Tensor, "... token component"], Float[Tensor, "... token component"]]:
+    """Make cosines and sines of theta_r z_r, times `attention_scaling`.
+
+    Args:
+        positions: [..., token, component], or [..., token, 1] where all pairs share one.
+        frequencies: Radians per position [component].
+        attention_scaling: A number, or one per component.
+        dtype: Precision of the tables; angles are computed in float32 or float64.
+
+    Returns:
+        Cosines and sines [..., token, component].
+    """
     # Half precision would round angles at long positions by whole turns.
     exact = torch.float64 if dtype == torch.float64 else torch.float32
-    angles = positions.to(exact)[..., None] * frequencies.to(device=positions.device, dtype=exact)
+    angles = positions.to(exact) * frequencies.to(device=positions.device, dtype=exact)
     scaling = (
         attention_scaling.to(angles) if isinstance(attention_scaling, Tensor) else attention_scaling
     )
     return (angles.cos() * scaling).to(dtype), (angles.sin() * scaling).to(dtype)
+
+
+def by_pair(
+    positions: Float[Tensor, "batch any token *component"],
+) -> Float[Tensor, "batch any token any"]:
+    """Give positions of a layer an axis of pairs, as `pair_tables` takes them.
+
+    Args:
+        positions: One per token [batch, any, token], or one per token and pair
+            [batch, any, token, component].
+
+    Returns:
+        [batch, any, token, 1] or [batch, any, token, component].
+    """
+    return positions if positions.ndim == 4 else positions[..., None]
 
 
 def expand_heads(per_head: Tensor, heads: int) -> Tensor:

@@ -34,7 +34,7 @@ from repo_interp.measures.kernels.causal_pairs import CausalPairs, chunk_size
 from repo_interp.measures.kernels.profiles import component_profiles
 from repo_interp.measures.kernels.seen_pairs import PairCounts, is_whole, once, pair_counts
 from repo_interp.memory import CORE, SHARED, memory_for, working_memory
-from repo_interp.positions.rotary import rotation_tables
+from repo_interp.positions.rotary import by_pair, pair_tables
 
 ILL_CONDITIONED = 26.0
 """Sum of the absolute terms over the sum that they give, from where on float32 features are treated
@@ -344,9 +344,8 @@ def head_blocks(
         )
         tables = None
         if positions is not None and frequencies is not None:
-            tables = rotation_tables(
-                positions[row, position], frequencies, inputs.attention_scaling, exact
-            )
+            of_heads = by_pair(positions)[row, position]
+            tables = pair_tables(of_heads, frequencies, inputs.attention_scaling, exact)
         yield HeadBlock(
             prompt=row,
             head=head,

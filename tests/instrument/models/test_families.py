@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from torch.testing import assert_close
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 import repo_interp as ri
 from benchmarks.families import (
@@ -25,14 +25,17 @@ from benchmarks.families import (
     small_model,
     tried,
 )
+from repo_interp.measures.catalogue import measure_names
 from repo_interp.models.attention import CACHES
 from repo_interp.models.checkpoints import load_model
 from repo_interp.models.decoder import as_decoder
+from repo_interp.models.outputs import parity_errors
 from repo_interp.models.reposition import longest_prompt, with_layout
+from repo_interp.tasks import Prompt
 
 DIFFERENT = (
     *("gpt_neox", "glm4", "cohere2", "gemma3_text", "gpt_oss", "gpt2", "qwen3_next", "lfm2"),
-    *("deepseek_v32", "nanochat", "inkling_text", "bloom", "falcon", "gptj"),
+    *("deepseek_v32", "nanochat", "inkling_text", "bloom", "mpt", "falcon", "gptj"),
 )
 """Fused and partial; interleaved pairs; layers without rotation; two frequencies; sinks; experts;
 learned absolute positions; hybrids; latent attention, with a selection of keys; a norm after the
@@ -77,6 +80,38 @@ def generated(model, **options):
         "do_sample": False,
     } | options
     return model.generate(TOKENS, **given)
+
+
+def sloped(family, **options):
+    """A stock model with ALiBi whose number of heads is no power of two."""
+    shared = {"hidden_size": 48, "num_attention_heads": 6, "num_hidden_layers": 2}
+    length = {"bloom": "seq_length", "mpt": "max_seq_len"}[family]
+    return small_model(
+        family, AutoConfig.for_model(family, vocab_size=120, **shared, **{length: 64}, **options)
+    )
+
+
+@pytest.mark.parametrize(
+    ("family", "options"),
+    [("bloom", {}), ("mpt", {"attn_config": {"clip_qkv": 0.5, "softmax_scale": 0.3}})],
+)
+def test_slopes_are_those_of_the_family(family, options, tmp_path):
+    """BLOOM and MPT take other slopes than ALiBi's paper where heads are no power of two."""
+    stock = sloped(family, **options)
+    model = observed(stock)
+    with torch.no_grad():
+        expected = stock(TOKENS).logits
+        torch.testing.assert_close(model(TOKENS).logits, expected, atol=1e-5, rtol=1e-5)
+        assert max(parity_errors(model, TOKENS[:1])) < 1e-5
+        series = with_layout(copy.deepcopy(stock), "alibi")
+        torch.testing.assert_close(series(TOKENS).logits, expected, atol=1e-5, rtol=1e-5)
+        for layer in as_decoder(series).layers:
+            layer.position_logits.slopes = None
+        assert float((series(TOKENS).logits - expected).abs().max()) > 1e-3
+    prompt = Prompt(tokens=tuple(TOKENS[0].tolist()), spans={"needle": (3, 4)}, generated=(11,))
+    run = ri.analyze(model, [prompt], measure_names())
+    assert set(run.children) >= {"attention_mass", "components", "three_axis", "octaves"}
+    assert not run.attrs.get("stopped")
 
 
 @pytest.mark.parametrize("family", DIFFERENT)

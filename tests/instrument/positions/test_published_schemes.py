@@ -12,8 +12,12 @@ from families import tiny
 from packages import install
 from places import DOCS
 from torch.nn import functional as F
+from torch.testing import assert_close
 
 import repo_interp as ri
+from repo_interp.errors import InputError
+from repo_interp.models.capture import capture
+from repo_interp.models.decoder import as_decoder
 from repo_interp.tasks import Prompt
 
 FILE = re.compile(
@@ -48,12 +52,11 @@ def package(tmp_path_factory):
         del sys.modules[name]
 
 
-@pytest.fixture(params=NAMES)
+@pytest.fixture(params=[name for name in NAMES if name != "selective"])
 def scheme(request, package):
     torch.manual_seed(0)
     module = {
         "forgetting": lambda: package.Forgetting(D_MODEL, HEADS),
-        "selective": lambda: package.Selective(D_MODEL, D_HEAD),
         "pope": lambda: package.Polar(HEADS, D_HEAD, base=50.0),
         "path": lambda: package.Householder(D_MODEL, KV_HEADS, D_HEAD),
     }[request.param]()
@@ -84,11 +87,6 @@ def slow(name, module, q, k, hidden, i, j, index, head):
     between = hidden[j + 1 : i + 1]
     if name == "forgetting":
         return SCALE * q @ k + F.logsigmoid(module.gate(between))[:, head].sum()
-    if name == "selective":
-        angles = module.angle(between).sum(0)
-        pairs = D_HEAD // 2
-        query, key = torch.complex(q[:pairs], q[pairs:]), torch.complex(k[:pairs], k[pairs:])
-        return SCALE * (query * key.conj() * torch.polar(torch.ones(pairs), angles)).real.sum()
     if name == "pope":
         total = 0.0
         for c in range(D_HEAD):
@@ -157,3 +155,61 @@ def test_a_model_with_it_is_analyzed_and_generates_from_a_cache(name, tmp_path):
     with torch.no_grad():
         pattern = model(tokens, output_attentions=True).attentions[1][0, :, 10, 3:5].sum(-1)
     np.testing.assert_allclose(mass, pattern.numpy(), atol=1e-5)
+
+
+@torch.no_grad()
+def test_selective_rope_turns_by_sums_between_key_and_query_and_measures_follow():
+    """The layer's logits pair by pair, and the measures that know positions by pair."""
+    torch.manual_seed(0)
+    model = ri.reposition(tiny("llama"), "rope,selective,selective")
+    layer = as_decoder(model).layers[1]
+    layer.assigner.angle.weight.mul_(30.0)
+    tokens = torch.randint(3, 60, (2, 12), generator=torch.Generator().manual_seed(0))
+    valid = torch.ones(2, 12, dtype=torch.bool)
+    found, hidden = {}, []
+
+    def keep(module, arguments, keywords):
+        hidden.append(keywords["hidden_states"])
+
+    handle = layer.module.register_forward_pre_hook(keep, with_kwargs=True, prepend=True)
+    capture(
+        model, tokens, valid, torch.arange(2), lambda inputs: found.update({inputs.layer: inputs})
+    )
+    handle.remove()
+    inputs, angles = found[1], layer.assigner.angle(hidden[0])
+    logits = inputs.logits(torch.arange(12))
+    (q, k), half = (inputs.queries, inputs.keys), inputs.queries.shape[-1] // 2
+    query, key = (torch.complex(part[..., :half], part[..., half:]) for part in (q, k))
+    for prompt, head, i, j in ((0, 0, 5, 2), (1, 3, 11, 0), (1, 2, 7, 7)):
+        phase = angles[prompt, j + 1 : i + 1].sum(0)
+        turned = query[prompt, head, i] * key[prompt, head // 2, j].conj()
+        wanted = (turned * torch.polar(torch.ones(half), phase)).real.sum() * inputs.logit_scale
+        assert_close(logits[prompt, head, i, j], wanted, atol=1e-5, rtol=1e-4)
+    assert not torch.allclose(inputs.rotated_queries, inputs.queries)
+
+    rows = [
+        Prompt(tokens=tuple(row), spans={"needle": (3, 4)}, generated=(11,))
+        for row in tokens.tolist()
+    ]
+    names = ("positions", "components", "three_axis", "attention_mass", "octaves", "patterns")
+    run = ri.analyze(model, rows, names)
+    assert set(run.children) == {*names} - {"patterns"}
+    assert run.attrs["stopped"].startswith("patterns: patterns reads one position per token")
+    positions = run["positions"].to_dataset()
+    by_pair = positions["position_by_pair"].sel(layer=1, head=0).transpose("prompt", "token", ...)
+    np.testing.assert_allclose(by_pair.values, angles.cumsum(1).numpy(), atol=1e-4)
+    assert positions["position"].sel(layer=1).isnull().all()
+    assert positions["position"].sel(layer=0).notnull().all()
+    assert positions["position_by_pair"].sel(layer=0).isnull().all()
+    curves = run["components"].to_dataset()
+    assert curves["position_reach"].sel(layer=1).isnull().all()
+    summed = curves["component_by_distance"].sum("component").sel(layer=1)
+    whole = curves["logit_by_distance"].sel(layer=1).mean("head")
+    np.testing.assert_allclose(summed.values, whole.values, atol=1e-5)
+    with pytest.raises(InputError, match="patterns reads one position per token"):
+        ri.analyze(model, rows, ["patterns"])
+    with (
+        ri.interventions.frozen(model, layer=1),
+        pytest.raises(InputError, match="leave the layer"),
+    ):
+        model(tokens)
