@@ -176,6 +176,23 @@ def test_prompts_without_generated_tokens_leave_the_mass_out(tmp_path, capsys):
     }
 
 
+def test_a_massive_activation_is_found_in_a_real_pass_and_drawn(tmp_path):
+    """The embedding of one token is large in one entry; every layer but the first adds to it."""
+    model = tiny("llama").eval()
+    model.model.embed_tokens.weight.data[7, 3] = 5e4
+    tokens = [5, 9, 7, *range(10, 30)]
+    run = ri.analyze(model, [tokens], ["activations"], experiments=())
+    group = run["activations"].to_dataset().isel(prompt=0)
+    assert (group["largest_token"] == 2).all() and (group["largest_dimension"] == 3).all()
+    assert (group["massive"] >= 1).all() and group["largest"][0] == 5e4
+    (finding,) = [one for one in ri.findings(run) if one.group == "activations"]
+    assert "enter 3 of 3 layers, from L0 to L2: entry 3 of token 2 of prompt 0 is 5" in str(
+        finding.sentence
+    )
+    files = ri.write_figures(run, tmp_path)
+    assert [file.name for file in files] == ["massive_activations.png"]
+
+
 def interruptible(store: Path, out: Path, wait: bool = False) -> list[int]:
     """Analyse, and write the run to `out`; the steps of the progress.
 

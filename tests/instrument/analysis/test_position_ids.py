@@ -129,9 +129,11 @@ def test_the_file_and_the_digest_hold_them(tmp_path):
 
 
 def test_defaults_leave_out_what_takes_all_tokens_for_one_text():
-    with pytest.warns(Note, match="left out, since they take all tokens.*components, three_axis"):
-        with pytest.warns(Note, match="without experiments"):
-            run = ri.analyze(decoder(), Prompt(TOKENS, position_ids=PACKED))
+    with (
+        pytest.warns(Note, match="left out, since they take all tokens.*components, three_axis"),
+        pytest.warns(Note, match="without experiments"),
+    ):
+        run = ri.analyze(decoder(), Prompt(TOKENS, position_ids=PACKED))
     assert {"attention_rows", "octaves", "predictions"} == set(run.children)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", Note)
