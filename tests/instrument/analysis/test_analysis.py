@@ -25,6 +25,7 @@ from transformers import LlamaForCausalLM
 import repo_interp as ri
 from repo_interp.cli import main
 from repo_interp.models.provenance import identity
+from repo_interp.plots.catalogue import write_figures
 from repo_interp.store import OtherQuestion
 from repo_interp.tasks.prompt import Prompt
 
@@ -189,7 +190,7 @@ def test_a_massive_activation_is_found_in_a_real_pass_and_drawn(tmp_path):
     assert "enter 3 of 3 layers, from L0 to L2: entry 3 of token 2 of prompt 0 is 5" in str(
         finding.sentence
     )
-    files = ri.write_figures(run, tmp_path)
+    files = write_figures(run, tmp_path)
     assert [file.name for file in files] == ["massive_activations.png"]
 
 
