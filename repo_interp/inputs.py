@@ -107,6 +107,8 @@ class AttentionInputs:
     """Contextual positions beyond this one are taken for it (CoPE's p_max - 1)."""
     read_values: Callable[[], Float[Tensor, "prompt kv_head token d_value"]] | None = None
     """Gives `values`: nothing is copied or widened until a measure asks."""
+    read_residual: Callable[[], Float[Tensor, "prompt token d_model"]] | None = None
+    """Gives `residual` in the same way."""
 
     @property
     def heads(self) -> int:
@@ -166,12 +168,12 @@ class AttentionInputs:
     @cached_property
     def values(self) -> Float[Tensor, "prompt kv_head token d_value"]:
         """Values v_j, which attention moves: a head writes sum_j w_ij v_j before its projection."""
-        if self.read_values is None:
-            raise InputError(
-                "these attention inputs lack values; set AttentionInputs.read_values to a "
-                "function that returns them"
-            )
-        return self.read_values()
+        return _read(self.read_values, "values")
+
+    @cached_property
+    def residual(self) -> Float[Tensor, "prompt token d_model"]:
+        """Hidden states that enter the layer, before its first norm."""
+        return _read(self.read_residual, "residual")
 
     @cached_property
     def results(self) -> dict[Any, Any]:
@@ -320,6 +322,15 @@ class AttentionInputs:
         return weights_of(self.logits(rows), self.sinks)
 
 
+def _read(read: Callable[[], Tensor] | None, name: str) -> Tensor:
+    if read is None:
+        raise InputError(
+            f"these attention inputs lack {name}; set AttentionInputs.read_{name} to a "
+            "function that returns them"
+        )
+    return read()
+
+
 def with_sinks(
     logits: Float[Tensor, "... head row key"], sinks: Float[Tensor, "head"] | None
 ) -> Float[Tensor, "... head row any"]:
@@ -370,6 +381,7 @@ def select_prompts(inputs: AttentionInputs, chosen: slice) -> AttentionInputs:
         Inputs of these prompts.
     """
     position_logits, read_values = inputs.position_logits, inputs.read_values
+    read_residual = inputs.read_residual
     some = {
         name: tensor[chosen] for name in _BY_PROMPT if (tensor := getattr(inputs, name)) is not None
     }
@@ -380,6 +392,7 @@ def select_prompts(inputs: AttentionInputs, chosen: slice) -> AttentionInputs:
         if position_logits is None
         else lambda rows: position_logits(rows)[chosen],
         read_values=None if read_values is None else lambda: read_values()[chosen],
+        read_residual=None if read_residual is None else lambda: read_residual()[chosen],
     )
 
 

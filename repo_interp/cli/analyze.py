@@ -71,6 +71,7 @@ _MEASURES = "; ".join(
         "attention_mass": "attention from generated tokens to spans",
         "attention_rows": "strongest keys of every token",
         "octaves": "attention by distance, and sinks",
+        "activations": "massive activations beside the sinks",
         "predictions": "likeliest next tokens",
         "components": "logits by rotary frequency",
         "rotation": "pairs that turn slowly and dominate",

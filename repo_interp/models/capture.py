@@ -271,6 +271,10 @@ def observing(
         InputError: Single heads of an observed layer are rescaled, a layer computes with other
             positions than `position_ids`, or it hides other keys than those of other documents.
     """
+    entered: list[Tensor] = []
+
+    def enter(block: nn.Module, arguments: tuple, keywords: dict[str, Any]) -> None:
+        entered[:] = [arguments[0] if arguments else keywords["hidden_states"]]
 
     def observe(
         attention: RepositionedAttention,
@@ -287,6 +291,7 @@ def observing(
             )
         values = attention.active_pass.new_values
         assert values is not None
+        (stream,) = entered
         here = queries.device  # of several that hold the model, the one with this layer
         inputs = AttentionInputs(
             layer=attention.layer_idx,
@@ -305,6 +310,7 @@ def observing(
             softcap=attention.attn_logit_softcapping,
             sinks=attention.active_pass.sinks,
             read_values=lambda: exact(values.clone()),  # else a measure could change the pass
+            read_residual=lambda: exact(stream.clone()),
         )
         if position_ids is not None:
             inputs = _with_documents(inputs, attention, position_ids.to(here))
@@ -330,6 +336,9 @@ def observing(
             if layers is None or attention.layer_idx in layers:
                 attention.observers.append(observe)
                 undo.callback(attention.observers.remove, observe)
+        for block in as_decoder(model).blocks:
+            handle = block.register_forward_pre_hook(enter, with_kwargs=True)
+            undo.callback(handle.remove)
         yield
 
 

@@ -66,9 +66,13 @@ def random_inputs(
     positions = (
         None if scheme == "nope" else 10 * normal(prompts, position_rows or kv_heads, tokens)
     )
+    residual = torch.randn(
+        *(prompts, tokens, 6), generator=torch.Generator().manual_seed(seed + 1000)
+    ).to(dtype)
     return AttentionInputs(
         layer=layer,
         scheme=scheme,
+        read_residual=lambda: residual,
         queries=normal(prompts, heads, tokens, d_head),
         keys=normal(prompts, kv_heads, tokens, d_head),
         positions=positions,

@@ -1,9 +1,10 @@
-"""What heads do with distance: `stability`, `symbols` and `octaves`.
+"""What heads do with distance: `stability`, `symbols`, `octaves`; `activations` beside sinks.
 
     finding of `symbols`      score > .8 and above its null, mean over prompts
     finding of `stability`    stability under that of random phases by more than .2
     finding of `octaves`      a token but the first that receives a tenth of a layer's attention, and
                               four times that of even attention
+    finding of `activations`  a massive entry of the first prompt
 
 Figures and tables follow from the axes of the groups. Knows nothing about how they were measured.
 """
@@ -145,6 +146,43 @@ def _charts_of_octaves(run: xr.DataTree) -> Iterator[Chart]:
         yield Lines(*received, "token", None, "layer", "attention_received", live=True)
 
 
+def _of_activations(run: xr.DataTree) -> Iterator[Finding]:
+    """The largest massive entry of the first prompt, and whether the sink has it."""
+    dataset = group(run, "activations").isel(prompt=0)
+    layers = dataset["layer"].values[dataset["massive"].values > 0]
+    if len(layers):
+        layer = int(dataset["largest"].sel(layer=layers).idxmax())
+        one = {name: values.item() for name, values in dataset.sel(layer=layer)[_OF_LAYER].items()}
+        prompt, token = int(dataset["prompt"]), one["largest_token"]
+        is_sink = one["sink_token"] == token
+        sink = "also" if is_sink else f"not (token {one['sink_token']} is)"
+        yield Finding(
+            f"Massive activations enter {len(layers)} of {dataset.sizes['layer']} layers, from "
+            f"L{layers[0]} to L{layers[-1]}: entry {one['largest_dimension']} of token {token} of prompt "
+            f"{prompt} is {one['largest']:.0f} in L{layer}, where the median is "
+            f"{one['median']:.2g}; that token is {sink} the one with most attention",
+            "activations.massive: above 100 and above 1000 times the median",
+            0.5,
+            "activations",
+            layer,
+            prompt=prompt,
+            token=token,
+            variable="largest",
+        )
+
+
+_OF_LAYER = ["largest", "median", "largest_token", "largest_dimension", "sink_token"]
+
+
+def _charts_of_activations(run: xr.DataTree) -> Iterator[Chart]:
+    """Largest and median entry, and the largest of the sink, by layer."""
+    dataset, names = group(run, "activations"), ["largest", "sink_largest", "median"]
+    values = xr.concat([dataset[name] for name in names], "entry")
+    values = values.assign_coords(entry=["largest", "largest of the sink", "median"])
+    values = values.assign_attrs(long_name="size of an entry of the residual stream", units="1")
+    yield Lines(*alone(run, over_prompts(values)), "layer", "entry", None, "massive_activations")
+
+
 STABILITY = View(
     "stability",
     "Preferences and distance",
@@ -170,4 +208,14 @@ OCTAVES = View(
     findings=_of_octaves,
     compared=("mass", "first_token", "sink_mass"),
     not_averaged=("sink_token", "sink_uniform", "mass", "uniform", "received"),
+)
+ACTIVATIONS = View(
+    "activations",
+    "Massive activations",
+    "Entries of the hidden states far beyond all others (Sun et al. 2024), and whether the token "
+    "with most attention has them.",
+    _charts_of_activations,
+    findings=_of_activations,
+    compared=("largest", "massive", "sink_largest"),
+    not_averaged=("largest_token", "largest_dimension", "sink_token"),
 )

@@ -25,6 +25,7 @@ from transformers import LlamaForCausalLM
 import repo_interp as ri
 from repo_interp.cli import main
 from repo_interp.models.provenance import identity
+from repo_interp.plots.catalogue import write_figures
 from repo_interp.store import OtherQuestion
 from repo_interp.tasks.prompt import Prompt
 
@@ -174,6 +175,23 @@ def test_prompts_without_generated_tokens_leave_the_mass_out(tmp_path, capsys):
         "octaves",
         "predictions",
     }
+
+
+def test_a_massive_activation_is_found_in_a_real_pass_and_drawn(tmp_path):
+    """The embedding of one token is large in one entry; every layer but the first adds to it."""
+    model = tiny("llama").eval()
+    model.model.embed_tokens.weight.data[7, 3] = 5e4
+    tokens = [5, 9, 7, *range(10, 30)]
+    run = ri.analyze(model, [tokens], ["activations"], experiments=())
+    group = run["activations"].to_dataset().isel(prompt=0)
+    assert (group["largest_token"] == 2).all() and (group["largest_dimension"] == 3).all()
+    assert (group["massive"] >= 1).all() and group["largest"][0] == 5e4
+    (finding,) = [one for one in ri.findings(run) if one.group == "activations"]
+    assert "enter 3 of 3 layers, from L0 to L2: entry 3 of token 2 of prompt 0 is 5" in str(
+        finding.sentence
+    )
+    files = write_figures(run, tmp_path)
+    assert [file.name for file in files] == ["massive_activations.png"]
 
 
 def interruptible(store: Path, out: Path, wait: bool = False) -> list[int]:

@@ -389,6 +389,7 @@ def trimmed(inputs: AttentionInputs, width: int) -> AttentionInputs:
         tokens=inputs.tokens[:, :width],
         gate_features=None if inputs.gate_features is None else inputs.gate_features[:, :, :width],
         position_logits=None if logits is None else lambda rows: logits(rows)[..., :width],
+        read_residual=lambda: inputs.residual[:, :width],
     )
 
 
@@ -413,6 +414,7 @@ def padded(inputs: AttentionInputs, left: int, right: int) -> AttentionInputs:
         if inputs.gate_features is None
         else pad(inputs.gate_features, (0, 0, left, right), value=nan),
         position_logits=None if logits is None else wide_logits,
+        read_residual=lambda: pad(inputs.residual, (0, 0, left, right), value=nan),
     )
 
 
@@ -441,7 +443,12 @@ def test_padding(name, whole, left, right):
             values = values.sel({axis: whole[key][axis].values})
         narrow[key] = values
     # numbers of tokens
-    for key in {"attention_rows": ("key", "prompt_key"), "octaves": ("sink_token",)}.get(name, ()):
+    of_tokens = {
+        "attention_rows": ("key", "prompt_key"),
+        "octaves": ("sink_token",),
+        "activations": ("largest_token", "sink_token"),
+    }
+    for key in of_tokens.get(name, ()):
         numbers = narrow[key].where(narrow[key] < 0, narrow[key] - left)
         narrow[key] = numbers.astype(narrow[key].dtype)
     assert_same(xr.Dataset(narrow), whole)

@@ -1,4 +1,4 @@
-"""Stability, symbols and octaves: closed forms, and slow loops over what is sampled."""
+"""Stability, symbols, octaves and activations: closed forms, and slow loops over what is sampled."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from attention_inputs import random_inputs, with_holes
 from numpy.testing import assert_allclose
 
 from repo_interp.inputs import AttentionInputs
+from repo_interp.measures.activations import Activations
 from repo_interp.measures.kernels.samples import draw_keys, places_of, spread_places
 from repo_interp.measures.octaves import Octaves
 from repo_interp.measures.stability import Stability
@@ -215,3 +216,56 @@ def test_the_shortest_prompts_have_attention_and_no_sink(tokens):
     assert group["octave"].values.tolist() == [1]
     assert (group["sink_token"] == -1).all() and group["sink_mass"].isnull().all()
     assert_allclose(group["first_token"] + group["own_token"].where(tokens > 1, 0.0), 1.0)
+
+
+def test_activations_that_were_built_in_are_counted_at_the_sink():
+    """Two entries of token 9 and one of token 4 are massive; all look at 9. Median 1."""
+    inputs = indexed(prompts=2, tokens=64)
+    keys, residual = torch.zeros_like(inputs.keys), torch.ones(2, 64, 8, dtype=torch.float64)
+    keys[:, :, 9] = 1.0
+    residual[:, 9, 2], residual[:, 9, 5], residual[:, 4, 0] = -3000.0, 1001.0, 2000.0
+    residual[:, 20, 1] = 1000.0  # not above
+    made = replace(
+        inputs,
+        **{"scheme": "nope", "positions": None, "frequencies": None, "keys": keys},
+        queries=torch.ones_like(inputs.queries) * 4,
+        read_residual=lambda: residual,
+    )
+    group = measured(Activations(), made)
+    wanted = {"largest": 3000, "median": 1, "sink_largest": 3000, "massive": 3, "sink_massive": 2}
+    for name, value in (
+        wanted | {"largest_token": 9, "largest_dimension": 2, "sink_token": 9}
+    ).items():
+        assert group[name].values.tolist() == [[value], [value]], name
+    assert group["largest_by_token"].sel(token=[3, 4, 9]).values.tolist() == [[1, 2000, 3000]]
+    # above 1000 times the median, and not above 100
+    small = measured(Activations(), replace(made, read_residual=lambda: residual / 100))
+    assert (small["massive"] == 0).all() and (small["largest"] == 30).all()
+
+
+def test_activations_equal_a_loop():
+    inputs = with_holes(indexed(tokens=30, prompts=2))
+    residual = 10 * inputs.residual**5
+    inputs = replace(inputs, read_residual=lambda: residual)
+    group = measured(Activations(queries=5), inputs).isel(layer=0)
+    for prompt, places in enumerate(places_of(inputs.valid)):
+        entries = [
+            (abs(float(residual[prompt, token, at])), token, at)
+            for token in places
+            for at in range(residual.shape[-1])
+        ]
+        ordered, largest = sorted(entries), max(entries)
+        median = ordered[(len(ordered) - 1) // 2][0]
+        rows = torch.tensor(spread_places(places, 5, 0.5))
+        received = inputs.pattern(rows)[prompt].sum((0, 1))
+        sink = max(places, key=lambda token: float(received[token]))
+        massive = [e for e in entries if e[0] > 100 and e[0] > 1000 * median]
+        expected = {
+            **dict(zip(("largest", "largest_token", "largest_dimension"), largest, strict=True)),
+            **{"median": median, "massive": len(massive), "sink_token": sink},
+            "sink_massive": sum(token == sink for _, token, _ in massive),
+            "sink_largest": max(size for size, token, _ in entries if token == sink),
+        }
+        for name, value in expected.items():
+            assert_allclose(group[name][prompt], value, rtol=1e-12, err_msg=name)
+    assert int(group["massive"].max()) > 0

@@ -51,6 +51,16 @@ def test_padding_on_either_side_shows_the_same_inputs(family, side):
         )
 
 
+@pytest.mark.parametrize("family", ["llama", "olmo2", "gemma3"])
+def test_the_residual_stream_is_what_enters_each_layer(family):
+    model = tiny(family)
+    states = model(TOKENS, output_hidden_states=True).hidden_states
+    blocks = as_decoder(ri.reposition(model, "rope")).blocks
+    for inputs, expected in zip(seen(model), states, strict=False):
+        assert_close(inputs.residual, expected.detach(), atol=1e-5, rtol=1e-5)
+    assert all(not block._forward_pre_hooks for block in blocks)
+
+
 def test_decode_is_the_model_without_its_unembedding():
     model = ri.reposition(tiny("llama"), "repo")
     with torch.no_grad():
