@@ -56,6 +56,8 @@ CHANGED = "_repo_interp_changed"
 (`lasting.patch_attribute`).
 """
 
+_BY_AXIS = "repo_interp_by_axis"
+"""Where a cache keeps that its tokens have a position for each axis."""
 _THREAD = "_thread"
 """Where a layer keeps which thread runs a pass in it."""
 _ATTACHED = "repositioned"
@@ -227,7 +229,7 @@ class RepositionedAttention:
         past = next((name for name in CACHES if given.get(name) is not None), None)
         cache = None if past is None else given[past]
         start = self._cached_tokens(cache, hidden_states.shape[1])
-        index = self._token_index(hidden_states, given, start)
+        index = self._token_index(hidden_states, given, cache, start)
         by_axis = index if index.ndim == 3 else None
         index = index if by_axis is None else by_axis[0]
         length = int(index.max()) + 1 if self.follows_length else None
@@ -349,6 +351,21 @@ class RepositionedAttention:
             # the token index: without this the hook would never be called
             positions = positions.detach().requires_grad_()
         return self.sites.positions(positions)
+
+    @staticmethod
+    def _index_by_axis(index: Int[Tensor, "axis batch token"], cache: Any, start: int) -> Tensor:
+        """The index by axis; one for all where axes agree and no cached token has several."""
+        cached = getattr(cache, _BY_AXIS, False)
+        if bool((index == index[:1]).all()) and not cached:
+            return index[0]
+        if start and not cached:
+            raise InputError(
+                "the tokens in the cache have one position each, and those of this pass one for "
+                "each axis (an image's); give all of them to one pass"
+            )
+        if cache is not None:  # later tokens are cached beside these
+            setattr(cache, _BY_AXIS, True)
+        return index
 
     def _assign_by_axis(
         self, index: Int[Tensor, "axis batch token"]
@@ -715,16 +732,15 @@ class RepositionedAttention:
             return int(cache.get_seq_length()) - tokens
 
     def _token_index(
-        self, hidden_states: Tensor, given: dict[str, Any], start: int
+        self, hidden_states: Tensor, given: dict[str, Any], cache: Any, start: int
     ) -> Int[Tensor, "any token"]:
         """Tokens' numbers in their prompts: as given, as their tables were made for, or counted."""
         index, of_tables = (
             given.get("position_ids"),
             getattr(_first(given.get(TABLES)), "token_index", None),
         )
-        # Axes that a decoder of text alone makes are views of one index, of stride 0.
         if self.rotation.axes is not None and of_tables is not None and of_tables.ndim == 3:
-            return of_tables if of_tables.stride(0) else of_tables[0]
+            return self._index_by_axis(of_tables[..., -hidden_states.shape[1] :], cache, start)
         index = of_tables if index is None else index
         if index is not None and index.ndim == 2 and index.shape[-1] == hidden_states.shape[1]:
             return index

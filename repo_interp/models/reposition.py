@@ -44,7 +44,7 @@ from repo_interp.models.rotation import (
 from repo_interp.models.schemes import SchemeBuilder
 from repo_interp.models.tables import TABLE, positions_in, stock_table, table_of
 from repo_interp.models.wrapped import eager, model_of, unwrapped
-from repo_interp.positions.assigners import MixedAssigner
+from repo_interp.positions.assigners import IndexSharing
 from repo_interp.positions.embedding import AbsoluteEmbedding
 from repo_interp.positions.layouts import NO_ATTENTION, format_layout, parse_layout
 from repo_interp.side_by_side import BatchSize, SideBySide, limit
@@ -422,7 +422,7 @@ def mix_with_index(model: nn.Module, share: float) -> None:
     if not 0.0 <= share <= 1.0:
         raise ValueError(f"a share lies between 0 and 1, not {share}")
     for assigner in as_decoder(model).assigners:
-        if isinstance(assigner, MixedAssigner):
+        if isinstance(assigner, IndexSharing):
             assigner.index_share = share
 
 

@@ -46,7 +46,7 @@ class TokenIndex(nn.Module):
         return index.expand(hidden_states.shape[0], -1)[:, None].to(torch.float32)
 
 
-class MixedAssigner(nn.Module, ABC):
+class IndexSharing(nn.Module, ABC):
     """Base of assigners that mix in the index i: (1 - index_share) z + index_share i."""
 
     index_share: float = 0.0
@@ -70,8 +70,8 @@ class MixedAssigner(nn.Module, ABC):
         return (1.0 - share) * positions + share * places.to(positions.dtype)
 
 
-class TokenAssigner(MixedAssigner):
-    """Base of assigners that see one token at a time."""
+class MixedAssigner(IndexSharing):
+    """Base of assigners that see one token at a time, and mix in the index."""
 
     @abstractmethod
     def assign(self, hidden_states: Tensor) -> Float[Tensor, "batch token any"]:
@@ -91,7 +91,7 @@ class TokenAssigner(MixedAssigner):
         return self.mixed(positions, index)
 
 
-class RememberingAssigner(MixedAssigner):
+class RememberingAssigner(IndexSharing):
     """Base of assigners that see earlier tokens by what every token leaves behind, its memory.
 
     The memory of a token is cached beside its key, so that generation equals the full pass.
@@ -165,7 +165,7 @@ def represent(maps: Any, hidden_states: Tensor) -> Tensor:
     return nn.functional.silu(maps.gate_map(hidden_states)) * maps.content_map(hidden_states)
 
 
-class LearnedPositions(TokenAssigner):
+class LearnedPositions(MixedAssigner):
     """RePo's f_phi: a gated representation of the position, then one linear map per row."""
 
     def __init__(self, d_model: int, rows: int, representation: int | None = None) -> None:
@@ -203,7 +203,7 @@ class IndexedPositions(LearnedPositions):
         return super().forward(torch.cat([hidden_states, indices], dim=-1), index)
 
 
-class LinearPositions(TokenAssigner):
+class LinearPositions(MixedAssigner):
     """A linear map of the hidden state to one row (`continuous`) or several (multihead)."""
 
     def __init__(self, d_model: int, rows: int) -> None:

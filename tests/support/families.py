@@ -84,7 +84,7 @@ def repositioned(variant, family="llama"):
     with torch.no_grad():
         for module in scheme_modules(model):
             for parameter in module.parameters():
-                if parameter.abs().max() == 0:
+                if bool((parameter == 0).any()):
                     parameter.normal_(std=0.5)
     return model
 

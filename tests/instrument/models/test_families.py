@@ -25,8 +25,11 @@ from benchmarks.families import (
     small_model,
     tried,
 )
+from repo_interp.errors import InputError
+from repo_interp.measures.attention_mass import AttentionMass
 from repo_interp.measures.catalogue import measure_names
 from repo_interp.models.attention import CACHES
+from repo_interp.models.capture import observing
 from repo_interp.models.checkpoints import load_model
 from repo_interp.models.decoder import as_decoder
 from repo_interp.models.outputs import parity_errors
@@ -112,6 +115,44 @@ def test_slopes_are_those_of_the_family(family, options, tmp_path):
     run = ri.analyze(model, [prompt], measure_names())
     assert set(run.children) >= {"attention_mass", "components", "three_axis", "octaves"}
     assert not run.attrs.get("stopped")
+
+
+@pytest.mark.parametrize("family", ["cohere_compass_text", "qwen3_5_text", "qwen4_exp_text"])
+@torch.no_grad()
+def test_positions_of_an_image_turn_every_pair_by_its_axis(family):
+    """mRoPE: six tokens of an image in a grid of 2 x 3, with the stock logits, and cached."""
+    stock = small_model(family)
+    grid = torch.arange(12).expand(3, 2, 12).clone()
+    grid[:, :, 9:] = torch.arange(6, 9)
+    for axis, places in enumerate(([3] * 6, [3, 3, 3, 4, 4, 4], [3, 4, 5, 3, 4, 5])):
+        grid[axis, :, 3:9] = torch.tensor(places)
+    model, found = observed(stock), []
+    layer = as_decoder(model).layers[0]
+    expected = stock(TOKENS, position_ids=grid).logits
+    valid = torch.ones(2, 12, dtype=torch.bool)
+    with observing(model, valid, torch.arange(2), found.append, [layer.layer_idx]):
+        given = model(TOKENS, position_ids=grid).logits
+    assert_close(given, expected, atol=1e-4, rtol=1e-4)
+    assert float((model(TOKENS).logits - expected).abs().max()) > 0.1
+    assert_close(model(TOKENS).logits, stock(TOKENS).logits, atol=1e-4, rtol=1e-4)
+    half = model(TOKENS[:, :9], position_ids=grid[..., :9], use_cache=True).past_key_values
+    rest = model(TOKENS[:, 9:], position_ids=grid[..., 9:], past_key_values=half).logits
+    assert_close(rest, expected[:, 9:], atol=1e-4, rtol=1e-4)
+    (inputs,) = found
+    assert inputs.differ_by_pair
+    by_pair = grid[layer.rotation.axes].permute(1, 2, 0).float()
+    assert torch.equal(inputs.positions[:, 0], by_pair)
+    spans = {"image": (torch.arange(12) >= 3) & (torch.arange(12) < 9) & valid}
+    spans["generated"] = torch.arange(12).expand(2, -1) == 11
+    mass = AttentionMass().observe(inputs, spans).per_prompt["mass"].sel(span="image")
+    pattern = inputs.pattern(torch.tensor([10]))[..., 3:9].sum(-1)[..., 0]
+    np.testing.assert_allclose(mass.squeeze().values, pattern.numpy(), atol=1e-5)
+    text = model(TOKENS[:, :3], use_cache=True).past_key_values
+    with pytest.raises(InputError, match="give all of them to one pass"):
+        model(TOKENS[:, 3:], position_ids=grid[..., 3:], past_key_values=text)
+    other = with_layout(copy.deepcopy(stock), "hope")
+    with pytest.raises(InputError, match=r"position_ids have 3 axes, and layer \d \(hope\)"):
+        other(TOKENS, position_ids=grid)
 
 
 @pytest.mark.parametrize("family", DIFFERENT)

@@ -9,7 +9,13 @@ import pytest
 import torch
 from numpy.testing import assert_allclose
 
-from repo_interp.positions.assigners import LearnedPositions, LinearPositions, TokenIndex
+from repo_interp.positions.assigners import (
+    AttendedPositions,
+    ConvolvedPositions,
+    LearnedPositions,
+    LinearPositions,
+    TokenIndex,
+)
 from repo_interp.positions.layouts import SCHEMES, format_layout, meaning
 from repo_interp.positions.rotary import rotation_tables
 
@@ -41,6 +47,54 @@ def test_learned_positions_written_out(representation, width):
     gated = h @ gate.T
     expected = (gated / (1 + np.exp(-gated)) * (h @ content.T)) @ final.T
     assert_allclose(learned(HIDDEN, INDEX).detach(), expected.transpose(0, 2, 1), atol=1e-6)
+
+
+SEEN = torch.ones(2, 1, 5, 5, dtype=torch.bool).tril()
+"""The second prompt is padded on the left, and its window is of three tokens."""
+SEEN[1, :, :, 0], SEEN[1, :, 0, 0] = False, True
+SEEN[1, 0] &= ~torch.ones(5, 5, dtype=torch.bool).tril(-3)
+
+
+@pytest.mark.parametrize("kind", [AttendedPositions, ConvolvedPositions])
+def test_positions_that_see_earlier_tokens_written_out_and_token_by_token(kind):
+    torch.manual_seed(0)
+    assigner = kind(16, 3)
+    for parameter in assigner.parameters():
+        torch.nn.init.normal_(parameter)
+    with torch.no_grad():
+        whole, memory = assigner(HIDDEN, INDEX, None, SEEN)
+        plain = LearnedPositions(16, 3)
+        plain.load_state_dict(assigner.state_dict(), strict=False)
+        r, expected = memory.double().numpy(), np.empty((2, 3, 5))
+        weights = {name: part.double().numpy() for name, part in assigner.state_dict().items()}
+        for prompt in range(2):
+            for i in range(5):
+                seen = np.flatnonzero(SEEN[prompt, 0, i].numpy())
+                if kind is AttendedPositions:
+                    query = weights["query_map.weight"] @ r[prompt, i]
+                    keys = r[prompt, seen] @ weights["key_map.weight"].T
+                    a = np.exp(keys @ query / np.sqrt(2))
+                    found = r[prompt, seen] @ weights["value_map.weight"].T
+                    mixed = r[prompt, i] + a @ found / a.sum()
+                else:
+                    mixed = sum(weights["taps"][i - j] * r[prompt, j] for j in seen if i - j < 4)
+                expected[prompt, :, i] = weights["final_map.weight"] @ mixed
+        assert_allclose(whole, expected, atol=1e-5)
+        assert not np.allclose(plain(HIDDEN, INDEX), whole, atol=0.1)
+        # one token at a time, with the memory of those before
+        for i in range(5):
+            past = memory[:, :i] if i else None
+            one, new = assigner(HIDDEN[:, [i]], INDEX[:, [i]], past, SEEN[:, :, [i], : i + 1])
+            assert_allclose(one, whole[:, :, [i]], atol=1e-5)
+            assert_allclose(new, memory[:, [i]], atol=1e-6)
+
+
+def test_a_fresh_convolution_is_repo():
+    torch.manual_seed(0)
+    fresh, plain = ConvolvedPositions(16, 3), LearnedPositions(16, 3)
+    plain.load_state_dict(fresh.state_dict(), strict=False)
+    with torch.no_grad():
+        assert_allclose(fresh(HIDDEN, INDEX, None, SEEN)[0], plain(HIDDEN, INDEX), atol=1e-6)
 
 
 def test_linear_positions_written_out():
