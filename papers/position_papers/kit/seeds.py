@@ -75,9 +75,7 @@ def over_seeds(
             data = None if reasons[seed] and seeds else experiment.measure([own], options, cache)
             if not seeds and data is None:
                 return None
-            seeds[seed] = Seed(
-                own.name, data, reasons[seed], measured(own, options, cache)
-            )
+            seeds[seed] = Seed(own.name, data, reasons[seed], measured(own, options, cache))
         return seeds
 
     def tabulate(seeds: Mapping[int, Seed]) -> Iterator[Evidence]:
