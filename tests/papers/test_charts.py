@@ -81,5 +81,6 @@ def test_the_stored_figures_of_a_paper_are_drawn_again(paper, tmp_path):
     charts = read_charts((figure["chart"] for figure in figures), STORED / paper / CHARTS)
     assert len(charts) == len(figures) > 10
     shutil.copy(STORED / paper / CHARTS, tmp_path)
+    assert draw_again(tmp_path / "elsewhere", facts) == [figure["figure"] for figure in figures]
     assert draw_again(tmp_path, facts | {"figures": figures[-1:]}) == []
     assert [file.name for file in tmp_path.glob("*.png")] == [f"{figures[-1]['figure']}.png"]

@@ -1,6 +1,6 @@
 """Charts of a paper, stored with what they draw, so that figures are drawn again without a model.
 
-    page.json       `chart` of a figure: the function, and its arguments as JSON, where data are names of groups
+    page.json       `chart` of a figure: function and arguments, where data are names of groups
     charts.nc.xz    these groups, as a compressed netCDF tree
 
 Knows nothing about any paper.
@@ -32,13 +32,28 @@ _ENGINE: Any = "h5netcdf"
 
 
 def draw(chart: partial[Any]) -> Figure:
-    """Draw a chart: its function returns a figure, or a chart of `repo_interp.plots`."""
+    """Draw a chart.
+
+    Args:
+        chart: Function with its arguments; it returns a figure or a chart of `repo_interp.plots`.
+
+    Returns:
+        The figure.
+    """
     drawn = chart()
     return drawn.figure() if isinstance(drawn, Drawing) else drawn
 
 
 def groups_of(run: xr.DataTree, **groups: xr.Dataset) -> xr.DataTree:
-    """Make a run of `groups` by name, with the attributes of `run`: what a chart reads of it."""
+    """Make a run of a few groups, so that a chart stores no others.
+
+    Args:
+        run: Tree of a run, a group per measure.
+        groups: Groups by name, or the parts of them that the chart draws.
+
+    Returns:
+        Tree with the attributes of `run`.
+    """
     return xr.DataTree.from_dict({"/": xr.Dataset(attrs=run.attrs), **groups})
 
 

@@ -164,12 +164,15 @@ def draw_again(
     Raises:
         InputError: The charts are damaged, or this version does not have one of them.
     """
-    stored = {each["figure"]: each["chart"] for each in facts["figures"] if each.get("chart")}
-    if stored and (directory / CHARTS).is_file():
-        charts = read_charts(stored.values(), directory / CHARTS)
-        for name, chart in zip(stored, charts, strict=True):
+    file, known = (
+        directory / CHARTS,
+        {each["figure"]: each.get("chart") for each in facts["figures"]},
+    )
+    stored = {name: chart for name, chart in known.items() if chart and file.is_file()}
+    if stored:
+        for name, chart in zip(stored, read_charts(stored.values(), file), strict=True):
             save_figure(draw(chart), directory / name, _pictures(formats))
-    return [each["figure"] for each in facts["figures"] if each["figure"] not in stored]
+    return [name for name in known if name not in stored]
 
 
 def _pictures(formats: Sequence[str]) -> list[str]:
