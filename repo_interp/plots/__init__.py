@@ -19,12 +19,9 @@ from repo_interp.plots.views.atlas import atlas_names as atlas_names
 from repo_interp.plots.views.atlas import atlas_overview as atlas_overview
 from repo_interp.plots.views.attention_mass import heads_ranked as heads_ranked
 from repo_interp.plots.views.attention_mass import mass_by_span as mass_by_span
-from repo_interp.plots.views.component_curves import component_curves as component_curves
 from repo_interp.plots.views.components import figures_of_components as figures_of_components
 from repo_interp.plots.views.effects import effect_maps as effect_maps
 from repo_interp.plots.views.effects import effects_of_sets as effects_of_sets
-from repo_interp.plots.views.effects import screening_fit as screening_fit
-from repo_interp.plots.views.extrapolation import extrapolation_by_length as extrapolation_by_length
 from repo_interp.plots.views.extrapolation import output_traces as output_traces
 from repo_interp.plots.views.fake_distance import fake_distance_fit as fake_distance_fit
 from repo_interp.plots.views.gates import gate_lines as gate_lines

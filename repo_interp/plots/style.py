@@ -251,6 +251,14 @@ class _OnAxes:
 
     subfigures = add_gridspec
 
+    def suptitle(self, text: str, **options: Any) -> None:
+        """The title of the axes."""
+        self.ax.set_title(text)
+
+    def gca(self) -> Axes:
+        """The axes."""
+        return self.ax
+
     def legend(self, **options: Any) -> None:
         """A legend below the axes and their labels, for which a constrained layout makes room."""
         depth = (self.finish().bbox.y0 - cast(Any, self.ax.get_tightbbox()).y0) / self.figure.dpi

@@ -14,6 +14,7 @@ import xarray as xr
 from jaxtyping import Bool, Float
 
 from position_papers.hope import replicates
+from position_papers.hope.component_figures import component_curves
 from position_papers.hope.mean_curves import NAME, random_phases, smoothed, turning
 from position_papers.hope.replicates import NEEDS_ROPE, bands
 from position_papers.hope.wording import OVER_REPLICATES, capped, named_bands, random_weights
@@ -31,7 +32,7 @@ from position_papers.kit import (
     over_seeds,
 )
 from repo_interp.measures.labels import described
-from repo_interp.plots.views.component_curves import FEW_PAIRS, component_curves
+from repo_interp.plots.views.components import FEW_PAIRS
 
 SWING = (
     "peak to peak within L, smoothed over L/16 distances, of the one that swings most "

@@ -35,6 +35,7 @@ from position_papers.kit import (
     unmeasured,
 )
 from position_papers.kit.learned_positions import why_not
+from position_papers.position_generalization.length_figures import extrapolation_by_length
 from position_papers.position_generalization.measured import (
     MODEL,
     SOURCE,
@@ -50,7 +51,6 @@ from repo_interp.experiments.extrapolation import Extrapolation, output_traces
 from repo_interp.experiments.prompt_sets import cut
 from repo_interp.models.checkpoints import load_model
 from repo_interp.models.decoder import as_decoder
-from repo_interp.plots.views.extrapolation import extrapolation_by_length
 from repo_interp.plots.views.extrapolation import output_traces as traces_in_plane
 from repo_interp.store import Store
 from repo_interp.tasks import Prompt, digest

@@ -36,9 +36,10 @@ from position_papers.kit import (
 from position_papers.kit.learned_positions import why_not
 from position_papers.repo.checkpoints import LEARNED, NO_LEARNED, OLMO, learns_long_positions
 from position_papers.repo.options import Options
+from position_papers.repo.pattern_figures import stacked_shares
 from repo_interp.analysis.analyze import analyze
 from repo_interp.measures.labels import described
-from repo_interp.plots.views.patterns import pattern_sensitivity, pattern_shares
+from repo_interp.plots.views.patterns import pattern_sensitivity
 from repo_interp.run import make_run
 
 PATTERNS = ("constant", "mono", "hybrid")
@@ -205,7 +206,7 @@ def draw(data: xr.Dataset) -> Iterator[Drawing]:
     prompts = f"{data.sizes['prompt']} prompts of {data.attrs['training_length']} tokens"
     yield Drawing(
         f"patterns_{data.attrs['stem']}",
-        partial(pattern_shares, run),
+        partial(stacked_shares, run),
         f"{name}: patterns of chunks (RePo fig. 3), {prompts}.",
         data.drop_vars("chunk_pattern"),
     )

@@ -55,9 +55,8 @@ from repo_interp.plots.marks.head_charts import (
 )
 from repo_interp.plots.marks.heads import (
     CONTROL,
+    HeadDots,
     Heads,
-    control_handle,
-    draw_by_head,
     head_rows,
     layer_table,
 )
@@ -84,6 +83,7 @@ from repo_interp.plots.marks.runs import (
     BESIDE,
     Runs,
     alone,
+    by_scheme,
     has_runs,
     runs_of,
     runs_with_values,

@@ -35,6 +35,7 @@ from repo_interp.plots.marks.drawing import (
     panels,
     plain_decades,
     say,
+    signed_decades,
     training_line,
 )
 from repo_interp.plots.marks.grid import draw_cells, reach, scale
@@ -66,6 +67,9 @@ ALIKE = 8.0
 """Largest over smallest range of panels up to which they share an axis."""
 LINE = 0.8
 """Share of its light that a colour for areas keeps where it is a line's."""
+HIDDEN = 100.0
+"""Ratio of two changes from which the smaller one is hidden by a linear axis."""
+_CROSS: Mapping[str, Any] = {"linestyle": "none", "marker": "x", "color": "#B35806"}
 _LINES = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#804020", "#4B2BD6", "#56B4E9", "#5A5A5A")
 
 
@@ -334,7 +338,7 @@ class Lines(Drawing):
             for part in _panels_of(values, panel, labels)
             if np.isfinite(part).any()
         ]
-        alike = not spans or max(spans) <= ALIKE * min(spans)
+        alike = not spans or max(spans) <= values.attrs.get("alike", ALIKE) * min(spans)
         figure, axes = panels(
             len(labels),
             COLUMNS,
@@ -375,7 +379,7 @@ class Lines(Drawing):
                     )
             ax.set_title("" if label is None else f"{axis_name(panel)} {label}")
             ax.grid(axis="y")
-            if x == "run" and is_logarithmic(values.values):
+            if x in ("run", "length", "layer") and is_logarithmic(values.values):
                 ax.set_yscale("log")
                 plain_decades(ax.yaxis)
             else:
@@ -417,7 +421,8 @@ class Lines(Drawing):
 class Dots(Drawing):
     """One dot per run and name of `values` [run, axis, ...], with names on `axis`.
 
-    A dot is the mean over all other axes; a line is the middle half.
+    A dot is the mean over all other axes; a line is the middle half of layers and heads, and a tick
+    a prompt. Coordinates: `error` is drawn as bars, `control` (axis) as crosses.
     """
 
     values: xr.DataArray
@@ -426,74 +431,80 @@ class Dots(Drawing):
     name: str = ""
     live: bool = False
     caption: str = ""
+    panel: Hashable | None = None
+    """An axis with one panel per label, which says what its x axis is; None: one panel."""
 
     @style()
     def figure(self) -> PaperFigure:
         """The chart as a figure."""
-        values, runs, axis = self.values, self.runs, self.axis
+        values, runs, axis, panel = self.values, self.runs, self.axis, self.panel
         names = names_along(values, axis)
-        values = values.sel({axis: names, "run": runs_with_values(values)}).transpose(
-            "run", axis, ...
-        )
+        values = values.sel({axis: names, "run": runs_with_values(values)})
         shown = [str(name) for name in values["run"].values]
-        flat = values.values.reshape(len(shown), len(names), -1)
-        means = nanmean(flat, axis=2)
-        figure = paper_figure(0.62 * PAGE_WIDTH, 0.95 + max(0.2, 0.09 * len(shown)) * len(names))
-        ax = figure.subplots()
-        for row, name in enumerate(shown):
-            look = runs.looks[name]
-            y = np.arange(len(names)) + 0.7 * ((row + 0.5) / len(shown) - 0.5)
-            if flat.shape[2] > 1:
-                ax.hlines(
-                    y,
-                    *_quartiles(flat[row]),
-                    color=look["color"],
-                    linewidth=1.4,
-                    alpha=0.45,
-                    gid=f"middle half {name}",
-                )
-            if "error" in values.coords:
-                error = values["error"].broadcast_like(values).transpose("run", axis).values[row]
-                ax.hlines(
-                    y,
-                    means[row] - error,
-                    means[row] + error,
-                    color=look["color"],
-                    linewidth=0.7,
-                    gid=f"error {name}",
-                )
-            ax.plot(
-                means[row],
-                y,
-                look["marker"],
-                color=look["color"],
-                markersize=3.6,
-                gid=f"mean {name}",
-            )
-        ax.set_yticks(range(len(names)), names)
-        ax.set(ylim=(len(names) - 0.5, -0.5), xlabel=unit_label(axis_name(values.name), values))
-        if is_logarithmic(means):
-            ax.set_xscale("log")
-            plain_decades(ax.xaxis)
-            ax.set_xlim(float(np.nanmin(means)) / 3, float(np.nanmax(flat)) * 1.5)
-        elif (least := values.attrs.get("least")) is not None:  # a smaller change is rounding
-            ax.update_datalim([(-least, 0), (least, 0)])
-            ax.autoscale_view(scaley=False)
-            ax.locator_params(axis="x", nbins=4)
-            ax.axvline(0, color="#8A8A8A", linewidth=0.6, zorder=0)
-        ax.grid(axis="x")
+        labels = [""] if panel is None else values[panel].values.tolist()
+        figure = paper_figure(
+            (0.62 if panel is None else 1) * PAGE_WIDTH,
+            0.95 + max(0.2, 0.09 * len(shown)) * len(names),
+        )
+        axes = figure.subplots() if panel is None else figure.subplots(1, len(labels), sharey=True)
+        for ax, label in zip(np.atleast_1d(axes).tolist(), labels, strict=True):
+            of_panel = values if panel is None else values.sel({panel: label})
+            _draw_dots(ax, of_panel.transpose("run", axis, ...), runs, shown)
+            ax.set_xlabel(label or unit_label(axis_name(values.name), values))
+        figure.gca().set(ylim=(len(names) - 0.5, -0.5), yticks=range(len(names)), yticklabels=names)
         name_figure(
             figure,
             str(values.attrs.get("long_name", values.name)),
-            _averaged_over(values, axis, None),
+            values.attrs.get("detail") or _averaged_over(values, axis, None),
         )
-        if len(shown) > 1:
-            handles = [
-                Line2D([], [], markersize=3.6, **{**runs.looks[name], "linestyle": "none"})
-                for name in shown
-            ]
-            legend_below(figure, handles)
+        looks: list[Any] = [runs.looks[name] for name in shown] if len(shown) > 1 else []
+        if "control" in values.coords:
+            looks.append({**_CROSS, "label": values["control"].attrs["long_name"]})
+        legend_below(
+            figure, [Line2D([], [], markersize=3.6, **{**look, "linestyle": ""}) for look in looks]
+        )
         return figure
+
+
+def _draw_dots(ax: Axes, values: xr.DataArray, runs: Runs, shown: Sequence[str]) -> None:
+    """Draw `values` [run, name, ...] as `Dots` does."""
+    flat, heads = (
+        part.values.reshape(*part.shape[:2], -1) for part in (values, over_prompts(values))
+    )
+    means, places = nanmean(flat, axis=2), np.arange(flat.shape[1])
+    for row, name in enumerate(shown):
+        look = runs.looks[name]
+        ink = {"color": look["color"]}
+        y = places + 0.7 * ((row + 0.5) / len(shown) - 0.5)
+        if heads.shape[2] > 1:
+            middle = {"linewidth": 1.4, "alpha": 0.45, "gid": f"middle half {name}"}
+            ax.hlines(y, *_quartiles(heads[row]), **ink, **middle)
+        if "prompt" in values.dims:
+            ticks = values.isel(run=row).mean([*{*values.dims[2:]} - {"prompt"}])
+            x = ticks.transpose("prompt", ...).values
+            ax.plot(x, np.broadcast_to(y, x.shape), "|", **ink, alpha=0.6, gid=f"prompts {name}")
+        if "error" in values.coords:
+            error = values["error"].broadcast_like(values).transpose(*values.dims[:2]).values[row]
+            ends = means[row] - error, means[row] + error
+            ax.hlines(y, *ends, **ink, linewidth=0.7, gid=f"error {name}")
+        ax.plot(means[row], y, look["marker"], **ink, markersize=3.6, gid=f"mean {name}")
+    if "control" in values.coords:
+        ax.plot(values["control"].values, places, **_CROSS, gid="control")
+    if is_logarithmic(means):
+        ax.set_xscale("log")
+        plain_decades(ax.xaxis)
+        ax.set_xlim(float(np.nanmin(means)) / 3, float(np.nanmax(flat)) * 1.5)
+    elif (least := values.attrs.get("least")) is not None:  # a smaller change is rounding
+        ax.update_datalim([(-least, 0), (least, 0)])
+        ax.autoscale_view(scaley=False)
+        sizes = np.abs(means)
+        # a linear axis would hide a change that is none of rounding
+        if ((sizes > least) & (sizes * HIDDEN < np.nanmax(sizes))).any():
+            signed_decades(ax, "x", least)
+        else:
+            ax.locator_params(axis="x", nbins=4)
+        ax.axvline(0, color="#8A8A8A", linewidth=0.6, zorder=0)
+    ax.grid(axis="x")
 
 
 def names_along(values: xr.DataArray, axis: Hashable) -> list[str]:

@@ -11,7 +11,7 @@ Heads go from left to right within their layer. Knows no measure.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import matplotlib as mpl
@@ -21,15 +21,18 @@ from matplotlib.axes import Axes
 from matplotlib.colors import Normalize, to_hex
 from matplotlib.lines import Line2D
 
-from repo_interp.plots.marks.arrays import MEAN, digits_of, nanmean, nested_digits
+from repo_interp.plots.marks.arrays import MEAN, digits_of, nanmean, nested_digits, over_prompts
 from repo_interp.plots.marks.chart import Drawing
 from repo_interp.plots.marks.drawing import (
     colour_bar,
     legend_below,
     name_ticks,
+    panels,
+    plain_decades,
     say,
     scheme_handles,
     scheme_swatches,
+    signed_decades,
 )
 from repo_interp.plots.marks.grid import MISSING, WRITTEN, draw_cells, scale
 from repo_interp.plots.marks.reading import head_axes, schemes, unit_label
@@ -46,6 +49,11 @@ from repo_interp.plots.style import (
 
 CONTROL = "#8A8A8A"
 """Colour of a control."""
+LOG_ABOVE = 50.0
+"""Ratio of the largest to the smallest value of a head from which an axis is logarithmic."""
+ROW = 3
+"""Panels of dots in a row."""
+_LEVEL: Mapping[str, Any] = {"color": "#222222", "linestyle": "--", "linewidth": 0.7}
 SHADES = 9
 """Colours of the scale in the page."""
 
@@ -163,29 +171,54 @@ def head_grid_figure(values: xr.DataArray) -> PaperFigure:
     return figure
 
 
-def draw_by_head(
-    ax: Axes,
-    values: xr.DataArray,
-    control: xr.DataArray | None = None,
-    ends: tuple[xr.DataArray, xr.DataArray] | None = None,
-    nothing: str = "none",
-) -> Axes:
-    """Draw one dot per head, from left to right within the layers.
+@dataclass(frozen=True)
+class HeadDots(Drawing):
+    """Panels by their titles of one dot per head, over grey bars of a control.
 
-    Args:
-        ax: Axes to draw on.
-        values: Numbers [layer, head].
-        control: Values [layer, head] that grey bars show.
-        ends: First and second end [layer, head] of a thin line per head.
-        nothing: Text at layers without values.
-
-    Returns:
-        `ax`.
+    Dots go from left to right within their layer; a thin line goes from the smallest to the largest
+    prompt. Attributes of values: `limits` of the axis, and `least`, a change below which is rounding.
     """
+
+    name: str
+    panels: Mapping[str, tuple[xr.DataArray, xr.DataArray]]
+    """Values and control [layer, head] or [prompt, layer, head]."""
+    control: str
+    """Text of the control in the legend."""
+    label: str
+    levels: Mapping[str, float] = field(default_factory=dict)
+    """Height of a dashed line by the title of its panel."""
+    level: str = ""
+    """Text of that line in the legend."""
+
+    @style()
+    def figure(self) -> PaperFigure:
+        """The chart as a figure."""
+        figure, axes = panels(len(self.panels), ROW, 1.9, 0.6, PAGE_WIDTH)
+        kinds: dict[str, None] = {}
+        for ax, (title, (values, control)) in zip(axes, self.panels.items(), strict=True):
+            _draw_by_head(ax, values, over_prompts(control))
+            kinds |= dict.fromkeys(schemes(values).values())
+            if title in self.levels:
+                ax.axhline(self.levels[title], **_LEVEL, gid="level")
+            if "limits" in values.attrs:
+                ax.set_ylim(*values.attrs["limits"])
+            else:
+                _scale_heads(ax, values)
+            ax.set_title(title)
+        for ax in axes[::ROW]:
+            ax.set_ylabel(self.label)
+        marks = {self.control: {"color": CONTROL, "linewidth": 1.4}, self.level: _LEVEL}
+        lines = [Line2D([], [], **look, label=label) for label, look in marks.items() if label]
+        legend_below(figure, [*scheme_handles(kinds, "o"), *lines])
+        return figure
+
+
+def _draw_by_head(ax: Axes, values: xr.DataArray, control: xr.DataArray) -> None:
+    """Draw one dot per head, from left to right within the layers."""
     named = schemes(values)
+    ends = [values.min("prompt"), values.max("prompt")] if "prompt" in values.dims else []
     parts = [
-        part.transpose("layer", "head").values
-        for part in (values, *([] if control is None else [control]), *(ends or ()))
+        part.transpose("layer", "head").values for part in (over_prompts(values), control, *ends)
     ]
     heads = values.sizes["head"]
     offsets = np.linspace(-0.36, 0.36, heads) if heads > 1 else np.zeros(1)
@@ -193,37 +226,35 @@ def draw_by_head(
     for place, (scheme, *of_layer) in enumerate(zip(named.values(), *parts, strict=True)):
         known, colour = np.isfinite(of_layer[0]), scheme_colour(scheme)
         if not known.any():
-            say(ax, nothing, place)
+            say(ax, "none", place)
             continue
-        x, (central, *others) = place + offsets[known], (part[known] for part in of_layer)
-        if control is not None:
-            ax.hlines(
-                others[0], x - half, x + half, color=CONTROL, linewidth=1.4, gid=f"control {place}"
-            )
-            ax.vlines(x, others[0], central, color=CONTROL, linewidth=0.5, zorder=1)
-        if ends is not None:
-            ax.vlines(x, *others[-2:], color=colour, alpha=0.45, linewidth=0.6)
+        x, (central, beside, *spread) = place + offsets[known], (part[known] for part in of_layer)
+        ax.hlines(beside, x - half, x + half, color=CONTROL, linewidth=1.4, gid=f"control {place}")
+        ax.vlines(x, beside, central, color=CONTROL, linewidth=0.5, zorder=1)
+        if spread:
+            ax.vlines(x, *spread, color=colour, alpha=0.45, linewidth=0.6)
         size = 3.0 if heads <= 16 else 1.8
-        ax.plot(
-            x, central, "o", color=colour, markersize=size, markeredgewidth=0, gid=f"heads {place}"
-        )
+        look = {"color": colour, "markersize": size, "markeredgewidth": 0}
+        ax.plot(x, central, "o", **look, gid=f"heads {place}")
     name_ticks(ax.xaxis, named, 32)
     ax.set(xlabel="layer", xlim=(-0.6, len(named) - 0.4))
     ax.grid(axis="y")
     scheme_swatches(ax, named, "x")
-    return ax
 
 
-def control_handle(label: str) -> Line2D:
-    """Make the legend entry of the control.
-
-    Args:
-        label: Text of the entry.
-
-    Returns:
-        The entry.
-    """
-    return Line2D([], [], color=CONTROL, linewidth=1.4, label=label)
+def _scale_heads(ax: Axes, values: xr.DataArray) -> None:
+    """Make the axis logarithmic where values spread far, on both sides of 0 if need be."""
+    finite = values.values[np.isfinite(values.values)]
+    sizes, least = np.abs(finite[finite != 0]), values.attrs.get("least", 0.0)
+    small = max(least, sizes.min(initial=np.inf))
+    if sizes.max(initial=0.0) > LOG_ABOVE * small:
+        if finite.min() > 0:
+            ax.set_yscale("log")
+            plain_decades(ax.yaxis)
+        else:
+            signed_decades(ax, "y", small)
+    elif finite.min(initial=0.0) >= 0:
+        ax.set_ylim(0, None)
 
 
 def head_rows(

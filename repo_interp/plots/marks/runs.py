@@ -84,6 +84,27 @@ def alone(run: xr.DataTree, array: xr.DataArray) -> tuple[xr.DataArray, Runs]:
     return array.expand_dims(run=[name]), Runs((name,), (scheme,), {name: look}, None)
 
 
+def by_scheme(array: xr.DataArray) -> tuple[xr.DataArray, Runs]:
+    """Split the layers of an array by their scheme, along an axis `run`.
+
+    Args:
+        array: Array of a single run with an axis `layer`.
+
+    Returns:
+        The array, of all layers first where schemes differ, and the schemes as runs.
+    """
+    named = array["scheme"]
+    looks = {
+        scheme: {"color": layout_colour(scheme), "marker": "o", "label": scheme_name(scheme)}
+        for scheme in dict.fromkeys(named.values.tolist())
+    }
+    if len(looks) > 1:
+        looks = {"": {"color": "#222222", "marker": "D", "label": "all layers"}, **looks}
+    parts = [array.where(named == scheme) if scheme else array for scheme in looks]
+    names = xr.IndexVariable("run", [*looks])
+    return xr.concat(parts, names), Runs(tuple(looks), tuple(looks), looks, None)
+
+
 def has_runs(run: xr.DataTree) -> bool:
     """Tell whether a tree holds several runs along an axis `run`.
 

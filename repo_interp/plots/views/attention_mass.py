@@ -13,11 +13,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from functools import partial
-from typing import Any
 
 import numpy as np
 import xarray as xr
-from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
@@ -25,9 +23,11 @@ from repo_interp.plots.marks import (
     BACKGROUND,
     Chart,
     CustomFigure,
+    Dots,
     Finding,
     Heads,
     Table,
+    by_scheme,
     counted,
     group,
     has_groups,
@@ -35,14 +35,11 @@ from repo_interp.plots.marks import (
     heads_named,
     heads_of,
     legend_below,
-    nanmean,
-    note,
     number,
     ordered_spans,
     over_prompts,
     percent,
     pick,
-    plain_decades,
     ranked_heads,
     scheme_handles,
     schemes,
@@ -53,25 +50,17 @@ from repo_interp.plots.view import View
 
 UNIT = 100.0
 """Table 4's unit is 10^-2."""
-LOG_ABOVE = 20.0
-"""Ratio of the largest to the smallest mean from which the axis is logarithmic."""
 RANKED = 20
 """Heads that are named in the ranking."""
 _ROWS = {"producing": "rows that produced the answer", "generated": "the answer's own rows"}
-_CHANCE: dict[str, Any] = {"linestyle": "none", "marker": "x", "color": "#B35806", "markersize": 4}
-_MARKS: dict[str, dict[str, Any]] = {
-    "mean": {"linestyle": "none", "marker": "D", "color": "black", "markersize": 3.6},
-    "a prompt": {"linestyle": "none", "marker": "|", "color": "#333333", "markersize": 6},
-    "middle half of heads (thin: 5-95 %)": {"color": "#777777", "linewidth": 2.6},
-    "chance: equal weights on all tokens": _CHANCE,
-}
 
 
 @style()
 def mass_by_span(run: xr.DataTree) -> PaperFigure:
     """Draw the attention mass per token x 100 of every span (table 4).
 
-    It shows the mean, all prompts, and the spread of heads by scheme.
+    It shows the mean over all layers and over those of each scheme, prompts, and the middle half of
+    heads.
 
     Args:
         run: Tree of a run, a group per measure.
@@ -82,106 +71,32 @@ def mass_by_span(run: xr.DataTree) -> PaperFigure:
     Raises:
         InputError: The run has no attention mass.
     """
-    dataset = group(run, "attention_mass")
-    spans = shown_spans(dataset)
-    per_token = UNIT * dataset["mass_per_token"].sel(span=spans).transpose(
-        "span", "prompt", "layer", "head"
-    )
-    named = schemes(dataset)
-    figure = paper_figure(
-        PAGE_WIDTH, 0.85 + max(0.42, 0.11 * len(set(named.values()))) * len(spans)
-    )
-    ax = figure.subplots()
-    draw_mass(ax, per_token.values, dataset["table"].sel(span=spans).values, named)
-    chance = chance_per_token(dataset)
-    if chance is not None:
-        ax.plot(UNIT * chance.sel(span=spans).values, range(len(spans)), **_CHANCE, gid="chance")
-    ax.set_yticks(range(len(spans)), [f"  {name}" if "." in name else name for name in spans])
-    ax.set_xlabel("attention mass per token (10⁻²)")
-    sizes = per_token.sizes
-    ax.set_title(
-        f"Mean over {counted(sizes['prompt'], 'prompt')}, {counted(sizes['layer'], 'layer')} "
-        f"of {counted(sizes['head'], 'head')}; "
-        f"{rows_in_words(dataset)}"
-    )
-    handles = [
-        Line2D([], [], **look, label=label)
-        for label, look in _MARKS.items()
-        if look != _CHANCE or chance is not None
-    ]
-    legend_below(figure, [*handles, *scheme_handles(named.values())])
-    return figure
+    return mass_chart(run).figure()
 
 
-def draw_mass(ax: Axes, per_token: np.ndarray, table: np.ndarray, named: Mapping[int, str]) -> Axes:
-    """Draw attention mass per token, a row per span.
-
-    Heads are intervals by scheme, prompts are ticks, and the table's values are diamonds with
-    numbers. Spans in no prompt are NaN and stay empty.
+def mass_chart(run: xr.DataTree) -> Dots:
+    """Make the chart of `mass_by_span`.
 
     Args:
-        ax: Axes to draw on.
-        per_token: Mass per token [span, prompt, layer, head].
-        table: Values of the diamonds [span].
-        named: Scheme by layer.
+        run: Tree of a run, a group per measure.
 
     Returns:
-        `ax`.
+        The chart.
     """
-    kinds = list(dict.fromkeys(named.values()))
-    layers = {
-        kind: [place for place, name in enumerate(named.values()) if name == kind] for kind in kinds
-    }
-    ax.set_ylim(len(table) - 0.4, -0.6)
-    _mass_scale(ax, per_token, table)
-    for row, values in enumerate(per_token):
-        if not np.isfinite(values).any():
-            continue
-        for place, kind in enumerate(kinds):
-            heads = nanmean(values[:, layers[kind]], axis=0).ravel()
-            heads = heads[np.isfinite(heads)]
-            if heads.size:
-                y, colour, left = (
-                    row + 0.22 + min(0.1, 0.36 / len(kinds)) * place,
-                    scheme_colour(kind),
-                    ax.get_xlim()[0],
-                )
-                five, quarter, three_quarters, ninety_five = np.percentile(heads, [5, 25, 75, 95])
-                ax.hlines(y, five, ninety_five, color=colour, linewidth=0.7)
-                # the line goes on beyond a logarithmic axis, which would reach to nothing
-                if five < left:
-                    ax.plot(
-                        left,
-                        y,
-                        "<",
-                        color=colour,
-                        markersize=2.6,
-                        clip_on=False,
-                        gid=f"beyond {row}",
-                    )
-                ax.hlines(
-                    y,
-                    quarter,
-                    three_quarters,
-                    color=colour,
-                    linewidth=2.6,
-                    gid=f"heads {row} {kind}",
-                )
-        prompts = nanmean(values, axis=(1, 2))
-        ax.plot(
-            prompts,
-            np.full(prompts.shape, row),
-            "|",
-            color="#333333",
-            alpha=0.6,
-            markersize=6,
-            gid=f"prompts {row}",
-        )
-        ax.plot(table[row], row, "D", color="black", markersize=3.6, zorder=4, gid=f"mean {row}")
-        note(ax, number(table[row]), (table[row], row), (0, 5), 6.2, ha="center", va="bottom")
-    ax.grid(axis="x")
-    ax.tick_params(axis="y", length=0)
-    return ax
+    dataset = group(run, "attention_mass")
+    per_token, chance = UNIT * dataset["mass_per_token"], chance_per_token(dataset)
+    if chance is not None:
+        named = {"long_name": "chance: equal weights on all tokens"}
+        per_token = per_token.assign_coords(control=(UNIT * chance).assign_attrs(named))
+    count = counted(per_token.sizes["prompt"], "prompt")
+    per_token, runs = by_scheme(per_token.sel(span=shown_spans(dataset)))
+    title = "attention mass per token"
+    drawn = per_token.rename(title).assign_attrs(
+        long_name=f"{title}, {rows_in_words(dataset)}",
+        units="10⁻²",
+        detail=f"mean over {count} (ticks); line: middle half of heads",
+    )
+    return Dots(drawn, runs, "span", "attention_mass_by_span")
 
 
 @style()
@@ -478,23 +393,8 @@ def head_table(run: xr.DataTree, span: str = "needle", most: int = 20) -> Table:
     )
 
 
-def _mass_scale(ax: Axes, per_token: np.ndarray, table: np.ndarray) -> None:
-    means = table[np.isfinite(table) & (table > 0)]
-    heads = nanmean(per_token, axis=1)
-    if means.size and means.max() / means.min() > LOG_ABOVE:
-        shown = heads[np.isfinite(heads) & (heads > 0)]
-        ax.set_xscale("log")
-        plain_decades(ax.xaxis)
-        ax.set_xlim(
-            max(float(np.percentile(shown, 2)), means.min() / 100) / 1.5, float(shown.max()) * 1.3
-        )
-    else:
-        spread = [np.nanpercentile(row, 95) for row in heads if np.isfinite(row).any()]
-        ax.set_xlim(0, 1.08 * max([*spread, float(np.nanmax(table, initial=0.0)), 1e-12]))
-
-
 def _charts(run: xr.DataTree) -> Iterator[Chart]:
-    yield CustomFigure("attention_mass_by_span", partial(mass_by_span, run))
+    yield mass_chart(run)
     if (span := main_span(run)) is not None:
         yield CustomFigure("heads_ranked", partial(heads_ranked, run, span))
         mass = UNIT * group(run, "attention_mass")["mass"].sel(span=span)

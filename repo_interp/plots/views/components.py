@@ -5,15 +5,13 @@ Group `components` of a run.
     VAF = 100 (1 - var(y - C_r) / var(y))      per cent, by component r; r = 0 turns fastest, wavelength 2 pi / theta in tokens
 
 The page follows one component, chosen by a slider: the mean logit and the mean of every component
-of a layer over at most `POINTS` distances. The curves are drawn by `component_curves`, the
-shares by `component_shares`; `components.html` and `components.js` bring the slider to life. Knows
+of a layer over at most `POINTS` distances; `components.html` and `components.js` bring the slider to life. Knows
 nothing about how components are measured.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.resources import files
 from itertools import pairwise
 from typing import Any
@@ -23,7 +21,6 @@ import xarray as xr
 
 from repo_interp.plots.marks import (
     Chart,
-    CustomFigure,
     Finding,
     Grid,
     HeadCurves,
@@ -46,8 +43,19 @@ from repo_interp.plots.marks import (
     unit_label,
 )
 from repo_interp.plots.view import Interactive, PageOptions, View
-from repo_interp.plots.views import component_curves as by_distance
 
+BAND_COLOURS: Mapping[str, str] = {"activated": "#D55E00", "low": "#0072B2", "high": "#A8A8A8"}
+"""Orange, blue and grey that colour-blind eyes keep apart."""
+BAND_NAMES: Mapping[str, str] = {
+    "activated": "activated",
+    "low": "lower frequency",
+    "high": "higher frequency",
+}
+ALL = "all components"
+FEW_PAIRS = 16
+"""Of a sequence of n tokens, distances above n (1 - 1/16) have fewer than n/16 pairs: they alone
+may make the ends of a U.
+"""
 POINTS = 256
 """Distances of a curve in the page."""
 BEYOND = 1.25
@@ -64,7 +72,7 @@ def _charts(run: xr.DataTree) -> Iterator[Chart]:
     # else every prompt is a single token; a token with itself would set the scale, as would the
     # last few pairs
     if len(at) > 1:
-        last = at[-1] - len(at) // by_distance.FEW_PAIRS
+        last = at[-1] - len(at) // FEW_PAIRS
         apart = logits.sel(distance=slice(1, last)).assign_attrs(
             training_length=training_length(run)
         )
@@ -78,18 +86,11 @@ def _charts(run: xr.DataTree) -> Iterator[Chart]:
         if curves.sizes["distance"] > 1 and "decay_bound" in subset:  # runs of before lack it
             bound = alone(run, subset["decay_bound"].isel(layer=0, drop=True))
             yield Lines(*bound, "distance", None, name="decay_bound", live=True)
-        if curves.sizes["distance"] > 1:
-            shown = band.assign(component_by_distance=curves)
-            yield CustomFigure(
-                "components_by_distance",
-                partial(by_distance.component_curves, shown, windowed),
-                live=True,
-            )
-        colours = {
-            name: by_distance.BAND_COLOURS[kind] for kind, name in by_distance.BAND_NAMES.items()
-        }
+        colours = {name: BAND_COLOURS[kind] for kind, name in BAND_NAMES.items()}
         named = xr.DataArray([*colours], dims="band", attrs={"colours": colours})
         kinds = xr.DataArray(named_bands(band), dims="component")
+        if curves.sizes["distance"] > 1:
+            yield _by_band(run, curves, kinds, named, windowed)
         title = f"VAF of all pairs' logits{f', {windowed}' if windowed else ''}"
         vaf = (
             vaf_of_heads(subset)
@@ -112,13 +113,39 @@ def _charts(run: xr.DataTree) -> Iterator[Chart]:
     )
 
 
+def _by_band(
+    run: xr.DataTree,
+    curves: xr.DataArray,
+    kinds: xr.DataArray,
+    bands: xr.DataArray,
+    windowed: str,
+) -> Lines:
+    """Chart the components of every band by distance, and their sum, from their means.
+
+    Curves lie far apart. A token with itself, and distances that few pairs have, would set the scale.
+    """
+    length = curves.sizes["distance"]
+    swing = curves.sel(distance=slice(1, length - length // FEW_PAIRS))
+    swing = (swing - swing.mean("distance")).transpose("component", "distance")
+    colours = {ALL: "#000000", **bands.attrs["colours"]}
+    named = xr.DataArray([*colours], dims="band", attrs={"colours": colours})
+    of_band = swing.where((kinds == named) | (named == ALL)).assign_coords(band=named)
+    total = of_band.sum("component", min_count=1).broadcast_like(of_band)
+    parts = xr.concat([of_band, total], "logits")
+    drawn = parts.assign_coords(logits=["of a component, mean and middle half", "of their sum"])
+    title = ", ".join(filter(None, ("components, from their mean", windowed)))
+    drawn.attrs |= curves.attrs | {"long_name": title, "alike": 1}
+    name = "components_by_distance"
+    return Lines(*alone(run, drawn), "distance", "band", "logits", name, live=True)
+
+
 def _beyond(run: xr.DataTree, curves: xr.DataArray, kinds: np.ndarray, length: int) -> Lines:
     """Chart activated components of the first layer beyond the training length.
 
     If none is activated, the lower ones are taken. The unit is their range within the training
     length; values are means over L / 16 neighbouring distances.
     """
-    kind = next(kind for kind in (*by_distance.BAND_NAMES.values(),) if kind in kinds)
+    kind = next(kind for kind in (*BAND_NAMES.values(),) if kind in kinds)
     smooth = curves.isel(component=np.flatnonzero(kinds == kind), distance=slice(1, None))
     smooth = (
         smooth.rolling(distance=max(1, length // 16), center=True)
@@ -170,6 +197,22 @@ def turns_grid(components: xr.Dataset, layers: list[int]) -> Grid:
     )
 
 
+def band_of(components: xr.Dataset) -> np.ndarray:
+    """Name the band of every component.
+
+    Args:
+        components: `activated` and `low_frequency` [component].
+
+    Returns:
+        Names [component].
+    """
+    return np.where(
+        components["activated"].values,
+        "activated",
+        np.where(components["low_frequency"].values, "low", "high"),
+    )
+
+
 def named_bands(band: xr.Dataset) -> list[str]:
     """Name the bands of all components.
 
@@ -179,7 +222,7 @@ def named_bands(band: xr.Dataset) -> list[str]:
     Returns:
         Names in the order of the components.
     """
-    return [by_distance.BAND_NAMES[kind] for kind in by_distance.band_of(band)]
+    return [BAND_NAMES[kind] for kind in band_of(band)]
 
 
 def component_table(run: xr.DataTree) -> Table:
@@ -294,7 +337,7 @@ def component_data(
             shares.sel(layer=layer).median("head"),
         )
         drawn.append(of_layers(layer, f"{layer} ({layer_scheme(components, layer)})", *subset))
-    kinds, described = by_distance.band_of(band), []
+    kinds, described = band_of(band), []
     for number, theta, kind in zip(
         components["component"].values.tolist(), band["frequency"].values, kinds, strict=True
     ):
@@ -305,8 +348,8 @@ def component_data(
             {
                 "component": number,
                 **turning,
-                "band": by_distance.BAND_NAMES[kind],
-                "colour": by_distance.BAND_COLOURS[kind],
+                "band": BAND_NAMES[kind],
+                "colour": BAND_COLOURS[kind],
             }
         )
     data = {

@@ -4,7 +4,7 @@ A map of heads per kind of change, the most needed heads with controls, screened
 
     map       mean change of log p(answer) when the positions of one head are changed
     dot       the same of the most needed heads together, with its standard deviation over prompts     grey dots   as many other heads
-    scatter   the change of the logit difference as one backward pass estimates it, over the exact one, a dot per head
+    dots      the exact change of the logit difference, a dot per head    grey bars   as one backward pass estimates it
 
 Draws the group `effects`. Knows nothing about how positions were changed.
 """
@@ -12,14 +12,11 @@ Draws the group `effects`. Knows nothing about how positions were changed.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 from typing import Any
 
 import numpy as np
 import xarray as xr
-from matplotlib.axes import Axes
 from matplotlib.colors import Normalize
-from matplotlib.lines import Line2D
 
 from repo_interp.intervals import half_interval
 from repo_interp.plots.marks import (
@@ -27,31 +24,22 @@ from repo_interp.plots.marks import (
     LEARNED_SCHEMES,
     Cell,
     Chart,
-    CustomFigure,
+    Dots,
     Finding,
     Grid,
+    HeadDots,
     Heads,
+    Runs,
     Table,
     cells,
     counted,
     group,
     head_rows,
-    legend_below,
     over,
-    panels,
     ranked_heads,
-    scheme_handles,
     schemes,
-    signed_decades,
 )
-from repo_interp.plots.style import (
-    PAGE_WIDTH,
-    PaperFigure,
-    paper_figure,
-    scheme_colour,
-    scheme_name,
-    style,
-)
+from repo_interp.plots.style import PAGE_WIDTH, PaperFigure, scheme_name, style
 from repo_interp.plots.view import View
 
 KIND_NAMES = {
@@ -66,17 +54,11 @@ KIND_NAMES = {
     "transplanted": "another prompt's",
 }
 """Kinds of changes as they are shown: the changed positions."""
-BESIDE = 3
-"""Maps of heads side by side."""
 LISTED = 8
 """Heads of a kind that the table lists."""
 LINEAR = 0.01
 """Nats that the colours of a map reach at least; logit difference below which the axes of the
 screening are linear.
-"""
-LOG_ABOVE = 100.0
-"""Ratio of two kinds' changes from which those of sets have a logarithmic axis: a linear one would
-hide the smaller.
 """
 _COLUMNS = (
     *("log p (nats per token)", "others, lowest", "others, highest"),
@@ -157,79 +139,82 @@ def effects_of_sets(run: xr.DataTree) -> PaperFigure:
     Returns:
         The figure.
     """
-    effects = group(run, "effects")
-    figure = paper_figure(PAGE_WIDTH, 2.3)
-    left, right = figure.subplots(1, 2)
-    for ax, name in ((left, "log_probability"), (right, "score")):
-        _draw_sets(ax, effects[f"set_{name}_change"], effects[f"control_{name}_change"])
-    left.set_title("change of log p(answer), nats per token")
-    right.set_title(f"change of the score ({effects.attrs['metric']})")
-    needed = f"most needed {counted(int(effects.attrs['set_heads']), 'head')}"
-    handles = [
-        Line2D([], [], marker="o", linestyle="none", markersize=size, color=colour, label=label)
-        for size, colour, label in (
-            (4, NEEDED, needed),
-            (2.6, CONTROL, "as many others, each draw"),
-        )
-    ]
-    legend_below(
-        figure,
-        [
-            *handles,
-            Line2D([], [], color="#222222", linewidth=0.8, label="standard deviation over prompts"),
-        ],
-    )
-    return figure
+    return sets_chart(run).figure()
 
 
-@style()
-def screening_fit(run: xr.DataTree) -> PaperFigure:
-    """Draw estimated against exact changes of the logit difference.
-
-    A dot is a head that was measured; kinds have their panels.
+def sets_chart(run: xr.DataTree) -> Dots:
+    """Make the chart of `effects_of_sets`.
 
     Args:
         run: Tree of a run, a group per measure.
 
     Returns:
-        The figure.
+        The chart.
     """
-    effects = group(run, "effects")
-    kinds = effects["kind"].values.tolist()
-    figure, axes = panels(
-        len(kinds), BESIDE, 1.9, 0.4, PAGE_WIDTH if len(kinds) > 1 else PAGE_WIDTH / 2
+    effects, panels = group(run, "effects"), {}
+    for name, title in (
+        ("log_probability", "change of log p(answer), nats per token"),
+        ("score", f"change of the score ({effects.attrs['metric']})"),
+    ):
+        others = effects[f"control_{name}_change"].mean("prompt").rename(draw="prompt")
+        panels[title] = xr.concat(
+            [
+                part.assign_coords(prompt=np.arange(part.sizes["prompt"]))
+                for part in (effects[f"set_{name}_change"], others)
+            ],
+            "run",
+            join="outer",
+        )
+    needed = f"most needed {counted(int(effects.attrs['set_heads']), 'head')}"
+    drawn = xr.concat(panels.values(), xr.IndexVariable("of", [*panels]))
+    named = drawn.assign_coords(
+        run=[needed, "as many other heads"],
+        kind=[KIND_NAMES.get(kind, kind) for kind in drawn["kind"].values.tolist()],
     )
-    exact = effects["logit_difference_change"].mean("prompt")
-    colours = {layer: scheme_colour(scheme) for layer, scheme in schemes(effects).items()}
-    for ax, kind in zip(axes, kinds, strict=True):
-        truth, estimate = (
-            exact.sel(kind=kind),
-            effects["screened_effect"].sel(kind=kind, screening="output"),
+    named = named.rename("change").assign_attrs(
+        long_name="positions of heads changed together",
+        detail="tick: a prompt, or a draw of other heads",
+        least=LINEAR,
+    )
+    return Dots(named, against_others(needed), "kind", "effects_of_sets", panel="of")
+
+
+def against_others(heads: str) -> Runs:
+    """Give heads and as many others their looks.
+
+    Args:
+        heads: Name of the heads in the legend.
+
+    Returns:
+        Both as runs.
+    """
+    colours = {heads: NEEDED, "as many other heads": CONTROL}
+    looks = {
+        name: {"color": colour, "marker": "o", "label": name} for name, colour in colours.items()
+    }
+    return Runs(tuple(looks), ("", ""), looks, None)
+
+
+def screening_chart(run: xr.DataTree) -> HeadDots:
+    """Chart exact changes of the logit difference over those that one backward pass estimates.
+
+    Args:
+        run: Tree of a run, a group per measure.
+
+    Returns:
+        The chart, with a panel per kind.
+    """
+    effects, panels = group(run, "effects"), {}
+    for kind in effects["kind"].values.tolist():
+        of_kind = effects.sel(kind=kind)
+        rho = float(of_kind["rank_correlation"].sel(screening="output"))
+        exact = of_kind["logit_difference_change"].mean("prompt").assign_attrs(least=LINEAR)
+        panels[f"{KIND_NAMES.get(kind, kind)}, rank r = {rho:.2f}"] = (
+            exact,
+            of_kind["screened_effect"].sel(screening="output"),
         )
-        for layer, colour in colours.items():
-            ax.plot(
-                truth.sel(layer=layer),
-                estimate.sel(layer=layer),
-                "o",
-                color=colour,
-                markersize=2.6,
-                markeredgewidth=0,
-            )
-        ends = [*ax.get_xlim(), *ax.get_ylim()]
-        ax.plot(
-            [min(ends), max(ends)], [min(ends), max(ends)], color="#8A8A8A", linewidth=0.6, zorder=0
-        )
-        if max(map(abs, ends)) > 2 * LINEAR:  # else one decade or none would have a tick
-            signed_decades(ax, "x", LINEAR)
-            signed_decades(ax, "y", LINEAR)
-        else:
-            ax.locator_params(nbins=3)
-        rho = float(effects["rank_correlation"].sel(kind=kind, screening="output"))
-        ax.set_title(f"{KIND_NAMES.get(kind, kind)}\nrank r = {rho:.2f}")
-        ax.set(xlabel="exact", ylabel="one backward pass")
-    figure.suptitle("change of the logit difference; line: equal", x=0.01, ha="left")
-    legend_below(figure, scheme_handles(schemes(effects).values(), "o"))
-    return figure
+    label = "change of the logit difference"
+    return HeadDots("effects_screening", panels, "estimate of one backward pass", label)
 
 
 def effect_tables(run: xr.DataTree) -> tuple[Table, ...]:
@@ -311,50 +296,10 @@ def effect_tables(run: xr.DataTree) -> tuple[Table, ...]:
     )
 
 
-def _draw_sets(ax: Axes, changes: xr.DataArray, controls: xr.DataArray) -> None:
-    """A dot per kind with its spread over prompts, the controls to its right."""
-    kinds, places = changes["kind"].values.tolist(), np.arange(changes.sizes["kind"])
-    mean, spread = (
-        changes.mean("prompt"),
-        changes.std("prompt", ddof=1).fillna(0) if changes.sizes["prompt"] > 1 else 0.0,
-    )
-    drawn = controls.mean("prompt").transpose("draw", "kind").values
-    ax.vlines(places - 0.12, mean - spread, mean + spread, color="#222222", linewidth=0.8)
-    ax.plot(places - 0.12, mean, "o", color=NEEDED, markersize=4, markeredgewidth=0, gid="sets")
-    x = np.broadcast_to(places + 0.12, drawn.shape)
-    ax.plot(
-        x.ravel(),
-        drawn.ravel(),
-        "o",
-        color=CONTROL,
-        markersize=2.6,
-        markeredgewidth=0,
-        gid="controls",
-    )
-    ax.axhline(0, color="#8A8A8A", linewidth=0.6, zorder=0)
-    # the axis reaches `LINEAR` at least: smaller changes are rounding
-    ax.update_datalim([(0, -LINEAR), (0, LINEAR)])
-    ax.autoscale_view(scalex=False)
-    sizes = np.abs(mean.values)
-    # a linear axis would hide a change that is none of rounding
-    if ((sizes > LINEAR) & (sizes * LOG_ABOVE < np.nanmax(sizes))).any():
-        signed_decades(ax, "y", LINEAR)
-        # margins of a linear axis would cut the bars of standard deviations
-        ends = np.concatenate([mean - spread, mean + spread, drawn.ravel(), [-LINEAR, LINEAR]])
-        ax.set_ylim(2 * np.nanmin(ends), 2 * np.nanmax(ends))
-    ax.set_xticks(
-        range(len(kinds)),
-        [KIND_NAMES.get(kind, str(kind)) for kind in kinds],
-        rotation=20 if len(kinds) > 4 else 0,
-    )
-    ax.set_xlim(-0.6, len(kinds) - 0.4)
-    ax.grid(axis="y")
-
-
 def _charts(run: xr.DataTree) -> Iterator[Chart]:
     yield effect_grid(run)
-    yield CustomFigure("effects_of_sets", partial(effects_of_sets, run))
-    yield CustomFigure("effects_screening", partial(screening_fit, run))
+    yield sets_chart(run)
+    yield screening_chart(run)
     effects = group(run, "effects")["effect"]
     for kind in effects["kind"].values.tolist():
         name = (

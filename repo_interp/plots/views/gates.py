@@ -26,13 +26,12 @@ from repo_interp.plots.marks import (
     Chart,
     CustomFigure,
     Finding,
+    HeadDots,
     Heads,
     Table,
     colour_bar,
-    control_handle,
     counted,
     described_prompts,
-    draw_by_head,
     group,
     heads_named,
     heads_where,
@@ -42,13 +41,10 @@ from repo_interp.plots.marks import (
     legend_below,
     over,
     over_prompts,
-    panels,
     percent,
     pick,
     prompt_tokens,
     ranked_heads,
-    scheme_handles,
-    schemes,
     table_of,
 )
 from repo_interp.plots.style import (
@@ -63,8 +59,6 @@ from repo_interp.plots.view import View
 
 HEADS = 3
 """Heads that have a figure."""
-COLUMNS = 3
-"""Panels per row."""
 LABELS = 90
 """Token labels that fit under a figure of page width."""
 _PALE = 0.35
@@ -303,26 +297,30 @@ def gate_scores(run: xr.DataTree) -> PaperFigure:
     Raises:
         InputError: The run has no gates, or its prompts have neither separators nor segments.
     """
-    dataset = group(run, "gates")
-    shown = list(_with_controls(dataset))
-    if not shown:
+    chart = score_chart(group(run, "gates"))
+    if not chart.panels:
         raise InputError(
             "no prompt of this run has separators or segments; give prompts with text, or "
             "with a span separator"
         )
-    figure, axes = panels(len(shown), COLUMNS, 1.75, 0.6, sharey=True)
-    for ax, (label, scores, control) in zip(axes, shown, strict=True):
-        draw_by_head(ax, over_prompts(scores), over_prompts(control)).set_ylim(-0.02, 1.04)
-        finite: Any = np.isfinite(scores)
-        ax.set_title(f"{label} ({counted(int(finite.any(('layer', 'head')).sum()), 'prompt')})")
-    for ax in axes[::COLUMNS]:
-        ax.set_ylabel("share")
-    handles = [
-        *scheme_handles(schemes(dataset).values(), "o"),
-        control_handle("control: shuffled tokens, shuffled segments"),
-    ]
-    legend_below(figure, handles)
-    return figure
+    return chart.figure()
+
+
+def score_chart(dataset: xr.Dataset) -> HeadDots:
+    """Make the chart of `gate_scores`.
+
+    Args:
+        dataset: Group of a run.
+
+    Returns:
+        The chart; without panels if prompts have neither separators nor segments.
+    """
+    panels = {}
+    for label, scores, control in _with_controls(dataset):
+        count = int(scores.notnull().any(("layer", "head")).sum())
+        limited = scores.assign_attrs(limits=(-0.02, 1.04))
+        panels[f"{label} ({counted(count, 'prompt')})"] = limited, control
+    return HeadDots("gate_scores", panels, "control: shuffled tokens, shuffled segments", "share")
 
 
 def _with_controls(dataset: xr.Dataset) -> Iterator[tuple[str, xr.DataArray, xr.DataArray]]:
@@ -347,8 +345,8 @@ def _charts(run: xr.DataTree) -> Iterator[Chart]:
     The first heads are those of `heads_by_gates`; their maps are drawn if the run keeps them.
     """
     dataset = group(run, "gates")
-    if np.isfinite(dataset["separator_share"]).any() or measured_kinds(dataset):
-        yield CustomFigure("gate_scores", partial(gate_scores, run))
+    if (scores := score_chart(dataset)).panels:
+        yield scores
     first = int(dataset["prompt"].values[0])
     for layer, head in heads_by_gates(dataset)[:HEADS]:
         yield CustomFigure(

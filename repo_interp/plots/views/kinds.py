@@ -14,9 +14,9 @@ from collections.abc import Iterator
 import numpy as np
 import xarray as xr
 
-from repo_interp.plots.marks import CONTROL, Dots, Finding, Runs, Table, cells, group, number
+from repo_interp.plots.marks import Dots, Finding, Table, cells, group, number
 from repo_interp.plots.view import View
-from repo_interp.plots.views.effects import LEAST, NEEDED
+from repo_interp.plots.views.effects import LEAST, against_others
 from repo_interp.plots.views.position_texts import READS
 
 CLEAR = 1.5
@@ -51,13 +51,10 @@ def losses_by_kind(run: xr.DataTree) -> Dots:
         )
     )
     title = "nats per token lost with positions frozen"
-    looks = {"change": (NEEDED, "heads of the kind"), "controls": (CONTROL, "as many other heads")}
-    looks = {
-        name: {"color": colour, "marker": "o", "label": label}
-        for name, (colour, label) in looks.items()
-    }
-    named = mean.rename(title).rename(of="run").assign_attrs(long_name=title, units="", least=LEAST)
-    return Dots(named, Runs(tuple(looks), ("", ""), looks, None), "kind", "kinds")
+    runs = against_others("heads of the kind")
+    named = mean.rename(title).rename(of="run").assign_coords(run=list(runs.names))
+    named = named.assign_attrs(long_name=title, units="", least=LEAST)
+    return Dots(named, runs, "kind", "kinds")
 
 
 def kind_table(run: xr.DataTree) -> Table:

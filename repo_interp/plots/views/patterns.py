@@ -12,24 +12,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from functools import partial
+from typing import Any
 
 import numpy as np
 import xarray as xr
-from matplotlib.axes import Axes
-from matplotlib.collections import PolyCollection
-from matplotlib.patches import Patch
 
 from repo_interp.errors import InputError
 from repo_interp.plots.marks import (
     Cell,
     Chart,
-    CustomFigure,
     Finding,
     Grid,
     Heads,
     Table,
-    bare,
     cells,
     colour_map,
     group,
@@ -37,24 +32,16 @@ from repo_interp.plots.marks import (
     heads_where,
     layer_scheme,
     learned_layers,
-    legend_below,
-    name_ticks,
     nanmean,
     over,
     over_prompts,
     percent,
-    say,
-    scheme_handles,
-    scheme_swatches,
-    schemes,
 )
 from repo_interp.plots.style import (
-    PAGE_HEIGHT,
     PAGE_WIDTH,
     PATTERN_COLOURS,
     PaperFigure,
     darker,
-    paper_figure,
     style,
 )
 from repo_interp.plots.view import View
@@ -62,9 +49,7 @@ from repo_interp.plots.view import View
 
 @style()
 def pattern_shares(run: xr.DataTree) -> PaperFigure:
-    """Draw stacked shares of the patterns (RePo fig. 3).
-
-    The panels show all layers that learn positions, single layers, and single heads.
+    """Draw the shares of the patterns for every head (RePo fig. 3).
 
     Args:
         run: Tree of a run, a group per measure.
@@ -76,94 +61,57 @@ def pattern_shares(run: xr.DataTree) -> PaperFigure:
         InputError: The run has no patterns, or no chunk: no layer has positions, or prompts are
             shorter than a chunk.
     """
-    patterns = group(run, "patterns")
+    return share_grid(run).figure()
+
+
+def share_grid(run: xr.DataTree) -> Grid:
+    """Make the chart of `pattern_shares`.
+
+    Args:
+        run: Tree of a run, a group per measure.
+
+    Returns:
+        The chart.
+
+    Raises:
+        InputError: The run has no chunk of positions.
+    """
     if not _has_chunks(run):
         raise InputError(
             "this run has no chunk of positions: no layer has any, or prompts are shorter; "
             "leave this figure out"
         )
-    shares = patterns["pattern_share"].transpose("layer", "head", "pattern")
-    names = [str(name) for name in patterns["pattern"].values]
-    named = schemes(patterns)
-    figure = paper_figure(PAGE_WIDTH, min(PAGE_HEIGHT, max(2.4, 0.17 * len(named) + 1.1)))
-    overall, by_layer, by_head = figure.subplots(1, 3, width_ratios=(0.75, 2.1, 2.6))
-    draw_stack(overall, patterns["pattern_share_all"].values[None], names)
-    overall.set(xticks=[], ylabel="share of chunks (%)", title="Learned layers")
-    _write_shares(overall, patterns["pattern_share_all"].values)
-    by_layer.sharey(overall)
-    draw_stack(by_layer, nanmean(shares.values, axis=1), names)
-    by_layer.tick_params(labelleft=False)
-    scheme_swatches(by_layer, named, "x")
-    name_ticks(by_layer.xaxis, named, 16)
-    by_layer.set(xlabel="layer", title="By layer")
-    draw_mosaic(by_head, shares.values, names)
-    scheme_swatches(by_head, named, "y")
-    name_ticks(by_head.yaxis, named, 32)
-    name_ticks(by_head.xaxis, shares["head"].values, 16)
-    by_head.set(xlabel="head", ylabel="layer", title="By layer and head")
-    figure.suptitle(_caption(patterns), x=0.01, ha="left")
-    handles = [Patch(facecolor=PATTERN_COLOURS[name], label=name) for name in names]
-    legend_below(figure, [*handles, *scheme_handles(named.values())])
-    return figure
+    patterns = group(run, "patterns")
+    shares = 100 * patterns["pattern_share"].transpose("pattern", "layer", "head")
+    title = f"% of chunks; {caption_of(patterns)}"
+    whole = 100 * patterns["pattern_share_all"]
+    return _by_pattern("pattern_shares", shares, whole, title, cell=0.15, width=PAGE_WIDTH)
 
 
-def draw_stack(ax: Axes, shares: np.ndarray, names: list[str]) -> Axes:
-    """Draw shares as stacked bars in per cent.
+def _by_pattern(
+    name: str, shares: xr.DataArray, whole: xr.DataArray | None, title: str, **options: Any
+) -> Grid:
+    """Make a grid with a panel per pattern of `shares` [pattern, row, column] in per cent.
 
-    Args:
-        ax: Axes to draw on.
-        shares: Shares [bar, pattern] from 0 to 1.
-        names: Patterns, from the lowest to the highest.
-
-    Returns:
-        `ax`.
+    `whole` [pattern] stands in the titles. A pattern that stays below half a per cent is named.
     """
-    bottom = np.zeros(len(shares))
-    for code, name in enumerate(names):
-        height = np.nan_to_num(100 * shares[:, code])
-        ax.bar(
-            np.arange(len(shares)), height, 0.86, bottom, color=PATTERN_COLOURS[name], label=name
-        )
-        bottom += height
-    for bar in np.flatnonzero(~np.isfinite(shares).all(axis=1)).tolist():
-        say(ax, "no positions", bar)
-    ax.set(xlim=(-0.6, len(shares) - 0.4), ylim=(0, 100))
-    return ax
-
-
-def draw_mosaic(ax: Axes, shares: np.ndarray, names: list[str]) -> Axes:
-    """Draw shares as cells of heads, cut from left to right.
-
-    Args:
-        ax: Axes to draw on.
-        shares: Shares [layer, head, pattern]; a cell with NaN stays empty.
-        names: Patterns, from left to right.
-
-    Returns:
-        `ax`.
-    """
-    layers, heads, _ = shares.shape
-    edges = np.concatenate(
-        (np.zeros((layers, heads, 1)), np.cumsum(np.nan_to_num(shares), axis=-1)), axis=-1
-    )
-    width, height = 0.94, 0.84
-    for code, name in enumerate(names):
-        layer, head = np.nonzero(shares[..., code] > 0)
-        left, right = (
-            head - width / 2 + width * edges[layer, head, code + side] for side in (0, 1)
-        )
-        top, bottom = layer - height / 2, layer + height / 2
-        corners = np.stack([left, top, right, top, right, bottom, left, bottom], axis=1).reshape(
-            -1, 4, 2
-        )
-        ax.add_collection(
-            PolyCollection(
-                list(corners), facecolors=PATTERN_COLOURS[name], linewidths=0, gid=f"pattern {name}"
+    panels, looks, absent = {}, {}, []
+    for pattern in map(str, shares["pattern"].values):
+        of, colour = shares.sel(pattern=pattern), PATTERN_COLOURS[pattern]
+        if bool((of >= 0.5).any()):
+            mean = (
+                ""
+                if whole is None
+                else f", {float(whole.sel(pattern=pattern)):.0f} % in learned layers"
             )
-        )
-    ax.set(xlim=(-0.5, heads - 0.5), ylim=(layers - 0.5, -0.5))
-    bare(ax)
-    return ax
+            panels[pattern + mean] = of
+            colours = colour_map("share", colour, darker(colour, 0.75))
+            looks[pattern + mean] = {"cmap": colours, "vmin": 0, "vmax": 100}
+        else:
+            absent.append(pattern)
+    few = f"below half a per cent everywhere: {' and '.join(absent)}" if absent else ""
+    text = "; ".join(filter(None, (title, few)))
+    return Grid(name, panels, text, ".0f", looks=looks, **options)
 
 
 @style()
@@ -212,31 +160,8 @@ def sensitivity_grid(run: xr.DataTree) -> Grid:
         epsilon=("epsilon", epsilons, {"long_name": "ε (positions)"}),
         chunk_size=("chunk_size", sizes, {"long_name": "chunk size (tokens)"}),
     )
-    panels, looks, absent = {}, {}, []
-    for name in map(str, grid["pattern"].values):
-        title, colour = f"{name} (% of chunks)", PATTERN_COLOURS[name]
-        if bool((grid.sel(pattern=name) >= 0.5).any()):
-            panels[title] = grid.sel(pattern=name)
-            looks[title] = {
-                "cmap": colour_map("share", colour, darker(colour, 0.75)),
-                "vmin": 0,
-                "vmax": 100,
-            }
-        else:
-            absent.append(name)
-    few = (
-        f"Below half a per cent of chunks are {' or '.join(absent)}, at all sizes and ε"
-        if absent
-        else ""
-    )
-    return Grid(
-        "pattern_sensitivity",
-        panels,
-        few,
-        ".0f",
-        looks=looks,
-        chosen=next(zip(rows.tolist(), columns.tolist(), strict=True), None),
-    )
+    chosen = next(zip(rows.tolist(), columns.tolist(), strict=True), None)
+    return _by_pattern("pattern_sensitivity", grid, None, "% of chunks", chosen=chosen)
 
 
 def pattern_table(run: xr.DataTree) -> Table:
@@ -282,19 +207,15 @@ def pattern_table(run: xr.DataTree) -> Table:
     )
 
 
-def _write_shares(ax: Axes, shares: np.ndarray) -> None:
-    """Per cent inside each part of the only bar, or to its right where the part is too low."""
-    bottom = 0.0
-    ax.set_xlim(-0.55, 0.95)
-    for share in 100 * shares[np.isfinite(shares)]:
-        inside = share >= 7
-        place = (0.0, "center") if inside else (0.47, "left")
-        middle = max(bottom + share / 2, 2.5)  # above the axis, where the share is 0
-        ax.text(place[0], middle, f"{share:.0f} %", ha=place[1], va="center", fontsize=6.5)
-        bottom += share
+def caption_of(patterns: xr.Dataset) -> str:
+    """Describe the chunks of a run.
 
+    Args:
+        patterns: Group of a run.
 
-def _caption(patterns: xr.Dataset) -> str:
+    Returns:
+        Their size, the tolerance, and how many there are.
+    """
     parts = []
     if "chunk_size" in patterns.attrs:
         parts.append(f"chunks of {patterns.attrs['chunk_size']} tokens")
@@ -313,7 +234,7 @@ def _chunks(patterns: xr.Dataset) -> int:
 def _charts(run: xr.DataTree) -> Iterator[Chart]:
     patterns = group(run, "patterns")
     if _has_chunks(run):
-        yield CustomFigure("pattern_shares", partial(pattern_shares, run))
+        yield share_grid(run)
         if bool(patterns["sensitivity"].notnull().any()):
             yield sensitivity_grid(run)
         shares = patterns["pattern_share"]

@@ -78,8 +78,8 @@ from repo_interp.plots.views.explorer import EXPLORER
 from repo_interp.plots.views.ranges import (
     has_positions,
     heads_to_show,
-    position_ranges,
     positions_of,
+    range_chart,
     range_table,
 )
 
@@ -381,7 +381,7 @@ def _charts(run: xr.DataTree) -> Iterator[Chart]:
             live=True,
         )
     yield CustomFigure("positions_of_all_heads", partial(position_grid, run, first), live=True)
-    yield CustomFigure("position_ranges", partial(position_ranges, run))
+    yield range_chart(run)
     for name in ("position_range", "negative_share", "linear_r2"):
         if name in positions:  # runs of before lack some
             yield Heads(over_prompts(positions[name]), learned=True)

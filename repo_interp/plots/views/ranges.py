@@ -10,49 +10,24 @@ are measured.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import numpy as np
 import xarray as xr
-from matplotlib.axes import Axes
-from matplotlib.lines import Line2D
 
 from repo_interp.errors import InputError
 from repo_interp.plots.marks import (
-    LEARNED_SCHEMES,
     Cell,
+    HeadDots,
     Table,
     cells,
     counted,
-    draw_by_head,
     group,
     learned_layers,
-    legend_below,
-    nanmean,
     over_prompts,
-    plain_decades,
     ranked_heads,
-    say,
-    scheme_handles,
     schemes,
 )
-from repo_interp.plots.style import (
-    PAGE_WIDTH,
-    PaperFigure,
-    paper_figure,
-    scheme_colour,
-    scheme_name,
-    style,
-)
+from repo_interp.plots.style import PaperFigure, scheme_name, style
 from repo_interp.plots.views.attention_mass import main_span
-
-LOG_ABOVE = 50.0
-"""Ratio of the largest to the smallest range from which the axis is logarithmic."""
-BINS = 24
-_BARS: Mapping[str, Any] = {"orientation": "horizontal", "edgecolor": "white", "linewidth": 0.4}
-_MEDIAN_LINE: Mapping[str, Any] = {"color": "#222222", "linewidth": 0.9}
-_CONTEXT_LINE: Mapping[str, Any] = {"color": "#222222", "linewidth": 0.8, "linestyle": (0, (4, 2))}
 
 ALIKE = 0.98
 """Correlation of two heads' positions over a prompt from which they show the same."""
@@ -155,11 +130,11 @@ def _curve(positions: xr.Dataset, layer: int, head: int) -> np.ndarray:
 
 @style()
 def position_ranges(run: xr.DataTree) -> PaperFigure:
-    """Draw the ranges of positions by head, and their distribution (RePo fig. 2).
+    """Draw the ranges of positions by head (RePo fig. 2).
 
-    Left: a dot is the mean of a head over prompts, heads from left to right within their layer; a
-    thin line goes from the smallest to the largest prompt; a bar is the median of the layer. Right:
-    the number of learned heads by range. The band is the context length.
+    A dot is the mean of a head over prompts, heads from left to right within their layer; a thin
+    line goes from the smallest to the largest prompt; a bar is the median of the layer. The dashed
+    line is the context length.
 
     Args:
         run: Tree of a run, a group per measure.
@@ -170,40 +145,30 @@ def position_ranges(run: xr.DataTree) -> PaperFigure:
     Raises:
         InputError: The run has no positions.
     """
+    return range_chart(run).figure()
+
+
+def range_chart(run: xr.DataTree) -> HeadDots:
+    """Make the chart of `position_ranges`.
+
+    Args:
+        run: Tree of a run, a group per measure.
+
+    Returns:
+        The chart.
+    """
     positions = positions_of(run)
-    ranges = positions["position_range"].transpose("layer", "head", "prompt")
-    lengths = positions["token_count"].values
-    named = schemes(positions)
-    prompts = ranges.sizes["prompt"]
-    figure = paper_figure(PAGE_WIDTH, 2.5)
-    left, right = figure.subplots(1, 2, width_ratios=(3.4, 1), sharey=True)
-    means, places = ranges.mean("prompt"), np.arange(len(named))
-    draw_by_head(
-        left, means, ends=(ranges.min("prompt"), ranges.max("prompt")), nothing="no positions"
+    ranges, lengths = positions["position_range"], positions["token_count"].values
+    median = ranges.mean("prompt").median("head").broadcast_like(ranges)
+    title = f"{counted(ranges[0].size, 'head')}, {counted(ranges.sizes['prompt'], 'prompt')}"
+    return HeadDots(
+        "position_ranges",
+        {title: (ranges, median)},
+        "median of a layer's heads",
+        "range of positions, max − min",
+        {title: lengths.mean()},
+        f"context length: {_span_of(lengths)} tokens",
     )
-    left.hlines(means.median("head"), places - 0.42, places + 0.42, **_MEDIAN_LINE, zorder=3)
-    left.set_ylabel("range of positions, max − min")
-    _scale(left, ranges.values, lengths)
-    learned = [place for place, scheme in enumerate(named.values()) if scheme in LEARNED_SCHEMES]
-    _distribution(right, ranges.values[learned], [list(named.values())[place] for place in learned])
-    for ax in (left, right):
-        if lengths.max() > lengths.min():
-            ax.axhspan(
-                lengths.min(), lengths.max(), color="#222222", alpha=0.15, linewidth=0, zorder=0
-            )
-        ax.axhline(lengths.mean(), **_CONTEXT_LINE, gid="context length")
-    heads = ranges.sizes["layer"] * ranges.sizes["head"]
-    spread = (
-        ""
-        if prompts == 1
-        else f", mean over {counted(prompts, 'prompt')}; line: smallest to largest prompt"
-    )
-    left.set_title(f"{counted(heads, 'head')}{spread}")
-    right.set_title(counted(len(learned) * ranges.sizes["head"], "learned head"))
-    median = Line2D([], [], **_MEDIAN_LINE, label="median of a layer's heads")
-    context = Line2D([], [], **_CONTEXT_LINE, label=f"context length: {_span_of(lengths)} tokens")
-    legend_below(figure, [*scheme_handles(named.values(), "o"), median, context])
-    return figure
 
 
 def range_table(run: xr.DataTree) -> Table:
@@ -237,43 +202,6 @@ def range_table(run: xr.DataTree) -> Table:
         f"prompts of {_span_of(lengths)} tokens."
     )
     return Table("positions", "Ranges of positions, max − min", columns, tuple(rows), note)
-
-
-def _scale(ax: Axes, ranges: np.ndarray, lengths: np.ndarray) -> None:
-    finite = ranges[np.isfinite(ranges)]
-    positive = finite[finite > 0]
-    top = max(float(lengths.max()), float(finite.max(initial=0.0)))
-    if not positive.size or top / positive.min() <= LOG_ABOVE:
-        ax.set_ylim(0, top * 1.12)
-        return
-    bottom, has_zeros = float(positive.min()), positive.size < finite.size
-    ax.set_yscale("symlog" if has_zeros else "log", **({"linthresh": bottom} if has_zeros else {}))
-    ax.set_ylim(-0.2 * bottom if has_zeros else bottom / 1.6, top * 1.8)
-    plain_decades(ax.yaxis)
-
-
-def _distribution(ax: Axes, ranges: np.ndarray, names: list[str]) -> None:
-    """Draw a histogram, stacked by scheme, of the mean range over prompts.
-
-    Bins are even on the scale of the axis.
-    """
-    ax.set_xlabel("heads")
-    ax.grid(axis="x")
-    if not np.isfinite(ranges).any():
-        say(ax, "no learned\npositions")
-        return
-    bins = int(np.clip(3 * np.sqrt(ranges.shape[0] * ranges.shape[1]), 6, BINS))
-    transform = ax.yaxis.get_transform()
-    low, high = transform.transform(np.array(ax.get_ylim()))
-    edges = transform.inverted().transform(np.linspace(low, high, bins + 1)).tolist()
-    kinds, means = list(dict.fromkeys(names)), nanmean(ranges, axis=-1)
-    stacked = [
-        of[np.isfinite(of)] for of in (means[[name == kind for name in names]] for kind in kinds)
-    ]
-    ax.hist(
-        stacked, bins=edges, stacked=True, color=[scheme_colour(kind) for kind in kinds], **_BARS
-    )
-    ax.locator_params(axis="x", integer=True, nbins=4)
 
 
 def _span_of(lengths: np.ndarray) -> str:

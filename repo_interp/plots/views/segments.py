@@ -24,12 +24,11 @@ from repo_interp.errors import InputError
 from repo_interp.plots.marks import (
     Chart,
     CustomFigure,
+    HeadDots,
     Heads,
     Table,
     contiguous,
-    control_handle,
     counted,
-    draw_by_head,
     group,
     has_groups,
     label_tokens,
@@ -40,7 +39,6 @@ from repo_interp.plots.marks import (
     pick,
     prompt_tokens,
     ranked_heads,
-    scheme_handles,
     schemes,
     sparse_ticks,
     table_of,
@@ -190,39 +188,39 @@ def segment_scores(run: xr.DataTree, kind: str | None = None) -> PaperFigure:
     Raises:
         InputError: The run has no segments of the kind.
     """
+    return score_chart(run, kind).figure()
+
+
+def score_chart(run: xr.DataTree, kind: str | None = None) -> HeadDots:
+    """Make the chart of `segment_scores`.
+
+    Args:
+        run: Tree of a run, a group per measure.
+        kind: Kind of segments; None: `main_kind`.
+
+    Returns:
+        The chart.
+    """
     dataset = group(run, "segments")
     kind = _chosen(dataset, kind)
     of_kind = dataset.sel(kind=kind)
     counts = of_kind["segment_count"].where(of_kind["segment_count"] > 1)
-    figure = paper_figure(PAGE_WIDTH, 2.4)
-    left, right = figure.subplots(1, 2)
-    for ax, (name, label) in zip((left, right), _SCORES.items(), strict=True):
-        draw_by_head(
-            ax, over_prompts(of_kind[name]), over_prompts(of_kind[f"{name}_shuffled"])
-        ).set_ylim(-0.02, 1.04)
-        ax.axhline(
-            float(of_kind[f"{name}_index"].mean()),
-            color="#222222",
-            linestyle="--",
-            linewidth=0.7,
-            gid="index",
-        )
-        ax.set_ylabel(label)
-    left.set_title(
-        f"{counted(of_kind.sizes['head'], 'head')} per layer, mean over "
-        f"{counted(int(counts.count()), 'prompt')}"
+    sizes = f"{counted(int(counts.count()), 'prompt')} of {float(counts.mean()):.3g} {kind}"
+    titles = {name: f"{label}, {sizes}" for name, label in _SCORES.items()}
+    return HeadDots(
+        f"segment_scores_{kind}",
+        {
+            title: (
+                of_kind[name].assign_attrs(limits=(-0.02, 1.04)),
+                of_kind[f"{name}_shuffled"],
+            )
+            for name, title in titles.items()
+        },
+        "control: shuffled edges",
+        "score",
+        {title: float(of_kind[f"{name}_index"].mean()) for name, title in titles.items()},
+        "token index",
     )
-    right.set_title(f"{float(counts.mean()):.3g} {kind} per prompt")
-    index = Line2D([], [], color="#222222", linestyle="--", linewidth=0.7, label="token index")
-    legend_below(
-        figure,
-        [
-            *scheme_handles(schemes(of_kind).values(), "o"),
-            control_handle("control: shuffled edges"),
-            index,
-        ],
-    )
-    return figure
 
 
 def _charts(run: xr.DataTree) -> Iterator[Chart]:
@@ -235,7 +233,7 @@ def _charts(run: xr.DataTree) -> Iterator[Chart]:
     if kind is None:
         return
     for present in dataset["kind"].values[(dataset["segment_count"] > 1).any("prompt").values]:
-        yield CustomFigure(f"segment_scores_{present}", partial(segment_scores, run, str(present)))
+        yield score_chart(run, str(present))
     beyond = _beyond_shuffled(dataset, kind).assign_attrs(
         long_name=f"η² of {kind} minus that of shuffled edges", units="1"
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import xarray as xr
-from drawn import artist, starting, texts
+from drawn import artist, texts
 from numpy.testing import assert_allclose
 
 from repo_interp.plots.marks import (
@@ -20,7 +20,6 @@ from repo_interp.plots.marks import (
 )
 from repo_interp.plots.style import SCHEME_COLOURS, paper_figure, style
 from repo_interp.plots.views.atlas import MOST_NAMED_ROWS, atlas_overview
-from repo_interp.plots.views.component_curves import MOST_CURVES, component_curves
 from repo_interp.plots.views.effects import effects_of_sets
 from repo_interp.plots.views.rotation import _number_places
 
@@ -168,7 +167,7 @@ def test_one_long_bar_hides_no_change_and_rounding_is_not_blown_up(changes, scal
         attrs={"metric": "exact match", "set_heads": 1},
     )
     left = effects_of_sets(xr.DataTree.from_dict({"/effects": effects})).axes[0]
-    assert left.get_yscale() == scale and left.get_ylim()[0] <= -reach
+    assert left.get_xscale() == scale and left.get_xlim()[0] <= -reach
 
 
 def test_numbers_of_arrows_that_point_alike_keep_apart():
@@ -176,21 +175,3 @@ def test_numbers_of_arrows_that_point_alike_keep_apart():
     places = list(_number_places({7: 1 + 0j, 3: 0.99 + 0j, 5: 0.98 + 0.01j}, 0.1).values())
     apart = [abs(one - other) for at, one in enumerate(places) for other in places[:at]]
     assert min(apart) >= 0.1 and all(abs(place) > 0.98 for place in places)
-
-
-def test_many_high_components_are_a_range_and_few_are_curves():
-    """Found: a grey tangle."""
-    for count in (MOST_CURVES, MOST_CURVES + 1):
-        curves = np.cos(np.linspace(0.5, 2, count)[:, None] * np.arange(64))
-        flags = ("component", np.zeros(count, bool))
-        components = xr.Dataset(
-            {
-                "component_by_distance": (("component", "distance"), curves),
-                "activated": flags,
-                "low_frequency": flags,
-            },
-            {"component": np.arange(count), "distance": np.arange(64)},
-        )
-        above, _ = component_curves(components).axes
-        assert len(starting(above, "component")) == (count if count == MOST_CURVES else 0)
-        assert len(starting(above, "range high")) == (count > MOST_CURVES)

@@ -9,25 +9,29 @@ import math
 import numpy as np
 import pytest
 import xarray as xr
-from drawn import artist
+from drawn import artist, starting
 from matplotlib.colors import to_hex
 from numpy.testing import assert_allclose
 
 from position_papers.hope.component_figures import (
+    MOST_CURVES,
     beyond_training_length,
+    component_curves,
     logit_by_distance,
     pair_of_tokens,
     vaf_by_component,
     vaf_over_training,
 )
 from repo_interp.errors import InputError
-from repo_interp.plots import component_curves, report_page
+from repo_interp.plots import report_page
 from repo_interp.plots.catalogue import figures_of, view_of
 from repo_interp.plots.style import COLUMN_WIDTH, SCHEME_COLOURS
 from repo_interp.plots.view import PageOptions
-from repo_interp.plots.views.component_curves import BAND_COLOURS, FEW_PAIRS, band_of
 from repo_interp.plots.views.components import (
+    BAND_COLOURS,
+    FEW_PAIRS,
     _band_names,
+    band_of,
     component_data,
     component_table,
     rotating_layers,
@@ -358,3 +362,21 @@ def test_the_grid_of_norms_is_drawn_for_few_heads_and_for_many(heads):
     assert_allclose(drawn, expected)
     queries, keys = (ax.images[0].get_clim() for ax in figure.axes[:2])
     assert queries == keys, "one scale"
+
+
+def test_many_high_components_are_a_range_and_few_are_curves():
+    """Found: a grey tangle."""
+    for count in (MOST_CURVES, MOST_CURVES + 1):
+        curves = np.cos(np.linspace(0.5, 2, count)[:, None] * np.arange(64))
+        flags = ("component", np.zeros(count, bool))
+        components = xr.Dataset(
+            {
+                "component_by_distance": (("component", "distance"), curves),
+                "activated": flags,
+                "low_frequency": flags,
+            },
+            {"component": np.arange(count), "distance": np.arange(64)},
+        )
+        above, _ = component_curves(components).axes
+        assert len(starting(above, "component")) == (count if count == MOST_CURVES else 0)
+        assert len(starting(above, "range high")) == (count > MOST_CURVES)

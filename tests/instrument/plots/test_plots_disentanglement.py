@@ -13,6 +13,7 @@ from families import tiny
 from matplotlib.patches import Arc, Circle
 
 import repo_interp as ri
+from position_papers.position_generalization.length_figures import extrapolation_by_length
 from repo_interp.errors import InputError, Note
 from repo_interp.experiments.extrapolation import Extrapolation, output_traces
 from repo_interp.experiments.perturbation import Perturbation
@@ -25,7 +26,6 @@ from repo_interp.models.outputs import layer_tensors, outputs_over_windows
 from repo_interp.plots.catalogue import view_of
 from repo_interp.plots.pages.report import write_report
 from repo_interp.plots.views import three_axis as fits
-from repo_interp.plots.views.extrapolation import extrapolation_by_length
 from repo_interp.plots.views.extrapolation import output_traces as traces_in_plane
 from repo_interp.plots.views.fake_distance import fake_distance_fit
 from repo_interp.plots.views.perturbation import perturbation_grid
@@ -230,6 +230,25 @@ def test_extrapolation_is_drawn_by_method_and_length(run):
     np.testing.assert_allclose(
         [segment[:, 1] for segment in drawn.get_segments()], np.transpose(ends)
     )
+
+
+def test_a_run_has_its_extrapolation_by_length_and_by_layer_with_the_noise_of_the_fit(run):
+    view, group = view_of("extrapolation"), run["extrapolation"]
+    assert view is not None
+    drawn = dict(view.figures(run))
+    assert [*drawn] == [
+        "extrapolation_kl",
+        "extrapolation_log_perplexity",
+        "extrapolation_kl_by_layer",
+    ]
+    line = artist(drawn["extrapolation_kl"], "mean LM-Infinite")
+    means = group["kl"].sel({"method": "lm_infinite"}).mean("layer")
+    np.testing.assert_allclose(line.get_ydata(), means)
+    noise = artist(drawn["extrapolation_kl"], "mean plain at 32 tokens: noise of the fit")
+    first = group["kl"].sel({"method": "plain"})[0]
+    np.testing.assert_allclose(noise.get_ydata(), [float(first.mean())] * 2)
+    line = artist(drawn["extrapolation_kl_by_layer"], "mean plain")
+    np.testing.assert_allclose(line.get_ydata(), group["kl"].sel({"method": "plain", "length": 64}))
 
 
 def test_one_layer_or_method_that_leaves_far_further_does_not_hide_the_others(run):

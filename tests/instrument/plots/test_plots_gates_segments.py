@@ -202,8 +202,8 @@ def test_both_scores_of_every_head_stand_over_shuffled_edges(run):
     for ax, name in zip(figure.axes, ("variance_between", "boundary_f1"), strict=True):
         expected = group[name].sel(layer=3).mean("prompt")
         assert_allclose(artists(ax, "heads 3")[0].get_ydata(), expected[np.isfinite(expected)])
-        assert_allclose(artists(ax, "index")[0].get_ydata(), float(group[f"{name}_index"].mean()))
-    assert figure.axes[1].get_title(loc="left").endswith("lines per prompt")
+        assert_allclose(artists(ax, "level")[0].get_ydata(), float(group[f"{name}_index"].mean()))
+    assert figure.axes[1].get_title(loc="left").endswith(" lines")
     drawn, kind = dict(segments.VIEW.figures(run)), segments.main_kind(run["segments"].to_dataset())
     (shown,) = drawn[f"segment_variance_{kind}"].axes[0].get_images()
     group = run["segments"].to_dataset().sel(kind=kind)
