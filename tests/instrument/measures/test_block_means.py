@@ -13,15 +13,14 @@ import pytest
 import torch
 from attention_inputs import CASES, PADDED, random_inputs
 from families import tiny
+from numpy.testing import assert_allclose
+from refusals import refused
 from torch.testing import assert_close
 
 import repo_interp as ri
-from repo_interp.errors import InputError
-from repo_interp.inputs import select_prompts
 from repo_interp.measures.fake_distance import last_queries
 from repo_interp.measures.kernels.block_means import block_size, fake_block_means, logit_block_means
 from repo_interp.measures.maps import Maps
-from repo_interp.measures.statistics import merge
 from repo_interp.tasks.prompt import Prompt
 
 
@@ -94,25 +93,15 @@ def test_blocks_are_as_small_as_the_side_allows(tokens, side, size):
     assert math.ceil(tokens / size) <= side
 
 
-def test_the_measure_keeps_the_first_prompt_whatever_the_batches():
-    both = random_inputs(prompts=3, kv_heads=2)
-    measure = Maps(side=6)
-    together = measure.conclude(merge([measure.observe(both, {})]))
-    parts = [select_prompts(both, chosen) for chosen in (slice(1, 3), slice(0, 1))]
-    apart = measure.conclude(merge([measure.observe(part, {}) for part in parts]))
-    for name in ("logit_map", "fake_map", "block_size"):
-        np.testing.assert_array_equal(apart[name].values, together[name].values)
-    assert together["logit_map"].dims == ("layer", "head", "query_block", "key_block")
-    assert together["key_block"].values.tolist() == [0, 4, 8, 12, 16, 20]
-    assert together["block_size"].item() == 4
-    query = last_queries(both, 1)[0][0, :, 0]
-    dense = dense_means(
-        dense_fake(query, both.keys[0], both.frequencies, torch.zeros(4, 24))[None], 4
-    )[0]
-    np.testing.assert_allclose(together["fake_map"].values[0], dense, rtol=1e-5, atol=1e-5)
-    nope = measure.conclude(measure.observe(random_inputs(scheme="nope"), {}))["fake_map"]
-    # the same at every distance
-    np.testing.assert_allclose(nope, nope[:, :, :1].values + 0 * nope, rtol=1e-6)
+def test_the_measure_keeps_blocks_of_the_first_prompt_and_its_last_query():
+    inputs, measure = random_inputs(kv_heads=2), Maps(side=6)
+    group = measure.conclude(measure.observe(inputs, {}))
+    assert group["logit_map"].dims == ("layer", "head", "query_block", "key_block")
+    assert group["key_block"].values.tolist() == [0, 4, 8, 12, 16, 20]
+    query = last_queries(inputs, 1)[0][0, :, 0]
+    fake = dense_fake(query, inputs.keys[0], inputs.frequencies, torch.zeros(4, 24))
+    expected = dense_means(fake[None], 4)[0]
+    assert_allclose(group["fake_map"].values[0], expected, rtol=1e-5, atol=1e-5)
 
 
 def test_maps_of_chosen_heads_stand_beside_the_measures_of_all():
@@ -140,7 +129,7 @@ def test_maps_of_chosen_heads_stand_beside_the_measures_of_all():
             one, other = (
                 each["maps"][name].sel(layer=layer, head=head) for each in (run, everywhere)
             )
-            np.testing.assert_allclose(one.values, other.values, rtol=1e-6)
+            assert_allclose(one.values, other.values, rtol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -155,7 +144,7 @@ def test_maps_of_chosen_heads_stand_beside_the_measures_of_all():
 )
 def test_maps_of_heads_that_are_not_there_are_refused(given, said):
     bridge = ri.bridge(ri.reposition(tiny("qwen3"), "repo"))
-    with pytest.raises(InputError, match=re.escape(said)):
+    with refused(re.escape(said)):
         ri.analyze(bridge, [Prompt(tokens=(1, 2, 3, 4))], measures=(Maps(**given),))
-    with pytest.raises(InputError, match="LAYERS:HEADS, such as 5:0-3, not '5'"):
+    with refused("LAYERS:HEADS, such as 5:0-3, not '5'"):
         Maps(heads=("5",))

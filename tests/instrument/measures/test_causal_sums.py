@@ -63,16 +63,6 @@ def test_long_prompts_go_through_several_strides():
         assert_close(found, expected, rtol=1e-10, atol=1e-9)
 
 
-def test_constant_features_count_the_pairs():
-    ones = torch.ones(1, 2, 50, 4, dtype=torch.float64)
-    sums = causal_sums(ones, ones, scale=0.5)
-    assert_close(sums.lines.query, 2.0 * torch.arange(1, 51, dtype=torch.float64).expand(1, 2, 50))
-    assert_close(
-        sums.lines.distance, 2.0 * torch.arange(50, 0, -1, dtype=torch.float64).expand(1, 2, 50)
-    )
-    assert_close(sums.square, torch.full((1, 2), 4.0 * 50 * 51 / 2, dtype=torch.float64))
-
-
 @pytest.mark.parametrize("window", [None, 300])
 @pytest.mark.parametrize("mean", [0.5, 5.0, 70.0])
 def test_float32_variance_keeps_its_digits_also_where_the_mean_dwarfs_the_spread(mean, window):

@@ -8,7 +8,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from attention_inputs import random_inputs
 from causal_reference import component_maps, diagonal_sums, inputs_of, random_features, seen
 from torch.testing import assert_close
 
@@ -16,7 +15,6 @@ from repo_interp.measures.kernels.heads import HeadBlock, head_blocks, reduced
 from repo_interp.measures.kernels.rotary_components import (
     ComponentSums,
     component_moments,
-    pair_components,
     variance_accounted_as_printed,
 )
 from repo_interp.memory import working_memory
@@ -93,33 +91,6 @@ def test_profiles_and_moments_equal_those_of_the_whole_maps(tokens, kv_heads, wi
         )
 
 
-def test_long_prompts_have_many_chunks():
-    queries, keys, valid = random_features(2100, heads=1, kv_heads=1, d_head=4, prompts=1)
-    for window in (None, 700):
-        maps = component_maps(queries, keys).flatten(-2)[..., seen(valid, window).flatten()]
-        expected = torch.cov(maps[0, 0], correction=0)
-        bands = torch.ones(1, 2).bool()
-        assert_close(
-            moments("with_whole", bands, queries, keys, valid, window)[0, 0],
-            expected.sum(-1),
-            rtol=1e-10,
-            atol=1e-10,
-        )
-        assert_close(
-            moments("of_part", bands, queries, keys, valid, window)[0, 0],
-            expected.diagonal(),
-            rtol=1e-10,
-            atol=1e-10,
-        )
-
-
-def test_components_of_single_pairs_are_those_of_the_maps():
-    inputs = random_inputs(kv_heads=2)
-    maps = component_maps(inputs.rotated_queries, inputs.rotated_keys)
-    for query, key in ((0, 0), (7, 3), (23, 0), (23, 23)):
-        assert_close(pair_components(inputs, query, key), maps[..., query, key])
-
-
 @pytest.mark.parametrize("bands", [BANDS, PARTS], ids=["overlapping", "parts"])
 def test_vaf_of_components_and_bands_by_their_definitions(bands):
     queries, keys, valid = random_features(140)
@@ -141,21 +112,6 @@ def test_vaf_of_components_and_bands_by_their_definitions(bands):
         assert_close(variance_accounted_as_printed(values.sum(-1)), printed, rtol=1e-9, atol=1e-9)
 
 
-def test_one_component_alone_accounts_for_everything_and_a_constant_one_for_nothing():
-    queries, keys, _ = random_features(60, d_head=4, prompts=1)
-    queries[..., [1, 3]] = 0
-    queries[..., 1], keys[..., 1] = 3.0, 2.0
-    found = vaf(queries, keys)
-    assert_close(
-        found, torch.tensor([100.0, 0.0], dtype=torch.float64).expand_as(found), rtol=0, atol=1e-10
-    )
-
-
-def test_logits_that_do_not_vary_have_no_vaf():
-    ones = torch.ones(1, 1, 4, 4, dtype=torch.float64)
-    assert vaf(ones * 0, ones).isnan().all()
-
-
 @pytest.mark.parametrize("window", [None, 300, 50])
 @pytest.mark.parametrize("mean", [0.0, 1.0, 5.0, 20.0, 70.0])
 def test_float32_keeps_the_digits_of_vaf_where_the_mean_dwarfs_the_spread(mean, window):
@@ -174,15 +130,6 @@ def test_float32_keeps_the_digits_where_components_oppose_each_other():
     found = vaf(queries, keys, valid)
     exact = vaf(queries.double(), keys.double(), valid)
     assert_close(found / 100, exact / 100, rtol=2e-6, atol=2e-6)
-
-
-def test_longest_distances_are_right_in_float32():
-    queries, keys, _ = random_features(1500, dtype=torch.float32, prompts=1, heads=2, kv_heads=2)
-    last = component_profiles(queries, keys)[..., -1]
-    product = (
-        (queries[..., -1, :].double() * keys[..., 0, :].double()).unflatten(-1, (2, -1)).sum(-2)
-    )
-    assert_close(last, product, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

@@ -9,10 +9,9 @@ import pytest
 import torch
 import xarray as xr
 from attention_inputs import OFFICIAL, devices, official_inputs, on, random_inputs, with_holes
-from numpy.testing import assert_allclose
+from numpy.testing import assert_allclose, assert_array_equal
 
 from repo_interp.measures.fake_distance import FakeDistance, _reach
-from repo_interp.measures.kernels.fake_logits import turns
 from repo_interp.measures.statistics import merge
 from repo_interp.positions.rotary import rotate
 
@@ -70,12 +69,6 @@ def test_r_and_axes_are_those_of_the_logits_written_out(scheme, shape, device):
             if prompt == 0:
                 assert_allclose(group["position_axis"][0, head], position, atol=1e-10)
                 assert_allclose(group["semantic_axis"][0, head], semantic, atol=1e-10)
-
-
-def test_a_layer_without_rotation_is_perfectly_and_trivially_additive():
-    assert_allclose(r_of(random_inputs(scheme="nope")), 1, atol=1e-12)
-    group = measured(random_inputs(scheme="nope"))
-    assert_allclose(group["position_axis"].std("distance"), 0, atol=1e-12)
 
 
 def test_a_layer_without_rotation_can_be_asked_to_rotate():
@@ -179,20 +172,6 @@ def test_many_tokens_go_through_in_blocks():
     assert_allclose(group["semantic_axis"][0, 1], semantic, atol=1e-9)
 
 
-def test_turns_are_rotations_by_the_distances_of_a_grid():
-    frequencies = torch.tensor([0.0, 0.3, -7.0], dtype=torch.float64)
-    valid = torch.tensor([[True] * 5 + [False]])
-    made = turns(
-        torch.tensor([[-2.5]]).double(), torch.tensor([[1.5]]).double(), valid, frequencies
-    )
-    angles = (-2.5 + 1.5 * np.arange(5))[:, None] * frequencies.numpy()
-    rotations = np.array([[np.cos(angles), -np.sin(angles)], [np.sin(angles), np.cos(angles)]])
-    assert_allclose(
-        made.squares[0, 0], np.einsum("abdr,ijds->abijrs", rotations, rotations), atol=1e-12
-    )
-    assert_allclose(made.mean[0][0, 0, 0, :3], np.cos(angles).mean(0), atol=1e-12)
-
-
 @precisions
 def test_the_paper_s_own_sign_and_axes(dtype):
     """Those arrays are without 1/sqrt(d_head)."""
@@ -219,8 +198,8 @@ def test_the_reach_of_contents_in_closed_form():
     semantic = xr.DataArray(
         np.broadcast_to(contents, (1, 3, 5)), {**axes, "token": token}, ("layer", "head", "token")
     )
-    np.testing.assert_array_equal(_reach(position, semantic).values, [[21, np.nan, np.nan]])
+    assert_array_equal(_reach(position, semantic).values, [[21, np.nan, np.nan]])
     # distance counts against the nearest token that it favors most
     bumped = position.copy()
     bumped.loc[{"distance": 5}] = 3.0
-    np.testing.assert_array_equal(_reach(bumped, semantic).values, [[6, 6, 6]])
+    assert_array_equal(_reach(bumped, semantic).values, [[6, 6, 6]])

@@ -14,22 +14,18 @@ import torch
 from attention_inputs import cope_inputs, random_inputs
 from families import tiny
 from numpy.testing import assert_allclose, assert_array_equal
+from refusals import refused
 from torch.testing import assert_close
 
 import repo_interp as ri
-from repo_interp.errors import InputError
 from repo_interp.measures.gates import Gates
 from repo_interp.measures.kernels.gate_sums import (
     attention_from_position,
-    gate_sums,
     gates_of_rows,
-    last_segment_sums,
 )
 from repo_interp.memory import working_memory
 from repo_interp.models.capture import capture
 from repo_interp.models.decoder import as_decoder
-from repo_interp.run import read_run, write_run
-from repo_interp.tasks.prompt import Prompt
 
 OFFICIAL = places.OFFICIAL / "cope"
 ROWS = torch.arange(24)
@@ -167,7 +163,8 @@ def test_everything_equals_the_pair_by_pair_sums(window):
     valid[1, :3] = False  # padding on the left
     inputs = cope_inputs(p_max=4, valid=valid, window=window)
     spans = marked(inputs, starts=(9, 14, 20), separators=(8, 13))
-    found = concluded(inputs, spans, maps=1)
+    with working_memory(1 if window else 2**24):
+        found = concluded(inputs, spans, maps=1)
     for prompt, head in ((0, 1), (1, 3)):
         gate, logit = np.zeros((24, 24)), np.full((24, 24), -np.inf)
         for i in range(24):
@@ -208,22 +205,6 @@ def test_everything_equals_the_pair_by_pair_sums(window):
         assert_allclose(here["last_segment_mass"].sel(kind="lines"), np.mean(masses), rtol=1e-6)
         assert_allclose(here["last_segment_even"].sel(kind="lines"), np.mean(evens), rtol=1e-9)
     assert np.isnan(found["position_attention"].sel(prompt=1)).all()
-
-
-def test_blocks_of_rows_do_not_matter():
-    inputs = cope_inputs()
-    whole = gate_sums(inputs)
-    with working_memory(1):
-        by_row = gate_sums(inputs)
-    assert_close(by_row.by_key, whole.by_key)
-    assert_close(by_row.by_query, whole.by_query)
-    assert_array_equal(by_row.queries, whole.queries)
-    first = torch.randint(0, 24, (2, 3, 24)).minimum(ROWS)
-    arguments = (inputs, first, torch.ones_like(first, dtype=torch.bool))
-    with working_memory(1):
-        last = last_segment_sums(*arguments)
-    for one, other in zip(last_segment_sums(*arguments), last, strict=True):
-        assert_close(one, other)
 
 
 def test_official_positions_are_the_sums_of_the_gates():
@@ -330,65 +311,7 @@ def test_capture_hands_over_what_the_gates_of_each_variant_look_at(layout, optio
 # through analyze
 # --------------------------------------------------------------------------------------------------
 
-WORDS = [
-    "Some",
-    " words",
-    " here",
-    ".",
-    " More",
-    " words",
-    "\n",
-    "New",
-    " line",
-    "\n\n",
-    "A",
-    " paragraph",
-    ".",
-    " End",
-    ".",
-]
-
-
-def prompts():
-    generator = np.random.default_rng(0)
-    return [
-        Prompt(
-            tuple(generator.integers(3, 64, length).tolist()),
-            token_text=tuple((WORDS * 2)[:length]),
-        )
-        for length in (30, 22, 26)
-    ]
-
-
-def analysed(measure=None, **options):
-    wrapped = ri.bridge(
-        awake(
-            "rope,cope,nope".replace("rope", "cope_rope").replace("nope", "cope_alibi"),
-            {"gates": "separate_keys"},
-        )
-    )
-    return ri.analyze(wrapped, prompts(), measures=(measure or Gates(maps=1),), **options)
-
-
-def test_the_run_file_keeps_the_group(tmp_path):
-    run = analysed(batch_size=2)
-    write_run(run, tmp_path / "run.nc")
-    group = read_run(tmp_path / "run.nc")["gates"].to_dataset()
-    assert list(group["scheme"].values) == ["cope_rope", "cope", "cope_alibi"]
-    assert group.attrs["maps"] == 1 and "lines" in group.attrs["kinds"]
-    assert (
-        np.isfinite(group["position_attention"].sel(prompt=0)).any()
-        and np.isnan(group["position_attention"].sel(prompt=1)).all()
-    )
-    first = group["separator"].sel(prompt=1)
-    assert np.flatnonzero(first == 1).tolist() == [3, 6, 9, 12, 18, 21] and (first[22:] == -1).all()
-    assert np.isfinite(group["separator_share"]).all()
-    assert np.isfinite(
-        group["last_segment_mass"].sel(kind=["lines", "sentences", "paragraphs"])
-    ).all()
-    assert ((group["separator_share_chance"] > 0) & (group["separator_share_chance"] <= 1)).all()
-
 
 def test_a_prompt_too_long_for_its_map_is_named():
-    with pytest.raises(InputError, match="prompt 0 has 30 tokens"):
-        analysed(Gates(maps=1, map_tokens=20))
+    with refused("prompt 0 has 24 tokens"):
+        concluded(cope_inputs(), {}, maps=1, map_tokens=20)

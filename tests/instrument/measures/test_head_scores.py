@@ -12,6 +12,7 @@ import torch
 from attention_inputs import random_inputs
 from families import tiny
 from hand_built import hand_built
+from torch.testing import assert_close
 from transformer_lens import head_detector
 from transformer_lens.head_detector import compute_head_attention_similarity_score, detect_head
 
@@ -19,7 +20,6 @@ import repo_interp as ri
 from repo_interp.experiments import head_scores as scoring
 from repo_interp.experiments.head_scores import (
     SCORES,
-    answers_of,
     prompt_scores,
     random_scores,
     repeated_tokens,
@@ -126,8 +126,8 @@ def test_rows_in_parts_and_whole_patterns_give_the_same_sums():
         parts[0] = parts[0] + distance_sums(some.softmax(-1), part)
         parts[1] = parts[1] + departure_sums(some.softmax(-1), some)
     for one, other in zip(whole, parts, strict=True):
-        torch.testing.assert_close(one, other)
-    torch.testing.assert_close(*content)
+        assert_close(one, other)
+    assert_close(*content)
     for head in range(2):
         of_head = weights[0, head].numpy()
         distance = sum(of_head[i, j] * (i - j) for i in range(40) for j in range(i + 1))
@@ -276,26 +276,6 @@ def test_retrieval_and_mass_are_those_of_whole_patterns(made, monkeypatch):
         assert retrieval[1, 0] == 1 and retrieval.sum() == 1
         contribution = found["contribution"]
         assert contribution[1, 0] > 0.5 and np.abs(np.delete(contribution.ravel(), 4)).max() < 1e-6
-
-
-def test_what_stands_in_the_source_and_what_is_the_token_itself():
-    answers = answers_of(NEEDLE)
-    assert (
-        answers is not None
-        and answers.rows.tolist() == [13, 14, 15]
-        and answers.tokens.tolist() == [12, 13, 14]
-    )
-    assert answers.source.sum(-1).tolist() == [4, 4, 4] and answers.same.nonzero()[
-        :, 1
-    ].tolist() == [3, 4, 5]
-    (reversal,) = make_task("reversal").prompts(1, test_set="4")
-    of_words = answers_of(reversal)
-    assert (
-        of_words is not None
-        and of_words.source.nonzero()[:, 1].tolist() == reversal.attributes["source"]
-    )
-    assert answers_of(Prompt(tokens=(1, 2, 3))) is None
-    assert answers_of(Prompt(tokens=(1, 2, 3), generated=(2,))) is None
 
 
 def test_long_prompts_are_measured_on_some_of_their_rows():

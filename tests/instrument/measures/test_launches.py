@@ -13,6 +13,8 @@ import pytest
 import torch
 from attention_inputs import random_inputs
 from families import repositioned
+from numpy.testing import assert_array_equal
+from refusals import refused
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import repo_interp as ri
@@ -121,9 +123,9 @@ def test_arrays_leave_an_accelerator_together():
         {"c": (("token", "layer"), _Awaited(other, (), 1)), "d": (("layer",), np.ones(1))}
     )
     assert first.values["a"][1].shape == (1, 2, 3) and first.values["b"][1].shape == (2, 1, 3)
-    np.testing.assert_array_equal(first.values["b"][1][:, 0], both[1])
-    np.testing.assert_array_equal(second.values["c"][1], other[:, None])
-    np.testing.assert_array_equal(second.values["d"][1], np.ones(1))
+    assert_array_equal(first.values["b"][1][:, 0], both[1])
+    assert_array_equal(second.values["c"][1], other[:, None])
+    assert_array_equal(second.values["d"][1], np.ones(1))
 
 
 ROOT = Path(ri.__file__).parent
@@ -265,7 +267,7 @@ def test_out_of_memory_halves_the_blocks_and_begins_again():
 @pytest.mark.parametrize("bytes", [0, -1, 1.5, True, "1 GiB"])
 def test_working_memory_is_a_number_of_bytes(bytes):
     with (
-        pytest.raises(ri.InputError, match="positive whole number of bytes"),
+        refused("positive whole number of bytes"),
         ri.working_memory(bytes),
     ):
         pass

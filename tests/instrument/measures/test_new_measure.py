@@ -11,6 +11,7 @@ import pytest
 import torch
 import xarray as xr
 from families import repositioned
+from refusals import refused
 
 import repo_interp as ri
 from repo_interp import entry_points
@@ -214,10 +215,9 @@ def test_a_measure_that_changes_what_others_see_is_refused_by_name_and_the_model
     prompts = [Prompt(tokens=tuple(row), spans={"words": (3, 4)}) for row in TOKENS.tolist()]
     with torch.no_grad():
         before = model(TOKENS).logits
-    with pytest.raises(
-        ri.InputError,
-        match=rf"^the measure 'foreign' changes {name} in place, which the model and other "
-        r"measures",
+    with refused(
+        rf"^the measure 'foreign' changes {name} in place, which the model and other "
+        r"measures"
     ):
         ri.analyze(model, prompts, ["three_axis", Foreign(act), "positions"], batch_size=2)
     with torch.no_grad():
@@ -259,7 +259,7 @@ def test_reductions_and_inference_mode_are_no_way_around():
         (Foreign(ask=lambda inputs: [Greedy()]), r"Greedy'> changes heads in place"),
         (Foreign(in_place("queries")), "'foreign' changes queries in place"),
     ):
-        with torch.inference_mode(), pytest.raises(ri.InputError, match=said):
+        with torch.inference_mode(), refused(said):
             ri.analyze(repositioned("rope"), TOKENS, [foreign, "three_axis"])
 
 
@@ -284,13 +284,10 @@ def test_names_that_a_run_keeps_or_cannot_hold_are_refused(name):
     comparison could be made.
     """
     model = repositioned("rope")
-    with pytest.raises(ri.InputError, match="which a run keeps for something else or cannot hold"):
+    with refused("which a run keeps for something else or cannot hold"):
         ri.analyze(model, TOKENS, [Foreign(name=name)])
     if name not in ("checkpoint", "dtype", "training_step", "positions", "effects", "scores"):
-        with pytest.raises(
-            ri.InputError,
-            match=r"a variable of the measure 'foreign' has the name .*, which a run keeps",
-        ):
+        with refused(r"a variable of the measure 'foreign' has the name .*, which a run keeps"):
             ri.analyze(model, TOKENS, [Foreign(variable=name)])
 
 
@@ -305,12 +302,7 @@ def test_an_experiment_cannot_put_a_group_in_the_place_of_a_measures():
             )
             return Plan(self, (4,), lambda *how: {"positions": group})
 
-    with pytest.raises(
-        ri.InputError,
-        match="a group of the experiment 'taking' has the name 'positions', which a run keeps",
-    ):
+    with refused("a group of the experiment 'taking' has the name 'positions', which a run keeps"):
         ri.analyze(repositioned("rope"), TOKENS, ["positions"], experiments=[Taking()])
-    with pytest.raises(
-        ri.InputError, match="the experiment 'taking' has the name 'taking', which a run keeps"
-    ):
+    with refused("the experiment 'taking' has the name 'taking', which a run keeps"):
         ri.analyze(repositioned("rope"), TOKENS, [Foreign(name="taking")], experiments=[Taking()])

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from families import tiny
+from numpy.testing import assert_allclose, assert_array_equal
 
 import repo_interp as ri
 from repo_interp.measures import predictions
@@ -45,15 +46,11 @@ def test_they_are_the_softmax_of_the_models_logits(bridge, at_a_time, batch_size
         dense = torch.softmax(bridge(torch.tensor([given[0].tokens]))[0].double(), -1).numpy()
     assert group["token"].values.tolist() == list(range(20)) and "layer" not in group.dims
     order = np.argsort(-dense, axis=-1, kind="stable")[:, :8]
-    np.testing.assert_array_equal(group["next_token"], order)
-    np.testing.assert_allclose(
-        group["probability"], np.take_along_axis(dense, order, -1), rtol=1e-4
-    )
+    assert_array_equal(group["next_token"], order)
+    assert_allclose(group["probability"], np.take_along_axis(dense, order, -1), rtol=1e-4)
     follows = dense[np.arange(19), list(given[0].tokens[1:])]
-    np.testing.assert_allclose(group["probability_of_next"], [*follows, np.nan], rtol=1e-4)
-    np.testing.assert_array_equal(
-        group["rank_of_next"], [*(dense[:19] > follows[:, None]).sum(-1), -1]
-    )
+    assert_allclose(group["probability_of_next"], [*follows, np.nan], rtol=1e-4)
+    assert_array_equal(group["rank_of_next"], [*(dense[:19] > follows[:, None]).sum(-1), -1])
 
 
 def test_long_prompts_keep_the_tokens_of_their_spans_first(bridge):
@@ -72,9 +69,7 @@ def test_they_are_measured_by_default_where_the_pass_goes_through_all_layers(bri
     assert {"attention_rows", "predictions"} <= set(whole.children)
     assert "attention_rows" in some.children and "predictions" not in some.children
     seen = ri.analyze(bridge, prompts(1), ("attention_rows", "predictions"), layers=[0])
-    np.testing.assert_array_equal(
-        seen["predictions"]["probability"], whole["predictions"]["probability"]
-    )
+    assert_array_equal(seen["predictions"]["probability"], whole["predictions"]["probability"])
     assert seen["attention_rows"].sizes["layer"] == 1
 
 

@@ -12,8 +12,8 @@ import pytest
 import torch
 from attention_inputs import devices, on, random_inputs, with_holes
 from numpy.testing import assert_allclose
+from refusals import refused
 
-from repo_interp.errors import InputError
 from repo_interp.measures.kernels.closed_form import ClosedForm
 from repo_interp.measures.kernels.heads import reduced
 from repo_interp.measures.rotation import Rotation, pair_statistics
@@ -234,7 +234,7 @@ def test_a_layer_that_rotates_nothing_has_no_pairs():
 
 
 def test_without_a_training_length_nothing_is_measured():
-    with pytest.raises(InputError, match="give training_length in tokens"):
+    with refused("give training_length in tokens"):
         measured(random_inputs(scheme="rope"), training_length=None)
 
 

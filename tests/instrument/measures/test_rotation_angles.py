@@ -75,18 +75,6 @@ def test_a_sample_of_a_long_prompt_stands_for_all_its_pairs(window):
     assert_close(*shares, rtol=0, atol=0.02)
 
 
-def test_the_index_turns_a_component_by_frequency_times_distance():
-    index = torch.arange(100, dtype=torch.float64).expand(1, 1, -1)
-    every = torch.ones(1, 100, dtype=torch.bool)
-    found = rotation_angles(index, torch.tensor([0.1 * (1 + 1e-12)], dtype=torch.float64), every)
-    assert found.pairs[0, 0, 0] == 100, "a token with itself does not turn"
-    assert found.pairs[0, 0, 2] == sum(100 - t for t in range(1, 8)), (
-        "0.1 to pi/4 rad: distances 1 to 7"
-    )
-    assert largest_difference(index, every).item() == 99
-    assert largest_difference(index, every, window=10).item() == 9
-
-
 def test_no_pair_no_difference():
     positions, _ = drawn(5)
     none = torch.zeros(3, 5, dtype=torch.bool)

@@ -9,16 +9,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from attention_inputs import OFFICIAL, devices, on, random_inputs
+from attention_inputs import devices, on, random_inputs
 from causal_reference import seen
 from numpy.testing import assert_allclose
 from three_axis_reference import dense_fit, design, ridge_solve
 
-from repo_interp.inputs import select_prompts
 from repo_interp.measures.statistics import merge
 from repo_interp.measures.three_axis import ThreeAxis
 
-ANALYSIS = np.load(OFFICIAL / "expected_analysis.npz")
 AXES = ("distance_axis", "query_axis", "key_axis")
 
 
@@ -135,40 +133,8 @@ def test_any_layer_is_what_the_dense_solve_says(kind, window):
     assert_allclose(found, dense_r(attention, pairs), atol=1e-9)
 
 
-def test_half_precision_inputs_are_accumulated_in_more():
-    inputs = random_inputs(tokens=100)
-    halves = replace(
-        inputs,
-        queries=inputs.queries.bfloat16(),
-        keys=inputs.keys.bfloat16(),
-        scheme="nope",
-        positions=None,
-        frequencies=None,
-    )
-    exact = replace(halves, queries=halves.queries.double(), keys=halves.keys.double())
-    for name in ("r", "r_attention"):
-        assert_allclose(
-            r_of(halves, name, extras=("attention",)),
-            r_of(exact, name, extras=("attention",)),
-            atol=1e-6,
-        )
-
-
 def test_logits_that_do_not_vary_have_no_correlation():
     inputs = random_inputs()
     assert np.isnan(r_of(replace(inputs, queries=0 * inputs.queries))).all()
     one_token = replace(inputs, valid=torch.arange(24).expand(2, -1) == 3)
     assert np.isnan(r_of(one_token)).all()
-
-
-def test_the_first_prompt_has_its_own_length_whatever_the_batch():
-    inputs = random_inputs()
-    valid = torch.arange(24) < torch.tensor([[10], [24]])
-    group = measured(replace(inputs, valid=valid), axes="first_prompt")
-    assert {axis: group.sizes[axis] for axis in ("distance", "token")} == {
-        "distance": 10,
-        "token": 10,
-    }
-    alone = measured(select_prompts(replace(inputs, valid=valid), slice(0, 1)), axes="first_prompt")
-    for name in AXES:
-        assert_allclose(group[name], alone[name], atol=1e-11)

@@ -202,14 +202,6 @@ def test_the_sink_that_was_built_in_is_named():
     assert measured(Octaves(later_queries=40), inputs)["sink_token"].values.tolist() == [[-1], [-1]]
 
 
-def test_prompts_of_several_lengths_have_the_octaves_of_the_longest():
-    short, long = indexed(tokens=10), indexed(tokens=30, first_prompt=2)
-    group = measured(Octaves(), short, long)
-    assert group["octave"].values.tolist() == [1, 2, 4, 8, 16]
-    assert (group["mass"].sel(octave=16, prompt=[0, 1]) == 0).all()
-    assert group["received"].notnull().any()
-
-
 @pytest.mark.parametrize("tokens", [1, 2])
 def test_the_shortest_prompts_have_attention_and_no_sink(tokens):
     group = measured(Octaves(), indexed(tokens=tokens))

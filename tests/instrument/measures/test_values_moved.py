@@ -9,6 +9,7 @@ import torch
 from attention_inputs import random_inputs
 from families import repositioned
 from numpy.testing import assert_allclose
+from refusals import refused
 
 import repo_interp as ri
 from repo_interp.inputs import select_heads, select_prompts
@@ -96,5 +97,5 @@ def test_values_are_read_on_demand_and_follow_prompts_and_heads():
     assert not asked, "nothing is copied where nobody asks"
     torch.testing.assert_close(one.values, values[1:, [1, 0, 0]])
     assert given.values is values and len(asked) == 2
-    with pytest.raises(ri.InputError, match=r"lack values; set AttentionInputs\.read_values"):
+    with refused(r"lack values; set AttentionInputs\.read_values"):
         _ = select_heads(inputs, [0]).values

@@ -10,6 +10,7 @@ import places
 import pytest
 import torch
 from torch.nn.functional import linear, silu
+from torch.testing import assert_close
 
 from repo_interp.positions.biases import geometric_slopes
 from repo_interp.positions.contextual import (
@@ -56,31 +57,6 @@ def attend(
     return pattern, pattern @ values
 
 
-def test_with_every_gate_open_a_position_is_the_distance_plus_one():
-    positions = contextual_positions(torch.ones(6, 6).tril())
-    i, j = torch.arange(6)[:, None], torch.arange(6)
-    assert torch.equal(positions, (i - j + 1).clamp(min=0).float())
-
-
-def test_hard_gates_count_the_tokens_they_open_for():
-    counted = torch.tensor([0, 1, 0, 0, 1, 1, 0, 1], dtype=torch.bool)
-    queries = torch.ones(1, 1, 8, 1)
-    keys = torch.where(counted, 200.0, -200.0)[None, None, :, None]
-    positions = contextual_positions(gates(queries, keys, causal(8), 1.0))[0, 0]
-    for i in range(8):
-        for j in range(i + 1):
-            assert positions[i, j] == counted[j : i + 1].sum()
-    assert torch.equal(positions[:, 0], counted.cumsum(0).float())
-
-
-def test_positions_fall_along_a_row_and_stop_at_the_maximum():
-    found = torch.rand(4, 9, 9).tril()
-    free, limited = contextual_positions(found), contextual_positions(found, 2.5)
-    assert (free.diff(dim=-1) <= 0).all()
-    torch.testing.assert_close(free[..., 0], found.sum(-1))
-    assert torch.equal(limited, free.clamp(max=2.5)) and free.max() > 2.5
-
-
 def test_vectors_that_no_row_can_reach_cost_nothing_and_change_nothing():
     torch.manual_seed(0)
     weight = torch.randn(4096, 3)
@@ -89,7 +65,7 @@ def test_vectors_that_no_row_can_reach_cost_nothing_and_change_nothing():
         ContextualPositions(table(rows))(queries, keys, index, index, causal(5), 1.0)
         for rows in (weight, weight[:7])
     )
-    torch.testing.assert_close(long, short, atol=0, rtol=0)
+    assert_close(long, short, atol=0, rtol=0)
 
 
 def test_it_starts_without_any_position_as_in_the_listing():
@@ -105,24 +81,11 @@ def test_it_starts_without_any_position_as_in_the_listing():
 def test_fixed_slopes_are_those_of_alibi_and_prefer_what_is_near():
     positions = torch.tensor([[[[3.0, 2.0, 1.0]]]]).expand(1, 4, 1, 3)
     queries = torch.zeros(1, 4, 1, 2)
-    torch.testing.assert_close(
+    assert_close(
         FixedSlopes(4)(queries, positions), -geometric_slopes(4)[:, None, None] * positions
     )
     printed = FixedSlopes(4, first=1.0, ratio=0.25)(queries, positions)
     assert printed[0, :, 0, 0].tolist() == [3.0, 3 / 4, 3 / 16, 3 / 64]
-
-
-def test_a_map_given_to_two_layers_is_learned_by_both():
-    shared = InterpolatedEmbedding(8, 3)
-    layers = torch.nn.ModuleList([ContextualPositions(shared), ContextualPositions(shared)])
-    assert len(list(layers.parameters())) == 1
-    queries, index = torch.randn(1, 2, 5, 3), torch.arange(5)[None]
-    grads = []
-    for layer in layers:
-        shared.weight.grad = None
-        (layer(queries, queries, index, index, causal(5), 1.0) + 1.0).square().sum().backward()
-        grads.append(shared.weight.grad)
-    assert grads[0].abs().max() > 0 and torch.equal(*grads)
 
 
 def test_separate_keys_add_one_projection_and_are_made_token_by_token():
@@ -133,10 +96,8 @@ def test_separate_keys_add_one_projection_and_are_made_token_by_token():
     hidden = torch.randn(1, 5, 12)
     keys = cope.gate_keys(hidden)
     assert keys.shape == (1, 2, 5, 3)
-    torch.testing.assert_close(
-        torch.cat((keys[:, :, :3], cope.gate_keys(hidden[:, 3:])), dim=2), keys
-    )
-    torch.testing.assert_close(keys[0, 1, 4], cope.gate_projection.weight[3:] @ hidden[0, 4])
+    assert_close(torch.cat((keys[:, :, :3], cope.gate_keys(hidden[:, 3:])), dim=2), keys)
+    assert_close(keys[0, 1, 4], cope.gate_projection.weight[3:] @ hidden[0, 4])
     assert ContextualPositions(InterpolatedEmbedding(8, 3)).gate_keys(hidden) is None
 
 
@@ -170,15 +131,15 @@ def test_equals_the_official_functions(mask):
     positions = contextual_positions(
         gates(queries, keys, visible, scale), cope.position_map.maximum
     )
-    torch.testing.assert_close(positions, arrays[f"{theirs}pos"], **close)
+    assert_close(positions, arrays[f"{theirs}pos"], **close)
     pattern, output = attend(cope, queries, keys, values, visible)
-    torch.testing.assert_close(output, arrays[f"{theirs}output"], **close)
+    assert_close(output, arrays[f"{theirs}output"], **close)
     if mask == "causal":
         index = torch.arange(tokens)[None]
-        torch.testing.assert_close(
+        assert_close(
             cope(queries, keys, index, index, visible, scale), arrays["bias"].tril(), **close
         )
-        torch.testing.assert_close(pattern, arrays["weights"], **close)
+        assert_close(pattern, arrays["weights"], **close)
 
 
 def rms_norm(hidden: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
@@ -235,7 +196,7 @@ def test_equals_the_official_model():
         fed = linear(silu(gate) * content, own["ff_out.weight"])
         hidden = hidden + rms_norm(fed, own["ff_norm.weight"], epsilon)
     logits = linear(rms_norm(hidden, weights["ln_f.weight"], epsilon), weights["ff_out.weight"])
-    torch.testing.assert_close(logits, arrays["logits"], atol=1e-4, rtol=0)
+    assert_close(logits, arrays["logits"], atol=1e-4, rtol=0)
 
 
 def test_a_map_of_any_positions_has_no_maximum():

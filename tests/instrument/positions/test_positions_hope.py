@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from torch.testing import assert_close
 
 from repo_interp.positions.hope import (
     activated_components,
@@ -17,7 +18,6 @@ from repo_interp.positions.hope import (
     without_activated,
     without_low,
 )
-from repo_interp.positions.rotary import rotate
 
 LENGTH = 512
 FREQUENCIES = 10_000.0 ** -(torch.arange(32) / 32)
@@ -74,32 +74,14 @@ def test_replaced_components_go_round_the_kept_ones_when_there_are_fewer_of_them
     assert only_high(frequencies, 20).tolist() == [1.0, 0.5, 1.0, 0.5, 1.0]
 
 
-def test_a_hope_logit_is_the_rotated_high_part_plus_the_plain_low_part():
-    torch.manual_seed(0)
-    queries, keys = (
-        torch.randn(2, 3, 5, 64, dtype=torch.float64),
-        torch.randn(2, 3, 5, 64, dtype=torch.float64),
-    )
-    positions = torch.tensor([0.0, 3.0, 100.0, 700.0, 5000.0], dtype=torch.float64)
-    frequencies = FREQUENCIES.double()
-    ours = [rotate(x, positions, hope_frequencies(frequencies, LENGTH)) for x in (queries, keys)]
-    high = high_components(frequencies, LENGTH)
-    pairs = torch.cat((high, high))
-    rotated = [rotate(x[..., pairs], positions, frequencies[high]) for x in (queries, keys)]
-    expected = rotated[0] @ rotated[1].mT + queries[..., ~pairs] @ keys[..., ~pairs].mT
-    torch.testing.assert_close(ours[0] @ ours[1].mT, expected)
-
-
 def test_removed_components_leave_the_dot_product_of_the_others():
     torch.manual_seed(0)
     queries, keys = torch.randn(4, 5, 64), torch.randn(4, 5, 64)
     high = high_components(FREQUENCIES, LENGTH)
     pairs = torch.cat((high, high))
     expected = queries[..., pairs] @ keys[..., pairs].mT
-    torch.testing.assert_close(keep_components(queries, high) @ keys.mT, expected)
-    torch.testing.assert_close(
-        keep_components(queries, high) @ keep_components(keys, high).mT, expected
-    )
+    assert_close(keep_components(queries, high) @ keys.mT, expected)
+    assert_close(keep_components(queries, high) @ keep_components(keys, high).mT, expected)
     assert keep_components(queries.bfloat16(), high).dtype == torch.bfloat16
 
 

@@ -8,6 +8,8 @@ import math
 
 import pytest
 import torch
+from slow_biases import slow_bias
+from torch.testing import assert_close
 
 from repo_interp.positions.biases import FIRE, ALiBi, KerpleLog, PositionBias
 from repo_interp.positions.contextual import (
@@ -93,20 +95,6 @@ def whole(batch: int = 2, tokens: int = 9) -> torch.Tensor:
     return torch.ones(batch, tokens, dtype=torch.bool)
 
 
-def slow_bias(scheme: PositionLogits, head: int, query: float, key: float) -> float:
-    distance = abs(query - key)
-    if isinstance(scheme, ALiBi):
-        return -(2.0 ** (-8.0 * (head + 1) / HEADS)) * distance
-    if isinstance(scheme, KerpleLog):
-        scale, rate = math.exp(scheme.log_scale[head]), math.exp(scheme.log_rate[head])
-        return -scale * math.log(1.0 + rate * distance)
-    assert isinstance(scheme, FIRE)
-    curvature, threshold = abs(float(scheme.curvature)), abs(float(scheme.threshold_factor) * 5.0)
-    normaliser = math.log(curvature * max(query, threshold) + 1.0) + 1e-6
-    progress = torch.tensor([math.log(curvature * distance + 1.0) / normaliser])
-    return float(scheme.output(torch.relu(scheme.hidden(progress)))[head])
-
-
 def slow_map(
     position_map: torch.nn.Module, head: int, query: torch.Tensor, position: float
 ) -> float:
@@ -184,25 +172,21 @@ def test_equals_the_formula_pair_by_pair(scheme, valid, window):
     """
     prompts = Prompts(valid)
     prompts.visible &= torch.ones(9, 9, dtype=torch.bool).triu(1 - window)
-    torch.testing.assert_close(
-        prompts.logits(scheme), slow_logits(scheme, prompts), atol=2e-5, rtol=1e-5
-    )
+    assert_close(prompts.logits(scheme), slow_logits(scheme, prompts), atol=2e-5, rtol=1e-5)
 
 
 def test_rows_asked_alone_against_all_keys_equal_the_rows_of_the_whole(scheme):
     prompts = Prompts(whole())
     full = prompts.logits(scheme)
     for rows in (slice(8, 9), slice(2, 6), slice(0, 1)):
-        torch.testing.assert_close(
-            prompts.logits(scheme, rows), full[:, :, rows], atol=1e-6, rtol=1e-6
-        )
+        assert_close(prompts.logits(scheme, rows), full[:, :, rows], atol=1e-6, rtol=1e-6)
 
 
 def test_one_mask_and_one_index_serve_the_whole_batch(scheme):
     prompts = Prompts(whole(batch=3))
     full = prompts.logits(scheme)
     prompts.index, prompts.visible = prompts.index[:1], prompts.visible[:1]
-    torch.testing.assert_close(prompts.logits(scheme).expand_as(full), full, atol=0, rtol=0)
+    assert_close(prompts.logits(scheme).expand_as(full), full, atol=0, rtol=0)
 
 
 def test_where_a_prompt_starts_changes_nothing_but_for_fire(scheme):
@@ -212,9 +196,7 @@ def test_where_a_prompt_starts_changes_nothing_but_for_fire(scheme):
             prompts.logits(scheme, shift=7), prompts.logits(scheme), atol=1e-3
         )
     else:
-        torch.testing.assert_close(
-            prompts.logits(scheme, shift=7), prompts.logits(scheme), atol=0, rtol=0
-        )
+        assert_close(prompts.logits(scheme, shift=7), prompts.logits(scheme), atol=0, rtol=0)
 
 
 def test_bfloat16_features_are_used_as_they_are_and_positions_are_not_rounded(scheme):
@@ -243,7 +225,7 @@ def test_bfloat16_features_are_used_as_they_are_and_positions_are_not_rounded(sc
         None if gate_keys is None else gate_keys.double(),
     )
     assert expected.dtype == torch.float64
-    torch.testing.assert_close(logits.double(), expected, atol=2e-3, rtol=1e-4)
+    assert_close(logits.double(), expected, atol=2e-3, rtol=1e-4)
 
 
 def test_float64_features_meet_float32_parameters(scheme):
@@ -254,7 +236,7 @@ def test_float64_features_meet_float32_parameters(scheme):
     prompts.queries, prompts.keys, prompts.values = (
         features.double() for features in (prompts.queries, prompts.keys, prompts.values)
     )
-    torch.testing.assert_close(prompts.logits(scheme).float(), single, atol=2e-5, rtol=1e-5)
+    assert_close(prompts.logits(scheme).float(), single, atol=2e-5, rtol=1e-5)
 
 
 def test_autocast_changes_nothing(scheme):
@@ -264,7 +246,7 @@ def test_autocast_changes_nothing(scheme):
     # a projection as any other: autocast may round it
     scheme.gate_keys = lambda hidden_states: gate_keys
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        torch.testing.assert_close(prompts.logits(scheme), plain, atol=0, rtol=0)
+        assert_close(prompts.logits(scheme), plain, atol=0, rtol=0)
 
 
 @pytest.mark.parametrize("scheme", LEARNED, indirect=True)
@@ -289,7 +271,7 @@ def test_gradients_reach_every_parameter_and_are_those_of_the_formula(scheme):
             parameter -= 2e-6 * direction
             below = loss()
             parameter += 1e-6 * direction
-        torch.testing.assert_close(
+        assert_close(
             (above - below) / 2e-6, (parameter.grad * direction).sum(), atol=1e-5, rtol=1e-4
         )
 
@@ -335,7 +317,7 @@ def test_the_piecewise_form_is_the_network_itself_with_its_gradients(units):
             weight[2], bias[2] = weight[3], bias[3]  # two that switch together
     direct = (torch.relu(inputs[..., None] * weight + bias) * output[None, :, :, None]).sum(-1)
     ours = relu_network(inputs, weight, bias, output)
-    torch.testing.assert_close(ours, direct, atol=1e-12, rtol=1e-12)
+    assert_close(ours, direct, atol=1e-12, rtol=1e-12)
     arguments = (inputs, weight, bias, output)
     cotangent = torch.randn(direct.shape, dtype=torch.float64, generator=generator)
     for mine, expected in zip(
@@ -343,7 +325,7 @@ def test_the_piecewise_form_is_the_network_itself_with_its_gradients(units):
         torch.autograd.grad(direct, arguments, cotangent),
         strict=True,
     ):
-        torch.testing.assert_close(mine, expected, atol=1e-11, rtol=1e-11)
+        assert_close(mine, expected, atol=1e-11, rtol=1e-11)
 
 
 def test_the_piecewise_form_makes_no_array_with_an_axis_of_units():
@@ -361,5 +343,5 @@ def test_the_piecewise_form_makes_no_array_with_an_axis_of_units():
 
 def test_soft_cap_bounds_large_logits_and_leaves_small_ones():
     logits = torch.tensor([-1e6, -0.01, 0.0, 0.01, 1e6], dtype=torch.float64)
-    torch.testing.assert_close(cap_logits(logits, 50.0), logits.clamp(-50, 50), atol=1e-8, rtol=0)
+    assert_close(cap_logits(logits, 50.0), logits.clamp(-50, 50), atol=1e-8, rtol=0)
     assert cap_logits(logits, None) is logits

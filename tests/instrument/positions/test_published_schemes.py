@@ -120,7 +120,7 @@ def test_logits_equal_the_papers_formulas_pair_by_pair(scheme):
                         continue
                     q, k = queries[prompt, head, i], keys[prompt, head // 2, j]
                     whole = slow(name, module, q, k, hidden[prompt], i, j, index[prompt], head)
-                    torch.testing.assert_close(SCALE * q @ k + value, whole, atol=1e-5, rtol=1e-4)
+                    assert_close(SCALE * q @ k + value, whole, atol=1e-5, rtol=1e-4)
 
 
 @torch.no_grad()
@@ -133,7 +133,7 @@ def test_rows_alone_equal_the_rows_of_the_whole(scheme):
     some = module(
         queries[:, :, rows], keys, index[:, rows], index, seen[:, :, rows], SCALE, None, gate_keys
     )
-    torch.testing.assert_close(some, whole[:, :, rows], atol=1e-6, rtol=1e-5)
+    assert_close(some, whole[:, :, rows], atol=1e-6, rtol=1e-5)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -145,7 +145,7 @@ def test_a_model_with_it_is_analyzed_and_generates_from_a_cache(name, tmp_path):
         whole = model(tokens).logits
         half = model(tokens[:, :7], use_cache=True)
         rest = model(tokens[:, 7:], past_key_values=half.past_key_values).logits
-    torch.testing.assert_close(rest, whole[:, 7:], atol=1e-4, rtol=1e-4)
+    assert_close(rest, whole[:, 7:], atol=1e-4, rtol=1e-4)
     prompt = Prompt(
         tokens=tuple(tokens[0].tolist()), spans={"needle": (3, 4), "query": (9,)}, generated=(11,)
     )
