@@ -24,6 +24,7 @@ def received(*arguments: Any) -> Any:
     return arguments
 
 
+received.__annotations__["return"] = "PaperFigure"
 received.__module__ = "position_papers.kit.charts"
 
 
@@ -68,6 +69,15 @@ def test_what_cannot_be_drawn_is_refused_in_one_line(drawing_here, tmp_path):
     for name in ("os:getcwd", "position_papers.kit.charts:gone", "position_papers.gone:gone"):
         with pytest.raises(InputError, match=f"no chart '{name}'"):
             read_charts([{**record, "function": name}], file)
+    victim = tmp_path / "victim"
+    victim.write_text("stays")
+    for name in (
+        "repo_interp.files:remove",
+        "repo_interp.files:write_text",
+        "repo_interp.errors:warn",
+    ):
+        with pytest.raises(InputError, match="it draws nothing"):
+            read_charts([{"function": name, "arguments": [str(victim)]}], file)
     file.write_bytes(file.read_bytes()[:-9])
     with pytest.raises(InputError, match="is damaged"):
         read_charts([record], file)

@@ -28,6 +28,8 @@ LARGEST = 2**22
 """Bytes of data; a chart of more is not stored."""
 PACKAGES = ("position_papers.", "repo_interp.")
 """Where the functions of stored charts are."""
+DRAWN = ("PaperFigure", "Grid")
+"""Types that these functions return."""
 _ENGINE: Any = "h5netcdf"
 
 
@@ -133,6 +135,9 @@ def read_charts(records: Iterable[Mapping[str, Any]], file: Path) -> list[partia
             if not name.startswith(PACKAGES):
                 raise ValueError("it is of another package")
             function = resolve_name(name)
+            # a file that somebody sends must not call anything else of these packages
+            if getattr(function, "__annotations__", {}).get("return") not in DRAWN:
+                raise ValueError("it draws nothing")
         except (ValueError, ImportError, AttributeError) as error:
             raise InputError(f"{file}: no chart {name!r}: {error}; make it again") from None
         charts.append(
