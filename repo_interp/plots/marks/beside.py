@@ -35,11 +35,19 @@ from repo_interp.plots.marks.drawing import (
     panels,
     plain_decades,
     say,
+    shade_spans,
     signed_decades,
+    span_handles,
     training_line,
 )
 from repo_interp.plots.marks.grid import draw_cells, reach, scale
-from repo_interp.plots.marks.reading import axis_label, axis_name, ordered_spans, unit_label
+from repo_interp.plots.marks.reading import (
+    PromptTokens,
+    axis_label,
+    axis_name,
+    ordered_spans,
+    unit_label,
+)
 from repo_interp.plots.marks.runs import BESIDE, Runs, runs_with_values, spread
 from repo_interp.plots.style import (
     PAGE_WIDTH,
@@ -316,6 +324,8 @@ class Lines(Drawing):
     name: str = ""
     live: bool = False
     caption: str = ""
+    spans: PromptTokens | None = None
+    """The prompt whose tokens are `x`; its spans are shaded."""
 
     @style()
     def figure(self) -> PaperFigure:
@@ -332,13 +342,17 @@ class Lines(Drawing):
             values[x].values.astype(float),
             len(looks) == 1 and panel == "layer" and "scheme" in values.coords,
         )
-        width = PAGE_WIDTH if len(labels) > 2 else 0.55 * PAGE_WIDTH * len(labels)
-        spans = [
+        wide, spans = (
+            len(labels) > 2 or self.spans,
+            {} if self.spans is None else self.spans.top_spans,
+        )
+        width = PAGE_WIDTH if wide else 0.55 * PAGE_WIDTH * len(labels)
+        reaches = [
             float(np.ptp(part[np.isfinite(part)]))
             for part in _panels_of(values, panel, labels)
             if np.isfinite(part).any()
         ]
-        alike = not spans or max(spans) <= values.attrs.get("alike", ALIKE) * min(spans)
+        alike = not reaches or max(reaches) <= values.attrs.get("alike", ALIKE) * min(reaches)
         figure, axes = panels(
             len(labels),
             COLUMNS,
@@ -377,6 +391,7 @@ class Lines(Drawing):
                     ax.vlines(
                         places, *ends, color=look["color"], linewidth=0.7, gid=f"error {name}"
                     )
+            shade_spans(ax, spans, ordered_spans(spans))
             ax.set_title("" if label is None else f"{axis_name(panel)} {label}")
             ax.grid(axis="y")
             if x in ("run", "length", "layer") and is_logarithmic(values.values):
@@ -411,9 +426,12 @@ class Lines(Drawing):
             _title(values),
             "; ".join(filter(None, [_averaged_over(values, x, panel, line), some])),
         )
-        if line is not None and (line != "run" or len(runs.names) > 1):
-            handles = [Line2D([], [], markersize=3, **look) for look in looks.values()]
-            legend_below(figure, runs.handles([*map(str, looks)]) if line == "run" else handles)
+        handles: list[Any] = span_handles(spans, ordered_spans(spans))
+        if line == "run" and len(runs.names) > 1:
+            handles += runs.handles([*map(str, looks)])
+        elif line not in (None, "run"):
+            handles += [Line2D([], [], markersize=3, **look) for look in looks.values()]
+        legend_below(figure, handles)
         return figure
 
 

@@ -420,7 +420,7 @@ def label_tokens(
         label.set_color(ink(token))
 
 
-def write_cells(ax: Axes, values: np.ndarray, pattern: str, inks: np.ndarray, size: float) -> None:
+def write_cells(ax: Axes, values: np.ndarray, pattern: str, inks: np.ndarray) -> None:
     """Write numbers into the cells of an image, without a frame.
 
     Args:
@@ -428,11 +428,10 @@ def write_cells(ax: Axes, values: np.ndarray, pattern: str, inks: np.ndarray, si
         values: Numbers [row, column]; only finite ones are written.
         pattern: Format of a number, such as ".3g".
         inks: Colour of the text of every cell.
-        size: Size of the letters, in points.
     """
     for row, column in np.argwhere(np.isfinite(values)):
         text = format(values[row, column], pattern).replace("-0.000", "0.000")
-        ax.text(column, row, text, ha="center", va="center", fontsize=size, color=inks[row, column])
+        ax.text(column, row, text, ha="center", va="center", fontsize=5.6, color=inks[row, column])
     bare(ax)
 
 
@@ -520,18 +519,17 @@ def number(value: float) -> str:
     return f"{value:.{digits}f}"
 
 
-def token_label(text: str, longest: int = LONGEST) -> str:
+def token_label(text: str) -> str:
     """Write the text of a token as a label for a figure.
 
     Args:
         text: Text of the token.
-        longest: Largest number of characters.
 
     Returns:
         One line, in which the current fonts can draw all characters.
     """
     label = "".join(_visible(character) for character in text) or "∅"
-    return label if len(label) <= longest else label[: longest - 1] + "…"
+    return label if len(label) <= LONGEST else label[: LONGEST - 1] + "…"
 
 
 def _visible(character: str) -> str:

@@ -118,7 +118,6 @@ def draw_cells(
     pattern: str = "",
     shown: np.ndarray | None = None,
     most: int = 16,
-    size: float = 5.6,
 ) -> AxesImage:
     """Draw an array as an image with labels along its axes.
 
@@ -131,7 +130,6 @@ def draw_cells(
         pattern: Format of the numbers in the cells; "" writes none.
         shown: Numbers that the colours stand for; None: `values`.
         most: Largest number of labels along an axis.
-        size: Size of the numbers, in points.
 
     Returns:
         The image, for its colour bar.
@@ -147,7 +145,7 @@ def draw_cells(
     if pattern:
         # Perceived lightness of a cell decides between black and white text.
         lightness = np.asarray(image.to_rgba(shown))[..., :3] @ (0.3, 0.59, 0.11)
-        write_cells(ax, numbers, pattern, np.where(lightness > 0.5, "black", "white"), size)
+        write_cells(ax, numbers, pattern, np.where(lightness > 0.5, "black", "white"))
     bare(ax)
     if row == "layer" and "scheme" in values.coords:
         scheme_swatches(ax, schemes(values), "y")

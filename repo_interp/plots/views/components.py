@@ -407,19 +407,18 @@ def bands(components: xr.Dataset, layer: int) -> xr.Dataset:
     )
 
 
-def vaf_of_heads(components: xr.Dataset, name: str = "vaf") -> xr.DataArray:
+def vaf_of_heads(components: xr.Dataset) -> xr.DataArray:
     """Average VAF over prompts, however the run keeps it.
 
     Args:
         components: Group `components` of a run.
-        name: Variable to average.
 
     Returns:
         VAF [layer, head, component] in per cent.
     """
-    if f"{name}_mean" in components:
-        return components[f"{name}_mean"].transpose("layer", "head", "component")
-    values = components[name].transpose("prompt", "layer", "head", "component")
+    if "vaf_mean" in components:
+        return components["vaf_mean"].transpose("layer", "head", "component")
+    values = components["vaf"].transpose("prompt", "layer", "head", "component")
     means = nanmean(values.values, axis=0)  # a head whose logits do not vary has no VAF
     return values.isel(prompt=0, drop=True).copy(data=means)
 

@@ -180,9 +180,10 @@ def _charts(run: xr.DataTree) -> Iterator[Lines]:
     colours = dict(METHOD_COLOURS)
     if "plain" in named:
         noise = f"plain at {lengths[0]:,} tokens: noise of the fit"
-        floor = kl.sel(method="plain").isel(length=0, drop=True).expand_dims(method=[noise])
+        floor = kl.sel({"method": "plain"}, drop=True).isel(length=0, drop=True)
         attributes, named = kl.attrs, [*named, noise]
-        kl = xr.concat([kl, floor.broadcast_like(kl.isel(method=[0]))], "method", join="outer")
+        wide = floor.broadcast_like(kl.isel(method=0, drop=True)).expand_dims("method")
+        kl = xr.concat([kl.drop_vars("method"), wide], "method")
         kl.attrs, colours[noise] = attributes, "#9A9A9A"
     length = int(dataset.attrs["training_length"])
     for name, x, values in (

@@ -10,7 +10,6 @@ In the page the next tokens after the chosen one. Knows nothing about how predic
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 
 import numpy as np
 import xarray as xr
@@ -18,62 +17,17 @@ import xarray as xr
 from repo_interp.plots.marks import (
     Cell,
     Chart,
-    CustomFigure,
     Finding,
+    Lines,
     NextTokens,
     Table,
+    alone,
     first_prompt,
     group,
-    legend_below,
     ordered_spans,
     percent,
-    shade_spans,
-    span_handles,
 )
-from repo_interp.plots.style import PAGE_WIDTH, PaperFigure, paper_figure, style
 from repo_interp.plots.view import View
-
-
-@style()
-def prediction_line(run: xr.DataTree) -> PaperFigure:
-    """Draw the probability of every token of the first prompt, given earlier ones.
-
-    Spans are shaded.
-
-    Args:
-        run: Tree of a run, a group per measure.
-
-    Returns:
-        The figure.
-
-    Raises:
-        InputError: The run has no predictions.
-    """
-    predictions, prompt = group(run, "predictions"), first_prompt(run)
-    places = predictions["token"].values + 1
-    figure = paper_figure(PAGE_WIDTH, 2.0)
-    ax = figure.subplots()
-    ax.plot(
-        places,
-        predictions["probability_of_next"].values,
-        color="#333333",
-        linewidth=0.5,
-        marker="o",
-        markersize=2.2,
-    )
-    ax.set(
-        xlabel="token index",
-        ylabel="probability",
-        ylim=(-0.03, 1.03),
-        xlim=(places.min() - 1.5, places.max() + 0.5),
-    )
-    ax.set_title("Probability of each token of the first prompt, given those before it")
-    ax.grid(axis="y")
-    if prompt is not None:
-        names = ordered_spans(prompt.spans)
-        shade_spans(ax, prompt.top_spans, names)
-        legend_below(figure, span_handles(prompt.top_spans, names))
-    return figure
 
 
 def prediction_table(run: xr.DataTree) -> Table:
@@ -124,14 +78,19 @@ def prediction_table(run: xr.DataTree) -> Table:
 
 def _charts(run: xr.DataTree) -> Iterator[Chart]:
     """The line over the first prompt, and the next tokens after the chosen one."""
-    yield CustomFigure("predictions", partial(prediction_line, run))
     predictions, prompt = group(run, "predictions"), first_prompt(run)
+    following = predictions["probability_of_next"]
+    index = ("token", following["token"].values + 1, {"long_name": "token index"})
+    title = "probability of a token of the first prompt, given those before it"
+    drawn = following.assign_coords(token=index).rename("probability")
+    drawn = drawn.assign_attrs(long_name=title, units="", limits=(-0.03, 1.03))
+    yield Lines(*alone(run, drawn), "token", None, name="predictions", spans=prompt)
     ids = predictions["next_token"]
     numbered = np.array([f"⟨{token}⟩" for token in ids.values.ravel()], dtype=object).reshape(
         ids.shape
     )
     texts = predictions["next_text"].values if "next_text" in predictions else numbered
-    number, following = 0 if prompt is None else prompt.prompt, predictions["probability_of_next"]
+    number = 0 if prompt is None else prompt.prompt
     yield NextTokens(
         "Next tokens after the chosen one", predictions["probability"], texts, following, number
     )
