@@ -329,7 +329,8 @@ def test_every_function_refuses_none_in_one_line(name):
 def test_arguments_of_another_kind_are_refused_in_one_line(niah, task_prompts, tmp_path):
     """Found: each was a traceback; tokens that the model lacks went on into the pass."""
     prompt, run = task_prompts[0], ri.analyze(niah, task_prompts[0], ("positions",))
-    meta, edit = tiny("llama").to("meta"), {"kind": "linearised", "layer": 2}
+    meta = ri.reposition(tiny("llama"), "repo").to("meta")
+    edit = {"kind": "linearised", "layer": 2}
     for line, function, *given in (
         ("a layout is a text such as", ri.reposition, niah, 3),
         ("the span 'spans': 1 is no part", ri.prompt, "a b", niah, {"spans": [1]}),
@@ -355,8 +356,8 @@ def test_arguments_of_another_kind_are_refused_in_one_line(niah, task_prompts, t
         ("test_interface.py is a file", ri.plots.write_figures, run, __file__),
         ("give the model inside", ri.analyze, torch.nn.DataParallel(tiny("llama")), [[1]]),
         ("wanted.*; got a Linear", ri.reposition, torch.nn.Linear(2, 2), "repo"),
-        ("are on 'meta' and hold no numbers", ri.analyze, meta, [[1]]),
-        ("on 'meta' and hold no numbers", ri.save, ri.reposition(meta, "repo"), tmp_path / "a"),
+        ("are on 'meta' and hold no numbers", ri.analyze, tiny("llama").to("meta"), [[1]]),
+        ("on 'meta' and hold no numbers", ri.save, meta, tmp_path / "a"),
         ("on 'meta' and hold no numbers", ri.verify, tiny("llama").to("meta")),
         ("llama share an attention module", ri.analyze, _with_one_layer_twice(), [[1, 2]]),
     ):
