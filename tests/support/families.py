@@ -53,6 +53,8 @@ CONFIGS = {
     "gemma3": lambda: Gemma3TextConfig(**TINY, **HEAD, sliding_window=8, query_pre_attn_scalar=8),
     "smollm3": lambda: SmolLM3Config(**TINY),
 }
+TOKENS = torch.randint(3, 64, (2, 20), generator=torch.Generator().manual_seed(1))
+"""Two prompts of the tiny models."""
 
 
 def tiny(family: str) -> PreTrainedModel:

@@ -20,6 +20,7 @@ from drawn import without_pictures
 from families import tiny
 from forked import Forked, say
 from numpy.testing import assert_allclose, assert_array_equal
+from refusals import refused
 from transformers import LlamaForCausalLM
 
 import repo_interp as ri
@@ -117,13 +118,6 @@ def test_the_run_says_where_it_comes_from(results):
             assert array.attrs["long_name"] and array.attrs["units"], name
 
 
-def test_report_and_figures_are_there(results):
-    assert (results / "report.html").stat().st_size > 1e6
-    figures = {path.suffix for path in (results / "figures").iterdir()}
-    assert figures == {".png"}
-    assert sorted(path.name for path in results.iterdir()) == ["figures", "report.html", "run.nc"]
-
-
 @pytest.mark.usefixtures("no_figures")
 def test_layers_and_heads_asked_for_are_those_measured(results, prompts_file, tmp_path):
     options = [
@@ -207,7 +201,7 @@ def interruptible(store: Path, out: Path, wait: bool = False) -> list[int]:
     ]
     prompts = [Prompt(tokens=tuple(row), generated=(20, 21)) for row in rows]
 
-    def progress(now: int, total: int) -> None:
+    def progress(now, total):
         steps.append(now)
         if wait and now == 9:
             say("nine")
@@ -244,7 +238,7 @@ def test_batches_that_wait_are_written_when_an_analysis_is_interrupted(tmp_path)
     store, layers = tmp_path / "store", 3
     written: list[int] = []
 
-    def interrupt(done: int, total: int) -> None:
+    def interrupt(done, total):
         written.append(len(list(store.glob("batch-*.nc"))))
         if done == 2 * layers + 1:  # within the third batch
             raise KeyboardInterrupt
@@ -274,14 +268,12 @@ def test_what_a_measure_cannot_see_is_refused():
     bridge = ri.zoo("niah/rope")
     prompts = ri.tasks.make_task("niah").prompts(1)
     with ri.interventions.lm_infinite(bridge, 16, 2):
-        with pytest.raises(
-            ri.InputError, match="layer 0 attends otherwise while an intervention lasts"
-        ):
+        with refused("layer 0 attends otherwise while an intervention lasts"):
             ri.analyze(bridge, prompts, ("attention_mass",))
         assert "positions" in ri.analyze(bridge, prompts, ("positions",)).children
     assert "attention_mass" in ri.analyze(bridge, prompts, ("attention_mass",)).children
     for chosen in ({"layers": [True, False]}, {"heads": [np.True_, np.False_]}):
-        with pytest.raises(ri.InputError, match="wanted whole numbers"):
+        with refused("wanted whole numbers"):
             ri.analyze(bridge, prompts, ("positions",), **chosen)
 
 
@@ -290,7 +282,7 @@ def test_what_is_kept_of_a_model_is_not_used_of_a_changed_one(tmp_path):
     bridge, prompts = ri.zoo("niah/repo"), ri.tasks.make_task("niah").prompts(3)
     whole = ri.analyze(bridge, prompts, ("positions",))
 
-    def stop(done: int, total: int) -> None:
+    def stop(done, total):
         if done > 4:
             raise KeyboardInterrupt
 
@@ -311,7 +303,7 @@ def test_a_run_of_a_changed_model_says_so():
     """
     bridge, prompts = ri.zoo("reversal/rope"), ri.tasks.make_task("reversal").prompts(1)
 
-    def said() -> str:
+    def said():
         return ri.analyze(bridge, prompts, ("positions",)).attrs.get("changed", "")
 
     bridge.run_with_cache(torch.tensor([prompts[0].tokens]))
@@ -395,7 +387,7 @@ def test_a_store_gives_back_what_was_computed_and_nothing_of_another_question(tm
     def never():
         raise AssertionError
 
-    def of(question: str):
+    def of(question):
         return Store(tmp_path / "s", question=lambda: question)
 
     first = of("one")
@@ -430,14 +422,14 @@ def test_what_is_no_measure_no_experiment_and_no_batch_is_refused_in_a_line(tmp_
         ({"batch_size": "all"}, "a batch is a number of prompts, or \"auto\"; got 'all'"),
         ({"batch_size": 1.5}, "a batch is a number of prompts"),
     ):
-        with pytest.raises(ri.InputError, match=line):
+        with refused(line):
             ri.analyze(bridge, prompts, **{"measures": ("positions",), **options})
-    with pytest.raises(ri.InputError, match="there is no directory"):
+    with refused("there is no directory"):
         ri.write_run(ri.analyze(bridge, prompts, ("positions",)), tmp_path / "no" / "run.nc")
     for scaling, line in (
         ({"rope_type": "foo", "factor": 2.0}, "there is no rope_type 'foo'"),
         ({"factor": 2.0}, "wanted a rope_type"),
         ("yarn", "rope_scaling is 'yarn'; wanted a table"),
     ):
-        with pytest.raises(ri.InputError, match=line):
+        with refused(line):
             ri.load("reversal/rope", rope_scaling=scaling)

@@ -2,8 +2,6 @@
 in another error.
 """
 
-from __future__ import annotations
-
 import json
 import zipfile
 

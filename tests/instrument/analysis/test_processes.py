@@ -39,7 +39,7 @@ BAD = ("analyze", "niah/repo", "--measures", "entropy")
 DIFFERENT = ("analyze", "niah/repo", "--seed", "RANK")
 
 
-def launcher() -> dict[str, str]:
+def launcher():
     """What a launcher of two processes leaves in the environment of both."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -52,7 +52,7 @@ def launcher() -> dict[str, str]:
     }
 
 
-def of_rank(rank: int, launched: dict[str, str]) -> None:
+def of_rank(rank, launched):
     """Make this forked process one of two that a launcher started."""
     warnings.simplefilter("default")
     os.environ.update(launched | {"RANK": str(rank), "LOCAL_RANK": str(rank)})
@@ -65,7 +65,7 @@ def prompts():
     return [prompt for name in ("96", "128") for prompt in task.prompts(4, seed=2, test_set=name)]
 
 
-def work_together(rank: int, launched: dict[str, str], directory: Path) -> None:
+def work_together(rank, launched, directory):
     """Four commands, what all processes share, then an analysis during which the second process is
     killed.
     """
@@ -86,7 +86,7 @@ def work_together(rank: int, launched: dict[str, str], directory: Path) -> None:
         (directory / f"shared-{rank}.json").write_text(json.dumps([first, shared]))
         bridge = ri.zoo("niah/rope")
 
-        def die(done: int, total: int) -> None:
+        def die(done, total):
             if rank == 1:
                 os.kill(os.getpid(), signal.SIGKILL)
 
@@ -192,7 +192,7 @@ def test_a_process_whose_partner_never_comes_says_that_it_waits_and_ends(tmp_pat
     """
     environment = launcher()
 
-    def wait_in_vain() -> int:
+    def wait_in_vain():
         of_rank(1, environment)
         processes._MEETING, processes._SILENCE = timedelta(seconds=3), 0.1
         return main(list(BAD))
@@ -382,7 +382,7 @@ def test_resume_refuses_a_finished_run_of_another_question(tmp_path, capsys, mon
     finished = tree(Path("out"))
     capsys.readouterr()
 
-    def refused(*more: str) -> str:
+    def refused(*more):
         assert main([*begun, *more, "--resume"]) == 2
         return " ".join(capsys.readouterr().err.split())
 

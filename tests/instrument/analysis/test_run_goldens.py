@@ -5,8 +5,6 @@ Goldens: official/expected_analysis.npz, float64 NumPy from the arrays of the or
 (official/README.md).
 """
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

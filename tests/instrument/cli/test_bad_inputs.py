@@ -13,7 +13,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from bad_inputs import TINY, Case, cases, said
+from bad_inputs import TINY, cases, said
 from forked import forked
 
 from repo_interp.cli import main
@@ -45,7 +45,7 @@ def loaded_once():
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_a_bad_input_is_refused_in_its_line(case: Case, tmp_path):
+def test_a_bad_input_is_refused_in_its_line(case, tmp_path):
     assert said(case, tmp_path) == case.line
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import re
 import shlex
-from pathlib import Path
 
 import pytest
 from bad_inputs import cases
@@ -22,7 +21,7 @@ BIN = ".venv/bin/"
 LARGEST_PICTURE = 80_000
 
 
-def script(name: str):
+def script(name):
     """A program of docs/ as a module."""
     specification = importlib.util.spec_from_file_location(f"docs_{name}", DOCS / f"{name}.py")
     assert specification is not None and specification.loader is not None
@@ -45,11 +44,11 @@ def quickly(no_figures, monkeypatch):
     monkeypatch.setattr(effects, "default_kinds", lambda model: ("linearised",))
 
 
-def read(name: str) -> str:
+def read(name):
     return (DOCS / name).read_text(encoding="utf-8")
 
 
-def blocks(page: Path, language: str) -> list[str]:
+def blocks(page, language):
     return [
         code for name, code in BLOCK.findall(page.read_text(encoding="utf-8")) if name == language
     ]
@@ -273,7 +272,7 @@ def test_the_commands_of_the_readme_run(tmp_path, monkeypatch, capsys):
     assert list((tmp_path / "runs").glob("compare-*/report.html"))
 
 
-def anchors(page: Path) -> set[str]:
+def anchors(page):
     titles = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 

@@ -5,14 +5,11 @@ Examples are few and the same each time. `make fuzz` is the profile `fuzz`: minu
 time.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os
 import shutil
 from dataclasses import fields, is_dataclass
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -40,7 +37,7 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "suite"))
 LONGEST_LINE = 2000
 
 
-def one_line(message: str) -> bool:
+def one_line(message):
     """Whether a message is one line that a terminal shows as it is."""
     return 0 < len(message) <= LONGEST_LINE and not any(c in message for c in "\n\r\x1b")
 
@@ -56,7 +53,7 @@ def value_or_refusal(read, *arguments, errors=InputError):
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory) -> Path:
+def place(tmp_path_factory):
     return tmp_path_factory.mktemp("fuzz")
 
 
@@ -301,7 +298,7 @@ def small_run(texts=("a", "b"), values=(1.0, 2.0)):
 
 
 @pytest.fixture(scope="module")
-def whole_file(place) -> bytes:
+def whole_file(place):
     write_run(small_run(), place / "whole.nc")
     return (place / "whole.nc").read_bytes()
 

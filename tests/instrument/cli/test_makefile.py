@@ -2,8 +2,6 @@
 users to make.
 """
 
-from __future__ import annotations
-
 import re
 
 from places import ROOT

@@ -1,7 +1,5 @@
 """A wrong name costs neither a model's load nor the import of torch."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

@@ -34,7 +34,7 @@ LINK = re.compile(r"\]\(([^)#\s]+)")
 each = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 
 
-def cells(path, kind: str) -> list[dict]:
+def cells(path, kind):
     return [
         cell
         for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]
@@ -42,7 +42,7 @@ def cells(path, kind: str) -> list[dict]:
     ]
 
 
-def words(text: str) -> str:
+def words(text):
     """`text` without its numbers, which another machine changes, and without white space, which
     libraries change.
     """

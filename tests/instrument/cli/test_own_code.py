@@ -2,12 +2,9 @@
 some, before anything is asked.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import shutil
-from pathlib import Path
 
 import pytest
 from huggingface_hub.utils import filter_repo_objects
@@ -52,12 +49,12 @@ def yes(monkeypatch):
 
 
 @pytest.fixture
-def mark(tmp_path) -> Path:
+def mark(tmp_path):
     """The file that is there once the code of a checkpoint has run."""
     return tmp_path / "the code ran"
 
 
-def evil(directory: Path, mark: Path, named_in: str = "tokenizer_config.json") -> Path:
+def evil(directory, mark, named_in="tokenizer_config.json"):
     """A checkpoint in `directory` with code of its own, named in one of its files; it stands there,
     or is one of the zoo.
     """
@@ -72,7 +69,7 @@ def evil(directory: Path, mark: Path, named_in: str = "tokenizer_config.json") -
     return directory
 
 
-def refused(command: list[str], named: Path, mark: Path, capsys) -> None:
+def refused(command, named, mark, capsys):
     assert main(command) == 2
     said = capsys.readouterr()
     assert (

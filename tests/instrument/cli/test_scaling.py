@@ -1,7 +1,5 @@
 """`--scaling`: other frequencies in `analyze` and `score`, said in the run and on its page."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

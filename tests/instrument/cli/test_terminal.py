@@ -2,8 +2,6 @@
 nothing; and one grammar for --set.
 """
 
-from __future__ import annotations
-
 import io
 import re
 import subprocess
@@ -37,7 +35,7 @@ def narrow(monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
 
 
-def deep(layout: str, layers: int):
+def deep(layout, layers):
     """A bridge with many layers."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -48,7 +46,7 @@ def deep(layout: str, layers: int):
     return ri.bridge(ri.reposition(LlamaForCausalLM(config).eval(), layout))
 
 
-def printed(run, height: int | None = None) -> str:
+def printed(run, height=None):
     """What `analyze` prints of a run; `height`: of a terminal."""
     console = Console(
         width=100, height=height, force_terminal=height is not None, color_system=None
@@ -197,36 +195,6 @@ def test_the_first_line_says_the_device_and_findings_of_measures_come_before_the
     )
     line = " ".join(capsys.readouterr().out.split())
     assert line.startswith("reversal/rope: 2 prompts of up to 12 tokens")
-
-
-@pytest.mark.usefixtures("no_figures")
-def test_a_setting_names_its_owner_or_leaves_it_out(tmp_path, capsys):
-    (tmp_path / "p.jsonl").write_text('{"tokens": [3, 4, 5, 6, 7, 8, 9, 10], "generated": [7]}\n')
-    words = [
-        "analyze",
-        str(OFFICIAL / "repo_mha"),
-        "--prompts",
-        str(tmp_path / "p.jsonl"),
-        "--measures",
-        "patterns,positions",
-    ]
-    assert (
-        main(
-            [
-                *words,
-                "--set",
-                "epsilon=0.5",
-                "--set",
-                "patterns.chunk_size=4",
-                "--out",
-                str(tmp_path / "a"),
-            ]
-        )
-        == 0
-    )
-    group = ri.read_run(tmp_path / "a")["patterns"]
-    assert (group.attrs["epsilon"], group.attrs["chunk_size"]) == (0.5, 4)
-    assert "figures\n" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("name", ["[/]", "[/red]", "[bold]x", ":warning:", "[link=x]y[/link]"])

@@ -9,7 +9,7 @@ import argparse
 import dataclasses
 import functools
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import pytest
@@ -54,7 +54,7 @@ OWNERS = {
 """Whatever has options, by what it is."""
 
 
-def refused(kind: Any) -> Iterator[Any]:
+def refused(kind):
     """Values that a field of the type `kind` must not take: of another type, and beside each end of
     its range, which a number has.
     """
@@ -85,7 +85,7 @@ def refused(kind: Any) -> Iterator[Any]:
             yield mark.multiple_of + 1
 
 
-def as_text(value: Any) -> str:
+def as_text(value):
     return ",".join(map(str, value)) or "," if isinstance(value, tuple) else str(value)
 
 

@@ -4,8 +4,6 @@ parallel layers.
 The atlas and saliency are tried in models/test_families.py.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
@@ -18,7 +16,7 @@ from repo_interp.tasks.prompt import Prompt
 DRAWN = np.random.default_rng(0).integers(3, 60, (4, 24))
 
 
-def prompts() -> list[Prompt]:
+def prompts():
     return [
         Prompt(tokens=tuple(map(int, row)), spans={"needle": (17, 18)}, generated=(20, 21, 22))
         for row in DRAWN

@@ -2,8 +2,6 @@
 the model's own logits say.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import warnings
@@ -41,7 +39,7 @@ print(json.dumps(results["results"]["words"]["acc,none"]))
 """
 
 
-def documented() -> str:
+def documented():
     """The lines of the documentation, for our checkpoint and a task of this folder."""
     _, _, text = (DOCS / "tasks.md").read_text(encoding="utf-8").partition("## Evaluation sets")
     lines = text.split("```python\n")[1].split("```")[0]
@@ -70,7 +68,7 @@ def test_the_harness_scores_a_model_of_ours(tmp_path):
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
     (tmp_path / "words.yaml").write_text(TASK % json.dumps(str(tmp_path / "rows.jsonl")))
 
-    def harness() -> None:
+    def harness():
         warnings.simplefilter("ignore")
         os.environ.update(
             {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "HF_HOME": str(tmp_path / "cache")}

@@ -2,8 +2,6 @@
 several grids, and points that are not computed again.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from numpy.testing import assert_array_equal

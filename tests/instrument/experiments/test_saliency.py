@@ -2,8 +2,6 @@
 completeness and a slow integral.
 """
 
-from __future__ import annotations
-
 from functools import partial
 
 import numpy as np
@@ -11,9 +9,10 @@ import pytest
 import torch
 from drawn import artists
 from families import tiny
+from numpy.testing import assert_allclose
+from refusals import refused
 
 import repo_interp as ri
-from repo_interp.errors import InputError
 from repo_interp.experiments import Saliency
 from repo_interp.experiments.catalogue import planned
 from repo_interp.models.wrapped import model_of
@@ -95,7 +94,7 @@ def test_saliency_is_the_slope_of_the_log_probability_by_one_position_of_one_hea
     found = group["saliency"].sel(prompt=0, layer=layer, head=head).values[: len(prompt.tokens)]
     assert np.abs(slopes).max() > 1e-4
     # logits are float32 in a response
-    np.testing.assert_allclose(found, slopes, rtol=2e-4, atol=2e-6)
+    assert_allclose(found, slopes, rtol=2e-4, atol=2e-6)
 
 
 def test_a_shift_of_all_of_a_heads_positions_changes_nothing(group):
@@ -121,7 +120,7 @@ def test_what_is_not_there_is_nan(group):
         -1,
     ]
     assert group["scheme"].values.tolist() == ["rope", "repo", "nope"]
-    np.testing.assert_allclose(
+    assert_allclose(
         group["log_probability"].sel(prompt=0), log_probability(exact(), asked()), rtol=1e-6
     )
 
@@ -132,7 +131,7 @@ def test_integrated_gradients_sum_to_what_all_positions_add(bridge, baseline):
     added = group["log_probability"] - group["baseline_log_probability"]
     assert (np.abs(added) > 1e-3).all()
     total = group["integrated_gradients"].sum(("layer", "head", "token"))
-    np.testing.assert_allclose(total - added, group["completeness_error"], atol=1e-6)
+    assert_allclose(total - added, group["completeness_error"], atol=1e-6)
     assert float(np.abs(group["completeness_error"]).max()) < COMPLETE * 100, "logits are float32"
     rough = measured(bridge, [asked(), asked(12)], baseline=baseline, steps=2)
     assert (np.abs(rough["completeness_error"]) > 10 * np.abs(group["completeness_error"])).all()
@@ -143,7 +142,7 @@ def test_the_constant_baseline_tells_no_token_apart_and_the_index_leaves_rope_al
     group = measured(bridge, [prompt])
     with ri.set_positions(bridge, 0, None, 0.0), ri.set_positions(bridge, 1, None, 7.0):
         nowhere = log_probability(bridge, prompt)
-    np.testing.assert_allclose(group["baseline_log_probability"], [nowhere], rtol=1e-5)
+    assert_allclose(group["baseline_log_probability"], [nowhere], rtol=1e-5)
     by_index = measured(bridge, [prompt], baseline="index")
     assert (by_index["integrated_gradients"].sel(layer=0) == 0).all() and by_index[
         "integrated_size"
@@ -180,7 +179,7 @@ def test_integrated_gradients_are_the_integral_along_the_straight_path(bridge):
         slow = (total[name] * (ends[name] - begins[name]))[0]
         assert float(slow.abs().max()) > 1e-3
         # the midpoint rule in so few steps
-        np.testing.assert_allclose(found.sel(layer=layer), slow, atol=2e-4)
+        assert_allclose(found.sel(layer=layer), slow, atol=2e-4)
 
 
 def test_heads_that_share_one_row_of_positions_are_told_apart_and_sum_to_its_slope():
@@ -195,9 +194,7 @@ def test_heads_that_share_one_row_of_positions_are_told_apart_and_sum_to_its_slo
         move[4] = sign * step
         with ri.set_positions(bridge, 1, None, lambda row, move=move: row + move):
             ends.append(log_probability(bridge, prompt))
-    np.testing.assert_allclose(
-        float(own.sum("head")[4]), (ends[0] - ends[1]) / (2 * step), rtol=1e-4
-    )
+    assert_allclose(float(own.sum("head")[4]), (ends[0] - ends[1]) / (2 * step), rtol=1e-4)
     assert (
         group["integrated_gradients"].isnull().all() and group["completeness_error"].isnull().all()
     )
@@ -211,14 +208,12 @@ def test_heads_that_share_one_row_of_positions_are_told_apart_and_sum_to_its_slo
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_is_run(layout, options, message):
-    with pytest.raises(InputError, match=message):  # parameters by their declared ranges
+    with refused(message):  # parameters by their declared ranges
         planned(ri.bridge(ri.reposition(tiny("llama"), layout)), [asked()], (Saliency(**options),))
 
 
 def test_prompts_without_an_answer_are_refused_and_text_is_judged_by_every_token(bridge):
-    with pytest.raises(
-        InputError, match="saliency judges what is predicted, but prompt 0 has nothing"
-    ):
+    with refused("saliency judges what is predicted, but prompt 0 has nothing"):
         planned(exact(), [Prompt(tokens=(3, 4, 5))], ("saliency",), TASK)
     text = Prompt(asked().tokens)
     assert measured(bridge, [text], steps=0)["answer"].values.tolist() == [[0] + [1] * 8]
@@ -296,7 +291,7 @@ def test_heads_and_tables_say_what_was_measured(run):
     [({"value": "weight"}, "are saliency, integrated"), ({"layer": 2}, "layer 2 has no saliency")],
 )
 def test_a_text_that_cannot_be_drawn_is_refused(run, options, message):
-    with pytest.raises(InputError, match=message):
+    with refused(message):
         view.saliency_text(run, **{"layer": 1, "head": 0} | options)
 
 

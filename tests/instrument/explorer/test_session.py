@@ -2,8 +2,6 @@
 that do not fit are refused.
 """
 
-from __future__ import annotations
-
 import warnings
 from itertools import islice
 
@@ -13,7 +11,9 @@ from forked import Forked
 from hooks import hooks_of
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.testing import assert_allclose, assert_array_equal
 from places import OFFICIAL
+from refusals import refused
 
 import repo_interp as ri
 from repo_interp.analysis.trained_task import trained_task
@@ -67,10 +67,10 @@ def executed(session, heads, token):
 def assert_same(seen, measured, heads):
     assert float(seen["log_probability"]) == pytest.approx(measured["log_probability"], abs=1e-6)
     assert seen["next_token"].values.tolist() == measured["next"].indices.tolist()
-    np.testing.assert_allclose(seen["probability"], measured["next"].values, atol=1e-7)
+    assert_allclose(seen["probability"], measured["next"].values, atol=1e-7)
     for number, head in enumerate(heads):
-        np.testing.assert_allclose(seen["weight"][number], measured["weight"][head], atol=1e-6)
-        np.testing.assert_allclose(seen["position"][number], measured["position"][head], atol=1e-5)
+        assert_allclose(seen["weight"][number], measured["weight"][head], atol=1e-6)
+        assert_allclose(seen["position"][number], measured["position"][head], atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_the_cell_of_heads_that_share_keys_and_of_edits_together(grouped):
     for state in ("clean", "changed"):
         assert_same(seen.sel(state=state), names[state], heads)
     alone = Session(grouped, TOKENS, edits[:1], answer=(20, 21)).changed(heads, 19)
-    np.testing.assert_array_equal(seen["curve"][:2], alone["curve"])
+    assert_array_equal(seen["curve"][:2], alone["curve"])
     assert len(seen["curve"]) == 3
 
 
@@ -106,10 +106,10 @@ def test_scores_of_heads_and_rows_are_those_of_analyze(bridge, prompt):
     )
     session = Session(bridge, prompt)
     scores = session.heads()["head_score"]
-    np.testing.assert_array_equal(
+    assert_array_equal(
         scores.sel(score="position range"), run["positions"]["position_range"].isel(prompt=0)
     )
-    np.testing.assert_array_equal(
+    assert_array_equal(
         scores.sel(score="attention to words"),
         run["attention_mass"]["mass"].sel(span="words").isel(prompt=0),
     )
@@ -127,7 +127,7 @@ def test_scores_of_heads_and_rows_are_those_of_analyze(bridge, prompt):
         session.look([(2, 1)], 20, selection=(5, 3)),
     )
     order = rows["key"].values[rows["key"].values >= 0]
-    np.testing.assert_allclose(seen["weight"][0, order], rows["weight"][: len(order)], atol=1e-6)
+    assert_allclose(seen["weight"][0, order], rows["weight"][: len(order)], atol=1e-6)
     assert float(seen["span_mass"].sel(span="selection")[0]) == pytest.approx(
         float(seen["weight"][0, 3:6].sum())
     )
@@ -262,7 +262,7 @@ REFUSED = {
 def test_edits_that_do_not_fit_are_refused_in_one_line(bridge, prompt, case):
     given, said = REFUSED[case]
     before = hooks_of(bridge)
-    with pytest.raises(InputError, match=said):
+    with refused(said):
         Session(bridge, prompt, [validate(given, Edit)])
     assert hooks_of(bridge) == before
 
@@ -270,7 +270,7 @@ def test_edits_that_do_not_fit_are_refused_in_one_line(bridge, prompt, case):
 def test_a_layer_that_rotates_nothing_is_refused_and_shown_without_positions():
     bridge = ri.load(OFFICIAL / "nope")
     layer = ri.layout(bridge).index("nope")
-    with pytest.raises(InputError, match="assigns no positions"):
+    with refused("assigns no positions"):
         Session(bridge, TOKENS, [Edit(kind="frozen", layer=layer)])
     seen = Session(bridge, TOKENS).look([(layer, 0)], 5)
     assert np.isnan(seen["position"]).all() and np.isfinite(seen["weight"][0, :6]).all()
@@ -320,7 +320,7 @@ def kernel(tmp_path_factory):
 
     file, _ = write_connection_file(str(tmp_path_factory.mktemp("kernel") / "kernel.json"))
 
-    def serve() -> None:
+    def serve():
         warnings.resetwarnings()
         IPKernelApp.launch_instance(["-f", file])
 
@@ -370,7 +370,7 @@ def test_two_widgets_of_a_kernel_answer_by_messages_and_do_not_disturb_each_othe
     assert first["position"]["values"] == clean["position"].values.tolist()
     for _ in range(2):
         answer = kernel(0, moved)
-        np.testing.assert_array_equal(answer["numbers"]["curve"]["values"], changed["curve"])
+        assert_array_equal(answer["numbers"]["curve"]["values"], changed["curve"])
         assert (
             answer["sentences"] == ["layer 2: the token index"]
             and kernel(1, asked)["numbers"] == first

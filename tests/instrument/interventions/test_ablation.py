@@ -2,13 +2,13 @@
 random heads, refused by name.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
-from families import repositioned, tiny
+from families import TOKENS, repositioned, tiny
 from hooks import hooks_of
+from numpy.testing import assert_allclose
+from refusals import refused
 from torch.testing import assert_close
 from transformers import AutoModelForCausalLM, GPT2Config
 
@@ -16,7 +16,6 @@ import repo_interp as ri
 from repo_interp.models.decoder import as_decoder
 from repo_interp.tasks import Prompt
 
-TOKENS = torch.randint(3, 64, (2, 20), generator=torch.Generator().manual_seed(1))
 PROMPTS = [Prompt(tokens=tuple(row), generated=(17, 18, 19)) for row in TOKENS.tolist()]
 LAYER = [(1, head) for head in range(4)]
 
@@ -120,11 +119,11 @@ def test_effects_are_changes_of_the_answers_log_probability_beside_random_heads_
     plain = answers()
     with ri.ablate(bridge, [(0, 0), (1, 2)]):
         change = answers() - plain
-    np.testing.assert_allclose(table.loc["ablated", "effect"], change.mean(), rtol=1e-4, atol=1e-6)
-    np.testing.assert_allclose(
+    assert_allclose(table.loc["ablated", "effect"], change.mean(), rtol=1e-4, atol=1e-6)
+    assert_allclose(
         table.loc["ablated", "standard_error"], abs(change[1] - change[0]) / 2, rtol=1e-3, atol=1e-6
     )
-    np.testing.assert_allclose(table.loc["whole model", "log_probability"], plain.mean(), rtol=1e-5)
+    assert_allclose(table.loc["whole model", "log_probability"], plain.mean(), rtol=1e-5)
     assert table.index.tolist() == ["whole model", "ablated", "control 0", "control 1", "control 2"]
     for heads in table["heads"].iloc[2:]:
         (first, one), (second, other) = (each.split() for each in heads.split(", "))
@@ -138,9 +137,7 @@ def test_effects_are_changes_of_the_answers_log_probability_beside_random_heads_
     reach = 12.706204736174698 * abs(paired[1] - paired[0]) / 2
     found = table.loc["ablated", ["less_controls", "less_controls_low", "less_controls_high"]]
     mean = paired.mean()
-    np.testing.assert_allclose(
-        found.astype(float), [mean, mean - reach, mean + reach], rtol=1e-3, atol=1e-5
-    )
+    assert_allclose(found.astype(float), [mean, mean - reach, mean + reach], rtol=1e-3, atol=1e-5)
     assert table["less_controls"].notna().sum() == 1
     again = ri.ablation_effects(bridge, [(0, 0), (1, 2)], PROMPTS, controls=3, seed=1).set_index(
         "ablation"
@@ -159,7 +156,7 @@ def test_controls_are_different_sets_and_all_of_them_where_there_are_too_few(bri
         table["ablation"].tolist() == ["whole model", "ablated", "control 0"]
         and table["heads"][2] == "L1 H2, L1 H3"
     )
-    with pytest.raises(ri.InputError, match="layer 9 was asked for"):
+    with refused("layer 9 was asked for"):
         ri.ablation_effects(bridge, [(9, 0)], PROMPTS)
 
 
@@ -175,10 +172,7 @@ def ablated(bridge, means):
             lambda bridge: ri.ablation_effects(bridge, LAYER[:3], PROMPTS),
             "a control ablates 3 other heads of layer 1, which has 1",
         ),
-        (lambda bridge: ri.ablate(bridge, [(1, 4)]).__enter__(), "head 4 was asked for"),
         (lambda bridge: ri.ablate(bridge, [(9, 0)]).__enter__(), "layer 9 was asked for"),
-        (lambda bridge: ri.ablate(bridge, []).__enter__(), "no head was named"),
-        (lambda bridge: ri.ablate(bridge, 3).__enter__(), "heads are .layer, head. pairs"),
         (
             lambda bridge: ri.ablate(bridge, (0, 1), {0: torch.zeros(3, 8)}).__enter__(),
             "means lack finite ones of the 4 heads of layer 0",
@@ -196,7 +190,7 @@ def ablated(bridge, means):
 )
 def test_what_cannot_be_ablated_is_one_line(call, line):
     bridge = ri.bridge(repositioned("repo"))
-    with pytest.raises(ri.InputError, match=line):
+    with refused(line):
         call(bridge)
 
 

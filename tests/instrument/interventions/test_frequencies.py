@@ -1,14 +1,12 @@
 """Frequencies of heads, layers and models, and rotary pairs that are removed."""
 
-from __future__ import annotations
-
 from contextlib import ExitStack
 from copy import deepcopy
 
 import families
 import pytest
 import torch
-from families import repositioned, tiny
+from families import TOKENS, repositioned, tiny
 from hooks import hooks_of
 from torch.testing import assert_close
 from transformers import PhiConfig, PhiForCausalLM
@@ -16,8 +14,6 @@ from transformers import PhiConfig, PhiForCausalLM
 import repo_interp as ri
 from repo_interp import interventions as iv
 from repo_interp.errors import InputError
-
-TOKENS = torch.randint(3, 64, (2, 20), generator=torch.Generator().manual_seed(1))
 
 
 def half_rotated():

@@ -1,7 +1,5 @@
 """Attention mass where heads have a sink, which takes a part of the softmax and moves no value."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -2,8 +2,6 @@
 that fit, those of spans first.
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 from attention_inputs import CASES, PADDED, random_inputs, with_holes

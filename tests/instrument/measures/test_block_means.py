@@ -2,8 +2,6 @@
 made.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from dataclasses import replace

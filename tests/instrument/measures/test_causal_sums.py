@@ -2,8 +2,6 @@
 precision, memory.
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 from causal_reference import component_maps, diagonal_sums, inputs_of, random_features, seen

@@ -2,8 +2,6 @@
 devices.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -11,7 +9,7 @@ import torch
 from causal_reference import component_maps, diagonal_sums, inputs_of, random_features, seen
 from torch.testing import assert_close
 
-from repo_interp.measures.kernels.heads import HeadBlock, head_blocks, reduced
+from repo_interp.measures.kernels.heads import head_blocks, reduced
 from repo_interp.measures.kernels.rotary_components import (
     ComponentSums,
     component_moments,
@@ -40,7 +38,7 @@ def component_profiles(*features, **options):
 
 
 def moments(name, bands, *features, **options):
-    def make(block: HeadBlock):
+    def make(block):
         made = component_moments(block, block.profiles.sum(-1), bands)
         of_components, of_bands = slice(bands.shape[-1]), slice(bands.shape[-1], None)
         values = made.variance_accounted if name == "of_bands" else getattr(made, name)

@@ -1,7 +1,5 @@
 """The measure `components`: what must hold of it, and the slow way on whole layers."""
 
-from __future__ import annotations
-
 import cmath
 from dataclasses import replace
 

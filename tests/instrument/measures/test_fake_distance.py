@@ -1,7 +1,5 @@
 """The measure `fake_distance`: closed forms, the fake logits written out, the authors' arrays."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

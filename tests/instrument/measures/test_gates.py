@@ -2,8 +2,6 @@
 variant captured, the official code.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 
@@ -12,7 +10,7 @@ import places
 import pytest
 import torch
 from attention_inputs import cope_inputs, random_inputs
-from families import tiny
+from families import TOKENS, tiny
 from numpy.testing import assert_allclose, assert_array_equal
 from refusals import refused
 from torch.testing import assert_close
@@ -242,7 +240,6 @@ VARIANTS = [
         ("cope_rope", {"gates": "separate_keys"}),
     )
 ]
-TOKENS = torch.randint(3, 64, (2, 20), generator=torch.Generator().manual_seed(1))
 
 
 def awake(layout, options, family="llama"):

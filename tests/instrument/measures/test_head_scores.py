@@ -2,8 +2,6 @@
 built by hand that get their scores.
 """
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -45,7 +43,7 @@ def head_scores(model, prompts, sequences, rows=512, top=1):
     return {name: found[name] for name in SCORES if name in found}
 
 
-def random_pattern(tokens: int, heads: int = 3) -> torch.Tensor:
+def random_pattern(tokens, heads=3):
     logits = torch.randn(1, heads, tokens, tokens).masked_fill(
         ~torch.ones(tokens, tokens, dtype=torch.bool).tril(), -torch.inf
     )
@@ -232,7 +230,7 @@ NEEDLE = Prompt(
 """The needle 11 12 13 14; after the question 11 its rest is the answer."""
 
 
-def reference(bridge, prompt: Prompt) -> tuple[np.ndarray, np.ndarray]:
+def reference(bridge, prompt):
     """Retrieval and mass on the source [layer, head], from whole patterns and loops."""
     tokens = torch.tensor([prompt.tokens])
     with torch.no_grad():

@@ -8,7 +8,7 @@ what else is right, with the reason; `OPTIONS` asks a measure for all that it ca
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -23,7 +23,7 @@ from numpy.testing import assert_allclose
 
 from repo_interp import entry_points
 from repo_interp.entry_points import OWN
-from repo_interp.inputs import AttentionInputs, select_heads, select_prompts
+from repo_interp.inputs import select_heads, select_prompts
 from repo_interp.measures.catalogue import measure_named, measure_names
 from repo_interp.measures.statistics import as_measure, merge, of_training_length
 
@@ -143,7 +143,7 @@ DIFFERS: dict[str, dict[str, dict[str, tuple[Expected, str]]]] = {
 
 
 @cache
-def layers(dtype: torch.dtype = torch.float64) -> tuple[AttentionInputs, ...]:
+def layers(dtype=torch.float64):
     """A RoPE layer, one that learns positions and attends within a window, one that counts: all
     that a measure may meet.
     """
@@ -164,7 +164,7 @@ def layers(dtype: torch.dtype = torch.float64) -> tuple[AttentionInputs, ...]:
     return tuple(cast(replace(inputs, tokens=ids), dtype) for inputs in made)
 
 
-def cast(inputs: AttentionInputs, dtype: torch.dtype) -> AttentionInputs:
+def cast(inputs, dtype):
     names = ("queries", "keys", "positions", "frequencies", "gate_features")
     logits = inputs.position_logits
     return replace(
@@ -177,7 +177,7 @@ def cast(inputs: AttentionInputs, dtype: torch.dtype) -> AttentionInputs:
     )
 
 
-def spans_of(kinds: Sequence[str]) -> dict[str, torch.Tensor]:
+def spans_of(kinds):
     """Marks of every kind, at other places in every prompt, none on padding."""
     spans = {
         name: torch.zeros(len(LENGTHS), TOKENS, dtype=torch.bool)
@@ -202,7 +202,7 @@ def spans_of(kinds: Sequence[str]) -> dict[str, torch.Tensor]:
     return spans
 
 
-def made(name: str, **options):
+def made(name, **options):
     measure = of_training_length(as_measure(measure_named(name)), TRAINED_ON)
     return (
         replace(measure, **(OPTIONS.get(name, {}) | options))
@@ -211,14 +211,12 @@ def made(name: str, **options):
     )
 
 
-def concluded(measure, given: Sequence[AttentionInputs], spans=None) -> xr.Dataset:
+def concluded(measure, given, spans=None):
     spans = spans_of(measure.needs.segments) if spans is None else spans
     return measure.conclude(merge([measure.observe(inputs, spans) for inputs in given]))
 
 
-def assert_same(
-    group: xr.Dataset, expected: xr.Dataset, differs=None, rtol=1e-5, atol=1e-6
-) -> None:
+def assert_same(group, expected, differs=None, rtol=1e-5, atol=1e-6):
     """The same variables with the same axes, labels and values, or those that `differs` says."""
     assert set(group.data_vars) == set(expected.data_vars)
     compared = 0
@@ -252,7 +250,7 @@ def name(request):
 
 
 @cache
-def group_of(name: str) -> xr.Dataset:
+def group_of(name):
     return concluded(made(name), layers())
 
 
@@ -305,13 +303,11 @@ def test_permutation_of_heads(name, whole):
     assert_same(group, xr.Dataset(permuted))
 
 
-def prompts_of(
-    inputs: AttentionInputs, rows: Sequence[int], numbers: Sequence[int]
-) -> AttentionInputs:
+def prompts_of(inputs, rows, numbers):
     return replace(select_prompts(inputs, list(rows)), prompts=torch.tensor(numbers))
 
 
-def with_spans(measure, rows: Sequence[int]):
+def with_spans(measure, rows):
     return {name: mask[list(rows)] for name, mask in spans_of(measure.needs.segments).items()}
 
 
@@ -378,7 +374,7 @@ def test_batches_merge_in_any_order_without_their_padding(name, whole, batches):
     assert_same(measure.conclude(merge(parts)), whole)
 
 
-def trimmed(inputs: AttentionInputs, width: int) -> AttentionInputs:
+def trimmed(inputs, width):
     logits = inputs.position_logits
     return replace(
         inputs,
@@ -393,7 +389,7 @@ def trimmed(inputs: AttentionInputs, width: int) -> AttentionInputs:
     )
 
 
-def padded(inputs: AttentionInputs, left: int, right: int) -> AttentionInputs:
+def padded(inputs, left, right):
     """Padding on both sides, with NaN where nothing may look."""
     pad, nan, logits = torch.nn.functional.pad, torch.nan, inputs.position_logits
 
@@ -505,7 +501,7 @@ def test_nothing_of_the_size_of_a_map_is_made(name, scheme):
     assert largest.elements < tokens * tokens / 2
 
 
-def documented(name: str) -> dict[str, tuple[str, ...]]:
+def documented(name):
     """Axes, unit and long name of the variables of a measure of ours, as the tables of
     docs/measures.md have them.
     """

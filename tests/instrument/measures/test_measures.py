@@ -2,8 +2,6 @@
 numbers; exact merging.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from itertools import pairwise

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 import xarray as xr
-from families import repositioned
+from families import TOKENS, repositioned
 from refusals import refused
 
 import repo_interp as ri
@@ -146,9 +146,6 @@ def test_an_object_with_the_parts_alone_needs_nothing_more():
     )
     assert of_training_length(measure, 8) is measure and as_measure(measure) is measure
     assert measure.conclude(measure.observe(None, {}))["s"].values.tolist() == [1.0]  # pyright: ignore[reportArgumentType]
-
-
-TOKENS = torch.randint(3, 64, (2, 20), generator=torch.Generator().manual_seed(1))
 
 
 class Foreign(Measure):

@@ -2,8 +2,6 @@
 least squares does.
 """
 
-from __future__ import annotations
-
 import base64
 from dataclasses import replace
 

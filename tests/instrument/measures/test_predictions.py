@@ -2,8 +2,6 @@
 pass that everything is measured in.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
@@ -24,7 +22,7 @@ def bridge():
     return ri.bridge(ri.reposition(tiny("gemma2"), "repo@1"))
 
 
-def prompts(count: int = 3, length: int = 20) -> list[Prompt]:
+def prompts(count=3, length=20):
     rows = torch.randint(
         3, 64, (count, length), generator=torch.Generator().manual_seed(1)
     ).tolist()

@@ -2,8 +2,6 @@
 2.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

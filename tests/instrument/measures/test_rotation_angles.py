@@ -1,7 +1,5 @@
 """How far positions turn components: closed forms and every pair, one by one."""
 
-from __future__ import annotations
-
 import math
 from itertools import pairwise
 

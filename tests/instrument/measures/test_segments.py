@@ -2,8 +2,6 @@
 references, controls, a run.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import combinations, permutations
 

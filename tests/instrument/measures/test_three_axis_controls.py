@@ -1,7 +1,5 @@
 """The three-axis fit by learned positions, and its controls, against dense fits of whole maps."""
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 from dataclasses import replace
 

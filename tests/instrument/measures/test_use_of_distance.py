@@ -1,7 +1,5 @@
 """Stability, symbols, octaves and activations: closed forms, and slow loops over what is sampled."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 
@@ -11,7 +9,6 @@ import torch
 from attention_inputs import random_inputs, with_holes
 from numpy.testing import assert_allclose
 
-from repo_interp.inputs import AttentionInputs
 from repo_interp.measures.activations import Activations
 from repo_interp.measures.kernels.samples import draw_keys, places_of, spread_places
 from repo_interp.measures.octaves import Octaves
@@ -21,11 +18,11 @@ from repo_interp.measures.symbols import Symbols
 from repo_interp.positions.rotary import rotate
 
 
-def measured(measure, *inputs: AttentionInputs):
+def measured(measure, *inputs):
     return measure.conclude(merge([measure.observe(some, {}) for some in inputs]))
 
 
-def indexed(**shape) -> AttentionInputs:
+def indexed(**shape):
     """Random inputs whose positions are the token index."""
     inputs = random_inputs(scheme="rope", position_rows=1, **shape)
     count = inputs.valid.shape[1]

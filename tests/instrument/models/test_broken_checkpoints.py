@@ -2,8 +2,6 @@
 behind.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 

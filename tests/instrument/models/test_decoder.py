@@ -2,18 +2,15 @@
 and true after changes.
 """
 
-from __future__ import annotations
-
 import copy
 import io
 from pathlib import Path
 
-import pytest
 import torch
 from families import tiny
+from refusals import refused
 
 import repo_interp as ri
-from repo_interp.errors import InputError
 from repo_interp.models.bridge import bridge
 from repo_interp.models.decoder import Origin, as_decoder
 
@@ -46,9 +43,9 @@ def test_it_is_made_once_and_says_what_the_layers_are():
 def test_a_stock_decoder_has_a_device_and_no_layers():
     decoder = as_decoder(tiny("llama"))
     assert decoder.repositioned == [] and decoder.device.type == "cpu"
-    with pytest.raises(InputError, match="never repositioned"):
+    with refused("never repositioned"):
         _ = decoder.layers
-    with pytest.raises(InputError, match="a model or a bridge was wanted"):
+    with refused("a model or a bridge was wanted"):
         as_decoder(torch.nn.Linear(2, 2))
 
 

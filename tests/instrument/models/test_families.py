@@ -2,14 +2,13 @@
 layouts and precision.
 """
 
-from __future__ import annotations
-
 import copy
 from contextlib import ExitStack
 
 import numpy as np
 import pytest
 import torch
+from refusals import refused
 from torch.testing import assert_close
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -226,9 +225,7 @@ def test_scaling_on_loading_and_by_an_intervention_is_that_of_the_stock_model(fa
 def test_two_factors_by_the_length_of_a_pass_are_refused():
     config = scaled_configuration("phimoe", "longrope")
     config.rope_parameters["long_mscale"] = 1.5
-    with pytest.raises(
-        ri.InputError, match=r"short passes by short_mscale 1.2 and long ones by long_mscale 1.5"
-    ):
+    with refused(r"short passes by short_mscale 1.2 and long ones by long_mscale 1.5"):
         with_layout(small_model("phimoe", config), None)
 
 
@@ -271,20 +268,6 @@ def test_learned_positions_work_on_every_family_that_rotates(stock, family):
             for parameter in attention.assigner.parameters():
                 parameter.normal_(std=0.3)
     assert torch.equal(generated(model), generated(model, use_cache=False))
-    learned = [
-        parameter
-        for attention in as_decoder(model).layers
-        for parameter in attention.assigner.parameters()
-    ]
-    optimizer = torch.optim.Adam(learned, lr=1e-2)
-    losses = []
-    for _ in range(6):
-        loss = model(TOKENS, labels=TOKENS, use_cache=False).loss
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(float(loss.detach()))
-    assert losses[-1] < losses[0]
 
 
 @pytest.mark.parametrize(
@@ -333,15 +316,13 @@ def test_positions_at_the_input_are_exchanged_in_the_table_of_the_stock_model(st
         assert_close(moved, stock("gpt2")(TOKENS, position_ids=index, use_cache=False).logits)
     with torch.no_grad(), ri.interventions.shifted(model, 1e6, tokens=[3]):
         model(TOKENS, use_cache=False)  # kept within the table
-    with pytest.raises(ri.InputError, match="learned vectors at its input"):
+    with refused("learned vectors at its input"):
         ri.reposition(copy.deepcopy(stock("gpt2")), "repo")
 
 
 def test_a_refusal_names_the_reason_and_what_is_supported():
     config = small_configuration("gpt_neo")
-    with pytest.raises(
-        ri.InputError, match="GPTNeoAttention does not call the attention functions"
-    ):
+    with refused("GPTNeoAttention does not call the attention functions"):
         with_layout(AutoModelForCausalLM.from_config(config), None)
     columns = ("layers", "positions", *COLUMNS, *SCALINGS)
     rows = {

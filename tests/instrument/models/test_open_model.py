@@ -2,16 +2,14 @@
 mapped; checksums that tell every edit.
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 import xarray as xr
+from refusals import refused
 
 import repo_interp as ri
 from repo_interp.checkpoint_files.stored import StoredWeight
 from repo_interp.checkpoint_files.weights import read_weights
-from repo_interp.errors import InputError
 from repo_interp.experiments import Atlas
 from repo_interp.models.changes import changes, remember_weights
 from repo_interp.models.decoder import as_decoder
@@ -64,7 +62,7 @@ def test_a_file_that_was_cut_off_and_weights_that_are_not_finite_are_refused(tmp
     ):
         file.write_bytes(b"head" * 2 + torch.tensor(values).numpy().tobytes())
         for dtype in (torch.float32, torch.float64):  # mapped, and read
-            with pytest.raises(InputError, match=refusal):
+            with refused(refusal):
                 read_weights({"w": StoredWeight("w", file, 8, (3,), "F32")}, dtype)
     file.write_bytes(b"head" * 2 + torch.tensor([3.0, 4.0]).numpy().tobytes())
     for offset, shape, expected in ((8, (2,), [3.0, 4.0]), (12, (1,), [4.0]), (8, (0,), [])):

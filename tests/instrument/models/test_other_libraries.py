@@ -5,13 +5,10 @@ They are tried in one process that never imports repo_interp. What is written in
 stock checkpoint, they do load.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -59,7 +56,7 @@ SIZES = {
 }
 
 
-def loaded_by_others(base: Path, whole: list[Path], adapters: list[Path]) -> list[list[str]]:
+def loaded_by_others(base, whole, adapters):
     """Which loader, of which path, gives a model."""
     asked = json.dumps(
         {"base": str(base), "whole": [*map(str, whole)], "adapters": [*map(str, adapters)]}
@@ -80,7 +77,7 @@ def loaded_by_others(base: Path, whole: list[Path], adapters: list[Path]) -> lis
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory) -> dict[str, Path]:
+def made(tmp_path_factory):
     """Checkpoints by their family and layout, written by `ri.save` or ("theirs") by Hugging Face;
     adapters on llama/rope.
     """

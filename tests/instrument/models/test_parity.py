@@ -2,13 +2,12 @@
 the module that ran.
 """
 
-from __future__ import annotations
-
 import json
 
 import pytest
 import torch
 from families import CONFIGS, TINY, tiny
+from refusals import refused
 from torch.testing import assert_close
 from transformers import AutoModelForCausalLM
 
@@ -117,15 +116,12 @@ def test_loading_refuses_a_layer_that_measures_would_see_otherwise():
     as_decoder(model).layers[1].sites.attended.register_forward_hook(
         lambda module, arguments, attended: 1.1 * attended
     )
-    with pytest.raises(
-        ri.InputError, match=r"layer 1 \(repo\) attends otherwise than its captured"
-    ) as error:
+    with refused(r"layer 1 \(repo\) attends otherwise than its captured"):
         require_parity(model)
-    assert "\n" not in str(error.value)
 
 
 def test_attention_to_later_tokens_is_refused():
     config = CONFIGS["gemma3"]()
     config.use_bidirectional_attention = True
-    with pytest.raises(ri.InputError, match="attends to later tokens"):
+    with refused("attends to later tokens"):
         ri.reposition(AutoModelForCausalLM.from_config(config), "repo")

@@ -2,21 +2,16 @@
 other respect.
 """
 
-from __future__ import annotations
-
 import copy
 
 import pytest
 import torch
-from families import CONFIGS, tiny
+from families import CONFIGS, TOKENS, tiny
 from torch.testing import assert_close
 
 import repo_interp as ri
 from repo_interp.checkpoint_files.architectures import native_layout
-from repo_interp.models.decoder import as_decoder
 from repo_interp.models.reposition import mix_with_index
-
-TOKENS = torch.randint(3, 64, (2, 20), generator=torch.Generator().manual_seed(1))
 
 
 @pytest.mark.parametrize("family", CONFIGS)
@@ -66,38 +61,3 @@ def test_repositioning_again_starts_the_new_scheme_afresh():
         assert_close(model(TOKENS).logits, before)
         assert_close(ri.reposition(model, "rope")(TOKENS).logits, before)
     assert ri.added_parameters(model) == 0
-
-
-def test_attention_modules_are_those_of_the_model_as_it_is_now():
-    model = ri.reposition(tiny("llama"), "rope,repo,nope")
-    before = as_decoder(model).layers
-    assert [each.scheme for each in before] == ["rope", "repo", "nope"]
-    copied = copy.deepcopy(model)
-    assert not {id(each) for each in as_decoder(copied).layers} & {id(each) for each in before}
-    model.model.layers[1].self_attn = copy.deepcopy(model.model.layers[2].self_attn)
-    assert list(as_decoder(model).by_layer) == [0, 2]
-    del model.model.layers[2]
-    model.model.layers[1].self_attn.repositioned.layer_idx = 1
-    assert [each.scheme for each in as_decoder(model).layers] == ["rope", "nope"]
-    assert as_decoder(model).blocks is model.model.layers
-    ri.reposition(copied, "nope")
-    bridge = ri.bridge(copied)
-    assert [each.scheme for each in as_decoder(bridge).layers] == ["nope"] * 3
-    assert as_decoder(bridge).layers == as_decoder(copied).layers
-
-
-def test_decoders_that_cannot_be_repositioned_are_refused():
-    from transformers import AutoModelForCausalLM, GPT2Config
-
-    gpt2 = AutoModelForCausalLM.from_config(
-        GPT2Config(n_layer=1, n_embd=16, n_head=2, vocab_size=16)
-    )
-    with pytest.raises(
-        ri.InputError,
-        match="'gpt2' cannot be repositioned: its positions are learned vectors at its input",
-    ):
-        ri.reposition(gpt2, "repo")
-    model = tiny("llama")
-    model.config.rope_parameters = {"rope_type": "spiral", "factor": 2.0, "rope_theta": 1e4}
-    with pytest.raises(ri.InputError, match="there is no rope_type 'spiral'"):
-        ri.reposition(model, "repo")

@@ -1,7 +1,5 @@
 """The layout language."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

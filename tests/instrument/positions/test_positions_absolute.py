@@ -1,7 +1,5 @@
 """Learned absolute positions: a table added to the embeddings, and its end."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -2,8 +2,6 @@
 out, found by mutants that lived.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

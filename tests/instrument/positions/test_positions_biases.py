@@ -1,17 +1,15 @@
 """ALiBi, KERPLE and FIRE: closed forms, starting values, and real-valued positions."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch.testing import assert_close
 
-from repo_interp.positions.biases import FIRE, ALiBi, KerpleLog, PositionBias, geometric_slopes
+from repo_interp.positions.biases import FIRE, ALiBi, KerpleLog, geometric_slopes
 
 BIASES = (ALiBi, KerpleLog, FIRE)
 
 
-def bias_of(module: PositionBias, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+def bias_of(module, query, key):
     """Of one head-less row of positions."""
     return module.bias(query[None, None], key[None, None])[0]
 

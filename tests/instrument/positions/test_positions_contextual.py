@@ -1,7 +1,5 @@
 """CoPE: what gates count, how counts become logits, and the official code's numbers."""
 
-from __future__ import annotations
-
 import json
 import math
 
@@ -28,25 +26,23 @@ from repo_interp.positions.rotary import rotate
 OFFICIAL = places.OFFICIAL / "cope"
 
 
-def official(name: str) -> dict[str, torch.Tensor]:
+def official(name):
     with np.load(OFFICIAL / name) as arrays:
         return {key: torch.from_numpy(arrays[key]) for key in arrays.files}
 
 
-def causal(tokens: int) -> torch.Tensor:
+def causal(tokens):
     return torch.ones(tokens, tokens, dtype=torch.bool).tril()[None, None]
 
 
-def table(weight: torch.Tensor) -> InterpolatedEmbedding:
+def table(weight):
     module = InterpolatedEmbedding(*weight.shape)
     with torch.no_grad():
         module.weight.copy_(weight)
     return module
 
 
-def attend(
-    cope: ContextualPositions, queries, keys, values, visible
-) -> tuple[torch.Tensor, torch.Tensor]:
+def attend(cope, queries, keys, values, visible):
     """Pattern and output of a layer with CoPE alone."""
     index = torch.arange(queries.shape[2])[None]
     scale = queries.shape[-1] ** -0.5
@@ -142,7 +138,7 @@ def test_equals_the_official_functions(mask):
         assert_close(pattern, arrays["weights"], **close)
 
 
-def rms_norm(hidden: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
+def rms_norm(hidden, weight, epsilon):
     return weight * hidden * torch.rsqrt(hidden.square().mean(-1, keepdim=True) + epsilon)
 
 
@@ -165,7 +161,7 @@ def test_equals_the_official_model():
     index = torch.arange(tokens)[None]
     frequencies = config["rope_theta"] ** -(torch.arange(0, d_head, 2) / d_head)
 
-    def split(flat: torch.Tensor) -> torch.Tensor:
+    def split(flat):
         return flat.unflatten(-1, (heads, d_head)).transpose(1, 2)
 
     hidden = weights["wte.weight"][arrays["input_ids"]]

@@ -1,7 +1,5 @@
 """HoPE and its ablations: which components turn, and what that does to the dot product."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -2,8 +2,6 @@
 bf16.
 """
 
-from __future__ import annotations
-
 import math
 
 import pytest
@@ -51,7 +49,7 @@ CONTEXTUAL = [name for name in SCHEMES if name.startswith("cope") and "open" not
 
 
 @pytest.fixture(params=SCHEMES)
-def scheme(request) -> PositionLogits:
+def scheme(request):
     torch.manual_seed(3)
     module = SCHEMES[request.param]()
     with torch.no_grad():  # away from the zeros at which some of them start
@@ -63,9 +61,7 @@ def scheme(request) -> PositionLogits:
 class Prompts:
     """Queries, keys and values of a batch, with the tokens of each prompt that are valid."""
 
-    def __init__(
-        self, valid: torch.Tensor, seed: int = 0, dtype: torch.dtype = torch.float32
-    ) -> None:
+    def __init__(self, valid, seed=0, dtype=torch.float32):
         generator = torch.Generator().manual_seed(seed)
         batch, tokens = valid.shape
         self.queries = torch.randn(batch, HEADS, tokens, D_HEAD, generator=generator).to(dtype)
@@ -76,9 +72,7 @@ class Prompts:
         causal = torch.ones(tokens, tokens, dtype=torch.bool).tril()
         self.visible = (causal & valid[:, None, :] & valid[:, :, None])[:, None]
 
-    def logits(
-        self, scheme: PositionLogits, rows: slice = slice(None), shift: int = 0
-    ) -> torch.Tensor:
+    def logits(self, scheme, rows=slice(None), shift=0):
         return scheme(
             self.queries[:, :, rows],
             self.keys,
@@ -91,13 +85,11 @@ class Prompts:
         )
 
 
-def whole(batch: int = 2, tokens: int = 9) -> torch.Tensor:
+def whole(batch=2, tokens=9):
     return torch.ones(batch, tokens, dtype=torch.bool)
 
 
-def slow_map(
-    position_map: torch.nn.Module, head: int, query: torch.Tensor, position: float
-) -> float:
+def slow_map(position_map, head, query, position):
     if isinstance(position_map, InterpolatedEmbedding):
         position = min(position, len(position_map.weight) - 1)
         share = position - math.floor(position)
@@ -115,7 +107,7 @@ def slow_map(
 
 
 @torch.no_grad()
-def slow_logits(scheme: PositionLogits, prompts: Prompts) -> torch.Tensor:
+def slow_logits(scheme, prompts):
     """Pair by pair, from the formulas."""
     batch, _, tokens, _ = prompts.queries.shape
     gate_keys = scheme.gate_keys(prompts.hidden)
@@ -258,7 +250,7 @@ def test_gradients_reach_every_parameter_and_are_those_of_the_formula(scheme):
         1, HEADS, 6, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(1)
     )
 
-    def loss() -> torch.Tensor:
+    def loss():
         return (prompts.logits(scheme) * weights).sum()
 
     loss().backward()
@@ -307,7 +299,7 @@ def test_a_scheme_that_does_not_say_what_it_adds_cannot_be_made(base):
 def test_the_piecewise_form_is_the_network_itself_with_its_gradients(units):
     generator = torch.Generator().manual_seed(units)
 
-    def draw(*shape: int) -> torch.Tensor:
+    def draw(*shape):
         return torch.randn(*shape, dtype=torch.float64, generator=generator, requires_grad=True)
 
     inputs, weight, bias, output = draw(2, 3, 5, 7), draw(units), draw(units), draw(3, 5, units)
@@ -332,7 +324,7 @@ def test_the_piecewise_form_makes_no_array_with_an_axis_of_units():
     inputs = torch.rand(1, 2, 64, 64, requires_grad=True)
     sizes = []
 
-    def watch(tensor: torch.Tensor) -> torch.Tensor:
+    def watch(tensor):
         sizes.append(tensor.numel())
         return tensor
 

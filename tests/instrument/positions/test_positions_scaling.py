@@ -1,7 +1,5 @@
 """Position interpolation and YaRN: against transformers for RoPE, and for the sets of HoPE."""
 
-from __future__ import annotations
-
 import math
 
 import pytest
@@ -15,13 +13,11 @@ from repo_interp.positions.rotary import rotate
 from repo_interp.positions.scaling import interpolate, yarn_attention_scaling, yarn_frequencies
 
 
-def rope(base: float, d_head: int) -> torch.Tensor:
+def rope(base, d_head):
     return 1.0 / base ** (torch.arange(0, d_head, 2, dtype=torch.float32) / d_head)
 
 
-def of_transformers(
-    base: float, d_head: int, length: int, factor: float, **more: float
-) -> tuple[torch.Tensor, float]:
+def of_transformers(base, d_head, length, factor, **more):
     parameters = {
         "rope_type": "yarn",
         "rope_theta": base,

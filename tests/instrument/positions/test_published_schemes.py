@@ -1,7 +1,5 @@
 """The four plug-ins of docs/schemes.md as they stand there: slow loops, caches, and a run."""
 
-from __future__ import annotations
-
 import math
 import re
 

@@ -2,13 +2,11 @@
 some, equal to another one.
 """
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest
 import torch
-from families import VARIANTS, repositioned, tiny
+from families import TOKENS, VARIANTS, repositioned, tiny
 from refusals import refused
 from slow_biases import slow_bias
 from torch.testing import assert_close
@@ -22,7 +20,6 @@ from repo_interp.models.decoder import as_decoder
 from repo_interp.models.reposition import scheme_modules
 from repo_interp.positions.biases import FIRE, ALiBi, KerpleLog
 
-TOKENS = torch.randint(3, 64, (2, 20), generator=torch.Generator().manual_seed(1))
 ROWS = {"rope": 1, "continuous": 1, "repo": None, "repo_alibi": None}
 """Rows of positions by scheme; None: as many as key-value heads."""
 GREEDY = {

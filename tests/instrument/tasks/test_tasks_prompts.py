@@ -276,7 +276,7 @@ HARNESS = {  # as lm-evaluation-harness 0.4.9 writes a sample of generate_until
 }
 
 
-def texts_of(prompt, places) -> str:
+def texts_of(prompt, places):
     return "".join(prompt.token_text[place] for place in places)
 
 
