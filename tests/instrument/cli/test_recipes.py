@@ -1,4 +1,4 @@
-"""The ten recipes of docs/recipes.md run on small models, and agree with plain transformers."""
+"""The eleven recipes of docs/recipes.md run on small models, and agree with plain transformers."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ def attentions(stock, tokens):
         return torch.stack(stock(tokens, output_attentions=True).attentions)[:, 0]
 
 
-def test_there_are_ten_each_with_its_output():
+def test_there_are_eleven_each_with_its_output():
     text = recipes.PAGE.read_text(encoding="utf-8")
-    assert len(CODE) == 10 == len(re.findall(r"^## ", text, re.MULTILINE))
+    assert len(CODE) == 11 == len(re.findall(r"^## ", text, re.MULTILINE))
     assert all(found[5].strip() for found in recipes.RECIPE.finditer(text))
     for title, code in CODE.items():
         lines = [line for line in code.splitlines() if line.strip()]
@@ -57,7 +57,7 @@ def test_there_are_ten_each_with_its_output():
         assert len(lines) <= MOST, title
 
 
-@pytest.mark.parametrize("title", list(CODE)[5:7] + list(CODE)[8:])
+@pytest.mark.parametrize("title", list(CODE)[5:7] + list(CODE)[8:10])
 def test_a_recipe_runs(title, tmp_path, monkeypatch):
     printed, _ = ran(title, tmp_path, monkeypatch)
     assert len(printed.splitlines()) >= 3
@@ -151,3 +151,21 @@ def test_the_strongest_key_is_that_of_stock_patterns(stock, tmp_path, monkeypatc
     rows = torch.arange(1, patterns.shape[-1])
     expected = (strongest == rows - 1).double().mean(-1)
     assert_allclose(names["share"].isel(prompt=0).values, expected.numpy(), atol=2e-2)
+
+
+def test_stopped_pairs_are_those_of_stock_frequencies(stock, tmp_path, monkeypatch):
+    """p-RoPE and HoPE are transformers' model with some of its frequencies at 0."""
+    printed, names = ran("p-RoPE and HoPE without training", tmp_path, monkeypatch)
+    tokens, pairs, rotary = names["tokens"], names["pairs"], stock.model.rotary_emb
+    frequencies = rotary.inv_freq.clone()
+
+    def line(words, kept) -> str:
+        rotary.inv_freq = frequencies * kept
+        with torch.no_grad():
+            return f"{words}: {float(stock(tokens, labels=tokens).loss):.3f}"
+
+    half = line(f"p-RoPE, {pairs // 2} of {pairs} pairs stopped", torch.arange(pairs) < pairs // 2)
+    hope = line("HoPE, training length 128", 128 * frequencies >= 2 * torch.pi)
+    plain = line("as it is", 1.0)
+    assert {plain, half, hope} <= {*printed.splitlines()}
+    assert len({text.split(": ")[1] for text in (plain, half, hope)}) == 3
