@@ -9,6 +9,8 @@
     clipped        to the middle half of the head's range over the prompt
     shifted        the tokens of `span` alone, by `shift` times the head's range over the prompt
     transplanted   those of the next prompt with as many tokens or more
+    ranked         their rank over the prompt: the order remains, the spacing does not
+    segmented      the number of the token's segment: spans, and the text between them
 
 Each is a row of `interventions.edits`, on the tokens of the prompt: padding is left alone, and no
 mean or range sees it. Knows nothing about their effects.
@@ -43,6 +45,8 @@ PositionChange = Literal[
     "clipped",
     "shifted",
     "transplanted",
+    "ranked",
+    "segmented",
 ]
 KINDS: tuple[PositionChange, ...] = get_args(PositionChange)
 
@@ -81,7 +85,7 @@ def require_kinds(kinds: Sequence[str], prompts: Sequence[Prompt], span: str) ->
         span: Span whose tokens are shifted.
 
     Raises:
-        InputError: A prompt lacks the span, or no other prompt is long enough to transplant from.
+        InputError: A prompt lacks the span or any span, or no other prompt is long enough to transplant from.
     """
     for number, prompt in enumerate(prompts):
         if "shifted" in kinds and _span(prompt, span) is None:
@@ -89,6 +93,11 @@ def require_kinds(kinds: Sequence[str], prompts: Sequence[Prompt], span: str) ->
             raise InputError(
                 f"prompt {number} has no span {named}, whose tokens are shifted; mark it, or "
                 "leave the kind out"
+            )
+        if "segmented" in kinds and not prompt.spans:
+            raise InputError(
+                f"prompt {number} has no spans, which are its segments; mark some, or leave the "
+                "kind out"
             )
         if "transplanted" in kinds:
             partner(prompts, number)
@@ -163,6 +172,12 @@ def edit_prompts(
         value = torch.zeros_like(index, dtype=torch.float64)
         for row, span in zip(value, spans, strict=True):
             row[list(span)] = strength.shift
+    elif kind == "segmented":
+        ends = [
+            [end for span in prompt.spans.values() if span for end in (min(span), max(span) + 1)]
+            for prompt in some
+        ]
+        value = token_table([starts or [0] for starts in ends]), 0.0, 1.0
     elif kind == "transplanted":
         value = _positions_of_partners(model, prompts, numbers, torch.zeros_like(index))
     return PositionEdit(name, value, token_table(tokens))
@@ -180,6 +195,8 @@ def _row(kind: str, strength: Strength) -> tuple[EditKind, Any]:
         "clipped": ("middle_half", None),
         "shifted": ("shifted_range", None),
         "transplanted": ("transplanted", None),
+        "ranked": ("ranked", None),
+        "segmented": ("segmented", None),
     }
     return rows[kind]
 

@@ -7,6 +7,8 @@
     permuted     those of the same tokens, shuffled    seed             permuted
     scaled       value times as much                   value            scaled
     shifted      value more                            value            shifted
+    ranked       its rank among those of the prompt                     ranked
+    segmented    the number of its segment             starts           segmented
 
 An edit comes from a page or from Python and is checked against the same types either way. It names
 no file and holds no code. `interventions.edits` applies it. Knows nothing about prompts beyond the
@@ -28,7 +30,9 @@ from repo_interp.interventions.edits import PositionEdit
 from repo_interp.interventions.replacing import replaced, token_table
 from repo_interp.values import Finite, Seed
 
-Kind = Literal["linearised", "frozen", "copied", "permuted", "scaled", "shifted"]
+Kind = Literal[
+    "linearised", "frozen", "copied", "permuted", "scaled", "shifted", "ranked", "segmented"
+]
 Index = Annotated[int, Interval(ge=0, lt=1 << 22)]
 """The number of a layer, of a head or of a token."""
 MOST_HEADS = 4096
@@ -72,6 +76,8 @@ class Edit(BaseModel):
     source: Index | None = None
     """The token whose position the others get."""
     seed: Seed | None = None
+    starts: Annotated[Tokens, Len(1)] | None = None
+    """The first token of every segment after the first one."""
     on: bool = True
 
     @model_validator(mode="after")
@@ -82,7 +88,11 @@ class Edit(BaseModel):
             )
         if self.tokens and self.span:
             raise ValueError("an edit names tokens or a span; give one of the two")
-        given = [name for name in ("value", "source", "seed") if getattr(self, name) is not None]
+        given = [
+            name
+            for name in ("value", "source", "seed", "starts")
+            if getattr(self, name) is not None
+        ]
         name, needed, *_ = _KINDS[self.kind]
         if given != [name] and (needed or given):
             takes = f"{'needs' if needed else 'takes'} {name or 'no parameter'}"
@@ -96,7 +106,7 @@ class Edit(BaseModel):
 
     @property
     def parameter(self) -> Any:
-        """The constant, factor, shift, token or seed; None where there is none."""
+        """The constant, factor, shift, token, seed or starts; None where there is none."""
         return (
             self.seed or 0 if self.kind == "permuted" else getattr(self, _KINDS[self.kind][0], None)
         )
@@ -119,7 +129,7 @@ class Edit(BaseModel):
                 f"the prompt has no span {self.span!r}; it has {', '.join(spans) or 'none'}"
             )
         tokens = tuple(spans[self.span]) if self.span else self.tokens
-        last = max((*tokens, self.source or 0))
+        last = max((*tokens, *(self.starts or ()), self.source or 0))
         if last >= count:
             raise InputError(
                 f"an edit names token {last}; the prompt's tokens are 0 to {count - 1}"
@@ -173,7 +183,10 @@ class Edit(BaseModel):
             `replaced` warns of those that a prompt does not reach yet.
         """
         table = None if tokens is None else token_table(tokens)
-        return PositionEdit(self.kind, self.parameter, table)
+        value = self.parameter
+        if self.kind == "segmented":
+            value = token_table(value), 0.0, 1.0
+        return PositionEdit(self.kind, value, table)
 
     def applied(self, model: nn.Module, change: PositionEdit) -> AbstractContextManager[None]:
         """Apply the edit while a context lasts.
@@ -195,6 +208,8 @@ _KINDS: Mapping[str, tuple[str, bool, str, str]] = {
     "permuted": ("seed", False, "shuffled, seed {}", "seed={}"),
     "scaled": ("value", True, "times {:g}", "{!r}"),
     "shifted": ("value", True, "shifted by {:g}", "{!r}"),
+    "ranked": ("", False, "ranks of the positions", ""),
+    "segmented": ("starts", True, "numbers of segments that begin at tokens {}", "{}"),
 }
 """By kind: the parameter, whether it is needed, the edit in words, and the argument in Python."""
 

@@ -3,7 +3,8 @@
 Public as `ri.interventions`.
 
     replacing    below those on positions: rows of positions replaced by a function, for heads and tokens      `replaced`, `positions_of`
-    positions    linearised, frozen, permuted, swapped, scaled, rounded, clipped, shifted, copied, transplanted, set
+    positions    linearised, frozen, permuted, swapped, scaled, rounded, clipped, shifted, copied, transplanted, ranked,
+                 segmented, set
     patching     positions patched from a clean prompt into a corrupted one, as TransformerLens does
     keys         keys exchanged or moved alone, as the experiment `perturbation` needs it
     ablation     outputs of heads, or pairs of their queries and keys, replaced by zero or their mean
@@ -35,8 +36,10 @@ from repo_interp.interventions.positions import (
     linearised,
     permuted,
     positions_of,
+    ranked,
     rounded,
     scaled,
+    segmented,
     set_positions,
     shifted,
     swapped_heads,
@@ -65,10 +68,12 @@ __all__ = [
     "permuted",
     "positions_of",
     "query_key_means",
+    "ranked",
     "replaced",
     "rescaled",
     "rounded",
     "scaled",
+    "segmented",
     "set_positions",
     "shifted",
     "swapped_heads",

@@ -13,13 +13,16 @@
     shifted        z_i <- z_i + c
     shifted_range  z_i <- z_i + c_i (max z - min z)     the range over the chosen tokens
     transplanted   z_i <- recorded positions of the same layer, head and index
+    segmented      z_i <- step (i - s_i) + jump s_i    s_i: segments that begin among tokens 1 .. i
+    ranked         z_i <- the number of positions below z_i over the chosen tokens, ties at their mean
     set            z_i <- given values, or a function of the positions
 
 `positions` has a function for most of them, the explorer reads them from the messages of its page,
 and the experiment `effects` lists them as rows. An edit is a `Change` of `replaced`, which chooses
 layers and heads.
 
-With a cache new tokens get: their index (linearised), the constant of the prompt (frozen, copied),
+With a cache new tokens get: their index (linearised), the last segment (segmented), the rank among
+the positions of the prompt (ranked), the constant of the prompt (frozen, copied),
 the edit of the position that they have (scaled, rounded, clipped, shifted), the recorded position
 where there is one (transplanted), and their present position otherwise.
 """
@@ -53,6 +56,8 @@ EditKind = Literal[
     "shifted",
     "shifted_range",
     "transplanted",
+    "segmented",
+    "ranked",
     "set",
 ]
 
@@ -100,7 +105,7 @@ class PositionEdit:
 
     def _edited(self, positions: Tensor, here: PassContext) -> Tensor:
         edit, rows = _KINDS[self.kind][2], (here.layer, here.heads)
-        if self.kind != "copied" and (self.kind, self.value) != ("frozen", None):
+        if self.kind not in ("copied", "ranked") and (self.kind, self.value) != ("frozen", None):
             return edit(self.value, positions, here)
         if here.start == 0:
             self._of_prompt[rows] = edit(self.value, positions, here)
@@ -109,7 +114,8 @@ class PositionEdit:
                 f"positions of a prompt in the cache are not known, so none are {self.kind}; "
                 "enter the context before the prompt"
             )
-        return self._of_prompt[rows]
+        of_prompt = self._of_prompt[rows]
+        return _ranks(of_prompt, positions) if self.kind == "ranked" else of_prompt
 
 
 def recorded_at(recorded: Mapping[int, Tensor], layer: int) -> Float[Tensor, "prompt head token"]:
@@ -213,6 +219,30 @@ def _transplant(recorded: Mapping[int, Tensor], positions: Tensor, here: PassCon
     return torch.where(index < count, source, positions)
 
 
+def _segment(value: tuple[Tensor, float, float], positions: Tensor, here: PassContext) -> Tensor:
+    starts, step, jump = value
+    # Token 0 begins the first segment, whether it is named or not.
+    passed = starts.to(here.index.device)[:, 1:].cumsum(-1)
+    if not passed.shape[1]:
+        return step * here.index[:, None].to(positions)
+    rows = torch.nn.functional.pad(passed, (1, 0)).expand(len(here.index), -1)
+    segments = rows.gather(1, here.index.clamp_max(rows.shape[1] - 1))
+    return (step * (here.index - segments).to(positions) + jump * segments.to(positions))[:, None]
+
+
+def _in_order(_: None, positions: Tensor, here: PassContext) -> Tensor:
+    if here.chosen is not None:
+        positions = positions.masked_fill(~here.chosen[:, None], torch.inf)
+    return positions.sort(-1).values
+
+
+def _ranks(in_order: Tensor, positions: Tensor) -> Tensor:
+    """The numbers of `positions` among those of a prompt in order, from 0; ties at their mean."""
+    values = positions.contiguous()
+    ends = [torch.searchsorted(in_order, values, right=right) for right in (False, True)]
+    return ((ends[0] + ends[1] - 1) / 2).to(positions)
+
+
 def _set(values: Any, positions: Tensor, here: PassContext) -> Tensor:
     given = values(positions) if callable(values) else values
     new = finite_positions(given, positions, f"positions to set in layer {here.layer}")
@@ -265,6 +295,8 @@ _KINDS: Mapping[str, tuple[Any, str, Callable[[Any, Tensor, PassContext], Tensor
     ),
     "shifted_range": (Any, "shares", _shift_range),
     "transplanted": (Any, "recorded", _transplant),
+    "segmented": (Any, "segments", _segment),
+    "ranked": (None, "value", _in_order),
     "set": (Any, "values", _set),
 }
 """By kind: the type of its value, the name of the value in messages, and how it is applied."""

@@ -11,6 +11,8 @@
     shifted        z_i <- z_i + b                   for a span: shifting all changes nothing
     copied         z_i <- z_j                       of one token of the same prompt
     transplanted   z_i <- z_i of another prompt, head or checkpoint, as `positions_of` recorded them
+    segmented      z_i <- step (i - s_i) + jump s_i    s_i: segments that begin among tokens 1 .. i
+    ranked         z_i <- its rank among the positions of the prompt
     set_positions  z_i <- given values, or any function of the positions
 
 Every function takes `heads` as (layer, head) pairs, or `layer`, or neither for all heads with
@@ -18,7 +20,7 @@ positions, and `tokens` by index, as `replaced` does. It makes an edit (`edits.P
 `replaced` applies. RoPE's index is a position like any other. Learned positions: RePo eq. 4-7.
 
 With a cache new tokens get positions as `edits` says. Greedy text is then the same with and without
-a cache, but for orders that are drawn anew for a prompt that has grown.
+a cache, but for orders and ranks, which are made anew for a prompt that has grown.
 """
 
 from __future__ import annotations
@@ -50,7 +52,7 @@ from repo_interp.models.capture import decode
 from repo_interp.models.decoder import as_decoder
 from repo_interp.models.reposition import called_at
 from repo_interp.positions.rotary import expand_heads
-from repo_interp.values import Seed, checked
+from repo_interp.values import Finite, Seed, checked
 
 if TYPE_CHECKING:
     from transformer_lens import ActivationCache
@@ -416,6 +418,75 @@ def transplanted(
     return _edited(
         model, "transplanted", by_layer, heads, layer, tokens, rows=rows, prompts=prompts
     )
+
+
+def segmented(
+    model: nn.Module,
+    starts: Sequence[int] | Sequence[Sequence[int]],
+    heads: Heads = None,
+    *,
+    layer: Layers = None,
+    tokens: Tokens = None,
+    step: float = 0.0,
+    jump: float = 1.0,
+) -> AbstractContextManager:
+    """Set positions to a prior of segments: steps between them, a line within.
+
+    Positions begin at 0, grow by `jump` at the first token of a segment and by `step` at all
+    others. Constant positions (NoPE) have step = jump = 0, the token index (RoPE) step = jump = 1.
+
+    Args:
+        model: Repositioned model or bridge.
+        starts: Index of the first token of every segment, for all prompts or one sequence per
+            prompt; token 0 begins the first one also where it is not named.
+        heads: (layer, head) pairs, one or several; None: all heads of the layers.
+        layer: One layer or several, in place of `heads`; None: all that assign positions.
+        tokens: Indices in the prompt, for all prompts or one sequence per prompt; None: all.
+        step: Positions from a token to the next one of its segment.
+        jump: Positions from the last token of a segment to the first one of the next.
+
+    Returns:
+        A context manager; positions are changed while it lasts.
+
+    Raises:
+        InputError: `starts` are no indices, a number is not finite, or the model lacks the layers,
+            heads or tokens.
+    """
+    table = token_table(starts)
+    value = (
+        table,
+        checked(step, Finite, "the step within segments"),
+        checked(jump, Finite, "the jump between segments"),
+    )
+    return _edited(model, "segmented", value, heads, layer, tokens, prompts=len(table))
+
+
+def ranked(
+    model: nn.Module,
+    heads: Heads = None,
+    *,
+    layer: Layers = None,
+    tokens: Tokens = None,
+) -> AbstractContextManager:
+    """Sort tokens by their positions: every token gets its rank, from 0, and ties their mean.
+
+    The order of learned positions remains, their spacing does not; the token index is its own rank.
+
+    Args:
+        model: Repositioned model or bridge.
+        heads: (layer, head) pairs, one or several; None: all heads of the layers.
+        layer: One layer or several, in place of `heads`; None: all that assign positions.
+        tokens: Indices in the prompt, for all prompts or one sequence per prompt; None: all.
+
+    Returns:
+        A context manager; positions are changed while it lasts. New tokens after a cached prompt
+        are ranked among the tokens of the prompt.
+
+    Raises:
+        InputError: The model lacks the layers, heads or tokens; or, in the pass, the prompt is in
+            the cache.
+    """
+    return _edited(model, "ranked", None, heads, layer, tokens)
 
 
 def set_positions(

@@ -52,6 +52,8 @@ KIND_NAMES = {
     "clipped": "clipped",
     "shifted": "span shifted",
     "transplanted": "another prompt's",
+    "ranked": "their ranks",
+    "segmented": "numbers of segments",
 }
 """Kinds of changes as they are shown: the changed positions."""
 LISTED = 8
@@ -318,6 +320,8 @@ _DOES = {
     "clipped": "clipping them",
     "shifted": "shifting those of a span",
     "transplanted": "taking those of another prompt",
+    "ranked": "replacing them by their ranks",
+    "segmented": "replacing them by numbers of segments",
 }
 STANDARD_ERRORS = 3.0
 """An effect is found where it is that many standard errors over prompts from 0, and beyond that of

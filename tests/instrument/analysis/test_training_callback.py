@@ -2,6 +2,7 @@
 and a log of scalars.
 """
 
+import numpy as np
 import pytest
 import torch
 import xarray as xr

@@ -349,6 +349,11 @@ def test_kinds_are_what_they_say(model):
     )
     theirs = iv.positions_of(model, [PROMPTS[1].tokens])[1]
     assert_close(under("transplanted")[0, :, :count], theirs[0], atol=1e-5, rtol=1e-4)
+    ranks = own[0, :, :count].argsort(-1).argsort(-1).float()
+    assert_close(under("ranked")[0, :, :count], ranks)
+    starts = [end for span in PROMPTS[0].spans.values() for end in (span[0], span[-1] + 1)]
+    numbers = torch.tensor([len({end for end in starts if 0 < end <= i}) for i in range(count)])
+    assert_close(under("segmented")[0, 0, :count], numbers.float())
     permuted = under("permuted")[:, 0]
     assert_close(permuted[0, :count].sort().values, own[0, 0, :count].sort().values)
 
@@ -366,6 +371,10 @@ REFUSED = {
     "no other prompt has as many tokens as prompt 1": {
         "kinds": ("transplanted",),
         "prompts": [PROMPTS[0], PROMPTS[3]],
+    },
+    "prompt 0 has no spans, which are its segments": {
+        "kinds": ("segmented",),
+        "prompts": [Prompt((3, 4, 5), generated=(2,))],
     },
     "prompt 0 has no span 'needle'": {"kinds": ("shifted",), "span": "needle"},
     "nothing stands before token 0 of prompt 0": {

@@ -34,6 +34,8 @@ EDITS = {
     "permuted": {"layer": 2, "span": "words", "seed": 3},
     "scaled": {"layer": 1, "value": 0.5},
     "shifted": {"heads": [[0, 0]], "tokens": [5], "value": -2.0},
+    "ranked": {"layer": 1},
+    "segmented": {"heads": [[1, 3], [2, 0]], "starts": [4, 9]},
 }
 
 
@@ -74,7 +76,12 @@ def assert_same(seen, measured, heads):
 
 
 @pytest.mark.parametrize(
-    "kinds", [("linearised", "scaled", "frozen"), ("shifted", "copied", "permuted")]
+    "kinds",
+    [
+        ("linearised", "scaled", "frozen"),
+        ("shifted", "copied", "permuted"),
+        ("ranked", "segmented"),
+    ],
 )
 def test_the_cell_gives_the_same_numbers_and_the_same_continuation(bridge, prompt, kinds):
     heads = [(2, 0), (1, 3)]

@@ -54,6 +54,8 @@ CASES = {
     "transplanted from a head": lambda model, **where: iv.transplanted(
         model, iv.positions_of(model, OTHERS[:1, ::2]), from_head=(0, 1), **where
     ),
+    "segmented": lambda model, **where: iv.segmented(model, [4, 9], step=0.5, jump=3.0, **where),
+    "ranked": lambda model, **where: iv.ranked(model, **where | {"tokens": range(12)}),
     "set": lambda model, **where: iv.set_positions(
         model, 1, 2, lambda positions: positions * 2 + 1
     ),
@@ -428,7 +430,63 @@ def test_copied_positions_are_those_of_the_token(repo):
         logits(repo)
 
 
+def test_segments_step_between_and_rise_within(model):
+    """Closed form: a sum of steps; constant, linear and NoPE are three settings of two numbers."""
+    rise = torch.full((20,), 0.5)
+    rise[0], rise[4], rise[9] = 0.0, 3.0, 3.0
+    for starts in ([4, 9], [0, 9, 4], [[4, 9], [4, 9]]):
+        with iv.segmented(model, starts, step=0.5, jump=3.0):
+            positions = iv.positions_of(model, TOKENS)
+        for given in positions.values():
+            assert torch.equal(given, rise.cumsum(0).expand_as(given))
+    with iv.segmented(model, [[4], [9, 30]], layer=1):
+        by_prompt = iv.positions_of(model, TOKENS)[1]
+    index = torch.arange(20)
+    assert torch.equal(by_prompt[:, 0], torch.stack([index >= 4, index >= 9]).float())
+    linear, plain = (
+        logits(model, iv.segmented(model, [4, 9], step=1)),
+        logits(model, iv.linearised(model)),
+    )
+    assert torch.equal(linear, plain)
+    constant = logits(model, iv.segmented(model, [0], jump=7))
+    assert_close(constant, logits(model, iv.frozen(model)), atol=1e-5, rtol=1e-5)
+    with iv.segmented(model, [0], step=2):
+        assert torch.equal(iv.positions_of(model, TOKENS)[0][0, 0], 2.0 * index)
+
+
+def test_ranks_are_counted(model):
+    before = iv.positions_of(model, TOKENS)
+    with iv.ranked(model):
+        after = iv.positions_of(model, TOKENS)
+    z = before[0]  # later layers' positions change with the first one's
+    below = (z[..., None, :] < z[..., None]).sum(-1) + 0.0
+    ties = (z[..., None, :] == z[..., None]).sum(-1)
+    assert torch.equal(after[0], (below + (ties - 1) / 2).expand_as(after[0]))
+    with iv.frozen(model, value=4.0), iv.ranked(model, tokens=range(5, 10)):
+        tied = iv.positions_of(model, TOKENS)[0]
+    assert (tied[..., 5:10] == 2).all() and (tied[..., 10:] == 4).all()
+    with iv.permuted(model, order=ORDER), iv.ranked(model):
+        shuffled = iv.positions_of(model, TOKENS)[0]
+    with iv.ranked(model), iv.permuted(model, order=ORDER):
+        assert torch.equal(shuffled, iv.positions_of(model, TOKENS)[0])
+
+
+def test_new_tokens_are_ranked_among_those_of_the_prompt(repo):
+    with iv.scaled(repo, 0.0), iv.shifted(repo, 1.0, tokens=range(10, 20)), iv.ranked(repo):
+        cache = repo(TOKENS, use_cache=True).past_key_values
+        seen = []
+        attention = as_decoder(repo).layers[0]
+        handle = attention.sites.positions.register_forward_hook(lambda m, a, out: seen.append(out))
+        repo(TOKENS[:, :1], past_key_values=cache)
+        handle.remove()
+    assert (seen[0] == 4.5).all()  # at 0, as the first ten tokens of the prompt
+    with iv.ranked(repo), pytest.raises(InputError, match="in the cache are not known"):
+        repo(TOKENS[:, :1], past_key_values=cache)
+
+
 DRAWN = {
+    "ranked": iv.ranked,
+    "ranked from a token on": lambda model: iv.ranked(model, tokens=range(3, 20)),
     "permuted": iv.permuted,
     "permuted from a token on": lambda model: iv.permuted(model, tokens=range(3, 20)),
     "frozen": iv.frozen,
@@ -454,7 +512,7 @@ def test_what_is_drawn_or_averaged_does_not_depend_on_who_stands_beside_whom(cas
     for row, text in zip(masked, texts, strict=True):
         own = [token for token in range(3, 20) if token < len(text)] if "from" in case else None
         with (
-            (iv.permuted if "permuted" in case else iv.frozen)(bridge, tokens=own),
+            getattr(iv, case.split()[0])(bridge, tokens=own),
             torch.no_grad(),
         ):
             assert_close(row[: len(text)], bridge(torch.tensor([text]))[0], atol=1e-4, rtol=1e-4)
@@ -627,6 +685,10 @@ REFUSED = [
     ("between a lower and an upper end, not 1 and 0", "clipped", 1, 0),
     ("positions are clipped between", "clipped", -(10**400), 0),
     ("frozen at is nan; wanted a number from", "frozen", {"value": NAN}),
+    ("the step within segments is nan", "segmented", [4], {"step": NAN}),
+    ("the jump between segments is 'x'", "segmented", [4], {"jump": "x"}),
+    ("tokens are indices from 0", "segmented", [-1]),
+    ("tokens are indices from 0", "segmented", []),
     ("scaled by is 1000", "scaled", 10**400),
     ("shifted by is 'x'; wanted a number", "shifted", "x"),
     ("positions of layer 2 were not recorded", "transplanted", {0: torch.zeros(1, 1, 20)}),

@@ -20,6 +20,8 @@ const KINDS = {
   permuted: { says: "shuffled", field: "seed", label: "seed" },
   scaled: { says: "scaled", field: "value", label: "factor" },
   shifted: { says: "shifted", field: "value", label: "by (positions)" },
+  ranked: { says: "ranks of the positions" },
+  segmented: { says: "two segments", field: "starts", label: "second from token", list: true },
 };
 const RANGES = { own: "each head its own", global: "the same for all", focused: "without what lies far outside" };
 const EMPTY = { prompt: 0, text: null, heads: [], token: null, selection: null, answer: [], edits: [], heat: "clean", range: "own", view: null, sink: false, against: null, ...MAP };
@@ -281,8 +283,8 @@ export function explore(root, source, { addressed = true, first = {}, compare = 
     if (which === "token") edit.tokens = [state.token];
     if (which === "selection") edit.tokens = range(state.selection);
     if (which === "span") edit.span = span;
-    const { field: parameter } = KINDS[edit.kind];
-    if (parameter && part.value.value !== "") edit[parameter] = Number(part.value.value);
+    const { field: parameter, list } = KINDS[edit.kind], value = Number(part.value.value);
+    if (parameter && part.value.value !== "") edit[parameter] = list ? [value] : value;
     update({ edits: [...state.edits, edit] });
   }
 
