@@ -203,7 +203,7 @@ class HeadDots(Drawing):
             if "limits" in values.attrs:
                 ax.set_ylim(*values.attrs["limits"])
             else:
-                _scale_heads(ax, values)
+                _scale_heads(ax, values, self.levels.get(title))
             ax.set_title(title)
         for ax in axes[::ROW]:
             ax.set_ylabel(self.label)
@@ -242,9 +242,10 @@ def _draw_by_head(ax: Axes, values: xr.DataArray, control: xr.DataArray) -> None
     scheme_swatches(ax, named, "x")
 
 
-def _scale_heads(ax: Axes, values: xr.DataArray) -> None:
+def _scale_heads(ax: Axes, values: xr.DataArray, level: float | None) -> None:
     """Make the axis logarithmic where values spread far, on both sides of 0 if need be."""
-    finite = values.values[np.isfinite(values.values)]
+    beside = [] if level is None else [level]
+    finite = np.append(values.values[np.isfinite(values.values)], beside)
     sizes, least = np.abs(finite[finite != 0]), values.attrs.get("least", 0.0)
     small = max(least, sizes.min(initial=np.inf))
     if sizes.max(initial=0.0) > LOG_ABOVE * small:

@@ -480,7 +480,7 @@ def test_new_tokens_are_ranked_among_those_of_the_prompt(repo):
         repo(TOKENS[:, :1], past_key_values=cache)
         handle.remove()
     assert (seen[0] == 4.5).all()  # at 0, as the first ten tokens of the prompt
-    with iv.ranked(repo), pytest.raises(InputError, match="in the cache are not known"):
+    with iv.ranked(repo), refused("in the cache are not known"):
         repo(TOKENS[:, :1], past_key_values=cache)
 
 
