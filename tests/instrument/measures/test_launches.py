@@ -144,6 +144,9 @@ ALLOWED = {
     "causal_pairs.py _runs": "tolist",
     "attention_mass.py AttentionMass._asked": "bool nonzero",
     "capture.py _run_stack": "bool",
+    "capture.py _require_taken": "int",
+    # Once per layer, where prompts have position ids: whether the pass follows them.
+    "capture.py _with_documents": "bool",
     # Once per layer, or less: sizes of what is made next.
     "closed_form.py ClosedForm.most": "int",
     "closed_form.py ClosedForm.by_rows": "nonzero",
