@@ -150,16 +150,19 @@ def _places(
 
     Token number `tokens` stands for none.
     """
-    step, of_size, index = torch.arange(max(sizes)), {}, []
+    step, of_size, index = torch.arange(max(sizes), device=device), {}, []
     for size in sizes:
-        starts = torch.arange(0, tokens, size)[:, None]
+        starts = torch.arange(0, tokens, size, device=device)[:, None]
         first = sum(map(len, index))
         of_size[size] = slice(first, first + len(starts))
         index.append((starts + step).where(step < size, tokens).clamp_max(tokens))
     size_of = torch.cat(
-        [torch.full((len(some),), size) for size, some in zip(sizes, index, strict=True)]
+        [
+            torch.full((len(some),), size, device=device)
+            for size, some in zip(sizes, index, strict=True)
+        ]
     )
-    return of_size, torch.cat(index).to(device), size_of.to(device)
+    return of_size, torch.cat(index), size_of
 
 
 def _patterns(chunks: _Chunks, epsilon: float) -> Int[Tensor, "... chunk"]:

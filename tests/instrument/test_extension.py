@@ -544,7 +544,9 @@ def test_a_scheme_of_ours_is_its_file_and_two_lines(tmp_path, monkeypatch):
     built.
     """
     monkeypatch.setitem(layouts.SCHEMES, "kerple_again", "KERPLE again")
-    monkeypatch.setitem(schemes._ADDITIVE, "kerple_again", lambda heads, length: KerpleLog(heads))
+    monkeypatch.setitem(
+        schemes._ADDITIVE, "kerple_again", lambda rotation, length: KerpleLog(rotation.heads)
+    )
     assert scheme_names()[len(layouts.SCHEMES) - 1] == "kerple_again"
     assert format_layout(parse_layout("kerple_again", 2)) == "kerple_again"
     model = ri.reposition(tiny(), "kerple_again@1")

@@ -58,7 +58,7 @@ from repo_interp.measures.positions import Positions
 from repo_interp.models.checkpoints import save
 from repo_interp.models.load import load, load_fresh
 from repo_interp.models.reposition import layout, reposition
-from repo_interp.plots.views.component_curves import component_curves
+from position_papers.hope.component_figures import component_curves
 
 L = 16
 H1, H1_NO_DECAY = H1_CLAIMS["independent"]

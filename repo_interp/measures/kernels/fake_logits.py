@@ -73,10 +73,10 @@ class Turns:
         )
         # R = [[cos, -sin], [sin, cos]]
         entry, sign = (
-            torch.tensor([[0, 1], [1, 0]]),
-            torch.tensor([[1.0, -1.0], [1.0, 1.0]], dtype=torch.float64),
+            torch.tensor([[0, 1], [1, 0]], device=products.device),
+            products.new_tensor([[1.0, -1.0], [1.0, 1.0]]),
         )
-        signs = (sign[:, :, None, None] * sign)[..., None, None].to(products)
+        signs = (sign[:, :, None, None] * sign)[..., None, None]
         return products[:, :, entry[:, :, None, None], entry] * signs
 
 

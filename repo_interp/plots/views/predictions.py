@@ -84,7 +84,8 @@ def _charts(run: xr.DataTree) -> Iterator[Chart]:
     title = "probability of a token of the first prompt, given those before it"
     drawn = following.assign_coords(token=index).rename("probability")
     drawn = drawn.assign_attrs(long_name=title, units="", limits=(-0.03, 1.03))
-    yield Lines(*alone(run, drawn), "token", None, name="predictions", spans=prompt)
+    if drawn.notnull().any():  # a prompt of one token has no next one
+        yield Lines(*alone(run, drawn), "token", None, name="predictions", spans=prompt)
     ids = predictions["next_token"]
     numbered = np.array([f"⟨{token}⟩" for token in ids.values.ravel()], dtype=object).reshape(
         ids.shape

@@ -218,8 +218,8 @@ def made(own, others, kind="counts tokens"):
 def test_a_finding_needs_a_clear_difference_and_names_the_tokens_that_lose_most():
     (finding,) = VIEW.findings(made(0.4, 0.05))
     assert finding.sentence.startswith(
-        "Freezing the positions of the 25 heads of the kind “counts tokens”, each at its "
-        "mean, costs 0.398 nats (95 %: 0.394"
+        "Freezing the positions of the 25 heads whose positions follow the token index, each at "
+        "its mean, costs 0.398 nats (95 %: 0.394"
     )
     assert "as many other heads 0.05" in finding.sentence and "on copies 1." in finding.sentence
     (less,) = VIEW.findings(made(0.05, 0.4))

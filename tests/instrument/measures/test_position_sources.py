@@ -421,7 +421,9 @@ def test_gates_are_explained_where_gates_count():
     assert run["position_sources"]["r_squared"].notnull().all() and Gates().name in run.children
     found, kinds = [view.VIEW.findings(run), run["position_sources"]["kind"].values]
     assert "places words" in kinds and not np.isin(kinds, ["", "counts tokens"]).any()
-    assert any("of the gates' variance, held out" in finding.sentence for finding in found)
+    assert any(
+        "of the variance of gates, on held-out tokens" in finding.sentence for finding in found
+    )
     data, _ = kinds_of_heads(run, PageOptions())
     assert data is not None and data["named"] == kinds.size
     first = data["gates"][0][0]
@@ -490,14 +492,16 @@ def test_kinds_are_drawn_the_map_has_the_colour_of_the_leading_source_and_the_ta
 def test_findings_name_whole_layers_what_they_do_and_how_much(run):
     found = [finding.sentence for finding in view.VIEW.findings(run)]
     places = (
-        "L1 H0, L1 H7, L2: the token itself explains 100 % of the positions' variance, held out"
+        "L1 H0, L1 H7, L2: which token it is explains 100 % of the variance of positions, on "
+        "held-out tokens"
     )
     assert found == [
-        "Of 16 heads with learned positions (9 rows of positions, which heads share), 1 "
-        "counts tokens, 10 place words, 1 places in "
-        "segments; 4 do none of these",
+        "Of 16 heads with learned positions (9 rows of positions, which heads share), "
+        "positions of 1 follow the token index, those of 10 depend on which token it is, those of 1 "
+        "depend on the line, sentence or span; those of 4 do none of this",
         places,
-        "L1 H2: the line, sentence or span explains 99.9 % of the positions' variance, held out",
+        "L1 H2: the line, sentence and span around a token together explain 99.9 % of the variance "
+        "of positions, on held-out tokens",
     ]
     older = run["position_sources"].to_dataset().drop_vars("kind")
     assert not list(view.VIEW.findings(make_run({"position_sources": older}, {})))

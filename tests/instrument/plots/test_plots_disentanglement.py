@@ -304,7 +304,8 @@ def test_a_run_gives_all_of_them_as_figures_and_sections(run, no_pictures, tmp_p
         "fit_correlations",
         "rotating_pairs",
         "perturbation_log_perplexity",
-        "extrapolation",
+        "extrapolation_kl",
+        "extrapolation_log_perplexity",
         "output_traces",
     }
     assert wanted <= set(names)

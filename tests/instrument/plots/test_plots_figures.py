@@ -254,8 +254,8 @@ def test_mass_by_span_draws_table_4_and_every_prompt(small):
     learned = per_token.sel(layer=[2, 3, 4, 5])
     assert_allclose(repo.get_xdata(), learned.mean(["prompt", "layer", "head"]))
     ticks = [line for line in starting(figure, "prompts") if line.get_gid() == "prompts "]
-    expected = per_token.mean(["layer", "head"]).transpose("prompt", "span")
-    assert_allclose(ticks[0].get_xdata(), expected.values.ravel())
+    expected = per_token.mean(["layer", "head"]).transpose("span", "prompt")
+    assert_allclose([line.get_xdata() for line in ticks], expected)
     (interval,) = starting(figure, "middle half repo")
     heads = learned.sel(span="query").mean("prompt")
     assert_allclose(interval.get_segments()[3][:, 0], np.percentile(heads.values, [25, 75]))
