@@ -22,6 +22,7 @@ from verdicts import judged, verdicts_of
 from position_papers.hope import mean_curves, over_training, replicates
 from position_papers.hope.beyond import BEYOND, OUTSIDE, halves, shares
 from position_papers.hope.beyond import CLAIMS as H4_CLAIMS
+from position_papers.hope.component_figures import component_curves
 from position_papers.hope.components import COMPONENTS, relative_swing
 from position_papers.hope.logit_by_distance import BESIDE_NULL as H1_BESIDE_NULL
 from position_papers.hope.logit_by_distance import CLAIMS as H1_CLAIMS
@@ -58,7 +59,6 @@ from repo_interp.measures.positions import Positions
 from repo_interp.models.checkpoints import save
 from repo_interp.models.load import load, load_fresh
 from repo_interp.models.reposition import layout, reposition
-from position_papers.hope.component_figures import component_curves
 
 L = 16
 H1, H1_NO_DECAY = H1_CLAIMS["independent"]
