@@ -464,8 +464,11 @@ class Dots(Drawing):
             (0.62 if panel is None else 1) * PAGE_WIDTH,
             0.95 + max(0.2, 0.09 * len(shown)) * len(names),
         )
-        axes: Any = figure.subplots(1, len(labels), sharey=True, squeeze=False)
-        for ax, label in zip(axes[0], labels, strict=True):
+        # a caller's own axes hold a figure that asks for one alone
+        axes: Any = (
+            [figure.subplots()] if panel is None else figure.subplots(1, len(labels), sharey=True)
+        )
+        for ax, label in zip(np.ravel(axes), labels, strict=True):
             of_panel = values if panel is None else values.sel({panel: label})
             _draw_dots(ax, of_panel.transpose("run", axis, ...), runs, shown)
             ax.set_xlabel(label or unit_label(axis_name(values.name), values))

@@ -171,7 +171,7 @@ def sets_chart(run: xr.DataTree) -> Dots:
     drawn = xr.concat(panels.values(), xr.IndexVariable("of", [*panels]))
     named = drawn.assign_coords(
         run=[needed, "as many other heads"],
-        kind=[KIND_NAMES.get(kind, kind) for kind in xr.DataArray(drawn["kind"]).values.tolist()],
+        kind=[KIND_NAMES.get(kind, kind) for kind in effects["kind"].values.tolist()],
     )
     named = named.rename("change").assign_attrs(
         long_name="positions of heads changed together",
