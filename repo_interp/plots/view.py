@@ -102,8 +102,8 @@ class View:
     """Variables without a useful mean over everything: signs cancel, or runs have different axes.
     """
     by_index: tuple[str, ...] = ()
-    """Variables that the token index decides in a layer that learns no positions: such a layer and
-    a learned one have no difference that was measured.
+    """Variables that follow from the token index in a layer without learned positions. `compare`
+    gives no difference between such a layer and one that learns them.
     """
     given: Callable[[xr.DataTree], Iterable[tuple[str, Figure]]] = _nothing
     """Names and figures that a plain function of another package gives, drawn one after the other.

@@ -18,8 +18,8 @@ class Options:
     prompts: Count = 64
     """Per length, for positions and attention."""
     control_prompts: Count = 64
-    """Of these, at most, where a mean over prompts is compared and no more is asked of it: ranges
-    and patterns of random weights, and ranges beyond the training length.
+    """At most so many for random weights and for lengths that no claim is judged at: only their
+    means are compared.
     """
     score_prompts: Count = 100
     """Per test set that is scored."""

@@ -35,7 +35,6 @@ from position_papers.kit import (
     each,
     evidence,
     over_seeds,
-    score_by_length,
     welch_difference,
 )
 from position_papers.kit.learned_positions import why_not
@@ -44,7 +43,8 @@ from position_papers.repo.options import Options
 from repo_interp.analysis.analyze import analyze
 from repo_interp.errors import InputError
 from repo_interp.measures.labels import described
-from repo_interp.plots.marks.drawing import counted
+from repo_interp.plots.marks.drawing import counted, legend_below, plain_decades
+from repo_interp.plots.style import COLUMN_WIDTH, PaperFigure, paper_figure, scheme_colour, style
 from repo_interp.tasks import Prompt
 
 SHARES = (Fraction(1, 4), Fraction(1, 2), Fraction(1), Fraction(2), Fraction(4))
@@ -247,30 +247,43 @@ def draw(data: xr.Dataset) -> Iterator[Drawing]:
     name, length = data.attrs["checkpoint"], int(data.attrs["training_length"])
     counts = data["range"].notnull().any("unit").sum("prompt").values.tolist()
     prompts = " or ".join(map(str, sorted(set(counts), reverse=True)))
-    shown = _beside_context(data["range"]).assign_attrs(training_length=length)
-    title = f"{name}: {counted(data.sizes['unit'], 'learned head')}"
     yield Drawing(
         f"ranges_{data.attrs['stem']}",
-        partial(score_by_length, shown, title),
+        partial(ranges_by_length, data["range"].mean("prompt").to_dataset(), name, length),
         f"{name}: range of positions of every learned head by context length (RePo fig. 2), "
-        f"mean over {prompts} prompts; line: mean over heads, small dots: each. "
-        f"The claim is judged at {length // 2} and {length} tokens.",
+        f"mean over {prompts} prompts. The claim is judged at {length // 2} and {length} tokens.",
         data,
     )
 
 
-def _beside_context(ranges: xr.DataArray) -> xr.Dataset:
-    """Ranges of heads as scores by length, heads in the place of seeds, beside the context length,
-    which is the range of RoPE.
+def ranges_by_length(means: xr.Dataset, name: str, training_length: int) -> PaperFigure:
+    """Draw the range of every learned head by context length, and their mean.
+
+    Dashed: the context length itself, the range of RoPE. Dotted: the training length.
     """
-    heads = ranges.mean("prompt").rename(length="test_set", unit="seed").drop_vars("seed")
-    context = heads["test_set"].broadcast_like(heads).where(heads["seed"] == 0)
-    score = xr.concat([heads, context], xr.IndexVariable("checkpoint", ["heads", "context"]))
-    looks = {"layout": ["repo", "rope"], "label": ["learned heads", "context length (RoPE)"]}
-    return xr.Dataset(
-        {"score": described(score, "range of positions d", "positions")},
-        {name: ("checkpoint", each) for name, each in looks.items()},
-    )
+    values = means["range"].transpose("length", "unit").values
+    lengths, black = means["length"].values, {"color": "#222222"}
+    one = {"color": scheme_colour("repo"), "linewidth": 0.5, "markersize": 1.8}
+    drawn: dict[str, Any] = {
+        "a head": (values, {**one, "marker": "o", "alpha": 0.45}),
+        "mean": (values.mean(1), {**black, "linewidth": 1.2}),
+        "context length (RoPE)": (lengths, {**black, "linestyle": "--", "linewidth": 0.8}),
+    }
+    with style():
+        figure = paper_figure(COLUMN_WIDTH, 2.5)
+        ax = figure.subplots()
+        lines = [ax.plot(lengths, y, **look, label=text)[0] for text, (y, look) in drawn.items()]
+        dotted = {**black, "linewidth": 0.6, "linestyle": (0, (1, 1.5))}
+        lines.append(ax.axvline(training_length, **dotted, label="training length"))
+        ax.set(xscale="log", yscale="log", xlabel="context length (tokens)")
+        ax.set_ylabel("range of positions d")
+        ax.set_xticks(lengths, [f"{length:,}" for length in lengths])
+        ax.minorticks_off()
+        plain_decades(ax.yaxis)
+        ax.grid(axis="y")
+        ax.set_title(f"{name}: {counted(values.shape[1], 'learned head')}")
+        legend_below(figure, lines)
+    return figure
 
 
 RANGES = over_seeds(

@@ -161,12 +161,18 @@ def legend_below(
             / 72
         )
         # Widths are estimated by letters: measuring them would need a drawn figure.
-        needed = sum(
+        widths = [
             LEGEND_ENTRY + more + LEGEND_LETTER * len(legible(str(handle.get_label())))
             for handle in handles
+        ]
+        # matplotlib fills columns one after the other; each is as wide as its widest entry
+        columns = next(
+            -(-len(widths) // rows)
+            for rows in range(1, len(widths) + 1)
+            if rows == len(widths)
+            or sum(max(widths[start : start + rows]) for start in range(0, len(widths), rows))
+            <= figure.get_figwidth()
         )
-        rows = int(np.ceil(needed / figure.get_figwidth()))
-        columns = -(-len(handles) // rows)
         figure.legend(
             handles=list(handles),
             loc="outside lower center",

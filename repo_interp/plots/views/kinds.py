@@ -149,8 +149,8 @@ def _findings(run: xr.DataTree) -> Iterator[Finding]:
             f"Freezing the positions of {heads}, each at its mean, costs "
             f"{_in_words(change)} per token{of}{rest}"
         )
-        less = "the difference from other heads is " if rest else ""
-        evidence = f"{less}{_in_words(judged)} over blocks, each a {kinds.attrs['block']}"
+        less = f"difference from the other heads: {_in_words(judged)}; " if rest else ""
+        evidence = f"{less}intervals over blocks, each a {kinds.attrs['block']}"
         weight = 0.93 if everything else 0.9 if rest and judged[0] > 0 else 0.56
         yield Finding(sentence, evidence, weight, "kinds")
 
