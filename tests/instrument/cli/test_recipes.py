@@ -1,4 +1,4 @@
-"""The eleven recipes of docs/recipes.md run on small models, and agree with plain transformers."""
+"""The recipes of docs/recipes.md run on small models, and agree with plain transformers."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ def attentions(stock, tokens):
         return torch.stack(stock(tokens, output_attentions=True).attentions)[:, 0]
 
 
-def test_there_are_eleven_each_with_its_output():
+def test_every_recipe_is_short_and_has_its_output():
     text = recipes.PAGE.read_text(encoding="utf-8")
-    assert len(CODE) == 11 == len(re.findall(r"^## ", text, re.MULTILINE))
+    assert len(CODE) == len(re.findall(r"^## ", text, re.MULTILINE))
     assert all(found[5].strip() for found in recipes.RECIPE.finditer(text))
     for title, code in CODE.items():
         lines = [line for line in code.splitlines() if line.strip()]
@@ -169,3 +169,11 @@ def test_stopped_pairs_are_those_of_stock_frequencies(stock, tmp_path, monkeypat
     plain = line("as it is", 1.0)
     assert {plain, half, hope} <= {*printed.splitlines()}
     assert len({text.split(": ")[1] for text in (plain, half, hope)}) == 3
+
+
+def test_the_first_layer_of_random_weights_is_fitted_as_chance_allows(tmp_path, monkeypatch):
+    output, _ = ran("Why random weights are fitted", tmp_path, monkeypatch)
+    for line in output.splitlines():
+        if "random tokens" in line:
+            first, by_chance = re.search(r": r (\S+) .* by chance (\S+)$", line).groups()
+            assert float(first) == pytest.approx(float(by_chance), abs=0.02)
