@@ -1,6 +1,7 @@
 """Scores of a model as a run with one group, `scores`.
 
-On a task (`score`), or on needles in a haystack in its tokens (`score_needles`).
+On a task (`score`), on needles in a haystack in its tokens (`score_needles`), or on a task of
+lm-evaluation-harness (`score_harness`).
 
     model, task -> prompts of every test set -> answers -> score [test_set, prompt] -> run ->
     figures, page, run.nc
@@ -29,14 +30,16 @@ from repo_interp.analysis.trained_task import (
     trained_task,
 )
 from repo_interp.errors import InputError
-from repo_interp.experiments.generated_scores import needle_scores
+from repo_interp.experiments.generated_scores import harness_scores, needle_scores
 from repo_interp.experiments.task_scores import Cost, sets_named, task_scores
 from repo_interp.models.decoder import as_decoder
 from repo_interp.models.provenance import identity
+from repo_interp.models.reposition import longest_prompt
 from repo_interp.models.wrapped import model_of
 from repo_interp.run import make_run, versions
 from repo_interp.side_by_side import BatchSize
 from repo_interp.tasks import Prompt, Task, make_task
+from repo_interp.tasks.harness import harness_documents
 from repo_interp.tasks.niah import niah
 from repo_interp.tasks.prompt import digest as prompts_digest
 from repo_interp.tasks.task import require_drawable, whole_number
@@ -202,6 +205,74 @@ def score_needles(
         for length in lengths
     ]
     return _run(bridge, scores, prompts, "the task ruler")
+
+
+def score_harness(
+    bridge: Any,
+    task: str | Any,
+    lengths: Sequence[int] | int | None = None,
+    count: int = 20,
+    seed: int = 0,
+    batch_size: BatchSize | Literal["auto"] = 8,
+    progress: Callable[[int, int], None] | None = None,
+    store: str | Path | None = None,
+    store_every: float = 0.0,
+    announce: Callable[[Cost], None] | None = None,
+) -> xr.DataTree:
+    """Score a model on a task of lm-evaluation-harness that generates text.
+
+    Group `scores` as by `score_needles`; the harness makes the documents and scores the answers
+    (`tasks.harness`).
+
+    Args:
+        bridge: Bridge, or model with a tokenizer.
+        task: Name of the task, such as "ruler_vt", or a `Task` of the harness.
+        lengths: Tokens of RULER's documents, each a test set; None: the task's own documents.
+        count: Documents of every test set.
+        seed: Seed of tasks that draw documents.
+        batch_size: Prompts or tokens of a batch, or "auto".
+        progress: Function of prompts done and in all.
+        store: Directory that keeps the answers of finished batches, as that of `analyze`.
+        store_every: Least number of seconds between two writes to `store`.
+        announce: Function of the cost, called before the first forward pass.
+
+    Returns:
+        A run with the group `scores`.
+
+    Raises:
+        InputError: The bridge has no tokenizer, a document is longer than the model takes, or
+            `harness_documents` refuses an argument.
+    """
+    tokenizer = _tokenizer(bridge)
+    called = task if isinstance(task, str) else str(task.config.task)
+    names = [called] if lengths is None else sets_named(lengths)
+    documents = {
+        name: harness_documents(
+            tokenizer,
+            task,
+            None if lengths is None else whole_number(name, "the number of tokens", 1 << 22),
+            count,
+            seed,
+        )
+        for name in names
+    }
+    asked = [prompt for of_set in documents.values() for prompt in of_set.prompts]
+    longest = max(len(prompt.tokens) + int(prompt.attributes["new_tokens"]) for prompt in asked)
+    most = longest_prompt(model_of(bridge))
+    if most is not None and longest > most:
+        raise InputError(
+            f"a document of {called} with its answer has {longest} tokens, the model's learned "
+            f"table {most}; give shorter lengths"
+        )
+    size = batch_limit(bridge, batch_size)
+    require_memory_for_pass(bridge, longest, min(count, size.of_length(longest)))
+    question = {"task": f"lm-eval:{called}", "prompts": prompts_digest(asked), "batch_size": size}
+    kept = store_of(bridge, asked[0], question, store, store_every)
+    scores = harness_scores(
+        model_of(bridge), tokenizer, documents, size, kept, progress, announce
+    ).assign_attrs(seed=seed)
+    prompts = [list(of_set.prompts) for of_set in documents.values()]
+    return _run(bridge, scores, prompts, f"the task {called} of lm-evaluation-harness")
 
 
 def task_of(

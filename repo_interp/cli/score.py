@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from repo_interp.tasks import Task
 
 RULER = "ruler"
+HARNESS = "lm-eval:"
 _RULER_OPTIONS = ("variant", "dialect", "essay", "depth")
 SHARED = True
 SUMMARY = (
@@ -62,7 +63,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         metavar="TASK",
         help=f"the task (default: the checkpoint's own); {RULER}: needles in a haystack in "
-        "the checkpoint's own tokens",
+        f"the checkpoint's own tokens; {HARNESS}NAME: a task of lm-evaluation-harness that "
+        "generates text, such as ruler_vt",
     )
     parser.add_argument(
         "--out",
@@ -89,7 +91,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=("forced", "generated"),
         help="read the answer off one teacher-forced pass, or generate it token by token "
         "(default: forced; exact match is the same); "
-        f"{RULER} always generates",
+        f"{RULER} and {HARNESS}NAME always generate",
     )
     add_scaling(parser)
     parser.add_argument(
@@ -135,7 +137,7 @@ def run(arguments: argparse.Namespace) -> int:
         return code
     checkpoint = identify(path)
     scaling = rope_scaling(arguments.scaling, checkpoint.config)
-    task = None if arguments.task == RULER else _task(arguments, checkpoint.directory)
+    task = None if _generates(arguments.task) else _task(arguments, checkpoint.directory)
     bridge = open_model(path, rope_scaling=scaling, **load_kwargs(arguments))
     for note in notes_on(bridge):
         console.print(note, style="yellow", highlight=False)
@@ -212,7 +214,7 @@ def _task(arguments: argparse.Namespace, directory: Path) -> Task:
 def _scoring(
     arguments: argparse.Namespace, bridge, task: Task | None
 ) -> Callable[[Path, Callable[[int, int], None], Callable[[Cost], None]], xr.DataTree]:
-    """Return a function that scores the task or ruler.
+    """Return a function that scores the task, ruler or a task of the harness.
 
     Its arguments are the directory that keeps answers, and functions that report progress and
     cost.
@@ -220,7 +222,7 @@ def _scoring(
     Raises:
         InputError: The task or an option is refused, before the function is called.
     """
-    from repo_interp.analysis.score import score, score_needles
+    from repo_interp.analysis.score import score, score_harness, score_needles
 
     amount = {
         "count": arguments.count,
@@ -231,6 +233,11 @@ def _scoring(
         lengths = (
             None if arguments.test_sets is None else [int(name) for name in arguments.test_sets]
         )
+        if arguments.task != RULER:
+            name = arguments.task.removeprefix(HARNESS)
+            return lambda store, progress, announce: score_harness(
+                bridge, name, lengths, progress=progress, store=store, announce=announce, **amount
+            )
         texts = without_owner(arguments.task_options, RULER)
         options = {
             name: value_of(text, float if name == "depth" else str, f"{RULER}.{name}")
@@ -257,18 +264,22 @@ def _require_fitting_options(arguments: argparse.Namespace) -> None:
     from repo_interp.tasks.niah import DIALECTS, VARIANTS, one_of
 
     scaling_of(arguments.scaling)
-    require_names(TASKS, [] if arguments.task is None else [arguments.task], RULER)
-    if arguments.task == RULER:
-        for name, value in (("--task-size", arguments.task_size), ("--answers", arguments.answers)):
-            if value is not None:
-                raise InputError(
-                    f"{name} is for tasks; ruler has no sizes, and its answers are always generated"
-                )
-        for name in arguments.test_sets or ():
-            if not name.isdecimal() or int(name) < 1:
-                raise InputError(
-                    f"ruler's test sets are lengths in tokens, such as 4096; got {name!r}"
-                )
+    task = arguments.task
+    if not _generates(task):
+        require_names(TASKS, [] if task is None else [task], RULER, f"{HARNESS}NAME")
+        return
+    for name, value in (("--task-size", arguments.task_size), ("--answers", arguments.answers)):
+        if value is not None:
+            raise InputError(
+                f"{name} is for other tasks; {task} has no sizes, and its answers are always "
+                "generated"
+            )
+    for name in arguments.test_sets or ():
+        if not name.isdecimal() or int(name) < 1:
+            raise InputError(
+                f"test sets of {task} are lengths in tokens, such as 4096; got {name!r}"
+            )
+    if task == RULER:
         known = {"variant": VARIANTS, "dialect": DIALECTS}
         for name, text in without_owner(arguments.task_options, RULER):
             if name not in _RULER_OPTIONS:
@@ -276,3 +287,10 @@ def _require_fitting_options(arguments: argparse.Namespace) -> None:
                     f"ruler has no option {name!r}; it has {', '.join(_RULER_OPTIONS)}"
                 )
             one_of(name, text, known.get(name, {text: None}))
+    elif arguments.task_options:
+        raise InputError(f"{task} takes no --set; the harness has the task's options")
+
+
+def _generates(task: str | None) -> bool:
+    """Whether answers to a task are always generated: ruler, or a task of the harness."""
+    return task is not None and (task == RULER or task.startswith(HARNESS))

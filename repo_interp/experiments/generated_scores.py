@@ -1,4 +1,4 @@
-"""Answers that are generated as text and scored: needles in a haystack.
+"""Answers that are generated as text and scored: needles, documents of lm-evaluation-harness.
 
     output      tokens up to the model's end of text, without special tokens, greedily
     score       share of the reference values that the output holds (RULER, Hsieh et al. 2024; RePo
@@ -10,7 +10,7 @@ and how prompts are made.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -27,6 +27,7 @@ from repo_interp.models.reposition import longest_prompt
 from repo_interp.side_by_side import BatchSize, batches, by_prompt, restore_order
 from repo_interp.store import NOT_KEPT, Store
 from repo_interp.tasks import Prompt, niah, niah_scores
+from repo_interp.tasks.harness import HarnessDocuments
 
 
 def needle_scores(
@@ -96,6 +97,51 @@ def needle_scores(
     }
     return result.assign_attrs(
         attributes | options, answers="generated", left_out=[], higher_is_better="True"
+    )
+
+
+def harness_scores(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    documents: Mapping[str, HarnessDocuments],
+    batch_size: BatchSize = 8,
+    store: Store = NOT_KEPT,
+    progress: Callable[[int, int], None] | None = None,
+    announce: Callable[[Cost], None] | None = None,
+) -> xr.Dataset:
+    """Score greedy answers to documents of lm-evaluation-harness, by test set.
+
+    Args:
+        model: Model that answers.
+        tokenizer: Tokenizer of the prompts and the answers.
+        documents: As many documents of every test set.
+        batch_size: Prompts side by side.
+        store: Keeps the answers of finished batches.
+        progress: Called with prompts done and in all.
+        announce: Called with the cost before the first forward pass.
+
+    Returns:
+        `score [test_set, prompt]`, `mean_score`, `standard_error`, `tokens` [test_set].
+
+    Raises:
+        InputError: The model cannot take a prompt, or the harness scores by no number.
+    """
+    asked = {name: of_set.prompts for name, of_set in documents.items()}
+    flat = [prompt for prompts in asked.values() for prompt in prompts]
+    texts = iter(generated_texts(model, tokenizer, flat, batch_size, store, progress, announce))
+    scores = np.stack(
+        [of_set.scores([next(texts) for _ in of_set.prompts]) for of_set in documents.values()]
+    )
+    first = next(iter(documents.values()))
+    label = "score" if first.metric.isdecimal() else first.metric
+    return labelled_scores(asked, scores, label, f"{label} of every prompt", "1").assign_attrs(
+        task=flat[0].attributes["task"],
+        metric=label,
+        test_sets_count="tokens",
+        count=scores.shape[1],
+        answers="generated",
+        left_out=[],
+        higher_is_better=str(bool(first.task.higher_is_better().get(first.metric, True))),
     )
 
 

@@ -6,6 +6,7 @@ import typing
 from .copying import copying_prompts as copying_prompts
 from .few_shot_text import few_shot_prompts as few_shot_prompts
 from .few_shot_text import following as following
+from .harness import harness_prompts as harness_prompts
 from .niah import niah as niah
 from .niah import niah_score as niah_score
 from .niah import niah_scores as niah_scores

@@ -88,3 +88,84 @@ def test_the_harness_scores_a_model_of_ours(tmp_path):
         assert prompt.text == f"{row['question']} {answer}" and prompt.answers == (answer,)
         assert prompt.token_text is not None and prompt.generated == (len(prompt.tokens) - 1,)
         assert [prompt.token_text[place].strip() for place in prompt.spans["needle"]] == [answer]
+
+
+GENERATION = """
+task: counting
+dataset_path: json
+dataset_kwargs: {data_files: {test: %s}}
+test_split: test
+output_type: generate_until
+doc_to_text: "{{question}}"
+doc_to_target: "{{answer}}"
+generation_kwargs: {until: [" the"], max_gen_toks: 5}
+metric_list: [{metric: exact_match, aggregation: mean, higher_is_better: true}]
+"""
+
+
+def test_documents_that_generate_are_scored_as_the_harness_scores_them(tmp_path):
+    """Answers beside a greedy loop, up to the stop text; one right, one wrong; spans of targets."""
+    name = str(zoo_path("language/rope"))
+    bridge, model = ri.load(name), ri.load_model(name)
+    tokenizer = bridge.tokenizer
+    questions = ["def add(a, b):\n    return", "import numpy\nimport"]
+
+    def greedy(text):
+        tokens = tokenizer(text).input_ids
+        start = len(tokens)
+        for _ in range(5):
+            with torch.no_grad():
+                tokens.append(int(model(torch.tensor([tokens])).logits[0, -1].argmax()))
+        return tokenizer.decode(tokens[start:]).split(" the")[0]
+
+    rows = [
+        {"question": questions[0], "answer": greedy(questions[0])},
+        {"question": questions[1], "answer": "numpy"},
+    ]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
+    (tmp_path / "task.yaml").write_text(GENERATION % json.dumps(str(tmp_path / "rows.jsonl")))
+
+    def scored():
+        warnings.simplefilter("ignore")
+        os.environ.update({"HF_DATASETS_OFFLINE": "1", "HF_HOME": str(tmp_path / "cache")})
+        from lm_eval.tasks import TaskManager, get_task_dict
+
+        from repo_interp.analysis.score import score_harness
+
+        manager = TaskManager(include_path=str(tmp_path), include_defaults=False)
+        task = get_task_dict(["counting"], manager)["counting"]
+        run = score_harness(bridge, task, count=2, store=tmp_path / "kept")
+        first, second = ri.tasks.harness_prompts(tokenizer, task, count=2)
+        found = {
+            "score": run["scores"]["score"].values.tolist(),
+            "metric": run["scores"].attrs["metric"],
+            "tokens": [list(first.tokens), list(second.tokens)],
+            "needle": [second.token_text[place] for place in second.spans["needle"]],
+            "prompts_from": run.attrs["prompts_from"],
+        }
+        (tmp_path / "found.json").write_text(json.dumps(found))
+
+    done = forked(scored, tmp_path)
+    assert done.returncode == 0, done.stderr
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert greedy(questions[1]).strip() != "numpy"
+    assert found["score"] == [[1.0, 0.0]] and found["metric"] == "exact_match"
+    assert found["tokens"] == [tokenizer(question).input_ids for question in questions]
+    assert "".join(found["needle"]).strip() == "numpy"
+    assert "counting of lm-evaluation-harness" in found["prompts_from"]
+
+
+def test_the_command_refuses_what_the_harness_cannot_make(tmp_path, capsys):
+    from repo_interp.cli import main
+
+    for task, options, words in (
+        ("lm-eval:no_such_task", (), "lm-eval has no task 'no_such_task'"),
+        ("lm-eval:ruler_vt", ("--test-sets", "512"), "1024 tokens or more, not 512"),
+        ("lm-eval:ruler_vt", ("--answers", "forced"), "always generated"),
+        ("lm-eval:ruler_vt", ("--set", "a=1"), "takes no --set"),
+        ("lm-eval:ruler_vt", ("--test-sets", "long"), "lengths in tokens"),
+    ):
+        out = tmp_path / "out"
+        assert main(["score", CHECKPOINT, task, "--out", str(out), *options]) == 2
+        assert words in " ".join(capsys.readouterr().err.split())
+        assert not out.exists()

@@ -1,0 +1,232 @@
+"""Prompts and scores of lm-evaluation-harness, such as RULER's variable tracking (`ruler_vt`).
+
+    document of a task -> prompt, reference answer -> greedy answer -> the harness' own metric
+
+Tasks that generate text alone. The answer ends before the first of the task's stop texts. The
+prompt is encoded as the tokenizer encodes a text, with its BOS. Spans: `needle`, every reference
+that stands in the prompt exactly once as a whole word. RULER's tasks make documents of a length
+(`pip install 'lm-eval[ruler]'`), of 1,024 tokens and more: below, the harness does not come to an
+end. Random numbers of Python and numpy are seeded, and restored.
+
+Knows nothing about models.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import random
+import re
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from jaxtyping import Float
+
+from repo_interp.errors import InputError, one_line
+from repo_interp.tasks.prompt import Prompt
+from repo_interp.tasks.prompt.text import prompt_from_text
+from repo_interp.tasks.task import require_drawable
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+SHORTEST = 1024
+"""Tokens of RULER's documents."""
+
+
+@dataclass(frozen=True)
+class HarnessDocuments:
+    """Documents of one task of the harness, as prompts, and the scoring of their answers."""
+
+    task: Any
+    prompts: tuple[Prompt, ...]
+    """Their attributes: the task, `targets`, `new_tokens` and `until`."""
+
+    @property
+    def metric(self) -> str:
+        """Name of the score: the first that the task states, or the length of RULER's."""
+        names = [str(entry["metric"]) for entry in self.task.config.metric_list or ()]
+        length = str(self.prompts[0].attributes.get("length", ""))
+        return length if length in names else names[0]
+
+    def scores(self, answers: Sequence[str]) -> Float[np.ndarray, " prompt"]:
+        """Score answers, one per prompt, by the task's `process_results`.
+
+        Args:
+            answers: Generated texts.
+
+        Returns:
+            The metric of every prompt.
+
+        Raises:
+            InputError: The task scores a document by something that is no number.
+        """
+        found = []
+        for prompt, answer, instance in zip(
+            self.prompts, answers, self.task.instances, strict=True
+        ):
+            for stop in filter(None, prompt.attributes["until"]):
+                answer = answer.split(stop)[0]
+            instance.resps = [answer]
+        self.task.apply_filters()
+        for instance in self.task.instances:
+            response = next(iter(instance.filtered_resps.values()))
+            value = self.task.process_results(instance.doc, [response]).get(self.metric)
+            if not isinstance(value, int | float | np.number):
+                raise InputError(
+                    f"the task {self.task.config.task} has no number {self.metric!r} for a "
+                    "document; score it with lm_eval.simple_evaluate"
+                )
+            found.append(float(value))
+        return np.array(found)
+
+
+def harness_documents(
+    tokenizer: PreTrainedTokenizerBase,
+    task: str | Any,
+    length: int | None = None,
+    count: int = 20,
+    seed: int = 0,
+) -> HarnessDocuments:
+    """Make the first documents of a task of lm-evaluation-harness into prompts.
+
+    Args:
+        tokenizer: Fast tokenizer; RULER's tasks count its tokens.
+        task: Name of a task that generates text, such as "ruler_vt", or a `Task` of the harness.
+        length: Tokens of RULER's documents, from 1,024 on; None: the task's own documents.
+        count: Number of documents.
+        seed: Seed of tasks that draw documents.
+
+    Returns:
+        The documents.
+
+    Raises:
+        InputError: The harness is missing, knows no such task or cannot make it, or the task does
+            not generate text.
+    """
+    require_drawable(count, seed)
+    if length is not None and length < SHORTEST:
+        raise InputError(
+            f"lm-eval's documents have a length of {SHORTEST} tokens or more, not {length}"
+        )
+    made = _named_task(tokenizer, task, length, seed) if isinstance(task, str) else task
+    task = str(made.config.task)
+    if made.OUTPUT_TYPE != "generate_until":
+        raise InputError(
+            f"the task {task} of lm-eval is scored by {made.OUTPUT_TYPE}; wanted one that "
+            "generates text. lm_eval.simple_evaluate takes our models (docs/tasks.md)"
+        )
+    with _quiet(), _seeded(seed):
+        made.build_all_requests(limit=count, rank=0, world_size=1)
+    known = {} if length is None else {"length": length}
+    prompts = tuple(
+        _prompt(instance.args, made.doc_to_target(instance.doc), tokenizer, task, known)
+        for instance in made.instances
+    )
+    return HarnessDocuments(made, prompts)
+
+
+def harness_prompts(
+    tokenizer: PreTrainedTokenizerBase,
+    task: str | Any,
+    length: int | None = None,
+    count: int = 20,
+    seed: int = 0,
+) -> list[Prompt]:
+    """Make prompts of a task of lm-evaluation-harness, to analyze.
+
+    Args:
+        tokenizer: Fast tokenizer.
+        task: Name of a task that generates text, such as "ruler_vt", or a `Task` of the harness.
+        length: Tokens of RULER's documents, from 1,024 on; None: the task's own documents.
+        count: Number of prompts.
+        seed: Seed of tasks that draw documents.
+
+    Returns:
+        Prompts without answers, with the span `needle` where references stand in the text.
+
+    Raises:
+        InputError: As by `harness_documents`.
+    """
+    return list(harness_documents(tokenizer, task, length, count, seed).prompts)
+
+
+def _named_task(
+    tokenizer: PreTrainedTokenizerBase, name: str, length: int | None, seed: int
+) -> Any:
+    with _quiet(), _seeded(seed), tempfile.TemporaryDirectory() as directory:
+        try:
+            from lm_eval.tasks import TaskManager, get_task_dict
+        except ImportError:
+            raise InputError(
+                f"the task lm-eval:{name} needs lm-evaluation-harness: pip install lm-eval"
+            ) from None
+        tokenizer.save_pretrained(directory)  # files without code: the harness would run code
+        metadata: dict[str, Any] = {"tokenizer": directory}
+        if length is not None:
+            metadata["max_seq_lengths"] = [length]
+        manager = TaskManager(metadata=metadata)
+        if name not in manager.all_subtasks:
+            raise InputError(
+                f"lm-eval has no task {name!r}; `lm_eval ls tasks` lists them, and a group is "
+                "scored task by task"
+            )
+        try:
+            return get_task_dict([name], manager)[name]
+        except Exception as error:  # of a package of others: no data set, no connection, no module
+            raise InputError(f"lm-eval cannot make the task {name}: {one_line(error)}") from error
+
+
+def _prompt(
+    arguments: tuple[str, Mapping[str, Any]],
+    target: Any,
+    tokenizer: PreTrainedTokenizerBase,
+    task: str,
+    known: Mapping[str, Any],
+) -> Prompt:
+    text, options = arguments
+    targets = [str(each) for each in (target if isinstance(target, list) else [target])]
+    places = [
+        match.span()
+        for each in targets
+        for match in re.finditer(rf"(?<!\w){re.escape(each.strip())}(?!\w)", text)
+        if each.strip() and text.count(each.strip()) == 1
+    ]
+    until = options.get("until") or []
+    return prompt_from_text(
+        text,
+        {"needle": tuple(sorted(set(places)))} if places else {},
+        tokenizer,
+        targets,
+        {
+            "task": f"lm-eval:{task}",
+            "new_tokens": int(options.get("max_gen_toks", 256)),
+            "until": [until] if isinstance(until, str) else list(until),
+            **known,
+        },
+    )
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep the harness from printing."""
+    logging.getLogger("lm_eval").setLevel(logging.ERROR)
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        yield
+
+
+@contextlib.contextmanager
+def _seeded(seed: int) -> Iterator[None]:
+    """Seed the random numbers of Python and numpy; they go on afterwards as before."""
+    states = random.getstate(), np.random.get_state()  # noqa: NPY002 - the harness draws from it
+    random.seed(seed)
+    np.random.seed(seed)  # noqa: NPY002
+    try:
+        yield
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])  # noqa: NPY002
