@@ -293,7 +293,7 @@ export function explore(root, source, { addressed = true, first = {}, compare = 
     part.valued.hidden = !name;
     part.valued.firstChild.textContent = label;
     Object.assign(part.value, { type: read === numbersOf ? "text" : "number", placeholder: hint });
-    const ofTokens = as === "ranked", reason = layersOf(edited()).map(({ refused }) => refused[as]).find(Boolean) || "";
+    const ofTokens = as === "ranked", reason = layersOf(edited()).map(({ refused = {} }) => refused[as]).find(Boolean) || "";
     Object.assign(part.which, ofTokens ? { disabled: false, title: "" } : { disabled: true, value: "", title: "Frequencies and outputs change for all tokens" });
     Object.assign(part.edit, { disabled: Boolean(reason), title: reason });
   }
