@@ -78,10 +78,16 @@ class AttentionInputs:
     """One row per head, per key-value head, or one for all; None where the scheme has no positions
     (NoPE). With a fourth axis, every rotary pair has its position (`differ_by_pair`).
     """
-    frequencies: Float[Tensor, "component"] | None
-    """theta_r of the rotation, None where nothing is rotated (NoPE, additive schemes)."""
-    attention_scaling: float | Float[Tensor, "component"]
-    """Factor of queries and keys by rotation (YaRN's): a number, or one per pair."""
+    frequencies: Float[Tensor, "*any component"] | None
+    """theta_r of the rotation, None where nothing is rotated (NoPE, additive schemes).
+
+    [head, 1, component] where single heads are rescaled: `logits` and `pattern` read those too,
+    measures do not.
+    """
+    attention_scaling: float | Float[Tensor, "*any component"]
+    """Factor of queries and keys by rotation (YaRN's): a number, one per pair, or one per head and
+    pair.
+    """
     logit_scale: float
     valid: Bool[Tensor, "prompt token"]
     prompts: Int[Tensor, "prompt"]
@@ -161,9 +167,15 @@ class AttentionInputs:
     @cached_property
     def rotated_keys(self) -> Float[Tensor, "prompt head token d_head"]:
         """Keys as they enter the dot product, one row per key or per row of positions."""
-        if self.positions is not None and self.positions.shape[1] > self.kv_heads:
-            return self._rotated(expand_heads(self.keys, self.heads))
-        return self._rotated(self.keys)
+        alone = self._keys_alike > self.kv_heads
+        return self._rotated(expand_heads(self.keys, self.heads) if alone else self.keys)
+
+    @property
+    def _keys_alike(self) -> int:
+        """Rows of keys after rotation: as many as keys, positions or frequencies have."""
+        by_head = self.frequencies is not None and self.frequencies.ndim == 3
+        rows = 1 if self.positions is None else self.positions.shape[1]
+        return self.heads if by_head else max(self.kv_heads, rows)
 
     @cached_property
     def values(self) -> Float[Tensor, "prompt kv_head token d_value"]:
@@ -238,7 +250,7 @@ class AttentionInputs:
         keys, positions = expand_heads(self.keys, shared)[:, some, None], self.positions
         if positions is not None and self.frequencies is not None:
             z = positions if positions.shape[1] == 1 else expand_heads(positions, shared)[:, some]
-            tables = [table[:, :, None] for table in self._tables(z, keys.dtype)]
+            tables = [table[:, :, None] for table in self._tables(z, keys.dtype, some)]
             queries = turn(queries, *(table[..., rows, :] for table in tables))
             keys = turn(keys, *tables)
         return (queries @ keys.mT * self.logit_scale).flatten(1, 2)
@@ -250,9 +262,14 @@ class AttentionInputs:
             features, *self._tables(expand_heads(self.positions, features.shape[1]), features.dtype)
         )
 
-    def _tables(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        assert self.frequencies is not None
-        return pair_tables(by_pair(positions), self.frequencies, self.attention_scaling, dtype)
+    def _tables(
+        self, positions: Tensor, dtype: torch.dtype, heads: slice | None = None
+    ) -> tuple[Tensor, Tensor]:
+        frequencies, scaling = (
+            _of_heads(factors, heads or slice(None))
+            for factors in (self.frequencies, self.attention_scaling)
+        )
+        return pair_tables(by_pair(positions), frequencies, scaling, dtype)
 
     def compared_length(self, training_length: int) -> int:
         """Return how far apart tokens were that the layer compared in training.
@@ -296,7 +313,7 @@ class AttentionInputs:
         Returns:
             Logits [prompt, head, row, key]; -inf where the key is not visible.
         """
-        shared = max(self.kv_heads, 1 if self.positions is None else self.positions.shape[1])
+        shared = self._keys_alike
         # On a processor one key is rotated at a time.
         key_bytes = 8 * self.keys[:, 0].numel()
         at_once = max(1, memory_for(rows.device, 0) // key_bytes)
@@ -365,6 +382,14 @@ def weights_of(
     return torch.softmax(with_sinks(logits, sinks), dim=-1)[..., : logits.shape[-1]]
 
 
+def _of_heads(factors: Any, heads: Any) -> Any:
+    """Frequencies or factors of some heads; of one head alone [component], as of a whole layer."""
+    if not isinstance(factors, Tensor) or factors.ndim == 1:
+        return factors
+    some = factors[heads]
+    return some[0, 0] if len(some) == 1 else some
+
+
 def _wide(tensor: Tensor) -> torch.dtype | None:
     """The precision in which numbers are summed: whole numbers are no numbers to torch's norms."""
     return None if tensor.is_floating_point() else torch.float64
@@ -430,6 +455,8 @@ def select_heads(inputs: AttentionInputs, heads: Sequence[int]) -> AttentionInpu
         queries=inputs.queries[:, chosen],
         keys=expand_heads(inputs.keys, inputs.heads)[:, chosen],
         positions=None if inputs.head_positions is None else inputs.head_positions[:, chosen],
+        frequencies=_of_heads(inputs.frequencies, chosen.cpu()),
+        attention_scaling=_of_heads(inputs.attention_scaling, chosen.cpu()),
         position_logits=None
         if position_logits is None
         else lambda rows: position_logits(rows)[:, chosen],

@@ -17,6 +17,7 @@ import numpy as np
 from repo_interp.analysis.batches import Batch
 from repo_interp.analysis.faults import Fault
 from repo_interp.entry_points import MEASURES, OWN
+from repo_interp.errors import InputError
 from repo_interp.inputs import AttentionInputs, Spans, select_heads
 from repo_interp.measures.statistics import (
     Measure,
@@ -41,6 +42,9 @@ def observe_layer(
     Yields:
         Every measure with its statistics, or with the fault of a tensor that it reads; a measure
         that names no heads in this layer is left out.
+
+    Raises:
+        InputError: The heads rotate by different frequencies.
     """
     device = inputs.queries.device
     spans, structure = (
@@ -68,11 +72,14 @@ def _select(
     inputs: AttentionInputs, heads: Sequence[int] | None
 ) -> tuple[AttentionInputs, Mapping[str, str]]:
     """Return the inputs of some heads, and the faults of their tensors."""
-    if heads is None:
-        return inputs, inputs.faults
-    selected = select_heads(inputs, heads)
+    selected = inputs if heads is None else select_heads(inputs, heads)
+    if selected.frequencies is not None and selected.frequencies.ndim == 3:
+        raise InputError(
+            f"single heads of layer {inputs.layer} are rescaled, and measures read one set of "
+            "frequencies per layer; rescale the whole layer, or leave this layer out"
+        )
     # else of heads that nobody asked for
-    return selected, inputs.faults if selected.faults else {}
+    return selected, inputs.faults if heads is None or selected.faults else {}
 
 
 def _fault(measure: Measure, inputs: AttentionInputs, broken: Mapping[str, str]) -> Fault | None:

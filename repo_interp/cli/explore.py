@@ -11,8 +11,8 @@ from repo_interp.cli.options import add_device, load_kwargs
 from repo_interp.errors import InputError
 
 SUMMARY = (
-    "Explore a checkpoint in the browser: change positions of tokens, and see "
-    "attention, the answer and the continuation follow."
+    "Explore a checkpoint in the browser: change positions, frequencies and outputs of heads, and "
+    "see attention, the answer and the continuation follow."
 )
 PORT = 8947
 """Where the page is by default; another where this one is taken."""

@@ -1,4 +1,4 @@
-"""One change of positions, as data: which heads, which tokens, and what their positions become.
+"""One change of positions, frequencies or outputs, as data: which heads, and what changes.
 
     kind         position of token i becomes           parameter        function of `ri.interventions`
     linearised   i, the token index                                     linearised
@@ -10,28 +10,55 @@
     ranked       its rank among those of the prompt                     ranked
     segmented    the number of its segment             starts           segmented
 
+    kind           change of heads, for all tokens                       parameter      function
+    linear         frequencies divided by a factor                       value          rescaled
+    ntk, yarn      NTK-aware frequencies, YaRN's                         value          rescaled
+    stopped        frequency 0 for some rotary pairs, the fastest is 0   pairs          rescaled
+    zero_ablated   output 0                                                             ablate
+    mean_ablated   output at its mean over the tokens of the prompt                     ablate
+    pairs_ablated  queries 0 in some rotary pairs                        pairs          ablate
+
 An edit comes from a page or from Python and is checked against the same types either way. It names
-no file and holds no code. `interventions.edits` applies it. Knows nothing about prompts beyond the
+no file and holds no code. Functions of `interventions` apply it. Knows nothing about prompts beyond the
 spans that it is given.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Annotated, Any, Literal
+from functools import partial
+from typing import Annotated, Any, Literal, get_args
 
 from annotated_types import Interval, Len
 from pydantic import BaseModel, BeforeValidator, ConfigDict, model_validator
 from torch import nn
 
 from repo_interp.errors import InputError
-from repo_interp.interventions.edits import PositionEdit
+from repo_interp.interventions.ablation import HeadMeans, ablate
+from repo_interp.interventions.edits import EditKind, PositionEdit
+from repo_interp.interventions.extension import require_rotation, rescaled
 from repo_interp.interventions.replacing import replaced, token_table
+from repo_interp.models.attention import RepositionedAttention
+from repo_interp.models.decoder import attentions_of
 from repo_interp.values import Finite, Seed
 
 Kind = Literal[
-    "linearised", "frozen", "copied", "permuted", "scaled", "shifted", "ranked", "segmented"
+    "linearised",
+    "frozen",
+    "copied",
+    "permuted",
+    "scaled",
+    "shifted",
+    "ranked",
+    "segmented",
+    "linear",
+    "ntk",
+    "yarn",
+    "stopped",
+    "zero_ablated",
+    "mean_ablated",
+    "pairs_ablated",
 ]
 Index = Annotated[int, Interval(ge=0, lt=1 << 22)]
 """The number of a layer, of a head or of a token."""
@@ -56,10 +83,10 @@ Tokens = Annotated[tuple[Index, ...], Len(0, 1 << 16), BeforeValidator(as_tuple)
 
 
 class Edit(BaseModel):
-    """A change of positions.
+    """A change of positions, frequencies or outputs of heads.
 
     Name `heads` as (layer, head) pairs, or a `layer`; name `tokens`, or a `span`, or neither for
-    all tokens.
+    all tokens; frequencies and outputs change for all tokens.
     """
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
@@ -78,6 +105,8 @@ class Edit(BaseModel):
     seed: Seed | None = None
     starts: Annotated[Tokens, Len(1)] | None = None
     """The first token of every segment after the first one."""
+    pairs: Annotated[Tokens, Len(1)] | None = None
+    """Numbers of rotary pairs, the fastest first."""
     on: bool = True
 
     @model_validator(mode="after")
@@ -90,23 +119,30 @@ class Edit(BaseModel):
             raise ValueError("an edit names tokens or a span; give one of the two")
         given = [
             name
-            for name in ("value", "source", "seed", "starts")
+            for name in ("value", "source", "seed", "starts", "pairs")
             if getattr(self, name) is not None
         ]
         name, needed, *_ = _KINDS[self.kind]
         if given != [name] and (needed or given):
             takes = f"{'needs' if needed else 'takes'} {name or 'no parameter'}"
             raise ValueError(f"{self.kind} {takes}; got {', '.join(given) or 'none'}")
+        if (self.tokens or self.span) and not self.changes_positions:
+            raise ValueError(f"{self.kind} is for all tokens; name no tokens and no span")
         return self
 
     @property
+    def changes_positions(self) -> bool:
+        """Whether positions change, not frequencies or outputs."""
+        return self.kind in get_args(EditKind)
+
+    @property
     def first_layer(self) -> int:
-        """The first layer whose positions change."""
+        """The first layer that changes."""
         return min(layer for layer, _ in self.heads) if self.layer is None else self.layer
 
     @property
     def parameter(self) -> Any:
-        """The constant, factor, shift, token, seed or starts; None where there is none."""
+        """The constant, factor, shift, token, seed, starts or pairs; None where there is none."""
         return (
             self.seed or 0 if self.kind == "permuted" else getattr(self, _KINDS[self.kind][0], None)
         )
@@ -151,17 +187,24 @@ class Edit(BaseModel):
         words = _KINDS[self.kind][2]
         if (self.kind, self.value) == ("frozen", None):
             words = "the mean position"
-        return f"{where}: {words.format(self.parameter)}"
+        value = self.parameter
+        return f"{where}: {words.format(_first(value) if isinstance(value, tuple) else value)}"
 
-    def python(self, tokens: Sequence[int] | None) -> str:
+    def python(self, model: nn.Module, tokens: Sequence[int] | None) -> str:
         """Write the call of the library that makes the same change.
 
         Args:
+            model: Repositioned model or bridge.
             tokens: Result of `tokens_in` for the prompt.
 
         Returns:
-            Code, with the model as `bridge`.
+            Code, with the model as `bridge` and the mean outputs of its heads as `means`.
         """
+        if not self.changes_positions:
+            function, keywords = self._call(model)
+            given = [f"{name}={value!r}" for name, value in keywords.items()]
+            given += ["means=means"] if self.kind == "mean_ablated" else []
+            return f"ri.interventions.{function.__name__}(bridge, {', '.join(given)})"
         arguments = [
             "bridge",
             *([] if self.parameter is None else [_KINDS[self.kind][3].format(self.parameter)]),
@@ -170,35 +213,73 @@ class Edit(BaseModel):
         ]
         return f"ri.interventions.{self.kind}({', '.join(arguments)})"
 
-    def position_edit(self, tokens: Sequence[int] | None) -> PositionEdit:
-        """Make the edit of a prompt, to be applied again and again.
+    def context(
+        self, model: nn.Module, tokens: Sequence[int] | None, means: HeadMeans | None = None
+    ) -> Callable[[], AbstractContextManager[None]]:
+        """Prepare the edit for a prompt, to be applied again and again.
 
         A continuation applies it anew for every token.
 
         Args:
+            model: Repositioned model or bridge.
             tokens: Result of `tokens_in` for the prompt; None: all, also those that are generated.
+            means: Mean outputs of heads, for `mean_ablated`.
 
         Returns:
-            The edit as `interventions` has it. It names its tokens itself: the `tokens` of
-            `replaced` warns of those that a prompt does not reach yet.
+            Function of no arguments whose context applies the edit.
+
+        Raises:
+            InputError: The model lacks the layer or the pairs, or the layer does not rotate; the
+                context itself refuses the rest.
         """
-        table = None if tokens is None else token_table(tokens)
-        value = self.parameter
+        if not self.changes_positions:
+            function, keywords = self._call(model)
+            if self.kind == "mean_ablated":
+                keywords["means"] = means
+            return partial(function, model, **keywords)
+        value: Any = self.parameter
         if self.kind == "segmented":
             value = token_table(value), 0.0, 1.0
-        return PositionEdit(self.kind, value, table)
+        # The edit names its tokens itself: the `tokens` of `replaced` warns of those that a prompt
+        # does not reach yet.
+        kind: Any = self.kind
+        change = PositionEdit(kind, value, None if tokens is None else token_table(tokens))
+        return partial(replaced, model, change, self.heads or None, layer=self.layer)
 
-    def applied(self, model: nn.Module, change: PositionEdit) -> AbstractContextManager[None]:
-        """Apply the edit while a context lasts.
+    def _call(self, model: nn.Module) -> tuple[Callable[..., Any], dict[str, Any]]:
+        """The function for frequencies or outputs, and its arguments beside model and means."""
+        (attention,) = attentions_of(model, [self.first_layer])
+        heads = list(self.heads or ((self.first_layer, head) for head in range(attention.heads)))
+        count = rotating_pairs(attention)
+        if self.pairs is not None:
+            require_rotation(attention)
+            if max(self.pairs) >= count:
+                raise InputError(
+                    f"pairs of layer {attention.layer_idx} are 0 to {count - 1}; got "
+                    f"{max(self.pairs)}"
+                )
+        if self.kind.endswith("ablated"):
+            return ablate, {"heads": heads} | ({"pairs": list(self.pairs)} if self.pairs else {})
+        where: dict[str, Any] = {"heads": heads} if self.heads else {"layer": self.layer}
+        if self.pairs is None:
+            return rescaled, where | {self.kind: self.value}
+        factors = [float(pair not in self.pairs) for pair in range(count)]
+        return rescaled, where | {"factors": factors}
+
+    def refusal(self, model: nn.Module) -> str:
+        """Say why a model does not take the edit.
 
         Args:
             model: Repositioned model or bridge.
-            change: Result of `position_edit`.
 
         Returns:
-            The context manager.
+            One line; empty where it takes the edit.
         """
-        return replaced(model, change, self.heads or None, layer=self.layer)
+        try:
+            with self.context(model, None)():
+                return ""
+        except InputError as error:
+            return str(error)
 
 
 _KINDS: Mapping[str, tuple[str, bool, str, str]] = {
@@ -210,8 +291,29 @@ _KINDS: Mapping[str, tuple[str, bool, str, str]] = {
     "shifted": ("value", True, "shifted by {:g}", "{!r}"),
     "ranked": ("", False, "ranks of the positions", ""),
     "segmented": ("starts", True, "numbers of segments that begin at tokens {}", "{}"),
+    "linear": ("value", True, "frequencies divided by {:g}", ""),
+    "ntk": ("value", True, "NTK-aware frequencies, factor {:g}", ""),
+    "yarn": ("value", True, "YaRN's frequencies, factor {:g}", ""),
+    "stopped": ("pairs", True, "frequency 0 for pairs {}", ""),
+    "zero_ablated": ("", False, "output 0", ""),
+    "mean_ablated": ("", False, "the mean output over the prompt", ""),
+    "pairs_ablated": ("pairs", True, "queries 0 in pairs {}", ""),
 }
-"""By kind: the parameter, whether it is needed, the edit in words, and the argument in Python."""
+"""By kind: the parameter, whether it is needed, the edit in words, and the argument in Python of
+those of positions.
+"""
+
+
+def rotating_pairs(attention: RepositionedAttention) -> int:
+    """Count the rotary pairs of a layer that rotate.
+
+    Args:
+        attention: A layer.
+
+    Returns:
+        Pairs of a head whose frequency is not 0.
+    """
+    return int((attention.rotation.frequencies != 0).sum())
 
 
 def _first(names: Sequence[Any]) -> str:

@@ -33,11 +33,10 @@ from repo_interp.analysis.atlas import atlas
 from repo_interp.analysis.coercion import indexed_prompts
 from repo_interp.analysis.memory import require_memory_for_pass
 from repo_interp.errors import InputError
-from repo_interp.explorer.edits import Edit, Index, as_tuple
+from repo_interp.explorer.edits import Edit, Index, as_tuple, rotating_pairs
 from repo_interp.explorer.passes import Passes
 from repo_interp.explorer.session import LOOKS, NEXT, Session
 from repo_interp.explorer.steps import Steps
-from repo_interp.interventions.replacing import heads_with_positions
 from repo_interp.models.decoder import as_decoder
 from repo_interp.plots.marks.arrays import ranked_heads
 from repo_interp.plots.marks.drawing import contiguous
@@ -56,6 +55,8 @@ MOST_TEXT = 1 << 20
 MOST_EDITS, MOST_SHOWN = 64, 6
 PROMPTS = 2
 """Prompts whose passes are kept."""
+PROBED: tuple[tuple[Any, float | None], ...] = (("ranked", None), ("linear", 1.0), ("yarn", 1.0))
+"""Edits whose refusals, by layer, stand for those of all kinds: a kind and its value."""
 COLUMNS = ("name", "mirror", "retrieval", "induction", "previous_token", "sink", "position_range")
 """Columns of the atlas that a page shows, as far as the run has them."""
 
@@ -256,10 +257,16 @@ class Explored:
                     "name": scheme_name(schemes[each.layer_idx]),
                     "colour": scheme_colour(schemes[each.layer_idx]),
                     "heads": each.heads,
+                    "pairs": rotating_pairs(each),
+                    "refused": {
+                        kind: Edit(kind=kind, layer=each.layer_idx, value=value).refusal(
+                            self.bridge
+                        )
+                        for kind, value in PROBED
+                    },
                 }
                 for each in self.decoder.layers
             ],
-            "movable": sorted({layer for layer, _ in heads_with_positions(self.bridge)}),
             "prompts": [len(prompt.tokens) for prompt in self.prompts],
             "reads_text": self.decoder.tokenizer is not None,
             "atlas": table,

@@ -24,10 +24,12 @@ import xarray as xr
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from repo_interp.analysis.ablation import head_means
 from repo_interp.analysis.batches import make_batches
 from repo_interp.errors import NotFinite
 from repo_interp.explorer.edits import Edit
 from repo_interp.inputs import AttentionInputs
+from repo_interp.interventions.ablation import HeadMeans
 from repo_interp.measures.attention_mass import AttentionMass
 from repo_interp.measures.positions import Positions
 from repo_interp.measures.statistics import Statistics, merge
@@ -92,6 +94,12 @@ class Passes:
         self._kept: OrderedDict[Any, Pass] = OrderedDict()
         self._inputs: OrderedDict[Any, AttentionInputs] = OrderedDict()
 
+    @cached_property
+    @torch.no_grad()
+    def means(self) -> HeadMeans:
+        """Mean outputs of heads over the prompt, without edits."""
+        return head_means(self.decoder.owner, [self.prompt])
+
     def contexts(self, edits: Edits) -> list[Callable[[], AbstractContextManager[None]]]:
         """Prepare edits for this prompt.
 
@@ -107,8 +115,8 @@ class Passes:
         spans, count = self.prompt.all_spans(), len(self.prompt.tokens)
         contexts = []
         for edit in edits:
-            change = edit.position_edit(edit.tokens_in(spans, count))
-            contexts.append(partial(edit.applied, self.model, change))
+            means = self.means if edit.kind == "mean_ablated" else None
+            contexts.append(edit.context(self.model, edit.tokens_in(spans, count), means))
             if edit not in self._fitting:
                 with contexts[-1]():  # refuses layers and heads that the model lacks
                     self._fitting.add(edit)

@@ -425,7 +425,10 @@ class Session:
         spans = self.prompt.all_spans()
         source = as_decoder(self.bridge).origin
         name = self.name or ("CHECKPOINT" if source is None else str(source.directory))
-        calls = [edit.python(edit.tokens_in(spans, self.count)) for edit in self.active]
+        calls = [
+            edit.python(self._passes.model, edit.tokens_in(spans, self.count))
+            for edit in self.active
+        ]
         return _CELL.format(
             name=name,
             tokens=list(self.prompt.tokens),
@@ -438,6 +441,9 @@ class Session:
             weight=_WEIGHT
             if self.count <= MOST_TOKENS
             else "        # attention: patterns are made of up to 512 tokens\n",
+            means="means = ri.head_means(bridge, tokens[0])\n"
+            if any(edit.kind == "mean_ablated" for edit in self.active)
+            else "",
             edits="\n".join(f"    edits.enter_context({call})" for call in calls)
             or "    # no edit is on",
         )
@@ -609,7 +615,7 @@ def measured():
 
 
 clean = measured()
-with ExitStack() as edits:
+{means}with ExitStack() as edits:
 {edits}
     changed = measured()
 print(clean["log_probability"], "->", changed["log_probability"])

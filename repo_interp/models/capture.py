@@ -268,8 +268,8 @@ def observing(
         None.
 
     Raises:
-        InputError: Single heads of an observed layer are rescaled, a layer computes with other
-            positions than `position_ids`, or it hides other keys than those of other documents.
+        InputError: A layer computes with other positions than `position_ids`, or it hides other
+            keys than those of other documents.
     """
     entered: list[Tensor] = []
 
@@ -283,12 +283,6 @@ def observing(
         positions: Tensor | None,
         logits_of_rows: LogitsOfRows | None,
     ) -> None:
-        if attention.frequencies is not None and attention.frequencies.ndim == 3:
-            raise InputError(
-                f"single heads of layer {attention.layer_idx} are rescaled, and measures "
-                "read one set of frequencies per layer; rescale "
-                "the whole layer, or leave this layer out"
-            )
         values = attention.active_pass.new_values
         assert values is not None
         (stream,) = entered

@@ -333,6 +333,89 @@ def test_what_is_refused_is_said_and_taken_back(page):
     ) == [" layer 2: times 2"]
 
 
+def form(browser: Browser, where: str, kind: str) -> dict[str, Any]:
+    """Choose heads and a kind in the form, and read what the page then allows."""
+    for place, chosen in ((0, where), (2, kind)):
+        control = f"{SHOWN.format('Edits')}.querySelectorAll('select')[{place}]"
+        browser.run(
+            f"Object.assign({control}, {{value: {json.dumps(chosen)}}}).dispatchEvent(new "
+            "Event('change'))"
+        )
+    add = "[...document.querySelectorAll('button')].find((one) => one.textContent === 'Add edit')"
+    which = f"{SHOWN.format('Edits')}.querySelectorAll('select')[1]"
+    return browser.run(
+        f"({{refused: {add}.disabled, reason: {add}.title, all: {which}.disabled, tokens: "
+        f"{which}.value, why: {which}.title}})"
+    )
+
+
+@in_browser
+def test_frequencies_and_outputs_are_edited_like_positions_and_undone(page, reference, prompts):
+    clean = drawn(page, "Attention of the chosen token")
+    edit(page, "shown", "token", "linearised")
+    click(page, "Undo")
+    assert form(page, "layer:2", "linear") == {
+        "refused": False,
+        "reason": "",
+        "all": True,
+        "tokens": "",
+        "why": "Frequencies and outputs change for all tokens",
+    }
+    edit(page, "layer:2", "", "linear", 4)
+    edit(page, "shown", "", "slowest", 2)
+    edit(page, "layer:1", "", "mean_ablated")
+    form(page, "layer:3", "pairs_ablated")
+    page.run(f"{SHOWN.format('Edits')}.querySelector('input[type=text]').value = '0-1, 5'")
+    click(page, "Add edit")
+    assert state(page)["edits"] == [
+        {"kind": "linear", "layer": 2, "value": 4},
+        {"kind": "stopped", "heads": [[2, 0]], "pairs": [6, 7]},
+        {"kind": "mean_ablated", "layer": 1},
+        {"kind": "pairs_ablated", "layer": 3, "pairs": [0, 1, 5]},
+    ]
+    assert texts(page, ".edits label") == [
+        " layer 2: frequencies divided by 4",
+        " L2 H0: frequency 0 for pairs 6, 7",
+        " layer 1: the mean output over the prompt",
+        " layer 3: queries 0 in pairs 0, 1, 5",
+    ]
+    edits = [
+        Edit(kind="linear", layer=2, value=4.0),
+        Edit(kind="stopped", heads=((2, 0),), pairs=(6, 7)),
+        Edit(kind="mean_ablated", layer=1),
+        Edit(kind="pairs_ablated", layer=3, pairs=(0, 1, 5)),
+    ]
+    seen = Session(reference, prompts[0], edits).changed([(2, 0)], 17)
+    np.testing.assert_allclose(numbers(drawn(page, "Answer"))[0], seen["curve"], rtol=1e-9)
+    for wrong, said in (("x", "wanted a valid integer"), ("9", "pairs of layer 3 are 0 to 7")):
+        form(page, "layer:3", "pairs_ablated")
+        page.run(f"{SHOWN.format('Edits')}.querySelector('input[type=text]').value = '{wrong}'")
+        click(page, "Add edit")
+        assert said in texts(page, ".refused")[0] and len(texts(page, ".edits li")) == 4
+    for _ in edits:
+        click(page, "Undo")
+    assert drawn(page, "Attention of the chosen token") == clean and "edits" not in state(page)
+
+
+@in_browser
+def test_a_layer_without_rotation_says_why_its_frequencies_are_not_edited(browser):
+    config = LlamaConfig(**TINY)
+    bridge = ri.bridge(ri.reposition(LlamaForCausalLM(config).eval(), "nope,rope,rope"))
+    browser.size(1280, 900)
+    with serving(Explored(bridge, [[1, 5, 9, 4, 8, 3, 17, 23]])) as served:
+        open_page(browser, served.address)
+        for kind, refused in (("linear", True), ("pairs_ablated", True), ("zero_ablated", False)):
+            seen = form(browser, "layer:0", kind)
+            assert seen["refused"] == refused
+            assert seen["reason"].startswith("layer 0 (nope) does not rotate" if refused else "")
+        assert form(browser, "layer:0", "ranked")["reason"].startswith("layer 0 (nope) assigns no")
+        assert not form(browser, "layer:1", "yarn")["refused"]
+        edit(browser, "layer:0", "", "zero_ablated")
+        assert texts(browser, ".edits label") == [" layer 0: output 0"]
+        assert browser.errors == []
+        leave(browser)
+
+
 SIDES = "[...document.querySelectorAll('.explorer')]"
 
 

@@ -2,11 +2,14 @@
 that do not fit are refused.
 """
 
+import re
 import warnings
 from itertools import islice
 
 import numpy as np
 import pytest
+import torch
+from families import tiny
 from forked import Forked
 from hooks import hooks_of
 from hypothesis import given
@@ -19,7 +22,8 @@ import repo_interp as ri
 from repo_interp.analysis.trained_task import trained_task
 from repo_interp.errors import InputError
 from repo_interp.explorer import Edit, Session
-from repo_interp.explorer.messages import Asked, message
+from repo_interp.explorer.messages import Asked, Explored, message
+from repo_interp.interventions import rescaled
 from repo_interp.models.decoder import as_decoder
 from repo_interp.plots.marks.arrays import heads_where
 from repo_interp.records import validate
@@ -36,6 +40,13 @@ EDITS = {
     "shifted": {"heads": [[0, 0]], "tokens": [5], "value": -2.0},
     "ranked": {"layer": 1},
     "segmented": {"heads": [[1, 3], [2, 0]], "starts": [4, 9]},
+    "linear": {"heads": [[1, 0], [2, 3]], "value": 4.0},
+    "ntk": {"layer": 1, "value": 8.0},
+    "yarn": {"heads": [[1, 3], [2, 0]], "value": 16.0},
+    "stopped": {"layer": 2, "pairs": [6, 7]},
+    "zero_ablated": {"heads": [[0, 1]]},
+    "mean_ablated": {"layer": 1},
+    "pairs_ablated": {"heads": [[1, 3]], "pairs": [0, 1, 2]},
 }
 
 
@@ -69,7 +80,7 @@ def executed(session, heads, token):
 def assert_same(seen, measured, heads):
     assert float(seen["log_probability"]) == pytest.approx(measured["log_probability"], abs=1e-6)
     assert seen["next_token"].values.tolist() == measured["next"].indices.tolist()
-    assert_allclose(seen["probability"], measured["next"].values, atol=1e-7)
+    assert_allclose(seen["probability"], measured["next"].values, rtol=1e-5, atol=1e-7)
     for number, head in enumerate(heads):
         assert_allclose(seen["weight"][number], measured["weight"][head], atol=1e-6)
         assert_allclose(seen["position"][number], measured["position"][head], atol=1e-5)
@@ -81,6 +92,9 @@ def assert_same(seen, measured, heads):
         ("linearised", "scaled", "frozen"),
         ("shifted", "copied", "permuted"),
         ("ranked", "segmented"),
+        ("linear", "zero_ablated", "stopped"),
+        ("zero_ablated", "yarn", "mean_ablated"),
+        ("ntk", "pairs_ablated", "scaled"),
     ],
 )
 def test_the_cell_gives_the_same_numbers_and_the_same_continuation(bridge, prompt, kinds):
@@ -105,6 +119,53 @@ def test_the_cell_of_heads_that_share_keys_and_of_edits_together(grouped):
     alone = Session(grouped, TOKENS, edits[:1], answer=(20, 21)).changed(heads, 19)
     assert_array_equal(seen["curve"][:2], alone["curve"])
     assert len(seen["curve"]) == 3
+
+
+BY_HAND = {
+    "linear": lambda bridge: rescaled(bridge, heads=[(0, 1), (1, 3)], linear=4.0),
+    "ntk": lambda bridge: rescaled(bridge, 1, ntk=8.0),
+    "yarn": lambda bridge: rescaled(bridge, heads=[(1, 0)], yarn=16.0),
+    "stopped": lambda bridge: rescaled(
+        bridge, heads=[(1, 3)], function=lambda frequencies: frequencies * (frequencies > 0.1)
+    ),
+    "zero_ablated": lambda bridge: ri.ablate(bridge, [(0, 1), (1, 3)]),
+    "mean_ablated": lambda bridge: ri.ablate(
+        bridge, [(0, 1)], ri.head_means(bridge, [tuple(TOKENS)])
+    ),
+    "pairs_ablated": lambda bridge: ri.ablate(bridge, [(1, 3)], pairs=[0, 2]),
+}
+
+
+@pytest.mark.parametrize("kind", BY_HAND)
+def test_logits_and_attention_are_those_of_the_intervention_and_undo_restores_them(grouped, kind):
+    tokens, heads = torch.tensor([TOKENS]), [(0, 1), (1, 3)]
+    (layer,) = (each for each in as_decoder(grouped).layers if each.layer_idx == 1)
+    slow = [pair for pair, theta in enumerate(layer.rotation.frequencies) if theta <= 0.1]
+    given = {
+        "linear": {"heads": heads, "value": 4.0},
+        "ntk": {"layer": 1, "value": 8.0},
+        "yarn": {"heads": [[1, 0]], "value": 16.0},
+        "stopped": {"heads": [[1, 3]], "pairs": slow},
+        "zero_ablated": {"heads": heads},
+        "mean_ablated": {"heads": [[0, 1]]},
+        "pairs_ablated": {"heads": [[1, 3]], "pairs": [0, 2]},
+    }
+    grouped.run_with_cache(tokens)  # its first call attaches hooks for good
+    before = grouped(tokens).detach()
+    hooks = hooks_of(grouped)
+    session = Session(grouped, TOKENS, [edit(kind, **given[kind])])
+    clean, seen = session.look(heads, 20), session.changed(heads, 20).sel(state="changed")
+    with torch.no_grad(), BY_HAND[kind](grouped):
+        logits, cache = grouped.run_with_cache(tokens)
+    assert not torch.allclose(logits, before, atol=1e-4)
+    wanted = logits[0, 20].double().softmax(-1)[seen["next_token"].values]
+    assert_allclose(seen["probability"], wanted, rtol=1e-4)
+    for number, (at, head) in enumerate(heads):
+        pattern = cache[f"blocks.{at}.attn.hook_pattern"][0, head, 20, :21]
+        assert_allclose(seen["weight"][number, :21], pattern, atol=1e-6)
+    undone = Session(grouped, TOKENS, passes=session.passes)
+    assert undone.look(heads, 20).identical(clean) and hooks_of(grouped) == hooks
+    assert torch.equal(grouped(tokens), before)
 
 
 def test_scores_of_heads_and_rows_are_those_of_analyze(bridge, prompt):
@@ -261,6 +322,37 @@ REFUSED = {
     "a head that is not there": ({"kind": "linearised", "heads": [[0, 9]]}, "head 9"),
     "a token that is not there": ({"kind": "linearised", "layer": 0, "tokens": [99]}, "token 99"),
     "a source that is not there": ({"kind": "copied", "layer": 0, "source": 99}, "token 99"),
+    "frequencies of some tokens": (
+        {"kind": "linear", "layer": 0, "value": 2.0, "tokens": [1]},
+        "linear is for all tokens",
+    ),
+    "outputs of a span": (
+        {"kind": "zero_ablated", "layer": 0, "span": "words"},
+        "zero_ablated is for all tokens",
+    ),
+    "no pairs": ({"kind": "stopped", "layer": 0}, "stopped needs pairs"),
+    "an empty list of pairs": ({"kind": "pairs_ablated", "layer": 0, "pairs": []}, "at least 1"),
+    "pairs and a value": (
+        {"kind": "stopped", "layer": 0, "pairs": [1], "value": 1.0},
+        "stopped needs pairs",
+    ),
+    "pairs of a kind without": ({"kind": "ntk", "layer": 0, "pairs": [1]}, "ntk needs value"),
+    "frequencies that are not there": (
+        {"kind": "stopped", "layer": 0, "pairs": [8]},
+        "pairs of layer 0 are 0 to 7",
+    ),
+    "pairs that are not there": (
+        {"kind": "pairs_ablated", "layer": 0, "pairs": [8]},
+        "pairs of layer 0 are 0 to 7",
+    ),
+    "a negative factor": ({"kind": "yarn", "layer": 0, "value": -1.0}, "factor of an extension"),
+    "a factor of text": ({"kind": "linear", "layer": 0, "value": "2"}, "number"),
+    "a rescaled head that is not there": (
+        {"kind": "linear", "heads": [[0, 9]], "value": 2.0},
+        "head 9",
+    ),
+    "an ablated head that is not there": ({"kind": "zero_ablated", "heads": [[0, 9]]}, "head 9"),
+    "an ablated layer that is not there": ({"kind": "mean_ablated", "layer": 9}, "layer 9"),
     "a span that is not there": ({"kind": "linearised", "layer": 0, "span": "needle"}, "'needle'"),
 }
 
@@ -283,6 +375,22 @@ def test_a_layer_that_rotates_nothing_is_refused_and_shown_without_positions():
     assert np.isnan(seen["position"]).all() and np.isfinite(seen["weight"][0, :6]).all()
 
 
+@pytest.mark.parametrize("scheme", ["nope", "alibi"])
+def test_a_layer_without_rotation_has_no_frequencies_and_its_heads_are_ablated(scheme):
+    bridge = ri.bridge(ri.reposition(tiny("llama"), scheme))
+    reason = rf"layer 1 \({scheme}\) does not rotate"
+    edits = [Edit(kind=kind, layer=1, value=2.0) for kind in ("linear", "ntk", "yarn")]
+    edits += [Edit(kind=kind, layer=1, pairs=(0,)) for kind in ("stopped", "pairs_ablated")]
+    for each in edits:
+        with refused(reason):
+            Session(bridge, TOKENS, [each])
+    opened = Explored(bridge, [TOKENS]).answer(message({"ask": "open"}))["layers"][1]["refused"]
+    assert re.match(reason, opened["linear"]) and opened["linear"] == opened["yarn"]
+    assert (opened["ranked"] == "") == (scheme == "alibi")
+    changed = Session(bridge, TOKENS, [Edit(kind="zero_ablated", layer=1)]).changed([(1, 0)], 20)
+    assert abs(float(changed["curve"][1] - changed["curve"][0])) > 1e-4
+
+
 NAMES = st.sampled_from([*Asked.model_fields, *Edit.model_fields, "file"])
 VALUES = st.recursive(
     st.none()
@@ -290,7 +398,7 @@ VALUES = st.recursive(
     | st.integers()
     | st.floats()
     | st.text(max_size=8)
-    | st.sampled_from(["view", "frozen"]),
+    | st.sampled_from(["view", "frozen", "linear", "stopped"]),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(NAMES, inner, max_size=6),
     max_leaves=12,
 )

@@ -13,16 +13,39 @@ const QUICK = 64 * 256; // heads times tokens up to which edits are suggested un
 const MOST_SHOWN = 6; // heads side by side
 const MOST_TEXT = 1500; // tokens of text that stand in the page at a time
 const AROUND = 40; // tokens shown on either side of a token that is zoomed to
-const KINDS = {
-  linearised: { says: "the token index" },
-  frozen: { says: "one constant", field: "value", label: "position", free: true },
-  copied: { says: "the position of a token", field: "source", label: "token" },
-  permuted: { says: "shuffled", field: "seed", label: "seed" },
-  scaled: { says: "scaled", field: "value", label: "factor" },
-  shifted: { says: "shifted", field: "value", label: "by (positions)" },
-  ranked: { says: "ranks of the positions" },
-  segmented: { says: "two segments", field: "starts", label: "second from token", list: true },
+const range = (selection) => (selection ? Array.from({ length: selection[1] - selection[0] + 1 }, (_, place) => selection[0] + place) : []);
+// The numbers of "0-3, 7"; a part that is none stays a text, which the server refuses.
+const numbersOf = (text) => text.split(",").flatMap((part) => {
+  const [, first, last = first] = /^\s*(\d{1,5})\s*(?:-\s*(\d{1,5})\s*)?$/.exec(part) || [];
+  return first ? range([Number(first), Number(last)]) : [part];
+});
+// Edits by their name in the form: `kind` where it has another one; `read` gives its field the text, and the pairs of the first layer;
+// `as`: which of the edits that the server has tried says why a layer does not take it.
+const FORM = {
+  Positions: {
+    linearised: { says: "the token index" },
+    frozen: { says: "one constant", field: "value", label: "position", hint: "the mean" },
+    copied: { says: "the position of a token", field: "source", label: "token" },
+    permuted: { says: "shuffled", field: "seed", label: "seed" },
+    scaled: { says: "scaled", field: "value", label: "factor" },
+    shifted: { says: "shifted", field: "value", label: "by (positions)" },
+    ranked: { says: "ranks of the positions" },
+    segmented: { says: "segments", field: "starts", label: "later ones from tokens", hint: "8, 16", read: numbersOf },
+  },
+  Frequencies: {
+    linear: { says: "frequencies divided by a factor", field: "value", label: "factor", as: "linear" },
+    ntk: { says: "NTK-aware frequencies", field: "value", label: "factor", as: "linear" },
+    yarn: { says: "YaRN's frequencies", field: "value", label: "factor", as: "yarn" },
+    slowest: { kind: "stopped", says: "frequency 0 for the slowest pairs", field: "pairs", label: "how many", as: "linear", read: (count, all) => range([Math.max(-1, all - count), all - 1]) },
+    fastest: { kind: "stopped", says: "frequency 0 for the fastest pairs", field: "pairs", label: "how many", as: "linear", read: (count, all) => range([0, Math.min(all, count - 1)]) },
+  },
+  Ablation: {
+    zero_ablated: { says: "output 0", as: "output" },
+    mean_ablated: { says: "the mean output", as: "output" },
+    pairs_ablated: { says: "queries 0 in rotary pairs", field: "pairs", label: "pairs (0 is the fastest)", hint: "0-3, 7", as: "linear", read: numbersOf },
+  },
 };
+const KINDS = Object.assign({}, ...Object.values(FORM));
 const RANGES = { own: "each head its own", global: "the same for all", focused: "without what lies far outside" };
 const EMPTY = { prompt: 0, text: null, heads: [], token: null, selection: null, answer: [], edits: [], heat: "clean", range: "own", view: null, sink: false, against: null, ...MAP };
 
@@ -62,12 +85,13 @@ export function explore(root, source, { addressed = true, first = {}, compare = 
     part.looks = el("p", { className: "said looks", "aria-live": "polite" });
     part.heads = el("div", {});
     part.atlas = el("details", { hidden: true });
-    part.where = el("select");
+    part.where = el("select", { onchange: drawField });
     part.which = el("select");
-    part.kind = el("select", { onchange: drawField }, ...Object.entries(KINDS).map(([kind, { says }]) => option(kind, says)));
+    part.kind = el("select", { onchange: drawField }, ...Object.entries(FORM).map(([label, kinds]) => el("optgroup", { label }, ...Object.entries(kinds).map(([kind, { says }]) => option(kind, says)))));
     part.value = el("input", { type: "number", step: "any" });
     part.valued = el("label", {}, el("span"), " ", part.value);
     part.edits = el("ol", { className: "edits" });
+    part.edit = button("Add edit", add);
     part.undo = button("Undo", undo, { title: "Ctrl+Z" });
     part.redo = button("Redo", redo, { title: "Ctrl+Y" });
     part.suggestions = el("div", { className: "suggestions", "aria-live": "polite" });
@@ -92,7 +116,7 @@ export function explore(root, source, { addressed = true, first = {}, compare = 
         el("div", {},
           section("Heads", part.heads, el("div", { className: "controls" }, part.add), part.atlas),
           section("Edits", part.how, part.suggestions, el("div", { className: "controls" }, live(part.suggest)),
-            el("div", { className: "controls", hidden: Boolean(source.how) }, field("Give", part.where), field("for", part.which), field("", part.kind), part.valued, button("Add edit", add), part.undo, part.redo), part.edits),
+            el("div", { className: "controls", hidden: Boolean(source.how) }, field("Give", part.where), field("for", part.which), field("", part.kind), part.valued, part.edit, part.undo, part.redo), part.edits),
           section("Answer", part.answered, el("div", { className: "controls" }, button("The selected tokens are the answer", () => update({ answer: range(state.selection) })), button("The prompt's answer", () => update({ answer: [] }))), plot("answer"), saved("answer")),
           section("Next tokens", part.next)),
         el("div", {},
@@ -238,7 +262,7 @@ export function explore(root, source, { addressed = true, first = {}, compare = 
     if (!seen) return seen;
     const heads = model.layers.reduce((sum, layer) => sum + layer.heads, 0);
     if (part.goes.checked && !source.how) go();
-    if (!state.edits.length && model.movable.length && heads * prompt.tokens.length <= QUICK) suggest();
+    if (!state.edits.length && model.layers.some(({ refused }) => refused && !refused.ranked) && heads * prompt.tokens.length <= QUICK) suggest();
     return true;
   }
 
@@ -254,37 +278,43 @@ export function explore(root, source, { addressed = true, first = {}, compare = 
     update({ edits: future.pop() }, false);
   }
 
-  const range = (selection) => (selection ? Array.from({ length: selection[1] - selection[0] + 1 }, (_, place) => selection[0] + place) : []);
-
   // ---- edits ----------------------------------------------------------------------------------------------------------
 
+  // The heads or the layer of the form, and the layers of an edit.
+  function edited() {
+    const [where, name] = part.where.value.split(/:(.*)/s);
+    return where === "layer" ? { layer: Number(name) } : { heads: where === "group" ? groupOf(name) : state.heads };
+  }
+
+  const layersOf = ({ layer, heads }) => model.layers.filter((one) => (heads ? heads.some(([at]) => at === one.layer) : one.layer === layer));
+
   function drawField() {
-    const { field: name, label } = KINDS[part.kind.value];
+    const { field: name, label = "", hint = "", read, as = "ranked" } = KINDS[part.kind.value];
     part.valued.hidden = !name;
-    part.valued.firstChild.textContent = label || "";
-    part.value.placeholder = KINDS[part.kind.value].free ? "the mean" : "";
+    part.valued.firstChild.textContent = label;
+    Object.assign(part.value, { type: read === numbersOf ? "text" : "number", placeholder: hint });
+    const ofTokens = as === "ranked", reason = layersOf(edited()).map(({ refused = {} }) => refused[as]).find(Boolean) || "";
+    Object.assign(part.which, ofTokens ? { disabled: false, title: "" } : { disabled: true, value: "", title: "Frequencies and outputs change for all tokens" });
+    Object.assign(part.edit, { disabled: Boolean(reason), title: reason });
   }
 
   function drawForm() {
     const groups = model.atlas ? [...new Set(model.atlas.rows.flatMap(namesOf))].sort() : [];
-    const layers = model.movable.map((layer) => option("layer:" + layer, "layer " + layer));
+    const layers = model.layers.map(({ layer }) => option("layer:" + layer, "layer " + layer));
     const chosen = part.where.value, tokens = part.which.value;
     part.where.replaceChildren(option("shown", state.heads.map(nameOf).join(", ")), ...layers, ...groups.map((name) => option("group:" + name, "heads named " + name)));
     part.which.replaceChildren(option("", "all tokens"), option("token", "token " + state.token), ...(state.selection ? [option("selection", "tokens " + state.selection.join("–"))] : []), ...Object.keys(prompt.spans).map((name) => option("span:" + name, "span " + name)));
     for (const [select, value] of [[part.where, chosen], [part.which, tokens]]) if ([...select.options].some((one) => one.value === value)) select.value = value;
+    drawField();
   }
 
   function add() {
-    const [where, name] = part.where.value.split(/:(.*)/s), [which, span] = part.which.value.split(/:(.*)/s);
-    const edit = { kind: part.kind.value };
-    if (where === "layer") edit.layer = Number(name);
-    else if (where === "group") edit.heads = groupOf(name);
-    else edit.heads = state.heads;
+    const { kind = part.kind.value, field: parameter, read = Number } = KINDS[part.kind.value], edit = { kind, ...edited() };
+    const [which, span] = part.which.value.split(/:(.*)/s);
     if (which === "token") edit.tokens = [state.token];
     if (which === "selection") edit.tokens = range(state.selection);
     if (which === "span") edit.span = span;
-    const { field: parameter, list } = KINDS[edit.kind], value = Number(part.value.value);
-    if (parameter && part.value.value !== "") edit[parameter] = list ? [value] : value;
+    if (parameter && part.value.value !== "") edit[parameter] = read(part.value.value, layersOf(edit)[0].pairs);
     update({ edits: [...state.edits, edit] });
   }
 

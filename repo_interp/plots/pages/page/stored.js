@@ -47,7 +47,7 @@ export class StoredSource {
   open() {
     const { layers, heads, prompts, order, bare } = this.data;
     return {
-      checkpoint: "", layers: layers.map((layer) => ({ ...layer, heads: heads.length })), heads, movable: [], atlas: null, reads_text: false, bare: Boolean(bare),
+      checkpoint: "", layers: layers.map((layer) => ({ ...layer, heads: heads.length })), heads, atlas: null, reads_text: false, bare: Boolean(bare),
       prompts: prompts.map((prompt) => prompt.count), numbers: prompts.map((prompt) => prompt.prompt), ranked: order,
     };
   }
