@@ -21,7 +21,16 @@ transformers. `__init__.pyi` lists it.
 
 from __future__ import annotations
 
+from typing import Any
+
 from lazy_loader import attach_stub
 
+from repo_interp.collection import collection_paused
+
 __version__ = "0.1.0"
-__getattr__, __dir__, __all__ = attach_stub(__name__, __file__)
+_find, __dir__, __all__ = attach_stub(__name__, __file__)
+
+
+def __getattr__(name: str) -> Any:
+    with collection_paused():
+        return _find(name)

@@ -283,16 +283,9 @@ def bridge(
 
 def _put_output_projections(wrapped: Any) -> None:
     """Put the adapter's output projection where a module holds another (GPT-2): hook_z fires."""
+    holders = {id(getattr(part, "original_component", None)): part for part in wrapped.modules()}
     for attention in as_decoder(wrapped).layers:
-        holder = next(
-            (
-                part
-                for part in wrapped.modules()
-                if getattr(part, "original_component", None) is attention.module
-            ),
-            None,
-        )
-        output = getattr(holder, "o", None)
+        output = getattr(holders.get(id(attention.module)), "o", None)
         for name, child in list(attention.module.named_children()):
             if output is not None and child is output.original_component:
                 setattr(attention.module, name, output)

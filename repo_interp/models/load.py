@@ -21,6 +21,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
+from repo_interp.collection import collection_paused
 from repo_interp.errors import InputError
 from repo_interp.models.changes import remember_computation
 from repo_interp.models.checkpoints import LoadOptions, load_model, load_tokenizer
@@ -43,6 +44,7 @@ another window or scale does not.
 """
 
 
+@collection_paused()
 def open_model(
     path: str | os.PathLike[str],
     device: str = "cpu",
@@ -76,6 +78,7 @@ def open_model(
     return model
 
 
+@collection_paused()
 def load(
     path: str | os.PathLike[str],
     device: str = "cpu",

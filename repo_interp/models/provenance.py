@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Mapping
+import re
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +17,18 @@ from torch import nn
 from repo_interp.checkpoint_files.architectures import training_length
 from repo_interp.checkpoint_files.stated import Checkpoint, digested
 from repo_interp.checkpoint_files.stored import digest_of, weight_files
+from repo_interp.errors import InputError
+from repo_interp.files import cache_directory, write_text
 from repo_interp.models.changes import changes, fingerprints, remember_weights
 from repo_interp.models.decoder import Origin, as_decoder
 from repo_interp.shipped import training_record
 
 TRAINED = "training.toml"
 """The file that `repo-interp train` writes into the directory of the weights."""
+KEPT = 2**26
+"""Bytes of weights from which on a digest is kept: hashing them takes a twentieth of a second."""
+SETTLED = 2 * 10**9
+"""Nanoseconds since a file was last written to, from which on its digest is kept."""
 
 
 def origin(
@@ -101,13 +110,41 @@ def identity(model: nn.Module) -> dict[str, str | int]:
 def checkpoint_digest(directory: Path) -> str:
     """Return the SHA-256 over config.json and the weight files of a checkpoint.
 
+    That of large files is kept in the cache directory, and taken again where a file was written
+    to: where its inode, size, or time of a change differs.
+
     Args:
         directory: Of the checkpoint.
 
     Returns:
         Hexadecimal digits.
     """
-    return digest_of(digested(directory), *weight_files(directory))
+    config, files = digested(directory), weight_files(directory)
+    before = _states(files)
+    # A write within the resolution of the clock would leave the times as they are.
+    settled = max(max(times) for _, _, _, *times in before) < time.time_ns() - SETTLED
+    if sum(size for _, _, size, *_ in before) < KEPT or not settled:
+        return digest_of(config, *files)
+    try:
+        kept = cache_directory() / "digests" / digest_of(config, repr(before).encode())
+    except InputError:  # no home
+        return digest_of(config, *files)
+    with suppress(OSError, ValueError):
+        found = kept.read_text(encoding="ascii")
+        if re.fullmatch("[0-9a-f]{64}", found):
+            return found
+    digest = digest_of(config, *files)
+    if _states(files) == before:
+        with suppress(OSError):  # a full disk, or one that is read alone
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            write_text(kept, digest)
+    return digest
+
+
+def _states(files: Sequence[Path]) -> list[tuple[str, int, int, int, int]]:
+    """Path, inode, size, and times of the last writing and change of files."""
+    stated = [(str(file.resolve()), file.stat()) for file in files]
+    return [(path, it.st_ino, it.st_size, it.st_mtime_ns, it.st_ctime_ns) for path, it in stated]
 
 
 def weights_digest(model: nn.Module) -> str:

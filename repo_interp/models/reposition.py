@@ -31,7 +31,6 @@ from repo_interp.errors import InputError, warn
 from repo_interp.models.attention import RepositionedAttention, cache_argument, remember_index
 from repo_interp.models.configuration import repositioned
 from repo_interp.models.decoder import as_decoder, attentions_of, require_model
-from repo_interp.models.own_attention import use_interface
 from repo_interp.models.rotation import (
     OF_TABLES,
     Prober,
@@ -51,6 +50,8 @@ from repo_interp.side_by_side import BatchSize, SideBySide, limit
 
 logger = logging.getLogger(__name__)
 
+_OWN_ATTENTION = {"BloomAttention", "FalconAttention", "GPTJAttention", "MptAttention"}
+"""Stock classes that `own_attention` exchanges."""
 _HANDLE = "_position_table_hook"
 """Where a decoder keeps the handle of its table's hook: beside the table, with which it is copied.
 """
@@ -177,7 +178,11 @@ def _rotations(model: PreTrainedModel) -> dict[Any, Rotation]:
     A layer that does not takes the frequencies of one that does.
     """
     decoder = as_decoder(model).stack
-    use_interface(decoder)
+    # Importing these families takes a tenth of a second.
+    if not _OWN_ATTENTION.isdisjoint(type(module).__name__ for module in decoder.modules()):
+        from repo_interp.models.own_attention import use_interface
+
+        use_interface(decoder)
     prober = Prober(decoder)
     attending = list(attention_modules(decoder))
     if sum(
