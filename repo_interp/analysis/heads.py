@@ -5,6 +5,7 @@ Knows no measure.
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,21 +17,28 @@ from repo_interp.run import require_run
 if TYPE_CHECKING:
     import pandas as pd
 
-_MOST_LABELS = 32
+_MOST_LABELS, _MOST_NUMBERS = 32, 16
+"""Labels of an axis that have columns, where they are texts or numbers."""
+_PLACES = ("token", "query", "key", "distance", "chunk")
+_PLACES += ("query_block", "key_block", "distance_block")
+"""Axes that grow with a prompt, and whose labels are not the same thing in two prompts."""
 
 
 def head_table(run: xr.DataTree) -> pd.DataFrame:
     """Return one row per layer and head, and one column per number of a head.
 
     Columns are named GROUP.VARIABLE, and GROUP.VARIABLE[LABEL] where a variable has labels beside
-    the head: "attention_mass.mass[needle]". Values of several prompts are averaged, NaN left out.
-    Variables with further axes of numbers (tokens, distances, components) are left out.
+    the head: "attention_mass.mass[needle]", "octaves.mass[3]". Values of several prompts are
+    averaged, NaN left out. Variables by place in a prompt (token, distance), and those with an axis
+    of more than 32 names or 16 numbers (components of large heads), have no columns: the attribute
+    `left_out` of the table names them, and their arrays are in the run.
 
     Args:
         run: Run of `analyze`.
 
     Returns:
-        The table.
+        The table; `table.attrs["left_out"]` has a text such as "attention_rows.weight (query,
+        rank)" per variable.
 
     Raises:
         InputError: The run has no numbers per head.
@@ -39,18 +47,24 @@ def head_table(run: xr.DataTree) -> pd.DataFrame:
 
     require_run(run)
     columns: dict[str, xr.DataArray] = {}
+    left_out: list[str] = []
     for node in run.subtree:
         if node.dataset is None or not {"layer", "head"} <= set(node.dataset.dims):
             continue
         for name, variable in node.dataset.data_vars.items():
             if {"layer", "head"} <= set(variable.dims) and np.issubdtype(variable.dtype, np.number):
-                columns |= columns_of(f"{node.path.strip('/').replace('/', '.')}.{name}", variable)
+                title = f"{node.path.strip('/').replace('/', '.')}.{name}"
+                columns |= columns_of(title, variable)
+                if long := [str(dim) for dim in _further(variable) if not _fits(variable, dim)]:
+                    left_out.append(f"{title} ({', '.join(long)})")
     if not columns:
         raise InputError("this run has no numbers per head; wanted a run of ri.analyze")
     table = pd.DataFrame(
         {name: values.stack(row=("layer", "head")).to_series() for name, values in columns.items()}
     )
-    return table.rename_axis(["layer", "head"]).reset_index()
+    table = table.rename_axis(["layer", "head"]).reset_index()
+    table.attrs["left_out"] = left_out
+    return table
 
 
 def columns_of(name: str, variable: xr.DataArray) -> dict[str, xr.DataArray]:
@@ -61,12 +75,12 @@ def columns_of(name: str, variable: xr.DataArray) -> dict[str, xr.DataArray]:
         variable: Variable with the axes `layer` and `head`.
 
     Returns:
-        Arrays [layer, head] by name: one, or one per label; none where an axis has no labels.
+        Arrays [layer, head] by name: one, or one per label; none where an axis is too long.
     """
     if "prompt" in variable.dims:
         variable = variable.mean("prompt", skipna=True)
-    further = [dim for dim in variable.dims if dim not in ("layer", "head")]
-    if any(not _has_labels(variable, str(dim)) for dim in further):
+    further = _further(variable)
+    if not all(_fits(variable, dim) for dim in further):
         return {}
     if not further:
         return {name: _bare(variable)}
@@ -79,11 +93,15 @@ def columns_of(name: str, variable: xr.DataArray) -> dict[str, xr.DataArray]:
     return {f"{name}[{_label(part)}]": _bare(part) for part in parts}
 
 
-def _has_labels(variable: xr.DataArray, dim: str) -> bool:
-    return (
-        dim in variable.coords
-        and variable[dim].dtype.kind in "OUT"
-        and variable.sizes[dim] <= _MOST_LABELS
+def _further(variable: xr.DataArray) -> list[Hashable]:
+    return [dim for dim in variable.dims if dim not in ("layer", "head", "prompt")]
+
+
+def _fits(variable: xr.DataArray, dim: Hashable) -> bool:
+    """Whether the labels of an axis have columns."""
+    is_text = variable[dim].dtype.kind in "OUT"
+    return dim not in _PLACES and variable.sizes[dim] <= (
+        _MOST_LABELS if is_text else _MOST_NUMBERS
     )
 
 

@@ -146,8 +146,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--save-maps",
         metavar="5:0-3,7:2",
-        help="keep pictures of these LAYERS:HEADS, the logits of the first prompt as means "
-        "over blocks, beside the measures",
+        help="keep pictures of these LAYERS:HEADS, or of all heads of LAYERS such as 10-13,24: the "
+        "logits of the first prompt as means over blocks, beside the measures",
     )
     add_settings(
         parser,

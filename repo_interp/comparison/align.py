@@ -10,7 +10,8 @@ Layers, heads, tokens, distances and spans are aligned by their labels, never by
 everything that cannot be compared or was measured differently.
 
     root       checkpoint, layout, checkpoint_digest, prompts_digest, dtype (run);
-               training_step (run) for steps of one training
+               training_step (run) for steps of one training; how well the runs do the task
+               (`performance`), and the attribute `performance` that says it
     a measure  every variable that two runs or more have, with `run` first; scheme (run, layer)
 
 Knows run files; knows nothing about models, and not what a measure means.
@@ -26,6 +27,7 @@ import xarray as xr
 
 from repo_interp.comparison.named_runs import Run, layout_of, runs_by_name, training_steps
 from repo_interp.comparison.notes import differing, on_measure, on_prompts, on_runs, on_shapes
+from repo_interp.comparison.performance import performance
 from repo_interp.errors import InputError
 from repo_interp.run import DESCRIBED, versions
 
@@ -117,12 +119,18 @@ def compare_named(runs: Sequence[tuple[str | None, Run]]) -> xr.DataTree:
             f"these runs have no measure in common ({has}); analyse them with the same --measures"
         )
     main_spans = {str(run.attrs.get("main_span", "")) for run in by_name.values()}
+    same_prompts = not on_prompts(by_name)
+    sentence, means = performance(measures, same_prompts)
     tree = xr.DataTree.from_dict(
-        {"/": _root(by_name, steps), **{f"/{name}": joined for name, joined in measures.items()}}
+        {
+            "/": _root(by_name, steps).assign(means),
+            **{f"/{name}": joined for name, joined in measures.items()},
+        }
     )
     tree.attrs = {
         "runs": "steps of one training" if steps is not None else "checkpoints",
-        "same_prompts": "no" if on_prompts(by_name) else "yes",
+        "performance": sentence,
+        "same_prompts": "yes" if same_prompts else "no",
         "main_span": main_spans.pop() if len(main_spans) == 1 else "",
         "notes": "\n".join([*lines, *dict.fromkeys(shapes)]),
         **{f"version_{name}": number for name, number in versions().items()},

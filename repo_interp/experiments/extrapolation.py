@@ -77,7 +77,7 @@ from repo_interp.side_by_side import batches
 from repo_interp.store import NOT_KEPT, Store
 from repo_interp.tasks import Prompt, Response
 from repo_interp.tasks.task import Scoring
-from repo_interp.values import Count, Seed, Tokens, TokensOrNone
+from repo_interp.values import Count, CountOrNone, Seed, Tokens, TokensOrNone
 
 REFERENCE_POINTS = 2000
 """Reference outputs that are kept for drawing, evenly spaced; the plane is made from all."""
@@ -263,6 +263,16 @@ def output_traces(
     return group.assign_attrs(layer=layer, window=window, method=method, length=tokens)
 
 
+def _of_layers(traces: Sequence[xr.Dataset]) -> xr.Dataset:
+    """Join traces along an axis `layer`; layers with shorter windows have more steps."""
+    stated = [
+        one.assign_coords({name: one.attrs[name] for name in ("layer", "window")}) for one in traces
+    ]
+    return xr.concat(
+        stated, "layer", coords=["window"], join="outer", combine_attrs="drop_conflicts"
+    )
+
+
 def _run(model: PreTrainedModel, tokens: Sequence[int]) -> None:
     row = torch.tensor([tokens], device=as_decoder(model).device)
     decode(model, row, torch.ones_like(row, dtype=torch.bool))
@@ -296,8 +306,8 @@ class Extrapolation(Experiment):
     """Last tokens of a prompt that are judged; 0: a quarter of the training length."""
     global_tokens: Tokens = GLOBAL_TOKENS
     """First tokens that LM-Infinite always shows."""
-    traced_layer: Annotated[int, Interval(ge=-1, le=1_000_000)] = -1
-    """Layer whose outputs are traced over sliding windows; -1: the middle one."""
+    traced_layers: tuple[CountOrNone, ...] = ()
+    """Layers whose outputs are traced over sliding windows; empty: the middle one."""
     traced_queries: Count = 4
     """Queries beyond the training length whose outputs are traced."""
     seed: Seed = 0
@@ -327,7 +337,8 @@ class Extrapolation(Experiment):
                 f"extrapolation by {wrong[0]!r}: this model's positions allow {', '.join(allowed)}"
             )
         layers = list(as_decoder(model).by_layer)
-        attentions_of(model, [] if self.traced_layer == -1 else [self.traced_layer])
+        attentions_of(model, self.traced_layers)
+        chosen = sorted(set(self.traced_layers)) or [layers[len(layers) // 2]]
         judge, by_length = prompts_by_length(
             scoring, prompts, training_length, self.lengths, self.sequences, self.seed
         )
@@ -342,23 +353,28 @@ class Extrapolation(Experiment):
                 self.name: self.measured(model, judge, by_length, first, size, progress, store)
             }
             if traced:
-                groups["output_traces"] = output_traces(
-                    model,
-                    [prompt for prompt in by_length[first] if len(prompt.tokens) == first],
-                    max(by_length[last], key=lambda prompt: len(prompt.tokens)),
-                    first,
-                    layers[len(layers) // 2] if self.traced_layer < 0 else self.traced_layer,
-                    self.traced_queries,
-                    max(1, first // 8),
-                    global_tokens=self.global_tokens,
-                )
+                normal = [prompt for prompt in by_length[first] if len(prompt.tokens) == first]
+                longer = max(by_length[last], key=lambda prompt: len(prompt.tokens))
+                traces = [
+                    output_traces(
+                        model,
+                        normal,
+                        longer,
+                        first,
+                        layer,
+                        self.traced_queries,
+                        max(1, first // 8),
+                        global_tokens=self.global_tokens,
+                    )
+                    for layer in chosen
+                ]
+                groups["output_traces"] = traces[0] if len(traces) == 1 else _of_layers(traces)
             return groups
 
         passes = (
             *reference[::2],
             *half * len(self._methods(model)),
-            *(reference if traced else ()),
-            last,
+            *((*reference, last) * len(chosen) if traced else ()),
         )
         return Plan(self, passes, run)
 

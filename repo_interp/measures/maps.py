@@ -11,22 +11,21 @@ Knows nothing about the contents of a prompt.
 
 from __future__ import annotations
 
-import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
 import torch
 import xarray as xr
-from annotated_types import Interval
+from annotated_types import Interval, MinLen
 from torch import Tensor
 
-from repo_interp.errors import InputError
 from repo_interp.inputs import AttentionInputs, Spans, select_prompts
 from repo_interp.measures.fake_distance import bias_by_distance, last_queries
 from repo_interp.measures.kernels.block_means import block_size, fake_block_means, logit_block_means
 from repo_interp.measures.labels import arrays, described_group
 from repo_interp.measures.statistics import Measure, Needs, Statistics
-from repo_interp.values import shortened
+from repo_interp.values import CountOrNone, value_of
 
 _DESCRIBED = {
     "logit_map": ("mean logit over a block of queries and keys of the first prompt", "logits"),
@@ -48,7 +47,8 @@ class Maps(Measure):
     side: Annotated[int, Interval(ge=1, le=4096)] = 192
     """Most blocks per side. Coordinates of blocks are their first token, or distance."""
     heads: tuple[str, ...] = ()
-    """LAYERS:HEADS, such as "5:0-3" or "2-4:7"; none: those of the analysis.
+    """LAYERS:HEADS, such as "5:0-3" or "2-4:7", or LAYERS alone for all their heads; none: those
+    of the analysis.
 
     Where layers differ, a head that was not named is NaN.
     """
@@ -67,11 +67,11 @@ class Maps(Measure):
     @property
     def needs(self) -> Needs:
         """The heads that were named, by layer."""
-        chosen: dict[int, set[int]] = {}
-        for layers, heads in map(_layers_and_heads, self.heads):
+        heads: dict[int, Sequence[int] | None] = {}
+        for layers, some in map(_layers_and_heads, self.heads):
             for layer in layers:
-                chosen.setdefault(layer, set()).update(heads)
-        heads = {layer: sorted(chosen[layer]) for layer in sorted(chosen)}
+                before = heads.get(layer, ())
+                heads[layer] = None if some is None or before is None else sorted({*before, *some})
         return Needs(heads=heads or None, nan=tuple(_AXES))
 
     def observe(self, inputs: AttentionInputs, spans: Spans) -> Statistics:
@@ -106,21 +106,11 @@ class Maps(Measure):
         return group.assign_coords({axis: group[axis].astype("int64") for axis in _BLOCKS})
 
 
-def _layers_and_heads(text: str) -> tuple[range, range]:
-    """Return the two ranges in LAYERS:HEADS, numbers or pairs with a dash between."""
-    number = r"([0-9]{1,4})(?:-([0-9]{1,4}))?"
-    found = re.fullmatch(f"{number}:{number}", text)
-    if found is None:
-        raise InputError(
-            f"heads of maps are named LAYERS:HEADS, such as 5:0-3, not {shortened(repr(text))}"
-        )
-    layers, heads = (
-        range(int(first), int(last or first) + 1)
-        for first, last in (found.group(1, 2), found.group(3, 4))
-    )
-    if not layers or not heads:
-        raise InputError(f"heads of maps are named LAYERS:HEADS; a range in {text} runs backwards")
-    return layers, heads
+def _layers_and_heads(text: str) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
+    """Return the layers and heads in LAYERS:HEADS, numbers or ranges; None: all heads."""
+    kind = Annotated[tuple[CountOrNone, ...], MinLen(1)]
+    layers, colon, heads = text.partition(":")
+    return value_of(layers, kind, "LAYERS"), value_of(heads, kind, "HEADS") if colon else None
 
 
 def _fake_map(inputs: AttentionInputs, size: int, blocks: int) -> Tensor:

@@ -1,13 +1,16 @@
-"""Next-token predictions after tokens of the first prompt.
+"""Next-token predictions after tokens of the first prompt, and how well all prompts are predicted.
 
 The likeliest next tokens, and the probability of the token that does follow.
 
     p(v | x_0 ... x_i) = softmax_v logits_i
             of row i the `candidates` largest, their tokens v, and p(x_{i+1})
+    log p of the answer = mean of log p(x_{i+1} | x_0 ... x_i) over its tokens x_{i+1}
+    loss                = mean of -log p over tokens, of a prompt without an answer
 
-Rows are those of `attention_rows`: all tokens of the prompt where these are no more than `rows`,
-else those of its spans first. From the hidden states of the forward pass that everything else is
-measured in, in parts of `_ROWS` rows. Knows no tokenizer: texts of tokens are added by who does.
+Rows of the first prompt are those of `attention_rows`: all tokens where these are no more than
+`rows`, else those of its spans first. The loss is over all tokens too, or `rows` of them, evenly
+spread. From the hidden states of the forward pass that everything else is measured in, in parts of
+`_ROWS` rows. Knows no tokenizer: texts of tokens are added by who does.
 """
 
 from __future__ import annotations
@@ -40,7 +43,12 @@ _TEXTS = {
         "tokens that are likelier than the one that does follow; -1 after the last",
         "tokens",
     ),
+    "answer_log_probability": ("log-probability of the answer, mean over its tokens", "nat"),
+    "answer_is_likeliest": ("1 where every token of the answer is the likeliest one", "1"),
+    "loss": ("mean of -log p of a text without an answer", "nat"),
 }
+_SCORES = ("answer_log_probability", "answer_is_likeliest", "loss")
+"""Variables of every prompt."""
 
 
 @dataclass(frozen=True)
@@ -58,15 +66,38 @@ class NextTokens(Measure, needs=Needs(tensors=(), predictions=True, documents=Tr
         return Statistics()
 
     def observe_predictions(self, predictions: Predictions, spans: Spans) -> Statistics:
-        """Return tokens and probabilities [token, rank], and those of the following token [token].
+        """Return how well every prompt is predicted, and predictions after tokens of the first one.
 
-        Of the first prompt; nothing where it is in another batch.
+        Scores have the axis [prompt]; predictions [token, rank], or [token] of the next token.
         """
-        first = predictions.row_of_first_prompt
-        if first is None:
-            return Statistics()
-        tokens, valid = predictions.tokens[first], predictions.valid[first]
-        rows = rows_of_interest(valid, spans, first, self.rows)
+        first, of_first, scores = predictions.row_of_first_prompt, Arrays(), []
+        for row, valid in enumerate(predictions.valid):
+            asked = valid.new_zeros(0).long()
+            if "generated" in spans:  # a token is predicted after the one before it
+                asked = (spans["generated"][row] & valid)[1:].nonzero()[:, 0]
+            is_text = not len(asked)
+            if is_text:
+                asked = rows_of_interest(valid, {}, row, self.rows)
+            kept = rows_of_interest(valid, spans, row, self.rows) if row == first else asked[:0]
+            rows = torch.cat([kept, asked]).unique()
+            found = self._read(predictions, row, rows)
+            rows, asked, kept = rows.cpu(), asked.cpu(), kept.cpu()
+            if row == first:
+                of_first = _of_first_prompt(rows, found, torch.isin(rows, kept))
+            known = torch.isin(rows, asked) & (found[3] >= 0)
+            mean = found[2][known].mean() if known.any() else float("nan")
+            right = float((found[3][known] == 0).all())
+            scores.append((np.nan, np.nan, -mean) if is_text else (mean, right, np.nan))
+        values = dict(zip(_SCORES, np.array(scores).T, strict=True))
+        labels = {"prompt": predictions.prompts.cpu().numpy()}
+        return Statistics(
+            Arrays({name: (("prompt",), array) for name, array in values.items()}, labels),
+            first_prompt=of_first,
+        )
+
+    def _read(self, predictions: Predictions, row: int, rows: torch.Tensor) -> list[torch.Tensor]:
+        """Return `_of_rows` of some tokens of a prompt."""
+        tokens, valid = predictions.tokens[row], predictions.valid[row]
         # The last token of the prompt has no successor.
         following = torch.where(
             rows + 1 < int(valid.nonzero()[-1]) + 1,
@@ -75,33 +106,37 @@ class NextTokens(Measure, needs=Needs(tensors=(), predictions=True, documents=Tr
         )
         count = min(self.candidates, predictions.vocabulary)
         parts = [
-            _of_rows(predictions.logits(first, some), after, count)
+            _of_rows(predictions.logits(row, some), after, count)
             for some, after in zip(rows.split(_ROWS), following.split(_ROWS), strict=True)
         ]
-        probability, token, actual, place = (
-            torch.cat(part).cpu() for part in zip(*parts, strict=True)
-        )
-        both, one = ("token", "rank"), ("token",)
-        values = {
-            "probability": (both, probability.float().numpy()),
-            "next_token": (both, token.int().numpy()),
-            "probability_of_next": (one, actual.float().numpy()),
-            "rank_of_next": (one, place.int().numpy()),
-        }
-        return Statistics(
-            first_prompt=Arrays(values, {"token": rows.cpu().numpy(), "rank": np.arange(count)})
-        )
+        return [torch.cat(part).cpu() for part in zip(*parts, strict=True)]
 
     def conclude(self, statistics: Statistics) -> xr.Dataset:
         """The group `predictions` of a run."""
-        return described_group(statistics.first_prompt, _TEXTS)
+        scores = statistics.per_prompt.data_vars.items()
+        known = {name: array for name, array in scores if array.notnull().any()}
+        return described_group(statistics.first_prompt.assign(known), _TEXTS)
+
+
+def _of_first_prompt(rows: torch.Tensor, found: list[torch.Tensor], kept: torch.Tensor) -> Arrays:
+    """Return predictions after those of `rows` that are kept."""
+    probability, token, actual, place = (part[kept] for part in found)
+    both, one = ("token", "rank"), ("token",)
+    values = {
+        "probability": (both, probability.float().numpy()),
+        "next_token": (both, token.int().numpy()),
+        "probability_of_next": (one, actual.exp().float().numpy()),
+        "rank_of_next": (one, place.int().numpy()),
+    }
+    labels = {"token": rows[kept].numpy(), "rank": np.arange(probability.shape[1])}
+    return Arrays(values, labels)
 
 
 def _of_rows(logits: torch.Tensor, following: torch.Tensor, count: int) -> tuple[torch.Tensor, ...]:
-    """Return top probabilities and tokens, and probability and rank of the following tokens."""
+    """Return top probabilities and tokens, and log-probability and rank of the following tokens."""
     logarithms = torch.log_softmax(logits.double(), dim=-1)
     largest, tokens = logarithms.topk(count, dim=-1)
     known = following >= 0
     actual = logarithms.gather(-1, following.clamp_min(0)[:, None])
     place = (logarithms > actual).sum(-1).masked_fill(~known, -1)
-    return largest.exp(), tokens, actual[:, 0].exp().masked_fill(~known, float("nan")), place
+    return largest.exp(), tokens, actual[:, 0].masked_fill(~known, float("nan")), place

@@ -88,9 +88,9 @@ class Needs:
     """Tokens that a prompt needs; checked before the first forward pass."""
     schemes: tuple[str, ...] = ()
     """Schemes of layers that the measure is about; empty: any."""
-    heads: Mapping[int, Sequence[int]] | None = None
-    """Heads that it measures, by layer, whatever heads the others measure; None: those of the
-    analysis.
+    heads: Mapping[int, Sequence[int] | None] | None = None
+    """Heads that it measures, by layer (None: all), whatever heads the others measure; None: those
+    of the analysis.
     """
     tensors: tuple[str, ...] = TENSORS
     """Which tensors of the attention inputs it reads: where one of them is not finite, the measure

@@ -19,7 +19,7 @@ import numpy as np
 import xarray as xr
 
 from repo_interp.errors import InputError
-from repo_interp.intervals import half_interval
+from repo_interp.intervals import paired_difference, same_prompts
 from repo_interp.plots.marks import (
     LEARNED_SCHEMES,
     Cell,
@@ -125,7 +125,11 @@ def _table(tree: xr.DataTree, group: str, title: str, view: View) -> Table:
     """The variables of a group as rows, runs as columns."""
     dataset, runs = tree[group].to_dataset(), runs_of(tree)
     shown, pair = spread(runs.names, MOST), len(runs.names) == 2
-    paired = _same_prompts(tree, dataset) if pair else xr.DataArray(False)
+    paired = (
+        same_prompts(dataset, tree.attrs.get("same_prompts") == "yes")
+        if pair
+        else xr.DataArray(False)
+    )
     numbers = {
         name: array
         for name, array in dataset.data_vars.items()
@@ -162,9 +166,10 @@ def _table(tree: xr.DataTree, group: str, title: str, view: View) -> Table:
             means = values.mean([dim for dim in values.dims if dim != "run"])
             if means.notnull().any():
                 alike = bool((paired.sel({axis: label}) if axis in paired.dims else paired).all())
-                difference = (
-                    _difference(values, alike) if pair and not given else (None,) * (2 * pair)
-                )
+                difference = (None,) * (2 * pair)
+                if pair and not given:
+                    change, reach = paired_difference(values, alike)
+                    difference = *cells([change]), reach
                 words = unit_label(name, array) + scheme
                 rows.append((words, label or "", *cells(means.sel(run=shown).values), *difference))
     named = any(row[1] for row in rows)
@@ -217,33 +222,6 @@ def _is_same(array: xr.DataArray) -> bool:
     """Whether every run has the same values."""
     values = array.transpose("run", ...).values
     return np.array_equal(*np.broadcast_arrays(values, values[:1]), equal_nan=True)
-
-
-def _same_prompts(tree: xr.DataTree, dataset: xr.Dataset) -> xr.DataArray:
-    """Tell whether both runs saw the same prompts, by test set where the measure has some."""
-    if "prompts_digest" not in dataset:
-        return xr.DataArray(
-            "test_set" not in dataset.dims and tree.attrs.get("same_prompts") == "yes"
-        )
-    first, second = dataset["prompts_digest"].values
-    return xr.DataArray(
-        (first == second) & (first != ""), {"test_set": dataset["test_set"]}, ("test_set",)
-    )
-
-
-def _difference(values: xr.DataArray, paired: bool) -> tuple[Cell, Cell]:
-    """Subtract the first run from the second, with half of the 95 % interval over prompts.
-
-    Only values that both have count; of different prompts the means are subtracted.
-    """
-    # Prompts of the runs do not correspond, so only their means can be subtracted.
-    if not paired and "prompt" in values.dims:
-        values = values.mean("prompt")
-    change = values.isel(run=1, drop=True) - values.isel(run=0, drop=True)
-    by_prompt = change.mean([dim for dim in change.dims if dim != "prompt"]).values
-    known = by_prompt[np.isfinite(by_prompt)]
-    reach = float(half_interval(known)) if known.size > 1 else None
-    return cells([change.mean()])[0], reach
 
 
 def _note(

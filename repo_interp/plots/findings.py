@@ -6,7 +6,7 @@ token.
     finding = sentence + evidence (the numbers, the threshold and the null) + where to look        `View.findings` gives those of one group
 
 `findings` orders those of all views of a run by `weight` and keeps a few of every group, so that no
-group hides another.
+group hides another. Those of a comparison begin with how well the runs do their task.
 """
 
 from __future__ import annotations
@@ -16,12 +16,16 @@ from itertools import count
 import xarray as xr
 
 from repo_interp.plots.catalogue import views_of
-from repo_interp.plots.marks import Finding
+from repo_interp.plots.marks import Finding, has_runs
 
 MOST = 8
 """Findings of a run."""
 MOST_OF_GROUP = 4
 """Findings of one group, while other groups have some."""
+_OPENING = (
+    "read the differences below with this in mind: heads of a model that fails at the task may "
+    "differ because it fails"
+)
 
 
 def findings(run: xr.DataTree, most: int = MOST) -> list[Finding]:
@@ -36,12 +40,19 @@ def findings(run: xr.DataTree, most: int = MOST) -> list[Finding]:
     Returns:
         At most `most` findings.
     """
+    opening = []
+    if has_runs(run) and "performance" in run.attrs:
+        group = "predictions" if "predictions" in run.children else next(iter(run.children))
+        opening = [Finding(str(run.attrs["performance"]), _OPENING, 1, group)]
     ranked: list[tuple[bool, float, int, Finding]] = []
     order = count()
     for view in views_of(run):
+        if opening and view.group == opening[0].group == "predictions":
+            continue  # the opening says it
         given = sorted(view.findings(run), key=lambda finding: -finding.weight)
         ranked += [
             (place >= MOST_OF_GROUP, -finding.weight, next(order), finding)
             for place, finding in enumerate(given)
         ]
-    return [finding for *_, finding in sorted(ranked, key=lambda entry: entry[:3])[:most]]
+    rest = [finding for *_, finding in sorted(ranked, key=lambda entry: entry[:3])]
+    return [*opening, *rest][:most]

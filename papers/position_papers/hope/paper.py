@@ -48,8 +48,7 @@ PAPER = Paper(
         "language_count": 12,
     },
     read_items(Path(__file__).with_name("items.csv")),
-    terms="L: training length. VAF: share of the variance of the mean logit by distance that a "
-    "rotary component accounts for; components with a "
-    "frequency theta in (pi/L, 2 pi/L) are the activated ones. AB1, AB2: HoPE that replaces "
-    "the activated, the low components alone.",
+    terms="L: training length. VAF: share of the variance of the mean logit by distance due to a "
+    "rotary component; those with theta in (pi/L, 2 pi/L) are activated. AB1, AB2: "
+    "HoPE that replaces the activated, the low ones alone.",
 )

@@ -31,7 +31,7 @@ PAPER = Paper(
         "reach": 2,
     },
     items=read_items(Path(__file__).with_name("items.csv")),
-    terms="r: correlation of the logits with what is fitted to them. LM-Infinite: distances "
-    "capped at L; plain: without. P7 holds where the KL with LM-Infinite, however large, is at most "
-    f"{SHARE_OF_PLAIN:g} of the plain model's, and the perplexity is lower.",
+    terms="r: correlation of the logits with their fit. LM-Infinite: distances capped at L; "
+    "plain: without. P7 holds where the KL with LM-Infinite, however large, is at most "
+    f"{SHARE_OF_PLAIN:g} of the plain one, and the perplexity lower.",
 )

@@ -81,7 +81,7 @@ _P5 = Claim(
     "P5",
     "the closed form f + g from those components alone gives the logits",
     f"{SOURCE} theorem 2",
-    "0.959",
+    "r 0.959",
     AtLeast(CLOSED_FORM_R, 0.9),
     also=("beyond random weights",),
 )

@@ -46,9 +46,8 @@ PAPER = Paper(
     ),
     options=Options,
     items=read_items(Path(__file__).with_name("items.csv")),
-    terms="dz: difference of two positions. Chunks of 16 positions: constant, all within 0.2 "
-    "of their mean; mono, strictly rising or "
-    "falling; else hybrid.",
+    terms="dz: difference of positions. Chunks of 16 positions: constant, within 0.2 of their "
+    "mean; mono, strictly rising or falling; else hybrid.",
     fast={
         "prompts": 16,
         "score_prompts": 24,

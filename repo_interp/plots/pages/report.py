@@ -325,7 +325,7 @@ def _runs_table(comparison: xr.DataTree) -> Table:
     rows = tuple(
         (
             runs.title(name),
-            *(value if isinstance(value, int) else str(value)[:24] for value in values),
+            *(value if isinstance(value, int | float) else str(value)[:24] for value in values),
         )
         for name, *values in zip(runs.names, *columns.values(), strict=True)
     )

@@ -19,7 +19,9 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.collections import LineCollection
 from matplotlib.colors import LinearSegmentedColormap, Normalize
 
+from repo_interp.errors import InputError
 from repo_interp.plots.marks import (
+    Chart,
     CustomFigure,
     Finding,
     Lines,
@@ -54,7 +56,7 @@ TRACE_COLUMNS = 4
 
 
 @style()
-def output_traces(run: xr.DataTree) -> PaperFigure:
+def output_traces(run: xr.DataTree, layer: int | None = None) -> PaperFigure:
     """Draw attention outputs in the principal plane of training lengths (fig. 6).
 
     Outputs at training lengths are dots. A panel follows a query over a sliding window of keys and
@@ -62,14 +64,24 @@ def output_traces(run: xr.DataTree) -> PaperFigure:
 
     Args:
         run: Tree of a run, a group per measure.
+        layer: Layer to draw, where several were traced; None: the first of them.
 
     Returns:
         The figure.
 
     Raises:
-        InputError: The run has no traces.
+        InputError: The run has no traces, or none of the layer.
     """
     dataset = group(run, "output_traces")
+    if "layer" in dataset.dims:
+        layers = dataset["layer"].values.tolist()
+        layer = layers[0] if layer is None else layer
+        if layer not in layers:
+            raise InputError(
+                f"layer {layer} was not traced; these were: {', '.join(map(str, layers))}"
+            )
+        dataset = dataset.sel(layer=layer)
+        dataset = dataset.assign_attrs(layer=layer, window=int(dataset["window"]))
     points = dataset["pca_reference"].transpose("point", "axis").values
     traces = dataset["pca_trace"].transpose("trace", "step", "axis")
     shares, outside = 100 * dataset["pca_share"].values, 100 * dataset["trace_outside"].values
@@ -89,7 +101,7 @@ def output_traces(run: xr.DataTree) -> PaperFigure:
             gid="reference",
             rasterized=True,
         )
-        line = trace.values
+        line = trace.dropna("step").values
         look: dict[str, Any] = {
             "cmap": shades,
             "norm": steps,
@@ -97,7 +109,7 @@ def output_traces(run: xr.DataTree) -> PaperFigure:
             "gid": f"trace {int(trace['trace'])}",
         }
         ax.add_collection(
-            LineCollection(list(pairwise(line)), array=traces["step"].values[1:], **look)
+            LineCollection(list(pairwise(line)), array=traces["step"].values[1 : len(line)], **look)
         )
         ax.plot(
             *line[0],
@@ -267,11 +279,18 @@ def _trace_lead(run: xr.DataTree) -> str:
     )
 
 
+def _trace_charts(run: xr.DataTree) -> list[Chart]:
+    traces = group(run, "output_traces")
+    several = traces["layer"].values.tolist() if "layer" in traces.dims else []
+    names = {f"output_traces_layer_{layer}": layer for layer in several} or {"output_traces": None}
+    return [CustomFigure(name, partial(output_traces, run, layer)) for name, layer in names.items()]
+
+
 OUTPUT_TRACES = View(
     "output_traces",
     "Attention outputs over sliding windows",
     _trace_lead,
-    lambda run: (CustomFigure("output_traces", partial(output_traces, run)),),
+    _trace_charts,
     tables=lambda run: (_trace_table(run),),
     compared=("trace_outside",),
     not_averaged=("pca_reference", "pca_trace", "pca_share"),

@@ -1,6 +1,6 @@
 """Probabilities of the tokens of the first prompt, and the likeliest next tokens.
 
-Group `predictions` of a run.
+Group `predictions` of a run. How well all prompts are predicted stands in the note of the table.
 
     p(x_{i+1} | x_0 ... x_i) against i + 1        the token that follows token i, if the run kept it
 
@@ -24,7 +24,9 @@ from repo_interp.plots.marks import (
     alone,
     first_prompt,
     group,
+    number,
     ordered_spans,
+    over,
     percent,
 )
 from repo_interp.plots.view import View
@@ -67,6 +69,10 @@ def prediction_table(run: xr.DataTree) -> Table:
             )
     title = "What the model expects: tokens of the first prompt, given those before them"
     note = "likeliest: tokens of the span that the model held to be the likeliest next ones."
+    for name in ("answer_log_probability", "answer_is_likeliest", "loss"):
+        if name in predictions:
+            array = predictions[name]
+            note += f" {array.attrs['long_name'].capitalize()}, {over(array)}: {number(float(array.mean()))}."
     return Table(
         "predictions",
         title,

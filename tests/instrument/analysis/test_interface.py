@@ -276,6 +276,22 @@ def test_a_table_has_one_row_per_head(niah, task_prompts):
     mass = run["attention_mass"]["mass"].sel(span="needle", layer=2, head=1)
     row = table[(table["layer"] == 2) & (table["head"] == 1)].iloc[0]
     assert row["attention_mass.mass[needle]"] == pytest.approx(float(mass.mean()))
+    octaves = run["octaves"]["mass"].sel(octave=4, layer=2, head=1)
+    assert row["octaves.mass[4]"] == pytest.approx(float(octaves.mean()))
+    assert "positions.position (token)" in table.attrs["left_out"]
+    numbers = xr.DataArray(
+        np.arange(2 * 2 * 2 * 16.0).reshape(2, 2, 2, 16),
+        dims=("layer", "head", "name", "component"),
+        coords={"name": ["a", "b"]},
+    )
+    long = numbers.rename(component="pair").pad(pair=(0, 1))
+    few = numbers[..., :3].rename(component="token")
+    group = xr.Dataset({"short": numbers, "long": long, "few": few})
+    table = ri.head_table(xr.DataTree.from_dict({"/m": group}))
+    expected = [f"m.short[{name},{number}]" for name in "ab" for number in range(16)]
+    assert table.columns.tolist() == ["layer", "head", *expected]
+    np.testing.assert_array_equal(table[expected], numbers.values.reshape(4, 32))
+    assert table.attrs["left_out"] == ["m.long (pair)", "m.few (token)"]
     assert len(ri.head_table(ri.analyze(niah, task_prompts, layers=[1], heads=[0, 3]))) == 2
     with refused("no numbers per head"):
         ri.head_table(ri.score(niah, count=4))

@@ -218,7 +218,13 @@ def test_an_experiment_stopped_in_the_middle_leaves_the_model_as_it_was_and_goes
 
 @pytest.mark.filterwarnings("ignore:most of extrapolation.kl is noise")
 @pytest.mark.parametrize(
-    "asked", [SMALL, Extrapolation(sequences=4), Extrapolation(("lm_infinite",), sequences=4)]
+    "asked",
+    [
+        SMALL,
+        Extrapolation(sequences=4),
+        Extrapolation(("lm_infinite",), sequences=4),
+        Extrapolation(("lm_infinite",), sequences=4, traced_layers=(1, 0)),
+    ],
 )
 def test_the_passes_that_are_said_are_those_that_are_made(asked, bridge):
     (plan,) = planned(bridge, TASK.prompts(5), (asked,), TASK)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 import xarray as xr
+from drawn import texts
 from families import TOKENS, repositioned, tiny
 from numpy.testing import assert_allclose
 from refusals import refused
@@ -30,7 +31,11 @@ from repo_interp.interventions import extension, interpolated, lm_infinite, yarn
 from repo_interp.interventions.extension import extended
 from repo_interp.models.decoder import as_decoder
 from repo_interp.models.outputs import attention_outputs, layer_tensors, outputs_over_windows
+from repo_interp.plots.catalogue import figures_of, tables
 from repo_interp.plots.views.extrapolation import extrapolation_table
+from repo_interp.plots.views.extrapolation import output_traces as drawn_traces
+from repo_interp.run import make_run
+from repo_interp.store import NOT_KEPT
 from repo_interp.tasks import Prompt, make_task
 
 
@@ -378,6 +383,36 @@ def test_outputs_are_traced_over_the_layers_own_window():
         atol=1e-5,
         rtol=1e-4,
     )
+
+
+@pytest.mark.filterwarnings("ignore:most of extrapolation.kl is noise")
+def test_several_layers_are_traced_as_each_alone_and_have_a_figure_each():
+    model = ri.reposition(tiny("gemma2"), "rope")  # layer 1 has no window
+    rows = torch.randint(3, 64, (8, 40), generator=torch.Generator().manual_seed(0)).tolist()
+    prompts = [Prompt(tuple(row)) for row in rows]
+
+    def traced(*layers):
+        asked = Extrapolation(("lm_infinite",), (40,), 4, traced_layers=layers)
+        plan = asked.plan(model, scoring_of(prompts), prompts, 16)
+        return plan.run(2, NOT_KEPT, None)["output_traces"]
+
+    both = traced(2, 1)
+    assert both["window"].values.tolist() == [16, 8] and both["layer"].values.tolist() == [1, 2]
+    for layer in (1, 2):
+        alone = traced(layer)
+        steps = both.sel(layer=layer, step=alone["step"])
+        assert alone.attrs["layer"] == layer and alone["pca_trace"].notnull().all()
+        assert_allclose(steps["pca_trace"], alone["pca_trace"], rtol=1e-5)
+        assert_allclose(steps["trace_outside"], alone["trace_outside"])
+    run = make_run({"output_traces": both}, {})
+    figures = {one.name: one.figure for one in figures_of(run)}
+    assert list(figures) == ["output_traces_layer_1", "output_traces_layer_2"]
+    for name, window in zip(figures, (16, 8), strict=True):
+        assert f"Layer {name[-1]}, windows of {window} keys" in " ".join(texts(figures[name]))
+    assert drawn_traces(run, layer=2) is not None
+    with refused("layer 0 was not traced; these were: 1, 2"):
+        drawn_traces(run, layer=0)
+    assert {row[0] for row in tables(run)[0].rows} == {1, 2}
 
 
 def test_lm_infinite_refuses_padding_on_the_left():

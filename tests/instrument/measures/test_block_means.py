@@ -144,5 +144,22 @@ def test_maps_of_heads_that_are_not_there_are_refused(given, said):
     bridge = ri.bridge(ri.reposition(tiny("qwen3"), "repo"))
     with refused(re.escape(said)):
         ri.analyze(bridge, [Prompt(tokens=(1, 2, 3, 4))], measures=(Maps(**given),))
-    with refused("LAYERS:HEADS, such as 5:0-3, not '5'"):
-        Maps(heads=("5",))
+    with refused("HEADS=: wanted whole numbers from 0 to 1,000,000"):
+        Maps(heads=("5:",))
+
+
+def test_layers_without_heads_keep_all_their_heads():
+    assert Maps(heads=("1-2:3", "10-13", "24", "24:1")).needs.heads == {
+        1: [3],
+        2: [3],
+        **dict.fromkeys((10, 11, 12, 13, 24)),
+    }
+    bridge = ri.bridge(ri.reposition(tiny("qwen3"), "repo"))
+    prompts = [Prompt(tokens=tuple(range(3, 40)))]
+    whole = ri.analyze(bridge, prompts, measures=("maps",))["maps"]["logit_map"]
+    asked = (Maps(heads=("0-1", "2:1")), "positions")
+    some = ri.analyze(bridge, prompts, measures=asked, heads=(0,))["maps"]["logit_map"]
+    assert_allclose(some.sel(layer=[0, 1]), whole.sel(layer=[0, 1]), rtol=1e-6)
+    assert some.sel(layer=2).notnull().any(("query_block", "key_block")).values.tolist() == [
+        head == 1 for head in range(4)
+    ]

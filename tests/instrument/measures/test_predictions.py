@@ -1,5 +1,5 @@
-"""What the model expects next: the softmax of its own logits, of the first prompt alone, from the
-pass that everything is measured in.
+"""What the model expects next: the softmax of its own logits, from the pass that everything is
+measured in; of the first prompt by token, of the answers and texts of all prompts their means.
 """
 
 import numpy as np
@@ -58,6 +58,7 @@ def test_long_prompts_keep_the_tokens_of_their_spans_first(bridge):
     assert {4, 5, 15} <= set(group["token"].values.tolist()) and group.sizes == {
         "token": 6,
         "rank": 64,
+        "prompt": 3,
     }
     assert group["probability"].sum("rank").values == pytest.approx(1)
 
@@ -85,3 +86,39 @@ def test_texts_stand_beside_tokens_and_spans_in_the_table():
     )
     assert {table.name for table in tables(run)} == {"predictions"}
     assert [one.name for one in figures_of(run)] == ["predictions"]
+
+
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_answers_of_all_prompts_and_texts_are_scored(bridge, batch_size):
+    given = prompts()
+    given[1] = Prompt(given[1].tokens, generated=(0, 15, 16, 17))  # nothing precedes token 0
+    given[2] = Prompt(given[2].tokens)
+    with torch.no_grad():
+        logs = [
+            torch.log_softmax(bridge(torch.tensor([prompt.tokens]))[0].double(), -1)
+            for prompt in given
+        ]
+    given[0] = Prompt(
+        (*given[0].tokens[:19], int(logs[0][18].argmax())), {"needle": (4, 5)}, generated=(19,)
+    )
+    group = ri.analyze(bridge, given, ("predictions",), batch_size=batch_size)["predictions"]
+
+    def mean(number, places):
+        return np.mean([float(logs[number][i - 1, given[number].tokens[i]]) for i in places])
+
+    answers = [mean(0, [19]), mean(1, [15, 16, 17]), np.nan]
+    assert_allclose(group["answer_log_probability"], answers, rtol=1e-4)
+    assert_array_equal(group["answer_is_likeliest"], [1, 0, np.nan])
+    assert_allclose(group["loss"], [np.nan, np.nan, -mean(2, range(1, 18))], rtol=1e-4)
+
+
+def test_the_loss_of_a_long_text_is_over_rows_evenly_spread(bridge):
+    text = Prompt(prompts(1)[0].tokens, {"needle": (4, 5, 6)})
+    group = ri.analyze(bridge, [text], [NextTokens(rows=5)])["predictions"]
+    with torch.no_grad():
+        logs = torch.log_softmax(bridge(torch.tensor([text.tokens]))[0].double(), -1)
+    spread = [0, 5, 10, 14]  # and 19, which has no successor
+    expected = -np.mean([float(logs[i, text.tokens[i + 1]]) for i in spread])
+    assert_allclose(group["loss"], [expected], rtol=1e-4)
+    assert {4, 5, 6} <= set(group["token"].values.tolist())
+    assert "answer_log_probability" not in group

@@ -105,13 +105,76 @@ def test_a_difference_beyond_its_interval_is_a_finding_and_one_within_is_none():
         reach = stats.t.ppf(0.975, 2) * changed.std(ddof=1) / 3**0.5
         assert (abs(changed.mean()) > reach) == expected
         found = ri.findings(compared)
-        assert len(found) == expected
-        for finding in found:
+        assert len(found) == 1 + expected
+        for finding in found[1:]:
             assert finding.sentence == "Three axis: r is higher in b/x (6.60) than in a/x (5.60)"
             assert f"{1 - reach:.3f} to {1 + reach:.2f}; 1 of 1 differences" in finding.evidence
     # of other prompts the means are subtracted, without an interval
     other = run("b/x", shift=1.0, prompts="others")
-    assert ri.findings(ri.compare([first, other])) == []
+    assert len(ri.findings(ri.compare([first, other]))) == 1
+
+
+def predicted(checkpoint, **given):
+    """A run that is predicted so well: variables [prompt]."""
+    group = xr.Dataset(
+        {name: ("prompt", np.array(values), {"units": "1"}) for name, values in given.items()},
+        {"prompt": np.arange(len(next(iter(given.values()))))},
+    )
+    tree = run(checkpoint)
+    tree["predictions"] = group
+    return tree
+
+
+def test_a_comparison_opens_with_how_well_the_models_do_the_task():
+    """The interval of the paired differences -2, -3, -4 is -3 +- t(2) / sqrt(3), in closed form."""
+    good = predicted(
+        "a/x", answer_log_probability=[-1.0, -1.0, -1.0], answer_is_likeliest=[1, 1, 1.0]
+    )
+    bad = predicted(
+        "b/x", answer_log_probability=[-3.0, -4.0, -5.0], answer_is_likeliest=[1, 0, 0.0]
+    )
+    compared = ri.compare([good, bad])
+    reach = stats.t.ppf(0.975, 2) / 3**0.5
+    log_p = compared["answer_log_probability"]
+    np.testing.assert_array_equal(log_p, [-1, -4])
+    assert (log_p.attrs["difference"], log_p.attrs["prompts"]) == (-3, 3)
+    assert log_p.attrs["half_interval"] == pytest.approx(reach)
+    first, *others = ri.findings(compared)
+    assert (
+        first.sentence
+        == compared.attrs["performance"]
+        == (
+            "How well a/x and b/x do the task: log p of the answer (nats per token) -1 and -4 "
+            f"(difference -3 ± {reach:.2g}, 95 % interval over 3 prompts, paired); share of prompts "
+            "whose answer is the likeliest one 1 and 0.333 (difference -0.667 ± 1.4, 95 % interval "
+            "over 3 prompts, paired); b/x fails most prompts"
+        )
+    )
+    assert not any("nswer" in finding.sentence for finding in others)
+    rows = {row[0]: row for table in tables(compared) for row in table.rows}
+    assert rows["answer log probability"][1:] == (-1, -4, -3, pytest.approx(reach))
+    bad.attrs["prompts_digest"] = "others"  # of other prompts there is no interval
+    assert "-1 and -4 (difference -3);" in ri.compare([good, bad]).attrs["performance"]
+
+
+def test_it_opens_with_losses_scores_or_what_would_tell():
+    texts = [
+        predicted(name, loss=[2.0, 2.5 + shift]) for shift, name in enumerate(("a/x", "b/x", "c/x"))
+    ]
+    said = ri.compare(texts).attrs["performance"]
+    assert (
+        said
+        == "How well a/x and b/x and c/x do the task: loss (nats per token) 2.25 and 2.75 and 3.25"
+    )
+    many = [predicted(f"{number}/x", loss=[float(number)]) for number in range(8)]
+    assert (
+        "0/x and 7/x do the task: loss (nats per token) 0 and 7"
+        in ri.compare(many).attrs["performance"]
+    )
+    compared = ri.compare([scored("a/x", "1"), scored("b/x", "2", 0.25)])
+    assert "exact match 0.375 and 0.188 (difference -0.188)" in compared.attrs["performance"]
+    compared = ri.compare([run("a/x"), run("b/x")])
+    assert "predictions among the measures" in ri.findings(compared)[0].sentence
 
 
 def test_labels_align_where_places_do_not_and_what_is_lacking_is_empty_and_said():

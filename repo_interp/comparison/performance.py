@@ -1,0 +1,104 @@
+"""How well the compared models do the task: the sentence that a comparison opens with.
+
+    prompts with an answer   log p of the answer, mean over its tokens, and the share of prompts
+                             whose answer is the likeliest one
+    plain text               loss, mean of -log p
+    scores                   the score of the task
+
+From the first of these groups that two runs have, mean over prompts; of two runs with the
+difference and its 95 % interval, paired where both saw the same prompts. Knows what the groups
+mean that are named here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import xarray as xr
+
+from repo_interp.intervals import paired_difference, same_prompts
+
+_ANSWER = "log p of the answer (nats per token)"
+_SOURCES: tuple[tuple[str, dict[str, str]], ...] = (
+    (
+        "predictions",
+        {
+            "answer_log_probability": _ANSWER,
+            "answer_is_likeliest": "share of prompts whose answer is the likeliest one",
+        },
+    ),
+    ("predictions", {"loss": "loss (nats per token)"}),
+    ("effects", {"clean_log_probability": _ANSWER, "clean_score": "{metric}"}),
+    ("scores", {"score": "{metric}"}),
+)
+"""Groups of a run, and their variables in words; `metric` is an attribute of the group."""
+_UNKNOWN = (
+    "How well these models do the task is not known: no two of the runs hold predictions of all "
+    "prompts; analyze them again with predictions among the measures, as it is by default"
+)
+_MOST = 6
+"""Runs that are named; of more the first and the last."""
+_FAILS = 0.5
+"""Share of right answers below which a model fails most prompts."""
+
+
+def performance(
+    measures: Mapping[str, xr.Dataset], alike: bool
+) -> tuple[str, dict[str, xr.DataArray]]:
+    """Say how well runs do their task.
+
+    Args:
+        measures: Joined groups of a comparison.
+        alike: Whether all runs saw the same prompts.
+
+    Returns:
+        A sentence; and means [run] by variable, of two runs with the attributes `difference`
+        (second less first) and, where it is known, `half_interval` (95 %, paired).
+    """
+    for group, words in _SOURCES:
+        dataset = measures.get(group, xr.Dataset())
+        means = {name: _mean(dataset, name, alike) for name in words if name in dataset}
+        if means:
+            metric = dataset.attrs.get("metric", "score")
+            said = [
+                f"{words[name].format(metric=metric)} {_said(mean)}" for name, mean in means.items()
+            ]
+            said += _failing(means["answer_is_likeliest"]) if "answer_is_likeliest" in means else []
+            runs = " and ".join(_shown(dataset["run"]).values)
+            return f"How well {runs} do the task: {'; '.join(said)}", means
+    return _UNKNOWN, {}
+
+
+def _mean(dataset: xr.Dataset, name: str, alike: bool) -> xr.DataArray:
+    """Mean of every run, with the difference of two."""
+    values = dataset[name]
+    mean = values.mean([dim for dim in values.dims if dim != "run"], keep_attrs=True)
+    if mean.size == 2:
+        paired = bool(same_prompts(dataset, alike).all())
+        difference, reach = paired_difference(values, paired)
+        mean.attrs |= {"difference": difference}
+        if reach is not None:
+            mean.attrs |= {"half_interval": reach, "prompts": values.sizes["prompt"]}
+    return mean
+
+
+def _shown(by_run: xr.DataArray) -> xr.DataArray:
+    return by_run if by_run.size <= _MOST else by_run[[0, -1]]
+
+
+def _said(mean: xr.DataArray) -> str:
+    """Write "-0.1 and -3 (difference -2.9 ± 0.2, 95 % interval over 20 prompts, paired)"."""
+    text = " and ".join(f"{value:.3g}" for value in _shown(mean).values)
+    if "difference" in mean.attrs:
+        text += f" (difference {mean.attrs['difference']:.3g}"
+        if reach := mean.attrs.get("half_interval"):
+            text += f" ± {reach:.2g}, 95 % interval over {mean.attrs['prompts']} prompts, paired"
+        text += ")"
+    return text
+
+
+def _failing(right: xr.DataArray) -> list[str]:
+    """Name or count the runs that fail most prompts."""
+    runs = right["run"].values[right.values < _FAILS].tolist()
+    named = ", ".join(runs) if len(runs) <= _MOST else f"{len(runs)} of {right.size} runs"
+    return [f"{named} fail{'s' if len(runs) == 1 else ''} most prompts"] if runs else []
