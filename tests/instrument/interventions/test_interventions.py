@@ -103,11 +103,9 @@ def twin(model, layout):
     return ri.reposition(deepcopy(model), layout).eval()
 
 
-@pytest.mark.parametrize(
-    "where", [{"layer": 1}, {"heads": [(0, 1), (1, 0), (1, 1)], "tokens": SPAN}]
-)
 @pytest.mark.parametrize("case", CASES)
-def test_the_model_is_as_before_to_the_last_bit(case, where, model):
+def test_the_model_is_as_before_to_the_last_bit(case, model):
+    where = {"heads": [(0, 1), (1, 0), (1, 1)], "tokens": SPAN}
     before, plain = hooks_of(model), logits(model)
     changed = logits(model, CASES[case](model, **where))
     assert changed.isfinite().all() and hooks_of(model) == before
