@@ -820,6 +820,22 @@ def test_a_model_that_reads_text_is_asked_to_reverse_words_and_says_nothing_of_m
     assert len(figure.figure.axes) == 2 and "Of 2 layers" not in figure.caption
 
 
+def test_of_many_layers_those_that_mirror_most_are_drawn(results):
+    few = drawn(results[0], "mirror_reversal_repo").data.isel(seed=0)
+    means = few["mirror"].sel(weights="trained").mean("prompt")
+    ratio = means.sel(kind="copies") / means.sel(kind="random")
+    many = xr.concat(
+        [few, few.assign_coords(layer=few["layer"] + 10)], dim="layer", data_vars="minimal"
+    )
+    (figure,) = mirror.draw(many.assign_attrs(few.attrs))
+    best = [int(layer) for layer in ratio.sortby(ratio)["layer"].values[:2]]
+    titles = [
+        int(ax.get_title(loc="left").removeprefix("Layer ").partition(":")[0])
+        for ax in figure.figure.axes
+    ]
+    assert titles == sorted([*best, *(layer + 10 for layer in best)])
+
+
 @pytest.mark.parametrize(("followed", "verdict"), [(6, HOLDS), (2, FAILS)])
 def test_heads_that_follow_examples_count_beyond_random_weights(followed, verdict):
     chance = np.full((4, 3, 2, 5), 0.5)  # the trained model and three twins, prompts, layers, heads

@@ -28,7 +28,9 @@ from repo_interp.plots.pages.report import write_report
 from repo_interp.plots.views import three_axis as fits
 from repo_interp.plots.views.extrapolation import output_traces as traces_in_plane
 from repo_interp.plots.views.fake_distance import fake_distance_fit
+from repo_interp.plots.views.perturbation import perturbation_grid
 from repo_interp.plots.views.rotation import rotating_pairs, rotation_grid
+from repo_interp.plots.views.three_axis import fit_correlations
 from repo_interp.run import read_run, write_run
 from repo_interp.tasks import make_task
 
@@ -140,6 +142,24 @@ def test_pairs_are_arrows_with_numbers_deviations_and_arcs(run):
         assert arc.theta2 - arc.theta1 == pytest.approx(turned)
     assert {artist.get_text() for artist in starting(figure, "number")} == {"0", "1", "2", "3"}
     assert len([ax for ax in rotation_grid(run, most=5).axes if ax.get_visible()]) == 5
+
+
+def test_fits_tolerance_and_divergence_are_charts_of_their_numbers(run):
+    """Grids and lines, which test_plots_charts.py tests: of which numbers, and in which panel."""
+    for ax, name in zip(fit_correlations(run).axes, ("three_axis", "fake_distance"), strict=False):
+        np.testing.assert_allclose(ax.images[0].get_array(), run[name]["r"].mean("prompt"))
+    exact = xr.ones_like(run["fake_distance"]["r"])
+    made = xr.DataTree.from_dict({"fake_distance": xr.Dataset({"r": exact})})
+    assert "by construction" in fit_correlations(made).axes[0].get_title("left")
+    cells = run["perturbation"]["log_perplexity"].transpose("kind", "l_max", "gamma").values
+    for ax, wanted in zip(perturbation_grid(run).axes, cells, strict=False):
+        assert [text.get_text() for text in ax.texts] == [f"{each:.3f}" for each in wanted.ravel()]
+    drawn = dict(view_of("extrapolation").figures(run))
+    kl = run["extrapolation"]["kl"].sel({"method": "lm_infinite"})
+    line = artist(drawn["extrapolation_kl"], "mean LM-Infinite")
+    np.testing.assert_allclose(line.get_ydata(), kl.mean("layer"))
+    line = artist(drawn["extrapolation_kl_by_layer"], "mean LM-Infinite")
+    np.testing.assert_allclose(line.get_ydata(), kl.sel(length=64))
 
 
 def test_extrapolation_is_drawn_by_method_and_length(run):

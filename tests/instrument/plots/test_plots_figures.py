@@ -195,6 +195,19 @@ def test_ranges_are_dots_at_the_mean_over_prompts_and_the_context_is_marked(smal
     assert_allclose([part[0, 1] for part in medians], [np.median(means[5])] * 4)
 
 
+def test_sensitivity_shows_each_share_and_frames_the_choice(small):
+    figure = pattern_sensitivity(small)
+    grid = small["patterns"]["sensitivity"].transpose("pattern", "chunk_size", "epsilon").values
+    for ax, shares in zip(figure.axes, grid, strict=True):
+        assert_allclose(ax.images[0].get_array(), 100 * shares)
+        assert [text.get_text() for text in ax.texts] == [
+            f"{value:.0f}" for value in 100 * shares.ravel()
+        ]
+    assert [(frame.get_x(), frame.get_y()) for frame in starting(figure, "choice")] == [
+        (1.5, 0.5)
+    ] * 3
+
+
 def test_mass_by_span_draws_table_4_and_every_prompt(small):
     figure = mass_by_span(small)
     names = [label.get_text() for label in figure.axes[0].get_yticklabels()]

@@ -195,6 +195,15 @@ def test_largest_steps_are_those_of_tokens_in_segments():
     assert segments.largest_steps(np.full(7, 2.0), labels).size == 0
 
 
+def test_both_scores_of_every_head_stand_over_shuffled_edges(run):
+    figure = segments.segment_scores(run, "lines")
+    group = run["segments"].to_dataset().sel(kind="lines")
+    for ax, name in zip(figure.axes, ("variance_between", "boundary_f1"), strict=True):
+        expected = group[name].sel(layer=3).mean("prompt")
+        assert_allclose(artists(ax, "heads 3")[0].get_ydata(), expected[np.isfinite(expected)])
+        assert_allclose(artists(ax, "level")[0].get_ydata(), float(group[f"{name}_index"].mean()))
+
+
 def test_the_kind_that_most_prompts_have_and_the_heads_that_learn_come_first(run):
     group = run["segments"].to_dataset()
     assert segments.main_kind(group) == "sentences"
@@ -226,3 +235,13 @@ def test_tables_hold_the_means_of_the_run(run):
     row = next(row for row in table.rows if row[:2] == ("lines", 3))
     assert_allclose(row[3], float(np.nanmean(own["variance_between"])))
     assert_allclose(row[7], float(np.nanmean(own["boundary_f1"])))
+
+
+def test_maps_of_heads_carry_their_control(run):
+    group = run["gates"].to_dataset()
+    share = next(iter(gates.VIEW.head_maps(run))).data()
+    for shown, name in (
+        (share["values"], "separator_share"),
+        (share["control"], "separator_share_shuffled"),
+    ):
+        assert_allclose(np.array(shown, dtype=float), group[name].mean("prompt"), rtol=1e-5)
