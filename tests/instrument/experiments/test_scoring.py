@@ -24,7 +24,7 @@ from repo_interp.experiments.task_scores import task_scores
 from repo_interp.models.checkpoints import load_model
 from repo_interp.models.decoder import as_decoder
 from repo_interp.models.provenance import identity
-from repo_interp.plots.views.task_scores import VIEW, map_table, score_table
+from repo_interp.plots.views.task_scores import VIEW, map_table, score_grid, score_table
 from repo_interp.shipped import zoo_path
 from repo_interp.store import OtherQuestion
 from repo_interp.tasks import make_task
@@ -193,6 +193,19 @@ def test_dots_are_means_bars_their_errors_and_the_dotted_line_is_where_training_
         ax.get_xlabel() == "length (words)"
         and ax.figure.get_suptitle() == "Exact match of reversal/repo on reversal"
     )
+
+
+def test_the_map_writes_per_cent_and_only_where_a_task_has_two_axes(niah, reversal):
+    values = niah["scores"]["score_map"]
+    texts = {
+        text.get_position(): text.get_text() for text in score_grid(niah).figure().axes[0].texts
+    }
+    assert len(texts) == int(np.isfinite(values).sum())
+    assert all(
+        texts[column, row] == f"{100 * values.values[row, column]:.0f}" for column, row in texts
+    )
+    with refused("two axes"):
+        score_grid(reversal)
 
 
 @pytest.fixture(scope="module")

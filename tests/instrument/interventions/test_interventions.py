@@ -667,6 +667,8 @@ REFUSED = [
     ("an order names each of the first tokens once", "permuted", {"order": [0, 2]}),
     ("an order of 30 tokens came to a prompt of 20", "permuted", {"order": list(range(30))}),
     ("orders of 3 prompts came to 2", "permuted", {"order": [[1, 0], [0, 1], [0, 1]]}),
+    ("seed is 'x'; wanted a whole number of at least 0", "permuted", {"seed": "x"}),
+    ("tokens are indices from 0", "shifted", 1.0, {"layer": 0, "tokens": []}),
     ("seed 3 draws an order, and one was given", "permuted", {"order": [1, 0], "seed": 3}),
     ("two tokens, or two spans", "swapped_tokens", 3, 3),
     ("cannot be swapped while the earlier layer runs", "swapped_heads", (0, 1), (2, 1)),

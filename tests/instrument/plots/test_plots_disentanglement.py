@@ -14,7 +14,7 @@ from matplotlib.patches import Arc, Circle
 
 import repo_interp as ri
 from position_papers.position_generalization.length_figures import extrapolation_by_length
-from repo_interp.errors import Note
+from repo_interp.errors import InputError, Note
 from repo_interp.experiments.extrapolation import Extrapolation, output_traces
 from repo_interp.experiments.perturbation import Perturbation
 from repo_interp.experiments.prompt_sets import cut
@@ -244,3 +244,19 @@ def test_a_run_gives_all_of_them_as_figures_and_sections(run, no_pictures, tmp_p
         view_of("three_axis").tables(run)[0].rows[-2:], ([0, 1], [2]), strict=True
     ):
         assert row[4] == pytest.approx(run["three_axis"]["r"].sel(layer=layers).mean().item())
+
+
+def test_what_is_missing_is_said(run):
+    bare = xr.DataTree.from_dict(
+        {"maps": run["maps"].to_dataset(), "three_axis": run["three_axis"].to_dataset()[["r"]]}
+    )
+    with pytest.raises(InputError, match="first_prompt"):
+        fits.three_axis_fit(bare, 0, 0)
+    with pytest.raises(InputError, match="fake_distance"):
+        fake_distance_fit(bare, 0, 0)
+    nope = run["rotation"].to_dataset().copy()
+    nope["slow_dominating"] = nope["slow_dominating"] * 0 - 1
+    with pytest.raises(InputError, match="rotates nothing"):
+        rotating_pairs(xr.DataTree.from_dict({"rotation": nope}), 0, 0)
+    with pytest.raises(InputError, match="values of perturbation"):
+        perturbation_grid(run, "loss")
