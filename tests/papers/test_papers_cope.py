@@ -717,3 +717,18 @@ def test_every_figure_and_claim_of_tiny_checkpoints(root, tmp_path):
         for verdict in of_results(result)
     ] == verdicts
     assert set(tmp_path.glob("*-*.nc")) == measured
+
+
+def test_rules_say_their_thresholds():
+    words = {claim.label: claim.rule.words for claim in PAPER.claims}
+    assert (
+        "at most 1 %" in words["C1"]
+        and "at most 0.5 of that of always giving the most frequent answer" in words["C3"]
+    )
+    assert "at most 1 %" in words["C2"] and "at least 50 %" in words["C2"]
+    assert "0.005" in words["C4"] and "0.005" in words["C5"]
+    assert "at least 0.5" in words["C6"] and "at most 0.05" in words["C6"]
+
+
+def test_fast_fields_are_options():
+    assert PAPER.options(**PAPER.fast) != PAPER.options()
