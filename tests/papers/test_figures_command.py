@@ -323,11 +323,12 @@ def test_other_formats_are_written_on_demand(checkpoints, made, tmp_path):
     assert drawn == [".nc", ".svg"]
 
 
-def test_one_figure_of_a_paper_is_made_alone(checkpoints, tmp_path, capsys):
-    words = command(checkpoints, "--out", str(tmp_path / "out"))
+def test_one_figure_of_a_paper_is_made_alone(checkpoints, made, tmp_path, capsys):
+    kept = ("--cache", str(made / ".cache"))
+    words = command(checkpoints, "--out", str(tmp_path / "out"), *kept)
     assert main([*words, "--figure", "2"]) == 0
-    made = {file.name for file in (tmp_path / "out" / "hope").glob("*.png")}
-    assert made == {"logit_by_distance.png"}
+    drawn = {file.name for file in (tmp_path / "out" / "hope").glob("*.png")}
+    assert drawn == {"logit_by_distance.png"}
     page = (tmp_path / "out" / "hope" / "README.md").read_text()
     assert "--figure 2" in page and "| [logit_by_distance](logit_by_distance.png)" in page
     assert main([*words, "--figure", "4"]) == 2

@@ -85,7 +85,6 @@ from position_papers.kit.judge.rules import (
     Significant,
     Where,
     chance,
-    in_errors,
 )
 from position_papers.kit.paper_directory import LARGEST, NUMBERS, numbers, write_numbers
 from position_papers.kit.scale import Scale
@@ -273,13 +272,6 @@ def test_rules_decide_at_their_thresholds(rule: Rule, holds, fails):
     ("rule", "words"),
     [
         (AtLeast("the share", 0.5), "the share is at least 0.5"),
-        (AtMost("the rise", 2, " %"), "the rise is at most 2 %"),
-        (AtMost("the fall", 0.02, of="the score"), "the fall is at most 0.02 of the score"),
-        (Below("the score", 0.99), "the score is below 0.99"),
-        (
-            Above("the score", ("a",)),
-            f"the score is above that of a by more than {in_errors(2)} of the difference",
-        ),
         (
             Above("the error", ("a", "b", "c"), more=0.5, errors=3, relation="below", required=()),
             "the error is below that of each of a, b and c, as far as they were given, by "
@@ -287,11 +279,6 @@ def test_rules_decide_at_their_thresholds(rule: Rule, holds, fails):
             "3 standard errors of the difference "
             "and 0.5",
         ),
-        (
-            NotBelow("the score", ("a", "b")),
-            f"the score is not below that of each of a and b by more than {in_errors(2)}",
-        ),
-        (BeyondNull("r", 0.95, "shuffles"), "r is above that of 95 % of the shuffles"),
         (All(AtLeast("x", 1), Custom(bool, "y holds")), "x is at least 1; y holds"),
         (
             Where(Below("y", 1), AtLeast("x", 0)),

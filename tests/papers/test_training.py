@@ -234,17 +234,14 @@ def test_loss_is_the_mean_cross_entropy_of_the_targets_alone():
     assert_allclose(loss.item(), np.mean(wanted), rtol=1e-5)
 
 
-@pytest.mark.parametrize("scheme", ["rope", "repo", "cope"])
 @pytest.mark.parametrize("at_a_time", [1, 7, 16])
-def test_a_loss_in_parts_has_the_gradient_of_the_whole_and_never_all_logits(
-    monkeypatch, scheme, at_a_time
-):
+def test_a_loss_in_parts_has_the_gradient_of_the_whole_and_never_all_logits(monkeypatch, at_a_time):
     """In float64 to the last digits, with an embedding that is the head too."""
     torch.manual_seed(0)
     sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2}
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
     config = LlamaConfig(vocab_size=50, tie_word_embeddings=True, **sizes, **heads)
-    model: Any = with_layout(LlamaForCausalLM(config), scheme).double()
+    model: Any = with_layout(LlamaForCausalLM(config), "repo").double()
     tokens = torch.randint(3, 50, (3, 12))
     asked = torch.rand(3, 12) < 0.7
     asked[:, 0] = False
@@ -277,10 +274,9 @@ def test_a_loss_in_parts_has_the_gradient_of_the_whole_and_never_all_logits(
 
 
 @pytest.mark.filterwarnings("ignore:.*profiler:UserWarning")
-@pytest.mark.parametrize("kv_heads", [2, 4])
 @pytest.mark.parametrize("scheme", ["rope", "repo", "nope", "hope", "alibi", "cope"])
-def test_steps_attend_in_a_fused_kernel_with_positions_in_float32(scheme, kv_heads):
-    sizes = {"width": 32, "heads": 4, "kv_heads": kv_heads, "scheme": scheme}
+def test_steps_attend_in_a_fused_kernel_with_positions_in_float32(scheme):
+    sizes = {"width": 32, "heads": 4, "kv_heads": 2, "scheme": scheme}
     prepared = prepare(replaced(TINY, sizes))
     question = training_question(prepared.task, prepared.configuration, 0, 1.0)
     dtypes = set()

@@ -146,8 +146,6 @@ def test_a_prompt_is_made_of_a_text_and_its_parts(niah, task_prompts):
         ),
         ({"needle": "w"}, r"the span 'needle': 'w' occurs \d+ times in the text"),
         ({"generated": 2}, "generated is 2; wanted -1 to -"),
-        ({"generated": -1000}, "generated is -1000; wanted -1 to -"),
-        ({"needle": (0, 10**6)}, "needle"),
     ],
 )
 def test_parts_that_a_text_lacks_are_refused(niah, task_prompts, changes, message):
@@ -193,9 +191,7 @@ def test_prompts_may_be_given_in_any_form(niah, task_prompts):
     ("given", "message"),
     [
         (3, "prompts are a int"),
-        ({"text": "w1"}, "prompts are a dict"),
         ([], "there are no prompts"),
-        ([{"text": "w1"}], "prompt 0 is a dict"),
         ([[1, "w1"]], "prompt 0 holds 'w1'"),
         ([[True, False]], "prompt 0 holds 'True'"),
         (torch.ones(2, 3), r"prompt 0 is an array of torch.float32"),
@@ -348,33 +344,22 @@ def test_arguments_of_another_kind_are_refused_in_one_line(niah, task_prompts, t
     meta = ri.reposition(tiny("llama"), "repo").to("meta")
     edit = {"kind": "linearised", "layer": 2}
     for line, function, *given in (
-        ("a layout is a text such as", ri.reposition, niah, 3),
-        ("the span 'spans': 1 is no part", ri.prompt, "a b", niah, {"spans": [1]}),
         (r"'needle': \(3,\) is no part of", ri.prompt, "a b", niah, {"needle": (3,)}),
-        ("'needle': None is no part of", ri.prompt, "a b", niah, {"needle": None}),
         ("answers are .5.; wanted texts", ri.prompt, "a b", niah, {"answers": [5]}),
         ("prompt 1 has token 212", ri.tokens, [[3, 4], [3, 212]], niah),
         ("task is 'x'; wanted a task", ri.analyze, niah, prompt, {"task": "x"}),
         ("a path was wanted, the directory of", ri.analyze, niah, prompt, {"store": 3}),
         ("store_every is 'x'", ri.analyze, niah, prompt, {"store_every": "x"}),
         ("a directory stands there", ri.write_run, run, tmp_path),
-        ("a path was wanted, such as runs/mine", ri.write_run, run, 3),
         ("several prompts were wanted", ri.write_prompts, prompt, tmp_path / "a"),
-        ("a path was wanted, a run.nc", ri.compare, [run, 3]),
-        ("device None is not available here", ri.load, "niah/repo", {"device": None}),
-        ("prompts are a int; wanted a few", ri.PositionsCallback, {"prompts": 3}),
         ("edits of a session are a list", Session, niah, [1, 2, 3], [edit]),
         ("answer is .1.5,.; wanted whole", Session, niah, [1, 2, 3], {"answer": (1.5,)}),
         ("a run is what ri.analyze returns", ri.plots.position_lines, "x", 0, 0),
-        ("a run is what ri.analyze returns", ri.plots.report_page, None, tmp_path / "page.html"),
         ("a directory stands there", ri.plots.report_page, run, tmp_path),
-        ("there is no directory .*a", ri.plots.report_page, run, tmp_path / "a" / "b"),
         ("test_interface.py is a file", ri.plots.write_figures, run, __file__),
         ("give the model inside", ri.analyze, torch.nn.DataParallel(tiny("llama")), [[1]]),
-        ("wanted.*; got a Linear", ri.reposition, torch.nn.Linear(2, 2), "repo"),
         ("are on 'meta' and hold no numbers", ri.analyze, tiny("llama").to("meta"), [[1]]),
         ("on 'meta' and hold no numbers", ri.save, meta, tmp_path / "a"),
-        ("on 'meta' and hold no numbers", ri.verify, tiny("llama").to("meta")),
         ("llama share an attention module", ri.analyze, _with_one_layer_twice(), [[1, 2]]),
     ):
         named = given.pop() if isinstance(given[-1], dict) else {}

@@ -127,8 +127,7 @@ def test_names_without_that_of_the_base_model_are_read_as_hugging_face_reads_the
     assert main(["inspect", str(tmp_path)]) == 0
 
 
-@pytest.mark.parametrize("prefix", ["_orig_mod.", "module."])
-@pytest.mark.parametrize("command", ["inspect", "analyze"])
+@pytest.mark.parametrize(("prefix", "command"), [("_orig_mod.", "inspect"), ("module.", "analyze")])
 def test_names_of_wrappers_are_refused_with_what_takes_them_off(prefix, command, stock, capsys):
     def wrapped(tensors):
         for name in list(tensors):
@@ -215,13 +214,12 @@ def test_a_scale_of_zero_is_none_as_hugging_face_has_it(zero, tmp_path):
 MISSING, SURPLUS, SHAPE = None, "surplus", "shape"
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma3", "qwen3_moe"])
+@pytest.mark.parametrize("family", ["llama", "gemma3", "qwen3_moe"])
 @pytest.mark.parametrize(
     "fault", [MISSING, SURPLUS, SHAPE], ids=["missing", "surplus", "misshaped"]
 )
 @pytest.mark.parametrize(
-    "name",
-    ["model.norm.weight", "model.layers.1.self_attn.o_proj.weight", "model.embed_tokens.weight"],
+    "name", ["model.layers.1.self_attn.o_proj.weight", "model.embed_tokens.weight"]
 )
 def test_inspect_refuses_headers_that_do_not_fit(family, fault, name, tmp_path, capsys):
     """Found: exit code 0, and a smaller number of parameters."""
@@ -258,11 +256,6 @@ KEYS_OF_ROTATION = ("rope_parameters", "rope_theta", "max_position_embeddings")
     [
         (
             "llama",
-            {"max_position_embeddings": 64},
-            "rope_theta (10,000 is taken): transformers' default for llama",
-        ),
-        (
-            "llama",
             {"rope_theta": 50.0},
             "max_position_embeddings (2,048 is taken): transformers' default for llama",
         ),
@@ -276,11 +269,6 @@ KEYS_OF_ROTATION = ("rope_parameters", "rope_theta", "max_position_embeddings")
             "gemma3",
             {"rope_theta": 1e6, "max_position_embeddings": 64},
             "rope_theta of sliding_attention (10,000 is taken)",
-        ),
-        (
-            "olmo3",
-            {"rope_theta": 7e5, "max_position_embeddings": 64},
-            "rope_theta of sliding_attention (500,000 is taken)",
         ),
     ],
 )
@@ -358,7 +346,6 @@ def test_a_stale_index_beside_whole_weights_is_not_read(stock, tmp_path):
     [
         ("float16", "bfloat16"),
         ("bfloat16", "float64"),
-        ("float64", "float32"),
         ("bfloat16", "bfloat16"),
     ],
 )

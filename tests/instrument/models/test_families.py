@@ -36,8 +36,8 @@ from repo_interp.models.reposition import longest_prompt, with_layout
 from repo_interp.tasks import Prompt
 
 DIFFERENT = (
-    *("gpt_neox", "glm4", "cohere2", "gemma3_text", "gpt_oss", "gpt2", "qwen3_next", "lfm2"),
-    *("deepseek_v32", "nanochat", "inkling_text", "bloom", "mpt", "falcon", "gptj"),
+    *("gpt_neox", "cohere2", "gemma3_text", "gpt_oss", "gpt2", "qwen3_next", "lfm2"),
+    *("deepseek_v32", "nanochat", "inkling_text", "bloom", "falcon", "gptj"),
 )
 """Fused and partial; interleaved pairs; layers without rotation; two frequencies; sinks; experts;
 learned absolute positions; hybrids; latent attention, with a selection of keys; a norm after the
@@ -45,7 +45,7 @@ rotation; biases; attention that the family computes itself.
 
 What they do is in docs/families.md of all families (`python -m benchmarks.families`).
 """
-EXPERIMENTED = ("gpt_oss", "gpt2", "qwen3_next", "deepseek_v32")
+EXPERIMENTED = ("gpt_oss", "gpt2", "deepseek_v32")
 """Those on which experiments run too, which read heads by what the other columns test."""
 CACHED = {family: {"num_beams": 2} for family in ("gptj", "bloom", "deepseek_v3")}
 CACHED |= {

@@ -384,9 +384,6 @@ def test_other_architectures_give_the_logits_of_hugging_face(tmp_path, architect
 
 
 CHANGED_TENSORS = {
-    "do not fit a llama of 2 blocks: 1 missing (first: token_embd.weight)": {
-        "token_embd.weight": None
-    },
     "do not fit a llama of 2 blocks: 1 missing (first: blk.1.ffn_up.weight)": {
         "blk.1.ffn_up.weight": None
     },
@@ -414,7 +411,6 @@ CHANGED_TENSORS = {
 }
 CHANGED_KEYS = {
     "do not fit a llama of 3 blocks: 9 missing (first: blk.2.attn_q.weight)": {"block_count": 3},
-    "do not fit a llama of 1 blocks: 9 unexpected (first: blk.1.attn_k.weight)": {"block_count": 1},
     "llama.block_count is 2147483648; wanted a whole number from 1 to 1,000": {
         "block_count": 1 << 31
     },
@@ -422,19 +418,8 @@ CHANGED_KEYS = {
     "llama.rope.dimension_count = 4": {"rope__dimension_count": 4},
     "llama.attention.value_length = 16": {"attention__value_length": 16},
     "llama.attention.scale = 0.5": {"attention__scale": 0.5},
-    "llama.attention.sliding_window = 4": {"attention__sliding_window": 4},
-    "llama.final_logit_softcapping = 30.0": {"final_logit_softcapping": 30.0},
-    "llama.expert_count = 8": {"expert_count": 8},
     "llama.rope.scaling.type = longrope": {"rope__scaling__type": "longrope"},
     "llama.rope.scaling.attn_factor = 0.5": {"rope__scaling__attn_factor": 0.5},
-    "llama.rope.scaling.yarn_ext_factor = 0.5": {
-        "rope__scaling__type": "yarn",
-        "rope__scaling__yarn_ext_factor": 0.5,
-    },
-    "llama.rope.scaling.yarn_log_multiplier": {
-        "rope__scaling__type": "yarn",
-        "rope__scaling__yarn_log_multiplier": 0.1,
-    },
     "llama.an_option_of_tomorrow = 1": {"an_option_of_tomorrow": 1},
     "describes no decoder: Class validation error": {"embedding_length": 33},
 }

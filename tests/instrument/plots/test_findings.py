@@ -311,13 +311,6 @@ def test_layers_with_all_their_heads_are_named_alone():
     )
 
 
-def test_a_run_with_kinds_of_heads_in_words_has_findings_and_a_page():
-    bridge, task = ri.zoo("reversal/repo"), ri.tasks.make_task("reversal")
-    run = ri.analyze(bridge, task.prompts(4), measures=("positions", "position_sources"))
-    assert any(finding.group == "position_sources" for finding in ri.findings(run))
-    ri.show(run)
-
-
 def test_no_finding_speaks_in_names_of_the_code():
     """Of runs with all that has findings: no `group.variable`, no word with an underscore."""
     bridge, task = ri.zoo("reversal/repo"), ri.tasks.make_task("reversal")

@@ -20,8 +20,8 @@ from repo_interp.measures.statistics import merge
 from repo_interp.plots import comparison_figures
 from repo_interp.plots.beside import _by_scheme
 from repo_interp.plots.catalogue import tables, view_of
-from repo_interp.plots.marks.beside import Maps, charts_of
-from repo_interp.plots.marks.runs import runs_of, spread
+from repo_interp.plots.marks.beside import charts_of
+from repo_interp.plots.marks.runs import runs_of
 from repo_interp.plots.pages.report import write_report
 from repo_interp.plots.style import SCHEME_COLOURS
 from repo_interp.plots.views.position_sources import kind_shares
@@ -261,21 +261,6 @@ def test_what_only_one_run_has_and_what_is_no_number_is_not_drawn():
     values = array(np.arange(8.0).reshape(2, 2, 2), ("run", "layer", "head"))
     assert not list(charts_of("", values.where(values["run"] == "a"), runs("rope", "repo")))
     assert not list(charts_of("", values.astype(int), runs("rope", "repo")))
-
-
-def test_a_layer_that_a_run_lacks_has_no_scheme():
-    values = array([[[1.0], [2.0]], [[3.0], [np.nan]]], ("run", "layer", "head"))
-    values = values.assign_coords(scheme=(("run", "layer"), [["rope", "repo"], ["nope", ""]]))
-    figure = only(values, runs("rope", "nope"))
-    swatches = [line.get_gid() for ax in figure.axes for line in ax.lines if line.get_gid()]
-    assert swatches == ["scheme 0 rope", "scheme 1 repo", "scheme 0 nope", "scheme 0 nope"]
-
-
-def test_many_runs_are_spread_over_and_many_layers_fit():
-    assert spread(list(range(20)), 3) == [0, 10, 19] and spread([1, 2], 3) == [1, 2]
-    values = array(np.random.default_rng(0).random((9, 20, 2)), ("run", "layer", "head"))
-    figure = Maps(values, runs(*["rope"] * 9)).figure()
-    assert len([ax for ax in figure.axes if ax.get_title("left")]) == 5 + 4
 
 
 def test_positions_are_drawn_only_where_the_prompts_are_the_same():

@@ -9,12 +9,11 @@ import math
 import numpy as np
 import pytest
 import xarray as xr
-from drawn import artist, starting
+from drawn import artist
 from matplotlib.colors import to_hex
 from numpy.testing import assert_allclose
 
 from position_papers.hope.component_figures import (
-    MOST_CURVES,
     beyond_training_length,
     component_curves,
     logit_by_distance,
@@ -321,11 +320,6 @@ def test_a_layer_with_a_window_stands_apart_with_the_l_of_its_bands():
     assert data is not None and data["training_length"] == 8
 
 
-def test_of_single_tokens_there_are_no_curves():
-    run = xr.DataTree.from_dict({"/components": components(1)})
-    assert "components_by_distance" not in {drawn.name for drawn in figures_of(run)}
-
-
 def test_the_page_has_every_component_with_frequency_and_wavelength(no_pictures, tmp_path):
     run = as_run(components())
     data, _ = component_data(run, PageOptions())
@@ -362,21 +356,3 @@ def test_the_grid_of_norms_is_drawn_for_few_heads_and_for_many(heads):
     assert_allclose(drawn, expected)
     queries, keys = (ax.images[0].get_clim() for ax in figure.axes[:2])
     assert queries == keys, "one scale"
-
-
-def test_many_high_components_are_a_range_and_few_are_curves():
-    """Found: a grey tangle."""
-    for count in (MOST_CURVES, MOST_CURVES + 1):
-        curves = np.cos(np.linspace(0.5, 2, count)[:, None] * np.arange(64))
-        flags = ("component", np.zeros(count, bool))
-        components = xr.Dataset(
-            {
-                "component_by_distance": (("component", "distance"), curves),
-                "activated": flags,
-                "low_frequency": flags,
-            },
-            {"component": np.arange(count), "distance": np.arange(64)},
-        )
-        above, _ = component_curves(components).axes
-        assert len(starting(above, "component")) == (count if count == MOST_CURVES else 0)
-        assert len(starting(above, "range high")) == (count > MOST_CURVES)

@@ -118,19 +118,6 @@ def test_the_fake_map_stands_between_its_axes(run):
     assert np.corrcoef(np.ravel(fake), np.ravel(rebuilt))[0, 1] > 0
 
 
-def test_correlations_over_layers_and_heads_on_one_scale_and_grey_where_exact_by_construction(run):
-    figure = fit_correlations(run)
-    for ax, name in zip(figure.axes[:2], ("three_axis", "fake_distance"), strict=True):
-        np.testing.assert_allclose(ax.images[0].get_array(), run[name]["r"].mean("prompt").values)
-        assert ax.images[0].get_clim() in ((0, 1), (-1, 1))
-    exact = xr.ones_like(run["fake_distance"]["r"])
-    ax = fit_correlations(xr.DataTree.from_dict({"fake_distance": xr.Dataset({"r": exact})})).axes[
-        0
-    ]
-    assert np.ma.getmaskarray(np.ma.masked_invalid(ax.images[0].get_array())).all()
-    assert "by construction" in ax.get_title("left")
-
-
 def test_pairs_are_arrows_with_numbers_deviations_and_arcs(run):
     group = run["rotation"].sel(layer=0, head=1)
     figure = rotating_pairs(run, 0, 1)
@@ -157,57 +144,22 @@ def test_pairs_are_arrows_with_numbers_deviations_and_arcs(run):
     assert len([ax for ax in rotation_grid(run, most=5).axes if ax.get_visible()]) == 5
 
 
-def test_tolerance_is_written_into_its_cells(run):
-    figure = perturbation_grid(run)
-    group = run["perturbation"]
-    assert [ax.get_title("left") for ax in figure.axes[:3]] == [
-        "Text order",
-        "Feature order",
-        "Position offsets",
-    ]
-    texts = [text.get_text() for text in figure.axes[0].texts]
-    expected = (
-        group["log_perplexity"].sel(kind="text_order").transpose("l_max", "gamma").values.ravel()
-    )
-    assert texts == [f"{value:.3f}" for value in expected]
-    worse = figure.axes[0].images[0].get_array()
-    np.testing.assert_array_equal(worse[:, 0], 0)
-    weaker = run.copy()
-    weaker["perturbation"] = group.to_dataset().assign(log_perplexity=group["log_perplexity"] / 2)
-    assert (
-        perturbation_grid(weaker).axes[0].images[0].get_clim()
-        == figure.axes[0].images[0].get_clim()
-    ), "one scale for all runs"
-    with pytest.raises(InputError, match="values of perturbation"):
-        perturbation_grid(run, "loss")
-
-
-def test_every_head_has_its_own_scale_and_whole_circles(run):
-    figure = rotation_grid(run)
-    for ax in (ax for ax in figure.axes if ax.get_visible()):
-        circles = [patch for patch in ax.patches if isinstance(patch, Circle)]
-        farthest = max(max(np.abs(circle.center)) + circle.radius for circle in circles)
-        assert 0.5 * ax.get_xlim()[1] < farthest <= ax.get_xlim()[1]
-
-
-def test_r_and_colours_of_pairs_say_how_their_components_are_chosen(run):
-    """Found: r stood over pairs that were all grey, as "that of the coloured ones": it is of
-    components that single prompts have.
-    """
-    dataset = run["rotation"].to_dataset().copy(deep=True)
-    dataset["slow_dominating"][:] = 0
-    dataset["closed_form_r"][:] = np.nan
-    dataset["closed_form_r"][{"prompt": 0}] = 0.5
-    figure = rotation_grid(xr.DataTree.from_dict({"/rotation": dataset}))
-    title, prompts = figure.get_suptitle(), dataset.sizes["prompt"]
-    assert (
-        "means over all prompts" in title and "within a prompt" in title and figure.get_supxlabel()
-    )
-    assert (
-        figure.axes[0]
-        .get_title("left")
-        .endswith(f"r = 0.500 (1/{prompts})" if prompts > 1 else "r = 0.500")
-    )
+def test_fits_tolerance_and_divergence_are_charts_of_their_numbers(run):
+    """Grids and lines, which test_plots_charts.py tests: of which numbers, and in which panel."""
+    for ax, name in zip(fit_correlations(run).axes, ("three_axis", "fake_distance"), strict=False):
+        np.testing.assert_allclose(ax.images[0].get_array(), run[name]["r"].mean("prompt"))
+    exact = xr.ones_like(run["fake_distance"]["r"])
+    made = xr.DataTree.from_dict({"fake_distance": xr.Dataset({"r": exact})})
+    assert "by construction" in fit_correlations(made).axes[0].get_title("left")
+    cells = run["perturbation"]["log_perplexity"].transpose("kind", "l_max", "gamma").values
+    for ax, wanted in zip(perturbation_grid(run).axes, cells, strict=False):
+        assert [text.get_text() for text in ax.texts] == [f"{each:.3f}" for each in wanted.ravel()]
+    drawn = dict(view_of("extrapolation").figures(run))
+    kl = run["extrapolation"]["kl"].sel({"method": "lm_infinite"})
+    line = artist(drawn["extrapolation_kl"], "mean LM-Infinite")
+    np.testing.assert_allclose(line.get_ydata(), kl.mean("layer"))
+    line = artist(drawn["extrapolation_kl_by_layer"], "mean LM-Infinite")
+    np.testing.assert_allclose(line.get_ydata(), kl.sel(length=64))
 
 
 def test_extrapolation_is_drawn_by_method_and_length(run):
@@ -230,37 +182,6 @@ def test_extrapolation_is_drawn_by_method_and_length(run):
     np.testing.assert_allclose(
         [segment[:, 1] for segment in drawn.get_segments()], np.transpose(ends)
     )
-
-
-def test_a_run_has_its_extrapolation_by_length_and_by_layer_with_the_noise_of_the_fit(run):
-    view, group = view_of("extrapolation"), run["extrapolation"]
-    assert view is not None
-    drawn = dict(view.figures(run))
-    assert [*drawn] == [
-        "extrapolation_kl",
-        "extrapolation_log_perplexity",
-        "extrapolation_kl_by_layer",
-    ]
-    line = artist(drawn["extrapolation_kl"], "mean LM-Infinite")
-    means = group["kl"].sel({"method": "lm_infinite"}).mean("layer")
-    np.testing.assert_allclose(line.get_ydata(), means)
-    noise = artist(drawn["extrapolation_kl"], "mean plain at 32 tokens: noise of the fit")
-    first = group["kl"].sel({"method": "plain"})[0]
-    np.testing.assert_allclose(noise.get_ydata(), [float(first.mean())] * 2)
-    line = artist(drawn["extrapolation_kl_by_layer"], "mean plain")
-    np.testing.assert_allclose(line.get_ydata(), group["kl"].sel({"method": "plain", "length": 64}))
-
-
-def test_one_layer_or_method_that_leaves_far_further_does_not_hide_the_others(run):
-    assert [ax.get_yscale() for ax in extrapolation_by_length(run).axes[::2]] == [
-        "linear",
-        "linear",
-    ]
-    far, kl = run.copy(), run["extrapolation/kl"]
-    far["extrapolation/kl"] = kl.where(kl["layer"] > 0, 1000 * kl)
-    assert extrapolation_by_length(far).axes[2].get_yscale() == "log"
-    far["extrapolation/kl"] = kl.where(~((kl["method"] == "plain") & (kl["length"] > 32)), 1000)
-    assert extrapolation_by_length(far).axes[0].get_yscale() == "log"
 
 
 def test_traces_wander_in_the_plane_of_the_reference(run):
@@ -337,3 +258,5 @@ def test_what_is_missing_is_said(run):
     nope["slow_dominating"] = nope["slow_dominating"] * 0 - 1
     with pytest.raises(InputError, match="rotates nothing"):
         rotating_pairs(xr.DataTree.from_dict({"rotation": nope}), 0, 0)
+    with pytest.raises(InputError, match="values of perturbation"):
+        perturbation_grid(run, "loss")

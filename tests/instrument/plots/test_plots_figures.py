@@ -27,7 +27,7 @@ from repo_interp.plots import (
 )
 from repo_interp.plots.catalogue import figures_of, tables
 from repo_interp.plots.pages.report import write_report
-from repo_interp.plots.style import PATTERN_COLOURS, SCHEME_COLOURS, paper_figure, style
+from repo_interp.plots.style import SCHEME_COLOURS, paper_figure, style
 from repo_interp.plots.views.attention_mass import VIEW
 from repo_interp.plots.views.ranges import heads_to_show
 
@@ -108,17 +108,6 @@ def test_long_prompts_have_few_labels_and_keep_their_extremes(long_run):
         long_run["positions"]["span_mask"].sel(prompt=0, span="needle").values > 0
     )
     assert needle[0] in figure.axes[0].get_xticks(minor=True)
-
-
-def test_shorter_prompts_end_where_they_end(small):
-    def shorten(group):
-        group["token_count"][1] = 40
-        group["position"][1, ..., 40:] = np.nan
-        return group
-
-    figure = position_lines(changed(small, positions=shorten), layer=5, head=1, prompt=1)
-    (line,) = starting(figure, "positions")
-    assert len(line.get_xdata()) == 40 and figure.axes[0].get_xlim()[1] < 41
 
 
 def test_without_texts_ids_are_labels_and_without_ids_nothing_is(small):
@@ -206,30 +195,6 @@ def test_ranges_are_dots_at_the_mean_over_prompts_and_the_context_is_marked(smal
     assert_allclose([part[0, 1] for part in medians], [np.median(means[5])] * 4)
 
 
-@pytest.mark.parametrize(
-    ("value", "heads", "scale"), [(90.0, slice(None), "linear"), (0.0, 1, "symlog")]
-)
-def test_ranges_near_each_other_are_on_a_linear_axis_and_zeros_are_shown(
-    small, value, heads, scale
-):
-    def change(group):
-        group["position_range"][:, :, heads] = value
-        return group
-
-    axes = position_ranges(changed(small, positions=change)).axes[0]
-    assert axes.get_yscale() == scale and axes.get_ylim()[0] <= 0
-
-
-def test_cells_of_patterns_have_the_shares_of_heads_and_titles_those_of_learned_layers(small):
-    figure = pattern_shares(small)
-    shares = small["patterns"]
-    for ax, name in zip(figure.axes, PATTERN_COLOURS, strict=True):
-        expected = 100 * shares["pattern_share"].sel(pattern=name)
-        assert_allclose(ax.images[0].get_array(), expected)
-        whole = float(100 * shares["pattern_share_all"].sel(pattern=name))
-        assert ax.get_title("left") == f"{name}, {whole:.0f} % in learned layers"
-
-
 def test_sensitivity_shows_each_share_and_frames_the_choice(small):
     figure = pattern_sensitivity(small)
     grid = small["patterns"]["sensitivity"].transpose("pattern", "chunk_size", "epsilon").values
@@ -261,14 +226,6 @@ def test_mass_by_span_draws_table_4_and_every_prompt(small):
     assert_allclose(interval.get_segments()[3][:, 0], np.percentile(heads.values, [25, 75]))
     assert_allclose(starting(figure, "control")[0].get_xdata(), [100 / 96] * 6)
     assert figure.axes[0].get_xscale() == "linear"
-
-
-def test_masses_that_differ_much_have_a_logarithmic_axis(long_run):
-    axes = mass_by_span(long_run).axes[0]
-    assert axes.get_xscale() == "log"
-    low, high = axes.get_xlim()
-    table = long_run["attention_mass"]["table"]
-    assert low < table.min() and high > table.max()
 
 
 def test_heads_are_ranked_by_mass_and_coloured_by_scheme(small):

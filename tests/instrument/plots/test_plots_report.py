@@ -255,13 +255,6 @@ def test_what_does_not_fit_is_left_out_whole_and_named(tmp_path):
         embed(run, PageOptions(prompts=(9,)))
 
 
-def test_the_page_says_what_was_left_out(small, no_pictures, tmp_path):
-    only = xr.DataTree.from_dict({"/positions": small["positions"].to_dataset()})
-    page = Page(report_page(only, tmp_path / "report.html", prompts=[2]))
-    assert [one["prompt"] for one in page.data("positions")["data"]["prompts"]] == [2]
-    assert any("1 of 3 prompts are in this page: 2" in text for text in page.texts["p"])
-
-
 def test_layers_without_positions_are_embedded_as_such(small):
     positions = small["positions"].to_dataset().copy(deep=True)
     positions["position"][:, 0] = np.nan
@@ -294,3 +287,10 @@ def test_images_of_heads_are_coarsened_until_they_fit():
     assert np.isnan(decoded[0, 1:]).all() and decoded[0, 0] == pytest.approx(1 / 3, abs=0.02)
     assert decoded[500, :500] == pytest.approx(np.arange(500) * 2 + 0.5, abs=0.05)
     assert decoded[-1, -1] == pytest.approx(2000, abs=0.05)
+
+
+def test_the_page_says_what_was_left_out(small, no_pictures, tmp_path):
+    only = xr.DataTree.from_dict({"/positions": small["positions"].to_dataset()})
+    page = Page(report_page(only, tmp_path / "report.html", prompts=[2]))
+    assert [one["prompt"] for one in page.data("positions")["data"]["prompts"]] == [2]
+    assert any("1 of 3 prompts are in this page: 2" in text for text in page.texts["p"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 import xarray as xr
 from drawn import artist
 from numpy.testing import assert_allclose
@@ -94,36 +93,6 @@ def test_doubling_lengths_are_on_an_axis_that_doubles_and_every_method_has_a_pan
     assert [label.get_text() for label in ax.get_xticklabels()] == ["256", "512", "1,024"]
     panels = method_panels(data.expand_dims(method=["plain", "YaRN"])).axes
     assert [ax.get_title(loc="left").split(":")[0] for ax in panels] == ["plain", "YaRN"]
-
-
-@pytest.mark.parametrize("count", [2, 8])
-def test_every_mark_of_equal_scores_can_be_seen_and_all_lines_are_equally_wide(count):
-    figure = score_by_length(scores(np.ones((count, 3, 1)), ["rope"] * count, [256, 512, 1024]))
-    figure.draw_without_rendering()
-    (ax,) = figure.axes
-    lines = [artist(ax, f"score task/{number}") for number in range(count)]
-    assert len({line.get_linewidth() for line in lines}) == 1
-    places = np.array([line.get_transform().transform(line.get_xydata())[:, 0] for line in lines])
-    assert (np.diff(places, axis=0) > 0.9 * figure.dpi / 72).all()
-    assert np.ptp(places, axis=0).max() < 20 * figure.dpi / 72, "nobody reads another length"
-    assert places.min() > ax.bbox.x0 and places.max() < ax.bbox.x1
-
-
-def test_legends_stand_below_their_panels():
-    data = scores(
-        np.random.default_rng(0).random((5, 3, 1)),
-        ["rope", "hope", "alibi", "kerple", "fire"],
-        [4, 8, 16],
-    )
-    figure = score_panels(
-        {"schemes": data.assign_attrs(training_length=6), "twins": data.isel(checkpoint=slice(2))}
-    )
-    figure.draw_without_rendering()
-    for ax in figure.axes:
-        assert ax.get_legend().get_window_extent().y1 < ax.bbox.y0
-    first, second = (ax.get_legend() for ax in figure.axes)
-    assert [text.get_text() for text in second.get_texts()] == ["RoPE", "HoPE"]
-    assert first.get_window_extent().x1 < second.get_window_extent().x0
 
 
 def test_a_legend_of_many_long_names_is_no_wider_than_the_figure():

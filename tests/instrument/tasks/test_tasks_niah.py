@@ -132,8 +132,8 @@ def test_spans_hold_what_they_say(variant, family):
 
 
 @pytest.mark.parametrize("family", ["byte_level_bpe", "metaspace_unigram"])
-@pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize(("length", "reserve"), [(700, 128), (2048, 128), (600, 0)])
+@pytest.mark.parametrize("variant", ["single_1", "single_2", "multikey_3", "multivalue"])
+@pytest.mark.parametrize(("length", "reserve"), [(2048, 128), (600, 0)])
 def test_lengths_are_exact(variant, family, length, reserve):
     """Prompt, prefix and the reserve fit; one more word or line would not."""
     made = niah(tokenizer(family), variant, length, 2, answer="none", reserve=reserve)
