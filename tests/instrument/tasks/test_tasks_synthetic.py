@@ -3,12 +3,12 @@ samplers and prompts agree.
 """
 
 import hashlib
-import json
 
 import numpy as np
 import pytest
 from refusals import refused
 
+from position_papers.cope.errors import always_the_same
 from repo_interp.tasks import (
     Response,
     Task,
@@ -220,30 +220,6 @@ def test_the_same_seed_gives_the_same_sequences_as_before(name):
     assert hashlib.sha256(made).hexdigest()[:16] == SEQUENCES[name]
 
 
-COUNT, PAPER = {"operations": 40}, {"size": "paper"}
-SCATTERED = {"sequences": 6, "first_sequences": 6, "fewest": 1, "questions": 6, "separator": 1}
-DRAWN = [
-    ("2ced5c81495b978b", "counting", COUNT),
-    ("2e022d105b8969a3", "counting", PAPER | {"variables": 1}),
-    ("50f35fc262a60dff", "counting", PAPER | {"variables": 5}),
-    ("0f3c6e79fbd70fe9", "copying", SCATTERED | {"filler": 4, "test_from": 2}),
-    ("02b8b1f918977210", "selective_copy", PAPER),
-]
-"""SHA-256 of what was drawn when tests of its statistics still held (shares of `pass`, balanced
-values, scattered distances, sizes of the paper; commit a0d0e2be).
-"""
-
-
-@pytest.mark.parametrize(("expected", "name", "options"), DRAWN)
-def test_sequences_and_prompts_of_every_test_set_are_drawn_as_before(expected, name, options):
-    task, generator = make_task(name, **options), np.random.default_rng(11)
-    drawn = [task.batch(generator, 4, progress).tokens.tolist() for progress in (0.0, 0.4, 1.0)]
-    for test_set in task.test_sets:
-        for each in task.prompts(4, seed=2, test_set=test_set):
-            drawn.append((each.tokens, each.spans, each.generated, each.attributes, each.answers))
-    assert hashlib.sha256(json.dumps(drawn).encode()).hexdigest()[:16] == expected
-
-
 @pytest.mark.parametrize("name", SYNTHETIC)
 def test_score_of_right_and_wrong_responses(name):
     task = make_task(name)
@@ -364,6 +340,31 @@ def test_small_niah_is_what_it_says():
     assert "distractor" not in alone.spans
 
 
+def test_values_of_balanced_counting_are_equally_frequent():
+    task = make_task("counting", operations=40)
+    assert task.test_sets[3:] == tuple(f"balanced_{name}" for name in task.test_sets[:3])
+    for name in ("in_distribution", "shorter"):
+        plain, balanced = (task.prompts(300, test_set=kind) for kind in (name, f"balanced_{name}"))
+        values = [prompt.attributes["value"] for prompt in balanced]
+        assert (
+            set(values)
+            == set(task.common_values(name))
+            == set(task.common_values(f"balanced_{name}"))
+        )
+        assert (
+            always_the_same(task, balanced) < 1.5 / len(set(values)) < always_the_same(task, plain)
+        )
+        common, count = np.unique(
+            [prompt.attributes["value"] for prompt in plain], return_counts=True
+        )
+        assert set(common[count > 6]) <= set(values)  # 2 in 100
+    shorter = np.mean(
+        [prompt.attributes["value"] for prompt in task.prompts(300, test_set="shorter")]
+    )
+    # fewer passes, more increments
+    assert shorter > np.mean([prompt.attributes["value"] for prompt in task.prompts(300)]) + 0.5
+
+
 def test_keys_of_a_context_share_their_words_and_only_their_order_tells_them_apart():
     task = make_task(
         "niah_keys",
@@ -444,6 +445,50 @@ def test_copying_asks_for_the_middle_and_repeats_no_prefix():
     assert all(len(several.describe(row).spans["needle"]) == 36 for row in batch.tokens.tolist())
 
 
+def test_copying_with_words_scattered_between_leaves_no_few_distances():
+    task = make_task(
+        "copying",
+        sequences=6,
+        first_sequences=6,
+        fewest=1,
+        questions=6,
+        separator=1,
+        filler=4,
+        test_from=2,
+    )
+    assert task.training_length == 1 + 17 * 12 and task.tokens(10) == 1 + 17 * 11
+    distances = []
+    for seed in range(100):
+        batch = task.batch(np.random.default_rng(seed), 4)
+        for row, targets in zip(batch.tokens.tolist(), batch.targets, strict=True):
+            prompt = task.describe(row)
+            words, count = prompt.token_text, prompt.attributes["sequences"] + len(prompt.answers)
+            assert len(words) == task.tokens(count, 0) and words.count("|") == 5 * count
+            assert [words[at] for at in prompt.attributes["source"]] == [
+                words[at] for at in prompt.generated
+            ]
+            assert "|" not in {
+                words[at] for name in ("needle", "query") for at in prompt.spans[name]
+            }
+            assert set(prompt.generated) <= set(
+                np.flatnonzero(targets)
+            ) and targets.sum() == 11 * len(prompt.answers)
+            # one at least before each
+            assert all(words[at - 1] == "|" for at in prompt.spans["query"][::8])
+            distances.append(prompt.generated[-1] - prompt.attributes["source"][-1])
+    assert len(set(distances)) > 60 and np.bincount(distances).max() < 0.05 * len(distances)
+    (prompt,) = task.prompts(1, test_set="10")
+    assert len(prompt.tokens) == task.tokens(10) and prompt.attributes["sequences"] == 10
+    # no word of its own before each: two sequences may stand side by side
+    alone = make_task("copying", filler=2)
+    assert (
+        alone.describe(alone.batch(np.random.default_rng(0), 1, 0.0).tokens[0].tolist()).attributes[
+            "sequences"
+        ]
+        == 4
+    )
+
+
 def test_flip_flop_densities():
     task = make_task("flip_flop")
     assert task.test_sets == (
@@ -477,6 +522,37 @@ def test_flip_flop_densities():
         assert prompt.token_text[prompt.spans["needle.1.value"][0]] == prompt.answers[0]
         assert prompt.attributes["distance"] == prompt.spans["query"][0] - prompt.spans["needle"][0]
     assert (abs(task.score(halves, prompts) - 0.5) < 0.1).all()
+
+
+def test_selective_copy_and_counting_at_the_paper_s_sizes():
+    copy = make_task("selective_copy", size="paper")
+    for test_set, blanks in (("in_distribution", 256), ("dense", 128), ("sparse", 512)):
+        (prompt,) = copy.prompts(1, test_set=test_set)
+        assert len(prompt.spans["blanks"]) == prompt.attributes["blanks"] == blanks
+        assert len(prompt.generated) == len(prompt.spans["symbols"]) == 256
+        assert [prompt.tokens[at] for at in prompt.attributes["source"]] == [
+            prompt.tokens[at] for at in prompt.generated
+        ]
+    assert len(copy.task_words()) == 16 + 2
+    for variables in (1, 3, 5):
+        count = make_task("counting", size="paper", variables=variables)
+        for test_set, weight in (("in_distribution", 50), ("longer", 100), ("shorter", 10)):
+            prompts = count.prompts(12, test_set=test_set)
+            text = [word for prompt in prompts for word in prompt.token_text]
+            operations = sum(prompt.attributes["operations"] for prompt in prompts)
+            assert abs(text.count("pass") / operations - weight / (weight + 8)) < 0.1
+            assert max(prompt.attributes["operations"] for prompt in prompts) <= 512
+            for prompt in prompts:
+                needle = [prompt.token_text[at] for at in prompt.spans["needle"]]
+                assert needle[1:4] == ["=", "0", ";"]
+                assert needle.count("++") == prompt.attributes["value"]
+                assert {needle[0]} == {
+                    needle[at - 1] for at, word in enumerate(needle) if word in ("=", "++")
+                }
+    values = [
+        int(prompt.answers[0]) for prompt in make_task("counting").prompts(200, test_set="shorter")
+    ]
+    assert set(values) == set(range(11))
 
 
 def test_random_tokens_are_uniform_and_scored_in_nats():
