@@ -1,7 +1,7 @@
 """`python -m benchmarks.cost [PART ...]`: what everything costs, as a table and a page in
 figures/bench.
 
-Every part measures in one process what its rows are compared with: a ratio of two rows of a part
+The parts are those of cost.toml. Every part measures in one process what its rows are compared with: a ratio of two rows of a part
 holds on other machines too. docs/bench.md says how to read the table. A minute or two: `make bench
 PARTS="layer/512 commands/niah"`. With a GPU, and without one what can be counted: `make bench
 PARTS=accelerator`.
@@ -28,8 +28,20 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import repo_interp as ri
-from benchmarks.peers import JOBS, peers
-from benchmarks.running import Frame, Part, Row, cost, process, resident, run, sections
+from benchmarks.peers import peers  # noqa: F401 - a part, by its name
+from benchmarks.running import (
+    Cost,
+    Frame,
+    Row,
+    cost,
+    process,
+    read_parts,
+    read_toml,
+    resident,
+    row,
+    run,
+    sections,
+)
 from benchmarks.shapes import SHAPES, bridged, checkpoint_of, model_of, operations, prompt_of
 from benchmarks.textbook import textbook_rows
 from position_papers.training.configuration import TrainingConfiguration
@@ -55,7 +67,6 @@ COLUMNS = (
     "operators",
     "note",
 )
-SMOLLM2, OLMO2, GEMMA3 = "smollm2-135m", "olmo-2-1b", "gemma-3-270m"
 FORWARD, ALL = "forward pass", "all measures"
 CHEAP_NAMES = ("positions", "patterns", "attention_mass")
 STOCK, CHEAP, PATTERNS_CACHED = (
@@ -100,7 +111,7 @@ def layer(given: Namespace, tokens: int, subject: str = "olmo-2-1b layer") -> It
     repeats, measures = 1 if tokens > TEXTBOOK_UP_TO else 2, _measures()
     with torch.inference_mode():
         own_pass = cost(lambda: stock.model(input_ids=batch.tokens, use_cache=False), repeats)
-        yield {"what": FORWARD, **own_pass, "operations": operations(config, tokens)}
+        yield row(FORWARD, **own_pass, operations=operations(config, tokens))
         captured: list[Any] = []
         capture(
             bridged(stock, layout, prompt)[0],
@@ -119,8 +130,8 @@ def layer(given: Namespace, tokens: int, subject: str = "olmo-2-1b layer") -> It
             spent = cost(
                 lambda measure=measure: measure.observe(replace(captured[-1]), batch.spans), repeats
             )
-            yield {"what": measure.name, "beside": FORWARD, **spent}
-        yield {"what": ALL, "beside": FORWARD, **cost(together, repeats)}
+            yield row(measure.name, FORWARD, **spent)
+        yield row(ALL, FORWARD, **cost(together, repeats))
         if tokens <= TEXTBOOK_UP_TO:
             yield from textbook_rows(captured[-1], batch.spans)
 
@@ -133,20 +144,18 @@ def model(given: Namespace, subject: str, tokens: int, dtype: str = "float32") -
     prompt = prompt_of(tokens, config.vocab_size)
     made, own_pass = bridged(model_of(config, dtype), layout, prompt)
     ri.analyze(made, [prompt_of(64, config.vocab_size)])  # what is imported and made once
-    yield {"what": FORWARD, **cost(own_pass), "operations": operations(config, tokens)}
-    yield {
-        "what": f"{FORWARD} and {ALL}",
-        "beside": FORWARD,
-        **cost(lambda: ri.analyze(made, [prompt], _measures())),
-    }
+    yield row(FORWARD, **cost(own_pass), operations=operations(config, tokens))
+    yield row(
+        f"{FORWARD} and {ALL}", FORWARD, **cost(lambda: ri.analyze(made, [prompt], _measures()))
+    )
     if tokens <= 2048 and subject != "olmo-2-1b":  # elsewhere minutes more
         spent = cost(lambda: ri.analyze(made, [prompt]))
-        yield {"what": f"{FORWARD} and measures by default", "beside": FORWARD, **spent}
-    yield {
-        "what": "the process",
-        "megabytes": resident("VmHWM"),
-        "note": "all that it held since the row above began",
-    }
+        yield row(f"{FORWARD} and measures by default", FORWARD, **spent)
+    yield row(
+        "the process",
+        megabytes=resident("VmHWM"),
+        note="all that it held since the row above began",
+    )
 
 
 def operators(given: Namespace, tokens: int, subject: str = "olmo-2-1b layer") -> Iterator[Row]:
@@ -162,14 +171,14 @@ def operators(given: Namespace, tokens: int, subject: str = "olmo-2-1b layer") -
             call()
         return {"operators": seen.count}
 
-    yield {"what": FORWARD, **counted(lambda: stocked.model(input_ids=ids, use_cache=False))}
+    yield row(FORWARD, **counted(lambda: stocked.model(input_ids=ids, use_cache=False)))
     made, _ = bridged(stocked, layout, prompt)
     for what, measures in (
         (CHEAP, [measure_named(name) for name in CHEAP_NAMES]),
         (ALL, _measures()),
     ):
         spent = counted(lambda measures=measures: ri.analyze(made, [prompt], measures, **SILENT))
-        yield {"what": f"{FORWARD} and {what}", "beside": FORWARD, **spent}
+        yield row(f"{FORWARD} and {what}", FORWARD, **spent)
 
 
 class Operators(TorchDispatchMode):
@@ -204,17 +213,10 @@ def accelerator(
         (kind for kind in ("cuda", "mps") if getattr(torch, kind).is_available()), None
     )
     whats = (STOCK, FORWARD, f"{FORWARD} and {CHEAP}", f"{FORWARD} and {ALL}", PATTERNS_CACHED)
-    beside: dict[str, str | None] = dict(
-        zip(whats, (None, STOCK, FORWARD, FORWARD, FORWARD), strict=True)
-    )
+    beside = dict(zip(whats, ("", STOCK, FORWARD, FORWARD, FORWARD), strict=True))
     if place is None:
-        yield from (
-            {
-                "what": what,
-                "note": f"not measured: this needs an accelerator, and none is here ({dtype})",
-            }
-            for what in whats
-        )
+        why = f"not measured: this needs an accelerator, and none is here ({dtype})"
+        yield from (row(what, note=why) for what in whats)
         return
     config, layout = SHAPES[subject]
     prompt, module = prompt_of(tokens, config.vocab_size), torch.get_device_module(place)
@@ -223,7 +225,6 @@ def accelerator(
     name = module.get_device_name() if hasattr(module, "get_device_name") else place
 
     def spent(what: str, call: Callable[[], object]) -> Row:
-        row: Row = {"what": what, "beside": beside[what]}
         try:
             call()
             for reset in ("empty_cache", "reset_peak_memory_stats"):
@@ -235,14 +236,10 @@ def accelerator(
                 module.synchronize()
                 seconds.append(time.perf_counter() - began)
         except torch.OutOfMemoryError:
-            return {**row, "note": f"out of memory, {name}"}
-        peak = getattr(module, "max_memory_allocated", lambda: math.nan)() - held
-        return {
-            **row,
-            "wall_seconds": min(seconds),
-            "megabytes": peak / 2**20,
-            "note": f"{dtype}, {name}",
-        }
+            return row(what, beside[what], note=f"out of memory, {name}")
+        peak = (getattr(module, "max_memory_allocated", lambda: math.nan)() - held) / 2**20
+        note = f"{dtype}, {name}"
+        return row(what, beside[what], wall_seconds=min(seconds), megabytes=peak, note=note)
 
     with torch.inference_mode():
         yield spent(STOCK, lambda: stocked.model(input_ids=ids, use_cache=False))
@@ -283,15 +280,15 @@ def stock(given: Namespace, subject: str, tokens: int = 512) -> Iterator[Row]:
 
     with torch.inference_mode():
         for what, call in ((FORWARD, passed), ("32 tokens", generated)):
-            # in turns: clocks drift
-            spent = [[cost(partial(call, model), 2) for model in (theirs, ours)] for _ in range(3)]
-            for place, name in enumerate((f"{what} of transformers", what)):
-                least = min((pair[place] for pair in spent), key=lambda each: each["cpu_seconds"])
-                yield {
-                    "what": name,
-                    **({"beside": f"{what} of transformers"} if place else {}),
-                    **least,
-                }
+            both = _in_turns([partial(call, model) for model in (theirs, ours)], 2)
+            yield row(f"{what} of transformers", **both[0])
+            yield row(what, f"{what} of transformers", **both[1])
+
+
+def _in_turns(calls: Sequence[Callable[[], object]], repeats: int = 1) -> list[Cost]:
+    """The least that every call costs, of three times in turns: clocks drift."""
+    spent = [[cost(call, repeats) for call in calls] for _ in range(3)]
+    return [min(costs, key=lambda each: each["cpu_seconds"]) for costs in zip(*spent, strict=True)]
 
 
 def training(given: Namespace, subject: str, tokens: int = 512) -> Iterator[Row]:
@@ -311,18 +308,13 @@ def training(given: Namespace, subject: str, tokens: int = 512) -> Iterator[Row]
         optimiser.step()
         optimiser.zero_grad()
 
-    yield {"what": "training step", **cost(step, 2), "note": f"4 x {tokens} tokens"}
+    yield row("training step", **cost(step, 2), note=f"4 x {tokens} tokens")
     with tempfile.TemporaryDirectory() as folder:
         spent = cost(lambda: ri.training_scalars(ri.measure_step(trained, 1, prompts, folder)), 2)
     each = {name: spent[name] / EVERY for name in ("cpu_seconds", "wall_seconds")}
-    yield {
-        "what": "measuring",
-        "beside": "training step",
-        **spent,
-        "note": "4 prompts of 256 tokens",
-    }
+    yield row("measuring", "training step", **spent, note="4 prompts of 256 tokens")
     note = f"one of {EVERY} steps"
-    yield {"what": "measuring, per step", "beside": "training step", **spent, **each, "note": note}
+    yield row("measuring, per step", "training step", **spent | each, note=note)
 
 
 def step(
@@ -358,11 +350,10 @@ def step(
     with reproducible(configuration):
         for _, call in calls:
             call()  # AdamW makes its state
-        # in turns: clocks drift
-        spent = [[cost(call) for _, call in calls] for _ in range(3)]
-    for (what, _), costs in zip(calls, zip(*spent, strict=True), strict=True):
-        row = {**min(costs, key=lambda row: row["cpu_seconds"]), "note": f"2 x {tokens} tokens"}
-        yield {"what": what, **row, **({} if what == stepped else {"beside": stepped})}
+        costs = _in_turns([call for _, call in calls])
+    for (what, _), least in zip(calls, costs, strict=True):
+        beside = "" if what == stepped else stepped
+        yield row(what, beside, **least, note=f"2 x {tokens} tokens")
 
 
 def loading(given: Namespace, subject: str, dtype: str = "float32") -> Iterator[Row]:
@@ -375,8 +366,8 @@ def loading(given: Namespace, subject: str, dtype: str = "float32") -> Iterator[
         parameter.data_ptr(): parameter for parameter in loaded[0].original_model.parameters()
     }.values()
     size = sum(parameter.numel() * parameter.element_size() for parameter in weights)
-    yield {"what": "weights", "megabytes": size / 2**20, "note": dtype}
-    yield {"what": "load", "beside": "weights", **spent}
+    yield row("weights", megabytes=size / 2**20, note=dtype)
+    yield row("load", "weights", **spent)
 
 
 def commands(
@@ -390,36 +381,28 @@ def commands(
         "import torch, transformers; from transformers import AutoModelForCausalLM, "
         "LlamaForCausalLM"
     )
-    yield {"what": libraries, **process([sys.executable, "-c", code])}
-    yield {
-        "what": "import repo_interp",
-        "beside": libraries,
-        **process([sys.executable, "-c", "import repo_interp"]),
-    }
+    yield row(libraries, **_python("-c", code))
+    yield row("import repo_interp", libraries, **_python("-c", "import repo_interp"))
     with tempfile.TemporaryDirectory() as folder:
         checkpoint, prompts = (
             checkpoint_of(subject, dtype, folder),
             str(Path(folder) / "prompts.jsonl"),
         )
         ri.write_prompts([prompt_of(tokens - number, 100) for number in range(4)], prompts)
-        analyze = (
-            "analyze",
-            checkpoint,
-            "--prompts",
-            prompts,
-            "--dtype",
-            dtype,
-            "--out",
-            f"{folder}/run",
-        )
-        for words in (("--help",), ("inspect", checkpoint), analyze):
-            spent = process([sys.executable, "-m", "repo_interp", *words])
-            note = (
-                f"4 prompts of {tokens} tokens, measures by default, figures and page"
-                if words == analyze
-                else None
+        analyze = f"analyze {checkpoint} --prompts {prompts} --dtype {dtype} --out {folder}/run"
+        about = f"4 prompts of {tokens} tokens, measures by default, figures and page"
+        for command in ("--help", f"inspect {checkpoint}", analyze):
+            words, note = command.split(), about if command == analyze else None
+            yield row(
+                f"repo-interp {words[0]}",
+                libraries,
+                **_python("-m", "repo_interp", *words),
+                note=note,
             )
-            yield {"what": f"repo-interp {words[0]}", "beside": libraries, **spent, "note": note}
+
+
+def _python(*words: str) -> Cost:
+    return process([sys.executable, *words])
 
 
 def page(given: Namespace, subject: str) -> Iterator[Row]:
@@ -427,15 +410,11 @@ def page(given: Namespace, subject: str) -> Iterator[Row]:
     writes.
     """
     with tempfile.TemporaryDirectory() as folder:
-        yield {
-            "what": "repo-interp analyze",
-            **process(
-                [sys.executable, "-m", "repo_interp", "analyze", subject, "--out", f"{folder}/run"]
-            ),
-        }
+        words = f"-m repo_interp analyze {subject} --out {folder}/run".split()
+        yield row("repo-interp analyze", **_python(*words))
         for name in ("report.html", "run.nc"):
             size = (Path(folder) / "run" / name).stat().st_size
-            yield {"what": name, "megabytes": size / 2**20, "note": "on disk"}
+            yield row(name, megabytes=size / 2**20, note="on disk")
 
 
 def explorer(
@@ -460,21 +439,21 @@ def explorer(
         )
 
     with torch.inference_mode():
-        yield {
-            "what": FORWARD,
+        yield row(
+            FORWARD,
             **cost(lambda: bridge(torch.tensor([prompt.tokens])), 3),
-            "note": f"{len(prompt.tokens)} tokens",
-        }
-    yield {"what": "first view", "beside": FORWARD, **cost(view)}
+            note=f"{len(prompt.tokens)} tokens",
+        )
+    yield row("first view", FORWARD, **cost(view))
     for layer in edited:
         edit = {"kind": "frozen", "layer": layer}
         spent = cost(lambda edit=edit: view(edits=[{**edit, "value": float(next(values))}]), 3)
-        yield {
-            "what": f"edit in layer {layer}",
-            "beside": FORWARD,
+        yield row(
+            f"edit in layer {layer}",
+            FORWARD,
             **spent,
-            "note": f"{layers - layer} of {layers} layers run again",
-        }
+            note=f"{layers - layer} of {layers} layers run again",
+        )
     yield from _in_browser(explored, edited)
 
 
@@ -517,8 +496,8 @@ def _in_browser(explored: Any, edited: Sequence[int]) -> Iterator[Row]:
             browser.run("performance.getEntriesByName('first-contentful-paint')[0].startTime")
             / 1000
         )
-        yield {"what": "page, first paint", "wall_seconds": painted}
-        yield {"what": "page, all drawn", "beside": FORWARD, "wall_seconds": drawn}
+        yield row("page, first paint", wall_seconds=painted)
+        yield row("page, all drawn", FORWARD, wall_seconds=drawn)
         browser.run(
             "document.querySelector('section[aria-label=Continuation] input').click()"
         )  # no continuation after every change
@@ -530,11 +509,7 @@ def _in_browser(explored: Any, edited: Sequence[int]) -> Iterator[Row]:
             spent = min(
                 browser.run(_EDIT.format(layer=layer, value=3.25 + turn)) for turn in range(4)
             )
-            yield {
-                "what": f"edit in layer {layer}, until it is drawn",
-                "beside": FORWARD,
-                "wall_seconds": spent,
-            }
+            yield row(f"edit in layer {layer}, until it is drawn", FORWARD, wall_seconds=spent)
         browser.close()
 
 
@@ -542,62 +517,7 @@ def _measures() -> list[Any]:
     return [replace(measure_named(name), **OPTIONS.get(name, {})) for name in NAMES]  # pyright: ignore[reportArgumentType]
 
 
-LENGTHS = (512, 1024, 2048, 4096, 8192, 16384)
-WHOLE = [
-    *((SMOLLM2, tokens) for tokens in (512, 1024, 2048, 4096)),
-    (GEMMA3, 512),
-    (GEMMA3, 1024),
-    (OLMO2, 2048),
-    (OLMO2, 4096),
-]
-ON_ACCELERATOR = (
-    *((OLMO2, tokens, "bfloat16") for tokens in (1024, 4096, 16384)),
-    (OLMO2, 4096, "float32"),
-    (SMOLLM2, 4096, "float32"),
-)
-PARTS: dict[str, Part] = {
-    **{f"layer/{tokens}": partial(layer, tokens=tokens) for tokens in LENGTHS},
-    **{
-        f"model/{name}/{tokens}": partial(model, subject=name, tokens=tokens)
-        for name, tokens in WHOLE
-    },
-    **{f"stock/{name}": partial(stock, subject=name) for name in (SMOLLM2, GEMMA3, "mixtral")},
-    f"training/{SMOLLM2}": partial(training, subject=SMOLLM2),
-    f"step/{SMOLLM2}": partial(step, subject=SMOLLM2),
-    f"step/{SMOLLM2} layer/4096": partial(
-        step, subject=f"{SMOLLM2} layer", tokens=2048, layouts=("rope",)
-    ),
-    f"loading/{SMOLLM2}": partial(loading, subject=SMOLLM2),
-    f"loading/{OLMO2}": partial(loading, subject=OLMO2, dtype="bfloat16"),
-    "commands/niah/repo": partial(commands, subject="niah/repo"),
-    f"commands/{SMOLLM2}": partial(commands, subject=SMOLLM2, tokens=512),
-    f"commands/{OLMO2}": partial(commands, subject=OLMO2, dtype="bfloat16"),
-    **{
-        f"page/{name}": partial(page, subject=name)
-        for name in ("reversal/repo", "niah/repo", "language/rope", SMOLLM2)
-    },
-    "explorer/reversal/repo": partial(explorer, subject="reversal/repo", edited=(0, 2)),
-    f"explorer/{SMOLLM2}/512": partial(explorer, subject=SMOLLM2, edited=(5, 28), tokens=512),
-    f"explorer/{SMOLLM2}/4096": partial(explorer, subject=SMOLLM2, edited=(5, 28), tokens=4096),
-    **{
-        f"peers/{job.replace(' ', '-')}": partial(
-            peers, subject=SMOLLM2, job=job, tokens=(512, 2048) if "mass" in job else (512,)
-        )
-        for job in JOBS
-    },
-    **{
-        f"accelerator/{name}/{tokens}/{dtype}": partial(
-            accelerator, subject=name, tokens=tokens, dtype=dtype
-        )
-        for name, tokens, dtype in ON_ACCELERATOR
-    },
-    **{
-        f"accelerator/operators/{tokens}": partial(operators, tokens=tokens)
-        for tokens in (1024, 4096)
-    },
-    f"long/{SMOLLM2}": partial(model, subject=SMOLLM2, tokens=16384),
-    f"long/{OLMO2}": partial(model, subject=OLMO2, tokens=16384, dtype="bfloat16"),
-}
+PARTS = read_parts(read_toml(__file__)["parts"], globals())
 BY_NAME = ("long", "accelerator")
 """Sections that run when they are named: 16,384 tokens take an hour, and not every machine has an
 accelerator.

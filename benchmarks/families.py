@@ -25,7 +25,6 @@ import re
 import signal
 import sys
 import tempfile
-import tomllib
 from collections.abc import Collection
 from concurrent.futures.process import BrokenProcessPool
 from functools import partial
@@ -34,53 +33,23 @@ from typing import Any
 
 import pandas
 
-from benchmarks.running import in_a_process, markdown
+from benchmarks.running import in_a_process, markdown, read_toml, said_of
 from repo_interp.models.decoder import as_decoder
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
-SIZES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
-LISTS = ("layer_types", "mlp_layer_types", "no_rope_layers")
+SIZES = read_toml(__file__)
 SECONDS = 180
 COLUMNS = ("logits", "attention", "generation", "interventions", "experiments", "bridge", "load")
 ORIGINAL = 16
 """Tokens before a rotation is scaled."""
-SCALINGS: dict[str, dict[str, Any]] = {
-    "linear": {"factor": 4.0},
-    "dynamic": {"factor": 4.0},
-    "yarn": {"factor": 4.0, "original_max_position_embeddings": ORIGINAL},
-    "longrope": {"factor": 4.0, "original_max_position_embeddings": ORIGINAL},
-    "llama3": {
-        "factor": 4.0,
-        "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0,
-        "original_max_position_embeddings": ORIGINAL,
-    },
-}
-KEPT = (
-    "rope_theta",
-    "partial_rotary_factor",
-    "llama_4_scaling_beta",
-    "mrope_section",
-    "mrope_interleaved",
-)
-"""Parameters of a rotation that do not scale it."""
+SCALINGS: dict[str, dict[str, Any]] = SIZES["scalings"]
 GOOD = ("yes", "no positions", "yes (ours)", "none")
 REFUSED, UNKNOWN = "refused: ", "transformers: "
 """How the reason begins why a scaling is not tried: because `ri.load` refuses it, or because the
 stock model does not run with it.
 """
-HOOKS = (
-    "hook_q",
-    "hook_k",
-    "hook_v",
-    "hook_rot_q",
-    "hook_rot_k",
-    "hook_attn_scores",
-    "hook_pattern",
-    "hook_z",
-)
 PAGE = Path(__file__).parents[1] / "docs" / "families.md"
 INTRODUCTION = (
     Path(__file__).with_name("families_introduction.md").read_text(encoding="utf-8").rstrip("\n")
@@ -97,7 +66,7 @@ def small_configuration(family: str, **changes: Any) -> Any:
         SIZES["every"] | (SIZES["latent"] if hasattr(default, "qk_rope_head_dim") else {}) | changes
     )
     small = {name: value for name, value in sizes.items() if _settable(default, name, value)}
-    for name in LISTS:
+    for name in SIZES["lists"]:
         named = getattr(default, name, None)
         if isinstance(named, list | tuple) and _settable(default, name, named):
             small[name] = _varied(list(named))
@@ -146,7 +115,7 @@ def scaled_configuration(family: str, scaling: str) -> Any:
         # not rotated, or scaled otherwise (Gemma 4)
         if buffer is None or parameters["rope_type"] == "proportional":
             return parameters
-        kept = {name: value for name, value in parameters.items() if name in KEPT}
+        kept = {name: value for name, value in parameters.items() if name in SIZES["kept"]}
         if scaling == "longrope":
             pairs = range(len(buffer))
             kept |= {
@@ -212,7 +181,7 @@ def scaled(family: str, scaling: str) -> str:
         except InputError as error:
             return f"{REFUSED}{' '.join(str(error).replace(f'{directory}/', '').split())}"
         except Exception as error:
-            return f"{type(error).__name__}: {' '.join(str(error).split())[:140]}"
+            return said_of(error)
     return "yes" if max(errors) <= 1e-5 else f"{max(errors):.1e}"
 
 
@@ -335,7 +304,9 @@ def tried(family: str, columns: Collection[str] = COLUMNS) -> dict[str, str]:
         with torch.no_grad():
             given, cache = wrapped.run_with_cache(tokens)
         missing = [
-            name for name in HOOKS if f"blocks.{layers[0].layer_idx}.attn.{name}" not in cache
+            name
+            for name in SIZES["hooks"]
+            if f"blocks.{layers[0].layer_idx}.attn.{name}" not in cache
         ]
         if missing:
             return f"without {', '.join(missing)}"
@@ -361,7 +332,7 @@ def tried(family: str, columns: Collection[str] = COLUMNS) -> dict[str, str]:
         try:
             row[column] = does()
         except Exception as error:
-            row[column] = f"{type(error).__name__}: {' '.join(str(error).split())[:140]}"
+            row[column] = said_of(error)
     return row
 
 
@@ -378,7 +349,7 @@ def _child(family: str) -> dict[str, str]:
     except InputError as error:
         return {"refused": " ".join(str(error).split())}
     except Exception as error:
-        return {"refused": f"fails: {type(error).__name__}: {' '.join(str(error).split())[:200]}"}
+        return {"refused": f"fails: {said_of(error)}"}
 
 
 def page(rows: dict[str, dict[str, str]], version: str) -> str:

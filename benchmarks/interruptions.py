@@ -3,8 +3,8 @@ what stands is whole.
 
 Linux.
 
-    (done,) = team(1, ("analyze", ...), directory)                to its end
-    done = team(4, words, directory, kill=(1, 0.8))               four that know of each other, the second gets SIGKILL after 0.8 s
+    (done,) = team(1, "analyze ...", directory)                   to its end
+    done = team(4, command, directory, kill=(1, 0.8))             four that know of each other, the second gets SIGKILL after 0.8 s
 
 SIGKILL at random moments, and several processes on one command: given again, it ends with the bytes
 of one that nobody disturbed; nothing half-written is left. 2 and 4 processes leave the bytes of
@@ -42,49 +42,18 @@ from forked import Forked, say
 
 from benchmarks.running import Row
 
-Work = tuple[str, ...] | Callable[[], int]
-"""The words of a command, or a function that returns an exit code."""
-_SOME = ("--measures", "positions,attention_mass", "--layers", "1", "--heads", "0,1")
-_TINY = (
-    "--layers",
-    "1",
-    "--width",
-    "16",
-    "--heads",
-    "2",
-    "--steps",
-    "60",
-    "--log-every",
-    "10",
-    "--score-prompts",
-    "8",
-)
+Work = str | Callable[[], int]
+"""A command, or a function that returns an exit code."""
 _ROPE = "copying/rope_scattered"
 COMMANDS = {
-    "score": ("score", "reversal/repo", "--count", "8", "--out", "out"),
-    "train": ("train", "reversal", *_TINY, "--checkpoint-every", "20", "--out", "out"),
-    "analyze": ("analyze", "niah/repo", "--count", "6", *_SOME, "--out", "out"),
-    "figures": (
-        "figures",
-        "hope",
-        "--no-zoo",
-        "--fast",
-        "--checkpoint",
-        f"{_ROPE}={_ROPE}",
-        "--jobs",
-        "1",
-        "--out",
-        "out",
-    ),
+    "score": "score reversal/repo --count 8 --out out",
+    "train": "train reversal --layers 1 --width 16 --heads 2 --steps 60 --log-every 10 "
+    "--score-prompts 8 --checkpoint-every 20 --out out",
+    "analyze": "analyze niah/repo --count 6 --measures positions,attention_mass --layers 1 "
+    "--heads 0,1 --out out",
+    "figures": f"figures hope --no-zoo --fast --checkpoint {_ROPE}={_ROPE} --jobs 1 --out out",
 }
 """What is tried, small enough for seconds."""
-AGAIN = {
-    "score": "--overwrite",
-    "train": "--resume",
-    "analyze": "--overwrite",
-    "figures": "--overwrite",
-}
-"""With which each is given again after an interruption."""
 LAST = {".png": b"IEND\xaeB`\x82", ".pdf": b"%%EOF", ".svg": b"</svg>", ".html": b"</html>"}
 """Last bytes of whole files."""
 SIZE = 2**25
@@ -146,7 +115,7 @@ def _work(what: Work, variables: dict[str, str]) -> int:
     os.environ |= variables
     begun = time.process_time()
     try:
-        return what() if callable(what) else main(list(what))
+        return what() if callable(what) else main(what.split())
     finally:
         say(time.process_time() - begun)
 
@@ -182,11 +151,7 @@ def kills(given: Namespace, name: str, count: int = 1) -> Iterator[Row]:
     """
     preload()
     with tempfile.TemporaryDirectory() as scratch:
-        first, again = (
-            (COMMANDS[name], (*COMMANDS[name], AGAIN[name]))
-            if name in COMMANDS
-            else (resumed, resumed)
-        )
+        first, again = (COMMANDS[name], _again(name)) if name in COMMANDS else (resumed, resumed)
         clocked = (".jsonl", ".pt") if name == "train" else ()  # clock times; gone at the end
         calm = team(count, first, place := _empty(scratch, "calm"))
         expected = files(place / "out", clocked)
@@ -255,15 +220,13 @@ def disk(given: Namespace, name: str) -> Iterator[Row]:
             raise RuntimeError(f"fails undisturbed: {calm.errors}")
         # Other results than the earlier ones. Training goes elsewhere, for `--overwrite` removes
         # first.
-        other = (
-            (*COMMANDS[name][:-1], "other") if name == "train" else (*COMMANDS[name], AGAIN[name])
-        )
-        seed = () if name == "analyze" else ("--seed", "1")
+        other = f"{COMMANDS[name][:-3]}other" if name == "train" else _again(name)
+        other += " --seed 1" * (name != "analyze")
         wrong, refused = [], 0
         for room in ROOMS:
             with nearly_full(Path(scratch) / "disk", before, room) as place:
                 stood = files(place / "out")
-                (done,) = team(1, (*other, *seed), place)
+                (done,) = team(1, other, place)
                 refused += done.code != 0
                 wrong += [
                     f"{room:,} bytes left: {said}" for said in _complaints(done, place, stood)
@@ -348,6 +311,11 @@ def row(what: str, tried: int, wrong: list[str], note: str) -> Row:
         "needed": 1.0,
         "note": "; ".join([note, *wrong]),
     }
+
+
+def _again(name: str) -> str:
+    """The command, given again after an interruption."""
+    return f"{COMMANDS[name]} {'--resume' if name == 'train' else '--overwrite'}"
 
 
 def _empty(scratch: str, name: str) -> Path:

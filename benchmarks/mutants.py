@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pandas
 
-from benchmarks.running import Frame, Row
+from benchmarks.running import Frame, Row, row
 
 FLOORS = {
     "positions.": "positions",
@@ -55,13 +55,7 @@ def mutants(given: Namespace) -> Iterator[Row]:
     table["killed"] = table["code"].isin(KILLED)
     for floor, rows in table.groupby("floor", sort=False):
         tried, held = rows["code"].count(), rows["killed"].sum()
-        yield {
-            "what": floor,
-            "tried": tried,
-            "held": held,
-            "needed": 0.85,
-            "note": f"of {len(rows):,} mutants",
-        }
+        yield row(floor, tried=tried, held=held, needed=0.85, note=f"of {len(rows):,} mutants")
     survivors = table[table["code"].notna() & ~table["killed"]]
     unknown = survivors["code"].map(
         lambda code: "not looked at" if code == 0 else "no test reaches it"
@@ -70,10 +64,9 @@ def mutants(given: Namespace) -> Iterator[Row]:
         {name: reason for reason, names in looked_at.items() for name in names}
     )
     reasons = known.fillna(unknown).value_counts().sort_index()
-    yield {
-        "what": "survivors",
-        "note": "; ".join(f"{count} live: {reason}" for reason, count in reasons.items()),
-    }
+    yield row(
+        "survivors", note="; ".join(f"{count} live: {reason}" for reason, count in reasons.items())
+    )
 
 
 def drawn(name: str, share: float) -> bool:
@@ -92,15 +85,8 @@ def verdicts(directory: Path) -> dict[str, int | None]:
 
 
 def _mutmut(names: list[str], minutes: float) -> None:
-    command = [
-        sys.executable,
-        "-c",
-        "from mutmut.__main__ import cli; cli()",
-        "run",
-        "--max-children",
-        "1",
-        *names,
-    ]
+    code = "from mutmut.__main__ import cli; cli()"
+    command = [sys.executable, "-c", code, "run", "--max-children", "1", *names]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
         try:
             process.wait(60 * minutes)

@@ -29,66 +29,24 @@ from PIL import Image
 from repo_interp.plots.style import with_palette
 
 _ALL = "positions,patterns,attention_mass,components,three_axis,fake_distance,rotation,maps,segments,position_sources"
-COMMANDS: dict[str, tuple[str, ...]] = {
-    "niah_repo": (
-        *(
-            "analyze",
-            "niah/repo",
-            "--count",
-            "4",
-            "--measures",
-            _ALL,
-            "--experiments",
-            "perturbation,extrapolation,saliency",
-        ),
-        *(
-            "--set",
-            "extrapolation.sequences=8",
-            "--set",
-            "perturbation.gammas=0.1",
-            "--set",
-            "perturbation.l_maxes=2,4",
-        ),
-    ),
-    "niah_rope": ("analyze", "niah/rope", "--count", "4", "--measures", _ALL),
-    "counting_cope": ("analyze", "counting/cope", "--count", "4", "--measures", f"{_ALL},gates"),
-    "llama": (
-        "analyze",
-        "{model}/tiny_llama",
-        "--prompts",
-        "{model}/prompts.jsonl",
-        "--measures",
-        _ALL,
-        "--batch-size",
-        "2",
-    ),
-    "score_niah": ("score", "niah/repo", "--count", "12"),
-    "score_reversal": ("score", "reversal/repo", "--count", "12"),
-    "reversal_repo": (
-        "analyze",
-        "reversal/repo",
-        "--count",
-        "4",
-        "--measures",
-        _ALL,
-        "--experiments",
-        "effects,atlas",
-    ),
-    "language_rope": (
-        "analyze",
-        "language/rope",
-        "--count",
-        "4",
-        "--measures",
-        _ALL.replace("attention_mass,", ""),
-    ),
-    "smollm2": (
-        *("analyze", "smollm2-135m", "--count", "2", "--length", "512"),
-        *("--measures", "attention_rows,predictions,components,three_axis,fake_distance,rotation"),
-    ),
-    "compare_niah": ("compare", "{work}/niah_repo", "{work}/niah_rope"),
-    "compare_scores": ("compare", "{work}/score_niah", "{work}/score_reversal"),
-    "figures": ("figures", "all", "--fast"),
+COMMANDS = {
+    "niah_repo": f"analyze niah/repo --count 4 --measures {_ALL} "
+    "--experiments perturbation,extrapolation,saliency --set extrapolation.sequences=8 "
+    "--set perturbation.gammas=0.1 --set perturbation.l_maxes=2,4",
+    "niah_rope": f"analyze niah/rope --count 4 --measures {_ALL}",
+    "counting_cope": f"analyze counting/cope --count 4 --measures {_ALL},gates",
+    "llama": "analyze {model}/tiny_llama --prompts {model}/prompts.jsonl --batch-size 2 "
+    f"--measures {_ALL}",
+    "score_niah": "score niah/repo --count 12",
+    "score_reversal": "score reversal/repo --count 12",
+    "reversal_repo": f"analyze reversal/repo --count 4 --measures {_ALL} --experiments effects,atlas",
+    "language_rope": "analyze language/rope --count 4 --measures "
+    + _ALL.replace("attention_mass,", ""),
+    "smollm2": "analyze smollm2-135m --count 2 --length 512 --measures attention_rows,"
+    "predictions,components,three_axis,fake_distance,rotation",
+    "compare_niah": "compare {work}/niah_repo {work}/niah_rope",
+    "compare_scores": "compare {work}/score_niah {work}/score_reversal",
+    "figures": "figures all --fast",
 }
 _TIMED = re.compile(r"efficiency|R7 \(time\)")
 """Figures and rows of tables that hold measured times."""
@@ -149,7 +107,7 @@ def _run(work: Path, names: list[str]) -> None:
     if not model.exists():
         _tiny_llama(model)
     for name in names:
-        words = [word.format(work=work, model=model) for word in COMMANDS[name]]
+        words = [word.format(work=work, model=model) for word in COMMANDS[name].split()]
         shutil.rmtree(work / name, ignore_errors=True)
         sys.stdout.write(f"repo-interp {' '.join(words)}\n")
         sys.stdout.flush()

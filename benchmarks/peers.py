@@ -327,20 +327,9 @@ def _one(job: str, side: str, directory: str, tokens: int, file: Path) -> Row:
 
     Raises OSError with the last line that it said where it fails.
     """
-    command = [
-        sys.executable,
-        "-W",
-        "ignore",
-        "-m",
-        "benchmarks.peers",
-        job,
-        side,
-        directory,
-        str(tokens),
-        str(file),
-    ]
+    command = [sys.executable, *["-W", "ignore", "-m", "benchmarks.peers"], job, side, directory]
     done = subprocess.run(
-        command,
+        [*command, str(tokens), str(file)],
         capture_output=True,
         text=True,
         env=os.environ | {"TRANSFORMERS_VERBOSITY": "error"},

@@ -16,52 +16,19 @@ import venv
 import xml.etree.ElementTree as ElementTree
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator, Sequence
-from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import pandas
 
-from benchmarks.interruptions import COMMANDS, disk, kills, processes
-from benchmarks.mutants import mutants
-from benchmarks.running import Frame, Part, Row, run, sections
+from benchmarks.interruptions import disk, kills, processes  # noqa: F401 - parts, by their names
+from benchmarks.mutants import mutants  # noqa: F401
+from benchmarks.running import Frame, Row, read_parts, read_toml, row, run, sections
 
 COLUMNS = ("what", "tried", "held", "needed", "note")
 TABLE, PAGE = Path("benchmarks/robustness.csv"), Path("docs/trust.md")
-CATALOGUE = {
-    "bad inputs": ("cli/test_bad_inputs",),
-    "Hugging Face's logits, broken checkpoints": (
-        "models/test_parity",
-        "models/test_checkpoints",
-        "models/test_broken_checkpoints",
-    ),
-    "code from a checkpoint, at every loader": ("cli/test_own_code",),
-    "our checkpoints and adapters in other libraries": ("models/test_other_libraries",),
-    "GGUF files and adapters": ("models/test_gguf", "models/test_adapters"),
-    "interventions that end in any order": ("interventions/test_interventions",),
-    "two writers, full disks, damaged files": ("test_losing_nothing",),
-    "packages that fail": ("test_extension",),
-    "files of others that name paths": ("cli/test_files_of_others",),
-    "scaled rotations, frequencies by length, models as they run": (
-        "models/test_measured_rotation",
-        "models/test_families",
-    ),
-    "audits of sound and broken models": ("models/test_audit",),
-    "text parts of larger models, wrapped models": (
-        "models/test_text_parts",
-        "models/test_wrapped",
-    ),
-    "logs of evaluations": ("tasks/test_tasks_prompts",),
-    "measures that change what others see": ("measures/test_new_measure",),
-    "schemes with positions and a bias": ("positions/test_schemes",),
-    "degenerate prompts, small samples, controls": (
-        "analysis/test_odd_inputs",
-        "experiments/test_extrapolation",
-    ),
-    "wrong names before a model is loaded": ("cli/test_names_first",),
-}
-"""Tests of the suite by what they try to break."""
+STATED = read_toml(__file__)
 OFFICIAL = ("models/test_official", "models/test_parity", "analysis/test_run_goldens")
 RANGED = ("transformers", "transformer-lens")
 """Libraries whose oldest and newest versions are tried, by the ranges in pyproject.toml; torch is
@@ -73,7 +40,7 @@ def catalogue(given: Namespace) -> Iterator[Row]:
     """Every bad input is one line and exit code 2; no answer is silently wrong; nothing is lost; no
     code of a checkpoint runs.
     """
-    for what, tests in CATALOGUE.items():
+    for what, tests in STATED["catalogue"].items():
         yield _tested(what, tests)
 
 
@@ -95,30 +62,23 @@ def versions(given: Namespace, end: str) -> Iterator[Row]:
     if not place.exists():
         venv.create(place, with_pip=True)
 
-    def pip(*words: str) -> str:
-        return subprocess.run(
-            [python, "-m", "pip", *words], check=True, stdout=subprocess.PIPE, text=True
-        ).stdout
+    def pip(words: str) -> str:
+        command = [python, "-m", "pip", *words.split()]
+        return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
 
     stated = tomllib.loads(Path("pyproject.toml").read_text(encoding="utf-8"))["project"][
         "dependencies"
     ]
     lower = dict(re.findall(r"^([\w-]+)>=([\d.]+)", "\n".join(stated), re.MULTILINE))
     # an open range fetches gigabytes of CUDA libraries
-    pip("install", "--quiet", "--constraint", "constraints.txt", "torch")
-    pip(
-        "install",
-        "--quiet",
-        "--upgrade",
-        ".",
-        "pytest",
-        *(f"{name}=={lower[name]}" for name in RANGED if end == "oldest"),
-    )
+    pip("install --quiet --constraint constraints.txt torch")
+    oldest = " ".join(f"{name}=={lower[name]}" for name in RANGED if end == "oldest")
+    pip(f"install --quiet --upgrade . pytest {oldest}")
     found = re.findall(
         r"^(?:torch|transformers|transformer-lens)==\S+", pip("freeze"), re.MULTILINE
     )
     # The installed package is tested, not the checkout.
-    options = ("-W", "default", "--import-mode=append", "-o", "pythonpath=tests/support")
+    options = ["-W", "default", "--import-mode=append", "-o", "pythonpath=tests/support"]
     yield _tested(end, OFFICIAL, *options, python=python, PYTHONPATH="") | {
         "note": ", ".join(found)
     }
@@ -131,18 +91,8 @@ def _tested(
     paths = [f"tests/instrument/{name}.py" for name in tests]
     with TemporaryDirectory() as scratch:
         report = f"{scratch}/report.xml"
-        command = [
-            python,
-            "-m",
-            "pytest",
-            "-q",
-            "-p",
-            "no:cacheprovider",
-            f"--junitxml={report}",
-            *options,
-            *paths,
-        ]
-        subprocess.run(command, env=os.environ | variables)
+        command = [python, *["-m", "pytest", "-q", "-p", "no:cacheprovider", "--junitxml"], report]
+        subprocess.run([*command, *options, *paths], env=os.environ | variables)
         suites = list(ElementTree.parse(report).getroot().iter("testsuite"))
     count = {
         name: sum(int(suite.get(name, 0)) for suite in suites)
@@ -150,22 +100,10 @@ def _tested(
     }
     tried = count["tests"] - count["skipped"]
     held = tried - count["failures"] - count["errors"]
-    return {"what": what, "tried": tried, "held": held, "needed": 1.0, "note": ", ".join(paths)}
+    return row(what, tried=tried, held=held, needed=1.0, note=", ".join(paths))
 
 
-PARTS: dict[str, Part] = {
-    "catalogue": catalogue,
-    "fuzz": fuzz,
-    **{f"kills/{name}": partial(kills, name=name) for name in COMMANDS},
-    **{
-        f"processes/{name}": partial(processes, name=name)
-        for name in ("score", "analyze", "figures")
-    },
-    "processes/resumed": partial(kills, name="resumed", count=2),
-    **{f"disk/{name}": partial(disk, name=name) for name in COMMANDS},
-    "mutants": mutants,
-    **{f"versions/{end}": partial(versions, end=end) for end in ("oldest", "newest")},
-}
+PARTS = read_parts(STATED["parts"], globals())
 
 
 def write_page(file: Path, table: Frame) -> None:

@@ -19,10 +19,12 @@ import os
 import platform
 import sys
 import time
+import tomllib
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
+from functools import partial
 from importlib.metadata import version
 from itertools import groupby
 from multiprocessing import get_context
@@ -33,7 +35,7 @@ import pandas
 
 Row = dict[str, Any]
 Frame = Any  # a pandas.DataFrame: pandas' own types do not know what its columns give
-Cost = dict[str, float]
+Cost = dict[str, Any]
 """`cpu_seconds`, `wall_seconds`, `megabytes` (2^20 bytes); NaN for what the system does not tell.
 """
 Part = Callable[[Namespace], Iterable[Row]]
@@ -95,7 +97,7 @@ def run(
         try:
             rows = in_a_process(_rows, parts[name], given)
         except Exception as error:
-            failures.append(f"{name}: {type(error).__name__}: {' '.join(str(error).split())[:300]}")
+            failures.append(f"{name}: {said_of(error, 300)}")
             continue
         new += rows
         keep(given.table, columns, name, rows, list(parts))
@@ -104,6 +106,31 @@ def run(
     if failures:
         raise SystemExit("\n".join(failures))
     return new
+
+
+def row(what: str, beside: str = "", **columns: Any) -> Row:
+    """A row of a table: what is measured, the row it is compared with, and other columns."""
+    return {"what": what} | ({"beside": beside} if beside else {}) | columns
+
+
+def read_toml(module: str) -> dict[str, Any]:
+    """What is stated in the TOML file beside a module, given the module's file."""
+    return tomllib.loads(Path(module).with_suffix(".toml").read_text(encoding="utf-8"))
+
+
+def read_parts(
+    stated: Mapping[str, dict[str, Any]], functions: Mapping[str, Any]
+) -> dict[str, Part]:
+    """Parts by name: the function that is named, else that of the section, with its options."""
+    return {
+        name: partial(functions[options.pop("function", name.partition("/")[0])], **options)
+        for name, options in stated.items()
+    }
+
+
+def said_of(error: Exception, longest: int = 140) -> str:
+    """An error in one line."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:longest]}"
 
 
 def in_a_process(work: Callable[..., Any], *arguments: Any, start: str = "spawn") -> Any:

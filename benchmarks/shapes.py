@@ -15,52 +15,25 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from transformers import (
-    AutoModelForCausalLM,
-    Gemma3TextConfig,
-    LlamaConfig,
-    MixtralConfig,
-    Olmo2Config,
-    PreTrainedModel,
-)
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.initialization import no_init_weights
 
 import repo_interp as ri
-from benchmarks.running import process
+from benchmarks.running import process, read_toml
 from repo_interp.models.capture import decode
 from repo_interp.models.provenance import Origin, remember_origin
 from repo_interp.tasks.prompt import Prompt
 
-_SIZES = (
-    "num_hidden_layers",
-    "hidden_size",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "intermediate_size",
-    "vocab_size",
-)
-_TOKENS = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": 0}
+_STATED = read_toml(__file__)
 
 
-def _config(kind: type, *sizes: int, **others: int) -> Any:
-    tied = kind in (LlamaConfig, Gemma3TextConfig)
-    every = {"tie_word_embeddings": tied, "max_position_embeddings": 32_768, **_TOKENS}
-    return kind(**dict(zip(_SIZES, sizes, strict=True)), **every, **others)
+def _shape(layout: str, **sizes: Any) -> tuple[Any, str]:
+    """A configuration, and the layout: which layers assign positions how."""
+    ends = {"bos_token_id": None, "eos_token_id": None}
+    return AutoConfig.for_model(**_STATED["every"], **ends, **sizes), layout
 
 
-SHAPES = {
-    "smollm2-135m": (_config(LlamaConfig, 30, 576, 9, 3, 1536, 49_152), "rope"),
-    "smollm2-135m layer": (_config(LlamaConfig, 1, 576, 9, 3, 1536, 49_152), "rope"),
-    "olmo-2-1b": (_config(Olmo2Config, 16, 2048, 16, 16, 8192, 100_352), "repo@5"),
-    "olmo-2-1b layer": (_config(Olmo2Config, 1, 2048, 16, 16, 8192, 1024), "repo"),
-    "gemma-3-270m": (
-        _config(Gemma3TextConfig, 18, 640, 4, 1, 2048, 262_144, head_dim=256, sliding_window=512),
-        "rope",
-    ),
-    "mixtral": (_config(MixtralConfig, 4, 256, 8, 4, 512, 1024, num_local_experts=4), "rope"),
-    "tiny": (_config(LlamaConfig, 2, 32, 2, 2, 64, 128), "repo@1"),  # for tests
-}
-"""By name, a configuration, and the layout: which layers assign positions how."""
+SHAPES = {name: _shape(**sizes) for name, sizes in _STATED["shapes"].items()}
 
 
 def operations(config: Any, tokens: int) -> float:
