@@ -36,8 +36,8 @@ from repo_interp.models.reposition import longest_prompt, with_layout
 from repo_interp.tasks import Prompt
 
 DIFFERENT = (
-    *("gpt_neox", "cohere2", "gemma3_text", "gpt_oss", "gpt2", "qwen3_next", "lfm2"),
-    *("deepseek_v32", "nanochat", "inkling_text", "bloom", "falcon", "gptj"),
+    *("gpt_neox", "glm4", "cohere2", "gemma3_text", "gpt_oss", "gpt2", "qwen3_next", "lfm2"),
+    *("deepseek_v32", "nanochat", "inkling_text", "bloom", "mpt", "falcon", "gptj"),
 )
 """Fused and partial; interleaved pairs; layers without rotation; two frequencies; sinks; experts;
 learned absolute positions; hybrids; latent attention, with a selection of keys; a norm after the
