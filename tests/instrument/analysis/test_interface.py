@@ -356,6 +356,12 @@ def test_arguments_of_another_kind_are_refused_in_one_line(niah, task_prompts, t
         ("test_interface.py is a file", ri.plots.write_figures, run, __file__),
         ("give the model inside", ri.analyze, torch.nn.DataParallel(tiny("llama")), [[1]]),
         ("wanted.*; got a Linear", ri.reposition, torch.nn.Linear(2, 2), "repo"),
+        (
+            "frequencies of this model are on 'meta'",
+            ri.reposition,
+            tiny("llama").to("meta"),
+            "repo",
+        ),
         ("are on 'meta' and hold no numbers", ri.analyze, tiny("llama").to("meta"), [[1]]),
         ("on 'meta' and hold no numbers", ri.save, meta, tmp_path / "a"),
         ("on 'meta' and hold no numbers", ri.verify, tiny("llama").to("meta")),
