@@ -3,7 +3,7 @@
 Public as `ri.interventions`.
 
     replacing    below those on positions: rows of positions replaced by a function, for heads and tokens      `replaced`, `positions_of`
-    positions    linearised, frozen, permuted, swapped, scaled, rounded, clipped, shifted, copied, transplanted, ranked,
+    positions    linearised, straightened, frozen, permuted, swapped, scaled, rounded, clipped, shifted, copied, transplanted, ranked,
                  segmented, set
     patching     positions patched from a clean prompt into a corrupted one, as TransformerLens does
     keys         keys exchanged or moved alone, as the experiment `perturbation` needs it
@@ -42,6 +42,7 @@ from repo_interp.interventions.positions import (
     segmented,
     set_positions,
     shifted,
+    straightened,
     swapped_heads,
     swapped_tokens,
     transplanted,
@@ -76,6 +77,7 @@ __all__ = [
     "segmented",
     "set_positions",
     "shifted",
+    "straightened",
     "swapped_heads",
     "swapped_tokens",
     "transplanted",
