@@ -10,7 +10,7 @@ Public as `ri.interventions`.
     ablation     outputs of heads, or pairs of their queries and keys, replaced by zero or their mean
     paths        the direct path from heads into queries, keys, values or positions of later heads
     edits        position edits as data, which `positions`, the explorer and `effects` share
-    extension    position interpolation, YaRN, LM-Infinite; other frequencies for heads, layers or the model
+    extension    position interpolation, YaRN, LM-Infinite, InfLLM; other frequencies for heads, layers or the model
 
 Each is a context manager; what it changes is undone when it ends, also when the pass raised. They
 nest, `with frozen(...), shifted(...):`, and end in any order. While one lasts, its model cannot be
@@ -22,7 +22,7 @@ import warnings
 from typing import Any
 
 from repo_interp.interventions.ablation import ablate, query_key_means
-from repo_interp.interventions.extension import interpolated, lm_infinite, rescaled, yarn
+from repo_interp.interventions.extension import infllm, interpolated, lm_infinite, rescaled, yarn
 from repo_interp.interventions.keys import Shift, exchanged_keys, moved_keys
 from repo_interp.interventions.patching import (
     get_act_patch_positions_all_pos,
@@ -62,6 +62,7 @@ __all__ = [
     "get_act_patch_positions_all_pos",
     "get_act_patch_positions_by_pos",
     "heads_with_positions",
+    "infllm",
     "interpolated",
     "linearised",
     "lm_infinite",

@@ -73,6 +73,7 @@ FORWARD = {
     "interpolated": lambda model: iv.interpolated(model, 2.0),
     "yarn": lambda model: iv.yarn(model, 4.0, 8),
     "lm_infinite": lambda model: iv.lm_infinite(model, 6, 2),
+    "infllm": lambda model: iv.infllm(model, 6),
     "patching": patching._named_shortly,
 }
 ALL = CASES | FORWARD
