@@ -68,6 +68,7 @@ from repo_interp.interventions.keys import has_keys_to_move
 from repo_interp.measures.labels import described_group
 from repo_interp.models.decoder import as_decoder, attentions_of
 from repo_interp.models.outputs import attention_outputs
+from repo_interp.run import with_schemes
 from repo_interp.side_by_side import restore_order
 from repo_interp.store import NOT_KEPT, Store
 from repo_interp.tasks import Prompt, Response
@@ -460,11 +461,12 @@ class Perturbation(Experiment):
             return answers.summary(scoring) | {"output_change": change.tolist()}
 
         axes = {"kind": self.kinds, "gamma": sorted({0.0, *self.gammas}), "l_max": self.l_maxes}
+        found = Grid(axes, point, {"output_change": ("layer", "head")}).compute(store, progress)
         group = described_group(
-            Grid(axes, point, {"output_change": ("layer", "head")}).compute(store, progress),
+            found.assign_coords(layer=numbers, head=np.arange(shape[1])),
             score_texts(_TEXTS, scoring),
-            {"layer": numbers, "head": range(shape[1])},
         )
+        group = with_schemes(group, as_decoder(model).schemes)
         group["l_max"].attrs = {"long_name": "largest distance of a move", "units": "tokens"}
         group["gamma"].attrs = {"long_name": "share of tokens moved", "units": "1"}
         return group.assign_attrs(
