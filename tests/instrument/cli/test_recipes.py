@@ -1,4 +1,4 @@
-"""The eleven recipes of docs/recipes.md run on small models, and agree with plain transformers."""
+"""The twelve recipes of docs/recipes.md run on small models, and agree with plain transformers."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ def attentions(stock, tokens):
         return torch.stack(stock(tokens, output_attentions=True).attentions)[:, 0]
 
 
-def test_there_are_eleven_each_with_its_output():
+def test_there_are_twelve_each_with_its_output():
     text = recipes.PAGE.read_text(encoding="utf-8")
-    assert len(CODE) == 11 == len(re.findall(r"^## ", text, re.MULTILINE))
+    assert len(CODE) == 12 == len(re.findall(r"^## ", text, re.MULTILINE))
     assert all(found[5].strip() for found in recipes.RECIPE.finditer(text))
     for title, code in CODE.items():
         lines = [line for line in code.splitlines() if line.strip()]
@@ -169,3 +169,18 @@ def test_stopped_pairs_are_those_of_stock_frequencies(stock, tmp_path, monkeypat
     plain = line("as it is", 1.0)
     assert {plain, half, hope} <= {*printed.splitlines()}
     assert len({text.split(": ")[1] for text in (plain, half, hope)}) == 3
+
+
+def test_more_pairs_build_a_function_of_the_distance_better(tmp_path, monkeypatch):
+    title = "Any function of the distance, built from rotations"
+    printed, names = ran(title, tmp_path, monkeypatch)
+    for line in printed.splitlines():
+        errors = [float(word) for word in line.split(": ")[1].split()]
+        assert errors == sorted(errors, reverse=True) and errors[-1] < 1
+    # what is left is orthogonal to all waves: a closed form of the least-squares error
+    waves, wanted = names["waves"].numpy(), names["wanted"].numpy()
+    basis, sizes, _ = np.linalg.svd(waves, full_matrices=False)
+    basis = basis[:, sizes > sizes[0] * len(waves) * np.finfo(float).eps]
+    left = wanted - basis @ (basis.T @ wanted)
+    error = np.linalg.norm(left) / np.linalg.norm(wanted)
+    assert_allclose(names["errors"][-1], error, rtol=1e-3, atol=1e-4)
