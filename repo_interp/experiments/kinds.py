@@ -8,7 +8,9 @@
 
 Kinds are those of `measures.position_sources` on the same prompts. Heads that share their positions
 are frozen together, in controls too. `EVERY` are all heads that learn positions; they, and a kind
-of more than half of them, have no controls.
+of more than half of them, have no controls. RePo's special cases are `CASES`, all heads that learn
+positions at once: a constant (NoPE), the line fitted to each head's positions, and the token index
+(RoPE).
 
 Intervals are Student's, at 95 %, of a ratio: with x_b the sum of changes over the n_b tokens of
 block b of B,
@@ -24,7 +26,7 @@ the first class that fits: generated, a number (its text has a digit), the first
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import pairwise
@@ -44,7 +46,7 @@ from repo_interp.experiments.experiment import Experiment, Plan, Progress, requi
 from repo_interp.experiments.grid import Grid
 from repo_interp.experiments.prompt_sets import Windows
 from repo_interp.inputs import AttentionInputs, Spans
-from repo_interp.interventions.positions import frozen
+from repo_interp.interventions.positions import frozen, linearised, straightened
 from repo_interp.measures.kernels.segmentation import INSIDE, STARTS
 from repo_interp.measures.labels import described
 from repo_interp.measures.position_sources import KINDS_OF_HEADS, PositionSources
@@ -59,6 +61,12 @@ from repo_interp.tasks.task import Scoring
 from repo_interp.values import Count, Seed
 
 EVERY = "all heads"
+CASES = {
+    EVERY: frozen,
+    "all heads, straight lines": straightened,
+    "all heads, token index": linearised,
+}
+"""Kinds of all heads, and what their positions become; those of other kinds are frozen."""
 CLASSES = ("generated", "numbers", "first of lines", "copies", "others")
 """Classes of tokens; a token belongs to the first that fits."""
 PROMPTS = 10
@@ -190,12 +198,13 @@ def _read(
     prompt: Prompt,
     recording: Callable[[], Recording],
     heads: Heads | None,
+    change: Callable[[PreTrainedModel, Heads], AbstractContextManager],
 ) -> list[float]:
-    """Score of a prompt and losses of its tokens with `heads` frozen; None: none; []: NaN."""
+    """Score of a prompt and losses of its tokens with `heads` changed; None: none; []: NaN."""
     clean, losses, likeliest = recording(), list[float](), list[int]()
     if heads == []:
         return [np.nan] * len(prompt.tokens)
-    with nullcontext() if heads is None else frozen(model, heads):
+    with nullcontext() if heads is None else change(model, heads):
         hidden = clean.last_hidden if heads is None else resume_pass(model, clean, min(heads)[0])
     for states, following in zip(
         hidden[0, :-1].split(AT_ONCE), clean.tokens[0, 1:].split(AT_ONCE), strict=True
@@ -238,9 +247,8 @@ class Kinds(Experiment):
             )
         for judge in (scoring, Windows()):
             require_targets(self.name, judge, prompts)
-        changed = (1 + len(KINDS_OF_HEADS) * (1 + self.draws)) * (
-            1 - learned[0] / decoder.layer_count
-        )
+        count, sets = decoder.layer_count, len(CASES) + len(KINDS_OF_HEADS) * (1 + self.draws)
+        changed = sets * (count - learned[0]) / count
 
         return Plan(
             self,
@@ -259,12 +267,13 @@ class Kinds(Experiment):
         progress: Progress | None,
     ) -> xr.Dataset:
         rows, sets = rows_by_kind(model, prompts), dict[str, list[list[Heads]]]()
-        for kind in (EVERY, *KINDS_OF_HEADS):
-            own = [heads for known, heads in rows if kind in (known, EVERY)]
+        for kind in (*CASES, *KINDS_OF_HEADS):
+            own = [heads for known, heads in rows if kind == known or kind in CASES]
             others = [heads for _, heads in rows if heads not in own]
             drawn = drawn_sets(others, len(own), self.draws, self.seed)
             sets |= {kind: [own, *drawn, *[[]] * (self.draws - len(drawn))]} if own else {}
         heads = [sum(some, start=Heads()) for of_kind in sets.values() for some in of_kind]
+        edits = [CASES.get(kind, frozen) for kind, of_kind in sets.items() for _ in of_kind]
         device = as_decoder(model).device
         recording = lru_cache(1)(
             lambda tokens: record_pass(model, torch.tensor([tokens], device=device))
@@ -272,8 +281,8 @@ class Kinds(Experiment):
 
         def point(number: int, place: int) -> dict[str, Any]:
             prompt, some = prompts[number], None if place == 0 else heads[place - 1]
-            clean = partial(recording, prompt.tokens)
-            return {"reading": _read(model, scoring, prompt, clean, some)}
+            clean, change = partial(recording, prompt.tokens), edits[place - 1]
+            return {"reading": _read(model, scoring, prompt, clean, some, change)}
 
         axes = {"prompt": range(len(prompts)), "set": range(1 + len(heads))}
         grid = Grid(axes, point, {"reading": ("token",)})
@@ -307,6 +316,11 @@ class Kinds(Experiment):
                     xr.DataArray([len(some) for some in heads[:: 1 + self.draws]], dims="kind"),
                     "heads of the kind",
                     "heads",
+                ),
+                "loss": described(
+                    xr.DataArray(np.concatenate([rows[0, 1:] for rows in read]).mean()),
+                    "mean -log p of a token, positions as the model assigns them",
+                    "nat",
                 ),
                 "tokens": described(in_class.sum("sample"), "tokens of the class", "tokens"),
                 "block_change": described(

@@ -22,7 +22,12 @@ gamma = 1 a few tokens stay.
 Choices where the paper is silent. Text is judged as it then stands: its log perplexity contains
 that it has become stranger text. `log_perplexity_rise` leaves that out: over the targets that no
 move touched (for text: neither target nor the token before it), the difference to the same targets
-undisturbed. A key from a later token tells a little about it, through the weights alone
+undisturbed. `output_change` is the relative change of a head's attention outputs (before Wo),
+
+    sqrt(sum_i |o'_i - o_i|^2 / sum_i |o_i|^2)    over the tokens i of all prompts; for text, over
+                                                  those that did not move
+
+with the changes of earlier layers in it. A key from a later token tells a little about it, through the weights alone
 (feature_order, literally the paper's); feature_placement tells nothing. With learned positions an
 offset in positions is not one in tokens: `offset_unit="range"` scales it by the reach of a head's
 positions over the prompt's tokens less one; the same for an index.
@@ -32,11 +37,11 @@ from __future__ import annotations
 
 import dataclasses
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import Annotated, ClassVar, Literal, get_args
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 import numpy as np
 import torch
@@ -62,6 +67,8 @@ from repo_interp.interventions import Shift, exchanged_keys, moved_keys
 from repo_interp.interventions.keys import has_keys_to_move
 from repo_interp.measures.labels import described_group
 from repo_interp.models.decoder import as_decoder, attentions_of
+from repo_interp.models.outputs import attention_outputs
+from repo_interp.run import with_schemes
 from repo_interp.side_by_side import restore_order
 from repo_interp.store import NOT_KEPT, Store
 from repo_interp.tasks import Prompt, Response
@@ -97,6 +104,7 @@ _TEXTS = {
         "rise of -log p against no perturbation, over the targets that no move touched",
         "nat",
     ),
+    "output_change": ("relative change of attention outputs, by head", "1"),
     "moved_share": ("share of all tokens that were moved, mean over layers and prompts", "1"),
 }
 
@@ -228,6 +236,7 @@ def answers_at(
     plain: Sequence[Response],
     point: Disturbance,
     batch_size: int,
+    receive_outputs: Callable[[np.ndarray], object] | None = None,
 ) -> Answers:
     """Answer disturbed prompts, those of similar length side by side.
 
@@ -238,6 +247,8 @@ def answers_at(
         plain: Responses to them.
         point: Kind, share and reach of the moves.
         batch_size: Prompts side by side.
+        receive_outputs: Called per batch with the sums of |o' - o|^2 and |o|^2 over tokens [2, layer,
+            head], of attention outputs; costs an undisturbed pass more.
 
     Returns:
         Answers in the order of the prompts.
@@ -248,8 +259,21 @@ def answers_at(
         some, context, moved = disturbed(
             model, [prompts[number] for number in numbers], numbers, point
         )
-        with context, renumber_prompts(numbers):
+        outputs: tuple[dict[int, Tensor], ...] = ({}, {})
+        observed = [nullcontext(), nullcontext()]
+        if receive_outputs is not None:
+            observed = [attention_outputs(model, found.__setitem__) for found in outputs]
+            with observed[0]:
+                same = [prompts[number] for number in numbers]
+                forced_responses(model, scoring, same, len(same))
+        with context, renumber_prompts(numbers), observed[1]:
             answers = forced_responses(model, scoring, some, len(some))
+        if receive_outputs is not None:
+            compared = np.arange(moved.shape[-1]) < np.array([[len(each.tokens)] for each in some])
+            if point.kind == "text_order":
+                compared &= ~moved[:, 0]
+            known = torch.from_numpy(compared).to(as_decoder(model).device)
+            receive_outputs(_squares(model, *outputs, known))
         for number, prompt, answer, moves in zip(numbers, some, answers, moved, strict=True):
             targets = np.array(scoring.targets(prompt))
             touched = moves[0] if point.kind == "text_order" else np.zeros_like(moves[0])
@@ -258,6 +282,20 @@ def answers_at(
             rise = (np.array(before) - np.array(after))[untouched]
             found[-1].append((prompt, answer, rise, float(moves[:, : len(prompt.tokens)].mean())))
     return Answers(*zip(*restore_order(cut, found), strict=True))
+
+
+def _squares(
+    model: nn.Module, plain: dict[int, Tensor], changed: dict[int, Tensor], compared: Tensor
+) -> np.ndarray:
+    """Sums of |o' - o|^2 and |o|^2 [2, layer, head] over `compared` tokens [prompt, token]."""
+    sums = []
+    for attention in as_decoder(model).layers:
+        before, after = (
+            outputs.pop(attention.layer_idx)[compared].double().unflatten(-1, (attention.heads, -1))
+            for outputs in (plain, changed)
+        )
+        sums.append([(each**2).sum((0, 2)).tolist() for each in (after - before, before)])
+    return np.array(sums).swapaxes(0, 1)
 
 
 def transposed(
@@ -367,7 +405,7 @@ class Perturbation(Experiment):
         size = partial(side_by_side, longest=max(lengths))
         return Plan(
             self,
-            lengths * (1 + points),
+            lengths * (1 + 2 * points),
             lambda batch_size, store, progress: {
                 self.name: self.measured(model, scoring, prompts, size(batch_size), progress, store)
             },
@@ -385,7 +423,8 @@ class Perturbation(Experiment):
     ) -> xr.Dataset:
         """Answer `prompts` teacher-forced for every kind, share and reach.
 
-        Costs a forward pass per prompt and point, and one for gamma = 0, which is always measured.
+        Costs two forward passes per prompt and point, and one for gamma = 0, which is always
+        measured.
 
         Args:
             model: A repositioned model.
@@ -399,26 +438,35 @@ class Perturbation(Experiment):
         Returns:
             The group `perturbation` of a run over [kind, gamma, l_max]: `log_perplexity` (nats per
             target), `task_score` (in the units of `scoring`) with `task_score_error` over prompts,
-            `log_perplexity_rise`, `moved_share`.
+            `log_perplexity_rise`, `moved_share`; `output_change` also over [layer, head].
 
         Raises:
             InputError: The layers have nothing to disturb.
         """
-        layers = self._layers(model)
+        layers, numbers = self._layers(model), list(as_decoder(model).by_layer)
+        shape = (len(numbers), as_decoder(model).heads)
         plain = cache(lambda: undisturbed or forced_responses(model, scoring, prompts, batch_size))
 
-        def point(kind: str, gamma: float, l_max: int) -> dict[str, float]:
+        def point(kind: str, gamma: float, l_max: int) -> dict[str, Any]:
+            squares: list[np.ndarray] = []
             if gamma == 0:  # nothing moves, and nothing is run again
+                squares.append(np.stack([np.zeros(shape), np.ones(shape)]))
                 answers = Answers(prompts, plain(), [np.zeros(1)], [0.0])
             else:
                 disturbance = Disturbance(kind, gamma, l_max, layers, self.offset_unit, self.seed)
-                answers = answers_at(model, scoring, prompts, plain(), disturbance, batch_size)
-            return answers.summary(scoring)
+                answers = answers_at(
+                    model, scoring, prompts, plain(), disturbance, batch_size, squares.append
+                )
+            change = np.sqrt(np.divide(*np.sum(squares, axis=0)))
+            return answers.summary(scoring) | {"output_change": change.tolist()}
 
         axes = {"kind": self.kinds, "gamma": sorted({0.0, *self.gammas}), "l_max": self.l_maxes}
+        found = Grid(axes, point, {"output_change": ("layer", "head")}).compute(store, progress)
         group = described_group(
-            Grid(axes, point).compute(store, progress), score_texts(_TEXTS, scoring)
+            found.assign_coords(layer=numbers, head=np.arange(shape[1])),
+            score_texts(_TEXTS, scoring),
         )
+        group = with_schemes(group, as_decoder(model).schemes)
         group["l_max"].attrs = {"long_name": "largest distance of a move", "units": "tokens"}
         group["gamma"].attrs = {"long_name": "share of tokens moved", "units": "1"}
         return group.assign_attrs(

@@ -1,6 +1,7 @@
 """The named changes of positions whose effects are measured, for prompts side by side.
 
     linearised     the token index                               nothing, in layers that rotate by the index
+    straightened   the line fitted to the head's positions       RoPE with a slope by head
     frozen         the mean over the prompt's tokens             no rotation: the head as in NoPE
     permuted       the prompt's tokens in a random order         drawn by the seed and the prompt's number
     swapped        each token and its neighbour change places
@@ -37,6 +38,7 @@ from repo_interp.tasks import Prompt
 
 PositionChange = Literal[
     "linearised",
+    "straightened",
     "frozen",
     "permuted",
     "swapped",
@@ -187,6 +189,7 @@ def _row(kind: str, strength: Strength) -> tuple[EditKind, Any]:
     """The edit of a kind, and its value unless prompts decide it."""
     rows: dict[str, tuple[EditKind, Any]] = {
         "linearised": ("linearised", None),
+        "straightened": ("straightened", None),
         "frozen": ("frozen", None),
         "permuted": ("reordered", None),
         "swapped": ("reordered", None),

@@ -3,14 +3,14 @@
 Public as `ri.interventions`.
 
     replacing    below those on positions: rows of positions replaced by a function, for heads and tokens      `replaced`, `positions_of`
-    positions    linearised, frozen, permuted, swapped, scaled, rounded, clipped, shifted, copied, transplanted, ranked,
+    positions    linearised, straightened, frozen, permuted, swapped, scaled, rounded, clipped, shifted, copied, transplanted, ranked,
                  segmented, set
     patching     positions patched from a clean prompt into a corrupted one, as TransformerLens does
     keys         keys exchanged or moved alone, as the experiment `perturbation` needs it
     ablation     outputs of heads, or pairs of their queries and keys, replaced by zero or their mean
     paths        the direct path from heads into queries, keys, values or positions of later heads
     edits        position edits as data, which `positions`, the explorer and `effects` share
-    extension    position interpolation, YaRN, LM-Infinite; other frequencies for heads, layers or the model
+    extension    position interpolation, YaRN, LM-Infinite, InfLLM; other frequencies for heads, layers or the model
 
 Each is a context manager; what it changes is undone when it ends, also when the pass raised. They
 nest, `with frozen(...), shifted(...):`, and end in any order. While one lasts, its model cannot be
@@ -22,7 +22,7 @@ import warnings
 from typing import Any
 
 from repo_interp.interventions.ablation import ablate, query_key_means
-from repo_interp.interventions.extension import interpolated, lm_infinite, rescaled, yarn
+from repo_interp.interventions.extension import infllm, interpolated, lm_infinite, rescaled, yarn
 from repo_interp.interventions.keys import Shift, exchanged_keys, moved_keys
 from repo_interp.interventions.patching import (
     get_act_patch_positions_all_pos,
@@ -42,6 +42,7 @@ from repo_interp.interventions.positions import (
     segmented,
     set_positions,
     shifted,
+    straightened,
     swapped_heads,
     swapped_tokens,
     transplanted,
@@ -61,6 +62,7 @@ __all__ = [
     "get_act_patch_positions_all_pos",
     "get_act_patch_positions_by_pos",
     "heads_with_positions",
+    "infllm",
     "interpolated",
     "linearised",
     "lm_infinite",
@@ -76,6 +78,7 @@ __all__ = [
     "segmented",
     "set_positions",
     "shifted",
+    "straightened",
     "swapped_heads",
     "swapped_tokens",
     "transplanted",

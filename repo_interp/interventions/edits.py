@@ -1,6 +1,7 @@
 """Edits of positions as data, and the one place that applies them.
 
     linearised     z_i <- i                         the token index
+    straightened   z_i <- a + b i                   least squares over the chosen tokens, by row
     frozen         z_i <- c                         None: the mean over the chosen tokens
     copied         z_i <- z_j                       of one token j of the same prompt
     permuted       z_i <- z_s(i)                    the chosen tokens in a random order s
@@ -22,15 +23,17 @@ and the experiment `effects` lists them as rows. An edit is a `Change` of `repla
 layers and heads.
 
 With a cache new tokens get: their index (linearised), the last segment (segmented), the rank among
-the positions of the prompt (ranked), the constant of the prompt (frozen, copied),
-the edit of the position that they have (scaled, rounded, clipped, shifted), the recorded position
-where there is one (transplanted), and their present position otherwise.
+the positions of the prompt (ranked), a place on the line of the prompt (straightened), the constant
+of the prompt (frozen, copied), the edit of the position that they have (scaled, rounded, clipped,
+shifted), the recorded position where there is one (transplanted), and their present position
+otherwise.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Annotated, Any, Literal
 
 import torch
@@ -44,6 +47,7 @@ from repo_interp.values import Finite, Seed, TokensOrNone, checked
 
 EditKind = Literal[
     "linearised",
+    "straightened",
     "frozen",
     "copied",
     "permuted",
@@ -105,7 +109,7 @@ class PositionEdit:
 
     def _edited(self, positions: Tensor, here: PassContext) -> Tensor:
         edit, rows = _KINDS[self.kind][2], (here.layer, here.heads)
-        if self.kind not in ("copied", "ranked") and (self.kind, self.value) != ("frozen", None):
+        if self.kind not in _BY_PROMPT and (self.kind, self.value) != ("frozen", None):
             return edit(self.value, positions, here)
         if here.start == 0:
             self._of_prompt[rows] = edit(self.value, positions, here)
@@ -114,8 +118,9 @@ class PositionEdit:
                 f"positions of a prompt in the cache are not known, so none are {self.kind}; "
                 "enter the context before the prompt"
             )
+        apply = _BY_PROMPT.get(self.kind)
         of_prompt = self._of_prompt[rows]
-        return _ranks(of_prompt, positions) if self.kind == "ranked" else of_prompt
+        return apply(of_prompt, positions, here) if apply else of_prompt
 
 
 def recorded_at(recorded: Mapping[int, Tensor], layer: int) -> Float[Tensor, "prompt head token"]:
@@ -154,6 +159,19 @@ def _freeze(value: float | None, positions: Tensor, here: PassContext) -> Tensor
     weight = torch.ones_like(positions[:, :1]) if here.chosen is None else here.chosen[:, None]
     weight = weight.to(positions)
     return (positions * weight).sum(-1, keepdim=True) / weight.sum(-1, keepdim=True).clamp_min(1)
+
+
+def _fit_line(_: None, positions: Tensor, here: PassContext) -> Tensor:
+    """Intercept and slope of every row over the chosen tokens [prompt, row, 2]."""
+    mean = partial(_freeze, None, here=here)
+    z, index = positions.double(), here.index[:, None].double()
+    offsets = index - mean(index)
+    slope = mean(offsets * (z - mean(z))) / mean(offsets**2).clamp_min(1e-9)
+    return torch.cat((mean(z) - slope * mean(index), slope), -1)
+
+
+def _on_line(line: Tensor, positions: Tensor, here: PassContext) -> Tensor:
+    return (line[..., :1] + line[..., 1:] * here.index[:, None]).to(positions)
 
 
 def _copy(source: int, positions: Tensor, here: PassContext) -> Tensor:
@@ -236,7 +254,7 @@ def _in_order(_: None, positions: Tensor, here: PassContext) -> Tensor:
     return positions.sort(-1).values
 
 
-def _ranks(in_order: Tensor, positions: Tensor) -> Tensor:
+def _ranks(in_order: Tensor, positions: Tensor, here: PassContext) -> Tensor:
     """The numbers of `positions` among those of a prompt in order, from 0; ties at their mean."""
     values = positions.contiguous()
     ends = [torch.searchsorted(in_order, values, right=right) for right in (False, True)]
@@ -271,6 +289,7 @@ _Step = Annotated[float, Interval(ge=1e-30, le=1e9)]
 _Constant = Finite | None  # pyright: ignore[reportOperatorIssue]
 _KINDS: Mapping[str, tuple[Any, str, Callable[[Any, Tensor, PassContext], Tensor]]] = {
     "linearised": (None, "value", lambda value, z, here: here.index[:, None]),
+    "straightened": (None, "value", _fit_line),
     "frozen": (_Constant, "the value that positions are frozen at", _freeze),
     "copied": (TokensOrNone, "source", _copy),
     "permuted": (Seed, "seed", _permute),
@@ -300,3 +319,11 @@ _KINDS: Mapping[str, tuple[Any, str, Callable[[Any, Tensor, PassContext], Tensor
     "set": (Any, "values", _set),
 }
 """By kind: the type of its value, the name of the value in messages, and how it is applied."""
+_BY_PROMPT: Mapping[str, Callable[[Tensor, Tensor, PassContext], Tensor] | None] = {
+    "copied": None,
+    "ranked": _ranks,
+    "straightened": _on_line,
+}
+"""Kinds whose edit is computed once for a prompt, and how its tokens get positions from it; None:
+it is their position.
+"""

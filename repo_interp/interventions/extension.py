@@ -5,13 +5,16 @@ Methods change how its distances count:
     interpolated     theta_r <- theta_r / s                                                     (Chen et al. 2023)
     yarn             theta_r <- YaRN's, cosines and sines times 0.1 ln s + 1                    (Peng et al. 2024)
     lm_infinite      query i sees keys j < G and keys i - j < L, at distance min(z_i - z_j, L)  (Han et al. 2024)
+    infllm           query i sees all keys j <= i, at distance min(z_i - z_j, L)                (Xiao et al. 2024)
 
-Schemes that add a function of the distance are given divided indices, or the capped distance.
+InfLLM's retrieval is left out: all keys beyond its local window of L tokens are seen, not the most
+relevant blocks alone, at the one distance that it gives those. Schemes that add a function of the
+distance are given divided indices, or the capped distance.
 
 LM-Infinite's capped distance is no position of a token: it depends on the pair. Only the G global
 keys are ever further than L, so their logits alone are computed anew, rotate(q_i, min(z_i - z_j,
 L)) . k_j - what the authors get from a second pass with the query at L and global keys at 0 - in
-O(n G d); the other far keys are never computed. ROWS queries at a time meet the keys that they may
+O(n G d); the other far keys are never computed. For InfLLM all keys are global. ROWS queries at a time meet the keys that they may
 see: ROWS (L + G + ROWS) scores per head at once, n (L + G) in all; the whole map where a hook asks
 for it, or a scheme adds to the logits. Learned positions are masked by the index; of global keys
 their difference is capped to +-L.
@@ -40,6 +43,7 @@ from repo_interp.checkpoint_files.architectures import training_length
 from repo_interp.checkpoint_files.fields import Length
 from repo_interp.errors import InputError
 from repo_interp.interventions.replacing import (
+    MOST_TOKENS,
     Heads,
     Layers,
     finite_positions,
@@ -342,8 +346,34 @@ def lm_infinite(
     Raises:
         InputError: Positions are contextual; or, in the pass, keys are cached.
     """
-    length = checked(length, Length, "the window of LM-Infinite")
     global_tokens = checked(global_tokens, TokensOrNone, "the number of global tokens")
+    with _capped(model, "LM-Infinite", length, global_tokens):
+        yield
+
+
+@contextmanager
+def infllm(model: nn.Module, length: int) -> Iterator[None]:
+    """Put all keys beyond a local window at one distance (InfLLM) while the context lasts.
+
+    Every query sees all keys before it: there is no retrieval. Distances are min(z_i - z_j, length).
+
+    Args:
+        model: Repositioned model or bridge.
+        length: Tokens of the local window, and the distance of all keys beyond it.
+
+    Yields:
+        None.
+
+    Raises:
+        InputError: Positions are contextual; or, in the pass, keys are cached.
+    """
+    with _capped(model, "InfLLM", length, MOST_TOKENS):
+        yield
+
+
+@contextmanager
+def _capped(model: nn.Module, method: str, length: int, global_tokens: int) -> Iterator[None]:
+    length = checked(length, Length, f"the window of {method}")
     with intervention(model) as undo:
         for attention in as_decoder(model).layers:
             if attention.position_logits is not None and not isinstance(
@@ -351,9 +381,9 @@ def lm_infinite(
             ):
                 raise InputError(
                     f"layer {attention.layer_idx} counts positions by context "
-                    f"({attention.scheme}): LM-Infinite has no distance to cap"
+                    f"({attention.scheme}): {method} has no distance to cap"
                 )
-            instead = _Lambda(attention, length, global_tokens)
+            instead = _Lambda(attention, method, length, global_tokens)
             patch_attribute(
                 undo, attention, "attend", lambda present, instead=instead: instead.attend
             )
@@ -362,9 +392,10 @@ def lm_infinite(
 
 @dataclass
 class _Lambda:
-    """LM-Infinite in one layer."""
+    """LM-Infinite or InfLLM in one layer."""
 
     attention: RepositionedAttention
+    method: str
     length: int
     global_tokens: int
 
@@ -386,14 +417,14 @@ class _Lambda:
         assert now.content is not None
         if keys.shape[2] != tokens:
             raise InputError(
-                "LM-Infinite is offered for whole prompts, not with cached keys; pass "
+                f"{self.method} is offered for whole prompts, not with cached keys; pass "
                 "use_cache=False"
             )
         if attention_mask is not None and not bool(
             visible(1, tokens, attention_mask[..., :1, :], queries.device)[..., 0].all()
         ):
             raise InputError(
-                "LM-Infinite shows the first tokens of every prompt, and one is padded "
+                f"{self.method} shows the first tokens of every prompt, and one is padded "
                 "there; pad prompts on the right"
             )
         index = torch.arange(tokens, device=queries.device)
@@ -420,62 +451,61 @@ class _Lambda:
                 seen,
                 None if added is None else added[:, :, begin:end, shown],
             )
-            for key in range(min(self.global_tokens, end)):
-                far, capped = self._global_scores(
-                    now.content.queries[:, :, begin:end], now.content.keys, now.positions, rows, key
+            if count := min(self.global_tokens, end):
+                far, capped = self._capped_scores(
+                    now.content.queries[:, :, begin:end],
+                    now.content.keys[:, :, :count],
+                    now.positions,
+                    rows,
                 )
-                scores[..., key] = torch.where(
-                    far & seen[..., key], capped.to(scores.dtype), scores[..., key]
+                scores[..., :count] = torch.where(
+                    far & seen[..., :count], capped.to(scores.dtype), scores[..., :count]
                 )
             attended, of_rows = attention.weigh(scores, values[:, :, shown], dropout, now.sinks)
             parts.append(attended)
             pattern = of_rows if whole else None
         return torch.cat(parts, dim=1), pattern
 
-    def _global_scores(
-        self,
-        queries: Tensor,
-        keys: Tensor,
-        positions: Tensor | None,
-        rows: Int[Tensor, "row"],
-        key: int,
-    ) -> tuple[Tensor, Float[Tensor, "batch head row"]]:
-        """Return pairs of `rows` with the global token `key` that are too far apart, and scores.
+    def _capped_scores(
+        self, queries: Tensor, keys: Tensor, positions: Tensor | None, rows: Int[Tensor, "row"]
+    ) -> tuple[Tensor, Float[Tensor, "batch head row key"]]:
+        """Return pairs of `rows` with the first keys that are too far apart, and scores.
 
-        The scores of all pairs are at the capped distance.
+        The scores of all pairs are at the largest distance.
         """
-        attention, heads = self.attention, queries.shape[1]
-        its_key = expand_heads(keys[:, :, key, None], heads).mT
+        attention, heads, count = self.attention, queries.shape[1], keys.shape[2]
         if positions is None:
-            positions = torch.arange(keys.shape[2], dtype=torch.float32, device=queries.device)[
-                None, None
-            ]
-        its_position = positions[..., key, None]
-        distance = expand_heads(positions[..., rows] - its_position, heads)
+            tokens = max(count, int(rows[-1]) + 1)
+            positions = torch.arange(tokens, dtype=torch.float32, device=queries.device)[None, None]
+        positions = expand_heads(positions, heads)
+        of_keys = positions[..., :count]
+        distance = positions[..., rows, None] - of_keys[..., None, :]
         # Without a rotation and without a bias no logit depends on the distance.
         far = (distance.abs() > self.length) & (
             attention.frequencies is not None or attention.position_logits is not None
         )
-        distance = distance.clamp(-self.length, self.length)
-        if attention.frequencies is not None:
-            queries = rotate(
-                queries, distance, attention.frequencies, attention.attention_scaling**2
+        by_head, at_ends = expand_heads(keys, heads).mT, []
+        for end in (self.length, -self.length):  # a learned position may be beyond its query's
+            turned = queries
+            if attention.frequencies is not None:
+                turned = rotate(
+                    queries,
+                    torch.full_like(positions[..., rows], end),
+                    attention.frequencies,
+                    attention.attention_scaling**2,
+                )
+            scores = cap_logits(
+                turned @ by_head * attention.scaling, attention.attn_logit_softcapping
             )
-        scores = cap_logits(
-            (queries @ its_key)[..., 0] * attention.scaling, attention.attn_logit_softcapping
-        )
-        if attention.position_logits is not None:
-            its_position = expand_heads(its_position, heads)
-            added = attention.position_logits(
-                queries,
-                keys[:, :, key, None],
-                its_position + distance,
-                its_position,
-                torch.ones(1, 1, len(rows), 1, dtype=torch.bool, device=queries.device),
-                attention.scaling,
-            )
-            scores = scores + added[..., 0]
-        return far, scores
+            if attention.position_logits is not None:
+                pairs = torch.ones(1, 1, count, count, dtype=torch.bool, device=queries.device)
+                added = attention.position_logits(
+                    queries, keys, of_keys + end, of_keys, pairs, attention.scaling
+                )
+                # key by key, of a query at that distance from it
+                scores = scores + added.diagonal(dim1=-2, dim2=-1)[..., None, :]
+            at_ends.append(scores)
+        return far, torch.where(distance > 0, *at_ends)
 
 
 def _with_distances(

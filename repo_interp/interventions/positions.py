@@ -1,6 +1,7 @@
 """Change the positions of chosen heads and tokens during forward passes; nothing is left behind.
 
     linearised     z_i <- i                         the token's index: plain RoPE for that head
+    straightened   z_i <- a + b i                   the line fitted to the positions of the head
     frozen         z_i <- c                         one position for all: no rotation, as NoPE
     permuted       z_i <- z_order(i)                the same positions, given to other tokens
     swapped_tokens z_i <-> z_j
@@ -84,6 +85,35 @@ def linearised(
         InputError: The model lacks the layers or heads, or they have no positions.
     """
     return _edited(model, "linearised", None, heads, layer, tokens)
+
+
+def straightened(
+    model: nn.Module,
+    heads: Heads = None,
+    *,
+    layer: Layers = None,
+    tokens: Tokens = None,
+) -> AbstractContextManager:
+    """Set positions to the straight line over the token index that fits them best.
+
+    The line is fitted by least squares, for every prompt and row of positions by itself: RoPE with
+    the head's own slope.
+
+    Args:
+        model: Repositioned model or bridge.
+        heads: (layer, head) pairs, one or several; None: all heads of the layers.
+        layer: One layer or several, in place of `heads`; None: all that assign positions.
+        tokens: Indices in the prompt, for all prompts or one sequence per prompt; None: all.
+
+    Returns:
+        A context manager; positions are changed while it lasts. New tokens after a cached prompt
+        are on its line.
+
+    Raises:
+        InputError: The model lacks the layers, heads or tokens; or, in the pass, the prompt is in
+            the cache.
+    """
+    return _edited(model, "straightened", None, heads, layer, tokens)
 
 
 def frozen(

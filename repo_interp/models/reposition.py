@@ -178,6 +178,14 @@ def _rotations(model: PreTrainedModel) -> dict[Any, Rotation]:
     A layer that does not takes the frequencies of one that does.
     """
     decoder = as_decoder(model).stack
+    # Weights on "meta" are fine, as for counting parameters; frequencies are measured.
+    if not hasattr(model, "hf_device_map") and any(
+        buffer.is_meta for rotary in rotaries(decoder) for buffer in rotary.buffers()
+    ):
+        raise InputError(
+            "the rotary frequencies of this model are on 'meta' and hold no numbers; load "
+            "the model first, as ri.load does, or make it with real buffers"
+        )
     # Importing these families takes a tenth of a second.
     if not _OWN_ATTENTION.isdisjoint(type(module).__name__ for module in decoder.modules()):
         from repo_interp.models.own_attention import use_interface

@@ -44,6 +44,7 @@ from repo_interp.plots.view import View
 
 KIND_NAMES = {
     "linearised": "token index",
+    "straightened": "straight lines",
     "frozen": "all the same",
     "permuted": "in random order",
     "swapped": "neighbours swapped",
@@ -312,6 +313,7 @@ def _charts(run: xr.DataTree) -> Iterator[Chart]:
 
 _DOES = {
     "linearised": "replacing them by the token index",
+    "straightened": "replacing them by straight lines",
     "frozen": "freezing them",
     "permuted": "permuting them",
     "swapped": "swapping neighbours",

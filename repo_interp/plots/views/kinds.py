@@ -1,10 +1,10 @@
 """The loss with the positions of a kind of heads frozen, and the tokens that lose.
 
-The control is as many other heads.
+The control is as many other heads. All heads are also put on straight lines, and at the token index.
 
-    dot     mean change of -log p with the positions of all heads of a kind frozen, and its 95 % interval      grey: other heads
+    dot     mean change of -log p with the positions of all heads of a kind changed, and its 95 % interval      grey: other heads
 
-Draws the group `kinds`. Knows nothing about how positions were frozen.
+Draws the group `kinds`. Knows nothing about how positions were changed.
 """
 
 from __future__ import annotations
@@ -21,6 +21,11 @@ from repo_interp.plots.views.position_texts import READS
 
 CLEAR = 1.5
 """Halves of a 95 % interval - about three standard errors - that a found difference is from 0."""
+CASES = {
+    "all heads, straight lines": "the straight line fitted to those of each head",
+    "all heads, token index": "the token index",
+}
+"""Kinds of all heads that are not frozen, and what their positions become, in words."""
 
 
 def _answered(kinds: xr.Dataset) -> str:
@@ -50,7 +55,7 @@ def losses_by_kind(run: xr.DataTree) -> Dots:
             error=(ends.dims, ends.values),
         )
     )
-    title = "nats per token lost with positions frozen"
+    title = "nats per token lost with positions changed"
     runs = against_others("heads of the kind")
     named = mean.rename(title).rename(of="run").assign_coords(run=list(runs.names))
     named = named.assign_attrs(long_name=title, units="", least=LEAST)
@@ -105,9 +110,13 @@ def kind_table(run: xr.DataTree) -> Table:
         "score",
         "others' score",
     )
+    # runs of earlier versions lack it
+    loss = f" (undisturbed {number(float(kinds['loss']))})" if "loss" in kinds else ""
     note = (
-        "Change of -log p, nats per token, when positions of all heads of a kind are frozen, "
-        "and of as many other heads, mean over draws; "
+        f"Change of -log p{loss}, nats per token, when positions of all heads of a kind are frozen, "
+        "and of as many other heads, mean over draws. RePo's special cases: all heads frozen (as "
+        "NoPE), on the straight line fitted to the positions of each, or at the token index (as "
+        "RoPE); "
         f"low, high: 95 % over blocks, each a {kinds.attrs['block']}. By class of tokens "
         "(how many): the difference, of kinds without "
         f"others to compare with the change. Score: {kinds.attrs['metric']}."
@@ -120,6 +129,8 @@ def _findings(run: xr.DataTree) -> Iterator[Finding]:
     kinds = group(run, "kinds")
     answered = _answered(kinds)
     for kind, count in kinds["heads"].to_series().items():
+        if kind in CASES:
+            continue
         of_kind = kinds["loss_change"].sel(kind=kind)
         change, others, difference = of_kind.sel(token_class=answered).values
         judged, rest = (
@@ -128,6 +139,13 @@ def _findings(run: xr.DataTree) -> Iterator[Finding]:
             else (difference, f", of as many other heads {number(others[0])}{_is_more(difference)}")
         )
         everything = kind == "all heads"  # what all positions are for is told even if it is nothing
+        if everything:
+            costs = kinds["loss_change"].sel(token_class=answered, of="change")
+            rest = "".join(
+                f"; {case} {_in_words(costs.sel(kind=name).values)}"
+                for name, case in CASES.items()
+                if name in kinds["kind"]
+            )
         if not everything and not abs(judged[0]) > CLEAR * (judged[2] - judged[0]):
             continue
         by_class = of_kind.sel(of="difference").values
@@ -149,9 +167,10 @@ def _findings(run: xr.DataTree) -> Iterator[Finding]:
             f"Freezing the positions of {heads}, each at its mean, costs "
             f"{_in_words(change)} per token{of}{rest}"
         )
-        less = f"difference from the other heads: {_in_words(judged)}; " if rest else ""
+        compared = rest and not everything
+        less = f"difference from the other heads: {_in_words(judged)}; " if compared else ""
         evidence = f"{less}intervals over blocks, each a {kinds.attrs['block']}"
-        weight = 0.93 if everything else 0.9 if rest and judged[0] > 0 else 0.56
+        weight = 0.93 if everything else 0.9 if compared and judged[0] > 0 else 0.56
         yield Finding(sentence, evidence, weight, "kinds")
 
 

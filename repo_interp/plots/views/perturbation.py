@@ -33,8 +33,13 @@ REACH = {"nat": 4.0, "1": 1.0}
 Worse values have the last one.
 """
 RISE = "rise of the log perplexity of targets that no move touched"
-VALUES = ("log_perplexity", "log_perplexity_rise", "task_score")
-_TITLES = {"log_perplexity": "Log perplexity", "log_perplexity_rise": "Rise over untouched targets"}
+CHANGE = "relative change of attention outputs, mean over layers and heads"
+VALUES = ("log_perplexity", "log_perplexity_rise", "output_change", "task_score")
+_TITLES = {
+    "log_perplexity": "Log perplexity",
+    "log_perplexity_rise": "Rise over untouched targets",
+    "output_change": "Change of attention outputs",
+}
 
 
 @style()
@@ -71,13 +76,15 @@ def _grid(run: xr.DataTree, name: str, value: str) -> Grid:
     ticks = [share * reach for share in (-1, -0.1, -0.01, 0, 0.01, 0.1, 1)]
     title = {
         "log_perplexity": "log perplexity",
+        "log_perplexity_rise": RISE,
+        "output_change": CHANGE,
         "task_score": str(dataset.attrs.get("metric", "task score")),
     }
     look = {"cmap": "PuOr_r", "norm": SymLogNorm(reach / 200, vmin=-reach, vmax=reach)}
     return Grid(
         name,
         {shown: cells.sel(kind=kind) for shown, kind in kinds.items()},
-        unit_label(title.get(value, RISE), cells),
+        unit_label(title[value], cells),
         ".3f",
         look,
         shown={shown: worse.sel(kind=kind).values for shown, kind in kinds.items()},
@@ -102,7 +109,7 @@ def worse_than_without(dataset: xr.Dataset, value: str) -> tuple[xr.DataArray, x
         The value [kind, l_max, gamma], how much worse it is than at gamma = 0, and the end of the
         colours of the latter.
     """
-    cells = dataset[value].transpose("kind", "l_max", "gamma")
+    cells = over_heads(dataset[value])
     # A score falls where perplexity rises, so its loss has the other sign.
     better_up = value == "task_score" and dataset.attrs.get("higher_is_better") == "True"
     worse = (cells.sel(gamma=0.0) - cells if better_up else cells - cells.sel(gamma=0.0)).transpose(
@@ -117,6 +124,20 @@ def worse_than_without(dataset: xr.Dataset, value: str) -> tuple[xr.DataArray, x
     )
 
 
+def over_heads(values: xr.DataArray) -> xr.DataArray:
+    """Average a value over layers and heads where it has them.
+
+    Args:
+        values: Variable of the group `perturbation`.
+
+    Returns:
+        Values [kind, l_max, gamma].
+    """
+    axes = ("kind", "l_max", "gamma")
+    with xr.set_options(keep_attrs=True):
+        return values.mean({*values.dims} - {*axes}).transpose(*axes)
+
+
 def values_to_show(run: xr.DataTree) -> tuple[str, ...]:
     """List the values of the perturbation that differ.
 
@@ -128,7 +149,8 @@ def values_to_show(run: xr.DataTree) -> tuple[str, ...]:
     """
     dataset = group(run, "perturbation")
     same = np.allclose(dataset["task_score"], dataset["log_perplexity"], equal_nan=True)
-    return VALUES[:-1] if same else VALUES
+    # runs of earlier versions lack some
+    return tuple(value for value in VALUES[: len(VALUES) - same] if value in dataset)
 
 
 def perturbation_tables(run: xr.DataTree) -> tuple[Table, ...]:
@@ -143,7 +165,7 @@ def perturbation_tables(run: xr.DataTree) -> tuple[Table, ...]:
     dataset = group(run, "perturbation")
     tables = []
     for value in values_to_show(run):
-        values = dataset[value].transpose("kind", "l_max", "gamma")
+        values = over_heads(dataset[value])
         columns = [
             (f"{100 * gamma:g} % moved", values.sel(gamma=gamma))
             for gamma in values["gamma"].values

@@ -358,6 +358,12 @@ def test_arguments_of_another_kind_are_refused_in_one_line(niah, task_prompts, t
         ("a directory stands there", ri.plots.report_page, run, tmp_path),
         ("test_interface.py is a file", ri.plots.write_figures, run, __file__),
         ("give the model inside", ri.analyze, torch.nn.DataParallel(tiny("llama")), [[1]]),
+        (
+            "frequencies of this model are on 'meta'",
+            ri.reposition,
+            tiny("llama").to("meta"),
+            "repo",
+        ),
         ("are on 'meta' and hold no numbers", ri.analyze, tiny("llama").to("meta"), [[1]]),
         ("on 'meta' and hold no numbers", ri.save, meta, tmp_path / "a"),
         ("llama share an attention module", ri.analyze, _with_one_layer_twice(), [[1, 2]]),

@@ -177,3 +177,18 @@ def test_the_first_layer_of_random_weights_is_fitted_as_chance_allows(tmp_path, 
         if "random tokens" in line:
             first, by_chance = re.search(r": r (\S+) .* by chance (\S+)$", line).groups()
             assert float(first) == pytest.approx(float(by_chance), abs=0.02)
+
+
+def test_more_pairs_build_a_function_of_the_distance_better(tmp_path, monkeypatch):
+    title = "Any function of the distance, built from rotations"
+    printed, names = ran(title, tmp_path, monkeypatch)
+    for line in printed.splitlines():
+        errors = [float(word) for word in line.split(": ")[1].split()]
+        assert errors == sorted(errors, reverse=True) and errors[-1] < 1
+    # what is left is orthogonal to all waves: a closed form of the least-squares error
+    waves, wanted = names["waves"].numpy(), names["wanted"].numpy()
+    basis, sizes, _ = np.linalg.svd(waves, full_matrices=False)
+    basis = basis[:, sizes > sizes[0] * len(waves) * np.finfo(float).eps]
+    left = wanted - basis @ (basis.T @ wanted)
+    error = np.linalg.norm(left) / np.linalg.norm(wanted)
+    assert_allclose(names["errors"][-1], error, rtol=1e-3, atol=1e-4)

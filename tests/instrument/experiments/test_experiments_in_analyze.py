@@ -109,7 +109,7 @@ def test_prompts_of_a_file_are_judged_by_what_they_mark(tmp_path, capsys):
     ]
     assert main(["analyze", str(OFFICIAL / "repo_mha"), *places, *options]) == 0
     assert (
-        "experiments perturbation, which run the model 8 more times, on one prompt each"
+        "experiments perturbation, which run the model 14 more times, on one prompt each"
         in " ".join(capsys.readouterr().out.split())
     )
     group = ri.read_run(tmp_path / "out")["perturbation"]

@@ -27,7 +27,7 @@ from repo_interp.experiments.gaussians import (
 )
 from repo_interp.experiments.prompt_sets import cut, prompts_by_length, scoring_of
 from repo_interp.experiments.responses import forced_responses
-from repo_interp.interventions import extension, interpolated, lm_infinite, yarn
+from repo_interp.interventions import extension, infllm, interpolated, lm_infinite, yarn
 from repo_interp.interventions.extension import extended
 from repo_interp.models.decoder import as_decoder
 from repo_interp.models.outputs import attention_outputs, layer_tensors, outputs_over_windows
@@ -65,19 +65,22 @@ def test_a_cap_at_the_length_of_the_prompt_changes_nothing(scheme):
     plain = logits_under(model, torch.no_grad())
     # Learned positions may spread further than the index: a far larger cap leaves them alone too.
     length = 10_000 if scheme.startswith("repo") else 20
-    assert_close(logits_under(model, lm_infinite(model, length)), plain, atol=1e-5, rtol=1e-5)
+    for context in (lm_infinite(model, length), infllm(model, length)):
+        assert_close(logits_under(model, context), plain, atol=1e-5, rtol=1e-5)
 
 
 @torch.no_grad()
 def seen_under(model, length, first, layer=0):
-    """Queries, keys a head, positions a head and scores of a layer in a pass under LM-Infinite."""
+    """Queries, keys a head, positions a head and scores of a layer in a pass under LM-Infinite, or
+    under InfLLM where no token is `first`.
+    """
     attention = as_decoder(model).layers[layer]
     heads, seen = attention.heads, {}
     attention.observers.append(
         lambda layer, *rest: seen.update(zip(("queries", "keys", "positions"), rest, strict=False))
     )
     with (
-        lm_infinite(model, length, first),
+        infllm(model, length) if first is None else lm_infinite(model, length, first),
         attention.sites.scores.register_forward_hook(lambda m, a, out: seen.update(scores=out)),
     ):
         model(TOKENS)
@@ -134,6 +137,41 @@ def test_alibi_is_given_the_capped_distance():
     for key, distance in ((1, 5), (9, 3)):
         expected = content[..., 12, key] - SLOPES * distance
         assert_close(seen["scores"][..., 12, key], expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("scheme", ["rope", "repo", "repo_alibi", "fire"])
+def test_infllm_in_blocks_of_rows_is_the_same(scheme, monkeypatch):
+    model = repositioned(scheme)
+    if scheme.startswith("repo"):
+        as_decoder(model).layers[0].assigner.final_map.weight.data.mul_(1000)
+    whole = logits_under(model, infllm(model, 6))
+    assert not torch.allclose(whole, logits_under(model, torch.no_grad()), atol=1e-4)
+    monkeypatch.setattr(extension, "ROWS", 3)
+    assert_close(logits_under(model, infllm(model, 6)), whole, atol=1e-5, rtol=1e-5)
+
+
+def test_infllm_sees_all_keys_at_the_mapped_distances():
+    """The paper's list of distances, L, ..., L, L - 1, ..., 1, 0, put into RoPE by hand."""
+    attention, seen = seen_under(repositioned("rope"), 5, None)
+    queries, keys = (torch.complex(*seen[name].chunk(2, -1)) for name in ("queries", "keys"))
+    for query in (0, 4, 5, 6, 19):
+        mapped = torch.tensor([5] * max(0, query - 5) + [*range(min(query, 5), -1, -1)])
+        assert len(mapped) == query + 1
+        turned = torch.exp(1j * mapped[:, None] * attention.frequencies)
+        products = queries[:, :, query, None] * keys[:, :, : query + 1].conj() * turned
+        logits = products.real.sum(-1) * attention.scaling
+        found = seen["scores"][:, :, query]
+        assert_close(found[..., : query + 1], logits, atol=1e-5, rtol=1e-5)
+        assert (found[..., query + 1 :] < -1e30).all()
+
+
+def test_infllm_caps_the_distance_of_alibi():
+    attention, seen = seen_under(ri.reposition(tiny("llama_mha"), "alibi"), 5, None)
+    content = seen["queries"] @ seen["keys"].mT * attention.scaling
+    index = torch.arange(20)
+    capped = (index[:, None] - index).clamp(max=5)
+    expected = content - SLOPES[:, None, None] * capped
+    assert_close(seen["scores"][..., CAUSAL], expected[..., CAUSAL], atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("scheme", ["repo", "repo_alibi"])
@@ -241,6 +279,8 @@ def test_what_a_method_cannot_do_is_refused():
         with refused("leave the method out"), context:
             pass
     with refused("LM-Infinite is 0"), lm_infinite(nope, 0):
+        pass
+    with refused("the window of InfLLM is 0"), infllm(nope, 0):
         pass
     with refused("methods of extrapolation"):
         extended(nope, "ntk", 8, 8)

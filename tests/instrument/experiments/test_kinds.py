@@ -19,6 +19,7 @@ from repo_interp.experiments.catalogue import planned
 from repo_interp.experiments.effects import drawn_sets
 from repo_interp.experiments.kinds import (
     BLOCK,
+    CASES,
     CLASSES,
     EVERY,
     blocks_of,
@@ -26,6 +27,7 @@ from repo_interp.experiments.kinds import (
     rows_by_kind,
     token_classes,
 )
+from repo_interp.plots.marks import number
 from repo_interp.plots.views.kinds import VIEW, kind_table, losses_by_kind
 from repo_interp.tasks import Prompt
 
@@ -54,15 +56,28 @@ def run(model):
 
 
 @torch.no_grad()
-def losses(model, prompt, heads):
-    """-log p of every token but the first by a whole pass; `heads` frozen, None: undisturbed."""
+def losses(model, prompt, heads, change=iv.frozen):
+    """-log p of every token but the first by a whole pass; `heads` changed, None: undisturbed."""
     tokens = torch.tensor([prompt.tokens])
     if heads is None:
         logits = model(tokens).logits
     else:
-        with iv.frozen(model, heads):
+        with change(model, heads):
             logits = model(tokens).logits
     return -logits[0, :-1].double().log_softmax(-1).gather(-1, tokens[0, 1:, None])[:, 0].numpy()
+
+
+def _on_lines(model, heads):
+    """Straight lines by numpy's fit, for one prompt without padding."""
+
+    def fitted(positions, here):
+        index = np.arange(positions.shape[-1])
+        lines = [
+            np.polyval(np.polyfit(index, row, 1), index) for row in positions[0].double().numpy()
+        ]
+        return torch.tensor(np.stack(lines))[None]
+
+    return iv.replaced(model, fitted, heads)
 
 
 def test_losses_and_controls_are_those_of_whole_passes(model, run):
@@ -71,15 +86,23 @@ def test_losses_and_controls_are_those_of_whole_passes(model, run):
     every = [head for _, heads in rows for head in heads]
     assert every == [(layer, head) for layer in (1, 2) for head in range(4)]
 
-    def by_hand(heads):
+    def by_hand(heads, change=iv.frozen):
         changed = np.concatenate(
-            [losses(model, prompt, heads) - losses(model, prompt, None) for prompt in PROMPTS]
+            [
+                losses(model, prompt, heads, change) - losses(model, prompt, None)
+                for prompt in PROMPTS
+            ]
         )
         return [changed[blocks == block].mean() for block in np.unique(blocks)]
 
-    found = group["block_change"].sel(kind=EVERY, draw=0)
-    assert_allclose(found, by_hand(every), atol=2e-5)
-    kinds = [kind for kind in group["kind"].values if kind != EVERY]
+    plain = np.concatenate([losses(model, prompt, None) for prompt in PROMPTS])
+    assert_allclose(group["loss"], plain.mean(), atol=1e-5)
+    cases = dict(zip(CASES, (iv.frozen, _on_lines, iv.linearised), strict=True))
+    found = {case: group["block_change"].sel(kind=case, draw=0) for case in cases}
+    for case, change in cases.items():
+        assert_allclose(found[case], by_hand(every, change), atol=2e-5)
+    assert len({float(each[0]) for each in found.values()}) == 3
+    kinds = [kind for kind in group["kind"].values if kind not in CASES]
     assert kinds
     for kind in kinds:
         own = [heads for known, heads in rows if known == kind]
@@ -174,7 +197,7 @@ def test_classes_and_their_counts_sum_to_all(run):
 
 def test_it_plans_what_it_can_need_and_refuses_models_without_learned_positions(model):
     (plan,) = planned(model, PROMPTS, [Kinds()])
-    assert sum(plan.passes) == 186 * (2 + np.ceil(13 * 2 / 3))
+    assert sum(plan.passes) == 186 * (2 + np.ceil(15 * 2 / 3))
     assert [each.name for each in default_experiments(model, [TEXT], None)] == ["kinds"]
     with refused(r"no layer of this model \(rope\) learns any"):
         planned(ri.reposition(tiny("llama"), "rope"), PROMPTS, [Kinds()])
@@ -225,6 +248,18 @@ def test_a_finding_needs_a_clear_difference_and_names_the_tokens_that_lose_most(
     (less,) = VIEW.findings(made(0.05, 0.4))
     assert "on copies" not in less.sentence and less.weight < finding.weight
     assert not [*VIEW.findings(made(0.05, 0.05))], "no finding of absence"
+
+
+def test_the_finding_of_all_heads_has_the_special_cases(run):
+    sentence = next(
+        found.sentence for found in VIEW.findings(run) if "all 8 heads" in found.sentence
+    )
+    costs = run["kinds"]["loss_change"].sel(token_class="generated", of="change", bound="mean")
+    frozen, lines, index = (number(float(costs.sel(kind=case))) for case in CASES)
+    assert f"each at its mean, costs {frozen} nats" in sentence
+    assert f"the straight line fitted to those of each head {lines} nats" in sentence
+    assert f"the token index {index} nats" in sentence
+    assert "undisturbed" in kind_table(run).note
 
 
 def test_its_page_has_one_small_chart_and_one_table(run):

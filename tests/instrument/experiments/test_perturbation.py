@@ -219,3 +219,43 @@ def test_offsets_in_the_unit_of_the_range_are_those_in_positions_for_an_index():
         for unit in ("positions", "range")
     )
     assert_allclose(one["log_perplexity"], other["log_perplexity"], rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_changes_of_outputs_are_those_of_passes_one_by_one(model, kind):
+    """Against what reaches the output projections, prompt by prompt and without padding."""
+    prompts = TASK.prompts(4, seed=6)
+    group = Perturbation((kind,), (0.5,), (3,)).measured(model, TASK, prompts, batch_size=3)
+    sums = torch.zeros(2, 3, 4)
+    for number, prompt in enumerate(prompts):
+        point = Disturbance(kind, 0.5, 3, (0, 1, 2))
+        (changed,), context, moved = disturbed(model, [prompt], [number], point)
+        plain = _into_output_projections(model, prompt.tokens)
+        with context:
+            other = _into_output_projections(model, changed.tokens)
+        still = torch.from_numpy(
+            ~moved[0, 0] if kind == "text_order" else np.full(len(plain), True)
+        )
+        before, after = plain[still], other[still]
+        sums += torch.stack([((after - before) ** 2).sum((0, 3)), (before**2).sum((0, 3))])
+    expected = (sums[0] / sums[1]).sqrt()
+    found = group["output_change"].sel(kind=kind, l_max=3)
+    assert found.dims == ("gamma", "layer", "head") and (found.sel(gamma=0.0) == 0).all()
+    assert_allclose(found.sel(gamma=0.5), expected, rtol=1e-3, atol=1e-6)
+    assert (expected[1:] > 1e-3).all()
+
+
+@torch.no_grad()
+def _into_output_projections(model, tokens):
+    """Inputs of the output projections, [token, layer, head, d_head]."""
+    seen, layers = [], model.model.layers
+    handles = [
+        layer.self_attn.o_proj.register_forward_pre_hook(
+            lambda module, given: seen.append(given[0][0])
+        )
+        for layer in layers
+    ]
+    model(torch.tensor([tokens]))
+    for handle in handles:
+        handle.remove()
+    return torch.stack(seen, dim=1).unflatten(-1, (4, -1))

@@ -56,6 +56,7 @@ CASES = {
     ),
     "segmented": lambda model, **where: iv.segmented(model, [4, 9], step=0.5, jump=3.0, **where),
     "ranked": lambda model, **where: iv.ranked(model, **where | {"tokens": range(12)}),
+    "straightened": lambda model, **where: iv.straightened(model, **where | {"tokens": range(12)}),
     "set": lambda model, **where: iv.set_positions(
         model, 1, 2, lambda positions: positions * 2 + 1
     ),
@@ -72,6 +73,7 @@ FORWARD = {
     "interpolated": lambda model: iv.interpolated(model, 2.0),
     "yarn": lambda model: iv.yarn(model, 4.0, 8),
     "lm_infinite": lambda model: iv.lm_infinite(model, 6, 2),
+    "infllm": lambda model: iv.infllm(model, 6),
     "patching": patching._named_shortly,
 }
 ALL = CASES | FORWARD
@@ -467,6 +469,37 @@ def test_ranks_are_counted(model):
         shuffled = iv.positions_of(model, TOKENS)[0]
     with iv.ranked(model), iv.permuted(model, order=ORDER):
         assert torch.equal(shuffled, iv.positions_of(model, TOKENS)[0])
+
+
+def test_lines_are_those_of_least_squares(model):
+    before = iv.positions_of(model, TOKENS)[0]
+    with iv.straightened(model, layer=0, tokens=range(3, 12)):
+        after = iv.positions_of(model, TOKENS)[0]
+    index = np.arange(3, 12)
+    for row, line in zip(before.flatten(0, 1), after.flatten(0, 1), strict=True):
+        slope, start = np.polyfit(index, row[3:12].double(), 1)
+        assert_close(line[3:12].double(), torch.tensor(start + slope * index), atol=1e-5, rtol=1e-5)
+        assert torch.equal(line[12:], row[12:])
+    with iv.straightened(model, tokens=[5]):
+        assert_close(iv.positions_of(model, TOKENS)[0], before)
+
+
+@torch.no_grad()
+def test_new_tokens_are_on_the_line_of_the_prompt(repo):
+    """A line is its own fit, also where it is continued."""
+
+    def new_token():
+        cache = repo(TOKENS, use_cache=True).past_key_values
+        return repo(TOKENS[:, :1], past_key_values=cache).logits
+
+    with iv.linearised(repo), iv.scaled(repo, 0.5):
+        expected = new_token()
+        with iv.straightened(repo):
+            assert_close(new_token(), expected, atol=1e-5, rtol=1e-5)
+    with iv.straightened(repo, layer=0), refused("none are straightened"):
+        cache = repo(TOKENS, use_cache=True).past_key_values
+        with iv.straightened(repo, layer=0):
+            repo(TOKENS[:, :1], past_key_values=cache)
 
 
 def test_new_tokens_are_ranked_among_those_of_the_prompt(repo):
