@@ -8,6 +8,7 @@
     components          band with most of the variance of the logits    band
     three_axis          r, mean over prompts                            three_axis_r
     fake_distance       r, mean over prompts                            fake_distance_r
+                        semantic_share, mean over prompts               semantic_share
     rotation            number of slow dominating pairs                 slow_pairs
     effects             effect of an intervention                       effect[linearised], ...
 
@@ -170,6 +171,7 @@ _TAKEN: tuple[tuple[str, str, str, Callable[[xr.DataArray], xr.DataArray] | None
     ("components", "vaf_band", "band", _band),
     ("three_axis", "r", "three_axis_r", None),
     ("fake_distance", "r", "fake_distance_r", None),
+    ("fake_distance", "semantic_share", "semantic_share", None),
     ("rotation", "slow_dominating", "slow_pairs", _slow_pairs),
     ("effects", "effect", "effect", None),
 )

@@ -46,8 +46,8 @@ class Batch:
     spans: Spans
     structure: Spans = field(default_factory=dict)
     """Separators and segments, for the measures that need segments."""
-    position_ids: Int[Tensor, "prompt token"] | None = None
-    """Positions that the model is given; None: the token index."""
+    position_ids: Int[Tensor, "*axis prompt token"] | None = None
+    """Positions that the model is given, by axis where a prompt has several; None: the token index."""
 
 
 def make_batches(
@@ -117,13 +117,15 @@ def make_batch(
 
 def _position_ids(
     prompts: Sequence[Prompt], tokens: int, device: torch.device | str
-) -> Int[Tensor, "prompt token"] | None:
+) -> Int[Tensor, "*axis prompt token"] | None:
     """Positions of a batch; padding repeats the last one, which is in every table of vectors."""
     if all(prompt.position_ids is None for prompt in prompts):
         return None
     given = [list(prompt.position_ids or range(len(prompt.tokens))) for prompt in prompts]
-    rows = [ids + ids[-1:] * (tokens - len(ids)) for ids in given]
-    return torch.tensor(rows, device=device)
+    rows = [torch.tensor(ids + ids[-1:] * (tokens - len(ids)), device=device) for ids in given]
+    # Text beside images has the same position on every axis.
+    by_axis = torch.broadcast_tensors(*(row.reshape(tokens, -1) for row in rows))
+    return torch.stack(by_axis).permute(2, 0, 1).squeeze(0)
 
 
 def _masks(
@@ -180,10 +182,8 @@ def describe_prompts(
     ids = np.full((len(prompts), longest), -1, dtype=np.int64)
     texts = np.full((len(prompts), longest), "", dtype=object)
     masks = np.zeros((len(names), len(prompts), longest), dtype=np.int8)
-    places = np.full(ids.shape, -1, dtype=np.int64)
     for row, prompt in enumerate(prompts):
         ids[row, : len(prompt.tokens)] = prompt.tokens
-        places[row, : len(prompt.tokens)] = prompt.position_ids or range(len(prompt.tokens))
         texts[row, : len(prompt.tokens)] = _texts(prompt, tokenizer)
         masks[:, row, len(prompt.tokens) :] = -1
         for name, where in prompt.all_spans().items():
@@ -195,8 +195,10 @@ def describe_prompts(
         "span_mask": (("span", *axes), masks),
     }
     values |= {"token_text": (axes, texts)} if texts.any() else {}
-    given = any(prompt.position_ids is not None for prompt in prompts)
-    values |= {"position_id": (axes, places)} if given else {}
+    places = _position_ids(prompts, longest, "cpu")
+    if places is not None:
+        places = places.masked_fill(torch.as_tensor(ids < 0), -1).numpy()
+        values["position_id"] = (("axis", *axes)[-places.ndim :], places)
     return described_group(
         values,
         _TEXTS,

@@ -126,7 +126,7 @@ def prompt(
     bridge: nn.Module,
     generated: int | str | None = None,
     answers: Sequence[str] = (),
-    position_ids: Sequence[int] | None = None,
+    position_ids: Sequence[int] | Sequence[Sequence[int]] | None = None,
     **spans: str | tuple[int, int] | Sequence[str | tuple[int, int]],
 ) -> Prompt:
     """Make a prompt of a text, or of numbers of tokens, with named spans.
@@ -141,7 +141,7 @@ def prompt(
         answers: Texts that count as correct answers.
         position_ids: Position of every token, for the model and its rotation: packed documents
             begin at 0 again, and transformers hides documents from each other wherever ids do not
-            count on; None: the token index.
+            count on; or (time, height, width) of every token beside an image; None: the token index.
         **spans: By name, a part of the text that occurs once, a pair of characters (start, end), or
             several of these. Of a prompt of tokens a pair of tokens, or several pairs; `end` is not
             among them.

@@ -71,6 +71,9 @@ ROPE_KEYS = {
     ),
 }
 """The keys that say how a decoder rotates, by rope_type."""
+OF_FAMILIES = ("llama_4_scaling_beta", "mrope_section", "mrope_interleaved")
+"""Keys that a family reads whatever the rope_type: Ministral 3's, and the axes of images' positions.
+"""
 
 
 class Rope(_Stated):
@@ -113,8 +116,7 @@ class Rope(_Stated):
             )
         kind = self.rope_type or self.type or "default"
         given = (self.model_extra or {}).keys() | self.model_fields_set
-        # Ministral 3 reads it whatever the kind
-        known = {*ROPE_KEYS.get(kind, given), "llama_4_scaling_beta"}
+        known = {*ROPE_KEYS.get(kind, given), *OF_FAMILIES}
         unknown = sorted(given - known, key=lambda key: (key in Rope.model_fields, key))
         if unknown:
             raise ValueError(

@@ -442,6 +442,11 @@ def _given_prompts(arguments: argparse.Namespace, bridge: Any) -> tuple[list[Any
         prompts = read_prompts(
             arguments.prompts, tokenizer=bridge.tokenizer, vocab_size=bridge.config.vocab_size
         )
+    if any(isinstance((prompt.position_ids or (0,))[0], tuple) for prompt in prompts):
+        warn(
+            "prompts have positions by axis, and a file holds tokens alone: placeholders of an image "
+            "enter with their vectors of the table (docs/python.md puts in the image's features)"
+        )
     # A prompt with spans is not cut: its marks could fall off.
     longest = as_decoder(bridge).training_length
     if (

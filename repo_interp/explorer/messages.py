@@ -473,7 +473,11 @@ def prompts_of(run: xr.DataTree) -> list[Prompt]:
             if name not in (REST, GENERATED)
         }
         texts = told.texts if told.texts_are == "text" else None
-        given = group["position_id"].sel(prompt=number) if "position_id" in group else None
+        given = (
+            group["position_id"].sel(prompt=number).transpose("token", ...)
+            if "position_id" in group
+            else None
+        )
         prompts.append(
             Prompt(
                 tuple(ids),

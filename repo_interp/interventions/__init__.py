@@ -8,6 +8,7 @@ Public as `ri.interventions`.
     patching     positions patched from a clean prompt into a corrupted one, as TransformerLens does
     keys         keys exchanged or moved alone, as the experiment `perturbation` needs it
     ablation     outputs of heads, or pairs of their queries and keys, replaced by zero or their mean
+    hard         attention to the key of the largest logit alone
     paths        the direct path from heads into queries, keys, values or positions of later heads
     edits        position edits as data, which `positions`, the explorer and `effects` share
     extension    position interpolation, YaRN, LM-Infinite, InfLLM; other frequencies for heads, layers or the model
@@ -23,6 +24,7 @@ from typing import Any
 
 from repo_interp.interventions.ablation import ablate, query_key_means
 from repo_interp.interventions.extension import infllm, interpolated, lm_infinite, rescaled, yarn
+from repo_interp.interventions.hard import hard_attention
 from repo_interp.interventions.keys import Shift, exchanged_keys, moved_keys
 from repo_interp.interventions.patching import (
     get_act_patch_positions_all_pos,
@@ -61,6 +63,7 @@ __all__ = [
     "frozen",
     "get_act_patch_positions_all_pos",
     "get_act_patch_positions_by_pos",
+    "hard_attention",
     "heads_with_positions",
     "infllm",
     "interpolated",

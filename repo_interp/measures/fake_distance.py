@@ -57,6 +57,7 @@ from repo_interp.values import Count, PositiveOrZero
 SIGNS = {"causal": 1.0, "printed": -1.0}
 _DESCRIBED = {
     "r": ("correlation of fake-distance logits and the sum of their two axes", "1"),
+    "semantic_share": ("share of the semantic axis in the variance of both axes", "1"),
     "position_axis": ("position axis of the last query of the first prompt", "logits"),
     "semantic_axis": ("semantic axis of the last query of the first prompt", "logits"),
     "reach": ("distance from which a nearer key of median content wins", "tokens"),
@@ -64,7 +65,7 @@ _DESCRIBED = {
 
 
 @dataclass(frozen=True)
-class FakeDistance(Measure, needs=Needs(nan=("r",))):
+class FakeDistance(Measure, needs=Needs(nan=("r", "semantic_share"))):
     """The measure `fake_distance`."""
 
     queries: Count = 1
@@ -81,16 +82,22 @@ class FakeDistance(Measure, needs=Needs(nan=("r",))):
     name: str = "fake_distance"
 
     def observe(self, inputs: AttentionInputs, spans: Spans) -> Statistics:
-        """Return `r` [prompt, layer, head]; on request the axes of the first prompt."""
+        """Return `r` and `semantic_share` [prompt, layer, head]; the axes of the first prompt."""
         moments = key_moments(inputs.keys, inputs.valid)
         queries, present = last_queries(inputs, self.queries)
         bias = bias_by_distance(inputs)
         fit = fake_fit(queries, moments, self._turns(inputs), bias)
-        r = fit.correlation
+        found = {"r": fit.correlation, "semantic_share": fit.semantic_share}
         if self.queries > 1:
-            r = r.masked_fill(~present[:, None], torch.nan).nanmean(-1, keepdim=True)
+            found = {
+                name: values.masked_fill(~present[:, None], torch.nan).nanmean(-1, keepdim=True)
+                for name, values in found.items()
+            }
+        axes = ("prompt", "layer", "head")
         return Statistics(
-            per_prompt=arrays(inputs, {"r": (("prompt", "layer", "head"), r[..., 0])}),
+            per_prompt=arrays(
+                inputs, {name: (axes, values[..., 0]) for name, values in found.items()}
+            ),
             first_prompt=self._first_axes(inputs, fit, bias),
         )
 

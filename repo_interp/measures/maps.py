@@ -4,7 +4,8 @@ Of the first prompt.
 
 Exact block means (block_means), at most `side` blocks per side: 2 side^2 numbers per head in the
 run, so name the `heads` to keep where there are many. The fake map is that of the last token's
-query, its distances in tokens, rotated as the model rotates (fake_distance).
+query, its distances in tokens, rotated as the model rotates (fake_distance); NaN where rotary
+pairs differ in their positions, since no one distance turns them.
 
 Knows nothing about the contents of a prompt.
 """
@@ -72,7 +73,7 @@ class Maps(Measure):
             for layer in layers:
                 before = heads.get(layer, ())
                 heads[layer] = None if some is None or before is None else sorted({*before, *some})
-        return Needs(heads=heads or None, nan=tuple(_AXES))
+        return Needs(heads=heads or None, by_pair=True, nan=tuple(_AXES))
 
     def observe(self, inputs: AttentionInputs, spans: Spans) -> Statistics:
         """Both maps [layer, head, ...] of the first prompt."""
@@ -116,8 +117,10 @@ def _layers_and_heads(text: str) -> tuple[tuple[int, ...], tuple[int, ...] | Non
 def _fake_map(inputs: AttentionInputs, size: int, blocks: int) -> Tensor:
     """Return the fake map of the only prompt [head, distance_block, key_block].
 
-    NaN in blocks of padding on the left.
+    NaN in blocks of padding on the left, and throughout where positions differ by pair.
     """
+    if inputs.differ_by_pair:
+        return inputs.queries.new_full((inputs.heads, blocks, blocks), torch.nan)
     valid = inputs.valid[0]
     count = int(valid.sum())
     query = last_queries(inputs, 1)[0][0, :, 0]

@@ -70,9 +70,13 @@ class Positions(
         """
         positions, more = inputs.head_positions, {}
         if inputs.differ_by_pair and positions is not None:
-            shown = positions.float().masked_fill(~inputs.valid[:, None, :, None], torch.nan)
+            # Text has one position per token in any batch, also beside prompts with images.
+            one = (positions == positions[..., :1]).flatten(1).all(1)[:, None, None]
+            hidden = (~inputs.valid[:, None] | one)[..., None]
             axes = ("prompt", "layer", "head", "token", "component")
-            more, positions = {"position_by_pair": (axes, shown)}, None
+            shown = positions.float().masked_fill(hidden, torch.nan)
+            more = {"position_by_pair": (axes, shown)}
+            positions = positions[..., 0].masked_fill(~one, torch.nan)
         if positions is None:
             positions = torch.full_like(inputs.queries[..., 0], torch.nan)
         valid, ranges = (

@@ -42,7 +42,7 @@ def capture(
     prompts: Int[Tensor, "prompt"],
     receive: Callable[[AttentionInputs], None],
     layers: Collection[int] | None = None,
-    position_ids: Int[Tensor, "prompt token"] | None = None,
+    position_ids: Int[Tensor, "*axis prompt token"] | None = None,
 ) -> None:
     """Run tokens through a model and hand the attention inputs of its layers to a receiver.
 
@@ -80,7 +80,7 @@ def decode(
     tokens: Int[Tensor, "prompt token"],
     valid: Bool[Tensor, "prompt token"],
     last_layer: int | None = None,
-    position_ids: Int[Tensor, "prompt token"] | None = None,
+    position_ids: Int[Tensor, "*axis prompt token"] | None = None,
 ) -> Tensor:
     """Return last hidden states: a pass without the unembedding, the largest array at long prompts.
 
@@ -110,6 +110,13 @@ def decode(
 def _require_taken(model: nn.Module, position_ids: Tensor) -> None:
     """Raise InputError for position ids that a decoder ignores or has no vectors for."""
     decoder = as_decoder(model).stack
+    if position_ids.ndim == 3 and all(
+        layer.rotation.axes is None for layer in as_decoder(model).layers
+    ):
+        raise InputError(
+            f"{type(decoder).__name__} takes one position id per token, and a prompt has "
+            "three axes (an image's)"
+        )
     if "position_ids" not in inspect.signature(decoder.forward).parameters:
         raise InputError(
             f"{type(decoder).__name__} takes no position ids; leave them out of the prompts"
@@ -120,7 +127,7 @@ def _require_taken(model: nn.Module, position_ids: Tensor) -> None:
             f"a prompt has position id {int(position_ids.max())}; the table of the model has "
             f"positions 0 to {positions_in(table) - 1}"
         )
-    if length_matters(model) and len(position_ids) > 1:
+    if length_matters(model) and position_ids.shape[-2] > 1:
         raise InputError(
             "frequencies of this model depend on the largest position of a pass; give prompts "
             "with position ids one by one (batch_size=1)"
@@ -252,7 +259,7 @@ def observing(
     prompts: Int[Tensor, "prompt"],
     receive: Callable[[AttentionInputs], None],
     layers: Collection[int] | None = None,
-    position_ids: Int[Tensor, "prompt token"] | None = None,
+    position_ids: Int[Tensor, "*axis prompt token"] | None = None,
 ) -> Iterator[None]:
     """Hand attention inputs of every forward pass to a receiver while the context lasts.
 
@@ -345,13 +352,15 @@ def _with_documents(
     attention mask is given; some families do not, so the mask of the pass decides.
     """
     current, valid, layer = attention.active_pass, inputs.valid, f"layer {inputs.layer}"
+    by_axis = position_ids.ndim == 3  # of one text with its images
+    first = position_ids[0] if by_axis else position_ids
     uses_index = attention.assigner is not None or attention.position_logits is not None
-    if uses_index and not bool(((current.index == position_ids) | ~valid).all()):
+    if uses_index and not bool(((current.index == first) | ~valid).all()):
         raise InputError(
             f"{layer} ({inputs.scheme}) is not given the position ids of the prompts by this "
             "decoder; leave them out of the prompts"
         )
-    begins = (position_ids.diff(prepend=position_ids[:, :1] - 1) != 1) & valid
+    begins = (first.diff(prepend=first[:, :1] - 1) != 1) & valid
     if not bool(begins.any()):
         return inputs
     if attention.config._attn_implementation not in ("eager", "sdpa"):
@@ -362,7 +371,7 @@ def _with_documents(
     tokens = valid.shape[1]
     rows = torch.arange(tokens, device=valid.device)
     seen = visible(tokens, tokens, current.attention_mask, valid.device)[:, 0]
-    for documents in (begins.cumsum(1), None):
+    for documents in (None,) if by_axis else (begins.cumsum(1), None):
         known = replace(inputs, documents=documents)
         expected = known.visible(rows)
         if torch.equal(seen & valid[:, None] & valid[..., None], expected):

@@ -20,6 +20,7 @@ from transformers.models.auto.configuration_auto import (
 )
 
 from repo_interp.checkpoint_files.architectures import class_name, native_layout, require_family
+from repo_interp.checkpoint_files.fields import OF_FAMILIES
 from repo_interp.checkpoint_files.stated import (
     COUNTED,
     OURS,
@@ -78,11 +79,7 @@ def scaled_configuration(
             f"{config.model_type} scales each kind of layer by itself; rope_scaling cannot "
             "be exchanged for it"
         )
-    kept = {
-        name: base[name]
-        for name in ("partial_rotary_factor", "llama_4_scaling_beta")
-        if name in base
-    }
+    kept = {name: base[name] for name in ("partial_rotary_factor", *OF_FAMILIES) if name in base}
     parameters = {"rope_theta": base.get("rope_theta"), **kept, **rope_scaling}
     if "type" in parameters:
         parameters["rope_type"] = parameters.pop("type")

@@ -152,6 +152,8 @@ class FakeFit(NamedTuple):
 
     correlation: Float[Tensor, "prompt head query"]
     """Of W' and the sum of its axes; NaN where W' does not vary."""
+    semantic_share: Float[Tensor, "prompt head query"]
+    """Share of the semantic axis in the variance of both: var b / (var a + var b)."""
     rows: Float[Tensor, "prompt head query distance"]
     """Row means of W'."""
     rotated: Float[Tensor, "prompt head query d_head"]
@@ -213,8 +215,9 @@ def fake_fit(
     total = by_distance + within
     largest = key_mean.square().sum(-1) * count[..., 0] + gram.diagonal(0, -2, -1).sum(-1)
     flat = total <= ROUNDING * count * queries.square().sum(-1) * largest[..., None]
-    r = ((by_distance + by_key) / total).clamp(0, 1).sqrt().masked_fill(flat, torch.nan)
-    return FakeFit(r, rows, rotated)
+    axes = by_distance + by_key
+    r = (axes / total).clamp(0, 1).sqrt().masked_fill(flat, torch.nan)
+    return FakeFit(r, (by_key / axes).masked_fill(flat, torch.nan), rows, rotated)
 
 
 def _of_heads(

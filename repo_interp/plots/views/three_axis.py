@@ -537,7 +537,7 @@ def _map_charts(run: xr.DataTree) -> list[HeadImage]:
             is_causal,
         )
         for kind, (title, y, is_causal) in kinds.items()
-        if f"{kind}_map" in maps
+        if f"{kind}_map" in maps and maps[f"{kind}_map"].notnull().any()
     ]
 
 

@@ -17,6 +17,7 @@ import operator
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -64,9 +65,10 @@ class Prompt:
     answers: tuple[str, ...] = ()
     attributes: Mapping[str, Any] = field(default_factory=dict)
     """Facts about the prompt from its task (plain JSON values): length, depth, variant, ..."""
-    position_ids: tuple[int, ...] | None = None
-    """Positions that the model is given, one per token, such as those of packed documents; None:
-    the token index. Those that are the index become None.
+    position_ids: tuple[int, ...] | tuple[tuple[int, int, int], ...] | None = None
+    """Positions that the model is given, one per token, such as those of packed documents, or
+    (time, height, width) per token where a prompt shows an image (mRoPE); None: the token index.
+    Those that are the index become None.
     """
 
     def __post_init__(self) -> None:
@@ -104,27 +106,37 @@ class Prompt:
                     f"tokens 0 to {len(self.tokens) - 1}; fix it"
                 )
 
-    def _checked_ids(self, given: Any) -> tuple[int, ...] | None:
+    def _checked_ids(self, given: Any) -> tuple[int, ...] | tuple[tuple[int, int, int], ...] | None:
         given = given.tolist() if hasattr(given, "tolist") else given
-        if not isinstance(given, Sequence) or not all(
-            hasattr(number, "__index__") and 0 <= number < 1 << 31 for number in given
+        places: Any = given if isinstance(given, Sequence) else [None]
+        by_axis = all(isinstance(place, Sequence) and len(place) == 3 for place in places)
+        if not all(
+            hasattr(number, "__index__") and 0 <= number < 1 << 31
+            for number in (chain.from_iterable(places) if by_axis else places)
         ):
             raise InputError(
-                f"position ids of a prompt are {str(given)[:60]}; wanted whole numbers from 0"
+                f"position ids of a prompt are {str(given)[:60]}; wanted whole numbers from 0, "
+                "one per token, or [time, height, width] per token"
             )
         if len(given) != len(self.tokens):
             raise InputError(
                 f"wanted one position id per token, got {len(given)} for {len(self.tokens)} "
                 "tokens; fix them or drop them"
             )
+        if by_axis:
+            return tuple(map(_whole, given))  # pyright: ignore[reportReturnType]
         ids = _whole(given)
         return None if ids == tuple(range(len(ids))) else ids
 
     @property
     def has_documents(self) -> bool:
-        """Whether position ids do anything but count on, as where documents are packed."""
+        """Whether position ids do anything but count on, as where documents are packed.
+
+        Those by axis are of one text with its images.
+        """
         ids = self.position_ids or (0,)
-        return ids != tuple(range(ids[0], ids[0] + len(ids)))
+        first = ids[0]
+        return isinstance(first, int) and ids != tuple(range(first, first + len(ids)))
 
     @property
     def sources(self) -> tuple[int, ...] | None:

@@ -3,8 +3,8 @@
     {"text": "...", "spans": {"needle": [[start, end], ...], "query": ...}, "generated": [[start,
     end]]} {"tokens": [...], "spans": {"needle": [indices], "query": [...]}, "generated": [indices]}
 
-with `answers` (texts), `attributes` (anything JSON), `position_ids` (one per token, where they are
-not the token index) and, beside tokens, `token_text` where wanted.
+with `answers` (texts), `attributes` (anything JSON), `position_ids` (one per token, or [time,
+height, width] per token, where they are not the token index) and, beside tokens, `token_text` where wanted.
 Logged evaluations (`logged`) and plain texts are told by their content. Reading is strict: anything
 else is refused with the file's name and the line's number. Knows nothing about
 models, measures or tasks.
@@ -54,7 +54,7 @@ class _Line(BaseModel):
 
     answers: list[str] = []
     attributes: dict[str, Any] = {}
-    position_ids: list[Index] | None = None
+    position_ids: list[Index] | list[Annotated[list[Index], Len(3, 3)]] | None = None
 
 
 class TextLine(_Line):

@@ -390,6 +390,11 @@ def test_other_libraries_read_the_retrieval_scores(run, tmp_path):
         all(scores[place] == pytest.approx(mean) for place, mean in parts.items())
         and len(parts) == scores.size
     )
+    by_content = table.to_duo_attention(tmp_path / "content", score="semantic_share")
+    measured = run["fake_distance"]["semantic_share"].mean("prompt").transpose("layer", "head")
+    shares = measured.values.reshape(len(scores), 2, -1).max(-1)
+    assert np.loadtxt(by_content, delimiter="\t") == pytest.approx(shares, abs=1e-6)
+    assert 0 < shares.min() < shares.max() < 1
     with refused("the atlas has no numbers 'absent'"):
         table.to_duo_attention(tmp_path, score="absent")
     of_one_prompt = ri.analyze(

@@ -64,6 +64,8 @@ def test_r_and_axes_are_those_of_the_logits_written_out(scheme, shape, device):
                 fake_logits(inputs, prompt, head, tokens[-1], distances)
             )
             assert_allclose(group["r"][prompt, 0, head], r, atol=1e-10)
+            share = semantic.var() / (semantic.var() + position.var())
+            assert_allclose(group["semantic_share"][prompt, 0, head], share, atol=1e-10)
             if prompt == 0:
                 assert_allclose(group["position_axis"][0, head], position, atol=1e-10)
                 assert_allclose(group["semantic_axis"][0, head], semantic, atol=1e-10)

@@ -27,6 +27,7 @@ from benchmarks.families import (
 from repo_interp.errors import InputError
 from repo_interp.measures.attention_mass import AttentionMass
 from repo_interp.measures.catalogue import measure_names
+from repo_interp.measures.maps import Maps
 from repo_interp.models.attention import CACHES
 from repo_interp.models.capture import observing
 from repo_interp.models.checkpoints import load_model
@@ -121,13 +122,15 @@ def test_slopes_are_those_of_the_family(family, options, tmp_path):
 def test_positions_of_an_image_turn_every_pair_by_its_axis(family):
     """mRoPE: six tokens of an image in a grid of 2 x 3, with the stock logits, and cached."""
     stock = small_model(family)
+    stock.set_attn_implementation("eager")
     grid = torch.arange(12).expand(3, 2, 12).clone()
     grid[:, :, 9:] = torch.arange(6, 9)
     for axis, places in enumerate(([3] * 6, [3, 3, 3, 4, 4, 4], [3, 4, 5, 3, 4, 5])):
         grid[axis, :, 3:9] = torch.tensor(places)
     model, found = observed(stock), []
     layer = as_decoder(model).layers[0]
-    expected = stock(TOKENS, position_ids=grid).logits
+    output = stock(TOKENS, position_ids=grid, output_attentions=True)
+    expected = output.logits
     valid = torch.ones(2, 12, dtype=torch.bool)
     with observing(model, valid, torch.arange(2), found.append, [layer.layer_idx]):
         given = model(TOKENS, position_ids=grid).logits
@@ -146,6 +149,10 @@ def test_positions_of_an_image_turn_every_pair_by_its_axis(family):
     mass = AttentionMass().observe(inputs, spans).per_prompt["mass"].sel(span="image")
     pattern = inputs.pattern(torch.tensor([10]))[..., 3:9].sum(-1)[..., 0]
     np.testing.assert_allclose(mass.squeeze().values, pattern.numpy(), atol=1e-5)
+    maps = Maps().observe(inputs, spans).first_prompt
+    attended = torch.from_numpy(maps["logit_map"].values[0]).nan_to_num(nan=-torch.inf).softmax(-1)
+    assert_close(attended.float(), output.attentions[0][0].float(), atol=1e-5, rtol=1e-4)
+    assert maps["fake_map"].isnull().all()
     text = model(TOKENS[:, :3], use_cache=True).past_key_values
     with pytest.raises(InputError, match="give all of them to one pass"):
         model(TOKENS[:, 3:], position_ids=grid[..., 3:], past_key_values=text)

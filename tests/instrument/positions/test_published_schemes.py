@@ -189,7 +189,8 @@ def test_selective_rope_turns_by_sums_between_key_and_query_and_measures_follow(
         Prompt(tokens=tuple(row), spans={"needle": (3, 4)}, generated=(11,))
         for row in tokens.tolist()
     ]
-    names = ("positions", "components", "three_axis", "attention_mass", "octaves", "patterns")
+    names = ("positions", "components", "three_axis", "attention_mass", "octaves", "maps")
+    names += ("patterns",)
     run = ri.analyze(model, rows, names)
     assert set(run.children) == {*names} - {"patterns"}
     assert run.attrs["stopped"].startswith("patterns: patterns reads one position per token")
@@ -199,6 +200,11 @@ def test_selective_rope_turns_by_sums_between_key_and_query_and_measures_follow(
     assert positions["position"].sel(layer=1).isnull().all()
     assert positions["position"].sel(layer=0).notnull().all()
     assert positions["position_by_pair"].sel(layer=0).isnull().all()
+    seen = np.tri(12, dtype=bool)
+    kept = run["maps"]["logit_map"].sel(layer=1).values[..., seen]
+    np.testing.assert_allclose(kept, logits[0][:, seen].numpy(), atol=1e-5)
+    assert run["maps"]["fake_map"].sel(layer=1).isnull().all()
+    assert run["maps"]["fake_map"].sel(layer=0).notnull().all()
     curves = run["components"].to_dataset()
     assert curves["position_reach"].sel(layer=1).isnull().all()
     summed = curves["component_by_distance"].sum("component").sel(layer=1)

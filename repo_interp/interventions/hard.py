@@ -1,0 +1,43 @@
+"""Hard attention while a context lasts (CoPE, app. C): a query reads the key of its largest logit.
+
+    w_ij  <-  1 for j = argmax_j W_ij, the first of ties, else 0        softmax(W_i / tau) as tau -> 0
+
+Gradients are those of the softmax, which the argmax has none of (straight-through), so models can
+be trained so. Gates of CoPE count as before. Measures see logits, and weights before this. A sink
+is never read. Knows no task and no measure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from repo_interp.models.attention import RepositionedAttention
+from repo_interp.models.lasting import intervention
+from repo_interp.models.reposition import called_at
+
+
+@contextmanager
+def hard_attention(model: nn.Module, layers: Collection[int] | None = None) -> Iterator[None]:
+    """Make attention hard while the context lasts.
+
+    Args:
+        model: Repositioned model or bridge.
+        layers: Numbers of layers; None: all.
+
+    Yields:
+        None.
+
+    Raises:
+        InputError: The model lacks a layer.
+    """
+
+    def harden(attention: RepositionedAttention, pattern: Tensor) -> Tensor:
+        hard = torch.zeros_like(pattern).scatter(-1, pattern.argmax(-1, keepdim=True), 1)
+        return hard + pattern - pattern.detach()
+
+    with intervention(model), called_at(model, "pattern", harden, layers):
+        yield
