@@ -213,7 +213,7 @@ def accelerator(
         (kind for kind in ("cuda", "mps") if getattr(torch, kind).is_available()), None
     )
     whats = (STOCK, FORWARD, f"{FORWARD} and {CHEAP}", f"{FORWARD} and {ALL}", PATTERNS_CACHED)
-    beside = dict(zip(whats, ("", STOCK, FORWARD, FORWARD, FORWARD), strict=True))
+    beside: dict[str, str] = dict(zip(whats, ("", STOCK, FORWARD, FORWARD, FORWARD), strict=True))
     if place is None:
         why = f"not measured: this needs an accelerator, and none is here ({dtype})"
         yield from (row(what, note=why) for what in whats)
