@@ -44,12 +44,12 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from repo_interp.checkpoint_files.architectures import native_layout, training_length
 from repo_interp.errors import InputError, warn
 from repo_interp.files import path_of
+from repo_interp.models.attention_modules import attention_modules
 from repo_interp.models.checkpoints import load_model, read_checkpoint
 from repo_interp.models.decoder import as_decoder
 from repo_interp.models.dumped_tables import SUFFIXES, read_tables
 from repo_interp.models.reposition import require_weights
 from repo_interp.models.rotation import (
-    attention_modules,
     find_pairs,
     identity,
     length_factor,

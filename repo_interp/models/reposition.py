@@ -29,13 +29,13 @@ from repo_interp.checkpoint_files.architectures import require_family
 from repo_interp.checkpoint_files.options import require_useful, scheme_options
 from repo_interp.errors import InputError, warn
 from repo_interp.models.attention import RepositionedAttention, cache_argument, remember_index
+from repo_interp.models.attention_modules import attention_modules
 from repo_interp.models.configuration import repositioned
 from repo_interp.models.decoder import as_decoder, attentions_of, require_model
 from repo_interp.models.rotation import (
     OF_TABLES,
     Prober,
     Rotation,
-    attention_modules,
     depends_on_length,
     forget_length,
     rotaries,

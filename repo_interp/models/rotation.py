@@ -25,7 +25,7 @@ import copy
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -34,6 +34,7 @@ from torch import Tensor, nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from repo_interp.errors import InputError, one_line
+from repo_interp.models.attention_modules import forward_functions
 
 TABLES = "position_embeddings"
 """The argument in which a decoder gives its tables to an attention module: cosines and sines, or
@@ -451,7 +452,7 @@ def run_replica(
         InputError: The module does not run alone, or does not attend exactly once.
     """
     name, wanted = type(replica).__name__, dict[str, inspect.Parameter]()
-    for forward in _forwards(type(replica)):
+    for forward in forward_functions(type(replica)):
         wanted |= dict(list(inspect.signature(forward).parameters.items())[1:])
     tokens = hidden.shape[1]
     known: dict[str, Any] = {
@@ -731,71 +732,3 @@ def _unscaled(source: Source, count: int) -> Tensor:
     if theta is None:
         return source.at(1)
     return 1.0 / theta ** (torch.arange(count, dtype=torch.float32) / count)
-
-
-def attention_modules(model: nn.Module) -> Iterator[Any]:
-    """Find the stock self-attention modules of a decoder.
-
-    Args:
-        model: Model of Hugging Face.
-
-    Yields:
-        Modules that have a layer's number and call transformers' attention functions.
-
-    Raises:
-        InputError: There is none, some cannot be observed, or one runs more than once in a pass.
-    """
-    name, named = type(model).__name__, dict(model.named_modules())
-    attending = [module for module in named.values() if _attends(type(module))]
-    # Towers for images and sound number no layers, or see later patches; where nothing else
-    # attends, the model is an encoder.
-    attending = [
-        module
-        for module in attending
-        if hasattr(module, "layer_idx") and getattr(module, "is_causal", True)
-    ] or attending
-    found = [
-        module
-        for module in attending
-        if isinstance(number := getattr(module, "layer_idx", None), int) and number >= 0
-    ]
-    if any(path.endswith(("encoder_attn", "crossattention")) for path in named):
-        raise InputError(f"{name} attends to an encoder; decoders alone are supported")
-    if not attending:
-        others = [
-            type(module).__name__
-            for module in named.values()
-            if type(module).__name__.lower().endswith("attention")
-        ]
-        reason = (
-            f"{others[0]} does not call the attention functions of transformers"
-            if others
-            else "no layer has attention"
-        )
-        raise InputError(f"{name} cannot be observed: {reason}")
-    if len({module.layer_idx for module in found}) < len(attending):
-        raise InputError(
-            f"{name} runs an attention module more than once in a pass, which is not supported"
-        )
-    yield from found
-
-
-@cache
-def _attends(kind: type) -> bool:
-    """Whether a class of modules calls transformers' attention functions in its forward pass."""
-    if getattr(kind, "calls_interface", False):
-        return True
-    codes = [
-        getattr(getattr(forward, "__wrapped__", forward), "__code__", None)
-        for forward in _forwards(kind)
-    ]
-    return any("ALL_ATTENTION_FUNCTIONS" in code.co_names for code in codes if code is not None)
-
-
-def _forwards(kind: type) -> list[Any]:
-    """The forward functions of a class of modules and of those that it inherits from."""
-    return [
-        vars(base)["forward"]
-        for base in kind.__mro__
-        if "forward" in vars(base) and base is not nn.Module
-    ]

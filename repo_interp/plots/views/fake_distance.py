@@ -119,6 +119,8 @@ def _charts(run: xr.DataTree) -> Iterator[Chart]:
     yield from fits.correlation_maps(dataset, CORRELATIONS)
     if "reach" in dataset and bool(dataset["reach"].notnull().any()):
         yield Heads(dataset["reach"])
+    if "semantic_share" in dataset:
+        yield Heads(dataset["semantic_share"].mean("prompt", keep_attrs=True))
     axes = {
         "Position axis": ("position", "fake distance (tokens)"),
         "Semantic axis": ("semantic", "key (token)"),

@@ -144,9 +144,8 @@ def test_the_group_is_consistent(group):
             own["effect"].values[own["in_set"].values == 1].max()
             <= own["effect"].values[own["in_set"].values == 0].min()
         )
-    assert (group["effect"].sel(kind="linearised", layer=0) == 0).all(), (
-        "positions of a RoPE layer are the index"
-    )
+    # Positions of a RoPE layer are the index; other rows of a batch round otherwise.
+    assert_allclose(group["effect"].sel(kind="linearised", layer=0), 0, atol=1e-7)
     assert (
         float(
             np.abs(
