@@ -48,10 +48,8 @@ class HarnessDocuments:
 
     @property
     def metric(self) -> str:
-        """Name of the score: the first that the task states, or the length of RULER's."""
-        names = [str(entry["metric"]) for entry in self.task.config.metric_list or ()]
-        length = str(self.prompts[0].attributes.get("length", ""))
-        return length if length in names else names[0]
+        """Name of the score: the first that the task states; RULER's are lengths."""
+        return str(self.task.config.metric_list[0]["metric"])
 
     def scores(self, answers: Sequence[str]) -> Float[np.ndarray, " prompt"]:
         """Score answers, one per prompt, by the task's `process_results`.
@@ -66,16 +64,17 @@ class HarnessDocuments:
             InputError: The task scores a document by something that is no number.
         """
         found = []
-        for prompt, answer, instance in zip(
-            self.prompts, answers, self.task.instances, strict=True
-        ):
+        instances = self.task.instances
+        for prompt, answer, instance in zip(self.prompts, answers, instances, strict=True):
             for stop in filter(None, prompt.attributes["until"]):
                 answer = answer.split(stop)[0]
             instance.resps = [answer]
         self.task.apply_filters()
-        for instance in self.task.instances:
+        for prompt, instance in zip(self.prompts, instances, strict=True):
             response = next(iter(instance.filtered_resps.values()))
-            value = self.task.process_results(instance.doc, [response]).get(self.metric)
+            values = self.task.process_results(instance.doc, [response])
+            length = str(prompt.attributes.get("length", ""))
+            value = values.get(length, values.get(self.metric))
             if not isinstance(value, int | float | np.number):
                 raise InputError(
                     f"the task {self.task.config.task} has no number {self.metric!r} for a "
