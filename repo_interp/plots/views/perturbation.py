@@ -74,13 +74,16 @@ def _grid(run: xr.DataTree, name: str, value: str) -> Grid:
     kinds = {KIND_NAMES.get(kind, kind): kind for kind in map(str, cells["kind"].values)}
     beyond = "both" if bool((abs(worse) > 1.05 * reach).any()) else "neither"
     ticks = [share * reach for share in (-1, -0.1, -0.01, 0, 0.01, 0.1, 1)]
+    label, cmap, lowest = "worse than without", "PuOr_r", -reach
+    if value == "output_change":  # a size, neither better nor worse
+        label, cmap, lowest, ticks = "change", "Oranges", 0.0, ticks[3:]
     title = {
         "log_perplexity": "log perplexity",
         "log_perplexity_rise": RISE,
         "output_change": CHANGE,
         "task_score": str(dataset.attrs.get("metric", "task score")),
     }
-    look = {"cmap": "PuOr_r", "norm": SymLogNorm(reach / 200, vmin=-reach, vmax=reach)}
+    look = {"cmap": cmap, "norm": SymLogNorm(reach / 200, vmin=lowest, vmax=reach)}
     return Grid(
         name,
         {shown: cells.sel(kind=kind) for shown, kind in kinds.items()},
@@ -89,7 +92,7 @@ def _grid(run: xr.DataTree, name: str, value: str) -> Grid:
         look,
         shown={shown: worse.sel(kind=kind).values for shown, kind in kinds.items()},
         bar={
-            "label": unit_label("worse than without", cells),
+            "label": unit_label(label, cells),
             "ticks": ticks,
             "format": "%g",
             "extend": beyond,
