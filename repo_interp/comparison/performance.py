@@ -6,8 +6,7 @@
     scores                   the score of the task
 
 From the first of these groups that two runs have, mean over prompts; of two runs with the
-difference and its 95 % interval, paired where both saw the same prompts. Knows what the groups
-mean that are named here.
+difference and its 95 % interval, paired where both saw the same prompts.
 """
 
 from __future__ import annotations
@@ -60,12 +59,14 @@ def performance(
         means = {name: _mean(dataset, name, alike) for name in words if name in dataset}
         if means:
             metric = dataset.attrs.get("metric", "score")
-            said = [
-                f"{words[name].format(metric=metric)} {_said(mean)}" for name, mean in means.items()
+            parts = [
+                f"{words[name].format(metric=metric)} {_in_words(mean)}"
+                for name, mean in means.items()
             ]
-            said += _failing(means["answer_is_likeliest"]) if "answer_is_likeliest" in means else []
+            if "answer_is_likeliest" in means:
+                parts += _failing(means["answer_is_likeliest"])
             runs = " and ".join(_shown(dataset["run"]).values)
-            return f"How well {runs} do the task: {'; '.join(said)}", means
+            return f"How well {runs} do the task: {'; '.join(parts)}", means
     return _UNKNOWN, {}
 
 
@@ -86,7 +87,7 @@ def _shown(by_run: xr.DataArray) -> xr.DataArray:
     return by_run if by_run.size <= _MOST else by_run[[0, -1]]
 
 
-def _said(mean: xr.DataArray) -> str:
+def _in_words(mean: xr.DataArray) -> str:
     """Write "-0.1 and -3 (difference -2.9 ± 0.2, 95 % interval over 20 prompts, paired)"."""
     text = " and ".join(f"{value:.3g}" for value in _shown(mean).values)
     if "difference" in mean.attrs:

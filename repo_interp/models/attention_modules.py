@@ -30,7 +30,7 @@ def attention_modules(model: nn.Module) -> Iterator[Any]:
         InputError: There is none, some cannot be observed, or one runs more than once in a pass.
     """
     name, named = type(model).__name__, dict(model.named_modules())
-    attending = [module for module in named.values() if _attends(type(module))]
+    attending = [module for module in named.values() if attends(type(module))]
     # Towers for images and sound number no layers, or see later patches; where nothing else
     # attends, the model is an encoder.
     attending = [
@@ -65,8 +65,15 @@ def attention_modules(model: nn.Module) -> Iterator[Any]:
 
 
 @cache
-def _attends(kind: type) -> bool:
-    """Whether a class of modules calls transformers' attention functions in its forward pass."""
+def attends(kind: type) -> bool:
+    """Tell whether modules of a class call transformers' attention functions.
+
+    Args:
+        kind: Class of modules.
+
+    Returns:
+        Whether their forward pass names `ALL_ATTENTION_FUNCTIONS`.
+    """
     if getattr(kind, "calls_interface", False):
         return True
     codes = [

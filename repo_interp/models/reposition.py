@@ -29,7 +29,7 @@ from repo_interp.checkpoint_files.architectures import require_family
 from repo_interp.checkpoint_files.options import require_useful, scheme_options
 from repo_interp.errors import InputError, warn
 from repo_interp.models.attention import RepositionedAttention, cache_argument, remember_index
-from repo_interp.models.attention_modules import attention_modules
+from repo_interp.models.attention_modules import attends, attention_modules
 from repo_interp.models.configuration import repositioned
 from repo_interp.models.decoder import as_decoder, attentions_of, require_model
 from repo_interp.models.rotation import (
@@ -50,8 +50,6 @@ from repo_interp.side_by_side import BatchSize, SideBySide, limit
 
 logger = logging.getLogger(__name__)
 
-_OWN_ATTENTION = {"BloomAttention", "FalconAttention", "GPTJAttention", "MptAttention"}
-"""Stock classes that `own_attention` exchanges."""
 _HANDLE = "_position_table_hook"
 """Where a decoder keeps the handle of its table's hook: beside the table, with which it is copied.
 """
@@ -186,8 +184,8 @@ def _rotations(model: PreTrainedModel) -> dict[Any, Rotation]:
             "the rotary frequencies of this model are on 'meta' and hold no numbers; load "
             "the model first, as ri.load does, or make it with real buffers"
         )
-    # Importing these families takes a tenth of a second.
-    if not _OWN_ATTENTION.isdisjoint(type(module).__name__ for module in decoder.modules()):
+    # Importing the families that compute attention themselves takes a tenth of a second.
+    if not any(attends(type(module)) for module in decoder.modules()):
         from repo_interp.models.own_attention import use_interface
 
         use_interface(decoder)

@@ -212,10 +212,15 @@ def _prompt(
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep the harness from printing."""
-    logging.getLogger("lm_eval").setLevel(logging.ERROR)
-    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-        yield
+    """Keep the harness from printing and logging; its progress bars stay."""
+    logger = logging.getLogger("lm_eval")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):
+            yield
+    finally:
+        logger.setLevel(level)
 
 
 @contextlib.contextmanager
