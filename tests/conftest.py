@@ -15,6 +15,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, settings
 from places import OFFICIAL
 
 from repo_interp.files import cache_directory
@@ -26,6 +27,12 @@ for _name in ("models", "texts", "gguf"):
     if (_there := cache_directory() / _name).is_dir():
         (Path(_CACHE.name) / _name).symlink_to(_there)
 os.environ["REPO_INTERP_CACHE"] = _CACHE.name
+
+# No test is timed.
+_ALIKE = {"deadline": None, "suppress_health_check": list(HealthCheck)}
+settings.register_profile("suite", max_examples=25, derandomize=True, database=None, **_ALIKE)
+settings.register_profile("fuzz", max_examples=int(os.environ.get("FUZZ_EXAMPLES", 5000)), **_ALIKE)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "suite"))
 
 
 @pytest.fixture(scope="session")

@@ -7,7 +7,6 @@ time.
 
 import argparse
 import json
-import os
 import shutil
 from dataclasses import fields, is_dataclass
 
@@ -15,7 +14,7 @@ import numpy as np
 import pytest
 import xarray as xr
 from attention_inputs import OFFICIAL
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from task_tokenizers import tokenizer
 
@@ -28,11 +27,6 @@ from repo_interp.run import make_run, read_run, write_run
 from repo_interp.tasks.prompt import Prompt
 from repo_interp.tasks.prompt.jsonl import read_prompts, write_prompts
 from repo_interp.values import with_field
-
-_ALIKE = {"deadline": None, "suppress_health_check": list(HealthCheck)}
-settings.register_profile("suite", max_examples=25, derandomize=True, database=None, **_ALIKE)
-settings.register_profile("fuzz", max_examples=int(os.environ.get("FUZZ_EXAMPLES", 5000)), **_ALIKE)
-settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "suite"))
 
 LONGEST_LINE = 2000
 
