@@ -23,7 +23,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from repo_interp.errors import InputError
-from repo_interp.memory import memory_for
+from repo_interp.memory import CORE, memory_for
 from repo_interp.positions.logits import cap_logits
 from repo_interp.positions.rotary import by_pair, expand_heads, pair_tables, turn
 
@@ -314,9 +314,9 @@ class AttentionInputs:
             Logits [prompt, head, row, key]; -inf where the key is not visible.
         """
         shared = self._keys_alike
-        # On a processor one key is rotated at a time.
+        # On a processor as many keys are rotated at a time as stay in a cache.
         key_bytes = 8 * self.keys[:, 0].numel()
-        at_once = max(1, memory_for(rows.device, 0) // key_bytes)
+        at_once = max(1, memory_for(rows.device, CORE) // key_bytes)
         blocks = [
             self._logits_of_keys(rows, slice(start, start + at_once), shared)
             for start in range(0, shared, at_once)

@@ -203,7 +203,7 @@ class Job:
         """
         numbers = torch.as_tensor(batch.numbers)
         reading = [m for m in self.measures if m.needs.predictions and m.name not in stopped]
-        # Without predictions the pass ends after the last layer that is measured.
+        # Without predictions the pass ends in the last layer that is measured.
         last = None if reading else max(self.layers, default=None)
         with self.observation(batch, stopped, on_layer) as (parts, faults):
             hidden = decode(self.bridge, batch.tokens, batch.valid, last, batch.position_ids)

@@ -46,7 +46,7 @@ def capture(
 ) -> None:
     """Run tokens through a model and hand the attention inputs of its layers to a receiver.
 
-    The pass ends after the last of `layers`. Queries, keys and positions arrive in float32 or
+    The pass ends inside the last of `layers`, before it attends. Queries, keys and positions arrive in float32 or
     wider.
 
     Args:
@@ -72,7 +72,7 @@ def capture(
 
 
 class _EndOfPass(Exception):
-    """Raised where a pass was to end; carries the hidden states."""
+    """Raised where a pass was to end."""
 
 
 def decode(
@@ -90,12 +90,12 @@ def decode(
         model: Repositioned model or bridge.
         tokens: Token ids [prompt, token].
         valid: Tokens that are no padding [prompt, token].
-        last_layer: The pass ends after this layer, before the final norm; None: after the final
-            norm.
+        last_layer: The pass ends inside this layer, once its queries, keys and values were
+            observed; None: after the final norm.
         position_ids: Positions of the tokens [prompt, token]; None: the token index.
 
     Returns:
-        Hidden states [prompt, token, width].
+        Hidden states [prompt, token, width]: the last ones, or those that enter `last_layer`.
 
     Raises:
         InputError: Prompts are padded, or several have position ids, and frequencies depend on the
@@ -141,7 +141,7 @@ def _run_stack(
     last_layer: int | None,
     position_ids: Tensor | None,
 ) -> Tensor:
-    decoder, layers = as_decoder(model).stack, as_decoder(model).blocks
+    decoder = as_decoder(model).stack
     if not bool(valid.all()) and length_matters(model):
         raise InputError(
             "frequencies of this model depend on the length of a pass; give prompts of equal "
@@ -160,21 +160,23 @@ def _run_stack(
         "use_cache": False,
     }
     inputs = {name: value for name, value in inputs.items() if value is not None}
-    if last_layer is None or last_layer + 1 >= len(layers):
+    if last_layer is None:
         return decoder(**inputs).last_hidden_state
+    observers = as_decoder(model).by_layer[last_layer].observers
 
-    def finish(layer: nn.Module, arguments: tuple, keywords: dict) -> None:
-        raise _EndOfPass(arguments[0] if arguments else keywords["hidden_states"])
+    def finish(*observed: Any) -> None:
+        raise _EndOfPass
 
-    # An exception ends the pass: later layers would cost time and memory.
-    handle = layers[last_layer + 1].register_forward_pre_hook(finish, with_kwargs=True)
-    try:
-        decoder(**inputs)
-    except _EndOfPass as finished:
-        return finished.args[0]
-    finally:
-        handle.remove()
-    raise AssertionError(f"the pass did not reach layer {last_layer + 1}")
+    # An exception ends the pass: what follows would cost time and memory.
+    observers.append(finish)
+    with _entering(model) as entered:
+        try:
+            decoder(**inputs)
+        except _EndOfPass:
+            return entered[0]
+        finally:
+            observers.remove(finish)
+    raise AssertionError(f"the pass did not reach the attention of layer {last_layer}")
 
 
 def next_token_logits(
@@ -278,10 +280,6 @@ def observing(
         InputError: A layer computes with other positions than `position_ids`, or it hides other
             keys than those of other documents.
     """
-    entered: list[Tensor] = []
-
-    def enter(block: nn.Module, arguments: tuple, keywords: dict[str, Any]) -> None:
-        entered[:] = [arguments[0] if arguments else keywords["hidden_states"]]
 
     def observe(
         attention: RepositionedAttention,
@@ -333,14 +331,27 @@ def observing(
         receive(inputs)
 
     with ExitStack() as undo:
+        entered = undo.enter_context(_entering(model))
         for attention in as_decoder(model).layers:
             if layers is None or attention.layer_idx in layers:
                 attention.observers.append(observe)
                 undo.callback(attention.observers.remove, observe)
+        yield
+
+
+@contextmanager
+def _entering(model: nn.Module) -> Iterator[list[Tensor]]:
+    """Yield a list that holds the hidden states that entered the layer which runs."""
+    entered: list[Tensor] = []
+
+    def enter(block: nn.Module, arguments: tuple, keywords: dict[str, Any]) -> None:
+        entered[:] = [arguments[0] if arguments else keywords["hidden_states"]]
+
+    with ExitStack() as undo:
         for block in as_decoder(model).blocks:
             handle = block.register_forward_pre_hook(enter, with_kwargs=True)
             undo.callback(handle.remove)
-        yield
+        yield entered
 
 
 def _with_documents(

@@ -7,7 +7,7 @@
     always                  layers that rotate otherwise than their configuration says, which
                             digests of weights do not show either
 
-A checksum is made of sums over the axes of a weight, at the speed of memory. It shows an edit, also
+A checksum is made of sums over the words of a weight, at the speed of memory. It shows an edit, also
 one through `.data` or numpy, and rows or columns that changed places; it is no protection against
 somebody who wants to deceive. Offloaded weights (on "meta") are left out. Knows nothing about the
 purpose of a change.
@@ -29,6 +29,10 @@ _RECORDING = ("transformers.", "transformer_lens.model_bridge.")
 """Modules of libraries whose hooks record outputs and change nothing."""
 _WHOLE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """Whole numbers of as many bytes."""
+_SUMMED, _APART = 32, 509
+"""Words of one sum, and how far apart they are: a prime, so that no two of them are a head, row or
+column apart.
+"""
 _NAMED = 3
 """Names of weights or modules that are listed."""
 
@@ -107,8 +111,9 @@ def _weights(model: nn.Module) -> dict[str, Tensor]:
 def fingerprints(tensors: Mapping[str, Tensor]) -> dict[str, int]:
     """Return a checksum of the bits of every tensor.
 
-    The checksum is the CRC-32 of the sums of a tensor's bits over all its axes, or of the bits
-    themselves where it has fewer than two axes. It is the same on every device.
+    The checksum is the CRC-32 of sums s over the words of a tensor, w[block, i, j] with 32 rows i
+    of 509 words j in a block: sum_block s[block, j] and sum_j s[block, j] of s = sum_i w, and the
+    words that fill no block. Memory is read once. It is the same on every device.
 
     Args:
         tensors: Tensors by name, none on "meta".
@@ -118,13 +123,15 @@ def fingerprints(tensors: Mapping[str, Tensor]) -> dict[str, int]:
     """
     lines = dict[torch.device, dict[str, Tensor]]()
     for name, tensor in tensors.items():
-        width = tensor.element_size()
-        wide = tensor.ndim > 1 and tensor.shape[-1] * width % 8 == 0
-        bits = tensor.detach().contiguous().view(_WHOLE[8 if wide else width])
+        width, flat = tensor.element_size(), tensor.detach().contiguous().reshape(-1)
+        wide = flat.nbytes % 8 == 0 and flat.storage_offset() * width % 8 == 0
+        words = flat.view(_WHOLE[8 if wide else width])
+        size = _SUMMED * _APART
         # A sum runs at the speed of memory, three times that of a CRC.
-        sums = [bits.sum(axis, dtype=torch.int64) for axis in range(bits.ndim)]
-        sums = sums if bits.ndim > 1 else [bits.long()]
-        lines.setdefault(tensor.device, {})[name] = torch.cat([part.reshape(-1) for part in sums])
+        blocks = words[: len(words) // size * size].view(-1, _SUMMED, _APART)
+        sums = blocks.sum(1, dtype=torch.int64)
+        rest = words[blocks.numel() :].long()
+        lines.setdefault(tensor.device, {})[name] = torch.cat([sums.sum(0), sums.sum(1), rest])
     found = {}
     for of_device in lines.values():
         # One transfer for all tensors of an accelerator.
@@ -137,15 +144,25 @@ def fingerprints(tensors: Mapping[str, Tensor]) -> dict[str, int]:
 
 
 def _rotations(model: nn.Module) -> dict[str, tuple[Any, ...]]:
-    rotations = {}
-    for layer, attention in as_decoder(model).by_layer.items():
-        tensors = {
-            "frequencies": attention.frequencies_at(1),
-            "scaling": torch.as_tensor(attention.attention_scaling),
-        }
-        present = {name: tensor for name, tensor in tensors.items() if tensor is not None}
-        rotations[f"layer {layer}"] = (fingerprints(present), attention.attends_unchanged)
-    return rotations
+    layers = as_decoder(model).by_layer
+    tensors = {
+        f"{name} {layer}": tensor
+        for layer, attention in layers.items()
+        for name, tensor in (
+            ("frequencies", attention.frequencies_at(1)),
+            ("scaling", torch.as_tensor(attention.attention_scaling)),
+        )
+        if tensor is not None
+    }
+    sums = fingerprints(tensors)
+    return {
+        f"layer {layer}": (
+            sums.get(f"frequencies {layer}"),
+            sums[f"scaling {layer}"],
+            attention.attends_unchanged,
+        )
+        for layer, attention in layers.items()
+    }
 
 
 def _is_of_a_library(hook: Any) -> bool:

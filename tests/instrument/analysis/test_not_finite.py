@@ -139,12 +139,10 @@ def test_numbers_too_large_for_logits_are_refused(model):
 def test_a_pass_that_ends_in_such_numbers_is_noted_and_its_answers_are_refused(model):
     with torch.no_grad():
         model.model.layers[2].mlp.down_proj.weight[0, 0] = float("inf")
-    run = ri.analyze(model, PROMPTS, ("positions",))
-    assert (
-        run.attrs["notes"]
-        == "the pass of prompt 0 ended in NaN or infinity\nthe pass of prompt 1 ended in NaN "
-        "or infinity"
-    )
+    run = ri.analyze(model, PROMPTS, ("positions", "predictions"))
+    assert set(run.children) == {"positions"}
+    assert run.attrs["notes"] == "the pass of prompt 0 ended in NaN or infinity"
+    assert run.attrs["stopped"] == "predictions: the pass of prompt 0 ended in NaN or infinity"
     scoring = ri.tasks.make_task("reversal")
     for respond in (forced_responses, generated_responses):
         with pytest.raises(

@@ -61,7 +61,7 @@ def test_the_residual_stream_is_what_enters_each_layer(family):
 
 @pytest.mark.parametrize("wrap", [ri.bridge, lambda model: model])
 @pytest.mark.parametrize("padding", [0, 5])
-def test_a_pass_ends_after_the_last_layer_that_is_asked_for(wrap, padding):
+def test_a_pass_ends_inside_the_last_layer_that_is_asked_for(wrap, padding):
     model = ri.reposition(tiny("llama"), "repo")
     with torch.no_grad():
         states = model(TOKENS, output_hidden_states=True).hidden_states
@@ -77,18 +77,19 @@ def test_a_pass_ends_after_the_last_layer_that_is_asked_for(wrap, padding):
     valid = torch.arange(padding + 20).expand(2, -1) >= padding
     whole = seen(wrapped, tokens, valid)
     assert passed == [0, 1, 2]
-    for layers, wanted in (([0], [0]), ([1], [0, 1]), ([2, 0], [0, 1, 2])):
+    for layers, wanted in (([0], []), ([1], [0]), ([2, 0], [0, 1])):
         passed.clear()
         some = seen(wrapped, tokens, valid, layers)
         assert passed == wanted
         for inputs in some:
             assert torch.equal(inputs.queries, whole[inputs.layer].queries)
-    for layer in range(2):
+    for layer in range(3):
         with torch.no_grad():
-            assert_close(decode(wrapped, TOKENS, VALID, layer), states[layer + 1])
+            assert_close(decode(wrapped, TOKENS, VALID, layer), states[layer])
     for handle in handles:
         handle.remove()
     assert all(not layer._forward_pre_hooks for layer in model.model.layers)
+    assert all(not attention.observers for attention in as_decoder(wrapped).layers)
 
 
 class _Stop(Exception):
