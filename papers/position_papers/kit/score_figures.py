@@ -119,7 +119,17 @@ def _draw_differences(ax: Axes, data: xr.Dataset) -> None:
 
 def handles(data: xr.Dataset) -> list[Line2D]:
     """Legend entries of the checkpoints of `data`."""
-    return [Line2D([], [], **MARK, **look) for look in looks(data).values()]
+    return [Line2D([], [], **MARK, **look) for look in _marks(data).values()]
+
+
+def _marks(data: xr.Dataset) -> dict[str, dict[str, Any]]:
+    """How each checkpoint is drawn: with a line where there are several lengths."""
+    sets = data["test_set"]
+    lined = sets.size > 1 and np.issubdtype(sets.dtype, np.number)
+    return {
+        name: dict(look) if lined else {**look, "linestyle": "none"}
+        for name, look in looks(data).items()
+    }
 
 
 def draw_scores(ax: Axes, data: xr.Dataset) -> Axes:
@@ -135,11 +145,11 @@ def draw_scores(ax: Axes, data: xr.Dataset) -> Axes:
     sets = data["test_set"].values
     numeric = np.issubdtype(sets.dtype, np.number)
     places = sets.astype(float) if numeric else np.arange(len(sets), dtype=float)
-    for row, (name, look) in enumerate(looks(data).items()):
+    for row, (name, look) in enumerate(_marks(data).items()):
         values = scores.values[row]
         x = places + (0.0 if numeric else 0.5 * ((row + 0.5) / len(scores) - 0.5))
-        line, means = look if numeric else {**look, "linestyle": "none"}, nanmean(values, axis=1)
-        marks: list[Artist] = [*ax.plot(x, means, **MARK, **line, gid=f"score {name}")]
+        means = nanmean(values, axis=1)
+        marks: list[Artist] = [*ax.plot(x, means, **MARK, **look, gid=f"score {name}")]
         if np.isfinite(values).sum(axis=1).max(initial=0) > 1:
             marks += draw_seeds(ax, x, values, look["color"], name)
         elif errors is not None:
