@@ -1,7 +1,7 @@
 """Scores of a model as a run with one group, `scores`.
 
-On a task (`score`), on needles in a haystack in its tokens (`score_needles`), or on a task of
-lm-evaluation-harness (`score_harness`).
+On a task (`score`), on needles in a haystack or few-shot prompts in its tokens (`score_needles`,
+`score_few_shot`), or on a task of lm-evaluation-harness (`score_harness`).
 
     model, task -> prompts of every test set -> answers -> score [test_set, prompt] -> run ->
     figures, page, run.nc
@@ -12,7 +12,7 @@ Brings together models, tasks and `experiments`; knows nothing about how an answ
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -30,7 +30,7 @@ from repo_interp.analysis.trained_task import (
     trained_task,
 )
 from repo_interp.errors import InputError
-from repo_interp.experiments.generated_scores import harness_scores, needle_scores
+from repo_interp.experiments.generated_scores import answer_scores, needle_scores
 from repo_interp.experiments.task_scores import Cost, sets_named, task_scores
 from repo_interp.models.decoder import as_decoder
 from repo_interp.models.provenance import identity
@@ -39,10 +39,13 @@ from repo_interp.models.wrapped import model_of
 from repo_interp.run import make_run, versions
 from repo_interp.side_by_side import BatchSize
 from repo_interp.tasks import Prompt, Task, make_task
+from repo_interp.tasks.few_shot_text import few_shot_prompts, few_shot_questions, following
 from repo_interp.tasks.harness import harness_documents
 from repo_interp.tasks.niah import niah
 from repo_interp.tasks.prompt import digest as prompts_digest
 from repo_interp.tasks.task import require_drawable, whole_number
+
+_TOKENS = "the number of tokens"
 
 
 def score(
@@ -166,10 +169,9 @@ def score_needles(
         InputError: The bridge has no tokenizer, or `needle_scores` refuses an argument.
     """
     tokenizer = _tokenizer(bridge)
-    if lengths is None:
-        lengths = [multiple * as_decoder(bridge).training_length for multiple in (1, 2, 4)]
     lengths = [
-        whole_number(length, "the number of tokens", 1 << 22) for length in sets_named(lengths)
+        whole_number(length, _TOKENS, 1 << 22)
+        for length in sets_named(_multiples(bridge) if lengths is None else lengths)
     ]
     size = batch_limit(bridge, batch_size)
     require_memory_for_pass(bridge, max(lengths), min(count, size.of_length(max(lengths))))
@@ -250,29 +252,144 @@ def score_harness(
         name: harness_documents(
             tokenizer,
             task,
-            None if lengths is None else whole_number(name, "the number of tokens", 1 << 22),
+            None if lengths is None else whole_number(name, _TOKENS, 1 << 22),
             count,
             seed,
         )
         for name in names
     }
-    asked = [prompt for of_set in documents.values() for prompt in of_set.prompts]
-    longest = max(len(prompt.tokens) + int(prompt.attributes["new_tokens"]) for prompt in asked)
-    most = longest_prompt(model_of(bridge))
+    first = next(iter(documents.values()))
+    run = _score_answers(
+        bridge,
+        {name: of_set.prompts for name, of_set in documents.items()},
+        lambda name, texts: documents[name].scores(texts),
+        "score" if first.metric.isdecimal() else first.metric,
+        (),
+        f"the task {called} of lm-evaluation-harness",
+        batch_size,
+        progress,
+        store,
+        store_every,
+        announce,
+    )
+    better = first.task.higher_is_better().get(first.metric, True)
+    run["scores"].attrs |= {"higher_is_better": str(bool(better)), "seed": seed}
+    return run
+
+
+def score_few_shot(
+    bridge: Any,
+    lengths: Sequence[int] | int | None = None,
+    shots: Sequence[int] = (5,),
+    rows: str | Path | None = None,
+    count: int = 20,
+    seed: int = 0,
+    batch_size: BatchSize | Literal["auto"] = 8,
+    progress: Callable[[int, int], None] | None = None,
+    store: str | Path | None = None,
+    store_every: float = 0.0,
+    announce: Callable[[Cost], None] | None = None,
+) -> xr.DataTree:
+    """Score how well a model follows the labels of examples, by length and number of examples.
+
+    Group `scores` as by `score_needles`; the score of a prompt is 1 where the answer begins with a
+    label of its examples (`tasks.few_shot_text`, HoPE, table 2).
+
+    Args:
+        bridge: Bridge, or model with a tokenizer.
+        lengths: Tokens of a prompt with its answer, each a test set; None: the training length,
+            twice and four times it.
+        shots: Numbers of examples, each with as many prompts.
+        rows: Table of labelled rows, such as GLUE's; None: built-in sentences.
+        count: Prompts of every length and number of examples.
+        seed: Seed of the prompts.
+        batch_size: Prompts or tokens of a batch, or "auto".
+        progress: Function of prompts done and in all.
+        store: Directory that keeps the answers of finished batches, as that of `analyze`.
+        store_every: Least number of seconds between two writes to `store`.
+        announce: Function of the cost, called before the first forward pass.
+
+    Returns:
+        A run with the group `scores`.
+
+    Raises:
+        InputError: The bridge has no tokenizer, a prompt is longer than the model takes, or
+            `few_shot_prompts` refuses an argument.
+    """
+    tokenizer = _tokenizer(bridge)
+    require_drawable(count, seed)
+    if not shots:
+        raise InputError("wanted at least one number of shots, got none; give some, such as 1,5")
+    asked = {
+        name: few_shot_questions(
+            [
+                prompt
+                for number in shots
+                for prompt in few_shot_prompts(
+                    tokenizer, rows, whole_number(name, _TOKENS, 1 << 22), count, number, seed
+                )
+            ],
+            tokenizer,
+        )
+        for name in sets_named(_multiples(bridge) if lengths is None else lengths)
+    }
+    run = _score_answers(
+        bridge,
+        asked,
+        lambda name, texts: following(texts, asked[name]),
+        "follow ability",
+        ("shots", "length"),
+        "the task few_shot",
+        batch_size,
+        progress,
+        store,
+        store_every,
+        announce,
+    )
+    run["scores"].attrs |= {"seed": seed, "rows": "" if rows is None else Path(rows).name}
+    return run
+
+
+def _score_answers(
+    bridge: Any,
+    asked: Mapping[str, Sequence[Prompt]],
+    judge: Callable[[str, list[str]], np.ndarray],
+    metric: str,
+    axes: Sequence[str],
+    origin: str,
+    batch_size: BatchSize | Literal["auto"],
+    progress: Callable[[int, int], None] | None,
+    store: str | Path | None,
+    store_every: float,
+    announce: Callable[[Cost], None] | None,
+) -> xr.DataTree:
+    """Score generated answers to prompts that fit the model and its memory."""
+    flat = [prompt for prompts in asked.values() for prompt in prompts]
+    longest = max(len(prompt.tokens) + int(prompt.attributes["new_tokens"]) for prompt in flat)
+    most, task = longest_prompt(model_of(bridge)), flat[0].attributes["task"]
     if most is not None and longest > most:
         raise InputError(
-            f"a document of {called} with its answer has {longest} tokens, the model's learned "
+            f"a prompt of {task} with its answer has {longest} tokens, the model's learned "
             f"table {most}; give shorter lengths"
         )
     size = batch_limit(bridge, batch_size)
+    count = max(map(len, asked.values()))
     require_memory_for_pass(bridge, longest, min(count, size.of_length(longest)))
-    question = {"task": f"lm-eval:{called}", "prompts": prompts_digest(asked), "batch_size": size}
-    kept = store_of(bridge, asked[0], question, store, store_every)
-    scores = harness_scores(
-        model_of(bridge), tokenizer, documents, size, kept, progress, announce
-    ).assign_attrs(seed=seed)
-    prompts = [list(of_set.prompts) for of_set in documents.values()]
-    return _run(bridge, scores, prompts, f"the task {called} of lm-evaluation-harness")
+    question = {"task": task, "prompts": prompts_digest(flat), "batch_size": size}
+    kept = store_of(bridge, flat[0], question, store, store_every)
+    scores = answer_scores(
+        model_of(bridge),
+        _tokenizer(bridge),
+        asked,
+        judge,
+        metric,
+        axes,
+        size,
+        kept,
+        progress,
+        announce,
+    )
+    return _run(bridge, scores, list(asked.values()), origin)
 
 
 def task_of(
@@ -324,6 +441,11 @@ def task_name(directory: Path | None, name: str | None = None) -> str:
             "trained on; name one, or ruler"
         )
     return name
+
+
+def _multiples(bridge: Any) -> list[int]:
+    """The training length, twice and four times it."""
+    return [multiple * as_decoder(bridge).training_length for multiple in (1, 2, 4)]
 
 
 def _tokenizer(bridge: Any) -> Any:

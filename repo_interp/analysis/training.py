@@ -301,7 +301,15 @@ def _rows(keywords: Mapping[str, Any]) -> tuple[list[Prompt], int]:
     valid = torch.ones_like(tokens) if mask is None else mask.long()
     if bool((valid.diff() > 0).any()):
         raise InputError("rows are padded on the left; set the tokenizer's padding_side to 'right'")
-    places = [None] * len(tokens) if ids is None else ids.expand_as(tokens).tolist()
+    if ids is not None and ids.ndim == 3:  # mRoPE: time, height and width
+        if len(ids) == 4:  # after the index in the text, which tells documents apart
+            index, ids = ids[0], ids[1:]
+            if bool(((index != torch.arange(tokens.shape[1]).to(index)) & (valid > 0)).any()):
+                raise InputError("position ids of four axes pack documents; leave rows unpacked")
+        ids = ids.permute(1, 2, 0)
+    places = (
+        [None] * len(tokens) if ids is None else ids.expand(*tokens.shape, *ids.shape[2:]).tolist()
+    )
     return [
         Prompt(tuple(row[:count]), position_ids=None if place is None else place[:count])
         for row, place, count in zip(tokens.tolist(), places, valid.sum(1).tolist(), strict=True)

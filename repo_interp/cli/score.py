@@ -27,7 +27,7 @@ from repo_interp.cli.options import (
 )
 from repo_interp.entry_points import TASKS, require_names
 from repo_interp.errors import InputError
-from repo_interp.values import value_of
+from repo_interp.values import Count, value_of
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -39,7 +39,11 @@ if TYPE_CHECKING:
 
 RULER = "ruler"
 HARNESS = "lm-eval:"
-_RULER_OPTIONS = ("variant", "dialect", "essay", "depth")
+FEW_SHOT = "few_shot"
+_OPTIONS = {
+    RULER: {"variant": str, "dialect": str, "essay": str, "depth": float},
+    FEW_SHOT: {"shots": tuple[Count, ...], "rows": str},
+}
 SHARED = True
 SUMMARY = (
     "Score a checkpoint on a task, by test set and over the task's axes: a table, "
@@ -63,8 +67,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         metavar="TASK",
         help=f"the task (default: the checkpoint's own); {RULER}: needles in a haystack in "
-        f"the checkpoint's own tokens; {HARNESS}NAME: a task of lm-evaluation-harness that "
-        "generates text, such as ruler_vt",
+        f"the checkpoint's own tokens; {FEW_SHOT}: whether answers follow the labels of examples; "
+        f"{HARNESS}NAME: a task of lm-evaluation-harness that generates text, such as ruler_vt",
     )
     parser.add_argument(
         "--out",
@@ -91,7 +95,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=("forced", "generated"),
         help="read the answer off one teacher-forced pass, or generate it token by token "
         "(default: forced; exact match is the same); "
-        f"{RULER} and {HARNESS}NAME always generate",
+        f"{RULER}, {FEW_SHOT} and {HARNESS}NAME always generate",
     )
     add_scaling(parser)
     parser.add_argument(
@@ -102,7 +106,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_settings(
         parser,
         "task_options",
-        f"an option of the task; of {RULER}, such as variant=multivalue or ruler.dialect=repo",
+        f"an option of the task; of {RULER}, such as variant=multivalue or ruler.dialect=repo; of "
+        f"{FEW_SHOT}, shots=1,5 and rows=FILE, a table like GLUE's",
     )
     add_device(parser)
     add_batch_size(parser, default=32)
@@ -214,7 +219,7 @@ def _task(arguments: argparse.Namespace, directory: Path) -> Task:
 def _scoring(
     arguments: argparse.Namespace, bridge, task: Task | None
 ) -> Callable[[Path, Callable[[int, int], None], Callable[[Cost], None]], xr.DataTree]:
-    """Return a function that scores the task, ruler or a task of the harness.
+    """Return a function that scores the task, ruler, few_shot or a task of the harness.
 
     Its arguments are the directory that keeps answers, and functions that report progress and
     cost.
@@ -222,7 +227,7 @@ def _scoring(
     Raises:
         InputError: The task or an option is refused, before the function is called.
     """
-    from repo_interp.analysis.score import score, score_harness, score_needles
+    from repo_interp.analysis.score import score, score_few_shot, score_harness, score_needles
 
     amount = {
         "count": arguments.count,
@@ -233,17 +238,18 @@ def _scoring(
         lengths = (
             None if arguments.test_sets is None else [int(name) for name in arguments.test_sets]
         )
-        if arguments.task != RULER:
+        if arguments.task not in _OPTIONS:
             name = arguments.task.removeprefix(HARNESS)
             return lambda store, progress, announce: score_harness(
                 bridge, name, lengths, progress=progress, store=store, announce=announce, **amount
             )
-        texts = without_owner(arguments.task_options, RULER)
+        known = _OPTIONS[arguments.task]
         options = {
-            name: value_of(text, float if name == "depth" else str, f"{RULER}.{name}")
-            for name, text in texts
+            name: value_of(text, known[name], f"{arguments.task}.{name}")
+            for name, text in without_owner(arguments.task_options, arguments.task)
         }
-        return lambda store, progress, announce: score_needles(
+        made = score_needles if arguments.task == RULER else score_few_shot
+        return lambda store, progress, announce: made(
             bridge, lengths, progress=progress, store=store, announce=announce, **amount, **options
         )
     answers = arguments.answers or "forced"
@@ -266,7 +272,7 @@ def _require_fitting_options(arguments: argparse.Namespace) -> None:
     scaling_of(arguments.scaling)
     task = arguments.task
     if not _generates(task):
-        require_names(TASKS, [] if task is None else [task], RULER, f"{HARNESS}NAME")
+        require_names(TASKS, [] if task is None else [task], RULER, FEW_SHOT, f"{HARNESS}NAME")
         return
     for name, value in (("--task-size", arguments.task_size), ("--answers", arguments.answers)):
         if value is not None:
@@ -279,12 +285,12 @@ def _require_fitting_options(arguments: argparse.Namespace) -> None:
             raise InputError(
                 f"test sets of {task} are lengths in tokens, such as 4096; got {name!r}"
             )
-    if task == RULER:
+    if task in _OPTIONS:
         known = {"variant": VARIANTS, "dialect": DIALECTS}
-        for name, text in without_owner(arguments.task_options, RULER):
-            if name not in _RULER_OPTIONS:
+        for name, text in without_owner(arguments.task_options, task):
+            if name not in _OPTIONS[task]:
                 raise InputError(
-                    f"ruler has no option {name!r}; it has {', '.join(_RULER_OPTIONS)}"
+                    f"{task} has no option {name!r}; it has {', '.join(_OPTIONS[task])}"
                 )
             one_of(name, text, known.get(name, {text: None}))
     elif arguments.task_options:
@@ -292,5 +298,5 @@ def _require_fitting_options(arguments: argparse.Namespace) -> None:
 
 
 def _generates(task: str | None) -> bool:
-    """Whether answers to a task are always generated: ruler, or a task of the harness."""
-    return task is not None and (task == RULER or task.startswith(HARNESS))
+    """Whether answers to a task are always generated: of ruler, few_shot or the harness."""
+    return task is not None and (task in _OPTIONS or task.startswith(HARNESS))

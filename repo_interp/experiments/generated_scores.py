@@ -1,4 +1,4 @@
-"""Answers that are generated as text and scored: needles, documents of lm-evaluation-harness.
+"""Answers that are generated as text and scored: needles, few-shot prompts, lm-eval's documents.
 
     output      tokens up to the model's end of text, without special tokens, greedily
     score       share of the reference values that the output holds (RULER, Hsieh et al. 2024; RePo
@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import xarray as xr
+from jaxtyping import Float
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from repo_interp.errors import InputError
@@ -27,7 +28,6 @@ from repo_interp.models.reposition import longest_prompt
 from repo_interp.side_by_side import BatchSize, batches, by_prompt, restore_order
 from repo_interp.store import NOT_KEPT, Store
 from repo_interp.tasks import Prompt, niah, niah_scores
-from repo_interp.tasks.harness import HarnessDocuments
 
 
 def needle_scores(
@@ -100,48 +100,56 @@ def needle_scores(
     )
 
 
-def harness_scores(
+def answer_scores(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
-    documents: Mapping[str, HarnessDocuments],
+    asked: Mapping[str, Sequence[Prompt]],
+    judge: Callable[[str, list[str]], Float[np.ndarray, " prompt"]],
+    metric: str,
+    axes: Sequence[str] = (),
     batch_size: BatchSize = 8,
     store: Store = NOT_KEPT,
     progress: Callable[[int, int], None] | None = None,
     announce: Callable[[Cost], None] | None = None,
 ) -> xr.Dataset:
-    """Score greedy answers to documents of lm-evaluation-harness, by test set.
+    """Score greedy answers by test set.
 
     Args:
         model: Model that answers.
         tokenizer: Tokenizer of the prompts and the answers.
-        documents: As many documents of every test set.
+        asked: As many prompts without answers of every test set.
+        judge: Function of the name of a test set and its answers that scores them.
+        metric: Name of the score.
+        axes: Attributes of prompts to tabulate scores by; (): no map.
         batch_size: Prompts side by side.
         store: Keeps the answers of finished batches.
         progress: Called with prompts done and in all.
         announce: Called with the cost before the first forward pass.
 
     Returns:
-        `score [test_set, prompt]`, `mean_score`, `standard_error`, `tokens` [test_set].
+        `score [test_set, prompt]`, `mean_score`, `standard_error`, `tokens` [test_set], and
+        `score_map` over the axes.
 
     Raises:
-        InputError: The model cannot take a prompt, or the harness scores by no number.
+        InputError: The model cannot take a prompt, or `judge` refuses an answer.
     """
-    asked = {name: of_set.prompts for name, of_set in documents.items()}
     flat = [prompt for prompts in asked.values() for prompt in prompts]
     texts = iter(generated_texts(model, tokenizer, flat, batch_size, store, progress, announce))
     scores = np.stack(
-        [of_set.scores([next(texts) for _ in of_set.prompts]) for of_set in documents.values()]
+        [judge(name, [next(texts) for _ in prompts]) for name, prompts in asked.items()]
     )
-    first = next(iter(documents.values()))
-    label = "score" if first.metric.isdecimal() else first.metric
-    return labelled_scores(asked, scores, label, f"{label} of every prompt", "1").assign_attrs(
+    result = labelled_scores(asked, scores, metric, f"{metric} of every prompt", "1")
+    mapped = score_map(flat, scores.ravel(), axes)
+    if mapped is not None:
+        result["score_map"] = described(mapped, f"{metric}, by {' and '.join(axes)}", "1")
+    return result.assign_attrs(
         task=flat[0].attributes["task"],
-        metric=label,
+        metric=metric,
         test_sets_count="tokens",
         count=scores.shape[1],
         answers="generated",
         left_out=[],
-        higher_is_better=str(bool(first.task.higher_is_better().get(first.metric, True))),
+        higher_is_better="True",
     )
 
 

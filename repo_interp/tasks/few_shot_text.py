@@ -18,7 +18,7 @@ examples where shots allow it.
 
 Following (table 2): the output begins, after white space, with a label of the prompt's examples.
 Spans: `examples` (`examples.1` ..., with `.label`), `padding`, `query`; the label is generated.
-attributes: length, labels.
+attributes: length, shots, labels.
 """
 
 from __future__ import annotations
@@ -184,6 +184,7 @@ def few_shot_prompts(
         attributes = {
             "task": "few_shot",
             "length": length,
+            "shots": shots,
             "labels": labels,
             "seed": seed,
             "index": index,
@@ -192,6 +193,31 @@ def few_shot_prompts(
             prompt_from_text(text.text, text.characters, tokenizer, [asked.label], attributes)
         )
     return prompts
+
+
+def few_shot_questions(
+    prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase
+) -> list[Prompt]:
+    """Leave the answers of few-shot prompts out, for a model to generate them.
+
+    Args:
+        prompts: Prompts of `few_shot_prompts`.
+        tokenizer: Encodes the questions.
+
+    Returns:
+        Prompts without an answer; their attribute `new_tokens` has room for the longest label.
+    """
+    questions = []
+    for prompt in prompts:
+        assert prompt.text is not None and prompt.characters is not None
+        spans = dict(prompt.characters)
+        ((start, _),) = spans.pop(GENERATED)
+        room = max(count_tokens(f" {label}", tokenizer) for label in prompt.attributes["labels"])
+        attributes = {**prompt.attributes, "new_tokens": room}
+        questions.append(
+            prompt_from_text(prompt.text[:start], spans, tokenizer, prompt.answers, attributes)
+        )
+    return questions
 
 
 def following(outputs: Sequence[str], prompts: Sequence[Prompt]) -> Float[np.ndarray, " prompt"]:

@@ -890,7 +890,7 @@ def test_one_figure_of_a_paper_is_chosen_by_its_number():
     ]  # fmt: skip
     assert [item.item for item in both["repo"].drawn] == ["figure 3"]
     assert list(with_items(papers, ["Table 6"])) == ["repo"], "of hope it is not made"
-    with pytest.raises(InputError, match=r"figure 10 of hope is not made here: as figure 1$"):
+    with pytest.raises(InputError, match=r"figure 10 of hope is not made here: as figure 1; "):
         with_items(papers, ["10"])
     with pytest.raises(
         InputError, match=r"no '11' in the papers; there are figure 1 of repo, figure 2 of repo"

@@ -14,6 +14,7 @@ from position_papers.cope.error_tasks import COUNTING, FLIP_FLOP, SELECTIVE_COPY
 from position_papers.cope.gates import GATES, GateOptions
 from position_papers.cope.perplexity import PERPLEXITY
 from position_papers.kit import Paper, read_items
+from position_papers.kit.learning_curves import LEARNING_CURVES
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,7 @@ class Options(GateOptions, CountingOptions):
 PAPER = Paper(
     "cope",
     "Contextual Position Encoding (CoPE), made again",
-    (FLIP_FLOP, SELECTIVE_COPY, COUNTING, PERPLEXITY, GATES),
+    (FLIP_FLOP, SELECTIVE_COPY, COUNTING, PERPLEXITY, GATES, LEARNING_CURVES),
     Options,
     {"count": 50, "counting_count": 100, "language_count": 12, "gate_texts": 8, "draws": 20},
     items=read_items(Path(__file__).with_name("items.csv")),

@@ -17,9 +17,11 @@ from position_papers.hope.replicates import Sampling
 from position_papers.hope.rotary_pairs import ROTARY_PAIRS
 from position_papers.hope.vaf import VAF
 from position_papers.kit import Paper, Scale, ScoreOptions, read_items
+from position_papers.kit.learning_curves import LEARNING_CURVES
 
 EXPERIMENTS = (
     *(LOGIT_BY_DISTANCE, VAF, OVER_TRAINING, BEYOND, COMPONENTS, ROTARY_PAIRS, COPYING, PERPLEXITY),
+    LEARNING_CURVES,
 )
 SCALE = Scale(12, 768, 512, "50,000 steps of 512 sequences")
 """The paper's models (table 6): all experiments are about them."""

@@ -11,6 +11,7 @@ from refusals import refused
 from transformers import (
     AutoModelForCausalLM,
     LlamaConfig,
+    Qwen3_5TextConfig,
     Trainer,
     TrainerCallback,
     TrainingArguments,
@@ -348,6 +349,43 @@ def test_rows_of_several_lengths_and_packed_ones_are_measured_as_they_are_evalua
     masked["attention_mask"] = masked["attention_mask"].flip(1)
     with pytest.raises(ri.InputError, match="padded on the left"):
         _rows(masked)
+
+
+@pytest.mark.parametrize("axes", [3, 4])
+def test_position_ids_by_axis_are_measured_as_they_are_evaluated(axes, tmp_path):
+    """mRoPE: time, height and width of every token, after its index where there are four axes."""
+    rotation = {"mrope_section": [1, 1, 2], "mrope_interleaved": True, "rope_type": "default"}
+    config = Qwen3_5TextConfig(
+        **SHAPE | {"num_hidden_layers": 2, "layer_types": ["full_attention"] * 2},
+        **{"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16},
+        rope_parameters={"rope_theta": 1e4, "partial_rotary_factor": 0.5} | rotation,
+    )
+    set_seed(0)
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+    row = torch.arange(3, 13)
+    ids = torch.arange(10).repeat(4, 1)
+    ids[1:, 2:8] = torch.tensor([[2] * 6, [2, 2, 2, 3, 3, 3], [2, 3, 4, 2, 3, 4]])
+    ids[1:, 8:] -= 3
+
+    def collated(rows):
+        tokens = torch.stack([row["input_ids"] for row in rows])
+        batch = {"input_ids": tokens, "labels": tokens, "use_cache": False}
+        return batch | {"position_ids": ids[4 - axes :, None].expand(-1, len(rows), -1)}
+
+    rows = [{"input_ids": row}, {"input_ids": row.flip(0)}]
+    given = {"eval_strategy": "steps", "eval_steps": 6, "eval_dataset": rows, "max_steps": 6}
+    given |= {"train_dataset": rows * 4, "data_collator": collated}
+    names = ["attention_rows", "positions"]
+    trainer = trained(tmp_path, model, ri.PositionsCallback(measures=names), **given)
+    run = ri.read_run(tmp_path / "positions" / "step-6")
+    assert run["positions/position_id"].values.tolist() == ids[1:, None].repeat(1, 2, 1).tolist()
+    prompts = [Prompt(each["input_ids"].tolist(), position_ids=ids[1:].T) for each in rows]
+    analyzed = ri.analyze(trainer.model.eval(), prompts, names, experiments=())
+    for name in names:
+        xr.testing.assert_allclose(run[name].to_dataset(), analyzed[name].to_dataset(), rtol=1e-5)
+    packed = {"input_ids": row[None], "position_ids": torch.arange(10).repeat(4, 1, 1) % 5}
+    with refused("position ids of four axes pack documents; leave rows unpacked"):
+        _rows(packed)
 
 
 def test_passes_of_others_are_not_measured_and_a_refusal_is_a_warning(tmp_path):

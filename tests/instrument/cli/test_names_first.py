@@ -32,7 +32,7 @@ NAMES = {
     "figures nonsense": "there are no figures of 'nonsense'",
     "figures hope --checkpoint a=niah/nonsense": "no checkpoint 'niah/nonsense' is installed",
     "figures hope --formats nonsense": "wanted some of png,svg,pdf,nc",
-    "score niah/repo nonsense": "there is no task 'nonsense'; there are ruler, lm-eval:NAME,",
+    "score niah/repo nonsense": "there is no task 'nonsense'; there are ruler, few_shot, lm-eval:NAME,",
     "score niah/repo --scaling nonsense:2": "scaling 'nonsense:2' is unknown",
     "score niah/repo ruler --set variant=nonsense": "wanted one of single_1,",
     "score niah/repo ruler --set nonsense=1": "ruler has no option 'nonsense'",

@@ -4,6 +4,7 @@ the command leaves, what is drawn.
 
 from dataclasses import replace
 from functools import partial
+from itertools import product
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import repo_interp as ri
 from repo_interp import cli
-from repo_interp.analysis.score import task_of
+from repo_interp.analysis.score import score_few_shot, task_of
 from repo_interp.errors import Note
 from repo_interp.experiments.responses import generated_responses
 from repo_interp.experiments.task_scores import task_scores
@@ -138,6 +139,36 @@ def test_needles_are_asked_for_in_a_checkpoints_own_tokens_and_judged_as_generat
             assert scores["score"].values[row, place] == ri.tasks.niah_score([said], [prompt]) / 100
     assert scores["score_map"].dims == ("depth", "length")
     assert [name for name, _ in VIEW.figures(run)] == ["scores", "score_map"]
+
+
+def test_answers_to_few_shot_prompts_follow_where_they_begin_with_a_label(hub, tmp_path):
+    """Beside a greedy loop without a cache; with many labels some answers follow by chance."""
+    bridge, rows = ri.load(hub), tmp_path / "rows.tsv"
+    table = [f"The {noun}\t{label}" for noun in ("cat", "dog") for label in "aehiprstu"]
+    rows.write_text("\n".join(["sentence\tlabel", *table]) + "\n")
+    run = score_few_shot(bridge, [300, 400], (1, 9), rows, count=4)
+    found = []
+    for length, shots in product((300, 400), (1, 9)):
+        for prompt in ri.tasks.few_shot_prompts(bridge.tokenizer, rows, length, 4, shots):
+            text = prompt.text[: prompt.characters["generated"][0][0]]
+            assert text.endswith("Label:")
+            tokens = bridge.tokenizer(text, return_tensors="pt").input_ids
+            start = tokens.shape[1]
+            for _ in range(3):
+                with torch.no_grad():
+                    logits = bridge.original_model(tokens, use_cache=False).logits
+                tokens = torch.cat((tokens, logits[:, -1:].argmax(-1)), dim=1)
+            answer = bridge.tokenizer.decode(tokens[0, start:]).lstrip()
+            found.append(any(answer.startswith(each) for each in prompt.attributes["labels"]))
+    assert run["scores/score"].values.ravel().tolist() == found
+    assert 0 < sum(found) < len(found)
+    by_shots = np.reshape(found, (2, 2, 4)).mean(-1).T
+    assert run["scores/score_map"].dims == ("shots", "length")
+    assert_array_equal(run["scores/score_map"], by_shots)
+    assert run["scores"].attrs["rows"] == "rows.tsv"
+    assert [name for name, _ in VIEW.figures(run)] == ["scores", "score_map"]
+    with refused("wanted at least one number of shots"):
+        score_few_shot(bridge, [300], ())
 
 
 def test_what_a_store_keeps_of_needles_is_of_the_same_haystack(hub, tmp_path):
