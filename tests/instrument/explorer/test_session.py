@@ -29,7 +29,6 @@ from repo_interp.plots.marks.arrays import heads_where
 from repo_interp.records import validate
 from repo_interp.shipped import zoo_path
 
-GROUPED = OFFICIAL / "rope_none"
 TOKENS = [3 + (7 * place) % 50 for place in range(24)]
 EDITS = {
     "linearised": {"layer": 2},
@@ -62,9 +61,11 @@ def prompt():
 
 
 @pytest.fixture(scope="module")
-def grouped():
-    """Fewer key-value heads than heads, positions are the token index."""
-    return ri.load(GROUPED)
+def grouped(tmp_path_factory):
+    """Two key-value heads of four heads, positions are the token index."""
+    path = tmp_path_factory.mktemp("grouped") / "rope"
+    ri.save(ri.reposition(tiny("llama"), "rope"), path)
+    return ri.load(path)
 
 
 def edit(kind, **further):
@@ -114,7 +115,9 @@ def test_the_cell_gives_the_same_numbers_and_the_same_continuation(bridge, promp
 def test_the_cell_of_heads_that_share_keys_and_of_edits_together(grouped):
     heads = [(0, 1), (1, 3)]
     edits = [edit("scaled", heads=heads[:1], value=0.25), edit("copied", layer=1, source=2)]
-    session = Session(grouped, TOKENS, edits, answer=(20, 21), name=str(GROUPED))
+    session = Session(
+        grouped, TOKENS, edits, answer=(20, 21), name=str(as_decoder(grouped).origin.directory)
+    )
     seen, names = session.changed(heads, 19), executed(session, heads, 19)
     for state in ("clean", "changed"):
         assert_same(seen.sel(state=state), names[state], heads)
