@@ -208,6 +208,9 @@ def run(arguments: argparse.Namespace) -> int:
 
     Returns:
         0; 1 where the numbers are there but a measure, a figure or the page is not.
+
+    Raises:
+        InputError: --text is the name of a file.
     """
     find(arguments.checkpoint or DEFAULT)
     if arguments.text and isfile(arguments.text):
