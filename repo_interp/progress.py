@@ -101,10 +101,9 @@ def _lines(every: float) -> Iterator[Step]:
             with lock:
                 line = " ".join(filter(None, (name, _count(done, total), text)))
                 if done and total:
-                    line += (
-                        f" ({100 * done // total} %), about "
-                        f"{duration((now - since) * (total - done) / done)} left"
-                    )
+                    line += f" ({100 * done // total} %)"
+                    if done < total:
+                        line += f", about {duration((now - since) * (total - done) / done)} left"
                 line += f", {duration(now - begun)} so far"
             sys.stderr.write(f"{line}\n")
             sys.stderr.flush()

@@ -1,7 +1,7 @@
 """Prompts from any form: Prompts, texts, token ids; one or many.
 
     "a text"    ["a text", ...]    [5, 17, 3]    tensor [token]    array [prompt, token]    Prompt
-    a generator of any  ->  [Prompt, ...]
+    a generator of any, or what a tokenizer returns  ->  [Prompt, ...]
 
 Text is encoded by the checkpoint's tokenizer, with the special tokens that it puts before a text
 and none else. Brings together bridges and prompts; knows nothing about measures.
@@ -47,6 +47,8 @@ def as_prompts(prompts: Prompts, bridge: nn.Module) -> list[Prompt]:
     tokenizer = getattr(bridge, "tokenizer", None)
     if isinstance(prompts, Prompt | str):
         return [_prompt(prompts, tokenizer, "the prompt")]
+    if isinstance(prompts, Mapping) and "input_ids" in prompts:
+        prompts = _without_padding(prompts["input_ids"], prompts.get("attention_mask"))
     if isinstance(prompts, Mapping | bytes) or not isinstance(prompts, Iterable):
         raise InputError(f"prompts are a {type(prompts).__name__}; {_WANTED}, or several of these")
     if isinstance(prompts, Tensor | np.ndarray):
@@ -60,6 +62,22 @@ def as_prompts(prompts: Prompts, bridge: nn.Module) -> list[Prompt]:
     if given and all(isinstance(item, int | np.integer) for item in given):
         return [_prompt(given, tokenizer, "the prompt")]
     return [_prompt(item, tokenizer, f"prompt {number}") for number, item in enumerate(given)]
+
+
+def _without_padding(ids: Any, mask: Any) -> Any:
+    """The tokens of a batch that its mask keeps, wherever its padding is."""
+    if mask is None:
+        return ids
+    try:
+        ids, mask = (each.tolist() if hasattr(each, "tolist") else each for each in (ids, mask))
+        if isinstance(ids[0], int):
+            ids, mask = [ids], [mask]
+        return [
+            [token for token, kept in zip(row, keep, strict=True) if kept]
+            for row, keep in zip(ids, mask, strict=True)
+        ]
+    except (TypeError, ValueError, LookupError):
+        raise InputError("input_ids and attention_mask are not of one shape") from None
 
 
 def indexed_prompts(prompts: Prompts, bridge: nn.Module) -> list[Prompt]:

@@ -89,6 +89,8 @@ def score(
         InputError: The task is unknown or has other tokens than the model, or `task_scores` refuses
             an argument.
     """
+    if task == "ruler":
+        raise InputError("ruler is scored by ri.score_needles(bridge), which takes lengths")
     decoder = as_decoder(bridge)
     present, origin = decoder.vocabulary_size, decoder.origin
     require_drawable(count, seed)

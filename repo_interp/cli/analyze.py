@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import warnings
 from functools import partial
+from os.path import isfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -207,8 +208,16 @@ def run(arguments: argparse.Namespace) -> int:
 
     Returns:
         0; 1 where the numbers are there but a measure, a figure or the page is not.
+
+    Raises:
+        InputError: --text is the name of a file.
     """
     find(arguments.checkpoint or DEFAULT)
+    if arguments.text and isfile(arguments.text):
+        raise InputError(
+            f"--text {arguments.text} is a file, and its name would be the text; "
+            f"--prompts {arguments.text} reads it"
+        )
     scaling_of(arguments.scaling)
     require_names(MEASURES, arguments.measures or ())
     require_names(EXPERIMENTS, arguments.experiments or ())

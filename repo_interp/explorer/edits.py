@@ -10,13 +10,14 @@
     ranked       its rank among those of the prompt                     ranked
     segmented    the number of its segment             starts           segmented
 
-    kind           change of heads, for all tokens                       parameter      function
-    linear         frequencies divided by a factor                       value          rescaled
-    ntk, yarn      NTK-aware frequencies, YaRN's                         value          rescaled
-    stopped        frequency 0 for some rotary pairs, the fastest is 0   pairs          rescaled
-    zero_ablated   output 0                                                             ablate
-    mean_ablated   output at its mean over the tokens of the prompt                     ablate
-    pairs_ablated  queries 0 in some rotary pairs                        pairs          ablate
+    kind                change of heads, for all tokens                      parameter  function
+    linear              frequencies divided by a factor                      value      rescaled
+    ntk, yarn           NTK-aware frequencies, YaRN's                        value      rescaled
+    stopped             frequency 0 for some rotary pairs, the fastest is 0  pairs      rescaled
+    zero_ablated        output 0                                                        ablate
+    mean_ablated        output at its mean over the tokens of the prompt                ablate
+    pairs_ablated       queries 0 in some rotary pairs                       pairs      ablate
+    pairs_mean_ablated  queries and keys at their means in some rotary pairs pairs      ablate
 
 An edit comes from a page or from Python and is checked against the same types either way. It names
 no file and holds no code. Functions of `interventions` apply it. Knows nothing about prompts beyond the
@@ -35,7 +36,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, model_validator
 from torch import nn
 
 from repo_interp.errors import InputError
-from repo_interp.interventions.ablation import HeadMeans, ablate
+from repo_interp.interventions.ablation import HeadMeans, PairMeans, ablate
 from repo_interp.interventions.edits import EditKind, PositionEdit
 from repo_interp.interventions.extension import require_rotation, rescaled
 from repo_interp.interventions.replacing import replaced, token_table
@@ -59,11 +60,17 @@ Kind = Literal[
     "zero_ablated",
     "mean_ablated",
     "pairs_ablated",
+    "pairs_mean_ablated",
 ]
 Index = Annotated[int, Interval(ge=0, lt=1 << 22)]
 """The number of a layer, of a head or of a token."""
 MOST_HEADS = 4096
 """Heads of one edit."""
+MEANS: Mapping[str, tuple[str, str]] = {
+    "mean_ablated": ("means", "ri.head_means(bridge, tokens[0])"),
+    "pairs_mean_ablated": ("pair_means", "ri.interventions.query_key_means(bridge, tokens)"),
+}
+"""By kind that needs means of the prompt: their name and the call that makes them, in Python."""
 
 
 def as_tuple(value: Any) -> Any:
@@ -198,12 +205,12 @@ class Edit(BaseModel):
             tokens: Result of `tokens_in` for the prompt.
 
         Returns:
-            Code, with the model as `bridge` and the mean outputs of its heads as `means`.
+            Code, with the model as `bridge` and means of the prompt as `MEANS` names them.
         """
         if not self.changes_positions:
             function, keywords = self._call(model)
             given = [f"{name}={value!r}" for name, value in keywords.items()]
-            given += ["means=means"] if self.kind == "mean_ablated" else []
+            given += [f"means={MEANS[self.kind][0]}"] if self.kind in MEANS else []
             return f"ri.interventions.{function.__name__}(bridge, {', '.join(given)})"
         arguments = [
             "bridge",
@@ -214,7 +221,10 @@ class Edit(BaseModel):
         return f"ri.interventions.{self.kind}({', '.join(arguments)})"
 
     def context(
-        self, model: nn.Module, tokens: Sequence[int] | None, means: HeadMeans | None = None
+        self,
+        model: nn.Module,
+        tokens: Sequence[int] | None,
+        means: HeadMeans | PairMeans | None = None,
     ) -> Callable[[], AbstractContextManager[None]]:
         """Prepare the edit for a prompt, to be applied again and again.
 
@@ -223,7 +233,7 @@ class Edit(BaseModel):
         Args:
             model: Repositioned model or bridge.
             tokens: Result of `tokens_in` for the prompt; None: all, also those that are generated.
-            means: Mean outputs of heads, for `mean_ablated`.
+            means: Mean outputs of heads, or means of queries and keys, for the kinds of `MEANS`.
 
         Returns:
             Function of no arguments whose context applies the edit.
@@ -234,7 +244,7 @@ class Edit(BaseModel):
         """
         if not self.changes_positions:
             function, keywords = self._call(model)
-            if self.kind == "mean_ablated":
+            if self.kind in MEANS:
                 keywords["means"] = means
             return partial(function, model, **keywords)
         value: Any = self.parameter
@@ -298,6 +308,7 @@ _KINDS: Mapping[str, tuple[str, bool, str, str]] = {
     "zero_ablated": ("", False, "output 0", ""),
     "mean_ablated": ("", False, "the mean output over the prompt", ""),
     "pairs_ablated": ("pairs", True, "queries 0 in pairs {}", ""),
+    "pairs_mean_ablated": ("pairs", True, "mean queries and keys in pairs {}", ""),
 }
 """By kind: the parameter, whether it is needed, the edit in words, and the argument in Python of
 those of positions.

@@ -27,9 +27,9 @@ from torch import Tensor, nn
 from repo_interp.analysis.ablation import head_means
 from repo_interp.analysis.batches import make_batches
 from repo_interp.errors import NotFinite
-from repo_interp.explorer.edits import Edit
+from repo_interp.explorer.edits import MEANS, Edit
 from repo_interp.inputs import AttentionInputs
-from repo_interp.interventions.ablation import HeadMeans
+from repo_interp.interventions.ablation import HeadMeans, PairMeans, query_key_means
 from repo_interp.measures.attention_mass import AttentionMass
 from repo_interp.measures.positions import Positions
 from repo_interp.measures.statistics import Statistics, merge
@@ -100,6 +100,11 @@ class Passes:
         """Mean outputs of heads over the prompt, without edits."""
         return head_means(self.decoder.owner, [self.prompt])
 
+    @cached_property
+    def pair_means(self) -> PairMeans:
+        """Means of queries and keys over the prompt, without edits."""
+        return query_key_means(self.decoder.owner, [self.prompt.tokens])
+
     def contexts(self, edits: Edits) -> list[Callable[[], AbstractContextManager[None]]]:
         """Prepare edits for this prompt.
 
@@ -115,7 +120,8 @@ class Passes:
         spans, count = self.prompt.all_spans(), len(self.prompt.tokens)
         contexts = []
         for edit in edits:
-            means = self.means if edit.kind == "mean_ablated" else None
+            name = MEANS.get(edit.kind)
+            means = None if name is None else getattr(self, name[0])
             contexts.append(edit.context(self.model, edit.tokens_in(spans, count), means))
             if edit not in self._fitting:
                 with contexts[-1]():  # refuses layers and heads that the model lacks

@@ -38,7 +38,7 @@ from repo_interp.experiments.position_changes import default_kinds
 from repo_interp.experiments.prompt_sets import scoring_of
 from repo_interp.experiments.readings import Batch
 from repo_interp.experiments.responses import logits_at
-from repo_interp.explorer.edits import Edit, listed
+from repo_interp.explorer.edits import MEANS, Edit, listed
 from repo_interp.explorer.passes import Pass, Passes
 from repo_interp.inputs import AttentionInputs, weights_of
 from repo_interp.measures.kernels.mirror import mirror, mirror_score
@@ -441,9 +441,11 @@ class Session:
             weight=_WEIGHT
             if self.count <= MOST_TOKENS
             else "        # attention: patterns are made of up to 512 tokens\n",
-            means="means = ri.head_means(bridge, tokens[0])\n"
-            if any(edit.kind == "mean_ablated" for edit in self.active)
-            else "",
+            means="".join(
+                f"{name} = {call}\n"
+                for kind, (name, call) in MEANS.items()
+                if any(edit.kind == kind for edit in self.active)
+            ),
             edits="\n".join(f"    edits.enter_context({call})" for call in calls)
             or "    # no edit is on",
         )

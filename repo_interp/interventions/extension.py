@@ -248,7 +248,8 @@ def rescaled(
     if name in named:
         value = checked(value, _Factor, "the factor of an extension")
     if head is not None:
-        if heads is not None or layer is None or isinstance(layer, Sequence):
+        several = isinstance(layer, Sequence) or isinstance(head, Sequence)
+        if heads is not None or layer is None or several:
             raise InputError("a head of one layer was wanted; give heads=[(layer, head), ...]")
         heads, layer = [(layer, number_of(head, "a head"))], None  # pyright: ignore[reportAssignmentType]
     chosen = _rotating_heads(model, heads, layer)

@@ -487,7 +487,7 @@ def head_pairs(heads: Any) -> list[tuple[int, int]]:
         if isinstance(heads, tuple) and len(heads) == 2 and not hasattr(heads[0], "__len__")
         else heads
     )
-    if not isinstance(pairs, Iterable):
+    if isinstance(pairs, str) or not isinstance(pairs, Iterable):
         raise InputError(
             "heads are (layer, head) pairs, such as [(2, 0), (2, 3)]; got "
             f"{one_line(repr(heads), 160)}"

@@ -367,23 +367,29 @@ def test_frequencies_and_outputs_are_edited_like_positions_and_undone(page, refe
     form(page, "layer:3", "pairs_ablated")
     page.run(f"{SHOWN.format('Edits')}.querySelector('input[type=text]').value = '0-1, 5'")
     click(page, "Add edit")
+    form(page, "layer:0", "pairs_mean_ablated")
+    page.run(f"{SHOWN.format('Edits')}.querySelector('input[type=text]').value = '2'")
+    click(page, "Add edit")
     assert state(page)["edits"] == [
         {"kind": "linear", "layer": 2, "value": 4},
         {"kind": "stopped", "heads": [[2, 0]], "pairs": [6, 7]},
         {"kind": "mean_ablated", "layer": 1},
         {"kind": "pairs_ablated", "layer": 3, "pairs": [0, 1, 5]},
+        {"kind": "pairs_mean_ablated", "layer": 0, "pairs": [2]},
     ]
     assert texts(page, ".edits label") == [
         " layer 2: frequencies divided by 4",
         " L2 H0: frequency 0 for pairs 6, 7",
         " layer 1: the mean output over the prompt",
         " layer 3: queries 0 in pairs 0, 1, 5",
+        " layer 0: mean queries and keys in pairs 2",
     ]
     edits = [
         Edit(kind="linear", layer=2, value=4.0),
         Edit(kind="stopped", heads=((2, 0),), pairs=(6, 7)),
         Edit(kind="mean_ablated", layer=1),
         Edit(kind="pairs_ablated", layer=3, pairs=(0, 1, 5)),
+        Edit(kind="pairs_mean_ablated", layer=0, pairs=(2,)),
     ]
     seen = Session(reference, prompts[0], edits).changed([(2, 0)], 17)
     np.testing.assert_allclose(numbers(drawn(page, "Answer"))[0], seen["curve"], rtol=1e-9)
@@ -391,7 +397,7 @@ def test_frequencies_and_outputs_are_edited_like_positions_and_undone(page, refe
         form(page, "layer:3", "pairs_ablated")
         page.run(f"{SHOWN.format('Edits')}.querySelector('input[type=text]').value = '{wrong}'")
         click(page, "Add edit")
-        assert said in texts(page, ".refused")[0] and len(texts(page, ".edits li")) == 4
+        assert said in texts(page, ".refused")[0] and len(texts(page, ".edits li")) == 5
     for _ in edits:
         click(page, "Undo")
     assert drawn(page, "Attention of the chosen token") == clean and "edits" not in state(page)

@@ -21,6 +21,8 @@ from repo_interp.plots.views.position_texts import READS
 
 CLEAR = 1.5
 """Halves of a 95 % interval - about three standard errors - that a found difference is from 0."""
+ROUNDING = 1e-6
+"""Losses in nats below which a change is the rounding of float32."""
 CASES = {
     "all heads, straight lines": "the straight line fitted to those of each head",
     "all heads, token index": "the token index",
@@ -180,6 +182,8 @@ def _is_more(difference: np.ndarray) -> str:
 
 
 def _in_words(interval: np.ndarray) -> str:
+    if np.abs(interval).max() < ROUNDING:
+        return f"less than {ROUNDING:g} nats"
     mean, low, high = map(number, interval)
     return f"{mean} nats (95 %: {low} to {high})"
 

@@ -174,6 +174,16 @@ def test_prompts_may_be_given_in_any_form(niah, task_prompts):
     for form in forms:
         (one,) = as_prompts(form, niah)
         assert one.tokens == prompt.tokens and len(one.token_text) == len(ids) and one.text
+    for side in ("left", "right"):
+        padded = niah.tokenizer(
+            ["w1 w2 w3", "w1"], padding=True, padding_side=side, return_tensors="pt"
+        )
+        alone = niah.tokenizer(["w1 w2 w3", "w1"])
+        assert padded["attention_mask"].min() == 0
+        for batch in (padded, alone):
+            assert [list(one.tokens) for one in as_prompts(batch, niah)] == alone["input_ids"]
+    whole = niah.tokenizer("w1", padding="max_length", max_length=5)
+    assert [list(one.tokens) for one in as_prompts(whole, niah)] == [alone["input_ids"][1]]
     run = ri.analyze(niah, [prompt.text])
     assert set(run.children) == {
         "positions",
@@ -191,6 +201,8 @@ def test_prompts_may_be_given_in_any_form(niah, task_prompts):
     ("given", "message"),
     [
         (3, "prompts are a int"),
+        ({"text": "w1"}, "prompts are a dict"),
+        ({"input_ids": [[1, 2]], "attention_mask": [[1]]}, "not of one shape"),
         ([], "there are no prompts"),
         ([[1, "w1"]], "prompt 0 holds 'w1'"),
         ([[True, False]], "prompt 0 holds 'True'"),

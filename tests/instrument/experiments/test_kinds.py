@@ -262,6 +262,15 @@ def test_the_finding_of_all_heads_has_the_special_cases(run):
     assert "undisturbed" in kind_table(run).note
 
 
+def test_a_change_below_the_rounding_of_float32_is_no_number(run):
+    group = run["kinds"].to_dataset().copy(deep=True)
+    group["loss_change"].loc[{"kind": "all heads"}] = 2e-8
+    same = run.copy()
+    same["kinds"] = xr.DataTree(group)
+    sentence = next(one.sentence for one in VIEW.findings(same) if "all 8 heads" in one.sentence)
+    assert "each at its mean, costs less than 1e-06 nats per token" in sentence
+
+
 def test_its_page_has_one_small_chart_and_one_table(run):
     figure = losses_by_kind(run).figure()
     assert next(label.get_text() for label in figure.axes[0].get_yticklabels()) == "all heads (8)"

@@ -74,6 +74,11 @@ def test_hooks_on_the_bridge_take_part_and_are_gone_after(bridge, reversal):
     assert float(ri.score(bridge, **asked)["scores"]["mean_score"].sel(test_set="20")) == 1.0
 
 
+def test_needles_in_tokens_of_the_model_have_a_function_of_their_own(bridge):
+    with pytest.raises(ri.InputError, match="score_needles"):
+        ri.score(bridge, "ruler")
+
+
 def test_a_model_knows_its_task_and_other_tasks_are_asked_for_by_name(bridge):
     assert task_of(zoo_path("reversal/repo")).options() == make_task("reversal").options()
     assert task_of(zoo_path("reversal/repo"), longest_test=40).options()["longest_test"] == 40

@@ -23,13 +23,12 @@ from repo_interp.analysis.trained_task import trained_task
 from repo_interp.errors import InputError
 from repo_interp.explorer import Edit, Session
 from repo_interp.explorer.messages import Asked, Explored, message
-from repo_interp.interventions import rescaled
+from repo_interp.interventions import query_key_means, rescaled
 from repo_interp.models.decoder import as_decoder
 from repo_interp.plots.marks.arrays import heads_where
 from repo_interp.records import validate
 from repo_interp.shipped import zoo_path
 
-GROUPED = OFFICIAL / "rope_none"
 TOKENS = [3 + (7 * place) % 50 for place in range(24)]
 EDITS = {
     "linearised": {"layer": 2},
@@ -47,6 +46,7 @@ EDITS = {
     "zero_ablated": {"heads": [[0, 1]]},
     "mean_ablated": {"layer": 1},
     "pairs_ablated": {"heads": [[1, 3]], "pairs": [0, 1, 2]},
+    "pairs_mean_ablated": {"heads": [[1, 0], [2, 3]], "pairs": [0, 1, 5]},
 }
 
 
@@ -61,9 +61,11 @@ def prompt():
 
 
 @pytest.fixture(scope="module")
-def grouped():
-    """Fewer key-value heads than heads, positions are the token index."""
-    return ri.load(GROUPED)
+def grouped(tmp_path_factory):
+    """Two key-value heads of four heads, positions are the token index."""
+    path = tmp_path_factory.mktemp("grouped") / "rope"
+    ri.save(ri.reposition(tiny("llama"), "rope"), path)
+    return ri.load(path)
 
 
 def edit(kind, **further):
@@ -95,6 +97,7 @@ def assert_same(seen, measured, heads):
         ("linear", "zero_ablated", "stopped"),
         ("zero_ablated", "yarn", "mean_ablated"),
         ("ntk", "pairs_ablated", "scaled"),
+        ("pairs_mean_ablated", "mean_ablated", "linearised"),
     ],
 )
 def test_the_cell_gives_the_same_numbers_and_the_same_continuation(bridge, prompt, kinds):
@@ -112,7 +115,9 @@ def test_the_cell_gives_the_same_numbers_and_the_same_continuation(bridge, promp
 def test_the_cell_of_heads_that_share_keys_and_of_edits_together(grouped):
     heads = [(0, 1), (1, 3)]
     edits = [edit("scaled", heads=heads[:1], value=0.25), edit("copied", layer=1, source=2)]
-    session = Session(grouped, TOKENS, edits, answer=(20, 21), name=str(GROUPED))
+    session = Session(
+        grouped, TOKENS, edits, answer=(20, 21), name=str(as_decoder(grouped).origin.directory)
+    )
     seen, names = session.changed(heads, 19), executed(session, heads, 19)
     for state in ("clean", "changed"):
         assert_same(seen.sel(state=state), names[state], heads)
@@ -133,6 +138,9 @@ BY_HAND = {
         bridge, [(0, 1)], ri.head_means(bridge, [tuple(TOKENS)])
     ),
     "pairs_ablated": lambda bridge: ri.ablate(bridge, [(1, 3)], pairs=[0, 2]),
+    "pairs_mean_ablated": lambda bridge: ri.ablate(
+        bridge, [(1, 2), (1, 3)], query_key_means(bridge, [TOKENS]), pairs=[0, 2]
+    ),
 }
 
 
@@ -149,6 +157,7 @@ def test_logits_and_attention_are_those_of_the_intervention_and_undo_restores_th
         "zero_ablated": {"heads": heads},
         "mean_ablated": {"heads": [[0, 1]]},
         "pairs_ablated": {"heads": [[1, 3]], "pairs": [0, 2]},
+        "pairs_mean_ablated": {"heads": [[1, 2], [1, 3]], "pairs": [0, 2]},
     }
     grouped.run_with_cache(tokens)  # its first call attaches hooks for good
     before = grouped(tokens).detach()
@@ -375,12 +384,18 @@ def test_a_layer_that_rotates_nothing_is_refused_and_shown_without_positions():
     assert np.isnan(seen["position"]).all() and np.isfinite(seen["weight"][0, :6]).all()
 
 
+def test_means_of_pairs_need_all_heads_that_share_keys():
+    shared = ri.bridge(ri.reposition(tiny("llama"), "rope"))
+    with refused("heads of layer 1 share keys, 2 each, .* name all of them"):
+        Session(shared, TOKENS, [Edit(kind="pairs_mean_ablated", heads=((1, 3),), pairs=(0,))])
+
+
 @pytest.mark.parametrize("scheme", ["nope", "alibi"])
 def test_a_layer_without_rotation_has_no_frequencies_and_its_heads_are_ablated(scheme):
     bridge = ri.bridge(ri.reposition(tiny("llama"), scheme))
     reason = rf"layer 1 \({scheme}\) does not rotate"
     edits = [Edit(kind=kind, layer=1, value=2.0) for kind in ("linear", "ntk", "yarn")]
-    edits += [Edit(kind=kind, layer=1, pairs=(0,)) for kind in ("stopped", "pairs_ablated")]
+    edits += [Edit(kind=kind, layer=1, pairs=(0,)) for kind in ("stopped", "pairs_mean_ablated")]
     for each in edits:
         with refused(reason):
             Session(bridge, TOKENS, [each])

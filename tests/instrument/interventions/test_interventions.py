@@ -694,6 +694,8 @@ REFUSED = [
     ("not both; leave one out", "scaled", 2.0, [(0, 1)], {"layer": 0}),
     ("no head was named", "linearised", []),
     ("heads are (layer, head) pairs", "linearised", [0, 1, 2]),
+    ("got 'L1 H0'", "linearised", "L1 H0"),
+    ("give heads=[(layer, head), ...]", "rescaled", 1, [0, 2], {"linear": 2}),
     ("tokens are indices from 0,", "shifted", 1.0, {"layer": 0, "tokens": [-1]}),
     ("tokens are indices from 0, and a mask", "swapped_tokens", True, 2),
     ("no prompt has more than", "frozen", {"tokens": [1 << 62]}),

@@ -43,6 +43,7 @@ const FORM = {
     zero_ablated: { says: "output 0", as: "output" },
     mean_ablated: { says: "the mean output", as: "output" },
     pairs_ablated: { says: "queries 0 in rotary pairs", field: "pairs", label: "pairs (0 is the fastest)", hint: "0-3, 7", as: "linear", read: numbersOf },
+    pairs_mean_ablated: { says: "mean queries and keys in rotary pairs", field: "pairs", label: "pairs (0 is the fastest)", hint: "0-3, 7", as: "linear", read: numbersOf },
   },
 };
 const KINDS = Object.assign({}, ...Object.values(FORM));
