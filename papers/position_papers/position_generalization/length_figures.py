@@ -33,7 +33,8 @@ def extrapolation_by_length(run: xr.DataTree) -> PaperFigure:
         f"KL at {dataset['length'].values[-1]:,} tokens",
     )
     for ax, title, chart in zip(axes, titles, charts_by_length(run), strict=True):
-        chart.figure(ax=ax).set_title(title)
+        chart.figure(ax=ax)
+        ax.set_title(title)
     legends = [ax.get_legend() for ax in axes]
     entries = legends[0].legend_handles
     for entry, text in zip(entries, legends[0].get_texts(), strict=True):
