@@ -255,6 +255,10 @@ class _OnAxes:
         """The title of the axes."""
         self.ax.set_title(text)
 
+    def supylabel(self, text: str) -> None:
+        """The label of the y axis."""
+        self.ax.set_ylabel(text)
+
     def gca(self) -> Axes:
         """The axes."""
         return self.ax

@@ -12,16 +12,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import matplotlib as mpl
 import numpy as np
 import xarray as xr
 from matplotlib.axes import Axes
-from matplotlib.cm import ScalarMappable
-from matplotlib.colors import Normalize
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from repo_interp.errors import InputError
+from repo_interp.plots.marks import Grid, colour_map
 from repo_interp.plots.marks.drawing import (
     legend_below,
     name_ticks,
@@ -30,7 +28,13 @@ from repo_interp.plots.marks.drawing import (
 )
 from repo_interp.plots.marks.scores import layout_name
 from repo_interp.plots.style import COLUMN_WIDTH, PaperFigure, paper_figure, scheme_colour, style
-from repo_interp.plots.views.components import BAND_COLOURS, BAND_NAMES, FEW_PAIRS, band_of
+from repo_interp.plots.views.components import (
+    BAND_COLOURS,
+    BAND_NAMES,
+    FEW_PAIRS,
+    band_of,
+    named_bands,
+)
 
 DISTANCE = "distance (tokens)"
 FEW_COLOUR, FEW_SHADE = "#F0E442", 0.35
@@ -43,7 +47,6 @@ FEW_HANDLE = Patch(facecolor=FEW_COLOUR, alpha=FEW_SHADE, label="few pairs")
 
 COMPONENT = "component r (0 turns fastest)"
 VAF = "VAF (%)"
-_STEPS = "viridis"
 LOGIT = "mean logit (q·k)"
 _CONTROL: Mapping[str, Any] = {"color": "#8A8A8A", "linewidth": 0.7}
 ROWS = 6
@@ -195,57 +198,20 @@ def _bars(
     return figure, ax, bands
 
 
-@style()
-def vaf_over_training(components: xr.Dataset) -> PaperFigure:
-    """VAF of every component at each saved step, and the activated ones' against the others' over
-    the steps (HoPE fig. 3b).
+def vaf_over_training(components: xr.Dataset) -> Grid:
+    """VAF of every component at each saved step of training (HoPE fig. 3b).
 
     `components` holds `vaf` [step, component] in per cent, `activated` and `low_frequency`
     [component].
     """
-    vaf, bands = components["vaf"].transpose("step", "component"), band_of(components)
-    steps, places = vaf["step"].values, np.arange(vaf.sizes["component"])
-    shades = mpl.colormaps[_STEPS]
-    scale = Normalize(float(steps.min()), float(steps.max()) * 1.05)
-    figure = paper_figure(COLUMN_WIDTH, 3.5)
-    above, below = figure.subplots(2, 1)
-    _shade_bands(above, bands)
-    for step, line in zip(steps, vaf.values, strict=True):
-        above.plot(
-            places,
-            line,
-            "o-",
-            color=shades(scale(step)),
-            linewidth=0.8,
-            markersize=1.8,
-            gid=f"step {step}",
-        )
-    _component_axis(above, vaf["component"].values)
-    bar = figure.colorbar(
-        ScalarMappable(scale, shades), ax=above, pad=0.02, aspect=14, label="training step"
+    vaf = components["vaf"].transpose("component", "step").round() + 0.0  # writes no -0
+    bands = [f"{number} {band}" for number, band in enumerate(named_bands(components))]
+    vaf = vaf.assign_coords(
+        component=("component", bands, {"long_name": COMPONENT}),
+        step=("step", vaf["step"].values, {"long_name": "training step"}),
     )
-    bar.outline.set_linewidth(0.4)  # pyright: ignore[reportCallIssue]
-    for band in ("high", "low", "activated"):
-        for place in np.flatnonzero(bands == band):
-            look = {
-                "linewidth": 1.4 if band == "activated" else 0.6,
-                "zorder": 3 if band == "activated" else 1,
-            }
-            below.plot(
-                steps,
-                vaf.values[:, place],
-                color=BAND_COLOURS[band],
-                gid=f"component {places[place]}",
-                **look,
-            )
-    below.set_xlabel("training step")
-    below.margins(x=0.02)
-    for ax in (above, below):
-        ax.axhline(0, color="#333333", linewidth=0.6)
-        ax.set_ylabel(VAF)
-        ax.grid(axis="y")
-    legend_below(figure, _band_patches(bands))
-    return figure
+    look = {"cmap": colour_map("vaf", BAND_COLOURS["activated"]), "vmin": 0}
+    return Grid("vaf_over_training", {VAF: vaf}, "", ".0f", look, cell=0.17)
 
 
 @style()

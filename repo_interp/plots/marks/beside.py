@@ -313,7 +313,8 @@ class Lines(Drawing):
     A line is the mean over all axes without a role; its band is the middle half.
 
     `x`: an axis of numbers; "run": the training step. `line` None: a single line. `panel`: an axis
-    with one panel per label; None: one.
+    with one panel per label; None: one. Coordinates drawn as bars: `error` around the line, or `low`
+    and `high`.
     """
 
     values: xr.DataArray
@@ -386,8 +387,12 @@ class Lines(Drawing):
                         look,
                         str(label if name is None else name),
                     )
+                ends: Any = ()
                 if "error" in chosen.coords:
                     ends = chosen.values + np.multiply.outer((-1, 1), chosen["error"].values)
+                elif "low" in chosen.coords:
+                    ends = [chosen["low"].values, chosen["high"].values]
+                if len(ends):
                     ax.vlines(
                         places, *ends, color=look["color"], linewidth=0.7, gid=f"error {name}"
                     )

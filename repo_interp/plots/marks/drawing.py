@@ -231,6 +231,9 @@ def panels(
     rows = -(-count // columns)
     width = (PAGE_WIDTH if columns > 1 else COLUMN_WIDTH) if width is None else width
     figure = paper_figure(width, around + height * rows)
+    # a caller's own axes hold a figure that asks for one alone
+    if count == 1:
+        return figure, [figure.subplots()]
     axes = figure.subplots(rows, columns, squeeze=False, **options).ravel().tolist()
     for ax in axes[count:]:
         ax.set_axis_off()

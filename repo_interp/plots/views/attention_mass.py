@@ -12,17 +12,13 @@ how mass is measured.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from functools import partial
 
 import numpy as np
 import xarray as xr
-from matplotlib.lines import Line2D
-from matplotlib.ticker import MaxNLocator
 
 from repo_interp.plots.marks import (
     BACKGROUND,
     Chart,
-    CustomFigure,
     Dots,
     Finding,
     Heads,
@@ -34,24 +30,21 @@ from repo_interp.plots.marks import (
     head_rows,
     heads_named,
     heads_of,
-    legend_below,
     number,
     ordered_spans,
     over_prompts,
     percent,
     pick,
     ranked_heads,
-    scheme_handles,
-    schemes,
     table_of,
 )
-from repo_interp.plots.style import PAGE_WIDTH, PaperFigure, paper_figure, scheme_colour, style
+from repo_interp.plots.style import PaperFigure, style
 from repo_interp.plots.view import View
 
 UNIT = 100.0
 """Table 4's unit is 10^-2."""
-RANKED = 20
-"""Heads that are named in the ranking."""
+RANKED = 16
+"""Heads of the ranking's figure."""
 _ROWS = {"producing": "rows that produced the answer", "generated": "the answer's own rows"}
 
 
@@ -101,9 +94,9 @@ def mass_chart(run: xr.DataTree) -> Dots:
 
 @style()
 def heads_ranked(run: xr.DataTree, span: str = "needle") -> PaperFigure:
-    """Draw heads ranked by their attention mass on a span.
+    """Draw the heads with the largest attention mass on a span.
 
-    The first heads are named and show their spread over prompts, beside the whole ranking.
+    A dot is the mean over prompts, a tick a prompt.
 
     Args:
         run: Tree of a run, a group per measure.
@@ -115,71 +108,36 @@ def heads_ranked(run: xr.DataTree, span: str = "needle") -> PaperFigure:
     Raises:
         InputError: The run has no attention mass, or lacks this span.
     """
-    dataset = group(run, "attention_mass")
-    mass, means, named = (
-        UNIT * pick(dataset["mass"], span=span),
-        mass_of_heads(run, span),
-        schemes(dataset),
-    )
-    ranking = ranked_heads(means)
-    at = {
-        axis: xr.DataArray([head[place] for head in ranking], dims="rank")
-        for place, axis in enumerate(("layer", "head"))
-    }
-    falling, low, high = (
-        part.sel(at).values for part in (means, mass.min("prompt"), mass.max("prompt"))
-    )
-    colours, first = (
-        [scheme_colour(named[layer]) for layer, _ in ranking],
-        min(RANKED, len(ranking)),
-    )
-    figure = paper_figure(PAGE_WIDTH, 0.9 + 0.135 * max(8, first))
-    bars, curve = figure.subplots(1, 2, width_ratios=(1.5, 1))
-    bars.barh(range(first), falling[:first], 0.74, color=colours[:first], alpha=0.85)
-    bars.hlines(range(first), low[:first], high[:first], color="#222222", linewidth=0.7)
-    bars.set_yticks(range(first), [f"L{layer} H{head}" for layer, head in ranking[:first]])
-    bars.set(
-        ylim=(max(8, first) - 0.4, -0.6), xlim=(0, None), xlabel=f"attention mass on {span} (%)"
-    )
-    bars.tick_params(axis="y", length=0)
-    bars.grid(axis="x")
-    prompts = mass.sizes["prompt"]
-    spread = (
-        ""
-        if prompts == 1
-        else f"\nbar: mean over {counted(prompts, 'prompt')}; line: smallest to largest"
-    )
-    bars.set_title(f"First {counted(first, 'head')}, {rows_in_words(dataset)}{spread}")
-    curve.scatter(
-        np.arange(1, len(ranking) + 1),
-        falling,
-        s=9 if len(ranking) <= 64 else 4,
-        c=colours,
-        linewidths=0,
-        gid="ranking",
-        clip_on=False,
-    )
-    curve.set(
-        xlabel="rank", ylabel=f"mass on {span} (%)", xlim=(0.2, len(ranking) + 0.8), ylim=(0, None)
-    )
-    curve.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
-    curve.grid(axis="y")
-    curve.set_title(
-        f"All of {counted(len(ranking), 'head')}, mean over {counted(prompts, 'prompt')}"
-    )
-    handles = scheme_handles(named.values())
+    return ranking_chart(run, span).figure()
+
+
+def ranking_chart(run: xr.DataTree, span: str) -> Dots:
+    """Make the chart of `heads_ranked`.
+
+    Args:
+        run: Tree of a run, a group per measure.
+        span: Name of the span.
+
+    Returns:
+        The chart.
+    """
+    dataset, means = group(run, "attention_mass"), mass_of_heads(run, span)
+    first = ranked_heads(means)[:RANKED]
+    layer, head = (xr.DataArray(list(numbers), dims="rank") for numbers in zip(*first, strict=True))
+    mass = (UNIT * dataset["mass"].sel(span=span)).sel(layer=layer, head=head)
+    mass = mass.assign_coords(rank=[f"L{layer} H{head}" for layer, head in first])
     if "chance" in dataset:
         chance = UNIT * float(dataset["chance"].sel(span=span).mean())
-        look = {"color": "#222222", "linewidth": 0.8, "linestyle": (0, (1, 1.5))}
-        bars.axvline(chance, **look, gid="chance")
-        curve.axhline(chance, **look, gid="chance")
-        handles.append(
-            Line2D(
-                [], [], **look, label=f"chance: equal weights on all tokens ({number(chance)} %)"
-            )
-        )
-    legend_below(figure, handles)
-    return figure
+        named = {"long_name": f"chance: equal weights on all tokens ({number(chance)} %)"}
+        mass = mass.assign_coords(control=("rank", np.full(len(first), chance), named))
+    mass, runs = by_scheme(mass)
+    drawn = mass.sel(run=[name for name in runs.names if name]).assign_attrs(
+        long_name=f"attention mass on {span}, {rows_in_words(dataset)}",
+        units="%",
+        detail=f"first {len(first)} of {counted(means.size, 'head')}; mean over "
+        f"{counted(mass.sizes['prompt'], 'prompt')} (ticks)",
+    )
+    return Dots(drawn, runs, "rank", "heads_ranked")
 
 
 def rows_in_words(dataset: xr.Dataset) -> str:
@@ -396,7 +354,7 @@ def head_table(run: xr.DataTree, span: str = "needle", most: int = 20) -> Table:
 def _charts(run: xr.DataTree) -> Iterator[Chart]:
     yield mass_chart(run)
     if (span := main_span(run)) is not None:
-        yield CustomFigure("heads_ranked", partial(heads_ranked, run, span))
+        yield ranking_chart(run, span)
         mass = UNIT * group(run, "attention_mass")["mass"].sel(span=span)
         yield Heads(mass_of_heads(run, span), prompts=mass, name="heads_map")
 

@@ -181,15 +181,21 @@ def extrapolation_table(run: xr.DataTree) -> Table:
     return table_of("extrapolation", "Beyond the training length", columns, note, METHOD_NAMES)
 
 
-def _charts(run: xr.DataTree) -> Iterator[Lines]:
+def charts_by_length(run: xr.DataTree) -> Iterator[Lines]:
     """Chart KL and log perplexity by length, and KL by layer at the longest one.
 
-    The plain KL at the first length is the noise of fitting.
+    The plain KL at the first length is the noise of fitting; bars are intervals of what is above.
+
+    Args:
+        run: Tree of a run, a group per measure.
+
+    Yields:
+        The charts.
     """
     dataset = group(run, "extrapolation")
     kl, nats, lengths = dataset["kl"], dataset["log_perplexity"], dataset["length"].values
     named = [METHOD_NAMES.get(name, name) for name in dataset["method"].values.tolist()]
-    colours = dict(METHOD_COLOURS)
+    colours, by_length = dict(METHOD_COLOURS), kl
     if "plain" in named:
         noise = f"plain at {lengths[0]:,} tokens: noise of the fit"
         floor = kl.sel({"method": "plain"}, drop=True).isel(length=0, drop=True)
@@ -197,9 +203,21 @@ def _charts(run: xr.DataTree) -> Iterator[Lines]:
         wide = floor.broadcast_like(kl.isel(method=0, drop=True)).expand_dims("method")
         kl = xr.concat([kl.drop_vars("method"), wide], "method")
         kl.attrs, colours[noise] = attributes, "#9A9A9A"
+        if "kl_above_noise_low" in dataset:  # runs of before lack it
+            axes = ("method", "length")
+            ends = {
+                end: dataset[f"kl_above_noise_{end}"].transpose(*axes).values + float(floor.mean())
+                for end in ("low", "high")
+            }
+            rows = ((0, 1), (0, 0))  # the noise has no interval
+            padded = {
+                end: (axes, np.pad(values, rows, constant_values=np.nan))
+                for end, values in ends.items()
+            }
+            by_length = kl.mean("layer", keep_attrs=True).assign_coords(padded)
     length = int(dataset.attrs["training_length"])
     for name, x, values in (
-        ("kl", "length", kl),
+        ("kl", "length", by_length),
         ("log_perplexity", "length", nats),
         ("kl_by_layer", "layer", kl.isel(length=-1)),
     ):
@@ -243,7 +261,7 @@ VIEW = View(
     "Prompts longer than those of training, run plainly and by methods of length extension: "
     "how far attention outputs leave the "
     "distribution they had (Position Generalization, table 2).",
-    _charts,
+    charts_by_length,
     tables=lambda run: (extrapolation_table(run),),
     findings=_findings,
     compared=("kl", "kl_above_noise", "log_perplexity", "task_score"),

@@ -178,7 +178,7 @@ def test_components_are_coloured_by_band_and_add_up():
         )
 
 
-def test_vaf_bars_spread_and_controls_over_components_and_lines_over_training():
+def test_vaf_bars_spread_and_controls_over_components_and_cells_over_training():
     data = averaged(components())
     vaf = xr.DataArray(
         [np.arange(6.0), np.ones(6)],
@@ -196,9 +196,11 @@ def test_vaf_bars_spread_and_controls_over_components_and_lines_over_training():
     vaf = xr.DataArray(
         np.arange(24.0).reshape(4, 6), dims=("step", "component"), coords={"step": [10, 20, 30, 40]}
     )
-    above, below = vaf_over_training(data.assign(vaf=vaf)).axes[:2]
-    assert_allclose(artist(above, "step 30").get_ydata(), vaf.values[2])
-    assert_allclose(artist(below, "component 2").get_ydata(), vaf.values[:, 2])
+    (ax,) = vaf_over_training(data.assign(vaf=vaf - 0.4)).figure().axes
+    assert_allclose(ax.images[0].get_array(), vaf.values.T)
+    written = [text.get_text() for text in ax.texts]
+    assert written == [f"{value:.0f}" for value in vaf.values.T.ravel()], "0, not -0"
+    assert [label.get_text() for label in ax.get_yticklabels()][2] == "2 activated"
 
 
 def test_beyond_the_training_length_the_first_layer_and_the_later_ones():

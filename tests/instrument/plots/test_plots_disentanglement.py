@@ -164,17 +164,14 @@ def test_fits_tolerance_and_divergence_are_charts_of_their_numbers(run):
 
 def test_extrapolation_is_drawn_by_method_and_length(run):
     figure = extrapolation_by_length(run)
-    group = run["extrapolation"]
-    line = artist(figure, "kl lm_infinite")
-    np.testing.assert_allclose(
-        line.get_ydata(), group["kl"].sel({"method": "lm_infinite"}).mean("layer")
-    )
-    line = artist(figure, "layers plain")
-    np.testing.assert_allclose(line.get_ydata(), group["kl"].sel({"method": "plain", "length": 64}))
-    drawn, noise = (
-        artist(figure, "interval lm_infinite"),
-        float(group["kl"].sel({"method": "plain"})[0].mean()),
-    )
+    group, (of_length, _, of_layer) = run["extrapolation"], figure.axes
+    kl = group["kl"].sel({"method": "lm_infinite"})
+    line = artist(of_length, "mean LM-Infinite")
+    np.testing.assert_allclose(line.get_ydata(), kl.mean("layer"))
+    plain = group["kl"].sel({"method": "plain"})
+    line = artist(of_layer, "mean plain")
+    np.testing.assert_allclose(line.get_ydata(), plain.sel(length=64))
+    drawn, noise = artist(of_length, "error LM-Infinite"), float(plain[0].mean())
     ends = [
         group[f"kl_above_noise_{end}"].sel({"method": "lm_infinite"}).values + noise
         for end in ("low", "high")
@@ -182,6 +179,9 @@ def test_extrapolation_is_drawn_by_method_and_length(run):
     np.testing.assert_allclose(
         [segment[:, 1] for segment in drawn.get_segments()], np.transpose(ends)
     )
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.get_texts()][:2] == ["plain", "LM-Infinite"]
+    assert not any(ax.get_legend() for ax in figure.axes)
 
 
 def test_traces_wander_in_the_plane_of_the_reference(run):

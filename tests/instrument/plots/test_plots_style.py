@@ -99,11 +99,11 @@ SINGLE = {
     "position_lines": lambda run, **where: plots.position_lines(run, 5, 1, **where),
     "position_grid": lambda run, **where: plots.position_grid(run, **where),
     "mass_by_span": lambda run, **where: plots.mass_by_span(run, **where),
+    "heads_ranked": lambda run, **where: plots.heads_ranked(run, **where),
+    "position_ranges": lambda run, **where: plots.position_ranges(run, **where),
 }
 SEVERAL = {
     "pattern_shares": lambda run, **where: plots.pattern_shares(run, **where),
-    "heads_ranked": lambda run, **where: plots.heads_ranked(run, **where),
-    "position_ranges": lambda run, **where: plots.position_ranges(run, **where),
 }
 
 
