@@ -225,6 +225,7 @@ def charts_by_length(run: xr.DataTree) -> Iterator[Lines]:
         drawn = values.assign_coords(method=labels)
         if x == "length":
             drawn.attrs["training_length"] = length
+            drawn[x].attrs["units"] = "tokens"
         else:
             drawn.attrs["long_name"] += f" at {lengths[-1]:,} tokens"
         yield Lines(*alone(run, drawn), x, "method", name=f"extrapolation_{name}")
