@@ -161,6 +161,33 @@ def test_positions_of_an_image_turn_every_pair_by_its_axis(family):
         other(TOKENS, position_ids=grid)
 
 
+@pytest.mark.parametrize(
+    ("family", "options"), [("llama4_text", {"attention_chunk_size": 5}), ("deepseek_v32", {})]
+)
+def test_keys_that_chunks_or_a_selection_hide_are_hidden_from_measures(family, options):
+    """Found: masses counted earlier chunks of Llama 4, and fits took hidden keys for logits."""
+    stock = small_model(family, small_configuration(family, **options))
+    stock.set_attn_implementation("eager")
+    model, patterns = observed(stock), stock(TOKENS, output_attentions=True).attentions
+    prompts = [
+        Prompt(tokens=tuple(tokens), spans={"needle": (1, 2)}, generated=(11,))
+        for tokens in TOKENS.tolist()
+    ]
+    with torch.no_grad():
+        run = ri.analyze(model, prompts, ("attention_mass", "three_axis", "components"))
+        short = [Prompt(tokens=prompt.tokens[:5]) for prompt in prompts]
+        assert "stopped" not in ri.analyze(model, short, ("three_axis", "components")).attrs
+        parts = ri.explain_logit(model, prompts[0], 0, 0, 11, int(patterns[0][0, 0, 11].argmax()))
+    for layer, pattern in enumerate(patterns):
+        mass = torch.from_numpy(
+            run["attention_mass"]["mass"].sel(span="needle", layer=layer).values
+        )
+        assert_close(mass.float(), pattern[:, :, 10, 1:3].sum(-1), atol=1e-5, rtol=1e-4)
+    for measure in ("three_axis", "components"):
+        assert f"{measure}: {measure} takes queries to see all earlier keys" in run.attrs["stopped"]
+    assert measure not in run.children and np.isnan(parts.attrs["fit_r"])
+
+
 @pytest.mark.parametrize("family", DIFFERENT)
 def test_a_family_is_observed_as_the_table_says(family):
     columns = [column for column in COLUMNS if column != "experiments" or family in EXPERIMENTED]
