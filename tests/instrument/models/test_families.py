@@ -323,6 +323,14 @@ def test_schemes_run_where_part_of_a_head_rotates(stock, family, layout):
     assert torch.equal(generated(model), generated(model, use_cache=False))
 
 
+def test_a_hybrid_with_an_infinite_limit_is_saved(stock, tmp_path):
+    """Found: `ri.save` wrote Infinity into config.json, which `ri.load_model` refused."""
+    model = ri.reposition(copy.deepcopy(stock("bamba")), "repo")
+    ri.save(model, tmp_path)
+    with torch.no_grad():
+        assert_close(load_model(tmp_path)(TOKENS).logits, model(TOKENS).logits)
+
+
 @pytest.mark.parametrize("family", ["gpt_neox", "glm4", "gemma3_text", "deepseek_v3", "gpt_oss"])
 def test_half_precision_stays_as_near_to_float32_as_the_stock_model(stock, family):
     exact = stock(family)
