@@ -117,6 +117,13 @@ def test_slopes_are_those_of_the_family(family, options, tmp_path):
     assert not run.attrs.get("stopped")
 
 
+def test_a_falcon_in_memory_that_adds_to_its_logits_is_refused():
+    """Found: it was measured without what it adds, though its checkpoint was refused."""
+    config = small_configuration("falcon", alibi=True)
+    with refused("a Falcon with ALiBi scales what it adds to its logits"):
+        ri.analyze(small_model("falcon", config), [tuple(TOKENS[0].tolist())], ("predictions",))
+
+
 @pytest.mark.parametrize("family", ["cohere_compass_text", "qwen3_5_text", "qwen4_exp_text"])
 @torch.no_grad()
 def test_positions_of_an_image_turn_every_pair_by_its_axis(family):
