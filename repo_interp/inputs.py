@@ -32,7 +32,7 @@ Spans = Mapping[str, Bool[Tensor, "prompt token"]]
 
 TENSORS = ("positions", "queries", "keys", "gate_features")
 """Tensors of a layer that must be finite, in the order in which they are looked at."""
-_BY_PROMPT = (*TENSORS, "valid", "prompts", "tokens", "documents")
+_BY_PROMPT = (*TENSORS, "valid", "prompts", "tokens", "documents", "hidden")
 """Tensors whose first axis is that of the prompts."""
 _LARGEST = 1e18
 """Of a logit: its square is a finite float32."""
@@ -109,6 +109,8 @@ class AttentionInputs:
     """
     documents: Int[Tensor, "prompt token"] | None = None
     """Number of the document that a token is of; a query sees keys of its document. None: one."""
+    hidden: Bool[Tensor, "prompt row key"] | None = None
+    """Further keys that a query does not see (chunks, sparse attention); None: there are none."""
     largest_position: float = math.inf
     """Contextual positions beyond this one are taken for it (CoPE's p_max - 1)."""
     read_values: Callable[[], Float[Tensor, "prompt kv_head token d_value"]] | None = None
@@ -285,7 +287,7 @@ class AttentionInputs:
     def visible(self, rows: Int[Tensor, "row"]) -> Bool[Tensor, "prompt row key"]:
         """Return the keys that queries may attend to.
 
-        Causal, in the window and the query's document, both tokens valid.
+        Causal, in the window and the query's document, not `hidden`, both tokens valid.
 
         Args:
             rows: Indices of the queries.
@@ -300,6 +302,8 @@ class AttentionInputs:
             seen &= distance < self.window
         if self.documents is not None:
             seen = seen & (self.documents[:, rows, None] == self.documents[:, None, :])
+        if self.hidden is not None:
+            seen = seen & ~self.hidden[:, rows]
         return seen & self.valid[:, None, :] & self.valid[:, rows, None]
 
     def logits(self, rows: Int[Tensor, "row"]) -> Float[Tensor, "prompt head row key"]:

@@ -91,6 +91,17 @@ def _fault(measure: Measure, inputs: AttentionInputs, broken: Mapping[str, str])
             "or the layer out",
             finite=True,
         )
+    if (
+        inputs.hidden is not None
+        and "keys" in measure.needs.tensors
+        and not measure.needs.documents
+    ):
+        return Fault(
+            f"{measure.name} takes queries to see all earlier keys in the window, and layer "
+            f"{inputs.layer} hides some (it attends in chunks, or selects keys); leave the measure "
+            "or the layer out, or give shorter prompts",
+            finite=True,
+        )
     reasons = (broken[name] for name in measure.needs.tensors if name in broken)
     return next(map(Fault, reasons), None)
 

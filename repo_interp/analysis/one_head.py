@@ -17,6 +17,7 @@ Brings together models, prompts and the kernels of measures.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -131,6 +132,7 @@ def explain_logit(
     rows = torch.tensor([query], device=here)
     if not bool(inputs.visible(rows)[0, 0, key]):
         window = "" if inputs.window is None else f", and no more than {inputs.window - 1} earlier"
+        window += "" if inputs.hidden is None else ", of which this layer hides some"
         raise InputError(
             f"token {query} does not see token {key}: it sees itself and earlier tokens{window}"
         )
@@ -223,7 +225,12 @@ def _pairs(
 
 
 def _fit(inputs: AttentionInputs, query: int, key: int) -> tuple[dict[str, float], float]:
-    """The parts of a logit by the three-axis fit of its head, and the fit's correlation."""
+    """The parts of a logit by the three-axis fit of its head, and the fit's correlation.
+
+    NaN where queries do not see all keys of the window.
+    """
+    if inputs.hidden is not None:
+        return dict.fromkeys(("level", "distance", "query", "key"), math.nan), math.nan
     sums = logit_sums(inputs)
     pairs = additive_pairs(inputs.valid[:, None], inputs.valid[:, None], inputs.window)
     axes = fit_axes(sums.lines, inputs.valid, inputs.window, ThreeAxis().ridge)

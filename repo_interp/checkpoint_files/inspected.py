@@ -178,7 +178,7 @@ class Inspection:
             layer: Index of the layer.
 
         Returns:
-            Tokens that a query sees; None: all.
+            Tokens that a query sees at most; None: all.
         """
         config = self.checkpoint.config
         kinds, window = (
@@ -186,6 +186,8 @@ class Inspection:
             getattr(config, "sliding_window", None),
         )
         if kinds:
+            if kinds[layer] == "chunked_attention":
+                return config.attention_chunk_size
             return window if kinds[layer] == "sliding_attention" else None
         return None if getattr(config, "use_sliding_window", True) is False else window
 

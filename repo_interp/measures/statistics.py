@@ -98,7 +98,8 @@ class Needs:
     """
     documents: bool = False
     """Whether its numbers are right where a prompt holds several documents, which do not see each
-    other (`AttentionInputs.documents`); others are refused such prompts.
+    other (`AttentionInputs.documents`), or further keys are hidden (`AttentionInputs.hidden`);
+    others are refused such prompts, and stop in such layers.
     """
     by_pair: bool = False
     """Whether it measures layers whose positions differ by rotary pair; else it stops there."""

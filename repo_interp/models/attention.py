@@ -36,7 +36,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from repo_interp.errors import InputError
 from repo_interp.models.cached import CacheOfPositions, remembered
 from repo_interp.models.layer_pass import Content, HookSites, LogitsOfRows, Pass
-from repo_interp.models.masks import apply_mask, call_mask, visible, window_of
+from repo_interp.models.masks import apply_mask, call_mask, chunk_of, visible, window_of
 from repo_interp.models.rotation import TABLES, Rotation, identity
 from repo_interp.positions.assigners import RememberingAssigner
 from repo_interp.positions.hope import keep_components
@@ -483,15 +483,18 @@ class RepositionedAttention:
         self.scaling = (
             queries.shape[-1] ** -0.5 if keywords.get("scaling") is None else keywords["scaling"]
         )
-        self.sliding_window = window_of(self.config, keywords, attention_mask, keys.shape[2])
+        self.sliding_window = chunk_of(self.module) or window_of(
+            self.config, keywords, attention_mask, keys.shape[2]
+        )
         self.attn_logit_softcapping, current.sinks = keywords.get("softcap"), keywords.get("s_aux")
         call = call_mask(
             self.module, queries, keys.shape[2], attention_mask, current.attention_mask, keywords
         )
+        current.hidden = call.hidden
         for observe in self.observers:
             new, bias, of_rows = (
                 Content(queries, current.new_keys, current.new_values, current.gate_keys),
-                call.for_measures,
+                call.bias,
                 None,
             )
             if self.position_logits is not None or bias is not None:

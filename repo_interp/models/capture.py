@@ -313,6 +313,10 @@ def observing(
         )
         if position_ids is not None:
             inputs = _with_documents(inputs, attention, position_ids.to(here))
+        hidden = attention.active_pass.hidden
+        if hidden is not None:
+            hidden = inputs.visible(torch.arange(valid.shape[1], device=here)) & hidden[:, 0]
+            inputs = replace(inputs, hidden=hidden if bool(hidden.any()) else None)
         # Measures ask for the logits of some rows at a time, never for a whole map.
         if logits_of_rows is not None:
             seen_by = inputs.visible

@@ -161,7 +161,8 @@ def written_configuration(decoder: Any) -> dict[str, Any]:
         "architectures": [class_name(decoder.config.model_type)],
     }
     config.pop("_name_or_path", None)
-    return config
+    # Infinity is no JSON, and limits of state space layers are infinite.
+    return PretrainedConfig._encode_special_floats(config)
 
 
 def plain(config: PretrainedConfig) -> PretrainedConfig:

@@ -178,6 +178,8 @@ class Pass:
     new_values: Tensor | None = None
     content: Content | None = None
     """Queries of this pass, keys and values of all tokens, as soon as they are there."""
+    hidden: Bool[Tensor, "any 1 row key"] | None = None
+    """`CallMask.hidden`."""
     key_positions: Float[Tensor, "batch P key"] | None = None
     """Positions of all keys, cached ones too."""
     key_lengths: Float[Tensor, "batch key"] | None = None

@@ -28,8 +28,6 @@ _KNOWN = (
     "num_items_in_batch",
 )
 """Tensors that stock modules give attention functions, which are used or change nothing here."""
-_HIDDEN = -1e4
-"""Logit of a key that a module hides by itself, for measures: its weight is 0 in float32."""
 
 
 @dataclass(frozen=True)
@@ -40,18 +38,7 @@ class CallMask:
     bias: Float[Tensor, "any any row key"] | None = None
     """Added to the scaled logits."""
     hidden: Bool[Tensor, "any 1 row key"] | None = None
-    """Keys that the module alone hides; no measure knows them from windows and padding."""
-
-    @property
-    def for_measures(self) -> Tensor | None:
-        """`bias` with the hidden keys in it."""
-        if self.hidden is None:
-            return self.bias
-        return (
-            torch.where(self.hidden, _HIDDEN, 0.0)
-            if self.bias is None
-            else self.bias.float().masked_fill(self.hidden, _HIDDEN)
-        )
+    """Earlier keys that are hidden otherwise than by a window alone: by padding too."""
 
 
 def call_mask(
@@ -88,7 +75,9 @@ def call_mask(
     replaced = attention_mask is not None and (
         given is None or attention_mask.data_ptr() != given.data_ptr()
     )
-    if selected is None and bias is None and not replaced:
+    chunk = chunk_of(module)
+    chunked = chunk is not None and keys > chunk
+    if selected is None and bias is None and not replaced and not chunked:
         return CallMask(attention_mask)
     rows, device = queries.shape[2], queries.device
     seen = visible(rows, keys, attention_mask, device)
@@ -102,8 +91,24 @@ def call_mask(
     return CallMask(
         seen,
         bias,
-        None if selected is None and not replaced else visible(rows, keys, None, device) & ~seen,
+        visible(rows, keys, None, device) & ~seen
+        if selected is not None or replaced or chunked
+        else None,
     )
+
+
+def chunk_of(module: Any) -> int | None:
+    """Return the length of the chunks in which a layer attends (Llama 4).
+
+    Args:
+        module: Stock attention module.
+
+    Returns:
+        Tokens of a chunk, whose queries see its keys alone; None: there are no chunks.
+    """
+    kinds = getattr(module.config, "layer_types", None)
+    chunked = kinds and kinds[module.layer_idx] == "chunked_attention"
+    return module.config.attention_chunk_size if chunked else None
 
 
 def window_of(

@@ -29,6 +29,7 @@ from transformers.models.gptj.modeling_gptj import apply_rotary_pos_emb as turne
 from transformers.models.llama.modeling_llama import eager_attention_forward
 from transformers.models.mpt.modeling_mpt import MptAttention, build_mpt_alibi_tensor
 
+from repo_interp.checkpoint_files.architectures import require_family
 from repo_interp.models.attention import scheme_of
 from repo_interp.models.masks import visible
 from repo_interp.models.rotation import TABLES
@@ -257,7 +258,12 @@ def use_interface(decoder: Any) -> None:
 
     Args:
         decoder: Model of Hugging Face without its unembedding.
+
+    Raises:
+        InputError: A Falcon adds to its logits (ALiBi).
     """
+    if decoder.config.model_type == "falcon":
+        require_family(decoder.config)
     modules = [module for module in decoder.modules() if type(module) in INTERFACE_CLASSES]
     for module in modules:
         # Not a new module: weights, hooks and adapters of the user stay on this one, and its names

@@ -117,6 +117,13 @@ def test_slopes_are_those_of_the_family(family, options, tmp_path):
     assert not run.attrs.get("stopped")
 
 
+def test_a_falcon_in_memory_that_adds_to_its_logits_is_refused():
+    """Found: it was measured without what it adds, though its checkpoint was refused."""
+    config = small_configuration("falcon", alibi=True)
+    with refused("a Falcon with ALiBi scales what it adds to its logits"):
+        ri.analyze(small_model("falcon", config), [tuple(TOKENS[0].tolist())], ("predictions",))
+
+
 @pytest.mark.parametrize("family", ["cohere_compass_text", "qwen3_5_text", "qwen4_exp_text"])
 @torch.no_grad()
 def test_positions_of_an_image_turn_every_pair_by_its_axis(family):
@@ -159,6 +166,33 @@ def test_positions_of_an_image_turn_every_pair_by_its_axis(family):
     other = with_layout(copy.deepcopy(stock), "hope")
     with pytest.raises(InputError, match=r"position_ids have 3 axes, and layer \d \(hope\)"):
         other(TOKENS, position_ids=grid)
+
+
+@pytest.mark.parametrize(
+    ("family", "options"), [("llama4_text", {"attention_chunk_size": 5}), ("deepseek_v32", {})]
+)
+def test_keys_that_chunks_or_a_selection_hide_are_hidden_from_measures(family, options):
+    """Found: masses counted earlier chunks of Llama 4, and fits took hidden keys for logits."""
+    stock = small_model(family, small_configuration(family, **options))
+    stock.set_attn_implementation("eager")
+    model, patterns = observed(stock), stock(TOKENS, output_attentions=True).attentions
+    prompts = [
+        Prompt(tokens=tuple(tokens), spans={"needle": (1, 2)}, generated=(11,))
+        for tokens in TOKENS.tolist()
+    ]
+    with torch.no_grad():
+        run = ri.analyze(model, prompts, ("attention_mass", "three_axis", "components"))
+        short = [Prompt(tokens=prompt.tokens[:5]) for prompt in prompts]
+        assert "stopped" not in ri.analyze(model, short, ("three_axis", "components")).attrs
+        parts = ri.explain_logit(model, prompts[0], 0, 0, 11, int(patterns[0][0, 0, 11].argmax()))
+    for layer, pattern in enumerate(patterns):
+        mass = torch.from_numpy(
+            run["attention_mass"]["mass"].sel(span="needle", layer=layer).values
+        )
+        assert_close(mass.float(), pattern[:, :, 10, 1:3].sum(-1), atol=1e-5, rtol=1e-4)
+    for measure in ("three_axis", "components"):
+        assert f"{measure}: {measure} takes queries to see all earlier keys" in run.attrs["stopped"]
+    assert measure not in run.children and np.isnan(parts.attrs["fit_r"])
 
 
 @pytest.mark.parametrize("family", DIFFERENT)
@@ -294,6 +328,14 @@ def test_schemes_run_where_part_of_a_head_rotates(stock, family, layout):
         else (ri.reposition(copy.deepcopy(stock(family)), layout))
     )
     assert torch.equal(generated(model), generated(model, use_cache=False))
+
+
+def test_a_hybrid_with_an_infinite_limit_is_saved(stock, tmp_path):
+    """Found: `ri.save` wrote Infinity into config.json, which `ri.load_model` refused."""
+    model = ri.reposition(copy.deepcopy(stock("bamba")), "repo")
+    ri.save(model, tmp_path)
+    with torch.no_grad():
+        assert_close(load_model(tmp_path)(TOKENS).logits, model(TOKENS).logits)
 
 
 @pytest.mark.parametrize("family", ["gpt_neox", "glm4", "gemma3_text", "deepseek_v3", "gpt_oss"])
