@@ -37,7 +37,6 @@ _BY_PROMPT = (*TENSORS, "valid", "prompts", "tokens", "documents")
 _LARGEST = 1e18
 """Of a logit: its square is a finite float32."""
 
-# A function of rows, since a bias of all rows and keys would be a map per head
 PositionLogits = Callable[[Int[Tensor, "row"]], Float[Tensor, "prompt head row key"]]
 """The position part that a scheme adds to the logits, for the asked query rows only - never the
 whole map.

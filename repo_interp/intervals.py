@@ -18,7 +18,7 @@ def half_interval(values: Float[np.ndarray, "*any prompt"]) -> Float[np.ndarray,
     Returns:
         Half widths [...] in the units of `values`; NaN for a single prompt.
     """
-    # Imported here, since scipy.stats takes a second and few need it
+    # Imported here, since scipy.stats takes seconds and few need it
     from scipy.stats import t as student
 
     count = np.shape(values)[-1]

@@ -62,7 +62,7 @@ class Form:
 
 def _write_point(point: dict[str, Any], file: Path) -> None:
     with replaced(file) as unfinished:
-        # Sealed, since half of a JSON list may be JSON as well
+        # Sealed, since a damaged digit is JSON as well
         unfinished.write_bytes(sealed(json.dumps(point).encode()))
 
 

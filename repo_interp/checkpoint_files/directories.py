@@ -85,7 +85,7 @@ def directory_of(path: str | os.PathLike[str], hub: Mapping[str, Any]) -> Path:
 def _directory_of(path: str | os.PathLike[str], hub: Mapping[str, Any]) -> Path:
     directory = path_of(path, "a checkpoint's directory or its name, such as niah/repo")
     text = os.fspath(path)
-    # A name too long for the system, or with a NUL, raises where its existence is asked.
+    # A name that is too long for the system raises where its existence is asked.
     try:
         if directory.is_dir():
             for file in directory.iterdir():

@@ -79,7 +79,7 @@ def run(arguments: argparse.Namespace) -> int:
     find(arguments.against or DEFAULT)
     from importlib.util import find_spec
 
-    # Asked of find_spec, which imports nothing: importing both would take a second.
+    # Asked of find_spec, which imports nothing: importing both takes time.
     if missing := [name for name in ("starlette", "uvicorn") if find_spec(name) is None]:
         raise InputError(
             f"{missing[0]} is not installed, and explore needs it; pip install "
