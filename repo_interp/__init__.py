@@ -28,9 +28,11 @@ from lazy_loader import attach_stub
 from repo_interp.collection import collection_paused
 
 __version__ = "0.1.0"
+# `__init__.pyi` is read at runtime too, so that types and names cannot drift apart.
 _find, __dir__, __all__ = attach_stub(__name__, __file__)
 
 
 def __getattr__(name: str) -> Any:
+    # The first name imports torch and transformers.
     with collection_paused():
         return _find(name)

@@ -19,6 +19,7 @@ def collection_paused() -> Iterator[None]:
     Yields:
         Nothing.
     """
+    # Somebody else may have paused it, and then it stays so.
     running = gc.isenabled()
     gc.disable()
     try:
@@ -26,6 +27,8 @@ def collection_paused() -> Iterator[None]:
     finally:
         if running:
             if not gc.get_freeze_count():  # unfreezing would undo the user's freezing
+                # Through the permanent generation into the oldest: what was
+                # made meanwhile counts as old.
                 gc.freeze()
                 gc.unfreeze()
             gc.enable()

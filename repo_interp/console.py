@@ -25,10 +25,12 @@ class Console(rich.console.Console):
     """
 
     def __init__(self, **options: Any) -> None:
+        # One process speaks. Markup and emoji off: brackets and colons of a path stay as they are.
         super().__init__(**{"quiet": not is_first(), "markup": False, "emoji": False, **options})
 
     def on_broken_pipe(self) -> None:
         """Raise the error again: the command decides about a reader that is gone."""
+        # rich would end the program here, below whoever calls.
         raise BrokenPipeError
 
     def render_str(self, text: str, **options: Any) -> Text:
@@ -41,6 +43,7 @@ class Console(rich.console.Console):
         Returns:
             The text that is shown.
         """
+        # Line by line, as a line break is no printable character either
         return super().render_str("\n".join(_visible(line) for line in text.split("\n")), **options)
 
 
@@ -82,4 +85,5 @@ def span_of(numbers: Sequence[int]) -> str:
 
 
 def _visible(line: str) -> str:
+    # one_line drops white space such as a tab, which becomes a space.
     return "".join(c if c.isprintable() else one_line(c) or " " for c in line)

@@ -107,6 +107,7 @@ def names(group: str) -> tuple[str, ...]:
         Our names in order, then those of other packages, sorted.
     """
     ours = OWN.get(group, {})
+    # Ours first, in the order of the page; a name of another package cannot take the place of ours.
     return (*ours, *sorted({point.name for point in installed_points(group)} - set(ours)))
 
 
@@ -124,6 +125,7 @@ def find(group: str, name: str) -> Any:
         InputError: It cannot be imported, or two packages give the name.
     """
     if name in OWN.get(group, {}):
+        # Through the same class as others, so that both are loaded in one way
         return EntryPoint(name, OWN[group][name], group).load()
     points = [point for point in installed_points(group) if point.name == name]
     if not points:
@@ -135,6 +137,7 @@ def find(group: str, name: str) -> Any:
         )
     try:
         return points[0].load()
+    # sys.exit at the import of another package must not end the command.
     except (Exception, SystemExit) as error:
         reason = one_line(f"{type(error).__name__}: {error}", 200)
         raise InputError(
@@ -192,12 +195,14 @@ def named(group: str, name: str, is_one: Callable[[Any], bool], wanted: str) -> 
     """
     require_names(group, [name])
     factory = find(group, name)
+    # Checked before the call: an object in place of a factory is the usual mistake.
     if not callable(factory):
         raise InputError(
             f"{called(group, name)} is a {type(factory).__name__}; wanted a callable without "
             "arguments that gives it"
         )
     made = factory()
+    # A class, a factory of something else, or a name that its object does not have
     if getattr(made, "name", None) != name or not is_one(made):
         raise InputError(f"{called(group, name)} is a {type(made).__name__}; wanted {wanted}")
     return made
@@ -248,7 +253,9 @@ def failure_of(error: BaseException) -> str | None:
         for group in OWN
         for point in installed_points(group)
     }
+    # Entry points may lead into our own package, whose mistakes keep their traceback.
     of_ours = __name__.partition(".")[0]
+    # From the innermost frame outwards: the deepest code of another package is at fault.
     for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
         package = frame.f_globals.get("__name__", "").partition(".")[0]
         if package in packages and package != of_ours:
@@ -265,6 +272,7 @@ def failure_of(error: BaseException) -> str | None:
 
 
 def _kind(group: str) -> str:
+    # "repo_interp.measures" -> "measure", for messages
     return group.rpartition(".")[2].removesuffix("s")
 
 

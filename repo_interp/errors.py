@@ -32,6 +32,7 @@ class InputError(ValueError):
     """
 
     def __init__(self, message: str) -> None:
+        # Messages quote files and options, which may hold line breaks and escape sequences.
         super().__init__(one_line(message, _LONGEST))
 
 
@@ -65,7 +66,9 @@ def shown_as(
         else:
             others(message, category, *place, **more)
 
+    # catch_warnings restores showwarning as well as the filters.
     with warnings.catch_warnings():
+        # always: the default shows a warning once per line, and notes differ by text.
         warnings.simplefilter(action, kind)
         others, warnings.showwarning = warnings.showwarning, show_warning
         yield
@@ -78,11 +81,13 @@ def warn(message: str, kind: type[Note] = Note) -> None:
         message: The text of the warning.
         kind: Class of the warning.
     """
+    # stacklevel counts frames from this one, and our depth differs by call.
     frame, calls = sys._getframe(1), 2
     while (
         frame.f_back is not None
         and frame.f_globals.get("__name__", "").partition(".")[0] in _PASSED_OVER
     ):
+        # Through all frames of ours, so that the warning names the user's line
         frame, calls = frame.f_back, calls + 1
     warnings.warn(kind(message), stacklevel=calls)
 
@@ -128,6 +133,7 @@ def renumber_prompts(numbers: Sequence[int], among: str = "") -> Iterator[None]:
     try:
         yield
     except NotFinitePrediction as found:
+        # Only the numbers change; without `from None` the inner number would be shown as well.
         raise NotFinitePrediction(numbers[found.prompt], among) from None
 
 
@@ -150,6 +156,7 @@ def as_input_errors(message: str, longest: int = 300) -> Iterator[None]:
     except InputError:
         raise
     except Exception as error:
+        # The library's traceback says nothing about the file, which the message names.
         raise InputError(f"{message}: {one_line(error, longest)}") from None
 
 
@@ -163,8 +170,10 @@ def one_line(text: object, longest: int = 300) -> str:
     Returns:
         The line.
     """
+    # Some exceptions have no text, so their type must do.
     words = " ".join(str(text).split()) or (
         type(text).__name__ if isinstance(text, BaseException) else ""
     )
     line = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in words)
+    # The end stays: remedies stand there, and library errors end with their cause.
     return line if len(line) <= longest else f"{line[: longest - 103]}...{line[-100:]}"

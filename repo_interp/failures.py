@@ -34,6 +34,7 @@ def until_failure(
     """
     try:
         yield from make()
+    # Items that were made before have been handed out already, and stay.
     except (Exception, SystemExit) as error:
         if failures is None:
             raise
@@ -55,6 +56,7 @@ def record_failure(failures: list[str] | None, name: str) -> Iterator[None]:
     """
     try:
         yield
+    # A full disk concerns everything that follows, not one figure.
     except OSError:
         raise
     except (Exception, SystemExit) as error:
@@ -72,8 +74,10 @@ def is_out_of_memory(error: BaseException) -> bool:
     Returns:
         Whether it does.
     """
+    # By name, since this module must not import torch.
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return True
+    # torch has no type for it on a processor, so the text must tell.
     return isinstance(error, RuntimeError) and any(
         text in str(error) for text in ("DefaultCPUAllocator", "not enough memory")
     )

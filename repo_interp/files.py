@@ -54,6 +54,7 @@ def cache_directory() -> Path:
             if chosen
             else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "repo_interp"
         )
+    # Path.home raises this where neither HOME nor the system knows the user.
     except RuntimeError:
         raise InputError(
             "there is no home directory to keep files in; name a directory with REPO_INTERP_CACHE"
@@ -78,10 +79,13 @@ def replaced(path: str | os.PathLike[str]) -> Iterator[Path]:
         OSError: The disk refuses, or a file would replace a directory.
     """
     path = Path(path)
+    # Beside the target, as a rename is atomic within one disk only; hidden by its dot.
     unfinished, previous = (
         path.with_name(f".{path.name}.{_writer()}{state}") for state in LEFT_BEHIND
     )
+    # A process with the same number may have left one before.
     remove(unfinished)
+    # A process that was killed between two renames has left the old content under `previous`.
     for left_behind in _of_killed_processes(path):
         if left_behind.suffix == previous.suffix and not path.exists():
             os.replace(left_behind, path)
@@ -89,13 +93,18 @@ def replaced(path: str | os.PathLike[str]) -> Iterator[Path]:
     try:
         with _system_errors(path):
             yield unfinished
+        # The caller decided to write nothing.
         if not unfinished.exists():
             return
+        # Temporary files are for their owner alone, whereas results should be as other files.
         mask = _umask()
         for written in (unfinished, *(unfinished.rglob("*") if unfinished.is_dir() else ())):
             written.chmod((0o777 if written.is_dir() else 0o666) & ~mask)
             if written.is_file():
+                # On the disk before the rename, or a power cut could leave
+                # an empty file at the name.
                 _flush(written)
+        # os.replace would fail with a message that does not say which of the two is a directory.
         if path.is_dir() and not unfinished.is_dir():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
         if path.exists() and unfinished.is_dir():  # the system replaces files by files alone
@@ -116,6 +125,7 @@ def _system_errors(path: Path) -> Iterator[None]:
             error.filename = str(path)
         raise
     except Exception as error:
+        # Libraries in Rust raise errors of their own, with the system's number in the text.
         told = _TOLD_IN_RUST.search(str(error))
         if told is None:
             raise
@@ -125,15 +135,19 @@ def _system_errors(path: Path) -> Iterator[None]:
 
 def _exchange(unfinished: Path, path: Path, previous: Path) -> None:
     """Let two directories take the place of one another, in one step where the system can."""
+    # Missing on systems other than Linux, and on older ones
     rename = getattr(ctypes.CDLL(None), "renameat2", None)
     if (
         rename is not None
         and rename(_HERE, os.fsencode(unfinished), _HERE, os.fsencode(path), _EXCHANGE) == 0
     ):
         return
+    # In two steps elsewhere: for a moment nothing stands at the path,
+    # and `previous` is the way back.
     os.replace(path, previous)
     try:
         os.replace(unfinished, path)
+    # BaseException: an interruption here must restore the old directory too.
     except BaseException:
         os.replace(previous, path)
         raise
@@ -152,6 +166,7 @@ class Claim:
 
     def release(self) -> None:
         """Let others write here; remove directories in which nothing is left."""
+        # Removed before it is closed: whoever opens the name from now on makes a new file.
         (self.directory / LOCK).unlink(missing_ok=True)
         os.close(self.lock)
         with suppress(OSError):  # not empty
@@ -176,6 +191,7 @@ def claim(directory: Path) -> Claim:
     import fcntl  # POSIX alone has it
 
     file, made = (
+        # Noted before they are made, so that release removes no directory of somebody else's
         directory / LOCK,
         tuple(parent for parent in directory.parents if not parent.exists()),
     )
@@ -187,6 +203,8 @@ def claim(directory: Path) -> Claim:
             continue
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # The holder may have removed the file between our open and our
+            # lock: then the lock is on nothing.
             if os.path.samestat(os.fstat(lock), os.stat(file)):
                 return Claim(directory, lock, made)
         except BlockingIOError:
@@ -201,6 +219,7 @@ def claim(directory: Path) -> Claim:
                 return Claim(directory, lock, made)
             os.close(lock)
             raise
+        # Begin anew with the file that stands there now.
         os.close(lock)
 
 
@@ -242,7 +261,9 @@ def unsealed(content: bytes, name: object) -> bytes:
         InputError: The seal states other bytes.
     """
     length = max(0, len(content) - len(sealed(b"")))
+    # At the length where a seal must begin, since content may hold the same words
     if not content.startswith(_SEAL, length):
+        # Files from before there were seals, or of other tools, are taken as they are.
         return content
     if content != sealed(memoryview(content)[:length]):
         raise InputError(
@@ -261,6 +282,7 @@ def digest_of(*contents: Path | bytes) -> str:
     Returns:
         The digest in hexadecimal.
     """
+    # Files are read in pieces: weights may be larger than memory.
     running = hashlib.sha256()
     for content in contents:
         if isinstance(content, bytes):
@@ -284,6 +306,7 @@ def path_of(given: Any, wanted: str) -> Path:
     Raises:
         InputError: `given` is no path.
     """
+    # Python refuses NUL in a path by a ValueError without the path.
     if not isinstance(given, str | os.PathLike) or "\0" in str(given):
         raise InputError(f"a path was wanted, {wanted}; got {one_line(repr(given), 80)}")
     return Path(given)
@@ -327,7 +350,9 @@ def regular(path: Path) -> Path:
     Raises:
         OSError: It is a pipe, which may never give anything, or a device, which may never end.
     """
+    # A missing path is the reader's to refuse, who knows what was wanted.
     mode = path.stat().st_mode if path.exists() else stat.S_IFREG
+    # Opening a named pipe would wait for a writer that never comes.
     if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
         raise OSError(errno.EINVAL, "a pipe or a device in place of a file", str(path))
     return path
@@ -354,6 +379,7 @@ def require_directory(path: Path) -> None:
         InputError: A file stands there, or in place of a parent.
     """
     for place in (path, *path.parents):
+        # exists() is false of a broken link, and still no directory can be made there.
         if place.exists() or place.is_symlink():
             if not place.is_dir():
                 raise InputError(f"{place} is a file; wanted a directory")
@@ -366,6 +392,7 @@ def remove(path: Path) -> None:
     Args:
         path: The path.
     """
+    # Of a link to a directory the link is removed, not what it points to.
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
@@ -374,6 +401,7 @@ def remove(path: Path) -> None:
 
 def _writer() -> str:
     """Number of this process, with its machine where several work together."""
+    # On a shared disk two machines may have processes of one number.
     return str(os.getpid()) if launched() == 1 else f"{os.getpid()}-{machine()}"
 
 
@@ -386,15 +414,18 @@ def _of_killed_processes(path: Path) -> Iterator[Path]:
             continue
         writer = other.name.removeprefix(f".{path.name}.").removesuffix(other.suffix)
         process, _, where = writer.partition("-")
+        # Of another machine's processes nothing is known, so their files stay.
         if process.isdecimal() and where in ("", machine()) and not _is_running(int(process)):
             yield other
 
 
 def _is_running(process: int) -> bool:
     try:
+        # Signal 0 asks whether there is such a process and does nothing to it.
         os.kill(process, 0)
     except ProcessLookupError:
         return False
+    # A process of another user runs, even though it may not be asked.
     except (OSError, OverflowError):
         return True
     return True
@@ -402,12 +433,14 @@ def _is_running(process: int) -> bool:
 
 def _umask() -> int:
     """Permissions that this process withholds; asking for them means setting them for a moment."""
+    # There is no call that reads the mask alone.
     mask = os.umask(0o077)
     os.umask(mask)
     return mask
 
 
 def _flush(file: Path) -> None:
+    # fsync flushes the file, whatever the descriptor is open for.
     descriptor = os.open(file, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -146,12 +146,14 @@ class AttentionInputs:
     @cached_property
     def pair_scaling(self) -> Float[Tensor, "component"]:
         """Factor of products of rotary pairs, float64: attention_scaling^2; 1 without rotation."""
+        # Float64, since components of all logits are summed with this factor
         pairs = torch.ones(
             self.queries.shape[-1] // 2, dtype=torch.float64, device=self.queries.device
         )
         if self.frequencies is None or self.positions is None:
             return pairs
         return (
+            # Queries and keys are both scaled, so their product has the square.
             pairs
             * torch.as_tensor(self.attention_scaling, dtype=pairs.dtype, device=pairs.device) ** 2
         )
@@ -169,12 +171,15 @@ class AttentionInputs:
     @cached_property
     def rotated_keys(self) -> Float[Tensor, "prompt head token d_head"]:
         """Keys as they enter the dot product, one row per key or per row of positions."""
+        # Keys are shared by heads as long as neither positions nor
+        # frequencies tell the heads apart.
         alone = self._keys_alike > self.kv_heads
         return self._rotated(expand_heads(self.keys, self.heads) if alone else self.keys)
 
     @property
     def _keys_alike(self) -> int:
         """Rows of keys after rotation: as many as keys, positions or frequencies have."""
+        # Frequencies with three axes are [head, 1, component]: heads rotate by their own.
         by_head = self.frequencies is not None and self.frequencies.ndim == 3
         rows = 1 if self.positions is None else self.positions.shape[1]
         return self.heads if by_head else max(self.kv_heads, rows)
@@ -204,15 +209,21 @@ class AttentionInputs:
         """
         given = {name: tensor for name in TENSORS if (tensor := getattr(self, name)) is not None}
         norms = {
+            # One norm per tensor tells of any number that is not
+            # finite, in one pass and without a wait.
             name: torch.linalg.vector_norm(tensor, dtype=_wide(tensor))
             for name, tensor in given.items()
         }
+        # |q| |k| |scale| bounds every logit, by Cauchy and Schwarz.
         largest = norms["queries"] * norms["keys"] * abs(self.logit_scale)
         # Times 0, a norm that is finite adds nothing, and another one makes this no number.
         others = [norm for name, norm in norms.items() if name not in ("queries", "keys")]
+        # The only question to the device: NaN fails every comparison, so one answer covers all.
         if bool(sum((0 * norm for norm in others), largest) < _LARGEST):
             return {}
+        # Rare, so that every tensor may be looked through
         found = {
+            # Padding may hold anything; its numbers are left out in `_first_fault`.
             name: self._first_fault(tensor)
             for name, tensor in given.items()
             if not bool(torch.isfinite(norms[name]))
@@ -222,6 +233,7 @@ class AttentionInputs:
             for name, place in found.items()
             if place is not None
         }
+        # All are finite, but a product may overflow.
         if not found and not bool(largest < _LARGEST):
             too_large = (
                 f"queries and keys of layer {self.layer} are too large for logits to be numbers"
@@ -233,6 +245,7 @@ class AttentionInputs:
         """Head and prompt of the first number that is not finite and no padding."""
         wrong = ~torch.isfinite(tensor)
         # [prompt, head, token]
+        # d_head is looked through first: a tensor of positions may lack that axis.
         wrong = (wrong.any(-1) if wrong.dim() == 4 else wrong) & self.valid[:, None]
         if not bool(wrong.any()):
             return None
@@ -248,13 +261,19 @@ class AttentionInputs:
 
     def _logits_of_keys(self, rows: Tensor, some: slice, shared: int) -> Tensor:
         """Scaled products of the query heads that share `some` of the `shared` keys."""
+        # [prompt, head, row, d] -> [prompt, key, head of that key, row, d]
         queries = self.queries[:, :, rows].unflatten(1, (shared, -1))[:, some]
+        # Axis 2 is that of the heads that share a key, which broadcasts.
         keys, positions = expand_heads(self.keys, shared)[:, some, None], self.positions
         if positions is not None and self.frequencies is not None:
+            # One row of positions for all is not repeated by key: its tables broadcast too.
             z = positions if positions.shape[1] == 1 else expand_heads(positions, shared)[:, some]
+            # [prompt, key, 1, token, component]
             tables = [table[:, :, None] for table in self._tables(z, keys.dtype, some)]
+            # Keys take the tables of all tokens, queries those of their rows.
             queries = turn(queries, *(table[..., rows, :] for table in tables))
             keys = turn(keys, *tables)
+        # [prompt, head, row, key], heads in their order as those of a key stand together
         return (queries @ keys.mT * self.logit_scale).flatten(1, 2)
 
     def _rotated(self, features: Tensor) -> Tensor:
@@ -269,6 +288,7 @@ class AttentionInputs:
     ) -> tuple[Tensor, Tensor]:
         frequencies, scaling = (
             _of_heads(factors, heads or slice(None))
+            # Of heads that were rescaled one by one, those of `heads`
             for factors in (self.frequencies, self.attention_scaling)
         )
         return pair_tables(by_pair(positions), frequencies, scaling, dtype)
@@ -301,9 +321,11 @@ class AttentionInputs:
         if self.window is not None:
             seen &= distance < self.window
         if self.documents is not None:
+            # A sequence may be several documents, packed for training.
             seen = seen & (self.documents[:, rows, None] == self.documents[:, None, :])
         if self.hidden is not None:
             seen = seen & ~self.hidden[:, rows]
+        # Both valid: a row of padding sees no key at all.
         return seen & self.valid[:, None, :] & self.valid[:, rows, None]
 
     def logits(self, rows: Int[Tensor, "row"]) -> Float[Tensor, "prompt head row key"]:
@@ -366,6 +388,7 @@ def with_sinks(
     """
     if sinks is None:
         return logits
+    # The sink is a logit without a key: one more column, equal for all rows.
     return torch.cat(
         [logits, sinks.to(logits)[:, None, None].expand(*logits.shape[:-1], 1)], dim=-1
     )
@@ -383,6 +406,7 @@ def weights_of(
     Returns:
         Weights in the shape of `logits`; with sinks, rows sum to less than 1.
     """
+    # Without the sink's column, so a row may sum to less than 1.
     return torch.softmax(with_sinks(logits, sinks), dim=-1)[..., : logits.shape[-1]]
 
 
@@ -391,6 +415,7 @@ def _of_heads(factors: Any, heads: Any) -> Any:
     if not isinstance(factors, Tensor) or factors.ndim == 1:
         return factors
     some = factors[heads]
+    # One head of several has the shape [component] of a layer, which kernels take.
     return some[0, 0] if len(some) == 1 else some
 
 
@@ -419,6 +444,7 @@ def select_prompts(inputs: AttentionInputs, chosen: slice) -> AttentionInputs:
         **some,
         position_logits=None
         if position_logits is None
+        # Chosen when they are asked for, so that nothing is computed for the choice
         else lambda rows: position_logits(rows)[chosen],
         read_values=None if read_values is None else lambda: read_values()[chosen],
         read_residual=None if read_residual is None else lambda: read_residual()[chosen],
@@ -434,6 +460,7 @@ def changes_of(tensor: Tensor) -> int:
     Returns:
         Torch's count; 0 in inference mode, where torch does not count.
     """
+    # Inference tensors have no counter, and asking one for it raises.
     return 0 if tensor.is_inference() else tensor._version
 
 
@@ -457,8 +484,10 @@ def select_heads(inputs: AttentionInputs, heads: Sequence[int]) -> AttentionInpu
     return replace(
         inputs,
         queries=inputs.queries[:, chosen],
+        # Chosen heads need not share keys evenly any more, so every head gets its keys.
         keys=expand_heads(inputs.keys, inputs.heads)[:, chosen],
         positions=None if inputs.head_positions is None else inputs.head_positions[:, chosen],
+        # An index on the processor works for tensors on any device; the reverse fails.
         frequencies=_of_heads(inputs.frequencies, chosen.cpu()),
         attention_scaling=_of_heads(inputs.attention_scaling, chosen.cpu()),
         position_logits=None

@@ -22,6 +22,7 @@ def installed_points(group: str) -> tuple[EntryPoint, ...]:
     Returns:
         The entry points.
     """
+    # Times of folders are part of the key, so a package installed meanwhile is seen.
     return _read(group, tuple((folder, _changed(folder)) for folder in sys.path))
 
 
@@ -33,6 +34,7 @@ def _read(group: str, path: tuple[tuple[str, int], ...]) -> tuple[EntryPoint, ..
 def _changed(folder: str) -> int:
     """When something was put into a folder of the import path, or taken out of it."""
     try:
+        # Installing puts a folder of metadata into it, which changes its time.
         return os.stat(folder or ".").st_mtime_ns
     except OSError:
         return 0

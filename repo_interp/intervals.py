@@ -18,6 +18,7 @@ def half_interval(values: Float[np.ndarray, "*any prompt"]) -> Float[np.ndarray,
     Returns:
         Half widths [...] in the units of `values`; NaN for a single prompt.
     """
+    # Imported here, since scipy.stats takes seconds and few need it
     from scipy.stats import t as student
 
     count = np.shape(values)[-1]
@@ -37,6 +38,7 @@ def same_prompts(group: xr.Dataset, alike: bool) -> xr.DataArray:
         One truth value, or one per test set.
     """
     if "prompts_digest" not in group:
+        # Without digests by set, equal prompts of the whole run are the only sign.
         return xr.DataArray("test_set" not in group.dims and alike)
     first, second = group["prompts_digest"].values
     return xr.DataArray(

@@ -28,6 +28,7 @@ def require(*names: str) -> None:
         stated = [Requirement(line) for line in requires("repo-interp") or ()]
     except PackageNotFoundError:  # our files without our package: nothing is stated
         return
+    # With a marker they belong to an extra, and have no range here.
     ranges = {one.name: one.specifier for one in stated if one.marker is None}
     for name in names:
         try:
@@ -36,6 +37,7 @@ def require(*names: str) -> None:
             raise InputError(
                 f"{name} is not installed; pip install '{name}{ranges[name]}'"
             ) from None
+        # A prerelease of an allowed version counts, which `contains` denies by default.
         if not ranges[name].contains(found, prereleases=True):
             raise InputError(
                 f"{name} {found} is installed, and repo_interp works with {ranges[name]}; "

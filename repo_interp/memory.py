@@ -19,6 +19,7 @@ from repo_interp.errors import InputError
 
 CORE, SHARED = 2**20, 16 * 2**20
 _SHARE, _MOST = 8, 4 * 2**30
+# A context variable, so that a thread's setting does not reach other threads
 _given: ContextVar[int | None] = ContextVar("working_memory", default=None)
 
 
@@ -39,6 +40,7 @@ def memory_for(device: torch.device, cache: int) -> int:
         return cache
     # Free for others, and reserved by torch's allocator without a tensor in it.
     unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    # At least as much as on a processor, where the device is full
     return max(cache, min(_MOST, (torch.cuda.mem_get_info(device)[0] + unused) // _SHARE))
 
 

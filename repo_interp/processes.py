@@ -43,14 +43,17 @@ longest item takes.
 """
 _SILENCE = 10.0
 """Seconds of waiting for the others that need no word."""
+# All processes call `spread` in the same order, so equal numbers mean the same call.
 _sections = numbers()
 """Numbers of the calls of `spread`, the same in every process."""
 _commands = 0
 """How many times the processes met; the same in every one too."""
+# By thread: work inside a spread must not spread again, whatever other threads do.
 _solitude = threading.local()
 _groups: dict[Any, Any] = {}
 
 
+# No Exception, so that nothing takes it for an item that failed and goes on
 class Deserted(KeyboardInterrupt):
     """Another process of the same command ended before its work was done.
 
@@ -69,6 +72,7 @@ def launched() -> int:
     Raises:
         InputError: The environment holds no such number.
     """
+    # RANK is what every launcher sets; without it nobody launched several.
     if not os.environ.get("RANK"):
         return 1
     size = _of_launcher("WORLD_SIZE", 1, 1_000_000)
@@ -83,6 +87,7 @@ def beside() -> int:
     Returns:
         The number, with this process.
     """
+    # More than one process may share a machine, and with it memory and devices.
     return _of_launcher("LOCAL_WORLD_SIZE", 1, 1_000_000) if launched() > 1 else 1
 
 
@@ -101,11 +106,13 @@ def count() -> int:
     Returns:
         The number; 1 where none met, and within work that is spread already.
     """
+    # Inside of shared work a process counts for itself.
     if launched() == 1 or getattr(_solitude, "depth", 0):
         return 1
     import torch.distributed
 
     return (
+        # Also where the caller's own program has connected processes
         torch.distributed.get_world_size()
         if torch.distributed.is_available() and torch.distributed.is_initialized()
         else 1
@@ -134,6 +141,7 @@ def together(
         Deserted: They do not meet, or were asked to terminate.
     """
     global _commands
+    # Part of the keys of the store, so that a second command does not read the first one's
     _commands += 1
     if launched() == 1:
         yield
@@ -141,6 +149,7 @@ def together(
     import torch
     from accelerate import PartialState
 
+    # Connected by the caller, who also ends it
     if torch.distributed.is_initialized():
         _require_same(asked)
         yield
@@ -149,9 +158,12 @@ def together(
     def end(number: int, frame: object) -> None:
         raise Deserted("asked to terminate")
 
+    # cpu means gloo. Twice the patience, so that our own message comes before torch's.
     state = _met(lambda: PartialState(cpu=True, timeout=2 * _MEETING), waiting)
+    # In turn over the devices, where there are more processes than devices
     if torch.cuda.is_available():
         torch.cuda.set_device(state.local_process_index % torch.cuda.device_count())
+    # Python sets handlers in the main thread alone. Launchers end the others by SIGTERM.
     before = (
         signal.signal(signal.SIGTERM, end)
         if threading.current_thread() is threading.main_thread()
@@ -163,7 +175,9 @@ def together(
     finally:
         if before is not None:
             signal.signal(signal.SIGTERM, before)
+        # Groups belong to a connection that ends here.
         _groups.clear()
+        # Others may be gone already, and then ending the connection fails.
         with suppress(Exception):
             state.destroy_process_group()
             PartialState._reset_state()
@@ -178,6 +192,7 @@ def speaks() -> bool:
     if launched() == 1:
         return True
     try:
+        # add is atomic, so exactly one process gets 1.
         return _store().add(f"repo_interp/{_commands}/ended", 1) == 1
     except Exception:  # they have not met, or do no longer
         return is_first()
@@ -213,24 +228,31 @@ def spread(
     mine: dict[int, Result] = {}
     failure: tuple[int, Exception] | None = None
     with _lost_ones():
+        # A shared counter hands out places: whoever is free takes the next one.
         while not store.check([f"{section}/failed"]) and (
             place := store.add(f"{section}/taken", 1) - 1
         ) < len(items):
             try:
+                # Inside of an item nothing is spread again: the other
+                # processes are busy with theirs.
                 with alone():
                     mine[place] = work(items[place])
             except Exception as error:
                 failure = (place, error)
+                # The others take nothing more; they finish what they have.
                 store.set(f"{section}/failed", "")
                 break
             done = store.add(f"{section}/done", 1)
             if progress is not None:
                 progress(done, len(items))
+    # Also after a failure: every process must come here, or the others wait for ever.
     found = _gathered((mine, None if failure is None else (failure[0], _portable(failure[1]))))
+    # The failure of the first item, so that all processes raise the same one
     failures = sorted(
         (failed for _, failed in found if failed is not None), key=lambda failed: failed[0]
     )
     if failures:
+        # The process that it happened in raises its own, with its traceback.
         raise failure[1] if failure is not None and failure[0] == failures[0][0] else failures[0][1]
     by_place = {place: result for results, _ in found for place, result in results.items()}
     return [by_place[place] for place in range(len(items))]
@@ -258,6 +280,7 @@ def from_first(work: Callable[[], Result]) -> Result:
                 result = work()
         except Exception as error:
             failure = error
+    # An error is sent as a value: raised here at once, it would leave the others waiting.
     told: list[Any] = [(result, None if failure is None else _portable(failure))]
     import torch.distributed
 
@@ -267,6 +290,7 @@ def from_first(work: Callable[[], Result]) -> Result:
         raise failure
     if told[0][1] is not None:
         raise told[0][1]
+    # The first keeps its object, which is never sent to itself.
     return result if is_first() else told[0][0]  # pyright: ignore[reportReturnType]
 
 
@@ -319,6 +343,7 @@ def _met(connect: Callable[[], Result], waiting: Callable[[str], None] | None) -
 
     Raises as `together`.
     """
+    # Called for their errors: a bad number in the environment would fail inside torch.
     beside()
     _of_launcher("LOCAL_RANK", 0, launched() - 1)
     _of_launcher("MASTER_PORT", 1, 65_535)
@@ -345,6 +370,7 @@ def _met(connect: Callable[[], Result], waiting: Callable[[str], None] | None) -
     # lines of its own
     meeting, seconds = threading.Thread(target=meet, daemon=True), _MEETING.total_seconds()
     meeting.start()
+    # Short meetings need no line.
     meeting.join(_SILENCE)
     if meeting.is_alive():
         if waiting is not None:
@@ -361,6 +387,7 @@ def _require_same(asked: Sequence[str]) -> None:
 
     They would wait for one another in vain.
     """
+    # Compared in every process, so that all of them refuse
     everyones = _gathered(list(asked))
     for number, others in enumerate(everyones):
         if others != everyones[0]:
@@ -398,8 +425,10 @@ def _group() -> Any:
     # of gloo there is no public way to set it later
     from torch.distributed.distributed_c10d import _set_pg_timeout
 
+    # By the world it is of: a caller may end one connection and begin another.
     whole = torch.distributed.group.WORLD
     if whole not in _groups:
+        # A short timeout for meeting, then a long one for the work of the others
         group = _groups[whole] = torch.distributed.new_group(backend="gloo", timeout=_MEETING)
         torch.distributed.barrier(group)  # pyright: ignore[reportArgumentType]
         _set_pg_timeout(_PATIENCE, group)  # pyright: ignore[reportArgumentType]
@@ -411,8 +440,10 @@ def _portable(error: Exception) -> Exception:
     if not isinstance(error, InputError) and (line := failure_of(error)) is not None:
         return InputError(line)
     try:
+        # Back and forth: some errors can be pickled and not unpickled.
         return pickle.loads(pickle.dumps(error))
     except Exception:
+        # The other processes need its words; its type is lost.
         return RuntimeError(one_line(f"{type(error).__name__}: {error}"))
 
 

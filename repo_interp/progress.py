@@ -42,6 +42,7 @@ def steps(console: Console, every: float = EVERY) -> Iterator[Step]:
         Function that takes the name of the step, the count that is done, the total, and further
         text.
     """
+    # Work inside of other work: one bar at a time.
     if console.quiet or _showing.get():
         yield lambda *done: None
         return
@@ -63,6 +64,7 @@ def _bar(console: Console) -> Iterator[Step]:
     with Progress(
         *columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console, transient=True
     ) as progress:
+        # Without a total the bar moves to and fro.
         bar = progress.add_task("", total=None, count="")
         current = ""
 
@@ -90,11 +92,13 @@ def _lines(every: float) -> Iterator[Step]:
     ) -> None:
         nonlocal name, done, total, text, since
         with lock:
+            # Time left is estimated within a step, and steps differ in speed.
             since = since if current == name else time.monotonic()
             name, done, total, text = current, so_far, in_all, more
 
     def write_lines() -> None:
         pause = min(FIRST, every)
+        # wait returns at once when the work ends, so no line is late.
         while not ended.wait(pause):
             pause = every
             now = time.monotonic()
@@ -114,6 +118,7 @@ def _lines(every: float) -> Iterator[Step]:
         yield step
     finally:
         ended.set()
+        # Else a last line could be written into what is printed next.
         thread.join()
 
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from pydantic import BaseModel, ValidationError
 
 Model = TypeVar("Model", bound="BaseModel")
+# Deep enough for any configuration, and shallow enough for recursive readers
 _DEEPEST = 64
 """Levels of nested lists and objects that JSON may have."""
 
@@ -44,6 +45,7 @@ def parse_json(text: str, source: str = "") -> Any:
     before = f"{source}: " if source else ""
 
     def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        # json keeps the last of two equal keys without a word.
         named = dict(pairs)
         if len(named) < len(pairs):
             names = [name for name, _ in pairs]
@@ -53,6 +55,7 @@ def parse_json(text: str, source: str = "") -> Any:
             )
         return named
 
+    # NaN and Infinity are no JSON, and Python reads them.
     def constant(name: str) -> NoReturn:
         raise InputError(f"{before}{name} is no JSON; give a finite number")
 
@@ -60,6 +63,7 @@ def parse_json(text: str, source: str = "") -> Any:
         value = json.loads(text, object_pairs_hook=once, parse_constant=constant)
     except InputError:
         raise
+    # Deep nesting exhausts Python's stack before its depth can be counted below.
     except RecursionError:
         value = _TOO_DEEP
     except ValueError as error:
@@ -72,6 +76,7 @@ def parse_json(text: str, source: str = "") -> Any:
             error.msg if isinstance(error, json.JSONDecodeError) else str(error).partition(";")[0]
         )
         raise InputError(f"{before}broken JSON ({reason}{where}); fix it") from None
+    # json reads half of a surrogate pair, which no file can be written with later.
     if "\\ud" in text.lower():
         try:
             json.dumps(value, ensure_ascii=False).encode()
@@ -82,6 +87,7 @@ def parse_json(text: str, source: str = "") -> Any:
         except RecursionError:
             value = _TOO_DEEP
     level, depth = [value], 0
+    # Level by level rather than by recursion, which deep values would exhaust
     while level and depth <= _DEEPEST:
         level = [part for parent in level for part in _parts(parent)]
         depth += 1
@@ -123,6 +129,7 @@ def read_text(file: Path, wanted: str) -> str:
         InputError: The file cannot be read, or is no text.
     """
     try:
+        # utf-8-sig: editors of Windows begin files with a mark.
         return regular(file).read_text(encoding="utf-8-sig")
     except FileNotFoundError:
         raise InputError(f"there is no file {file}; wanted {wanted}") from None
@@ -149,10 +156,12 @@ def require_no_code(directory: Path) -> None:
     Raises:
         InputError: A configuration of the model, tokenizer or processor names code or a file.
     """
+    # Also configurations of tokenizers and processors, which transformers reads by itself
     files = [*directory.glob("*config*.json"), *directory.glob("special_tokens_map.json")]
     for file in sorted(file for file in files if file.is_file()):
         try:
             stated = json.loads(file.read_bytes())
+        # Only the names that a file states are looked for here.
         except (OSError, ValueError, RecursionError):
             continue  # whoever needs the file refuses it
         if (named := next(_files_named(stated), None)) is not None:
@@ -170,6 +179,7 @@ def require_no_code(directory: Path) -> None:
 
 def _files_named(value: Any, key: str = "") -> Iterator[str]:
     """Texts in a value that are names of files here, except for a key that nothing reads."""
+    # An existing file, so that ordinary words pass
     if isinstance(value, str) and key != "special_tokens_map_file" and os.path.isfile(value):
         yield value
     for name, part in (
@@ -217,11 +227,14 @@ def complaint(error: ValidationError) -> str:
     Returns:
         Place, wanted value, and the value that came.
     """
+    # Unknown and missing keys first: other errors often follow from a misspelt key.
     first = min(
         error.errors(include_url=False),
         key=lambda found: found["type"] not in ("extra_forbidden", "missing"),
     )
+    # Members of a union stand among the places, as if they were keys.
     named = [part for part in first["loc"] if isinstance(part, int) or not part.startswith(_UNION)]
+    # Items count from 1 in messages, as people do.
     place = "".join(
         f", item {part + 1}" if isinstance(part, int) else f" {json.dumps(part)}" for part in named
     ).lstrip(", ")
@@ -234,6 +247,7 @@ def complaint(error: ValidationError) -> str:
         return f"{before}{context['error']}"
     # The name of a class of ours says nothing to who wrote the file.
     wanted = re.sub(r"^\w+ should (be|have) | or instance of \w+$", "", first["msg"])
+    # The value is repeated, since the file may be long
     return f"{before}wanted {wanted}, got {abbreviate(first['input'])}"
 
 

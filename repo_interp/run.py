@@ -56,12 +56,14 @@ def make_run(groups: Mapping[str, xr.Dataset], provenance: Mapping[str, Any]) ->
     """
     for name, group in groups.items():
         for variable, array in group.data_vars.items():
+            # ValueError and not InputError: it is a measure of ours that forgot
             if "long_name" not in array.attrs or "units" not in array.attrs:
                 raise ValueError(f"{name}/{variable} lacks long_name or units")
     tree = xr.DataTree.from_dict(
         {"/": xr.Dataset(), **{f"/{name}": group for name, group in groups.items()}}
     )
     tree.attrs = dict(provenance)
+    # As after a file, so that a run in memory and the same run read again are equal.
     return _map_nodes(tree, _with_plain_attributes)
 
 
@@ -80,8 +82,10 @@ def checked_group(given: Any, source: str) -> xr.Dataset:
     """
     if not isinstance(given, xr.Dataset):
         raise InputError(f"{source} gives {type(given).__name__}; wanted an xarray.Dataset")
+    # Axes without labels have names as well, and are no variables.
     for variable in {**given.variables, **given.sizes}:
         if (
+            # `scheme` is ours and belongs to the axis `layer`; as anything else it is refused.
             variable != "scheme"
             or variable not in given.coords
             or given[variable].dims != ("layer",)
@@ -93,12 +97,14 @@ def checked_group(given: Any, source: str) -> xr.Dataset:
                 f"{source} gives {variable!r} without long_name or units; describe it, as "
                 "measures.labels.described does"
             )
+        # Object arrays are how xarray has texts; other objects no file holds.
         if array.dtype.kind == "O" and not all(
             isinstance(value, str) for value in array.values.flat
         ):
             raise InputError(
                 f"{source} gives {variable!r} of Python objects; wanted numbers or texts"
             )
+    # Layers without attention are left out, so the place on the axis is not the layer.
     if "layer" in given.dims and "layer" not in given.indexes:
         raise InputError(
             f"{source} gives the axis 'layer' without the numbers of the layers; keep those "
@@ -168,6 +174,7 @@ def write_run(run: xr.DataTree, path: str | os.PathLike[str]) -> None:
     """
     require_run(run)
     place = file_to_write(path, "run.nc")
+    # HDF5 ends a text at its first NUL, and tokens may have some.
     storable = _map_nodes(run, _escaped)
     encoding = {
         f"{node.path}": {name: _encoding(array) for name, array in node.data_vars.items()}
@@ -179,6 +186,7 @@ def write_run(run: xr.DataTree, path: str | os.PathLike[str]) -> None:
     except OSError:
         raise
     except Exception:
+        # Only after a failure, since trying every attribute by itself takes time
         _require_attributes(storable)
         raise
 
@@ -193,6 +201,7 @@ def _require_attributes(run: xr.DataTree) -> None:
         for place, owner in owners.items():
             for name, value in owner.attrs.items():
                 try:
+                    # Tried one by one, as the rules of h5netcdf for attributes are listed nowhere
                     xr.Dataset(attrs={name: value}).to_netcdf(engine=_ENGINE)
                 except Exception:  # of xarray, h5netcdf, h5py or numpy
                     raise InputError(
@@ -215,6 +224,7 @@ def write_netcdf(
         path: The file.
         encoding: Encoding by group, as xarray takes it.
     """
+    # In memory first: HDF5 writes in place, and a full disk would leave half a file.
     image = data.to_netcdf(engine=_ENGINE, encoding=encoding)
     with replaced(path) as unfinished:
         unfinished.write_bytes(sealed(image))
@@ -233,6 +243,7 @@ def read_netcdf(file: Path) -> xr.DataTree:
         InputError: It is damaged: of wrong bytes HDF5 can read for ever, or crash.
     """
     try:
+        # Before HDF5 reads it, whose messages about damaged bytes say little
         unsealed(file.read_bytes(), file)
     except OSError as error:
         raise InputError(f"{file} cannot be read: {error.strerror}") from None
@@ -241,8 +252,10 @@ def read_netcdf(file: Path) -> xr.DataTree:
         with h5py.File(file) as stored:
             stored.attrs.get("_nc3_strict")
         with xr.open_datatree(file, engine=_ENGINE) as stored:
+            # Sizes are known without reading: arrays are loaded only below.
             if sum(node.nbytes for node in stored.subtree) > _MOST_PACKED * file.stat().st_size:
                 raise ValueError("it states more numbers than such a file can hold")
+            # Loaded, so that the file may be replaced while the run is in use
             return stored.load()
     except Exception as error:
         # of a broken file HDF5 and its readers raise whatever they stumble over
@@ -290,6 +303,7 @@ def require_run(run: object) -> None:
 
 def _map_nodes(run: xr.DataTree, change: Callable[[xr.Dataset], xr.Dataset]) -> xr.DataTree:
     """Run with every node changed; datasets of `run` stay as they are."""
+    # Not what a node inherits: it would be written again into every group.
     return xr.DataTree.from_dict(
         {node.path: change(node.to_dataset(inherit=False)) for node in run.subtree}, name=run.name
     )
@@ -297,6 +311,7 @@ def _map_nodes(run: xr.DataTree, change: Callable[[xr.Dataset], xr.Dataset]) -> 
 
 def _with_plain_attributes(node: xr.Dataset) -> xr.Dataset:
     """Node with attributes as they are after a file: numbers, texts and lists of Python."""
+    # A shallow copy: arrays stay shared, and attributes are replaced, not changed.
     node = node.copy()
     for owner in (node, *node.variables.values()):
         owner.attrs = {name: _plain_attribute(value) for name, value in owner.attrs.items()}
@@ -321,6 +336,7 @@ def _escaped(node: xr.Dataset) -> xr.Dataset:
     """Node as HDF5 can store it, whose texts end at the first NUL."""
     for name, variable in node.variables.items():
         if variable.dtype.kind in "OU" and any("\0" in str(text) for text in variable.values.flat):
+            # Backslashes are doubled first, so that the reverse is unique.
             node = _with_texts(
                 node, name, lambda text: text.replace("\\", r"\\").replace("\0", r"\0")
             ).copy()
@@ -347,12 +363,15 @@ def _with_texts(node: xr.Dataset, name: Hashable, change: Callable[[str], str]) 
         variable.shape
     )
     changed = {name: (variable.dims, texts, dict(variable.attrs))}
+    # assign would make a variable of what was a coordinate.
     return node.assign_coords(changed) if name in node.coords else node.assign(changed)
 
 
 def _encoding(array: xr.DataArray) -> dict[str, Any]:
+    # Small arrays gain nothing, and every packed array costs chunks and filters.
     if array.dtype.kind in "OUS" or array.size < 1024:
         return {}
+    # shuffle puts equal bytes of numbers side by side, which zlib packs well.
     compressed: dict[str, Any] = {"zlib": True, "complevel": 4, "shuffle": True}
     if np.issubdtype(array.dtype, np.floating):
         compressed["_FillValue"] = np.nan

@@ -41,6 +41,7 @@ def shipped_directories() -> tuple[Path, ...]:
             with as_input_errors(f"{called(CHECKPOINTS, name)} is no directory"):
                 found.append(Path(find(CHECKPOINTS, name)))
         except InputError as error:
+            # A broken package of checkpoints must not make ours unreachable.
             warn(f"checkpoints are left out: {error}")
     return tuple(found)
 
@@ -55,8 +56,10 @@ def training_record(directory: Path) -> dict[str, Any] | None:
         Fields of a training.toml, from TASK/runs.jsonl; None where there are none.
     """
     directory = directory.resolve()
+    # Seeds above 0 stand one folder deeper.
     of_seed_0 = directory.parent if directory.name.startswith("seed-") else directory
     file = of_seed_0.parent / RUNS
+    # Only inside of folders that ship: a file beside a foreign checkpoint proves nothing.
     if not file.is_file() or not any(
         directory.is_relative_to(root.resolve()) for root in shipped_directories()
     ):
@@ -126,6 +129,7 @@ def zoo_path(name: str) -> Path:
         )
     close = get_close_matches(name, known, n=1)
     meant = f"did you mean {close[0]}? " if close else ""
+    # Names of the same task, as the whole list is long
     same_task = [one for one in known if one.split("/")[0] == name.split("/")[0]]
     more = "" if names(CHECKPOINTS) else "; the package position-papers brings more"
     raise InputError(
@@ -161,12 +165,14 @@ def means_zoo(name: str) -> bool:
     Returns:
         Whether its first part is a task of the zoo, or a model that has adapters.
     """
+    # A task of ours in front means the zoo, even for names that it does not have.
     return name.count("/") in (1, 2) and name.split("/")[0] in {
         known.split("/")[0] for known in shipped_names()
     }
 
 
 def _directory(name: str) -> Path:
+    # The first directory that has it: ours go before those of other packages.
     return next(
         directory / name
         for directory in shipped_directories()

@@ -38,6 +38,7 @@ class SideBySide:
 
     def __post_init__(self) -> None:
         """Raises InputError where no prompt would go through."""
+        # Anything that counts as a whole number, numpy's too; True is 1 to Python.
         if isinstance(self.prompts, bool) or not hasattr(self.prompts, "__index__"):
             raise InputError(f'a batch is a number of prompts, or "auto"; got {self.prompts!r}')
         if self.prompts < 1:
@@ -104,6 +105,7 @@ def by_prompt(
     Returns:
         Function of batches done and in all; None without `progress`.
     """
+    # done[b] is the number of prompts in the first b batches.
     done = [0, *accumulate(map(len, cut))]
     return progress and (lambda batches, _: progress(done[batches], done[-1]))
 
@@ -124,6 +126,7 @@ def batches(order: Sequence[int], lengths: Sequence[int], size: BatchSize) -> li
     most, longest = limit(size), 0
     cut: list[list[int]] = []
     for number in order:
+        # Padding is counted: every prompt takes as much as the longest of its batch.
         longest = max(longest, lengths[number])
         alike = bool(cut) and abs(lengths[number] - lengths[cut[-1][0]]) <= most.padding
         if alike and len(cut[-1]) < most.of_length(longest):

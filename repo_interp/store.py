@@ -62,6 +62,7 @@ class Form:
 
 def _write_point(point: dict[str, Any], file: Path) -> None:
     with replaced(file) as unfinished:
+        # Sealed, since a damaged digit is JSON as well
         unfinished.write_bytes(sealed(json.dumps(point).encode()))
 
 
@@ -97,10 +98,12 @@ class _Waiting:
 
     def add(self, file: Path, form: Form, computed: _Computed) -> None:
         self.values[file] = form, computed
+        # Of several processes each holds what it finished, and a killed one loses all of it.
         while processes.launched() > 1 and len(self.values) > _MOST_WAITING:
             self.write_first()
         if time.monotonic() - self.last < self.every:
             return
+        # 0 writes at once; else no more than a tenth of the time so far goes into writing.
         while self.values and (
             self.every == 0 or self.writing < _WRITING_SHARE * (time.monotonic() - self.begun)
         ):
@@ -110,9 +113,12 @@ class _Waiting:
     def write_first(self) -> None:
         start, file = time.monotonic(), next(iter(self.values))
         form, computed = self.values[file]
+        # Keys may name subfolders, and clear removes them.
         file.parent.mkdir(parents=True, exist_ok=True)
         form.write(computed.value, file)
+        # Only after it was written: an interruption in between must not lose it.
         del self.values[file]
+        # The memory is freed; who wants the value reads it back.
         computed.value = None
         self.writing += time.monotonic() - start
 
@@ -143,6 +149,7 @@ class Store:
         self._directory = None if directory is None else Path(directory)
         self._waiting = _Waiting(every)
         if directory is not None and question is not None:
+            # The first process decides and empties; the others wait for it in from_first.
             processes.from_first(lambda: _make_room(question(), Path(directory)))
 
     def part(self, name: str) -> Store:
@@ -156,6 +163,7 @@ class Store:
         Returns:
             The store.
         """
+        # A shallow copy: the parts share `_waiting`, so that time is counted once for all.
         part = copy(self)
         part._directory = None if self._directory is None else self._directory / name
         return part
@@ -201,6 +209,7 @@ class Store:
         shared = (
             self._computed_together(computations, progress, form) if processes.count() > 1 else {}
         )
+        # Progress was told while the values were shared.
         return self._in_order(computations, shared, None if shared else progress, form)
 
     def clear(self) -> None:
@@ -218,6 +227,7 @@ class Store:
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         """Write all that waits after an error."""
+        # GeneratorExit means that the caller stopped iterating, which is no failure.
         if kind not in (None, GeneratorExit):
             with suppress(OSError):  # the disk may be full: then that is what is raised
                 self.write()
@@ -226,6 +236,7 @@ class Store:
         self, computations: Mapping[str, Callable[[], Any]], progress: Progress | None, form: Form
     ) -> dict[str, _Computed]:
         """Compute absent values by all processes; a value that was written is not sent."""
+        # Asked once: a process may write what another one takes for missing.
         missing = processes.from_first(
             lambda: [key for key in computations if self._read(key, form) is None]
         )
@@ -238,6 +249,7 @@ class Store:
             if progress is not None:
                 progress(there + done, total)
 
+        # An error in any process: all write what they hold before it is raised.
         with self:
             return dict(zip(missing, processes.spread(missing, compute, tell), strict=True))
 
@@ -249,8 +261,12 @@ class Store:
         form: Form,
     ) -> Iterator[Any]:
         for done, (key, compute) in enumerate(computations.items(), 1):
+            # The value of every key is computed inside, so that an
+            # interruption keeps those before it.
             with self:
+                # Popped, so that a value that was handed on is freed
                 value = shared.pop(key, _Computed(None)).value
+                # None also for a value that was written, and so was not sent by its process
                 value = self._read(key, form) if value is None else value
                 if value is None:
                     value = compute()
@@ -273,6 +289,8 @@ class Store:
             return None
         try:
             return form.read(file)
+        # Damage is a false seal or broken JSON, both ValueErrors, or
+        # nesting that exhausts the stack.
         except (OSError, ValueError, RecursionError):
             warn(f"{file} is damaged: what it kept is measured again", Damaged)
             return None
@@ -287,12 +305,14 @@ def _make_room(question: str, directory: Path) -> None:
     mark = directory / "fingerprint"
     if mark.is_file() and mark.read_text(encoding="utf-8") == question:
         return
+    # Only files count as work: empty folders are left by interrupted processes.
     if mark.is_file() and any(path.is_file() and path != mark for path in directory.rglob("*")):
         warn(
             f"{directory} keeps finished parts of another question (prompts, measures or "
             "options differ)",
             OtherQuestion,
         )
+    # The mark is written last, so an interruption before leaves a folder that is emptied again.
     shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir(parents=True)
     write_text(mark, question)

@@ -70,11 +70,13 @@ def value_of(text: str, kind: Any, name: str) -> Any:
     """
     from pydantic import ValidationError
 
+    # Before the type is asked: "none" would pass as a word.
     if _may_be_none(kind) and text.strip().lower() == "none":
         return None
     is_tuple = get_origin(_bare(kind)) is tuple
     parsed = _items(text, _bare(get_args(_bare(kind))[0]) is int) if is_tuple else text.strip()
     try:
+        # Not strict: "3" becomes 3, which is what text of a command line needs.
         return adapter(_without_none(kind), strict=False).validate_python(parsed)
     except ValidationError:
         raise InputError(f"{name}={shortened(text)}: wanted {in_words(kind)}") from None
@@ -86,6 +88,7 @@ def _items(text: str, whole: bool) -> tuple[str | int, ...]:
     for part in filter(None, map(str.strip, text.split(","))):
         first, dash, last = part.partition("-")
         bounds = (first.strip(), last.strip())
+        # Short numbers only, so that a range cannot become a list of billions
         if whole and dash and all(bound.isdecimal() and len(bound) < 6 for bound in bounds):
             numbers = range(int(bounds[0]), int(bounds[1]) + 1)
             items += numbers or [part]  # a range that runs backwards is refused as it is
@@ -112,6 +115,7 @@ def checked(value: Any, kind: Any, name: str) -> Any:
     from pydantic import ValidationError
 
     try:
+        # Strict: True is no number and "3" is no 3, apart from what `_as_python` turns.
         return adapter(kind, strict=True).validate_python(_as_python(value))
     except ValidationError:
         raise InputError(f"{name} is {shortened(repr(value))}; wanted {in_words(kind)}") from None
@@ -129,12 +133,14 @@ def check_fields(options: DataclassInstance, called: str = "") -> None:
     """
     kinds = _kinds(type(options))
     for field in dataclasses.fields(options):
+        # Fields whose types are unknown here, such as those of another package, pass.
         if field.init and field.name in kinds:
             given = getattr(options, field.name)
             value = checked(
                 given, kinds[field.name], f"{called}.{field.name}" if called else field.name
             )
             if value is not given:
+                # Frozen dataclasses allow no assignment; this is how their own __init__ assigns.
                 object.__setattr__(options, field.name, value)
 
 
@@ -164,6 +170,7 @@ def field_value(
         )
     return value_of(
         text,
+        # A class, or one of its instances
         _kinds(options if isinstance(options, type) else type(options))[name],
         f"{called}.{name}",
     )
@@ -189,6 +196,7 @@ def with_field(
     """
     value = field_value(options, name, text, called, fixed)
     try:
+        # replace runs __post_init__, which may refuse the value.
         return dataclasses.replace(options, **{name: value})
     except ValueError as error:
         raise InputError(f"{called}.{name}={shortened(text)}: {error}") from None
@@ -203,6 +211,7 @@ def in_words(kind: Any) -> str:
     Returns:
         The words.
     """
+    # Types with None are described without it first, so that "or none" stands at the end.
     if _may_be_none(kind):
         return f"{in_words(_without_none(kind))} or none"
     fewest = (
@@ -210,6 +219,7 @@ def in_words(kind: Any) -> str:
         if _is_annotated(kind)
         else False
     )
+    # Bounds belong to the annotation, the rest to the type inside.
     bounds, kind = _bounds(kind), _bare(kind)
     if get_origin(kind) is tuple:
         return (
@@ -262,6 +272,7 @@ def json_number(value: float, digits: int = 6) -> float | None:
     Returns:
         The number; None for NaN and infinities.
     """
+    # Rounded for size: a page holds thousands of such numbers.
     return float(f"{value:.{digits}g}") if math.isfinite(value) else None
 
 
@@ -270,6 +281,7 @@ def _kinds(options: type) -> dict[str, Any]:
     """Types and ranges of the fields of a dataclass; empty where names of types are unknown."""
     try:
         return get_type_hints(options, include_extras=True)
+    # Names that are imported for type checkers only do not exist here.
     except NameError:
         return {}
 
@@ -287,6 +299,7 @@ def adapter(kind: Any, strict: bool) -> TypeAdapter:
     try:
         return _cached_adapter(kind, strict)
     except TypeError:  # a type that cannot be hashed
+        # __wrapped__ is the same function without its cache.
         return _cached_adapter.__wrapped__(kind, strict)
 
 
@@ -294,6 +307,7 @@ def adapter(kind: Any, strict: bool) -> TypeAdapter:
 def _cached_adapter(kind: Any, strict: bool) -> TypeAdapter:
     from pydantic import ConfigDict, TypeAdapter
 
+    # Arrays and other types that pydantic does not know are held to isinstance.
     return TypeAdapter(
         kind, config=ConfigDict(strict=strict, allow_inf_nan=False, arbitrary_types_allowed=True)
     )
@@ -303,6 +317,7 @@ def _as_python(value: Any) -> Any:
     """Lists as tuples, and numbers of numpy as Python's."""
     if isinstance(value, list | tuple):
         return tuple(map(_as_python, value))
+    # Numbers of numpy, and arrays without axes
     return value.item() if hasattr(value, "item") and getattr(value, "ndim", None) == 0 else value
 
 
@@ -335,6 +350,7 @@ def _bounds(kind: Any) -> str:
 
 def _written(limit: Any) -> str:
     """A large power of 2 as such, other numbers with commas."""
+    # frexp gives 0.5 <= fraction < 1, so a power of 2 has its exponent plus 1.
     power = math.frexp(limit)[1] - 1
     if power > 30 and limit == 1 << power:
         return f"2^{power}"
@@ -353,6 +369,7 @@ def _without_none(kind: Any) -> Any:
     """`int | None` -> `int`; any other type as it is."""
     if not _may_be_none(kind):
         return kind
+    # A union of one member is that member.
     return Union[tuple(member for member in get_args(kind) if member is not NoneType)]  # noqa: UP007
 
 

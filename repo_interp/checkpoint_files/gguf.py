@@ -49,6 +49,7 @@ _LLAMA_3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
 """The same in every release of Llama 3.1 to 3.3; llama.cpp's converter takes them where a
 configuration lacks them.
 """
+# Tokens that Llama 3 was trained on before its frequencies were scaled
 _LLAMA_3_LENGTH = 8192
 
 
@@ -67,6 +68,7 @@ def convert(file: str | os.PathLike[str]) -> Path:
     """
     file = Path(file)
     require_magic(file)
+    # By content and not by name: a file at the same place may have been replaced.
     directory = cache_directory() / "gguf" / f"{digest_of(file)}-{_VERSION}"
     if not is_whole(directory):
         write_converted(file, directory)
@@ -94,6 +96,7 @@ def write_converted(file: Path, directory: Path, texts: Iterable[Path] = ()) -> 
         }
         # files beside it say nothing about the tokenizer
         with tempfile.TemporaryDirectory() as alone:
+            # A link: the tokenizer's reader wants a directory, and the file may be many gigabytes.
             (Path(alone) / "model.gguf").symlink_to(file.resolve())
             tokenizer = AutoTokenizer.from_pretrained(
                 alone, gguf_file="model.gguf", local_files_only=True, trust_remote_code=False
@@ -104,6 +107,8 @@ def write_converted(file: Path, directory: Path, texts: Iterable[Path] = ()) -> 
             unfinished.mkdir()
             save_file(weights, unfinished / "model.safetensors", metadata={"format": "pt"})
             model.config.save_pretrained(unfinished)
+            # Generation stops at the token that this configuration names,
+            # so it must be the tokenizer's.
             if model.generation_config is not None:
                 model.generation_config.eos_token_id = tokenizer.eos_token_id
                 model.generation_config.save_pretrained(unfinished)
@@ -131,6 +136,7 @@ def match_tensors(file: Path) -> tuple[Header, PreTrainedModel, dict[str, str]]:
         InputError: As `convert`, except for wrong values.
     """
     header = header_of(file)
+    # On "meta", so that shapes are known without memory; buffers are small and stay.
     with init_empty_weights(include_buffers=False):
         model = AutoModelForCausalLM.from_config(_configuration(header), dtype=torch.float32)
     return header, model, _fitting(model, header)
@@ -144,6 +150,7 @@ def _configuration(header: Header) -> PretrainedConfig:
     if not _has_factors(header):
         return config
     factors = header.values(FACTORS)
+    # Factors of 1 change nothing, so the configuration stays without scaling.
     return (
         config
         if np.array_equal(factors, np.ones(config.head_dim // 2))
@@ -165,22 +172,27 @@ def _with_factors(config: PretrainedConfig, factors: Any, file: str) -> Pretrain
         raise InputError(
             f"{file}: {FACTORS} has shape {list(factors.shape)}; wanted {[config.head_dim // 2]}"
         )
+    # Factors multiply with another scaling in llama.cpp.
     if plain.get("rope_type") != "default":
         raise InputError(
             f"{file}: {FACTORS} stands beside another scaling, which no Hugging Face decoder "
             "combines; refused"
         )
+    # In float64, so that the comparison below sees the file's rounding and not ours
     frequencies = plain["rope_theta"] ** (
         -torch.arange(0, config.head_dim, 2, dtype=torch.float64) / config.head_dim
     )
     factors = torch.as_tensor(np.array(factors, dtype=np.float64))
+    # The lowest frequencies are divided by the whole factor.
     largest = float(factors.max())
     low, high = _LLAMA_3.values()
     # Between the two ends 1 / factor = (1 - s) / largest + s, and s = (length * frequency / 2 pi -
     # low) / (high - low).
     share = (1 / factors - 1 / largest) / (1 - 1 / largest)
+    # Away from both ends, where the share is flat and says nothing about the length
     between = (share > 1e-3) & (share < 1 - 1e-3)
     lengths = ((low + share * (high - low)) * 2 * math.pi / frequencies)[between]
+    # The usual length first; else the one that follows from the first pair between the ends.
     for length in (
         (_LLAMA_3_LENGTH, *(max(1, round(float(length))) for length in lengths[:1]))
         if largest > 1
@@ -191,6 +203,7 @@ def _with_factors(config: PretrainedConfig, factors: Any, file: str) -> Pretrain
             | {"rope_type": "llama3", "factor": largest, "original_max_position_embeddings": length}
             | _LLAMA_3
         )
+        # By transformers' own function: what is compared is what the model will compute.
         given, _ = ROPE_INIT_FUNCTIONS["llama3"](config, torch.device("cpu"))
         if torch.allclose(given.double() * factors, frequencies, rtol=1e-4, atol=0):
             return config
@@ -205,19 +218,23 @@ def _fitting(model: PreTrainedModel, header: Header) -> dict[str, str]:
     from gguf import MODEL_ARCH_NAMES, get_tensor_name_map
 
     file, shapes, architecture = header.file, header.shapes, header.metadata["general.architecture"]
+    # The factors belong to the rotation, and no parameter of the model matches them.
     if _has_factors(header):
         del shapes[FACTORS]
     number = next(number for number, name in MODEL_ARCH_NAMES.items() if name == architecture)
     known = get_tensor_name_map(number, model.config.num_hidden_layers)
     wanted = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    # A tied unembedding is not stored a second time.
     if model.config.tie_word_embeddings:
         wanted.pop("lm_head.weight", None)
+    # The table knows modules: it maps the name before ".weight" or ".bias".
     names = {
         name: f"{known.get_name(name.rpartition('.')[0])}.{name.rpartition('.')[2]}"
         for name in wanted
     }
     described = f"a {architecture} of {model.config.num_hidden_layers} blocks"
     missing = [stored for stored in names.values() if stored not in shapes]
+    # A tensor that nothing uses would mean that the model computes something else.
     require_fit(
         file, described, missing=missing, unexpected=sorted(shapes.keys() - set(names.values()))
     )
@@ -233,11 +250,13 @@ def _fitting(model: PreTrainedModel, header: Header) -> dict[str, str]:
 def _as_hugging_face(array: np.ndarray, stored: str, header: Header, config: Any) -> np.ndarray:
     """The values of the tensor `stored` in Hugging Face's order and meaning."""
     architecture = architecture_of(header.metadata, str(header.file))
+    # llama.cpp stores 1 + weight of Gemma's norms, transformers adds the 1 itself.
     if architecture.offset_norms and stored.endswith("norm.weight"):
         return array - 1
     maps = {".attn_q.": config.num_attention_heads, ".attn_k.": config.num_key_value_heads}
     heads = next((count for part, count in maps.items() if part in stored), None)
     if not architecture.interleaved or heads is None:
         return array
+    # llama.cpp has the partners of a pair side by side, transformers half a head apart.
     rows = array.reshape(heads, -1, 2, *array.shape[1:]).swapaxes(1, 2)
     return np.ascontiguousarray(rows.reshape(array.shape))

@@ -31,10 +31,12 @@ the weights.
 """
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
+# By number: 0 is an unsigned byte, 6 a float32, 12 a float64; dots stand for no number.
 _NUMBERS = "BbHhIif?..Qqd"
 """`struct`'s letters for types of values, by its number; 8 is a text, 9 a list."""
 _TEXT, _LIST = 8, 9
 _MOST_AXES = 4
+# Larger lists, such as scores of all tokens, are skipped: nothing here reads them.
 _LONGEST = 1 << 16
 """Items of a list of numbers that are kept."""
 
@@ -80,6 +82,7 @@ class Header:
         tensor = self.tensors[name]
         kind = GGMLQuantizationType(tensor.kind)
         stored = np.memmap(self.file, np.uint8, "r", tensor.offset, (tensor.size,))
+        # Copied out of the mapped file, which would otherwise stay open as long as the weights live
         return np.array(
             dequantize(stored.reshape(quant_shape_to_byte_shape(tensor.shape, kind)), kind),
             np.float32,
@@ -130,10 +133,12 @@ class _Reader:
     """Reads values one after the other, up to the end of the file."""
 
     def __init__(self, file: Path) -> None:
+        # Mapped: a header of a few MB is read, the gigabytes behind it are not.
         self._file, self.data, self.place = file, np.memmap(file, np.uint8, "r"), len(_MAGIC)
 
     def take(self, size: int) -> memoryview:
         """Return the next `size` bytes."""
+        # Lengths come from the file: checked first, since a false one may be astronomical.
         if size > len(self.data) - self.place:
             raise InputError(
                 f"{self._file} cannot be read as GGUF: it ends before all that its header announces"
@@ -142,6 +147,7 @@ class _Reader:
         return memoryview(self.data)[self.place - size : self.place]  # pyright: ignore[reportArgumentType]
 
     def number(self, letter: str) -> Any:
+        # GGUF is little-endian, whatever this machine is.
         return struct.unpack(f"<{letter}", self.take(struct.calcsize(f"<{letter}")))[0]
 
     def text(self) -> str:
@@ -154,6 +160,7 @@ class _Reader:
         if kind != _LIST:
             return self.number(_NUMBERS[kind])
         of, count = self.number("I"), self.number("Q")
+        # GGUF allows it, and no known file has one; nesting without end would exhaust the stack.
         if of == _LIST:
             raise ValueError("a list of lists")
         if of == _TEXT:
@@ -162,6 +169,7 @@ class _Reader:
                 self.take(self.number("Q"))
             return range(count)
         letter = _NUMBERS[of]
+        # Taken as a whole before anything is unpacked, so a false count ends here
         stored = self.take(count * struct.calcsize(f"<{letter}"))
         return (
             list(struct.unpack(f"<{count}{letter}", stored)) if count <= _LONGEST else range(count)
@@ -190,12 +198,14 @@ def _read(file: Path) -> Header:
         if axes > _MOST_AXES:
             raise ValueError(f"{one_line(name, 100)} has {axes} axes")
         shape = tuple(reader.number("Q") for _ in range(axes))
+        # GGML names the fastest axis first, numpy the slowest.
         infos.append((name, shape[::-1], reader.number("I"), reader.number("Q")))
     alignment = metadata.get("general.alignment", 32)
     if not isinstance(alignment, int) or alignment < 1 or alignment & (alignment - 1):
         raise ValueError(
             f"general.alignment is {one_line(repr(alignment), 40)}; wanted a power of two"
         )
+    # Values begin at the next multiple of the alignment.
     begin = first = -(-reader.place // alignment) * alignment
     found: dict[str, Tensor] = {}
     for name, shape, kind, offset in infos:
@@ -207,6 +217,7 @@ def _read(file: Path) -> Header:
                 f"{file}: {one_line(name, 100)} begins at byte {first + offset:,}; the "
                 f"tensor before it ends at {begin:,}"
             )
+        # Quantised numbers come in blocks with common scales, such as 32 or 256 of them.
         in_block, bytes_of_block = GGML_QUANT_SIZES[GGMLQuantizationType(kind)]
         if not shape or shape[-1] % in_block:
             raise ValueError(

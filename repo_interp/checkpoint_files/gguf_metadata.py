@@ -61,6 +61,7 @@ class Architecture:
     """With so many layers the logits are scaled by the width per head, not by the head's."""
 
 
+# Gemma's names for caps and windows, which the other architectures do not have
 _CAPPED = {
     "final_logit_softcapping": "final_logit_softcapping",
     "attention.sliding_window": "sliding_window",
@@ -74,6 +75,7 @@ ARCHITECTURES = {
         offset_norms=True,
         further=_CAPPED | {"attn_logit_softcapping": "attn_logit_softcapping"},
         full_every=2,
+        # The layers of the 27B models, which scale their logits otherwise; nothing else tells them.
         wide_layers=46,
     ),
     "gemma3": Architecture(
@@ -126,6 +128,7 @@ def keys_of(header: Header) -> dict[str, Any]:
     }
     kinds = get_type_hints(Fields, include_extras=True)
 
+    # Popped: what is left at the end was understood by nobody and may be refused.
     def take(key: str, default: Any, name: str) -> Any:
         return checked(stated.pop(key, default), kinds.get(name, float), f"{file}: {prefix}{key}")
 
@@ -138,23 +141,29 @@ def keys_of(header: Header) -> dict[str, Any]:
     raw: dict[str, Any] = {name: take(key, None, name) for key, name in _REQUIRED.items()}
     layers, width, heads = raw["num_hidden_layers"], raw["hidden_size"], raw["num_attention_heads"]
     raw["num_key_value_heads"] = take("attention.head_count_kv", heads, "num_key_value_heads")
+    # llama.cpp's default where a file states no length of a head
     head = raw["head_dim"] = take("attention.key_length", max(2, width // heads), "head_dim")
     tokens = metadata.get("tokenizer.ggml.tokens")
     words = take("vocab_size", len(tokens) if isinstance(tokens, range) else None, "vocab_size")
+    # The list of tokens counts where there is one; vocab_size may be absent.
     raw["vocab_size"] = len(tokens) if isinstance(tokens, range) else words
     for key, name in architecture.further.items():
         if key in stated:
             raw[name] = take(key, None, name)
     raw |= {name: metadata.get(f"tokenizer.ggml.{key}_token_id") for key, name in _TOKENS.items()}
+    # llama.cpp stores a tied unembedding as no tensor at all.
     raw["tie_word_embeddings"] = "output.weight" not in shapes
+    # GGUF does not state biases; the tensors of the first layer tell.
     biased = {"attention_bias": "blk.0.attn_q.bias", "mlp_bias": "blk.0.ffn_gate.bias"}
     raw |= {name: True for name, tensor in biased.items() if tensor in shapes}
     scale = head
     if architecture.full_every:
+        # Gemma scales logits by a number of the configuration, not by the length of a head.
         scale = raw["query_pre_attn_scalar"] = (
             width // heads if layers == architecture.wide_layers else head
         )
         kinds_of_layers = ("sliding_attention", "full_attention")
+        # True is 1: the last layer of every `full_every` attends to all tokens.
         raw["layer_types"] = [
             kinds_of_layers[(layer + 1) % architecture.full_every == 0] for layer in range(layers)
         ]
@@ -167,6 +176,7 @@ def keys_of(header: Header) -> dict[str, Any]:
             )
         local = {
             "rope_type": "default",
+            # llama.cpp's default for layers with a window, and Gemma 3's own value
             "rope_theta": take("rope.freq_base_swa", 10000.0, "rope_theta"),
         }
         raw["rope_parameters"] = {
@@ -174,6 +184,7 @@ def keys_of(header: Header) -> dict[str, Any]:
             "sliding_attention": local,
         }
     windows = [kind == "sliding_attention" for kind in raw.get("layer_types", ())]
+    # Values that say what the Hugging Face decoder does anyway
     harmless = {
         "attention.value_length": (head,),
         "attention.causal": (True,),
@@ -183,6 +194,7 @@ def keys_of(header: Header) -> dict[str, Any]:
         "tensor_data_layout": ("Meta AI original pth",),
     }
     for key, value in stated.items():
+        # 0, false or empty: an option that is off.
         if value and not any(_same(value, same) for same in harmless.get(key, ())):
             raise InputError(
                 f"{file} says {prefix}{key} = {shortened(str(value))}, which the Hugging "
@@ -193,6 +205,7 @@ def keys_of(header: Header) -> dict[str, Any]:
         "dtype": "float32",
         "architectures": [class_name(architecture.model_type)],
     }
+    # As strictly as config.json, which these numbers are about to become
     validate(raw, Fields, file)
     return raw
 
@@ -205,7 +218,9 @@ def _rotation(
     def number(key: str, default: float, kind: Any = PositiveOrZero) -> float:
         return checked(stated.pop(f"rope.{key}", default), kind, f"{file}: {prefix}rope.{key}")
 
+    # llama.cpp's defaults: linear scaling by no factor is none
     kind = stated.pop("rope.scaling.type", "linear")
+    # The older key has the factor; the newer one wins where both stand.
     older = number("scale_linear", 0.0)
     factor = number("scaling.factor", older) or 1.0
     stated.pop("rope.scaling.finetuned", None)  # llama.cpp prints it
@@ -215,6 +230,7 @@ def _rotation(
             f"{file} says {prefix}rope.scaling.type = {shortened(str(kind))}; wanted none, "
             "linear or yarn"
         )
+    # Both names multiply in llama.cpp.
     temperature = number("scaling.attn_factor", 1.0) * number("scaling.yarn_attn_factor", 1.0)
     if kind == "yarn":
         length = (
@@ -226,9 +242,12 @@ def _rotation(
         }
         parameters |= {
             "original_max_position_embeddings": length,
+            # llama.cpp multiplies its factor by YaRN's 1 + 0.1 ln(s);
+            # transformers takes the product.
             "attention_factor": temperature * (1 + 0.1 * math.log(factor)),
         }
         if (extended := number("scaling.yarn_ext_factor", 1.0)) != 1.0:
+            # It mixes interpolated and plain frequencies, for which transformers has no number.
             raise InputError(
                 f"{file} says {prefix}rope.scaling.yarn_ext_factor = {extended:g}; Hugging "
                 "Face's YaRN knows 1 alone"
@@ -245,6 +264,7 @@ def _rotation(
 
 def _same(value: Any, wanted: Any) -> bool:
     return (
+        # Numbers were float32 in the file, so 0.1 there is not 0.1 here.
         math.isclose(value, wanted, rel_tol=1e-5)
         if isinstance(value, float) and isinstance(wanted, float)
         else value == wanted

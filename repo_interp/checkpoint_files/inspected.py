@@ -27,6 +27,7 @@ from repo_interp.checkpoint_files.stated import (
 from repo_interp.checkpoint_files.stored import file_key, stored_weights
 from repo_interp.positions.layouts import CONTEXTUAL, NO_ATTENTION, PARAMETERS, SCHEMES
 
+# Schemes without rotation, whose heads therefore share nothing
 _UNROTATED = ("nope", "learned", NO_ATTENTION)
 _TABLE, _EMBEDDING, _UNEMBEDDING = (
     "model.position_table.weight",
@@ -54,6 +55,7 @@ _PHI = {"self_attn.gate_map": "PD", "self_attn.content_map": "PD", "self_attn.fi
 queries Q, keys K, feed-forward F, representation P, rows R.
 """
 
+# Larger models nest their text part under one of several names, some of them twice.
 _TEXT_PART = re.compile(
     r"(?:model\.)*(?:language_model|text_model|llm)\.(?:(?:model|backbone)\.)?(.+)"
 )
@@ -73,6 +75,7 @@ class Inspection:
     def is_plain(self) -> bool:
         """Whether the weights fit a Llama or OLMo 2, with or without f_phi, by names and shapes."""
         config = self.checkpoint.config
+        # The tables above have no biases, so with some the shapes would not match.
         if config.model_type not in _OF_FAMILY or any(
             getattr(config, name, False) for name in ("attention_bias", "mlp_bias")
         ):
@@ -93,18 +96,21 @@ class Inspection:
             "Q": heads * head,
             "K": kv_heads * head,
         }
+        # RePo's f_phi has an eighth of the model's width.
         sizes |= {"P": width // 8, "R": rows}
         names = {
             name: axes
             for name, axes in _OUTSIDE.items()
             if not (name == "lm_head" and config.tie_word_embeddings)
         }
+        # Of the schemes, f_phi alone is in the tables; others match where they learn nothing.
         for layer, scheme in enumerate(self.checkpoint.layout):
             in_layer = _LAYER | _OF_FAMILY[config.model_type] | (_PHI if scheme == "repo" else {})
             names |= {f"model.layers.{layer}.{name}": axes for name, axes in in_layer.items()}
         wanted = {
             f"{name}.weight": tuple(sizes[axis] for axis in axes) for name, axes in names.items()
         }
+        # As sorted pairs, so that a name stored twice is seen
         return sorted((file_key(name), shape) for name, shape in self.shapes.items()) == sorted(
             wanted.items()
         )
@@ -117,6 +123,7 @@ class Inspection:
             math.prod(shape)
             for name, shape in self.shapes.items()
             if ".lora_" not in name
+            # Factors of frequencies are stored as a tensor in GGUF, but are no parameters.
             and name != FACTORS
             and not (tied and name == _UNEMBEDDING and _EMBEDDING in self.shapes)
         )
@@ -136,6 +143,7 @@ class Inspection:
         Returns:
             The count; None for a scheme of another package.
         """
+        # Schemes of other packages may have parameters under any name, so they are not counted.
         if self.checkpoint.layout[layer] not in (*SCHEMES, NO_ATTENTION):
             return None
         return sum(math.prod(shape) for shape in self._learned(layer).values())
@@ -167,6 +175,7 @@ class Inspection:
             return "none"
         learned = self._learned(layer)
         last = learned.get("final_map.weight") or learned.get("dynamic_map.weight")
+        # One row of the last map per set of heads that share positions
         if last is None or last[0] == 1:
             return "one for all heads"
         return "one per head" if last[0] == config.num_attention_heads else "one per key-value head"
@@ -185,6 +194,7 @@ class Inspection:
             getattr(config, "layer_types", None),
             getattr(config, "sliding_window", None),
         )
+        # Layers by type say which have windows; without types the window is that of all layers.
         if kinds:
             if kinds[layer] == "chunked_attention":
                 return config.attention_chunk_size
@@ -226,12 +236,14 @@ def inspect_checkpoint(path: str, configure: Configure) -> Inspection:
     if file.suffix.lower() == SUFFIX and file.is_file():
         header = header_of(file)
         config = light_config(keys_of(header), path)
+        # A GGUF file is described as it would be converted.
         require_family(config)
         return Inspection(
             Checkpoint(file, HUGGING_FACE, config, native_layout(config)), header.shapes
         )
     checkpoint = read_checkpoint(path, configure)
     directories = [checkpoint.directory]
+    # An adapter stores only what it changes; the other shapes are its base's.
     if checkpoint.base is not None:
         directories.append(base_directory(checkpoint.directory, checkpoint.base))
     shapes = {

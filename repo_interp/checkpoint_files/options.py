@@ -104,6 +104,7 @@ def options_of(schemes: Collection[str]) -> tuple[str, ...]:
     Returns:
         Names of options; all of them, where a scheme is another package's.
     """
+    # A scheme of another package may use any option, so all of them are allowed.
     if not set(schemes) <= set(SCHEMES):
         return tuple(_USED_BY)
     return tuple(name for name, used_by in _USED_BY.items() if set(schemes) & set(used_by))
@@ -121,6 +122,8 @@ def require_useful(schemes: Collection[str], options: SchemeOptions) -> None:
     """
     useful = options_of(schemes)
     for name in _USED_BY:
+        # Only what differs from the default was set on purpose; a
+        # default is in every configuration.
         if name not in useful and getattr(options, name) != getattr(SchemeOptions(), name):
             named = ", ".join(dict.fromkeys(schemes))
             raise InputError(

@@ -61,11 +61,13 @@ def released_layout(pe_config: Mapping[str, Any], layers: int) -> tuple[str, ...
     if mode not in _MODES:
         raise InputError(f"pe_config has dynamic_pe_mode {mode!r}; known are {', '.join(_MODES)}")
     start = _either_spelling(pe_config, "start_layer", 0)
+    # true would pass as layer 1.
     if not isinstance(start, int) or isinstance(start, bool) or not 0 <= start <= layers:
         raise InputError(
             f"pe_config starts repositioning at layer {start!r}; the model's layers are 0 to "
             f"{layers - 1}"
         )
+    # Both conditions of the released code hold together: from the start on, and named.
     chosen = set(range(start, layers)) & _layer_ids(
         _either_spelling(pe_config, "layer_ids", ""), layers
     )
@@ -80,10 +82,12 @@ def _either_spelling(pe_config: Mapping[str, Any], key: str, default: Any) -> An
             f"{pe_config[correct]!r}; "
             "make them equal (the released code reads the former)"
         )
+    # The misspelt one goes first, as the released code reads that alone.
     return pe_config.get(misspelt, pe_config.get(correct, default))
 
 
 def _layer_ids(text: Any, layers: int) -> set[int]:
+    # Empty is the released default: all layers.
     if text in ("", None):
         return set(range(layers))
     if not isinstance(text, str) or not re.fullmatch(r"\s*\d+\s*(,\s*\d+\s*)*", text):

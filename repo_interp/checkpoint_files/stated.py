@@ -113,6 +113,7 @@ def read_checkpoint(path: str | os.PathLike[str], configure: Configure, **hub: A
     directory = directory_of(path, hub)
     whole, file = stated(directory), str(directory / "config.json")
     raw = text_keys(whole, file)
+    # A message about a key must name the object that holds it.
     source = file if raw is whole else f"{file}, text_config"
     # first, because other keys of another family may mean something else
     plain = plain_keys(raw, source)
@@ -138,6 +139,7 @@ def read_checkpoint(path: str | os.PathLike[str], configure: Configure, **hub: A
             f"describes a {larger['model_type']}; only its text part is opened, a "
             f"{config.model_type}"
         )
+    # transformers fills in a default silently, and a wrong base rotates every pair wrongly.
     if defaults := _defaults(raw, config):
         taken = ", ".join(f"{name} ({number:,.15g} is taken)" for name, number in defaults.items())
         remarks.append(
@@ -146,6 +148,8 @@ def read_checkpoint(path: str | os.PathLike[str], configure: Configure, **hub: A
         )
     for remark in remarks:
         warn(f"{file} {remark}")
+    # Quantised weights are refused when they are read, by their dtype;
+    # the key may be all that is left.
     if isinstance(quantised := whole.get("quantization_config"), Mapping):
         warn(
             f"{source} names a quantisation ({quantised.get('quant_method')}), which its "
@@ -175,6 +179,7 @@ def text_keys(raw: dict[str, Any], source: str) -> dict[str, Any]:
     if reason := REASONS.get(str(family)) or refusal(part.get("model_type")):
         because = f"it {reason}" if family in REASONS else f"of its text part, {reason}"
         raise InputError(f"{source}: model_type {abbreviate(family)} cannot be opened: {because}")
+    # Tying is stated for the whole model, although the text part has the two matrices.
     return part | {name: raw[name] for name in ("tie_word_embeddings",) if name in raw}
 
 
@@ -194,11 +199,13 @@ def tokens_of(directory: Path) -> Path:
         InputError: The base of an adapter is missing.
     """
     file = directory / "config.json"
+    # An adapter brings no tokenizer: prompts must be those of its base.
     base = validate(stated(directory), Fields, str(file)).adapter if file.is_file() else None
     if base is not None:
         return base_directory(directory, base)
     if any(directory.glob("tokenizer*")):
         return directory
+    # Checkpoints of the zoo share one tokenizer in a folder above; elsewhere no parent is trusted.
     roots = {root.resolve() for root in shipped_directories()}
     shared = (above for above in directory.resolve().parents[:2] if roots & set(above.parents))
     return next((above for above in shared if (above / "tokenizer.json").is_file()), directory)
@@ -245,7 +252,9 @@ def base_directory(adapter: Path, base: Base) -> Path:
             place = directory_of(base.name, {})
             require_base(adapter, base, place)
             return place
+        # Only names whose files we know: an adapter must not choose which folder is read.
         known = zoo_path(base.name) if means_zoo(base.name) else fetched_directory(base.name)
+        # A relative path would mean another folder for every working directory.
         if known is None and os.path.exists(base.name):
             raise InputError(
                 "that is a folder or a file here; name it by its whole path in the "
@@ -275,6 +284,7 @@ def require_base(adapter: Path, base: Base, directory: Path) -> None:
         InputError: The digests of the weights differ.
     """
     digest = stored_digest(directory)
+    # The adapter's numbers are differences to exactly these weights.
     if digest != base.weights_digest:
         raise InputError(
             f"{adapter} is an adapter on top of weights with the sha256 "
@@ -296,6 +306,7 @@ def stated(directory: Path) -> dict[str, Any]:
         InputError: There is no config.json, or it is no object.
     """
     file = directory / "config.json"
+    # Before the missing config.json is reported, since its remedy would be the wrong one.
     if not file.exists() and (directory / "adapter_config.json").is_file():
         raise InputError(
             f"{directory} is an adapter of peft, no whole checkpoint; load it with peft, and "
@@ -340,6 +351,7 @@ def digested(directory: Path) -> bytes:
     file = directory / "config.json"
     content, marker = file.read_bytes(), json.dumps(COUNTED).encode()
     return (
+        # Digests are over the number, so that files from before the text keep theirs.
         content
         if marker not in content
         else content.replace(marker, str(stated(directory)["num_hidden_layers"]).encode())
@@ -406,11 +418,14 @@ def light_config(raw: Mapping[str, Any], source: str) -> SimpleNamespace:
     """
     require_keys(raw, source)
     known = class_defaults(raw["model_type"]) | dict(raw)
+    # rope_scaling is the older name; transformers reads both.
     parameters = dict(raw.get("rope_parameters") or raw.get("rope_scaling") or {})
     if not any(isinstance(value, Mapping) for value in parameters.values()):
+        # The base stood beside the scaling in older files.
         parameters = {"rope_theta": raw.get("rope_theta", 10000.0), **parameters}
         parameters.setdefault("rope_type", parameters.pop("type", "default"))
     config = SimpleNamespace(**known | {"rope_parameters": parameters})
+    # null means as many key-value heads as heads, as transformers has it.
     if config.num_key_value_heads is None:
         config.num_key_value_heads = config.num_attention_heads
     require_decoder(raw, config, source)
@@ -444,6 +459,7 @@ def require_decoder(raw: Mapping[str, Any], config: Any, source: str) -> None:
     Raises:
         InputError: No decoder has such layers, heads, rotation or tokens.
     """
+    # Contradictions may also raise TypeError or KeyError deep inside; all become one line.
     with as_input_errors(f"{source} describes no decoder"):
         _require_fit(raw, config)
 
@@ -456,6 +472,7 @@ def _require_fit(raw: Mapping[str, Any], config: Any) -> None:
             raise ValueError(
                 f"{name} names {len(raw[name])} layers; the model has {config.num_hidden_layers}"
             )
+    # Full attention everywhere is what a family without types does, so it may be stated.
     kinds = [kind for kind in raw.get("layer_types") or () if kind != "full_attention"]
     if kinds and "layer_types" not in class_defaults(family):
         raise ValueError(
@@ -472,9 +489,11 @@ def _require_fit(raw: Mapping[str, Any], config: Any) -> None:
             "layer sees; add it"
         )
     heads, width = config.num_attention_heads, config.hidden_size
+    # GPT-2 and others have no grouped heads and no such key.
     kv_heads = getattr(config, "num_key_value_heads", None) or heads
     if heads % kv_heads:
         raise ValueError(f"{heads} heads cannot share {kv_heads} key-value heads")
+    # Latent attention (DeepSeek) sizes its heads by other keys.
     latent = hasattr(config, "qk_rope_head_dim")
     if not raw.get("head_dim") and not latent and (width % heads or width // heads % 2):
         raise ValueError(f"a width of {width} does not split into {heads} heads of even width")
@@ -495,6 +514,7 @@ def _thetas(config: Any) -> dict[str, float | None]:
         return {"rope_theta": parameters.get("rope_theta")}
     kinds = [
         kind
+        # Only types that the model has: parameters of others rotate nothing.
         for kind in dict.fromkeys(config.layer_types)
         if kind in parameters or kind in LAYER_TYPES
     ]
@@ -509,6 +529,7 @@ def _thetas(config: Any) -> dict[str, float | None]:
 
 def _defaults(raw: Mapping[str, Any], config: Any) -> dict[str, float]:
     """Numbers of rotation and length that `config` has by default, by name."""
+    # Wherever a file may state the base: beside, among, or by type of layer
     places = [raw, *(raw.get(name) or {} for name in ("rope_parameters", "rope_scaling"))]
     places += [
         value
@@ -520,6 +541,7 @@ def _defaults(raw: Mapping[str, Any], config: Any) -> dict[str, float]:
     defaults = {
         name: theta
         for name, theta in _thetas(config).items()
+        # A base that stands nowhere in the file is transformers' own.
         if theta is not None and theta not in thetas
     }
     if not set(LENGTHS) & raw.keys() and hasattr(config, "max_position_embeddings"):
@@ -546,6 +568,7 @@ def read_layout(
     stored = raw.get("position_layout")
     options = dict(stored) if isinstance(stored, Mapping) else {}
     schemes = options.pop("layers", None)
+    # One scheme per layer, without counting on defaults: a wrong layout runs without an error.
     if (
         not isinstance(schemes, list)
         or len(schemes) != layers
@@ -555,6 +578,7 @@ def read_layout(
             f"{source}: position_layout is {stored!r}; wanted one known scheme for each of "
             f"{layers} layers"
         )
+    # Checked now although `reposition` checks too: here the message can name the file.
     try:
         scheme_options(options)
     except InputError as error:

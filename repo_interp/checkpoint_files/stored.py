@@ -25,6 +25,7 @@ from repo_interp.values import shortened
 
 BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 """Of a number, by the types of weights that are read."""
+# torch.compile and DataParallel put these before every name.
 _WRAPPERS = ("_orig_mod.", "module.")
 
 _INTEGERS = (".num_batches_tracked", ".summary_idxs")
@@ -34,6 +35,7 @@ ADAPTER = "adapter_model.safetensors"
 
 
 def _beside(name: str) -> str:
+    # A path in an index could name any file of this machine.
     if (
         os.path.basename(name) != name
         or not name.endswith(".safetensors")
@@ -92,6 +94,7 @@ def weight_files(directory: Path) -> list[Path]:
         InputError: A file is missing.
     """
     whole, index = directory / "model.safetensors", directory / "model.safetensors.index.json"
+    # Without either file the missing one is named as model.safetensors below.
     files = [whole]
     if index.is_file() and not whole.is_file():
         named = validate(
@@ -125,7 +128,10 @@ def stored_weights(directory: Path) -> Iterator[StoredWeight]:
             # checks that header and file fit together
             with safe_open(regular(file), "np") as weights:
                 with file.open("rb") as stream:
+                    # A file begins with the length of its header: 8 bytes, little-endian.
                     offset = 8 + int.from_bytes(stream.read(8), "little")
+                # In the order of the values, so that offsets add up without
+                # reading the header again
                 for key in weights.offset_keys():
                     if key.startswith(_WRAPPERS):
                         raise InputError(
@@ -136,6 +142,7 @@ def stored_weights(directory: Path) -> Iterator[StoredWeight]:
                         )
                     part = weights.get_slice(key)
                     shape, stored = tuple(part.get_shape()), part.get_dtype()
+                    # Skipped, but their 8 bytes a number lie between the weights.
                     if key.endswith(_INTEGERS):
                         offset += 8 * math.prod(shape)
                         continue
@@ -162,6 +169,7 @@ def stored_digest(directory: Path) -> str:
     Returns:
         SHA-256 in hexadecimal.
     """
+    # Size and time are part of the cache's key, so that rewritten files are read again.
     return _digest_of_files(
         tuple(
             (file, file.stat().st_size, file.stat().st_mtime_ns) for file in weight_files(directory)
@@ -184,6 +192,8 @@ def is_whole(directory: Path) -> bool:
         Whether headers announce weights that the files hold.
     """
     try:
+        # Opening the weights checks that header and length fit,
+        # which a copy that was cut off fails.
         return (directory / "config.json").is_file() and sum(
             1 for _ in stored_weights(directory)
         ) > 0

@@ -65,11 +65,13 @@ def class_defaults(family: str) -> dict[str, Any]:
         family.
     """
     family = _ALIASES.get(family, family)
+    # Some families live in the module of another, or have a hyphen where a module cannot.
     modules = _assigned("models/auto/auto_mappings.py").get("SPECIAL_MODEL_TYPE_TO_MODULE_NAME", {})
     module = modules.get(family, family).replace("-", "_")
     file = _ROOT / "models" / module / f"configuration_{module}.py"
     if not file.is_file():
         return {}
+    # The file may define several classes: vision, text, and both together.
     classes = [
         node for node in ast.parse(file.read_text("utf-8")).body if isinstance(node, ast.ClassDef)
     ]
@@ -80,6 +82,7 @@ def class_defaults(family: str) -> dict[str, Any]:
 
 _ALIASES = {"gpt-sw3": "gpt2"}
 """Families that share the configuration class of another."""
+# find_spec of a top-level package imports nothing.
 _ROOT = Path((find_spec("transformers").submodule_search_locations or [""])[0])  # pyright: ignore[reportOptionalMemberAccess]
 
 
@@ -105,6 +108,7 @@ def _literals(body: ast.Module | ast.ClassDef) -> dict[str, Any]:
             and node.value is not None
         ):
             value = node.value
+            # The pairs inside, since a call is no literal
             if isinstance(value, ast.Call) and value.args:  # OrderedDict([...])
                 value = value.args[0]
             if isinstance(value, ast.Dict):
@@ -114,6 +118,7 @@ def _literals(body: ast.Module | ast.ClassDef) -> dict[str, Any]:
                 }
             else:
                 literal = _literal(value)
+                # Lists of pairs become mappings, as they would be in the OrderedDict.
                 is_pairs = isinstance(literal, list) and all(
                     isinstance(pair, tuple) and len(pair) == 2 for pair in literal
                 )

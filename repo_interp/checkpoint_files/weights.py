@@ -60,8 +60,10 @@ def fitting_weights(model: nn.Module, directory: Path, described: str) -> dict[s
     Raises:
         InputError: Names, shapes or dtypes do not fit.
     """
+    # keep_vars gives the parameters themselves, so that tied ones are one object.
     state = model.state_dict(keep_vars=True)
     shapes = {name: tuple(tensor.shape) for name, tensor in state.items()}
+    # Files name weights of schemes without the module that holds them here.
     parameters = {file_key(name): name for name in shapes}
     stored: dict[str, StoredWeight] = {}
     unexpected = []
@@ -70,6 +72,7 @@ def fitting_weights(model: nn.Module, directory: Path, described: str) -> dict[s
         name = parameters.get(file_key(weight.key)) or parameters.get(
             f"{prefix}.{file_key(weight.key)}"
         )
+        # A second spelling of a name that was read already is one weight too many.
         if name is None or name in stored:
             unexpected += [] if _is_ignored(model, weight.key) else [weight.key]
             continue
@@ -80,6 +83,7 @@ def fitting_weights(model: nn.Module, directory: Path, described: str) -> dict[s
             )
         stored[name] = weight
     tied = set(tied_parameters(model))
+    # By identity: one of two tied names in the file is enough for both.
     present = {id(state[name]) for name in (*stored, *(tied if tied & set(stored) else ()))}
     missing = [key for key, name in parameters.items() if id(state[name]) not in present]
     require_fit(directory, described, missing=missing, unexpected=unexpected)
@@ -97,11 +101,13 @@ def require_as_many_numbers(model: PreTrainedModel, directory: Path) -> None:
         InputError: The counts differ.
     """
     sizes = {name: tensor.numel() for name, tensor in model.state_dict(keep_vars=True).items()}
+    # The unembedding may be stored beside the embedding that it is tied to.
     tied = [sizes.pop(name) for name in tied_parameters(model)[1:]]  # may be stored as well
     shapes = [
         weight.shape for weight in stored_weights(directory) if not _is_ignored(model, weight.key)
     ]
     found, wanted = sum(map(math.prod, shapes)), sum(sizes.values())
+    # Only counts can be compared, as transformers renames and merges these weights.
     if found not in (wanted, wanted + sum(tied)):
         raise InputError(
             f"{directory}: the weights are {found:,} numbers, and a "
@@ -162,6 +168,7 @@ def is_converted(model: PreTrainedModel, directory: Path) -> bool:
     """
     # refuses other than floating point
     keys = {weight.key for weight in stored_weights(directory)}
+    # Without a name in common transformers knows them by another prefix.
     return (
         bool(get_model_conversion_mapping(model, add_legacy=False))
         or not keys & model.state_dict().keys()
@@ -185,6 +192,7 @@ def loaded_by_transformers(
     Raises:
         InputError: The weights do not fit.
     """
+    # transformers' bars would run into the progress that the command shows.
     shown = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     kind = AutoModelForMultimodalLM if "text_config" in config.sub_configs else AutoModelForCausalLM
@@ -212,11 +220,13 @@ def loaded_by_transformers(
     require_fit(directory, f"a {config.model_type}", **faults)
     for name, parameter in model.named_parameters():
         # some routers stay in float32
+        # A quantised model would be measured at another precision than the run states.
         if parameter.dtype not in (dtype, torch.float32) or getattr(model, "hf_quantizer", None):
             raise InputError(
                 f"{directory}: transformers loads {name} as {parameter.dtype}, quantised or "
                 f"not as asked; wanted {dtype}"
             )
+        # On "meta" a weight waits on the disk, and its values are checked when they are read.
         if parameter.device.type != "meta":
             require_finite_weight(parameter.detach(), name, directory)
     return model
@@ -247,6 +257,7 @@ def read_weights(
     """
     # One chunk for all: one per weight would leave gaps between them.
     chunk, values = torch.empty(_CHUNK, dtype=torch.uint8), {}
+    # One mapping per file, which all its weights share
     map_file = cache(_mapped)
     for name, weight in stored.items():
         place = "cpu" if places is None else places[name]
@@ -254,12 +265,15 @@ def read_weights(
         if (
             device.type == "cpu"
             and _STORED[weight.stored_as] == dtype
+            # torch wants memory aligned to its numbers; a safetensors file promises no alignment.
             and weight.offset % dtype.itemsize == 0
+            # frombuffer refuses to read nothing, so weights without numbers go the other way.
             and all(weight.shape)
         ):
             read = _view(weight, map_file(weight.file), dtype)
         else:
             read = _read(weight, device, dtype, chunk)
+        # Weights that Accelerate leaves on the disk are checked above, and not kept.
         if place != "disk":
             values[name] = read
     return values
@@ -290,12 +304,14 @@ def require_finite_weight(values: Tensor, key: str, directory: Path) -> tuple[Te
 def _mapped(file: Path) -> mmap.mmap:
     """Map a file into memory; writes stay in this process."""
     with file.open("rb") as stream:
+        # Copy on write: a change in place must never reach the checkpoint.
         return mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_COPY)
 
 
 def _view(weight: StoredWeight, content: mmap.mmap, dtype: torch.dtype) -> Tensor:
     """A weight that is stored as `dtype`, as it stands in its file."""
     count = math.prod(weight.shape)
+    # Memory beyond the end of a file that was cut would kill the process when it is touched.
     if weight.offset + count * dtype.itemsize > len(content):
         raise _cut_off(weight)
     values = torch.frombuffer(content, dtype=dtype, count=count, offset=weight.offset).view(
@@ -317,11 +333,13 @@ def _read(weight: StoredWeight, device: torch.device, dtype: torch.dtype, memory
     with weight.file.open("rb") as stream:
         stream.seek(weight.offset)
         for start in range(0, flat.numel(), chunk.numel()):
+            # The rest of a weight is shorter than a chunk.
             part = chunk[: flat.numel() - start]
             bytes_read = stream.readinto(part.view(torch.uint8).numpy())  # pyright: ignore[reportArgumentType]
             if bytes_read != part.numel() * part.dtype.itemsize:
                 raise _cut_off(weight)
             smallest, largest = require_finite_weight(part, weight.key, weight.file.parent)
+            # Cast to a narrower dtype, such numbers would become infinite without a word.
             if max(-float(smallest), float(largest)) > torch.finfo(dtype).max:
                 raise InputError(
                     f"{weight.file.parent}: {weight.key} holds values too large for {dtype}; "

@@ -42,6 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         The exit code.
     """
     given = _merge_words(list(sys.argv[1:] if arguments is None else arguments))
+    # Libraries write to these without asking, and a None would raise in the middle of a run.
     for name in ("stdin", "stdout", "stderr"):
         if getattr(sys, name) is None:  # closed by whoever started this
             setattr(sys, name, open(os.devnull, "r" if name == "stdin" else "w"))  # noqa: SIM115
@@ -63,6 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # else torch prints a stack where another process has ended
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
     command = f"repo-interp {options.command}"
+    # A command that is not shared writes files of its own, so the other processes do nothing.
     try:
         if not getattr(_module(options.command), "SHARED", False):
             return _run(options) if processes.is_first() else 0
@@ -79,8 +81,11 @@ def _run(options: argparse.Namespace) -> int:
     command = f"repo-interp {options.command}"
     try:
         with (
+            # Cached, so that a note that a library repeats is one line
             shown_as(Note, cache(partial(_report, command, code=0))),
             _lossy_output() as output,
+            # The timer reads whether anything was written, so the
+            # output is exchanged before it starts.
             _announced(command, output),
         ):
             code = _module(options.command).run(options)
@@ -93,6 +98,7 @@ def _run(options: argparse.Namespace) -> int:
                 1 if hasattr(options, "out") else 2,
             )
         return code
+    # Errors that a user can fix become lines; a mistake of ours keeps its traceback, see the end.
     except InputError as error:
         return _report(command, str(error), 2)
     except KeyboardInterrupt as interruption:
@@ -105,6 +111,7 @@ def _run(options: argparse.Namespace) -> int:
             or f"code of another package called sys.exit({end.code!r}); nothing was finished"
         )
         return _report(command, line, 1)
+    # The reader of a pipe has gone (head, less): 141 is what a shell reports of SIGPIPE.
     except BrokenPipeError:
         _close(sys.stdout)
         return 141
@@ -116,7 +123,9 @@ def _run(options: argparse.Namespace) -> int:
             "not enough memory; give shorter prompts, fewer of them at a time "
             "(--batch-size), or a smaller model"
         )
+        # torch raises a RuntimeError too where memory runs out, so the message decides.
         if not is_out_of_memory(error) and (line := failure_of(error)) is None:
+            # A mistake of ours, whose traceback is wanted
             raise
         return _report(command, line, 2)
 
@@ -129,6 +138,7 @@ def _announced(command: str, output: _Output) -> Iterator[None]:
         if not output.written:
             _report(command, "importing torch and the libraries around it", 0)
 
+    # A daemon, so that a command that ends first does not wait for it
     waiting = Timer(SILENCE, announce)
     waiting.daemon = True
     if "torch" not in sys.modules:
@@ -158,12 +168,14 @@ class _Output:
     def _try(self, act: Callable[[], object]) -> None:
         try:
             act()
+        # Nobody reads any more: the command ends, while a full disk costs the text alone.
         except BrokenPipeError:
             raise
         except OSError as error:
             self.failure = error.strerror or str(error)
             _close(self._stream)  # also for Python, which flushes it at the end
 
+    # rich asks a stream for its encoding, its terminal and more.
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
 
@@ -171,6 +183,7 @@ class _Output:
 @contextmanager
 def _lossy_output() -> Iterator[_Output]:
     """In the context a full disk below standard output costs the printed text and nothing else."""
+    # Exchanged for the whole command: libraries print as well.
     stream, sys.stdout = sys.stdout, _Output(sys.stdout)
     try:
         yield sys.stdout
@@ -179,6 +192,7 @@ def _lossy_output() -> Iterator[_Output]:
 
 
 def _require_no_nul(given: Sequence[str]) -> None:
+    # Python refuses NUL in a path by a ValueError, far from the argument that has it.
     for word in given:
         if "\0" in word:
             raise _WrongUsage(
@@ -209,6 +223,7 @@ def _report(command: str, line: str, code: int) -> int:
 
 
 def _write(line: str) -> None:
+    # Standard error may be closed or full, and there is nowhere left to say so.
     with suppress(OSError, ValueError):
         sys.stderr.write(f"{line}\n")
 
@@ -228,6 +243,7 @@ def _merge_words(given: list[str]) -> list[str]:
     return ["train steps", *given[1:]] if given[:1] == ["steps"] else given
 
 
+# Commands are modules, and entry points have names with hyphens.
 def _module(command: str) -> Any:
     return find(COMMANDS, command.replace(" ", "-"))
 
@@ -240,15 +256,19 @@ def _parser(given: Sequence[str]) -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"repo-interp {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    # The command that was asked for may fail loudly; another one that fails may not stop it.
     installed, wanted = names(COMMANDS), given[0].replace(" ", "-") if given else ""
     for name in installed:
         try:
             module = _module(name)
+            # Tried on a parser of its own, since argparse cannot take back half of a command.
             if name not in OWN[COMMANDS]:
                 module.add_arguments(_Parser())  # one that fails half way must leave nothing
+            # argparse formats help with %, and would fail at "95 %".
             summary = module.SUMMARY.replace("%", "%%")
         except (Exception, SystemExit) as error:
             if name in OWN[COMMANDS]:
+                # A command of ours that fails is a mistake of ours.
                 raise
             reason = (
                 f"{called(COMMANDS, name)} fails: "

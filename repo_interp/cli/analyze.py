@@ -49,6 +49,7 @@ SUMMARY = (
 )
 SHARED = True
 
+# Written here again, since importing the task would make --help slow.
 _VARIANTS = (
     "single_1",
     "single_2",
@@ -212,6 +213,7 @@ def run(arguments: argparse.Namespace) -> int:
     Raises:
         InputError: --text is the name of a file.
     """
+    # Unknown names are refused before the imports below, which take seconds.
     find(arguments.checkpoint or DEFAULT)
     if arguments.text and isfile(arguments.text):
         raise InputError(
@@ -230,15 +232,19 @@ def run(arguments: argparse.Namespace) -> int:
 
     console, name = Console(), arguments.checkpoint or DEFAULT
     command = Command(arguments, name, "analysis")
+    # Before anything is loaded: finished results need no model.
     if (code := command.resume_finished(console)) is not None:
         return code
     with steps(console) as step:
         job = _job(arguments, name, step)
+    # Claimed only once the model is loaded, so that bad input leaves no directory behind.
     with claim_results(command.out, stem(name), command.replaces) as results:
         _announce(console, name, job)
+        # Work that was kept for other options is noticed when the store is opened.
         with command.same_question(console), steps(console) as step:
             attributes = {ASKED: command.asked}
             attributes |= {"scaling": arguments.scaling} if arguments.scaling else {}
+            # The other processes have done their share, and one writes and draws.
             run = _execute(job, results, step, attributes, console)
             if not processes.is_first():
                 return 0
@@ -250,11 +256,13 @@ def run(arguments: argparse.Namespace) -> int:
     for line in run.attrs.get("stopped", "").splitlines():
         console.print(f"not measured: {line}", style="yellow", highlight=False)
     if results.has_batches:
+        # Batches stay where a measure stopped, and the work can go on from them.
         console.print(
             f"finished batches are kept; go on by --resume --out {plain(results.directory)}",
             style="yellow",
             highlight=False,
         )
+    # 1 also where a measure stopped: the other numbers are there.
     return print_results(console, results, published) or int("stopped" in run.attrs)
 
 
@@ -277,13 +285,16 @@ def _job(arguments: argparse.Namespace, name: str, step: Step) -> Job:
         experiment_named(experiment)
     for key, text in arguments.parameters:
         owner, _, option = key.rpartition(".")
+        # Settings of a task are checked where the prompts are made.
         if owner and owner not in names(TASKS):
             require_names(MEASURES, [owner], *names(EXPERIMENTS))
             kind = measure_named if owner in names(MEASURES) else experiment_named
+            # Called for its errors: the parameters are set once the measures are known.
             field_value(kind(owner), option, text, owner, fixed=("name",))
     for measure in arguments.measures or ():
         view_of(measure)  # one of another package that cannot be imported is refused here too
     path = find(name)
+    # The base of NTK scaling follows from the configuration, so it is read before the model.
     scaling = arguments.scaling and rope_scaling(arguments.scaling, identify(path).config)
     bridge = open_model(path, rope_scaling=scaling, **load_kwargs(arguments))
     step("making prompts")
@@ -297,6 +308,7 @@ def _job(arguments: argparse.Namespace, name: str, step: Step) -> Job:
         bridge, prompts, arguments.measures, layers, arguments.experiments, task
     )
     if arguments.save_maps is not None:
+        # Pictures are a measure like others, added where they are asked for and once only.
         measures = tuple(dict.fromkeys((*measures, "maps")))
         parameters = [*parameters, ("maps.heads", arguments.save_maps)]
     measures, experiments = _with_parameters(
@@ -315,6 +327,7 @@ def _announce(console: Console, name: str, job: Job) -> None:
     from repo_interp.analysis.notes import notes_on
     from repo_interp.console import bold
 
+    # Refused before the first pass rather than after an hour
     require_memory_for_run(job.bridge, job.lengths, job.size, job.passes)
     many = "s" if len(job.prompts) > 1 else ""
     line = (
@@ -331,6 +344,7 @@ def _announce(console: Console, name: str, job: Job) -> None:
     if processes.count() > 1:
         line += f", in {processes.count()} processes"
     console.print(bold(name, line), highlight=False)
+    # Before the work as well as in the report: a note may be a reason to stop here.
     for note in notes_on(job.bridge, job.prompts, job.measures):
         console.print(note, style="yellow", highlight=False)
 
@@ -339,6 +353,7 @@ def _execute(
     job: Job, results: Results, step: Step, attributes: dict[str, str], console: Console
 ) -> xr.DataTree:
     """Return the run, written to `results`; print findings of measures before experiments begin."""
+    # Experiments may take hours, so the measures are on the disk and shown before they begin.
     from repo_interp.analysis.analyze import execute
     from repo_interp.analysis.notes import RoundedPositions
     from repo_interp.cli.results import KEEP_EVERY
@@ -351,6 +366,7 @@ def _execute(
     def show(run: xr.DataTree) -> None:
         console.print("The measures show:", highlight=False)
         print_findings(console, run)
+        # While the experiments run, the numbers of the measures can be read already.
         console.print("The experiments follow; then all that was found.", highlight=False)
 
     with warnings.catch_warnings():
@@ -371,6 +387,7 @@ def _execute(
                 if results.has_batches
                 else ""
             )
+            # The same type, so that its exit code stays; the text gains where to go on.
             raise type(interruption)("; ".join(filter(None, (str(interruption), kept)))) from None
         except BaseException as error:
             if is_out_of_memory(error):
@@ -409,6 +426,7 @@ def _with_parameters(measures, experiments, parameters):
                 f"--set {key}: the measure {name!r} is not among those measured, "
                 f"{', '.join(by_name)}"
             )
+        # Replaced, as measures are frozen; a wrong value is refused with the option's name.
         by_name[name] = with_field(by_name[name], option, text, name, fixed=("name",))
     return [by_name[measure.name] for measure in measures], [
         by_name[experiment.name] for experiment in experiments
@@ -422,6 +440,7 @@ def _require_none_made(arguments: argparse.Namespace) -> None:
             "--text gives a prompt, and --prompts a file of them; leave one of the two out"
         )
     given = "--text gives one" if arguments.prompts is None else "--prompts gives a file of them"
+    # Their default is None, so that 0 counts as given
     for option in _MADE_BY:
         if getattr(arguments, option) is not None:
             raise InputError(
@@ -451,6 +470,7 @@ def _given_prompts(arguments: argparse.Namespace, bridge: Any) -> tuple[list[Any
         prompts = read_prompts(
             arguments.prompts, tokenizer=bridge.tokenizer, vocab_size=bridge.config.vocab_size
         )
+    # The first position tells: a number, or a tuple with a number per axis of an image.
     if any(isinstance((prompt.position_ids or (0,))[0], tuple) for prompt in prompts):
         warn(
             "prompts have positions by axis, and a file holds tokens alone: placeholders of an image "
@@ -490,7 +510,9 @@ def _make_prompts(arguments: argparse.Namespace, bridge: Any) -> tuple[list[Any]
     origin = as_decoder(bridge).origin
     assert origin is not None  # a command has loaded it
     name = arguments.task or trained_name(origin.directory) or "ruler"
+    # ruler is no Task of ours: its options have arguments of their own.
     options = {} if name == "ruler" else _task_options(arguments, name)
+    # Nothing was said about prompts: the default of `ri.analyze` applies, whatever it is.
     if all(getattr(arguments, option) is None for option in _MADE_BY):
         prompts, task = default_prompts(bridge, **options)
         return prompts, task, origin_of(task)
@@ -503,6 +525,7 @@ def _make_prompts(arguments: argparse.Namespace, bridge: Any) -> tuple[list[Any]
                 "this checkpoint has no tokenizer, so no prompts can be made for it; give "
                 "--prompts with token ids"
             )
+        # Making needles tokenizes long texts, which alone may take more memory than there is.
         require_memory_for_prompts(count, length)
         require_memory_for_pass(
             bridge, length, min(count, batch_limit(bridge, arguments.batch_size).of_length(length))
@@ -519,6 +542,7 @@ def _make_prompts(arguments: argparse.Namespace, bridge: Any) -> tuple[list[Any]
             "--task ruler with it"
         )
     task = task_of(origin.directory, name, **options)
+    # Token ids beyond the embedding would fail in the first pass.
     if bridge.config.vocab_size < task.vocabulary_size:
         raise InputError(
             f"the task {name} has {task.vocabulary_size} tokens, the checkpoint "
@@ -538,7 +562,9 @@ def _task_options(arguments: argparse.Namespace, name: str) -> dict[str, Any]:
     of_task = [
         (key, text)
         for key, text in arguments.parameters
+        # Options that are texts, such as corpus, are the task's even without its name.
         if key.startswith(f"{name}.") or isinstance(task.options().get(key), str)
     ]
+    # Taken out of the list, or the measures would refuse them as unknown.
     arguments.parameters = [pair for pair in arguments.parameters if pair not in of_task]
     return field_values(without_owner(of_task, name), task, f"task {name}")

@@ -21,6 +21,7 @@ def find(name: str) -> str:
     """
     from repo_interp.shipped import means_zoo, zoo_path
 
+    # A folder of the user goes before a name of the package.
     if means_zoo(name) and not Path(name).exists():
         return str(zoo_path(name))
     return name
@@ -36,4 +37,5 @@ def stem(name: str) -> str:
         Name without slashes.
     """
     parts = [part for part in name.strip("./").split("/") if part not in ("", "..", ".")]
+    # Of a seed three parts, as seed-1 alone says nothing about the checkpoint.
     return "-".join(parts[-3:] if parts[-1:] and parts[-1].startswith("seed-") else parts[-2:])

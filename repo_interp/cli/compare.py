@@ -64,6 +64,7 @@ def run(arguments: argparse.Namespace) -> int:
     console = Console()
     compared = compare_named([_name_and_path(text) for text in arguments.runs])
     with claim_results(
+        # Named after the runs, whose names are known only now that they are open
         arguments.out,
         _stem(compared["/"].coords["run"].values.tolist()),
         arguments.overwrite,
@@ -74,6 +75,7 @@ def run(arguments: argparse.Namespace) -> int:
         with steps(console) as step:
             step("drawing")
             published = results.publish(compared, partial(write_report, formats=arguments.formats))
+    # Findings of differences need a null, which not every group has.
     if findings(compared):
         print_findings(console, compared)
     for table in tables(compared):
@@ -93,7 +95,9 @@ def _name_and_path(text: str) -> tuple[str | None, str]:
 
 def _stem(names: Sequence[str]) -> str:
     """The name of a directory for the comparison of the runs `names`."""
+    # Names may hold slashes and spaces, which a folder's name must not.
     joined = "-".join(
         "".join(c if c.isalnum() or c in "._" else "-" for c in str(name)) for name in names
     )
+    # A folder's name must stay short where many runs are compared.
     return f"compare-{joined if len(joined) <= 60 else f'{len(names)}-runs'}"

@@ -75,9 +75,11 @@ def run(arguments: argparse.Namespace) -> int:
         InputError: starlette or uvicorn is not installed, or the checkpoint or the run does not
             load.
     """
+    # A wrong name of the second checkpoint is refused before the first one is loaded.
     find(arguments.against or DEFAULT)
     from importlib.util import find_spec
 
+    # Asked of find_spec, which imports nothing: importing both takes time.
     if missing := [name for name in ("starlette", "uvicorn") if find_spec(name) is None]:
         raise InputError(
             f"{missing[0]} is not installed, and explore needs it; pip install "
@@ -89,9 +91,11 @@ def run(arguments: argparse.Namespace) -> int:
     from repo_interp.console import Console, bold
     from repo_interp.explorer.server import HOST, kept_token, listening, server
 
+    # The port is taken before the model is loaded, so that a port in use is refused at once.
     place = _listen(listening, arguments.port)
     with place:
         (explored, source), token, console = _explored(arguments), kept_token(), Console()
+        # The token keeps other users and pages of this machine from the explorer.
         address = f"http://{HOST}:{place.getsockname()[1]}/{token}/"
         device = explored.decoder.device
         console.print(
@@ -101,6 +105,7 @@ def run(arguments: argparse.Namespace) -> int:
         )
         console.print(f"prompts from {source}", highlight=False)
         if not arguments.no_browser:
+            # In a thread: some browsers hold the call until they are closed.
             threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()
         server(explored, token, place).run(sockets=[place])
     return 0
@@ -136,6 +141,7 @@ def _explored(arguments: argparse.Namespace) -> tuple[Any, str]:
     from repo_interp.tasks.prompt.jsonl import read_prompts
 
     given = Path(arguments.what)
+    # A run's file or its directory; any other directory is a checkpoint.
     is_run = given.suffix == ".nc" or (given / "run.nc").is_file()
     measured = read_run(given) if is_run else None
     if measured is None and arguments.checkpoint is not None:
@@ -145,6 +151,8 @@ def _explored(arguments: argparse.Namespace) -> tuple[Any, str]:
     named = arguments.checkpoint or (
         arguments.what if measured is None else str(measured.attrs.get("checkpoint", ""))
     )
+    # A run comes from anywhere, so it may name a checkpoint of the package,
+    # but no folder of this machine.
     if measured is None or arguments.checkpoint is not None:
         path = find(named)
     elif (
@@ -160,6 +168,7 @@ def _explored(arguments: argparse.Namespace) -> tuple[Any, str]:
     if (
         measured is not None
         and origin is not None
+        # By digest: a checkpoint of the same name may have been trained on.
         and measured.attrs.get("checkpoint_digest") not in (None, origin.digest)
     ):
         raise InputError(
@@ -174,6 +183,7 @@ def _explored(arguments: argparse.Namespace) -> tuple[Any, str]:
         )
         source = f"the file {Path(arguments.prompts).name}"
     else:
+        # A run keeps its prompts, over which its numbers can be compared with the page.
         prompts, source = (
             _default_prompts(bridge, path)
             if measured is None
@@ -195,6 +205,7 @@ def _default_prompts(bridge: Any, path: str) -> tuple[list[Any], str]:
     from repo_interp.tasks import Prompt
     from repo_interp.tasks.short_text import TOKENS
 
+    # Without a tokenizer or a task no text can be made, but token ids still show positions.
     if bridge.tokenizer is None and trained_name(path) is None:
         return [
             Prompt(tuple(range(min(TOKENS, as_decoder(bridge).training_length))))

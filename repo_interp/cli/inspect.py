@@ -49,11 +49,14 @@ def run(arguments: argparse.Namespace) -> int:
     from repo_interp.positions.layouts import NO_ATTENTION, format_layout, meaning
 
     found = inspect_checkpoint(find(arguments.checkpoint), _configure)
+    # Only plain decoders are compared by tables; others are compared
+    # with the modules of transformers.
     if not found.is_plain and found.checkpoint.directory.is_dir():
         from repo_interp.models.checkpoints import require_fitting_headers
 
         require_fitting_headers(found.checkpoint)
     checkpoint, config, console = found.checkpoint, found.checkpoint.config, Console()
+    # A family without grouped heads does not state them.
     kv_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     part = f", the text part of a {checkpoint.larger['model_type']}" if checkpoint.larger else ""
     console.print(
@@ -73,6 +76,7 @@ def run(arguments: argparse.Namespace) -> int:
     total, added = found.parameters, found.for_positions
     console.print(
         f"{total:,} parameters, {added:,} of them for positions "
+        # Relative to the model without its positions' parameters
         f"(+{100 * added / (total - added):.2f} %)",
         highlight=False,
     )
@@ -84,6 +88,7 @@ def run(arguments: argparse.Namespace) -> int:
     table = Table(box=None, padding=(0, 3, 0, 0), show_edge=False)
     for column in ("layers", "scheme", "positions", "f_phi width", "parameters", "window"):
         table.add_column(column, no_wrap=True)
+    # Equal neighbours share a row, so that a model of many layers stays readable.
     rows = [(layer, _cells(found, layer)) for layer in range(config.num_hidden_layers)]
     for cells, layers in groupby(rows, key=lambda layer: layer[1]):
         table.add_row(span_of([number for number, _ in layers]), *cells)
@@ -103,6 +108,7 @@ def _configure(raw: dict[str, Any], source: str) -> Any:
     """Read a plain decoder without torch, others by their class in transformers."""
     from repo_interp.checkpoint_files.stated import PLAIN, light_config
 
+    # Without torch where possible: inspect then takes half a second.
     if raw["model_type"] in PLAIN:
         return light_config(raw, source)
     from repo_interp.models.configuration import make_config
@@ -116,6 +122,7 @@ def _cells(found: Inspection, layer: int) -> tuple[str, ...]:
         found.checkpoint.layout[layer],
         found.rows(layer),
         "-" if width is None else str(width),
+        # "?" is unknown, as of schemes of other packages; 0 is none.
         "?" if count is None else f"{count:,}",
         str(found.window(layer) or "-"),
     )

@@ -17,6 +17,7 @@ from repo_interp.values import Count, Seed, Tokens, field_value, in_words, short
 
 _FORMATS = ("png", "svg", "pdf")
 """Those of `plots.style`, which would load matplotlib."""
+# Bounds the memory that a typed range may take before anything checks it
 _LARGEST = 65_535
 """Largest number in a list of numbers: of layers, of heads, of seeds."""
 
@@ -35,6 +36,7 @@ def number_list(text: str) -> tuple[int, ...]:
     """
     numbers: list[int] = []
     for part in text.split(","):
+        # At most 18 digits, so that int() never meets a text of a million digits
         found = re.fullmatch(r"\s*([0-9]{1,18})\s*(?:-\s*([0-9]{1,18})\s*)?", part)
         if found is None:
             raise argparse.ArgumentTypeError(
@@ -46,6 +48,7 @@ def number_list(text: str) -> tuple[int, ...]:
         if last > _LARGEST:
             raise argparse.ArgumentTypeError(f"wanted numbers up to {_LARGEST:,}, not {last}")
         numbers.extend(range(first, last + 1))
+    # Each once, in the order given: ranges may overlap.
     return tuple(dict.fromkeys(numbers))
 
 
@@ -91,6 +94,7 @@ def name_list_or_none(text: str) -> tuple[str, ...]:
 def _reader(kind: Any) -> Callable[[str], Any]:
     def read(text: str) -> Any:
         try:
+            # The name is empty, as argparse puts the name of the option before the message.
             return value_of(text, kind, "")
         except InputError:
             raise argparse.ArgumentTypeError(
@@ -117,6 +121,7 @@ def batch_size(text: str) -> Any:
     Returns:
         The number, or "auto".
     """
+    # auto is decided later, when lengths and memory are known.
     return text if text == "auto" else count(text)
 
 
@@ -139,6 +144,7 @@ def setting(text: str) -> tuple[str, str]:
         argparse.ArgumentTypeError: A side is empty, or the name begins or ends with a dot.
     """
     name, equals, value = text.partition("=")
+    # A name without dots at its ends: ".x" and "x." name no owner or no option.
     if not (name.strip(".") == name and name and equals and value):
         raise argparse.ArgumentTypeError(
             f"wanted {SETTING}, such as longest=20 or patterns.epsilon=0.5, not {text[:80]!r}"
@@ -154,6 +160,7 @@ def add_settings(parser: argparse.ArgumentParser, dest: str, meaning: str) -> No
         dest: Attribute of the parsed options.
         meaning: Settings that are allowed, for the help text.
     """
+    # append with a list as default: settings add up, and none is an empty list.
     parser.add_argument(
         "--set",
         type=setting,
@@ -180,6 +187,7 @@ def without_owner(texts: Iterable[tuple[str, str]], owner: str) -> list[tuple[st
     """
     settings = []
     for name, text in texts:
+        # Other names are refused: a typing error must not be taken for no setting.
         named, dot, option = name.rpartition(".")
         if dot and named != owner:
             raise InputError(
@@ -246,6 +254,7 @@ def _formats(text: str) -> tuple[str, ...]:
     return formats
 
 
+# A factor below 1 would shorten the context.
 _TIMES = Annotated[float, Interval(ge=1, le=1024)]
 """How many times longer than in training prompts may become."""
 _SCALINGS: dict[str, Any] = {
@@ -313,6 +322,7 @@ def rope_scaling(text: str | None, config: Any) -> dict[str, str | float | int] 
         return None
     kind, value = parsed
     if kind == "ntk":
+        # Of several bases, one per type of layer, none is stated here.
         stated = getattr(config, "rope_parameters", None) or {}
         base = stated.get("rope_theta")
         if base is None:
@@ -323,12 +333,14 @@ def rope_scaling(text: str | None, config: Any) -> dict[str, str | float | int] 
         width = (
             getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         )
+        # NTK-aware scaling divides the lowest frequency by s and leaves the highest.
         # Of d rotated dimensions, the base b s^(d / (d - 2)).
         width = int(width * (stated.get("partial_rotary_factor") or 1))
         kind, value = "theta", base * value ** (width / max(width - 2, 1))
     if kind == "theta":
         return {"rope_type": "default", "rope_theta": value}
     return {"rope_type": kind, "factor": value} | (
+        # YaRN alone reads it: where its ramp between frequencies begins follows from that length.
         {"original_max_position_embeddings": training_length(config)} if kind == "yarn" else {}
     )
 
@@ -396,6 +408,7 @@ def _sizes(text: str) -> dict[str, str]:
         raise argparse.ArgumentTypeError(
             f"wanted sizes by device, such as 0=20GiB,cpu=60GiB, not {text[:80]!r}"
         )
+    # Accelerate reads the sizes, and knows more units than are worth repeating here.
     return {device: size for device, _, size in pairs}
 
 

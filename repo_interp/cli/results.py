@@ -33,6 +33,7 @@ goes on.
 """
 ASKED = "asked"
 """Attribute of a run: the options of the command that made it."""
+# Arguments outside of this list count as deciding, so a new option is safe by default.
 _UNDECIDING = (
     "command",
     "checkpoint",
@@ -47,6 +48,7 @@ _UNDECIDING = (
     "tables",
 )
 """Arguments that decide no number, or that are compared otherwise: a checkpoint by its files."""
+# Arguments have other names in the program than on the command line.
 _SPELT = {"parameters": "set", "task_options": "set"}
 _REMEDY = "give --resume with the command that it was begun with, another --out, or --overwrite"
 
@@ -67,6 +69,7 @@ class Command:
             raise InputError("--resume needs to know what; give --out DIR")
         self.checkpoint, self.makes, self.formats = checkpoint, makes, arguments.formats
         self.out, self.resume, self.overwrite = arguments.out, arguments.resume, arguments.overwrite
+        # JSON with sorted keys: equal questions are equal texts.
         decisive = {
             name: _without_paths(value)
             for name, value in vars(arguments).items()
@@ -80,6 +83,7 @@ class Command:
     @property
     def replaces(self) -> bool:
         """Whether the results that stand in --out may be replaced."""
+        # Resuming replaces what it finds by the same results.
         return self.resume or self.overwrite
 
     def resume_finished(self, console: Console) -> int | None:
@@ -104,9 +108,12 @@ class Command:
         if not self.resume:
             return None
         out = Path(str(self.out))
+        # Asked once, since the first process may finish before the others look
         reached = processes.from_first(lambda: stage(out))
+        # Work that was only begun goes on in the ordinary way.
         if reached in ("nothing", "begun"):
             return None
+        # What is left to do, drawing and printing, is for one process.
         if not processes.is_first():
             return 0
         run = read_run(out)
@@ -131,6 +138,8 @@ class Command:
                 f"{self.out} holds {kind}, which --resume of this command cannot go on with; "
                 "give another --out"
             )
+        # By content: the checkpoint's path may differ, and its
+        # weights may have changed at one path.
         if run.attrs.get("checkpoint_digest") != checkpoint_digest(
             identify(find(self.checkpoint)).directory
         ):
@@ -144,6 +153,7 @@ class Command:
                 f"({_summary(run)}); give another --out, or --overwrite"
             )
         before, now = json.loads(run.attrs[ASKED]), json.loads(self.asked)
+        # Only options that this version has; an older run may lack a newer one.
         name = next((name for name in now if now[name] != before.get(name)), None)
         if name is not None:
             raise InputError(
@@ -174,10 +184,13 @@ class Command:
                 highlight=False,
             )
 
+        # With --resume another question is an error, which ends the
+        # command instead of deleting work.
         with shown_as(OtherQuestion, show, "error" if self.resume else "always"):
             try:
                 yield
             except OtherQuestion as kept:
+                # Taken, because `claim_results` deletes finished batches after most other errors.
                 raise Taken(f"{kept}; {_REMEDY}") from None
 
 
@@ -197,12 +210,14 @@ def _without_paths(value: Any) -> Any:
     """Replace paths of files in a value by their SHA-256, in hexadecimal."""
     if isinstance(value, list | tuple):
         return [_without_paths(part) for part in value]
+    # Whether a value is a path cannot be told from the option: an existing file counts as one.
     try:
         return (
             hashlib.sha256(Path(value).read_bytes()).hexdigest()
             if isinstance(value, str) and Path(value).is_file()
             else value
         )
+    # A text with a NUL or of great length is no path, and asking raises.
     except (OSError, ValueError):
         return value
 
@@ -215,6 +230,7 @@ def _in_words(value: Any) -> str:
         return ",".join(
             "=".join(map(str, part)) if isinstance(part, list) else str(part) for part in value
         )
+    # 64 characters are a SHA-256, written by `_without_paths`.
     return (
         f"another file or folder ({value[:12]}...)"
         if isinstance(value, str) and len(value) == 64
@@ -248,6 +264,7 @@ def draw_results(
             partial(write_report, formats=formats, drawn=lambda figure: step(f"drawing {figure}")),
         )
     except KeyboardInterrupt:
+        # Numbers are written before, so the interruption costs figures alone.
         raise KeyboardInterrupt(f"while drawing; the numbers are in {results.data_file}") from None
 
 
@@ -278,4 +295,5 @@ def print_results(console: Console, results: Results, published: Published) -> i
         )
     for line in (*published.notes, *(f"not drawn: {failure}" for failure in published.failures)):
         console.print(line, style="yellow", highlight=False)
+    # Failures of figures leave the numbers, hence 1 and not 2.
     return 1 if published.failures else 0

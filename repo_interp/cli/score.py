@@ -140,10 +140,12 @@ def run(arguments: argparse.Namespace) -> int:
     command = Command(arguments, arguments.checkpoint, "scores")
     if (code := command.resume_finished(console)) is not None:
         return code
+    # The task follows from how the checkpoint was trained, so its files are read before the model.
     checkpoint = identify(path)
     scaling = rope_scaling(arguments.scaling, checkpoint.config)
     task = None if _generates(arguments.task) else _task(arguments, checkpoint.directory)
     bridge = open_model(path, rope_scaling=scaling, **load_kwargs(arguments))
+    # Scaling and rounded positions matter for scores too.
     for note in notes_on(bridge):
         console.print(note, style="yellow", highlight=False)
     scored = _scoring(arguments, bridge, task)
@@ -156,9 +158,11 @@ def run(arguments: argparse.Namespace) -> int:
     ):
         step("making prompts")
         shown = _Shown(console, arguments.checkpoint, bridge, step)
+        # The layer within a pass is shown, since a pass over a long prompt takes minutes.
         with register_module_forward_hook(shown.layer):  # of torch, so the model is unchanged
             scores = scored(results.store, shown.progress, shown.announce)
         scores.attrs |= {"scaling": arguments.scaling or "none", ASKED: command.asked}
+        # Kept answers were shared, and the first process writes and draws.
         if not processes.is_first():
             return 0
         # The numbers are safe before anything is drawn; the kept answers go.
@@ -194,6 +198,7 @@ class _Shown:
 
     def layer(self, module: Any, *_: Any) -> None:
         layer = getattr(module, "layer_idx", None)
+        # Other modules of a layer may have its number too, which shows the same line.
         if layer is not None and self._done[1]:
             self._step("scoring prompts", *self._done, f"layer {layer + 1} of {self._layers}")
 
@@ -212,6 +217,7 @@ def _task(arguments: argparse.Namespace, directory: Path) -> Task:
     )
     task = task_of(directory, name, arguments.task_size, **changes)
     for name in arguments.test_sets or ():
+        # A wrong test set is refused by making one prompt of it, before the model is loaded.
         task.prompts(1, arguments.seed, name)
     return task
 
@@ -234,6 +240,7 @@ def _scoring(
         "seed": arguments.seed,
         "batch_size": arguments.batch_size,
     }
+    # Generated answers need no task of ours: the tokenizer and lengths are enough.
     if task is None:
         lengths = (
             None if arguments.test_sets is None else [int(name) for name in arguments.test_sets]
@@ -274,6 +281,7 @@ def _require_fitting_options(arguments: argparse.Namespace) -> None:
     if not _generates(task):
         require_names(TASKS, [] if task is None else [task], RULER, FEW_SHOT, f"{HARNESS}NAME")
         return
+    # Refused rather than ignored, since a user would believe in their effect
     for name, value in (("--task-size", arguments.task_size), ("--answers", arguments.answers)):
         if value is not None:
             raise InputError(
@@ -292,6 +300,7 @@ def _require_fitting_options(arguments: argparse.Namespace) -> None:
                 raise InputError(
                     f"{task} has no option {name!r}; it has {', '.join(_OPTIONS[task])}"
                 )
+            # one_of refuses unknown words; options without a list of words pass.
             one_of(name, text, known.get(name, {text: None}))
     elif arguments.task_options:
         raise InputError(f"{task} takes no --set; the harness has the task's options")

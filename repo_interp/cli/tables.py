@@ -45,6 +45,7 @@ def print_findings(console: Console, run: xr.DataTree) -> None:
         console: Console to print to.
         run: The run.
     """
+    # A finding of another package that fails must not cost the others.
     found = until_failure(lambda: iter(findings(run)), "the findings", [])
     place = 0
     for place, finding in enumerate(found, start=1):
@@ -79,8 +80,10 @@ def print_tables(console: Console, run: xr.DataTree) -> None:
             silent.append(view)
     rows = _rows_for(console, len(tables))
     left_out = 0
+    # A column of dashes alone says nothing, and takes the width of others.
     for table in tables:
         dense = _without_dashes(table)
+        # Only numbers count: a table whose numbers are all missing becomes a sentence.
         if len(dense.columns) < len(table.columns) and not any(
             isinstance(cell, float) for row in dense.rows for cell in row
         ):
@@ -114,6 +117,7 @@ def print_table(console: Console, table: Table) -> None:
         table: The table.
     """
     rows = [[one_line(cell) for cell in row] for row in table.formatted()]
+    # rich draws three characters around every column and one at the end.
     widths = _widths(table, rows, console.width - 3 * len(table.columns) - 1)
     if widths is None:
         _print_lines(console, table, rows)
@@ -121,6 +125,7 @@ def print_table(console: Console, table: Table) -> None:
     drawn = Drawn(
         title=table.title, title_justify="left", caption=table.note, caption_justify="left"
     )
+    # Widths are given, since rich would cut cells where words do not fit; folding loses nothing.
     for column, numeric, width in zip(table.columns, table.numeric, widths, strict=True):
         drawn.add_column(
             column, justify="right" if numeric else "left", overflow="fold", width=width
@@ -144,6 +149,7 @@ def _widths(table: Table, rows: Sequence[Sequence[str]], most: int) -> list[int]
             strict=True,
         )
     )
+    # In cells of the terminal: some characters take two.
     whole = [max(map(cell_len, (name, *cells))) for name, _, cells in columns]
     words = [
         max(map(cell_len, " ".join((name, *cells)).split()), default=1)
@@ -152,9 +158,11 @@ def _widths(table: Table, rows: Sequence[Sequence[str]], most: int) -> list[int]
     numbers = [
         max(map(cell_len, cells), default=1) if numeric else _WORD for _, numeric, cells in columns
     ]
+    # The widest that fits: no break at all, breaks between words, breaks within words.
     widths = next((some for some in (whole, words, numbers) if sum(some) <= most), None)
     if widths is not None:
         for _ in range(min(most, sum(whole)) - sum(widths)):
+            # What is left goes to the columns that are furthest from their full width.
             widths[max(range(len(widths)), key=lambda place: whole[place] - widths[place])] += 1
     return widths
 
@@ -182,12 +190,14 @@ def _print_lines(console: Console, table: Table, rows: Sequence[Sequence[str]]) 
 def _rows_for(console: Console, tables: int) -> int:
     """Return the rows of a table with which `tables` tables fit into the window."""
     if not console.is_terminal or not tables:
+        # Without a window, as in a pipe, nothing is cut for its height.
         return MOST_ROWS
     return min(MOST_ROWS, max(_FEWEST_ROWS, (console.size.height - _END) // tables - _FRAME))
 
 
 def _without_dashes(table: Table) -> Table:
     """`table` without the columns that have no number in any row."""
+    # One column at least, so that the table is still one
     places = [
         place
         for place in range(len(table.columns))
@@ -205,6 +215,7 @@ def _group_layers(table: Table) -> Table:
     """`table` with one row for neighbouring layers whose other cells are written the same."""
     rows: list[tuple[Cell, ...]] = []
     lines = zip(_layers(table), table.rows, table.formatted(), strict=True)
+    # Neighbours with the same text in all other cells, as rounding shows them
     for (is_layer, _), group in groupby(lines, key=lambda line: (line[0] is not None, line[2][1:])):
         same = list(group)
         if is_layer and len(same) > 1:
@@ -221,6 +232,7 @@ def _excerpt(table: Table, count: int) -> Table:
         return table
     layers = [place for place, layer in enumerate(_layers(table)) if layer is not None]
     others = [place for place in range(len(table.rows)) if place not in layers]
+    # Rows that are no layers, such as means, stay in any case.
     left = count - len(others)
     if not layers or left < 2:
         return replace(table, rows=table.rows[:count])
@@ -240,6 +252,7 @@ def _layers(table: Table) -> list[int | None]:
     """Return the layer (the first of several) or component of every row; None for others."""
     if table.columns[0] not in ("layer", "layers", "component"):
         return [None] * len(table.rows)
+    # Rows may name several layers already; their first one counts.
     named = (re.match(r"(?:layers? )?(\d+)", str(row[0])) for row in table.rows)
     return [None if match is None else int(match[1]) for match in named]
 

@@ -58,12 +58,14 @@ def run(arguments: argparse.Namespace) -> int:
     from repo_interp.console import Console, bold
     from repo_interp.files import require_directory
 
+    # Before minutes of measuring, and without making the directory yet
     if arguments.out is not None:
         require_directory(Path(arguments.out))
     console, named = (
         Console(),
         [arguments.checkpoint, *([arguments.other] if arguments.other else [])],
     )
+    # Before the import of torch, which is silent for seconds
     console.print(f"auditing {' and '.join(named)} on cpu", highlight=False)
     from repo_interp.models.audit import verify
 
@@ -73,6 +75,7 @@ def run(arguments: argparse.Namespace) -> int:
     findings = audited.attrs["findings"].splitlines()
     for finding in findings:
         console.print(finding, style="yellow", highlight=False, soft_wrap=True)
+    # Pairs that do not rotate have frequency 0.
     turning = int((audited["frequency"] > 0).any("component").sum())
     console.print(
         bold(
@@ -96,4 +99,5 @@ def run(arguments: argparse.Namespace) -> int:
         write_netcdf(audited, directory / "rotation.nc")
         for path in save_figure(rotation_errors(audited), directory / "rotation"):
             console.print(bold(path), highlight=False)
+    # A finding is no failure of the command, but scripts ask for the exit code.
     return 1 if findings else 0

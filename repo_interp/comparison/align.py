@@ -51,6 +51,7 @@ def compare(runs: Sequence[Run] | Mapping[str, Run]) -> xr.DataTree:
         InputError: There are fewer than two runs, a name comes twice, two steps of a training have
             the same weights, or no measure is common to two runs.
     """
+    # A text is iterable too, and its letters would be opened as runs.
     if isinstance(runs, str) or not isinstance(runs, Iterable):
         raise InputError(
             f"several runs were wanted, as a list or by name; got a {type(runs).__name__}"
@@ -80,9 +81,11 @@ def compare_named(runs: Sequence[tuple[str | None, Run]]) -> xr.DataTree:
             f"{', '.join(by_name) or 'none'}"
         )
     steps = training_steps(by_name)
+    # By step rather than as given, so that the axis `run` reads as training goes on
     if steps is not None:
         order = sorted(zip(steps, by_name, strict=True))
         steps, by_name = [step for step, _ in order], {name: by_name[name] for _, name in order}
+    # Lines of what differs come first; what only some runs have follows group by group.
     lines = [*on_prompts(by_name), *on_runs(by_name)]
     shapes: list[str] = []
     measures: dict[str, xr.Dataset] = {}
@@ -94,6 +97,7 @@ def compare_named(runs: Sequence[tuple[str | None, Run]]) -> xr.DataTree:
             if measure in run.children
         }
         missing = [name for name in by_name if name not in groups]
+        # A group of one run has nothing to stand beside.
         if len(groups) < 2:
             single.setdefault(next(iter(groups)), []).append(measure)
             continue
@@ -118,6 +122,7 @@ def compare_named(runs: Sequence[tuple[str | None, Run]]) -> xr.DataTree:
         raise InputError(
             f"these runs have no measure in common ({has}); analyse them with the same --measures"
         )
+    # The charts of a comparison need one main span; of several it has none.
     main_spans = {str(run.attrs.get("main_span", "")) for run in by_name.values()}
     same_prompts = not on_prompts(by_name)
     sentence, means = performance(measures, same_prompts)
@@ -166,6 +171,7 @@ def _root(runs: Mapping[str, xr.DataTree], steps: Sequence[int] | None) -> xr.Da
 def _comparable(measure: str, groups: Mapping[str, xr.Dataset]) -> tuple[list[Hashable], list[str]]:
     """Variables that two of `groups` share with equal axes and units; a line for the others."""
     for name, group in groups.items():
+        # Alignment is by label, so a label that stands twice would take either value.
         if twice := [axis for axis, labels in group.indexes.items() if not labels.is_unique]:
             raise InputError(
                 f"{measure} of {name} has a label of the axis {twice[0]!r} twice, so that it "
@@ -188,9 +194,11 @@ def _comparable(measure: str, groups: Mapping[str, xr.Dataset]) -> tuple[list[Ha
         ]
     comparable: list[Hashable] = []
     alone: dict[str, list[str]] = {}
+    # In the order of the runs, so that tables read as they do for one run
     for variable in dict.fromkeys(name for group in groups.values() for name in group.data_vars):
         arrays = {name: group[variable] for name, group in groups.items() if variable in group}
         first, *_ = arrays.values()
+        # Units and axes of the first run are the reference.
         axes = [name for name, array in arrays.items() if _axes(array) != _axes(first)]
         units = [name for name, array in arrays.items() if _units(array) != _units(first)]
         if len(arrays) < 2:
@@ -208,6 +216,7 @@ def _comparable(measure: str, groups: Mapping[str, xr.Dataset]) -> tuple[list[Ha
 
 def _axes(array: xr.DataArray) -> dict[Hashable, bool]:
     """The axes of a variable, and whether their labels are texts."""
+    # numpy's kinds of texts: object, Unicode, bytes, and the variable strings of numpy 2
     return {axis: array[axis].dtype.kind in "OUST" for axis in array.dims}
 
 
@@ -227,6 +236,8 @@ def _joined(
         name: _empty([group[name] for group in plain if name in group])
         for name in [*variables, "scheme"]
     }
+    # By label and without checks of equality: what differs was noted,
+    # and attributes are joined below.
     joined = xr.concat(
         plain,
         xr.Variable("run", list(groups)),
@@ -237,6 +248,7 @@ def _joined(
         fill_value=empty,
         combine_attrs="override",
     )
+    # Spans and kinds have the order of the page, and the outer join sorts labels by alphabet.
     for dim in joined.dims:  # the join sorts names, which have an order of their own
         order = list(
             dict.fromkeys(
@@ -252,13 +264,16 @@ def _joined(
             and joined[dim].values.tolist() != order
         ):
             joined = joined.sel({dim: order})
+    # Runs without this group get empty values, so that every group has the same axis `run`.
     if list(groups) != list(names):
         joined = joined.reindex(run=list(names), fill_value=empty)
+    # A variable until here, since concat would drop a coordinate that differs by run.
     joined = joined.set_coords("scheme") if "scheme" in joined else joined
     stated = {
         name: {run: group.attrs.get(name) for run, group in groups.items()}
         for name in plain[0].attrs
     }
+    # Only attributes that all runs agree on; the others stand in the notes.
     joined.attrs = {
         name: plain[0].attrs[name] for name, of_runs in stated.items() if not differing(of_runs)
     }
@@ -273,8 +288,10 @@ def _labelled(group: xr.Dataset, variables: Sequence[Hashable]) -> xr.Dataset:
         if "scheme" in kept.coords and "layer" in kept.dims
         else {}
     )
+    # Coordinates beside the axes may differ by run, and concat would refuse them.
     kept = kept.reset_coords(drop=True)
     return kept.assign_coords(
+        # Axes without labels are aligned by number, so they get numbers.
         {dim: np.arange(kept.sizes[dim]) for dim in kept.dims if dim not in kept.coords}
     ).assign(scheme)
 
@@ -282,6 +299,7 @@ def _labelled(group: xr.Dataset, variables: Sequence[Hashable]) -> xr.Dataset:
 def _empty(arrays: Sequence[xr.DataArray]) -> Any:
     """The fill value of a variable where a run has none."""
     kinds = {array.dtype.kind for array in arrays}
+    # NaN would turn whole numbers into floats, so these have -1.
     return "" if kinds & set("OUST") else -1 if kinds <= set("iu") else np.nan
 
 
@@ -292,6 +310,7 @@ def _on_values(measure: str, joined: xr.Dataset) -> list[str]:
         having = [
             str(run)
             for run in joined["run"].values
+            # Only floats have NaN for what was not measured.
             if array.dtype.kind == "f" and np.isfinite(array.sel(run=run)).any()
         ]
         if len(having) == 1:
@@ -301,8 +320,10 @@ def _on_values(measure: str, joined: xr.Dataset) -> list[str]:
         for name, of_one in alone.items()
     ]
     if "frequency" in joined:
+        # Pairs that do not rotate have frequency 0 in every run.
         rotated = joined["frequency"].where(joined["frequency"] > 0)
         low, high = rotated.min("run"), rotated.max("run")
+        # Relative, since frequencies span many orders of magnitude; float32 rounds at 1e-7.
         if bool((high - low > 1e-6 * high).any()):
             lines.append(f"{measure}: a component's number is not the same frequency in every run")
     return lines

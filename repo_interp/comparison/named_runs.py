@@ -56,6 +56,7 @@ def training_steps(runs: Mapping[str, xr.DataTree]) -> list[int] | None:
     """
     steps = {name: _step(run) for name, run in runs.items()}
     found = [step for step in steps.values() if step is not None]
+    # Steps only where every run has one, all differ, and the model is otherwise the same
     if (
         not len(found) == len(runs) == len(set(found))
         or len({layout_of(run) for run in runs.values()}) > 1
@@ -63,6 +64,7 @@ def training_steps(runs: Mapping[str, xr.DataTree]) -> list[int] | None:
         return None
     by_digest: dict[str, str] = {}
     for name, run in runs.items():
+        # Runs without a digest cannot be told apart by it, so the name stands in.
         digest = str(run.attrs.get("checkpoint_digest", "")) or name
         if by_digest.setdefault(digest, name) != name:
             raise InputError(
@@ -76,6 +78,7 @@ def training_steps(runs: Mapping[str, xr.DataTree]) -> list[int] | None:
 def _step(run: xr.DataTree) -> int | None:
     if isinstance(step := run.attrs.get("training_step"), int):
         return step
+    # Saved steps are often folders by number, such as .../1000.
     named = re.search(r"(?:^|/)(\d+)$", str(run.attrs.get("checkpoint", "")))
     return None if named is None else int(named[1])
 
@@ -98,7 +101,9 @@ def _opened(run: Run) -> list[tuple[str, xr.DataTree]]:
     if isinstance(run, xr.DataTree):
         return [(run.name or "", run)]
     path = path_of(run, "a run.nc or its directory, beside runs")
+    # abspath, so that "." has a name
     directory = path.absolute().parent.name if path.is_file() else Path(os.path.abspath(path)).name
+    # Scores lie in folders of their own beside the analysis, and are of the same checkpoint.
     beside = sorted(path.glob("score*/run.nc")) if path.is_dir() else []
     return [(directory, read_run(file)) for file in (path, *beside)]
 
@@ -109,12 +114,14 @@ def _merged(
     """Join runs of one checkpoint that complement one another, with names and directories."""
     merged: list[tuple[str | None, str, xr.DataTree]] = []
     for name, directory, run in opened:
+        # The first that fits: a second analysis of the checkpoint stays a run of its own.
         for place, (other_name, other_directory, other) in enumerate(merged):
             if (name is None or other_name is None or name == other_name) and _complements(
                 run, other
             ):
                 nodes = {**_nodes(other), **_nodes(run)}
                 both = xr.DataTree.from_dict({f"/{node}": group for node, group in nodes.items()})
+                # The first run's attributes win; those of the scores fill in what it lacks.
                 both.attrs = {**run.attrs, **other.attrs}
                 merged[place] = (other_name or name, other_directory, both)
                 break
@@ -130,6 +137,8 @@ def _nodes(run: xr.DataTree) -> dict[str, xr.Dataset]:
 def _complements(run: xr.DataTree, other: xr.DataTree) -> bool:
     """Whether both measure different things of one checkpoint, in the same way."""
     digest = run.attrs.get("checkpoint_digest")
+    # An absent attribute contradicts nothing, as scores have no prompts; without
+    # `changed` the model is as it was.
     agree = all(
         name not in run.attrs
         or name not in other.attrs
@@ -154,11 +163,13 @@ def _named(runs: Sequence[tuple[str | None, str, xr.DataTree]]) -> dict[str, xr.
             "wanted a name for each"
         )
     checkpoints = [str(run.attrs.get("checkpoint") or directory) for _, directory, run in runs]
+    # A checkpoint's name says more than a folder's, as long as it tells the runs apart.
     tell_apart = len(set(checkpoints)) == len(checkpoints) and all(checkpoints)
     by_name: dict[str, xr.DataTree] = {}
     for (name, directory, run), checkpoint in zip(runs, checkpoints, strict=True):
         wanted = name or (checkpoint if tell_apart else directory or checkpoint) or "run"
         unique, number = wanted, 1
+        # Given names are kept free for the runs that they were given to.
         while unique in by_name or (name is None and unique in given):
             number += 1
             unique = f"{wanted}-{number}"

@@ -42,6 +42,7 @@ def on_prompts(runs: Mapping[str, xr.DataTree]) -> list[str]:
         One line, or none.
     """
     said = differing(
+        # Eight characters tell digests apart for a reader.
         {name: str(digest)[:_DIGITS] for name, digest in _stated(runs, "prompts_digest").items()}
     )
     why = "only what is averaged over prompts is compared, and differences may be the prompts'"
@@ -57,6 +58,7 @@ def on_runs(runs: Mapping[str, xr.DataTree]) -> Iterator[str]:
     Returns:
         One line per difference and per changed model.
     """
+    # Only runs that state the attribute: files of another version may lack it.
     for attribute, named in _OF_RUNS.items():
         if said := differing(_stated(runs, attribute)):
             yield f"{named} differs: {said}"
@@ -78,6 +80,7 @@ def on_shapes(groups: Mapping[str, xr.Dataset], joined: xr.Dataset) -> Iterator[
         One line per axis of different sizes.
     """
     for axis in dict.fromkeys(dim for array in joined.data_vars.values() for dim in array.dims):
+        # Of groups that have the axis at all; a variable may lack it in some runs.
         counts = {name: group.sizes[axis] for name, group in groups.items() if axis in group.sizes}
         if len(set(counts.values())) > 1:
             listed = ", ".join(f"{count:,} in {name}" for name, count in counts.items())
@@ -108,11 +111,13 @@ def on_measure(measure: str, groups: Mapping[str, xr.Dataset]) -> Iterator[str]:
         for name in dict.fromkeys(name for name, _ in asked)
         if len({digest for of, digest in asked if of == name}) > 1
     ]
+    # The prompts are known to be equal, from digests of every group.
     same = len(digests) == len(groups) and not sets
     for parameter in dict.fromkeys(name for group in groups.values() for name in group.attrs):
         said = differing(
             {name: group.attrs.get(parameter, "not stated") for name, group in groups.items()}
         )
+        # Other options of a task that gave the same prompts change nothing.
         if said and not (same and str(parameter).startswith("task_")):
             yield f"{measure}: {parameter} differs, {said}"
     if sets:
@@ -133,6 +138,7 @@ def differing(values: Mapping[str, Any]) -> str:
     """
     names: dict[str, list[str]] = {}
     for name, value in values.items():
+        # One number and a list of one read the same after a file.
         text = (
             ",".join(map(str, np.atleast_1d(value).tolist()))
             if isinstance(value, list | tuple | np.ndarray)

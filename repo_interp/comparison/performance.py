@@ -18,6 +18,7 @@ import xarray as xr
 from repo_interp.intervals import paired_difference, same_prompts
 
 _ANSWER = "log p of the answer (nats per token)"
+# In the order of what says most: the answer itself, then text, then other experiments' readings.
 _SOURCES: tuple[tuple[str, dict[str, str]], ...] = (
     (
         "predictions",
@@ -54,6 +55,7 @@ def performance(
         A sentence; and means [run] by variable, of two runs with the attributes `difference`
         (second less first) and, where it is known, `half_interval` (95 %, paired).
     """
+    # The first source alone, so that the sentence never mixes two kinds of prompts
     for group, words in _SOURCES:
         dataset = measures.get(group, xr.Dataset())
         means = {name: _mean(dataset, name, alike) for name in words if name in dataset}
@@ -73,9 +75,11 @@ def performance(
 def _mean(dataset: xr.Dataset, name: str, alike: bool) -> xr.DataArray:
     """Mean of every run, with the difference of two."""
     values = dataset[name]
+    # Over test sets and prompts alike: one number per run
     mean = values.mean([dim for dim in values.dims if dim != "run"], keep_attrs=True)
     if mean.size == 2:
         paired = bool(same_prompts(dataset, alike).all())
+        # As attributes, so that the sentence and the page read them from one array
         difference, reach = paired_difference(values, paired)
         mean.attrs |= {"difference": difference}
         if reach is not None:
@@ -91,6 +95,7 @@ def _in_words(mean: xr.DataArray) -> str:
     """Write "-0.1 and -3 (difference -2.9 ± 0.2, 95 % interval over 20 prompts, paired)"."""
     text = " and ".join(f"{value:.3g}" for value in _shown(mean).values)
     if "difference" in mean.attrs:
+        # Without an interval for a single prompt
         text += f" (difference {mean.attrs['difference']:.3g}"
         if reach := mean.attrs.get("half_interval"):
             text += f" ± {reach:.2g}, 95 % interval over {mean.attrs['prompts']} prompts, paired"

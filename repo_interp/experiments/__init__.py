@@ -15,13 +15,16 @@ from typing import Any
 
 from repo_interp.entry_points import EXPERIMENTS, OWN
 
+# From the table of entry points, so that a new experiment is named in one place
 _CLASSES = {
     place.rpartition(":")[2]: place.rpartition(":")[0] for place in OWN[EXPERIMENTS].values()
 }
+# Entry points cannot name these: they are the interface, no experiments.
 _CLASSES["Experiment"] = _CLASSES["Plan"] = "repo_interp.experiments.experiment"
 _CLASSES["Grid"] = "repo_interp.experiments.grid"
 
 
+# An experiment loads torch when it is imported, and this package must not.
 def __getattr__(name: str) -> Any:
     if name not in _CLASSES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -48,6 +48,7 @@ from repo_interp.values import Count, CountOrNone, Seed, Share, shortened
 
 HALF = 128
 """Random tokens that are repeated, at most."""
+# With one token, the token after the copy would be the row itself, and induction no pattern.
 SHORTEST_HALF = 2
 MANY, FEW, SMALL = 10, 3, 30_000_000
 """Twins of a model of up to `SMALL` parameters, and of a larger one."""
@@ -68,6 +69,7 @@ def default_twins(model: PreTrainedModel) -> int:
     Returns:
         `MANY`, or `FEW` above `SMALL` parameters.
     """
+    # A control costs as much as the model itself, so a large model gets few.
     return MANY if sum(parameter.numel() for parameter in model.parameters()) <= SMALL else FEW
 
 
@@ -82,6 +84,7 @@ def repeated_half(model: PreTrainedModel, training_length: int) -> int:
         Number of tokens, `HALF` at most.
     """
     longest = longest_prompt(model)
+    # The first token takes one place, and the rest holds the random tokens twice.
     return min(HALF, (min(training_length, longest or training_length) - 1) // 2)
 
 
@@ -99,6 +102,7 @@ def first_token(model: PreTrainedModel, prompts: Sequence[Prompt]) -> int | None
     begins = {prompt.tokens[0] for prompt in prompts}
     if (bos := as_decoder(model).prepended) is not None or len(begins) > 1:
         return bos
+    # Given prompts may share a first word that is no BOS, so it must look like a special token.
     first = begins.pop()
     text = prompts[0].token_text
     return (
@@ -116,6 +120,7 @@ def _special(config: PretrainedConfig) -> list[int]:
         token
         for some in named
         if some is not None
+        # Families with several end tokens, such as Llama 3, give them as a list.
         for token in (some if isinstance(some, list) else [some])
     ]
 
@@ -185,6 +190,8 @@ class Atlas(Experiment):
                 "tokens has no room for"
             )
         chosen = list(prompts[: self.prompts])
+        # Only then: where other scores are asked for too, prompts
+        # without answers just have NaN here.
         if self._asked <= OF_ANSWERS and not any(map(answers_of, chosen)):
             raise InputError(
                 f"{', '.join(self.scores)} are of answers, and no prompt marks a generated "
@@ -198,6 +205,7 @@ class Atlas(Experiment):
 
         return Plan(
             self,
+            # Controls take the same passes as the model.
             lengths * (1 + twins),
             lambda batch_size, store, progress: {
                 self.name: self._measured(model, chosen, half, twins, progress, store)
@@ -229,6 +237,8 @@ class Atlas(Experiment):
 
         of_prompts = {
             "prompts": digest(prompts),
+            # The digest covers tokens, spans and generated places, but not
+            # sources, which decide scores too.
             "sources": [prompt.sources for prompt in prompts],
             "rows": self.rows,
             "top": self.top,
@@ -238,6 +248,8 @@ class Atlas(Experiment):
         ] = (
             (
                 asked & ON_RANDOM,
+                # Apart, since scores on random tokens are the same whatever the
+                # prompts are, and so can be reused.
                 {"tokens": tokens.tolist()},
                 lambda one: random_scores(one, tokens, asked),
             ),
@@ -249,6 +261,7 @@ class Atlas(Experiment):
         )
 
         def measured() -> dict[str, Any]:
+            # Lists, because the store keeps points as JSON
             scores = {
                 name: values.tolist()
                 for *_, measure in parts
@@ -259,6 +272,7 @@ class Atlas(Experiment):
                     f"no layer of this model has {', '.join(self.scores)} on these prompts; "
                     "name other atlas.scores"
                 )
+            # In the order of `SCORES`, whichever part measured a score
             return {name: scores[name] for name in SCORES if name in scores}
 
         def of_twin(seed: int) -> dict[str, float]:
@@ -267,6 +281,8 @@ class Atlas(Experiment):
             for names, question, measure in parts:
                 rules = [rule for rule in RULES if rule.score in names]
 
+                # The defaults bind this round's values; a closure would see
+                # those of the last round.
                 def largest(measure=measure, rules=rules) -> dict[str, float]:
                     scores = measure(twin())
                     return {rule.name: rule.largest(scores, schemes) for rule in rules}
@@ -278,9 +294,11 @@ class Atlas(Experiment):
                     [rule.name for rule in rules],
                     largest,
                 )
+            # A rule whose score was not asked for has no null.
             return {rule.name: found.get(rule.name, np.nan) for rule in RULES}
 
         of_head, seeds = ("layer", "head"), range(self.seed, self.seed + twins)
+        # A grid without axes is one point: its values are kept and counted like those of a control.
         of_model = Grid({}, measured, dict.fromkeys(SCORES, of_head), name="model")
         found = of_model.compute(store, progress, 0, 1 + twins)
         scores = {str(name): values.values for name, values in found.items()}
@@ -292,6 +310,7 @@ class Atlas(Experiment):
         }
         named = name_heads(scores, schemes, limits)
         thresholds = [
+            # fmax passes over NaN, the null where there are no controls.
             np.fmax(rule.at_least, limits[rule.name])
             if np.isfinite(rule.largest(scores, schemes))
             else np.nan
@@ -310,6 +329,7 @@ class Atlas(Experiment):
             "twin": np.array(seeds, dtype=np.int64),
         }
         group = described_group(values, {**SCORES, **_NAMES}, coordinates)
+        # Arrays go over all layers; those without attention are dropped here.
         group, attention = group.sel(layer=list(decoder.by_layer)), decoder.layers[0]
         sizes = {"heads": attention.heads, "kv_heads": attention.kv_heads}
         begins = {} if first is None else {"first_token": first}

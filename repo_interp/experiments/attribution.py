@@ -52,22 +52,30 @@ def attributed(
         layers without positions.
     """
     decoder = as_decoder(model)
+    # Layers without positions have nothing to change, and stay NaN below.
     watched = {layer: _Watched(attention) for layer, attention in decoder.positioned.items()}
     with torch.enable_grad(), frozen_weights(model), ExitStack() as hooks:
         for watch in watched.values():
             watch.attach(hooks)
+        # Prompts do not see one another, so the gradient of the sum
+        # holds the gradient of every prompt.
         total = objective().sum()
         wanted = [
             tensor for watch in watched.values() for tensor in (watch.positions, watch.output)
         ]
         gradients = iter(torch.autograd.grad(total, wanted))
+    # grad returns them in the order of `wanted`: positions and output
+    # of a layer, then the next layer.
     by_layer = {layer: (next(gradients), next(gradients)) for layer in watched}
     estimates = {}
     for name, edit in changes.items():
+        # positions are [prompt, head, token]; read backwards from axis 1: heads, prompts.
         heads, prompts = next(iter(watched.values())).positions.shape[1::-1]
         estimate = torch.full(
             (len(SCREENINGS), decoder.layer_count, heads, prompts), torch.nan, dtype=torch.float64
         )
+        # The replay goes through the change, but every layer gets the clean
+        # pass's input: no change before it.
         with torch.no_grad(), replaced(model, edit):
             for layer, watch in watched.items():
                 estimate[:, layer] = watch.first_order(*by_layer[layer]).cpu()
@@ -88,6 +96,8 @@ class _Watched:
 
     def attach(self, hooks: ExitStack) -> None:
         """Note them in the next pass."""
+        # Before all other hooks: the replay runs those again, so it
+        # needs the arguments as they came.
         hooks.callback(
             self.attention.module.register_forward_pre_hook(
                 self._call, with_kwargs=True, prepend=True
@@ -100,6 +110,8 @@ class _Watched:
         self, by_position: Tensor, by_output: Tensor
     ) -> Float[Tensor, "screening head prompt"]:
         """Gradients times changes, under the change that is in force."""
+        # Replaying the layer overwrites both with the changed values; the
+        # clean ones are put back below.
         before = self.positions, self.output
         arguments, keywords = self.called
         with ExitStack() as hooks:
@@ -107,6 +119,7 @@ class _Watched:
             self.attention.module(*arguments, **keywords)
         (positions, output), (self.positions, self.output) = (self.positions, self.output), before
         moved = (by_position.double() * (positions - self.positions)).sum(-1)
+        # Over tokens and d_value: [prompt, head]
         changed = (by_output.double() * (output - self.output)).sum((1, 3))
         return torch.stack([moved.T, changed.T])
 
@@ -114,6 +127,7 @@ class _Watched:
         self.called = arguments, keywords
 
     def _copy(self, module: nn.Module, arguments: tuple, positions: Tensor) -> Tensor:
+        # In float32 or wider, since half precision would round the steps of learned positions.
         positions = expand_heads(exact(positions), self.attention.heads)
         if torch.is_grad_enabled() and not positions.requires_grad:  # the token index
             positions = positions.detach().requires_grad_()
@@ -136,6 +150,8 @@ def frozen_weights(model: nn.Module) -> Iterator[None]:
     Yields:
         None.
     """
+    # Only those that were trainable, so that parameters frozen by the
+    # caller stay frozen afterwards.
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     for parameter in trained:
         parameter.requires_grad_(False)

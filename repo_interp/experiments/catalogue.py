@@ -65,6 +65,8 @@ def experiments_named(experiments: Sequence[str | Experiment | Plan]) -> list[Ex
         )
     given = [experiments] if isinstance(experiments, str) else list(experiments)
     for item in given:
+        # A class has all attributes of an experiment and would fail
+        # later, in words that do not help.
         if isinstance(item, type):
             raise InputError(
                 f"the experiment {item.__name__} is a class; make one, {item.__name__}(), or "
@@ -75,6 +77,8 @@ def experiments_named(experiments: Sequence[str | Experiment | Plan]) -> list[Ex
                 f"{one_line(repr(item), 160)} is no experiment; wanted names, or objects "
                 "like an Experiment"
             )
+    # Names become objects before the check, so that a name and an
+    # object of that name count as twice.
     objects = [experiment_named(item) if isinstance(item, str) else item for item in given]
     require_once(
         EXPERIMENTS,
@@ -107,9 +111,12 @@ def planned(
     objects = experiments_named(experiments)
     if not objects:
         return []
+    # Experiments move positions that they take for the token index, so
+    # prompts must not bring others.
     require_index(prompts)
     decoder = as_decoder(bridge)
     vocabulary = decoder.vocabulary_size
+    # Token ids beyond the embedding would fail deep in the first pass, with an error of torch.
     if task is not None and task.vocabulary_size > vocabulary:
         raise InputError(
             f"the task {task.name} has {task.vocabulary_size} tokens, the model {vocabulary}; "
@@ -123,6 +130,8 @@ def planned(
 
     def plan_of(experiment: Experiment) -> Plan:
         plan = experiment.plan(model, scoring, prompts, length)
+        # Plans of other packages are checked: memory and the announced
+        # cost are computed from `passes`.
         passes = plan.passes if isinstance(plan, Plan) else None
         if not isinstance(passes, Sequence) or not all(
             isinstance(tokens, int) for tokens in passes
@@ -134,4 +143,5 @@ def planned(
             )
         return plan
 
+    # A plan that was made already is for this model and its prompts; it is not made twice.
     return [item if isinstance(item, Plan) else plan_of(item) for item in objects]

@@ -87,6 +87,7 @@ def whole_passes(model: PreTrainedModel, kinds: int, top: int, draws: int) -> in
     """
     heads = heads_with_positions(model)
     count = as_decoder(model).layer_count
+    # Effects resume at the first changed layer: of a whole pass, the share of layers from there on.
     share = {layer: (count - layer) / count for layer, _ in heads}
     measured = _confirmed(len(heads), top)
     mean = sum(share[layer] for layer, _ in heads) / len(heads)
@@ -100,6 +101,8 @@ def whole_passes(model: PreTrainedModel, kinds: int, top: int, draws: int) -> in
 
 
 def _confirmed(heads: int, top: int) -> int:
+    # Where not all heads fit, as many at random are added: without
+    # them nothing tests the screening.
     wanted = top or (heads if heads <= ALL else TOP)
     return min(heads, wanted if wanted >= heads else 2 * wanted)
 
@@ -121,11 +124,14 @@ def to_confirm(
     count = _confirmed(len(heads), top)
     if count == len(heads):
         return heads
+    # Ranked by the estimate behind the softmax: the other one is blind where attention is sure.
     sizes = np.abs(screened[SCREENINGS.index("output")].mean(-1))
     ranked = sorted(heads, key=lambda head: -sizes[head])
+    # Ranks behind the heads that were chosen for their size; the size of the model is in the seed.
     others = np.random.default_rng([seed, len(heads)]).permutation(len(heads) - count // 2)[
         : count - count // 2
     ]
+    # Sorted by layer, as the grid asks for the heads of one layer at a time
     return sorted(ranked[: count // 2] + [ranked[count // 2 + int(other)] for other in others])
 
 
@@ -144,9 +150,11 @@ def sets_of_heads(
     Returns:
         The `size` measured heads with the lowest effect, then up to `draws` different control sets.
     """
+    # Lowest first: a head is needed where changing it lowers log p. Ties go to the earlier head.
     known = sorted(
         (head for head in heads if np.isfinite(effect[head])), key=lambda head: (effect[head], head)
     )
+    # Half at most, else no set of as many other heads could be drawn as a control.
     size = min(size, len(known), max(1, len(heads) // 2))
     others = [head for head in heads if head not in known[:size]]
     return [known[:size], *drawn_sets(others, size, draws, seed)]
@@ -166,6 +174,7 @@ def drawn_sets(others: Sequence[Any], size: int, draws: int, seed: int) -> list[
     """
     generator = np.random.default_rng([seed, size])
     drawn = distinct(
+        # As sorted places, so that one set in two orders is recognized as the same
         lambda: sorted(generator.permutation(len(others))[:size].tolist()),
         comb(len(others), size),
         draws,
@@ -185,12 +194,14 @@ def distinct(draw: Callable[[], Any], there_are: int, wanted: int) -> list[Any]:
         Different results in the order in which they were drawn.
     """
     found = []
+    # No more than exist, else the loop would never end.
     while len(found) < min(there_are, wanted):
         drawn = draw()
         found += [] if drawn in found else [drawn]
     return found
 
 
+# The empty beginning is that of single heads: `log_probability_change` and so on.
 _CHANGED = {
     "": "positions of one head changed",
     "layer_": "positions of all heads of a layer changed",
@@ -252,12 +263,15 @@ def _changes(scoring: Scoring, clean: xr.DataArray, changed: xr.Dataset) -> xr.D
 def _means(changed: xr.Dataset) -> dict[str, xr.DataArray]:
     """Changes of the log-probability of the answer over prompts, by name."""
     nats = changed.sel(reading="log_probability", drop=True)
+    # skipna=False: a mean over fewer prompts than the others' would not be comparable.
     means = {name: nats[name].mean("prompt", skipna=False) for name in nats}
     spread = (
         nats[""].std("prompt", ddof=1, skipna=False)
+        # One prompt has no spread, and numpy would warn of the division by 0.
         if nats.sizes["prompt"] > 1
         else xr.full_like(means[""], np.nan)
     )
+    # Paired, so that the spread between easy and hard prompts is not in the interval.
     paired = (nats["set_"] - nats["control_"].mean("draw")).transpose("kind", "prompt")
     mean, reach = paired.mean("prompt", skipna=False), half_interval(paired.values)
     return {
@@ -278,8 +292,10 @@ def _rank_correlations(screened: np.ndarray, exact: np.ndarray) -> np.ndarray:
     """Spearman's over measured heads [kind, screening]; NaN where either side is constant."""
     result = np.full(screened.shape[:2], np.nan)
     for kind, screening in np.ndindex(*result.shape):
+        # Heads that were not measured exactly have no part.
         known = np.isfinite(exact[kind])
         pair = screened[kind, screening][known], exact[kind][known]
+        # spearmanr warns of constants, and warnings are errors here.
         if min(len(np.unique(values)) for values in pair) > 1:
             result[kind, screening] = spearmanr(*pair)[0]  # pyright: ignore[reportArgumentType]
     return result
@@ -340,6 +356,8 @@ class Effects(Experiment):
                     model,
                     scoring,
                     prompts,
+                    # A screening keeps activations for its backward pass, so the
+                    # batch is counted in `PATH_TOKENS`.
                     max(batch_size, PATH_TOKENS // max(lengths)),
                     progress,
                     store,
@@ -361,6 +379,7 @@ class Effects(Experiment):
                 "can be changed; leave effects out"
             )
         heads = len(heads_with_positions(model))
+        # Controls need as many other heads, and only measured heads can be ranked as needed.
         most = max(1, min(_confirmed(heads, self.top), heads // 2))
         if self.set_size > most:
             raise InputError(
@@ -401,7 +420,9 @@ class Effects(Experiment):
         kinds = self._kinds(model, scoring, prompts)
         decoder, heads = as_decoder(model), heads_with_positions(model)
         layers, head_count = sorted({layer for layer, _ in heads}), decoder.shape[1]
+        # Tuples, because `Measurement` caches the batch by its numbers
         cut = [tuple(numbers) for numbers in batches_by_length(model, prompts, batch_size)]
+        # Points of the three stages - screening, layers, sets -, so that progress shows one bar
         points = [len(cut) * count for count in (1, len(kinds) * len(layers), len(kinds))]
         measurement = Measurement(model, scoring, prompts, self.strength)
         read = ("reading", "prompt")
@@ -413,6 +434,7 @@ class Effects(Experiment):
         screening = computed(
             0,
             "screening",
+            # No axes beside the batches: all kinds come from one backward pass.
             {},
             lambda numbers: measurement.screen(numbers, kinds),
             {"clean": read, "screened": ("kind", "screening", "layer", "head", "prompt")},
@@ -426,6 +448,8 @@ class Effects(Experiment):
         def of_layer(numbers: tuple[int, ...], kind: str, layer: int) -> dict[str, Any]:
             single = [head for head in confirmed[kind] if head[0] == layer]
             together = [head for head in heads if head[0] == layer]
+            # Heads of one layer resume at the same layer, so many sets go
+            # through one pass side by side.
             *readings, whole = measurement.read(
                 numbers, kind, [*([head] for head in single), together]
             )
@@ -434,6 +458,7 @@ class Effects(Experiment):
                 by_head[head] = reading
             return {"": by_head.tolist(), "layer_": whole}
 
+        # Reindexed below over all layers: those without positions get NaN.
         found = computed(
             1,
             "layer",
@@ -442,6 +467,7 @@ class Effects(Experiment):
             {"": ("head", *read), "layer_": read},
         ).reindex(layer=range(decoder.layer_count))
         clean = screening["clean"]
+        # Reading 0 is the log-probability: [kind, layer, head].
         means = (found[""] - clean).values[..., 0, :].mean(-1)
         chosen = {
             kind: sets_of_heads(mean, heads, self.set_size or head_count, self.draws, self.seed)
@@ -451,6 +477,7 @@ class Effects(Experiment):
             2,
             "sets",
             {"kind": kinds},
+            # Sets of a kind stand along one axis: the needed heads first, then the controls.
             lambda numbers, kind: {"sets": measurement.read(numbers, kind, chosen[kind])},
             {"sets": ("draw", *read)},
         )["sets"]
@@ -464,6 +491,7 @@ class Effects(Experiment):
         )
         in_set = np.zeros((len(kinds), *decoder.shape), dtype=np.int8)
         for place, sets in zip(in_set, chosen.values(), strict=True):
+            # A set is a list of (layer, head); transposed it is an index of both axes.
             place[tuple(np.transpose(sets[0]))] = 1
         estimates, of_heads = screened.mean(-1), ("layer", "head")
         exact = changed[""].sel(reading="logit_difference").values.mean(-1)
@@ -479,6 +507,9 @@ class Effects(Experiment):
             scoring.attributes,
             prompts=len(prompts),
             set_heads=len(chosen[kinds[0]][0]),
+            # The fewest of any kind: kinds may measure different heads, and
+            # so have different controls left.
             control_sets=min(len(sets) - 1 for sets in chosen.values()),
         )
+        # Layers with attention alone; so far the axis counted all layers of the model.
         return with_schemes(group.sel(layer=list(decoder.by_layer)), decoder.schemes)

@@ -51,6 +51,8 @@ class Experiment(ABC):
 
     def __post_init__(self) -> None:
         """Raises InputError for a field that is not of the type and range that it states."""
+        # Here rather than in every subclass: values may come from the
+        # command line as well as from Python.
         check_fields(self, self.name)  # pyright: ignore[reportArgumentType]
 
     @property
@@ -86,6 +88,7 @@ def require_targets(experiment: str, scoring: Scoring, prompts: Sequence[Prompt]
                 f"{experiment} judges what is predicted, but prompt {number} has nothing to "
                 f"predict for {scoring.name}"
             )
+        # No row before token 0 predicts it, and index -1 would silently read the last one.
         if 0 in scoring.targets(prompt):
             raise InputError(
                 f"{experiment} judges what is predicted, but nothing stands before token 0 "
@@ -121,6 +124,7 @@ def standard_error(scores: Float[np.ndarray, "prompt"]) -> float:
     Returns:
         The error; NaN for one prompt.
     """
+    # A single score has no spread; numpy would warn, and warnings are errors here.
     return float(scores.std(ddof=1) / np.sqrt(len(scores))) if len(scores) > 1 else float("nan")
 
 
@@ -134,4 +138,5 @@ def side_by_side(batch_size: int, longest: int) -> int:
     Returns:
         `batch_size`, or more where prompts are short.
     """
+    # More than `batch_size` where prompts are short, since a small pass wastes the device.
     return max(batch_size, TOKENS // longest)

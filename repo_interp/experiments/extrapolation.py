@@ -136,13 +136,18 @@ def judged_outputs(
     """
     widths = {attention.layer_idx: attention.d_head for attention in as_decoder(model).layers}
     sums: dict[int, dict[int, VectorSums]] = {layer: {} for layer in widths}
+    # Filled in place below, before every pass: the hook sees outputs, but not whose they are.
     numbers: list[int] = []
     lengths = [len(prompt.tokens) for prompt in prompts]
 
     def receive(layer: int, outputs: Tensor) -> None:
         for row, number in zip(outputs, numbers, strict=True):
+            # Prompts are padded on the right, so its last tokens end before the padding.
             last = row[max(0, lengths[number] - judged) : lengths[number]]
+            # [token, head * d_head] -> [head, token, d_head]: one Gaussian per head
             found = vector_sums(last.unflatten(-1, (-1, widths[layer])).transpose(0, 1))
+            # Prompts are dealt to the folds in turn. Sums of a fold merge
+            # exactly, so no output is kept.
             known = sums[layer].get(number % FOLDS)
             sums[layer][number % FOLDS] = found if known is None else known + found
 
@@ -150,6 +155,7 @@ def judged_outputs(
     with attention_outputs(model, receive):
         for part in batches(range(len(prompts)), lengths, batch_size):
             part = sorted(part, key=lengths.__getitem__)
+            # Assigned into the same list, which `receive` reads while the pass runs
             for numbers[:] in batches(part, lengths, batch_limits(model, batch_size)):
                 some = [prompts[number] for number in numbers]
                 with renumber_prompts(numbers):
@@ -159,9 +165,11 @@ def judged_outputs(
         value
         for prompt, answer in zip(asked, answered, strict=True)
         for target, value in zip(scoring.targets(prompt), answer.log_probabilities, strict=True)
+        # The same tokens as the divergence: those furthest beyond the training length
         if target >= len(prompt.tokens) - judged
     ]
     return (
+        # In the order of the folds, by which judged and reference groups are paired
         {layer: [groups[group] for group in sorted(groups)] for layer, groups in sums.items()},
         np.asarray(scoring.score(answered, asked), dtype=np.float64),
         -float(np.mean(log_likelihoods)) if log_likelihoods else float("nan"),
@@ -174,10 +182,12 @@ def _divergences(judged: Sequence[VectorSums], reference: Sequence[VectorSums]) 
     NaN where too few vectors are left.
     """
     whole = [reduce(VectorSums.__add__, groups) for groups in (judged, reference)]
+    # Sums of all less those of a group are the sums without it: a leave-one-out fit costs no pass.
     without = [
         (whole[0] - own, whole[1] - other) for own, other in zip(judged, reference, strict=False)
     ]
     return [
+        # One vector has no covariance.
         float(gaussian_divergence(of, to).mean()) if min(of.count, to.count) > 1 else float("nan")
         for of, to in (whole, *without)
     ]
@@ -228,6 +238,7 @@ def output_traces(
     with attention_outputs(model, lambda _, some: outputs.append(some[0]), [layer]):
         for prompt in reference:
             _run(model, prompt.tokens[:training_length])
+    # In float64: the covariance is a difference of large sums.
     normal = torch.cat(outputs).double()
     sums = vector_sums(normal)
     plane, shares = principal_plane(sums)
@@ -236,13 +247,17 @@ def output_traces(
         extended(model, method, tokens, training_length, global_tokens),
     ):
         _run(model, longer.tokens)
+    # A layer that slides sees fewer keys in training than the training length.
     window = min(attention.sliding_window or training_length, training_length)
     starts = range(0, tokens - window + 1, step)
+    # Rounding may ask for one token twice where few tokens lie beyond.
     asked = np.unique(np.linspace(training_length, tokens - 1, queries).round().astype(int))
     traces = torch.stack(
         [outputs_over_windows(model, layer, tensors, int(query), starts, window) for query in asked]
     ).double()
+    # An even sample for drawing; mean, plane and covariance above come from all.
     drawn = normal[:: max(1, len(normal) // REFERENCE_POINTS)]
+    # An empirical limit: outputs are not Gaussian, so a chi-square quantile would be off.
     limit = torch.quantile(_distances(drawn, sums), 0.99)
     outside = (
         (_distances(traces.flatten(0, 1), sums) > limit)
@@ -265,6 +280,7 @@ def output_traces(
 
 def _of_layers(traces: Sequence[xr.Dataset]) -> xr.Dataset:
     """Join traces along an axis `layer`; layers with shorter windows have more steps."""
+    # Layer and window differ by trace, so they become coordinates and the rest may be joined.
     stated = [
         one.assign_coords({name: one.attrs[name] for name in ("layer", "window")}) for one in traces
     ]
@@ -281,10 +297,12 @@ def _run(model: PreTrainedModel, tokens: Sequence[int]) -> None:
 def _distances(vectors: Tensor, sums: VectorSums) -> Tensor:
     """Mahalanobis distance from the Gaussian of `sums`, slightly widened where it is flat."""
     covariance = sums.covariance
+    # A ridge of 1e-4 of the mean variance: outputs may fill fewer dimensions than there are.
     covariance = covariance + 1e-4 * covariance.trace() / len(covariance) * torch.eye(
         len(covariance)
     ).to(covariance)
     factor = torch.linalg.cholesky(covariance)
+    # |L^-1 (x - mean)| with covariance L L^T is Mahalanobis' distance.
     return torch.linalg.solve_triangular(factor, (vectors - sums.mean).mT, upper=False).norm(dim=0)
 
 
@@ -337,14 +355,19 @@ class Extrapolation(Experiment):
                 f"extrapolation by {wrong[0]!r}: this model's positions allow {', '.join(allowed)}"
             )
         layers = list(as_decoder(model).by_layer)
+        # Called for its errors: an unknown layer is refused before any pass.
         attentions_of(model, self.traced_layers)
         chosen = sorted(set(self.traced_layers)) or [layers[len(layers) // 2]]
         judge, by_length = prompts_by_length(
             scoring, prompts, training_length, self.lengths, self.sequences, self.seed
         )
         first, last = min(by_length), max(by_length)
+        # Even prompts are the reference and odd ones judged, so
+        # that no text is compared with itself.
         half = [len(prompt.tokens) for some in by_length.values() for prompt in some[1::2]]
         reference = [len(prompt.tokens) for prompt in by_length[first]]
+        # Traces need features that are in distribution at every length,
+        # which this method alone gives.
         traced = "lm_infinite" in allowed
 
         def run(batch_size: int, store: Store, progress: Progress | None) -> dict[str, xr.Dataset]:
@@ -353,6 +376,8 @@ class Extrapolation(Experiment):
                 self.name: self.measured(model, judge, by_length, first, size, progress, store)
             }
             if traced:
+                # A test set holds shorter prompts too, and these lack the
+                # last positions of training.
                 normal = [prompt for prompt in by_length[first] if len(prompt.tokens) == first]
                 longer = max(by_length[last], key=lambda prompt: len(prompt.tokens))
                 traces = [
@@ -371,6 +396,8 @@ class Extrapolation(Experiment):
                 groups["output_traces"] = traces[0] if len(traces) == 1 else _of_layers(traces)
             return groups
 
+        # As many tokens of prompts as `measured` runs: the reference once,
+        # then every method at every length
         passes = (
             *reference[::2],
             *half * len(self._methods(model)),
@@ -379,6 +406,7 @@ class Extrapolation(Experiment):
         return Plan(self, passes, run)
 
     def _methods(self, model: PreTrainedModel) -> list[str]:
+        # Plain comes first: `measured` reads the noise of the fit at method 0.
         return list(dict.fromkeys(("plain", *(self.methods or allowed_methods(model)))))
 
     def measured(
@@ -421,6 +449,7 @@ class Extrapolation(Experiment):
             )
         methods, lengths = self._methods(model), sorted(prompts)
         judged = self.judged or max(2, training_length // 4)
+        # Made at the first point that the store lacks, and not at all where it has every point
         reference = cache(
             lambda: judged_outputs(
                 model, scoring, prompts[training_length][::2], judged, batch_size
@@ -447,10 +476,14 @@ class Extrapolation(Experiment):
         first = lengths.index(training_length)
         # those of the plain model, the first method, are the noise
         noise = found["kl"].values[0, first]
+        # Subtracting the noise fold by fold keeps the pairing that the jackknife needs.
         above, without = (found[name].values - found[name].values[0, first] for name in inner)
+        # Mean over layers: [method, length, group]
         jackknife = without.mean(-2)
         freedom = jackknife.shape[-1] - 1
+        # The jackknife's standard error is (n - 1) times that of a mean of its n values.
         width = student.ppf(0.975, freedom) * freedom * sem(jackknife, axis=-1)
+        # The training length and shorter are left out: there, noise is all that can be expected.
         beyond = found["kl"].values.mean(-1)[:, first + 1 :]
         mostly = [
             method

@@ -34,6 +34,7 @@ class VectorSums:
     total: Float[Tensor, "*item d"]
     square: Float[Tensor, "*item d d"]
 
+    # Sums instead of fits, so that batches add up and a group can be taken away exactly
     def __add__(self, other: VectorSums) -> VectorSums:
         return VectorSums(
             self.count + other.count, self.total + other.total, self.square + other.square
@@ -52,6 +53,7 @@ class VectorSums:
     @property
     def covariance(self) -> Float[Tensor, "*item d d"]:
         """Covariance, divided by the number of vectors."""
+        # Divided by n, as in the maximum-likelihood fit of the divergence, not by n - 1
         return self.square / self.count - self.mean[..., None] * self.mean[..., None, :]
 
 
@@ -64,6 +66,7 @@ def vector_sums(vectors: Float[Tensor, "*item vector d"]) -> VectorSums:
     Returns:
         Count and sums.
     """
+    # Squares of outputs are summed over thousands of tokens and then nearly cancel.
     exact = vectors.detach().to(torch.float64)
     return VectorSums(exact.shape[-2], exact.sum(-2), exact.mT @ exact)
 
@@ -87,12 +90,15 @@ def gaussian_divergence(
     if min(of.count, to.count) < 2:
         raise ValueError(f"a Gaussian needs at least 2 vectors; got {of.count} and {to.count}")
     width = of.total.shape[-1]
+    # The same amount on both diagonals, so that equal Gaussians keep a divergence of 0
     level = shrinkage * to.covariance.diagonal(0, -2, -1).mean(-1)[..., None, None]
     widening = level * torch.eye(width, dtype=torch.float64, device=of.total.device)
     first, second = of.covariance + widening, to.covariance + widening
+    # One factorization serves the distance, the trace and the determinant.
     factor, apart = torch.linalg.cholesky(second), (to.mean - of.mean)[..., None]
     distance = (apart.mT @ torch.cholesky_solve(apart, factor))[..., 0, 0]
     spread = torch.cholesky_solve(first, factor).diagonal(0, -2, -1).sum(-1)
+    # log det of the second from its factor: 2 sum log L_ii. Of the first no factor is at hand.
     logarithms = (
         2 * factor.diagonal(0, -2, -1).log().sum(-1) - torch.linalg.slogdet(first).logabsdet
     )
@@ -109,6 +115,8 @@ def principal_plane(sums: VectorSums) -> tuple[Float[Tensor, "d 2"], Float[Tenso
         Directions, whose largest entries are positive, and their shares of the variance.
     """
     variances, directions = torch.linalg.eigh(sums.covariance)
+    # eigh sorts variances upwards, so the largest two stand last.
     plane, shares = directions[:, [-1, -2]], variances[[-1, -2]] / variances.sum()
+    # eigh leaves signs open; without a rule the picture would flip from one machine to another.
     largest = plane.gather(0, plane.abs().argmax(0, keepdim=True))
     return plane * largest.sign(), shares

@@ -78,6 +78,7 @@ def needle_scores(
     }
     flat = [prompt for prompts in asked.values() for prompt in prompts]
     texts = generated_texts(model, tokenizer, flat, batch_size, store, progress, announce)
+    # RULER scores in percent. Every length has as many prompts: [test_set, prompt].
     scores, label = (
         (niah_scores(texts, flat) / 100).reshape(len(lengths), count),
         "share of the needles found",
@@ -134,6 +135,7 @@ def answer_scores(
         InputError: The model cannot take a prompt, or `judge` refuses an answer.
     """
     flat = [prompt for prompts in asked.values() for prompt in prompts]
+    # Consumed set by set below, in the order in which `flat` was made
     texts = iter(generated_texts(model, tokenizer, flat, batch_size, store, progress, announce))
     scores = np.stack(
         [judge(name, [next(texts) for _ in prompts]) for name, prompts in asked.items()]
@@ -198,7 +200,9 @@ def generated_texts(
     """
     counts = [int(prompt.attributes["new_tokens"]) for prompt in prompts]
     lengths = [len(prompt.tokens) + count for prompt, count in zip(prompts, counts, strict=True)]
+    # Interventions that name tokens must fit before minutes of generation begin.
     require_named_tokens(model, len(prompts), lengths, counts)
+    # Similar lengths waste no padding, and similar answers end at about the same step.
     order = sorted(
         range(len(prompts)), key=lambda number: (len(prompts[number].tokens), counts[number])
     )
@@ -214,6 +218,7 @@ def generated_texts(
             ]
         }
 
+    # The longest batch first: one that does not fit into memory fails at once, not at the end.
     cut = dict(
         reversed(
             [
@@ -222,6 +227,7 @@ def generated_texts(
             ]
         )
     )
+    # Every generated token is a pass, and a batch runs until its longest answer ends.
     if announce is not None:
         passes = sum(max(counts[number] for number in some) for some in cut.values())
         announce(cost_of(prompts, passes))
@@ -235,6 +241,7 @@ def generated_texts(
 
 def _ends(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> set[int]:
     """Tokens that end a text."""
+    # Chat models may end with another token than their tokenizer names, so either ends a text.
     known = [getattr(model.generation_config, "eos_token_id", None), tokenizer.eos_token_id]
     return {
         token

@@ -61,9 +61,13 @@ class Grid:
             Values of all points, float64, over `axes` and their inner axes. With `batches` the
             inner axes end with the prompts, in their order.
         """
+        # The last axis varies fastest, which is the order of numpy's reshape below.
         labels = list(product(*self.axes.values()))
         points = {
+            # Keys of the store: the grid's name, the labels, and the number of the batch
             "-".join(map(str, (self.name, *chosen, number))): partial(self.point, *batch, *chosen)
+            # Batches are the outer loop: a point may reuse what the one
+            # before it made of the same prompts.
             for number, batch in enumerate([[some] for some in self.batches] or [[]])
             for chosen in labels
         }
@@ -75,13 +79,18 @@ class Grid:
         found = list(store.get_or_compute(points, progress and advance).values())
         values = {}
         for name in found[0] if found else ():
+            # The store gives lists of JSON, and an integer of a point must not decide the dtype.
             arrays = [np.asarray(at_point[name], dtype=np.float64) for at_point in found]
             if self.batches:
+                # Batches are sorted by length; this index brings prompts back into their order.
                 order = np.argsort(np.concatenate(self.batches))
                 arrays = [
+                    # Every len(labels)-th array is of one point; its batches
+                    # are joined along the prompts.
                     np.concatenate(arrays[place :: len(labels)], axis=-1)[..., order]
                     for place in range(len(labels))
                 ]
+            # [point, inner ...], where prompts of different lengths leave NaN at the end
             whole = padded(arrays, np.nan)
             shape = (*map(len, self.axes.values()), *whole.shape[1:])
             values[name] = (*self.axes, *self.inner.get(name, ())), whole.reshape(shape)

@@ -57,6 +57,7 @@ class Rule:
         Returns:
             True for layers of one of `schemes`.
         """
+        # One column, which broadcasts over heads
         return np.array([not self.schemes or scheme in self.schemes for scheme in layout])[:, None]
 
     def largest(self, scores: Scores, layout: Sequence[str]) -> float:
@@ -69,7 +70,9 @@ class Rule:
         Returns:
             The score; NaN where there is none.
         """
+        # Heads in other layers become NaN, so they neither have the name nor set its null.
         values = np.where(self.applies(layout), scores.get(self.score, np.nan), np.nan)
+        # nanmax of NaN alone warns, and warnings are errors here.
         return float(np.nanmax(values)) if np.isfinite(values).any() else float("nan")
 
     def holds(
@@ -90,10 +93,13 @@ class Rule:
             if self.score in scores
             else np.full_like(next(iter(scores.values())), np.nan)
         )
+        # NaN compares as False, which is meant, but numpy may warn of it.
         with np.errstate(invalid="ignore"):
+            # fmax passes over a null of NaN: without controls, at_least alone decides.
             holding = self.applies(layout) & (values > np.fmax(self.at_least, null))
             for name, (low, high) in self.also.items():
                 holding &= (
+                    # A score that was not measured fulfills no limit.
                     (low <= scores[name]) & (scores[name] <= high) if name in scores else False
                 )
         return holding
@@ -115,6 +121,7 @@ RULES = (
     Rule("needle", "source_mass", 0.1),
     Rule("sink", "sink", 0.5),
     Rule("positional U", "place_u", 0.5),
+    # Positions of random weights are constant too, so the head must also attend far from evenly.
     Rule("constant", "departure", ATTENDS, {"constant": (0.95, 1.0)}, LEARNED),
     Rule("mono", "mono", 0.5, schemes=LEARNED),
     Rule("semantic", "departure", ATTENDS, {"content": (0.9, 1.0), "sink": (0.0, LITTLE)}),
@@ -132,10 +139,12 @@ def null_of(largest: Float[np.ndarray, "twin"], quantile: float) -> float:
     Returns:
         The quantile and `MARGIN` of its size; NaN where no control has a score.
     """
+    # Controls whose layers lack the score count for nothing.
     known = largest[np.isfinite(largest)]
     if not known.size:
         return float("nan")
     reached = float(np.quantile(known, quantile, method="higher"))
+    # The size of it: a score such as the positional U may be negative in every control.
     return reached + MARGIN * abs(reached)
 
 

@@ -55,6 +55,7 @@ from repo_interp.positions.layouts import LEARNED
 from repo_interp.positions.rotary import expand_heads
 from repo_interp.tasks.prompt import Prompt
 
+# 16 MB in float32, so that a long prompt needs no map of its heads
 CELLS = 2**22
 """Attention weights that exist at a time, of one batch and layer."""
 ON_PROMPTS = "_on_prompts"
@@ -147,11 +148,14 @@ def repeated_tokens(
     Returns:
         Token ids, all different within a half where the vocabulary has enough.
     """
+    # Special tokens draw attention whatever the context, as sinks do.
     alphabet = np.setdiff1d(np.arange(vocabulary), [*special, *([] if first is None else [first])])
     generator = np.random.default_rng(seed)
     drawn = np.stack(
+        # A small vocabulary has fewer tokens than a half, so some then come twice.
         [generator.choice(alphabet, half, replace=half > len(alphabet)) for _ in range(sequences)]
     )
+    # Without a first token the column has no width, and its value is never used.
     before = np.full((sequences, 0 if first is None else 1), first or 0)
     return np.concatenate([before, drawn, drawn], axis=1)
 
@@ -168,19 +172,23 @@ def answers_of(prompt: Prompt, device: torch.device | str = "cpu") -> Answers | 
     """
     tokens, generated = (
         torch.tensor(prompt.tokens, device=device),
+        # No row before token 0 produces it.
         [place for place in prompt.generated if place > 0],
     )
     if not generated:
         return None
     source = torch.zeros(len(generated), len(prompt.tokens), device=device)
     named = prompt.sources
+    # A needle is the source of all answers alike; `sources` name one place for each of them.
     if prompt.spans.get("needle"):
         source[:, list(prompt.spans["needle"])] = 1.0
     elif named is not None and len(named) == len(generated):
         source[torch.arange(len(generated)), list(named)] = 1.0
     else:
         return None
+    # Row i produces token i + 1.
     rows = torch.tensor(generated, device=device) - 1
+    # [answer, key]: keys of the source whose token is the one that is produced
     same = source * (tokens[rows + 1][:, None] == tokens)
     return Answers(rows, tokens[rows + 1], source, same)
 
@@ -202,6 +210,7 @@ def random_scores(
     if not ON_RANDOM & set(asked):
         return {}
     decoder = as_decoder(model)
+    # Some scores come from one pass whatever is asked; `_known` drops the others.
     return _known(
         _on_random(model, torch.from_numpy(sequences).to(decoder.device), decoder.shape), asked
     )
@@ -229,15 +238,18 @@ def prompt_scores(
     """
     wanted, decoder = set(asked) - ON_RANDOM, as_decoder(model)
     shape, device = decoder.shape, decoder.device
+    # Scores of answers alone: prompts without any would be passed for nothing.
     if wanted <= OF_ANSWERS:
         prompts = [prompt for prompt in prompts if answers_of(prompt) is not None]
     if not wanted or not prompts:
         return {}
     of_prompts: dict[str, list[np.ndarray]] = {}
+    # Shares of variance need the logits of all prompts by distance, so sums run across prompts.
     content = [
         ContentSums.empty(shape[1], max(len(prompt.tokens) for prompt in prompts), device)
         for _ in range(shape[0])
     ]
+    # Values of all layers are kept for the contribution alone.
     with direct_path(model) if "contribution" in wanted else nullcontext() as path:
         for number, prompt in enumerate(prompts):
             for name, values in _on_prompt(
@@ -253,6 +265,7 @@ def _known(scores: Mapping[str, np.ndarray], asked: Collection[str]) -> dict[str
     return {
         name: scores[name]
         for name in SCORES
+        # A score that is NaN for every head is left out, so that a group holds no empty variables.
         if name in asked and name in scores and np.isfinite(scores[name]).any()
     }
 
@@ -265,6 +278,7 @@ def _on_random(
 
     def receive(inputs: AttentionInputs) -> None:
         sums: dict[str, Tensor] = {}
+        # First, middle and last part of the keys; in float64, as it is summed over many rows.
         places, enough = (
             torch.zeros(*inputs.queries.shape[:2], 3, dtype=torch.float64, device=tokens.device),
             0,
@@ -275,11 +289,13 @@ def _on_random(
             in_first = part < (count + 1) // 2  # rows that have seen nothing twice
             of_places, counted = place_sums(weights[:, :, in_first], part[in_first])
             places, enough = places + of_places, enough + counted
+        # Rows in which the pattern has a pair at all; the others cannot follow it and do not count.
         occurring = detection_rows(torch.arange(count, device=tokens.device), tokens)
         for name, total in sums.items():
             scores[name][inputs.layer] = (total / occurring[name][:, None]).mean(0).cpu().numpy()
         if enough:
             first, middle, last = (places / enough).mean(0).unbind(-1)
+            # The lower of both ends, so that a head that looks at one end alone is no U.
             scores["place_u"][inputs.layer] = (torch.minimum(first, last) - middle).cpu().numpy()
 
     _pass(model, tokens, receive)
@@ -300,6 +316,7 @@ def _on_prompt(
     """The scores [layer, head] of one prompt but `content`, to which its rows are added."""
     device = as_decoder(model).device
     tokens, answers = torch.tensor([prompt.tokens], device=device), answers_of(prompt, device)
+    # NaN where a layer has no such score: without attention, positions or a direct path.
     scores = {
         name: np.full(shape, np.nan)
         for name in SCORES
@@ -317,6 +334,8 @@ def _on_prompt(
         if not _OF_POSITIONS.isdisjoint(asked):
             for name, values in _of_positions(inputs, prompt).items():
                 scores[name][inputs.layer] = values
+        # Popped, so that values of one layer exist at a time; key-
+        # value heads are repeated to heads.
         values = (
             None if path is None else expand_heads(path.values.pop(inputs.layer), inputs.heads)[0]
         )
@@ -325,11 +344,15 @@ def _on_prompt(
             on_source = weights * answers.source
             scores["source_mass"][inputs.layer] = on_source.sum(-1).mean(-1).cpu().numpy()
             strongest = weights.topk(min(top, weights.shape[-1]), dim=-1).indices
+            # 1 where any of the k strongest keys is the answer's token
+            # in the source: [head, answer]
             on_token[inputs.layer] = answers.same.expand_as(weights).gather(-1, strongest).amax(-1)
             if values is not None:
+                # The part of the head's output that comes from the source: [answer, head, d_value].
                 moved[inputs.layer] = (on_source.to(values.dtype) @ values).transpose(0, 1)
 
     hidden = _pass(model, tokens, receive, number)
+    # Whether the model says the token is known only when all layers have run.
     if answers is not None and on_token:
         _finish(model, path, hidden, answers, moved, on_token, scores)
     return scores
@@ -349,6 +372,7 @@ def _finish(
     if copied.any():
         said = next_token_logits(model, hidden[0, answers.rows]).argmax(-1) == answers.tokens
         for layer, found in on_token.items():
+            # Only tokens that stand in the source can be retrieved, so the others are no failures.
             scores["retrieval"][layer] = ((found * said).sum(-1) / copied.sum()).cpu().numpy()
     for layer, values in moved.items():
         if path is not None and layer in path.layers:
@@ -370,12 +394,14 @@ def _of_rows(
     """Means over the rows of one prompt, of those `asked`; its logits are added to `content`."""
     count = tokens.shape[1]
     rows = torch.arange(count, device=tokens.device)
+    # Rows at equal steps over the whole prompt: first rows see few keys and are no sample.
     if count > most:
         rows = (
             torch.linspace(0, count - 1, most, dtype=torch.float64, device=tokens.device)
             .round()
             .long()
         )
+    # Learned positions have distances of their own; others are the index, so tokens apart.
     learned = inputs.head_positions if inputs.scheme in LEARNED else None
     sums: dict[str, Tensor] = {}
     for part in _parts(rows, inputs):
@@ -387,9 +413,12 @@ def _of_rows(
         if not {"distance", "position_distance"}.isdisjoint(asked):
             _add(sums, {"distance": distance_sums(weights, part)})
         if "departure" in asked:
+            # A sink takes a share of the row, which would count as
+            # departure; equal weights are over keys.
             of_keys = weights if inputs.sinks is None else logits.softmax(-1)
             _add(sums, {"departure": departure_sums(of_keys, logits)})
         if "position_distance" in asked and learned is not None:
+            # Indexed positions need no pass: see the end.
             _add(sums, {"position_distance": position_distance_sums(weights, part, learned)})
         if "content" in asked:
             content.add(logits, part)
@@ -397,6 +426,7 @@ def _of_rows(
         sums["position_distance"] = sums["distance"]  # the position is the index
     occurring = detection_rows(rows, tokens)  # none in a text without copies: NaN
     return {
+        # Detectors divide by the rows that have a pair, the other scores by all rows.
         name: total / occurring.get(name.removesuffix(ON_PROMPTS), len(rows))
         for name, total in sums.items()
     }
@@ -405,6 +435,7 @@ def _of_rows(
 def _of_positions(inputs: AttentionInputs, prompt: Prompt) -> dict[str, np.ndarray]:
     """Patterns and range of positions; of learned ones also who shares them, and the mirror."""
     positions = inputs.head_positions
+    # Positions by rotary pair are no single number, of which a chunk could be constant.
     if positions is None or inputs.differ_by_pair:
         return {}
     labels = chunk_patterns(positions, inputs.valid[:, None])[0]
@@ -418,6 +449,7 @@ def _of_positions(inputs: AttentionInputs, prompt: Prompt) -> dict[str, np.ndarr
     if inputs.scheme not in LEARNED:
         return scores
     assert inputs.positions is not None
+    # Heads that share a row of positions: all of them, or those of a key-value head
     scores["heads_per_map"] = np.full(inputs.heads, inputs.heads / inputs.positions.shape[1])
     if prompt.sources is not None:
         by_head = positions[0].double().cpu().numpy()
@@ -442,6 +474,7 @@ def _pass(model: nn.Module, tokens: Int[Tensor, "prompt token"], receive, first:
 
 def _parts(rows: Int[Tensor, "row"], inputs: AttentionInputs) -> tuple[Tensor, ...]:
     prompts, heads, count, _ = inputs.queries.shape
+    # At least one row, however long the prompt
     return rows.split(max(1, CELLS // (prompts * heads * count)))
 
 

@@ -89,6 +89,8 @@ def rows_by_kind(model: PreTrainedModel, prompts: Sequence[Prompt]) -> list[tupl
         Pairs of a kind and the heads that share their positions.
     """
     measure, parts, shared = PositionSources(), list[Statistics](), dict[int, int]()
+    # A prompt's marked spans come first; its structure (lines, words
+    # and so on) is read from its text.
     named = [
         {**prompt.spans}
         | prompt_structure(measure.kinds, len(prompt.tokens), prompt.spans, prompt.token_text)
@@ -99,15 +101,19 @@ def rows_by_kind(model: PreTrainedModel, prompts: Sequence[Prompt]) -> list[tupl
     def receive(spans: Spans, inputs: AttentionInputs) -> None:
         parts.append(measure.observe(inputs, spans))
         assert inputs.positions is not None
+        # Heads per row of positions: heads of a group cannot be frozen apart.
         shared[inputs.layer] = inputs.heads // inputs.positions.shape[1]
 
     for number, prompt in enumerate(prompts):
         tokens, index = torch.tensor([prompt.tokens], device=device), np.arange(len(prompt.tokens))
+        # Every prompt gets a mask for every span, so that the
+        # statistics of prompts have equal columns.
         spans = {
             name: torch.tensor(np.isin(index, named[number].get(name, ()))[None])
             for name in set().union(*named)
         }
         valid, receiver = torch.ones_like(tokens, dtype=torch.bool), partial(receive, spans)
+        # Kinds are about learned positions, so other layers need not be observed.
         capture(
             model, tokens, valid, torch.tensor([number]), receiver, as_decoder(model).learned_layers
         )
@@ -131,6 +137,7 @@ def token_classes(prompt: Prompt) -> list[str]:
     Returns:
         One of `CLASSES` for every token.
     """
+    # A token and the one before it. The first has none, and a pair of ids that do not exist.
     pairs = [(-1, -1), *pairwise(prompt.tokens)]
     structure = prompt_structure(("lines",), len(pairs), prompt.spans, prompt.token_text)
     texts, lines = (
@@ -138,11 +145,13 @@ def token_classes(prompt: Prompt) -> list[str]:
         structure.get(f"{INSIDE}lines{STARTS}", ()),
     )
     return [
+        # The first class that is true; the last always is.
         CLASSES[
             [
                 place in prompt.generated,
                 any(map(str.isdigit, texts[place])),
                 place in lines,
+                # index gives the first occurrence: an earlier one makes this pair a copy.
                 pairs.index(pair) < place,
                 True,
             ].index(True)
@@ -162,6 +171,7 @@ def blocks_of(lengths: Sequence[int]) -> list[Int[np.ndarray, " token"]]:
     """
     counts = [1 if len(lengths) >= PROMPTS else max(1, length // BLOCK) for length in lengths]
     return [
+        # Stretches of equal length, so a block is never a short rest; the first token has no loss.
         sum(counts[:number]) + np.arange(length - 1) * counts[number] // (length - 1)
         for number, length in enumerate(lengths)
     ]
@@ -179,12 +189,16 @@ def intervals(changes: xr.DataArray) -> xr.DataArray:
         difference; ends are NaN where all blocks are equal.
     """
     own, others = changes.isel(draw=0), changes.isel(draw=slice(1, None)).mean("draw")
+    # Grouped by block over all three at once, since the interval of a
+    # difference is not a difference.
     groups = xr.concat([own, others, own - others], "of").groupby("block")
     sums, counts = groups.sum(), groups.count()
+    # A block without tokens of the class counts neither in the mean nor among the blocks.
     mean, blocks = sums.sum("block") / counts.sum("block"), (counts > 0).sum("block")
     error = (
         ((sums - mean * counts) ** 2).sum("block") * blocks / (blocks - 1)
     ) ** 0.5 / counts.sum("block")
+    # No error where all blocks are equal: an interval of width 0 would claim certainty.
     reach = error.where(error > 0) * student.ppf(0.975, blocks - 1)
     return xr.concat([mean, mean - reach, mean + reach], "bound").transpose(
         "kind", ..., "of", "bound"
@@ -201,10 +215,13 @@ def _read(
     change: Callable[[PreTrainedModel, Heads], AbstractContextManager],
 ) -> list[float]:
     """Score of a prompt and losses of its tokens with `heads` changed; None: none; []: NaN."""
+    # Read first, so that the undisturbed pass is recorded before anything is changed.
     clean, losses, likeliest = recording(), list[float](), list[int]()
+    # A set that does not exist: drawn sets may be fewer than `draws`.
     if heads == []:
         return [np.nan] * len(prompt.tokens)
     with nullcontext() if heads is None else change(model, heads):
+        # Layers below the first changed one are as they were.
         hidden = clean.last_hidden if heads is None else resume_pass(model, clean, min(heads)[0])
     for states, following in zip(
         hidden[0, :-1].split(AT_ONCE), clean.tokens[0, 1:].split(AT_ONCE), strict=True
@@ -212,7 +229,9 @@ def _read(
         logits = next_token_logits(model, states)
         losses += torch.nn.functional.cross_entropy(logits, following, reduction="none").tolist()
         likeliest += logits.argmax(-1).tolist()
+    # Losses begin with token 1, so those of token t stand at t - 1.
     said = [(likeliest[place - 1], -losses[place - 1]) for place in scoring.targets(prompt)]
+    # The score, then a loss per token but the first: as many numbers as the prompt has tokens
     return [*scoring.score([Response(*zip(*said, strict=True))], [prompt]), *losses]
 
 
@@ -245,14 +264,17 @@ class Kinds(Experiment):
                 "kinds are told by learned positions, and no layer of this model "
                 f"({schemes}) learns any; leave them out"
             )
+        # Also by text: the loss of every token is read beside the score of the answer.
         for judge in (scoring, Windows()):
             require_targets(self.name, judge, prompts)
         count, sets = decoder.layer_count, len(CASES) + len(KINDS_OF_HEADS) * (1 + self.draws)
+        # Sets in whole passes: at most the layers from the first learned one on run again.
         changed = sets * (count - learned[0]) / count
 
         return Plan(
             self,
             tuple(len(prompt.tokens) for prompt in prompts) * (2 + ceil(changed)),
+            # Two more: one to find the kinds, one undisturbed
             lambda batch_size, store, progress: {
                 self.name: self._measured(model, scoring, prompts, store, progress)
             },
@@ -271,15 +293,19 @@ class Kinds(Experiment):
             own = [heads for known, heads in rows if kind == known or kind in CASES]
             others = [heads for _, heads in rows if heads not in own]
             drawn = drawn_sets(others, len(own), self.draws, self.seed)
+            # Empty sets fill up to 1 + draws per kind, as `changes` reshapes;
+            # kinds without heads are left out.
             sets |= {kind: [own, *drawn, *[[]] * (self.draws - len(drawn))]} if own else {}
         heads = [sum(some, start=Heads()) for of_kind in sets.values() for some in of_kind]
         edits = [CASES.get(kind, frozen) for kind, of_kind in sets.items() for _ in of_kind]
         device = as_decoder(model).device
+        # The grid runs prompt by prompt, so one recording serves all sets of a prompt.
         recording = lru_cache(1)(
             lambda tokens: record_pass(model, torch.tensor([tokens], device=device))
         )
 
         def point(number: int, place: int) -> dict[str, Any]:
+            # Set 0 changes nothing: what the others are compared with
             prompt, some = prompts[number], None if place == 0 else heads[place - 1]
             clean, change = partial(recording, prompt.tokens), edits[place - 1]
             return {"reading": _read(model, scoring, prompt, clean, some, change)}
@@ -287,9 +313,11 @@ class Kinds(Experiment):
         axes = {"prompt": range(len(prompts)), "set": range(1 + len(heads))}
         grid = Grid(axes, point, {"reading": ("token",)})
         found = grid.compute(store, progress)["reading"].values
+        # Without the NaN after the end of shorter prompts
         read = [found[number, :, : len(prompt.tokens)] for number, prompt in enumerate(prompts)]
 
         def changes(readings: list[np.ndarray], block: Any) -> xr.DataArray:
+            # [set, token] of every prompt, joined along tokens, then split: [kind, draw, sample]
             values = np.concatenate([rows[1:] - rows[0] for rows in readings], axis=1).reshape(
                 len(sets), 1 + self.draws, -1
             )
@@ -303,6 +331,7 @@ class Kinds(Experiment):
         )
         scores = changes([rows[:, :1] for rows in read], np.arange(len(prompts)))
         named = np.concatenate([token_classes(prompt)[1:] for prompt in prompts])
+        # Class 0 is all tokens.
         in_class = xr.DataArray(
             [named != "", *(named == name for name in CLASSES)], dims=("token_class", "sample")
         )
@@ -313,6 +342,7 @@ class Kinds(Experiment):
         group = xr.Dataset(
             {
                 "heads": described(
+                    # Every first set of 1 + draws is the kind, the others are its controls.
                     xr.DataArray([len(some) for some in heads[:: 1 + self.draws]], dims="kind"),
                     "heads of the kind",
                     "heads",

@@ -126,24 +126,31 @@ def disturbed(
         moves [prompt, layer, token].
     """
     longest = max(len(prompt.tokens) for prompt in prompts)
+    # The tokens of a prompt are the same in all layers, so text has one order.
     layers = (0,) if point.kind == "text_order" else point.layers
+    # A copy, since a broadcast array cannot be written to.
     orders = np.broadcast_to(np.arange(longest), (len(layers), len(prompts), longest)).copy()
     offsets = np.zeros_like(orders)
     draw, into = (offset, offsets) if point.kind == "position_offset" else (transposed, orders)
     for row, (number, prompt) in enumerate(zip(numbers, prompts, strict=True)):
         count = len(prompt.tokens)
+        # Moving <bos> would disturb the sink, and the answer is what is judged.
         movable = np.setdiff1d(np.arange(count), [0, *prompt.generated])
         for place, layer in enumerate(layers):
             generator = np.random.default_rng(
+                # Without gamma, so smaller shares are among larger ones; crc32,
+                # since hash() differs by process.
                 [point.seed, zlib.crc32(point.kind.encode()), number, layer, point.l_max]
             )
             into[place, row, :count] = draw(generator, movable, count, point.gamma, point.l_max)
+    # [prompt, layer, token]
     moved = ((orders != np.arange(longest)) | (offsets != 0)).swapaxes(0, 1)
     if point.kind == "text_order":
         changed = [
             dataclasses.replace(
                 prompt,
                 tokens=tuple(prompt.tokens[place] for place in order[: len(prompt.tokens)]),
+                # The texts belonged to the old order.
                 token_text=None,
             )
             for prompt, order in zip(prompts, orders[0], strict=True)
@@ -157,6 +164,7 @@ def disturbed(
     if point.kind == "feature_order":
         change = exchanged_keys(model, {layer: order for layer, (order, _) in by_layer.items()})
     elif point.kind == "feature_placement":
+        # An exchange written as a shift, since the distance differs by head.
         change = moved_keys(
             model, {layer: _exchange(order) for layer, (order, _) in by_layer.items()}
         )
@@ -174,6 +182,7 @@ def disturbed(
 
 def _exchange(order: Tensor) -> Shift:
     def shift(positions: Tensor) -> Tensor:
+        # Positions may be shared by all prompts (the token index), but moves differ by prompt.
         positions = positions.expand(order.shape[0], -1, -1)
         return positions.gather(-1, order[:, None].expand_as(positions)) - positions
 
@@ -186,10 +195,13 @@ def _shift(offsets: Tensor, counts: Tensor, unit: str) -> Shift:
         if unit == "positions":
             return moves
         positions = positions.expand(offsets.shape[0], -1, -1)
+        # Zeros of the padding would stretch the reach of a prompt.
         padding = torch.arange(offsets.shape[1], device=positions.device) >= counts[:, None, None]
         reach = positions.masked_fill(padding, -torch.inf).amax(-1) - positions.masked_fill(
             padding, torch.inf
         ).amin(-1)
+        # Reach over tokens less one is the mean step of a head: one
+        # token of offset is one such step.
         return moves * (reach / (counts[:, None] - 1).clamp(min=1))[..., None]
 
     return shift
@@ -224,6 +236,7 @@ class Answers:
             ),
             "task_score": float(scores.mean()),
             "task_score_error": standard_error(scores),
+            # All targets may have been touched where half of the tokens move.
             "log_perplexity_rise": float(rise.mean()) if len(rise) else float("nan"),
             "moved_share": float(np.mean(self.shares)),
         }
@@ -259,24 +272,30 @@ def answers_at(
         some, context, moved = disturbed(
             model, [prompts[number] for number in numbers], numbers, point
         )
+        # Outputs by layer, undisturbed and disturbed; lists of hooks in the order of both passes.
         outputs: tuple[dict[int, Tensor], ...] = ({}, {})
         observed = [nullcontext(), nullcontext()]
         if receive_outputs is not None:
             observed = [attention_outputs(model, found.__setitem__) for found in outputs]
             with observed[0]:
                 same = [prompts[number] for number in numbers]
+                # Run again with the same padding: keeping outputs of all
+                # prompts would need too much memory.
                 forced_responses(model, scoring, same, len(same))
         with context, renumber_prompts(numbers), observed[1]:
             answers = forced_responses(model, scoring, some, len(some))
         if receive_outputs is not None:
             compared = np.arange(moved.shape[-1]) < np.array([[len(each.tokens)] for each in some])
+            # A moved token's output is another token's, so only the others can be compared.
             if point.kind == "text_order":
                 compared &= ~moved[:, 0]
             known = torch.from_numpy(compared).to(as_decoder(model).device)
             receive_outputs(_squares(model, *outputs, known))
         for number, prompt, answer, moves in zip(numbers, some, answers, moved, strict=True):
             targets = np.array(scoring.targets(prompt))
+            # Moves of keys leave every token its target; only text puts other tokens at a target.
             touched = moves[0] if point.kind == "text_order" else np.zeros_like(moves[0])
+            # The row before a target predicts it, so neither may have moved.
             untouched = ~touched[targets] & ~touched[targets - 1]
             before, after = plain[number].log_probabilities, answer.log_probabilities
             rise = (np.array(before) - np.array(after))[untouched]
@@ -291,9 +310,11 @@ def _squares(
     sums = []
     for attention in as_decoder(model).layers:
         before, after = (
+            # Popped, so that two copies of one layer at a time are widened to float64
             outputs.pop(attention.layer_idx)[compared].double().unflatten(-1, (attention.heads, -1))
             for outputs in (plain, changed)
         )
+        # Over tokens and d_head: one sum per head.
         sums.append([(each**2).sum((0, 2)).tolist() for each in (after - before, before)])
     return np.array(sums).swapaxes(0, 1)
 
@@ -320,6 +341,7 @@ def transposed(
     order = np.arange(count)
     free = np.zeros(count, dtype=bool)
     free[movable] = True
+    # Chances are drawn for all tokens, used or not, so that gamma changes none of the others.
     wanted, partners = round(gamma * len(movable) / 2), generator.random(len(movable))
     for token, chance in zip(generator.permutation(movable), partners, strict=True):
         if wanted == 0:
@@ -330,8 +352,10 @@ def transposed(
         first = max(0, token - l_max)
         near = first + np.flatnonzero(free[first : token + l_max + 1])
         if not len(near):
+            # No free partner within reach: the token is free for a later one again.
             free[token] = True
             continue
+        # A uniform number stands for one of the candidates, however many are free.
         other = near[int(chance * len(near))]
         free[other] = False
         order[token], order[other] = other, token
@@ -359,6 +383,7 @@ def offset(
         The offset of every token, in tokens; 0 for most.
     """
     chosen = generator.permutation(movable)[: round(gamma * len(movable))]
+    # For all tokens, so that a token's offset does not depend on how many were chosen
     sizes = generator.integers(1, l_max + 1, len(movable))
     signs = generator.choice((-1, 1), len(movable))
     moves = np.zeros(count, dtype=np.int64)
@@ -400,11 +425,13 @@ class Perturbation(Experiment):
         """
         self._layers(model)
         require_targets(self.name, scoring, prompts)
+        # Share 0 is one plain pass, whatever kind and reach.
         points = len(self.kinds) * len(set(self.gammas) - {0.0}) * len(self.l_maxes)
         lengths = tuple(len(prompt.tokens) for prompt in prompts)
         size = partial(side_by_side, longest=max(lengths))
         return Plan(
             self,
+            # Every point runs the undisturbed prompts again, to compare outputs token by token.
             lengths * (1 + 2 * points),
             lambda batch_size, store, progress: {
                 self.name: self.measured(model, scoring, prompts, size(batch_size), progress, store)
@@ -445,11 +472,13 @@ class Perturbation(Experiment):
         """
         layers, numbers = self._layers(model), list(as_decoder(model).by_layer)
         shape = (len(numbers), as_decoder(model).heads)
+        # Not run at all where the store has every point.
         plain = cache(lambda: undisturbed or forced_responses(model, scoring, prompts, batch_size))
 
         def point(kind: str, gamma: float, l_max: int) -> dict[str, Any]:
             squares: list[np.ndarray] = []
             if gamma == 0:  # nothing moves, and nothing is run again
+                # |o' - o|^2 of 0 and |o|^2 of 1: a change of 0 without a pass.
                 squares.append(np.stack([np.zeros(shape), np.ones(shape)]))
                 answers = Answers(prompts, plain(), [np.zeros(1)], [0.0])
             else:
@@ -457,6 +486,8 @@ class Perturbation(Experiment):
                 answers = answers_at(
                     model, scoring, prompts, plain(), disturbance, batch_size, squares.append
                 )
+            # Squares are summed over batches before the root: a ratio
+            # of totals, not a mean of ratios.
             change = np.sqrt(np.divide(*np.sum(squares, axis=0)))
             return answers.summary(scoring) | {"output_change": change.tolist()}
 
@@ -484,6 +515,8 @@ class Perturbation(Experiment):
         """
         layers = attentions_of(model, self.layers)
         moving = [kind for kind in self.kinds if kind in ("position_offset", "feature_placement")]
+        # Layers may be chosen where keys have no positions to move, and
+        # the grid would show no effect.
         if moving and layers and not any(map(has_keys_to_move, layers)):
             learned = (
                 " (a learned table acts in layer 0)"

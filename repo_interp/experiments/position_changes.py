@@ -74,6 +74,7 @@ def default_kinds(model: nn.Module) -> tuple[str, ...]:
     Returns:
         "frozen" and "permuted"; before them "linearised" where a layer learns positions.
     """
+    # Where all layers go by the index, linearising changes nothing and would cost passes.
     learned = not all(isinstance(assigner, TokenIndex) for assigner in as_decoder(model).assigners)
     return ("linearised", "frozen", "permuted") if learned else ("frozen", "permuted")
 
@@ -122,6 +123,7 @@ def partner(prompts: Sequence[Prompt], number: int) -> int:
     """
     own, others = prompts[number].tokens, [*range(number + 1, len(prompts)), *range(number)]
     longer = (
+        # Positions of the same tokens are the same, so such a partner would change nothing.
         other
         for other in others
         if len(prompts[other].tokens) >= len(own) and prompts[other].tokens != own
@@ -159,14 +161,17 @@ def edit_prompts(
     """
     some = [prompts[number] for number in numbers]
     tokens = [range(len(prompt.tokens)) for prompt in some]
+    # [prompt, token]; padding keeps its index, and the edit leaves it alone anyway.
     index = torch.arange(max(map(len, tokens))).repeat(len(some), 1)
     name, value = _row(kind, strength)
     if kind == "permuted":
         for number, row, places in zip(numbers, index, tokens, strict=True):
+            # By the prompt's number, so that its order does not depend on the prompts beside it.
             random = np.random.default_rng([strength.seed, number])
             row[: len(places)] = torch.from_numpy(random.permutation(len(places)))
         value = index
     elif kind == "swapped":
+        # ^ 1 exchanges 2k and 2k + 1. An odd last token has no neighbour and stays.
         pairs = torch.tensor([[len(places) // 2 * 2] for places in tokens])
         value = torch.where(index < pairs, index ^ 1, index)
     elif kind == "shifted":
@@ -175,10 +180,13 @@ def edit_prompts(
         for row, span in zip(value, spans, strict=True):
             row[list(span)] = strength.shift
     elif kind == "segmented":
+        # A segment begins where a span begins and right after it ends.
         ends = [
             [end for span in prompt.spans.values() if span for end in (min(span), max(span) + 1)]
             for prompt in some
         ]
+        # Step 0 within a segment and a jump of 1 between them: the
+        # position is the segment's number.
         value = token_table([starts or [0] for starts in ends]), 0.0, 1.0
     elif kind == "transplanted":
         value = _positions_of_partners(model, prompts, numbers, torch.zeros_like(index))
@@ -208,10 +216,12 @@ def _positions_of_partners(
     model: nn.Module, prompts: Sequence[Prompt], numbers: Sequence[int], rows: Tensor
 ) -> dict[int, Tensor]:
     for row, number in zip(rows, numbers, strict=True):
+        # Causal: the partner's first tokens have the positions that they have in the whole prompt.
         given = prompts[partner(prompts, number)].tokens[: len(prompts[number].tokens)]
         row[: len(given)] = torch.tensor(given)
     heads = as_decoder(model).heads
     return {
+        # One row per head, since edits choose heads while layers may share rows.
         layer: expand_heads(positions, heads)
         for layer, positions in positions_of(model, rows).items()
     }
@@ -219,5 +229,6 @@ def _positions_of_partners(
 
 def _span(prompt: Prompt, name: str) -> tuple[int, ...] | None:
     spans = prompt.spans
+    # The needle is what an answer depends on; other prompts have their first span.
     chosen = name or ("needle" if "needle" in spans else next(iter(spans), ""))
     return tuple(spans.get(chosen, ())) or None

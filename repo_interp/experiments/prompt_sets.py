@@ -57,6 +57,7 @@ def scoring_of(prompts: Sequence[Prompt]) -> Scoring:
     Returns:
         Exact match of the generated tokens where all prompts have some, else log perplexity.
     """
+    # One scoring for all prompts, so a single one without an answer makes all of them text.
     return Answers() if all(prompt.generated for prompt in prompts) else Windows()
 
 
@@ -86,6 +87,7 @@ def prompts_by_length(
     Raises:
         InputError: Nothing is longer than the training length, or a length is not available.
     """
+    # Given prompts cannot be made longer, only cut; a task makes longer ones.
     if not isinstance(scoring, Task):
         # no text twice: half of them are compared with the other half
         windows = list(
@@ -107,12 +109,14 @@ def prompts_by_length(
             else _wanted(lengths, training_length)
         )
         return Windows(), cut(Prompt, windows[:count], wanted)
+    # Every token of text is a target, so a prompt may be cut anywhere.
     if scoring.metric == "log perplexity":
         wanted = (
             _wanted(lengths, training_length)
             if lengths
             else [training_length, *_longer_text(scoring, training_length)]
         )
+        # Made at the largest length once, so that all lengths are of the same texts
         return scoring, cut(
             scoring.describe, scoring.prompts(count, seed, str(max(wanted))), wanted
         )
@@ -148,9 +152,11 @@ def _doublings(training_length: int, shortest: int) -> list[int]:
     """The training length and its doublings; without one, the length of the shortest prompt."""
     lengths = [
         training_length << power
+        # MOST as the number of doublings and one: 1, 2 and 4 training lengths
         for power in range(MOST.bit_length())
         if training_length << power <= shortest
     ]
+    # Without room for a doubling, at least one length lies beyond the training length.
     return lengths if len(lengths) > 1 else [training_length, shortest]
 
 
@@ -160,6 +166,7 @@ def _wanted(lengths: Sequence[int], training_length: int) -> list[int]:
             "lengths of extrapolation must reach beyond the training length, "
             f"{training_length} tokens"
         )
+    # The training length is always measured: all others are compared with it.
     return sorted({training_length, *lengths})
 
 
@@ -168,8 +175,11 @@ def _longer_text(task: Task, training_length: int) -> list[int]:
     lengths = []
     for power in range(1, MOST.bit_length()):
         try:
+            # One prompt tells whether the task has as much text; the
+            # prompts themselves follow later.
             task.prompts(1, 0, str(training_length << power))
         except InputError:
+            # Nothing longer at all: the task's message says why.
             if not lengths:
                 raise
             break
@@ -183,6 +193,7 @@ def _test_sets(
     """Prompts of the longest test set within the training length, and of some longer ones."""
     sizes: dict[int, str] = {}
     for name in (task.default_test_set, *task.test_sets):
+        # The default set comes first and keeps its place among sets of equal length.
         sizes.setdefault(
             max(len(prompt.tokens) for prompt in task.prompts(LEAST, seed, name)), name
         )
@@ -205,10 +216,12 @@ def _test_sets(
                 f"{known}"
             )
         beyond = sorted(length for length in lengths if length > training_length)
+    # At equal steps over the sets; rounding may choose one twice where there are few.
     chosen = [
         beyond[place]
         for place in np.unique(np.linspace(0, len(beyond) - 1, SETS - 1).round().astype(int))
     ]
+    # The longest set within training stands for the training length.
     return {
         size: task.prompts(count, seed, sizes[size])
         for size in (max(within), *(beyond if lengths else chosen))

@@ -68,6 +68,7 @@ class Measurement:
     prompts: Sequence[Prompt]
     strength: Strength
 
+    # Cached on the instance, which a frozen dataclass allows: the property writes to __dict__.
     @cached_property
     def _batch(self) -> Callable[[tuple[int, ...]], Batch]:
         """The last batch is kept: its undisturbed pass serves all points of the batch."""
@@ -116,6 +117,8 @@ class Measurement:
         Returns:
             Readings [set, reading, prompt] as nested lists.
         """
+        # Passes of a call have one size, and the last one a smaller
+        # one: two edits serve all of them.
         edit_of = lru_cache(2)(
             lambda copies: edit_prompts(
                 self.model, kind, self.prompts, [*numbers] * copies, self.strength
@@ -123,6 +126,7 @@ class Measurement:
         )
 
         def changed(of_rows: list[Heads]) -> AbstractContextManager:
+            # An edit knows its prompts by row, so it is made for as many copies as the pass has.
             return replaced(self.model, edit_of(len(of_rows) // len(numbers)), sets=of_rows)
 
         edited = self._batch(numbers).under_edits(sets, changed)
@@ -135,6 +139,7 @@ class Batch:
     def __init__(self, model: PreTrainedModel, scoring: Scoring, prompts: Sequence[Prompt]) -> None:
         self.model, self.scoring, self.prompts = model, scoring, prompts
         self.question: Question = to_question(padded(prompts, scoring), as_decoder(model).device)
+        # [prompt, token_id]: candidates that the answer's logit is compared with.
         self.others = torch.zeros(
             len(prompts),
             model.config.vocab_size,
@@ -148,6 +153,7 @@ class Batch:
     def _together(self, edits: int) -> int:
         """How many of so many edits are worth one pass, of passes of about equal size."""
         worthwhile = WORTHWHILE.get(self.question.tokens.device.type, TOKENS)
+        # Rounded, so that passes are about equal rather than full ones and a small rest
         passes = round(edits * self.question.tokens.numel() / worthwhile)
         return max(
             1, min(ceil(edits / max(1, passes)), 2 * worthwhile // self.question.tokens.numel())
@@ -174,23 +180,30 @@ class Batch:
         # recorded before anything is edited
         recording, read = self.recording, dict[int, np.ndarray]()
         most_logits = max(1, MOST_LOGITS // int(self.model.config.vocab_size))
+        # -1 where a set is empty, so nothing is changed
         firsts = [min((layer for layer, _ in heads), default=-1) for heads in sets]
+        # One group per first layer, since a pass resumes at one layer for all its copies
         for first in sorted(set(firsts)):
             places = [place for place, layer in enumerate(firsts) if layer == first]
             size = self._together(len(places))
             for some in (places[begin : begin + size] for begin in range(0, len(places), size)):
                 if first < 0:
+                    # Nothing changes, so the last hidden states are those of the undisturbed pass.
                     hidden = recording.last_hidden.repeat(len(some), 1, 1)
                 else:
+                    # Copy by copy, as `resume_pass` repeats the prompts: all prompts
+                    # with the first set, then again.
                     with edited([sets[place] for place in some for _ in self.prompts]):
                         hidden = resume_pass(self.model, recording, first, len(some))
                 question = tiled(self.question, len(some))
+                # In parts: logits of all targets of all copies would not fit into memory.
                 told = [
                     self._of_targets(logits_at(self.model, hidden, part), part)
                     for part in parts(question, most_logits)
                 ]
                 read |= zip(
                     some,
+                    # [3, target] splits along targets into the copies, which have equally many.
                     map(self._readings, torch.cat(told, dim=-1).chunk(len(some), dim=-1)),
                     strict=True,
                 )
@@ -223,7 +236,9 @@ class Batch:
     def _differences(
         self, logits: Float[Tensor, "target token_id"], question: Question
     ) -> Float[Tensor, "target"]:
+        # Rows count through the copies; candidates are those of the prompt.
         answer, others = question.targets[:, None], self.others[question.rows % len(self.prompts)]
+        # The answer may be among the candidates, and would then be its own rival.
         rivals = logits.masked_fill(~others, -torch.inf).scatter(-1, answer, -torch.inf).amax(-1)
         return logits.gather(-1, answer)[:, 0] - rivals
 
@@ -231,8 +246,10 @@ class Batch:
         self, logits: Float[Tensor, "target token_id"], question: Question
     ) -> Float[Tensor, "3 target"]:
         """Log-probability, logit difference and likeliest token at every target of `question`."""
+        # Float64: effects are small differences of log-probabilities near 0.
         log_probabilities = logits.double().log_softmax(-1)
         reference = log_probabilities.gather(-1, question.targets[:, None])[:, 0]
+        # A token id is exact in float64, so that one tensor holds all three.
         return torch.stack(
             [reference, self._differences(logits, question), log_probabilities.argmax(-1)]
         )
@@ -263,6 +280,7 @@ class Batch:
         total = torch.zeros(len(self.prompts), dtype=values.dtype, device=values.device).index_add(
             0, self.question.rows, values
         )
+        # Divided by the targets of the prompt: index_add sums.
         return total / self.question.rows.bincount(minlength=len(self.prompts))
 
 
@@ -272,4 +290,5 @@ def _candidates(prompt: Prompt, targets: Sequence[int]) -> set[int] | None:
         {prompt.tokens[place] for place in prompt.spans.get(name, ())}
         for name in ("distractor", "needle")
     )
+    # The values of other needles are what a model that mixes up needles would say.
     return (distractor - needle - {prompt.tokens[place] for place in targets}) or None

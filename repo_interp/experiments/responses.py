@@ -62,7 +62,9 @@ def to_question(batch: Batch, device: torch.device | str = "cpu") -> Question:
         The same as tensors, one row per target.
     """
     tokens = torch.from_numpy(np.ascontiguousarray(batch.tokens, dtype=np.int64))
+    # nonzero goes row by row, so targets come sequence by sequence.
     rows, places = torch.from_numpy(np.ascontiguousarray(batch.targets)).nonzero(as_tuple=True)
+    # The token before a target predicts it.
     return Question(*(part.to(device) for part in (tokens, rows, places - 1, tokens[rows, places])))
 
 
@@ -76,6 +78,7 @@ def tiled(question: Question, copies: int) -> Question:
     Returns:
         The sequences and targets `copies` times, one after the other.
     """
+    # Rows of a copy begin where the copy before it ends.
     rows = [question.rows + copy * len(question.tokens) for copy in range(copies)]
     return Question(
         question.tokens.repeat(copies, 1),
@@ -154,17 +157,21 @@ def forced_responses(
             padded([prompts[number] for number in chosen], task), as_decoder(model).device
         )
         with (
+            # Dropout and autocast off; padding is stated, since no attention mask is given.
             at_rest(model),
             right_padding([len(prompts[number].tokens) for number in chosen]),
         ):
             hidden = as_decoder(model).stack(question.tokens, use_cache=False).last_hidden_state
         reference, likeliest = [], []
+        # In parts, as a long text has a target at every token and the vocabulary is large
         for part in parts(question, max(1, MOST_LOGITS // int(model.config.vocab_size))):
             logits = logits_at(model, hidden, part)
             _require_finite(logits, [chosen[row] for row in part.rows.tolist()])
+            # Float64, as perplexities sum thousands of them and effects subtract them
             log_probabilities = logits.double().log_softmax(-1)
             reference += log_probabilities.gather(-1, part.targets[:, None])[:, 0].tolist()
             likeliest += log_probabilities.argmax(-1).tolist()
+        # Targets come prompt by prompt: the numbers of a prompt lie between two ends.
         ends = np.cumsum([0, *(len(task.targets(prompts[number])) for number in chosen)])
         own = [slice(begin, end) for begin, end in pairwise(ends)]
         responses.append([Response(tuple(likeliest[some]), tuple(reference[some])) for some in own])
@@ -190,6 +197,7 @@ def parts(question: Question, size: int) -> Iterator[Question]:
 
 def _require_finite(logits: Float[Tensor, "target token_id"], numbers: Sequence[int]) -> None:
     """Raise NotFinitePrediction where logits are not finite; `numbers`: prompt of every target."""
+    # One sum is not finite where any logit is not; the search runs only then.
     if bool(torch.isfinite(logits.sum())):
         return
     for number, is_finite in zip(numbers, torch.isfinite(logits).all(-1).tolist(), strict=True):
@@ -217,6 +225,8 @@ def generated_responses(
     starts = []
     for prompt in prompts:
         targets = task.targets(prompt)
+        # Generation goes on from one place, so a target in the middle
+        # would need the reference after it.
         if targets != tuple(range(len(prompt.tokens) - len(targets), len(prompt.tokens))):
             raise InputError(
                 f"task {task.name} asks for tokens in the midst of its prompts, which cannot "
@@ -240,6 +250,8 @@ def prompts_of(task: Task, batch: Batch) -> list[Prompt]:
         One prompt per sequence.
     """
     ends = [
+        # Padding is 0, which may also be a token: the last non-zero
+        # token or target ends a sequence.
         np.flatnonzero((row != 0) | asked)[-1] + 1
         for row, asked in zip(batch.tokens, batch.targets, strict=True)
     ]
@@ -259,6 +271,8 @@ def padded(prompts: Sequence[Prompt], task: Scoring) -> Batch:
     Raises:
         InputError: A prompt has position ids.
     """
+    # Padding moves no index of a causal model, but given position ids
+    # would need padding of their own.
     require_index(prompts)
     longest = max(len(prompt.tokens) for prompt in prompts)
     tokens = np.zeros((len(prompts), longest), dtype=np.int64)

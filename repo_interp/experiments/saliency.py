@@ -123,6 +123,7 @@ def position_gradients(
     """
     decoder = as_decoder(model)
     layers, device = list(decoder.positioned.values()), decoder.device
+    # All layers of a decoder have as many heads.
     heads = layers[0].heads
     positions: list[Tensor] = []
     moves: list[Tensor] = []
@@ -132,9 +133,11 @@ def position_gradients(
         # in half precision a path in steps of 0.5 would be none
         rows = exact(expand_heads(assigned, heads))
         positions.append(rows.detach())
+        # A derivative at 0 by what is added is the derivative by the position, learned or not.
         moves.append(torch.zeros_like(rows, requires_grad=True))
         return rows + moves[-1]
 
+    # Callers may be inside no_grad, as measuring is elsewhere.
     with torch.enable_grad(), _positions_changed(layers, move):
         (log_probability,) = _log_probabilities(model, scoring, prompt, 1, device)
         gradients = torch.autograd.grad(log_probability, moves)
@@ -170,6 +173,7 @@ def integrated_gradients(
     decoder = as_decoder(model)
     layers, device = list(decoder.positioned.values()), decoder.device
 
+    # One tensor of positions per layer: Captum attributes to inputs, whatever the model reads.
     def probability(*given: Float[Tensor, "point head token"]) -> Float[Tensor, "point"]:
         with _positions_changed(layers, lambda place, assigned: given[place]):
             return _log_probabilities(model, scoring, prompt, len(given[0]), device)
@@ -177,15 +181,18 @@ def integrated_gradients(
     inputs = tuple(of_layer.contiguous() for of_layer in positions)
     index = torch.arange(len(prompt.tokens), device=device)
     origin = tuple(
+        # [1, head, token]; the mean stands for no position: one constant tells no tokens apart.
         (index.to(z.dtype) if baseline == "index" else z.mean(-1, keepdim=True))
         .expand_as(z)
         .contiguous()
         for z in inputs
     )
+    # Both ends, against which the sum of the integral is checked
     with torch.no_grad():
         start, end = float(probability(*origin)), float(probability(*inputs))
     integral = IntegratedGradients(probability)
     return (
+        # `internal_batch_size` only bounds memory: points of the path do not see one another.
         list(integral.attribute(inputs, origin, n_steps=steps, internal_batch_size=copies)),
         start,
         end,
@@ -198,10 +205,12 @@ def _log_probabilities(
     """Log-probability of the targets of `prompt`, nats per target, of each copy in one pass."""
     targets = np.zeros((copies, len(prompt.tokens)), dtype=bool)
     targets[:, list(scoring.targets(prompt))] = True
+    # Copies of the prompt differ in positions alone: one copy per point of the path.
     question = to_question(Batch(np.tile(prompt.tokens, (copies, 1)), targets), device)
     by_target = (
         target_logits(model, question).log_softmax(-1).gather(-1, question.targets[:, None])[:, 0]
     )
+    # A mean over targets by copy; every copy has as many targets.
     return by_target.new_zeros(copies).index_add(0, question.rows, by_target) / targets[0].sum()
 
 
@@ -216,6 +225,8 @@ def _positions_changed(
 
     with ExitStack() as hooks:
         for place, layer in enumerate(layers):
+            # At the output of the assigner, before rotation: later code
+            # cannot tell it from the model's own.
             hooks.callback(layer.sites.positions.register_forward_hook(hook(place)).remove)
         yield
 
@@ -232,6 +243,7 @@ def _token_group(prompts: Sequence[Prompt], scoring: Scoring) -> xr.Dataset:
         "token_count": ("prompt", [len(row) for row in rows]),
         "answer": (axes, padded(answers, -1, np.int8)),
     }
+    # Texts are shown only where all prompts have them, as one array holds them.
     if all(prompt.token_text is not None for prompt in prompts):
         texts = [np.array(prompt.token_text, dtype=object) for prompt in prompts]
         values["token_text"] = (axes, padded(texts, "", object))
@@ -278,6 +290,7 @@ class Saliency(Experiment):
                     model,
                     scoring,
                     prompts,
+                    # As many points as fit into a pass that keeps its activations
                     max(PATH_TOKENS, batch_size * max(lengths)),
                     progress,
                     store,
@@ -320,14 +333,17 @@ class Saliency(Experiment):
 
         grid = Grid({"prompt": range(len(prompts))}, point, dict.fromkeys(_BY_TOKEN, axes))
         values = grid.compute(store, progress)
+        # Reindexed over all layers at the end: those without positions get NaN.
         values = values.assign_coords(
             layer=list(decoder.positioned),
             head=np.arange(values.sizes["head"]),
             token=np.arange(values.sizes["token"]),
         ).reindex(layer=list(decoder.by_layer))
+        # Kept for every token and head, so float32 halves the file.
         by_token = values[[*_BY_TOKEN]].astype(np.float32)
         values = values.assign(by_token).assign(
             saliency_size=abs(by_token["saliency"]).mean("token"),
+            # min_count: all NaN stays NaN, where a sum would be 0
             integrated_size=abs(by_token["integrated_gradients"]).sum("token", min_count=1),
         )
         group = described_group(values, _BY_TOKEN | _BY_PROMPT | _BY_HEAD)
@@ -347,6 +363,7 @@ class Saliency(Experiment):
                 attributions, start, end = integrated_gradients(
                     model, scoring, prompt, positions, self.baseline, self.steps, copies
                 )
+        # Float64: the error of completeness is a small difference of this sum.
         total = sum(float(of_layer.double().sum()) for of_layer in attributions)
         return {
             "saliency": torch.cat(gradients).float().tolist(),

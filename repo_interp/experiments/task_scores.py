@@ -92,6 +92,7 @@ def task_scores(
     sets = list(task.test_sets) if test_sets is None else sets_named(test_sets)
     longest = longest_prompt(model)
     asked = {test_set: task.prompts(count, seed, test_set) for test_set in sets}
+    # Sets that were named are kept and refused later; of all sets, the too long ones are left out.
     if test_sets is None and longest is not None:
         asked = {
             test_set: prompts for test_set, prompts in asked.items() if _longest(prompts) <= longest
@@ -101,6 +102,7 @@ def task_scores(
             f"every prompt of {task.name} is longer than the {longest} tokens that the "
             "model's learned table has"
         )
+    # Before any pass: an intervention may name tokens that no prompt has.
     require_named_tokens(
         model, count, [len(prompt.tokens) for prompts in asked.values() for prompt in prompts]
     )
@@ -115,6 +117,7 @@ def task_scores(
         "seed": seed,
         "answers": answers,
     }
+    # Recorded, so that a table with fewer rows does not look complete
     left_out = [test_set for test_set in sets if test_set not in asked]
     return _scored(task, asked, answered, answers).assign_attrs(
         task.attributes | drawn | options, left_out=left_out
@@ -128,6 +131,7 @@ def _scored(
     answers: str,
 ) -> xr.Dataset:
     """Scores of the responses to as many prompts of every test set, labelled."""
+    # Every set has `count` prompts, so scores stack: [test_set, prompt]
     by_prompt = np.stack(
         [
             np.asarray(task.score(answered[test_set], asked[test_set]), dtype=np.float64)
@@ -137,6 +141,7 @@ def _scored(
     result = labelled_scores(
         asked, by_prompt, task.metric, f"{task.metric} of every prompt", task.units
     )
+    # Generated answers have no log-probabilities of the reference.
     if answers == "forced":
         mean = xr.DataArray(
             [_log_perplexity(responses) for responses in answered.values()], dims="test_set"
@@ -172,6 +177,7 @@ def labelled_scores(
         `score`, `mean_score`, `standard_error` and `tokens`.
     """
     count = scores.shape[1]
+    # One prompt has no deviation, and numpy would warn.
     deviation = scores.std(axis=1, ddof=1) if count > 1 else np.full(len(asked), np.nan)
     tokens = np.array([_longest(prompts) for prompts in asked.values()])
     by_set = {
@@ -213,6 +219,7 @@ def _log_perplexity(responses: Sequence[Response]) -> float:
     """Mean of -log p over all targets; NaN where one response has none."""
     return -float(
         np.mean(
+            # NaN makes the mean NaN: a mean over the other prompts would be another number.
             [value for response in responses for value in response.log_probabilities or (np.nan,)]
         )
     )
@@ -235,6 +242,7 @@ def sets_named(test_sets: Sequence[str | int] | str | int) -> list[str]:
         if isinstance(test_sets, str) or not isinstance(test_sets, Iterable)
         else test_sets
     )
+    # Numbers in any writing ("0512", 512) name the same set.
     names = [str(int(name)) if str(name).isdecimal() else str(name) for name in several]
     twice = [name for place, name in enumerate(names) if name in names[:place]]
     if not names or twice:
@@ -267,8 +275,10 @@ def score_map(
     shape = tuple(len(values) for values in known.values())
     total, number = np.zeros(shape), np.zeros(shape)
     places = tuple(np.array([known[axis].index(label) for label in labels[axis]]) for axis in axes)
+    # np.add.at, since prompts share cells: `total[places] += scores` would count one per cell.
     np.add.at(total, places, scores)
     np.add.at(number, places, 1.0)
+    # 0 / 0 for combinations that no prompt has: NaN
     with np.errstate(invalid="ignore"):
         mean = total / number
     return xr.DataArray(mean, dims=list(axes), coords={axis: known[axis] for axis in axes})
@@ -287,12 +297,14 @@ def _responses(
     """Responses to the prompts of every test set, batch by batch, the longest prompts first."""
     cut: dict[str, tuple[str, list[int]]] = {}
     for row, (test_set, prompts) in enumerate(asked.items()):
+        # Keys of the store: the place of the set, as its name may not fit into a file name
         lengths = [len(prompt.tokens) for prompt in prompts]
         order = sorted(range(len(prompts)), key=lambda number: lengths[number])
         cut |= {
             f"{row}-{place}": (test_set, some)
             for place, some in enumerate(batches(order, lengths, batch_size))
         }
+    # Processes share the batches, and a short one at the end leaves none of them waiting for long.
     longest_first = sorted(
         cut,
         key=lambda name: -max(len(asked[cut[name][0]][number].tokens) for number in cut[name][1]),
@@ -304,6 +316,7 @@ def _responses(
     cuts = [cut[name][1] for name in longest_first]
     if announce is not None:
         prompts = [prompt for prompts in asked.values() for prompt in prompts]
+        # Generation takes a pass per token, as many as the longest answer of a batch has.
         passes = [
             max(len(task.targets(asked[test_set][number])) for number in some)
             for test_set, some in cut.values()
@@ -338,6 +351,7 @@ def _respond(
     try:
         with renumber_prompts(numbers, f"test set {test_set}"):
             responses = make(model, task, some, len(some))
+    # Already a line for the user; it is a ValueError too, so it must go first.
     except InputError:
         raise
     except ValueError as error:
@@ -351,4 +365,6 @@ def _respond(
 
 
 def _label(axis: str, value: Any) -> Any:
+    # Needles lie at many exact depths; unrounded, hardly any cell of
+    # the map would have two prompts.
     return int(round(float(value), -1)) if axis == "depth" else value

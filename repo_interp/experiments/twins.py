@@ -59,6 +59,7 @@ def kept_scores(
     if not names:
         return {}
     config = model.config
+    # Everything that decides the twin or its scores is part of the key; weights and name are not.
     question = {
         "config": {
             name: value for name, value in plain(config).to_dict().items() if name not in _IDLE
@@ -66,9 +67,11 @@ def kept_scores(
         "layout": layout(model),
         "options": own_layout_of(config)[1],
         "seed": seed,
+        # Another version may draw other weights from one seed, or compute other scores.
         "with": (torch.__version__, transformers.__version__, _code_digest()),
         **asked,
     }
+    # sort_keys, so that equal questions have equal text; str for values such as dtypes
     digest = hashlib.sha256(json.dumps(question, sort_keys=True, default=str).encode()).hexdigest()
     try:
         file = cache_directory() / "twins" / f"{digest}.json"
@@ -83,6 +86,7 @@ def kept_scores(
             ):
                 raise ValueError("other names")
             return point
+        # RecursionError comes from JSON that is nested too deep: also damage.
         except (OSError, ValueError, RecursionError):
             warn(
                 f"{file} is damaged: the scores of a model with random weights are measured again",
@@ -95,10 +99,12 @@ def kept_scores(
     return point
 
 
+# Once per process: reading and hashing the sources takes time.
 @cache
 def _code_digest() -> str:
     """SHA-256 of the code that decides twins and scores; a version does not change by line."""
     root, running = Path(__file__).parents[1], hashlib.sha256()
+    # Sorted, since a folder lists its files in any order.
     for file in sorted(file for package in _PACKAGES for file in (root / package).rglob("*.py")):
         running.update(file.read_bytes())
     return running.hexdigest()
