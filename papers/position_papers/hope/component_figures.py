@@ -158,19 +158,21 @@ def vaf_by_component(components: xr.Dataset, title: str = "") -> PaperFigure:
             zorder=4,
         )
     controls = [str(name) for name in vaf["weights"].values if name != "trained"]
+    # A mark takes less than half of a component's place, so that bars are seen between marks.
+    size = min(2.2, 72 * COLUMN_WIDTH * 0.45 / len(places))
     look: dict[str, Any] = {
         "marker": "D",
         "markerfacecolor": "white",
         "color": "#222222",
         "linestyle": "none",
-        "markersize": 2.2,
-        "markeredgewidth": 0.6,
+        "markersize": size,
+        "markeredgewidth": size / 4,
     }
     for name in controls:
         ax.plot(
             places + 2 * BESIDE_CONTROLS, vaf.sel(weights=name).values, **look, zorder=5, gid=name
         )
-    random = [Line2D([], [], **look, label="random weights")]
+    random = [Line2D([], [], **look | {"markersize": 2.2}, label="random weights")]
     legend_below(figure, [*_band_patches(bands), *(random if controls else [])])
     return figure
 
