@@ -419,8 +419,8 @@ class Chunks:
     def _stretches(self) -> list[Some]:
         """Return a function that takes a few chunks at a time along axis 2."""
         keys, members, chunks, size, width = self.queries.shape
-        # Bytes of one chunk: its features or its logits, whichever are wider
         memory = memory_for(self.queries.device, _STRETCH)
+        # Over the bytes of one chunk: its features or its logits, whichever are wider
         at_once = max(
             1, memory // (keys * members * size * max(size, width) * self.queries.element_size())
         )
