@@ -149,7 +149,7 @@ def _responses(
     # l(d + 1) - l(d) = Re sum c (e^{i theta} - 1) e^{i theta d}; expm1 keeps digits of slow pairs
     steps = torch.expm1(1j * frequencies)
     changing = ((coefficients * steps) @ waves).real.abs().mean(-1)
-    # Keys are drawn at random, so neighbours are random pairs; an odd one is left out
+    # Keys are drawn at random, so neighbors are random pairs; an odd one is left out
     pairs = coefficients[:, :, : coefficients.shape[2] // 2 * 2].unflatten(2, (-1, 2))
     difference = ((pairs[..., 0, :] - pairs[..., 1, :]) @ waves).real.flatten(1, 2)
     told = difference[..., :1] != 0  # a key drawn twice prefers nothing
