@@ -77,8 +77,8 @@ def detection_rows(
         Numbers of rows [prompt] by detector, float64.
     """
     same, before = (pairs.any(-1).sum(-1).double() for pairs in _earlier_pairs(rows, tokens))
-    # The key after an earlier copy is there whenever the copy is, so induction counts the same rows
     every = torch.full_like(same, len(rows))
+    # The key after an earlier copy is there whenever the copy is, so induction counts the same rows
     return {"previous_token": before, "duplicate_token": same, "induction": same, "sink": every}
 
 
