@@ -53,12 +53,14 @@ class Activations(Measure, needs=Needs(documents=True)):
 
     def observe(self, inputs: AttentionInputs, spans: Spans) -> Statistics:
         """Reduce the residual stream of each prompt to its largest entries."""
+        # [prompt, token, entry]
         sizes, row = inputs.residual.flatten(2).abs(), inputs.row_of_first_prompt
         found = [
             self._of_prompt(select_prompts(inputs, slice(row, row + 1)), sizes[row], places)
             for row, places in enumerate(places_of(inputs.valid))
         ]
         several = ("prompt", "layer")
+        # [variable, prompt]: numbers and indices apart, so that indices stay whole
         real, whole = (torch.stack(part, dim=1) for part in zip(*found, strict=True))
         names = list(_TEXTS)
         record = {tuple(names[:3]): (several, real), tuple(names[3:-1]): (several, whole)}
@@ -77,11 +79,14 @@ class Activations(Measure, needs=Needs(documents=True)):
         self, inputs: AttentionInputs, sizes: Float[Tensor, "token any"], places: list[int]
     ) -> tuple[Tensor, Tensor]:
         rows = torch.tensor(spread_places(places, self.queries, 0.5), device=sizes.device)
+        # One sink for all heads: mean over heads and over queries of the second half, which see
+        # most keys
         sink = inputs.pattern(rows)[0].double().mean((0, 1)).argmax()
         known = sizes[places].double()
         median, largest = known.median(), known.max()
         massive = (sizes > SIZE) & (sizes > RATIO * median)
         at = known.argmax()
+        # argmax is over valid tokens alone; `places` leads back to token numbers
         token = torch.tensor(places, device=sizes.device)[at // sizes.shape[1]]
         whole = (massive[places].sum(), massive[sink].sum(), token, at % sizes.shape[1], sink)
         return torch.stack([largest, median, sizes[sink].max().double()]), torch.stack(whole)

@@ -80,6 +80,7 @@ class AttentionMass(
         Mass and chance are NaN for a span that the prompt lacks.
         """
         valid, masks = inputs.valid, spans.values()
+        # The same for all layers of a batch, and finding the rows waits for the device
         asked = once(("rows", self, *spans), lambda: self._asked(spans, valid), valid, *masks)
         parts = []
         for rows, logits in row_blocks(inputs, asked.rows):
@@ -89,8 +90,10 @@ class AttentionMass(
                 weights = weights.where(asked.wanted[:, None, rows, None], 0)
             parts.append(weights.sum(-2, dtype=torch.float64))
         by_key = torch.stack(parts).sum(0) if parts[1:] else parts[0]
+        # [prompt, head, key] x [prompt, key, span]: spans may overlap
         mass = torch.bmm(by_key, asked.masks) / asked.count
         mass = mass.masked_fill(asked.tokens[:, None] == 0, torch.nan)
+        # Layers of one window see the same pairs
         name = "chance", self, inputs.window
         chance = once(name, lambda: _chance(inputs, asked), valid, asked.masks)
         of_heads, of_prompts = ("prompt", "layer", "head", "span"), ("prompt", "layer", "span")
@@ -100,6 +103,7 @@ class AttentionMass(
             "tokens": (of_prompts, asked.tokens),
         }
         if inputs.sinks is not None:
+            # The sink takes what keys leave: softmax over both sums to 1
             record["sink_mass"] = of_heads[:3], 1.0 - by_key.sum(-1) / asked.count[..., 0]
         return Statistics(per_prompt=arrays(inputs, record, span=list(spans)))
 
@@ -140,5 +144,6 @@ class AttentionMass(
 
 def _chance(inputs: AttentionInputs, asked: _Asked) -> Float[Tensor, "prompt span"]:
     seen = (inputs.visible(asked.rows) & asked.wanted[:, asked.rows, None]).double()
+    # Rows that a prompt does not ask for see nothing here and add 0
     share = (seen / seen.sum(-1, keepdim=True).clamp(min=1)).sum(1, keepdim=True) / asked.count
     return torch.bmm(share, asked.masks)[:, 0].masked_fill(asked.tokens == 0, torch.nan)

@@ -68,6 +68,7 @@ def strongest_keys(
         logits = logits[0, :, :, : max(count, int(part[-1]) + 1)]
         largest, places = logits.topk(count, dim=-1)
         seen = largest > float("-inf")
+        # Of all keys and the sink, so that weights of the kept keys are those of the whole row
         total = torch.logsumexp(with_sinks(logits, inputs.sinks), dim=-1, keepdim=True).double()
         weights.append(torch.exp(largest.double() - total).masked_fill(~seen, float("nan")))
         keys.append(places.masked_fill(~seen, -1))
@@ -127,6 +128,7 @@ class AttentionRows(
             return Arrays()
         prompt = select_prompts(inputs, slice(first, first + 1))
         rows = rows_of_interest(prompt.valid[0], spans, first, self.rows)
+        # The budget rows x keys is spent on keys where a prompt has few rows
         weights, keys, totals = strongest_keys(
             prompt, rows, max(self.keys, self.rows * self.keys // len(rows))
         )
@@ -149,6 +151,7 @@ class AttentionRows(
         )
         if not chosen:
             return Arrays()
+        # [prompt, head, token, strongest]: rows of padding and absent ranks stay NaN
         shape = (len(chosen), inputs.heads, inputs.valid.shape[1], self.prompt_keys)
         weights, keys, totals = (
             np.full(size, np.nan, np.float32) for size in (shape, shape, shape[:-1])
@@ -172,6 +175,7 @@ class AttentionRows(
         """The group `attention_rows` of a run."""
         measured = {**statistics.first_prompt.data_vars, **statistics.per_prompt.data_vars}
         keys = {
+            # Merging fills absent entries of floats with NaN; as keys they are -1
             name: measured[name].fillna(-1).astype("int32")
             for name in ("key", "prompt_key")
             if name in measured
@@ -190,6 +194,7 @@ def _rows(
     if len(tokens) <= most:
         return tokens
     wanted = torch.stack(marked).any(0) & valid if marked else torch.zeros_like(valid)
+    # Tokens of spans first; what is left of `most` goes to others
     named = _spread(wanted.nonzero()[:, 0], most)
     others = _spread((valid & ~wanted).nonzero()[:, 0], most - len(named))
     return torch.cat([named, others]).sort().values
@@ -199,6 +204,7 @@ def _spread(tokens: Int[Tensor, "token"], most: int) -> Int[Tensor, "row"]:
     if len(tokens) <= most:
         return tokens
     return (
+        # Both ends included; float32 would round steps of long prompts
         tokens[torch.linspace(0, len(tokens) - 1, most, dtype=torch.float64).round().long()]
         if most
         else tokens[:0]

@@ -36,6 +36,7 @@ def measure_named(name: str) -> Measure:
     """
 
     def is_one(made: Any) -> bool:
+        # By its parts too: a measure of another package need not inherit from ours
         return isinstance(made, Measure) or all(hasattr(made, part) for part in PARTS)
 
     return named(MEASURES, name, is_one, f"an object of that name with {', '.join(PARTS[1:])}")

@@ -165,6 +165,7 @@ class Components(Measure):
     @property
     def needs(self) -> Needs:
         """Ratios, correlations and values that a prompt, layer or head lacks may be NaN."""
+        # One token must be left after `first_token` are dropped
         return Needs(tokens=self.first_token + 1, by_pair=True, nan=(*_BY_PROMPT, *_FREQUENCIES))
 
     @property
@@ -179,6 +180,7 @@ class Components(Measure):
         Raises:
             InputError: The training length is missing.
         """
+        # The same restriction that `ComponentSums` makes, for angles and counts of pairs
         tokens = tokens_between(inputs.valid, self.first_token, self.last_token)
         frequencies = layer_frequencies(inputs)
         (measured,) = reduced(inputs, self.reductions(inputs, spans))
@@ -186,6 +188,7 @@ class Components(Measure):
         angles, by_prompt = _angles(inputs, tokens, frequencies, self.sampled_per_side)
 
         def of_prompts() -> Tensor:
+            # Mean and variance over prompts tell at the end whether all prompts had one frequency
             return torch.stack([frequencies, frequencies.square()]) * len(tokens)
 
         sums: Any = angles | {
@@ -196,6 +199,7 @@ class Components(Measure):
             ),
             "length_sum": (
                 ("layer",),
+                # A sum, so that batches of any size merge; `conclude` divides by the prompts
                 np.array(float(len(tokens) * inputs.compared_length(self.training_length))),
             ),
             "pairs": (("layer", "distance"), pair_counts(tokens, inputs.window).distance.sum(0)),
@@ -209,9 +213,11 @@ class Components(Measure):
             else (("layer", "component", "distance"), measured.components[0]),
         }
         if self.prompts == "each":
+            # float32 for the file; sums over prompts, below, stay in float64
             measured = replace(measured, shares=measured.shares.float())
         explained = measured.explained
         if inputs.positions is None or inputs.frequencies is None:
+            # Without rotation components have no frequency to be banded by
             explained["vaf_band"] = torch.full_like(explained["vaf_band"], torch.nan)
         for name, values in explained.items():
             by_prompt[name] = (
@@ -222,6 +228,8 @@ class Components(Measure):
             return Statistics(sums=_labelled(inputs, sums | _sum_over_prompts(by_prompt)))
         by_prompt["prompt_frequency"] = (
             ("prompt", "layer", "component"),
+            # Kept for all prompts, since only the merged run tells whether they differ; dropped
+            # there if not
             frequencies.expand(len(tokens), -1),
         )
         single = {name: (axes, values.float()) for name, (axes, values) in by_prompt.items()}
@@ -250,6 +258,7 @@ class Components(Measure):
         frequency = sums["frequency_sum"] / sums["prompts"]
         variance = sums["frequency_squares"] / sums["prompts"] - frequency**2
         differ = (variance > _SAME * frequency**2).any("component")
+        # A mean of different frequencies is the frequency of no prompt
         frequency = frequency.where(~differ)
         length = sums["length_sum"] / sums["prompts"]
         of_layers = torch.from_numpy(length.values)[:, None]
@@ -262,11 +271,13 @@ class Components(Measure):
             "decay_bound": _decay_bound(frequency, sums["pairs"]["distance"]),
             "activated": frequency.copy(data=activated),
             "low_frequency": frequency.copy(data=low),
+            # A layer with a window sees fewer; the largest is that of a layer without
             "distance_pairs": sums["pairs"].max("layer"),
             "logit_by_distance": (sums["logit_sum"] + sums["position_logit_sum"]) / pairs,
             "position_logit_by_distance": sums["position_logit_sum"] / pairs,
             "component_by_distance": component.mean("head")
             if per_head
+            # Summed over heads already
             else component / sums.sizes["head"],
             "turn_share": sums["turn_pairs"] / rotated.where(rotated > 0),
             "turn_mean": sums["difference_sum"] / pairs.sum("distance") * frequency,
@@ -283,8 +294,10 @@ class Components(Measure):
 
 def _decay_bound(frequency: xr.DataArray, distance: xr.DataArray) -> xr.DataArray:
     """Mean over i of |S_i(d)| [layer, distance]; NaN without rotation."""
+    # Most layers rotate alike: one bound for each different set of frequencies
     rates, which = np.unique(frequency.values, axis=0, return_inverse=True)
     angles = rates[:, None] * distance.values[:, None]
+    # S_i(d) are running sums over components, [set of frequencies, distance, component]
     bound = np.abs(np.exp(1j * angles).cumsum(-1)).mean(-1)[which.reshape(-1)]
     return xr.DataArray(
         bound, {"layer": frequency["layer"], "distance": distance}, ("layer", "distance")
@@ -312,18 +325,21 @@ def _angles(
         sums = RotationAngles(
             torch.zeros(1, len(frequencies), len(EDGES), **new), torch.zeros(1, **new)
         )
+        # Nothing rotates, or no one difference of positions turns all pairs
         reach = unrotated = torch.full((len(tokens), 1), torch.nan, **new)
     else:
         sums = rotation_angles(inputs.positions, frequencies, tokens, inputs.window, per_side)
         reach = largest_difference(inputs.positions, tokens, inputs.window)
         unrotated = (reach[..., None] * frequencies <= STILL).to(torch.float64).mean(-1)
         if not is_whole(tokens):
+            # -inf: a prompt in which no pair is seen
             none = reach.isinf()
             reach, unrotated = (
                 reach.masked_fill(none, torch.nan),
                 unrotated.masked_fill(none, torch.nan),
             )
     pairs, difference = sums.pairs, sums.difference
+    # One row per row of positions; a run states all heads
     if len(difference) < inputs.heads:
         pairs, difference = (
             expand_heads(part[None], inputs.heads)[0] for part in (pairs, difference)
@@ -345,6 +361,7 @@ def _sum_over_prompts(by_prompt: Record) -> Record:
     sums: Record = {}
     for name, (axes, values) in by_prompt.items():
         known = ~values.isnan()
+        # Only NaN means absent: infinities stay visible in the sums
         values = values.nan_to_num(0.0, posinf=torch.inf, neginf=-torch.inf)
         sums[f"{name}_count"] = axes[1:], known.sum(0).to(torch.float64)
         sums[f"{name}_total"] = axes[1:], values.sum(0)
@@ -360,6 +377,7 @@ def _average(sums: xr.Dataset) -> dict[str, xr.DataArray]:
         # variables: to align the labels of arrays takes ten times as long
         known = count.variable.where(count.variable > 0)
         mean = total.variable / known
+        # Of a constant, rounding may leave a variance below 0
         deviation = (squares.variable / known - mean**2).clip(min=0) ** 0.5
         averages[f"{name}_mean"] = described(
             total.copy(data=mean.values), f"{long_name}, mean over prompts", units

@@ -90,6 +90,7 @@ class FakeDistance(Measure, needs=Needs(nan=("r", "semantic_share"))):
         found = {"r": fit.correlation, "semantic_share": fit.semantic_share}
         if self.queries > 1:
             found = {
+                # A prompt with fewer queries has the mean of those it has
                 name: values.masked_fill(~present[:, None], torch.nan).nanmean(-1, keepdim=True)
                 for name, values in found.items()
             }
@@ -108,14 +109,17 @@ class FakeDistance(Measure, needs=Needs(nan=("r", "semantic_share"))):
             frequencies = inputs.frequencies.to(device=device, dtype=torch.float64)
         elif self.nope_base and inputs.scheme == "nope":
             steps = torch.arange(components, dtype=torch.float64, device=device)
+            # RoPE's theta_r = base^(-2 r / d_head), r below d_head / 2
             frequencies = self.nope_base ** (-steps / components)
         else:
+            # No rotation: rows of W' are equal, and r is 1
             frequencies = torch.zeros(components, dtype=torch.float64, device=device)
         return SIGNS[self.sign] * frequencies
 
     def _turns(self, inputs: AttentionInputs) -> Turns:
         if self.distances == "tokens" or inputs.positions is None:
             shared = () if inputs.frequencies is None else (inputs.frequencies,)
+            # Without frequencies it is the scheme that decides between NoPE's base and no rotation
             name = "turns", self, inputs.scheme if not shared else ""
             return once(name, lambda: self._by_tokens(inputs), inputs.valid, *shared)
         frequencies, positions = (
@@ -125,8 +129,10 @@ class FakeDistance(Measure, needs=Needs(nan=("r", "semantic_share"))):
         positions, hidden = positions.to(torch.float64), ~inputs.valid[:, None]
         last, _ = _last_tokens(inputs.valid, 1)
         last = positions.gather(-1, last[:, None].expand(-1, positions.shape[1], -1))[..., 0]
+        # Learned positions may lie beyond the last token's: distances may be negative
         nearest = last - positions.masked_fill(hidden, -torch.inf).amax(-1)
         furthest = last - positions.masked_fill(hidden, torch.inf).amin(-1)
+        # n distances for n tokens, as with tokens, so that W' is square either way
         step = (furthest - nearest) / (inputs.valid.sum(-1)[:, None] - 1).clamp(min=1)
         return turns(nearest, step, inputs.valid, frequencies)
 
@@ -147,9 +153,11 @@ class FakeDistance(Measure, needs=Needs(nan=("r", "semantic_share"))):
         valid = inputs.valid[row]
         _, tokens, count = extents(inputs.valid)[row]
         level = bias[row, :, :count].mean(-1, keepdim=True) if bias is not None else 0.0
+        # -1: queries are in token order, and the paper's is the last one
         rows, rotated = fit.rows[row, :, -1, :count], fit.rotated[row, :, -1]
         position, semantic = fake_axes(rows, rotated, inputs.keys[row, :, :tokens], level)
         if tokens > count:
+            # Padding on the left has keys, but none that count
             semantic = semantic.masked_fill(~valid[:tokens], 0)
         record = {
             "position_axis": (("layer", "head", "distance"), position),
@@ -171,9 +179,12 @@ class FakeDistance(Measure, needs=Needs(nan=("r", "semantic_share"))):
 def _reach(position: xr.DataArray, semantic: xr.DataArray) -> xr.DataArray:
     """Distance from which a key of median content wins [layer, head]; NaN where it never does."""
     position = position.transpose("layer", "head", "distance")
+    # How far a distance is below the best one nearer
     lost = np.maximum.accumulate(position.values, axis=-1) - position.values
     margin = (semantic.max("token") - semantic.median("token")).transpose("layer", "head")
+    # Equality but for rounding is not beyond
     beyond = lost > margin.values[..., None] * (1 + 1e-9)
+    # argmax of booleans is the first True, and 0 where there is none
     reach = np.where(beyond.any(-1), position["distance"].values[beyond.argmax(-1)], np.nan)
     return margin.copy(data=reach)
 
@@ -191,7 +202,9 @@ def bias_by_distance(inputs: AttentionInputs) -> Float[Tensor, "prompt head dist
     if inputs.position_logits is None:
         return None
     last = _last_tokens(inputs.valid, 1)[0][:, 0]
+    # All tokens, valid ones last and in order: flipped, place d is the key d valid tokens back
     tokens, number = _last_tokens(inputs.valid, inputs.valid.shape[1])
+    # Prompts of a batch mostly end at one row, and position logits cost by row
     rows, place = last.unique(return_inverse=True)
     logits = inputs.position_logits(rows).to(torch.float64).expand(len(last), -1, -1, -1)
     of_last = logits[torch.arange(len(last), device=last.device), :, place]
@@ -215,6 +228,7 @@ def last_queries(
     tokens, present = _last_tokens(inputs.valid, number)
     index = tokens[:, None, :, None].expand(-1, inputs.heads, -1, inputs.queries.shape[-1])
     queries = inputs.queries.gather(2, index).to(torch.float64) * (
+        # Both lengthenings stand at the query, so that keys are shared as they are
         inputs.logit_scale * inputs.pair_scaling.repeat(2)
     )
     if min(count for _, _, count in extents(inputs.valid)) < number:
@@ -232,5 +246,6 @@ def _last_tokens(
 def _find_last(
     valid: Tensor, number: int
 ) -> tuple[Int[Tensor, "prompt query"], Bool[Tensor, "prompt query"]]:
+    # Stable: padding first, then valid tokens in their order, on whichever side padding stood
     order = valid.to(torch.int8).argsort(dim=-1, stable=True)[:, -number:]
     return order, valid.gather(-1, order)

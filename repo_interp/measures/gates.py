@@ -160,6 +160,7 @@ class Gates(SegmentMeasure):
         self, inputs: AttentionInputs, mapped: list[int]
     ) -> Float[Tensor, "prompt head query key"]:
         prompts, heads, tokens, _ = inputs.queries.shape
+        # On the processor: only few prompts have a map, but merging wants one shape for the batch
         maps = torch.full((prompts, heads, tokens, tokens), torch.nan)
         for row in mapped:
             length = int(inputs.valid[row].sum())
@@ -176,6 +177,7 @@ class Gates(SegmentMeasure):
     def conclude(self, statistics: Statistics) -> xr.Dataset:
         """The group `gates` of a run."""
         measured = statistics.per_prompt.assign(
+            # A number of the layer, stored by prompt because sums would add it up
             largest_position=statistics.per_prompt["largest_position"].max("prompt")
         )
         # The same in all layers: kept once.
@@ -193,6 +195,7 @@ def _by_token(
     padding = ~inputs.valid[:, None]
     values = {
         "gate_by_token": sums.by_key / sums.queries[:, None].clamp_min(1),
+        # Sums over keys, clamped as CoPE clamps p_ij
         "counted": sums.by_query.clamp(max=inputs.largest_position),
         "gate_sum": sums.by_query,
     }
@@ -205,6 +208,7 @@ def _by_token(
         here = chosen[valid]
         if not bool(here.any()):
             continue
+        # Queries that see a key: early tokens have more, so equal gates favor early separators
         pairs = inputs.visible(torch.arange(tokens, device=valid.device))[row].sum(0)
         even[row] = (pairs[chosen].sum() / pairs.sum()).double()
         by_key = sums.by_key[row][:, valid]
@@ -215,6 +219,7 @@ def _by_token(
             np.stack([random.permutation(here.cpu().numpy()) for _ in range(draws)]),
             device=valid.device,
         )
+        # [draw, token] x [token, head]: sum of the gates on a random choice of tokens
         shuffled = (drawn.double() @ by_key.T) / total
         observed = by_key[:, here].sum(-1) / total
         share["separator_share"][row] = observed
@@ -261,6 +266,8 @@ def _last_segment(
             if len(edges):
                 drawn = shuffled_edges(edges, len(members), draws, generator(seed, number, kind))
                 begins = torch.zeros(layouts, len(members), dtype=torch.long, device=members.device)
+                # [layout, member]: 1 where a segment begins, for the true layout and the shuffled
+                # ones
                 begins.scatter_(
                     1,
                     torch.cat([edges[None], drawn]),
@@ -270,12 +277,14 @@ def _last_segment(
                 # the member that begins a member's segment
                 first_member = (places * begins).cummax(1).values
                 first[row, column][:, members] = members[first_member]
+                # Member 0 begins the first segment, whose queries are left out
                 counted[row, column][:, members] = first_member > 0
     queries = counted.sum(-1)
     mass = torch.full((prompts, inputs.heads, len(kinds), layouts), torch.nan, dtype=torch.float64)
     even = torch.full((prompts, len(kinds), layouts), torch.nan, dtype=torch.float64)
     if inputs.position_logits is not None and bool(counted.any()):
         sums, even_sums = last_segment_sums(inputs, first.flatten(1, 2), counted.flatten(1, 2))
+        # NaN: a prompt without a second segment
         over = torch.where(queries > 0, queries.double(), torch.nan)
         mass = (sums.unflatten(2, (len(kinds), layouts)) / over[:, None]).cpu()
         even = (even_sums.unflatten(1, (len(kinds), layouts)) / over).cpu()

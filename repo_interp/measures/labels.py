@@ -51,6 +51,7 @@ class Arrays:
         """
         if any(isinstance(array, _Awaited) for _, array in self.given.values()):
             # One copy for all that waits: a copy per array would wait for the device each time.
+            # References die with arrays that nobody read: those are never copied
             waiting, _departing[:] = (
                 [made for reference in _departing if (made := reference()) is not None],
                 [],
@@ -139,7 +140,9 @@ def _fetch(records: Sequence[dict[str, tuple[tuple[str, ...], Any]]]) -> None:
         for name, (_, array) in record.items()
         if isinstance(array, _Awaited)
     ]
+    # Several variables may be entries of one tensor, which is copied once
     tensors = {id(tensor): tensor for record, name in places for tensor in record[name][1][:1]}
+    # Concatenating dtypes would convert them
     kinds: dict[Any, list[Tensor]] = {}
     for tensor in tensors.values():
         kinds.setdefault((tensor.device, tensor.dtype), []).append(tensor)
@@ -152,6 +155,7 @@ def _fetch(records: Sequence[dict[str, tuple[tuple[str, ...], Any]]]) -> None:
             here[id(tensor)] = part.view(tensor.shape).numpy()
     for record, name in places:
         axes, (tensor, entry, layer) = record[name]
+        # In place: the record is the `given` of an Arrays object, which is so fetched once
         record[name] = axes, np.expand_dims(here[id(tensor)][entry], layer)
 
 
@@ -169,6 +173,7 @@ def concat_arrays(parts: Sequence[Arrays], axis: str) -> Arrays:
         return parts[0]
     labels, places = _align(parts, axis)
     labels[axis] = np.concatenate([part.labels[axis] for part in parts])
+    # Parts stand one after the other along the axis; on other axes labels say where
     ends = np.cumsum([0, *(len(part.labels[axis]) for part in parts)])
     for number, place in enumerate(places):
         place[axis] = slice(ends[number], ends[number + 1])
@@ -218,6 +223,7 @@ def _align(
         if all(np.array_equal(known[0], some) for some in known):
             labels[axis] = known[0]
             continue
+        # Sorted union: a longer prompt has more tokens, distances, chunks
         labels[axis] = np.unique(np.concatenate(known))
         for place, some in zip(places, by_part, strict=True):
             if some is not None:
@@ -239,6 +245,7 @@ def _put_together(
     for name in dict.fromkeys(name for part in parts for name in part.values):
         by_part = [part.values.get(name) for part in parts]
         axes, some = next(found for found in by_part if found is not None)
+        # Axes without labels must agree, and keep the size of the first part
         shape = [
             len(labels[axis]) if axis in labels else size
             for axis, size in zip(axes, some.shape, strict=True)
@@ -284,6 +291,7 @@ def arrays(inputs: AttentionInputs, record: Record, **labels: Any) -> Arrays:
     Returns:
         The arrays; those on an accelerator are copied to the CPU when one is read.
     """
+    # Numbers within the whole analysis, by which batches and processes are aligned
     known = {
         "layer": [inputs.layer],
         "prompt": inputs.prompts.tolist(),
@@ -295,6 +303,7 @@ def arrays(inputs: AttentionInputs, record: Record, **labels: Any) -> Arrays:
     for names, (axes, values) in record.items():
         several, layer = not isinstance(names, str), list(axes).index("layer")
         if isinstance(values, Tensor):
+            # numpy refuses tensors that require gradients
             values = values.detach() if values.requires_grad else values
             values = values if values.device.type != "cpu" else values.numpy()
         for number, name in enumerate(names if several else (names,)):
@@ -303,6 +312,7 @@ def arrays(inputs: AttentionInputs, record: Record, **labels: Any) -> Arrays:
                 given[name] = tuple(axes), _Awaited(values, entry, layer)
             else:
                 given[name] = tuple(axes), np.expand_dims(np.asarray(values)[entry], layer)
+    # Only axes in use: a label without an array would count in an alignment
     made = Arrays(given, {axis: np.asarray(known[axis]) for axis in used if axis in known})
     # Weak: arrays that nobody reads are not copied.
     if any(isinstance(array, _Awaited) for _, array in given.values()):

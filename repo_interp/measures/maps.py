@@ -72,6 +72,7 @@ class Maps(Measure):
         for layers, some in map(_layers_and_heads, self.heads):
             for layer in layers:
                 before = heads.get(layer, ())
+                # None is all heads, whatever else is named for the layer
                 heads[layer] = None if some is None or before is None else sorted({*before, *some})
         return Needs(heads=heads or None, by_pair=True, nan=tuple(_AXES))
 
@@ -81,6 +82,7 @@ class Maps(Measure):
         if row is None:
             return Statistics()
         prompt = select_prompts(inputs, slice(row, row + 1))
+        # Up to the last valid token: padding behind it would change the size of blocks
         tokens = int(prompt.valid[0].nonzero()[-1]) + 1
         size = block_size(tokens, self.side)
         starts = range(0, tokens, size)
@@ -134,5 +136,6 @@ def _fake_map(inputs: AttentionInputs, size: int, blocks: int) -> Tensor:
         query.new_zeros(inputs.heads, count) if bias is None else bias[0, :, :count],
         size,
     )
+    # Left padding: keys stand at their tokens, at the end; distances start at 0
     missing = blocks - means.shape[-1]
     return torch.nn.functional.pad(means, (missing, 0, 0, missing), value=torch.nan)

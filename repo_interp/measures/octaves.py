@@ -61,6 +61,7 @@ class Octaves(
     def observe(self, inputs: AttentionInputs, spans: Spans) -> Statistics:
         """Reduce sampled rows of attention of each prompt."""
         several = ("prompt", "layer", "head")
+        # Up to the largest distance in the batch, tokens - 1
         octaves = [2**k for k in range(max(1, (inputs.valid.shape[1] - 1).bit_length()))]
         found = [
             self._of_prompt(
@@ -102,9 +103,12 @@ class Octaves(
     ) -> tuple[Tensor, ...]:
         rows, valid = torch.tensor(chosen, device=inputs.valid.device), inputs.valid[0]
         pattern, seen = inputs.pattern(rows)[0].double(), inputs.visible(rows)[0]
+        # Chosen rows are valid and see themselves, so no row divides by 0
         even = seen / seen.sum(-1, keepdim=True).double()
         keys = torch.arange(len(valid), device=rows.device)
         first, distance = valid.to(torch.int8).argmax(), rows[:, None] - keys
+        # Index of the largest 2^k that is at most the distance; own and later keys have weight 0
+        # below
         octave = torch.searchsorted(torch.tensor(octaves, device=rows.device), distance, right=True)
         octave = (octave - 1).clamp_min(0)
         later = seen & (distance > 0)
@@ -112,13 +116,17 @@ class Octaves(
         counted = torch.zeros(len(rows), len(octaves), dtype=torch.float64, device=rows.device)
         mass, uniform = (
             counted.expand(*weights.shape[:-2], -1, -1)
+            # [head, row, octave], or [row, octave] for even attention, which is the same in all
+            # heads
             .scatter_add(-1, octave.expand_as(weights), weights * others)
             .mean(-2)
             for weights in (pattern, even)
         )
         queries = later.sum(0)
+        # 0 / 0 for tokens without a later query: NaN
         received = (pattern * later).sum(1) / queries
         even = (even * later).sum(0) / queries
+        # Less even attention, of which early keys get more: rows that see few keys give each more
         candidates = (received.mean(0) - even).masked_fill(
             (queries < self.later_queries) | (keys == first), -torch.inf
         )

@@ -128,6 +128,7 @@ def _chunks(
     last_chunk: str,
 ) -> _Chunks:
     of_size, index, size = _places(positions.shape[-1], sizes, positions.device)
+    # The padded entry stands for "no token": index `tokens`, never valid
     chunks, present = (
         torch.nn.functional.pad(values, (0, 1))[..., index] for values in (positions, valid)
     )
@@ -136,8 +137,10 @@ def _chunks(
     spread = (chunks - mean[..., None]).abs_().masked_fill_(missing, 0).amax(-1)
     # Valid tokens stand first: where a token is there, so is the one before it.
     step, after = chunks.diff(dim=-1), missing[..., 1:]
+    # Steps into missing tokens hold for either direction
     mono = ((step > 0) | after).all(-1) | ((step < 0) | after).all(-1)
     full = tokens == size
+    # x - x is 0 for finite x alone: layers without positions (NaN) have no chunk
     known = (full if last_chunk == "drop" else tokens > 0) & (mean - mean == 0)
     return _Chunks(of_size, size, chunks, full, known, spread, mono)
 
@@ -166,15 +169,18 @@ def _places(
 
 
 def _patterns(chunks: _Chunks, epsilon: float) -> Int[Tensor, "... chunk"]:
+    # Arithmetic in place of branches: 0 constant, 1 mono, 2 hybrid, -1 unknown, without a wait
     return chunks.known * ((chunks.spread > epsilon) * (2 - chunks.mono.long()) + 1) - 1
 
 
 def _counts(chunks: _Chunks) -> Float[Tensor, "size epsilon pattern"]:
     """Count chunks by size and pattern, for all tolerances at once."""
     epsilons, of_size = once("grid", lambda: _grid(chunks.size), chunks.size)
+    # [..., chunk, epsilon]: only constant depends on the tolerance, so nothing is classified again
     varied = (chunks.spread[..., None] > epsilons) & chunks.known[..., None]
     mono, known = varied & chunks.mono[..., None], chunks.known[..., None].expand_as(varied)
     of_chunks = torch.stack([known, varied, mono], -1).flatten(0, -4).sum(0, dtype=torch.float64)
+    # [size, chunk] x [chunk, epsilon and 3 counts]
     known, varied, mono = torch.mm(of_size, of_chunks.flatten(1)).unflatten(1, (-1, 3)).unbind(-1)
     return torch.stack([known - varied, mono, varied - mono], -1)
 
@@ -226,9 +232,11 @@ class Patterns(
         learned, positions = inputs.scheme in LEARNED, inputs.positions
         if positions is None:
             positions = torch.full_like(inputs.valid[:, None], torch.nan, dtype=torch.double)
+        # A copy: a view would refer to the mask that it is kept with, and neither would ever go
         shown = once("heads", lambda: inputs.valid[:, None].clone(), inputs.valid)
         aligned, present = _from_first_valid(positions, shown)
         index = once("index", lambda: Index(present), shown)
+        # The grid's chunks serve the patterns too, where the size asked for is one of the grid
         sizes = CHUNK_SIZES if learned and self.chunk_size in CHUNK_SIZES else (self.chunk_size,)
         found, counts = (
             _chunks(aligned, present, sizes, self.last_chunk),
@@ -240,6 +248,7 @@ class Patterns(
                 if sizes is CHUNK_SIZES
                 else _chunks(aligned, present, CHUNK_SIZES, self.last_chunk)
             )
+            # Heads that share positions count singly, as in `chunk_pattern`
             counts = (inputs.heads // positions.shape[1]) * _counts(grid).double()
         some = found.of_size[self.chunk_size]
         of_chunks = rank_trend(found.values[..., some, : self.chunk_size]).masked_fill_(
@@ -248,6 +257,7 @@ class Patterns(
         trend = rank_trend(aligned, index)
         if inputs.positions is None:
             of_chunks, trend = of_chunks.fill_(torch.nan), trend.fill_(torch.nan)
+        # Sum and number of chunks that have a trend (NaN differs from itself): a mean that merges
         within = torch.stack([of_chunks.nansum((0, -1)), (of_chunks == of_chunks).sum((0, -1))])
         trends = expand_heads(torch.stack([trend, slope(aligned, index)], -1), inputs.heads)
         within, of_head = expand_heads(within, inputs.heads), ("prompt", "layer", "head")
@@ -265,6 +275,7 @@ class Patterns(
         sums = {
             ("chunk_trend", "chunk_trend_chunks"): (of_head[1:], within),
             "sensitivity_chunks": (("layer", "chunk_size", "epsilon", "pattern"), counts),
+            # As a sum over batches, so above 0 where any batch learned
             "learned": (("layer",), np.array(float(learned))),
         }
         return Statistics(
@@ -284,6 +295,7 @@ class Patterns(
         learned = sums["learned"] > 0
         shares = {
             "pattern_share": counts,
+            # Index positions are mono by definition and would drown the others
             "pattern_share_all": counts.where(learned, 0).sum(("layer", "head")),
             "sensitivity": sums["sensitivity_chunks"].sum("layer"),
         }
@@ -291,6 +303,7 @@ class Patterns(
             of_prompts["trend"].transpose("prompt", "layer", "head"),
             of_prompts["trend_null"].isel(layer=0, drop=True),
         )
+        # A layer without positions has no trend in any prompt
         counts = np.where(
             trend.notnull().any("prompt"), counts_tokens(trend.values, null.values), -1
         )

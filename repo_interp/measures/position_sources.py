@@ -78,6 +78,7 @@ DOMINATES = 0.3
 """Held-out R squared from which a head is called by the source with the largest share."""
 STEPS = 1.0
 """Standard deviations that a head which marks lines steps by, at least."""
+# Far below float32 rounding of positions: exactly constant heads alone
 FLAT = 1e-20
 """Variance within prompts, relative to the mean square, below which a head is constant."""
 _UNNAMED = ("rest", "separator")
@@ -135,10 +136,12 @@ def head_kinds(
         "counts tokens", "marks lines", "places words", "places in segments", or "other": the first
         that holds.
     """
+    # The rest, last in `share`, is no source to be called by
     leads = (share == share[..., : len(SOURCES)].max(-1, keepdims=True)) & (
         alone >= np.fmax(null, DOMINATES)
     )
     marks = np.abs(line_step) >= np.fmax(line_step_null, STEPS)
+    # np.select takes the first that holds: counting and lines come before sources of content
     holds = (
         counts,
         marks,
@@ -184,6 +187,7 @@ class PositionSources(SegmentMeasure):
             _segment_spans(spans, self.kinds),
             _quantity(inputs).float().cpu().numpy(),
         )
+        # Less 1, because the first token is left out
         prompts, count = len(quantity), min(self.tokens, max(1, quantity.shape[-1] - 1))
         values = np.full((prompts, inputs.heads, count), np.nan, dtype=np.float32)
         ids, contents = np.full((prompts, 3, count), -1), np.zeros(prompts, dtype=np.int64)
@@ -191,6 +195,8 @@ class PositionSources(SegmentMeasure):
         places = np.full((prompts, len(segments), 3, count), -1, dtype=np.int32)
         for row, valid in enumerate(inputs.valid.cpu().numpy()):
             tokens = inputs.tokens[row].cpu().numpy()[valid].astype(np.int64)
+            # Python's hash of bytes differs between processes; this one finds equal prompts in any
+            # batch
             contents[row] = zlib.crc32(tokens.tobytes())
             null[row] = trend_null(len(tokens))
             if inputs.gate_features is None:  # gates that rise with the token index count no tokens
@@ -199,11 +205,13 @@ class PositionSources(SegmentMeasure):
                 trend[row] = np.where(
                     np.isnan(known).any(-1), np.nan, rank_trend(torch.from_numpy(known)).numpy()
                 )
+            # From 1: the first token has no previous one. Drawn by content, so batches play no part
             index = 1 + np.sort(
                 np.random.default_rng(contents[row]).permutation(len(tokens) - 1)[:count]
             )
             used = slice(len(index))
             values[row, :, used] = quantity[row][:, valid][:, index]
+            # Parts: token, previous token, index; -1 beyond a short prompt's samples
             ids[row, :, used] = tokens[index], tokens[index - 1], index
             for column, span in enumerate(segments.values()):
                 places[row, column, :, used] = _places_in(spans, span, row, valid)[:, index]
@@ -226,18 +234,21 @@ class PositionSources(SegmentMeasure):
 
         Sources are NaN where no token that counts occurs in two folds.
         """
+        # Equal prompts would lie in two folds and predict each other
         _, first = np.unique(
             statistics.per_prompt["content"].isel(layer=0).values, return_index=True
         )
         measured = statistics.per_prompt.isel(prompt=first)
         beside = measured.isel(layer=0)
         ids = beside["ids"].transpose("part", "prompt", "sample").values
+        # [prompt, sample]; indices start at 1, so 0 and -1 are none
         present = ids[2] > 0
         places = (
             beside["places"].transpose("segment", "part", "prompt", "sample").values[..., present]
         )
         prompts, folds = np.nonzero(present)[0], _folds(present, self.folds)
         token, previous, index = ids[:, present]
+        # A token that no other fold holds has the effect 0, whatever it does
         counted = _seen_elsewhere(token, folds) & _seen_elsewhere(previous, folds)
         segments = [
             part
@@ -256,6 +267,7 @@ class PositionSources(SegmentMeasure):
             .values[:, :, present]
             .astype(float)
         )
+        # [layer, head]
         known = np.isfinite(values).all(-1)
         # Heads that share positions are fitted once.
         different, same = np.unique(values[known], axis=0, return_inverse=True)
@@ -266,6 +278,7 @@ class PositionSources(SegmentMeasure):
             name: np.full((*known.shape, *fit.shape[1:]), np.nan) for name, fit in fits.items()
         }
         for name, fit in fits.items():
+            # Back to all heads; those without positions stay NaN
             found[name][known] = fit[same.ravel()]
         judged = (found[name] for name in ("share", "alone", "alone_null", "line_step"))
         trend = measured["trend"].transpose("prompt", "layer", "head").values
@@ -275,12 +288,14 @@ class PositionSources(SegmentMeasure):
         found["follows_from_token"] = np.where(np.isfinite(alone), alone >= FOLLOWS, -1).astype(
             np.int8
         )
+        # Index positions count tokens by definition; a name would say nothing
         found["kind"] = np.where(statistics.sums["learned"].values[:, None] > 0, kind, "").astype(
             object
         )
         axes = ("layer", "head", "source")
         group = {name: (axes[: array.ndim], array) for name, array in found.items()}
         single = {
+            # NaN for no samples, without a warning of numpy
             "counted_share": counted.sum() / (len(counted) or np.nan),
             "counted_tokens": counted.sum(),
             "line_step_null": step_null,
@@ -304,13 +319,17 @@ def _explained(
     random = np.random.default_rng(0)
     # Permutations within prompts: sorted by prompt, then at random.
     orders = [np.lexsort((random.random(len(values)), held_out.prompts)) for _ in range(DRAWS)]
+    # Heads and their permutations side by side: one factorization per fold serves all columns
     drawn = np.concatenate([values, *(values[order] for order in orders)], axis=1)
     total = held_out.squares(drawn)
+    # A head without variance has none when permuted either
     total[:, np.tile(total[:, :rows].sum(0) <= flat, 1 + DRAWS)] = np.nan
 
     def missed(values: Rows, sources: tuple[str, ...]) -> Rows:
+        # One of the two large sets is eliminated as categories; the other, if any, is solved for
         category = next((name for name in ("token", "previous") if name in sources), None)
         categories = sparse.csr_array((len(values), 0)) if category is None else columns[category]
+        # Prompts have effects too, so that shifts between them are not put down to sources
         dense = sparse.hstack([prompts, *(columns[name] for name in sources if name != category)])
         return held_out.errors(values, sparse.csr_array(dense), categories)
 
@@ -326,7 +345,9 @@ def _explained(
         total = total[:, :rows]
         errors = [missed(values, SOURCES[:count]) for count in range(1, 1 + len(SOURCES))]
         added = np.stack([1 - part.sum(0) / total.sum(0) for part in errors], axis=-1)
+        # std / sqrt(n - 1) with numpy's divisor n: the standard error of a mean over folds
         error = (1 - errors[-1] / total).std(0) / np.sqrt(len(total) - 1 or np.nan)
+    # From 0 to 1: gains of the sources in order, and the rest last
     share = np.diff(added, axis=1, prepend=0.0, append=1.0)
     null = alone[1:].max(0)
     return {
@@ -354,8 +375,10 @@ def _by_prompt(
             # of the others.
             variances.append(count**2 / (last * (count - last) * (count - 1)))
             with np.errstate(divide="ignore", invalid="ignore"):
+                # Within a prompt: a shift of all its positions is no step
                 steps.append((here[ends].mean(0) - here[~ends].mean(0)) / here.std(0))
     nothing = np.full((1, values.shape[1]), np.nan)
+    # Variance of a mean over independent prompts: sum of variances over their number squared
     return {"line_step": np.mean(steps or nothing, axis=0)}, 1.96 * sum(variances) ** 0.5 / (
         len(variances) or np.nan
     )
@@ -388,11 +411,13 @@ def _places_in(spans: Spans, span: str, row: int, valid: Marks) -> Int[np.ndarra
     inside = spans[span][row].cpu().numpy()[valid]
     starts = spans.get(span + STARTS)
     begins = (
+        # The first token of an unbroken stretch
         inside & ~np.append(False, inside[:-1])
         if starts is None
         else starts[row].cpu().numpy()[valid]
     )
     index = np.arange(len(inside))
+    # Distance from the latest beginning
     place = index - np.maximum.accumulate(np.where(begins, index, 0))
     return np.where(inside, [begins.cumsum() - 1, place, np.append(begins[1:], False)], -1)
 
@@ -404,6 +429,7 @@ def _piecewise(counts: Codes) -> Rows:
     knot.
     """
     largest = int(counts.max(initial=0))
+    # Geometric, so that a long prompt has few hats
     knots = [0, *(4**power for power in range(16) if 4**power < largest)]
     hats = [np.interp(counts, knots, hat) for hat in np.eye(len(knots))]
     return np.where(
@@ -414,6 +440,7 @@ def _piecewise(counts: Codes) -> Rows:
 def _frequent(ids: Codes) -> Codes:
     """The `MOST` most frequent ids as they are, -1 for the others, which so share an effect."""
     different, counts = np.unique(ids, return_counts=True)
+    # Stable, so that equal counts go by id and the choice is the same everywhere
     return np.where(np.isin(ids, different[np.argsort(-counts, kind="stable")[:MOST]]), ids, -1)
 
 
@@ -424,6 +451,7 @@ def _folds(present: Bool[np.ndarray, "prompt sample"], folds: int) -> Codes:
     prompt.
     """
     counts, number = present.sum(1, keepdims=True), np.arange(len(present))[:, None]
+    # At least so many that all folds get one; at most two per fold and prompt
     stretches = np.clip(counts // STRETCH, -(-folds // len(present)), 2 * folds)
     return (((present.cumsum(1) - 1) * stretches // np.maximum(counts, 1) + number) % folds)[
         present
@@ -433,4 +461,5 @@ def _folds(present: Bool[np.ndarray, "prompt sample"], folds: int) -> Codes:
 def _seen_elsewhere(ids: Codes, folds: Codes) -> Marks:
     """Return the samples whose id occurs in another fold too."""
     of_id = one_hot(ids)
+    # [id, fold] counts: in how many folds an id occurs, led back to the samples
     return of_id @ ((of_id.T @ one_hot(folds)) > 0).sum(axis=1) > 1

@@ -71,6 +71,7 @@ class Positions(
         positions, more = inputs.head_positions, {}
         if inputs.differ_by_pair and positions is not None:
             # Text has one position per token in any batch, also beside prompts with images.
+            # Per prompt: then one number per token says it all, and NaN stands in the array by pair
             one = (positions == positions[..., :1]).flatten(1).all(1)[:, None, None]
             hidden = (~inputs.valid[:, None] | one)[..., None]
             axes = ("prompt", "layer", "head", "token", "component")
@@ -80,9 +81,11 @@ class Positions(
         if positions is None:
             positions = torch.full_like(inputs.queries[..., 0], torch.nan)
         valid, ranges = (
+            # A copy: a view would keep its own key in the cache alive
             once("heads", lambda: inputs.valid[:, None].clone(), inputs.valid),
             positions.double(),
         )
+        # Ranges are differences of large numbers, taken before rounding for the file
         positions = positions.float()
         record = {
             "position": (
@@ -101,6 +104,7 @@ class Positions(
         position = group["position"].astype(float)
         known = position.notnull()
         below = (position < 0).sum("token") / known.sum("token").where(known.any("token"))
+        # NaN at padding is left out by xr.corr on both sides
         fit = xr.corr(position, position["token"].astype(float), "token") ** 2
         texts = _TEXTS | (_BY_PAIR if "position_by_pair" in group else {})
         return described_group(group.assign(negative_share=below, linear_r2=fit), texts)

@@ -77,13 +77,18 @@ class NextTokens(Measure, needs=Needs(tensors=(), predictions=True, documents=Tr
                 asked = (spans["generated"][row] & valid)[1:].nonzero()[:, 0]
             is_text = not len(asked)
             if is_text:
+                # Without spans: evenly spread over the text, so that the loss is not one of marked
+                # tokens
                 asked = rows_of_interest(valid, {}, row, self.rows)
             kept = rows_of_interest(valid, spans, row, self.rows) if row == first else asked[:0]
+            # Sorted and once each: the unembedding is the cost, and both purposes share its rows
             rows = torch.cat([kept, asked]).unique()
             found = self._read(predictions, row, rows)
             rows, asked, kept = rows.cpu(), asked.cpu(), kept.cpu()
             if row == first:
                 of_first = _of_first_prompt(rows, found, torch.isin(rows, kept))
+            # found: probabilities, tokens, log-probability and rank of the next token, -1 after the
+            # last
             known = torch.isin(rows, asked) & (found[3] >= 0)
             mean = found[2][known].mean() if known.any() else float("nan")
             right = float((found[3][known] == 0).all())
@@ -134,9 +139,11 @@ def _of_first_prompt(rows: torch.Tensor, found: list[torch.Tensor], kept: torch.
 
 def _of_rows(logits: torch.Tensor, following: torch.Tensor, count: int) -> tuple[torch.Tensor, ...]:
     """Return top probabilities and tokens, and log-probability and rank of the following tokens."""
+    # Widened first: a float32 sum over the vocabulary would leave its rounding in all log p
     logarithms = torch.log_softmax(logits.double(), dim=-1)
     largest, tokens = logarithms.topk(count, dim=-1)
     known = following >= 0
+    # -1 is no index; those rows are masked below
     actual = logarithms.gather(-1, following.clamp_min(0)[:, None])
     place = (logarithms > actual).sum(-1).masked_fill(~known, -1)
     return largest.exp(), tokens, actual[:, 0].masked_fill(~known, float("nan")), place

@@ -69,6 +69,7 @@ _DIMENSIONS = {
 }
 """Pair r is the dimensions r and r + half the axis."""
 _HALVES = ("first", "second")
+# Order of the rows of `PairStatistics`: six of the queries, then six of the keys
 _ORDER = [
     name
     for side in ("query", "key")
@@ -128,14 +129,17 @@ class Rotation(Measure, needs=Needs(nan=("closed_form_r", "max_rotation"))):
         else:
             shape = (*inputs.queries.shape[:2], inputs.queries.shape[-1] // 2)
             rotation = torch.full(shape, torch.nan, dtype=torch.float64, device=tokens.device)
+            # NaN for the six statistics of either side
             nothing = rotation.expand(6, *shape)
             statistics, correlation, weight = PairStatistics(nothing, nothing), rotation[..., 0], 1
+        # Means of a prompt times its tokens: sums over tokens, which merge. [12, head, component]
         means = (weight * torch.stack([statistics.queries, statistics.keys])).sum(2).flatten(0, 1)
         of_component = ("layer", "head", "component")
         components = range(rotation.shape[-1])
         sums = {tuple(_ORDER): (of_component, means)}
         others = {
             "tokens": (("layer",), tokens.sum()),
+            # Weighted by tokens as the norms are: dividing by the sum of tokens gives it back
             "scaling": (("layer", "component"), tokens.sum() * inputs.pair_scaling),
         }
         per_prompt = {
@@ -149,6 +153,7 @@ class Rotation(Measure, needs=Needs(nan=("closed_form_r", "max_rotation"))):
 
     def reductions(self, inputs: AttentionInputs, spans: Spans) -> tuple[Reduction, ...]:
         """The closed form's correlation with the logits."""
+        # Asked before `observe`, and by it again: `_pairs` keeps its result for one layer
         return (self._pairs(inputs)[2],) if _rotates(inputs) else ()
 
     def _pairs(self, inputs: AttentionInputs) -> tuple[PairStatistics, Tensor, ClosedForm]:
@@ -189,6 +194,7 @@ class Rotation(Measure, needs=Needs(nan=("closed_form_r", "max_rotation"))):
             torch.complex(*query_mean),
             torch.complex(*key_mean),
         )
+        # Relative to the head: norms differ between heads and models
         prominent = product >= self.prominence * product.median(-1, keepdim=True).values
         stable = key_deviation <= self.stability * key_mean.abs()
         start = (query_mean * key_mean.conj_physical()).angle().abs()
@@ -201,6 +207,7 @@ class Rotation(Measure, needs=Needs(nan=("closed_form_r", "max_rotation"))):
         sums, per_prompt = statistics.sums, statistics.per_prompt
         group = {name: sums[name] / sums["tokens"] for name in _ORDER}
         for side in ("query", "key"):
+            # Half-split: dimension r of the first half, then r + d_head / 2 of the second
             halves = xr.concat([group[f"{side}_{half}"] for half in _HALVES], "component")
             group[f"{side}_dimension_norm"] = halves.rename(component="dimension").assign_coords(
                 dimension=range(halves.sizes["component"])
@@ -213,6 +220,7 @@ class Rotation(Measure, needs=Needs(nan=("closed_form_r", "max_rotation"))):
         rotation = rotation.transpose(*key_mean.dims)
         scaling = torch.from_numpy((sums["scaling"] / sums["tokens"]).values)[:, None]
         slow = (
+            # Judged again on all prompts: `observe` could judge a prompt at a time alone
             self.slow_dominating(pairs, torch.from_numpy(rotation.values), scaling)
             .numpy()
             .astype(np.int8)
@@ -250,6 +258,7 @@ def pair_statistics(inputs: AttentionInputs) -> PairStatistics:
             _moments((features,), inputs.valid) for features in (inputs.queries, inputs.keys)
         )
     if inputs.kv_heads < inputs.heads:
+        # expand_heads repeats axis 1: statistic and prompt become one axis for it
         keys = expand_heads(keys.flatten(0, 1), inputs.heads).unflatten(0, keys.shape[:2])
     return PairStatistics(queries, keys)
 
@@ -307,6 +316,7 @@ def _moments(
     def mean(of: Callable[[Tensor], Tensor]) -> Tensor:
         sums = []
         for start in range(0, tokens, at_once):
+            # Where one stretch holds all tokens, it is widened and concatenated once for all means
             part = of(whole if whole is not None else stretch(start))
             part = (
                 part
@@ -319,6 +329,7 @@ def _moments(
     whole = stretch(0) if at_once >= tokens else None
     # Deviations need the mean first: a second pass over the features.
     level = mean(lambda part: part)
+    # In the features' dtype, or the difference would be a float64 copy of them
     rounded = level[..., None, :].to(exact)
     norm, deviation = mean(_pair_norm), mean(lambda part: _pair_norm(part - rounded))
     sizes = mean(torch.abs)

@@ -108,6 +108,7 @@ class Segments(SegmentMeasure):
     def observe(self, inputs: AttentionInputs, spans: Spans) -> Statistics:
         """Return scores [prompt, layer, head, kind], those of the index, and the segments."""
         prompts, tokens = inputs.valid.shape
+        # [prompt, kind, token]
         labels = np.full((prompts, len(self.kinds), tokens), -1, dtype=np.int32)
         scores = {
             name: torch.full((prompts, inputs.heads, len(self.kinds)), torch.nan).double()
@@ -123,17 +124,24 @@ class Segments(SegmentMeasure):
                 if not len(edges):
                     continue
                 counts[row, column] = len(edges) + 1
+                # A running count of edges numbers the segments
                 begins = torch.zeros_like(members).index_fill_(0, edges, 1)
                 labels[row, column, members.cpu()] = begins.cumsum(0).cpu()
+                # By the prompt's number, so that a prompt has the same control in any batch and
+                # layer
                 random, count = generator(self.seed, number, kind), len(members)
                 shuffled = shuffled_edges(edges, count, self.draws, random)
+                # A row of `count` tokens has one step fewer
                 orders = np.stack([random.permutation(count - 1) for _ in range(self.draws)])
                 layouts = edges, shuffled, torch.as_tensor(orders, device=edges.device)
                 places = torch.arange(count, dtype=torch.float64, device=edges.device)
+                # What the index scores by itself, with the same shuffles: a reference for learned
+                # positions
                 line = _scores(places[None], *layouts, self.tolerance)
                 for name in _INDEX:
                     index[name][row, column] = line[name.removesuffix("_index")][0]
                 if inputs.positions is not None:
+                    # On rows of positions; heads that share one get its scores below
                     of_heads = _scores(inputs.positions[row][:, members], *layouts, self.tolerance)
                     for name, values in of_heads.items():
                         scores[name][row, :, column] = expand_heads(
@@ -148,6 +156,7 @@ class Segments(SegmentMeasure):
     def conclude(self, statistics: Statistics) -> xr.Dataset:
         """The group `segments` of a run."""
         measured = statistics.per_prompt
+        # They depend on the text alone, and are the same in all layers
         of_prompts = measured[list(_OF_PROMPTS)].isel(layer=0, drop=True)
         return described_group(measured, _SCORES).assign(described_group(of_prompts, _OF_PROMPTS))
 
@@ -164,6 +173,7 @@ def _scores(
     between_shuffled = variance_between(values, shuffled)
     count = len(edges)
     within, within_null = _within(values, edges)
+    # Without ties all orders give the same jumps
     jumps = largest_jumps(values, count, orders if has_ties(values, count) else orders[:1])
     f1 = match_share(jumps, edges, tolerance).mean(0)
     f1_shuffled = match_share(jumps, shuffled[:, None], tolerance)
@@ -186,12 +196,14 @@ def _within(
 
     Of n permuted numbers the rank correlation has the variance 1 / (n - 1).
     """
+    # tensor_split takes indices from the processor alone
     parts = torch.tensor_split(values, edges.cpu(), dim=-1)
     parts = [part for part in parts if part.shape[-1] >= FEWEST]
     if not parts:
         none = torch.full(values.shape[:1], torch.nan, dtype=torch.float64)
         return none, none
     trends = torch.stack([rank_trend(part.double()) for part in parts])
+    # Of a mean over independent segments
     variance = sum(1 / (part.shape[-1] - 1) for part in parts) / len(parts) ** 2
     null = torch.full_like(trends[0], NORMAL_95 * variance**0.5)
     return trends.nanmean(0), null.where(trends.isfinite().any(0), torch.nan)

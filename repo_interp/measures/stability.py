@@ -99,16 +99,20 @@ class Stability(Measure, needs=Needs(tokens=3, nan=tuple(_TEXTS), documents=True
             - positions.masked_fill(padding, torch.inf).min()
         )
         steps = torch.linspace(0, 1, self.distances, dtype=torch.float64, device=device)
+        # [distance, component]: the same grid for all heads of the layer
         angles = (steps * extent)[:, None] * frequencies
         shape = coefficients.shape[1:]
         drawn = torch.rand(shape, generator=generator, dtype=torch.float64, device="cpu")
+        # Drawn on the processor, so that the null is the same on any device
         phases = 2 * torch.pi * drawn.to(device)
         turning = frequencies != 0
         power = coefficients.abs().square() * turning
         total = power.sum(-1)
+        # L in tokens, as `components` bands by it
         length = inputs.compared_length(self.training_length or 1)
         high = (power * (frequencies.abs() > 2 * math.pi / length)).sum(-1)
         shares = power / total[..., None]
+        # xlogy(0, 0) is 0. With a single pair log R would be 0
         entropy = -torch.xlogy(shares, shares).sum(-1) / turning.sum().double().clamp_min(2).log()
         stable, changing, compared = _responses(coefficients, angles, frequencies)
         # a pair that does not rotate has no phase to draw
@@ -116,6 +120,7 @@ class Stability(Measure, needs=Needs(tokens=3, nan=tuple(_TEXTS), documents=True
         random = torch.where(turning, random, coefficients)
         random_stable, random_changing, _ = _responses(random, angles, frequencies)
         cells = (
+            # Over |c|, the norm of the coefficients that turn
             *(part / total.sqrt() for part in (changing, random_changing)),
             (high / total).sqrt(),
             entropy,
@@ -141,8 +146,10 @@ def _responses(
 ) -> tuple[Float[Tensor, "head"], Float[Tensor, "head row any"], Float[Tensor, "head"]]:
     """Stability of heads, change per position of pairs, and how many pairs of keys differ."""
     waves = torch.polar(torch.ones_like(angles), angles).T
+    # l(d + 1) - l(d) = Re sum c (e^{i theta} - 1) e^{i theta d}; expm1 keeps digits of slow pairs
     steps = torch.expm1(1j * frequencies)
     changing = ((coefficients * steps) @ waves).real.abs().mean(-1)
+    # Keys are drawn at random, so neighbors are random pairs; an odd one is left out
     pairs = coefficients[:, :, : coefficients.shape[2] // 2 * 2].unflatten(2, (-1, 2))
     difference = ((pairs[..., 0, :] - pairs[..., 1, :]) @ waves).real.flatten(1, 2)
     told = difference[..., :1] != 0  # a key drawn twice prefers nothing

@@ -51,6 +51,7 @@ class Statistics:
         first_prompt: Arrays | xr.Dataset | None = None,
     ) -> None:
         given = zip(STATISTICS, (per_prompt, sums, first_prompt), strict=True)
+        # Kept as Arrays: making and aligning Datasets takes longer than most measures
         self.arrays: dict[str, Arrays] = {
             name: Arrays() if part is None else Arrays.of(part) for name, part in given
         }
@@ -142,6 +143,7 @@ def check_statistics(given: Any, measure: str) -> Statistics:
     for part, wanted in _AXES.items():
         arrays = given.arrays[part]
         for name, (axes, _) in arrays.given.items():
+            # Found here, with the measure's name, rather than by a merge many batches later
             absent = [axis for axis in wanted if axis not in axes or axis not in arrays.labels]
             if absent:
                 raise InputError(
@@ -176,6 +178,7 @@ class Measure(ABC):
         """`needs`: requirements of every measure of the class."""
         super().__init_subclass__(**further)
         if needs is not None:
+            # On the class: a field `needs` would be a parameter of the measure
             cls._stated = needs
 
     def __post_init__(self) -> None:
@@ -195,6 +198,7 @@ class Measure(ABC):
             for field in fields(self)  # pyright: ignore[reportArgumentType]
             if field.name != "name"
         }
+        # netCDF attributes have no None
         return {name: "not given" if value is None else value for name, value in values.items()}
 
     @property
@@ -261,6 +265,7 @@ def of_training_length(measure: Measure, tokens: int) -> Measure:
     Returns:
         A copy with the field set, or the measure where it has no such field or a value.
     """
+    # The default is the number itself, so a measure without the field is left alone
     unknown = is_dataclass(measure) and getattr(measure, "training_length", tokens) is None
     return replace(measure, training_length=tokens) if unknown else measure  # pyright: ignore[reportCallIssue, reportArgumentType]
 
@@ -277,6 +282,7 @@ def precompute(measures: Iterable[Measure], inputs: AttentionInputs, spans: Span
     """
     asked: list[Reduction] = []
     for measure in measures:
+        # Around each measure, so that an error names the one that changed a tensor
         with read_only(measure, inputs, spans):
             asked += measure.reductions(inputs, spans)
     reduced(inputs, asked)
@@ -299,6 +305,7 @@ def read_only(
     Raises:
         InputError: The measure changed a tensor in place, which the model and other measures use.
     """
+    # Only counts of changes: a copy of queries and keys would double the memory of a pass
     seen = [
         (name, value, changes_of(value))
         for name, value in (*vars(record).items(), *spans.items())
@@ -383,6 +390,7 @@ def require_declared(measure: Measure) -> None:
             "wanted their names"
         )
     for name, value in parameters.items():
+        # Booleans, whole numbers, floats and text
         if np.asarray(value).dtype.kind not in "biufU":
             raise InputError(
                 f"{called(MEASURES, measure.name)} has a {type(value).__name__} as parameter "
@@ -421,6 +429,7 @@ def accumulate(parts: list[Statistics], later: Statistics) -> None:
     """
     arrays = later.arrays
     # Sums merge at once; values of prompts wait for one concatenation at the end.
+    # In place, since the caller holds the list
     parts[:1] = [merge([*parts[:1], Statistics(sums=arrays["sums"])])]
     if arrays["per_prompt"].given or arrays["first_prompt"].given:
         parts.append(Statistics(arrays["per_prompt"], None, arrays["first_prompt"]))
@@ -429,8 +438,10 @@ def accumulate(parts: list[Statistics], later: Statistics) -> None:
 def _by_layer(parts: Sequence[Arrays], combine: Callable[[Sequence[Arrays]], Arrays]) -> Arrays:
     if not parts:
         return Arrays()
+    # Statistics of predictions belong to no layer
     if not any("layer" in part.labels for part in parts):
         return combine(parts)
+    # A part may hold several layers, and parts come in any order
     layers: dict[int, list[Arrays]] = {}
     for part in parts:
         for place, layer in enumerate(part.labels["layer"]):
@@ -442,6 +453,7 @@ def _concatenate_prompts(parts: Sequence[Arrays]) -> Arrays:
     prompts = np.concatenate([part.labels["prompt"] for part in parts])
     if len(np.unique(prompts)) != len(prompts):
         raise ValueError(f"the same prompt was observed twice: {sorted(prompts.tolist())}")
+    # Sorted, so that batches may end in any order and the file is the same
     return concat_arrays(parts, "prompt").sorted_by("prompt")
 
 

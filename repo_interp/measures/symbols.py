@@ -56,6 +56,8 @@ class Symbols(Measure, needs=Needs(tokens=3, nan=tuple(_TEXTS))):
 
     def observe(self, inputs: AttentionInputs, spans: Spans) -> Statistics:
         """Reduce sampled rows of each prompt to scores of every head."""
+        # A scheme of another package may, like CoPE, depend on contents between: nothing is claimed
+        # of it
         splits = inputs.scheme in SCHEMES and inputs.scheme not in CONTEXTUAL
         found = [
             self._of_prompt(select_prompts(inputs, slice(row, row + 1)), places if splits else [])
@@ -72,8 +74,11 @@ class Symbols(Measure, needs=Needs(tokens=3, nan=tuple(_TEXTS))):
         self, inputs: AttentionInputs, places: list[int]
     ) -> Float[Tensor, "variable head"]:
         device = inputs.valid.device
+        # [0] leaves fewer than `FEWEST_KEYS` keys, so scores are NaN
         chosen = spread_places(places, self.queries, 0.75) if places else [0]
+        # The last query's window reaches back least; without one this is -1, before all tokens
         first = chosen[-1] - (inputs.window or chosen[-1] + 1)
+        # Without the first token; the first query bounds the keys that all queries see
         shared = [place for place in places[1:] if first < place <= chosen[0]]
         if len(shared) < FEWEST_KEYS:
             shape = (len(_TEXTS), inputs.heads)
@@ -84,15 +89,18 @@ class Symbols(Measure, needs=Needs(tokens=3, nan=tuple(_TEXTS))):
         scores = []
         for _ in range(self.permutations):
             moved, other = (
+                # On the processor: one seed gives the same permutations on any device
                 torch.randperm(len(keys), generator=generator, device="cpu").to(device)
                 for _ in range(2)
             )
             contents = inputs.keys.clone()
+            # Un-rotated keys move; `logits` then rotates them by the positions they come to
             contents[:, :, keys] = inputs.keys[:, :, keys[moved]]
             after = replace(inputs, keys=contents).logits(rows)[0][..., keys].double()
             compared = (before, before[..., moved], before[..., other])
             scores.append(torch.stack([_correlation(after, logits) for logits in compared]))
         of_rows = torch.cat(scores, dim=-1)
+        # Over rows and permutations together
         null = of_rows[2].abs().nanquantile(0.95, dim=-1)
         return torch.stack([*of_rows[:2].nanmean(-1), null])
 

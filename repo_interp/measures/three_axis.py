@@ -101,6 +101,7 @@ class ThreeAxis(Measure, needs=Needs(by_pair=True, nan=tuple(_PER_PROMPT))):
     """
     extras: tuple[Extra, ...] = ("position",)
     """Optional variables, of "attention", "position", "shuffled", "held_out"."""
+    # Small enough not to move the fit, and above 0, which the gauges need to have one solution
     ridge: Positive = 1e-6
     """Weight of the squared axes in the fit."""
     position_width: Positive = 1.0
@@ -121,6 +122,7 @@ class ThreeAxis(Measure, needs=Needs(by_pair=True, nan=tuple(_PER_PROMPT))):
 
     def observe(self, inputs: AttentionInputs, spans: Spans) -> Statistics:
         """Correlations [prompt, layer, head]; on request the axes of the first prompt."""
+        # All of the map that the fit needs: the map itself is never made
         sums = logit_sums(inputs)
         pairs = additive_pairs_of(inputs.valid, inputs.window)
         axes = fit_axes(sums.lines, inputs.valid, inputs.window, self.ridge)
@@ -151,6 +153,7 @@ class ThreeAxis(Measure, needs=Needs(by_pair=True, nan=tuple(_PER_PROMPT))):
         return (LogitSums(),)
 
     def _by_position(self, inputs: AttentionInputs, sums: MapSums) -> Float[Tensor, "prompt head"]:
+        # Index positions of width 1 would repeat r
         if inputs.scheme not in LEARNED:
             return torch.full_like(sums.square, torch.nan)
         return position_correlation(inputs, sums, self.position_width, self.most_cells, self.ridge)
@@ -189,7 +192,9 @@ def shuffle_distances(axes: Axes, pairs: AdditivePairs, seed: int) -> Axes:
     distance = steady.distance.clone()
     seen = pairs.counts.distance > 0
     for prompt in range(len(distance)):
+        # Only distances that are seen: shuffling in unseen ones would put zeros among them
         distances = seen[prompt, 0].cpu().nonzero()[:, 0]
+        # The same permutation for all heads, layers and batches
         order = torch.randperm(
             len(distances), generator=torch.Generator().manual_seed(seed), device="cpu"
         )
@@ -213,6 +218,7 @@ def without_trend(axes: Axes, pairs: AdditivePairs) -> Axes:
         axes.distance.shape[-1], dtype=axes.distance.dtype, device=axes.distance.device
     )
     share = pairs.counts.distance / pairs.total.clamp(min=1)[..., None]
+    # Weighted by pairs, since least variance over pairs is what a is to keep
     centred = steps - _mean(share, steps)
     # beta (i - j) is a row and a column effect as well: moving it leaves the map as it is.
     slope = _mean(share, centred * axes.distance) / _mean(share, centred**2).clamp(
@@ -221,6 +227,7 @@ def without_trend(axes: Axes, pairs: AdditivePairs) -> Axes:
     level = _mean(share, axes.distance) - slope * _mean(share, steps)
     return Axes(
         axes.distance - level - slope * steps,
+        # slope (i - j): + slope i for rows, - slope j for keys; the level goes to the rows
         axes.query + level + slope * steps,
         axes.key - slope * steps,
     )
@@ -285,6 +292,7 @@ def held_out_r2(
     # A held-out row has no fitted offset; R^2 is within rows, which frees it.
     axes = Axes(axes.distance, torch.zeros_like(axes.query), axes.key)
     of_fit = judged_on.sums(axes)
+    # sum (x - row mean)^2 = sum x^2 - sum over rows of (row sum)^2 / n_i, without a map
     per_row = 1 / judged_on.counts.query.clamp(min=1)
     scatter = held_out.square - (per_row * held_out.lines.query**2).sum(-1)
     fitted_scatter = inner_product(axes, of_fit) - (per_row * of_fit.query**2).sum(-1)

@@ -43,6 +43,7 @@ class TokenIndex(nn.Module):
     ) -> Float[Tensor, "batch one token"]:
         """Positions as float32: exact up to 2^24 whatever the model's dtype."""
         # float16 holds whole numbers up to 2,048 alone.
+        # [batch, 1, token]: one row of positions serves all heads
         return index.expand(hidden_states.shape[0], -1)[:, None].to(torch.float32)
 
 
@@ -63,8 +64,10 @@ class IndexSharing(nn.Module, ABC):
         Returns:
             Positions in their dtype.
         """
+        # Nothing to mix: no operator more, and no other values by rounding
         if self.index_share == 0.0:
             return positions
+        # All rows, and all pairs where they differ, share one index
         places = index[:, None] if positions.ndim == 3 else index[:, None, :, None]
         share = self.index_share
         return (1.0 - share) * positions + share * places.to(positions.dtype)
@@ -85,8 +88,10 @@ class MixedAssigner(IndexSharing):
         Under autocast too: bfloat16 would round them.
         """
         # Maps may be kept in float32 in a model of half precision.
+        # An assigner without parameters computes in the dtype of the hidden states
         maps = next(self.parameters(), hidden_states)
         with full_precision(hidden_states):
+            # [batch, token, P] to [batch, P, token], as keys have their heads first
             positions = self.assign(hidden_states.to(maps.dtype)).transpose(1, 2)
         return self.mixed(positions, index)
 
@@ -147,6 +152,7 @@ class RememberingAssigner(IndexSharing):
         """Positions of the new tokens, and their memory."""
         with full_precision(hidden_states):
             maps = next(self.parameters())
+            # Cached in float32: rounded to half precision, generation would differ from a full pass
             new = exact(self.remember(hidden_states.to(maps.dtype), past))
             memory = new if past is None else torch.cat([past, new], dim=1)
             return self.mixed(self.recall(memory, seen), index), new
@@ -177,6 +183,7 @@ class LearnedPositions(MixedAssigner):
         self.representation = d_model // 8 if representation is None else representation
         self.gate_map = nn.Linear(d_model, self.representation, bias=False)
         self.content_map = nn.Linear(d_model, self.representation, bias=False)
+        # No bias: a shift of all positions would change no rotated logit
         self.final_map = nn.Linear(self.representation, rows, bias=False)
 
     def assign(
@@ -239,6 +246,7 @@ class RecalledPositions(RememberingAssigner):
 
     def recall(self, memory: Tensor, seen: Tensor) -> Tensor:
         """Positions of the last tokens."""
+        # The memory is float32; the maps may be half precision
         memory = memory.to(self.final_map.weight.dtype)
         return self.final_map(self.gather(memory, seen)).transpose(1, 2)
 
@@ -255,6 +263,7 @@ class AttendedPositions(RecalledPositions):
 
     def gather(self, memory: Tensor, seen: Tensor) -> Tensor:
         """r_i + sum_j a_ij V r_j."""
+        # The new tokens stand last, behind the cached ones
         own = memory[:, -seen.shape[2] :]
         attended = nn.functional.scaled_dot_product_attention(
             self.query_map(own)[:, None],
@@ -272,14 +281,19 @@ class ConvolvedPositions(RecalledPositions):
         """`rows` is P, `taps` the tokens that the convolution sees."""
         super().__init__(d_model, rows)
         self.taps = nn.Parameter(torch.zeros(taps, self.features))
+        # Starts as RePo's f_phi. `detach` shares memory: a leaf that requires gradients refuses
+        # writing
         nn.init.ones_(self.taps[0].detach())
 
     def gather(self, memory: Tensor, seen: Tensor) -> Tensor:
         """sum_o c_o * r_{i - o}, where token i sees token i - o."""
         keys, rows = memory.shape[1], seen.shape[2]
+        # Numbers of the new tokens among all keys
         token = torch.arange(keys - rows, keys, device=memory.device)
         gathered = torch.zeros_like(memory[:, -rows:])
+        # A short prompt has fewer tokens than taps
         for back, tap in enumerate(self.taps[:keys]):
+            # Clamped to be gathered; tokens before the first are hidden by `token >= back` below
             place = (token - back).clamp(min=0)
             shown = seen[:, 0].gather(-1, place[:, None].expand(len(seen), -1, 1))
             gathered = gathered + tap * memory[:, place] * (shown & (token >= back)[:, None])

@@ -102,6 +102,7 @@ class PositionBias(PositionLogits):
         """Positions in float32 with an axis of heads: one row for all of them, or one per head."""
         positions = exact(index if index.ndim == 3 else index[:, None])
         if (
+            # Learned positions are not compared: they differ, and comparing waits for the device
             len(positions) > 1
             and not positions.requires_grad
             and torch.equal(positions, positions[:1].expand_as(positions))
@@ -161,6 +162,7 @@ class KerpleLog(PositionBias):
         key_positions: Float[Tensor, "batch any key"],
     ) -> Float[Tensor, "batch head row key"]:
         """The bias of every pair."""
+        # Widened before exp, which would pass on the rounding of half precision
         scale, rate = exact(self.log_scale).exp(), exact(self.log_rate).exp()
         reached = torch.log1p(rate[:, None, None] * distances(query_positions, key_positions))
         return -scale[:, None, None] * reached
@@ -190,6 +192,7 @@ class FIRE(PositionBias):
         self.hidden = nn.Linear(1, width)
         self.output = nn.Linear(width, heads)
         self.curvature = nn.Parameter(torch.tensor(curvature))
+        # As in the listing: a factor near 1 learns at the rate of the other parameters
         self.threshold_factor = nn.Parameter(torch.tensor(1.0))
         self.first_threshold, self.margin = threshold, margin
 
@@ -199,6 +202,7 @@ class FIRE(PositionBias):
         key_positions: Float[Tensor, "batch any key"],
     ) -> Float[Tensor, "batch head row key"]:
         """The bias of every pair."""
+        # Signs may flip in training; log1p wants arguments above -1
         curvature = exact(self.curvature).abs()
         threshold = (exact(self.threshold_factor) * self.first_threshold).abs()
         reach = torch.log1p(

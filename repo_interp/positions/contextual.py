@@ -61,9 +61,11 @@ def gates(
         Gates [batch, head, row, key]; 0 where not visible.
     """
     if counted_by is None:
+        # All gates 1 where visible: positions are then counts of tokens, the same in all heads
         return visible.to(exact(queries).dtype).expand(*queries.shape[:2], -1, -1)
     # In place: the map is the largest array of a layer.
     logits = grouped_product(exact(queries), exact(counted_by)).mul_(logit_scale)
+    # sigmoid(-inf) is 0: masked before, as in listing 1
     return logits.masked_fill_(~visible, -math.inf).sigmoid()
 
 
@@ -109,6 +111,7 @@ class InterpolatedEmbedding(PositionMap):
         super().__init__()
         if p_max < 2:
             raise ValueError(f"interpolation needs at least 2 whole positions; got p_max = {p_max}")
+        # Zeros: training starts from a layer without positions
         self.weight = nn.Parameter(torch.zeros(p_max, d_head))
 
     @property
@@ -128,11 +131,13 @@ class InterpolatedEmbedding(PositionMap):
         queries = exact(queries)
         # a row counts no more tokens than there are keys
         reachable = self.weight[: positions.shape[-1] + 1]
+        # [batch, head, row, p]: q . e[n] for all whole positions in reach
         whole = queries @ reachable.to(queries.dtype).transpose(0, 1)
         # The last vector has no next one; there w = 0.
         rise = nn.functional.pad(whole.diff(dim=-1), (0, 1))
         # Gradients pass through w, not through the floor.
         below = positions.detach().floor()
+        # (1 - w) z[n] + w z[n + 1] as z[n] + w (z[n + 1] - z[n]): one operator, two gathers
         index = below.long()
         return torch.addcmul(whole.gather(-1, index), positions - below, rise.gather(-1, index))
 
@@ -168,8 +173,10 @@ class PositionMLP(PositionMap):
                 self.output.bias,
             )
         )
+        # q . (W2 h + b2) = (q W2) . h + q . b2: every row has a network of its own output weights
         row_weight, row_bias = queries @ output_weight, queries @ output_bias
         return (
+            # In units: a network of one input trains on numbers near 1, not on thousands
             relu_network(positions / self.unit, hidden_weight, hidden_bias, row_weight)
             + row_bias[..., None]
         )
@@ -193,6 +200,7 @@ class FixedSlopes(PositionMap):
         """
         super().__init__()
         self.heads, self.ratio = heads, ratio
+        # Minus: logits fall with the count, as ALiBi's do with distance
         self.first = -math.exp2(-8.0 / heads) if first is None else first
 
     def forward(
@@ -246,6 +254,7 @@ class ContextualPositions(PositionLogits):
             raise ValueError(
                 f"unknown gate source {gate_source!r}; known are {', '.join(get_args(GateSource))}"
             )
+        # A module that layers share is registered in each of them, and counted once by torch
         self.position_map = position_map
         self.relative_map = relative_map
         self.gate_source: GateSource = gate_source
@@ -293,9 +302,11 @@ class ContextualPositions(PositionLogits):
             positions = contextual_positions(counted, self.position_map.maximum)
             logits = self.position_map(queries, positions)
             if self.relative_map is not None:
+                # Open gates count all tokens: p_ij = i - j + 1, the relative position
                 counted = gates(queries, None, visible, logit_scale)
                 positions = contextual_positions(counted, self.relative_map.maximum)
                 logits = logits + self.relative_map(queries, positions)
+            # In place: the logits were made here. 0 rather than -inf, since attention masks them
             return logits.masked_fill_(~visible, 0.0)
 
 
@@ -315,6 +326,7 @@ class SeparatelyGatedPositions(ContextualPositions):
         super().__init__(position_map, "separate_keys", relative_map)
         self.kv_heads = kv_heads
         self.gate_projection = nn.Linear(d_model, kv_heads * d_head, bias=False)
+        # As transformers draws its linear maps (initializer_range)
         nn.init.normal_(self.gate_projection.weight, std=initial_deviation)
 
     def gate_keys(

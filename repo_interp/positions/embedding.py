@@ -39,6 +39,7 @@ class AbsoluteEmbedding(nn.Module):
         table.
         """
         length = self.weight.shape[0]
+        # Checked here: on CUDA an index beyond the table is an assertion of the device
         last = int(index.max()) if index.numel() else -1
         if last >= length:
             raise ValueError(

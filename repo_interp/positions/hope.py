@@ -67,6 +67,7 @@ def activated_components(
     Returns:
         [component].
     """
+    # By exclusion of the low ones, so that the three bands split the components
     return ~low_components(frequencies, training_length) & (
         frequencies < 2.0 * math.pi / training_length
     )
@@ -99,6 +100,7 @@ def hope_frequencies(
     Returns:
         Radians per position [component].
     """
+    # Frequency 0 turns nothing: the pair stays in the dot product as q . k without position
     return frequencies.where(high_components(frequencies, training_length), 0.0)
 
 
@@ -174,6 +176,7 @@ def keep_components(
             f"{len(kept)} components need features of width {2 * len(kept)}; got "
             f"{features.shape[-1]}"
         )
+    # Half-split: component r is dimensions r and r + d_head / 2
     return features * torch.cat((kept, kept)).to(features.dtype)
 
 

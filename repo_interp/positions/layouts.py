@@ -61,6 +61,7 @@ _KERPLE = ("log_rate", "log_scale")
 _FIRE = ("curvature", "hidden", "output", "threshold_factor")
 _COPE = ("position_map", "gate_projection")
 
+# Stated here, without torch, so that a checkpoint is inspected by the names of its tensors
 PARAMETERS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("repo", "repo_alibi", "repo_index"), _MAPS),
     "repo_kerple": (*_MAPS, *_KERPLE),
@@ -91,6 +92,7 @@ CONTEXTUAL = ("cope", "cope_alibi", "cope_mlp", "cope_rope", "cope_relative")
 ROTATED_BY_INDEX = ("rope", "rope_high", "hope", "hope_ab1", "hope_ab2", "hope_ab3")
 """Schemes that rotate by the token index."""
 
+# Of ours alone: nothing is known of positions of schemes from other packages
 FIXED = tuple(scheme for scheme in SCHEMES if scheme not in (*LEARNED, *CONTEXTUAL))
 """Schemes of ours whose positions are the token index, or none, whatever the text."""
 
@@ -105,6 +107,7 @@ _PUBLISHED = ("r2n1", "n2r1")
 _LETTERS = {"r": "rope", "n": "nope"}
 _PERIODS = [
     f"{letters[0]}{first}{letters[1]}{total - first}"
+    # Runs of 1 to 9 layers each, as `_period` reads one digit per run
     for total in range(2, 19)
     for letters in ("rn", "nr")
     for first in range(max(1, total - 9), min(10, total))
@@ -118,6 +121,7 @@ def scheme_names() -> tuple[str, ...]:
     Returns:
         Our names, then those that other packages add.
     """
+    # Only names are read: importing a package to list it would cost seconds, and run its code
     points = installed_points("repo_interp.schemes")
     return (*SCHEMES, *sorted({point.name for point in points if point.name not in SCHEMES}))
 
@@ -194,6 +198,7 @@ def format_layout(schemes: tuple[str, ...]) -> str:
     """
     layers = len(schemes)
     # A name alone is shortest; then a start layer; then the list.
+    # Published periods come before lists, even where they fit once only
     for name in (*SCHEMES, *_PUBLISHED):
         if _matches(parse_layout(name, layers), schemes):
             return name
@@ -203,6 +208,7 @@ def format_layout(schemes: tuple[str, ...]) -> str:
     )
     for name in (schemes[start], *_PUBLISHED, *_PERIODS):
         period = _period(name)
+        # RoPE below the start may belong to the period: r2n1 begins two layers before its NoPE
         first = start - next(place for place, scheme in enumerate(period) if scheme != "rope")
         if first >= 0 and _matches(_repeat(period, first, layers), schemes):
             return f"{name}@{first}" if first else name
@@ -217,6 +223,7 @@ def _period(name: str) -> tuple[str, ...]:
 
 
 def _matches(named: tuple[str, ...], schemes: tuple[str, ...]) -> bool:
+    # A layer without attention fits any scheme
     return all(scheme in (name, NO_ATTENTION) for name, scheme in zip(named, schemes, strict=True))
 
 

@@ -79,6 +79,7 @@ def exact(tensor: Tensor) -> Tensor:
     Returns:
         float32 or float64.
     """
+    # Not `float()`, which would narrow a model that is measured in float64
     return tensor if tensor.dtype == torch.float64 else tensor.to(torch.float32)
 
 
@@ -92,6 +93,7 @@ def cap_logits(logits: Tensor, cap: float | None) -> Tensor:
     Returns:
         Capped logits, nearly unchanged where small.
     """
+    # In the order of Gemma 2's code, so that rounding is the model's
     return logits if cap is None else torch.tanh(logits / cap) * cap
 
 
@@ -126,6 +128,7 @@ def grouped_product(
     kv_heads, tokens = keys.shape[1:3]
     if heads % kv_heads:
         raise ValueError(f"{heads} heads cannot share {kv_heads} keys evenly")
+    # One product without a reshape, which may copy queries of other strides
     if heads == kv_heads:
         return queries @ keys.transpose(-1, -2)
     # Heads of a group become rows, so that no key is repeated in memory.

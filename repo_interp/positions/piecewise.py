@@ -38,17 +38,20 @@ def relu_network(
     Returns:
         f(x) [..., row, key].
     """
+    # Which segment an input lies in has no gradient: f is continuous at its knots
     with torch.no_grad():
         # A unit without weight never switches.
         knots = torch.where(hidden_weight == 0, torch.inf, -hidden_bias / hidden_weight)
         knots, order = knots.sort()
         segments = torch.searchsorted(knots, inputs.detach().contiguous())
+        # argsort of the order is the rank of every unit's knot
         active = _active_units(hidden_weight, hidden_bias, order.argsort()).to(inputs.dtype)
     # One slope and one intercept for every segment.
     slopes = (output_weight * hidden_weight) @ active
     intercepts = (output_weight * hidden_bias) @ active
     leading = torch.broadcast_shapes(slopes.shape[:-1], segments.shape[:-1])
     segments = segments.expand(*leading, -1)
+    # gather does not broadcast; expanded views copy nothing
     slopes, intercepts = slopes.expand(*leading, -1), intercepts.expand(*leading, -1)
     return slopes.gather(-1, segments) * inputs + intercepts.gather(-1, segments)
 
@@ -62,6 +65,7 @@ def _active_units(
     """
     segment = torch.arange(len(weight) + 1, device=weight.device)
     above_knot = rank[:, None] < segment
+    # w x + b > 0 holds above the knot for w > 0, below it for w < 0, and by b alone for w = 0
     rising, falling = (weight > 0)[:, None], (weight < 0)[:, None]
     constant = ((weight == 0) & (bias > 0))[:, None]
     return (rising & above_knot) | (falling & ~above_knot) | constant

@@ -61,6 +61,7 @@ def turn(
     Returns:
         Rotated features.
     """
+    # Llama's order; attention puts interleaved pairs (GPT-J's) into it before it gets here
     first, second = features.chunk(2, dim=-1)
     return torch.cat((first * cosines - second * sines, second * cosines + first * sines), dim=-1)
 
@@ -105,6 +106,7 @@ def pair_tables(
     # Half precision would round angles at long positions by whole turns.
     exact = torch.float64 if dtype == torch.float64 else torch.float32
     angles = positions.to(exact) * frequencies.to(device=positions.device, dtype=exact)
+    # Scaled after cos and sin, so that angles stay those of the positions
     scaling = (
         attention_scaling.to(angles) if isinstance(attention_scaling, Tensor) else attention_scaling
     )
@@ -123,6 +125,7 @@ def by_pair(
     Returns:
         [batch, any, token, 1] or [batch, any, token, component].
     """
+    # The axis of 1 broadcasts against the frequencies
     return positions if positions.ndim == 4 else positions[..., None]
 
 
@@ -143,4 +146,5 @@ def expand_heads(per_head: Tensor, heads: int) -> Tensor:
     present = per_head.shape[1]
     if heads % present:
         raise ValueError(f"{heads} heads cannot share {present} entries evenly")
+    # repeat_interleave, not repeat: consecutive heads share a key-value head
     return per_head if present == heads else per_head.repeat_interleave(heads // present, dim=1)

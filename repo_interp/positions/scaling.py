@@ -57,7 +57,9 @@ def with_base(
     logs = unscaled[unscaled > 0].double().log().unique()
     if len(logs) < 2:
         raise ValueError("a base is defined by at least two different frequencies")
+    # Neighbors are ln(base) / n apart, so n steps are ln(base)
     log_base = float(logs[-1] - logs[0]) / (len(logs) - 1) * len(logs)
+    # base^(-r / n) to the power ln(theta) / ln(base) is theta^(-r / n); 1 stands in for 0
     other = unscaled.double().where(unscaled > 0, 1.0) ** (
         math.log(_require_positive(theta, "base")) / log_base
     )
@@ -83,6 +85,7 @@ def ntk_frequencies(
     exact = frequencies.detach().cpu().double()  # not every device has float64
     logs = exact.where(exact > 0, 1.0).log()
     slowest, fastest = logs[exact > 0].aminmax() if bool((exact > 0).any()) else (0.0, 0.0)
+    # 0 for the fastest, 1 for the slowest: r / (n - 1) where they are RoPE's
     places = (fastest - logs) / max(float(fastest - slowest), 1e-9)
     return (exact * _require_positive(factor, "factor") ** -places).to(frequencies)
 
@@ -125,6 +128,7 @@ def yarn_frequencies(
     distinct = exact[turning].unique().log()
     if len(distinct) == 0:
         return frequencies.clone()
+    # Components by value, not by place: HoPE's sets have zeros, and AB3's repeat
     fastest = float(distinct[-1])
     spacing = float(distinct[-1] - distinct[0]) / (len(distinct) - 1) if len(distinct) > 1 else 1.0
 
@@ -135,10 +139,12 @@ def yarn_frequencies(
     start = max(math.floor(number(math.log(2.0 * math.pi * beta_fast / training_length))), 0)
     end = min(
         math.ceil(number(math.log(2.0 * math.pi * beta_slow / training_length))),
+        # d_head - 1, as transformers bounds it
         2 * len(frequencies) - 1,
     )
     # Numbers by ln theta, so that sets with gaps (HoPE) get the ramp of RoPE.
     numbers = (fastest - exact.where(turning, 1.0).log()) / spacing
+    # 1e-3 as in transformers, for a ramp that starts and ends at one component
     ramp = ((numbers - start) / max(end - start, 1e-3)).clamp(0.0, 1.0)
     return (exact * ((1.0 - ramp) + ramp / factor)).to(frequencies)
 

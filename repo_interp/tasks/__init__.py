@@ -22,6 +22,7 @@ from repo_interp.errors import InputError, one_line
 from repo_interp.tasks.task import Task
 from repo_interp.values import checked
 
+# Names resolve on first use, so that one task is imported without the others
 __getattr__, _, __all__ = attach_stub(__name__, __file__)
 __all__ += ["make_task", "task_names"]
 
@@ -58,6 +59,7 @@ def make_task(name: str, size: str = "small", **options: Any) -> Task:
     if size not in sizes:
         raise InputError(f"task {name}: wanted a size, one of {', '.join(sizes)}; got {size!r}")
     task = sizes[size]
+    # With extras, since ranges are in the annotations and values are held to them
     known, kinds = task.options(), get_type_hints(type(task), include_extras=True)
     for option in options:
         if option not in known:
@@ -95,9 +97,11 @@ def recorded_task(
     """
     task = make_task(name, size)
     kinds = get_type_hints(type(task))
+    # Options that the user gave are trusted, whatever they name
     for option in options.keys() & kinds.keys() - given.keys():
         value, allowed = (
             options[option],
+            # Empty, a text that the task knows, or a member of its Literal: none of them is a path
             ("", *task.named_texts.get(option, ()), *get_args(kinds[option])),
         )
         if not all(
@@ -114,9 +118,11 @@ def recorded_task(
 
 
 def _sizes(name: str) -> Mapping[str, Task]:
+    # Refused by name first, so that the message lists the tasks that there are
     require_names(TASKS, [name])
     sizes = find(TASKS, name)
     tasks = sizes.values() if isinstance(sizes, Mapping) else ()
+    # A task finds its way back from a checkpoint by its name, which must be the entry point's
     if not tasks or not all(isinstance(task, Task) and task.name == name for task in tasks):
         raise InputError(
             f"{called(TASKS, name)}: wanted a mapping from sizes to tasks of that name, got "

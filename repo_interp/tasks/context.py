@@ -58,6 +58,7 @@ class ContextTask(WordTask):
         """`size` sequences of `length` tokens with `questions` questions."""
 
     def _require_lengths(self) -> None:
+        # Contents and questions must fit into the shortest sequence of the curriculum
         self._require_ascending(
             self._shortest(self.questions), "first_length", "length", "longest_test"
         )
@@ -74,6 +75,7 @@ class ContextTask(WordTask):
 
     def batch(self, generator: np.random.Generator, size: int, progress: float = 1.0) -> Batch:
         """Sequences of one length, which grows from `first_length` to `length`."""
+        # One length per batch, so that no sequence is padded
         return self._sequences(
             generator, size, grown(self.first_length, self.length, progress), self.questions
         )

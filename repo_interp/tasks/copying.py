@@ -78,6 +78,7 @@ class Copying(WordTask):
         super().__post_init__()
         self._require(
             1 <= self.first_sequences <= self.sequences
+            # With `fewest`, the number of questions of a batch is cut to its sequences
             and self.questions <= (self.sequences if self.fewest else self.first_sequences),
             "wanted 1 <= questions <= first_sequences <= sequences, got "
             f"{self.questions}, {self.first_sequences}, {self.sequences}",
@@ -89,6 +90,7 @@ class Copying(WordTask):
         """The symbols, and the separator where there is one."""
         return (
             *(f"s{index}" for index in range(self.symbols)),
+            # Last, so that its id follows the symbols', whatever their number
             *(SEPARATOR,) * bool(self.separator or self.filler),
         )
 
@@ -107,6 +109,7 @@ class Copying(WordTask):
         Returns:
             Number of tokens.
         """
+        # All sequences of a batch have this length: only where the filler stands is drawn
         return 1 + (WHOLE + self.separator + self.filler) * (sequences + questions)
 
     @property
@@ -124,10 +127,13 @@ class Copying(WordTask):
             questions = int(generator.integers(1, min(count, self.questions) + 1))
         else:
             count, questions = (
+                # At least as many sequences as are asked for
                 int(generator.integers(max(self.questions, limit // 2), limit + 1)),
                 self.questions,
             )
+        # The first of a random order: distinct sequences per row, in random order
         asked = np.argsort(generator.random((size, count)))[:, :questions]
+        # Prefixes are targets from their second token on: the first names the sequence
         return self._contexts(generator, count, asked, first_target=1)
 
     def sample(self, generator: np.random.Generator, size: int, test_set: str) -> Batch:
@@ -147,14 +153,18 @@ class Copying(WordTask):
             generator, np.arange(first, first + self.symbols), count, asked
         ).reshape(len(asked), -1, WHOLE)
         places = sequences.shape[1]
+        # [row, place]: separators that stand before each sequence and question
         before = self.separator + _scattered(generator, len(asked), places, self.filler * places)
         starts = 1 + np.cumsum(before, axis=1) + WHOLE * np.arange(places)
+        # [row, place, token]: where the tokens of a sequence stand
         at = starts[:, :, None] + np.arange(WHOLE)
         rows = np.arange(len(asked))[:, None, None]
+        # Filled with the separator, whose id follows the symbols'
         tokens = np.full((len(asked), self.tokens(count, asked.shape[1])), first + self.symbols)
         tokens[:, 0] = BOS
         tokens[rows, at] = sequences
         targets = np.zeros(tokens.shape, dtype=bool)
+        # Places from `count` on are questions
         targets[rows, at[:, count:, first_target:]] = True
         return Batch(tokens, targets)
 
@@ -188,6 +198,7 @@ def copying_prompts(
     start = beginning(tokenizer)
     prompts = []
     for index in range(count):
+        # The number of sequences is in the seed: contexts of two sizes share no tokens
         rng = np.random.default_rng([seed, index, sequences])
         drawn = _contexts(rng, alphabet, sequences, np.full((1, 1), sequences // 2))[0].tolist()
         tokens = [*start, *drawn]
@@ -208,6 +219,7 @@ def ordinary_tokens(tokenizer: PreTrainedTokenizerBase) -> Int[np.ndarray, " tok
     Raises:
         InputError: Fewer than 2 are left.
     """
+    # unique: several texts may have one id
     ids = np.setdiff1d(np.unique(list(tokenizer.get_vocab().values())), tokenizer.all_special_ids)
     if len(ids) < 2:
         raise InputError(
@@ -240,6 +252,7 @@ def _contexts(
     size = len(asked)
     tokens = np.full((size, WHOLE * (count + asked.shape[1])), PAD)
     wanting = np.arange(size)
+    # Rows are drawn again on their own; with enough symbols one round nearly always does
     for _ in range(100):
         drawn = alphabet[generator.integers(0, len(alphabet), (len(wanting), count, WHOLE))]
         questions = np.take_along_axis(drawn, asked[wanting][:, :, None], axis=1)
@@ -257,7 +270,9 @@ def _determined(tokens: Int[np.ndarray, "row token"], count: int) -> Bool[np.nda
     """Whether all prefixes of a context differ, and those asked for stand nowhere else in it."""
     context = tokens[:, : WHOLE * count]
     prefixes = np.ascontiguousarray(context.reshape(-1, count, WHOLE)[:, :, :PREFIX])
+    # A set of bytes per row, O(count); comparing all pairs of prefixes would be O(count^2)
     once = np.array([len({prefix.tobytes() for prefix in row}) == count for row in prefixes])
+    # A prefix may also stand across two sequences: all places of the context are looked at
     windows = np.lib.stride_tricks.sliding_window_view(context, PREFIX, axis=1)
     for start in range(WHOLE * count, tokens.shape[1], WHOLE):
         prefix = tokens[:, None, start : start + PREFIX]
@@ -271,6 +286,7 @@ def _scattered(
     """Share `total` things out over `places`, per row; all ways are as likely (stars and bars)."""
     if not total:
         return np.zeros((rows, places), dtype=int)
+    # `places` - 1 bars among total + places - 1 things; gaps between bars are the shares
     bars = np.sort(
         np.argsort(generator.random((rows, total + places - 1)), axis=1)[:, : places - 1], axis=1
     )
@@ -284,6 +300,7 @@ def _describe(
     starts = tuple(_starts(tokens, first, separator))
     places = [tuple(range(start, start + WHOLE)) for start in starts]
     sequences = [tuple(tokens[start : start + WHOLE]) for start in starts]
+    # Prefixes are unique, so the first sequence that stands before already is the first question
     count = next(
         index for index in range(1, len(sequences)) if sequences[index] in sequences[:index]
     )

@@ -23,6 +23,7 @@ from pathlib import Path
 from repo_interp.errors import InputError
 from repo_interp.files import regular
 
+# Lookbehinds in re have a fixed width, so each abbreviation has its own
 SENTENCE_END = re.compile(r"(?<=[.!?])(?<!e\.g\.)(?<!i\.e\.) (?=[\"'(]?[A-Z0-9])")
 _LEFT_OUT = {
     *(
@@ -61,6 +62,7 @@ class Essay:
             if paragraph is not None:
                 self._words.extend(paragraph.split())
                 continue
+            # The source has ended: words repeat from here with the period of all that was read
             self._period = self._period or len(self._words)
             self._words.extend(
                 itertools.islice(self._words[: self._period], count - len(self._words))
@@ -109,6 +111,7 @@ def _file(path: str) -> Essay:
     return _of(text)
 
 
+# By content, not by path: a file that changed is read anew, and its words are split once
 @functools.lru_cache(maxsize=4)
 def _of(text: str) -> Essay:
     return Essay(iter([text]))
@@ -117,6 +120,7 @@ def _of(text: str) -> Essay:
 @functools.cache
 def _standard_library() -> Essay:
     paragraphs = _docstring_prose(Path(sysconfig.get_paths()["stdlib"]))
+    # Read here, so that a Python without sources is refused before a prompt is begun
     first = next(paragraphs, None)
     if first is None:
         raise InputError(
@@ -136,6 +140,7 @@ def standard_library_sources(root: Path) -> Iterator[Path]:
         Files, folder by folder in the order of their names.
     """
     for folder, folders, files in os.walk(root):
+        # In place: os.walk goes into the folders that remain, in this order
         folders[:] = sorted(
             name for name in folders if name not in _LEFT_OUT and not name.startswith("config-")
         )
@@ -146,6 +151,7 @@ def _docstring_prose(root: Path) -> Iterator[str]:
     seen = set()
     for path in standard_library_sources(root):
         for prose in docstring_prose(path):
+            # Overriding methods repeat the docstrings of their bases
             if prose not in seen:
                 seen.add(prose)
                 yield prose
@@ -167,6 +173,7 @@ def docstring_prose(path: Path | zipfile.Path) -> Iterator[str]:
     try:
         with warnings.catch_warnings(action="ignore"):  # of the author of the module
             tree = ast.parse(path.read_bytes())
+    # Packages hold files of other Pythons, or broken on purpose; their prose is not missed
     except (SyntaxError, ValueError, OSError, RecursionError):
         return
     for node in _statements(tree):
@@ -196,6 +203,8 @@ def _is_prose(paragraph: str) -> bool:
         or not text.isascii()
     ):
         return False
+    # Doctests, markup, rules, calls, and two indented lines in a row: lists or code
     if re.search(r">>>|::|[{}<>|\\*`@#$]|[=_/~^]{2}|\w\(|  \S.*\n  \S", paragraph):
         return False
+    # Digits and signs are a few per cent of English prose, and more of tables and lists
     return sum(character.isalpha() or character == " " for character in text) > 0.93 * len(text)

@@ -80,9 +80,11 @@ def read_rows(path: str | Path) -> list[Row]:
         InputError: The file is no such table; the message names the line.
     """
     path = Path(path)
+    # Not csv: GLUE's files hold unbalanced quotation marks
     lines = read_text(path, "a table of labelled rows, a .tsv file like GLUE's").split("\n")
     table = [line.split("\t") for line in lines if line.strip()]
     header = [name.strip() for name in table[0]] if table else []
+    # Both names stand in GLUE's tables and in their copies
     columns = [name for name in header if name not in ("label", "index", "idx")]
     if "label" not in header or not columns:
         raise InputError(
@@ -90,6 +92,7 @@ def read_rows(path: str | Path) -> list[Row]:
             ".tsv file like GLUE's"
         )
     rows = []
+    # Lines count from 1, and the first is the header
     for number, cells in enumerate(table[1:], start=2):
         if len(cells) != len(header):
             raise InputError(
@@ -165,11 +168,13 @@ def few_shot_prompts(
             f"wanted more rows than the {shots} shots, got {len(table)}; add rows or take "
             "fewer shots"
         )
+    # A tokenizer without offsets is refused before prompts are searched for
     encode("One word.", tokenizer)
     prompts = []
     for index in range(count):
         examples, asked = _draw(random.Random(f"{seed}/{index}"), table, shots)
 
+        # Defaults bind this round's rows: a closure would see the loop's last ones
         def tokens(size: int, examples: list[Row] = examples, asked: Row = asked) -> int:
             return count_tokens(_write(examples, asked, size).text, tokenizer)
 
@@ -240,6 +245,7 @@ def following(outputs: Sequence[str], prompts: Sequence[Prompt]) -> Float[np.nda
     pairs = zip(outputs, prompts, strict=True)
     return np.array(
         [
+            # Any label of the examples: following is asked, not the right answer
             float(output.lstrip().startswith(tuple(prompt.attributes["labels"])))
             for output, prompt in pairs
         ]
@@ -249,12 +255,14 @@ def following(outputs: Sequence[str], prompts: Sequence[Prompt]) -> Float[np.nda
 def _draw(rng: random.Random, table: list[Row], shots: int) -> tuple[list[Row], Row]:
     """Examples with as many labels as fit, in random order, and a question of a label of theirs."""
     labels = sorted({row.label for row in table})
+    # With fewer shots than labels, another choice of labels is shown each time
     rng.shuffle(labels)
     first = [rng.choice([row for row in table if row.label == label]) for label in labels[:shots]]
     others = [row for row in table if row not in first]
     examples = first + rng.sample(others, shots - len(first))
     shown = {row.label for row in examples}
     asked = rng.choice(
+        # A small table may have no other row of these labels: then an example is asked again
         [row for row in table if row.label in shown and row not in examples] or examples
     )
     rng.shuffle(examples)
@@ -262,6 +270,7 @@ def _draw(rng: random.Random, table: list[Row], shots: int) -> tuple[list[Row], 
 
 
 def _write(examples: list[Row], asked: Row, size: int) -> MarkedText:
+    # Sentence by sentence, so that the size is fitted to a few tokens
     sentences = [f"{sentence}." for sentence in NOISE.rstrip(".").split(". ")]
     text = MarkedText()
     for number, row in enumerate(examples, start=1):

@@ -64,16 +64,20 @@ class HarnessDocuments:
             InputError: The task scores a document by something that is no number.
         """
         found = []
+        # The harness' own objects: filters and metrics read answers from there
         instances = self.task.instances
         for prompt, answer, instance in zip(self.prompts, answers, instances, strict=True):
+            # Our models generate past a stop text. An empty one is no separator to str.split
             for stop in filter(None, prompt.attributes["until"]):
                 answer = answer.split(stop)[0]
             instance.resps = [answer]
         self.task.apply_filters()
         for prompt, instance in zip(self.prompts, instances, strict=True):
+            # One answer per document; a task with several filters is scored by its first
             response = next(iter(instance.filtered_resps.values()))
             values = self.task.process_results(instance.doc, [response])
             length = str(prompt.attributes.get("length", ""))
+            # RULER's tasks name their score by the length of the document
             value = values.get(length, values.get(self.metric))
             if not isinstance(value, int | float | np.number):
                 raise InputError(
@@ -120,6 +124,7 @@ def harness_documents(
             "generates text. lm_eval.simple_evaluate takes our models (docs/tasks.md)"
         )
     with _quiet(), _seeded(seed):
+        # One process of one: otherwise the harness splits documents between processes
         made.build_all_requests(limit=count, rank=0, world_size=1)
     known = {} if length is None else {"length": length}
     prompts = tuple(
@@ -189,6 +194,7 @@ def _prompt(
 ) -> Prompt:
     text, options = arguments
     targets = [str(each) for each in (target if isinstance(target, list) else [target])]
+    # \w around it, since the target may be a number inside another one
     places = [
         match.span()
         for each in targets
@@ -217,6 +223,7 @@ def _quiet() -> Iterator[None]:
     level = logger.level
     logger.setLevel(logging.ERROR)
     try:
+        # Its tasks print as well as log
         with contextlib.redirect_stdout(io.StringIO()):
             yield
     finally:
@@ -226,6 +233,7 @@ def _quiet() -> Iterator[None]:
 @contextlib.contextmanager
 def _seeded(seed: int) -> Iterator[None]:
     """Seed the random numbers of Python and numpy; they go on afterwards as before."""
+    # Global state, so it is put back for whoever drew before
     states = random.getstate(), np.random.get_state()  # noqa: NPY002 - the harness draws from it
     random.seed(seed)
     np.random.seed(seed)  # noqa: NPY002

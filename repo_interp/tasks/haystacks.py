@@ -31,9 +31,11 @@ from repo_interp.tasks.vocabulary import ADJECTIVES, NOUNS
 DRAW: dict[str, Callable[[random.Random], str]] = {
     "numbers": lambda rng: str(rng.randrange(10**6, 10**7)),
     "words": lambda rng: f"{rng.choice(ADJECTIVES)}-{rng.choice(NOUNS)}",
+    # Not uuid4(), which draws from the system and would differ in every run
     "uuids": lambda rng: str(uuid.UUID(int=rng.getrandbits(128), version=4)),
 }
 NOISE = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
+# RULER's 40 depths
 DEPTHS = tuple(int(depth) for depth in np.round(np.linspace(0, 100, 40)))
 
 
@@ -58,6 +60,7 @@ class Needle:
         key = "distractor" if self.number is None else f"{span}.key"
         value = "distractor" if self.number is None else f"{span}.value"
         text.add(f"One of the special magic {self.value_type} for ", span)
+        # Pieces name their part, and `MarkedText` adds them to the parents needle.1 and needle
         text.add(self.key, key)
         text.add(" is: ", span)
         text.add(self.value, value)
@@ -104,6 +107,7 @@ class Question:
         Returns:
             The needle.
         """
+        # A doubled key would give the question a second answer
         key = _draw(rng, self.key_type, [needle.key for needle in self.needles])
         value = _draw(rng, self.value_type, [needle.value for needle in self.needles])
         return Needle(self.value_type, key, value, None)
@@ -147,8 +151,10 @@ def draw_question(
         for _ in range(values):
             drawn_values.append(_draw(rng, value_type, drawn_values))
             pairs.append((drawn_keys[-1], drawn_values[-1]))
+    # Values of a key would stand side by side else
     rng.shuffle(pairs)
     asked = rng.sample(drawn_keys, queries)
+    # Numbers follow the text, since depths are sorted before needles get them
     numbers = iter(range(1, len(pairs) + 1))
     needles = tuple(
         Needle(value_type, key, value, next(numbers) if key in asked else None)
@@ -158,6 +164,7 @@ def draw_question(
 
 
 def _draw(rng: random.Random, kind: str, taken: Collection[str]) -> str:
+    # Thousands of words and a handful of needles: a second draw is rare
     while (drawn := DRAW[kind](rng)) in taken:
         pass
     return drawn
@@ -190,6 +197,7 @@ class Haystack(ABC):
     def _with_depth(self, depths: Sequence[float]) -> list[tuple[float, Needle]]:
         """Needles with their depths, in the order of the text."""
         if self.depth is None:
+            # Sorted, so that needles stand in the order of their numbers
             return list(zip(sorted(depths), self.question.needles, strict=True))
         pairs = [
             (self.depth if needle.number else drawn, needle)
@@ -206,8 +214,10 @@ class Essays(Haystack):
         assert self.essay is not None
         sentences = self.essay.sentences(size)
         placed = self._with_depth(
+            # Seeded anew at each writing: the search for a size writes many, with the same depths
             random.Random(self.seed).sample(DEPTHS, len(self.question.needles))
         )
+        # Sentences written so far
         written = 0
         for depth, needle in placed:
             place = int(len(sentences) * depth / 100)
@@ -224,11 +234,14 @@ class Lines(Haystack):
 
     def write(self, text: MarkedText, size: int) -> list[float]:
         """Needles stand before the lines drawn for them."""
+        # Distinct lines; like the filler, a function of the seed and the size alone
         drawn = random.Random(self.seed).sample(range(size), len(self.question.needles))
         placed = self._with_depth([100 * line / size for line in drawn])
         waiting = [(round(size * depth / 100), needle) for depth, needle in placed]
+        # Another stream than the places: one line more does not redraw the lines before it
         fillers = random.Random(self.seed + 1)
         for line in range(size + 1):
+            # Line `size` is behind the last one: a needle of depth 100 ends the haystack
             while waiting and waiting[0][0] <= line:
                 waiting.pop(0)[1].write(text)
                 text.add("\n" if line < size else "")

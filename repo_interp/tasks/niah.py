@@ -140,18 +140,22 @@ def niah(
     reserve = checked(reserve, TokensOrNone, "reserve")
     if depth is not None:
         _require_depth(depth, variant)
+    # A tokenizer without offsets is refused before the search for a size
     encode("One word.", tokenizer)
     text = essay_text(essay) if chosen.haystack == "essay" else None
     prompts = []
     for index in range(count):
+        # A text seeds Random by its SHA-512, the same in every process; tuples would be hashed
         rng = random.Random(f"{variant}/{seed}/{index}")
         question = draw_question(
             rng, chosen.key_type, chosen.value_type, chosen.keys, chosen.values, chosen.queries
         )
+        # A seed, not the generator: the haystack is written again for every size that is tried
         haystack = HAYSTACKS[chosen.haystack](question, rng.randrange(2**32), depth, text)
         size = _fitting_size(question, haystack, variant, spoken, length, reserve, tokenizer)
         marked, depths = _write(question, haystack, size, spoken)
         if answer == "reference":
+            # The space belongs to the answer: most tokenizers join it to the first word
             marked.add(" " + joined(question.references), GENERATED)
         attributes = {
             "task": "niah",
@@ -163,6 +167,7 @@ def niah(
             "depth": depths[0] if len(depths) == 1 else None,
             "depths": depths,
             "haystack_size": size,
+            # Kept for scoring: RePo's dialect counts the prefix as a part of the output
             "prefix": _prefix(question, spoken),
             "new_tokens": spoken.new_tokens,
         }
@@ -199,6 +204,7 @@ def niah_scores(outputs: Sequence[str], prompts: Sequence[Prompt]) -> Float[np.n
             )
         dialect = one_of("dialect", str(prompt.attributes["dialect"]), DIALECTS)
         counted = (prompt.attributes["prefix"] if dialect.scored_from == "prefix" else "") + output
+        # RULER's metric `string_match_all`: a reference counts wherever it stands, in any case
         present = [reference.lower() in counted.lower() for reference in prompt.answers]
         scores.append(100.0 * sum(present) / len(present))
     return np.array(scores)
@@ -237,6 +243,7 @@ def one_of(option: str, name: str, known: dict):
 
 
 def _require_depth(depth: float, variant: str) -> None:
+    # True and False are numbers to Python
     if isinstance(depth, bool) or not isinstance(depth, int | float) or not 0 <= depth <= 100:
         raise InputError(f"wanted a depth of 0 to 100 percent, got {depth}")
     if VARIANTS[variant].values * VARIANTS[variant].queries > 1:
@@ -257,6 +264,7 @@ def _fitting_size(
     """The largest haystack with which the prompt and the reserve have at most `length` tokens."""
 
     def tokens(size: int) -> int:
+        # Of the whole text, since tokens at the seams depend on what stands beside them
         return count_tokens(_write(question, haystack, size, dialect)[0].text, tokenizer)
 
     size = largest_size(tokens, length - reserve)
@@ -283,6 +291,7 @@ def _write(
     opening = (
         f"A special magic {kind} is" if question.singular else f"Some special magic {kind} are"
     )
+    # RULER's wording, to the letter; scores of models depend on it
     text.add(f"{opening} hidden within the following text. Make sure to memorize it. ")
     text.add(f"I will quiz you about the {kind} afterwards.\n")
     depths = haystack.write(text, size)

@@ -74,6 +74,7 @@ class SmallNiah(ContextTask):
 
     def task_words(self) -> tuple[str, ...]:
         """M, Q, classes, values by class, filler words."""
+        # Values of a class follow each other: cKvJ has the id of c0v0 + K * values_per_class + J
         classes = [f"c{index}" for index in range(self.classes)]
         values = [f"{name}v{index}" for name in classes for index in range(self.values_per_class)]
         return (
@@ -96,17 +97,22 @@ class SmallNiah(ContextTask):
     ) -> Batch:
         vocabulary = self.vocabulary
         first_value, first_filler = vocabulary["c0v0"], vocabulary["w0"]
+        # Filler everywhere; needles and questions overwrite it
         tokens = generator.integers(first_filler, first_filler + self.fillers, (size, length))
         tokens[:, 0] = BOS
+        # Tokens between <bos> and the first question
         room = length - 1 - ASKING * questions
         starts = 1 + self._starts(generator, size, room)
+        # Distinct classes per row, in random order
         classes = np.argsort(generator.random((size, self.classes)))[:, : self.needles]
         values = first_value + classes * self.values_per_class
         values = values + generator.integers(0, self.values_per_class, values.shape)
+        # Places are ascending, and the first needles are asked for: shuffled, they stand anywhere
         starts = generator.permuted(starts, axis=1)
         rows = np.arange(size)[:, None]
         tokens[rows, starts] = tokens[rows, starts + 1] = vocabulary[MARKER]
         tokens[rows, starts + 2] = values
+        # Q c v, again and again up to the end
         tokens[:, 1 + room :: ASKING] = vocabulary[QUESTION]
         tokens[:, 2 + room :: ASKING] = vocabulary["c0"] + classes[:, :questions]
         tokens[:, 3 + room :: ASKING] = values[:, :questions]
@@ -118,6 +124,7 @@ class SmallNiah(ContextTask):
         self, generator: np.random.Generator, size: int, room: int
     ) -> Int[np.ndarray, "sequence needle"]:
         """Uniform places of needles that do not overlap: slots in which a needle is one wide."""
+        # Choosing among narrowed slots and widening again makes every layout as likely
         slots = room - (NEEDLE - 1) * self.needles
         chosen = np.sort(np.argsort(generator.random((size, slots)))[:, : self.needles])
         return chosen + (NEEDLE - 1) * np.arange(self.needles)
@@ -127,6 +134,7 @@ class SmallNiah(ContextTask):
         marker, question = self.vocabulary[MARKER], self.vocabulary[QUESTION]
         questions = [at for at in range(len(tokens)) if tokens[at] == question]
         answers = {tokens[at + 2] for at in questions}
+        # The marker is no filler word, so two of them are always a needle
         starts = [at for at in range(len(tokens) - 1) if tokens[at] == tokens[at + 1] == marker]
         asked = [at for at in starts if tokens[at + 2] in answers]
         spans = {
@@ -142,6 +150,7 @@ class SmallNiah(ContextTask):
             spans[f"needle.{number}.value"] = (at + 2,)
         generated = places(questions, 2, 3)
         text = self.vocabulary.text(tokens)
+        # The last place where a needle can start: depth 100
         room = max(1, questions[0] - 1 - NEEDLE)
         depths = [round(100 * (at - 1) / room, 3) for at in asked]
         return Prompt(

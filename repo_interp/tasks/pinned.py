@@ -59,6 +59,7 @@ def fetch_texts() -> Path:
     for wheel in (wheel for wheels in PINNED.values() for wheel in wheels):
         file = _place(wheel)
         if not (file.is_file() and digest_of(file) == wheel.digest):
+            # In the same folder, so that the move is one rename and a wheel is never there in part
             with tempfile.TemporaryDirectory(dir=folder) as temporary:
                 os.replace(download(wheel, Path(temporary)), file)
     return folder
@@ -81,6 +82,7 @@ def pinned_modules(corpus: str, most: int) -> Iterator[zipfile.Path]:
         file, command = _place(wheel), f"with: repo-interp fetch {TEXTS}"
         if not file.is_file():
             raise InputError(f"{corpus} has not been fetched yet; fetch it once {command}")
+        # Checked at every reading, since the cache may have been changed after the fetch
         if digest_of(file) != wheel.digest:
             raise InputError(
                 f"{file}, a part of {corpus}, is no longer what was fetched; fetch it again "
@@ -88,6 +90,7 @@ def pinned_modules(corpus: str, most: int) -> Iterator[zipfile.Path]:
             )
         with zipfile.ZipFile(file) as archive:
             sizes = {info.filename: info.file_size for info in archive.infolist()}
+            # By the size unpacked: generated modules hold tables, not prose
             names = sorted(
                 name for name, size in sizes.items() if name.endswith(".py") and size <= most
             )

@@ -65,6 +65,7 @@ class RandomTokens(PlainText, WordTask):
         tokens = generator.integers(first, first + self.symbols, (size, length))
         tokens[:, 0] = BOS
         targets = np.ones(tokens.shape, dtype=bool)
+        # <bos> has nothing before it to be predicted from
         targets[:, 0] = False
         return Batch(tokens, targets)
 
@@ -126,6 +127,7 @@ def random_token_prompts(
     prompts = []
     for index in range(count):
         tokens = drawn(ids, length, [seed, index, length], kind)
+        # BOS counts in the length: prompts with and without one are of one length
         tokens = [*beginning(tokenizer), *tokens][:length]
         text = tuple(str(tokenizer.decode([token])) for token in tokens)
         attributes = {"task": "random_tokens", "length": length, "seed": seed, "index": index}

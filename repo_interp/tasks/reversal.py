@@ -94,6 +94,7 @@ class Reversal(WordTask):
     def batch(self, generator: np.random.Generator, size: int, progress: float = 1.0) -> Batch:
         """Lengths uniform from `shortest` to a limit that the curriculum raises."""
         limit = grown(self.first_longest, self.longest, progress)
+        # Lengths are mixed within a batch, so short texts are not forgotten; rows are padded
         return self._sequences(generator, generator.integers(self.shortest, limit + 1, size))
 
     def sample(self, generator: np.random.Generator, size: int, test_set: str) -> Batch:
@@ -103,6 +104,7 @@ class Reversal(WordTask):
         )
 
     def _tokens(self, length: int) -> int:
+        # <bos>, instruction, words, separator, words
         return 1 + len(INSTRUCTION) + length + 1 + length
 
     def _sequences(
@@ -111,9 +113,11 @@ class Reversal(WordTask):
         size, longest = len(lengths), int(lengths.max())
         first = 1 + len(INSTRUCTION)
         listed = self.vocabulary.ids(NOUNS[: self.words])
+        # As many words for all rows; short ones use the first
         drawn = np.array(listed)[generator.integers(0, self.words, (size, longest))]
         tokens = np.full((size, self._tokens(longest)), PAD)
         tokens[:, :first] = [BOS, *self.vocabulary.ids(INSTRUCTION)]
+        # 0 at the first word: a row has words at 0 .. L-1, the separator at L, copies at L+1 .. 2L
         place = np.arange(tokens.shape[1]) - first
         ends = lengths[:, None]
         word, separator = (place >= 0) & (place < ends), place == ends
@@ -121,6 +125,7 @@ class Reversal(WordTask):
         row = np.broadcast_to(np.arange(size)[:, None], tokens.shape)
         tokens[word] = drawn[row[word], np.broadcast_to(place, tokens.shape)[word]]
         tokens[separator] = self.vocabulary[SEPARATOR]
+        # The copy at place L + 1 + k is word L - 1 - k
         tokens[copy] = drawn[row[copy], (2 * ends - place)[copy]]
         return Batch(tokens, copy)
 
@@ -200,7 +205,9 @@ def _in_tokens(tokenizer: PreTrainedTokenizerBase, opening: str, words: Sequence
     text.add(f" {SEPARATOR}", "separator")
     text.add(f" {backwards}", GENERATED)
     prompt = prompt_from_text(text.text, text.characters, tokenizer, (backwards,))
+    # Words backwards, the tokens of a word forwards
     source = [at for number in range(len(words), 0, -1) for at in prompt.spans[f"words.{number}"]]
+    # A tokenizer may merge a word with its neighbors, which differ in the two places
     if [prompt.tokens[at] for at in source] != [prompt.tokens[at] for at in prompt.generated]:
         raise InputError(
             f"the tokenizer splits the words {backwards!r} otherwise behind {SEPARATOR!r} "

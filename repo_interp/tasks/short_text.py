@@ -30,6 +30,7 @@ def short_text(tokenizer: PreTrainedTokenizerBase, tokens: int = TOKENS) -> Prom
     Returns:
         The prompt.
     """
+    # As many words as tokens are enough: a word has one token at least
     return first_tokens(prompt_from_text(" ".join(essay().words(tokens)), {}, tokenizer), tokens)
 
 
@@ -44,5 +45,6 @@ def first_tokens(prompt: Prompt, tokens: int) -> Prompt:
         A prompt of the first `tokens` tokens.
     """
     by_token = ("tokens", "token_text", "position_ids")
+    # The text stays whole: it is what was encoded
     parts = {name: part for name in by_token if (part := getattr(prompt, name)) is not None}
     return replace(prompt, **{name: part[:tokens] for name, part in parts.items()})

@@ -228,11 +228,14 @@ class Task(Scoring, ABC):
         """`count` prompts of one test set. Prompt i depends on the seed, the set and i alone."""
         require_drawable(count, seed)
         chosen = self.default_test_set if test_set is None else str(test_set)
+        # A number for numpy's seed; hash() of a text differs from process to process
         tag = zlib.crc32(f"{self.name}/{chosen}".encode())
         prompts = []
         for index in range(count):
+            # One at a time, so that prompt i is the same however many are drawn
             tokens = self.sample(np.random.default_rng([seed, index, tag]), 1, chosen).tokens[0]
             prompt = self.describe(tokens.tolist())
+            # Last, so that a task may set either itself
             attributes = {"task": self.name, "test_set": chosen, **prompt.attributes}
             prompts.append(dataclasses.replace(prompt, attributes=attributes))
         return prompts
@@ -259,6 +262,7 @@ class Task(Scoring, ABC):
     def _require_ascending(self, *bounds: int | str) -> None:
         """Raise InputError where `bounds`, numbers and names of options, descend."""
         values = [getattr(self, bound) if isinstance(bound, str) else bound for bound in bounds]
+        # Only options are shown with their values: fixed bounds are in the text already
         options = [
             str(value)
             for bound, value in zip(bounds, values, strict=True)
@@ -303,6 +307,7 @@ def require_drawable(count: Any, seed: Any) -> None:
     Raises:
         InputError: `count` is no number from 1, or `seed` none from 0.
     """
+    # numpy's whole numbers too; True is a number to Python
     counts, seeds = (
         hasattr(number, "__index__") and not isinstance(number, bool) for number in (count, seed)
     )
@@ -330,6 +335,7 @@ def log_perplexity(
     Raises:
         ValueError: A response lacks log-probabilities.
     """
+    # For its checks alone: numbers of responses and of targets
     scoring.right(responses, prompts)
     for response in responses:
         if len(response.log_probabilities) != len(response.tokens):
@@ -361,6 +367,7 @@ def doublings(length: int, longest: int) -> tuple[str, ...]:
     Returns:
         length, 2 x length, 4 x length, ... up to `longest`, as names of test sets.
     """
+    # bit_length is floor(log2) + 1: how many doublings fit, the length itself among them
     return tuple(str(length << power) for power in range((longest // length).bit_length()))
 
 
@@ -378,6 +385,7 @@ def whole_number(name: str, wanted: str, most: int = MOST) -> int:
     Raises:
         InputError: `name` is no number from 1 to `most`.
     """
+    # isdigit holds for superscripts too, which int refuses
     if not (name.isascii() and name.isdigit() and int(name) > 0):
         raise InputError(
             f"wanted a test set named by {wanted}, got {name!r}; give a number like 64"

@@ -83,11 +83,14 @@ class Vocabulary:
         Returns:
             A Hugging Face tokenizer of this vocabulary.
         """
+        # Imported here: they take seconds, and most uses of a vocabulary need no tokenizer
         from tokenizers import Tokenizer, models, pre_tokenizers, processors
         from transformers import PreTrainedTokenizerFast
 
+        # Without an unk token an unknown word is an error of the tokenizer
         backend = Tokenizer(models.WordLevel(self._ids))
         backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+        # As our training sequences begin
         backend.post_processor = processors.TemplateProcessing(
             single="<bos> $A", special_tokens=[("<bos>", BOS)]
         )
@@ -95,6 +98,7 @@ class Vocabulary:
             tokenizer_object=backend,
             pad_token="<pad>",
             bos_token="<bos>",
+            # Decoding would remove spaces before punctuation, which are part of the text here
             clean_up_tokenization_spaces=False,
         )
 

@@ -71,14 +71,18 @@ class AdditivePairs:
             Sums [..., n] along diagonals, rows and columns, float64.
         """
         if self.triangle:
+            # Whole triangle: all couplings are running sums, read backwards where they end at n-1-t
             a, b, c = axes
             until, after, keys = a.cumsum(-1), later(b, None), c.cumsum(-1)
             others = Axes(after + keys.flip(-1), until + keys, until.flip(-1) + after)
+            # counts * axes is the diagonal of M; the other terms couple the three axes
             return Axes(
                 *(torch.addcmul(*part) for part in zip(others, self.counts, axes, strict=True))
             )
+        # Masked once here: below, b stands for R b and c for S c
         a, b, c = _first(axes.distance, self.window), axes.query * self.rows, axes.key * self.keys
         spectrum, (rows, keys) = self._forward(a), self._spectra
+        # A conjugated spectrum gives a correlation (over i - j), a plain one a convolution
         diagonal = self._back(self._forward(b) * keys.conj() + rows * self._forward(c).conj())
         by_row = self._back(spectrum * keys) + earlier(c, self.window)
         by_key = self._back(rows * spectrum.conj()) + later(b, self.window)
@@ -100,6 +104,7 @@ class AdditivePairs:
         """
         steps = torch.arange(self.rows.shape[-1], dtype=torch.float64, device=self.rows.device)
         ones, zeros = torch.ones_like(steps), torch.zeros_like(steps)
+        # Two constants that cancel, and a slope: a_t = t, b_i = -i, c_j = j add up to 0
         directions = [(ones, -ones, zeros), (ones, zeros, -ones), (steps, -steps, steps)]
         return torch.stack([torch.cat(direction) for direction in directions], -1)
 
@@ -125,6 +130,7 @@ def additive_pairs(
         The pairs and their counts.
     """
     counts = pair_counts(keys, window, rows)
+    # The same object, since comparing two masks would wait for the device
     triangle = rows is keys and (window is None or window >= keys.shape[-1]) and is_whole(keys)
     made = Axes(counts.distance, counts.query, counts.key)
     return AdditivePairs(rows.to(torch.float64), keys.to(torch.float64), window, triangle, made)
@@ -140,12 +146,14 @@ def additive_pairs_of(valid: Bool[Tensor, "prompt token"], window: int | None) -
     Returns:
         The pairs, with masks [prompt, 1, token].
     """
+    # [prompt, 1, token]: the axis of heads broadcasts
     shown = valid[:, None]
     return once(("additive", window), lambda: additive_pairs(shown, shown, window), valid)
 
 
 def _length(tokens: int) -> int:
     """A fast transform length at which correlations of `tokens` entries do not wrap around."""
+    # Lags run from -(n - 1) to n - 1: with fewer than 2n - 1 entries negative ones would alias
     return fast_length(2 * tokens)
 
 
@@ -156,6 +164,8 @@ def _first(values: Tensor, count: int | None) -> Tensor:
     return torch.where(torch.arange(values.shape[-1], device=values.device) < count, values, 0)
 
 
+# The axes themselves are results here, so the residual goes down to rounding; `position_cells`
+# wants a correlation alone and stops at 1e-6
 TOLERANCE = 1e-11
 
 
@@ -177,10 +187,13 @@ def fit_axes(
     """
     triangles, others = _triangles(valid, window)
     if is_whole(valid) and not others:
+        # All prompts have one length and no padding: one solve for the batch, without slices
         return fit_triangle(sums, ridge)
     axes = Axes(*(torch.zeros_like(part) for part in sums))
+    # Prompts of one place and length share a factorization and are solved together
     for (start, length), prompts in triangles.items():
         tokens = slice(start, start + length)
+        # Left padding moves rows and keys, but distances always start at 0
         spans = (slice(0, length), tokens, tokens)
         fitted = fit_triangle(
             Axes(*(part[prompts][..., span] for part, span in zip(sums, spans, strict=True))), ridge
@@ -208,6 +221,7 @@ def fit_pairs(sums: Axes, pairs: AdditivePairs, ridge: float) -> Axes:
     """
 
     def apply(unknowns: Tensor) -> Tensor:
+        # The solver sees one vector of 3 n unknowns: a, b and c side by side
         return torch.cat(pairs.sums(Axes(*unknowns.chunk(3, -1))), -1)
 
     solution = conjugate_gradients(
@@ -230,6 +244,7 @@ def fit_correlation(
     Returns:
         Correlation [prompt, head], float64; NaN where a side varies by rounding only.
     """
+    # M x serves both moments: the fit's sum is that of its diagonals, its sum of squares is x . M x
     of_fit = pairs.sums(axes)
     return pearson(
         count=pairs.total,
@@ -262,9 +277,11 @@ def pearson(
     Returns:
         Correlation in -1 .. 1, float64; NaN where a side varies by rounding only.
     """
+    # In float64 throughout: raw moments are subtracted, and the means may dwarf the spread
     moments = torch.stack([total, fitted_total, square, fitted_square, product]) / count
     variances = variance_of(moments[2:4], moments[:2]).prod(0)
     covariance = moments[4] - moments[:2].prod(0)
+    # Rounding may carry a perfect fit beyond 1
     return (covariance / variances.sqrt()).clamp(-1, 1).masked_fill(variances <= 0, torch.nan)
 
 
@@ -288,6 +305,7 @@ def _triangles(
     triangles: dict[tuple[int, int], list[int]] = {}
     others: list[int] = []
     for prompt, (first, end, count) in enumerate(extents(valid)):
+        # No gap between valid tokens, and the window hides none of them
         if count and end - first == count and (window is None or window >= count):
             triangles.setdefault((first, count), []).append(prompt)
         elif count:

@@ -55,6 +55,7 @@ def logit_block_means(
         Means [prompt, head, query_block, key_block], float64; NaN where a block has no seen pair.
     """
     valid = inputs.valid.to(torch.float64)
+    # A window cuts through blocks below the diagonal, so they are no longer products of sums
     if inputs.is_bilinear and inputs.window is None:
         sums = _bilinear_sums(inputs, size)
         counts = _causal_sums(valid[:, None, :, None], valid[:, None, :, None], size)
@@ -103,6 +104,7 @@ def _bilinear_sums(
     inputs: AttentionInputs, size: int
 ) -> Float[Tensor, "prompt head query_block key_block"]:
     hidden = ~inputs.valid[:, None, :, None]
+    # Features of padding are 0, so its pairs add nothing
     keys = inputs.rotated_keys.masked_fill(hidden, 0)
     group = inputs.heads // keys.shape[1]
     sums = [
@@ -147,6 +149,7 @@ def _sums_by_rows(
     for rows, logits in row_blocks(inputs):
         seen = inputs.visible(rows)[:, None]
         for into, values in ((sums, torch.where(seen, logits, 0)), (counts, seen)):
+            # Keys are summed into blocks on the transpose, rows by the number of their block
             into.index_add_(2, rows // size, _block_sums(values.to(torch.float64).mT, size).mT)
     return sums, counts
 

@@ -64,6 +64,7 @@ def _product(
     """Return left @ right, by one operator and three views where no head shares a key."""
     if left.shape[:3] != right.shape[:3]:
         return left @ right
+    # matmul comes to the same bmm, by way of several more operators to launch
     return torch.bmm(left.flatten(0, 2), right.flatten(0, 2)).unflatten(0, left.shape[:3])
 
 
@@ -94,6 +95,7 @@ def chunk_size(d_head: int) -> int:
     Returns:
         A power of two, 32 to `CHUNK`.
     """
+    # P costs n chunk d and the Grams n d^2: equal at chunk = d. Powers of two hold whole leaves
     return min(CHUNK, max(32, 2 ** (d_head - 1).bit_length()))
 
 
@@ -115,9 +117,11 @@ def gram_products(
         Sums [key, member, feature, other], float64.
     """
     if _fit(queries, other_queries):
+        # A running sum less the chunk itself: Grams of the keys in earlier chunks
         of_keys = _product(keys.mT, other_keys).to(torch.float64)
         return (_product(queries.mT, other_queries) * (of_keys.cumsum(2) - of_keys)).sum(2)
     new = {"dtype": torch.float64, "device": queries.device}
+    # On a processor only the running Gram stands, which stays in a cache
     before = torch.zeros(*other_keys.shape[:2], keys.shape[-1], other_keys.shape[-1], **new)
     products = torch.zeros(*queries.shape[:2], *before.shape[2:], **new)
     for start in range(0, queries.shape[2], _GRAMS):
@@ -126,6 +130,7 @@ def gram_products(
             queries[some].mT @ other_queries[some],
             keys[some].mT @ other_keys[some],
         )
+        # The query's product comes first: `before` must not hold the chunk's own keys yet
         for of_query, of_key in zip(of_queries.unbind(2), of_keys.unbind(2), strict=True):
             products.addcmul_(of_query, before)
             before += of_key
@@ -134,6 +139,7 @@ def gram_products(
 
 def _fit(queries: Tensor, others: Tensor) -> bool:
     """Whether the Grams of all chunks may stand at once: never in a processor's caches."""
+    # 8 bytes: Grams are float64
     return 8 * queries.shape[:3].numel() * queries.shape[-1] * others.shape[-1] <= memory_for(
         queries.device, 0
     )
@@ -161,6 +167,7 @@ def square_products(
     lower = gram_products(
         queries[..., half:], queries[..., half:], keys[..., half:], keys[..., half:]
     )
+    # [[A, B], [B^T, C]]: a quarter of the products is saved
     return torch.cat([upper, torch.cat([upper[..., half:].mT, lower], -1)], -2)
 
 
@@ -190,6 +197,7 @@ class CausalPairs:
     @cached_property
     def by_query(self) -> Float[Tensor, "key member query"]:
         """sum_j y_ij, float64."""
+        # The last chunk is filled up with zeros, whose sums are cut off
         return self._sum(lambda chunks: chunks.by_query)[..., : self.queries.shape[-2]]
 
     @cached_property
@@ -197,6 +205,7 @@ class CausalPairs:
         """sum_i y_ij, float64."""
         tokens = self.queries.shape[-2]
         moved = [
+            # Keys beyond the window were delayed; their sums go back to where the keys stand
             sign * shift_earlier(chunks.by_key[..., :tokens], delay, axis=-1)
             for sign, delay, chunks in self.parts[1:]
         ]
@@ -210,6 +219,7 @@ class CausalPairs:
     @cached_property
     def magnitude(self) -> Float[Tensor, "key member"]:
         """Sum of the absolute terms that gave `square`: its rounding is relative to it."""
+        # Signs are left out on purpose: rounding follows the size of terms, even if they cancel
         terms = [
             chunks.square_within + chunks.products.abs().sum((-1, -2))
             for _, _, chunks in self.parts
@@ -249,6 +259,7 @@ class CausalPairs:
         Returns:
             Sums [key, member], float64, at least 0.
         """
+        # Rounding may leave it below 0 where all y are equal
         return (self.square - self.by_query.sum(-1) ** 2 / pairs.clamp(min=1)).clamp(min=0)
 
     def _sum(self, of: Callable[[Chunks], Tensor]) -> Tensor:
@@ -269,6 +280,7 @@ class Chunks:
     @cached_property
     def within(self) -> Float[Tensor, "key member chunk query key"]:
         """Logits of the causal pairs within chunks, 0 elsewhere."""
+        # In place: within chunks the logits are the largest tensor here
         return _product(self.queries, self.keys.mT).mul_(self._lower)
 
     @property
@@ -284,6 +296,7 @@ class Chunks:
     def by_query(self) -> Float[Tensor, "key member query"]:
         """Row sums, those of the last chunk's zeros included."""
         sums = self._chunk_sums(self.keys)
+        # Keys of earlier chunks alone: pairs inside the chunk are in `within`
         before = sums.cumsum(-2) - sums
         return self._lines(
             lambda some: _line(some(self.queries), some(before), some(self.within).sum(-1))
@@ -311,6 +324,7 @@ class Chunks:
                 _product(some(self.within), some(self.keys)), some(self.queries)
             )
         )
+        # Half-split pairs: dimension r and r + d/2 add up to component r
         return (within + self.products.sum(-1)).unflatten(-1, (2, -1)).sum(-2)
 
     def squares_of(self, bands: Bool[Tensor, "band component"]) -> Float[Tensor, "key member band"]:
@@ -322,7 +336,9 @@ class Chunks:
         Returns:
             Sums [key, member, band], float64.
         """
+        # Kept with the mask, since it reads the mask back from the device
         runs, last, pairs = once("pairs of dimensions", lambda: _of_bands(bands), bands)
+        # sum over a, b in the band of M_ab, as one product [key * member, d^2] x [d^2, band]
         between = (self.products.flatten(2).flatten(0, 1) @ pairs).view(
             *self.products.shape[:2], -1
         )
@@ -335,8 +351,10 @@ class Chunks:
             return between + squares.sum(5).sum((2, 3), dtype=torch.float64)
 
         def within(some: Some) -> Tensor:
+            # A copy, because `within` is cached and other sums read it
             rest, sums = some(self.within).clone(), torch.zeros_like(between)
             for number, dimensions in enumerate(runs):
+                # Bands split the components, so the widest is the logits less the others
                 if number == last or not dimensions:
                     continue
                 queries, keys = (
@@ -362,6 +380,7 @@ class Chunks:
 
         def within(some: Some) -> Tensor:
             if whole:  # the fewest launches
+                # Running sums include key i itself: the pair at distance 0 is seen
                 running = _squares(some(self.keys)).cumsum_(-2)
                 return (running * _squares(some(self.queries))).sum(-2).sum(2, dtype=torch.float64)
             of_queries, of_keys = (
@@ -369,19 +388,23 @@ class Chunks:
                 for part in (self.queries, self.keys)
             )
             sums = of_keys.sum(-2)
+            # Leaves of 16 tokens: a running sum over all of a chunk would write every prefix
             before = (sums.cumsum(-2) - sums) * of_queries.sum(-2)
             inside = (self._lower[:_LEAF, :_LEAF] @ of_keys * of_queries).sum(-2)
             return inside.add_(before).sum((-2, -3), dtype=torch.float64)
 
         half = self.products.shape[-1] // 2
+        # M_rr and M_rr' in the order of `_squares`: r, then r', then their crossed products
         between = [
             self.products.diagonal(0, -2, -1),
             self.products[..., :half, half:].diagonal(0, -2, -1),
         ]
+        # Crossed terms count twice: C_r^2 = (a + b)^2
         first, second, crossed = (self._add_within(within) + torch.cat(between, -1)).chunk(3, -1)
         return torch.add(first + second, crossed, alpha=2)
 
     def _chunk_sums(self, features: Tensor) -> Float[Tensor, "key any chunk d_head"]:
+        # At most CHUNK terms per sum: the features' dtype is enough until chunks are added up
         return features.sum(-2).to(torch.float64)
 
     def _add_within(self, of: Callable[[Some], Tensor]) -> Tensor:
@@ -397,6 +420,7 @@ class Chunks:
         """Return a function that takes a few chunks at a time along axis 2."""
         keys, members, chunks, size, width = self.queries.shape
         memory = memory_for(self.queries.device, _STRETCH)
+        # Over the bytes of one chunk: its features or its logits, whichever are wider
         at_once = max(
             1, memory // (keys * members * size * max(size, width) * self.queries.element_size())
         )
@@ -411,7 +435,9 @@ def _of_bands(
     bands: Bool[Tensor, "band component"],
 ) -> tuple[list[list[slice]], int | None, Float[Tensor, "d_d band"]]:
     """Return dimensions of bands, the band that has the rest of the logits, pairs of dimensions."""
+    # repeat(1, 2): component r is dimensions r and r + d/2
     chosen, of_dimension = bands.cpu().numpy(), bands.repeat(1, 2)[:, None]
+    # Only where every component is in exactly one band can one be had from the rest
     last = int(chosen.sum(-1).argmax()) if (chosen.sum(0) == 1).all() else None
     pairs = (of_dimension.mT & of_dimension).flatten(1).T.to(torch.float64)
     return [_runs(np.tile(band, 2)) for band in chosen], last, pairs
@@ -433,6 +459,7 @@ def _line(features: Tensor, others: Tensor, within: Tensor) -> Tensor:
 def _sum_of_squares(
     logits: Float[Tensor, "key member chunk query key"],
 ) -> Float[Tensor, "key member"]:
+    # Rows first: summing all axes in float64 would widen the whole map
     return logits.square().sum(-1).sum((-1, -2), dtype=torch.float64)
 
 
@@ -442,6 +469,7 @@ def _sum_of_products(products: Tensor, queries: Tensor) -> Float[Tensor, "key me
 
 def _runs(chosen: Bool[np.ndarray, " dimension"]) -> list[slice]:
     """The chosen dimensions as slices."""
+    # Slices are views; zeros on both sides make starts and stops alternate
     edges = np.flatnonzero(np.diff(np.pad(chosen.astype(np.int8), 1)))
     return [slice(start, stop) for start, stop in edges.reshape(-1, 2).tolist()]
 

@@ -40,6 +40,7 @@ from repo_interp.positions.rotary import rotate
 Semantic = Literal["signed", "printed"]
 
 
+# By identity: tensors have no one truth value to compare, and no hash of their content
 @dataclass(frozen=True, eq=False)
 class ClosedForm(Reduction):
     """Correlate the logits with f + g over the seen pairs: [prompt, head].
@@ -68,6 +69,7 @@ class ClosedForm(Reduction):
         """Return heads whose logits, or f + g, vary little beside their sums of squares."""
         if not self.most:
             return None
+        # Either side may cancel on its own: the logits, or the approximation they are held against
         count, ours = block.counts.total, self._approximation(inputs, block)[0]
         return (block.pairs.magnitude > block.well_conditioned) | (
             ours.magnitude > ILL_CONDITIONED * ours.scatter(count)
@@ -90,6 +92,7 @@ class ClosedForm(Reduction):
             within = (left.within * right.within).sum(-1).sum((-1, -2), dtype=torch.float64)
             crossed = gram_products(left.queries, right.queries, left.keys, right.keys)
             product += sign * (within + crossed.sum((-1, -2)))
+        # ours is u . v' with v' centred; the mean of v adds u_i . m to each of the pairs of row i
         correlation = pearson(
             count=counts.total,
             total=logits.by_query.sum(-1),
@@ -109,6 +112,7 @@ class ClosedForm(Reduction):
         items = self.chosen.any(-1).flatten().nonzero()[:, 0]
         if not len(items):
             return correlation
+        # 12 per chosen component and token: 2 each of q and k, 4 each of u and v
         bytes_per_item = (
             inputs.queries.shape[2] * 8 * (2 * inputs.queries.shape[3] + 12 * self.most)
         )
@@ -120,6 +124,7 @@ class ClosedForm(Reduction):
                 seen = inputs.visible(rows)[prompt]
                 values = torch.where(seen, logits[prompt, head], 0).to(torch.float64)
                 approximate = torch.where(seen, left[:, rows] @ right.mT, 0).to(torch.float64)
+                # In the order of the parameters of `pearson`
                 pairs = (
                     seen,
                     values,
@@ -148,6 +153,7 @@ class ClosedForm(Reduction):
                 / block.tokens.sum(-1)[..., None, None]
             )
             right = (right - mean.to(right)).masked_fill_(~block.tokens[..., None], 0)
+            # The mean as it was subtracted, rounded to the dtype of the features
             of_mean = (left.to(torch.float64) @ mean.to(right).to(torch.float64).mT)[..., 0]
             made = block.extras[self] = (
                 CausalPairs(left, right, block.window, block.pairs.chunk),
@@ -176,6 +182,7 @@ def _features(
     )
     index = torch.cat([component, component + asked.chosen.shape[-1]], -1)
     place, group = (prompt[..., None], head[..., None]), inputs.heads // inputs.kv_heads
+    # Features are indexed next to prompt and head, so that nothing but chosen ones is copied
     queries = inputs.queries.mT[*place, index].mT.to(exact)
     keys = inputs.keys.mT[place[0], place[1] // group, index].mT.to(exact)
     mean = torch.cat([part[prompt, head].gather(-1, component) for part in asked.key_mean], -1)[
@@ -183,6 +190,7 @@ def _features(
     ].to(exact)
     deviation = keys - mean
     if asked.semantic == "printed":
+        # The mean key stretched to |k - mean|: the printed bound keeps its direction
         sizes = _pair_norm(deviation) / _pair_norm(mean).clamp(min=torch.finfo(exact).tiny)
         deviation = mean * sizes
     positions = inputs.positions[prompt, head // (inputs.heads // inputs.positions.shape[1])]

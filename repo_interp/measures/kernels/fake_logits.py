@@ -189,6 +189,7 @@ def fake_fit(
     )
     # Of the sum of squares about the grand mean, the part of the key axis (columns), and the part
     # that neither axis explains.
+    # [prompt, head, half a', half a, half b', half b, component, component]: R^T G R by halves
     blocks = gram.view(prompts, heads, 2, 1, width // 2, 2, 1, width // 2).permute(
         0, 1, 2, 3, 5, 6, 4, 7
     )
@@ -213,6 +214,7 @@ def fake_fit(
     # The two axes are orthogonal, so r^2 = (by_distance + by_key) / total; `within` is by_key
     # and the part that neither axis explains.
     total = by_distance + within
+    # sum |k|^2. By Cauchy-Schwarz sum W'^2 is at most count |q|^2 times it
     largest = key_mean.square().sum(-1) * count[..., 0] + gram.diagonal(0, -2, -1).sum(-1)
     flat = total <= ROUNDING * count * queries.square().sum(-1) * largest[..., None]
     axes = by_distance + by_key
@@ -249,6 +251,7 @@ def fake_axes(
     """
     half = rows.mean(-1, keepdim=True) / 2
     of_keys = rotated.unflatten(0, (len(keys), -1))
+    # A share of an accelerator's memory, and 4 MiB where a processor would be given none
     memory = max(2**22, memory_for(keys.device, 0))
     blocks = keys.split(max(1, memory // (16 * keys[:, 0].numel())), 1)
     columns = [torch.bmm(of_keys, block.to(torch.float64).mT) for block in blocks]

@@ -45,6 +45,7 @@ def _row_numbers(inputs: AttentionInputs) -> Iterator[Int[Tensor, "row"]]:
     prompts, heads, tokens, _ = inputs.queries.shape
     rows = torch.arange(tokens, device=inputs.valid.device)
     return iter(
+        # 48 bytes per entry of a map: about six float64 maps of some rows stand at once
         rows.split(max(1, memory_for(rows.device, SHARED) // (48 * prompts * heads * tokens)))
     )
 
@@ -93,6 +94,7 @@ def gate_sums(inputs: AttentionInputs) -> GateSums:
     for rows in _row_numbers(inputs):
         of_rows = gates_of_rows(inputs, rows)
         by_key += of_rows.sum(2, dtype=torch.float64)
+        # Every row comes once, so it is written; a key is seen from many rows, so it is added up
         by_query[:, :, rows] = of_rows.sum(3, dtype=torch.float64)
         queries += inputs.visible(rows).sum(1)
     return GateSums(by_key, by_query, queries)
@@ -118,9 +120,11 @@ def attention_from_position(
     seen = inputs.visible(rows)[:, None]
     logits = (
         inputs.position_logits(rows)
+        # A scheme may answer once for all prompts or heads
         .expand(seen.shape[0], inputs.heads, -1, -1)
         .masked_fill(~seen, -torch.inf)
     )
+    # A row of padding sees nothing: the softmax of -inf alone is NaN
     return torch.softmax(logits, dim=-1).masked_fill(~seen, 0.0)
 
 
@@ -139,6 +143,7 @@ def position_map(inputs: AttentionInputs) -> Float[Tensor, "prompt head query ke
     """
     rows = torch.arange(inputs.valid.shape[1], device=inputs.valid.device)
     weights = attention_from_position(inputs, rows)
+    # Long rows have small weights; scaled by row they can be told apart in one picture
     scaled = weights / weights.amax(-1, keepdim=True).clamp_min(torch.finfo(weights.dtype).tiny)
     return scaled.masked_fill(~inputs.visible(rows)[:, None], torch.nan)
 
@@ -168,6 +173,7 @@ def last_segment_sums(
         weights = attention_from_position(inputs, rows).double()
         sums += (_from(weights, where[:, None].expand(-1, heads, -1, -1)) * taken[:, None]).sum(2)
         seen = inputs.visible(rows).double()
+        # Control: equal weights on the same keys stay in the segment to this extent anyway
         share = seen / seen.sum(-1, keepdim=True).clamp_min(1)
         even += (_from(share, where) * taken).sum(1)
     return sums, even
@@ -177,6 +183,7 @@ def _from(
     weights: Float[Tensor, "... row key"], first: Int[Tensor, "... row layout"]
 ) -> Float[Tensor, "... row layout"]:
     """Return sums of rows from key `first` on."""
+    # A zero in front, so that entry `first` holds the sum of the keys before it
     before = torch.nn.functional.pad(weights.cumsum(-1), (1, 0))
     return before[..., -1:] - before.gather(-1, first)
 
@@ -200,6 +207,7 @@ def position_bias_sums(
         return sums
     distance = torch.arange(length, device=device)
     for rows in _row_numbers(inputs):
+        # [row, distance]; keys before the start are clamped for the gather and hidden by `seen`
         key = rows[:, None] - distance
         seen = (key >= 0) & tokens[:, rows, None] & tokens[:, key.clamp(min=0)]
         if inputs.window is not None:
@@ -207,4 +215,5 @@ def position_bias_sums(
         added = position_logits(rows)
         by_distance = added.gather(-1, key.clamp(min=0).expand(*added.shape[:2], -1, -1))
         sums += by_distance.masked_fill(~seen[:, None], 0).sum((0, 2), dtype=torch.float64)
+    # The bias is added after scaling, so dividing brings it into units of q . k
     return sums / inputs.logit_scale

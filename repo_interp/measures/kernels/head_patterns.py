@@ -33,6 +33,7 @@ from torch import Tensor
 from repo_interp.measures.kernels.rounding import RELATIVE
 
 FIFTH = 5
+# Two keys in each fifth at least
 FEWEST = 10
 """Keys, without the first, that a row needs before its fifths are told apart."""
 
@@ -77,6 +78,7 @@ def detection_rows(
     """
     same, before = (pairs.any(-1).sum(-1).double() for pairs in _earlier_pairs(rows, tokens))
     every = torch.full_like(same, len(rows))
+    # The key after an earlier copy is there whenever the copy is, so induction counts the same rows
     return {"previous_token": before, "duplicate_token": same, "induction": same, "sink": every}
 
 
@@ -137,6 +139,7 @@ def departure_sums(
         Sums [prompt, head], float64, in nats.
     """
     seen = logits > float("-inf")
+    # 0 in place of -inf, since 0 * -inf is NaN; H = logsumexp(W) - sum w W needs no log of a weight
     mean = (weights * logits.masked_fill(~seen, 0.0)).sum(-1).double()
     entropy = torch.logsumexp(logits, -1).double() - mean
     return (seen.sum(-1).double().log() - entropy).sum(-1)
@@ -157,10 +160,12 @@ def place_sums(
     keys = torch.arange(weights.shape[-1], device=rows.device)
     enough = rows >= FEWEST
     rows, weights = rows[enough], weights[..., enough, :]
+    # Row i sees i keys beside the first token, which is left out as a sink
     width = torch.div(rows, FIFTH, rounding_mode="floor")[:, None]
     first = (keys >= 1) & (keys <= width)
     last = (keys > rows[:, None] - width) & (keys <= rows[:, None])
     middle = (keys >= 1) & (keys <= rows[:, None]) & ~first & ~last
+    # Over equal weights: the mass divided by the part's share of the i keys
     parts = [
         (weights * part).sum(-1).double() * (rows / part.sum(-1)) for part in (first, middle, last)
     ]
@@ -206,12 +211,14 @@ class ContentSums:
         keys = torch.arange(logits.shape[-1], device=rows.device)
         seen = (logits[0] > float("-inf")) & (keys >= 1)
         values = logits.masked_fill(~seen, 0.0)
+        # Before the mean goes: rounding is relative to the logits as they came
         size = values.abs().amax(-1, keepdim=True)
         values = values - values.sum(-1, keepdim=True) / seen.sum(-1, keepdim=True).clamp_min(1)
         values = values.masked_fill(values.abs() <= RELATIVE * size, 0.0)
         # [head, pair] and the distances of pairs
         of_pairs, distance = values[:, seen], (rows[:, None] - keys)[seen]
         self.squares += of_pairs.square().sum(-1, dtype=torch.float64)
+        # Rows of one call are summed in their dtype, calls in float64: no wide copy of all pairs
         self.by_distance += torch.zeros_like(self.by_distance, dtype=of_pairs.dtype).index_add_(
             1, distance, of_pairs
         )

@@ -181,6 +181,7 @@ class HeadBlock:
             A block [head, 1].
         """
         key, member = chosen.nonzero().unbind(-1)
+        # Heads of one key may part ways here, so a head takes its key along as its only member
         of_key = {name: getattr(self, name)[key] for name in ("prompt", "rows", "tokens")}
         return replace(
             self,
@@ -207,6 +208,7 @@ def tokens_between(
     """
     if first == 0 and last is None:
         return valid
+    # Counted among valid tokens, whichever side the padding is on
     number = valid.cumsum(-1) - 1
     some = valid & (number >= first)
     return some if last is None else some & (number < last)
@@ -234,9 +236,11 @@ def reduced(
     Raises:
         InputError: A reduction changes queries or keys in place.
     """
+    # A mask of rows is no part of the reduction's key, so its results must not be kept
     known = inputs.results if rows is None else {}
     missing = [reduction for reduction in dict.fromkeys(reductions) if reduction not in known]
     if not inputs.is_bilinear:
+        # Reductions that answer None go on with the dot products, as on any other layer
         known |= {
             reduction: made
             for reduction in missing
@@ -254,10 +258,12 @@ def _of_all_heads(
     rows: Bool[Tensor, "prompt token"] | None,
 ) -> dict[Reduction, Any]:
     """Return results of `reductions` from one pass over the heads."""
+    # Made anew for a second attempt: a failed one may have added some of its blocks
     begun = {reduction: reduction.start(inputs) for reduction in reductions}
     try:
         for block in head_blocks(inputs, rows):
             for part in _well_conditioned(inputs, block, begun):
+                # Versions of tensors, which torch counts: no copy, no comparison, no wait
                 present = changes_of(part.queries) + changes_of(part.keys)
                 for reduction, result in begun.items():
                     reduction.add(result, inputs, part)
@@ -267,6 +273,7 @@ def _of_all_heads(
                             "reductions go on with; change a copy"
                         )
     except torch.OutOfMemoryError:
+        # The retry stands outside of `except`: a living exception keeps the tensors of its frames
         half = memory_for(inputs.queries.device, SHARED) // 2
         if half < CORE:
             raise
@@ -280,6 +287,7 @@ def _well_conditioned(
     inputs: AttentionInputs, block: HeadBlock, reductions: Iterable[Reduction]
 ) -> Iterator[HeadBlock]:
     """Yield `block`, or its well-conditioned heads and then the others in float64."""
+    # Float64 features have the digits already, so nobody needs to judge them
     exact = block.queries.dtype == torch.float64
     found = [] if exact else [reduction.ill_conditioned(inputs, block) for reduction in reductions]
     judged = [some for some in found if some is not None]
@@ -288,6 +296,7 @@ def _well_conditioned(
         yield block
         return
     if not bool(ill.all()):
+        # Reductions write or add by head, so two parts in any order give one result
         yield block.heads(~ill, block.queries.dtype)
     yield block.heads(ill, torch.float64)
 
@@ -311,21 +320,26 @@ def head_blocks(
     exact = torch.float64 if inputs.queries.dtype == torch.float64 else torch.float32
     prompts, heads, length, width = inputs.queries.shape
     positions, frequencies = inputs.positions, inputs.frequencies
+    # Heads share a rotated key only where they share its positions, too
     position_rows = 1 if positions is None or frequencies is None else positions.shape[1]
     shared = max(inputs.kv_heads, position_rows)
     if heads % shared:
         raise ValueError(f"{heads} heads do not pair with {shared} keys: wanted a multiple")
     group, memory = heads // shared, memory_for(inputs.queries.device, SHARED)
+    # Four tensors of a head's features: as given, rotated, and two on the way
     at_once = max(1, memory // (4 * length * width * exact.itemsize))
+    # The key takes the room of one more head
     members = min(group, max(1, at_once - 1))
     keys_at_once = max(1, at_once // (members + 1))
     taking_part = inputs.valid if rows is None else inputs.valid & rows
     whole = is_whole(inputs.valid)
     counts = pair_counts(inputs.valid, inputs.window, taking_part)
+    # [key, member]: numbers prompt * heads + head; a row holds the heads that share a key
     every = np.arange(prompts * heads).reshape(-1, group)
 
     def places(some: np.ndarray) -> tuple[Any, ...]:
         head = some % heads
+        # Indices are made on the processor and copied, once per mask: see `once` below
         key, position = (head[:, :1] * rows // heads for rows in (inputs.kv_heads, position_rows))
         row, *others = (
             torch.from_numpy(part).to(inputs.valid.device)
@@ -336,10 +350,12 @@ def head_blocks(
     for start, first in product(range(0, len(every), keys_at_once), range(0, group, members)):
         some = every[start : start + keys_at_once, first : first + members]
         name, make = (
+            # All that `places` reads beside the mask itself, which `once` keeps it with
             ("places", inputs.window, heads, shared, position_rows, some.tobytes()),
             partial(places, some),
         )
         row, head, key, position, tokens, taking, of_rows = (
+            # A mask of rows lasts for one call; kept results would outlive it
             once(name, make, inputs.valid) if rows is None else make()
         )
         tables = None
@@ -352,6 +368,7 @@ def head_blocks(
             queries=_features(
                 inputs.queries[row, head],
                 tables,
+                # No mask where all tokens take part: filling would copy the features
                 None if whole and rows is None else ~taking,
                 exact,
             ),
@@ -373,6 +390,7 @@ def _features(
     features = features.to(exact)
     if tables is not None:
         (first, second), (cosines, sines) = features.chunk(2, -1), tables
+        # x cos - y sin and y cos + x sin, in place where it can be: one temporary per half
         real = (first * cosines).addcmul_(second, sines, value=-1)
         features = torch.cat([real, (second * cosines).addcmul_(first, sines)], -1)
     return features if hidden is None else features.masked_fill(hidden[..., None], 0)

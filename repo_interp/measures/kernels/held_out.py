@@ -61,6 +61,7 @@ class HeldOut:
         if not self.judged.any():
             return np.full((1, values.shape[1]), np.nan)
         values, of_prompt = values[self.judged], one_hot(self.prompts[self.judged])
+        # Of the judged samples alone: a shift of the prompt among them is no error
         means = (of_prompt.T @ values) / of_prompt.sum(axis=0)[:, None]
         return one_hot(self.folds[self.judged]).T @ np.square(values - of_prompt @ means)
 
@@ -75,8 +76,10 @@ class HeldOut:
         Returns:
             Sums [fold, row] of squared errors within prompts over the judged samples.
         """
+        # Starts as the values, so that fitted parts are taken off fold by fold
         errors = values.copy()
         for fold in np.unique(self.folds) if values.size else ():
+            # Regressions use samples that are not judged too: only `squares` leaves them out
             held, fitted = self.folds == fold, self.folds != fold
             effects = ridge(values[fitted], columns[fitted], categories[fitted], self.shrinkage)
             errors[held] -= columns[held] @ effects[0] + categories[held] @ effects[1]
@@ -97,10 +100,13 @@ def ridge(
     Returns:
         Effects [column, row] and [category, row].
     """
+    # With at most one category per sample Z'Z is diagonal: its counts. The rest is the Schur
+    # complement X'X - X'Z (Z'Z + s)^-1 Z'X, dense but no larger than the columns
     weight = 1 / (categories.sum(axis=0) + shrinkage)
     cross: Any = columns.T @ categories
     weighted, sums = cross * weight, categories.T @ values
     normal = (columns.T @ columns - weighted @ cross.T).toarray()
     np.fill_diagonal(normal, normal.diagonal() + shrinkage)
+    # Shrinkage above 0 makes it positive definite: Cholesky
     effects = solve(normal, columns.T @ values - weighted @ sums, assume_a="pos")
     return effects, weight[:, None] * (sums - cross.T @ effects)

@@ -47,6 +47,7 @@ def logit_sums(
         Sums along diagonals, rows and columns [prompt, head, token], and of squares [prompt, head],
         float64.
     """
+    # Other logits with a mask of rows have no reduction: `by_rows` is for all valid tokens
     if rows is None or inputs.is_bilinear:
         return reduced(inputs, [LogitSums()], rows)[0]
     return _sums_by_rows(inputs, rows & inputs.valid, lambda logits: logits)
@@ -80,9 +81,11 @@ def row_blocks(
         Token numbers [row] and logits [prompt, head, row, key], -inf where a key is not seen.
     """
     if inputs.queries.dtype not in (torch.float32, torch.float64):
+        # Products in bfloat16 would keep 8 bits; `replace` drops copies that were rotated in it
         inputs = replace(inputs, queries=inputs.queries.float(), keys=inputs.keys.float())
     prompts, heads, tokens, _ = inputs.queries.shape
     memory = memory_for(inputs.queries.device, 2 * SHARED)
+    # 32 bytes per entry of the map: a few copies of it in float32 and float64
     at_once = max(1, min(CHUNK, memory // (prompts * heads * tokens * 32)))
     rows = torch.arange(tokens, device=inputs.queries.device) if rows is None else rows
     for some in rows.split(at_once):
@@ -112,6 +115,7 @@ class LogitSums(Reduction):
         )
         for whole, part in zip(result.lines, lines, strict=True):
             over_heads(whole, block, part * scale)
+        # A block has q . k: logits are `scale` times that, their squares scale^2
         over_heads(result.square, block, block.pairs.square * scale**2)
 
     def by_rows(self, inputs: AttentionInputs) -> MapSums:
@@ -125,11 +129,13 @@ def _sums_by_rows(
     sums, done = LogitSums().start(inputs), 0
     for block, logits in row_blocks(inputs):
         seen = inputs.visible(block) & rows[:, block, None]
+        # Hidden logits are -inf, weights of padding NaN: 0 adds nothing to any sum
         values = torch.where(seen[:, None], finish(logits), 0)
         sums.lines.query[..., block] = values.sum(-1, dtype=torch.float64)
         sums.lines.key.add_(values.sum(-2, dtype=torch.float64))
         sums.lines.distance[..., : done + len(block)] += _diagonals(values, done)
         done += len(block)
+        # Last, because it overwrites the values
         sums.square.add_(values.square_().sum((-1, -2), dtype=torch.float64))
     return sums
 

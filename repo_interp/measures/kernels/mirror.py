@@ -54,12 +54,15 @@ def mirror(
     places, copies = np.asarray(source), np.asarray(copy)
     distance = np.abs(z[copies][:, None] - z[places][None])
     same = named[copies][:, None] == named[places][None]
+    # [copy, source]: entry (k, k) is a copy and its source
     itself = np.eye(len(places), dtype=bool)
     pairs = np.stack((z[copies], z[places]))
+    # Numpy would warn, and divide 0 by 0, for a constant row
     varied = bool((np.ptp(pairs, axis=1) > 1e-9).all())
     return Mirror(
         float(distance[itself].mean()),
         float(distance[~same].mean()) if (~same).any() else np.nan,
+        # Without the pair of the copy itself, or a mirror would raise its control
         float(distance[same & ~itself].mean()) if (same & ~itself).any() else np.nan,
         float(np.corrcoef(pairs)[0, 1]) if varied else np.nan,
     )

@@ -77,6 +77,7 @@ def position_correlation(
         raise ValueError(
             f"layer {inputs.layer} ({inputs.scheme}) has no positions to measure distances by"
         )
+    # Heads whose positions reach too far stay NaN: arrays over their cells could be of any size
     cell, within = _cells(inputs.head_positions, inputs.valid, width, most_cells)
     takes_part = inputs.valid[:, None] & within[..., None]
     # The heads to fit and their numbers of cells: one copy from the device.
@@ -85,6 +86,7 @@ def position_correlation(
     correlation = torch.full(within.shape, torch.nan, dtype=torch.float64, device=cell.device)
     queries, keys = inputs.rotated_queries, expand_heads(inputs.rotated_keys, inputs.heads)
     tokens, d_head = queries.shape[-2:]
+    # Per token 2048 bytes: some eight float64 numbers for each of the CHUNK pairs within a chunk
     at_once = max(1, memory_for(queries.device, 2 * SHARED) // (tokens * (8 * d_head + 2048)))
     for block in (items[start : start + at_once] for start in range(0, len(items), at_once)):
         prompt, head = (
@@ -130,6 +132,7 @@ def _fit_correlation(
     pairs: BinnedPairs,
     ridge: float,
 ) -> Float[Tensor, "item"]:
+    # Unknowns in one vector: bins, rows, columns
     sizes = [part.shape[-1] for part in pairs.counts]
 
     def apply(unknowns: Tensor) -> Tensor:
@@ -168,6 +171,7 @@ def _add_by_bin(
     sums: Float[Tensor, "item bin"], values: Tensor, row_cell: Tensor, key_cell: Tensor
 ) -> None:
     """Add values [item, row, key] to the bins of their differences of cells, in place."""
+    # The middle bin is difference 0; later cells may come first, so bins are signed
     bins = row_cell - key_cell + (sums.shape[-1] - 1) // 2
     sums.scatter_add_(-1, bins.flatten(1), values.flatten(1).to(torch.float64))
 
@@ -298,6 +302,7 @@ class BinnedPairs:
             rows, keys = pairs.of_distance(a)
             by_row = by_row + sign * (rows + delayed_c.cumsum(-1))
             by_key = by_key + sign * shift_earlier(keys + later(b, None), delay, axis=-1)
+        # Bins without a pair hold the rounding of the transforms, which a solver would amplify
         touched = self.counts[0] > 0
         return torch.where(touched, by_bin, 0), self.takes_part * by_row, self.takes_part * by_key
 
@@ -349,6 +354,7 @@ def binned_pairs(
         by_bin = by_bin + sign * pairs.by_bin(part, torch.zeros_like(part))
         by_row = by_row + sign * pairs.row_counts
         by_key = by_key + sign * shift_earlier(pairs.key_counts, delay, axis=-1)
+    # Counts by bin went through a transform; rounded, an empty bin is exactly 0
     return BinnedPairs(tuple(parts), part, (by_bin.round(), by_row, by_key))
 
 
@@ -385,6 +391,7 @@ def _cell_pairs(
     rows, keys = _in_chunks(row_part), _in_chunks(key_part)
     row_cell, key_cell = _in_chunks(row_cell), _in_chunks(key_cell)
     keys_held, rows_held = _held(key_cell, keys, cells), _held(row_cell, rows, cells)
+    # Chunks up to and including this one: the last entry less it are the rows behind
     rows_until = rows_held.cumsum(1)
     causal = torch.ones(CHUNK, CHUNK, dtype=torch.float64, device=row_cell.device).tril()
     return CellPairs(

@@ -44,6 +44,7 @@ def component_profiles(
     tokens, half = queries.shape[-2], queries.shape[-1] // 2
     reach = tokens if window is None else min(window, tokens)
     # A length at which distances do not wrap around.
+    # Negative lags wrap to the end, and stay clear of 0 .. reach - 1
     length = fast_length(tokens + reach - 1)
     memory = memory_for(queries.device, CORE)
     at_once = max(1, memory // (queries.shape[:2].numel() * 2 * length * 8))
@@ -53,11 +54,13 @@ def component_profiles(
             torch.fft.rfft(
                 features.unflatten(-1, (2, half))[..., start : start + at_once]
                 .to(torch.float64)
+                # [key, member, 2, component, token]: transformed along tokens
                 .movedim(-3, -1),
                 n=length,
             )
             for features in (queries, keys)
         )
+        # Halves are added before the inverse transform: one per component instead of two
         spectrum = of_queries.mul_(of_keys.conj_physical_()).sum(-3)
         parts.append(torch.fft.irfft(spectrum, n=length)[..., :reach])
     profiles = torch.cat(parts, -2) if parts[1:] else parts[0]

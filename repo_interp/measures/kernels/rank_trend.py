@@ -70,6 +70,7 @@ def rank_trend(
     values = (
         values.contiguous()
         if index.missing is None
+        # Missing numbers sort behind all others and change no rank of those
         else values.masked_fill(index.missing, torch.inf)
     )
     ordered = values.sort(-1).values
@@ -77,9 +78,11 @@ def rank_trend(
     ranks = (
         torch.searchsorted(ordered, values)
         + torch.searchsorted(ordered, values, right=True)
+        # Twice the rank less its mean: a factor of 2 falls out of a correlation
         - index.count
     )
     ranks = ranks if index.missing is None else ranks * index.present
+    # Both sides have mean 0 over the present tokens, so no means are subtracted
     return (ranks * index.values).sum(-1) / (ranks.square().sum(-1) * index.square).sqrt()
 
 
@@ -124,6 +127,7 @@ def trend_null(tokens: int) -> float:
     Returns:
         A size from 0 to 1, the same in every call; NaN for a single token.
     """
+    # Untied ranks are a permuted index, so the null needs no numbers but how many there are
     random, index = np.random.default_rng(0), centred_index(tokens)
     drawn = [abs(random.permutation(index) @ index) for _ in range(DRAWS)]
     return float(np.quantile(drawn, QUANTILE) / (index @ index)) if tokens > 1 else float("nan")
@@ -141,5 +145,6 @@ def counts_tokens(
     Returns:
         Mask [head ...]; False where a trend is NaN.
     """
+    # fmax skips NaN: a single token has no null, and its trend, NaN too, exceeds nothing
     limit = np.fmax(null, COUNTS).reshape(-1, *[1] * (trend.ndim - 1))
     return np.all(np.abs(trend) > limit, axis=0)

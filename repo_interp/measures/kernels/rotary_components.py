@@ -54,6 +54,7 @@ class LayerComponents:
         `vaf`, `vaf_printed`, `vaf_curve` and `vaf_curve_printed` are [prompt, head, component],
         `vaf_band` is [prompt, head, band].
         """
+        # One tensor for all shares, so that a block of heads is written by one operator
         parts = self.shares.split([self.components.shape[1]] * len(_SHARES) + [len(BANDS)], -1)
         return dict(zip((*_SHARES, "vaf_band"), parts, strict=True))
 
@@ -83,6 +84,7 @@ class ComponentSums(Reduction):
     def ill_conditioned(self, inputs: AttentionInputs, block: HeadBlock) -> Tensor:
         """Return the heads whose logits vary little beside their terms or their components."""
         some = block.between(self.first_token, self.last_token)
+        # Components may cancel in y: then float32 has lost digits although y itself varies enough
         return (
             torch.maximum(some.pairs.magnitude, some.pairs.component_squares.sum(-1))
             > some.well_conditioned
@@ -92,6 +94,7 @@ class ComponentSums(Reduction):
         """Profiles of the heads of a block, added up, and their shares of the variance."""
         some = block.between(self.first_token, self.last_token)
         profiles = some.profiles
+        # index_add_ rather than an index: a block may hold a head once per prompt
         result.logits.index_add_(0, some.head.flatten(), some.by_distance.flatten(0, 1))
         if self.of_each_head:
             result.components.index_add_(0, some.head.flatten(), profiles.flatten(0, 1))
@@ -147,12 +150,14 @@ def component_moments(
     """
     count, pairs = block.counts.total[..., None], block.pairs
     of_components = torch.stack([totals, pairs.with_logits]) / count
+    # [component, band]: sums of a band are sums over its components, squares are not
     member = once("member", lambda: bands.T.to(torch.float64), bands)
     mean, product = torch.cat([of_components, of_components @ member], -1).unbind(0)
     whole = totals.sum(-1, keepdim=True) / count
     square = torch.cat([pairs.component_squares, pairs.squares_of(bands)], -1) / count
     return Moments(
         variance_of(pairs.square[..., None] / count, whole),
+        # Not cut off at rounding: a component without variance has VAF near 0
         square - mean**2,
         product - mean * whole,
     )
@@ -173,11 +178,13 @@ def curve_moments(
         The moments [key, member, component], and the sums of the curves over distances [key,
         member, component].
     """
+    # Mean over the pairs at a distance; 0 where there is none, and `count` leaves those out
     curves, count = profiles * counts.shares, counts.distances
     whole = curves.sum(-2, keepdim=True)
     sums, of_whole = curves.sum(-1), whole.sum(-1) / count
     mean, product = sums / count, (curves * whole).sum(-1) / count
     variance = variance_of(whole.square().sum(-1) / count, of_whole)
+    # square_ in place: curves were made here, and this is their last use
     return Moments(
         variance, curves.square_().sum(-1) / count - mean**2, product - mean * of_whole
     ), sums
@@ -250,6 +257,7 @@ def layer_frequencies(inputs: AttentionInputs) -> Float[Tensor, "component"]:
     frequencies, device = inputs.frequencies, inputs.valid.device
     return once(
         ("float64", device),
+        # A copy: a result that is its own key would keep itself alive in the cache for good
         lambda: frequencies.to(dtype=torch.float64, device=device, copy=True),
         frequencies,
     )
@@ -266,6 +274,7 @@ def variance_accounted_as_printed(
     Returns:
         Per cent per component; NaN where the components sum to 0 up to rounding.
     """
+    # sum(C) / sum(y) and mean(C) / mean(y) are one number, so either may be given
     return _share(sums, sums.sum(-1, keepdim=True))
 
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 RELATIVE = 64 * torch.finfo(torch.float32).eps
 """Relative error that the layers of a float32 pass may add to a number."""
+# Squared, since it is held against mean squares
 ROUNDING = RELATIVE**2
 
 

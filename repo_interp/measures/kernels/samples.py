@@ -41,8 +41,10 @@ def spread_places(places: list[int], count: int, start: float) -> list[int]:
         Distinct tokens in order, the last one among them, the first one not unless it is alone.
     """
     last = len(places) - 1
+    # Not the first token: a query that sees itself alone tells nothing
     first = min(max(1, int(start * len(places))), last)
     steps = np.unique(np.linspace(first, last, count if count > 1 else 2).round().astype(int))
+    # linspace(first, last, 1) would give the first one: of two steps the last is kept instead
     return [places[step] for step in steps[-count:]]
 
 
@@ -59,6 +61,7 @@ def draw_keys(
     Returns:
         Indices of keys.
     """
+    # On the processor, whose draws do not depend on the device that a model runs on
     drawn = torch.rand(len(seen), count, generator=generator, dtype=torch.float64, device="cpu")
     weights = seen.to(torch.float64)
     # in order of the keys, those of a row are numbered from 1 on

@@ -41,7 +41,9 @@ def once(name: Hashable, make: Callable[[], Any], tensor: Tensor, *others: Tenso
     Returns:
         The result of `make`, or the one kept.
     """
+    # Weak, and by identity: tensors compare elementwise, and a mask goes with its batch
     made = cast("dict[Hashable, Any]", _made.setdefault(tensor, {}))
+    # With the version, so that a tensor changed in place is computed anew
     key = name, *((id(used), changes_of(used)) for used in (tensor, *others))
     if key not in made:
         # Others are kept, so that their ids stay theirs; `tensor` is not, so that it goes when
@@ -146,10 +148,12 @@ def _pair_counts(keys: Tensor, window: int | None, queries: Tensor) -> PairCount
     query = queries.to(torch.float64)
     length = fast_length(2 * tokens - 1)
     spectrum = torch.fft.rfft(query, n=length) * torch.fft.rfft(key, n=length).conj_physical()
+    # Counts are whole numbers; the transform leaves rounding on them
     distance = torch.fft.irfft(spectrum, n=length)[..., :tokens].round()
     if window is not None:
         distance[..., window:] = 0
     return PairCounts(
+        # Times the mask: a row that takes no part sees no pair, whatever keys are before it
         query=earlier(key, window) * query,
         key=later(query, window) * key,
         distance=distance,
@@ -219,6 +223,7 @@ def signed_keys(
     """
     yield 1, 0, keys
     if window is not None and window < keys.shape[-2]:
+        # Key j at j + window: its causal pairs are those with i - j >= window, which must go
         yield -1, window, shift_later(keys, window, axis=-2)
 
 

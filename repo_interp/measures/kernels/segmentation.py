@@ -59,6 +59,7 @@ def segment_edges(
         nothing = torch.zeros(0, dtype=torch.long)
         return nothing, nothing
     members = inside[row].nonzero()[:, 0]
+    # Places among the members, so that tokens between segments leave no gap
     begins = starts[row][members].nonzero()[:, 0]
     return members, begins[begins > 0]
 
@@ -79,6 +80,7 @@ def shuffled_edges(
     """
     lengths = np.diff(edges.cpu().numpy(), prepend=0, append=tokens)
     orders = np.stack([random.permutation(lengths) for _ in range(draws)])
+    # The upper end is excluded: the first edge is at least 1, the last at most tokens - 1
     moved = random.integers(1 - orders[:, 0], orders[:, -1])
     return torch.as_tensor(np.cumsum(orders[:, :-1], axis=1) + moved[:, None], device=edges.device)
 
@@ -94,6 +96,7 @@ def generator(seed: int, prompt: int, kind: str = "") -> np.random.Generator:
     Returns:
         A generator seeded by all three.
     """
+    # Numpy mixes a list of numbers into one seed; hash() of text differs from process to process
     return np.random.default_rng([seed, prompt, *kind.encode()])
 
 
@@ -109,6 +112,7 @@ def chance(drawn: Tensor, observed: Tensor) -> Tensor:
     Returns:
         Shares of the shape of `observed`, float64; NaN where `observed` is NaN.
     """
+    # Equal values that were summed in another order count as ties, not as lower
     at_least = (drawn >= observed - 1e-12).sum(0).double()
     return ((1 + at_least) / (1 + drawn.shape[0])).masked_fill(observed.isnan(), torch.nan)
 
@@ -128,12 +132,14 @@ def variance_between(
     """
     rows, tokens = values.shape
     draws = edges.shape[0]
+    # With mean 0, a segment's part of eta^2 is (its sum)^2 over its length
     centred = values.double() - values.double().mean(-1, keepdim=True)
     total = centred.square().sum(-1)
     sums = torch.nn.functional.pad(centred.cumsum(-1), (1, 0))
     bounds = torch.nn.functional.pad(torch.nn.functional.pad(edges, (1, 0)), (0, 1), value=tokens)
     segment = (sums[:, bounds.flatten()].view(rows, draws, -1)).diff(dim=-1)
     between = (segment.square() / bounds.diff(dim=-1)).sum(-1)
+    # The range of the numbers as given: after centring, rounding could not be told from variance
     known = values.amax(-1) - values.amin(-1) > RELATIVE * values.abs().amax(-1)
     return torch.where(known, between.T / total, torch.nan)
 
@@ -154,7 +160,9 @@ def largest_jumps(
     steps = values.double().diff(dim=-1).abs()
     jumps = []
     for order in orders:
+        # A stable sort of shuffled steps: the given order decides between equal ones
         ranked = steps[:, order].argsort(dim=-1, descending=True, stable=True)[:, :count]
+        # Step s leads from token s to s + 1, which is where a segment would begin
         jumps.append(order[ranked].sort(dim=-1).values + 1)
     return torch.stack(jumps)
 
@@ -190,6 +198,7 @@ def match_share(
     """
     jumps, edges = torch.broadcast_tensors(jumps, edges)
     count = edges.shape[-1]
+    # One entry more: a list that has ended is still read, and `open_still` ignores it
     padded_jumps = torch.nn.functional.pad(jumps, (0, 1))
     padded_edges = torch.nn.functional.pad(edges, (0, 1))
     at_jumps = torch.zeros(jumps.shape[:-1], dtype=torch.long, device=jumps.device)

@@ -82,12 +82,14 @@ def fit_triangle(sums: Axes, ridge: float) -> Axes:
     else:
         solution = dissect(tokens, ridge, columns.device).solve(columns)
     basis = _gauges(tokens, columns.device)
+    # Takes the gauges out, with what rounding put there divided by the ridge
     axes = torch.addmm(solution, basis, basis.T @ solution, alpha=-1).T
     return Axes(*axes.reshape(*shape, 3, tokens).unbind(-2))
 
 
 def _solve_banded(sums: np.ndarray, ridge: float) -> Float[Tensor, "unknown column"]:
     lower_upper, order = _factorize(len(sums) // 3, ridge)
+    # Row 3 n of the padded sums is 0: equations at the ends have nothing subtracted
     axes, differences = (
         np.empty_like(sums),
         sums - np.pad(sums, ((0, 1), (0, 0)))[_neighbours(len(sums) // 3)],
@@ -160,8 +162,10 @@ def dissect(tokens: int, ridge: float, device: torch.device) -> Dissection:
     Returns:
         The system as dense blocks.
     """
+    # On the processor, and kept by length: all layers and heads share it
     system, order = _ordered(tokens, ridge)
     # Parts whose inverses cost as much as the inverse of the unknowns between them.
+    # With size 6 k: (3 n / 6 k) (6 k)^3 = (18 n / 6 k)^3 gives k^5 = n^2 / 4
     size, known = 6 * max(2, round((tokens**2 / 4) ** 0.2)), 3 * tokens
     parts = -(-known // size)
     # Six columns of zeros on either side, and ones on the diagonal where the last part is not full.
@@ -311,6 +315,7 @@ def conjugate_gradients(
     residual = _without(null_space, torch.where(touched, sums, 0))
     step = preconditioner * residual
     norm = (residual * step).sum(-1, keepdim=True)
+    # `norm` is a squared length
     enough = tolerance**2 * norm
     at_once = steps_at_once(sums.device)
     for number in range(MOST_STEPS + at_once):
@@ -339,6 +344,7 @@ def _orthonormal(
         min=torch.finfo(directions.dtype).tiny
     )
     basis, sizes, _ = torch.linalg.svd(scaled, full_matrices=False)
+    # Columns have length 1, so sizes are relative; where gauges coincide one of them is 0
     return basis * (sizes > 1e-9).to(basis.dtype)[..., None, :]
 
 

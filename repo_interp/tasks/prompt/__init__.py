@@ -74,6 +74,7 @@ class Prompt:
     def __post_init__(self) -> None:
         if not len(self.tokens):
             raise InputError("the prompt is empty: give it at least one token")
+        # Numbers of numpy and torch have __index__ too; floats do not
         if not all(hasattr(token, "__index__") and token >= 0 for token in self.tokens):
             raise InputError(
                 f"tokens of a prompt are {str(self.tokens)[:60]}; wanted whole numbers from 0"
@@ -91,6 +92,7 @@ class Prompt:
                 "leave both out"
             )
         if self.text is None and self.token_text is not None:
+            # The class is frozen: normalized fields are set around it
             object.__setattr__(self, "text", _written(self.token_text))
         check_spans(self.spans, self.generated, len(self.tokens), "token")
         object.__setattr__(self, "generated", _whole(self.generated))
@@ -107,8 +109,10 @@ class Prompt:
                 )
 
     def _checked_ids(self, given: Any) -> tuple[int, ...] | tuple[tuple[int, int, int], ...] | None:
+        # Arrays and tensors of other libraries
         given = given.tolist() if hasattr(given, "tolist") else given
         places: Any = given if isinstance(given, Sequence) else [None]
+        # mRoPE: (time, height, width) per token
         by_axis = all(isinstance(place, Sequence) and len(place) == 3 for place in places)
         if not all(
             hasattr(number, "__index__") and 0 <= number < 1 << 31
@@ -126,6 +130,7 @@ class Prompt:
         if by_axis:
             return tuple(map(_whole, given))  # pyright: ignore[reportReturnType]
         ids = _whole(given)
+        # The index needs no special treatment, and `require_index` is not to refuse the prompt
         return None if ids == tuple(range(len(ids))) else ids
 
     @property
@@ -136,6 +141,7 @@ class Prompt:
         """
         ids = self.position_ids or (0,)
         first = ids[0]
+        # A shift of all positions, as in a cut prompt, is still one document
         return isinstance(first, int) and ids != tuple(range(first, first + len(ids)))
 
     @property
@@ -144,6 +150,7 @@ class Prompt:
         source = self.attributes.get("source")
         if not isinstance(source, list | tuple) or not len(source) == len(self.generated) > 0:
             return None
+        # An attribute is any JSON, so another list called "source" is no error
         whole = all(hasattr(place, "__index__") and not isinstance(place, bool) for place in source)
         return _whole(source) if whole else None
 
@@ -188,6 +195,7 @@ def _written(pieces: Sequence[str]) -> str:
     first = 0
     while first < len(pieces) - 1 and SPECIAL.fullmatch(pieces[first]):
         first += 1
+    # Pieces without any space are words of a synthetic task
     apart = "" if any(character.isspace() for piece in pieces for character in piece) else " "
     return apart.join(pieces[first:])
 
@@ -223,6 +231,7 @@ def digest(prompts: Sequence[Prompt]) -> str:
     for prompt in prompts:
         spans = {name: list(places) for name, places in prompt.spans.items()}
         record = [list(prompt.tokens), spans, list(prompt.generated)]
+        # Appended only where given: digests of older prompts stay as they were
         record += [] if prompt.position_ids is None else [list(prompt.position_ids)]
         content.update(json.dumps(record, sort_keys=True, separators=(",", ":")).encode() + b"\n")
     return content.hexdigest()
@@ -243,6 +252,7 @@ def check_spans(spans: Mapping[str, Places], generated: Places, length: int, uni
     """
     for name in spans:
         _check_name(name)
+    # One owner per place: overlaps of all spans in one pass
     owner = np.full(length, -1)
     names = [name for name in spans if "." not in name]
     for label, (name, places) in enumerate(
@@ -278,6 +288,7 @@ def _places(name: str, places: Places, length: int, unit: str) -> Int[np.ndarray
             f'the span "{name}" holds {str(places)[:60]}; wanted whole numbers, {unit} '
             f"indices from 0 to {length - 1}"
         )
+    # After the check of the kind: this would turn 1.5 into 1
     indices = np.asarray(places, dtype=np.int64)
     outside = indices[(indices < 0) | (indices >= length)]
     if len(outside):

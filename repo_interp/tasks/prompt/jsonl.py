@@ -50,6 +50,7 @@ Characters = Annotated[list[Index], Len(2, 2)]
 class _Line(BaseModel):
     """Fields that all lines may have."""
 
+    # A misspelled field would be a prompt without its spans
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 
     answers: list[str] = []
@@ -105,6 +106,7 @@ def read_prompts(
     content = _content(path)
     prompts: list[Prompt] = []
     with _named(path):
+        # By content, not by name: logs are renamed, and .json is the name of several forms
         samples = inspect_samples(content)
     if samples is not None:
         for name, sample in samples:
@@ -114,10 +116,12 @@ def read_prompts(
     lines = list(_lines(path, content))
     if (
         lines
+        # There, a line without a brace is a mistake to report, not a text
         and path.suffix not in (".jsonl", ".json")
         and not lines[0][1].lstrip().startswith("{")
     ):
         return [prompt_from_text("\n".join(_texts(lines)), {}, tokenizer)]
+    # By document and text: alone, an id may stand for two texts
     scores: dict[tuple[int, str | None], dict[str, Any]] = {}
     for number, line in lines:
         with _named(f"{path}, line {number}"):
@@ -187,6 +191,7 @@ def _content(path: Path) -> bytes:
 
 
 def _lines(path: Path, content: bytes) -> Iterator[tuple[int, str]]:
+    # Bytes are split at \n alone: str.splitlines would also cut at U+2028 inside a JSON text
     for number, line in enumerate(content.removeprefix(b"\xef\xbb\xbf").split(b"\n"), start=1):
         try:
             decoded = line.decode("utf-8")
@@ -204,6 +209,7 @@ def _prompt(
 ) -> Prompt:
     if is_harness_sample(record):
         return _logged(from_harness(record), tokenizer)
+    # The form is chosen first, so that messages are about one form, not about a union of two
     forms = [form for form in _FORMS if isinstance(record, dict) and form in record]
     if len(forms) != 1:
         raise InputError(
@@ -221,6 +227,7 @@ def _prompt(
             characters[GENERATED] = _intervals(line.generated)
         prompt = prompt_from_text(line.text, characters, tokenizer, line.answers, line.attributes)
         _check_vocabulary(prompt.tokens, vocab_size)
+        # Their number is checked against the tokens, which exist from here on
         return replace(prompt, position_ids=line.position_ids)
     _check_vocabulary(line.tokens, vocab_size)
     texts = line.token_text
@@ -268,6 +275,7 @@ def write_prompts(prompts: Iterable[Prompt], path: str | os.PathLike[str]) -> No
     path = path_of(path, "such as prompts.jsonl")
     if isinstance(prompts, Prompt) or not isinstance(prompts, Iterable):
         raise InputError(f"several prompts were wanted, as a list; got a {type(prompts).__name__}")
+    # All lines are made before writing, so that a prompt that fails leaves no file
     lines = [json.dumps(_record(prompt), ensure_ascii=False, allow_nan=False) for prompt in prompts]
     if not lines:
         raise InputError("there is no prompt to write: give at least one")
@@ -285,6 +293,7 @@ def _record(prompt: Prompt) -> dict[str, Any]:
             name: [list(pair) for pair in intervals]
             for name, intervals in prompt.characters.items()
         }
+        # Beside the spans in a file, among them in memory
         generated = characters.pop(GENERATED, [])
         record: dict[str, Any] = {"text": prompt.text, "spans": characters}
     else:
@@ -304,6 +313,7 @@ def _record(prompt: Prompt) -> dict[str, Any]:
     if prompt.attributes:
         record["attributes"] = dict(prompt.attributes)
         try:
+            # There and back: json writes a tuple as a list and a numeric key as text
             plain = json.loads(json.dumps(record["attributes"], allow_nan=False))
         except (TypeError, ValueError) as error:
             raise InputError(f"attributes of a prompt must be plain JSON, but {error}") from error

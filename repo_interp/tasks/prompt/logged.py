@@ -59,6 +59,7 @@ class LoggedText(BaseModel):
             places = [
                 match.span() for match in re.finditer(rf"(?<!\w){re.escape(target)}(?!\w)", given)
             ]
+            # Twice, nobody knows which one the model needed
             if len(places) == 1:
                 found["needle"] = (places[0],)
                 break
@@ -68,6 +69,7 @@ class LoggedText(BaseModel):
 
 
 class _Read(BaseModel):
+    # Logs have many more fields, which differ by version
     model_config = ConfigDict(strict=True, extra="ignore")
 
 
@@ -75,6 +77,7 @@ class _HarnessSample(_Read):
     doc_id: int
     doc: dict[str, Any]
     target: Any = None
+    # Older versions wrote lists of arguments, newer ones dictionaries
     arguments: dict[str, dict[str, Any]] | list[list[Any]]
     resps: list[Any] = []
     filter: str = "none"
@@ -144,13 +147,16 @@ def from_harness(record: dict[str, Any]) -> LoggedText:
             "the sample has no text among its arguments; wanted one of generate_until or "
             "loglikelihood"
         )
+    # Text and options are two; multimodal tasks have a third
     if max(map(len, calls)) > 2:
         raise InputError(
             "the model was given more than text (images or sound); wanted a sample of text alone"
         )
+    # All calls of a sample have one text, but for choices among inputs, seen to below
     given, answer = calls[0][0], ""
     # the harness writes the text None
     targets = [] if sample.target in (None, "None") else [str(sample.target)]
+    # loglikelihood asks for (context, continuation); generate_until for (context, options)
     choices = [call for call in calls if len(call) == 2 and isinstance(call[1], str)]
     if choices:
         right = _right_choice(
@@ -166,12 +172,14 @@ def from_harness(record: dict[str, Any]) -> LoggedText:
         targets = [answer.strip()]
     elif len(calls[0]) > 1:
         said: Any = sample.resps
+        # Answers are nested by request and by repeat: the first of each
         while isinstance(said, list) and said:
             said = said[0]
         answer = said if isinstance(said, str) else ""
     else:  # a text that is read, whose responses are log-likelihoods
         targets = []
     of_filter = "" if sample.filter == "none" else f",{sample.filter}"
+    # Without a list of metrics (older versions), floats of the record are its scores
     scores = {
         name + of_filter: value
         for name, value in record.items()
@@ -187,6 +195,7 @@ def _right_choice(sample: _HarnessSample, acc: Any, choices: list[str], target: 
     if len(set(choices)) == 1 < len(choices):
         with suppress(TypeError, ValueError, LookupError):
             order = sorted(range(len(choices)), key=lambda place: float(sample.resps[place][0][0]))
+            # Of two, the unlikelier is right where the likelier was wrong; of more, nobody knows
             return order[-1] if acc == 1 else order[0] if (acc, len(order)) == (0, 2) else None
         return None
     if target.isdecimal() and int(target) < len(choices):
@@ -206,9 +215,11 @@ def inspect_samples(content: bytes) -> list[tuple[str, Any]] | None:
 
     Raises InputError for an archive that is damaged, too large, or packed in an unknown way.
     """
+    # An .eval log is a zip archive
     if content.startswith(b"PK"):
         return list(_unpacked(content))
     if (
+        # Looked for in the bytes first: parsing a large prompts.jsonl as one object would fail late
         not content.lstrip().startswith(b"{")
         or b'"samples"' not in content
         or b'"eval"' not in content
@@ -244,6 +255,7 @@ def from_inspect(record: Any) -> LoggedText:
         if isinstance(sample.input, list)
         else [_Message(role="user", content=sample.input)]
     )
+    # read: also the model's answer, whose tool calls and images the text lacks
     given = read = sample.messages or asked
     written = [
         place for place, message in enumerate(sample.messages) if message.role == "assistant"
@@ -291,6 +303,7 @@ def _unpacked(content: bytes) -> Iterator[tuple[str, Any]]:
             ),
             key=lambda member: member.filename,
         )
+        # Before anything is unpacked: a small archive may hold terabytes
         if sum(member.file_size for member in members) > MOST_BYTES:
             raise InputError(
                 f"the log unpacks to more than {MOST_BYTES >> 30} GiB; convert a part of it "
@@ -298,6 +311,7 @@ def _unpacked(content: bytes) -> Iterator[tuple[str, Any]]:
             )
         for member in members:
             yield member.filename, parse_json(archive.read(member).decode("utf-8"), member.filename)
+    # zipfile raises it for a method of compression that it lacks
     except NotImplementedError:
         raise InputError(
             "the log is packed with zstandard, which this Python cannot unpack; convert it: "
@@ -312,8 +326,10 @@ def _unpacked(content: bytes) -> Iterator[tuple[str, Any]]:
         RuntimeError,
         ValueError,
     ) as error:
+        # An InputError is a ValueError, and has its message already
         if isinstance(error, InputError):
             raise
+        # zipfile has no class of its own for it, only a RuntimeError with this word
         if "encrypted" in str(error):
             raise InputError(
                 "the archive is encrypted; wanted a log of inspect-ai, .eval, without a password"

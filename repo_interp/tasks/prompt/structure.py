@@ -38,8 +38,10 @@ STARTS = ".starts"
 
 _CLOSERS = "\"'”’»)\\]}"
 _SENTENCE = re.compile(rf"(?:[.!?…]+[{_CLOSERS}]*(?=\s)|[。！？][{_CLOSERS}」』]*)")
+# [^\S\n] is white space within a line. A break before a visible line: blank lines begin nothing
 _LINE = re.compile(r"\n(?=[^\S\n]*\S)")
 _LINE_ENDS = re.compile(r"(?:[^\S\n]*\n)*")
+# Lazy, so that a paragraph begins with its line's indentation, not behind it
 _PARAGRAPH = re.compile(r"\n[^\S\n]*\n\s*?(?=[^\S\n]*\S)")
 _BLOCK = re.compile(
     r"^[ \t]*(?:@[\w.]+|(?:async[ \t]+)?(?:def|class|function|func|fn)[ \t]+\w+[ \t]*[(:{<\[])",
@@ -74,6 +76,7 @@ def prompt_structure(
         labels = segments(kind, count, spans, texts)
         places[INSIDE + kind] = tuple(np.flatnonzero(labels >= 0).tolist())
         places[INSIDE + kind + STARTS] = tuple(
+            # Where the number changes: segments may follow each other without a gap
             np.flatnonzero((labels >= 0) & (np.diff(labels, prepend=-1) != 0)).tolist()
         )
     return {name: tokens for name, tokens in places.items() if tokens}
@@ -101,6 +104,7 @@ def segments(
     labels = np.full(count, -1)
     named = [name for name in spans if re.fullmatch(rf"{kind}\.\d+", name)]
     if named:
+        # By their places: K.10 would come before K.2 by name
         for label, name in enumerate(sorted(named, key=lambda name: min(spans[name]))):
             labels[list(spans[name])] = label
         return labels
@@ -109,6 +113,7 @@ def segments(
         return labels
     text, starts = _joined(texts)
     begin = np.zeros(count, dtype=np.int64)
+    # Token 0 begins segment 0 anyway
     begin[[token for token in _tokens_from(find(text), text, starts) if token > 0]] = 1
     return begin.cumsum()
 
@@ -141,6 +146,7 @@ def separators(
 
 def _joined(texts: Sequence[str]) -> tuple[str, Int[np.ndarray, " token"]]:
     """The text of the prompt and the places in it where tokens begin."""
+    # A synthetic task's tokens are words, which its text puts spaces between
     words = not any(" " in piece for piece in texts)
     parts = [f"{piece} " for piece in texts] if words else list(texts)
     return "".join(parts), np.cumsum([0, *map(len, parts[:-1])])
@@ -157,6 +163,7 @@ def _tokens_from(
     ends = np.append(starts[1:], len(text))
     for character in characters:
         token = _holder(character, starts)
+        # A token such as "\n    " ends in the next line's indentation: the token after it begins
         begun = starts[token] < character and not text[character : ends[token]].strip()
         following = token + 1 if begun else token
         if following < len(starts):
@@ -177,6 +184,7 @@ def _paragraphs(text: str) -> list[int]:
 
 def _sentences(text: str) -> list[int]:
     ends = [_LINE_ENDS.match(text, match.end()) for match in _SENTENCE.finditer(text)]
+    # A sentence end at the end of the text begins nothing
     last = len(text.rstrip())
     return sorted(
         {*(end.end() for end in ends if end is not None and end.end() < last), *_paragraphs(text)}
@@ -189,6 +197,7 @@ def _blocks(text: str) -> list[int]:
     decorated = {
         later
         for at, later in pairwise(starts)
+        # A decorator and, on the next line, another match: both are one block
         if text[at:later].lstrip().startswith("@") and "\n" not in text[at:later].rstrip()
     }
     return [at for at in starts if at not in decorated]
@@ -196,6 +205,7 @@ def _blocks(text: str) -> list[int]:
 
 def _sections(text: str) -> list[int]:
     headings = [match.start() for match in _TITLE.finditer(text)]
+    # A # begins a comment where there is code
     if not _BLOCK.search(text):
         headings += [match.start() for match in _MARKDOWN.finditer(text)]
     return sorted(headings)

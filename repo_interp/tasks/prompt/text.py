@@ -49,6 +49,7 @@ class MarkedText:
         self._pieces.append(piece)
         if not piece:
             return
+        # needle.1.key, needle.1, needle: without duplicates, in order
         whole = {
             span.rsplit(".", depth)[0]: None
             for span in spans
@@ -56,6 +57,7 @@ class MarkedText:
         }
         for span in whole:
             ranges = self._spans.setdefault(span, [])
+            # Pieces that touch are one range
             if ranges and ranges[-1][1] == start:
                 ranges[-1] = (ranges[-1][0], self._length)
             else:
@@ -99,6 +101,7 @@ def prompt_from_text(
         raise InputError("the text is empty: give it at least one character")
     check_intervals(characters, len(text))
     places = {name: characters_of(intervals) for name, intervals in characters.items()}
+    # As characters first, so that a fault is told in the terms in which spans were given
     check_spans(places, places.pop(GENERATED, ()), len(text), "character")
     encoded = encode(text, tokenizer)
     spans = token_spans(encoded.offsets, characters, len(text))
@@ -189,6 +192,7 @@ def encode(text: str, tokenizer: PreTrainedTokenizerBase | None) -> EncodedText:
     # a text that begins with the BOS, as chat templates write it, gets no second one
     twice = added[:1] == [1] and encoded["input_ids"][:2] == [tokenizer.bos_token_id] * 2
     first, length = int(twice), len(added)
+    # EOS and SEP at the end: a decoder goes on writing there
     while length and added[length - 1]:
         length -= 1
     if not length:
@@ -209,6 +213,7 @@ def _over_gaps(
     offsets: Sequence[tuple[int, int]], added: Sequence[int], end: int
 ) -> tuple[tuple[int, int], ...]:
     """Give tokens of white space, whose offsets some tokenizers trim, the gap that they fill."""
+    # following[t]: where the next token with a width begins
     following, after = [], end
     for start, stop in reversed(offsets):
         following.append(after)
@@ -217,6 +222,7 @@ def _over_gaps(
     for (start, stop), special, after in zip(offsets, added, reversed(following), strict=True):
         if start < stop:
             before = stop
+        # Tokens that were added, such as BOS, keep no width
         elif not special:
             start, stop = before, max(before, after)
         widened.append((start, stop))
@@ -252,13 +258,16 @@ def largest_size(count: Callable[[int], int], budget: int) -> int:
     fits, fits_count = 1, count(1)
     if fits_count > budget:
         return 0
+    # Tokens per unit from 32 units: one alone would be dominated by the seams
     fails, rate = None, (count(33) - fits_count) / 32
     while fails is None or fails - fits > 1:
+        # At least one step, and below a size that failed: so the bracket always narrows
         guess = fits + max(1, int((budget - fits_count) / max(rate, 1e-3)))
         if fails is not None:
             guess = min(guess, fails - 1)
         guess_count = count(guess)
         if guess > fits:
+            # Of the latest step, since rates change along a text; 0 would make the next one endless
             rate = max((guess_count - fits_count) / (guess - fits), 0.1)
         if guess_count <= budget:
             fits, fits_count = guess, guess_count
@@ -323,12 +332,14 @@ def token_spans(
     belongs = _largest_overlap(owner, starts, ends, len(top))
 
     tokens: dict[str, tuple[int, ...]] = {}
+    # Parents first: a part is cut to its parent's tokens
     for name in sorted(characters, key=lambda name: name.count(".")):
         if "." not in name:
             members = belongs == top.index(name)
         else:
             inside = np.zeros(length, dtype=bool)
             inside[characters_of(characters[name])] = True
+            # A part takes all tokens that it touches; parts may overlap
             members = _overlap(inside, starts, ends) > 0
             parent = np.zeros(len(starts), dtype=bool)
             parent[list(tokens[name.rpartition(".")[0]])] = True
@@ -344,6 +355,7 @@ def token_spans(
 
 def _overlap(inside: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> Int[np.ndarray, " token"]:
     """Number of characters of every token that are inside."""
+    # Running sums: characters inside a token are a difference of two
     before = np.concatenate([[0], np.cumsum(inside)])
     return before[ends] - before[starts]
 
@@ -357,6 +369,7 @@ def _largest_overlap(
     shares = np.stack([_overlap(owner == label, starts, ends) for label in range(labels)])
     largest = shares.max(axis=0)
     belongs = np.where(largest > 0, shares.argmax(axis=0), -1)
+    # Ties alone are gone through one by one; they are rare
     for token in np.flatnonzero((largest > 0) & ((shares == largest).sum(axis=0) > 1)):
         tied = np.flatnonzero(shares[:, token] == largest[token])
         inside = owner[starts[token] : ends[token]]
