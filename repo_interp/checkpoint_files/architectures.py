@@ -132,7 +132,7 @@ _HONOURS_NO_ROPE_LAYERS = ("smollm3", "llama4_text")
 """Families whose modules read `no_rope_layers` (1: rotates); others, such as Llama, ignore the key.
 """
 _FULL_LAYERS_DO_NOT_ROTATE = ("afmoe", "cohere2", "cohere2_moe", "exaone4", "exaone_moe", "flint")
-"""Families whose layers with full attention have no rotation, beside sliding ones that have."""
+"""Families whose layers with full attention have no rotation; sliding ones have."""
 _DO_NOT_ROTATE = ("inkling_text", "jamba", "kimi_linear", "nemotron_h")
 """Families without positions: their other layers, or a relative bias, order tokens."""
 _SLOPES = ("bloom", "mpt")
@@ -275,9 +275,9 @@ def native_layout(config: Any) -> tuple[str, ...]:
     if family in _HONOURS_NO_ROPE_LAYERS and getattr(config, "no_rope_layers", None):
         # The key says 1 for a layer that rotates, in spite of its name.
         rotates = [bool(turns) for turns in config.no_rope_layers]
-    # EXAONE 4 without sliding layers rotates everywhere, so the rule
-    # holds only beside sliding ones.
-    if family in _FULL_LAYERS_DO_NOT_ROTATE and "sliding_attention" in kinds:
+    # EXAONE without a window rotates everywhere
+    windowless = family.startswith("exaone") and config.sliding_window is None
+    if family in _FULL_LAYERS_DO_NOT_ROTATE and not windowless:
         rotates = [kind != "full_attention" for kind in kinds]
     parameters = getattr(config, "rope_parameters", None) or {}
     rotates = [

@@ -125,8 +125,7 @@ def own_rows() -> list[Row]:
             (
                 (
                     "Sentence",
-                    f"The {words[index % len(words)]} {noun} is "
-                    f"{words[(index * 7 + 3) % len(words)]}.",
+                    f"The {words[index % len(words)]} {noun} is {words[(index + 7) % len(words)]}.",
                 ),
             ),
             label,

@@ -97,14 +97,16 @@ def distance_sums(
     """Sum the mean distance that rows attend to.
 
     Args:
-        weights: Attention [prompt, head, row, key].
+        weights: Attention [prompt, head, row, key]; the rest to 1 is a sink's, at no distance.
         rows: Token numbers of the rows [row].
 
     Returns:
         Sums [prompt, head], float64, in tokens.
     """
     keys = torch.arange(weights.shape[-1], device=rows.device, dtype=weights.dtype)
-    return (rows - weights @ keys).sum(-1, dtype=torch.float64)
+    # One product for the attention on keys, and for their mean
+    on_keys, mean_key = (weights @ torch.stack((torch.ones_like(keys), keys), -1)).unbind(-1)
+    return (rows * on_keys - mean_key).sum(-1, dtype=torch.float64)
 
 
 def position_distance_sums(

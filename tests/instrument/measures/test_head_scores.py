@@ -104,6 +104,14 @@ def test_detectors_are_means_over_the_rows_in_which_they_have_a_pair():
     assert "induction_on_prompts" not in found and "sink_on_prompts" in found
 
 
+def test_attention_that_a_sink_takes_is_at_no_distance():
+    """Found: it counted as attention to token 0, so gpt-oss' heads looked far."""
+    weights = torch.zeros(1, 1, 2, 40)
+    weights[..., 10] = 0.25
+    rows = torch.tensor([30, 39])
+    assert_close(distance_sums(weights, rows), torch.tensor([[0.25 * (20 + 29)]]).double())
+
+
 def test_rows_in_parts_and_whole_patterns_give_the_same_sums():
     inputs = random_inputs(prompts=1, heads=2, kv_heads=2, tokens=40)
     rows = torch.arange(40)

@@ -7,6 +7,7 @@ import json
 import pytest
 import torch
 from families import CONFIGS, TINY, tiny
+from larger import small_configuration, small_model
 from refusals import refused
 from torch.testing import assert_close
 from transformers import AutoModelForCausalLM
@@ -16,6 +17,7 @@ from repo_interp.checkpoint_files.architectures import native_layout
 from repo_interp.models.decoder import as_decoder
 from repo_interp.models.load import require_parity
 from repo_interp.models.outputs import parity_errors
+from repo_interp.models.reposition import with_layout
 
 TOKENS = torch.randint(3, 64, (1, 20), generator=torch.Generator().manual_seed(1))
 SETTINGS = {
@@ -108,6 +110,17 @@ def test_layers_without_rotation_are_those_whose_modules_do_not_rotate(tmp_path)
     config = CONFIGS["smollm3"]()
     config.no_rope_layers = [1, 0, 0]
     assert native_layout(config) == ("rope", "nope", "nope")
+
+
+@pytest.mark.parametrize("window", [None, 8])
+@pytest.mark.parametrize("family", ["afmoe", "cohere2", "exaone4"])
+def test_full_layers_without_sliding_ones_rotate_as_their_modules_do(family, window):
+    """Found: `inspect` said "rope" of layers that do not rotate."""
+    config = small_configuration(
+        family, layer_types=["full_attention"] * 2, num_hidden_layers=2, sliding_window=window
+    )
+    model = small_model(family, config)
+    assert native_layout(config) == ri.layout(with_layout(model, None))
 
 
 def test_loading_refuses_a_layer_that_measures_would_see_otherwise():

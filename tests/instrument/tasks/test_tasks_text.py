@@ -154,6 +154,9 @@ def test_our_own_rows_are_balanced_and_distinct():
     assert len(rows) == len(set(rows)) > 300
     assert sum(row.label == "1" for row in rows) * 2 == len(rows)
     assert not set(KIND) & set(GRIM)
+    for row in rows:
+        ((_, text),) = row.texts
+        assert text.split()[1] != text.split()[-1].removesuffix(".")
 
 
 @pytest.mark.parametrize("name", GLUE)
