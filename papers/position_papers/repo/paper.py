@@ -3,7 +3,7 @@
     text reversal          R1 by length; R2, R3 from positions                         reversal, mirror
     learned positions      R2, R3, R5 when positions are taken away                    causes
     needle in a haystack   R4 attention mass, R5 ranges, R6 chunks, R9 scores          attention, ranges, chunks, haystack
-    language               R5, R6, and R8 segments                                     ranges, chunks, segments
+    language               R5, R6, and R8 segments; R10 inputs of f_phi                ranges, chunks, segments, assigners
     fresh models           R7 cost                                                     efficiency
     every training seed    R2, R3, R5, R6 and R8, by seed                              seeds
 
@@ -17,6 +17,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from position_papers.kit import Paper, read_items
+from position_papers.repo.assigners import ASSIGNERS
 from position_papers.repo.attention import ATTENTION
 from position_papers.repo.causes import CAUSES
 from position_papers.repo.chunks import CHUNKS
@@ -41,6 +42,7 @@ PAPER = Paper(
         EFFICIENCY,
         SEGMENTS,
         HAYSTACK,
+        ASSIGNERS,
     ),
     options=Options,
     items=read_items(Path(__file__).with_name("items.csv")),

@@ -7,12 +7,12 @@ import json
 import pytest
 import torch
 from families import CONFIGS, TINY, tiny
-from larger import small_configuration, small_model
 from refusals import refused
 from torch.testing import assert_close
 from transformers import AutoModelForCausalLM
 
 import repo_interp as ri
+from benchmarks.families import small_configuration, small_model
 from repo_interp.checkpoint_files.architectures import native_layout
 from repo_interp.models.decoder import as_decoder
 from repo_interp.models.load import require_parity
