@@ -55,7 +55,7 @@ def test_data_of_every_kind_come_back(drawing_here, tmp_path):
 
 
 def test_a_chart_of_too_much_data_is_not_stored(drawing_here, tmp_path):
-    large = xr.Dataset({"map": ("pixel", np.zeros(LARGEST // 8 + 1))})
+    large = xr.Dataset({"map": ("pixel", np.zeros(LARGEST // 4 + 1))})
     small = xr.Dataset({"map": ("pixel", np.zeros(2))})
     charts = [partial(received, each) for each in (large, small)]
     without, record = write_charts(charts, tmp_path / CHARTS)
