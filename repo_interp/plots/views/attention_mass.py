@@ -163,6 +163,7 @@ def chance_per_token(dataset: xr.Dataset) -> xr.DataArray | None:
     """
     if "chance" not in dataset:
         return None
+    # A span that a prompt lacks has no tokens: NaN leaves it out of the mean.
     return (dataset["chance"] / dataset["span_tokens"].where(dataset["span_tokens"] > 0)).mean(
         ("prompt", "layer")
     )
@@ -205,6 +206,7 @@ def shown_spans(dataset: xr.Dataset) -> list[str]:
     shown = []
     for name in present:
         if "." not in name and np.isfinite(table[name]):
+            # A single needle has the same tokens as its parent, and would repeat the row.
             several = [part for part in parts[name] if np.isfinite(table[part])]
             shown += [name, *(several if len(several) > 1 else [])]
     return shown
@@ -391,7 +393,9 @@ def _findings(run: xr.DataTree) -> Iterator[Finding]:
         return
     mass = measured["mass"].sel(span="needle").transpose("prompt", "layer", "head")
     chance = float(measured["chance"].sel(span="needle").mean())
+    # [prompt, head of any layer]
     by_prompt = mass.values.reshape(mass.sizes["prompt"], -1)
+    # nanargmax raises for a prompt without any value.
     known = np.isfinite(by_prompt).any(1)
     if not known.any():
         return
@@ -403,6 +407,7 @@ def _findings(run: xr.DataTree) -> Iterator[Finding]:
     heads = sorted({places[number] for number in best[found]})
     prompts = mass["prompt"].values[known]
     rows = group(run, "attention_rows") if has_groups(run, ["attention_rows"]) else {}
+    # Runs without kept rows have nothing to prefer: all prompts count.
     with_rows = np.isin(prompts, rows["prompt"].values if "prompt_weight" in rows else prompts)
     # the strongest of those prompts in which a reader sees where heads look
     strongest = int(np.where(with_rows | ~with_rows.any(), most, -1.0).argmax())

@@ -67,6 +67,7 @@ def fake_distance_fit(run: xr.DataTree, layer: int, head: int) -> PaperFigure:
     tokens, starts = semantic.size, shown["key_block"].values
     edges = fits.edges_of(starts, tokens)
     sizes = np.diff(edges)
+    # Block means of the axes, since the map beside their sum holds block means.
     by_distance, by_key = (
         np.add.reduceat(axis, edges[:-1]) / sizes for axis in (position, semantic)
     )
@@ -100,6 +101,7 @@ def fake_distance_fit(run: xr.DataTree, layer: int, head: int) -> PaperFigure:
 def _upright_line(ax: Axes, values: np.ndarray, colour: str, name: str) -> None:
     shown = envelope(values, fits.PIXELS)
     ax.plot(values[shown], shown, color=colour, linewidth=0.7, gid=f"axis {name}")
+    # Downwards, as the distances of the map beside it.
     ax.set(ylim=(max(1, values.size - 1), 0), xlabel="logits")
     ax.grid(axis="x")
 

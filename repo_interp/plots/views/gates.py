@@ -110,6 +110,7 @@ def position_attention(run: xr.DataTree, layer: int, head: int, prompt: int = 0)
     ax = figure.subplots()
     shown = draw_map(
         ax,
+        # Prompts are padded to the longest one of the run.
         values.values[: _count(separators), : _count(separators)],
         np.flatnonzero(separators == 1),
     )
@@ -270,6 +271,7 @@ def draw_counted(
         markeredgewidth=0.7,
         gid="separators",
     )
+    # CoPE caps what is counted at p_max; far below it, the line would only flatten the curve.
     if np.isfinite(largest) and np.nanmax(sums) > 0.8 * largest:
         ax.axhline(largest, color="#222222", linestyle="--", linewidth=0.6)
         ax.text(0, largest, f" largest position, {largest:g}", va="bottom", fontsize=5.5)
@@ -455,6 +457,7 @@ def _label_tokens(
         if described is None or prompt not in described["prompt"]
         else prompt_tokens(described, prompt)
     )
+    # Most important first, as `label_tokens` drops labels that collide with earlier ones.
     largest = np.argsort(-gates, kind="stable")[: LABELS // 3].tolist()
     order = [
         *np.flatnonzero(separators).tolist(),

@@ -155,6 +155,7 @@ def sensitivity_grid(run: xr.DataTree) -> Grid:
         )
     sizes, epsilons = grid["chunk_size"].values, grid["epsilon"].values
     size, epsilon = (patterns.attrs.get(name, np.nan) for name in ("chunk_size", "epsilon"))
+    # Epsilon went through a file as a float, so it is found within rounding.
     rows, columns = np.nonzero((sizes == size)[:, None] & np.isclose(epsilons, epsilon))
     grid = grid.assign_coords(
         epsilon=("epsilon", epsilons, {"long_name": "ε (positions)"}),
@@ -203,6 +204,7 @@ def pattern_table(run: xr.DataTree) -> Table:
         "Patterns of positions inside chunks",
         columns,
         tuple(rows),
+        # Runs that state no parameters would end in a lone full stop.
         note.replace(" .", ""),
     )
 
@@ -260,6 +262,7 @@ def _not_all_monotonic(run: xr.DataTree) -> bool:
     shares = group(run, "patterns")["pattern_share"]
     return bool(
         (
+            # The token index rises strictly, so its chunks are mono alone.
             shares.sel(pattern=[name for name in shares["pattern"].values if name != "mono"]) > 0
         ).any()
     )
@@ -288,6 +291,7 @@ def _findings(run: xr.DataTree) -> Iterator[Finding]:
             sizes = abs(trend.where(found))
             ends = " to ".join(
                 dict.fromkeys(
+                    # Rounded down: a correlation of .998 must not be shown as 1.
                     f"{sign}{math.floor(100 * end) / 100}"
                     for end in (float(sizes.min()), float(sizes.max()))
                 )

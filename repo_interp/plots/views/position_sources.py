@@ -95,12 +95,14 @@ def _kinds(dataset: xr.Dataset) -> Heads:
     numbers = kind.copy(data=place).assign_attrs(
         long_name="kind of head, by its positions", units=""
     )
+    # NaN needs some index here; `Heads` greys cells without a number anyway.
     return Heads(numbers, colours=shades[np.nan_to_num(place).astype(int)], texts=kind)
 
 
 def _largest(dataset: xr.Dataset) -> Heads:
     share = dataset["share"].sel(source=[*COLOURS]).transpose("layer", "head", "source")
     known = share.notnull().all("source").values
+    # argmax would answer the place of a NaN; [layer, head]
     leading = np.nan_to_num(share.values, nan=-np.inf).argmax(-1)
     colours = np.where(known, np.array([*COLOURS.values()])[leading], MISSING)
     title = (
@@ -145,6 +147,7 @@ def source_table(run: xr.DataTree) -> Table:
     columns = [(100 * each).round() for each in percents]
     for layer, head, *row in head_rows([*columns, dataset["line_step"]], _known_heads(dataset)):
         row = (*row, str(dataset["kind"].sel(layer=layer, head=head).values))
+        # Grouped heads and one assigner per layer give the same row many times.
         different.setdefault((layer, *row), (layer, head, *row))
     tokens, share = (
         counted(int(dataset["counted_tokens"]), "token"),
@@ -239,6 +242,7 @@ def _distinct(dataset: xr.Dataset) -> str:
     """Return how many different rows of positions there are, where heads share them."""
     numbers = dataset[["alone", "share"]].to_array().transpose("layer", "head", ...).values
     named = np.argwhere(dataset["kind"].transpose("layer", "head").values != "").tolist()
+    # Places on the axes, not labels: `numbers` is a plain array.
     rows = {(layer, numbers[layer, head].tobytes()) for layer, head in named}
     return f" ({len(rows)} rows of positions, which heads share)" if len(rows) < len(named) else ""
 
@@ -267,6 +271,7 @@ def kind_shares(tree: xr.DataTree) -> xr.DataArray:
     names = xr.DataArray(_KINDS, {"kind": _KINDS}, ("kind",))
     shares = (
         (kind == names)
+        # Heads without a kind (NoPE, or a run without the layer) are no part of the whole.
         .where(kind != "")
         .mean("head")
         .dropna("layer", how="all")
