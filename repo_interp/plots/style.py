@@ -243,6 +243,7 @@ class _OnAxes:
 
     def __init__(self, ax: Axes) -> None:
         self.ax = ax
+        # The axes may stand in a subfigure, which has no size in inches.
         self.figure = cast(Figure, ax.get_figure(root=True))
         self.colorbar = self.figure.colorbar
         self.caption = ""

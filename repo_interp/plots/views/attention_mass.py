@@ -123,6 +123,7 @@ def ranking_chart(run: xr.DataTree, span: str) -> Dots:
     """
     dataset, means = group(run, "attention_mass"), mass_of_heads(run, span)
     first = ranked_heads(means)[:RANKED]
+    # Labels along one new axis select pairs of layer and head, not all combinations.
     layer, head = (xr.DataArray(list(numbers), dims="rank") for numbers in zip(*first, strict=True))
     mass = (UNIT * dataset["mass"].sel(span=span)).sel(layer=layer, head=head)
     mass = mass.assign_coords(rank=[f"L{layer} H{head}" for layer, head in first])
@@ -131,6 +132,7 @@ def ranking_chart(run: xr.DataTree, span: str) -> Dots:
         named = {"long_name": f"chance: equal weights on all tokens ({number(chance)} %)"}
         mass = mass.assign_coords(control=("rank", np.full(len(first), chance), named))
     mass, runs = by_scheme(mass)
+    # Without the row of all layers (""), in which each head would stand once more.
     drawn = mass.sel(run=[name for name in runs.names if name]).assign_attrs(
         long_name=f"attention mass on {span}, {rows_in_words(dataset)}",
         units="%",

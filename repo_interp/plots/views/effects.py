@@ -124,6 +124,7 @@ def effect_grid(run: xr.DataTree) -> Grid:
             f"\n{int(effects.attrs['set_heads'])} others together: {ends}" if drawn.size else ""
         )
         panels[f"positions: {KIND_NAMES.get(kind, kind)}{others}"] = shown.sel(kind=kind)
+    # Symmetric about 0, and at least LINEAR wide, so that rounding is not drawn in full colours.
     look = {"cmap": "PuOr", "norm": Normalize(-reach, reach, clip=True)}
     title = "change of log p(answer), nats per token, by the head whose positions are changed"
     return Grid("effects_by_head", panels, title, look=look, bar={}, cell=0.15, width=PAGE_WIDTH)
@@ -397,6 +398,7 @@ def _findings(run: xr.DataTree) -> Iterator[Finding]:
 def _outdone(measured: xr.Dataset) -> Iterator[Finding]:
     """Say so where other heads, drawn at random, lose more than those that seemed most needed."""
     controls = measured["control_log_probability_change"]
+    # [kind]; argmin raises for a kind without any draw.
     worst = controls.mean("prompt").fillna(0.0).argmin("draw")
     lost = controls.isel(draw=worst)
     excess = measured["set_log_probability_change"] - lost  # paired, prompt by prompt

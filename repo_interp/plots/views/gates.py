@@ -105,6 +105,7 @@ def position_attention(run: xr.DataTree, layer: int, head: int, prompt: int = 0)
             f"no attention from position alone is kept of prompt {prompt}, layer {layer}; "
             f"ask for it with maps={prompt + 1}"
         )
+    # 1: a separator, 0: another token, -1: padding
     separators = pick(dataset["separator"], prompt=prompt).values
     figure = paper_figure(COLUMN_WIDTH, COLUMN_WIDTH * 0.94)
     ax = figure.subplots()
@@ -148,6 +149,7 @@ def draw_map(ax: Axes, weights: np.ndarray, separators: np.ndarray) -> Any:
         markersize=4,
         markeredgewidth=0.8,
         gid="separators",
+        # Marks of the first and last token would be cut at the edge.
         clip_on=False,
     )
     ax.set(xlabel="key (token)", ylabel="query (token)")
@@ -320,6 +322,7 @@ def score_chart(dataset: xr.Dataset) -> HeadDots:
     panels = {}
     for label, scores, control in _with_controls(dataset):
         count = int(scores.notnull().any(("layer", "head")).sum())
+        # Shares from 0 to 1, with room for whole dots at both ends.
         limited = scores.assign_attrs(limits=(-0.02, 1.04))
         panels[f"{label} ({counted(count, 'prompt')})"] = limited, control
     return HeadDots("gate_scores", panels, "control: shuffled tokens, shuffled segments", "share")

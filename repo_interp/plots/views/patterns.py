@@ -98,6 +98,7 @@ def _by_pattern(
     panels, looks, absent = {}, {}, []
     for pattern in map(str, shares["pattern"].values):
         of, colour = shares.sel(pattern=pattern), PATTERN_COLOURS[pattern]
+        # Cells have no decimals: below half a per cent all of them would read 0.
         if bool((of >= 0.5).any()):
             mean = (
                 ""
@@ -230,6 +231,7 @@ def caption_of(patterns: xr.Dataset) -> str:
 
 def _chunks(patterns: xr.Dataset) -> int:
     """How many chunks of layers that learn positions are labelled."""
+    # -1 marks a chunk without positions, or beyond the end of a shorter prompt.
     return int((patterns["chunk_pattern"].sel(layer=learned_layers(patterns)) >= 0).sum())
 
 
@@ -277,6 +279,7 @@ def _findings(run: xr.DataTree) -> Iterator[Finding]:
         over_prompts(patterns[name].sel(layer=learned_layers(patterns)))
         for name in ("trend", "trend_slope")
     )
+    # Counted by the measure, prompt by prompt: a mean trend may hide a prompt without one.
     counts = patterns["counts_tokens"].sel(layer=trend["layer"]) == 1
     for direction, sign, found in (
         ("rise with the token index", "", counts & (trend > 0)),

@@ -138,6 +138,7 @@ def over_heads(values: xr.DataArray) -> xr.DataArray:
         Values [kind, l_max, gamma].
     """
     axes = ("kind", "l_max", "gamma")
+    # A mean drops attributes by default; units and names are read later.
     with xr.set_options(keep_attrs=True):
         return values.mean({*values.dims} - {*axes}).transpose(*axes)
 

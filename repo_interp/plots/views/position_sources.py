@@ -144,6 +144,7 @@ def source_table(run: xr.DataTree) -> Table:
         token["alone_null"],
     ]
     different = {}
+    # Rounded first: heads that differ only by less than is shown count as the same.
     columns = [(100 * each).round() for each in percents]
     for layer, head, *row in head_rows([*columns, dataset["line_step"]], _known_heads(dataset)):
         row = (*row, str(dataset["kind"].sel(layer=layer, head=head).values))
@@ -204,6 +205,7 @@ def _findings(run: xr.DataTree) -> Iterator[Finding]:
         named = int((dataset["kind"] != "").sum())
         rest = named - sum(counts.values())
         others = f"; those of {rest} do none of this" if rest else ""
+        # Heads that count backwards are as clear as those that count forwards.
         first = ranked_heads(abs(next(iter(kinds.values()))))[0]
         learned = f"learned {of}" if of == "positions" else of
         sentence = f"Of {counted(named, 'head')} with {learned}{_distinct(dataset)}, {does}{others}"
@@ -232,6 +234,8 @@ def _findings(run: xr.DataTree) -> Iterator[Finding]:
                 f"{does.format(ends=ends, of=of)}{_within(run, found)}"
             )
             evidence = (
+                # On held-out tokens a useless source may do worse than the mean, so nulls may be
+                # negative.
                 f"{over_texts}; of shuffled {of} at most {max(0.0, float(null.max())):.3g}"
                 f"{' %' * (unit == 100)}"
             )

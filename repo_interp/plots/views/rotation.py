@@ -236,6 +236,7 @@ def rotating_heads(dataset: xr.Dataset) -> list[tuple[int, int]]:
     Returns:
         Labels (layer, head).
     """
+    # 1: slow dominating, 0: another pair, -1: the layer does not rotate
     return heads_where((dataset["slow_dominating"] >= 0).any("component"))
 
 

@@ -418,6 +418,7 @@ VIEW = View(
     "Positions that the answer hangs on",
     _lead,
     _charts,
+    # The second table is about integrated gradients, which a run without a path lacks.
     tables=lambda run: (saliency_table(run), completeness_table(run))[: len(_values(run))],
     findings=_findings,
     compared=("saliency_size", "integrated_size"),
