@@ -43,6 +43,7 @@ def attention_modules(model: nn.Module) -> Iterator[Any]:
         for module in attending
         if isinstance(number := getattr(module, "layer_idx", None), int) and number >= 0
     ]
+    # Names of cross-attention in BART's and BERT's relatives.
     if any(path.endswith(("encoder_attn", "crossattention")) for path in named):
         raise InputError(f"{name} attends to an encoder; decoders alone are supported")
     if not attending:
@@ -57,6 +58,7 @@ def attention_modules(model: nn.Module) -> Iterator[Any]:
             else "no layer has attention"
         )
         raise InputError(f"{name} cannot be observed: {reason}")
+    # Results are kept by the layer's number: two modules with one number could not be told apart.
     if len({module.layer_idx for module in found}) < len(attending):
         raise InputError(
             f"{name} runs an attention module more than once in a pass, which is not supported"
@@ -64,6 +66,7 @@ def attention_modules(model: nn.Module) -> Iterator[Any]:
     yield from found
 
 
+# By class, of which a model has many modules.
 @cache
 def attends(kind: type) -> bool:
     """Tell whether modules of a class call transformers' attention functions.
@@ -77,6 +80,7 @@ def attends(kind: type) -> bool:
     if getattr(kind, "calls_interface", False):
         return True
     codes = [
+        # Decorators of transformers hide the function, whose names are looked for.
         getattr(getattr(forward, "__wrapped__", forward), "__code__", None)
         for forward in forward_functions(kind)
     ]

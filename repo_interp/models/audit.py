@@ -176,6 +176,7 @@ def audit(
     """
     config = model.config
     longest = 2 * training_length(config) if longest is None else longest
+    # Tables are made from positions in float32, which holds whole numbers exactly up to 2^24.
     if not isinstance(longest, int) or not 1 <= longest <= 1 << 24:
         raise InputError(
             f"the longest distance is {longest!r}; wanted a whole number from 1 to {1 << 24}"
@@ -224,6 +225,7 @@ def audit_tables(model: Any, path: Path) -> xr.Dataset:
         InputError: The file cannot be read, or has positions up to 0 alone.
     """
     angles, lengths, positions, dtype = read_tables(path)
+    # Ascending, as `_first` wants; of a position that occurs twice the first one is read.
     deltas, places = np.unique(positions.numpy(), return_index=True)
     deltas, places = deltas[deltas > 0].tolist(), places[deltas > 0]
     if not deltas:
@@ -235,6 +237,7 @@ def audit_tables(model: Any, path: Path) -> xr.Dataset:
         # pairs that stay still and that nobody expects to turn, as in a partial rotation
         spare = bool(still[len(wanted.frequencies) :].all())
         some = slice(len(wanted.frequencies) if spare else None)
+        # A table does not say which entries of a head a pair consists of.
         pairs = tuple((pair, pair) for pair in range(len(angles[some])))
         return _LayerRotation(pairs, angles[None, some, places], lengths[None, some, places])
 
@@ -304,11 +307,13 @@ def _measure(model: Any, stock: Any, deltas: Sequence[int], dtype: torch.dtype) 
         return _LayerRotation((), torch.empty(0, 0, len(deltas)), torch.empty(0, 0, len(deltas)))
     # A replica computes in float32 whatever the precision of the model.
     copied = replica(stock)
+    # Angles do not depend on the hidden states; the seed makes findings repeat.
     hidden = torch.randn(
         1, len(deltas), stock.config.hidden_size, generator=torch.Generator().manual_seed(0)
     )
     device = next(source.rotary.buffers()).device
     with torch.no_grad():
+        # The hidden states give only their dtype: tables are rounded to it, as in a pass.
         tables = source.tables(hidden.to(device, dtype), torch.tensor([deltas], device=device))
     tables = (
         tables.cpu()
@@ -327,6 +332,7 @@ def _measure(model: Any, stock: Any, deltas: Sequence[int], dtype: torch.dtype) 
     )
     # The angle between plain and turned pair, from cross and dot product.
     angles = torch.atan2(x[0] * y[1] - x[1] * y[0], x[0] * y[0] + x[1] * y[1])
+    # [head, distance, pair] up to here.
     lengths = ((y[0] ** 2 + y[1] ** 2) / (x[0] ** 2 + x[1] ** 2).clamp_min(1e-12)).sqrt()
     return _LayerRotation(tuple(pairs), angles.transpose(1, 2), lengths.transpose(1, 2))
 
@@ -348,6 +354,7 @@ def _errors(expected: _StatedRotation, measured: _LayerRotation, deltas: Sequenc
 
 def _between(angles: Tensor, others: Tensor) -> Tensor:
     """How far angles are apart, mod 2 pi."""
+    # Shifted by pi before and after, so that angles on both sides of +-pi are near each other.
     return torch.remainder(angles - others + math.pi, 2 * math.pi).sub(math.pi).abs()
 
 
@@ -442,6 +449,7 @@ def _exchanged_pairs(
         with torch.no_grad():
             tables = source.tables(torch.zeros(1, 1, 1), torch.tensor([[1]]))
         wanted = find_pairs(replica(stock), tables)
+        # A different number of pairs is a finding of `_faults` already.
         if tuple(wanted) != seen.pairs and len(wanted) == len(seen.pairs):
             yield (
                 stock.layer_idx,
@@ -549,11 +557,13 @@ def _difference(mine: Tensor, theirs: Tensor) -> str:
 
 
 def _agreement(one: Tensor, other: Tensor) -> float:
+    # Of random inputs, means are near 0, so the cosine is a correlation.
     return float(nn.functional.cosine_similarity(one.flatten(), other.flatten(), dim=0))
 
 
 def _by_fault(findings: Findings) -> Iterator[str]:
     """One line for every fault, with all layers that have it."""
+    # A fault usually is in every layer; findings are frozen, so equal ones share a key.
     layers: dict[Finding, list[int]] = {}
     for layer, finding in findings:
         layers.setdefault(finding, []).append(layer)

@@ -59,6 +59,7 @@ def verify_batch(model: nn.Module, batch: Mapping[str, Any]) -> xr.Dataset:
     """
     require_model(model)
     owner: Any = model_of(model)
+    # Collators leave their tensors on the processor.
     device = as_decoder(model).device
     given = {
         name: _tensor(value, device) for name, value in dict(batch).items() if value is not None
@@ -68,11 +69,14 @@ def verify_batch(model: nn.Module, batch: Mapping[str, Any]) -> xr.Dataset:
     others = {name: value for name, value in given.items() if name not in ("input_ids", "labels")}
 
     def logits(some: Int[Tensor, "row token"], **arguments: Any) -> Tensor:
+        # float32, as differences in half precision would be rounded once more.
         return owner(input_ids=some, use_cache=False, **arguments).logits.float()
 
     with torch.no_grad(), at_rest(model):
         whole = logits(tokens, **others)
         vocabulary = int(owner.get_input_embeddings().weight.shape[0])
+        # Two passes for any number of documents: every second one of a row is replaced, so a
+        # document that keeps its tokens has others on both sides.
         changed = [
             logits(_replaced(tokens, documents, parity, vocabulary), **others) for parity in (0, 1)
         ]
@@ -81,7 +85,9 @@ def verify_batch(model: nn.Module, batch: Mapping[str, Any]) -> xr.Dataset:
         for row, start, end in documents:
             number = before[1] + 1 if row == before[0] else 0
             before = (row, number)
+            # The pass in which the other parity was replaced.
             place, apart = (row, slice(start, end)), changed[(number + 1) % 2]
+            # Without positions and mask, the model counts from 0 by itself.
             alone = logits(tokens[row, start:end][None])[0]
             entries.append(
                 (
@@ -114,10 +120,12 @@ def _checked(
     if not isinstance(tokens, Tensor) or tokens.ndim != 2 or tokens.is_floating_point():
         raise InputError("a batch has no input_ids [row, token]; give what your collator returns")
     mask = given.get("attention_mask")
+    # A mask of pairs (4-D) does not say which tokens are padding.
     mask = torch.ones_like(tokens) if mask is None or mask.ndim != 2 else mask
     positions = given.get("position_ids")
     positions = (mask.cumsum(1) - 1).clamp_min(0) if positions is None else positions
     for name, part in (("attention_mask", mask), ("position_ids", positions)):
+        # One row may stand for all rows.
         if part.shape[1:] != tokens.shape[1:] or len(part) not in (1, len(tokens)):
             raise InputError(
                 f"{name} is {list(part.shape)} where input_ids are {list(tokens.shape)}"
@@ -133,11 +141,14 @@ def _documents(positions: Tensor, mask: Tensor) -> list[tuple[int, int, int]]:
     found = []
     for row in range(len(positions)):
         places, at = mask[row].nonzero()[:, 0].tolist(), positions[row].tolist()
+        # A document begins after padding too; the token before any other one is valid, so that its
+        # position can be compared.
         starts = [
             place
             for number, place in enumerate(places)
             if number == 0 or place != places[number - 1] + 1 or at[place] <= at[place - 1]
         ]
+        # Behind the last valid token before the next start: padding belongs to no document.
         ends = [places[places.index(start) - 1] + 1 for start in starts[1:]] + [
             place + 1 for place in places[-1:]
         ]
@@ -153,6 +164,7 @@ def _replaced(
     for row, start, end in documents:
         number, last = (number + 1 if row == last else 0), row
         if number % 2 == parity:
+            # The next token of the vocabulary: certainly another one, at every place.
             replaced[row, start:end] = (tokens[row, start:end] + 1) % vocabulary
     return replaced
 
@@ -182,6 +194,7 @@ def _of_entries(entries: list[tuple], scale: float) -> list[str]:
                 f"{named}: the document sees others, whose tokens change its logits by up to "
                 f"{leak:.2g} (the largest logit is {scale:.2g})"
             )
+        # A leak makes a difference as well, which then needs no line.
         elif difference > TOLERANCE * scale:
             found.append(
                 f"{named}: other tokens next to the document change nothing, yet its logits differ "

@@ -197,8 +197,11 @@ def load_model(
             {name: stored[name] for name in stored if name in names}, wanted, places
         )
     _resolve_tied(model, values)
+    # assign: the skeleton has no memory to copy into. Names were compared before, and of tied
+    # weights one is missing on purpose, so strictness would refuse good files.
     model.load_state_dict(values, strict=False, assign=True)
     model.tie_weights()
+    # Otherwise it would state the precision of the files.
     model.config.dtype = precision
     # Only special tokens are taken, no settings of sampling.
     generation = checkpoint.directory / "generation_config.json"
@@ -357,6 +360,7 @@ def _keep_others(directory: Path, unfinished: Path) -> None:
 
     def link(source: str, target: str) -> None:
         try:
+            # Hard links take no room and no time; some file systems have none.
             os.link(source, target, follow_symlinks=False)
         except OSError:
             shutil.copy2(source, target, follow_symlinks=False)

@@ -221,6 +221,7 @@ class Decoder:
             The modules that `find` returned.
         """
         owner = self.owner
+        # Kept with the model inside, so that a bridge around it does not search again.
         kept = as_decoder(owner).found
         found, above = kept.get(name, ([], []))
         if not found or any(

@@ -198,6 +198,7 @@ def _norm_hook(store: Callable[[Norm], None]) -> Callable:
         constant, gain = (up + down) / 2, (up - down) / 2 * signs[0, 0].float()
         centred = bool(((flat - constant).abs() < TOLERANCE * gain.abs().clamp_min(1e-6)).all())
         straight = gain * (given - given.mean(-1, keepdim=True) if centred else given)
+        # Least squares over the width: the factor of the pass, one number per token.
         scaled = normed[0].float() - constant
         factor = (straight * scaled).sum(-1) / straight.square().sum(-1).clamp_min(1e-30)
         store(Norm(gain, factor, centred))
@@ -253,6 +254,7 @@ def _logit_factor(model: nn.Module) -> float:
     hidden = SMALL * unembedding[:TOKENS]
     with torch.no_grad():
         plain = (hidden @ unembedding.mT).float()
+        # The difference takes a bias of the unembedding away.
         given = next_token_logits(owner, hidden) - next_token_logits(
             owner, torch.zeros_like(hidden)
         )
@@ -288,6 +290,7 @@ def _measure(
         tokens = torch.arange(TOKENS, device=decoder.device)[None] % decoder.vocabulary_size
         decode(model, tokens, torch.ones_like(tokens, dtype=torch.bool))
     width = inner(decoder.owner.get_output_embeddings()).weight.shape[-1]
+    # The last of these stands before the unembedding, and so has its width.
     final = [
         module for module, _, gave in calls if id(module) not in inside and gave.shape[-1] == width
     ]
@@ -328,6 +331,7 @@ def _added(
         left,
         *(left - gave for _, _, gave in calls if gave.shape == left.shape),
     ]
+    # Some modules flatten prompts and tokens into one axis.
     whole = (place.reshape(entered.shape) for place in places if place.numel() == entered.numel())
     factors = (_multiple(place, entered, written.reshape(entered.shape)) for place in whole)
     factor = next((factor for factor in factors if factor is not None), None)
@@ -342,6 +346,8 @@ def _multiple(place: Tensor, entered: Tensor, written: Tensor) -> float | None:
     """The r with `place` = `entered` + r `written`, else None; 1 where rounding allows it."""
     difference = place - entered
     measured = float((difference * written).sum() / written.square().sum().clamp_min(1e-30))
+    # 1 first: the measured factor of a plain addition is off by rounding, and would scale all
+    # results.
     for factor in (1.0, measured):
         added = factor * written
         if (

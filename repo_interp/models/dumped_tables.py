@@ -31,6 +31,7 @@ from repo_interp.files import regular
 SUFFIXES = (".npz", ".safetensors")
 """Names of files of tables end so."""
 _VECTORS = (("q", "q_rotated"), ("k", "k_rotated"))
+# float32 holds whole numbers exactly up to here.
 _LONGEST = 1 << 24
 
 
@@ -47,6 +48,7 @@ def read_tables(path: Path) -> tuple[Tensor, Tensor, Tensor, torch.dtype]:
         InputError: The file cannot be read, or holds neither tables nor vectors.
     """
     given = _arrays(path)
+    # Tables come first: they need no guess about the order of pairs.
     found = next((pair for pair in (("cos", "sin"), *_VECTORS) if {*pair} <= {*given}), None)
     if found is None:
         raise InputError(
@@ -60,6 +62,7 @@ def read_tables(path: Path) -> tuple[Tensor, Tensor, Tensor, torch.dtype]:
             f"{found[0]} of {path} is {list(first.shape)} and {found[1]} {list(second.shape)}; "
             f"wanted two arrays [{'head, ' if 3 in ranks else ''}token, entry] of one shape"
         )
+    # Compared in float64, so that only the rounding of the file is seen.
     dtype, (first, second) = first.dtype, (first.double(), second.double())
     if not bool(torch.isfinite(first + second).all()):
         raise InputError(f"{found[0]} or {found[1]} of {path} is NaN or infinite at places")
@@ -75,6 +78,7 @@ def read_tables(path: Path) -> tuple[Tensor, Tensor, Tensor, torch.dtype]:
         )
     if found[0] == "cos":
         cosines, sines = _one_per_pair(first), _one_per_pair(second)
+        # The length is 1, or YaRN's factor, which runtimes multiply into their tables.
         return torch.atan2(sines, cosines), torch.hypot(cosines, sines), positions, dtype
     if first.shape[-1] % 2:
         raise InputError(f"{found[0]} of {path} has {first.shape[-1]} entries; wanted pairs")
@@ -99,6 +103,7 @@ def _arrays(path: Path) -> Mapping[str, Tensor]:
 def _one_per_pair(table: Tensor) -> Tensor:
     """The table [pair, token] of a table [token, column] in which pairs may stand twice."""
     columns = table.shape[-1]
+    # Half-split as Llama has it, interleaved as GPT-J has it.
     if columns % 2 == 0 and torch.equal(table[:, : columns // 2], table[:, columns // 2 :]):
         table = table[:, : columns // 2]
     elif columns % 2 == 0 and torch.equal(table[:, 0::2], table[:, 1::2]):
@@ -109,6 +114,8 @@ def _one_per_pair(table: Tensor) -> Tensor:
 def _pairs(vectors: Tensor, order: int) -> Tensor:
     """Vectors [..., token, d_head] as complex pairs, half-split (0) or interleaved (1)."""
     half = vectors.shape[-1] // 2
+    # [..., token, pair, 2] or [..., token, 2, pair]: the axis of length 2 is real and imaginary
+    # part.
     split = vectors.unflatten(-1, (half, 2) if order else (2, half))
     return torch.complex(*split.unbind(-1 if order else -2))
 
@@ -119,5 +126,6 @@ def _turned(plain: Tensor, turned: Tensor) -> tuple[Tensor, Tensor]:
     sizes = plain.abs().square()
     if plain.ndim == 3:
         products, sizes = products.sum(0), sizes.sum(0)
+    # Least squares for the complex factor that turns all heads; a pair of zeros turns by nothing.
     ratio = products / sizes.clamp_min(1e-30)
     return ratio.angle().T, ratio.abs().T

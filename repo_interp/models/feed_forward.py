@@ -95,6 +95,8 @@ def _by_blocks(intermediate: int, whole: Callable[[Tensor], Tensor]) -> Callable
             return whole(x)
         out = torch.empty_like(rows)
         for start in range(0, len(rows), block):
+            # Parts want [batch, token, width]; which prompt a token is from does not matter to
+            # them.
             out[start : start + block] = whole(rows[None, start : start + block])[0]
         return out.reshape(x.shape)
 

@@ -78,6 +78,7 @@ def _continue_batch(
     continued = torch.empty(len(prompts), count, dtype=torch.long, device=device)
     cache = DynamicCache(config=model.config)
     padded = not bool(valid.all())
+    # Padding counts as -1, which a learned table could not look up.
     index = (valid.cumsum(1) - 1).clamp(min=0)
     for step in range(count):
         output = model(
@@ -95,6 +96,7 @@ def _continue_batch(
             raise NotFinitePrediction(numbers[row])
         tokens = logits.argmax(-1, keepdim=True)
         continued[:, step] = tokens[:, 0]
+        # The mask is about cached keys too; only the new token passes.
         valid = torch.cat((valid, torch.ones_like(valid[:, :1])), dim=1)
         index = index[:, -1:] + 1
     return continued

@@ -90,6 +90,7 @@ class LogitsOfRows:
         added = self.content.added(
             self.position_logits,
             rows,
+            # A fourth axis holds components, which may have positions of their own.
             self.positions[..., rows] if self.positions.ndim < 4 else self.positions[:, :, rows],
             self.positions,
             seen,
@@ -131,6 +132,7 @@ class HookSites:
 
     def __init__(self, **sites: nn.Module) -> None:
         """Set `sites`, by name; the others are the identity."""
+        # Plain attributes, not children: a walk through the model's modules does not meet them.
         vars(self).update({name: nn.Identity() for name in type(self).__annotations__} | sites)
 
     def call(self, site: str, act: Callable[[Tensor], Tensor | None]) -> Callable[[], None]:
@@ -145,6 +147,7 @@ class HookSites:
         """
         return (
             getattr(self, site)
+            # torch takes a hook's result, unless it is None, as the output of the module.
             .register_forward_hook(lambda module, arguments, tensor: act(tensor))
             .remove
         )

@@ -160,6 +160,7 @@ def require_parity(model: nn.Module) -> None:
         for layer in layers
         if layer.sliding_window is not None and layer.sliding_window <= 64
     ]
+    # A decoder with a learned table cannot take more tokens than that holds.
     count = min(
         max([_TOKENS, *(window + 4 for window in windows)]), longest_prompt(model) or sys.maxsize
     )
@@ -168,6 +169,7 @@ def require_parity(model: nn.Module) -> None:
     tokens = torch.arange(count, device=weight.device)[None] * 7919 % layers[0].config.vocab_size
     tolerance = _TOLERANCE if torch.finfo(weight.dtype).bits >= 32 else _TOLERANCE_HALF
     for layer, error in zip(layers, parity_errors(model, tokens), strict=True):
+        # So written, NaN is refused too.
         if not error <= tolerance:
             raise InputError(
                 f"layer {layer.layer_idx} ({layer.scheme}) attends otherwise than its "
@@ -235,6 +237,7 @@ def fresh_model(
     Returns:
         The model.
     """
+    # Adding a control must not change the random numbers of the caller's experiment.
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)

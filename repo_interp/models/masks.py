@@ -76,21 +76,26 @@ def call_mask(
         given is None or attention_mask.data_ptr() != given.data_ptr()
     )
     chunk = chunk_of(module)
+    # Fewer keys are all in the first chunk, so nothing more is hidden.
     chunked = chunk is not None and keys > chunk
     if selected is None and bias is None and not replaced and not chunked:
         return CallMask(attention_mask)
     rows, device = queries.shape[2], queries.device
     seen = visible(rows, keys, attention_mask, device)
     if replaced and attention_mask is not None and attention_mask.dtype != torch.bool:
+        # What is left of an additive mask at visible keys are logits. At hidden keys it is the
+        # lowest number, which would overflow in a sum.
         within = attention_mask[..., :keys].masked_fill(~seen, 0.0)
         bias = within if bias is None else bias + within
     # Sparse attention gives numbers of keys; measures need a mask.
     if selected is not None:
         chosen = torch.zeros(len(queries), 1, rows, keys, dtype=torch.bool, device=device)
+        # Every row may list keys after it, where fewer are visible than are to be selected.
         seen = seen & chosen.scatter(-1, selected.long()[:, None], True)
     return CallMask(
         seen,
         bias,
+        # Later keys are hidden from every row; only earlier ones need saying.
         visible(rows, keys, None, device) & ~seen
         if selected is not None or replaced or chunked
         else None,
@@ -128,6 +133,7 @@ def window_of(
     if "sliding_window" in keywords:
         return keywords["sliding_window"]
     window = getattr(config, "sliding_window", None)
+    # With no more keys than the window, the mask cannot show whether it is applied.
     if window is None or attention_mask is None or keys <= window:
         return None
     # Some families state a window and do not apply it: the mask decides.
@@ -150,11 +156,13 @@ def visible(
         [batch, 1, row, key]; the batch axis is 1 without a mask.
     """
     if attention_mask is None:
+        # Row 0 is token keys - rows, so the diagonal moves by what is in the cache.
         return torch.ones(rows, keys, dtype=torch.bool, device=device).tril(keys - rows)[None, None]
     attention_mask = attention_mask[..., :keys]
     return (
         attention_mask
         if attention_mask.dtype == torch.bool
+        # Hidden is the lowest number, or -inf; half of it leaves room for logits that a mask adds.
         else attention_mask > torch.finfo(attention_mask.dtype).min / 2
     )
 
@@ -172,4 +180,5 @@ def apply_mask(
         Masked scores.
     """
     seen = visible(scores.shape[-2], scores.shape[-1], attention_mask, scores.device)
+    # Not -inf: a row of padding, which sees no key, would become NaN in the softmax.
     return scores.masked_fill(~seen, torch.finfo(scores.dtype).min)

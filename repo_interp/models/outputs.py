@@ -94,11 +94,15 @@ def parity_errors(model: nn.Module, tokens: Int[Tensor, "1 token"]) -> list[floa
 
     def receive_inputs(inputs: AttentionInputs) -> None:
         # The whole map, of a few tokens of one layer.
+        # [prompt, head, row, key]
         pattern = inputs.pattern(torch.arange(tokens.shape[1], device=tokens.device))
+        # `pop` frees a layer's tensors at once: of all layers they would be as large as a cache.
         of_heads = expand_heads(exact(values.pop(inputs.layer)), inputs.heads)
         expected[inputs.layer] = (pattern.to(of_heads.dtype) @ of_heads).transpose(1, 2).flatten(2)
 
     def receive_outputs(layer: int, outputs: Tensor) -> None:
+        # A layer hands on values, then its inputs, then its outputs, so both sides are there by
+        # now.
         remade = expected.pop(layer)
         errors[layer] = float(
             (outputs - remade).abs().amax()
@@ -171,7 +175,9 @@ def outputs_over_windows(
     content = tensors.content
     assert content is not None
     heads = content.queries.shape[1]
+    # [1, head, 1, d_head]
     asked = content.queries[:, :, query, None]
+    # Without an assigner (NoPE, or logits added by distance) places in the window count too.
     learned = not isinstance(attention.assigner, TokenIndex | None)
     index = torch.arange(window, device=asked.device)[None]
     outputs = []
@@ -185,7 +191,9 @@ def outputs_over_windows(
         else:
             at = here = None if tensors.positions is None else index[:, None].to(torch.float32)
             here = None if here is None else here[..., -1:]
+        # `rotate` turns queries and keys together; a key stands in, and its result is dropped.
         turned = attention.rotate(asked, raw[:, :, :1], here)[0]
+        # Heads that share a key but have positions of their own turn it differently.
         keys = (
             expand_heads(raw, at.shape[1]) if at is not None and at.shape[1] > raw.shape[1] else raw
         )

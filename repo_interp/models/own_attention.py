@@ -94,6 +94,7 @@ class SlopedAttention(InterfaceAttention):
         if bias is None or scheme_of(self) is not None:
             return mask
         seen = visible(queries.shape[2], keys.shape[2], mask, queries.device)
+        # The lowest number rather than -inf, which gives NaN in a row of padding.
         return torch.where(seen, bias.to(queries.dtype), torch.finfo(queries.dtype).min)
 
 
@@ -103,6 +104,7 @@ class InterfaceBloom(SlopedAttention, BloomAttention):
     @property
     def slopes(self) -> list[float]:
         """m_h of its heads: another series than ALiBi's where their number is no power of two."""
+        # The bias of token 1 is the slope itself: transformers has no function for slopes alone.
         return build_alibi_tensor(torch.ones(1, 2), self.num_heads, torch.float32)[:, 0, 1].tolist()
 
     def forward(
@@ -118,6 +120,7 @@ class InterfaceBloom(SlopedAttention, BloomAttention):
         queries, keys, values = self._reshape(self.query_key_value(hidden_states))
         if layer_past is not None:
             keys, values = layer_past.update(keys, values, self.layer_idx)
+        # The decoder makes it [batch * head, 1, key].
         bias = None if alibi is None else alibi.view(len(queries), self.num_heads, 1, -1)
         mask = self.with_bias(queries, keys, bias, attention_mask)
         attended, weights = self.attend(queries, keys, values, mask, self.attention_dropout.p)
@@ -175,6 +178,7 @@ class InterfaceGPTJ(InterfaceAttention, GPTJAttention):
             part.unflatten(-1, (self.num_attention_heads, self.head_dim)) for part in projected
         )
         cosines, sines = (table.to(keys.dtype) for table in position_embeddings)
+        # GPT-J turns the first rotary_dim entries of a head only.
         turning = 2 * cosines.shape[-1]
         queries, keys = (
             torch.cat(
@@ -199,6 +203,7 @@ class InterfaceMpt(SlopedAttention, MptAttention):
     @property
     def slopes(self) -> list[float]:
         """m_h of its heads."""
+        # Of two tokens, key 0 is one token back from the last: minus the slope.
         return (-build_mpt_alibi_tensor(self.n_heads, 2)[:, 0, 0]).tolist()
 
     def forward(
@@ -219,6 +224,7 @@ class InterfaceMpt(SlopedAttention, MptAttention):
         )
         if past_key_values is not None:
             keys, values = past_key_values.update(keys, values, self.layer_idx)
+        # The decoder's bias is for its longest prompt and ends at the current token.
         bias = None if position_bias is None else position_bias[None, ..., -keys.shape[2] :]
         mask = self.with_bias(queries, keys, bias, attention_mask)
         attended, weights = self.attend(queries, keys, values, mask, self.attn_dropout_p)

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from repo_interp.models.masks import visible
 
+# A context variable, so that threads with passes of their own do not see each other's prompts.
 _VALID: ContextVar[Tensor | None] = ContextVar("valid", default=None)
 
 
@@ -65,9 +66,12 @@ def valid_tokens(
     """
     prompts, tokens, _ = hidden_states.shape
     mask = _VALID.get()
+    # A pass of another shape within the context is not the one whose padding was stated.
     if mask is not None and mask.shape == (prompts, tokens):
         return mask.to(hidden_states.device)
+    # Only a mask of pairs says which tokens see themselves.
     if attention_mask is None or attention_mask.ndim < 4:
         return None
     seen = visible(tokens, start + tokens, attention_mask, hidden_states.device)
+    # Token t of this pass is key start + t. A mask may have one row for all prompts.
     return torch.diagonal(seen[:, 0], start, 1, 2).expand(prompts, -1)

@@ -49,6 +49,7 @@ def record_pass(model: nn.Module, tokens: Int[Tensor, "prompt token"]) -> Record
     decoder, residuals = as_decoder(model), []
 
     def keep(layer: nn.Module, arguments: tuple, keywords: dict[str, Any]) -> None:
+        # Families call their layers by position or by keyword.
         residuals.append(arguments[0] if arguments else keywords["hidden_states"])
 
     with at_rest(model), ExitStack() as hooks:
@@ -89,8 +90,10 @@ def resume_pass(
             object.__setattr__(layer, "forward", _return_input)
             undo.callback(object.__delattr__, layer, "forward")
         first = decoder.blocks[first_layer]
+        # Before other hooks, which shall see the recorded states too.
         handle = first.register_forward_pre_hook(enter, with_kwargs=True, prepend=True)
         undo.callback(handle.remove)
+        # The tokens run through the decoder again only for its masks and rotation tables.
         tokens = recording.tokens.repeat(copies, 1)
         return decoder.stack(input_ids=tokens, use_cache=False).last_hidden_state
 

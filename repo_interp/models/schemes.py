@@ -85,6 +85,7 @@ class SchemeBuilder:
             Options by name; a deviation only where it is not the configuration's.
         """
         stated = dataclasses.asdict(self.options)
+        # Left out, so that a checkpoint states only what loading cannot find out.
         if self.deviation == _initial_deviation(self.config):
             del stated["scheme_deviation"]
         return stated
@@ -122,6 +123,7 @@ class SchemeBuilder:
                 )
             if scheme == "rope_high":
                 components = hope.high_components(rotation.unscaled, self.length)
+        # `positions` imports nothing of ours, so it raises plain errors.
         except ValueError as error:
             raise InputError(str(error)) from None
         return SchemeParts(
@@ -154,6 +156,7 @@ class SchemeBuilder:
         ]
         if scheme not in LEARNED:
             return TokenIndex()
+        # One row for all heads is what tells it from multihead_continuous.
         if scheme == "continuous":
             return LinearPositions(width, 1)
         assigners: dict[str, Any] = {
@@ -221,11 +224,13 @@ def scale_chosen(
     """
     # Scaling keeps the order of components, so a chosen one is found by its unscaled value.
     source = (chosen[:, None] == rotation.unscaled).to(torch.int8).argmax(1)
+    # argmax answers 0 where nothing matched; those components are the ones left out.
     return rotation.frequencies[source].where(chosen != 0, 0.0)
 
 
 _WITHOUT_POSITIONS = ("nope", "learned")
 _ADDITIVE: dict[str, Callable[[Rotation, int], PositionLogits]] = {
+    # RePo's variants have the same bias: they differ in the positions that it is given.
     **dict.fromkeys(
         ("alibi", "repo_alibi"), lambda layer, length: ALiBi(layer.heads, slopes=layer.slopes)
     ),

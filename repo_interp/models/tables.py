@@ -32,6 +32,7 @@ def stock_table(decoder: Any) -> nn.Embedding | None:
     tokens, config = decoder.get_input_embeddings(), decoder.config
     length = getattr(config, "max_position_embeddings", None)
     for module in decoder.modules():
+        # By shape, as names differ by family; a vocabulary as large as the context must not match.
         if isinstance(module, nn.Embedding) and module.weight is not tokens.weight:
             # OPT keeps two more vectors than positions, its offset.
             shape = (module.num_embeddings - getattr(module, "offset", 0), module.embedding_dim)
@@ -76,6 +77,7 @@ def change_index(table: Any, change: Callable[[Int[Tensor, "any token"]], Tensor
         A handle, whose `remove` ends the change.
     """
     names = list(inspect.signature(table.forward).parameters)
+    # Ours calls it index, OPT position_ids, and nn.Embedding (GPT-2) input.
     name = next(taken for taken in ("index", "position_ids", "input") if taken in names)
 
     def hook(
@@ -83,7 +85,9 @@ def change_index(table: Any, change: Callable[[Int[Tensor, "any token"]], Tensor
     ) -> tuple[tuple, dict[str, Any]]:
         given = dict(zip(names, arguments, strict=False)) | keywords
         index = given[name]
+        # Changed positions may be any numbers; the table holds whole ones up to its end.
         changed = change(index).round().to(index.dtype).clamp(0, positions_in(table) - 1)
+        # Negative indices mark padding, which the table handles itself.
         return (), given | {name: changed.where(index >= 0, index)}
 
     return table.register_forward_pre_hook(hook, with_kwargs=True)

@@ -47,16 +47,19 @@ def text_model(
         larger = AutoConfig.for_model(
             family, **PretrainedConfig._decode_special_floats(copy.deepcopy(raw))
         )
+        # The caller may have scaled the rotation; both models must have that.
         larger.get_text_config().rope_parameters = getattr(config, "rope_parameters", None)
     whole: Any = loaded_by_transformers(checkpoint.directory, larger, dtype, **placement).eval()
     # stands for an image
     beside = {value for name, value in raw.items() if name.endswith(("token_id", "token_index"))}
+    # The placeholder of an image would make the larger model look for one.
     words = [number for number in range(min(config.vocab_size, 1000)) if number not in beside]
     tokens = torch.tensor([words[:: -(-len(words) // _TOKENS)]], device=whole.device)
     with torch.no_grad(), as_input_errors(f"{source}: the larger model does not run on text alone"):
         wanted = whole(input_ids=tokens).logits
         text = _extract(whole)
         error = float((text(input_ids=tokens).logits - wanted).abs().max() / wanted.abs().max())
+    # So written, NaN is refused too.
     if not error <= (_TOLERANCE if dtype.itemsize >= 4 else _TOLERANCE_HALF):
         raise InputError(
             f"{source}: the text part of this {family} alone, a {config.model_type}, gives "
@@ -69,6 +72,7 @@ def text_model(
 def _extract(whole: Any) -> PreTrainedModel:
     """Decoder and unembedding of a larger model as a causal model; ValueError if unfit."""
     decoder = whole.get_decoder()
+    # Its weights never exist: the decoder that is loaded takes their place.
     with init_empty_weights(include_buffers=False):
         text: Any = AutoModelForCausalLM.from_config(decoder.config)
     if type(decoder) is type(text):  # Llama 4
@@ -85,6 +89,7 @@ def _extract(whole: Any) -> PreTrainedModel:
         setattr(text, place, decoder)
         text.set_output_embeddings(whole.get_output_embeddings())
         text.config = decoder.config
+    # By the tensors: the part's configuration may state it otherwise than the larger one.
     text.config.tie_word_embeddings = (
         text.get_output_embeddings().weight is text.get_input_embeddings().weight
     )

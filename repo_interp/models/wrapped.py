@@ -34,6 +34,7 @@ def unwrapped(model: Any) -> Any:
         InputError: A PeftModel adds computations outside of its modules, such as learned prompts.
     """
     while isinstance(model, nn.Module):
+        # Not `hasattr`: wrappers and bridges look up missing attributes in the model inside.
         parts = vars(model).get("_modules", {})
         if "_orig_mod" in parts:
             model = parts["_orig_mod"]
@@ -70,6 +71,8 @@ def eager() -> Iterator[None]:
         return
     with _CHANGING:
         if not _LASTING:
+            # A stance restores the one before it, so nested ones would have to end in order. Here
+            # the first context sets it, and the last that ends restores it.
             _LASTING.append(torch.compiler.set_stance("force_eager"))
         _LASTING.append(mark := object())
     try:
@@ -82,6 +85,7 @@ def eager() -> Iterator[None]:
 
 
 def _with_adapter(model: Any) -> nn.Module:
+    # peft is optional, but installed where there is a PeftModel.
     from peft.tuners.tuners_utils import BaseTuner
 
     kind = str(getattr(model.active_peft_config, "peft_type", "")).rpartition(".")[2]

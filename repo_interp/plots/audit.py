@@ -32,11 +32,14 @@ def rotation_errors(audited: xr.Dataset) -> PaperFigure:
     figure = paper_figure(COLUMN_WIDTH, 2.2)
     axes = figure.subplots()
     wrong = (audited["first_distance"] >= 0).any(("head", "component")).values
+    # [layer, distance]; an error of 0 has no place on a logarithmic axis.
     errors = np.maximum(audited["error"].max("component").values, FLOOR)
+    # Layers with one rotation have the same error bit by bit, so the bytes are a key.
     lines: dict[bytes, list[int]] = {}
     for row, curve in enumerate(errors):
         lines.setdefault(curve.tobytes(), []).append(row)
     found = [rows for rows in lines.values() if wrong[rows[0]]]
+    # Layers without a finding come first, so that no grey line covers a coloured one.
     for rows in (rows for rows in lines.values() if not wrong[rows[0]]):
         axes.plot(audited["distance"].values, errors[rows[0]], color="0.6", lw=0.8)
     for number, rows in enumerate(found):
@@ -52,6 +55,7 @@ def rotation_errors(audited: xr.Dataset) -> PaperFigure:
         ylabel="largest error in rad",
         ylim=(FLOOR / 2, 2 * np.pi),
     )
+    # The default formatter writes 10^3 as mathtext, which the style shows as raw dollars.
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_formatter(lambda value, _: f"{value:g}")
     if 0 < len(found) <= NAMED:

@@ -62,6 +62,7 @@ def beside(group: str, view_of: Callable[[str], View | None]) -> View:
         view, dataset, runs = view_of(group), tree[group].to_dataset(), runs_of(tree)
         drawn = []
         for chart in () if view is None else view.beside.charts(tree):
+            # A view that draws a variable in its own way names the chart as the rule below would.
             drawn += [chart.name] if isinstance(chart, Drawing) else []
             yield chart
         compared = (
@@ -97,17 +98,21 @@ def _findings(
     table = _table(tree, group, group.replace("_", " "), view or View(group, "", ""))
     if "±" not in table.columns:
         return
+    # The last four cells are the first run, the second, their difference and its half interval.
     rows = [
         (" of ".join(filter(None, map(str, row[:-4]))), np.array(row[-4:], dtype=float))
         for row in table.rows
         if None not in row[-4:]
     ]
+    # abs(difference) > half interval: the interval excludes 0.
     beyond = [(words, numbers) for words, numbers in rows if abs(numbers[2]) > numbers[3]]
     meanings = {
         str(name).replace("_", " "): str(array.attrs.get("long_name", name))
         for name, array in tree[group].data_vars.items()
     }
     for words, (first, second, difference, reach) in beyond:
+        # A row begins with its variable; the longest name wins, as "loss change" begins with "loss"
+        # too.
         name = max(filter(words.startswith, meanings), key=len)
         yield Finding(
             f"{table.title.capitalize()}: {words} is {'higher' if difference > 0 else 'lower'} "
@@ -116,6 +121,7 @@ def _findings(
             f"{meanings[name]}: mean difference {number(difference)}, 95 % interval over prompts, paired: "
             f"{number(difference - reach)} to {number(difference + reach)}; {len(beyond)} of "
             f"{len(rows)} differences in this table are beyond theirs; by chance 1 in 20 would be",
+            # Relative, so that variables with different units can be ranked.
             (abs(difference) - reach) / (abs(first) + abs(second)),
             group,
         )
@@ -125,6 +131,7 @@ def _table(tree: xr.DataTree, group: str, title: str, view: View) -> Table:
     """The variables of a group as rows, runs as columns."""
     dataset, runs = tree[group].to_dataset(), runs_of(tree)
     shown, pair = spread(runs.names, MOST), len(runs.names) == 2
+    # Of scores the prompts may agree in some test sets only: [] or [test_set].
     paired = (
         same_prompts(dataset, tree.attrs.get("same_prompts") == "yes")
         if pair
@@ -156,6 +163,7 @@ def _table(tree: xr.DataTree, group: str, title: str, view: View) -> Table:
         )
         labels = [] if axis is None else [str(label) for label in array[axis].values]
         labels = ordered_spans(labels) if axis == "span" else labels or [None]
+        # One run learns these positions and the other counts tokens: their difference is no result.
         given = given_by_index and name.replace(" ", "_") in view.by_index
         fixed |= given
         for label in [] if (name, scheme) in same else labels:
@@ -175,6 +183,7 @@ def _table(tree: xr.DataTree, group: str, title: str, view: View) -> Table:
     named = any(row[1] for row in rows)
     bounded = pair and any(row[-1] is not None for row in rows)
     rows = [row if bounded or not pair else row[:-1] for row in rows]
+    # A column ± without any interval would be a column of dashes.
     columns = (
         "variable",
         *(("of",) if named else ()),
@@ -200,6 +209,7 @@ def _by_scheme(array: xr.DataArray) -> dict[str, xr.DataArray]:
     if "layer" not in array.dims or "scheme" not in array.coords:
         return {"": array}
     named = array["scheme"]
+    # A name for every layer, such as "RoPE and RePo"; the array that is walked is [layer, run].
     layers = [
         " and ".join(dict.fromkeys(map(scheme_name, map(str, kinds.ravel()))))
         for kinds in np.moveaxis(np.atleast_2d(named.transpose(..., "layer").values), -1, 0)
@@ -214,6 +224,7 @@ def _is_given(dataset: xr.Dataset) -> bool:
     """Whether layers learn positions in one run, and none do in another."""
     if "scheme" not in dataset.coords:
         return False
+    # [run, layer]
     learned = np.isin(dataset["scheme"].transpose("run", ...).values, list(LEARNED_SCHEMES))
     return bool(learned.ndim > 1 and (learned.any(1) != learned.any()).any())
 
@@ -221,6 +232,7 @@ def _is_given(dataset: xr.Dataset) -> bool:
 def _is_same(array: xr.DataArray) -> bool:
     """Whether every run has the same values."""
     values = array.transpose("run", ...).values
+    # Exactly, not within a tolerance: rounding that differs between runs is a difference.
     return np.array_equal(*np.broadcast_arrays(values, values[:1]), equal_nan=True)
 
 

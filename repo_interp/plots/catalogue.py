@@ -92,6 +92,8 @@ def view_of(group: str) -> View | None:
     def charts(run: xr.DataTree) -> list[Heads]:
         return [replace(one, name="") for one in _head_maps(run, group)]
 
+    # The figures of the function are written as files; maps without a name are drawn on the page
+    # only.
     return replace(_of_heads(group), lead=lead, charts=charts, given=cast(Any, given))
 
 
@@ -109,11 +111,15 @@ def views_of(run: xr.DataTree) -> list[View]:
     """
     require_run(run)
     known = names(VIEWS)
+    # Our views compute with these variables; text in a damaged run would fail deep inside xarray.
+    # Groups of other packages may hold text.
     for group in set(run.children) & set(OWN[VIEWS]):
         _require_numbers(run[group].to_dataset(), group)
     if has_runs(run):
         return [
             beside(group, view_of)
+            # `index` finds the first place: known groups in the order of the page, others as in the
+            # run.
             for group in sorted(run.children, key=[*known, *run.children].index)
         ]
     views = (view_of(name) for name in known if name in run.children)
@@ -179,9 +185,11 @@ def _head_maps(run: xr.DataTree, group: str) -> list[Heads]:
             for axis in further
             for place, label in _shown(array, axis)
         ]
+        # Without a further axis, `dict.fromkeys` is empty and `isel` changes nothing.
         for place, long_name, label in labels or [(0, title, "")]:
             one = array.isel(dict.fromkeys(further, place), drop=True)
             mean = over_prompts(one.astype(float)).transpose("layer", "head")
+            # Labels become parts of file names, so slashes and spaces must go.
             file = re.sub(r"\W+", "_", "_".join(filter(None, (group, str(name), label))))
             values = mean.assign_attrs(array.attrs | mean.attrs | {"long_name": long_name})
             maps.append(Heads(values, prompts=one if "prompt" in one.dims else None, name=file))
@@ -286,6 +294,8 @@ def figures_of(run: xr.DataTree, failures: list[str] | None = None) -> Iterator[
 
 def _drawn(view: View, run: xr.DataTree, taken: set[str]) -> Iterator[Drawn]:
     for chart in chain(view.drawings(run), _given(view, run)):
+        # The name becomes a file: a second one would be overwritten, a path would leave the
+        # directory.
         if chart.name in taken or chart.name != Path(chart.name).name:
             raise InputError(
                 f"the view of {view.group!r} draws a figure as {chart.name!r}; wanted a "
@@ -304,6 +314,7 @@ def _given(view: View, run: xr.DataTree) -> Iterator[CustomFigure]:
                 f"{called(VIEWS, view.group)} draws a {type(drawn).__name__}; wanted pairs "
                 "of a name and a figure"
             )
+        # The default binds the figure now; `drawn` is another one when the chart is drawn.
         yield CustomFigure(drawn[0], lambda figure=drawn[1]: figure)
 
 

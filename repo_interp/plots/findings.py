@@ -51,6 +51,8 @@ def findings(run: xr.DataTree, most: int = MOST) -> list[Finding]:
             continue  # the opening says it
         given = sorted(view.findings(run), key=lambda finding: -finding.weight)
         ranked += [
+            # The count keeps the order of views among equal weights, since findings themselves do
+            # not compare.
             (place >= MOST_OF_GROUP, -finding.weight, next(order), finding)
             for place, finding in enumerate(given)
         ]

@@ -88,6 +88,7 @@ def logit_parts(parts: xr.Dataset) -> PaperFigure:
             f"{one_line(repr(parts), 80)}"
         )
     pair, still = parts["pair"].values, parts["pair_at_equal_positions"].values
+    # Chosen by size, but drawn in the order of components, the fastest first.
     largest = np.sort(np.argsort(-np.abs(pair), kind="stable")[:PAIRS])
     others = np.setdiff1d(np.arange(len(pair)), largest)
     bars: list[tuple[str, float, float | None, str]] = []
@@ -107,6 +108,7 @@ def logit_parts(parts: xr.Dataset) -> PaperFigure:
         (name.replace("_", " "), float(parts[name]), None, _REST)
         for name in ("bias", "soft_cap", "rounding")
     ]
+    # Most heads have no bias and no soft cap; rounding stays, as the bars must add up to the logit.
     bars += [bar for bar in added if bar[0] == "rounding" or bar[1]]
     shades = {"remainder": _REST}
     fit = [
@@ -154,11 +156,13 @@ def _bars(ax: Axes, bars: list[tuple[str, float, float | None, str]], title: str
         dot = dots[place]
         # behind the dot, which would hide the number
         end = value if dot is None else side * max(side * value, side * dot)
+        # Below 5e-4 three decimals would show +0.000 for a number that is not 0.
         text = f"{value:+.3f}" if abs(value) >= 5e-4 or not value else f"{value:+.0e}"
         note(ax, text, (end, place), (3 * side, 0), 5.5, ha="right" if side < 0 else "left")
     ax.axvline(0, color="#333333", linewidth=0.6)
     ax.set_yticks(y, names)
     ax.tick_params(axis="y", length=0)
+    # matplotlib puts the first bar at the bottom.
     ax.invert_yaxis()
     ax.margins(x=0.18)
     ax.set(xlabel="logits", title=title)

@@ -114,6 +114,7 @@ _SETTINGS: Mapping[str, Any] = {
     # A viewer of SVG that lacks the others falls back to sans-serif.
     "font.family": [*FONTS, "sans-serif"],
 }
+# None drops an entry: dates and versions would give other bytes for the same figure.
 _METADATA: Mapping[str, Mapping[str, None]] = {
     "png": {"Software": None},
     "svg": {"Date": None, "Creator": None},
@@ -145,6 +146,8 @@ class PaperFigure(Figure):
         return rendered(self, ("png",), dpi=150)["png"]
 
 
+# `rc_context` can be entered once, and must see the caller's rcParams of that moment. So the
+# decorator makes a new style for every call.
 class Style:
     """The paper style, as a context or a decorator; see `style`."""
 
@@ -162,12 +165,16 @@ class Style:
 
         @wraps(draw)
         def drawn(*arguments: Any, ax: Any = None, figsize: Any = None, **keywords: Any) -> Any:
+            # A drawing function may call another one: without wishes of its own it keeps those of
+            # its caller.
             before = _ASKED.set(
                 _ASKED.get() if ax is None and figsize is None else _asked(ax, figsize)
             )
             try:
                 with style():
                     figure = draw(*arguments, **keywords)
+                    # Only the outermost function, which was given `ax`, returns the axes. An inner
+                    # one returns the stand-in, which its caller still uses as a figure.
                     return (
                         figure.finish()
                         if isinstance(figure, _OnAxes) and ax is not None
@@ -197,6 +204,8 @@ def _settings() -> dict[str, Any]:
     Sizes of texts follow the user's; our fonts draw the characters that the user's lack.
     """
     known, default = cast(Any, mpl.rcParams), cast(Any, mpl.rcParamsDefault)
+    # A user who sets matplotlib's default value on purpose cannot be told from one who sets
+    # nothing.
     settings = {name: value for name, value in _SETTINGS.items() if known[name] == default[name]}
     if "font.size" not in settings and known["font.size"] != _SETTINGS["font.size"]:
         larger = known["font.size"] / _SETTINGS["font.size"]
@@ -234,6 +243,7 @@ class _OnAxes:
 
     def __init__(self, ax: Axes) -> None:
         self.ax = ax
+        # The axes may stand in a subfigure, which has no size in inches.
         self.figure = cast(Figure, ax.get_figure(root=True))
         self.colorbar = self.figure.colorbar
         self.caption = ""
@@ -265,6 +275,7 @@ class _OnAxes:
 
     def legend(self, **options: Any) -> None:
         """A legend below the axes and their labels, for which a constrained layout makes room."""
+        # Inches from the axes down to the lowest label: the legend must not cover tick labels.
         depth = (self.finish().bbox.y0 - cast(Any, self.ax.get_tightbbox()).y0) / self.figure.dpi
         below = self.ax.transAxes + ScaledTranslation(0, -depth, self.figure.dpi_scale_trans)
         self.ax.legend(
@@ -311,6 +322,7 @@ def paper_figure(width: float = PAGE_WIDTH, height: float = 2.4) -> PaperFigure:
         return cast(Any, _OnAxes(asked))
     layout = ConstrainedLayoutEngine(w_pad=0.03, h_pad=0.03, wspace=0.03, hspace=0.03)
     figure = PaperFigure(figsize=asked or (width, height), layout=layout)
+    # The canvas attaches itself; without one there is no renderer that could measure texts.
     FigureCanvasAgg(figure)
     return figure
 
@@ -384,6 +396,7 @@ def rendered(figure: Figure, formats: Sequence[str] = FORMATS, **options: Any) -
 
 def _written(figure: Figure, name: str, **options: Any) -> bytes:
     buffer = io.BytesIO()
+    # Not `figure.savefig`: a PaperFigure would be laid out once more for every format.
     Figure.savefig(figure, buffer, format=name, metadata=dict(_METADATA[name]), **options)
     return buffer.getvalue()
 
@@ -412,6 +425,7 @@ def with_palette(png: bytes) -> bytes:
         pixels, dots_per_inch = picture.convert("RGBA"), picture.info.get("dpi")
     if pixels.getchannel("A").getextrema() != (255, 255):
         return png
+    # getcolors gives None instead of the colours where there are more than its argument.
     found = sorted(
         cast(Any, pixels.getcolors(pixels.width * pixels.height)), key=lambda one: (-one[0], one[1])
     )
@@ -439,6 +453,7 @@ def _palette(colours: np.ndarray, count: np.ndarray) -> tuple[list[int], np.ndar
     squared distance. Large areas are therefore exact, and a rare colour that is like no other has
     an entry too.
     """
+    # `nearest` [colour] holds numbers of entries, 256 at most, so a byte is enough.
     chosen, nearest = [0], np.zeros(len(colours), np.uint8)
     distance = ((colours - colours[0]) ** 2).sum(1)
     while len(chosen) < min(256, len(colours)):
@@ -495,6 +510,7 @@ def is_drawable(character: str) -> bool:
     return _is_in(character, tuple(dict.fromkeys([*mpl.rcParams["font.family"], *FONTS])))
 
 
+# Called for every character of every text, most of which repeat.
 @cache
 def _is_in(character: str, families: tuple[str, ...]) -> bool:
     return unicodedata.category(character) not in ("Cc", "Cs") and any(
@@ -507,6 +523,8 @@ def _is_in(character: str, families: tuple[str, ...]) -> bool:
 def _file_of(family: str) -> str | None:
     """The file of a font; None where it is not installed."""
     try:
+        # By default findfont answers DejaVu Sans for a missing font, and every character seems
+        # drawable.
         return str(findfont(FontProperties(family=[family]), fallback_to_default=False))
     except ValueError:
         return None

@@ -54,6 +54,7 @@ class Interactive:
 
 def _nothing(run: xr.DataTree) -> Iterator[Any]:
     """Default of a view that has no charts, no tables or no findings."""
+    # One function for all defaults: the catalogue tells by identity that a view names nothing.
     return iter(())
 
 

@@ -85,6 +85,7 @@ def template() -> Any:
     Returns:
         Module of the template.
     """
+    # StrictUndefined: a misspelt name in the template raises, where jinja would print nothing.
     environment = Environment(
         autoescape=True, trim_blocks=True, undefined=StrictUndefined, keep_trailing_newline=True
     )
@@ -111,10 +112,13 @@ def page_script(interactives: Sequence[Interactive], charts: bool) -> str:
     Returns:
         JavaScript.
     """
+    # Both sides of a comparison have the same scripts, which the page needs once.
     parts = dict.fromkeys(
         part for interactive in interactives for part in (*interactive.parts, interactive.script)
     )
+    # Braces give every script its scope: scripts of two views may declare the same const.
     blocks = ["{\n" + part.read_text(encoding="utf-8") + "\n}" for part in parts]
+    # page.js runs at once, so all that registers itself in `reportSections` must precede it.
     scripts = [*map(packaged, MODULES[:-1]), *blocks, packaged(MODULES[-1])]
     plotly = [f'window.packedPlotly = "{_plotly()}";'] if charts else []
     return "\n".join([*plotly, "window.reportSections = {};", *map(_unlinked, scripts)])
@@ -128,6 +132,7 @@ def _unlinked(module: str) -> str:
 @cache
 def _plotly() -> str:
     """plotly.js, which page.js runs, in a third of its size."""
+    # Imported here, since only pages with charts need the package.
     from plotly.offline import get_plotlyjs
 
     return packed(get_plotlyjs())
@@ -142,6 +147,7 @@ def packed(text: str) -> str:
     Returns:
         Base64.
     """
+    # zlib's format is the one that browsers call "deflate" in DecompressionStream.
     return b64encode(zlib.compress(text.encode())).decode()
 
 
@@ -158,8 +164,10 @@ def json_script(data: Any) -> str:
         ValueError: A number is NaN.
     """
     text = json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    # "<" could end the script element; U+2028 and U+2029 end a line in older JavaScript.
     for character in "<>&\u2028\u2029":
         text = text.replace(character, f"\\u{ord(character):04x}")
+    # A token may hold half of a surrogate pair, which cannot be encoded as UTF-8.
     return re.sub("[\ud800-\udfff]", lambda half: f"\\u{ord(half[0]):04x}", text)
 
 
@@ -177,4 +185,5 @@ def packaged(name: str) -> str:
 
 def _inline(script: str) -> str:
     """`script` without the text that would end its script element."""
+    # HTML is parsed before JavaScript: it would see both even inside a string or a comment.
     return script.replace("</script", "<\\/script").replace("<!--", "<\\!--")

@@ -70,6 +70,7 @@ def _side(run: xr.DataTree, number: int, title: str) -> list[Side]:
     )
     if interactive is None or data is None:
         return []
+    # A view that cannot draw this run is left out, and its line dropped: the side works without it.
     charts = [one for view in views for one in until_failure(partial(view.charts, run), "", [])]
     maps, of_token = (
         [one.data() for one in charts if isinstance(one, kinds)]
@@ -89,6 +90,8 @@ def _run_of(comparison: xr.DataTree, name: str) -> xr.DataTree:
     groups = {}
     for measure, node in comparison.children.items():
         group = node.to_dataset().sel(run=name, drop=True)
+        # Runs were joined over all labels: a layer that this run lacks has an empty scheme,
+        # a head that it lacks has NaN everywhere.
         if "layer" in group.dims and "scheme" in group.coords:
             group = group.isel(layer=np.flatnonzero(group["scheme"].values != ""))
         having = [

@@ -102,6 +102,7 @@ class Shown:
     def _repr_html_(self) -> str:
         """The page in a frame: nothing in it reaches the notebook."""
         return (
+            # Without allow-same-origin the frame has an origin of its own, whatever its scripts do.
             f'<iframe srcdoc="{escape(self.page)}" sandbox="allow-scripts allow-downloads" '
             f'style="width: 100%; height: {self.height}px; border: 0"></iframe>'
         )
@@ -154,6 +155,7 @@ def write_report(
     directory.mkdir(parents=True, exist_ok=True)
     failures: list[str] = []
     pictures = _pictures(run, failures, directory, formats, drawn)
+    # Figures are on disk by now: a page that fails does not take them away.
     with record_failure(failures, "the page"):
         path.write_text(
             _page(run, PageOptions(), pictures, failures), encoding="utf-8", newline="\n"
@@ -175,12 +177,14 @@ def _pictures(
     Of one run the page holds no picture of a map or chart.
     """
     pictures = []
+    # A generator: only one figure is in memory at a time.
     for one in figures_of(run, failures):
         if drawn is not None:
             drawn(one.name)
         with record_failure(failures, f"the figure {one.name!r} of {one.measure!r}"):
             is_live = one.chart.live and not has_runs(run)
             wanted = (*formats, *(() if is_live else _EMBEDDED))
+            # A format may be wanted for both the directory and the page; it is rendered once.
             contents = rendered(one.figure, tuple(dict.fromkeys(wanted))) if wanted else {}
             write_pictures({name: contents[name] for name in formats}, directory / one.name)
             if not is_live:
@@ -207,6 +211,7 @@ def _page(
             [picture for group, picture in pictures if group == view.group],
         )
         sections += until_failure(of_view, f"the section of {view.group!r}", failures)
+    # The sort is stable, so the order of views holds within each kind.
     sections.sort(key=lambda section: (not section.leads, not section.explores))
     several = has_runs(run)
     found = list(until_failure(partial(findings, run), "the findings", failures))
@@ -214,6 +219,7 @@ def _page(
     interactives = [
         part for part in (each.interactive for each in (sides or sections)) if part is not None
     ]
+    # Sections of a comparison are plain pictures; its two sides alone need scripts.
     lively = bool(sides) or (not several and any(section.lively for section in sections))
     not_measured = [
         f"not measured: {line}" for line in str(run.attrs.get("stopped", "")).splitlines()
@@ -234,6 +240,7 @@ def _page(
             (owner, {str(name): _fact(value) for name, value in stated.items()})
             for owner, stated in owners
         ],
+        # A page without scripts stays small: no explorer, no plotly.
         style=packaged("page.css") + packaged("explorer.css") if lively else packaged("page.css"),
         script=page_script(
             interactives, bool(interactives) or any(each.content["charts"] for each in sections)
@@ -292,6 +299,7 @@ def _section(
         "data": data,
     }
     lively = bool(maps or charts or interactive)
+    # Only groups that describe prompts (token counts) can feed the explorer.
     explores = interactive is not None and "token_count" in run[view.group].data_vars
     return [Section(view, content, interactive, lively, explores)]
 
@@ -336,6 +344,7 @@ def _runs_table(comparison: xr.DataTree) -> Table:
 def _fact(value: Any) -> str:
     if isinstance(value, str) and value[:1] in "{[":
         try:
+            # Attributes of a run are flat; nested ones (parameters, options) are stored as JSON.
             return json.dumps(json.loads(value), indent=2, ensure_ascii=False)
         except json.JSONDecodeError:
             return value

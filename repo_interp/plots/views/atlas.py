@@ -100,6 +100,8 @@ def head_columns(atlas: xr.Dataset) -> dict[str, xr.DataArray]:
     columns: dict[str, xr.DataArray] = {}
     for name, variable in atlas.data_vars.items():
         further = [str(dim) for dim in variable.dims if dim not in ("layer", "head")]
+        # Variables by label say how names were given (thresholds, nulls); they are no numbers of a
+        # head.
         if not {"layer", "head"} <= set(variable.dims) or len(further) > 1 or "label" in further:
             continue
         parts = {
@@ -125,6 +127,7 @@ def names_of(atlas: xr.Dataset, variable: str = "name") -> np.ndarray:
         Tuples of names [layer, head].
     """
     text = atlas[variable].transpose("layer", "head").values
+    # Without otypes, vectorize would make arrays of the tuples.
     return np.vectorize(
         lambda names: tuple(part for part in str(names).split(", ") if part), otypes=[object]
     )(text)
@@ -159,6 +162,7 @@ def colours_of_names(labels: Sequence[str]) -> dict[str, str]:
     Returns:
         Colours as hexadecimal numbers, by name.
     """
+    # tab20 alternates dark and light shades of ten hues: all dark ones are used before a light one.
     palette = mpl.colormaps["tab20"]
     return {
         label: to_hex(palette((2 * place) % 20 + (2 * place) // 20))
@@ -192,6 +196,7 @@ def names_figure(
     figure = paper_figure(width, 0.8 + 0.17 * max(6, named.sizes["layer"]))
     axes: Any = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
     look = {
+        # A colour map needs one colour at least, also where no name exists.
         "cmap": ListedColormap([*colours.values()] or [MISSING]),
         "vmin": -0.5,
         "vmax": max(1, len(colours)) - 0.5,
@@ -200,6 +205,7 @@ def names_figure(
     first: set[str] = set()
     for ax, (title, of_run) in zip(axes, panels.items(), strict=True):
         names = names_of(of_run, variable)
+        # [layer, head]: number of the first name; NaN is drawn grey.
         codes = [[[*colours].index(of[0]) if of else np.nan for of in row] for row in names]
         draw_cells(
             ax, of_run[variable].transpose("layer", "head").copy(data=codes), look, most=most
@@ -214,6 +220,7 @@ def names_figure(
                 fontsize=4.6,
                 color="black",
             )
+        # Minor ticks at the edges of cells, for white lines between them.
         for axis, count in ((ax.xaxis, names.shape[1]), (ax.yaxis, names.shape[0])):
             axis.set_ticks(np.arange(count + 1) - 0.5, minor=True)
         ax.grid(which="minor", color="white", linewidth=0.8)
@@ -238,6 +245,8 @@ def standardised(atlas: xr.Dataset) -> tuple[np.ndarray, list[str], list[tuple[i
         if column.dtype.kind in "fiu":
             values = column.values.astype(float).ravel()
             known = values[np.isfinite(values)]
+            # Relative to the size: a number that is equal for all heads may still differ by
+            # rounding.
             if known.size > 1 and known.std() > 1e-9 * (1 + np.abs(known).max()):
                 varying[name] = np.where(
                     np.isfinite(values), (values - known.mean()) / known.std(), 0.0
@@ -260,6 +269,7 @@ def clustered(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
     """
     if len(rows) < 3:
         return np.arange(len(rows)), None
+    # Reordering leaves is slow for many rows, and only helps where rows can be read.
     links = linkage(rows, "average", optimal_ordering=len(rows) <= MOST_NAMED_ROWS)
     return np.array(dendrogram(links, no_plot=True)["leaves"]), links
 
@@ -289,6 +299,8 @@ def atlas_overview(run: xr.DataTree) -> PaperFigure:
     distances = np.linalg.norm(values, axis=1)
     shown = np.lexsort((-distances, [not of for of in names]))[:MOST_NAMED_ROWS]
     order, links = clustered(values[shown])
+    # Condensed, as linkage wants it. Rounding makes 1 - |r| slightly negative or off 0 on the
+    # diagonal, which `clip` and `checks=False` let pass.
     apart = squareform(np.clip(1 - np.abs(np.corrcoef(values.T)), 0, None), checks=False)
     of_columns = dendrogram(linkage(apart, "average"), no_plot=True)["leaves"]
     figure = paper_figure(PAGE_WIDTH, min(PAGE_HEIGHT, 1.9 + 0.125 * len(shown)))
@@ -334,6 +346,7 @@ def _draw_tree(ax: Any, links: np.ndarray | None, heads: int) -> None:
     if links is not None:
         drawn = dendrogram(links, no_plot=True)
         for across, along in zip(drawn["dcoord"], drawn["icoord"], strict=True):
+            # scipy puts leaf k at 10 k + 5; here it stands at row k of the image.
             ax.plot(across, (np.array(along) - 5) / 10, color="#5A5A5A", linewidth=0.4)
     ax.set_ylim(heads - 0.5, -0.5)
     ax.invert_xaxis()
@@ -413,6 +426,7 @@ def embed(run: xr.DataTree, options: PageOptions) -> tuple[dict[str, Any], tuple
     """
     atlas = group(run, "atlas")
     columns, described = head_columns(atlas), []
+    # Names first; the sort is stable, so other columns keep their order.
     for name in sorted(columns, key=lambda name: name != "name"):
         text, values = columns[name].dtype.kind in "OUS", columns[name].values.ravel()
         title = unit_label(str(columns[name].attrs.get("long_name", name)), columns[name])
@@ -461,6 +475,7 @@ def _charts(run: xr.DataTree) -> Iterator[Chart]:
     atlas = group(run, "atlas")
     if "name" in atlas:
         yield CustomFigure("atlas_names", partial(atlas_names, run))
+    # An overview clusters the heads of one run.
     if has_runs(run):
         return
     if len(standardised(atlas)[1]) > 1 and len(heads_of(atlas)) > 2:

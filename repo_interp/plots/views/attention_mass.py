@@ -123,6 +123,7 @@ def ranking_chart(run: xr.DataTree, span: str) -> Dots:
     """
     dataset, means = group(run, "attention_mass"), mass_of_heads(run, span)
     first = ranked_heads(means)[:RANKED]
+    # Labels along one new axis select pairs of layer and head, not all combinations.
     layer, head = (xr.DataArray(list(numbers), dims="rank") for numbers in zip(*first, strict=True))
     mass = (UNIT * dataset["mass"].sel(span=span)).sel(layer=layer, head=head)
     mass = mass.assign_coords(rank=[f"L{layer} H{head}" for layer, head in first])
@@ -131,6 +132,7 @@ def ranking_chart(run: xr.DataTree, span: str) -> Dots:
         named = {"long_name": f"chance: equal weights on all tokens ({number(chance)} %)"}
         mass = mass.assign_coords(control=("rank", np.full(len(first), chance), named))
     mass, runs = by_scheme(mass)
+    # Without the row of all layers (""), in which each head would stand once more.
     drawn = mass.sel(run=[name for name in runs.names if name]).assign_attrs(
         long_name=f"attention mass on {span}, {rows_in_words(dataset)}",
         units="%",
@@ -163,6 +165,7 @@ def chance_per_token(dataset: xr.Dataset) -> xr.DataArray | None:
     """
     if "chance" not in dataset:
         return None
+    # A span that a prompt lacks has no tokens: NaN leaves it out of the mean.
     return (dataset["chance"] / dataset["span_tokens"].where(dataset["span_tokens"] > 0)).mean(
         ("prompt", "layer")
     )
@@ -205,6 +208,7 @@ def shown_spans(dataset: xr.Dataset) -> list[str]:
     shown = []
     for name in present:
         if "." not in name and np.isfinite(table[name]):
+            # A single needle has the same tokens as its parent, and would repeat the row.
             several = [part for part in parts[name] if np.isfinite(table[part])]
             shown += [name, *(several if len(several) > 1 else [])]
     return shown
@@ -391,7 +395,9 @@ def _findings(run: xr.DataTree) -> Iterator[Finding]:
         return
     mass = measured["mass"].sel(span="needle").transpose("prompt", "layer", "head")
     chance = float(measured["chance"].sel(span="needle").mean())
+    # [prompt, head of any layer]
     by_prompt = mass.values.reshape(mass.sizes["prompt"], -1)
+    # nanargmax raises for a prompt without any value.
     known = np.isfinite(by_prompt).any(1)
     if not known.any():
         return
@@ -403,6 +409,7 @@ def _findings(run: xr.DataTree) -> Iterator[Finding]:
     heads = sorted({places[number] for number in best[found]})
     prompts = mass["prompt"].values[known]
     rows = group(run, "attention_rows") if has_groups(run, ["attention_rows"]) else {}
+    # Runs without kept rows have nothing to prefer: all prompts count.
     with_rows = np.isin(prompts, rows["prompt"].values if "prompt_weight" in rows else prompts)
     # the strongest of those prompts in which a reader sees where heads look
     strongest = int(np.where(with_rows | ~with_rows.any(), most, -1.0).argmax())

@@ -36,18 +36,22 @@ def _charts(run: xr.DataTree) -> Iterator[Chart]:
     """
     rows, shown = group(run, "attention_rows"), first_prompt(run)
     first = 0 if shown is None else shown.prompt
+    # Token 0 sees itself alone, and has no previous token.
     later = rows.sel(query=rows["query"].values > 0)
     for name, key in (
         ("token 0", xr.zeros_like(later["query"])),
         ("the previous token", later["query"] - 1),
     ):
         share = 100 * later["weight"].where(later["key"] == key, 0.0).sum("rank").mean("query")
+        # `where` and `sum` made 0 of heads without attention; these stay undefined.
         share = share.where(later["weight"].notnull().any(("query", "rank")))
         label = f"attention on {name}, mean over tokens of prompt {first}"
         yield Heads(share.assign_attrs(long_name=label, units="%"))
     prompts = [PromptRows(first, rows["weight"], rows["key"], rows["log_total"])]
     for prompt in rows["prompt"].values.tolist() if "prompt_weight" in rows else ():
         of_prompt = rows[["prompt_weight", "prompt_key", "prompt_log_total"]].sel(prompt=prompt)
+        # Rows that the run does not keep of this prompt, padding among them, are NaN. The chart
+        # wants the names of the first prompt.
         of_prompt = of_prompt.dropna("token", subset=["prompt_log_total"], how="all").rename(
             token="query", strongest="rank"
         )

@@ -80,10 +80,12 @@ def _charts(run: xr.DataTree) -> Iterator[Chart]:
     if layers := rotating_layers(components):
         subset = components.sel(layer=layers)
         band = bands(components, layers[0])
+        # [component, distance]; layers that rotate alike have comparable components.
         curves = subset["component_by_distance"].mean("layer").dropna("distance", how="all")
         length, of_bands = training_length(run), band_length(components, layers[0])
         windowed = f"L = {of_bands:,} tokens" if of_bands < length else ""
         if curves.sizes["distance"] > 1 and "decay_bound" in subset:  # runs of before lack it
+            # The bound follows from the frequencies, which these layers share.
             bound = alone(run, subset["decay_bound"].isel(layer=0, drop=True))
             yield Lines(*bound, "distance", None, name="decay_bound", live=True)
         colours = {name: BAND_COLOURS[kind] for kind, name in BAND_NAMES.items()}
@@ -95,6 +97,8 @@ def _charts(run: xr.DataTree) -> Iterator[Chart]:
         vaf = (
             vaf_of_heads(subset)
             .assign_attrs(long_name=title, units="%")
+            # [component, band]: NaN outside of its band, so that every band is a line with its
+            # colour.
             .where(kinds == named)
             .assign_coords(band=named)
         )
@@ -126,14 +130,17 @@ def _by_band(
     """
     length = curves.sizes["distance"]
     swing = curves.sel(distance=slice(1, length - length // FEW_PAIRS))
+    # Means differ far more between components than swings do, and would hide them.
     swing = (swing - swing.mean("distance")).transpose("component", "distance")
     colours = {ALL: "#000000", **bands.attrs["colours"]}
     named = xr.DataArray([*colours], dims="band", attrs={"colours": colours})
     of_band = swing.where((kinds == named) | (named == ALL)).assign_coords(band=named)
+    # min_count: a distance without a value stays NaN and does not become 0.
     total = of_band.sum("component", min_count=1).broadcast_like(of_band)
     parts = xr.concat([of_band, total], "logits")
     drawn = parts.assign_coords(logits=["of a component, mean and middle half", "of their sum"])
     title = ", ".join(filter(None, ("components, from their mean", windowed)))
+    # alike=1: panels share a scale only where their reaches are equal, since a sum swings far more.
     drawn.attrs |= curves.attrs | {"long_name": title, "alike": 1}
     name = "components_by_distance"
     return Lines(*alone(run, drawn), "distance", "band", "logits", name, live=True)
@@ -145,6 +152,7 @@ def _beyond(run: xr.DataTree, curves: xr.DataArray, kinds: np.ndarray, length: i
     If none is activated, the lower ones are taken. The unit is their range within the training
     length; values are means over L / 16 neighbouring distances.
     """
+    # BAND_NAMES is in order of preference.
     kind = next(kind for kind in (*BAND_NAMES.values(),) if kind in kinds)
     smooth = curves.isel(component=np.flatnonzero(kinds == kind), distance=slice(1, None))
     smooth = (
@@ -180,9 +188,11 @@ def turns_grid(components: xr.Dataset, layers: list[int]) -> Grid:
     share = 100 * components["turn_share"].sel(layer=layers).mean(("layer", "head")).transpose(
         "turn", "component"
     )
+    # Angles beyond the last one with pairs would be empty rows; the last bin has no upper end.
     last = 1 + int(np.flatnonzero((share > 0).any("component")).max(initial=0))
     ends = np.append(share["turn"].values, np.inf)[: last + 1]
     names = [f"{start:.3g} to {end:.3g}" for start, end in pairwise(np.degrees(ends))]
+    # Large angles on top, as on an axis.
     named = share[:last][::-1].assign_coords(
         turn=("turn", names[::-1], {"long_name": "angle θ |Δz| (degrees)"})
     )
@@ -304,6 +314,7 @@ def component_data(
         .transpose("layer", "component", "distance")
     )
     logits = components["logit_by_distance"].sel(layer=layers).mean("head")
+    # Without distance 0: the logit of a token with itself would set the scale.
     known = np.flatnonzero(logits.notnull().any("layer").values)[1:]
     places = (
         known[np.unique(np.linspace(0, len(known) - 1, POINTS).round().astype(int))]
@@ -317,6 +328,7 @@ def component_data(
     ) -> dict[str, Any]:
         parts = {
             "logit": digits_of(logit.values[places]),
+            # Four digits: these curves are most of the section's data.
             "components": [digits_of(one, 4) for one in curve.values[:, places]],
         }
         heads = [] if layer is None else nested_digits(shares.sel(layer=layer).values)
@@ -505,6 +517,7 @@ def _findings(run: xr.DataTree) -> Iterator[Finding]:
     if not layers:
         return
     shares = vaf_of_heads(components).sel(layer=layers) / 100
+    # The median over heads, so that one extreme head makes no finding.
     middle, equal = shares.median(("layer", "head")), 1 / shares.sizes["component"]
     if not bool((middle >= TIMES_EQUAL * equal).any()):
         return

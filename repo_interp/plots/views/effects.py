@@ -124,6 +124,7 @@ def effect_grid(run: xr.DataTree) -> Grid:
             f"\n{int(effects.attrs['set_heads'])} others together: {ends}" if drawn.size else ""
         )
         panels[f"positions: {KIND_NAMES.get(kind, kind)}{others}"] = shown.sel(kind=kind)
+    # Symmetric about 0, and at least LINEAR wide, so that rounding is not drawn in full colours.
     look = {"cmap": "PuOr", "norm": Normalize(-reach, reach, clip=True)}
     title = "change of log p(answer), nats per token, by the head whose positions are changed"
     return Grid("effects_by_head", panels, title, look=look, bar={}, cell=0.15, width=PAGE_WIDTH)
@@ -159,9 +160,11 @@ def sets_chart(run: xr.DataTree) -> Dots:
         ("log_probability", "change of log p(answer), nats per token"),
         ("score", f"change of the score ({effects.attrs['metric']})"),
     ):
+        # Draws take the place of prompts: both are ticks beside a mean.
         others = effects[f"control_{name}_change"].mean("prompt").rename(draw="prompt")
         panels[title] = xr.concat(
             [
+                # Numbered anew, or the outer join would match a draw with the prompt of its number.
                 part.assign_coords(prompt=np.arange(part.sizes["prompt"]))
                 for part in (effects[f"set_{name}_change"], others)
             ],
@@ -240,6 +243,7 @@ def effect_tables(run: xr.DataTree) -> tuple[Table, ...]:
             of_kind["control_effect"],
             of_kind["layer_effect"].values,
         )
+        # nanargmin raises where no layer has a value.
         needed = of_kind.isel(layer=int(np.nanargmin(layers)) if np.isfinite(layers).any() else 0)
         of_sets = (
             of_kind["set_effect"],
@@ -341,6 +345,7 @@ def _findings(run: xr.DataTree) -> Iterator[Finding]:
     measured = group(run, "effects")
     if measured.sizes["prompt"] < 2:
         return
+    # The worst of all sets; 0 where a model has too few heads to draw another set from.
     others = measured["control_effect"].min("draw").fillna(0.0)
     is_needed = False
     for variable, weight in (
@@ -362,6 +367,7 @@ def _findings(run: xr.DataTree) -> Iterator[Finding]:
         name = f"layer {where['layer']}"
         if "head" in where:
             name = f"L{where['layer']} H{where['head']}"
+        # Worth saying only in a model that learns positions elsewhere.
         name += token_index if {*schemes(measured).values()} & {*LEARNED_SCHEMES} else ""
         moved = _DOES.get(where["kind"], where["kind"])
         sentence = (
@@ -392,6 +398,7 @@ def _findings(run: xr.DataTree) -> Iterator[Finding]:
 def _outdone(measured: xr.Dataset) -> Iterator[Finding]:
     """Say so where other heads, drawn at random, lose more than those that seemed most needed."""
     controls = measured["control_log_probability_change"]
+    # [kind]; argmin raises for a kind without any draw.
     worst = controls.mean("prompt").fillna(0.0).argmin("draw")
     lost = controls.isel(draw=worst)
     excess = measured["set_log_probability_change"] - lost  # paired, prompt by prompt
@@ -421,6 +428,7 @@ def _robust(measured: xr.Dataset) -> Iterator[Finding]:
         (mean < np.minimum(-STANDARD_ERRORS * errors, -LEAST)).any()
     ):
         return
+    # `half_interval` reads prompts from the last axis.
     changes = measured["layer_log_probability_change"].transpose("kind", "layer", "prompt")
     lowest = mean - half_interval(changes.values)
     where = _lowest(lowest)
@@ -441,6 +449,7 @@ def _less_controls(of_kind: xr.Dataset, changes: xr.DataArray) -> tuple[float, f
     """Mean of `changes` less those of the controls over prompts, and its 95 % interval."""
     if "control_log_probability_change" not in of_kind:
         return np.nan, np.nan, np.nan
+    # Prompts differ far more than changes do, so the interval is that of differences.
     paired = (changes - of_kind["control_log_probability_change"].mean("draw")).values
     mean, reach = float(paired.mean()), float(half_interval(paired))
     return mean, mean - reach, mean + reach
@@ -448,6 +457,7 @@ def _less_controls(of_kind: xr.Dataset, changes: xr.DataArray) -> tuple[float, f
 
 def _mean_and_error(changes: xr.DataArray) -> tuple[xr.DataArray, xr.DataArray]:
     """Means of `changes` over prompts, and their standard errors."""
+    # Of equal effects `_lowest` takes the first: by kind, then by layer.
     changes = changes.transpose("kind", "layer", ...)
     return changes.mean("prompt"), changes.std("prompt", ddof=1) / changes.sizes["prompt"] ** 0.5
 

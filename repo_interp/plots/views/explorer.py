@@ -75,12 +75,14 @@ def embed(run: xr.DataTree, options: PageOptions) -> tuple[dict[str, Any], tuple
     named = schemes(positions)
     embedded, left, spent = [], [], 0
     for prompt in asked:
+        # Refuses a prompt that the run lacks before any is packed.
         pick(positions["token_count"], prompt=prompt)
     for place, prompt in enumerate(asked):
         whole = {layer: pack_layer(positions, prompt, layer) for layer in named}
         if place and spent + _size(whole) > budget:
             left = asked[place:]
             break
+        # The first prompt is always there, with fewer layers if need be: an explorer needs one.
         blocks = whole if place else _some_layers(whole, budget)
         outlines = {layer: _outline(block) for layer, block in whole.items() if layer not in blocks}
         spent += _size(blocks)
@@ -115,6 +117,7 @@ def _without_positions(run: xr.DataTree) -> dict[str, Any]:
     """
     rows, span = group(run, "attention_rows"), main_span(run)
     heads = [int(head) for head in rows["head"].values]
+    # In the form of `pack_layer`: one row without values, which all heads share.
     nothing = {"values": "", "row": [0] * len(heads), "global": [None], "focused": [None]}
     layers = dict.fromkeys(schemes(rows), nothing)
     prompts = [
@@ -148,8 +151,10 @@ def pack_layer(positions: xr.Dataset, prompt: int, layer: int) -> dict[str, Any]
         .transpose("head", "token")
         .values[:, :count]
     )
+    # The page reads the bytes as a Float32Array, which is little-endian on all usual machines.
     values = np.ascontiguousarray(values, dtype="<f4")
     numbers: dict[bytes, int] = {}
+    # `setdefault` numbers a row when its bytes are new; [head]
     row = [numbers.setdefault(head.tobytes(), len(numbers)) for head in values]
     rows = values[[row.index(number) for number in range(len(numbers))]]
     return {
@@ -187,6 +192,7 @@ def _some_layers(blocks: dict[int, dict[str, Any]], budget: int) -> dict[int, di
         chosen = {layer: blocks[layer] for layer in spread(list(blocks), count)}
         if _size(chosen) <= budget:
             return chosen
+    # Not even two layers fit: the last one alone, over budget or not.
     return dict(list(blocks.items())[-1:])
 
 
@@ -203,6 +209,7 @@ def _order(run: xr.DataTree, embedded: list[dict[str, Any]]) -> list[list[int]]:
     blocks, heads = embedded[0]["layers"], group(run, "positions")["head"].values.tolist()
     order = [[layer, head] for layer, head in heads_to_show(run) if layer in blocks]
     rows = [(layer, blocks[layer]["row"][heads.index(head)]) for layer, head in order]
+    # The sort below is stable, so both parts keep their ranking.
     again = [row in rows[:place] for place, row in enumerate(rows)]
     return [head for _, head in sorted(zip(again, order, strict=True), key=lambda pair: pair[0])][
         :NEXT
@@ -218,6 +225,7 @@ def _outline(block: dict[str, Any]) -> dict[str, Any]:
         max(block["row"]) + 1, -1
     )
     parts = np.array_split(rows, min(OUTLINE, rows.shape[1]), axis=1)
+    # [row, 2 x stretch]: smallest, largest, smallest, ...
     ends = np.stack([end(part, axis=1) for part in parts for end in (np.min, np.max)], axis=1)
     return {
         **block,

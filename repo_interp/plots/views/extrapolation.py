@@ -99,6 +99,7 @@ def output_traces(run: xr.DataTree, layer: int | None = None) -> PaperFigure:
             markersize=1.5,
             alpha=0.5,
             gid="reference",
+            # Thousands of dots would make SVG and PDF heavy.
             rasterized=True,
         )
         line = trace.dropna("step").values
@@ -109,6 +110,7 @@ def output_traces(run: xr.DataTree, layer: int | None = None) -> PaperFigure:
             "gid": f"trace {int(trace['trace'])}",
         }
         ax.add_collection(
+            # A segment has the colour of the step at which it ends.
             LineCollection(list(pairwise(line)), array=traces["step"].values[1 : len(line)], **look)
         )
         ax.plot(
@@ -200,12 +202,15 @@ def charts_by_length(run: xr.DataTree) -> Iterator[Lines]:
         noise = f"plain at {lengths[0]:,} tokens: noise of the fit"
         floor = kl.sel({"method": "plain"}, drop=True).isel(length=0, drop=True)
         attributes, named = kl.attrs, [*named, noise]
+        # The noise is one number per layer; drawn as one more method, it is a level line.
         wide = floor.broadcast_like(kl.isel(method=0, drop=True)).expand_dims("method")
         kl = xr.concat([kl.drop_vars("method"), wide], "method")
         kl.attrs, colours[noise] = attributes, "#9A9A9A"
         if "kl_above_noise_low" in dataset:  # runs of before lack it
             axes = ("method", "length")
             ends = {
+                # The lines show the whole KL, so the mean noise is added to intervals of what is
+                # above it.
                 end: dataset[f"kl_above_noise_{end}"].transpose(*axes).values + float(floor.mean())
                 for end in ("low", "high")
             }
@@ -238,6 +243,7 @@ def _findings(run: xr.DataTree) -> Iterator[Finding]:
     if "plain" not in methods or len(lengths) < 2:
         return
     nats = measured["log_perplexity"].transpose("method", "length").values
+    # All methods are compared with the plain model at the first length, where nothing is extended.
     rise = nats[:, -1] - nats[methods.index("plain"), 0]
     plain, best = float(rise[methods.index("plain")]), methods[int(np.nanargmin(rise))]
     sentence = (

@@ -67,12 +67,14 @@ def fake_distance_fit(run: xr.DataTree, layer: int, head: int) -> PaperFigure:
     tokens, starts = semantic.size, shown["key_block"].values
     edges = fits.edges_of(starts, tokens)
     sizes = np.diff(edges)
+    # Block means of the axes, since the map beside their sum holds block means.
     by_distance, by_key = (
         np.add.reduceat(axis, edges[:-1]) / sizes for axis in (position, semantic)
     )
     rebuilt = by_distance[:, None] + by_key
     figure = paper_figure(PAGE_WIDTH, 3.0)
     grid = figure.add_gridspec(2, 3, width_ratios=(1, 0.28, 1.12), height_ratios=(0.28, 1))
+    # Both maps have the colours of the measured one, so that they can be compared.
     limits, colour = fits.map_limits(shown.values), layer_colour(fit, layer)
     ax, along, beside, beneath = (
         figure.add_subplot(grid[place]) for place in ((1, 0), (0, 0), (1, 1), (1, 2))
@@ -100,6 +102,7 @@ def fake_distance_fit(run: xr.DataTree, layer: int, head: int) -> PaperFigure:
 def _upright_line(ax: Axes, values: np.ndarray, colour: str, name: str) -> None:
     shown = envelope(values, fits.PIXELS)
     ax.plot(values[shown], shown, color=colour, linewidth=0.7, gid=f"axis {name}")
+    # Downwards, as the distances of the map beside it.
     ax.set(ylim=(max(1, values.size - 1), 0), xlabel="logits")
     ax.grid(axis="x")
 

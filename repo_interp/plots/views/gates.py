@@ -105,11 +105,13 @@ def position_attention(run: xr.DataTree, layer: int, head: int, prompt: int = 0)
             f"no attention from position alone is kept of prompt {prompt}, layer {layer}; "
             f"ask for it with maps={prompt + 1}"
         )
+    # 1: a separator, 0: another token, -1: padding
     separators = pick(dataset["separator"], prompt=prompt).values
     figure = paper_figure(COLUMN_WIDTH, COLUMN_WIDTH * 0.94)
     ax = figure.subplots()
     shown = draw_map(
         ax,
+        # Prompts are padded to the longest one of the run.
         values.values[: _count(separators), : _count(separators)],
         np.flatnonzero(separators == 1),
     )
@@ -147,6 +149,7 @@ def draw_map(ax: Axes, weights: np.ndarray, separators: np.ndarray) -> Any:
         markersize=4,
         markeredgewidth=0.8,
         gid="separators",
+        # Marks of the first and last token would be cut at the edge.
         clip_on=False,
     )
     ax.set(xlabel="key (token)", ylabel="query (token)")
@@ -270,6 +273,7 @@ def draw_counted(
         markeredgewidth=0.7,
         gid="separators",
     )
+    # CoPE caps what is counted at p_max; far below it, the line would only flatten the curve.
     if np.isfinite(largest) and np.nanmax(sums) > 0.8 * largest:
         ax.axhline(largest, color="#222222", linestyle="--", linewidth=0.6)
         ax.text(0, largest, f" largest position, {largest:g}", va="bottom", fontsize=5.5)
@@ -318,6 +322,7 @@ def score_chart(dataset: xr.Dataset) -> HeadDots:
     panels = {}
     for label, scores, control in _with_controls(dataset):
         count = int(scores.notnull().any(("layer", "head")).sum())
+        # Shares from 0 to 1, with room for whole dots at both ends.
         limited = scores.assign_attrs(limits=(-0.02, 1.04))
         panels[f"{label} ({counted(count, 'prompt')})"] = limited, control
     return HeadDots("gate_scores", panels, "control: shuffled tokens, shuffled segments", "share")
@@ -455,6 +460,7 @@ def _label_tokens(
         if described is None or prompt not in described["prompt"]
         else prompt_tokens(described, prompt)
     )
+    # Most important first, as `label_tokens` drops labels that collide with earlier ones.
     largest = np.argsort(-gates, kind="stable")[: LABELS // 3].tolist()
     order = [
         *np.flatnonzero(separators).tolist(),

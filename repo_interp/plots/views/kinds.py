@@ -48,9 +48,11 @@ def losses_by_kind(run: xr.DataTree) -> Dots:
     """
     kinds = group(run, "kinds")
     losses = kinds["loss_change"].sel(token_class=_answered(kinds), of=["change", "controls"])
+    # Half of (high - low): the bars are drawn around the mean.
     ends = losses.sel(bound=["low", "high"]).diff("bound").isel(bound=0) / 2
     mean = (
         losses.sel(bound="mean")
+        # Smaller losses are rounding in float32, see ROUNDING.
         .round(6)
         .assign_coords(
             kind=[f"{kind} ({count})" for kind, count in kinds["heads"].to_series().items()],
@@ -81,8 +83,10 @@ def kind_table(run: xr.DataTree) -> Table:
         of_kind = kinds.sel(kind=kind)
         score, mean = (
             of_kind["score_change"].sel(bound="mean"),
+            # The first class is "all", which has columns of its own.
             of_kind["loss_change"].sel(bound="mean").isel(token_class=slice(1, None)),
         )
+        # All heads leave no others to compare with.
         by_class = mean.sel(of="difference").fillna(mean.sel(of="change"))
         rows.append(
             (
@@ -134,6 +138,7 @@ def _findings(run: xr.DataTree) -> Iterator[Finding]:
         if kind in CASES:
             continue
         of_kind = kinds["loss_change"].sel(kind=kind)
+        # (mean, low, high) of each
         change, others, difference = of_kind.sel(token_class=answered).values
         judged, rest = (
             (change, "")
@@ -148,9 +153,11 @@ def _findings(run: xr.DataTree) -> Iterator[Finding]:
                 for name, case in CASES.items()
                 if name in kinds["kind"]
             )
+        # high - mean is half of the interval. The negation also skips NaN.
         if not everything and not abs(judged[0]) > CLEAR * (judged[2] - judged[0]):
             continue
         by_class = of_kind.sel(of="difference").values
+        # Classes without tokens are NaN.
         most = int(np.nan_to_num(by_class[:, 0], nan=-np.inf).argmax())
         if judged[0] > 0 and by_class[most, 0] - difference[0] > CLEAR * (
             by_class[most, 2] - by_class[most, 0]

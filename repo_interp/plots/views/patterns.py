@@ -98,6 +98,7 @@ def _by_pattern(
     panels, looks, absent = {}, {}, []
     for pattern in map(str, shares["pattern"].values):
         of, colour = shares.sel(pattern=pattern), PATTERN_COLOURS[pattern]
+        # Cells have no decimals: below half a per cent all of them would read 0.
         if bool((of >= 0.5).any()):
             mean = (
                 ""
@@ -155,6 +156,7 @@ def sensitivity_grid(run: xr.DataTree) -> Grid:
         )
     sizes, epsilons = grid["chunk_size"].values, grid["epsilon"].values
     size, epsilon = (patterns.attrs.get(name, np.nan) for name in ("chunk_size", "epsilon"))
+    # Epsilon went through a file as a float, so it is found within rounding.
     rows, columns = np.nonzero((sizes == size)[:, None] & np.isclose(epsilons, epsilon))
     grid = grid.assign_coords(
         epsilon=("epsilon", epsilons, {"long_name": "ε (positions)"}),
@@ -203,6 +205,7 @@ def pattern_table(run: xr.DataTree) -> Table:
         "Patterns of positions inside chunks",
         columns,
         tuple(rows),
+        # Runs that state no parameters would end in a lone full stop.
         note.replace(" .", ""),
     )
 
@@ -228,6 +231,7 @@ def caption_of(patterns: xr.Dataset) -> str:
 
 def _chunks(patterns: xr.Dataset) -> int:
     """How many chunks of layers that learn positions are labelled."""
+    # -1 marks a chunk without positions, or beyond the end of a shorter prompt.
     return int((patterns["chunk_pattern"].sel(layer=learned_layers(patterns)) >= 0).sum())
 
 
@@ -260,6 +264,7 @@ def _not_all_monotonic(run: xr.DataTree) -> bool:
     shares = group(run, "patterns")["pattern_share"]
     return bool(
         (
+            # The token index rises strictly, so its chunks are mono alone.
             shares.sel(pattern=[name for name in shares["pattern"].values if name != "mono"]) > 0
         ).any()
     )
@@ -274,6 +279,7 @@ def _findings(run: xr.DataTree) -> Iterator[Finding]:
         over_prompts(patterns[name].sel(layer=learned_layers(patterns)))
         for name in ("trend", "trend_slope")
     )
+    # Counted by the measure, prompt by prompt: a mean trend may hide a prompt without one.
     counts = patterns["counts_tokens"].sel(layer=trend["layer"]) == 1
     for direction, sign, found in (
         ("rise with the token index", "", counts & (trend > 0)),
@@ -288,6 +294,7 @@ def _findings(run: xr.DataTree) -> Iterator[Finding]:
             sizes = abs(trend.where(found))
             ends = " to ".join(
                 dict.fromkeys(
+                    # Rounded down: a correlation of .998 must not be shown as 1.
                     f"{sign}{math.floor(100 * end) / 100}"
                     for end in (float(sizes.min()), float(sizes.max()))
                 )

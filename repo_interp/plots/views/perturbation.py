@@ -118,6 +118,7 @@ def worse_than_without(dataset: xr.Dataset, value: str) -> tuple[xr.DataArray, x
     worse = (cells.sel(gamma=0.0) - cells if better_up else cells - cells.sel(gamma=0.0)).transpose(
         *cells.dims
     )
+    # A value with another unit has no fixed reach: its largest change, but not 0, ends the colours.
     return (
         cells,
         worse,
@@ -137,6 +138,7 @@ def over_heads(values: xr.DataArray) -> xr.DataArray:
         Values [kind, l_max, gamma].
     """
     axes = ("kind", "l_max", "gamma")
+    # A mean drops attributes by default; units and names are read later.
     with xr.set_options(keep_attrs=True):
         return values.mean({*values.dims} - {*axes}).transpose(*axes)
 
@@ -151,6 +153,7 @@ def values_to_show(run: xr.DataTree) -> tuple[str, ...]:
         Names; the score of the task is left out if it is the log perplexity.
     """
     dataset = group(run, "perturbation")
+    # Tasks scored in nats would have the same figure twice; the score is the last of VALUES.
     same = np.allclose(dataset["task_score"], dataset["log_perplexity"], equal_nan=True)
     # runs of earlier versions lack some
     return tuple(value for value in VALUES[: len(VALUES) - same] if value in dataset)
@@ -215,6 +218,7 @@ def _findings(run: xr.DataTree) -> Iterator[Finding]:
     if not smallest or not np.isfinite(rise.values).any():
         return
     at_least = rise.sel(gamma=smallest[0]).isel(l_max=0)
+    # So written, NaN returns too.
     if not float(at_least.max()) >= LEAST_RISE:
         return
     kind = str(at_least["kind"].values[int(np.nanargmax(at_least.values))])

@@ -95,12 +95,14 @@ def _kinds(dataset: xr.Dataset) -> Heads:
     numbers = kind.copy(data=place).assign_attrs(
         long_name="kind of head, by its positions", units=""
     )
+    # NaN needs some index here; `Heads` greys cells without a number anyway.
     return Heads(numbers, colours=shades[np.nan_to_num(place).astype(int)], texts=kind)
 
 
 def _largest(dataset: xr.Dataset) -> Heads:
     share = dataset["share"].sel(source=[*COLOURS]).transpose("layer", "head", "source")
     known = share.notnull().all("source").values
+    # argmax would answer the place of a NaN; [layer, head]
     leading = np.nan_to_num(share.values, nan=-np.inf).argmax(-1)
     colours = np.where(known, np.array([*COLOURS.values()])[leading], MISSING)
     title = (
@@ -142,9 +144,11 @@ def source_table(run: xr.DataTree) -> Table:
         token["alone_null"],
     ]
     different = {}
+    # Rounded first: heads that differ only by less than is shown count as the same.
     columns = [(100 * each).round() for each in percents]
     for layer, head, *row in head_rows([*columns, dataset["line_step"]], _known_heads(dataset)):
         row = (*row, str(dataset["kind"].sel(layer=layer, head=head).values))
+        # Grouped heads and one assigner per layer give the same row many times.
         different.setdefault((layer, *row), (layer, head, *row))
     tokens, share = (
         counted(int(dataset["counted_tokens"]), "token"),
@@ -201,6 +205,7 @@ def _findings(run: xr.DataTree) -> Iterator[Finding]:
         named = int((dataset["kind"] != "").sum())
         rest = named - sum(counts.values())
         others = f"; those of {rest} do none of this" if rest else ""
+        # Heads that count backwards are as clear as those that count forwards.
         first = ranked_heads(abs(next(iter(kinds.values()))))[0]
         learned = f"learned {of}" if of == "positions" else of
         sentence = f"Of {counted(named, 'head')} with {learned}{_distinct(dataset)}, {does}{others}"
@@ -229,6 +234,8 @@ def _findings(run: xr.DataTree) -> Iterator[Finding]:
                 f"{does.format(ends=ends, of=of)}{_within(run, found)}"
             )
             evidence = (
+                # On held-out tokens a useless source may do worse than the mean, so nulls may be
+                # negative.
                 f"{over_texts}; of shuffled {of} at most {max(0.0, float(null.max())):.3g}"
                 f"{' %' * (unit == 100)}"
             )
@@ -239,6 +246,7 @@ def _distinct(dataset: xr.Dataset) -> str:
     """Return how many different rows of positions there are, where heads share them."""
     numbers = dataset[["alone", "share"]].to_array().transpose("layer", "head", ...).values
     named = np.argwhere(dataset["kind"].transpose("layer", "head").values != "").tolist()
+    # Places on the axes, not labels: `numbers` is a plain array.
     rows = {(layer, numbers[layer, head].tobytes()) for layer, head in named}
     return f" ({len(rows)} rows of positions, which heads share)" if len(rows) < len(named) else ""
 
@@ -267,6 +275,7 @@ def kind_shares(tree: xr.DataTree) -> xr.DataArray:
     names = xr.DataArray(_KINDS, {"kind": _KINDS}, ("kind",))
     shares = (
         (kind == names)
+        # Heads without a kind (NoPE, or a run without the layer) are no part of the whole.
         .where(kind != "")
         .mean("head")
         .dropna("layer", how="all")

@@ -84,8 +84,10 @@ def kinds_of_heads(
         return None, ()
     sources, gates = group(run, "position_sources"), {}
     if "gates" in run.children:
+        # `pack_layer` reads a variable `position` over tokens; gates are packed in the same form.
         by_token = run["gates"]["gate_by_token"].rename(key="token").to_dataset(name="position")
         by_token["token_count"] = described["token_count"]
+        # Other layers have no gates to show.
         layers = [layer for layer, scheme in schemes(by_token).items() if scheme.startswith("cope")]
         for prompt in described["prompt"].values.tolist():
             gates[prompt] = {layer: pack_layer(by_token, prompt, layer) for layer in layers}

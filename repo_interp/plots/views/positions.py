@@ -133,6 +133,7 @@ def position_lines(run: xr.DataTree, layer: int, head: int, prompt: int = 0) -> 
     )
     _name_outliers(ax, values.values[: tokens.count], tokens)
     ax.set_ylabel(unit_label("position z", positions["position"]))
+    # NaN equals nothing, so a layer without positions counts no head alike, not even this one.
     same = (
         (positions["position"].sel(prompt=prompt, layer=layer) == values)
         .isel(token=slice(tokens.count))
@@ -192,6 +193,7 @@ def _by_worth(values: np.ndarray, tokens: PromptTokens) -> Iterator[int]:
             yield from (first, last)
     finite = np.isfinite(values)
     if finite.any():
+        # From the median: outliers, which deserve a name most, would move a mean.
         distance = np.where(finite, abs(values - np.median(values[finite])), -1)
         yield from np.argsort(-distance, kind="stable")[:8].tolist()
     for members in tokens.top_spans.values():
@@ -211,6 +213,7 @@ def _name_outliers(ax: Axes, values: np.ndarray, tokens: PromptTokens) -> None:
     low, high = fences(finite)
     distance = np.where(np.isfinite(values), np.maximum(values - high, low - values), -1)
     named: list[int] = []
+    # Neighbours of an outlier are often outliers too, so more are tried than are named.
     for token in np.argsort(-distance, kind="stable")[: 8 * NAMED_OUTLIERS].tolist():
         crowded = any(
             abs(token - other) < 0.07 * tokens.count
@@ -253,6 +256,7 @@ def position_grid(run: xr.DataTree, prompt: int = 0) -> PaperFigure:
     values = pick(positions["position"], prompt=prompt).transpose("layer", "head", "token")
     tokens = prompt_tokens(positions, prompt)
     layers, named = values.sizes["layer"], schemes(positions)
+    # Many layers get flatter cells rather than a figure taller than a page.
     cell = min(0.62, (PAGE_HEIGHT - 0.8) / layers)
     figure = paper_figure(PAGE_WIDTH, max(1.6, cell * layers + 0.8))
     ax = figure.subplots()
@@ -292,6 +296,7 @@ def draw_grid(ax: Axes, values: np.ndarray, colours: list[str]) -> Axes:
         `ax`.
     """
     layers, heads, count = values.shape
+    # The columns of print that one cell has, but at least 40.
     bins = max(40, PIXELS // heads)
     middle: Any = {
         "ha": "center",
@@ -307,8 +312,11 @@ def draw_grid(ax: Axes, values: np.ndarray, colours: list[str]) -> Axes:
                 ax.text(head, layer, "no positions", **middle)
                 continue
             shown = envelope(cell, bins)
+            # A margin of .03 on either side keeps the lines of neighbours apart.
             x = head - 0.47 + 0.94 * (shown + 0.5) / count
             lines.append(
+                # Downwards axis, so large positions have small y; the top quarter is left to the
+                # range's number.
                 np.column_stack(
                     (x, layer + 0.47 - 0.74 * (cell[shown] - limits[0]) / (limits[1] - limits[0]))
                 )
@@ -330,6 +338,7 @@ def draw_grid(ax: Axes, values: np.ndarray, colours: list[str]) -> Axes:
             "gid": f"positions {layer}",
         }
         ax.add_collection(LineCollection(lines, **look))
+    # Above the lines: they cover what a line's width draws into the next cell.
     for edge in range(heads + 1):
         ax.axvline(edge - 0.5, color="white", linewidth=1.2, zorder=5)
     for edge in range(layers + 1):
@@ -416,6 +425,7 @@ def positions_beside(tree: xr.DataTree) -> PaperFigure:
     positions, runs = group(tree, "positions"), runs_of(tree)
     ranges = over_prompts(positions["position_range"])
     learned = positions["scheme"].isin(LEARNED_SCHEMES)
+    # Chosen over all runs, so that every row shows the same heads.
     heads = ranked_heads((ranges.where(learned) if learned.any() else ranges).mean("run"))[:LINES]
     shown = spread(runs_with_values(positions["position"]), BESIDE)
     tokens = prompt_tokens(positions.sel(run=shown[0]), int(positions["prompt"].values[0]))
@@ -444,6 +454,7 @@ def positions_beside(tree: xr.DataTree) -> PaperFigure:
 def _differ_from_index(run: xr.DataTree) -> bool:
     """Whether any head's range is another than that of the token index."""
     positions = group(run, "positions")
+    # The token index of n tokens spans n - 1.
     beyond = positions["position_range"] - (positions["token_count"] - 1)
     return bool((np.abs(beyond.where(np.isfinite(beyond), 0)) > 0).any())
 
@@ -489,6 +500,7 @@ def _findings(run: xr.DataTree) -> Iterator[Finding]:
         float(ranges.max()),
         float(ranges.median()),
     )
+    # About the spread of the token index: nothing to report.
     if 0.5 * index < middle < 2 * index:
         return
     layer, head = ranked_heads(ranges)[0]

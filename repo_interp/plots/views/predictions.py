@@ -42,6 +42,7 @@ def prediction_table(run: xr.DataTree) -> Table:
         One row per span: how often its tokens were the likeliest ones, and their mean probability.
     """
     predictions, prompt = group(run, "predictions"), first_prompt(run)
+    # A row predicts the token after it, to which its probability belongs.
     following = predictions["token"].values + 1
     probability, rank = (
         predictions["probability_of_next"].values,
@@ -57,6 +58,7 @@ def prediction_table(run: xr.DataTree) -> Table:
         *((name, spans[name]) for name in ordered_spans(spans)),
         ("all", following),
     ]:
+        # Rank -1: the run kept no prediction there.
         known = np.isin(following, tokens) & (rank >= 0)
         if known.any():
             rows.append(
@@ -86,6 +88,7 @@ def _charts(run: xr.DataTree) -> Iterator[Chart]:
     """The line over the first prompt, and the next tokens after the chosen one."""
     predictions, prompt = group(run, "predictions"), first_prompt(run)
     following = predictions["probability_of_next"]
+    # Drawn at the token that is predicted, as spans and texts are.
     index = ("token", following["token"].values + 1, {"long_name": "token index"})
     title = "probability of a token of the first prompt, given those before it"
     drawn = following.assign_coords(token=index).rename("probability")
@@ -93,6 +96,7 @@ def _charts(run: xr.DataTree) -> Iterator[Chart]:
     if drawn.notnull().any():  # a prompt of one token has no next one
         yield Lines(*alone(run, drawn), "token", None, name="predictions", spans=prompt)
     ids = predictions["next_token"]
+    # Runs without a tokenizer have ids only.
     numbered = np.array([f"⟨{token}⟩" for token in ids.values.ravel()], dtype=object).reshape(
         ids.shape
     )

@@ -89,6 +89,7 @@ def heads_to_show(run: xr.DataTree) -> list[tuple[int, int]]:
     """
     positions = group(run, "positions")
     ranges = over_prompts(positions["position_range"])
+    # The least number above 0: a run of constant positions divides 0 by it, not by 0.
     scores = ranges / max(float(ranges.max()), np.finfo(float).tiny)
     if main_span(run) == "needle":
         attention = group(run, "attention_mass").sel(span="needle", drop=True)
@@ -96,6 +97,7 @@ def heads_to_show(run: xr.DataTree) -> list[tuple[int, int]]:
         excess = (
             (over_prompts(attention["mass"]) - chance)
             .clip(min=0)
+            # The two measures may have kept other layers; a missing mass counts 0 below.
             .reindex(layer=ranges["layer"], head=ranges["head"])
         )
         scores = scores + (excess / max(float(excess.max()), np.finfo(float).tiny)).fillna(0)
@@ -110,6 +112,8 @@ def heads_to_show(run: xr.DataTree) -> list[tuple[int, int]]:
             for other in (*first, *alike)
         ):
             continue
+        # Curves are centred and of length 1, so their product is the correlation; of either sign,
+        # since a mirrored curve shows nothing new.
         near = any(abs(float(curves[head] @ curves[other])) >= ALIKE for other in first)
         (alike if near else first).append(head)
     return [*first, *alike]
@@ -123,6 +127,7 @@ def _curve(positions: xr.Dataset, layer: int, head: int) -> np.ndarray:
     length = float(np.linalg.norm(centred))
     return (
         centred / length
+        # A constant head has a length of rounding, which would become a curve of noise.
         if length > 1e-9 * (1 + np.abs(values).max(initial=0.0))
         else np.zeros_like(centred)
     )
@@ -159,6 +164,7 @@ def range_chart(run: xr.DataTree) -> HeadDots:
     """
     positions = positions_of(run)
     ranges, lengths = positions["position_range"], positions["token_count"].values
+    # HeadDots draws a control by head; here it is one bar per layer.
     median = ranges.mean("prompt").median("head").broadcast_like(ranges)
     title = f"{counted(ranges[0].size, 'head')}, {counted(ranges.sizes['prompt'], 'prompt')}"
     return HeadDots(

@@ -150,6 +150,7 @@ def _arrows(pairs: xr.Dataset) -> tuple[np.ndarray, np.ndarray]:
     """
     query = pairs["query_mean_re"].values + 1j * pairs["query_mean_im"].values
     key = pairs["key_mean_re"].values + 1j * pairs["key_mean_im"].values
+    # 1 / sqrt(d_head): a component is a pair of entries.
     scale = 1 / np.sqrt(2 * query.size)
     return query * key.conj() * scale, np.abs(query) * pairs["key_deviation"].values * scale
 
@@ -157,6 +158,7 @@ def _arrows(pairs: xr.Dataset) -> tuple[np.ndarray, np.ndarray]:
 def _reach(pairs: xr.Dataset, numbered: int) -> float:
     """Half the width of a panel in which the longest `numbered` arrows have their whole circles."""
     arrows, deviation = _arrows(pairs)
+    # Short arrows may have wide circles, which would set the scale for arrows too small to see.
     longest = np.argsort(-np.abs(arrows), kind="stable")[:numbered]
     return max(1e-12, 1.05 * float((np.abs(arrows) + deviation)[longest].max(initial=0.0)))
 
@@ -184,6 +186,7 @@ def draw_pairs(ax: Axes, pairs: xr.Dataset, colour: str, numbered: int, short: f
         if abs(arrows[component]) >= short * reach
     }
     places = _number_places(named, GAP * reach if not short else short * reach)
+    # The slowest first, so that fast ones lie on top of those of equal zorder.
     for component in np.arange(arrows.size)[::-1]:
         tip, shade = complex(arrows[component]), colour if slow[component] else OTHERS
         line = {
@@ -218,6 +221,7 @@ def _number_places(tips: Mapping[int, complex], gap: float) -> dict[int, complex
         outward = tip / abs(tip) if tip else 1.0
         place = tip + 0.7 * gap * outward
         while any(abs(place - other) < gap for other in places.values()):
+            # Further out along the arrow, so that a number still points to its head.
             place += 0.5 * gap * outward
         places[component] = place
     return places
@@ -232,6 +236,7 @@ def rotating_heads(dataset: xr.Dataset) -> list[tuple[int, int]]:
     Returns:
         Labels (layer, head).
     """
+    # 1: slow dominating, 0: another pair, -1: the layer does not rotate
     return heads_where((dataset["slow_dominating"] >= 0).any("component"))
 
 
@@ -248,6 +253,7 @@ def head_to_show(dataset: xr.Dataset) -> tuple[int, int] | None:
     """
     products = dataset["query_norm"] * dataset["key_norm"]
     total = products.sum("component")
+    # A head of zeros has no share, rather than a division by 0.
     share = products.where(dataset["slow_dominating"] == 1).sum("component") / total.where(
         total > 0
     )
@@ -255,6 +261,7 @@ def head_to_show(dataset: xr.Dataset) -> tuple[int, int] | None:
 
 
 def _of_head(dataset: xr.Dataset, layer: int, head: int) -> xr.Dataset:
+    # Only for its message about a layer or head that the run lacks.
     pick(dataset["slow_dominating"], layer=layer, head=head)
     pairs = dataset.sel(layer=layer, head=head)
     if (pairs["slow_dominating"] < 0).all():
@@ -289,6 +296,8 @@ def _around(
         2 * radius,
         2 * radius,
         theta1=start,
+        # matplotlib draws arcs counterclockwise from theta1, the sense in which positions turn
+        # pairs.
         theta2=start + (360 if whole else np.degrees(rotation)),
     )
     arc.set(

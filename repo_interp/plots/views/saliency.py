@@ -111,6 +111,7 @@ def saliency_text(
     lines = text_lines(tokens, shown_tokens(values, answer))
     figure = paper_figure(PAGE_WIDTH, 0.75 + LINE * len(lines))
     ax = figure.subplots()
+    # Symmetric about 0, so that white is no effect; all zeros still need a scale.
     reach = float(np.abs(values).max()) or 1.0
     norm = Normalize(-reach, reach)
     draw_text(ax, lines, values, set(answer.tolist()), norm)
@@ -141,6 +142,7 @@ def shown_tokens(values: np.ndarray, answer: np.ndarray) -> np.ndarray:
     if values.size <= MOST_TOKENS:
         return np.arange(values.size)
     shown = np.zeros(values.size, dtype=bool)
+    # A long answer may take a quarter of the room, from its end.
     shown[answer[-MOST_TOKENS // 4 :]] = True
     for token in np.argsort(-np.abs(values), kind="stable"):
         around = slice(max(0, token - AROUND), token + AROUND + 1)
@@ -164,6 +166,7 @@ def text_lines(tokens: PromptTokens, shown: np.ndarray) -> list[list[tuple[int |
     """
     labels: list[tuple[int | None, str]] = []
     last = -1
+    # The empty stretch at the end makes the gap after the last token that is shown.
     for first, end in [*contiguous(shown.tolist()), (tokens.count, tokens.count - 1)]:
         labels += [(None, f"… {counted(first - last - 1, 'token')} …")] if first > last + 1 else []
         labels += [(token, token_label(tokens.text(token))) for token in range(first, end + 1)]
@@ -207,6 +210,7 @@ def draw_text(
     for row, line in enumerate(lines):
         x = 0.0
         for token, label in line:
+            # The x axis counts letters, which the font makes equally wide.
             width = len(label) + 0.6
             ink = "#777777"
             if token is not None:
@@ -221,6 +225,7 @@ def draw_text(
                         gid=f"token {token}",
                     )
                 )
+                # Luma of red, green and blue (Rec. 601): dark fields get white letters.
                 ink = "black" if np.dot(shade[:3], (0.3, 0.59, 0.11)) > 0.5 else "white"
             if token in answer:
                 line = {
@@ -269,6 +274,7 @@ def saliency_table(run: xr.DataTree) -> Table:
         the largest of them.
     """
     dataset, value = group(run, "saliency"), _values(run)[-1]
+    # min_count: a head without a path has no sum, not the sum 0.
     net = over_prompts(dataset["integrated_gradients"].sum("token", min_count=1))
     first = int(dataset["prompt"].values[0])
     tokens, rows = prompt_tokens(dataset, first), []
@@ -367,6 +373,7 @@ def _lead(run: xr.DataTree) -> str:
         return begin
     start, end = dataset["baseline_log_probability"], dataset["log_probability"]
     differences, errors = np.abs(end - start), np.abs(dataset["completeness_error"])
+    # Of sums, not the mean of ratios: a prompt whose log p hardly changes would outweigh all.
     missed = float(errors.sum() / max(float(differences.sum()), 1e-12))
     where = (
         "the mean of their head"
@@ -411,6 +418,7 @@ VIEW = View(
     "Positions that the answer hangs on",
     _lead,
     _charts,
+    # The second table is about integrated gradients, which a run without a path lacks.
     tables=lambda run: (saliency_table(run), completeness_table(run))[: len(_values(run))],
     findings=_findings,
     compared=("saliency_size", "integrated_size"),

@@ -88,6 +88,7 @@ def segment_positions(
     kind = _chosen(dataset, kind)
     tokens = prompt_tokens(positions, prompt)
     labels = pick(dataset["segment"], prompt=prompt, kind=kind).values[: tokens.count]
+    # Segments count from 0, and -1 is none: with one alone there is nothing to compare.
     if labels.max() < 1:
         counts = dataset["segment_count"].sel(prompt=prompt)
         present = ", ".join(map(str, counts["kind"].values[counts.values > 1])) or "no segments"
@@ -104,9 +105,11 @@ def segment_positions(
     draw_positions(ax, values, scheme_colour(scheme))
     shade_segments(ax, labels)
     jumps = largest_steps(values, labels)
+    # A jump is between a token and the one before. x in tokens, y as a share of the axes' height.
     ax.plot(jumps - 0.5, np.full(len(jumps), 1.02), "v", color="black", markersize=2.6, transform=ax.get_xaxis_transform(),
             clip_on=False, gid="jumps")  # fmt: skip
     ax.set_ylabel("position z (positions)")
+    # return_index gives the first token of every label.
     known, firsts = np.unique(labels, return_index=True)
     firsts = firsts[known >= 0]
     ranked = firsts[sparse_ticks(firsts, LABELS)].tolist()
@@ -162,12 +165,14 @@ def largest_steps(values: np.ndarray, labels: np.ndarray) -> np.ndarray:
     Returns:
         Indices, as many as there are edges of segments; none if all values are equal.
     """
+    # Tokens outside of segments are skipped, so a step may lead across them.
     inside = np.flatnonzero(labels >= 0)
     steps = np.abs(np.diff(values[inside].astype(float)))
     edges = int(np.count_nonzero(np.diff(labels[inside])))
     # Equal steps, as those of the token index, have no largest ones.
     if not np.isfinite(steps).all() or np.ptp(steps) < 1e-9:
         return np.zeros(0, dtype=int)
+    # Step t lies before token t + 1 of those inside.
     return np.sort(inside[1:][np.argsort(-steps, kind="stable")[:edges]])
 
 
@@ -237,6 +242,7 @@ def _charts(run: xr.DataTree) -> Iterator[Chart]:
     beyond = _beyond_shuffled(dataset, kind).assign_attrs(
         long_name=f"η² of {kind} minus that of shuffled edges", units="1"
     )
+    # A picture, not a map to click on: the maps below have the values and their control apart.
     yield CustomFigure(f"segment_variance_{kind}", Heads(beyond).figure)
     with_segments = dataset["prompt"].values[dataset["segment_count"].sel(kind=kind).values > 1]
     if has_groups(run, ["positions"]):
@@ -298,6 +304,7 @@ def main_kind(dataset: xr.Dataset) -> str | None:
     counts = {
         str(kind): dataset["segment_count"].sel(kind=kind).values for kind in dataset["kind"].values
     }
+    # A single segment has no edge.
     present = {kind: count for kind, count in counts.items() if (count > 1).any()}
     return max(
         present,

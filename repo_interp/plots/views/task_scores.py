@@ -91,6 +91,7 @@ def _scores(run: xr.DataTree, name: str) -> Iterator[Chart]:
         scores["test_set"],
     )
     title = score_title(run) if has_runs(run) else f"{metric} of {score_title(run)}"
+    # Names that are numbers are prompt lengths, which make an axis.
     lengths = all(str(label).isdecimal() for label in axis.values)
     error = (mean.dims, scores["standard_error"].transpose(*mean.dims).values)
     label = f"length ({scores.attrs.get('test_sets_count', 'tokens')})" if lengths else "test set"
@@ -108,6 +109,7 @@ def _scores(run: xr.DataTree, name: str) -> Iterator[Chart]:
     )
     if len(inside):
         drawn.attrs["training_length"] = max(map(int, inside))
+    # Shares have the same axis in all figures; scores in nats have no such ends.
     if str(mean.attrs.get("units", "1")) == "1" and float(mean.max()) <= 1:
         drawn.attrs["limits"] = -0.03, 1.03
     several = has_runs(run)
@@ -115,6 +117,7 @@ def _scores(run: xr.DataTree, name: str) -> Iterator[Chart]:
     yield from charts_of(name, *shown)
     if len(inside) and mean.attrs.get("units") == "nat" and not several:
         perplexity = (
+            # The exponential of a standard error is not that of the perplexity.
             xr.apply_ufunc(np.exp, drawn.drop_vars("error"))
             .rename("perplexity")
             .assign_attrs(drawn.attrs, units="1")
@@ -204,6 +207,8 @@ def map_table(run: xr.DataTree) -> Table:
                 1 + beside,
             ): f'ri.explain_cell(ri.read_run("run.nc"), depth={labels[place]}, '
             f"length={below[beside]})"
+            # Cells without prompts are NaN, and NaN < 1 is false. Column 0 of the table holds the
+            # labels.
             for place, beside in np.argwhere(values.values < 1).tolist()
         }
         note = (
@@ -240,6 +245,7 @@ def _findings(run: xr.DataTree) -> Iterator[Finding]:
     """The score of every test set, the first and the worst."""
     scores = group(run, "scores")
     mean, unit = scores["mean_score"], str(scores["mean_score"].attrs.get("units", "1"))
+    # One finding where the first set is the worst.
     for place in dict.fromkeys((0, int(np.nanargmin(mean.values)))):
         value, error = float(mean[place]), float(scores["standard_error"][place])
         number = (

@@ -100,6 +100,7 @@ def correlation_grid(run: xr.DataTree) -> Grid:
     panels = {}
     for name in [name for name in FITS if name in run.children] or ["three_axis"]:
         values = over_prompts(group(run, name)["r"]).transpose("layer", "head")
+        # Kept out of the mean too: r = 1 by construction would lift it.
         telling = values.where(values < EXACT)
         mean = (
             f"mean {number(float(nanmean(telling.values)))}"
@@ -125,6 +126,7 @@ def example_heads(dataset: xr.Dataset) -> list[tuple[int, int]]:
     """
     order = ranked_heads(over_prompts(dataset["r"]))
     return (
+        # dict.fromkeys: with one or two heads these places coincide.
         [order[place] for place in dict.fromkeys((0, (len(order) - 1) // 2, len(order) - 1))]
         if order
         else []
@@ -163,6 +165,7 @@ def three_axis_fit(run: xr.DataTree, layer: int, head: int) -> PaperFigure:
     starts, tokens = shown["key_block"].values, axes["query"].size
     rebuilt = additive_means(axes["distance"], axes["query"], axes["key"], edges_of(starts, tokens))
     figure = paper_figure(PAGE_WIDTH, 2.3)
+    # Subfigures, since each third has rows of its own.
     left, middle, right = np.asarray(
         figure.subfigures(1, 3, width_ratios=(1.0, 0.9, 1.17))
     ).tolist()
@@ -207,6 +210,7 @@ def additive_means(
     edges = np.asarray(edges)
     tokens, starts = edges[-1], edges[:-1]
     # Keys of a block that a query sees, and queries of a block that see a key.
+    # [query, key_block] and [query_block, key]: the causal cut needs no token x token mask.
     seen = np.clip(np.arange(tokens)[:, None] + 1 - starts, 0, np.diff(edges))
     seeing = np.clip(edges[1:][:, None] - np.arange(tokens), 0, np.diff(edges)[:, None])
     pairs = np.add.reduceat(seen, starts, axis=0)
@@ -215,6 +219,7 @@ def additive_means(
     # The sum of a_{i-j} over a rectangle is four corners of the double cumulative sum of a.
     twice = np.concatenate(([0.0, 0.0], np.cumsum(np.cumsum(distance[:tokens]))))
 
+    # [row, column]; below distance 0 the sum is 0, so pairs that look ahead add nothing.
     def corner(rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
         return twice[np.clip(rows[:, None] - columns + 1, 0, tokens + 1)]
 
@@ -224,6 +229,7 @@ def additive_means(
         - corner(edges[1:], edges[1:])
         + corner(starts, edges[1:])
     )
+    # Blocks without causal pairs divide by 1 and are then replaced by NaN.
     with np.errstate(invalid="ignore"):
         return np.where(pairs > 0, (of_query + of_key + of_distance) / np.maximum(pairs, 1), np.nan)
 
@@ -301,6 +307,7 @@ def map_limits(values: np.ndarray) -> tuple[float, float]:
     Returns:
         Lower and upper limit; 1 apart if they are equal.
     """
+    # A few extreme logits, often of the first token, would leave all others in one colour.
     low, high = np.nanpercentile(values, SHOWN)
     return float(low), float(high) if high > low else float(low) + 1.0
 
@@ -355,6 +362,7 @@ def heads_with_maps(run: xr.DataTree, fit: xr.Dataset) -> list[tuple[int, int]]:
         return []
     maps = group(run, "maps")
     both = fit.sel(
+        # Maps may be kept of some layers and heads only.
         layer=np.intersect1d(fit["layer"], maps["layer"]),
         head=np.intersect1d(fit["head"], maps["head"]),
     )
@@ -372,6 +380,7 @@ def correlations(dataset: xr.Dataset, names: Mapping[str, str]) -> dict[str, xr.
     Returns:
         Means [layer, head] by label, of the variables that `dataset` has.
     """
+    # Judged by the main correlation, which is first; the others are then as empty of meaning.
     exact = over_prompts(dataset[next(iter(names))]) >= EXACT
     present = {
         label: over_prompts(dataset[name]).where(~exact)
@@ -478,6 +487,7 @@ def _findings(run: xr.DataTree) -> Iterator[Finding]:
     r = r.where(r < EXACT)  # r = 1 by construction says nothing of the model
     shuffled = shuffled.where(r.notnull())
     gain = r - shuffled
+    # So written, a median of NaN returns too.
     if not float(gain.median()) >= 0.05:
         return
     layer, head = ranked_heads(gain)[0]
@@ -530,6 +540,7 @@ def _map_charts(run: xr.DataTree) -> list[HeadImage]:
             title,
             "key (token)",
             y,
+            # [layer, head, query or distance block, key block]
             maps[f"{kind}_map"].transpose(..., "key_block"),
             size,
             tokens,

@@ -77,6 +77,7 @@ def _of_stability(run: xr.DataTree) -> Iterator[Finding]:
     found = random - stable > LESS_STABLE
     if heads := heads_where(found):
         worst = ranked_heads((random - stable).where(found))[0]
+        # Stability is the share of distances that keep the preference.
         share = 1 - float(stable.sel(layer=worst[0], head=worst[1]))
         yield Finding(
             f"In {len(heads)} of {int(stable.notnull().sum())} heads, which of two keys is "
@@ -93,6 +94,7 @@ def _of_stability(run: xr.DataTree) -> Iterator[Finding]:
 
 def _of_octaves(run: xr.DataTree) -> Iterator[Finding]:
     """Tokens of the first prompt, but the first, that take much of a layer's attention."""
+    # Sink tokens are token indices, which cannot be averaged over prompts.
     dataset = group(run, "octaves").isel(prompt=0)
     mass, even = dataset["sink_mass"].mean("head"), dataset["sink_uniform"]
     is_sink = ((mass > SINK_MASS) & (mass > SINK_RATIO * even)).values
@@ -103,6 +105,7 @@ def _of_octaves(run: xr.DataTree) -> Iterator[Finding]:
     number = int(dataset["prompt"])
     texts = None if prompts is None else prompt_tokens(prompts, number).texts
     layers = dataset["layer"].values
+    # A token may be the sink of several layers; it is named once, with its text.
     named = {
         token: f"token {token}" + ("" if texts is None else f" ({texts[token]!r})")
         for token in dict.fromkeys(tokens[is_sink].tolist())
@@ -111,6 +114,7 @@ def _of_octaves(run: xr.DataTree) -> Iterator[Finding]:
         f"{text} in {layers_named(layers[is_sink & (tokens == token)].tolist())}"
         for token, text in named.items()
     )
+    # Other layers may give more to a token that is no sink by the ratio.
     largest = int(np.where(is_sink, mass.values, 0).argmax())
     token, layer = int(tokens[largest]), int(layers[largest])
     yield Finding(
@@ -133,6 +137,8 @@ def _charts_of_octaves(run: xr.DataTree) -> Iterator[Chart]:
     """Attention by distance beside even attention, heads, and what tokens receive."""
     dataset = group(run, "octaves")
     mass = dataset["mass"]
+    # Even attention as a second line: octaves hold ever more tokens, so a rising curve alone says
+    # little.
     both = xr.concat([mass, dataset["uniform"].broadcast_like(mass)], "attention")
     both = both.assign_coords(attention=["measured", "even"]).assign_attrs(mass.attrs)
     lines = alone(run, over_prompts(both))
@@ -151,7 +157,9 @@ def _of_activations(run: xr.DataTree) -> Iterator[Finding]:
     dataset = group(run, "activations").isel(prompt=0)
     layers = dataset["layer"].values[dataset["massive"].values > 0]
     if len(layers):
+        # idxmax answers the layer's label, not its place.
         layer = int(dataset["largest"].sel(layer=layers).idxmax())
+        # Plain numbers, for the format codes below.
         one = {name: values.item() for name, values in dataset.sel(layer=layer)[_OF_LAYER].items()}
         prompt, token = int(dataset["prompt"]), one["largest_token"]
         is_sink = one["sink_token"] == token
