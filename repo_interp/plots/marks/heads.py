@@ -93,6 +93,7 @@ class Heads(Drawing):
         values = self.values.transpose("layer", "head")
         data = values.values.astype(float)
         colours, norm = scale(data)
+        # [layer, head] of texts, from [layer, head, rgba]
         shades = np.vectorize(to_hex, signature="(n)->()")(mpl.colormaps[colours](norm(data)))
         control = None if self.control is None else self.control.transpose("layer", "head")
         prompts = (
@@ -222,6 +223,7 @@ def _draw_by_head(ax: Axes, values: xr.DataArray, control: xr.DataArray) -> None
     ]
     heads = values.sizes["head"]
     offsets = np.linspace(-0.36, 0.36, heads) if heads > 1 else np.zeros(1)
+    # Bars of neighbouring heads do not touch: 0.72 is the width of all heads of a layer
     half = 0.45 * min(0.28, 0.72 / max(1, heads - 1))
     for place, (scheme, *of_layer) in enumerate(zip(named.values(), *parts, strict=True)):
         known, colour = np.isfinite(of_layer[0]), scheme_colour(scheme)
@@ -247,6 +249,7 @@ def _scale_heads(ax: Axes, values: xr.DataArray, level: float | None) -> None:
     beside = [] if level is None else [level]
     finite = np.append(values.values[np.isfinite(values.values)], beside)
     sizes, least = np.abs(finite[finite != 0]), values.attrs.get("least", 0.0)
+    # A change below `least` is rounding, and would stretch a logarithmic axis for nothing
     small = max(least, sizes.min(initial=np.inf))
     if sizes.max(initial=0.0) > LOG_ABOVE * small:
         if finite.min() > 0:
