@@ -109,7 +109,7 @@ def add_columns(groups: Mapping[str, xr.Dataset]) -> xr.Dataset:
         if name in groups and variable in groups[name]:
             mean = _over_prompts(groups[name][variable])
             values = mean if become is None else become(mean)
-            # A column of nothing would suggest that heads were measured and had nothing
+            # An empty column would suggest that something was measured
             if set(_HEAD) <= set(values.dims) and _says_something(values):
                 found[column] = values
     if not found:

@@ -231,9 +231,9 @@ def describe_predictions(
     )
     if tokenizer is None and not known:
         return group
-    # Texts of the prompt first: they are what the prompt shows, and need no tokenizer
     ids = group["next_token"]
     named = {
+        # The prompt's texts first, so that a token has one text in all figures
         token: known.get(token) or ("" if tokenizer is None else str(tokenizer.decode([token])))
         # Likeliest tokens repeat all the time: every id is decoded once
         for token in np.unique(ids)

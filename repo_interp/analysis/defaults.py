@@ -199,7 +199,7 @@ def default_measures(
     Returns:
         Names of measures.
     """
-    # Its rows are those that produce the answer
+    # The measure reads the rows that produce the answer, so every prompt must have one
     mass = ("attention_mass",) if all(prompt.generated for prompt in prompts) else ()
     tokens = ("attention_rows", "octaves", *(("predictions",) if layers is None else ()))
     if schemes and set(schemes) <= set(FIXED):

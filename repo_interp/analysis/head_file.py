@@ -38,8 +38,8 @@ class HeadTable(pd.DataFrame):
     `attrs` hold the provenance.
     """
 
+    # pandas builds the results of filters and sorts with it, so they keep these methods
     @property
-    # pandas calls it for results of filters and sorts, which thereby keep these methods
     def _constructor(self) -> type[HeadTable]:
         return HeadTable
 

@@ -176,7 +176,7 @@ class Job:
             },
             "layers": self.layers,
             "heads": self.heads,
-            # A kept batch holds certain prompts, so that another size cuts other batches
+            # Another size cuts other batches, which the kept ones do not fit
             "batch_size": str(self.size),
             "structure": self.structure,
             "experiments": {

@@ -54,7 +54,6 @@ def batch_limit(bridge: nn.Module, size: BatchSize | Literal["auto"]) -> SideByS
     if size != "auto":
         return batch_limits(bridge, size)
     device = as_decoder(bridge).device
-    # The factor 2 leaves as much again for the measures
     fitting = int(_SHARE * _present(device) / (2 * bytes_per_token(bridge)))
     if device.type != "cpu":  # about as much is free the next time: it is cut alike
         fitting = 1 << max(0, fitting.bit_length() - 1)

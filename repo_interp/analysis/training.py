@@ -497,10 +497,10 @@ def as_before(model: nn.Module) -> Iterator[None]:
     Yields:
         Nothing.
     """
-    # The attributes as they are and, one level deeper, the dictionaries that torch keeps children,
-    # buffers and hooks in: those are changed in place
     owners: list[Any] = [*model.modules(), model.config]
     kinds = type(model.config)
+    # The attributes and, one level deeper, the dictionaries that torch keeps children, buffers and
+    # hooks in, since those are changed in place
     before = [
         (
             owner,

@@ -183,7 +183,6 @@ class Edit(BaseModel):
             raise InputError(
                 f"an edit names token {last}; the prompt's tokens are 0 to {count - 1}"
             )
-        # No tokens named is all tokens
         return tokens or None
 
     def sentence(self) -> str:
@@ -200,7 +199,6 @@ class Edit(BaseModel):
             where += f", token{'s' if len(self.tokens) > 1 else ''} {_first(self.tokens)}"
         words = _KINDS[self.kind][2]
         if (self.kind, self.value) == ("frozen", None):
-            # A constant of None has no number to write
             words = "the mean position"
         value = self.parameter
         return f"{where}: {words.format(_first(value) if isinstance(value, tuple) else value)}"
@@ -283,7 +281,6 @@ class Edit(BaseModel):
         where: dict[str, Any] = {"heads": heads} if self.heads else {"layer": self.layer}
         if self.pairs is None:
             return rescaled, where | {self.kind: self.value}
-        # 0 stops a pair, and 1 leaves it
         factors = [float(pair not in self.pairs) for pair in range(count)]
         return rescaled, where | {"factors": factors}
 

@@ -538,9 +538,9 @@ def _map(heads: xr.Dataset, clean: xr.Dataset | None = None) -> dict[str, Any]:
 
 def _plain(values: Any) -> Any:
     """Numbers and texts as JSON has them: None for NaN and infinities."""
-    # JSON has no NaN, and `JSON.parse` in a browser refuses what Python writes for it
     if isinstance(values, np.ndarray | np.generic):
         values = values.tolist()
     if isinstance(values, list):
         return [_plain(each) for each in values]
+    # JSON has no NaN, and `JSON.parse` in a browser refuses what Python writes for it
     return None if isinstance(values, float) and not math.isfinite(values) else values

@@ -169,7 +169,7 @@ class Passes:
             number: int, layer: nn.Module, arguments: tuple, keywords: dict[str, Any]
         ) -> None:
             check()
-            # Blocks before the first edited one do not run: their inputs are those of `clean`
+            # Blocks before the first edited one only hand their input on
             if number >= first:
                 entered[number] = arguments[0] if arguments else keywords["hidden_states"]
 

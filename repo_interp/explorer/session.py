@@ -316,7 +316,6 @@ class Session:
             with torch.no_grad(), at_rest(model), ExitStack() as stack:
                 for context in contexts:
                     stack.enter_context(context())
-                # After the prompt one token a pass; the cache holds the others
                 logits = model(given, **{argument: cache}, use_cache=True, logits_to_keep=1).logits[
                     0, -1
                 ]
@@ -393,7 +392,6 @@ class Session:
                     kind=move, heads=found, named=f"the {len(found)} heads of kind “{name}”"
                 )
                 whole.append((edit, self._log_probability((edit,)) - clean))
-        # The most negative effects come first
         return [*sorted(needed, key=lambda each: each[1])[:SUGGESTED], *whole]
 
     def moves(self, edit: Edit) -> tuple[Head, int]:

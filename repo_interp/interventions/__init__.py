@@ -89,7 +89,6 @@ __all__ = [
 ]
 
 
-# `Here` is in no list of names, so only code that still uses it comes here
 def __getattr__(name: str) -> Any:
     if name != "Here":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

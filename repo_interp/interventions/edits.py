@@ -111,7 +111,7 @@ class PositionEdit:
     def _edited(self, positions: Tensor, here: PassContext) -> Tensor:
         # One edit serves all its layers, and each has positions of a prompt that it must remember
         edit, rows = _KINDS[self.kind][2], (here.layer, here.heads)
-        # Other kinds look at one token at a time, so new tokens after a cache need no memory
+        # Other kinds need no positions of the prompt when new tokens come
         if self.kind not in _BY_PROMPT and (self.kind, self.value) != ("frozen", None):
             return edit(self.value, positions, here)
         # No token is cached: this pass is the prompt. Later ones find what it left here

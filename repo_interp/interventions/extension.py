@@ -155,7 +155,6 @@ def interpolated(model: nn.Module, factor: float) -> Iterator[None]:
             _retune(undo, attention, lambda frequencies: interpolate(frequencies, factor), 1.0)
         for attention in biased:
             assert attention.position_logits is not None
-            # PositionLogits takes queries, keys, their indices (places 2 and 3), and then the rest
             handle = attention.position_logits.register_forward_pre_hook(
                 # PositionLogits takes queries, keys, index of queries, index of keys, ...
                 lambda module, given: (*given[:2], given[2] / factor, given[3] / factor, *given[4:])
@@ -389,7 +388,7 @@ def _capped(model: nn.Module, method: str, length: int, global_tokens: int) -> I
                     f"layer {attention.layer_idx} counts positions by context "
                     f"({attention.scheme}): {method} has no distance to cap"
                 )
-            # Bound as a default argument: a plain closure would give every layer the last `instead`
+            # The lambda below binds it as a default: a plain closure would see the last layer's
             instead = _Lambda(attention, method, length, global_tokens)
             patch_attribute(
                 undo, attention, "attend", lambda present, instead=instead: instead.attend

@@ -36,7 +36,6 @@ SITES = ("queries", "keys", "values", "positions")
 Pairs = Sequence[tuple[int, int]] | tuple[int, int]
 
 
-# What comes after attention is not needed
 class _Recorded(Exception):
     """Ends the second run of a layer."""
 
@@ -121,8 +120,8 @@ def ablate_paths(
         without = given.clone()
         without[:, :, heads] = 0
         if outputs is not None:
-            # Some families gate outputs before their projection (Qwen3-Next): what heads put in is
-            # known, and replaced outputs must pass the same gate
+            # Some families gate outputs before their projection (Qwen3-Next): the gate is read off,
+            # and replaced outputs pass it too
             gate = torch.where(plain == 0, 1.0, given / plain)
             without[:, :, heads] = (gate * _outputs(outputs[layer], plain, layer))[:, :, heads]
         # `inner(...).forward`, so that this call does not come to this hook again

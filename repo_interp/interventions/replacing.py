@@ -128,7 +128,7 @@ def replaced(
         heads, prompts = [head for some in sets for head in some], len(sets)
     named = _Named(None if tokens is None else token_table(tokens), prompts)
     decoder = as_decoder(model)
-    # Learned absolute positions are one table for the model: no layer or head has its own
+    # Learned absolute positions are one table for the whole model, at its input
     learned = None if decoder.positioned else table_of(decoder.stack)
     chosen = (
         _chosen_heads(model, heads, layer)
@@ -321,7 +321,7 @@ class _Named:
         """Which tokens of a pass are named; None: all."""
         if self.table is None:
             return None
-        # For the warning at the end; all tokens are meant where there is no table
+        # Only for the warning at the end of `replaced`
         self.longest = max(self.longest, int(index.max()) + 1)
         prompts = len(self.table)
         if prompts not in (1, len(index)):

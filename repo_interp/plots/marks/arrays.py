@@ -43,7 +43,7 @@ def nanmean(values: np.ndarray, axis: int | tuple[int, ...] | None = None) -> np
         The means; NaN where there is no other value.
     """
     with warnings.catch_warnings():
-        # numpy warns of a mean over nothing, which is a value here: a layer without positions
+        # numpy warns of a mean over nothing, which is no mistake: a layer may lack positions
         warnings.simplefilter("ignore", RuntimeWarning)
         return np.nanmean(values, axis=axis)
 

@@ -79,6 +79,7 @@ class Grid(Drawing):
         # All panels have the same axes, so the first one stands for their size
         rows, columns = arrays[0].shape
         width = self.width or min(PAGE_WIDTH, max(COLUMN_WIDTH, 0.7 + 0.4 * columns * len(arrays)))
+        # The cells have at least an inch of height; 0.95 is for titles, labels and the legend
         figure = paper_figure(
             width, min(PAGE_HEIGHT, 0.95 + self.cell * max(1.0 / self.cell, rows))
         )

@@ -198,6 +198,7 @@ class HeadDots(Drawing):
         kinds: dict[str, None] = {}
         for ax, (title, (values, control)) in zip(axes, self.panels.items(), strict=True):
             _draw_by_head(ax, values, over_prompts(control))
+            # Panels may have different layers: the legend names the schemes of all
             kinds |= dict.fromkeys(schemes(values).values())
             if title in self.levels:
                 ax.axhline(self.levels[title], **_LEVEL, gid="level")
@@ -232,6 +233,7 @@ def _draw_by_head(ax: Axes, values: xr.DataArray, control: xr.DataArray) -> None
             continue
         x, (central, beside, *spread) = place + offsets[known], (part[known] for part in of_layer)
         ax.hlines(beside, x - half, x + half, color=CONTROL, linewidth=1.4, gid=f"control {place}")
+        # A thin line from the control to the score makes their difference a length
         ax.vlines(x, beside, central, color=CONTROL, linewidth=0.5, zorder=1)
         if spread:
             ax.vlines(x, *spread, color=colour, alpha=0.45, linewidth=0.6)
@@ -246,6 +248,7 @@ def _draw_by_head(ax: Axes, values: xr.DataArray, control: xr.DataArray) -> None
 
 def _scale_heads(ax: Axes, values: xr.DataArray, level: float | None) -> None:
     """Make the axis logarithmic where values spread far, on both sides of 0 if need be."""
+    # The dashed level is drawn too, and must lie within a logarithmic axis
     beside = [] if level is None else [level]
     finite = np.append(values.values[np.isfinite(values.values)], beside)
     sizes, least = np.abs(finite[finite != 0]), values.attrs.get("least", 0.0)

@@ -146,6 +146,7 @@ def runs_of(comparison: xr.DataTree) -> Runs:
             {name: {**looks[name], "label": scheme_name(name)} for name in names},
             None,
         )
+    # One training has one layout, so colour is free to show the step
     steps = tuple(map(int, root["training_step"].values))
     full = np.array(to_rgb(layout_colour(layouts[0])))
     looks = {
