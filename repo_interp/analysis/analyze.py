@@ -265,7 +265,7 @@ def _observe(
 
     def observe(number: int) -> Results:
         first = number * layers
-        # Several processes finish batches in any order, so layers done here say little about the rest
+        # Several processes finish batches in any order, so no layer is at a known place in all
         return job.observe(
             batches[number], stopped, lambda done: None if several else report(first + done)
         )
