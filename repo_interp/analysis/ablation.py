@@ -61,8 +61,10 @@ def head_means(bridge: nn.Module, prompts: Prompts) -> dict[int, Float[Tensor, "
     count = 0
 
     def receive(layer: int, outputs: Tensor) -> None:
+        # [head * d_head], over [prompt, token]; float64, since long sums of float32 lose digits
         sums[layer] = sums.get(layer, 0.0) + outputs.double().sum((0, 1))
 
+    # One prompt a pass: padding would enter the sums, which know no mask
     for prompt in indexed_prompts(prompts, bridge):
         ids, valid = tokens([prompt], bridge)
         with attention_outputs(bridge, receive):
@@ -119,7 +121,9 @@ def ablation_effects(
         checked(controls, CountOrNone, "controls"),
         np.random.default_rng(checked(seed, Seed, "seed")),
     )
+    # Without controls a layer may be ablated whole: only controls need heads that are left
     others = _others(bridge, pairs) if controls else {}
+    # A control draws in every layer by itself, so the numbers of choices multiply
     there_are = prod(comb(len(left), count) for count, left in others.values())
     if there_are < controls:
         warn(
@@ -140,6 +144,8 @@ def ablation_effects(
     }
     # The first set is empty: the whole model, from which changes count.
     read = log_probabilities(bridge, [*sets.values()], given, means)
+    # [prompt], paired: the same prompt with `heads` ablated and with controls ablated. Rows of
+    # `read` are the whole model, `heads`, and then the controls
     less_controls = read[1] - read[2:].mean(0) if len(read) > 2 else np.full(1, np.nan)
     mean, reach = less_controls.mean(), half_interval(less_controls)
     rows = []
@@ -187,7 +193,9 @@ def log_probabilities(
     model, scoring = model_of(bridge), scoring_of(prompts)
     read = np.empty((len(sets), len(prompts)))
     for number, prompt in enumerate(prompts):
+        # The sets of heads stand side by side in a pass, so prompts come one at a time
         batch = Batch(model, scoring, [prompt])
+        # [set, reading, prompt]: the first reading is the log-probability
         read[:, number] = np.array(
             batch.under_edits(sets, lambda of_rows: ablate(bridge, means=means, sets=of_rows))
         )[:, 0, 0]

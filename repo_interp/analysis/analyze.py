@@ -155,13 +155,17 @@ def execute(
     kept = store_of(job.bridge, job.prompts[0], job.question, store, store_every)
     with gradients, at_rest(job.bridge), kept:
         faults: dict[str, Fault] = {}
+        # `_observe` is lazy and `_measure` adds to the same `faults`: a measure that stops in one
+        # batch is not observed in the next
         observed = _observe(job, kept, faults, progress)
         # Merging is not shared: every process gets the groups of the first.
         groups, faults, passes = from_first(lambda: _measure(job, observed, faults))
+        # Experiments may take hours: the caller can write the measures before they begin
         if measured is not None and groups and job.experiments:
             measured(make_run(groups, provenance))
         for plan in job.experiments:
             try:
+                # With the names so far: a second group of one name would replace the first
                 groups |= _run_experiment(job, plan, kept, experiment_progress, groups)
             except NotFinite as error:
                 faults.setdefault(plan.experiment.name, Fault(str(error)))
@@ -180,6 +184,7 @@ def execute(
     }
     run = make_run(groups, provenance | {name: text for name, text in attributes.items() if text})
     if finished is not None:
+        # The caller writes the run here, before the batches that could remake it are deleted
         finished(run)
     if not unconcluded:
         kept.clear()
@@ -215,8 +220,10 @@ def stream(
     parts: dict[str, list[Statistics]] = {measure.name: [] for measure in measures}
     source, begun, job = iter(prompts), 0, None
     while some := list(islice(source, batch_size)):
+        # A job per chunk: prompts are checked as they come, since nobody has seen them all
         job = Job(bridge, some, measures, layers, batch_size=batch_size)
         for batch in job.batches:
+            # A job numbers its prompts from 0; statistics and faults name them by the whole stream
             numbers = tuple(begun + number for number in batch.numbers)
             results = job.observe(replace(batch, numbers=numbers))
             for name, statistics in _sound(results).items():
@@ -234,6 +241,7 @@ def stream(
 def _sound(results: Mapping[str, Value | Fault]) -> dict[str, Value]:
     """`results` without faults; raises NotFinite where there is one."""
     faults = {name: result for name, result in results.items() if isinstance(result, Fault)}
+    # A measure that stopped names layer and head; the fault of a pass says less, so it comes last
     passed = faults.pop(PASS, None)
     require_some(list(faults)[:1], faults)
     if passed is not None:
@@ -257,11 +265,13 @@ def _observe(
 
     def observe(number: int) -> Results:
         first = number * layers
+        # Several processes finish batches in any order, so no layer is at a known place in all
         return job.observe(
             batches[number], stopped, lambda done: None if several else report(first + done)
         )
 
     return store.stream(
+        # File names in the store; leading zeros make them sort in the order of the batches
         {f"batch-{number:05d}": partial(observe, number) for number in range(len(batches))},
         lambda done, _: report(done * layers),
         BATCHES,
@@ -286,8 +296,10 @@ def _measure(
                 accumulate(parts[name], result)
             elif name != PASS:
                 faults.setdefault(name, result)
+            # Once a measure has met NaN, a pass that ends in NaN tells nothing new
             elif not faults:
                 passes.append(result.reason)
+        # Experiments can still give a run where all measures stopped
         if not job.experiments:
             require_some(parts, faults)
     totals = {name: faults.get(name) or merge(of_measure) for name, of_measure in parts.items()}
@@ -308,8 +320,10 @@ def _with_tokens(job: Job, name: str, group: xr.Dataset) -> xr.Dataset:
     if name == "positions":
         return group.merge(describe_prompts(job.prompts, tokenizer))
     if name == "attention_rows":
+        # The measure keeps rows of the first prompts alone, so tokens of further ones have no place
         count = 1 + int(group["prompt"].max()) if "prompt" in group else 1
         tokens = describe_prompts(job.prompts[:count], tokenizer)
+        # Prompts without rows get key -1: the default fill, NaN, would turn the keys into floats
         return group.merge(tokens, fill_value={"prompt_key": -1})
     return group
 
@@ -337,4 +351,5 @@ def _run_experiment(
     for group in groups:
         require_name(group, f"a group of {source}", (*KEPT, *taken))
     groups = {name: checked_group(group, source) for name, group in groups.items()}
+    # What an experiment says about its group precedes its parameters
     return {name: group.assign_attrs(parameters | group.attrs) for name, group in groups.items()}

@@ -79,8 +79,10 @@ def atlas(run: xr.DataTree) -> HeadTable:
             group["scheme"].broadcast_like(group["head"]).transpose(*_HEAD).reset_coords(drop=True)
         )
     for name, variable in group.data_vars.items():
+        # Scores by label are the evidence for `name`; rules and thresholds belong to no head
         if set(_HEAD) <= set(variable.dims) and "label" not in variable.dims:
             columns |= columns_of(str(name), variable)
+    # A stable sort: scheme and name come first, all others stay in their order
     columns = {name: columns[name] for name in sorted(columns, key=lambda name: name not in _FIRST)}
     table = pd.DataFrame(
         {name: values.stack(row=_HEAD).to_series() for name, values in columns.items()}
@@ -107,12 +109,15 @@ def add_columns(groups: Mapping[str, xr.Dataset]) -> xr.Dataset:
         if name in groups and variable in groups[name]:
             mean = _over_prompts(groups[name][variable])
             values = mean if become is None else become(mean)
+            # An empty column would suggest that something was measured
             if set(_HEAD) <= set(values.dims) and _says_something(values):
                 found[column] = values
     if not found:
         return base
+    # Measures and the atlas may have been made of different layers or heads
     place = {axis: base[axis] for axis in _HEAD if axis in base.coords}
     made = {name: _at_heads(values, place) for name, values in found.items()}
+    # `_at_heads` drops coordinates, so without an atlas the schemes come from a measure
     if place or "scheme" not in next(iter(found.values())).coords:
         return base.assign(made)
     return xr.Dataset(made).assign_coords(scheme=next(iter(found.values()))["scheme"])
@@ -150,6 +155,7 @@ def _over_prompts(values: xr.DataArray) -> xr.DataArray:
 
 def _band(by_band: xr.DataArray) -> xr.DataArray:
     by_band = by_band.transpose("layer", "head", "band")
+    # Heads without a rotation have NaN in all bands, where argmax would name the first band
     known = np.isfinite(by_band.values).any(-1)
     largest = np.where(np.isfinite(by_band.values), by_band.values, -np.inf).argmax(-1)
     text = np.where(known, by_band["band"].values.astype(object)[largest], "")
@@ -160,6 +166,7 @@ def _band(by_band: xr.DataArray) -> xr.DataArray:
 
 
 def _slow_pairs(slow: xr.DataArray) -> xr.DataArray:
+    # -1 stands for layers without rotary pairs, which have no count rather than 0
     count = (slow == 1).sum("component").where((slow >= 0).any("component"))
     return described(count, "slow dominating rotary pairs", "pairs")
 

@@ -96,8 +96,10 @@ def make_batch(
     Returns:
         The batch.
     """
+    # Names of all prompts, not of this batch: statistics of all batches must have the same spans
     names = sorted({name for prompt in prompts for name in prompt.spans} | {"generated", "rest"})
     some = [prompts[number] for number in numbers]
+    # 0 is a token of every vocabulary, and `valid` tells it from padding
     tokens = torch.zeros(len(numbers), longest, dtype=torch.long)
     for row, prompt in enumerate(some):
         tokens[row, : len(prompt.tokens)] = torch.tensor(prompt.tokens)
@@ -121,10 +123,12 @@ def _position_ids(
     """Positions of a batch; padding repeats the last one, which is in every table of vectors."""
     if all(prompt.position_ids is None for prompt in prompts):
         return None
+    # A prompt without position ids may share a batch with one that has some: it gets its index
     given = [list(prompt.position_ids or range(len(prompt.tokens))) for prompt in prompts]
     rows = [torch.tensor(ids + ids[-1:] * (tokens - len(ids)), device=device) for ids in given]
     # Text beside images has the same position on every axis.
     by_axis = torch.broadcast_tensors(*(row.reshape(tokens, -1) for row in rows))
+    # [axis, prompt, token], or [prompt, token] where there is one axis
     return torch.stack(by_axis).permute(2, 0, 1).squeeze(0)
 
 
@@ -185,6 +189,7 @@ def describe_prompts(
     for row, prompt in enumerate(prompts):
         ids[row, : len(prompt.tokens)] = prompt.tokens
         texts[row, : len(prompt.tokens)] = _texts(prompt, tokenizer)
+        # int8 with -1 for padding: a boolean would not tell padding from a token outside the span
         masks[:, row, len(prompt.tokens) :] = -1
         for name, where in prompt.all_spans().items():
             masks[names.index(name), row, list(where)] = 1
@@ -228,7 +233,9 @@ def describe_predictions(
         return group
     ids = group["next_token"]
     named = {
+        # The prompt's texts first, so that a token has one text in all figures
         token: known.get(token) or ("" if tokenizer is None else str(tokenizer.decode([token])))
+        # Likeliest tokens repeat all the time: every id is decoded once
         for token in np.unique(ids)
     }
     texts = np.array([named[token] for token in ids.values.flat], dtype=object).reshape(ids.shape)

@@ -45,8 +45,10 @@ def as_prompts(prompts: Prompts, bridge: nn.Module) -> list[Prompt]:
         InputError: An object is no prompt.
     """
     tokenizer = getattr(bridge, "tokenizer", None)
+    # Before anything iterable: a text is one prompt, not one per character
     if isinstance(prompts, Prompt | str):
         return [_prompt(prompts, tokenizer, "the prompt")]
+    # The BatchEncoding that a tokenizer returns, which is a Mapping but no dict
     if isinstance(prompts, Mapping) and "input_ids" in prompts:
         prompts = _without_padding(prompts["input_ids"], prompts.get("attention_mask"))
     if isinstance(prompts, Mapping | bytes) or not isinstance(prompts, Iterable):
@@ -59,6 +61,7 @@ def as_prompts(prompts: Prompts, bridge: nn.Module) -> list[Prompt]:
             )
         return [_prompt(row, tokenizer, f"prompt {number}") for number, row in enumerate(rows)]
     given = list(prompts)
+    # A list of numbers is one prompt, and a list of anything else holds a prompt per item
     if given and all(isinstance(item, int | np.integer) for item in given):
         return [_prompt(given, tokenizer, "the prompt")]
     return [_prompt(item, tokenizer, f"prompt {number}") for number, item in enumerate(given)]
@@ -70,6 +73,7 @@ def _without_padding(ids: Any, mask: Any) -> Any:
         return ids
     try:
         ids, mask = (each.tolist() if hasattr(each, "tolist") else each for each in (ids, mask))
+        # A tokenizer returns one flat list for one text
         if isinstance(ids[0], int):
             ids, mask = [ids], [mask]
         return [
@@ -198,9 +202,11 @@ def _of_tokens(
     """A prompt of tokens with spans [start, end) of tokens."""
     count, marked = len(given.tokens), {}
     for name, parts in spans.items():
+        # (3, 5) is one pair, so two pairs come as a list: a tuple of two would be ambiguous
         several = isinstance(parts, list) or (isinstance(parts, tuple) and len(parts) != 2)
         pairs: list[Any] = list(parts) if several else [parts]
         for pair in pairs:
+            # By type: isinstance would take True and False for 1 and 0
             whole = isinstance(pair, tuple) and [type(end) for end in pair] == [int, int]
             if not whole or not 0 <= pair[0] < pair[1] <= count:
                 raise InputError(
@@ -236,6 +242,7 @@ def _prompt(given: Any, tokenizer: Any, name: str) -> Prompt:
                 f"{name} is a tensor of {kind} whose numbers cannot be read; {_WANTED}, on a "
                 "device and dense"
             ) from None
+        # An array of no axes gives a number, and tolist keeps fractions and truth values apart
         if not isinstance(given, list) or any(
             isinstance(token, list | float | bool) for token in given
         ):
@@ -250,6 +257,7 @@ def _prompt(given: Any, tokenizer: Any, name: str) -> Prompt:
     if wrong:
         raise InputError(f"{name} holds {str(wrong[0])[:40]!r}; {_WANTED}")
     numbers = tuple(int(token) for token in given)
+    # No vocabulary is that large, and beyond int64 torch would end in a traceback
     if numbers and max(numbers) >= 1 << 31:
         raise InputError(f"{name} holds {max(numbers)}; {_WANTED}")
     texts = (
@@ -293,6 +301,7 @@ def _last_tokens(encoded: EncodedText, count: int) -> tuple[int, int]:
 
     A character of several tokens is taken with all of these.
     """
+    # Special tokens cover no characters, so they are not counted
     covering = [(start, end) for start, end in encoded.offsets if start < end]
     if not _is_whole(count) or not -len(covering) <= count < 0:
         raise InputError(

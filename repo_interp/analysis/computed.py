@@ -58,6 +58,7 @@ def store_of(
             **question,
         }
         return hashlib.sha256(
+            # Sorted, so that the order in which a caller builds its options does not matter
             json.dumps(decisive, sort_keys=True, default=str).encode()
         ).hexdigest()
 

@@ -113,6 +113,7 @@ def default_experiments(
     if any(prompt.position_ids is not None for prompt in prompts):
         warn("without experiments, whose positions are the token index: prompts have position ids")
         return []
+    # Fewer than the atlas makes when it is asked for: it must be quick here
     atlas = Atlas(sequences=2, twins=2)
     if set(as_decoder(bridge).schemes) <= {*FIXED, NO_ATTENTION}:
         try:
@@ -126,9 +127,11 @@ def default_experiments(
     dear: list[str] = []
     for experiment, most in (
         (Kinds(), FEW),
+        # They score an answer, and only the prompts of a task surely have one
         *((experiment, QUICK) for experiment in (Effects(), atlas) if task is not None),
     ):
         with suppress(InputError):
+            # A plan lists its passes without making any, so the cost is known beforehand
             (plan,) = planned(bridge, prompts, [experiment], task)
             if parameters * sum(plan.passes) <= most:
                 quick.append(experiment)
@@ -196,6 +199,7 @@ def default_measures(
     Returns:
         Names of measures.
     """
+    # The measure reads the rows that produce the answer, so every prompt must have one
     mass = ("attention_mass",) if all(prompt.generated for prompt in prompts) else ()
     tokens = ("attention_rows", "octaves", *(("predictions",) if layers is None else ()))
     if schemes and set(schemes) <= set(FIXED):
@@ -209,6 +213,7 @@ def default_measures(
         else ()
     )
     of_gates = ("position_sources", "gates") if set(schemes) & set(CONTEXTUAL) else ()
+    # Both lists may name position_sources: the first mention stays
     return tuple(dict.fromkeys((*of_positions, *of_gates, *mass, *tokens)))
 
 

@@ -103,19 +103,23 @@ def explain_cell(
     if span is None:
         raise InputError("the prompts mark no needle that heads could look at")
     run = analyze(bridge, [prompts[number] for number in chosen], ("attention_mass",))
+    # Per cent; the order of `chosen` puts failing prompts first, as `sides` expects
     mass = 100 * run["attention_mass"]["mass"].sel(span=span)
     sides = {"failing": slice(len(failing)), "passing": slice(len(failing), None)}
     means = {
         name: mass.isel(prompt=side).mean("prompt").reset_coords(drop=True)
         for name, side in sides.items()
     }
+    # Heads of layers without attention have no mass
     table = xr.Dataset(means).to_dataframe(["layer", "head"]).dropna().reset_index()
     table["change"] = table["failing"] - table["passing"]
     table = table.sort_values("change", key=abs, ascending=False, ignore_index=True)
     pairs = [(int(layer), int(head)) for layer, head in table[["layer", "head"]].to_numpy()[:most]]
+    # The empty set is the whole model, from which the effect of every head counts
     whole, *ablated = log_probabilities(
         bridge, [[], *([pair] for pair in pairs)], [prompts[number] for number in passing]
     )
+    # The table is longer: only its first `most` heads were ablated
     for row, values in zip(table.index, ablated, strict=False):
         table.loc[row, ["effect", "standard_error"]] = (
             (values - whole).mean(),
@@ -129,6 +133,7 @@ def explain_cell(
         "failing": len(failing),
         "passing": len(passing),
         "passing_cells": passing_cells,
+        # (test set, prompt): prompts are numbered test set by test set
         "failing_prompts": [divmod(number, group.sizes["prompt"]) for number in failing],
         "prompts": [prompts[number] for number in chosen],
         "span": span,
@@ -143,14 +148,17 @@ def _scored_prompts(
     count, seed, prompts = group.sizes["prompt"], int(group.attrs["seed"]), []
     for test_set in group["test_set"].values:
         made, asked = _remake(group, str(test_set), count, seed, bridge)
+        # `asked`, not `made`: the run's digest is of prompts without their answers
         if digest(asked) != str(group["prompts_digest"].sel(test_set=test_set).values):
             raise InputError(
                 f"the prompts of test set {test_set} cannot be made again as they were "
                 "scored; score again"
             )
         prompts += made
+    # A score below 1 has some of several answers: the prompt counts as failing
     passed = group["score"].transpose("test_set", "prompt").values.ravel() >= 1
     cells = [
+        # Depths in tens of per cent, as `task_scores` bins them for the map
         (round(float(prompt.attributes["depth"]), -1), int(prompt.attributes["length"]))
         for prompt in prompts
     ]
@@ -174,6 +182,7 @@ def _remake(
                 answer=answer,
                 **options,
             )
+            # Scored prompts end before the answer; effects need it, to read its log-probability
             for answer in ("reference", "none")
         )
         return made, asked
@@ -184,6 +193,7 @@ def _remake(
         if f"task_{name}" in group.attrs
     }
     options = {
+        # Attributes of a run hold all options as text; literal_eval runs no code of a foreign file
         name: text if isinstance(task.options()[name], str) else ast.literal_eval(text)
         for name, text in stored.items()
     }
@@ -198,9 +208,11 @@ def _nearest(
     depth, length = cell
 
     def far(place: int) -> tuple[float, float]:
+        # Lengths double, so their distance is a ratio: 256 and 1,024 are as far from 512
         return abs(float(np.log(cells[place][1] / length))), abs(cells[place][0] - depth)
 
     places = sorted((int(place) for place in np.flatnonzero(passed)), key=far)
     if not places:
         raise InputError("no prompt of this run passes, so there is nothing to compare with")
+    # Whole cells: all prompts as near as the fifth, so that no order within a cell decides
     return [place for place in places if far(place) <= far(places[min(FEWEST, len(places)) - 1])]

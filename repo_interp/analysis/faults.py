@@ -82,9 +82,12 @@ def fault_in(statistics: Statistics, measure: Measure, without: bool, padded: bo
             if (
                 values.dtype.kind != "f"
                 or name in measure.needs.infinite
+                # One sum is cheap, and finite only if all numbers are; where finite numbers
+                # overflow it, the full test below decides
                 or np.isfinite(values.sum())
             ):
                 continue
+            # A NaN in a sum would spoil the sum of all prompts, so sums may hold none
             allowed = without or (part != "sums" and (padded or name in measure.needs.nan))
             wrong = np.isinf(values) if allowed else ~np.isfinite(values)
             if wrong.any():
@@ -109,6 +112,7 @@ def fault_of_pass(
     """
     if bool(
         torch.isfinite(
+            # One number leaves the device; in float32, since squares of float16 overflow at 256
             torch.linalg.vector_norm(hidden, dtype=torch.promote_types(hidden.dtype, torch.float32))
         )
     ):

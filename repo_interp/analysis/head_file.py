@@ -38,6 +38,7 @@ class HeadTable(pd.DataFrame):
     `attrs` hold the provenance.
     """
 
+    # pandas builds the results of filters and sorts with it, so they keep these methods
     @property
     def _constructor(self) -> type[HeadTable]:
         return HeadTable
@@ -56,6 +57,7 @@ class HeadTable(pd.DataFrame):
         """
         if options:
             return super().to_json(path_or_buf, **options)
+        # By way of pandas, which writes numbers of numpy, and NaN as null
         heads = json.loads(super().to_json(orient="records") or "[]")
         text = (
             json.dumps(
@@ -98,6 +100,7 @@ class HeadTable(pd.DataFrame):
         }
         by_head = self._of_all_heads(score)
         scores = (
+            # [layer, kv_head, query head of it]: heads that share a key-value head are neighbours
             np.clip(by_head, 0, 1).reshape(len(by_head), int(self.attrs["kv_heads"]), -1).max(-1)
         )
         directory = Path(directory)
@@ -143,11 +146,13 @@ class HeadTable(pd.DataFrame):
                 "experiment atlas"
             )
         layout, heads = str(self.attrs["layout"]).split(","), int(self.attrs["heads"])
+        # NaN first: a head that the table lacks must not pass as a head with score 0
         by_head = np.full((len(layout), heads), np.nan)
         by_head[[scheme == NO_ATTENTION for scheme in layout]] = 0.0
         attending = int(np.isnan(by_head).sum())
         by_head[self["layer"], self["head"]] = self[score]
         absent = [f"L{layer} H{head}" for layer, head in np.argwhere(~np.isfinite(by_head))]
+        # A repeated row fills no further cell, so only the number of rows gives it away
         if absent or len(self) != attending:
             raise InputError(
                 f"wanted a row with {score} for each of {attending} heads; the atlas has "

@@ -52,6 +52,7 @@ def head_table(run: xr.DataTree) -> pd.DataFrame:
         if node.dataset is None or not {"layer", "head"} <= set(node.dataset.dims):
             continue
         for name, variable in node.dataset.data_vars.items():
+            # Booleans are no numbers for numpy, so flags per head have no column
             if {"layer", "head"} <= set(variable.dims) and np.issubdtype(variable.dtype, np.number):
                 title = f"{node.path.strip('/').replace('/', '.')}.{name}"
                 columns |= columns_of(title, variable)
@@ -85,6 +86,7 @@ def columns_of(name: str, variable: xr.DataArray) -> dict[str, xr.DataArray]:
     if not further:
         return {name: _bare(variable)}
     labels = (
+        # Several further axes become one, whose labels are tuples: NAME[needle,3]
         variable.stack(label=further)
         if len(further) > 1
         else variable.rename({further[0]: "label"})

@@ -105,6 +105,7 @@ class Job:
         self.prompts_from, self.task = prompts_from, task
         chosen, experiments = choose(self.bridge, self.prompts, measures, layers, experiments, task)
         length, heads_of_layer = decoder.training_length, decoder.config.num_attention_heads
+        # Some parameters default to the training length, which a measure does not know by itself
         self.measures = [
             of_training_length(as_measure(measure), length) for measure in resolve_measures(chosen)
         ]
@@ -125,6 +126,7 @@ class Job:
         self._require_names()
         # refuses kinds of segments that are not known
         structure_for(self.prompts[:1], self.measures, decoder.tokenizer)
+        # Prompts of experiments count too: a named token may be reached there alone
         require_named_tokens(
             self.bridge, len(self.prompts), [*(self.lengths if self.measures else ()), *self.passes]
         )
@@ -174,6 +176,7 @@ class Job:
             },
             "layers": self.layers,
             "heads": self.heads,
+            # Another size cuts other batches, which the kept ones do not fit
             "batch_size": str(self.size),
             "structure": self.structure,
             "experiments": {
@@ -209,11 +212,13 @@ class Job:
             hidden = decode(self.bridge, batch.tokens, batch.valid, last, batch.position_ids)
         fault = fault_of_pass(hidden, batch.valid, batch.numbers)
         if fault is not None:
+            # A measure that stopped names the layer where NaN began, which the pass cannot
             if not faults:
                 faults[PASS] = fault
             for measure in reading:
                 faults.setdefault(measure.name, fault)
         elif reading:
+            # The last layer may be on another device where a model is spread over several
             predictions = predictions_of(
                 self.bridge, hidden.to(batch.tokens.device), batch.tokens, batch.valid, numbers
             )
@@ -264,6 +269,7 @@ class Job:
         def receive(inputs: AttentionInputs) -> None:
             nonlocal observed
             going_on = [measure for measure in measures if measure.name not in faults]
+            # Such layers have NaN in numbers about positions or pairs, which is no fault of theirs
             unplaced = inputs.positions is None or inputs.frequencies is None
             # Measures may compare token ids, which a layer does not see.
             whole = replace(inputs, tokens=batch.tokens.to(inputs.queries.device))
@@ -303,10 +309,13 @@ class Job:
 
     def _group(self, measure: Measure, statistics: Statistics) -> xr.Dataset | Fault:
         try:
+            # A result of the wrong form is refused; an error of `conclude` stops one measure, and
+            # the statistics of the others are not lost
             group = checked_group(measure.conclude(statistics), called(MEASURES, measure.name))
         except InputError:
             raise
         except Exception as error:  # of another package, after perhaps hours of observing
+            # Without memory the other measures would fail as well
             if is_out_of_memory(error):
                 raise
             reason = one_line(f"{type(error).__name__}: {error}")
@@ -323,9 +332,11 @@ class Job:
         ]
         taken = [*KEPT]
         for kind, part in parts:
+            # A class derived from ours may take its name: views can draw what it measures
             ours = OWN[kind].get(part.name) in [
                 f"{base.__module__}:{base.__qualname__}" for base in type(part).__mro__
             ]
+            # A foreign group by the name of a view would be drawn as if it had the view's variables
             require_name(
                 part.name, called(kind, part.name), taken if ours else [*taken, *OWN[VIEWS]]
             )
@@ -360,6 +371,7 @@ def results_of(
         Statistics or fault per measure, faults first.
     """
     merged = {name: merge(some) for name, some in parts.items() if name not in faults}
+    # Faults first, in the order in which they occurred: the first one is what is reported
     return {**faults, **merged}
 
 
@@ -387,6 +399,7 @@ def _within(chosen: Sequence[int] | None, count: int, name: str) -> list[int]:
         return list(range(count))
     try:
         chosen = list(chosen)
+        # operator.index takes True for 1, so a mask would choose the numbers 0 and 1
         if any(isinstance(number, bool | np.bool_) for number in chosen):
             raise TypeError("a mask")
         chosen = [operator.index(number) for number in chosen]

@@ -52,6 +52,8 @@ def observe_layer(
         for masks in (batch.spans, batch.structure)
     )
     common = _select(inputs, heads)
+    # Shared reductions must not read a broken tensor for a measure that stops anyway; measures
+    # that name heads have inputs of their own
     sound = [
         measure
         for measure in measures
@@ -73,6 +75,7 @@ def _select(
 ) -> tuple[AttentionInputs, Mapping[str, str]]:
     """Return the inputs of some heads, and the faults of their tensors."""
     selected = inputs if heads is None else select_heads(inputs, heads)
+    # [head, 1, component] while `rescaled` lasts for some heads; else [component]
     if selected.frequencies is not None and selected.frequencies.ndim == 3:
         raise InputError(
             f"single heads of layer {inputs.layer} are rescaled, and measures read one set of "
@@ -121,6 +124,7 @@ def _observe(
     given = (inputs, spans) if measure.name in OWN[MEASURES] else copy.deepcopy((inputs, spans))
     with read_only(measure, *given):
         observed = measure.observe(*given)
+    # Inputs of some heads number them from 0; the labels get the numbers in the model back below
     statistics = check_statistics(observed, measure.name)
     if heads is None:
         return statistics

@@ -110,11 +110,14 @@ def require_memory_for_run(
     longest = max(lengths)
     together = min(len(lengths), size.of_length(longest))
     tokens = together * longest
+    # The feed-forward part runs in blocks of tokens, so a long pass never holds all of its width
     wide = min(tokens, block_of(config.intermediate_size, device)) * config.intermediate_size
     activations = float(decoder.dtype.itemsize) * (8 * tokens * config.hidden_size + 3 * wide)
+    # 20 bytes per logit, for experiments that read an answer: in float32 and twice in float64
     logits = 20.0 * config.vocab_size * max(passes, default=0) * together
     running = max(activations, logits) + statistics
     # Loading may have taken more than the analysis will.
+    # Drawing begins when activations are gone, so of the two the larger one counts
     needed = max(_peak(), _held() + max(running, statistics + _DRAWING_BYTES))
     require_memory(needed * processes.beside(), "this analysis")
 
@@ -199,6 +202,7 @@ def machine_memory() -> float:
         return math.inf
     try:
         with open("/sys/fs/cgroup/memory.max", encoding="ascii") as limit:
+            # cgroup v2 writes bytes, or "max" where a container has no limit
             return min(physical, float(limit.read().replace("max", "inf")))
     except (OSError, ValueError):
         return physical
@@ -209,7 +213,9 @@ def _peak() -> float:
     import resource
     import sys
 
+    # getrusage counts bytes on macOS and KiB on Linux
     unit = 1 if sys.platform == "darwin" else 1024
+    # VmHWM first: ru_maxrss keeps the peak of the process that forked this one, through an exec
     return _of_status("VmHWM") or float(unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 
 
@@ -219,6 +225,7 @@ def _of_status(field: str) -> float:
         lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
     except OSError:
         return 0.0
+    # A line reads "VmRSS:   123456 kB"
     return next(
         (1024.0 * int(line.split()[1]) for line in lines if line.startswith(f"{field}:")), 0.0
     )

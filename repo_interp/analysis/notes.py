@@ -89,6 +89,7 @@ def notes_on(
         )
     for measure in measures:
         wanted = as_measure(measure).needs.schemes
+        # A scheme of another package may be what the measure is about, so nothing is said there
         if wanted and set(schemes) <= set(SCHEMES) and not set(schemes) & set(wanted):
             notes.append(
                 f"{measure.name} gives nothing here: it measures {', '.join(wanted)}, and "
@@ -127,6 +128,7 @@ def rounded_positions(bridge: nn.Module) -> str | None:
     """
     decoder = as_decoder(bridge)
     dtype = decoder.positions_dtype
+    # A token index is exact in 16 bits up to 256 or 2,048, but learned positions are fractions
     if dtype.itemsize > 2 or not decoder.learned_layers:
         return None
     return (

@@ -142,6 +142,7 @@ def explain_logit(
         * inputs.logit_scale
     )
     still = _pairs(inputs.queries[0, 0, query], inputs.keys[0, 0, key]) * (
+        # The rotation multiplies every pair by this (YaRN's attention scaling), also at angle 0
         inputs.logit_scale * inputs.pair_scaling
     )
     frequencies, angles = torch.zeros_like(still), torch.zeros_like(still)
@@ -150,11 +151,13 @@ def explain_logit(
         positions = inputs.positions[0, 0].double()
         angles = frequencies * (positions[query] - positions[key])
     total = float(turned.sum())
+    # The cap acts on the sum, so its part is a difference and not a share of any pair
     soft_cap = float(cap_logits(turned.sum(), inputs.softcap)) - total
     bias = (
         0.0 if inputs.position_logits is None else float(inputs.position_logits(rows)[0, 0, 0, key])
     )
     fitted, correlation = _fit(inputs, query, key)
+    # By definition, so that the parts of the fit add up to the logit
     fitted["remainder"] = logit - sum(fitted.values())
     pair, alone = ("component",), ()
     values: dict[str, tuple[tuple[str, ...], Any]] = {
@@ -165,6 +168,7 @@ def explain_logit(
         "angle": (pair, angles.cpu().numpy()),
         "soft_cap": (alone, soft_cap),
         "bias": (alone, bias),
+        # The parts are summed in float64, the logit in the precision of the inputs
         "rounding": (alone, logit - total - soft_cap - bias),
         "attention": (alone, float(inputs.pattern(rows)[0, 0, 0, key])),
         "fit": (("part",), list(fitted.values())),
@@ -221,6 +225,7 @@ def _pairs(
 ) -> Float[Tensor, "component"]:
     """The dot product of two vectors in half-split order, pair by pair, in float64."""
     products = one.double() * other.double()
+    # Half-split order: pair r is the dimensions r and r + d / 2, so [2, component]
     return products.unflatten(0, (2, -1)).sum(0)
 
 
@@ -232,6 +237,7 @@ def _fit(inputs: AttentionInputs, query: int, key: int) -> tuple[dict[str, float
     if inputs.hidden is not None:
         return dict.fromkeys(("level", "distance", "query", "key"), math.nan), math.nan
     sums = logit_sums(inputs)
+    # [prompt, head, token]: the mask is the same for the only head
     pairs = additive_pairs(inputs.valid[:, None], inputs.valid[:, None], inputs.window)
     axes = fit_axes(sums.lines, inputs.valid, inputs.window, ThreeAxis().ridge)
     correlation = float(fit_correlation(axes, sums.lines, sums.square, pairs))
@@ -257,12 +263,15 @@ def center_axes(axes: Axes, pairs: AdditivePairs) -> tuple[Float[Tensor, ""], Ax
     """
     steps = torch.arange(axes.key.shape[-1], dtype=torch.float64, device=axes.key.device)
 
+    # Means over pairs, not tokens: a key is counted by every query that sees it
     def mean(values: Tensor, counts: Tensor) -> Tensor:
         return (counts * values).sum(-1, keepdim=True) / pairs.total[..., None].clamp(min=1)
 
     deviation = steps - mean(steps, pairs.counts.key)
+    # A prompt of one token has no spread
     spread = mean(deviation**2, pairs.counts.key).clamp(min=torch.finfo(torch.float64).tiny)
     slope = mean(deviation * axes.key, pairs.counts.key) / spread
+    # distance + query + key does not change: the added slopes are -(i - j) + i - j = 0
     sloped: Sequence[Tensor] = (
         axes.distance - slope * steps,
         axes.query + slope * steps,

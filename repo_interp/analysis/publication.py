@@ -38,6 +38,7 @@ RUN, COMPARISON = "run.nc", "compare.nc"
 """Data files of the two kinds of results."""
 _PAGE, _FIGURES = "report.html", "figures"
 _STORE = ".batches"
+# No space, quota exceeded, file too large: the user can make room and go on
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 Draw = Callable[[xr.DataTree, Path, Path], Sequence[str]]
@@ -117,6 +118,7 @@ class Results:
                 f"{self.data_file} cannot be written ({error.strerror or error}); nothing "
                 "was changed"
             ) from None
+        # They show the older run, and a crash before `draw` must not leave them beside the new one
         for path in (self.page, self.figures, *(self.directory / name for name in FILES)):
             remove(path)
 
@@ -247,6 +249,7 @@ def _free(first: Path, data_file: str) -> Results:
                 data_file,
                 overwrite=False,
             )
+    # `count` does not end
     raise AssertionError
 
 
@@ -258,6 +261,7 @@ def _claim(directory: Path, data_file: str, overwrite: bool) -> Results:
             # another process may have published in between
             _require_free(directory, data_file, overwrite)
             for path in directory.iterdir():
+                # The lock is the one that this process holds
                 if path.name != LOCK and is_left_behind(path.name):
                     remove(path)
         except BaseException:
@@ -276,6 +280,7 @@ def _require_free(directory: Path, data_file: str, overwrite: bool) -> None:
         return
     if not directory.is_dir():
         raise Taken(f"{directory} is a file; wanted a directory for the results")
+    # Half-written files of a process that was killed are no results; `_claim` removes them
     names = {path.name for path in directory.iterdir() if not is_left_behind(path.name)}
     if not overwrite and names & {data_file, _PAGE, _FIGURES}:
         raise Taken(

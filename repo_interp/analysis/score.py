@@ -186,9 +186,12 @@ def score_needles(
         **options,
     }
     first, longest = (
+        # `needle_scores` makes all prompts; these two only identify the question
         niah(tokenizer, variant, length, 1, seed, answer="none", **options)
         for length in (lengths[0], max(lengths))
     )
+    # The digest is of the text of the haystack: an essay file may change under the same name, and
+    # the shortest prompt shows only its beginning
     asked |= {"longest": prompts_digest(longest), "batch_size": size}
     kept = store_of(bridge, first[0], asked, store, store_every)
     scores = needle_scores(
@@ -265,6 +268,7 @@ def score_harness(
         bridge,
         {name: of_set.prompts for name, of_set in documents.items()},
         lambda name, texts: documents[name].scores(texts),
+        # RULER names its metric by the length in tokens, which is an axis here
         "score" if first.metric.isdecimal() else first.metric,
         (),
         f"the task {called} of lm-evaluation-harness",
@@ -367,6 +371,7 @@ def _score_answers(
 ) -> xr.DataTree:
     """Score generated answers to prompts that fit the model and its memory."""
     flat = [prompt for prompts in asked.values() for prompt in prompts]
+    # The last generated token needs a position too
     longest = max(len(prompt.tokens) + int(prompt.attributes["new_tokens"]) for prompt in flat)
     most, task = longest_prompt(model_of(bridge)), flat[0].attributes["task"]
     if most is not None and longest > most:
@@ -468,6 +473,7 @@ def _run(
     """
     digests = np.array([prompts_digest(of_set) for of_set in prompts])
     described = {"long_name": "SHA-256 over the prompts", "units": "1"}
+    # A run may be passed on, and paths of this machine would tell others nothing or too much
     options = {
         name: Path(value).name if _is_path(value) else value for name, value in scores.attrs.items()
     }

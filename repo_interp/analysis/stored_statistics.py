@@ -16,9 +16,11 @@ from repo_interp.store import Form
 
 
 def _write(results: Mapping[str, Statistics | Fault], file: Path) -> None:
+    # The root is named even if all measures stopped: it carries the faults
     groups, faults = {"/": xr.Dataset()}, {}
     for name, result in results.items():
         if isinstance(result, Fault):
+            # JSON, since the fault of a pass has the name "", which no group can have
             faults[name] = astuple(result)
         else:
             groups |= {f"/{name}/{part}": getattr(result, part) for part in STATISTICS}

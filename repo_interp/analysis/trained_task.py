@@ -47,6 +47,7 @@ def trained_task(path: str | os.PathLike[str], **given: Any) -> Task | None:
     # the tokens of the checkpoint are read, not those that the record names
     if puts_into_any_tokens(make_task(name, size)):
         file = tokens_of(Path(path)) / "tokenizer.json"
+        # As if the user had given it: recorded_task refuses files that a record chooses
         given = {"tokenizer_file": str(file)} | given if file.is_file() else given
     return recorded_task(source, name, size, options, given)
 

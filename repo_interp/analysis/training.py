@@ -97,6 +97,7 @@ class PositionsCallback(TrainerCallback):
             else list(cast(Any, prompts))
         )
         self.out = None if out is None else _directory(out)
+        # Refused here: a wrong name must not come up after hours of training
         self.measures = measures if measures is None else resolve_measures(measures)
         self._reporters: list[Any] | None = None
         self._last: int | None = None
@@ -113,6 +114,7 @@ class PositionsCallback(TrainerCallback):
             return
         self.out = self.out or Path(args.output_dir) / "positions"
         earlier = [file.parent for file in self.out.glob("step-*/run.nc")]
+        # A training that is resumed starts at a later step, and its earlier runs belong to it
         if state.global_step == 0 and earlier:
             aside = next(
                 place
@@ -127,7 +129,9 @@ class PositionsCallback(TrainerCallback):
             self._begin_evaluation(args, given["model"])
             return
         tokenizer = given.get("processing_class")
+        # as_prompts asks its model for a tokenizer alone, and the Trainer holds it apart
         self.prompts = as_prompts(self.prompts, cast(Any, SimpleNamespace(tokenizer=tokenizer)))
+        # Not `_measure_if_possible`: what does not fit the model should stop the training here
         self._measure(args, state, control, given)
 
     def _begin_evaluation(self, args: Any, model: nn.Module) -> None:
@@ -163,6 +167,7 @@ class PositionsCallback(TrainerCallback):
     def on_evaluate(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         """Measure the evaluation that ends."""
         if self._evaluation is not None:
+            # Of several evaluation sets the first one is measured: the others end at the same step
             if state.global_step != self._last:
                 self._measure_if_possible(args, state, control, given)
             self._evaluation.forget()
@@ -213,6 +218,7 @@ class _Evaluation:
         self.forget()
         self._handles = (
             model.register_forward_pre_hook(self._before, with_kwargs=True),
+            # always_call: a pass that raises must not leave the hooks of `_before` in the model
             model.register_forward_hook(self._after, always_call=True),
         )
 
@@ -288,6 +294,7 @@ class _ObservedJob(Job):
         return [batch for batch, _ in self.observed]
 
     def observe(self, batch: Batch, *given: Any, **further: Any) -> Any:
+        # By identity, since a comparison of batches would compare tensors
         return next(results for other, results in self.observed if other is batch)
 
 
@@ -299,6 +306,7 @@ def _rows(keywords: Mapping[str, Any]) -> tuple[list[Prompt], int]:
     if tokens is None or (mask is not None and mask.shape != tokens.shape):
         raise InputError("wanted batches of input_ids and attention_mask, both [row, token]")
     valid = torch.ones_like(tokens) if mask is None else mask.long()
+    # A mask of padding on the right never rises from 0 to 1
     if bool((valid.diff() > 0).any()):
         raise InputError("rows are padded on the left; set the tokenizer's padding_side to 'right'")
     if ids is not None and ids.ndim == 3:  # mRoPE: time, height and width
@@ -354,6 +362,7 @@ def measure_step(
     given = as_prompts(prompts, inner)
     with _undisturbed(inner), _observable(inner):
         inner.eval()
+        # `as_before` puts the setting back
         if inner.config._attn_implementation not in _FUSED:
             inner.config._attn_implementation = "sdpa"
         require_parity(inner)
@@ -385,9 +394,11 @@ def _undisturbed(model: Any) -> Iterator[None]:
         {"devices": devices, "device_type": kind} if kind != "cpu" else {"devices": []}
     )
     with (
+        # Dropout of the next training step must draw the same numbers as without the callback
         torch.random.fork_rng(**forked),
         torch.autocast(kind, enabled=False),
         torch.no_grad(),
+        # The other processes are in their training step and share no batches
         alone(),
     ):
         yield
@@ -398,6 +409,7 @@ def _observable(model: Any) -> Iterator[None]:
     """Give a model hook sites while the context lasts."""
     with as_before(model):
         if not as_decoder(model).repositioned:
+            # No other layout: a stock model keeps its positions and gets hook sites alone
             with_layout(model, None)
         yield
 
@@ -454,6 +466,7 @@ def training_scalars(run: xr.DataTree) -> dict[str, float]:
         )
     found["findings"] = float(len(findings(run)))
     cells = [
+        # [..., head], for the comparison of heads below
         array.transpose(..., "head").values
         for group in run.children.values()
         for array in group.to_dataset().data_vars.values()
@@ -463,6 +476,7 @@ def training_scalars(run: xr.DataTree) -> dict[str, float]:
     counts = np.zeros(3)
     for values in cells:
         finite = np.isfinite(values)
+        # [..., head, head]: every head equals itself, so another one that equals it makes two
         tied = finite & ((values[..., None] == values[..., None, :]).sum(-1) > 1)
         counts += [(finite & ~tied).sum(), tied.sum(), (~finite).sum()]
     kinds = ("valid_cells", "tied_cells", "undefined_cells")
@@ -485,6 +499,8 @@ def as_before(model: nn.Module) -> Iterator[None]:
     """
     owners: list[Any] = [*model.modules(), model.config]
     kinds = type(model.config)
+    # The attributes and, one level deeper, the dictionaries that torch keeps children, buffers and
+    # hooks in, since those are changed in place
     before = [
         (
             owner,
@@ -514,6 +530,7 @@ def _directory(given: str | PathLike[str]) -> Path:
 
 def _require_whole(model: nn.Module) -> None:
     for name, parameter in model.named_parameters():
+        # ZeRO-3 leaves empty parameters in place, and FSDP makes DTensors, which have a device mesh
         if parameter.numel() == 0 or hasattr(parameter, "device_mesh"):
             raise InputError(
                 f"{name} is spread over processes (FSDP, ZeRO-3), and the first process "

@@ -62,6 +62,7 @@ Kind = Literal[
     "pairs_ablated",
     "pairs_mean_ablated",
 ]
+# 4 million: beyond any prompt, and small enough for a table of tokens
 Index = Annotated[int, Interval(ge=0, lt=1 << 22)]
 """The number of a layer, of a head or of a token."""
 MOST_HEADS = 4096
@@ -96,6 +97,7 @@ class Edit(BaseModel):
     all tokens; frequencies and outputs change for all tokens.
     """
 
+    # Frozen, so that passes are kept by their edits; strict, since edits come from a web page
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
 
     kind: Kind
@@ -118,6 +120,7 @@ class Edit(BaseModel):
 
     @model_validator(mode="after")
     def _fits(self) -> Edit:
+        # Both, or neither
         if bool(self.heads) == (self.layer is not None):
             raise ValueError(
                 "an edit names heads as (layer, head) pairs or a layer; give one of the two"
@@ -130,6 +133,7 @@ class Edit(BaseModel):
             if getattr(self, name) is not None
         ]
         name, needed, *_ = _KINDS[self.kind]
+        # Nothing else than the parameter, which may be absent where it is not needed
         if given != [name] and (needed or given):
             takes = f"{'needs' if needed else 'takes'} {name or 'no parameter'}"
             raise ValueError(f"{self.kind} {takes}; got {', '.join(given) or 'none'}")
@@ -151,6 +155,7 @@ class Edit(BaseModel):
     def parameter(self) -> Any:
         """The constant, factor, shift, token, seed, starts or pairs; None where there is none."""
         return (
+            # `_KINDS` names no parameter by "", which is no attribute either
             self.seed or 0 if self.kind == "permuted" else getattr(self, _KINDS[self.kind][0], None)
         )
 
@@ -172,6 +177,7 @@ class Edit(BaseModel):
                 f"the prompt has no span {self.span!r}; it has {', '.join(spans) or 'none'}"
             )
         tokens = tuple(spans[self.span]) if self.span else self.tokens
+        # Token 0 is in every prompt, so it can stand for no source
         last = max((*tokens, *(self.starts or ()), self.source or 0))
         if last >= count:
             raise InputError(
@@ -249,6 +255,7 @@ class Edit(BaseModel):
             return partial(function, model, **keywords)
         value: Any = self.parameter
         if self.kind == "segmented":
+            # Step 0 and jump 1: positions are the numbers of segments
             value = token_table(value), 0.0, 1.0
         # The edit names its tokens itself: the `tokens` of `replaced` warns of those that a prompt
         # does not reach yet.
@@ -258,6 +265,7 @@ class Edit(BaseModel):
 
     def _call(self, model: nn.Module) -> tuple[Callable[..., Any], dict[str, Any]]:
         """The function for frequencies or outputs, and its arguments beside model and means."""
+        # The first layer stands for all: others are checked when the context is entered
         (attention,) = attentions_of(model, [self.first_layer])
         heads = list(self.heads or ((self.first_layer, head) for head in range(attention.heads)))
         count = rotating_pairs(attention)
@@ -286,6 +294,7 @@ class Edit(BaseModel):
             One line; empty where it takes the edit.
         """
         try:
+            # Entering the context makes all checks, and no pass is needed
             with self.context(model, None)():
                 return ""
         except InputError as error:

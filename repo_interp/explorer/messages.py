@@ -52,6 +52,7 @@ MOST_TOKENS = 8192
 """Tokens of a prompt."""
 MOST_TEXT = 1 << 20
 """Characters of a text."""
+# Of one message: edits, and heads side by side
 MOST_EDITS, MOST_SHOWN = 64, 6
 PROMPTS = 2
 """Prompts whose passes are kept."""
@@ -64,6 +65,7 @@ COLUMNS = ("name", "mirror", "retrieval", "induction", "previous_token", "sink",
 class Asked(BaseModel):
     """A message: what is asked, and the whole state of the page that it is asked in."""
 
+    # Strict: what a browser sends is not converted, so that a text never passes for a number
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
 
     ask: Literal["open", "prompt", "view", "continue", "suggest", "python", "csv", "netcdf"]
@@ -133,6 +135,7 @@ class Explored:
             InputError: The message does not fit the model or the prompt.
         """
         if asked.model:
+            # 0, since the other model has no others and would look for itself among them
             return self._other(asked).answer(asked.model_copy(update={"model": 0}), check)
         answers = {
             "open": self._open,
@@ -163,6 +166,7 @@ class Explored:
             return
         session = self.session(asked, check)
         if asked.ask == "suggest":
+            # Closed also where the page stops asking: the thread of the work would wait for ever
             with closing(Steps(session.suggest)) as steps:
                 yield from ({"done": done, "total": total} for done, total in steps)
             suggested = steps.result
@@ -178,8 +182,10 @@ class Explored:
                 ]
             }
             return
+        # Both in step, so that the page can show where they part
         streams = {"clean": session.continuation(edited=False), "changed": session.continuation()}
         given = [session.prompt.tokens[place] for place in range(session.start, session.count)]
+        # As many tokens as `continuation` generates by default
         for number in range(len(given) or 32):
             for state in ("clean", "changed") if session.active else ("clean",):
                 if (token := next(streams[state], None)) is not None:
@@ -206,6 +212,7 @@ class Explored:
         Returns:
             The session.
         """
+        # A number or a text, which are never equal
         key = asked.prompt if asked.text is None else asked.text
         if key not in self._passes:
             prompt = self._read(asked)
@@ -235,6 +242,7 @@ class Explored:
                 f"the prompt has {len(prompt.tokens):,} tokens; the explorer shows up to "
                 f"{MOST_TOKENS:,}: give a part of it"
             )
+        # A page may send any text, and a process that is out of memory is killed without a word
         require_memory_for_pass(self.bridge, len(prompt.tokens), 1)
         return prompt
 
@@ -283,6 +291,7 @@ class Explored:
         known = [
             str(name)
             for name in scores["score"].values
+            # A map of one value in all heads shows nothing to begin with
             if np.ptp(scores.sel(score=name).fillna(0.0).values) > 0
         ]
         first = next(
@@ -303,6 +312,7 @@ class Explored:
         )
         return {
             "tokens": texts,
+            # Tokens of text carry their blanks; others, such as ids, are set apart by one
             "joint": ""
             if any(character.isspace() for text in texts for character in text)
             else " ",
@@ -315,6 +325,7 @@ class Explored:
             },
             "answer": list(session.scoring.targets(prompt)),
             "start": session.start,
+            # The token that predicts the answer
             "token": max(0, session.start - 1),
             "head": list(map(int, ranked[0])),
             "score": first,
@@ -370,7 +381,9 @@ class Explored:
                 "python": session.as_python(asked.heads, asked.token, asked.count),
                 "token": asked.token,
             }
+            # netCDF has no attribute without a value
             attributes["edits"] = [edit.sentence() for edit in session.active] or "none"
+            # This engine writes to memory: the answer goes to a browser, not to a disk
             content = bytes(seen.assign_attrs(attributes).to_netcdf(engine="h5netcdf"))
         return {
             "name": f"explored.{'csv' if asked.ask == 'csv' else 'nc'}",
@@ -410,6 +423,7 @@ def over_the_same_texts(explored: Explored, bridge: nn.Module, name: str = "") -
             "tokenizer, or two that read text"
         )
     prompts = explored.prompts
+    # With one vocabulary the tokens are compared one to one, and need no way through text
     if reads is not None and other is not None and reads.get_vocab() != other.get_vocab():
         prompts = [_in_other_tokens(prompt, reads, other) for prompt in prompts]
     others = (*explored.others, Explored(bridge, prompts, name))
@@ -470,6 +484,7 @@ def prompts_of(run: xr.DataTree) -> list[Prompt]:
         spans = {
             name: tuple(places)
             for name, places in told.spans.items()
+            # A Prompt derives the rest, and takes generated tokens apart
             if name not in (REST, GENERATED)
         }
         texts = told.texts if told.texts_are == "text" else None
@@ -501,6 +516,7 @@ def _map(heads: xr.Dataset, clean: xr.Dataset | None = None) -> dict[str, Any]:
             np.stack(
                 [each["head_score"].sel(score=name).values for each in some if each is not None]
             )
+            # Both states share a scale, or halving all scores would leave the map as it was
             for some in ((heads,), (heads, clean))
         )
         colours, norm = scale(all_values)
@@ -526,4 +542,5 @@ def _plain(values: Any) -> Any:
         values = values.tolist()
     if isinstance(values, list):
         return [_plain(each) for each in values]
+    # JSON has no NaN, and `JSON.parse` in a browser refuses what Python writes for it
     return None if isinstance(values, float) and not math.isfinite(values) else values

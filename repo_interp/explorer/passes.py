@@ -88,8 +88,11 @@ class Passes:
         (self.batch,) = make_batches([prompt], 1, self.decoder.device)
         self.measures = [Positions(), *([AttentionMass()] if prompt.generated else [])]
         width = self.model.get_input_embeddings().weight.shape[1]
+        # Hidden states that enter all blocks and leave the last one, 4 bytes a number
         size = 4 * len(prompt.tokens) * width * (1 + len(self.decoder.blocks))
+        # At least 2: every edited pass begins from the one without edits
         self._most = min(MOST, 2 + BUDGET // size)
+        # Edits that were entered once, and need no check again
         self._fitting: set[Edit] = set()
         self._kept: OrderedDict[Any, Pass] = OrderedDict()
         self._inputs: OrderedDict[Any, AttentionInputs] = OrderedDict()
@@ -155,6 +158,7 @@ class Passes:
 
     @torch.no_grad()
     def _passed(self, edits: Edits, check: Callable[[], None]) -> Pass:
+        # Its hidden states are where the edited pass begins
         clean = self.of((), check) if edits else None
         first = self._block(min(edit.first_layer for edit in edits)) if edits else 0
         entered: dict[int, Tensor] = {}
@@ -165,6 +169,7 @@ class Passes:
             number: int, layer: nn.Module, arguments: tuple, keywords: dict[str, Any]
         ) -> None:
             check()
+            # Blocks before the first edited one only hand their input on
             if number >= first:
                 entered[number] = arguments[0] if arguments else keywords["hidden_states"]
 
@@ -173,6 +178,7 @@ class Passes:
             observed[inputs.layer] = {
                 measure.name: measure.observe(inputs, self.batch.spans) for measure in self.measures
             }
+            # Reduced at once: attention of all layers would not fit into memory
             looks[inputs.layer] = looked(inputs)
 
         with ExitStack() as stack:
@@ -188,6 +194,7 @@ class Passes:
             else:
                 hidden = resume_pass(self.model, clean.recording, first)
                 before, later = (
+                    # What enters the first edited block is still unchanged
                     clean.recording.residuals[: first + 1],
                     range(first + 1, len(self.decoder.blocks)),
                 )
@@ -201,6 +208,7 @@ class Passes:
         earlier = (
             {}
             if clean is None
+            # Layers before the edit, in front of the others: `observed` is in the order of layers
             else {layer: seen for layer, seen in clean.observed.items() if layer not in observed}
         )
         return Pass(
@@ -223,6 +231,7 @@ class Passes:
                 stack.enter_context(context())
             stack.enter_context(self._observing(receive, [layer]))
             try:
+                # Ends in the hook by `_Seen`, right after the projections of this layer
                 resume_pass(self.model, recording, self._block(layer))
             except _Seen:
                 return found[0]
@@ -248,6 +257,7 @@ def looked(inputs: AttentionInputs) -> Float[Tensor, "where head"]:
         Means over up to `ROWS` evenly spaced rows.
     """
     last = inputs.valid.shape[1] - 1
+    # From 1: token 0 sees only itself and has no previous token
     rows = torch.linspace(1, last, min(ROWS, last), device=inputs.queries.device).round().long()
     weights = inputs.pattern(rows)[0]
     previous = weights.gather(-1, (rows - 1)[None, :, None].expand(len(weights), -1, 1))[..., 0]
@@ -259,6 +269,7 @@ def _kept(kept: OrderedDict[Any, Kept], key: Any, compute: Callable[[], Kept], m
     value = kept.pop(key) if key in kept else compute()
     kept[key] = value
     while len(kept) > most:
+        # The pass without edits stays, since all others begin from it
         first = next(each for each in kept if each not in ((), key))
         del kept[first]
     return value

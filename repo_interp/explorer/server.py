@@ -41,6 +41,8 @@ MOST_BYTES = 8 << 20
 _STREAMED = ("continue", "suggest")
 _TYPES = {"js": "text/javascript; charset=utf-8", "css": "text/css; charset=utf-8"}
 _HEADERS = {
+    # Tokens of a prompt may hold HTML, and nothing of it may run or send anything away;
+    # plotly.js sets styles and draws pictures as data:, which needs the exceptions
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self' "
     "'unsafe-inline'; img-src data: blob:; "
     "connect-src 'self'; form-action 'none'; frame-ancestors 'none'; base-uri 'none'",
@@ -70,6 +72,7 @@ def assets() -> Mapping[str, bytes]:
     """
     from plotly.offline import get_plotlyjs
 
+    # All names that can be served: a path that a browser sends is only looked up among them
     rooms = (files("repo_interp.explorer") / "page", files("repo_interp.plots") / "pages" / "page")
     own = (part for room in rooms for part in room.iterdir() if part.name.endswith((".js", ".css")))
     return {part.name: part.read_bytes() for part in own} | {"plotly.js": get_plotlyjs().encode()}
@@ -94,11 +97,14 @@ class Turns:
         Raises:
             Superseded: In that function, once a newer message has come.
         """
+        # An event of threads: `check` is called from the thread in which the model runs
         ended, key = threading.Event(), (asked.tab, asked.ask)
         older = self._latest.pop(key, None)
+        # Others are short, or a file that the reader wants in any case
         if older is not None and asked.ask in ("view", *_STREAMED):
             older.set()
         self._latest[key] = ended
+        # Pages that were closed never say so
         while len(self._latest) > 256:
             del self._latest[next(iter(self._latest))]
 
@@ -119,6 +125,7 @@ class Turns:
             The result of `work`.
         """
         async with self._lock:
+            # Once more in its turn: a newer message may have come while this one waited
             check()
             return await run_in_threadpool(work)
 
@@ -138,12 +145,16 @@ def application(explored: Explored, token: str, port: int) -> Starlette:
     origins, turns = {f"http://{name}" for name in names}, Turns()
 
     def refusal(request: Request) -> Response | None:
+        # Against DNS rebinding: a foreign name that points to 127.0.0.1 is not answered
         if request.headers.get("host") not in names:
             return _said(f"this server answers to {HOST}:{port} alone", 421)
+        # Browsers send no Origin with a plain visit, which is allowed
         if request.headers.get("origin", next(iter(origins))) not in origins:
             return _said(
                 "another page asks; open the address that repo-interp explore printed", 403
             )
+        # In constant time, so that the token cannot be guessed letter by letter; as bytes, since
+        # compare_digest takes no text beyond ASCII
         if not secrets.compare_digest(request.path_params["token"].encode(), token.encode()):
             return _said(
                 "the address lacks the token; open the one that repo-interp explore printed", 403
@@ -188,6 +199,7 @@ def application(explored: Explored, token: str, port: int) -> Starlette:
         with suppress(Superseded):
             while True:
                 try:
+                    # The lock is free between two events: a long stream holds up no view
                     event = await turns.take(lambda: next(source, None), check)
                 except InputError as error:
                     event = {"refused": str(error)}
@@ -207,6 +219,7 @@ async def _body(request: Request) -> bytes:
     content = bytearray()
     async for part in request.stream():
         content += part
+        # While it arrives: a header may understate the length
         if len(content) > MOST_BYTES:
             raise InputError(
                 f"the request has more than {MOST_BYTES >> 20} MB; give a shorter text"
@@ -231,6 +244,7 @@ def listening(port: int | None) -> socket.socket:
         InputError: Another program has the port.
     """
     place = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    # A server that is started again gets its port, though old connections are still being closed
     place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         place.bind((HOST, port or 0))
@@ -261,6 +275,7 @@ def server(explored: Explored, token: str, place: socket.socket) -> uvicorn.Serv
         access_log=False,
         lifespan="off",
         ws="none",
+        # Streams of open pages would keep an interrupted server alive
         timeout_graceful_shutdown=1,
     )
     return uvicorn.Server(settings)
@@ -276,9 +291,11 @@ def kept_token() -> str:
     with suppress(OSError, ValueError):
         file = cache_directory() / "explore-token"
         file.parent.mkdir(parents=True, exist_ok=True)
+        # "x" makes the file or fails: of two servers that start at once both read the same token
         with suppress(FileExistsError), open(file, "x", opener=_private) as made:
             made.write(fresh)
         if (
+            # A file that others can read or have put there protects nothing
             not file.is_symlink()
             and file.stat().st_mode & 0o077 == 0
             and len(kept := file.read_text("ascii")) == len(fresh)
@@ -288,4 +305,5 @@ def kept_token() -> str:
 
 
 def _private(path: str, flags: int) -> int:
+    # The mode at creation: a chmod afterwards would leave the token readable for a moment
     return os.open(path, flags, 0o600)

@@ -120,12 +120,14 @@ class Session:
                 "edits of a session are a list of Edits, such as [Edit(kind='linearised', layer=2)]"
             )
         self.answer = tuple(dict.fromkeys(sorted(checked(self.answer, tuple[int, ...], "answer"))))
+        # Nothing predicts token 0
         if self.answer and not 1 <= self.answer[0] <= self.answer[-1] < self.count:
             raise InputError(
                 f"an answer has tokens from 1 to {self.count - 1}; got {listed(self.answer)}"
             )
         if self.passes is None:
             self.passes = Passes(self.bridge, self.prompt)
+        # All edits, also those that are off: a bad one is refused before it is switched on
         self._passes.contexts(tuple(self.edits))
 
     @property
@@ -172,6 +174,7 @@ class Session:
         """
         passed = self._passes.of(self.active if edited else (), self.check)
         groups, layers = passed.groups, passed.groups["positions"]["layer"].values
+        # [layer, head, token]
         position = groups["positions"]["position"].isel(prompt=0)
         scores = {"position range": groups["positions"]["position_range"].isel(prompt=0, drop=True)}
         if "attention_mass" in groups:
@@ -180,6 +183,7 @@ class Session:
                 f"attention to {span}": mass.sel(span=span, drop=True)
                 for span in map(str, mass["span"].values)
             }
+        # [where, layer, head]
         looks = torch.stack([passed.looks[int(layer)] for layer in layers], dim=1).numpy()
         scores |= {
             name: scores["position range"].copy(data=values)
@@ -198,6 +202,7 @@ class Session:
             compat="override",
         )
         stacked = stacked.assign_coords(score=list(scores)).transpose("score", "layer", "head")
+        # A short prompt has fewer tokens than points, and rounding would repeat some
         sampled = position.isel(
             token=np.unique(np.linspace(0, self.count - 1, POINTS).round().astype(int)), drop=True
         )
@@ -259,6 +264,7 @@ class Session:
             coords="minimal",
             compat="override",
         )
+        # Mostly kept from when its last edit was the newest, so that it costs no pass
         prefixes = [self.active[:length] for length in range(len(self.active) + 1)]
         curve = [self._log_probability(edits) for edits in prefixes]
         return both.assign(
@@ -302,9 +308,11 @@ class Session:
             else -1
         )
         argument = cache_argument(model.forward)
+        # A fresh cache: one of an earlier pass would hold keys that were rotated without edits
         cache, given = DynamicCache(config=model.config), self._passes.batch.tokens[:, :start]
         for _ in range(count):
             self.check()
+            # Entered anew for every token: in between the caller may use the model
             with torch.no_grad(), at_rest(model), ExitStack() as stack:
                 for context in contexts:
                     stack.enter_context(context())
@@ -354,6 +362,7 @@ class Session:
 
         kind: Any = default_kinds(self._passes.model)[0]
         with at_rest(self._passes.model):
+            # One draw: suggestions are ranked, not tested against controls
             effects = Effects((kind,), draws=1).measured(
                 self._passes.model, self.scoring, [self.prompt], progress=advance
             )
@@ -395,13 +404,16 @@ class Session:
             The (layer, head) and the token whose row changes most (half the sum of absolute
             differences), of up to `LOOKED` tokens that predict the answer.
         """
+        # The row before a token predicts it
         before = [place - 1 for place in self._places if place] or range(self.count)
+        # Every k-th one, k rounded up, so that no more than `LOOKED` remain
         layer, places = edit.first_layer, list(before)[:: -(-len(before) // LOOKED)]
         rows = []
         for edits in ((), (edit,)):
             inputs = self._passes.inputs(edits, layer, self.check)
             at = torch.tensor(places, device=inputs.queries.device)
             rows.append(weights_of(inputs.logits(at), inputs.sinks)[0].float().nan_to_num())
+        # [head, place]; half of it would be the share of attention that moved, but only ranks count
         moved = (rows[1] - rows[0]).abs().sum(-1)
         head, place = divmod(int(moved.argmax()), len(places))
         return (layer, head), places[place]
@@ -484,6 +496,7 @@ class Session:
             logit, weight = row_of(self._passes.inputs(edits, layer, self.check), head, token)
             logits.append(logit)
             weights.append(weight)
+            # NaN: keys that this row does not see
             masses.append([float(np.nansum(weight[places])) for places in spans.values()])
         rows = np.stack([position.sel(layer=layer, head=head).values for layer, head in heads])
         expected = (
@@ -536,6 +549,7 @@ class Session:
     @torch.no_grad()
     def _readings(self, passed: Pass) -> np.ndarray:
         """Log-probability, logit difference and score of the answer."""
+        # Kept with the pass, by answer: the same pass may be asked about other tokens
         if self._places not in passed.results:
             batch = Batch(self._passes.model, self.scoring, [self.prompt])
             logits = logits_at(self._passes.model, passed.recording.last_hidden, batch.question)

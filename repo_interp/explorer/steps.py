@@ -16,6 +16,7 @@ from queue import SimpleQueue
 from typing import Any
 
 
+# No Exception, so that `except Exception` in the work does not keep it going
 class _Closed(BaseException):
     """Ends work that nobody awaits."""
 
@@ -30,6 +31,7 @@ class Steps(Iterator[tuple[int, int]]):
             threading.Semaphore(0),
             SimpleQueue[tuple[int, int] | BaseException](),
         )
+        # A daemon: a page that never asks again must not keep the process alive
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
@@ -52,8 +54,10 @@ class Steps(Iterator[tuple[int, int]]):
             self._wait()
             self.result = self._work(self._progress)
         except BaseException as error:
+            # Raised again in the thread of whoever awaits the step
             self._given.put(error)
         else:
+            # Ends the iterator from within `__next__`
             self._given.put(StopIteration())
 
     def _progress(self, done: int, total: int) -> None:

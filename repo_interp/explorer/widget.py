@@ -42,10 +42,12 @@ MODULES = (
     "sources.js",
 )
 """In the order of their imports."""
+# A page that stops asking never says so: of more streams the oldest ends
 MOST_STREAMS = 4
 
 
 def _text(name: str) -> str:
+    # Some modules are shared with the page of results and belong to `plots`
     own = files("repo_interp.explorer") / "page" / name
     return own.read_text(encoding="utf-8") if own.is_file() else packaged(name)
 
@@ -92,6 +94,7 @@ export default {
 class ExplorerWidget(anywidget.AnyWidget):
     """The explorer as a cell's output; `ri.explore` makes it."""
 
+    # anywidget takes one module, so all others travel inside it as text
     _esm = _LOADER.replace("TEXTS", json.dumps([[name, _text(name)] for name in MODULES]))
     _css = _text("explorer.css")
 
@@ -111,11 +114,13 @@ class ExplorerWidget(anywidget.AnyWidget):
             answer = self.answer(given.get("message"))
         except InputError as error:
             answer = {"refused": str(error)}
+        # The number lets a page tell which of its messages this answers
         self.send({"number": given.get("number"), "answer": answer})
 
     def answer(self, given: Any) -> dict[str, Any]:
         """The answer to what a page sends. Raises InputError for what does not fit."""
         if given == {"ask": "plotly", "model": 0}:
+            # Sent apart, packed, and only when a page asks for it: it has megabytes
             from plotly.offline import get_plotlyjs
 
             return {"packed": packed(get_plotlyjs())}

@@ -78,6 +78,7 @@ def ablate(
             yield
         return
     given = [heads] if sets is None else sets
+    # An empty set is a prompt that is left as it is; `heads` that name none are a mistake
     by_prompt = [heads_by_layer(model, some) if some or sets is None else {} for some in given]
     chosen = sorted({layer for some in by_prompt for layer in some})
     written = {
@@ -89,6 +90,7 @@ def ablate(
 
     def put(attention: RepositionedAttention, attended: Tensor) -> Tensor:
         mask, value = written[attention.layer_idx]
+        # Known in the pass alone: some families have values of another width than queries
         if value.ndim and value.shape[-1] != attended.shape[-1]:
             raise InputError(
                 f"means of layer {attention.layer_idx} have {value.shape[-1]} numbers per "
@@ -113,6 +115,7 @@ def _written(
         attention.layer_idx,
         sorted({head for some in by_prompt for head in some}),
     )
+    # One row for all prompts, or one per prompt where `sets` are given
     mask = torch.tensor([[[[head in some] for head in range(count)]] for some in by_prompt])
     if means is None:
         return mask, torch.zeros(())
@@ -121,6 +124,7 @@ def _written(
         not isinstance(value, Tensor)
         or value.ndim != 2
         or len(value) != count
+        # Only the chosen heads: means of a part of a model may be NaN elsewhere
         or not bool(value[heads].isfinite().all())
     ):
         raise InputError(
@@ -151,6 +155,7 @@ def query_key_means(
     means: dict[str, dict[int, Tensor]] = {"queries": {}, "keys": {}}
 
     def record(site: str, attention: RepositionedAttention, vectors: Tensor) -> None:
+        # [head, d_head], over [prompt, token]
         means[site][attention.layer_idx] = vectors.double().mean((0, 2))
 
     with ExitStack() as stack:
@@ -174,6 +179,7 @@ def _pairs_removed(
             raise InputError(f"pairs of layer {layer} are 0 to {half - 1}; got {list(pairs)}")
         group = attention.heads // attention.kv_heads
         if means is not None and any(
+            # A mean key replaces that of all heads that share it: all of them are chosen, or none
             len(chosen[layer] & {*range(first, first + group)}) not in (0, group)
             for first in range(0, attention.heads, group)
         ):
@@ -184,9 +190,11 @@ def _pairs_removed(
         # Without means the query is 0, so the keys need no change.
         sites = {"queries": attention.heads, "keys": attention.kv_heads}
         for place, (site, count) in enumerate([*sites.items()][: 1 if means is None else 2]):
+            # A head's row of queries is its number, and its row of keys that of its key-value head
             rows = sorted({head * count // attention.heads for head in chosen[layer]})
             mask = torch.zeros(count, 1, 2 * half, dtype=torch.bool)
             mask[
+                # Half-split order: pair r is the dimensions r and r + d / 2
                 torch.tensor(rows)[:, None], 0, torch.tensor([*pairs, *(r + half for r in pairs)])
             ] = True
             value = torch.zeros(count, 2 * half) if means is None else _mean_of(means, layer, place)

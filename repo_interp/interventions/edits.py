@@ -84,6 +84,7 @@ class PositionEdit:
     def __post_init__(self) -> None:
         """Check the value."""
         wanted, name, _ = _KINDS[self.kind]
+        # The class is frozen
         object.__setattr__(self, "value", checked(self.value, wanted, name))
 
     def __call__(
@@ -108,9 +109,12 @@ class PositionEdit:
         return torch.where(chosen[:, None], self._edited(positions, here), positions)
 
     def _edited(self, positions: Tensor, here: PassContext) -> Tensor:
+        # One edit serves all its layers, and each has positions of a prompt that it must remember
         edit, rows = _KINDS[self.kind][2], (here.layer, here.heads)
+        # Other kinds need no positions of the prompt when new tokens come
         if self.kind not in _BY_PROMPT and (self.kind, self.value) != ("frozen", None):
             return edit(self.value, positions, here)
+        # No token is cached: this pass is the prompt. Later ones find what it left here
         if here.start == 0:
             self._of_prompt[rows] = edit(self.value, positions, here)
         elif len(self._of_prompt.get(rows, ())) != len(positions):
@@ -149,6 +153,7 @@ def _from_tokens(
 ) -> Tensor:
     """The positions of tokens `source` of the same prompts."""
     # The last token is in the last column, whatever the padding.
+    # `gather` needs columns of this pass, and with padding on the left these are not token indices
     column = source + positions.shape[-1] - 1 - here.index[:, -1:]
     return positions.gather(-1, column[:, None].expand(-1, positions.shape[1], -1))
 
@@ -156,16 +161,20 @@ def _from_tokens(
 def _freeze(value: float | None, positions: Tensor, here: PassContext) -> Tensor:
     if value is not None:
         return torch.full_like(positions, value)
+    # [prompt, 1, token]
     weight = torch.ones_like(positions[:, :1]) if here.chosen is None else here.chosen[:, None]
     weight = weight.to(positions)
+    # A prompt may lack the chosen tokens: its positions stay, whatever the mean is
     return (positions * weight).sum(-1, keepdim=True) / weight.sum(-1, keepdim=True).clamp_min(1)
 
 
 def _fit_line(_: None, positions: Tensor, here: PassContext) -> Tensor:
     """Intercept and slope of every row over the chosen tokens [prompt, row, 2]."""
     mean = partial(_freeze, None, here=here)
+    # float64: squares of indices lose digits in float32 above some thousand tokens
     z, index = positions.double(), here.index[:, None].double()
     offsets = index - mean(index)
+    # One chosen token has no spread; the slope is 0 then, and the line its position
     slope = mean(offsets * (z - mean(z))) / mean(offsets**2).clamp_min(1e-9)
     return torch.cat((mean(z) - slope * mean(index), slope), -1)
 
@@ -187,6 +196,7 @@ def _copy(source: int, positions: Tensor, here: PassContext) -> Tensor:
 def _permute(seed: int, positions: Tensor, here: PassContext) -> Tensor:
     if here.start > 0:
         return positions
+    # On the processor, whose random numbers are the same on every machine
     columns = torch.arange(positions.shape[-1]).repeat(len(positions), 1)
     chosen = torch.ones_like(columns).bool() if here.chosen is None else here.chosen.cpu()
     for row, tokens in zip(columns, chosen, strict=True):
@@ -216,6 +226,7 @@ def _reorder(order: Tensor, positions: Tensor, here: PassContext) -> Tensor:
         raise InputError(
             f"an order of {count} tokens came to a prompt of {shortest}; give one that is no longer"
         )
+    # Clamped for `gather` alone: tokens beyond the order are put back by `where` below
     source = order.to(index.device).expand(len(index), -1).gather(1, index.clamp_max(count - 1))
     return _from_tokens(positions, torch.where(index < count, source, index), here)
 
@@ -240,24 +251,29 @@ def _transplant(recorded: Mapping[int, Tensor], positions: Tensor, here: PassCon
 def _segment(value: tuple[Tensor, float, float], positions: Tensor, here: PassContext) -> Tensor:
     starts, step, jump = value
     # Token 0 begins the first segment, whether it is named or not.
+    # [prompt or 1, token]: how many segments began among tokens 1 .. i
     passed = starts.to(here.index.device)[:, 1:].cumsum(-1)
     if not passed.shape[1]:
         return step * here.index[:, None].to(positions)
     rows = torch.nn.functional.pad(passed, (1, 0)).expand(len(here.index), -1)
+    # Tokens beyond the table, such as generated ones, belong to the last segment
     segments = rows.gather(1, here.index.clamp_max(rows.shape[1] - 1))
     return (step * (here.index - segments).to(positions) + jump * segments.to(positions))[:, None]
 
 
 def _in_order(_: None, positions: Tensor, here: PassContext) -> Tensor:
     if here.chosen is not None:
+        # Sorted to the end, where no finite position is ranked among them
         positions = positions.masked_fill(~here.chosen[:, None], torch.inf)
     return positions.sort(-1).values
 
 
 def _ranks(in_order: Tensor, positions: Tensor, here: PassContext) -> Tensor:
     """The numbers of `positions` among those of a prompt in order, from 0; ties at their mean."""
+    # searchsorted copies other layouts and warns
     values = positions.contiguous()
     ends = [torch.searchsorted(in_order, values, right=right) for right in (False, True)]
+    # Equal positions take the ranks left .. right - 1, whose mean is this
     return ((ends[0] + ends[1] - 1) / 2).to(positions)
 
 
@@ -269,6 +285,7 @@ def _set(values: Any, positions: Tensor, here: PassContext) -> Tensor:
 
 def _ends(positions: Tensor, here: PassContext) -> tuple[Tensor, Tensor]:
     """The lowest and the highest position of every row over the chosen tokens."""
+    # The experiments that make these kinds name their tokens
     assert here.chosen is not None
     others = ~here.chosen[:, None]
     low = positions.masked_fill(others, torch.inf).amin(-1, keepdim=True)
@@ -288,12 +305,14 @@ def _shift_range(shares: Tensor, positions: Tensor, here: PassContext) -> Tensor
 _Step = Annotated[float, Interval(ge=1e-30, le=1e9)]
 _Constant = Finite | None  # pyright: ignore[reportOperatorIssue]
 _KINDS: Mapping[str, tuple[Any, str, Callable[[Any, Tensor, PassContext], Tensor]]] = {
+    # [prompt, 1, token] broadcasts over the rows
     "linearised": (None, "value", lambda value, z, here: here.index[:, None]),
     "straightened": (None, "value", _fit_line),
     "frozen": (_Constant, "the value that positions are frozen at", _freeze),
     "copied": (TokensOrNone, "source", _copy),
     "permuted": (Seed, "seed", _permute),
     "reordered": (Any, "order", _reorder),
+    # `replaced` hands over the chosen rows alone, and these are the two heads
     "swapped_heads": (None, "value", lambda value, z, here: z.flip(1)),
     "scaled": (
         Finite,

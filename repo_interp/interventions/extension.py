@@ -98,6 +98,7 @@ def extended(
     Raises:
         InputError: The method is unknown.
     """
+    # Prompts within the training length need no extension: a factor below 1 would spread distances
     factor = max(1.0, length / training_length)
     ways: Mapping[str, Callable[[], AbstractContextManager[None]]] = {
         "plain": nullcontext,
@@ -125,6 +126,7 @@ def allowed_methods(model: nn.Module) -> tuple[str, ...]:
     by_distance = [isinstance(position_logits, PositionBias) for position_logits in added]
     allowed = {
         "plain": True,
+        # Vacuously true for rotation alone; contextual positions (CoPE) have no distance to cap
         "lm_infinite": all(by_distance),
         "interpolation": rotates or any(by_distance),
         "yarn": rotates,
@@ -154,6 +156,7 @@ def interpolated(model: nn.Module, factor: float) -> Iterator[None]:
         for attention in biased:
             assert attention.position_logits is not None
             handle = attention.position_logits.register_forward_pre_hook(
+                # PositionLogits takes queries, keys, index of queries, index of keys, ...
                 lambda module, given: (*given[:2], given[2] / factor, given[3] / factor, *given[4:])
             )
             undo.callback(handle.remove)
@@ -234,6 +237,7 @@ def rescaled(
     named: dict[str, Any] = {"yarn": yarn, "theta": theta, "linear": linear, "ntk": ntk}
     given = {
         name: value
+        # 0 is a value too, refused below, and a tensor has no truth value
         for name, value in (*named.items(), ("factors", factors), ("function", function))
         if value is not None
     }
@@ -384,6 +388,7 @@ def _capped(model: nn.Module, method: str, length: int, global_tokens: int) -> I
                     f"layer {attention.layer_idx} counts positions by context "
                     f"({attention.scheme}): {method} has no distance to cap"
                 )
+            # The lambda below binds it as a default: a plain closure would see the last layer's
             instead = _Lambda(attention, method, length, global_tokens)
             patch_attribute(
                 undo, attention, "attend", lambda present, instead=instead: instead.attend
@@ -421,6 +426,7 @@ class _Lambda:
                 f"{self.method} is offered for whole prompts, not with cached keys; pass "
                 "use_cache=False"
             )
+        # A first token that does not see itself is padding
         if attention_mask is not None and not bool(
             visible(1, tokens, attention_mask[..., :1, :], queries.device)[..., 0].all()
         ):
@@ -430,12 +436,14 @@ class _Lambda:
             )
         index = torch.arange(tokens, device=queries.device)
         dropout = keywords.get("dropout") or 0.0
+        # A hook on the pattern gets all rows at once, as from the layer's own `attend`
         whole = attention.sites.needs_eager
         parts, pattern = [], None
         for rows in index.split(tokens if whole else ROWS):
             begin, end = int(rows[0]), int(rows[-1]) + 1
             window = max(0, begin - self.length + 1)
             # the global keys come first
+            # Keys that some row of this block may see: no other key is computed
             shown = torch.cat([index[: min(self.global_tokens, window)], index[window:end]])
             distance = rows[:, None] - shown
             seen = (distance >= 0) & ((distance < self.length) | (shown < self.global_tokens))
@@ -452,6 +460,7 @@ class _Lambda:
                 seen,
                 None if added is None else added[:, :, begin:end, shown],
             )
+            # From queries and keys before rotation: the rotated ones hold the true distance
             if count := min(self.global_tokens, end):
                 far, capped = self._capped_scores(
                     now.content.queries[:, :, begin:end],
@@ -477,6 +486,7 @@ class _Lambda:
         attention, heads, count = self.attention, queries.shape[1], keys.shape[2]
         if positions is None:
             tokens = max(count, int(rows[-1]) + 1)
+            # Layers that only add a bias have no positions: the index gives their distance
             positions = torch.arange(tokens, dtype=torch.float32, device=queries.device)[None, None]
         positions = expand_heads(positions, heads)
         of_keys = positions[..., :count]
@@ -485,6 +495,7 @@ class _Lambda:
         far = (distance.abs() > self.length) & (
             attention.frequencies is not None or attention.position_logits is not None
         )
+        # Only the difference counts, so a query at `end` meets keys at 0, which need no rotation
         by_head, at_ends = expand_heads(keys, heads).mT, []
         for end in (self.length, -self.length):  # a learned position may be beyond its query's
             turned = queries
@@ -493,12 +504,15 @@ class _Lambda:
                     queries,
                     torch.full_like(positions[..., rows], end),
                     attention.frequencies,
+                    # YaRN scales queries and keys, and these keys are as they were before that
                     attention.attention_scaling**2,
                 )
             scores = cap_logits(
                 turned @ by_head * attention.scaling, attention.attn_logit_softcapping
             )
             if attention.position_logits is not None:
+                # A bias depends on the distance alone. As many imagined queries as keys: query k is
+                # `end` away from key k, and the diagonal has one bias per key
                 pairs = torch.ones(1, 1, count, count, dtype=torch.bool, device=queries.device)
                 added = attention.position_logits(
                     queries, keys, of_keys + end, of_keys, pairs, attention.scaling
@@ -536,6 +550,7 @@ def _retune(
     def changed(present: Tensor) -> Tensor:
         if present.ndim == 1 and heads is None:
             return change(present)
+        # [head, 1, component], the form in which `rotate` takes frequencies that differ by head
         by_head = present.expand(attention.heads, 1, -1)
         return torch.stack(
             [

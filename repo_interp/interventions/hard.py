@@ -37,6 +37,7 @@ def hard_attention(model: nn.Module, layers: Collection[int] | None = None) -> I
 
     def harden(attention: RepositionedAttention, pattern: Tensor) -> Tensor:
         hard = torch.zeros_like(pattern).scatter(-1, pattern.argmax(-1, keepdim=True), 1)
+        # The value is `hard`, but the derivative is that of `pattern` (straight-through)
         return hard + pattern - pattern.detach()
 
     with intervention(model), called_at(model, "pattern", harden, layers):

@@ -66,6 +66,7 @@ def exchanged_keys(
                 f"an order of {tuple(order.shape)} prompts and tokens came to keys of "
                 f"{(len(keys), keys.shape[2])}"
             )
+        # [prompt, kv_head, token, d_head]: all heads of a layer exchange keys alike
         return keys.gather(2, order.to(keys.device)[:, None, :, None].expand_as(keys))
 
     with intervention(model), called_at(model, "keys", exchange, orders):
@@ -98,6 +99,7 @@ def moved_keys(model: nn.Module, shifts: Mapping[int, Shift]) -> Iterator[None]:
         assert positions is not None
         require_one_position(attention, positions)
         shifted = _shift_of(shifts[attention.layer_idx], positions.detach())
+        # 1.0: the keys were scaled when they were rotated the first time
         cosines, sines = rotation_tables(shifted, attention.frequencies, 1.0, keys.dtype)
         return turn(keys, expand_heads(cosines, keys.shape[1]), expand_heads(sines, keys.shape[1]))
 
@@ -166,6 +168,7 @@ def _shift_of(shift: Shift, positions: Tensor) -> Tensor:
 def _shift_index(shift: Shift) -> Callable:
     def hook(module: nn.Module, arguments: tuple) -> tuple:
         index = arguments[KEY_INDEX]
+        # [prompt, 1 or head, key], the form that a Shift is given
         index = (index if index.ndim == 3 else index[:, None]).to(torch.float32)
         return (
             *arguments[:KEY_INDEX],
@@ -177,4 +180,5 @@ def _shift_index(shift: Shift) -> Callable:
 
 
 def _shifted_by(shift: Shift) -> Callable[[Tensor], Tensor]:
+    # A Shift is given an axis of heads, which the index of a whole model lacks
     return lambda index: index + _shift_of(shift, index[:, None].to(torch.float32))[:, 0]

@@ -137,10 +137,13 @@ def _patched(
             "run_with_cache(tokens), all names or these"
         )
     for layer in range(model.cfg.n_layers):
+        # `generic_activation_patch` looks up all layers, also those whose hook never fires
         clean.setdefault(_SHORT.format(layer), torch.empty(0))
 
     def set_rows(corrupted: Tensor, index: Sequence[int], from_clean: Tensor) -> Tensor:
+        # `index` is (layer, head) or (layer, token, head), in the order of `axes`
         token, head = (index[1] if "pos" in axes else slice(None)), index[-1]
+        # A copy: the expanded rows are views of one tensor
         patched = expand_heads(corrupted, heads).clone()
         patched[:, head, token] = expand_heads(from_clean, heads)[:, head, token]
         return patched

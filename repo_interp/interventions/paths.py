@@ -96,6 +96,7 @@ def ablate_paths(
         counts = {"queries": attention.heads, "keys": attention.kv_heads}
         for site in sites:
             if site != "positions":
+                # For its refusal, before any pass: the mask itself is made in `put`
                 _mask(attention, receiving, counts.get(site, attention.kv_heads))
             elif attention.scheme not in LEARNED:
                 raise InputError(
@@ -114,12 +115,16 @@ def ablate_paths(
         attention: RepositionedAttention, projection: nn.Module, arguments: tuple, wrote: Tensor
     ) -> None:
         layer, plain = attention.layer_idx, attended.pop(attention.layer_idx)
+        # [prompt, token, head, d_head]
         given, heads = arguments[0].reshape(plain.shape), sorted(sending[layer])
         without = given.clone()
         without[:, :, heads] = 0
         if outputs is not None:
+            # Some families gate outputs before their projection (Qwen3-Next): the gate is read off,
+            # and replaced outputs pass it too
             gate = torch.where(plain == 0, 1.0, given / plain)
             without[:, :, heads] = (gate * _outputs(outputs[layer], plain, layer))[:, :, heads]
+        # `inner(...).forward`, so that this call does not come to this hook again
         both = [wrote, inner(projection).forward(without.reshape(arguments[0].shape))]
         norm, factor = added[layer]
         both = both if norm is None else [inner(norm).forward(written) for written in both]
@@ -129,10 +134,12 @@ def ablate_paths(
         attention: RepositionedAttention, block: nn.Module, arguments: tuple, keywords: dict
     ) -> None:
         layer = attention.layer_idx
+        # The second run of the block below comes here again
         if layer in running:
             return
         given = {} if arguments else {"hidden_states": keywords["hidden_states"]}
         hidden = arguments[0] if arguments else given["hidden_states"]
+        # All senders are in earlier layers, which this pass has run
         changed = hidden - sum(part.reshape(hidden.shape) for part in removed.values())
         # A cache would get the new keys twice.
         further = keywords | {name: None for name in CACHES if name in keywords}
@@ -148,12 +155,14 @@ def ablate_paths(
     def put(site: str, attention: RepositionedAttention, tensor: Tensor) -> Tensor | None:
         layer = attention.layer_idx
         if layer not in running:
+            # Queries are hooked in any case, since they end the second run
             if site not in sites:
                 return None
             mask = _mask(attention, receiving, tensor.shape[1]).to(tensor.device)
             mask = mask.view(-1, *(1,) * (tensor.ndim - 2))
             return torch.where(mask, recorded.pop((layer, site)), tensor)
         recorded[layer, site] = tensor
+        # A layer assigns positions, then makes keys and values, and queries after those
         if site == "queries":  # the last of them
             raise _Recorded
         return None
@@ -167,6 +176,7 @@ def ablate_paths(
             assert projection is not None  # `added_outputs` has seen it
             undo.callback(projection.register_forward_hook(hook).remove)
         for attention in attentions_of(model, receiving):
+            # The block, not the module: its norm comes first, and so it reads the residual stream
             block = next(part for part in blocks if attention.module in [*part.modules()])
             hook = partial(enter, attention)
             undo.callback(block.register_forward_pre_hook(hook, with_kwargs=True).remove)

@@ -177,6 +177,7 @@ def permuted(
         return _edited(model, "permuted", seed, heads, layer, tokens)
     if checked(seed, Seed, "seed"):
         raise InputError(f"seed {seed} draws an order, and one was given; leave one of the two out")
+    # The zeros only say on which device the indices are wanted: the processor, to be checked here
     indices = finite_positions(order, torch.zeros(1), "the tokens of an order")
     if (
         indices.dtype not in (torch.int32, torch.int64)
@@ -217,6 +218,7 @@ def swapped_tokens(
     """
     first, second = (list(some) if isinstance(some, Iterable) else [some] for some in (one, other))
     table = token_table([first, second])
+    # Fewer different tokens than were named: one occurs twice, or in both spans
     if len(first) != len(second) or int(table.any(0).sum()) < len(first) + len(second):
         raise InputError(
             f"two tokens, or two spans of as many different tokens, change places; got {one} "
@@ -342,6 +344,7 @@ def clipped(
     """
     if (
         not all(
+            # NaN fails both comparisons
             isinstance(end, int | float) and (abs(end) <= FLOAT32.max or abs(end) == math.inf)
             for end in (low, high)
         )
@@ -438,12 +441,15 @@ def transplanted(
     """
     decoder = as_decoder(model)
     by_layer = _by_layer(model, recorded)
+    # Before rows are repeated for all heads: where prompts were recorded with one row for all
+    # heads, `replaced` need not repeat the rows of the pass
     rows = max((positions.shape[1] for positions in by_layer.values()), default=1)
     prompts = max((len(positions) for positions in by_layer.values()), default=1)
     by_layer = {name: expand_heads(rows_of, decoder.heads) for name, rows_of in by_layer.items()}
     if from_head is not None:
         ((source, (head,)),) = heads_by_layer(model, [layer_and_head(from_head)]).items()
         given = recorded_at(by_layer, source)[:, [head]].expand(-1, decoder.heads, -1)
+        # One row goes to all chosen heads, so these may go on sharing theirs
         rows, by_layer = 1, dict.fromkeys(decoder.by_layer, given)
     return _edited(
         model, "transplanted", by_layer, heads, layer, tokens, rows=rows, prompts=prompts
@@ -547,6 +553,7 @@ def set_positions(
             of another shape.
     """
     try:
+        # () for a function, whose result nobody knows yet
         shape = np.shape(values)  # pyright: ignore[reportArgumentType, reportCallIssue]
     except (TypeError, ValueError, RuntimeError):  # the pass says what is wrong with them
         shape = ()
@@ -577,6 +584,7 @@ def positions_of(
     recorded: dict[int, Tensor] = {}
 
     def record(attention: RepositionedAttention, positions: Tensor) -> None:
+        # Layers may share one tensor of positions, and a hook after this one may write into it
         recorded[attention.layer_idx] = positions.clone()
 
     with called_at(model, "positions", record):
@@ -600,6 +608,7 @@ def token_ids(model: nn.Module, tokens: Any) -> Int[Tensor, "prompt token"]:
     decoder = as_decoder(model)
     vocabulary = decoder.vocabulary_size
     try:
+        # as_tensor fails on ragged lists and texts: they get the message below as well
         given = torch.as_tensor(tokens, device=decoder.device)
         whole = given.dtype in (torch.int32, torch.int64) and given.ndim == 2 and given.numel() > 0
         known = whole and int(given.min()) >= 0 and int(given.max()) < vocabulary
@@ -639,6 +648,7 @@ def _by_layer(
     decoder, given = as_decoder(model), dict(recorded.items())
     shapes, by_layer = (1, decoder.kv_heads, decoder.heads), {}
     for layer in decoder.by_layer:
+        # `positions_of` names layers by number, a cache of TransformerLens by hook
         for name in given.keys() & {layer, HOOK.format(layer)}:
             positions = finite_positions(
                 given[name],

@@ -124,9 +124,11 @@ def replaced(
             f"{one_line(repr(change), 80)}"
         )
     if sets is not None:
+        # Rows are made for the heads of any prompt; `of_prompts` then says whose are changed
         heads, prompts = [head for some in sets for head in some], len(sets)
     named = _Named(None if tokens is None else token_table(tokens), prompts)
     decoder = as_decoder(model)
+    # Learned absolute positions are one table for the whole model, at its input
     learned = None if decoder.positioned else table_of(decoder.stack)
     chosen = (
         _chosen_heads(model, heads, layer)
@@ -137,6 +139,7 @@ def replaced(
         if learned is not None and not chosen:
             undo.callback(change_index(learned, partial(_changed_index, change, named)).remove)
         for attention in attentions_of(model, chosen):
+            # For `require_named_tokens`, which finds there what lasts before a job begins
             attention.interventions.append(named)
             undo.callback(attention.interventions.remove, named)
             layer_idx = attention.layer_idx
@@ -177,6 +180,7 @@ def require_named_tokens(
         for named in layer.interventions
         if isinstance(named, _Named)
     ]
+    # Without prompts there is nothing to reach
     for named in under_way if lengths else ():
         if missed := named.beyond(max(lengths)):
             raise InputError(
@@ -191,6 +195,7 @@ def require_named_tokens(
                 f"{count} are measured, so that later ones would be "
                 f"taken for the first; measure these {prompts}, or let it say the same of all"
             )
+        # Batches are sorted by length, so row k of a pass would not be prompt k
         if prompts > 1 and (min(lengths) < max(lengths) or min(generated) < max(generated)):
             raise InputError(
                 f"an intervention says something else of each of {prompts} prompts, and "
@@ -236,8 +241,10 @@ def changed_rows(
         change(positions, here), positions, f"positions to set in layer {here.layer}"
     ).to(positions.dtype)
     try:
+        # May also make `new` larger than the positions, which the shape below gives away
         new = torch.broadcast_tensors(new, positions)[0]
     except RuntimeError:
+        # No shape of positions, so that the message below covers this case too
         new = new.new_empty(0, 0, 0)
     if new.shape != positions.shape:
         raise InputError(
@@ -272,6 +279,8 @@ def finite_positions(given: Any, positions: Tensor, what: str) -> Tensor:
         raise InputError(
             f"{what} are {'complex' if new.is_complex() else 'true and false'}; give real numbers"
         )
+    # In the type of the positions: 1e300 is infinite there. A change of positions that were NaN
+    # before is not blamed for it
     if not new.to(positions.dtype).isfinite().all() and positions.isfinite().all():
         raise InputError(f"{what} are NaN or infinite; give finite ones")
     return new
@@ -291,6 +300,7 @@ def tokens_at(
     """
     count = table.shape[1]
     rows = table.to(index.device).expand(len(index), -1)
+    # Clamped for `gather` alone; tokens beyond the table are not named
     return rows.gather(1, index.clamp(0, count - 1)) & (index < count)
 
 
@@ -311,6 +321,7 @@ class _Named:
         """Which tokens of a pass are named; None: all."""
         if self.table is None:
             return None
+        # Only for the warning at the end of `replaced`
         self.longest = max(self.longest, int(index.max()) + 1)
         prompts = len(self.table)
         if prompts not in (1, len(index)):
@@ -347,7 +358,9 @@ def _changed_positions(
     now, heads = attention.active_pass, attention.heads
     index = now.index.expand(len(now.hidden_states), -1)
     rows = _rows(positions.shape[1], attention.kv_heads, heads, {chosen, *of_prompts}, least)
+    # [prompt, row, token]: the token index comes as [1, 1, token], the same for all prompts
     positions = expand_heads(exact(positions), rows).expand(len(index), -1, -1)
+    # Heads of a row are neighbours; `_rows` has seen to it that they are all chosen, or none
     firsts = [row * (heads // rows) for row in range(rows)]
     selected = [row for row, first in enumerate(firsts) if first in chosen]
     valid, tokens = (
@@ -383,7 +396,9 @@ def _changed_index(
 
     Padding is known by an index below 0 alone.
     """
+    # The table is looked up once for all prompts unless the change differs between them
     index = index.expand(max(len(index), named.prompts), -1)
+    # The last token's index is right whatever the padding; what is before this pass is cached
     start = int(index[:, -1].max()) + 1 - index.shape[1]
     here = PassContext(0, (0,), index, max(0, start), named.chosen(index))
     return changed_rows(index[:, None].to(torch.float32), change, here)[:, 0]
@@ -396,6 +411,7 @@ def _rows(
 
     At least those present and `least`.
     """
+    # The row counts that attention can rotate: shared, per key-value head, per head
     for rows in sorted({present, kv_heads, heads}):
         group = heads // rows
         together = [
@@ -463,6 +479,7 @@ def heads_by_layer(model: nn.Module, heads: Any) -> dict[int, frozenset[int]]:
     counts = {attention.layer_idx: attention.heads for attention in as_decoder(model).layers}
     chosen: dict[int, frozenset[int]] = {}
     for layer, head in head_pairs(heads):
+        # A layer that does not exist is refused later, by attentions_of, with a better message
         count = counts.get(layer, next(iter(counts.values())))
         if not 0 <= head < count:
             raise InputError(f"head {head} was asked for; the model's are 0 to {count - 1}")
@@ -484,6 +501,7 @@ def head_pairs(heads: Any) -> list[tuple[int, int]]:
     """
     pairs = (
         [heads]
+        # (2, 0) is one pair, and ((2, 0), (2, 3)) are two
         if isinstance(heads, tuple) and len(heads) == 2 and not hasattr(heads[0], "__len__")
         else heads
     )
@@ -531,6 +549,7 @@ def number_of(value: Any, what: str) -> int:
     Raises:
         InputError: It is a truth value, a fraction or no number.
     """
+    # Not isinstance(int): numbers of numpy and torch have __index__, but True has it too
     if isinstance(value, bool | np.bool_) or not hasattr(value, "__index__"):
         raise InputError(f"{what} is a whole number from 0; got {value!r}")
     return int(value)
@@ -554,6 +573,7 @@ def token_table(tokens: Any) -> Bool[Tensor, "prompt token"]:
         )
     named = (
         [tokens]
+        # A range is not listed: it may be as long as a user's mistake makes it
         if isinstance(tokens, range)
         else [each.tolist() if isinstance(each, Tensor) else each for each in tokens]
     )

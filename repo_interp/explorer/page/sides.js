@@ -20,6 +20,7 @@ export function sides(root, sourceOf, addressed = true) {
     }
     root.parentElement.classList.toggle("two", Boolean(wanted));
     if (wanted) show(wanted);
+    // plotly fits its charts to their element on this event
     window.dispatchEvent(new Event("resize"));
   }
 
@@ -28,7 +29,9 @@ export function sides(root, sourceOf, addressed = true) {
     root.after(mine.root);
     const explored = explore(mine.root, mine.source, { addressed: false, first });
     await Promise.all([lead.ready, explored.ready]);
+    // The reader may have closed or changed the side while it loaded
     if (side !== mine) return;
+    // Another prompt has other tokens, so only heads are followed there
     const linked = ({ heads, ...chosen }) => (model ? { heads, ...chosen } : { heads });
     const ends = [lead, explored].map((one) => ({ ...one, follow: (chosen) => one.follow(linked(chosen)) }));
     explored.events.addEventListener("drawn", () => {

@@ -12,6 +12,7 @@ export class HttpSource {
   // `model`: the number of a checkpoint.
   constructor(model) {
     this.model = model;
+    // The server ends older views of one page by this name, and leaves other pages alone
     this.tab = [...crypto.getRandomValues(new Uint8Array(12))].map((byte) => byte.toString(16).padStart(2, "0")).join("");
     this.lost = false;
     this.onLost = this.onFound = () => {};
@@ -34,6 +35,7 @@ export class HttpSource {
     let waiting = "";
     try {
       for (let part = await reader.read(); !part.done; part = await reader.read()) {
+        // A part of the stream may end within an event: its beginning waits for the next part
         const lines = (waiting + part.value).split("\n\n");
         waiting = lines.pop();
         for (const line of lines) {
@@ -67,6 +69,7 @@ export class HttpSource {
     this.onLost();
     const again = async () => {
       try {
+        // A server that was started again keeps its token, so that the same address finds it
         const response = await fetch("ask", { method: "POST", body: JSON.stringify({ ask: "open" }) });
         if (!response.ok) throw new Error(String(response.status));
         this.lost = false;
@@ -107,6 +110,7 @@ export class KernelSource {
   async ask(message) {
     const mine = message.ask === "view" ? (this.newest = {}) : null;
     const answer = await this.send({ ...message, model: this.model });
+    // A newer view was asked for meanwhile, as `superseded` of the server says it
     if (mine && this.newest !== mine) return null;
     if (answer.refused) throw new Refused(answer.refused);
     return answer;

@@ -43,6 +43,7 @@ def nanmean(values: np.ndarray, axis: int | tuple[int, ...] | None = None) -> np
         The means; NaN where there is no other value.
     """
     with warnings.catch_warnings():
+        # numpy warns of a mean over nothing, which is no mistake: a layer may lack positions
         warnings.simplefilter("ignore", RuntimeWarning)
         return np.nanmean(values, axis=axis)
 
@@ -64,6 +65,7 @@ def over_prompts(values: xr.DataArray) -> xr.DataArray:
     moved = values.transpose("prompt", ...)
     numbers = moved.values.astype(float)
     means = moved.isel(prompt=0, drop=True).copy(data=nanmean(numbers, axis=0))
+    # Per head: some prompts have a value in one head and none in another
     counts = np.isfinite(numbers).sum(axis=0)
     known = counts[counts > 0]
     # A single prompt has a value, not a mean.
@@ -164,6 +166,7 @@ def focused_range(values: ArrayLike) -> tuple[float, float] | None:
     if numbers.size < FEWEST:
         return None
     low, high = fences(numbers)
+    # Never empty: the fences lie outside of the quartiles
     return with_margin(numbers[(numbers >= low) & (numbers <= high)])
 
 

@@ -78,6 +78,7 @@ LINE = 0.8
 HIDDEN = 100.0
 """Ratio of two changes from which the smaller one is hidden by a linear axis."""
 _CROSS: Mapping[str, Any] = {"linestyle": "none", "marker": "x", "color": "#B35806"}
+# Colours that readers with colour blindness tell apart (Okabe and Ito 2008), and some more
 _LINES = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#804020", "#4B2BD6", "#56B4E9", "#5A5A5A")
 
 
@@ -97,6 +98,7 @@ def charts_of(
     Returns:
         The charts; none if no rule fits, or if fewer than two of several runs have a value.
     """
+    # Texts and counts have no mean to draw, and one run alone compares nothing
     if array.dtype.kind != "f" or len(runs_with_values(array)) < min(2, len(runs.names)):
         return
     prompts, values = array.sizes.get("prompt", 0), over_prompts(array)
@@ -105,6 +107,7 @@ def charts_of(
     names = [
         dim
         for dim in values.dims
+        # Object, unicode, bytes and numpy's variable-width strings: names, not numbers
         if dim not in ("run", *heads) and values[dim].dtype.kind in "OUST"
     ]
     for dim in [
@@ -132,13 +135,16 @@ def _charts(
 ) -> Iterator[tuple[str, "Lines | Dots | Maps", str]]:
     """The end of the name of every figure, its chart, and the end of its caption."""
     if not names and not numbers and not heads:
+        # A number per run alone: one name on an axis, so that dots can show it
         names, values = ["of"], values.expand_dims(of=[str(values.name)])
     if len(numbers) == 2 and not names and all(str(dim).endswith("_block") for dim in numbers):
         moved = values.transpose("run", *heads, ...)
+        # Mean squared difference to the first run [layer, head], where another one begins to differ
         squares = (
             ((moved - moved.isel(run=0)) ** 2)
             .isel(run=slice(1, None))
             .mean(["run", *numbers])
+            # Where no two runs share a value, argmax over NaN alone would raise
             .fillna(-1.0)
         )
         head = {str(dim): int(place) for dim, place in squares.argmax(...).items()} if heads else {}
@@ -164,6 +170,7 @@ def _charts(
             else Lines(values, runs, "run", names[0])
         )
         yield "", chart, ""
+        # Parts of spans ("needle.1.key") would make too many figures
         for label in (
             [name for name in names_along(values, names[0]) if "." not in name]
             if len(heads) == 2
@@ -171,6 +178,7 @@ def _charts(
         ):
             yield from _over_steps(_named(values, names[0], label), runs, f"{label}_over_steps")
     elif numbers and len(names) + len(numbers) <= 3:
+        # The longest axis runs along x, shorter ones become panels or figures
         x = max(numbers, key=lambda dim: values.sizes[dim])
         panel, apart = [*(dim for dim in [*numbers, *names] if dim != x), None, None][:2]
         if values.sizes[x] == 1 and panel is None:
@@ -249,9 +257,11 @@ class Maps(Drawing):
             values = values.sel(run=spread(runs_with_values(values), BESIDE))
         names, data = [str(name) for name in values["run"].values], values.values.astype(float)
         row, pair = values.dims[1], len(names) == 2
+        # The first run that has values: the one named first may lack this measure
         base, *others = [place for place, of_run in enumerate(data) if np.isfinite(of_run).any()]
         logarithmic = is_logarithmic(data)
         with np.errstate(divide="ignore", invalid="ignore"):
+            # On a scale of orders of magnitude a ratio is what the eye compares
             differences = np.log10(data / data[base]) if logarithmic else data - data[base]
         height = 0.55 + 0.13 * max(6, min(len(values[row]), 32)) if row == "layer" else 1.75
         rows = 1 if pair or not others else 2
@@ -265,6 +275,7 @@ class Maps(Drawing):
             "cmap": colours,
             "norm": LogNorm(finite.min(), finite.max()) if logarithmic else norm,
         }
+        # The same end on either side, so that equal changes up and down are equally dark
         apart = {"cmap": "PuOr", "norm": TwoSlopeNorm(0, -end, end)}
         drawn = [
             (axes[0, place], data[place], f"map {name}", runs.title(name), looks)
@@ -300,6 +311,7 @@ class Maps(Drawing):
         if others:
             label = "log₁₀ of the ratio" if logarithmic else "difference"
             _bar(figure, images[-1], used[len(names) :], label, differences[others])
+        # Runs without values have no difference to draw
         for ax in set(axes.flat) - set(used):
             ax.set_axis_off()
         name_figure(figure, _title(values), self.detail)
@@ -353,6 +365,7 @@ class Lines(Drawing):
             for part in _panels_of(values, panel, labels)
             if np.isfinite(part).any()
         ]
+        # Where one layer spreads much more than others, a shared axis would flatten these
         alike = not reaches or max(reaches) <= values.attrs.get("alike", ALIKE) * min(reaches)
         figure, axes = panels(
             len(labels),
@@ -369,7 +382,9 @@ class Lines(Drawing):
                 chosen = (of_panel if name is None else of_panel.sel({line: name})).transpose(
                     x, ...
                 )
+                # [x, all axes without a role]: layers and heads together
                 of_line = chosen.values.reshape(len(places), -1)
+                # A line goes on over places without a value, rather than break
                 known = np.isfinite(of_line).any(axis=1)
                 if known.any():
                     look = {
@@ -389,6 +404,7 @@ class Lines(Drawing):
                     )
                 ends: Any = ()
                 if "error" in chosen.coords:
+                    # [low and high, x]
                     ends = chosen.values + np.multiply.outer((-1, 1), chosen["error"].values)
                 elif "low" in chosen.coords:
                     ends = [chosen["low"].values, chosen["high"].values]
@@ -410,6 +426,7 @@ class Lines(Drawing):
                 x != "run"
                 and 1 < len(places) <= MOST_DOUBLED
                 and places.min() > 0
+                # Two doublings at least: a shorter axis reads better with equal steps
                 and places.max() / places.min() >= 4
             ):
                 double_axis(ax, places)
@@ -494,6 +511,7 @@ class Dots(Drawing):
 
 def _draw_dots(ax: Axes, values: xr.DataArray, runs: Runs, shown: Sequence[str]) -> None:
     """Draw `values` [run, name, ...] as `Dots` does."""
+    # [run, name, all other axes], and the same of means over prompts
     flat, heads = (
         part.values.reshape(*part.shape[:2], -1) for part in (values, over_prompts(values))
     )
@@ -501,6 +519,7 @@ def _draw_dots(ax: Axes, values: xr.DataArray, runs: Runs, shown: Sequence[str])
     for row, name in enumerate(shown):
         look = runs.looks[name]
         ink = {"color": look["color"]}
+        # Runs stand one below the other around the line of their name, in 0.7 of its height
         y = places + 0.7 * ((row + 0.5) / len(shown) - 0.5)
         if heads.shape[2] > 1:
             middle = {"linewidth": 1.4, "alpha": 0.45, "gid": f"middle half {name}"}
@@ -521,6 +540,7 @@ def _draw_dots(ax: Axes, values: xr.DataArray, runs: Runs, shown: Sequence[str])
         plain_decades(ax.xaxis)
         ax.set_xlim(float(np.nanmin(means)) / 3, float(np.nanmax(flat)) * 1.5)
     elif (least := values.attrs.get("least")) is not None:  # a smaller change is rounding
+        # At least the size of rounding is shown, so that rounding never fills the axis
         ax.update_datalim([(-least, 0), (least, 0)])
         ax.autoscale_view(scaley=False)
         sizes = np.abs(means)
@@ -578,6 +598,7 @@ def name_columns(axes: Sequence[Axes], columns: int, label: str) -> None:
     """
     for lowest in axes[-columns:]:
         lowest.set_xlabel(label)
+        # Shared axes hide tick labels above the last row, also where nothing stands below
         lowest.tick_params(labelbottom=True)
 
 
@@ -641,6 +662,7 @@ def _line(ax: Axes, x: np.ndarray, values: np.ndarray, look: Mapping[str, Any], 
 def _bar(
     figure: PaperFigure, image: Any, axes: Sequence[Axes], label: str, data: np.ndarray
 ) -> None:
+    # Beyond rounding: the end of the scale may be the largest value itself
     beyond = bool(np.nanmax(np.abs(data)) > image.norm.vmax * (1 + 1e-9))
     look = {"pad": 0.02, "fraction": 0.04, "aspect": 18, "extend": "both" if beyond else "neither"}
     bar = colour_bar(figure, image, list(axes), label, **look)
@@ -651,6 +673,7 @@ def _bar(
 def _quartiles(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Quartiles over the last axis; NaN where nothing is there."""
     known = np.asarray(np.isfinite(values).any(axis=1))
+    # Rows of NaN alone would warn: they are 0 here and NaN again below
     low, high = np.nanquantile(np.where(known[:, None], values, 0.0), (0.25, 0.75), axis=1)
     return np.where(known, low, np.nan), np.where(known, high, np.nan)
 

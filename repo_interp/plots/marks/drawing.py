@@ -60,12 +60,14 @@ def shade_spans(ax: Axes, spans: Mapping[str, Sequence[int]], names: Sequence[st
     """
     colours = span_colours(names)
     for name, tokens in spans.items():
+        # Parts of a span lie within their parent, whose shade they would darken
         if "." in name:
             continue
         for first, last in contiguous(tokens):
             patch = ax.axvspan(
                 first - 0.5, last + 0.5, facecolor=colours[name], alpha=SHADE, linewidth=0, zorder=0
             )
+            # Ids in the SVG, by which tests find the parts of a figure
             patch.set_gid(f"span {name}")
 
 
@@ -94,6 +96,7 @@ def part_ribbon(ax: Axes, spans: Mapping[str, Sequence[int]], names: Sequence[st
                 (first - 0.5, 1 - RIBBON),
                 last - first + 1,
                 RIBBON,
+                # x in tokens, y as a share of the axes: always at the top
                 transform=ax.get_xaxis_transform(),
             )
             patch.set(facecolor=colours[name], linewidth=0, zorder=3, gid=f"part {name}")
@@ -167,6 +170,7 @@ def legend_below(
         ]
         # matplotlib fills columns one after the other; each is as wide as its widest entry
         columns = next(
+            # The fewest rows whose columns fit into the figure; columns = widths / rows, rounded up
             -(-len(widths) // rows)
             for rows in range(1, len(widths) + 1)
             if rows == len(widths)
@@ -349,6 +353,7 @@ def scheme_swatches(ax: Axes, schemes: Mapping[int, str], axis: Literal["x", "y"
         axis: Axis whose unit steps are layers.
     """
     along = ax.get_yaxis_transform() if axis == "y" else ax.get_xaxis_transform()
+    # Points, not data: the bars stay as thin and as near whatever the size of the map
     aside = offset_copy(
         along,
         ax.get_figure(root=True),
@@ -362,11 +367,13 @@ def scheme_swatches(ax: Axes, schemes: Mapping[int, str], axis: Literal["x", "y"
         bar = Line2D(
             *(ends if axis == "y" else ends[::-1]),
             transform=aside,
+            # They lie outside of the axes
             clip_on=False,
             solid_capstyle="butt",
         )
         bar.set(color=scheme_colour(scheme), linewidth=3, gid=f"scheme {layer} {scheme}")
         ax.add_line(bar)
+    # Tick labels move behind the bars
     ax.tick_params(axis=axis, which="both", length=0, pad=7)
 
 
@@ -422,6 +429,7 @@ def label_tokens(
     ax.set_xlabel(shown.format(tokens.texts_are))
     # matplotlib would drop the minor ticks at the places of major ones.
     ax.xaxis.remove_overlapping_locs = False
+    # Upright texts need a width each, and important tokens are placed first
     places = thin(ranked, max(1.0, tokens.count / most))
     ax.set_xticks(places, [token_label(tokens.text(token)) for token in places], minor=True)
     ax.tick_params(axis="x", which="minor", labelsize=4.6, labelrotation=90, pad=9.5, length=1.5)
@@ -439,6 +447,7 @@ def write_cells(ax: Axes, values: np.ndarray, pattern: str, inks: np.ndarray) ->
         inks: Colour of the text of every cell.
     """
     for row, column in np.argwhere(np.isfinite(values)):
+        # A small negative number would be written as minus zero
         text = format(values[row, column], pattern).replace("-0.000", "0.000")
         ax.text(column, row, text, ha="center", va="center", fontsize=5.6, color=inks[row, column])
     bare(ax)
@@ -457,6 +466,7 @@ def envelope(values: np.ndarray, bins: int) -> np.ndarray:
     # A bin may keep two values, so a line this short has nothing to drop.
     if values.size <= 2 * bins:
         return np.arange(values.size)
+    # The ends of a line are seen even where they are no extremes
     shown: set[int] = {0, values.size - 1}
     for part in np.array_split(np.arange(values.size), bins):
         finite = part[np.isfinite(values[part])]
@@ -478,6 +488,7 @@ def plain_decades(axis: Axis) -> None:
         axis: `ax.xaxis` or `ax.yaxis`.
     """
     axis.set_major_formatter(
+        # matplotlib writes the minus sign at other ticks, and a hyphen would look odd beside it
         FuncFormatter(lambda value, _: f"{value:,.12g}".replace("-", "\N{MINUS SIGN}"))
     )
     axis.set_minor_formatter(NullFormatter())
@@ -524,6 +535,7 @@ def number(value: float) -> str:
     size = abs(value)
     if size >= 1e5 or size < 1e-4:
         return f"{value:.1e}"
+    # Three significant digits: as many decimals as are left of them
     digits = max(0, 2 - int(np.floor(np.log10(size))))
     return f"{value:.{digits}f}"
 
@@ -545,8 +557,10 @@ def _visible(character: str) -> str:
     if character in _VISIBLE:
         return _VISIBLE[character]
     kind = unicodedata.category(character)
+    # Control characters and other blanks are invisible, and a missing glyph is an empty box
     if kind[0] in "CZ" or not is_drawable(character):
         return code_of(character)
+    # A mark that combines would sit on the letter before it: it gets the dotted circle to stand on
     return "◌" + character if kind == "Mn" else character
 
 

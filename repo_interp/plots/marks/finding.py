@@ -89,6 +89,7 @@ def layers_named(layers: Sequence[int]) -> str:
     Returns:
         The text; neighbouring layers are one entry.
     """
+    # Neighbouring layers share the difference of number and place in the list
     runs = [
         [layer for _, layer in some]
         for _, some in groupby(enumerate(layers), key=lambda pair: pair[1] - pair[0])
@@ -120,4 +121,5 @@ def percent(share: float) -> str:
     Returns:
         The text.
     """
+    # Rounding would write 0 %, which says that there is none
     return "less than 1 %" if 0 < share < 0.005 else f"{100 * share:.0f} %"

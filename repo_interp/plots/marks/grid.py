@@ -76,8 +76,10 @@ class Grid(Drawing):
     def figure(self) -> PaperFigure:
         """The panels, the colour bar to their right, the legend of schemes below."""
         arrays = list(self.panels.values())
+        # All panels have the same axes, so the first one stands for their size
         rows, columns = arrays[0].shape
         width = self.width or min(PAGE_WIDTH, max(COLUMN_WIDTH, 0.7 + 0.4 * columns * len(arrays)))
+        # The cells have at least an inch of height; 0.95 is for titles, labels and the legend
         figure = paper_figure(
             width, min(PAGE_HEIGHT, 0.95 + self.cell * max(1.0 / self.cell, rows))
         )
@@ -96,6 +98,7 @@ class Grid(Drawing):
             if ax is not axes[0]:
                 ax.set_ylabel("")
             if self.chosen is not None:
+                # imshow centres cells on whole numbers
                 corner = self.chosen[1] - 0.5, self.chosen[0] - 0.5
                 ax.add_patch(
                     Rectangle(
@@ -138,6 +141,7 @@ def draw_cells(
     numbers = values.values.astype(float)
     shown = numbers if shown is None else shown
     image = ax.imshow(shown, aspect="auto", interpolation="nearest", **look)
+    # NaN is transparent in an image, so the ground shows through
     ax.set_facecolor(MISSING)
     for axis, dim in ((ax.xaxis, column), (ax.yaxis, row)):
         name_ticks(axis, map(_label, values[dim].values.tolist()), most)
@@ -176,6 +180,7 @@ def scale(data: np.ndarray) -> tuple[str, Normalize]:
     low, high = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 1.0)
     if low < 0 < high:
         return "PuOr", TwoSlopeNorm(0, -reach(finite), reach(finite))
+    # A scale needs two different ends, also where all values are 0 or one negative number
     return "cividis", Normalize(min(0.0, low), high if high > low or high > 0 else low + 1)
 
 

@@ -89,12 +89,15 @@ class HeadImage(Chart):
     def data(self) -> dict[str, Any]:
         """The chart as JSON, coarsened until it fits."""
         values, size = self.values.transpose("layer", "head", ...).values.astype(float), self.size
+        # 2 bytes a cell; each round leaves a quarter of them
         while 2 * values.size > MOST_IMAGE and min(values.shape[-2:]) > 1:
             values, size = _halved(values), 2 * size
         low, high = (
+            # [layer, head]; fmin and fmax ignore NaN, and a head of nothing else gets 0
             np.nan_to_num(end.reduce(values, axis=(2, 3)), posinf=0, neginf=0)
             for end in (np.fmin, np.fmax)
         )
+        # A constant head would divide by 0
         spread = np.where(high > low, high - low, 1.0)
         with np.errstate(invalid="ignore"):
             levels = np.round(
@@ -178,6 +181,7 @@ class PromptRows:
         Returns:
             The data for the scripts of the page.
         """
+        # A weight takes 2 bytes, and its key 4
         per_rank = 6 * self.weights.isel(rank=0).size
         ranks = min(self.weights.sizes["rank"], max(FEWEST_RANKS, MOST_ROWS // per_rank))
         rows = min(
@@ -225,6 +229,7 @@ class HeadRows(Chart):
         kept, room = [self.prompts[0].data()], MOST_OTHER_ROWS
         for prompt in self.prompts[1:]:
             rows = prompt.data()
+            # Packed arrays are texts; all else is small beside them
             room -= sum(len(part) for part in rows.values() if isinstance(part, str))
             if room < 0:
                 break
@@ -268,6 +273,7 @@ def _plain(chart: Any) -> dict[str, Any]:
 
 
 def _base64(values: np.ndarray, kind: str = "<u2") -> str:
+    # "<": little-endian, as typed arrays are in browsers, whatever this machine is
     return base64.b64encode(values.astype(kind).tobytes()).decode("ascii")
 
 
@@ -280,5 +286,6 @@ def _halved(values: np.ndarray) -> np.ndarray:
     padded = np.pad(
         values, [(0, 0), (0, 0), (0, rows % 2), (0, columns % 2)], constant_values=np.nan
     )
+    # [layer, head, row, 2, column, 2]
     split = padded.reshape(*values.shape[:2], -(-rows // 2), 2, -(-columns // 2), 2)
     return nanmean(split, axis=(3, 5))

@@ -93,6 +93,7 @@ class Heads(Drawing):
         values = self.values.transpose("layer", "head")
         data = values.values.astype(float)
         colours, norm = scale(data)
+        # [layer, head] of texts, from [layer, head, rgba]
         shades = np.vectorize(to_hex, signature="(n)->()")(mpl.colormaps[colours](norm(data)))
         control = None if self.control is None else self.control.transpose("layer", "head")
         prompts = (
@@ -197,6 +198,7 @@ class HeadDots(Drawing):
         kinds: dict[str, None] = {}
         for ax, (title, (values, control)) in zip(axes, self.panels.items(), strict=True):
             _draw_by_head(ax, values, over_prompts(control))
+            # Panels may have different layers: the legend names the schemes of all
             kinds |= dict.fromkeys(schemes(values).values())
             if title in self.levels:
                 ax.axhline(self.levels[title], **_LEVEL, gid="level")
@@ -222,6 +224,7 @@ def _draw_by_head(ax: Axes, values: xr.DataArray, control: xr.DataArray) -> None
     ]
     heads = values.sizes["head"]
     offsets = np.linspace(-0.36, 0.36, heads) if heads > 1 else np.zeros(1)
+    # Bars of neighbouring heads do not touch: 0.72 is the width of all heads of a layer
     half = 0.45 * min(0.28, 0.72 / max(1, heads - 1))
     for place, (scheme, *of_layer) in enumerate(zip(named.values(), *parts, strict=True)):
         known, colour = np.isfinite(of_layer[0]), scheme_colour(scheme)
@@ -230,6 +233,7 @@ def _draw_by_head(ax: Axes, values: xr.DataArray, control: xr.DataArray) -> None
             continue
         x, (central, beside, *spread) = place + offsets[known], (part[known] for part in of_layer)
         ax.hlines(beside, x - half, x + half, color=CONTROL, linewidth=1.4, gid=f"control {place}")
+        # A thin line from the control to the score makes their difference a length
         ax.vlines(x, beside, central, color=CONTROL, linewidth=0.5, zorder=1)
         if spread:
             ax.vlines(x, *spread, color=colour, alpha=0.45, linewidth=0.6)
@@ -244,9 +248,11 @@ def _draw_by_head(ax: Axes, values: xr.DataArray, control: xr.DataArray) -> None
 
 def _scale_heads(ax: Axes, values: xr.DataArray, level: float | None) -> None:
     """Make the axis logarithmic where values spread far, on both sides of 0 if need be."""
+    # The dashed level is drawn too, and must lie within a logarithmic axis
     beside = [] if level is None else [level]
     finite = np.append(values.values[np.isfinite(values.values)], beside)
     sizes, least = np.abs(finite[finite != 0]), values.attrs.get("least", 0.0)
+    # A change below `least` is rounding, and would stretch a logarithmic axis for nothing
     small = max(least, sizes.min(initial=np.inf))
     if sizes.max(initial=0.0) > LOG_ABOVE * small:
         if finite.min() > 0:

@@ -140,6 +140,7 @@ def described_prompts(run: xr.DataTree) -> xr.Dataset | None:
     groups = [
         node.to_dataset() for node in run.children.values() if "token_count" in node.data_vars
     ]
+    # `attention_rows` describes its first prompts alone, and `positions` all of them
     return max(groups, key=lambda dataset: dataset.sizes["prompt"], default=None)
 
 
@@ -169,6 +170,7 @@ def prompt_tokens(positions: xr.Dataset, prompt: int) -> PromptTokens:
     if "span_mask" in positions:
         mask = positions["span_mask"].sel(prompt=prompt)
         for name in ordered_spans(map(str, positions["span"].values)):
+            # -1 is padding
             members = np.flatnonzero(mask.sel(span=name).values[:count] > 0)
             if members.size:
                 spans[name] = tuple(members.tolist())
@@ -270,6 +272,7 @@ def ordered_spans(names: Iterable[str]) -> list[str]:
 
     def place(name: str) -> tuple[int, list[tuple[int, str]]]:
         parts = name.split(".")
+        # Numbers sort as numbers ("needle.2" before "needle.10"), and pairs let both kinds compare
         numbered = [(int(part), "") if part.isdecimal() else (0, part) for part in parts]
         return _PLACES.get(parts[0], _OTHERS), numbered
 
@@ -289,6 +292,7 @@ def unit_label(name: str, array: xr.DataArray) -> str:
         The label.
     """
     units = str(array.attrs.get("units", ""))
+    # "token index" needs no "(tokens)" behind it
     return name if units in ("", "1") or units == f"{name.split()[0]}s" else f"{name} ({units})"
 
 

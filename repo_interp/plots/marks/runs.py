@@ -101,6 +101,7 @@ def by_scheme(array: xr.DataArray) -> tuple[xr.DataArray, Runs]:
     if len(looks) > 1:
         looks = {"": {"color": "#222222", "marker": "D", "label": "all layers"}, **looks}
     parts = [array.where(named == scheme) if scheme else array for scheme in looks]
+    # "" names all layers, and no scheme has this name
     names = xr.IndexVariable("run", [*looks])
     return xr.concat(parts, names), Runs(tuple(looks), tuple(looks), looks, None)
 
@@ -145,10 +146,12 @@ def runs_of(comparison: xr.DataTree) -> Runs:
             {name: {**looks[name], "label": scheme_name(name)} for name in names},
             None,
         )
+    # One training has one layout, so colour is free to show the step
     steps = tuple(map(int, root["training_step"].values))
     full = np.array(to_rgb(layout_colour(layouts[0])))
     looks = {
         name: {
+            # Mixed with white: 1 is white in every channel
             "color": to_hex(1 - share * (1 - full)),
             "linestyle": "-",
             "marker": "o",
