@@ -202,12 +202,16 @@ def _of_tokens(
     """A prompt of tokens with spans [start, end) of tokens."""
     count, marked = len(given.tokens), {}
     for name, parts in spans.items():
-        # (3, 5) is one pair, so two pairs come as a list: a tuple of two would be ambiguous
-        several = isinstance(parts, list) or (isinstance(parts, tuple) and len(parts) != 2)
+        several = isinstance(parts, list | tuple) and all(isinstance(x, tuple) for x in parts)
         pairs: list[Any] = list(parts) if several else [parts]
         for pair in pairs:
-            # By type: isinstance would take True and False for 1 and 0
-            whole = isinstance(pair, tuple) and [type(end) for end in pair] == [int, int]
+            whole = (
+                isinstance(pair, tuple)
+                and len(pair) == 2
+                # True and False are ints too
+                and all(isinstance(end, int | np.integer) for end in pair)
+                and not any(isinstance(end, bool) for end in pair)
+            )
             if not whole or not 0 <= pair[0] < pair[1] <= count:
                 raise InputError(
                     f"the span {name!r} is {shortened(repr(pair))}; of a prompt of tokens wanted "
