@@ -17,4 +17,6 @@ def test_the_reading_path_exists_and_stays_short():
     assert len(linked) >= 12
     missing = [path for path in linked if not path.is_file()]
     assert not missing, "a file of the reading path was renamed: follow it in docs/tour.md"
-    assert sum(len(path.read_text(encoding="utf-8").splitlines()) for path in linked) <= 6400
+    lines = [line for path in linked for line in path.read_text(encoding="utf-8").splitlines()]
+    # comments shorten the reading
+    assert sum(not line.lstrip().startswith("#") for line in lines) <= 6300
