@@ -82,7 +82,11 @@ def _table(left: tuple[str, ...], right: tuple[str, ...]) -> Table:
     table = Table(box=None, padding=(0, 1, 0, 0), show_edge=False)
     for column in (*left, *right):
         table.add_column(
-            column, justify="left" if column in (*left, "of") else "right", no_wrap=True
+            column,
+            justify="left" if column in (*left, "of") else "right",
+            no_wrap=True,
+            # so that a long layout cuts no name
+            max_width=10 if column == "layout" else None,
         )
     return table
 

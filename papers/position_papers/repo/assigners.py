@@ -53,6 +53,7 @@ from position_papers.repo.checkpoints import OLMO
 from position_papers.repo.options import Options
 from repo_interp.analysis.analyze import analyze
 from repo_interp.plots.marks.scores import layout_name
+from repo_interp.positions.layouts import parse_layout
 
 LINEAR, INDEX = "repo", "repo_index"
 MEMORIES = {"repo_attention": "attention over", "repo_convolution": "a convolution over"}
@@ -73,8 +74,7 @@ def _less(scheme: str) -> str:
 
 R10 = Claim(
     "R10",
-    "positions that see earlier tokens, by attention or convolution, do as well as those of the "
-    "token alone",
+    "f_phi that sees earlier tokens does as well as one that sees the token alone",
     "RePo sec. 3.2",
     "comparable",
     All(*(Significant(_less(scheme)) for scheme in MEMORIES)),
@@ -113,7 +113,7 @@ def measure(subjects: Sequence[Subject], options: Options, cache: Cache) -> list
     return [
         Assigned(
             each,
-            (subject := by_name[each.name]).schemes[-1],
+            _last_scheme(subject := by_name[each.name]),
             subject.measured(cache, _trend, options)["trend"]
             if subject.learned and subject.has_weights
             else None,
@@ -211,8 +211,14 @@ def draw(assigned: Sequence[Assigned]) -> Iterator[Drawing]:
     )
 
 
+def _last_scheme(subject: Subject) -> str:
+    """Scheme of the last layer, also of a model whose records alone ship."""
+    assert subject.configuration is not None  # of `of_tasks`
+    return parse_layout(subject.configuration.scheme, subject.configuration.layers)[-1]
+
+
 def _learns_by_f_phi(subject: Subject) -> bool:
-    return of_tasks("language")(subject) and subject.schemes[-1] in (LINEAR, *MEMORIES, INDEX)
+    return of_tasks("language")(subject) and _last_scheme(subject) in (LINEAR, *MEMORIES, INDEX)
 
 
 ASSIGNERS = Experiment(

@@ -151,16 +151,25 @@ def _learns_above(subject: Subject) -> bool:
     return any(layer > 0 for layer in subject.learned)
 
 
+OTHER_INPUTS = {"repo_attention", "repo_convolution", "repo_index"}
+"""Schemes that the paper tried and left: R10 alone is judged by them."""
+
+
 def learns_long_positions(subject: Subject) -> bool:
-    """Whether a checkpoint has learned positions, from a third of the layers on where it is of our
-    zoo, and prompts of any length.
+    """Whether a checkpoint has the paper's learned positions, from a third of the layers on where
+    it is of our zoo, and prompts of any length.
     """
     start = starting_layer(subject)
     is_like_the_paper = (
         start is None or start == len(subject.schemes) // 3 or subject.name not in HAYSTACKS
     )
     return (
-        bool(subject.learned)
+        learns_from_hidden_states(subject)
         and subject.kind in ("niah_keys", "niah", "language", "text")
         and is_like_the_paper
     )
+
+
+def learns_from_hidden_states(subject: Subject) -> bool:
+    """Whether f_phi sees the token's hidden state alone, as the paper's does."""
+    return bool(subject.learned) and OTHER_INPUTS.isdisjoint(subject.schemes)

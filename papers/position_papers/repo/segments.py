@@ -47,7 +47,7 @@ from position_papers.kit import (
     paired_difference,
 )
 from position_papers.kit.learned_positions import why_not
-from position_papers.repo.checkpoints import OLMO
+from position_papers.repo.checkpoints import OLMO, learns_from_hidden_states
 from position_papers.repo.options import Options
 from repo_interp.analysis.analyze import analyze
 from repo_interp.errors import InputError
@@ -358,7 +358,11 @@ SEGMENTS = over_seeds(
         "segments",
         (R8, R8_OUTLYING, R8_MEAN),
         Needs(
-            each(lambda subject: bool(subject.learned) and subject.kind in ("language", "text")),
+            each(
+                lambda subject: (
+                    learns_from_hidden_states(subject) and subject.kind in ("language", "text")
+                )
+            ),
             "no checkpoint with learned positions that knows text was given, or its training "
             "length is too short for five examples",
             ("language/repo",),

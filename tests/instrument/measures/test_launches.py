@@ -147,6 +147,8 @@ ALLOWED = {
     "capture.py _require_taken": "int",
     # Once per layer, where prompts have position ids: whether the pass follows them.
     "capture.py _with_documents": "bool",
+    # Once per layer that attends in chunks or selects keys: whether it hid any.
+    "capture.py observing.observe": "bool",
     # Once per layer, or less: sizes of what is made next.
     "closed_form.py ClosedForm.most": "int",
     "closed_form.py ClosedForm.by_rows": "nonzero",
