@@ -172,7 +172,8 @@ def vaf_by_component(components: xr.Dataset, title: str = "") -> PaperFigure:
         ax.plot(
             places + 2 * BESIDE_CONTROLS, vaf.sel(weights=name).values, **look, zorder=5, gid=name
         )
-    random = [Line2D([], [], **look | {"markersize": 2.2}, label="random weights")]
+    look["markersize"] = 2.2  # in the legend
+    random = [Line2D([], [], **look, label="random weights")]
     legend_below(figure, [*_band_patches(bands), *(random if controls else [])])
     return figure
 
