@@ -913,7 +913,13 @@ def test_the_command_prints_its_address_answers_and_ends_with_an_interruption(
     tmp_path, monkeypatch
 ):
     monkeypatch.setenv("REPO_INTERP_CACHE", str(tmp_path))
-    process = Forked(lambda: main(["explore", "reversal/repo", "--no-browser"]))
+
+    def explore() -> int:
+        # A shell that starts the suite in the background lets it ignore interruptions.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        return main(["explore", "reversal/repo", "--no-browser"])
+
+    process = Forked(explore)
     address = next(line for line in process.stdout if line.startswith("http://127.0.0.1:")).split()[
         0
     ]
