@@ -68,7 +68,7 @@ def as_prompts(prompts: Prompts, bridge: nn.Module) -> list[Prompt]:
 
 
 def _without_padding(ids: Any, mask: Any) -> Any:
-    """The tokens of a batch that its mask keeps, wherever its padding is."""
+    """Drop the padding of a tokenized batch, on either side."""
     if mask is None:
         return ids
     try:

@@ -72,7 +72,7 @@ def capture(
 
 
 class _EndOfPass(Exception):
-    """Raised where a pass was to end."""
+    """Ends a pass before its last layer is computed."""
 
 
 def decode(

@@ -123,7 +123,7 @@ def handles(data: xr.Dataset) -> list[Line2D]:
 
 
 def _marks(data: xr.Dataset) -> dict[str, dict[str, Any]]:
-    """How each checkpoint is drawn: with a line where there are several lengths."""
+    """Return the style of each checkpoint; only scores at several lengths are joined by a line."""
     sets = data["test_set"]
     lined = sets.size > 1 and np.issubdtype(sets.dtype, np.number)
     return {

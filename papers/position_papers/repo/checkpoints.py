@@ -152,7 +152,7 @@ def _learns_above(subject: Subject) -> bool:
 
 
 OTHER_INPUTS = {"repo_attention", "repo_convolution", "repo_index"}
-"""Schemes that the paper tried and left: R10 alone is judged by them."""
+"""Schemes that the paper tried and did not adopt; only R10 is judged on them."""
 
 
 def learns_long_positions(subject: Subject) -> bool:

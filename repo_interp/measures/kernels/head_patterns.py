@@ -97,7 +97,8 @@ def distance_sums(
     """Sum the mean distance that rows attend to.
 
     Args:
-        weights: Attention [prompt, head, row, key]; the rest to 1 is a sink's, at no distance.
+        weights: Attention [prompt, head, row, key]. Rows of a head with a sink sum to less than
+            1; what the sink takes counts as distance 0.
         rows: Token numbers of the rows [row].
 
     Returns:
