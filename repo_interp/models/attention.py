@@ -37,7 +37,8 @@ from repo_interp.errors import InputError
 from repo_interp.models.cached import CacheOfPositions, remembered
 from repo_interp.models.layer_pass import Content, HookSites, LogitsOfRows, Pass
 from repo_interp.models.masks import apply_mask, call_mask, chunk_of, visible, window_of
-from repo_interp.models.rotation import TABLES, Rotation, identity
+from repo_interp.models.rotation import TABLES, Rotation
+from repo_interp.models.unturned import unturned
 from repo_interp.positions.assigners import RememberingAssigner
 from repo_interp.positions.hope import keep_components
 from repo_interp.positions.logits import PositionLogits, cap_logits
@@ -256,7 +257,7 @@ class RepositionedAttention:
             raise
         if given.get(TABLES) is not None:
             self.current_pass.tables = given[TABLES]
-            given[TABLES] = _identity(given[TABLES])
+            given[TABLES] = _unturned(given[TABLES])
         if past is not None:
             given[past] = CacheOfPositions(cache, self)
         return (), given
@@ -841,14 +842,14 @@ def _first(tables: Any) -> Any:
     return tables[0] if isinstance(tables, tuple | list) else tables
 
 
-def _identity(tables: Any) -> Any:
+def _unturned(tables: Any) -> Any:
     """Identity tables like `tables`, made once per pass: all layers are given the same tables."""
     first = _first(tables)
-    if not hasattr(first, "repo_interp_identity"):
+    if not hasattr(first, "repo_interp_unturned"):
         # On the tensor and no field of a `Decoder`: it lasts as long as the tables of a pass, which
         # every pass makes anew.
-        first.repo_interp_identity = identity(tables)
-    return first.repo_interp_identity
+        first.repo_interp_unturned = unturned(tables)
+    return first.repo_interp_unturned
 
 
 def remember_index(

@@ -51,13 +51,13 @@ from repo_interp.models.dumped_tables import SUFFIXES, read_tables
 from repo_interp.models.reposition import require_weights
 from repo_interp.models.rotation import (
     find_pairs,
-    identity,
     length_factor,
     replica,
     rotaries,
     run_replica,
     source_of,
 )
+from repo_interp.models.unturned import unturned
 from repo_interp.models.wrapped import model_of
 from repo_interp.positions.layouts import LEARNED
 from repo_interp.positions.rotary import expand_heads
@@ -320,7 +320,7 @@ def _measure(model: Any, stock: Any, deltas: Sequence[int], dtype: torch.dtype) 
         if isinstance(tables, Tensor)
         else tuple(table.cpu().float() for table in tables)
     )
-    plain, turned = (run_replica(copied, hidden, by)[0] for by in (identity(tables), tables))
+    plain, turned = (run_replica(copied, hidden, by)[0] for by in (unturned(tables), tables))
     # Pairs are measured, so those that a conversion permuted are compared rightly.
     pairs = find_pairs(copied, tables)
     first, second = (

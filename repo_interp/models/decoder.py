@@ -228,15 +228,20 @@ class Decoder:
             tuple(module._modules.values()) != children for module, children in above
         ):
             found = find(self)
-            wanted = {id(module) for module in found}
-            holds = (module for module in owner.modules() if id(module) not in wanted)
             above = [
                 (module, tuple(module._modules.values()))
-                for module in holds
-                if any(id(part) in wanted for part in module.modules())
+                for module in _above(owner, {id(module) for module in found})
             ]
             kept[name] = found, above
         return found
+
+
+def _above(module: nn.Module, wanted: set[int]) -> list[nn.Module]:
+    """Of a module and those inside, the ones that hold modules of `wanted` ids."""
+    children = list(module.children())
+    found = [part for child in children for part in _above(child, wanted)]
+    holds = found or any(id(child) in wanted for child in children)
+    return [module, *found] if holds and id(module) not in wanted else found
 
 
 def as_decoder(model: Any) -> Decoder:

@@ -35,6 +35,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from repo_interp.errors import InputError, one_line
 from repo_interp.models.attention_modules import forward_functions
+from repo_interp.models.unturned import unturned
 
 TABLES = "position_embeddings"
 """The argument in which a decoder gives its tables to an attention module: cosines and sines, or
@@ -539,20 +540,6 @@ def _tables(given: Any, angles: Float[Tensor, "column"]) -> Any:
     )
 
 
-def identity(given: Any) -> Any:
-    """Make tables that turn nothing.
-
-    Args:
-        given: Tables of the wanted form.
-
-    Returns:
-        Cosines 1 and sines 0, or complex ones.
-    """
-    if isinstance(given, Tensor):
-        return torch.ones_like(given)
-    return torch.ones_like(given[0]), torch.zeros_like(given[1])
-
-
 def length_factor(copied: Any, source: Source, factor: float) -> float:
     """Return the factor by which rotation lengthens queries and keys.
 
@@ -579,7 +566,7 @@ def length_factor(copied: Any, source: Source, factor: float) -> float:
         return factor
     hidden = _hidden_states(copied)
     with torch.no_grad():
-        plain = identity(source.tables(hidden, torch.arange(_TOKENS)[None]))
+        plain = unturned(source.tables(hidden, torch.arange(_TOKENS)[None]))
     # Longer tables of angle 0: only a norm behind them can undo the length.
     longer = plain * factor if isinstance(plain, Tensor) else (plain[0] * factor, plain[1])
     before, after = (
@@ -629,7 +616,7 @@ def _probe(
     turned = _tables(given, angles[by_column])
     plain, queries = (
         run_replica(copied, _hidden_states(copied), by)[0][0].double()
-        for by in (identity(turned), turned)
+        for by in (unturned(turned), turned)
     )
     return turned, _pairs(plain, queries, angles, type(copied).__name__)
 

@@ -15,6 +15,7 @@ never d_head.
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -63,7 +64,21 @@ def turn(
     """
     # Llama's order; attention puts interleaved pairs (GPT-J's) into it before it gets here
     first, second = features.chunk(2, dim=-1)
-    return torch.cat((first * cosines - second * sines, second * cosines + first * sines), dim=-1)
+    if torch.is_grad_enabled() or torch.compiler.is_compiling():
+        return torch.cat(
+            (first * cosines - second * sines, second * cosines + first * sines), dim=-1
+        )
+    # The same sums into one tensor: what is made on the way takes most of the time.
+    leading = np.broadcast_shapes(features.shape[:-1], cosines.shape[:-1])
+    turned = torch.empty(
+        (*leading, features.shape[-1]),
+        dtype=torch.result_type(features, cosines),
+        device=features.device,
+    )
+    x, y = turned.chunk(2, dim=-1)
+    torch.mul(first, cosines, out=x).sub_(second * sines)
+    torch.mul(second, cosines, out=y).add_(first * sines)
+    return turned
 
 
 def rotation_tables(

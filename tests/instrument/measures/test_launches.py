@@ -32,10 +32,10 @@ SEVEN = (
     "rotation",
 )
 """Without the fit over learned positions, whose steps depend on how fast it converges."""
-MOST = 954
+MOST = 934
 """Operators of one layer more and its forward pass, within the memory of an accelerator.
 
-900 in a layer of OLMo's shape; a small RePo layer has 54 more.
+880 in a layer of OLMo's shape; a small RePo layer has 54 more.
 """
 WAITING = (
     "_local_scalar_dense",

@@ -9,7 +9,7 @@ from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from repo_interp.positions.hope import high_components, hope_frequencies, only_high
-from repo_interp.positions.rotary import rotate
+from repo_interp.positions.rotary import rotate, turn
 from repo_interp.positions.scaling import interpolate, yarn_attention_scaling, yarn_frequencies
 
 
@@ -113,3 +113,22 @@ def test_factors_and_lengths_that_are_not_positive_are_refused():
             ValueError, match=r"a positive (factor|training length) was wanted; got"
         ):
             call()
+
+
+@pytest.mark.parametrize(
+    ("shape", "tables", "dtypes"),
+    [
+        ((2, 3, 5, 8), (1, 1, 5, 4), (torch.float32, torch.float32)),
+        ((1, 3, 5, 8), (2, 3, 5, 4), (torch.bfloat16, torch.bfloat16)),
+        ((5, 8), (3, 5, 4), (torch.bfloat16, torch.float32)),
+    ],
+)
+def test_a_rotation_without_gradients_makes_the_same_sums(shape, tables, dtypes):
+    drawn = torch.Generator().manual_seed(0)
+    features = torch.randn(shape, generator=drawn).to(dtypes[0])
+    cosines, sines = torch.randn((2, *tables), generator=drawn).to(dtypes[1])
+    with_gradients = turn(features, cosines, sines)
+    with torch.no_grad():
+        without = turn(features, cosines, sines)
+    assert without.dtype == with_gradients.dtype
+    assert torch.equal(without, with_gradients)

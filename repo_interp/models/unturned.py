@@ -1,0 +1,114 @@
+"""Tables of angle 0 that cost no arithmetic.
+
+    x * 1 = x        x * 0 = 0        x + 0 = x        x - 0 = x
+
+A stock module that is given these tables leaves its queries and keys as they are. It rotates by
+products and sums over all heads; with these tables each returns its other operand, or a 0 that
+takes no memory. Every other operation sees an ordinary tensor of ones or zeros.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_PRODUCTS = {torch.mul, Tensor.mul, Tensor.__mul__, Tensor.__rmul__}
+_SUMS = {torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__}
+_DIFFERENCES = {torch.sub, Tensor.sub, Tensor.__sub__}
+_SHAPED = {
+    Tensor.__getitem__,
+    Tensor.chunk,
+    Tensor.expand,
+    Tensor.float,
+    Tensor.reshape,
+    Tensor.squeeze,
+    Tensor.to,
+    Tensor.transpose,
+    Tensor.type,
+    Tensor.type_as,
+    Tensor.unsqueeze,
+    Tensor.view,
+    torch.chunk,
+    torch.unsqueeze,
+}
+"""What keeps ones ones, and zeros zeros."""
+
+
+class Unturned(Tensor):
+    """A table of ones, or of zeros, that drops out of products and sums."""
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        function: Any,
+        types: Any,
+        arguments: tuple[Any, ...] = (),
+        keywords: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Return the result of `function` without arithmetic, where that is known."""
+        with torch._C.DisableTorchFunctionSubclass():
+            if len(arguments) == 2 and not keywords:
+                found = _without_arithmetic(function, *arguments)
+                if found is not None:
+                    return found
+            result = function(*arguments, **(keywords or {}))
+            if function not in _SHAPED or not isinstance(arguments[0], cls):
+                return result
+            if isinstance(result, tuple | list):
+                return tuple(part.as_subclass(cls) for part in result)
+            return result.as_subclass(cls)
+
+
+class Ones(Unturned):
+    """Cosines of angle 0, or complex ones."""
+
+
+class Zeros(Unturned):
+    """Sines of angle 0, and what they leave of a product."""
+
+
+def _without_arithmetic(function: Any, first: Any, second: Any) -> Tensor | None:
+    """Return a product with ones or zeros, or a sum with zeros.
+
+    None for another operation, and where the other operand's shape or type is not the result's.
+    """
+    if not (isinstance(first, Tensor) and isinstance(second, Tensor)):
+        return None
+    table, other = (second, first) if isinstance(second, Unturned) else (first, second)
+    dtype = torch.result_type(first, second)
+    kept = other.dtype == dtype and _fits(table.shape, other.shape)
+    if function in _PRODUCTS:
+        if isinstance(table, Zeros) and kept:
+            zero = torch.zeros((), dtype=dtype, device=other.device)
+            return zero.expand(other.shape).as_subclass(Zeros)
+        neutral = isinstance(table, Ones)
+    else:
+        neutral = isinstance(table, Zeros) and (
+            function in _SUMS or (function in _DIFFERENCES and table is second)
+        )
+    return other if neutral and kept else None
+
+
+def _fits(table: torch.Size, other: torch.Size) -> bool:
+    """Whether a table takes the shape of the other operand."""
+    return len(table) <= len(other) and all(
+        size in (1, wanted) for size, wanted in zip(table[::-1], other[::-1], strict=False)
+    )
+
+
+def unturned(tables: Any) -> Any:
+    """Make tables that turn nothing.
+
+    Args:
+        tables: Tables of the wanted form: cosines and sines, or complex numbers.
+
+    Returns:
+        Cosines 1 and sines 0, or complex ones.
+    """
+    if isinstance(tables, Tensor):
+        return torch.ones_like(tables).as_subclass(Ones)
+    cosines, sines = tables
+    return torch.ones_like(cosines).as_subclass(Ones), torch.zeros_like(sines).as_subclass(Zeros)

@@ -1,0 +1,88 @@
+"""Tables that turn nothing: the results of ordinary ones and zeros, without the arithmetic."""
+
+import pytest
+import torch
+from torch.testing import assert_close
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers.models.cohere.modeling_cohere import apply_rotary_pos_emb as of_cohere
+from transformers.models.gptj.modeling_gptj import apply_rotary_pos_emb as of_gptj
+from transformers.models.llama.modeling_llama import apply_rotary_pos_emb as of_llama
+from transformers.models.llama4.modeling_llama4 import apply_rotary_emb as of_llama4
+
+from repo_interp.models.unturned import Ones, Zeros, unturned
+
+FEATURES = torch.randn(2, 3, 5, 8, generator=torch.Generator().manual_seed(0))
+TABLES = torch.ones(2, 5, 8), torch.zeros(2, 5, 8)
+
+
+class Arithmetic(TorchDispatchMode):
+    """Keeps the names of the products and sums that are computed."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def __torch_dispatch__(self, operator, types, arguments=(), keywords=None):
+        """Call `operator`."""
+        name = operator._schema.name.removeprefix("aten::")
+        if name in ("mul", "add", "sub"):
+            self.seen.append(name)
+        return operator(*arguments, **(keywords or {}))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("rotation", [of_llama, of_cohere])
+def test_a_stock_rotation_returns_what_it_was_given(rotation, dtype):
+    given = FEATURES.to(dtype), FEATURES[:, :1].to(dtype)
+    tables = unturned(tuple(table.to(dtype) for table in TABLES))
+    with Arithmetic() as arithmetic:
+        found = rotation(*given, *tables)
+    for ours, theirs in zip(found, given, strict=True):
+        assert type(ours) is torch.Tensor and ours.dtype == dtype
+        assert torch.equal(ours, theirs)
+    if rotation is of_llama:
+        assert arithmetic.seen == []
+
+
+def test_interleaved_and_complex_rotations_do_too():
+    features = FEATURES.transpose(1, 2)  # [batch, token, head, d_head]
+    half = unturned(tuple(table[..., :4] for table in TABLES))
+    assert torch.equal(of_gptj(features, half[1], half[0]), features)
+    turns = unturned(torch.ones(2, 5, 4, dtype=torch.complex64))
+    for found in of_llama4(features, features[:, :, :1], turns):
+        assert type(found) is torch.Tensor
+        assert torch.equal(found, features[:, :, : found.shape[2]])
+
+
+def test_gradients_pass_as_through_ordinary_tables():
+    found = []
+    for tables in (TABLES, unturned(TABLES)):
+        queries = FEATURES.clone().requires_grad_()
+        (of_llama(queries, queries, *tables)[0] ** 2).sum().backward()
+        found.append(queries.grad)
+    assert_close(found[0], found[1], rtol=0, atol=0)
+
+
+def test_every_other_operation_sees_ones_and_zeros():
+    ones, zeros = unturned(TABLES)
+    plain = [
+        (ones + FEATURES[:, 0], FEATURES[:, 0] + 1),
+        (ones * 2.0, torch.full_like(ones, 2.0)),
+        (FEATURES[:, 0] * zeros + ones, TABLES[0]),
+        (zeros - FEATURES[:, 0], -FEATURES[:, 0]),
+        (torch.cat([ones, zeros], -1), torch.cat(TABLES, -1)),
+        (FEATURES[:1, 0] * ones, FEATURES[:1, 0].expand(2, -1, -1)),
+        (FEATURES[:, 0].bfloat16() * ones, FEATURES[:, 0].bfloat16().float()),
+        (FEATURES[:, 0] * zeros, torch.zeros(2, 5, 8)),
+        (zeros * ones, TABLES[1]),
+    ]
+    for found, wanted in plain:
+        assert found.dtype == wanted.dtype
+        assert torch.equal(found, wanted)
+    assert type(ones * 2.0) is torch.Tensor and type(ones + 1) is torch.Tensor
+
+
+def test_views_and_casts_stay_tables():
+    ones, zeros = unturned(TABLES)
+    assert isinstance(ones[..., :4].unsqueeze(1).to(torch.float64), Ones)
+    assert all(isinstance(part, Zeros) for part in zeros.chunk(2, dim=-1))
