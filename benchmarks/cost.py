@@ -41,6 +41,7 @@ from benchmarks.running import (
     row,
     run,
     sections,
+    until_lines,
 )
 from benchmarks.shapes import SHAPES, bridged, checkpoint_of, model_of, operations, prompt_of
 from benchmarks.textbook import textbook_rows
@@ -403,6 +404,24 @@ def commands(
 
 def _python(*words: str) -> Cost:
     return process([sys.executable, *words])
+
+
+def lines(
+    given: Namespace, words: str, before: Sequence[str] = (), until: str = ""
+) -> Iterator[Row]:
+    """A command as a user types it, by the clock: its first line, and all of it; after those that
+    it needs, and up to the line with `until` where it serves on.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        *_, (first, spent) = (
+            until_lines(
+                [sys.executable, "-m", "repo_interp", *typed.format(folder=folder).split()], until
+            )
+            for typed in (*before, words)
+        )
+        whole = "to its address" if until else "to its end"
+        yield row("first line", whole, wall_seconds=first)
+        yield row(whole, **spent, note=words)
 
 
 def page(given: Namespace, subject: str) -> Iterator[Row]:

@@ -29,6 +29,7 @@ from importlib.metadata import version
 from itertools import groupby
 from multiprocessing import get_context
 from pathlib import Path
+from subprocess import PIPE, STDOUT, Popen
 from typing import Any
 
 import pandas
@@ -285,3 +286,27 @@ def process(command: Sequence[str]) -> Cost:
         raise OSError(f"{' '.join(command[1:])} ended with {os.waitstatus_to_exitcode(status)}")
     cpu, wall = usage.ru_utime + usage.ru_stime, time.perf_counter() - begun
     return {"cpu_seconds": cpu, "wall_seconds": wall, "megabytes": peak or math.nan}
+
+
+def until_lines(command: Sequence[str], until: str = "") -> tuple[float, Cost]:
+    """Seconds by the clock until a command writes its first line, and what all of it costs, with
+    the threads that it has at a user's.
+
+    Where `until` is given, the command is ended after the line that has it. Raises OSError where it
+    fails.
+    """
+    at_a_users = {name: value for name, value in os.environ.items() if name not in ENVIRONMENT}
+    begun, first, ended = time.perf_counter(), math.nan, False
+    with Popen(command, stdout=PIPE, stderr=STDOUT, text=True, env=at_a_users) as child:
+        assert child.stdout is not None
+        for line in child.stdout:
+            if math.isnan(first):
+                first = time.perf_counter() - begun
+            if ended := bool(until) and until in line:
+                child.terminate()
+                break
+        _, status, usage = os.wait4(child.pid, 0)
+        wall, child.returncode = time.perf_counter() - begun, os.waitstatus_to_exitcode(status)
+    if child.returncode and not ended:
+        raise OSError(f"{' '.join(command[1:])} ended with {child.returncode}")
+    return first, {"cpu_seconds": usage.ru_utime + usage.ru_stime, "wall_seconds": wall}

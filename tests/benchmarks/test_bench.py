@@ -25,7 +25,7 @@ from attention_inputs import random_inputs
 
 from benchmarks import cost, outputs, peers, robustness, running
 from benchmarks.running import cost as cost_of
-from benchmarks.running import process
+from benchmarks.running import process, until_lines
 from repo_interp.measures.maps import Maps
 from repo_interp.shipped import zoo_path
 
@@ -287,3 +287,13 @@ def test_peers_are_processes_in_turns_and_one_that_fails_is_named(tmp_path, monk
     assert all(row["cpu_seconds"] > 0 and row["megabytes"] > 100 for row in rows)
     with pytest.raises(OSError, match=r"^loading, transformers: "):
         peers._one("loading", "transformers", str(tmp_path), 41, tmp_path / "a.npy")
+
+
+def test_a_command_is_timed_to_its_first_line_and_to_the_line_that_ends_it():
+    code = "import time; print('one', flush=True); time.sleep(.4); print('http', flush=True)"
+    first, whole = until_lines([sys.executable, "-c", code])
+    assert 0 < first < whole["wall_seconds"] - 0.3
+    served = until_lines([sys.executable, "-c", f"{code}; time.sleep(60)"], "http")[1]
+    assert 0.4 < served["wall_seconds"] < 30
+    with pytest.raises(OSError, match="ended with 3"):
+        until_lines([sys.executable, "-c", "raise SystemExit(3)"])

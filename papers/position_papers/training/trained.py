@@ -38,8 +38,6 @@ from position_papers.zoo_directory import REGISTRY, recorded_at
 from repo_interp.checkpoint_files.stored import stored_digest
 from repo_interp.errors import InputError, Taken
 from repo_interp.files import write_text
-from repo_interp.models.checkpoints import identify
-from repo_interp.models.provenance import checkpoint_digest
 from repo_interp.shipped import RUNS
 from repo_interp.tasks import Task, make_task
 
@@ -60,6 +58,10 @@ def made_with(configuration: TrainingConfiguration, command: str) -> dict[str, s
     if configuration.adapter:
         origin["peft"] = version("peft")
     if configuration.continue_from:
+        # Reading records, as `zoo` does, needs no torch.
+        from repo_interp.models.checkpoints import identify
+        from repo_interp.models.provenance import checkpoint_digest
+
         origin["continued_from"] = checkpoint_digest(
             identify(configuration.continue_from).directory
         )
