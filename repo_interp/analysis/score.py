@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import xarray as xr
@@ -30,7 +30,7 @@ from repo_interp.analysis.trained_task import (
     trained_task,
 )
 from repo_interp.errors import InputError
-from repo_interp.experiments.generated_scores import answer_scores, needle_scores
+from repo_interp.experiments.generated_scores import answer_scores
 from repo_interp.experiments.task_scores import Cost, sets_named, task_scores
 from repo_interp.models.decoder import as_decoder
 from repo_interp.models.provenance import identity
@@ -41,11 +41,21 @@ from repo_interp.side_by_side import BatchSize
 from repo_interp.tasks import Prompt, Task, make_task
 from repo_interp.tasks.few_shot_text import few_shot_prompts, few_shot_questions, following
 from repo_interp.tasks.harness import harness_documents
-from repo_interp.tasks.niah import niah
+from repo_interp.tasks.niah import niah, niah_scores
 from repo_interp.tasks.prompt import digest as prompts_digest
 from repo_interp.tasks.task import require_drawable, whole_number
 
 _TOKENS = "the number of tokens"
+
+
+class _Execution(NamedTuple):
+    """How generated answers are executed, and who is told, as `score` takes it."""
+
+    batch_size: BatchSize | Literal["auto"]
+    progress: Callable[[int, int], None] | None
+    store: str | Path | None
+    store_every: float
+    announce: Callable[[Cost], None] | None
 
 
 def score(
@@ -168,50 +178,36 @@ def score_needles(
         A run with the group `scores`.
 
     Raises:
-        InputError: The bridge has no tokenizer, or `needle_scores` refuses an argument.
+        InputError: The bridge has no tokenizer, a prompt is longer than the model takes, or
+            `tasks.niah` refuses an argument.
     """
     tokenizer = _tokenizer(bridge)
-    lengths = [
-        whole_number(length, _TOKENS, 1 << 22)
-        for length in sets_named(_multiples(bridge) if lengths is None else lengths)
-    ]
-    size = batch_limit(bridge, batch_size)
-    require_memory_for_pass(bridge, max(lengths), min(count, size.of_length(max(lengths))))
     asked = {
-        "task": "ruler",
-        "lengths": lengths,
-        "variant": variant,
-        "count": count,
-        "seed": seed,
-        **options,
+        str(length): niah(
+            tokenizer,
+            variant,
+            whole_number(length, _TOKENS, 1 << 22),
+            count,
+            seed,
+            answer="none",
+            **options,
+        )
+        for length in sets_named(_multiples(bridge) if lengths is None else lengths)
     }
-    first, longest = (
-        # `needle_scores` makes all prompts; these two only identify the question
-        niah(tokenizer, variant, length, 1, seed, answer="none", **options)
-        for length in (lengths[0], max(lengths))
+    one = all(
+        prompt.attributes.get("depth") is not None for each in asked.values() for prompt in each
     )
-    # The digest is of the text of the haystack: an essay file may change under the same name, and
-    # the shortest prompt shows only its beginning
-    asked |= {"longest": prompts_digest(longest), "batch_size": size}
-    kept = store_of(bridge, first[0], asked, store, store_every)
-    scores = needle_scores(
-        model_of(bridge),
-        tokenizer,
-        lengths,
-        variant,
-        count,
-        seed,
-        size,
-        progress,
-        kept,
-        announce,
-        **options,
+    return _score_answers(
+        bridge,
+        asked,
+        # RULER scores in percent
+        lambda name, texts: niah_scores(texts, asked[name]) / 100,
+        "share of the needles found",
+        ("depth", "length") if one else (),
+        "the task ruler",
+        {"task": "ruler", "seed": seed, "variant": variant, **options},
+        _Execution(batch_size, progress, store, store_every, announce),
     )
-    prompts = [
-        niah(tokenizer, variant, length, count, seed, answer="none", **options)
-        for length in lengths
-    ]
-    return _run(bridge, scores, prompts, "the task ruler")
 
 
 def score_harness(
@@ -264,7 +260,8 @@ def score_harness(
         for name in names
     }
     first = next(iter(documents.values()))
-    run = _score_answers(
+    better = first.task.higher_is_better().get(first.metric, True)
+    return _score_answers(
         bridge,
         {name: of_set.prompts for name, of_set in documents.items()},
         lambda name, texts: documents[name].scores(texts),
@@ -272,15 +269,9 @@ def score_harness(
         "score" if first.metric.isdecimal() else first.metric,
         (),
         f"the task {called} of lm-evaluation-harness",
-        batch_size,
-        progress,
-        store,
-        store_every,
-        announce,
+        {"higher_is_better": str(bool(better)), "seed": seed},
+        _Execution(batch_size, progress, store, store_every, announce),
     )
-    better = first.task.higher_is_better().get(first.metric, True)
-    run["scores"].attrs |= {"higher_is_better": str(bool(better)), "seed": seed}
-    return run
 
 
 def score_few_shot(
@@ -339,21 +330,16 @@ def score_few_shot(
         )
         for name in sets_named(_multiples(bridge) if lengths is None else lengths)
     }
-    run = _score_answers(
+    return _score_answers(
         bridge,
         asked,
         lambda name, texts: following(texts, asked[name]),
         "follow ability",
         ("shots", "length"),
         "the task few_shot",
-        batch_size,
-        progress,
-        store,
-        store_every,
-        announce,
+        {"seed": seed, "rows": "" if rows is None else Path(rows).name},
+        _Execution(batch_size, progress, store, store_every, announce),
     )
-    run["scores"].attrs |= {"seed": seed, "rows": "" if rows is None else Path(rows).name}
-    return run
 
 
 def _score_answers(
@@ -363,11 +349,8 @@ def _score_answers(
     metric: str,
     axes: Sequence[str],
     origin: str,
-    batch_size: BatchSize | Literal["auto"],
-    progress: Callable[[int, int], None] | None,
-    store: str | Path | None,
-    store_every: float,
-    announce: Callable[[Cost], None] | None,
+    attributes: Mapping[str, Any],
+    execution: _Execution,
 ) -> xr.DataTree:
     """Score generated answers to prompts that fit the model and its memory."""
     flat = [prompt for prompts in asked.values() for prompt in prompts]
@@ -379,11 +362,11 @@ def _score_answers(
             f"a prompt of {task} with its answer has {longest} tokens, the model's learned "
             f"table {most}; give shorter lengths"
         )
-    size = batch_limit(bridge, batch_size)
+    size = batch_limit(bridge, execution.batch_size)
     count = max(map(len, asked.values()))
     require_memory_for_pass(bridge, longest, min(count, size.of_length(longest)))
     question = {"task": task, "prompts": prompts_digest(flat), "batch_size": size}
-    kept = store_of(bridge, flat[0], question, store, store_every)
+    kept = store_of(bridge, flat[0], question, execution.store, execution.store_every)
     scores = answer_scores(
         model_of(bridge),
         _tokenizer(bridge),
@@ -393,10 +376,10 @@ def _score_answers(
         axes,
         size,
         kept,
-        progress,
-        announce,
+        execution.progress,
+        execution.announce,
     )
-    return _run(bridge, scores, list(asked.values()), origin)
+    return _run(bridge, scores.assign_attrs(attributes), list(asked.values()), origin)
 
 
 def task_of(
@@ -489,4 +472,4 @@ def _run(
 
 
 def _is_path(value: Any) -> bool:
-    return isinstance(value, str) and Path(value).is_absolute()
+    return isinstance(value, Path) or (isinstance(value, str) and Path(value).is_absolute())

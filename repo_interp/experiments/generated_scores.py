@@ -19,86 +19,13 @@ import xarray as xr
 from jaxtyping import Float
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from repo_interp.errors import InputError
 from repo_interp.experiments.task_scores import Cost, cost_of, labelled_scores, score_map
 from repo_interp.interventions.replacing import require_named_tokens
 from repo_interp.measures.labels import described
 from repo_interp.models.generation import continue_greedily
-from repo_interp.models.reposition import longest_prompt
 from repo_interp.side_by_side import BatchSize, batches, by_prompt, restore_order
 from repo_interp.store import NOT_KEPT, Store
-from repo_interp.tasks import Prompt, niah, niah_scores
-
-
-def needle_scores(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    lengths: Sequence[int],
-    variant: str = "multikey_1",
-    count: int = 20,
-    seed: int = 0,
-    batch_size: BatchSize = 8,
-    progress: Callable[[int, int], None] | None = None,
-    store: Store = NOT_KEPT,
-    announce: Callable[[Cost], None] | None = None,
-    **options: Any,
-) -> xr.Dataset:
-    """Score greedy answers to needles in haystacks of several lengths.
-
-    Args:
-        model: Model that answers.
-        tokenizer: Tokenizer of the prompts and the answers.
-        lengths: Lengths in tokens, with the tokens of the answer.
-        variant: Variant of `tasks.niah`.
-        count: Prompts of every length.
-        seed: Seed of the prompts.
-        batch_size: Prompts side by side.
-        progress: Called with prompts done and in all.
-        store: Keeps the answers of finished batches.
-        announce: Called with the cost before the first forward pass.
-        **options: Options of `tasks.niah` (dialect, essay, depth).
-
-    Returns:
-        Variables as `task_scores` names them: `score [test_set, prompt]`, `mean_score`,
-        `standard_error`, `tokens` [test_set], and `score_map [depth, length]` for variants that ask
-        for one needle.
-
-    Raises:
-        InputError: A length exceeds a learned table, or `tasks.niah` refuses an option.
-    """
-    longest = longest_prompt(model)
-    if longest is not None and max(lengths) > longest:
-        raise InputError(
-            f"{max(lengths)} tokens were asked for, the model's learned table has {longest}; "
-            "give shorter lengths"
-        )
-    asked = {
-        str(length): niah(tokenizer, variant, length, count, seed, answer="none", **options)
-        for length in lengths
-    }
-    flat = [prompt for prompts in asked.values() for prompt in prompts]
-    texts = generated_texts(model, tokenizer, flat, batch_size, store, progress, announce)
-    # RULER scores in percent. Every length has as many prompts: [test_set, prompt].
-    scores, label = (
-        (niah_scores(texts, flat) / 100).reshape(len(lengths), count),
-        "share of the needles found",
-    )
-    result = labelled_scores(asked, scores, label, f"{label}, of every prompt", "1")
-    if all(prompt.attributes.get("depth") is not None for prompt in flat):
-        mapped = score_map(flat, scores.ravel(), ("depth", "length"))
-        assert mapped is not None  # every prompt has both
-        result["score_map"] = described(mapped, f"{label}, by depth and length", "1")
-    attributes = {
-        "task": "ruler",
-        "metric": label,
-        "test_sets_count": "tokens",
-        "count": count,
-        "seed": seed,
-        "variant": variant,
-    }
-    return result.assign_attrs(
-        attributes | options, answers="generated", left_out=[], higher_is_better="True"
-    )
+from repo_interp.tasks import Prompt, niah_scores
 
 
 def answer_scores(
