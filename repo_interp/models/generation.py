@@ -8,6 +8,7 @@ nothing about tasks.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -76,7 +77,10 @@ def _continue_batch(
     device = as_decoder(model).device
     tokens, valid = pad_left(prompts, device)
     continued = torch.empty(len(prompts), count, dtype=torch.long, device=device)
-    cache = DynamicCache(config=model.config)
+    of_cache = cache_argument(model.forward)
+    # MiniMax takes no other cache than one that it makes.
+    stock: Any = model
+    cache = DynamicCache(config=model.config) if stock._supports_default_dynamic_cache() else None
     padded = not bool(valid.all())
     # Padding counts as -1, which a learned table could not look up.
     index = (valid.cumsum(1) - 1).clamp(min=0)
@@ -85,10 +89,11 @@ def _continue_batch(
             tokens,
             attention_mask=valid.long() if padded else None,
             position_ids=index,
-            **{cache_argument(model.forward): cache},
+            **{of_cache: cache},
             use_cache=True,
             logits_to_keep=1,
         )
+        cache = output[of_cache] if cache is None else cache
         logits = output.logits[:, -1]
         # The sum tells in one transfer; rows are looked at only after a fault.
         if not bool(torch.isfinite(logits.sum())) and not bool(torch.isfinite(logits).all()):

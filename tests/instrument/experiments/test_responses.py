@@ -7,7 +7,7 @@ import pytest
 import torch
 from numpy.testing import assert_allclose, assert_array_equal
 from refusals import refused
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, MiniMaxConfig, MiniMaxForCausalLM
 
 from repo_interp.experiments import responses
 from repo_interp.experiments.responses import forced_responses, generated_responses, prompts_of
@@ -58,6 +58,34 @@ def test_greedy_continuations_equal_those_made_one_by_one_without_a_cache(model,
     ]
     with pytest.raises(ValueError, match="one count per prompt"):
         continue_greedily(model, questions, [1])
+
+
+def test_a_model_with_a_cache_of_its_own_continues_as_transformers_does():
+    torch.manual_seed(0)
+    config = MiniMaxConfig(
+        vocab_size=64,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        num_local_experts=2,
+        num_experts_per_tok=1,
+        layer_types=["full_attention", "linear_attention"],
+        block_size=8,
+        bos_token_id=None,
+        eos_token_id=None,
+        pad_token_id=0,
+        initializer_range=0.5,
+    )
+    model = reposition(MiniMaxForCausalLM(config), "rope").eval()
+    prompts = [[1, 5, 6, 7], [1, 9]]
+    stock = [
+        model.generate(torch.tensor([prompt]), max_new_tokens=3, do_sample=False)[0, -3:].tolist()
+        for prompt in prompts
+    ]
+    assert [list(made) for made in continue_greedily(model, prompts, [3, 3], 2)] == stock
 
 
 def test_forced_responses_are_the_argmax_and_log_probability_at_every_target(model, prompts):
