@@ -234,9 +234,17 @@ def batch_limits(model: nn.Module, size: BatchSize) -> SideBySide:
         size: Prompts or tokens of a pass.
 
     Returns:
-        The limits: prompts of equal length where frequencies depend on the length of the pass.
+        The limits: prompts of equal length where frequencies depend on the length of the pass, and
+        where a stock module counts padding - as it selects keys (DeepSeek's sparse attention), or
+        scales queries by their row (Llama 4).
     """
-    return replace(limit(size), padding=0) if length_matters(model) else limit(size)
+    counts_padding = any(
+        getattr(attention.module, "indexer", None) is not None
+        or getattr(attention.module, "attn_temperature_tuning", False)
+        for attention in as_decoder(model).layers
+    )
+    alike = counts_padding or length_matters(model)
+    return replace(limit(size), padding=0) if alike else limit(size)
 
 
 def length_matters(model: nn.Module) -> bool:

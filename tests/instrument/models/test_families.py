@@ -32,6 +32,7 @@ from repo_interp.models.attention import CACHES
 from repo_interp.models.capture import observing
 from repo_interp.models.checkpoints import load_model
 from repo_interp.models.decoder import as_decoder
+from repo_interp.models.generation import continue_greedily
 from repo_interp.models.outputs import parity_errors
 from repo_interp.models.reposition import longest_prompt, with_layout
 from repo_interp.tasks import Prompt
@@ -193,6 +194,39 @@ def test_keys_that_chunks_or_a_selection_hide_are_hidden_from_measures(family, o
     for measure in ("three_axis", "components"):
         assert f"{measure}: {measure} takes queries to see all earlier keys" in run.attrs["stopped"]
     assert measure not in run.children and np.isnan(parts.attrs["fit_r"])
+
+
+@pytest.mark.parametrize(
+    ("family", "options"),
+    [
+        ("deepseek_v32", {}),
+        ("llama4_text", {"floor_scale": 4, "attn_scale": 3.0, "no_rope_layers": [0, 1, 0, 1]}),
+    ],
+)
+def test_a_module_that_counts_padding_has_none(family, options):
+    """Found: DeepSeek's indexer breaks ties by how many keys there are, and Llama 4 scales queries
+    by their row, padding included.
+    """
+    model = ri.reposition(small_model(family, small_configuration(family, **options)), "rope")
+    drawn = np.random.default_rng(0)
+    prompts = [
+        Prompt(
+            tokens=tuple(drawn.integers(3, 119, count).tolist()),
+            spans={"needle": (1, 2)},
+            generated=(count - 1,),
+        )
+        for count in (7, 40, 23)
+    ]
+    together, *alone = (
+        ri.analyze(model, some, "attention_mass", batch_size=3)["attention_mass"]["mass"]
+        for some in (prompts, *([prompt] for prompt in prompts))
+    )
+    for number, mass in enumerate(alone):
+        assert_close(together.values[number], mass.values[0], atol=1e-6, rtol=0)
+    tokens = [prompt.tokens for prompt in prompts]
+    assert continue_greedily(model, tokens, [3, 3, 3]) == [
+        continue_greedily(model, [prompt], [3])[0] for prompt in tokens
+    ]
 
 
 @pytest.mark.parametrize("family", DIFFERENT)
