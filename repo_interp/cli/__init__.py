@@ -13,7 +13,6 @@ ends.
 from __future__ import annotations
 
 import argparse
-import gc
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -57,9 +56,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _report(error.command, str(error), 2)
     except KeyboardInterrupt:  # while the modules of the commands are imported
         return _report("repo-interp", "interrupted", 130)
-    # Importing torch and transformers makes a million objects that stay; by default Python looks
-    # through the young ones after every 700.
-    gc.set_threshold(50_000)
     # Libraries must neither look for a network nor talk over our progress bars; a hub id still goes
     # to the hub.
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
