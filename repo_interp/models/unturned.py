@@ -108,7 +108,14 @@ def unturned(tables: Any) -> Any:
     Returns:
         Cosines 1 and sines 0, or complex ones.
     """
-    if isinstance(tables, Tensor):
-        return torch.ones_like(tables).as_subclass(Ones)
-    cosines, sines = tables
-    return torch.ones_like(cosines).as_subclass(Ones), torch.zeros_like(sines).as_subclass(Zeros)
+    plain = (
+        torch.ones_like(tables)
+        if isinstance(tables, Tensor)
+        else (torch.ones_like(tables[0]), torch.zeros_like(tables[1]))
+    )
+    # Compiled code joins these products and sums with others, and knows no subclass.
+    if torch.compiler.is_compiling():
+        return plain
+    if isinstance(plain, Tensor):
+        return plain.as_subclass(Ones)
+    return plain[0].as_subclass(Ones), plain[1].as_subclass(Zeros)

@@ -143,9 +143,10 @@ def test_seeds_of_one_claim_are_one_verdict():
 
 
 def test_a_row_without_units_stands_by_the_rule_that_judged_it_alone():
-    table = read_evidence(FIGURES / "hope" / EVIDENCE)
-    claim = next(each for each in named(())["hope"].claims if each.label == "H1 (no decay)")
-    own = table[(table["claim"] == claim.label) & (table["checkpoint"] == "language/rope")]
-    assert judge(claim, own).outcome == HOLDS
+    table = read_evidence(FIGURES / "smollm2-135m-repo" / "reversal" / "repo" / EVIDENCE)
+    label = "R3 (over all words and copies)"
+    claim = next(each for each in named(())["repo"].claims if each.label == label)
+    own = table[table["claim"] == label]
+    assert judge(claim, own).outcome == FAILS
     found = judge(replace(claim, rule=AtLeast("another share", 0.9)), own)
     assert found.outcome == UNMEASURABLE and "measure it again" in found.notes[0]
