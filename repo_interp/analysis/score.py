@@ -182,17 +182,16 @@ def score_needles(
             `tasks.niah` refuses an argument.
     """
     tokenizer = _tokenizer(bridge)
-    asked = {
-        str(length): niah(
-            tokenizer,
-            variant,
-            whole_number(length, _TOKENS, 1 << 22),
-            count,
-            seed,
-            answer="none",
-            **options,
-        )
+    lengths = [
+        whole_number(length, _TOKENS, 1 << 22)
         for length in sets_named(_multiples(bridge) if lengths is None else lengths)
+    ]
+    # Before prompts are made: haystacks of millions of tokens take minutes.
+    side_by_side = batch_limit(bridge, batch_size).of_length(max(lengths))
+    require_memory_for_pass(bridge, max(lengths), min(count, side_by_side))
+    asked = {
+        str(length): niah(tokenizer, variant, length, count, seed, answer="none", **options)
+        for length in lengths
     }
     one = all(
         prompt.attributes.get("depth") is not None for each in asked.values() for prompt in each
