@@ -289,15 +289,14 @@ def process(command: Sequence[str]) -> Cost:
 
 
 def until_lines(command: Sequence[str], until: str = "") -> tuple[float, Cost]:
-    """Seconds by the clock until a command writes its first line, and what all of it costs, with
-    the threads that it has at a user's.
+    """Run a command with a user's number of threads; return the seconds by the clock to its first
+    line, and what the whole run costs.
 
-    Where `until` is given, the command is ended after the line that has it. Raises OSError where it
-    fails.
+    With `until`, the run ends after the first line that contains it. Raises OSError if it fails.
     """
-    at_a_users = {name: value for name, value in os.environ.items() if name not in ENVIRONMENT}
+    environment = {name: value for name, value in os.environ.items() if name not in ENVIRONMENT}
     begun, first, ended = time.perf_counter(), math.nan, False
-    with Popen(command, stdout=PIPE, stderr=STDOUT, text=True, env=at_a_users) as child:
+    with Popen(command, stdout=PIPE, stderr=STDOUT, text=True, env=environment) as child:
         assert child.stdout is not None
         for line in child.stdout:
             if math.isnan(first):

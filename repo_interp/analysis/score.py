@@ -49,7 +49,7 @@ _TOKENS = "the number of tokens"
 
 
 class _Execution(NamedTuple):
-    """How generated answers are executed, and who is told, as `score` takes it."""
+    """Arguments of `score` about batches, progress and stored answers."""
 
     batch_size: BatchSize | Literal["auto"]
     progress: Callable[[int, int], None] | None

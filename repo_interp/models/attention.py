@@ -843,7 +843,7 @@ def _first(tables: Any) -> Any:
 
 
 def _unturned(tables: Any) -> Any:
-    """Identity tables like `tables`, made once per pass: all layers are given the same tables."""
+    """Tables of angle 0 like `tables`, made once per pass: all layers are given the same."""
     first = _first(tables)
     if not hasattr(first, "repo_interp_unturned"):
         # On the tensor and no field of a `Decoder`: it lasts as long as the tables of a pass, which

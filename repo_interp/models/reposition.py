@@ -235,8 +235,8 @@ def batch_limits(model: nn.Module, size: BatchSize) -> SideBySide:
 
     Returns:
         The limits: prompts of equal length where frequencies depend on the length of the pass, and
-        where a stock module counts padding - as it selects keys (DeepSeek's sparse attention), or
-        scales queries by their row (Llama 4).
+        where padding changes what a stock module computes: DeepSeek's sparse attention selects
+        other keys, Llama 4 scales queries by their row.
     """
     counts_padding = any(
         getattr(attention.module, "indexer", None) is not None
