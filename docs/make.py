@@ -2,9 +2,11 @@
 
 commands.md            every command with its options, from the parsers
 errors.md              every message of an error or a warning, from the code that raises it
-measures.md, tasks.md  the tables between <!-- made: KIND NAME --> and <!-- end -->: `variables` of a group, from a run of tiny random
-                       models; `parameters` of a measure or an experiment, from its fields and their
-                       docstrings; `options` of a task
+measures.md, schemes.md, tasks.md
+                       the parts between <!-- made: KIND NAME --> and <!-- end -->: `variables` of a
+                       group, from a run of tiny random models; `parameters` of a measure or an
+                       experiment, from its fields and their docstrings; `options` of a task; the
+                       `source` of a module
 """
 
 from __future__ import annotations
@@ -23,8 +25,8 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
-PAGES = ("measures.md", "tasks.md")
-SPOT = re.compile(r"(<!-- made: ([\w -]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+PAGES = ("measures.md", "schemes.md", "tasks.md")
+SPOT = re.compile(r"(<!-- made: ([\w ./-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 COMMANDS_HEAD = """# Commands
 
 `make docs` writes this page from the parsers; `repo-interp COMMAND --help` prints the same.
@@ -310,6 +312,7 @@ def maker_of_tables() -> Callable[[str, str], str]:
             "variables": lambda: _variables(groups[name]),
             "parameters": lambda: _parameters(name),
             "options": lambda: _sizes(name),
+            "source": lambda: _source(name),
         }
         return "".join(f"{row}\n" for row in rows[kind]())
 
@@ -432,6 +435,11 @@ def _sizes(name: str) -> Iterator[str]:
         yield _row(f"`{option}`", *(str(one) or "none" for one in (value, paper.options()[option])))
     yield _row("tokens in training", str(small.training_length), str(paper.training_length))
     yield _row("test sets", _listed(small.test_sets), _listed(paper.test_sets))
+
+
+def _source(name: str) -> Iterator[str]:
+    text = (HERE.parent / "papers" / name).read_text(encoding="utf-8")
+    yield from ("", "```python", *text.splitlines(), "```", "")
 
 
 def _listed(names: tuple[str, ...]) -> str:

@@ -136,11 +136,11 @@ def tables(make):
 
 
 @pytest.mark.filterwarnings("ignore:most of extrapolation.kl is noise")
-@pytest.mark.parametrize("name", ["measures.md", "tasks.md"])
+@pytest.mark.parametrize("name", ["measures.md", "schemes.md", "tasks.md"])
 def test_tables_are_what_the_code_says(make, tables, name):
     page = read(name)
     assert (
-        page.count("<!-- made:") == page.count("<!-- end -->") == len(make.SPOT.findall(page)) > 5
+        page.count("<!-- made:") == page.count("<!-- end -->") == len(make.SPOT.findall(page)) > 0
     )
     assert page == make.filled(page, tables), f"{name} is stale: make docs"
 

@@ -1,62 +1,32 @@
-"""The four plug-ins of docs/schemes.md as they stand there: slow loops, caches, and a run."""
+"""Schemes of 2024 and 2025 as plug-ins: slow loops, caches, and a run."""
 
 import math
-import re
 
 import numpy as np
 import pytest
 import torch
 from families import tiny
-from packages import install
-from places import DOCS
 from torch.nn import functional as F
 from torch.testing import assert_close
 
 import repo_interp as ri
+from position_papers import schemes
 from repo_interp.errors import InputError
 from repo_interp.models.capture import capture
 from repo_interp.models.decoder import as_decoder
 from repo_interp.tasks import Prompt
 
-FILE = re.compile(
-    r"^`(position_extras/published\.py)`\n\n```python\n(.*?)^```$", re.MULTILINE | re.DOTALL
-)
-PROJECT = """
-[project]
-name = "position-extras"
-version = "1.0"
-
-[project.entry-points."repo_interp.schemes"]
-"""
-NAMES = ("forgetting", "selective", "pope", "path")
+NAMES = ("forgetting", "selective_rope", "pope", "path")
 HEADS, KV_HEADS, D_HEAD, D_MODEL, TOKENS, SCALE = 4, 2, 6, 10, 7, 0.4
 
 
-@pytest.fixture(scope="module", autouse=True)
-def package(tmp_path_factory):
-    """The page's file, installed as a package."""
-    folder = tmp_path_factory.mktemp("published")
-    files = dict(FILE.findall((DOCS / "schemes.md").read_text(encoding="utf-8")))
-    points = "\n".join(f'{name} = "position_extras.published:{name}"' for name in NAMES)
-    install(folder, files | {"pyproject.toml": PROJECT + points})
-    with pytest.MonkeyPatch.context() as changed:
-        changed.syspath_prepend(folder)
-        import position_extras.published as published
-
-        yield published
-    import sys
-
-    for name in [name for name in sys.modules if name.partition(".")[0] == "position_extras"]:
-        del sys.modules[name]
-
-
-@pytest.fixture(params=[name for name in NAMES if name != "selective"])
-def scheme(request, package):
+@pytest.fixture(params=[name for name in NAMES if name != "selective_rope"])
+def scheme(request):
     torch.manual_seed(0)
     module = {
-        "forgetting": lambda: package.Forgetting(D_MODEL, HEADS),
-        "pope": lambda: package.Polar(HEADS, D_HEAD, base=50.0),
-        "path": lambda: package.Householder(D_MODEL, KV_HEADS, D_HEAD),
+        "forgetting": lambda: schemes.Forgetting(D_MODEL, HEADS),
+        "pope": lambda: schemes.Polar(HEADS, D_HEAD, base=50.0),
+        "path": lambda: schemes.Householder(D_MODEL, KV_HEADS, D_HEAD),
     }[request.param]()
     with torch.no_grad():
         for parameter in module.parameters():
@@ -159,7 +129,7 @@ def test_a_model_with_it_is_analyzed_and_generates_from_a_cache(name, tmp_path):
 def test_selective_rope_turns_by_sums_between_key_and_query_and_measures_follow():
     """The layer's logits pair by pair, and the measures that know positions by pair."""
     torch.manual_seed(0)
-    model = ri.reposition(tiny("llama"), "rope,selective,selective")
+    model = ri.reposition(tiny("llama"), "rope,selective_rope,selective_rope")
     layer = as_decoder(model).layers[1]
     layer.assigner.angle.weight.mul_(30.0)
     tokens = torch.randint(3, 60, (2, 12), generator=torch.Generator().manual_seed(0))
