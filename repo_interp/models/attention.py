@@ -35,10 +35,10 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from repo_interp.errors import InputError
 from repo_interp.models.cached import CacheOfPositions, remembered
+from repo_interp.models.identity_tables import identity_tables
 from repo_interp.models.layer_pass import Content, HookSites, LogitsOfRows, Pass
 from repo_interp.models.masks import apply_mask, call_mask, chunk_of, visible, window_of
 from repo_interp.models.rotation import TABLES, Rotation
-from repo_interp.models.unturned import unturned
 from repo_interp.positions.assigners import RememberingAssigner
 from repo_interp.positions.hope import keep_components
 from repo_interp.positions.logits import PositionLogits, cap_logits
@@ -257,7 +257,7 @@ class RepositionedAttention:
             raise
         if given.get(TABLES) is not None:
             self.current_pass.tables = given[TABLES]
-            given[TABLES] = _unturned(given[TABLES])
+            given[TABLES] = _identity_tables(given[TABLES])
         if past is not None:
             given[past] = CacheOfPositions(cache, self)
         return (), given
@@ -842,14 +842,14 @@ def _first(tables: Any) -> Any:
     return tables[0] if isinstance(tables, tuple | list) else tables
 
 
-def _unturned(tables: Any) -> Any:
+def _identity_tables(tables: Any) -> Any:
     """Tables of angle 0 like `tables`, made once per pass: all layers are given the same."""
     first = _first(tables)
-    if not hasattr(first, "repo_interp_unturned"):
+    if not hasattr(first, "repo_interp_identity_tables"):
         # On the tensor and no field of a `Decoder`: it lasts as long as the tables of a pass, which
         # every pass makes anew.
-        first.repo_interp_unturned = unturned(tables)
-    return first.repo_interp_unturned
+        first.repo_interp_identity_tables = identity_tables(tables)
+    return first.repo_interp_identity_tables
 
 
 def remember_index(

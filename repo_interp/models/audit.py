@@ -48,6 +48,7 @@ from repo_interp.models.attention_modules import attention_modules
 from repo_interp.models.checkpoints import load_model, read_checkpoint
 from repo_interp.models.decoder import as_decoder
 from repo_interp.models.dumped_tables import SUFFIXES, read_tables
+from repo_interp.models.identity_tables import identity_tables
 from repo_interp.models.reposition import require_weights
 from repo_interp.models.rotation import (
     find_pairs,
@@ -57,7 +58,6 @@ from repo_interp.models.rotation import (
     run_replica,
     source_of,
 )
-from repo_interp.models.unturned import unturned
 from repo_interp.models.wrapped import model_of
 from repo_interp.positions.layouts import LEARNED
 from repo_interp.positions.rotary import expand_heads
@@ -320,7 +320,7 @@ def _measure(model: Any, stock: Any, deltas: Sequence[int], dtype: torch.dtype) 
         if isinstance(tables, Tensor)
         else tuple(table.cpu().float() for table in tables)
     )
-    plain, turned = (run_replica(copied, hidden, by)[0] for by in (unturned(tables), tables))
+    plain, turned = (run_replica(copied, hidden, by)[0] for by in (identity_tables(tables), tables))
     # Pairs are measured, so those that a conversion permuted are compared rightly.
     pairs = find_pairs(copied, tables)
     first, second = (

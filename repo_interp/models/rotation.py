@@ -35,7 +35,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from repo_interp.errors import InputError, one_line
 from repo_interp.models.attention_modules import forward_functions
-from repo_interp.models.unturned import unturned
+from repo_interp.models.identity_tables import identity_tables
 
 TABLES = "position_embeddings"
 """The argument in which a decoder gives its tables to an attention module: cosines and sines, or
@@ -566,7 +566,7 @@ def length_factor(copied: Any, source: Source, factor: float) -> float:
         return factor
     hidden = _hidden_states(copied)
     with torch.no_grad():
-        plain = unturned(source.tables(hidden, torch.arange(_TOKENS)[None]))
+        plain = identity_tables(source.tables(hidden, torch.arange(_TOKENS)[None]))
     # Longer tables of angle 0: only a norm behind them can undo the length.
     longer = plain * factor if isinstance(plain, Tensor) else (plain[0] * factor, plain[1])
     before, after = (
@@ -616,7 +616,7 @@ def _probe(
     turned = _tables(given, angles[by_column])
     plain, queries = (
         run_replica(copied, _hidden_states(copied), by)[0][0].double()
-        for by in (unturned(turned), turned)
+        for by in (identity_tables(turned), turned)
     )
     return turned, _pairs(plain, queries, angles, type(copied).__name__)
 

@@ -9,7 +9,7 @@ from transformers.models.gptj.modeling_gptj import apply_rotary_pos_emb as of_gp
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb as of_llama
 from transformers.models.llama4.modeling_llama4 import apply_rotary_emb as of_llama4
 
-from repo_interp.models.unturned import Ones, Zeros, unturned
+from repo_interp.models.identity_tables import Ones, Zeros, identity_tables
 
 FEATURES = torch.randn(2, 3, 5, 8, generator=torch.Generator().manual_seed(0))
 TABLES = torch.ones(2, 5, 8), torch.zeros(2, 5, 8)
@@ -34,7 +34,7 @@ class Arithmetic(TorchDispatchMode):
 @pytest.mark.parametrize("rotation", [of_llama, of_cohere])
 def test_a_stock_rotation_returns_what_it_was_given(rotation, dtype):
     given = FEATURES.to(dtype), FEATURES[:, :1].to(dtype)
-    tables = unturned(tuple(table.to(dtype) for table in TABLES))
+    tables = identity_tables(tuple(table.to(dtype) for table in TABLES))
     with Arithmetic() as arithmetic:
         found = rotation(*given, *tables)
     for ours, theirs in zip(found, given, strict=True):
@@ -46,9 +46,9 @@ def test_a_stock_rotation_returns_what_it_was_given(rotation, dtype):
 
 def test_interleaved_and_complex_rotations_do_too():
     features = FEATURES.transpose(1, 2)  # [batch, token, head, d_head]
-    half = unturned(tuple(table[..., :4] for table in TABLES))
+    half = identity_tables(tuple(table[..., :4] for table in TABLES))
     assert torch.equal(of_gptj(features, half[1], half[0]), features)
-    turns = unturned(torch.ones(2, 5, 4, dtype=torch.complex64))
+    turns = identity_tables(torch.ones(2, 5, 4, dtype=torch.complex64))
     for found in of_llama4(features, features[:, :, :1], turns):
         assert type(found) is torch.Tensor
         assert torch.equal(found, features[:, :, : found.shape[2]])
@@ -56,7 +56,7 @@ def test_interleaved_and_complex_rotations_do_too():
 
 def test_gradients_pass_as_through_ordinary_tables():
     found = []
-    for tables in (TABLES, unturned(TABLES)):
+    for tables in (TABLES, identity_tables(TABLES)):
         queries = FEATURES.clone().requires_grad_()
         (of_llama(queries, queries, *tables)[0] ** 2).sum().backward()
         found.append(queries.grad)
@@ -64,7 +64,7 @@ def test_gradients_pass_as_through_ordinary_tables():
 
 
 def test_every_other_operation_sees_ones_and_zeros():
-    ones, zeros = unturned(TABLES)
+    ones, zeros = identity_tables(TABLES)
     plain = [
         (ones + FEATURES[:, 0], FEATURES[:, 0] + 1),
         (ones * 2.0, torch.full_like(ones, 2.0)),
@@ -83,6 +83,6 @@ def test_every_other_operation_sees_ones_and_zeros():
 
 
 def test_views_and_casts_stay_tables():
-    ones, zeros = unturned(TABLES)
+    ones, zeros = identity_tables(TABLES)
     assert isinstance(ones[..., :4].unsqueeze(1).to(torch.float64), Ones)
     assert all(isinstance(part, Zeros) for part in zeros.chunk(2, dim=-1))

@@ -37,7 +37,7 @@ _SHAPED = {
 """What keeps ones ones, and zeros zeros."""
 
 
-class Unturned(Tensor):
+class IdentityTable(Tensor):
     """A table of ones, or of zeros, that drops out of products and sums."""
 
     @classmethod
@@ -62,11 +62,11 @@ class Unturned(Tensor):
             return result.as_subclass(cls)
 
 
-class Ones(Unturned):
+class Ones(IdentityTable):
     """Cosines of angle 0, or complex ones."""
 
 
-class Zeros(Unturned):
+class Zeros(IdentityTable):
     """Sines of angle 0, and what they leave of a product."""
 
 
@@ -77,7 +77,7 @@ def _without_arithmetic(function: Any, first: Any, second: Any) -> Tensor | None
     """
     if not (isinstance(first, Tensor) and isinstance(second, Tensor)):
         return None
-    table, other = (second, first) if isinstance(second, Unturned) else (first, second)
+    table, other = (second, first) if isinstance(second, IdentityTable) else (first, second)
     dtype = torch.result_type(first, second)
     kept = other.dtype == dtype and _fits(table.shape, other.shape)
     if function in _PRODUCTS:
@@ -99,8 +99,8 @@ def _fits(table: torch.Size, other: torch.Size) -> bool:
     )
 
 
-def unturned(tables: Any) -> Any:
-    """Make tables that turn nothing.
+def identity_tables(tables: Any) -> Any:
+    """Make tables that rotate nothing.
 
     Args:
         tables: Tables of the wanted form: cosines and sines, or complex numbers.
