@@ -6,8 +6,8 @@ Position Generalization, sec. 4.2, table 2 and fig. 6:
                              tokens of prompts of length n
                         N_L: the same for prompts of the training length, run plainly
 
-methods: plain, lm_infinite (window and cap L), interpolation and yarn (both by the factor n / L, or
-1).
+methods: plain, lm_infinite (window and cap L), infllm (all keys, cap L), interpolation and yarn
+(both by the factor n / L, or 1).
 
 An attention output is the vector o_i = sum_j w_ij v_j of one head, as in eq. 1, before Wo; a
 layer's divergence is the mean over its heads. Choices where the paper is silent. The judged tokens
@@ -311,7 +311,9 @@ class Extrapolation(Experiment):
     """The experiment `extrapolation` (Position Generalization sec. 4.2)."""
 
     methods: tuple[Method, ...] = ()
-    """Methods of extension beside the plain model; empty: all that the model's positions allow."""
+    """Methods of extension beside the plain model: lm_infinite, infllm, interpolation, yarn; empty:
+    all that the model's positions allow, without infllm, which computes every distant key.
+    """
     lengths: tuple[Tokens, ...] = ()
     """Lengths in tokens; empty: the training length and its doublings up to four times it, or test
     sets of the task.
@@ -407,7 +409,8 @@ class Extrapolation(Experiment):
 
     def _methods(self, model: PreTrainedModel) -> list[str]:
         # Plain comes first: `measured` reads the noise of the fit at method 0.
-        return list(dict.fromkeys(("plain", *(self.methods or allowed_methods(model)))))
+        default = (method for method in allowed_methods(model) if method != "infllm")
+        return list(dict.fromkeys(("plain", *(self.methods or default))))
 
     def measured(
         self,

@@ -68,7 +68,7 @@ from repo_interp.values import TokensOrNone, checked
 
 _Factor = Annotated[float, Interval(ge=1e-9, le=1e9)]
 """What distances may be divided by."""
-Method = Literal["plain", "lm_infinite", "interpolation", "yarn"]
+Method = Literal["plain", "lm_infinite", "interpolation", "yarn", "infllm"]
 METHODS: tuple[Method, ...] = get_args(Method)
 GLOBAL_TOKENS = 10
 """First tokens that LM-Infinite always shows, by default."""
@@ -105,6 +105,7 @@ def extended(
         "lm_infinite": lambda: lm_infinite(model, training_length, global_tokens),
         "interpolation": lambda: interpolated(model, factor),
         "yarn": lambda: yarn(model, factor, training_length),
+        "infllm": lambda: infllm(model, training_length),
     }
     if method not in ways:
         raise InputError(f"methods of extrapolation are {', '.join(METHODS)}, not {method!r}")
@@ -130,6 +131,7 @@ def allowed_methods(model: nn.Module) -> tuple[str, ...]:
         "lm_infinite": all(by_distance),
         "interpolation": rotates or any(by_distance),
         "yarn": rotates,
+        "infllm": all(by_distance),
     }
     return tuple(method for method in METHODS if allowed[method])
 

@@ -37,12 +37,14 @@ from repo_interp.plots.view import View
 METHOD_COLOURS = {
     "plain": "#222222",
     "LM-Infinite": "#009E73",
+    "InfLLM": "#0072B2",
     "position interpolation": "#E69F00",
     "YaRN": "#CC79A7",
 }
 METHOD_NAMES = {
     "plain": "plain",
     "lm_infinite": "LM-Infinite",
+    "infllm": "InfLLM",
     "interpolation": "position interpolation",
     "yarn": "YaRN",
 }

@@ -464,3 +464,19 @@ def test_lm_infinite_refuses_padding_on_the_left():
         refused("pad prompts on the right"),
     ):
         model(TOKENS, attention_mask=mask)
+
+
+@pytest.mark.filterwarnings("ignore:most of extrapolation.kl is noise")
+def test_infllm_is_measured_where_it_is_named(task):
+    torch.manual_seed(0)
+    stock = tiny("llama")
+    stock.resize_token_embeddings(task.vocabulary_size, mean_resizing=False)
+    model = ri.reposition(stock, "rope")
+    prompts = cut(task.describe, task.prompts(4, seed=0, test_set="64"), (16, 32))
+    group = Extrapolation(("infllm",)).measured(model, task, prompts, 16)
+    assert group["method"].values.tolist() == ["plain", "infllm"]
+    with infllm(model, 16):
+        answers = forced_responses(model, task, prompts[32][1::2])
+    last = -np.mean([answer.log_probabilities[-4:] for answer in answers])
+    found = group["log_perplexity"].sel({"method": "infllm", "length": 32})
+    assert found.item() == pytest.approx(last, rel=1e-5)
