@@ -5,8 +5,10 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
-from position_papers.kit.experiment import Result
+from position_papers.kit.cache import Cache
+from position_papers.kit.experiment import Experiment, Result, run
 from position_papers.kit.judge import table
 from position_papers.kit.judge.claims import Evidence, Verdict, corrected_together
 from position_papers.kit.judge.claims import evidence as evidence_of
@@ -47,3 +49,16 @@ def unmeasured(*given, **named) -> Verdict:
     """The verdict that a claim cannot be measured."""
     (found,) = judged([silent_evidence(*given, **named)])
     return found
+
+
+def results_of(
+    experiment: Experiment, subjects: Iterable[Any], options: Any = None, cache: Cache | None = None
+) -> list[Result]:
+    """The results of an experiment, whose progress nobody reads; without a cache nothing is kept."""
+    kept = Cache() if cache is None else cache
+    return list(run(experiment, list(subjects), options, kept, lambda text: None))
+
+
+def notes_of(verdict: Verdict) -> str:
+    """What is noted beside a verdict, as one text."""
+    return "; ".join(verdict.notes)
