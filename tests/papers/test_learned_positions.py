@@ -43,8 +43,6 @@ def test_the_share_that_a_token_explains_is_that_of_its_means():
     [
         ("reversal/repo", ""),
         ("reversal/rope", ""),  # learns no positions
-        # solved without positions, as by NoPE
-        ("niah/repo", "it is not shown that the learned positions are used"),
         (
             "language/repo",
             "it is not shown that the learned positions are used",

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,11 +14,10 @@ import torch
 import xarray as xr
 from families import tiny
 from trained_tiny import trained
-from verdicts import verdicts_of
+from verdicts import notes_of, results_of, verdicts_of
 
 import repo_interp as ri
 from position_papers.kit.cache import Cache
-from position_papers.kit.experiment import run
 from position_papers.kit.judge.claims import UNMEASURABLE
 from position_papers.kit.paper_directory import write_paper
 from position_papers.kit.subjects import Subject, subject
@@ -30,7 +30,7 @@ from position_papers.position_generalization.rotation import _slow
 from position_papers.position_generalization.tolerance import TOLERANCE, with_rope_twins
 from position_papers.training.configuration import TrainingConfiguration
 from repo_interp.experiments import perturbation
-from repo_interp.tasks import Prompt, make_task
+from repo_interp.tasks import Prompt, Task, make_task
 
 LENGTH = 32
 
@@ -49,25 +49,24 @@ def made(tmp_path_factory):
         "language", corpus=str(text), tokens=300, length=LENGTH, longest_test=2 * LENGTH
     )
     checkpoints = {}
+
+    def save(name: str, scheme: str, of: Task) -> Path:
+        model = tiny("llama")
+        model.resize_token_embeddings(of.vocabulary_size, mean_resizing=False)
+        model.config.max_position_embeddings = LENGTH
+        checkpoints[name] = home / name.replace("@", "_")
+        ri.save(ri.reposition(model, scheme), checkpoints[name], of.tokenizer())
+        return checkpoints[name]
+
     for scheme in ("rope", "repo@1", "learned", "nope"):
-        stock = tiny("llama")
-        stock.resize_token_embeddings(task.vocabulary_size, mean_resizing=False)
-        stock.config.max_position_embeddings = LENGTH
-        model = ri.reposition(stock, scheme)
-        checkpoints[scheme] = home / scheme.replace("@", "_")
-        ri.save(model, checkpoints[scheme], task.tokenizer())
+        save(scheme, scheme, task)
     for scheme in ("rope", "repo"):  # trained on another task, as far as they say
-        other = make_task("reversal", longest=6, longest_test=12)
-        stock = tiny("llama")
-        stock.resize_token_embeddings(other.vocabulary_size, mean_resizing=False)
-        directory = checkpoints[f"reversal {scheme}"] = home / f"reversal_{scheme}"
-        ri.save(ri.reposition(stock, scheme), directory, other.tokenizer())
+        directory = save(
+            f"reversal {scheme}", scheme, make_task("reversal", longest=6, longest_test=12)
+        )
         (directory / "training.toml").write_text(
             'task = "reversal"\n[task_options]\nlongest = 6\nlongest_test = 12\n'
         )
-    checkpoints["scores alone"] = home / "scores"
-    checkpoints["scores alone"].mkdir()
-    (checkpoints["scores alone"] / "scores.json").write_text("{}")
     options = Options(
         sequences=2,
         controls=1,
@@ -78,31 +77,35 @@ def made(tmp_path_factory):
         reach=2,
         corpus=str(text),
     )
-    subjects = [
-        subject(name, str(path)) for name, path in checkpoints.items() if name != "scores alone"
-    ]
+    subjects = [subject(name, path) for name, path in checkpoints.items()]
     recorded = TrainingConfiguration(task="language")
-    subjects.append(
-        Subject("scores alone", str(checkpoints["scores alone"]), (), 0, "", None, recorded)
-    )
+    (home / "scores").mkdir()
+    (home / "scores" / "scores.json").write_text("{}")
+    alone = Subject("scores alone", str(home / "scores"), (), 0, "", None, recorded)
+    subjects.append(alone)
     return subjects, options, home
 
 
 @pytest.fixture(scope="module")
 def results(made):
     subjects, options, home = made
-    return measured(subjects, options, Cache(home / "cache"), [])
+    return measured(subjects, options, Cache(home / "cache"))
 
 
-def measured(subjects, options, cache, progress, experiments=PAPER.experiments):
+def measured(subjects, options, cache, experiments=PAPER.experiments):
     with warnings.catch_warnings():
         # P7 is judged by what is above it
         warnings.filterwarnings("ignore", "most of extrapolation.kl is noise")
         return [
             result
             for experiment in experiments
-            for result in run(experiment, subjects, options, cache, progress.append)
+            for result in results_of(experiment, subjects, options, cache)
         ]
+
+
+@pytest.fixture(scope="module")
+def rope(made):
+    return next(one for one in made[0] if one.name == "rope")
 
 
 def test_every_claim_is_judged_where_it_can_be(made, results):
@@ -123,11 +126,8 @@ def test_every_claim_is_judged_where_it_can_be(made, results):
     assert judged["P6 (learned)"] == {"repo@1"}
     # its table ends at the training length
     assert judged["P7"] == judged["P7 (sliding windows)"] == checkpoints - {"learned"}
-    assert (
-        judged["P6 (positions)"]
-        == judged["P6 (positions, as in table 1)"]
-        == checkpoints - {"nope"}
-    )
+    assert judged["P6 (positions)"] == judged["P6 (positions, as in table 1)"]
+    assert judged["P6 (positions)"] == checkpoints - {"nope"}
     assert judged["P6 (positions, 1 %)"] == judged["P6 (positions)"]
     assert judged["P6 (untouched)"] == judged["P6 (1 % within 1,000)"] == checkpoints
     assert set(judged) == {claim.label for claim in PAPER.claims}
@@ -138,10 +138,9 @@ def test_every_claim_is_judged_where_it_can_be(made, results):
     allowed = {"P4 (near pi)", "P6 (1 % within 1,000)", "P6 (learned)"}
     assert {label for label, _ in without if not label.startswith("P5")} <= allowed
     assert all(np.isfinite(verdicts[place].estimate.value) for place in measured)
-    assert all("; ".join(verdicts[place].notes) for place in without)
-    assert "of 4 sequences, compared with the others" in "; ".join(
-        verdicts["P7", "rope"].notes
-    )  # half of the eight are the reference
+    assert all(verdicts[place].notes for place in without)
+    # half of the eight are the reference
+    assert "of 4 sequences, compared with the others" in notes_of(verdicts["P7", "rope"])
 
 
 def test_verdicts_can_be_recomputed_from_what_is_drawn(results):
@@ -176,30 +175,23 @@ def test_verdicts_can_be_recomputed_from_what_is_drawn(results):
     assert (fits["tokens"], fits["training_tokens"]) == (LENGTH, LENGTH)
 
 
-def test_components_are_slow_over_the_training_length(made, results):
+def test_components_are_slow_over_the_training_length(rope, results):
     """As the measure has them where sequences are as long as in training; else as if they turned as
     much farther.
     """
     (group,) = (
         each.data for result in results for each in result.drawings if each.name == "rotation_rope"
     )
-    rope = next(one for one in made[0] if one.name == "rope")
     whole = Measured(rope, LENGTH, xr.DataTree())
     for prominence in (group.attrs["prominence"], 0.3):
         chosen = group.assign_attrs(prominence=prominence, stability=2.0, near_pi=2.0)
         slow, near, still = _slow(whole, chosen)
         assert near.any() or prominence > 1
-        assert (slow & near <= still).all() and (
-            slow <= (group["max_rotation"] <= chosen.attrs["slow"])
-        ).all()
+        assert (slow & near <= still).all()
+        assert (slow <= (group["max_rotation"] <= chosen.attrs["slow"])).all()
         cut = _slow(dataclasses.replace(whole, length=LENGTH // 4), chosen)
-        assert all(
-            map(
-                np.array_equal,
-                cut,
-                _slow(whole, chosen.assign(max_rotation=4 * group["max_rotation"])),
-            )
-        )
+        farther = chosen.assign(max_rotation=4 * group["max_rotation"])
+        assert all(map(np.array_equal, cut, _slow(whole, farther)))
     assert (_slow(whole, group)[0] == (group["slow_dominating"] == 1)).all()
 
 
@@ -217,14 +209,10 @@ def test_figures_and_verdicts_are_written(made, results):
     ):
         assert f"{stem}_rope" in names
     assert {"rotation_learned", "output_traces_learned", "fits_reversal rope"} & names == set()
-    few = [
-        result
-        for result in results
-        if result.drawings and result.drawings[0].name in ("fits_rope", "perturbation_rope")
-    ]
+    few = [each for each in results if "perturbation_rope" in [own.name for own in each.drawings]]
     paths = {one.name: one.path for one in made[0]}
     files = {file.name for file in write_paper(home / "figures", PAPER, few, paths, "command", {})}
-    assert {"README.md", "verdicts.csv", "fits_rope.png", "perturbation_rope.png"} < files
+    assert {"README.md", "verdicts.csv", "perturbation_rope.png"} < files
     page = (home / "figures" / "README.md").read_text()
     assert "Position Generalization" in page and "is at most 2 %" in page
 
@@ -236,8 +224,7 @@ def test_what_was_measured_is_not_measured_again(made, results):
         dataclasses.replace(experiment, draw=lambda data: iter(()))
         for experiment in (FITS, TOLERANCE)
     ]
-    again = measured(subjects, options, Cache(home / "cache"), progress := [], undrawn)
-    assert "fits: rope" in progress and "tolerance: repo@1, rope" in progress
+    again = measured(subjects, options, Cache(home / "cache"), undrawn)
     assert {file: file.stat().st_mtime_ns for file in (home / "cache").glob("*.nc")} == kept
     before = [result for result in results if result.experiment in (FITS, TOLERANCE)]
     verdicts = [
@@ -246,31 +233,20 @@ def test_what_was_measured_is_not_measured_again(made, results):
     assert verdicts[0] == verdicts[1] != []
 
 
-def test_shorter_sequences_say_nothing_about_longer_ones(made):
-    subjects, options, _ = made
-    longer = dataclasses.replace(
-        next(one for one in subjects if one.name == "rope"), training_length=2 * LENGTH
-    )
+def test_shorter_sequences_say_nothing_about_longer_ones(made, rope):
+    _, options, _ = made
+    longer = dataclasses.replace(rope, training_length=2 * LENGTH)
     cut = dataclasses.replace(options, length=LENGTH)
-    (result,) = run(EXTRAPOLATION, [longer], cut, Cache(), lambda _: None)
-    assert ([verdict.claim for verdict in verdicts_of(result)], result.drawings) == (
-        [P7, P7_WINDOWS],
-        (),
-    )
-    for verdict in verdicts_of(result):
-        assert (
-            verdict.outcome == UNMEASURABLE
-            and f"{LENGTH} of its {2 * LENGTH} training tokens" in "; ".join(verdict.notes)
-        )
+    (result,) = results_of(EXTRAPOLATION, [longer], cut)
+    verdicts = verdicts_of(result)
+    assert [verdict.claim for verdict in verdicts] == [P7, P7_WINDOWS] and not result.drawings
+    for verdict in verdicts:
+        assert verdict.outcome == UNMEASURABLE
+        assert f"{LENGTH} of its {2 * LENGTH} training tokens" in notes_of(verdict)
 
 
-def test_a_quick_look_takes_fewer_sequences():
-    assert Options(**PAPER.fast).sequences < Options().sequences
-
-
-def test_the_undisturbed_pass_is_made_once_for_all_kinds_and_draws(made, monkeypatch):
-    subjects, options, _ = made
-    rope, passes = next(one for one in subjects if one.name == "rope"), []
+def test_the_undisturbed_pass_is_made_once_for_all_kinds_and_draws(made, rope, monkeypatch):
+    (_, options, _), passes = made, []
     for module in (disturbed, perturbation):
 
         def count(*given, original=module.forced_responses):
@@ -285,17 +261,13 @@ def test_the_undisturbed_pass_is_made_once_for_all_kinds_and_draws(made, monkeyp
     assert passes == [2] * (1 + 2 * grid + judged)
 
 
-def test_tokens_move_as_far_as_the_paper_moves_them_in_longer_text_alone(made):
-    subjects, options, _ = made
-    rope = next(one for one in subjects if one.name == "rope")
+def test_tokens_move_as_far_as_the_paper_moves_them_in_longer_text_alone(made, rope):
+    options, few = made[1], {"table", "few_positions"}
     long = dataclasses.replace(rope, training_length=2048)
-    few = {"table", "few_positions"}
     assert set(disturbed.groups_of_text(rope, options)) == few
-    assert set(disturbed.groups_of_text(long, dataclasses.replace(options, length=1000))) == few
-    assert set(disturbed.groups_of_text(long, dataclasses.replace(options, length=1024))) == {
-        *few,
-        "few_tokens",
-    }
+    for length, groups in ((1000, few), (1024, few | {"few_tokens"})):
+        cut = dataclasses.replace(options, length=length)
+        assert set(disturbed.groups_of_text(long, cut)) == groups
 
 
 def test_of_long_text_fewer_sequences_are_drawn_than_judged():
@@ -305,36 +277,27 @@ def test_of_long_text_fewer_sequences_are_drawn_than_judged():
 
 
 def test_the_twin_is_a_rope_model_of_the_same_task_and_budget():
-    def given(name, schemes, task, continued, length=16):
+    def given(name, schemes, task="language", continued=False, length=16):
         configuration = TrainingConfiguration(
             task=task, continue_from="another" if continued else ""
         )
         return Subject(name, name, schemes, length, "the same tokens", None, configuration)
 
-    def twin(of, others):
+    def twin(of, *others):
         groups = {group[0].name: group[1:] for group in with_rope_twins([of, *others])}
         return [one.name for one in groups[of.name]]
 
-    fresh, continued = (
-        given(name, ("rope", "rope"), "language", name == "continued")
-        for name in ("fresh", "continued")
-    )
-    other, mixed = (
-        given("other", ("rope", "rope"), "niah", True),
-        given("mixed", ("rope", "repo"), "language", True),
-    )
-    assert twin(mixed, [other, fresh, continued]) == ["continued"]
-    assert twin(
-        given("own", ("repo", "repo"), "language", False), [other, mixed, fresh, continued]
-    ) == ["fresh"]
-    assert twin(given("table", ("learned", "learned"), "language", False), [fresh]) == [], (
-        "its table is not learned from context"
-    )
-    assert twin(mixed, [other, fresh]) == ["fresh"]
-    assert twin(mixed, [other]) == [] == twin(fresh, [continued])
-    assert twin(mixed, [given("longer", ("rope", "rope"), "language", True, 32)]) == [], (
-        "it would be given other prompts"
-    )
+    rope, mixed = ("rope", "rope"), given("mixed", ("rope", "repo"), continued=True)
+    fresh, continued = given("fresh", rope), given("continued", rope, continued=True)
+    other = given("other", rope, "niah", True)
+    assert twin(mixed, other, fresh, continued) == ["continued"]
+    assert twin(given("own", ("repo", "repo")), other, mixed, fresh, continued) == ["fresh"]
+    table = given("table", ("learned", "learned"))
+    assert twin(table, fresh) == [], "its table is not learned from context"
+    assert twin(mixed, other, fresh) == ["fresh"]
+    assert twin(mixed, other) == [] == twin(fresh, continued)
+    longer = given("longer", rope, continued=True, length=32)
+    assert twin(mixed, longer) == [], "it would be given other prompts"
 
 
 def test_an_adapter_is_judged_in_the_tokens_of_its_base(made, tmp_path):
@@ -346,7 +309,7 @@ def test_an_adapter_is_judged_in_the_tokens_of_its_base(made, tmp_path):
         name: str(trained(tmp_path / name, "language", name, **tuned)) for name in ("repo", "rope")
     }
     repo, rope = (subject(name, place, options.corpus) for name, place in places.items())
-    results = list(run(TOLERANCE, [repo, rope], options, Cache(), lambda _: None))
+    results = results_of(TOLERANCE, [repo, rope], options)
     judged = {
         (verdict.claim.label, verdict.checkpoint)
         for result in results
