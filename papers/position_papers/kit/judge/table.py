@@ -9,15 +9,11 @@ that a test or an interval is taken over.
     part: own, rival                 scores that a difference is taken between, by unit "seed 3"
                                      or "prompt 12"; `against` names the rival
     part: margin, error, degrees     a difference of which no more is known
-
-Of a row that was measured before its units were kept, the outcome, its reasons and the rule that
-gave it stand in their place: part outcome, reasons, rule. With another rule it is not measurable.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,11 +25,9 @@ from position_papers.kit.judge.claims import (
     Estimate,
     Evidence,
     Interval,
-    Outcome,
     Verdict,
     corrected_together,
     decide,
-    reasons_of,
 )
 from position_papers.kit.judge.differences import Difference, Sample, between
 from position_papers.kit.judge.rules import Observed
@@ -43,7 +37,6 @@ if TYPE_CHECKING:
 
 EVIDENCE = "evidence.csv.gz"
 COLUMNS = ("row", "claim", "checkpoint", "seed", "quantity", "against", "part", "unit")
-OTHER_RULE = "its units were not kept, and the rule is another one since; measure it again"
 EMPTY = dict.fromkeys((*COLUMNS, "text"), "")
 """A line of which nothing is known."""
 Line = dict[str, Any]
@@ -150,28 +143,13 @@ def judge(claim: Claim, table: pd.DataFrame) -> Verdict:
             were measured.
 
     Returns:
-        The verdict, before Holm's correction over other rows of the claim. Where the table lacks
-        a quantity of the rule and has the outcome that was found when it was measured, that one.
+        The verdict, before Holm's correction over other rows of the claim.
 
     Raises:
-        KeyError: The table has neither the quantities of the rule nor an outcome.
+        KeyError: The table lacks a quantity of the rule.
     """
-    lines = table.to_dict("records")
-    by_seed = [_evidence(claim, own) for own in _by(lines, "seed").values()]
-    stored = {line["part"]: line["text"] for line in lines}
-    if "outcome" not in stored:
-        return decide(by_seed)
-    own = by_seed[0]
-    if stored["rule"] != claim.rule.words:
-        return decide([replace(own, why=(OTHER_RULE,))])
-    return Verdict(
-        claim,
-        own.checkpoint,
-        Outcome(stored["outcome"]),
-        own.estimate,
-        own.interval,
-        reasons_of(stored["reasons"]),
-    )
+    by_seed = _by(table.to_dict("records"), "seed").values()
+    return decide([_evidence(claim, own) for own in by_seed])
 
 
 def verdicts(paper: Paper, table: pd.DataFrame) -> tuple[list[Verdict], list[str]]:
