@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from itertools import groupby
 from pathlib import Path
@@ -51,6 +51,7 @@ from repo_interp.models.dumped_tables import SUFFIXES, read_tables
 from repo_interp.models.identity_tables import identity_tables
 from repo_interp.models.reposition import require_weights
 from repo_interp.models.rotation import (
+    Source,
     find_pairs,
     length_factor,
     replica,
@@ -112,8 +113,8 @@ class Finding:
         )
 
 
-Findings = Iterator[tuple[int, Finding]]
-"""Faults with the layer in which they were found."""
+Findings = Mapping[int, Iterable[Finding]]
+"""Faults by layer."""
 
 
 @dataclass(frozen=True)
@@ -126,7 +127,7 @@ class _StatedRotation:
 
 
 @dataclass(frozen=True)
-class _LayerRotation:
+class _MeasuredRotation:
     """Rotation of a layer as its module computes it."""
 
     pairs: tuple[tuple[int, int], ...]
@@ -135,6 +136,18 @@ class _LayerRotation:
     """[head, pair, distance], radians, mod 2 pi."""
     lengths: Tensor
     """[head, pair, distance], turned over plain."""
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """Both rotations of a layer, and how far they are apart."""
+
+    stated: _StatedRotation
+    measured: _MeasuredRotation
+    errors: Tensor
+    """[head, pair, distance]; a pair that one side lacks counts as still."""
+    wrong: Tensor
+    """Errors beyond the tolerance and the rounding of an angle in float32."""
 
 
 def distances(longest: int) -> list[int]:
@@ -182,33 +195,25 @@ def audit(
             f"the longest distance is {longest!r}; wanted a whole number from 1 to {1 << 24}"
         )
     deltas = distances(longest)
-    layers = {stock.layer_idx: stock for stock in attention_modules(as_decoder(model).stack)}
-    if not layers:
+    modules = _modules(model)
+    if not modules:
         raise InputError(
             f"this {config.model_type} has no attention module whose rotation could be measured"
         )
-    expected = {
-        layer: _stated_rotation(model, stock, longest + 1) for layer, stock in layers.items()
+    layers = {
+        layer: _compare(
+            _stated_rotation(model, stock, source, longest + 1),
+            _measure(stock, source, deltas, dtype),
+            deltas,
+            TOLERANCE[dtype],
+        )
+        for layer, (stock, source) in modules.items()
     }
-    measured = {layer: _measure(model, stock, deltas, dtype) for layer, stock in layers.items()}
-    errors = {layer: _errors(expected[layer], measured[layer], deltas) for layer in layers}
-    wrong = {
-        layer: error > _allowed(expected[layer], error.shape[1], deltas, TOLERANCE[dtype])
-        for layer, error in errors.items()
-    }
-    found = [
-        _faults(expected, measured, errors, wrong, deltas),
-        _exchanged_pairs(config, measured, deltas),
-    ]
+    found = [_faults(layers, deltas), _exchanged_pairs(config, layers, deltas)]
     if other is not None:
-        found.append(_differences(model, other, layers, measured, deltas, dtype))
-    return _table(expected, errors, wrong, deltas).assign_attrs(
-        not_compared=UNSEEN if other is not None else f"keys, queries before rotation, {UNSEEN}",
-        model_type=config.model_type,
-        dtype=str(dtype).removeprefix("torch."),
-        longest=longest,
-        findings="\n".join(line for findings in found for line in _by_fault(findings)),
-    )
+        found.append(_differences(model, other, modules, layers, deltas, dtype))
+    unseen = UNSEEN if other is not None else f"keys, queries before rotation, {UNSEEN}"
+    return _table(model, layers, deltas, dtype, unseen, found)
 
 
 def audit_tables(model: Any, path: Path) -> xr.Dataset:
@@ -233,47 +238,46 @@ def audit_tables(model: Any, path: Path) -> xr.Dataset:
     allowed = TOLERANCE.get(dtype, 1e-3)
     still = (angles[:, places].abs() < allowed).all(1)
 
-    def seen(wanted: _StatedRotation) -> _LayerRotation:
+    def seen(wanted: _StatedRotation) -> _MeasuredRotation:
         # pairs that stay still and that nobody expects to turn, as in a partial rotation
         spare = bool(still[len(wanted.frequencies) :].all())
         some = slice(len(wanted.frequencies) if spare else None)
         # A table does not say which entries of a head a pair consists of.
         pairs = tuple((pair, pair) for pair in range(len(angles[some])))
-        return _LayerRotation(pairs, angles[None, some, places], lengths[None, some, places])
+        return _MeasuredRotation(pairs, angles[None, some, places], lengths[None, some, places])
 
     stated = {
-        stock.layer_idx: _stated_rotation(model, stock, deltas[-1] + 1)
-        for stock in attention_modules(as_decoder(model).stack)
+        layer: _stated_rotation(model, stock, source, deltas[-1] + 1)
+        for layer, (stock, source) in _modules(model).items()
     }
-    stated = {layer: wanted for layer, wanted in stated.items() if len(wanted.frequencies)}
-    if not stated:
+    layers = {
+        layer: _compare(wanted, seen(wanted), deltas, allowed)
+        for layer, wanted in stated.items()
+        if len(wanted.frequencies)
+    }
+    if not layers:
         raise InputError(f"no layer of this {model.config.model_type} rotates")
-    measured = {layer: seen(wanted) for layer, wanted in stated.items()}
-    errors = {layer: _errors(stated[layer], measured[layer], deltas) for layer in stated}
-    wrong = {
-        layer: error > _allowed(stated[layer], error.shape[1], deltas, allowed)
-        for layer, error in errors.items()
+    unseen = f"order of pairs in a head, {UNSEEN}"
+    return _table(model, layers, deltas, dtype, unseen, [_faults(layers, deltas)])
+
+
+def _modules(model: Any) -> dict[int, tuple[Any, Source | None]]:
+    """By layer, the attention module, and where its tables come from."""
+    stack = as_decoder(model).stack
+    several = [*rotaries(stack)]
+    return {
+        stock.layer_idx: (stock, source_of(several, stock, model.config))
+        for stock in attention_modules(stack)
     }
-    findings = _faults(stated, measured, errors, wrong, deltas)
-    return _table(stated, errors, wrong, deltas).assign_attrs(
-        not_compared=f"order of pairs in a head, {UNSEEN}",
-        model_type=model.config.model_type,
-        dtype=str(dtype).removeprefix("torch."),
-        longest=deltas[-1],
-        findings="\n".join(_by_fault(findings)),
-    )
 
 
-def _stated_rotation(model: Any, stock: Any, length: int) -> _StatedRotation:
+def _stated_rotation(model: Any, stock: Any, source: Source | None, length: int) -> _StatedRotation:
     """Rotation of a pass of `length` tokens by the configuration."""
-    config, layer = model.config, stock.layer_idx
-    none = _StatedRotation(torch.empty(0, dtype=torch.float64), 1.0)
     # Granite keeps a configuration for every base of its rotary modules.
-    source = source_of([*rotaries(as_decoder(model).stack)], stock, config)
-    config = config if source is None else source.config
+    config, layer = model.config if source is None else source.config, stock.layer_idx
     parameters = getattr(config, "rope_parameters", None) or {}
     if native_layout(config)[layer] != "rope" or not parameters:
-        return none
+        return _StatedRotation(torch.empty(0, dtype=torch.float64), 1.0)
     # Families with two kinds of layers state parameters by kind.
     kinds = getattr(config, "layer_types", None)
     kind = kinds[layer] if kinds and isinstance(parameters.get(kinds[layer]), dict) else None
@@ -300,11 +304,13 @@ def _stated_rotation(model: Any, stock: Any, length: int) -> _StatedRotation:
     return _StatedRotation(frequencies.double(), factor)
 
 
-def _measure(model: Any, stock: Any, deltas: Sequence[int], dtype: torch.dtype) -> _LayerRotation:
+def _measure(
+    stock: Any, source: Source | None, deltas: Sequence[int], dtype: torch.dtype
+) -> _MeasuredRotation:
     """Angles by which an attention module turns at `deltas`, with the tables of the model."""
-    source = source_of([*rotaries(as_decoder(model).stack)], stock, stock.config)
+    still = torch.empty(1, 0, len(deltas))
     if source is None:
-        return _LayerRotation((), torch.empty(0, 0, len(deltas)), torch.empty(0, 0, len(deltas)))
+        return _MeasuredRotation((), still, still)
     # A replica computes in float32 whatever the precision of the model.
     copied = replica(stock)
     # Angles do not depend on the hidden states; the seed makes findings repeat.
@@ -320,9 +326,11 @@ def _measure(model: Any, stock: Any, deltas: Sequence[int], dtype: torch.dtype) 
         if isinstance(tables, Tensor)
         else tuple(table.cpu().float() for table in tables)
     )
-    plain, turned = (run_replica(copied, hidden, by)[0] for by in (identity_tables(tables), tables))
     # Pairs are measured, so those that a conversion permuted are compared rightly.
     pairs = find_pairs(copied, tables)
+    if not pairs:
+        return _MeasuredRotation((), still, still)
+    plain, turned = (run_replica(copied, hidden, by)[0] for by in (identity_tables(tables), tables))
     first, second = (
         torch.tensor([pair[place] for pair in pairs], dtype=torch.long) for place in (0, 1)
     )
@@ -334,37 +342,29 @@ def _measure(model: Any, stock: Any, deltas: Sequence[int], dtype: torch.dtype) 
     angles = torch.atan2(x[0] * y[1] - x[1] * y[0], x[0] * y[0] + x[1] * y[1])
     # [head, distance, pair] up to here.
     lengths = ((y[0] ** 2 + y[1] ** 2) / (x[0] ** 2 + x[1] ** 2).clamp_min(1e-12)).sqrt()
-    return _LayerRotation(tuple(pairs), angles.transpose(1, 2), lengths.transpose(1, 2))
+    return _MeasuredRotation(tuple(pairs), angles.transpose(1, 2), lengths.transpose(1, 2))
 
 
-def _errors(expected: _StatedRotation, measured: _LayerRotation, deltas: Sequence[int]) -> Tensor:
-    """Errors [head, pair, distance]; a pair that one side lacks counts as still."""
+def _compare(
+    stated: _StatedRotation,
+    measured: _MeasuredRotation,
+    deltas: Sequence[int],
+    tolerance: float,
+) -> _Layer:
     # Sides with fewer pairs are padded by pairs that do not turn.
-    count = max(len(expected.frequencies), len(measured.pairs))
-    heads = measured.angles.shape[0] if len(measured.pairs) else 1
-    wanted = torch.zeros(count, len(deltas), dtype=torch.float64)
-    wanted[: len(expected.frequencies)] = expected.frequencies[:, None] * torch.tensor(
-        deltas, dtype=torch.float64
-    )
-    found = torch.zeros(heads, count, len(deltas), dtype=torch.float64)
-    if len(measured.pairs):
-        found[:, : len(measured.pairs)] = measured.angles
-    return _between(found, wanted)
+    known, turning = len(stated.frequencies), len(measured.pairs)
+    count = max(known, turning)
+    frequencies = nn.functional.pad(stated.frequencies, (0, count - known))
+    wanted = frequencies[:, None] * torch.tensor(deltas, dtype=torch.float64)
+    found = nn.functional.pad(measured.angles, (0, 0, 0, count - turning))
+    errors = _between(found, wanted)
+    return _Layer(stated, measured, errors, errors > tolerance + ROUNDING * wanted)
 
 
 def _between(angles: Tensor, others: Tensor) -> Tensor:
     """How far angles are apart, mod 2 pi."""
     # Shifted by pi before and after, so that angles on both sides of +-pi are near each other.
     return torch.remainder(angles - others + math.pi, 2 * math.pi).sub(math.pi).abs()
-
-
-def _allowed(
-    expected: _StatedRotation, count: int, deltas: Sequence[int], tolerance: float
-) -> Tensor:
-    """[pair, distance]: the tolerance, and the rounding of an angle in float32."""
-    frequencies = torch.zeros(count, dtype=torch.float64)
-    frequencies[: len(expected.frequencies)] = expected.frequencies
-    return tolerance + ROUNDING * frequencies[:, None] * torch.tensor(deltas, dtype=torch.float64)
 
 
 def _first(wrong: Tensor, deltas: Sequence[int]) -> int:
@@ -377,135 +377,93 @@ def _numbers(wrong: Tensor) -> tuple[int, ...]:
     return tuple(wrong.any(1).nonzero().flatten().tolist())
 
 
-def _faults(
-    expected: dict[int, _StatedRotation],
-    measured: dict[int, _LayerRotation],
-    errors: dict[int, Tensor],
-    wrong: dict[int, Tensor],
-    deltas: Sequence[int],
-) -> Findings:
+def _faults(layers: Mapping[int, _Layer], deltas: Sequence[int]) -> Findings:
     """Where layers turn otherwise than their configuration says."""
-    for layer, wanted in expected.items():
-        seen, off = measured[layer], wrong[layer].any(0)
-        to_turn, turning = len(wanted.frequencies), len(seen.pairs)
-        first = _first(off, deltas) if bool(off.any()) else deltas[0]
-        # One finding a layer: a wrong number of pairs makes all errors large.
-        if not to_turn and turning:
-            yield (
-                layer,
-                Finding(
-                    (),
-                    "no rotation, as the configuration says",
-                    f"{turning} pairs that turn",
-                    deltas[0],
-                ),
-            )
-        elif to_turn and not turning:
-            yield layer, Finding((), f"{to_turn} pairs that turn", "no rotation", deltas[0])
-        elif to_turn != turning:
-            yield (
-                layer,
-                Finding((), f"{to_turn} pairs that turn (partial rotation)", f"{turning}", first),
-            )
-        elif bool(off.any()):
-            # The message shows the pair that is farthest off.
-            worst = int(errors[layer].amax((0, 2)).argmax())
-            actual = (
-                f"{float(seen.angles[0, worst, 0]) / deltas[0]:.6g}, "
-                f"{float(errors[layer].max()):.2g} rad off"
-            )
-            yield (
-                layer,
-                Finding(
-                    _numbers(off),
-                    f"theta {float(wanted.frequencies[worst]):.6g} (pair {worst})",
-                    actual,
-                    first,
-                ),
-            )
-        if (
-            to_turn
-            and turning
-            and abs((length := float(seen.lengths.median())) / wanted.length - 1) > LENGTH_TOLERANCE
-        ):
-            wished = f"queries lengthened by {wanted.length:.4g} (attention factor)"
-            yield layer, Finding((), wished, f"{length:.4g}", deltas[0])
+    return {number: _faults_of(layer, deltas) for number, layer in layers.items()}
 
 
-def _exchanged_pairs(
-    config: Any, measured: dict[int, _LayerRotation], deltas: Sequence[int]
-) -> Findings:
+def _faults_of(layer: _Layer, deltas: Sequence[int]) -> Iterator[Finding]:
+    stated, measured, off = layer.stated, layer.measured, layer.wrong.any(0)
+    to_turn, turning = len(stated.frequencies), len(measured.pairs)
+    first = _first(off, deltas) if bool(off.any()) else deltas[0]
+    # One finding a layer: a wrong number of pairs makes all errors large.
+    if not to_turn and turning:
+        expected = "no rotation, as the configuration says"
+        yield Finding((), expected, f"{turning} pairs that turn", deltas[0])
+    elif to_turn and not turning:
+        yield Finding((), f"{to_turn} pairs that turn", "no rotation", deltas[0])
+    elif to_turn != turning:
+        yield Finding((), f"{to_turn} pairs that turn (partial rotation)", f"{turning}", first)
+    elif bool(off.any()):
+        # The message shows the pair that is farthest off.
+        worst = int(layer.errors.amax((0, 2)).argmax())
+        yield Finding(
+            _numbers(off),
+            f"theta {float(stated.frequencies[worst]):.6g} (pair {worst})",
+            f"{float(measured.angles[0, worst, 0]) / deltas[0]:.6g}, "
+            f"{float(layer.errors.max()):.2g} rad off",
+            first,
+        )
+    if to_turn and turning:
+        length = float(measured.lengths.median())
+        if abs(length / stated.length - 1) > LENGTH_TOLERANCE:
+            expected = f"queries lengthened by {stated.length:.4g} (attention factor)"
+            yield Finding((), expected, f"{length:.4g}", deltas[0])
+
+
+def _exchanged_pairs(config: Any, layers: Mapping[int, _Layer], deltas: Sequence[int]) -> Findings:
     """Pairs of other entries than those of a module of the same family that is built anew."""
     # Buffers of rotary modules are kept: they hold the frequencies.
     with init_empty_weights(include_buffers=False):
-        fresh = as_decoder(AutoModelForCausalLM.from_config(config)).stack
-    for stock in attention_modules(fresh):
-        source, seen = (
-            source_of([*rotaries(fresh)], stock, stock.config),
-            measured.get(stock.layer_idx),
-        )
-        if source is None or seen is None or not seen.pairs:
+        fresh = AutoModelForCausalLM.from_config(config)
+    found = {}
+    for number, (stock, source) in _modules(fresh).items():
+        seen = layers[number].measured.pairs if number in layers else ()
+        if source is None or not seen:
             continue
         with torch.no_grad():
             tables = source.tables(torch.zeros(1, 1, 1), torch.tensor([[1]]))
         wanted = find_pairs(replica(stock), tables)
         # A different number of pairs is a finding of `_faults` already.
-        if tuple(wanted) != seen.pairs and len(wanted) == len(seen.pairs):
-            yield (
-                stock.layer_idx,
-                Finding(
-                    (),
-                    f"entries {_format_pairs(wanted)} as pairs",
-                    _format_pairs(seen.pairs),
-                    deltas[0],
-                ),
-            )
+        if tuple(wanted) != seen and len(wanted) == len(seen):
+            expected = f"entries {_format_pairs(wanted)} as pairs"
+            found[number] = [Finding((), expected, _format_pairs(seen), deltas[0])]
+    return found
 
 
 def _differences(
     model: Any,
     other: Any,
-    layers: dict[int, Any],
-    measured: dict[int, _LayerRotation],
+    modules: Mapping[int, tuple[Any, Source | None]],
+    layers: Mapping[int, _Layer],
     deltas: Sequence[int],
     dtype: torch.dtype,
 ) -> Findings:
     """Faults of a second model: other angles, queries, keys or products of both."""
-    others = {stock.layer_idx: stock for stock in attention_modules(as_decoder(other).stack)}
-    if others.keys() != layers.keys() or other.config.model_type != model.config.model_type:
+    others = _modules(other)
+    if others.keys() != modules.keys() or other.config.model_type != model.config.model_type:
         raise InputError(
             "two models of one family with as many layers were wanted; got a "
-            f"{model.config.model_type} of {len(layers)} layers and a "
+            f"{model.config.model_type} of {len(modules)} layers and a "
             f"{other.config.model_type} of {len(others)}"
         )
-    for layer, stock in layers.items():
-        mine, theirs = measured[layer], _measure(other, others[layer], deltas, dtype)
+
+    def of_layer(number: int) -> Iterator[Finding]:
+        mine, theirs = layers[number].measured, _measure(*others[number], deltas, dtype)
         if mine.angles.shape != theirs.angles.shape:
-            yield (
-                layer,
-                Finding(
-                    (),
-                    f"{len(mine.pairs)} pairs that turn, as in the first model",
-                    f"{len(theirs.pairs)}",
-                    deltas[0],
-                ),
-            )
-            continue
+            expected = f"{len(mine.pairs)} pairs that turn, as in the first model"
+            yield Finding((), expected, f"{len(theirs.pairs)}", deltas[0])
+            return
         error = _between(mine.angles, theirs.angles)
         off = (error > TOLERANCE[dtype]).any(0)
-        if bool(off.any()):
+        turned_otherwise = bool(off.any())
+        if turned_otherwise:
             by = f"{float(error.max()):.2g} rad off"
-            yield (
-                layer,
-                Finding(_numbers(off), "the angles of the first model", by, _first(off, deltas)),
-            )
-        first, second = (
-            _of_weights(as_decoder(owner).stack, module)
-            for owner, module in ((model, stock), (other, others[layer]))
-        )
+            yield Finding(_numbers(off), "the angles of the first model", by, _first(off, deltas))
+        first, second = _of_weights(*modules[number]), _of_weights(*others[number])
         # Products are compared only where angles and both factors agree.
         texts = {name: _difference(first[name], second[name]) for name in ("queries", "keys")}
-        if not any(texts.values()) and not bool(off.any()):
+        if not any(texts.values()) and not turned_otherwise:
             difference = float(
                 (first["products"] - second["products"]).norm()
                 / first["products"].norm().clamp_min(1e-12)
@@ -515,12 +473,13 @@ def _differences(
             )
         for name, text in texts.items():
             if text:
-                yield layer, Finding((), f"the {name} of the first model", text, deltas[0])
+                yield Finding((), f"the {name} of the first model", text, deltas[0])
+
+    return {number: of_layer(number) for number in modules}
 
 
-def _of_weights(decoder: Any, stock: Any) -> dict[str, Tensor]:
+def _of_weights(stock: Any, source: Source | None) -> dict[str, Tensor]:
     """Unrotated queries and keys [head, token, d_head], and products of rotated ones."""
-    source = source_of([*rotaries(decoder)], stock, stock.config)
     hidden, copied = (
         torch.randn(1, 8, stock.config.hidden_size, generator=torch.Generator().manual_seed(1)),
         replica(stock, True),
@@ -565,33 +524,36 @@ def _by_fault(findings: Findings) -> Iterator[str]:
     """One line for every fault, with all layers that have it."""
     # A fault usually is in every layer; findings are frozen, so equal ones share a key.
     layers: dict[Finding, list[int]] = {}
-    for layer, finding in findings:
-        layers.setdefault(finding, []).append(layer)
+    for layer, of_layer in findings.items():
+        for finding in of_layer:
+            layers.setdefault(finding, []).append(layer)
     for finding in sorted(layers, key=lambda finding: repr(astuple(finding))):
         yield finding.line(sorted(layers[finding]))
 
 
 def _table(
-    expected: dict[int, _StatedRotation],
-    errors: dict[int, Tensor],
-    wrong: dict[int, Tensor],
+    model: Any,
+    layers: Mapping[int, _Layer],
     deltas: Sequence[int],
+    dtype: torch.dtype,
+    not_compared: str,
+    found: Sequence[Findings],
 ) -> xr.Dataset:
     heads, components = (
-        max(1, *(error.shape[axis] for error in errors.values())) for axis in (0, 1)
+        max(1, *(layer.errors.shape[axis] for layer in layers.values())) for axis in (0, 1)
     )
-    shape = (len(errors), heads, components)
+    shape = (len(layers), heads, components)
     largest, first = np.full(shape, np.nan), np.full(shape, -1, dtype=np.int64)
-    by_distance = np.full((len(errors), components, len(deltas)), np.nan)
-    frequency = np.full((len(errors), components), np.nan)
-    for row, layer in enumerate(errors):
-        error, off = errors[layer].numpy(), wrong[layer].numpy()
+    by_distance = np.full((len(layers), components, len(deltas)), np.nan)
+    frequency = np.full((len(layers), components), np.nan)
+    for row, layer in enumerate(layers.values()):
+        error, off = layer.errors.numpy(), layer.wrong.numpy()
         largest[row, : error.shape[0], : error.shape[1]] = error.max(-1, initial=0.0)
         first[row, : error.shape[0], : error.shape[1]] = np.where(
             off.any(-1), np.asarray(deltas)[off.argmax(-1)], -1
         )
         by_distance[row, : error.shape[1]] = error.max(0)
-        frequency[row, : len(expected[layer].frequencies)] = expected[layer].frequencies
+        frequency[row, : len(layer.stated.frequencies)] = layer.stated.frequencies
     by_component, by_head = ("layer", "component"), ("layer", "head", "component")
     variables = {
         "error": (
@@ -610,10 +572,17 @@ def _table(
             for name, (axes, values, long, units) in variables.items()
         },
         coords={
-            "layer": list(errors),
+            "layer": list(layers),
             "head": range(heads),
             "component": range(components),
             "distance": list(deltas),
+        },
+        attrs={
+            "not_compared": not_compared,
+            "model_type": model.config.model_type,
+            "dtype": str(dtype).removeprefix("torch."),
+            "longest": deltas[-1],
+            "findings": "\n".join(line for findings in found for line in _by_fault(findings)),
         },
     )
 
