@@ -16,7 +16,7 @@ Knows no task and no measure.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
@@ -71,50 +71,46 @@ def ablate(
         InputError: The model lacks heads or pairs, a layer does not rotate, the means are of
             another shape, or they need keys that a head shares with one that is not named.
     """
-    if pairs is not None:
-        if sets is not None:
-            raise InputError("pairs of heads are the same in all prompts; leave sets out")
-        with intervention(model), _pairs_removed(model, heads_by_layer(model, heads), pairs, means):
-            yield
-        return
+    if pairs is not None and sets is not None:
+        raise InputError("pairs of heads are the same in all prompts; leave sets out")
     given = [heads] if sets is None else sets
     # An empty set is a prompt that is left as it is; `heads` that name none are a mistake
     by_prompt = [heads_by_layer(model, some) if some or sets is None else {} for some in given]
-    chosen = sorted({layer for some in by_prompt for layer in some})
-    written = {
-        each.layer_idx: _written(
-            each, [sorted(some.get(each.layer_idx, ())) for some in by_prompt], means
-        )
-        for each in attentions_of(model, chosen)
-    }
+    if pairs is not None:
+        written = _pairs_removed(model, by_prompt[0], pairs, means)
+    else:
+        chosen = {layer for some in by_prompt for layer in some}
+        written = {
+            ("attended", each.layer_idx): _outputs_removed(
+                each, [some.get(each.layer_idx, frozenset()) for some in by_prompt], means
+            )
+            for each in attentions_of(model, chosen)
+        }
 
-    def put(attention: RepositionedAttention, attended: Tensor) -> Tensor:
-        mask, value = written[attention.layer_idx]
+    def put(site: str, attention: RepositionedAttention, tensor: Tensor) -> Tensor:
+        mask, value = written[site, attention.layer_idx]
         # Known in the pass alone: some families have values of another width than queries
-        if value.ndim and value.shape[-1] != attended.shape[-1]:
+        if value.ndim and value.shape[-1] != tensor.shape[-1]:
             raise InputError(
                 f"means of layer {attention.layer_idx} have {value.shape[-1]} numbers per "
-                f"head, which writes {attended.shape[-1]}; "
+                f"head, which writes {tensor.shape[-1]}; "
                 "give what ri.head_means(bridge, prompts) returns for this model"
             )
-        # [batch, token, head, d_head]
-        return torch.where(mask.to(attended.device), value.to(attended), attended)
+        return torch.where(mask.to(tensor.device), value.to(tensor), tensor)
 
-    with intervention(model), called_at(model, "attended", put, chosen):
+    with intervention(model) as undo:
+        for site, layer in written:
+            undo.enter_context(called_at(model, site, partial(put, site), [layer]))
         yield
 
 
-def _written(
+def _outputs_removed(
     attention: RepositionedAttention,
-    by_prompt: list[list[int]],
+    by_prompt: Sequence[Collection[int]],
     means: HeadMeans | PairMeans | None,
 ) -> tuple[Tensor, Tensor]:
     """Which heads of a layer are chosen [prompt, 1, head, 1], and what they write."""
-    count, layer, heads = (
-        attention.heads,
-        attention.layer_idx,
-        sorted({head for some in by_prompt for head in some}),
-    )
+    count, layer = attention.heads, attention.layer_idx
     # One row for all prompts, or one per prompt where `sets` are given
     mask = torch.tensor([[[[head in some] for head in range(count)]] for some in by_prompt])
     if means is None:
@@ -125,7 +121,7 @@ def _written(
         or value.ndim != 2
         or len(value) != count
         # Only the chosen heads: means of a part of a model may be NaN elsewhere
-        or not bool(value[heads].isfinite().all())
+        or not bool(value[mask.any(0).flatten()].isfinite().all())
     ):
         raise InputError(
             f"means lack finite ones of the {count} heads of layer {layer}; give what "
@@ -165,11 +161,11 @@ def query_key_means(
     return {layer: (mean, means["keys"][layer]) for layer, mean in means["queries"].items()}
 
 
-@contextmanager
 def _pairs_removed(
     model: nn.Module, chosen: Mapping[int, frozenset[int]], pairs: Any, means: Any
-) -> Iterator[None]:
-    removed: dict[tuple[int, str], tuple[Tensor, Tensor]] = {}
+) -> dict[tuple[str, int], tuple[Tensor, Tensor]]:
+    """By site and layer, which entries of heads are chosen [head, 1, d_head], and their values."""
+    removed = {}
     some = list(pairs) if isinstance(pairs, range) else pairs
     pairs = checked(some, tuple[TokensOrNone, ...], "pairs")
     for attention in attentions_of(model, chosen):
@@ -203,18 +199,8 @@ def _pairs_removed(
                     f"means of layer {layer} are no finite {[count, 2 * half]}; give "
                     "query_key_means(model, tokens) of this model"
                 )
-            removed[layer, site] = mask, value[:, None]
-
-    def put(site: str, attention: RepositionedAttention, vectors: Tensor) -> Tensor:
-        if (attention.layer_idx, site) not in removed:
-            return vectors
-        mask, value = removed[attention.layer_idx, site]
-        return torch.where(mask.to(vectors.device), value.to(vectors), vectors)
-
-    with ExitStack() as stack:
-        for site in ("queries", "keys"):
-            stack.enter_context(called_at(model, site, partial(put, site), chosen))
-        yield
+            removed[site, layer] = mask, value[:, None]
+    return removed
 
 
 def _mean_of(means: Any, layer: int, place: int) -> Tensor:

@@ -33,7 +33,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, Literal, get_args
 
-import numpy as np
 import torch
 from annotated_types import Interval
 from jaxtyping import Float, Int
@@ -46,8 +45,8 @@ from repo_interp.interventions.replacing import (
     MOST_TOKENS,
     Heads,
     Layers,
+    choose_heads,
     finite_positions,
-    heads_by_layer,
     number_of,
 )
 from repo_interp.models.attention import RepositionedAttention
@@ -258,39 +257,24 @@ def rescaled(
         if heads is not None or layer is None or several:
             raise InputError("a head of one layer was wanted; give heads=[(layer, head), ...]")
         heads, layer = [(layer, number_of(head, "a head"))], None  # pyright: ignore[reportAssignmentType]
-    chosen = _rotating_heads(model, heads, layer)
+    decoder = as_decoder(model)
+    rotating = [attention.layer_idx for attention in decoder.layers if _rotates(attention)]
+    if heads is None and layer is None and not rotating:
+        schemes = ", ".join(dict.fromkeys(decoder.schemes))
+        raise InputError(f"no layer of this model ({schemes}) rotates; choose another model")
+    chosen = choose_heads(model, heads, layer, rotating)
     with intervention(model) as undo:
         for attention in attentions_of(model, chosen):
+            require_rotation(attention)
             change = partial(_changed_frequencies, attention, name, value)
             scaling = yarn_attention_scaling(value) if name == "yarn" else 1.0
-            _retune(undo, attention, change, scaling, chosen[attention.layer_idx])
+            some = None if heads is None else chosen[attention.layer_idx]
+            _retune(undo, attention, change, scaling, some)
         yield
 
 
-def _rotating_heads(
-    model: nn.Module, heads: Heads, layer: Layers
-) -> dict[int, frozenset[int] | None]:
-    """The heads of every layer whose frequencies change; None: all heads of the layer."""
-    decoder = as_decoder(model)
-    if heads is not None and layer is not None:
-        raise InputError("heads or a layer were wanted, not both; leave one out")
-    if heads is not None:
-        chosen: dict[int, frozenset[int] | None] = dict(heads_by_layer(model, heads))
-    elif layer is not None:
-        some: Any = [layer] if np.ndim(layer) == 0 else layer  # pyright: ignore[reportArgumentType, reportCallIssue]
-        chosen = dict.fromkeys(number_of(number, "a layer") for number in some)
-    else:
-        chosen = {
-            number: None
-            for number, attention in decoder.by_layer.items()
-            if attention.frequencies is not None and attention.assigner is not None
-        }
-    if not chosen:
-        schemes = ", ".join(dict.fromkeys(decoder.schemes))
-        raise InputError(f"no layer of this model ({schemes}) rotates; choose another model")
-    for attention in attentions_of(model, chosen):
-        require_rotation(attention)
-    return chosen
+def _rotates(attention: RepositionedAttention) -> bool:
+    return attention.frequencies is not None and attention.assigner is not None
 
 
 def require_rotation(attention: RepositionedAttention) -> None:
@@ -302,7 +286,7 @@ def require_rotation(attention: RepositionedAttention) -> None:
     Raises:
         InputError: Its scheme rotates nothing.
     """
-    if attention.frequencies is None or attention.assigner is None:
+    if not _rotates(attention):
         raise InputError(
             f"layer {attention.layer_idx} ({attention.scheme}) does not rotate, so it has no "
             "frequencies to change"
@@ -334,10 +318,9 @@ def _changed_frequencies(
     return frequencies * new if name == "factors" else new
 
 
-@contextmanager
 def lm_infinite(
     model: nn.Module, length: int, global_tokens: int = GLOBAL_TOKENS
-) -> Iterator[None]:
+) -> AbstractContextManager[None]:
     """Apply LM-Infinite's mask and capped distance while the context lasts.
 
     Of two such contexts the one that was entered last acts.
@@ -347,19 +330,17 @@ def lm_infinite(
         length: Tokens of the window, and the largest distance.
         global_tokens: First tokens that every query sees.
 
-    Yields:
-        None.
+    Returns:
+        A context manager.
 
     Raises:
         InputError: Positions are contextual; or, in the pass, keys are cached.
     """
     global_tokens = checked(global_tokens, TokensOrNone, "the number of global tokens")
-    with _capped(model, "LM-Infinite", length, global_tokens):
-        yield
+    return _capped(model, "LM-Infinite", length, global_tokens)
 
 
-@contextmanager
-def infllm(model: nn.Module, length: int) -> Iterator[None]:
+def infllm(model: nn.Module, length: int) -> AbstractContextManager[None]:
     """Put all keys beyond a local window at one distance (InfLLM) while the context lasts.
 
     Every query sees all keys before it: there is no retrieval. Distances are min(z_i - z_j, length).
@@ -368,14 +349,13 @@ def infllm(model: nn.Module, length: int) -> Iterator[None]:
         model: Repositioned model or bridge.
         length: Tokens of the local window, and the distance of all keys beyond it.
 
-    Yields:
-        None.
+    Returns:
+        A context manager.
 
     Raises:
         InputError: Positions are contextual; or, in the pass, keys are cached.
     """
-    with _capped(model, "InfLLM", length, MOST_TOKENS):
-        yield
+    return _capped(model, "InfLLM", length, MOST_TOKENS)
 
 
 @contextmanager

@@ -130,15 +130,24 @@ def replaced(
     decoder = as_decoder(model)
     # Learned absolute positions are one table for the whole model, at its input
     learned = None if decoder.positioned else table_of(decoder.stack)
-    chosen = (
-        _chosen_heads(model, heads, layer)
-        if learned is None or heads is not None or layer is not None
-        else {}
-    )
+    chosen: dict[int, frozenset[int]] = {}
+    if learned is None or heads is not None or layer is not None:
+        if heads is None and layer is None and not decoder.positioned:
+            schemes = dict.fromkeys(attention.scheme for attention in decoder.layers)
+            raise InputError(
+                f"no layer of this model ({', '.join(schemes)}) assigns positions, so none "
+                "can be set"
+            )
+        chosen = choose_heads(model, heads, layer, decoder.positioned)
     with intervention(model) as undo:
         if learned is not None and not chosen:
             undo.callback(change_index(learned, partial(_changed_index, change, named)).remove)
         for attention in attentions_of(model, chosen):
+            if not attention.uses_positions:
+                raise InputError(
+                    f"layer {attention.layer_idx} ({attention.scheme}) assigns no positions, so "
+                    "none can be set; choose another layer"
+                )
             # For `require_named_tokens`, which finds there what lasts before a job begins
             attention.interventions.append(named)
             undo.callback(attention.interventions.remove, named)
@@ -426,40 +435,37 @@ def _rows(
     )
 
 
-def _chosen_heads(model: nn.Module, heads: Heads, layer: Layers) -> dict[int, frozenset[int]]:
-    """The heads of every layer in question."""
-    decoder = as_decoder(model)
-    every = {
-        layer: frozenset(range(attention.heads)) for layer, attention in decoder.by_layer.items()
-    }
+def choose_heads(
+    model: nn.Module, heads: Heads, layer: Layers, default: Collection[int]
+) -> dict[int, frozenset[int]]:
+    """Find the heads of every layer that an intervention changes.
+
+    Args:
+        model: Repositioned model or bridge.
+        heads: (layer, head) pairs, one or several; None: all heads of the layers.
+        layer: One layer or several; None, without `heads` either: the layers of `default`.
+        default: Layers that can be changed.
+
+    Returns:
+        By layer, the numbers of the heads.
+
+    Raises:
+        InputError: Both or none are named, or the model lacks one of them.
+    """
     if heads is not None and layer is not None:
         raise InputError(
             "heads as (layer, head) pairs or a layer were wanted, not both; leave one out"
         )
-    if heads is None and layer is None:
-        if not decoder.positioned:
-            schemes = dict.fromkeys(attention.scheme for attention in decoder.layers)
-            raise InputError(
-                f"no layer of this model ({', '.join(schemes)}) assigns positions, so none "
-                "can be set"
-            )
-        return {number: every[number] for number in decoder.positioned}
-    if heads is None:
-        named: Any = [layer] if np.ndim(layer) == 0 else layer  # pyright: ignore[reportArgumentType, reportCallIssue]
-        chosen = {
-            number: every.get(number, frozenset())
-            for number in (number_of(each, "a layer") for each in named)
-        }
-    else:
+    layers = as_decoder(model).by_layer
+    if heads is not None:
         chosen = heads_by_layer(model, heads)
+    else:
+        named: Any = default if layer is None else [layer] if np.ndim(layer) == 0 else layer  # pyright: ignore[reportArgumentType, reportCallIssue]
+        numbers = [number_of(each, "a layer") for each in named]
+        attentions_of(model, numbers)  # refuses a layer that the model lacks
+        chosen = {number: frozenset(range(layers[number].heads)) for number in numbers}
     if not chosen:
         raise InputError("no layer was named; name some, or leave them out for all")
-    for attention in attentions_of(model, chosen):
-        if not attention.uses_positions:
-            raise InputError(
-                f"layer {attention.layer_idx} ({attention.scheme}) assigns no positions, so "
-                "none can be set; choose another layer"
-            )
     return chosen
 
 
