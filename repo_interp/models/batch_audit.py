@@ -14,9 +14,9 @@ Knows nothing about tokenizers, collators or losses.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -25,9 +25,8 @@ from jaxtyping import Bool, Int
 from torch import Tensor, nn
 
 from repo_interp.errors import InputError
-from repo_interp.models.decoder import as_decoder, require_model
+from repo_interp.models.decoder import as_decoder
 from repo_interp.models.reposition import at_rest
-from repo_interp.models.wrapped import model_of
 
 TOLERANCE = 1e-3
 """Change of logits, as a share of the largest one, that is rounding."""
@@ -39,6 +38,26 @@ _TEXTS = {
     "leak": ("largest change of its logits by tokens of other documents", "1"),
     "difference": ("largest difference of its logits from those of the document alone", "1"),
 }
+
+
+class _Document(NamedTuple):
+    """Tokens of a row from `start` to before `end`."""
+
+    row: int
+    start: int
+    end: int
+    number: int
+    """In its row."""
+
+    @property
+    def place(self) -> tuple[int, slice]:
+        """Its indices in the batch."""
+        return self.row, slice(self.start, self.end)
+
+    @property
+    def name(self) -> str:
+        """Where it stands, for findings."""
+        return f"row {self.row}, tokens {self.start} to {self.end - 1}"
 
 
 def verify_batch(model: nn.Module, batch: Mapping[str, Any]) -> xr.Dataset:
@@ -57,12 +76,13 @@ def verify_batch(model: nn.Module, batch: Mapping[str, Any]) -> xr.Dataset:
     Raises:
         InputError: The batch lacks `input_ids`, or shapes disagree.
     """
-    require_model(model)
-    owner: Any = model_of(model)
+    decoder = as_decoder(model)
+    owner = decoder.owner
     # Collators leave their tensors on the processor.
-    device = as_decoder(model).device
     given = {
-        name: _tensor(value, device) for name, value in dict(batch).items() if value is not None
+        name: _tensor(value, decoder.device)
+        for name, value in dict(batch).items()
+        if value is not None
     }
     tokens, mask, positions = _checked(given)
     documents = _documents(positions, mask)
@@ -77,26 +97,39 @@ def verify_batch(model: nn.Module, batch: Mapping[str, Any]) -> xr.Dataset:
         vocabulary = int(owner.get_input_embeddings().weight.shape[0])
         # Two passes for any number of documents: every second one of a row is replaced, so a
         # document that keeps its tokens has others on both sides.
-        changed = [
-            logits(_replaced(tokens, documents, parity, vocabulary), **others) for parity in (0, 1)
-        ]
+        changed = []
+        for parity in (0, 1):
+            replaced = tokens.clone()
+            for document in documents:
+                if document.number % 2 == parity:
+                    # The next token of the vocabulary: certainly another one, at every place.
+                    replaced[document.place] = (tokens[document.place] + 1) % vocabulary
+            changed.append(logits(replaced, **others))
         scale = float(whole.abs().max())
-        entries, before = [], (-1, 0)
-        for row, start, end in documents:
-            number = before[1] + 1 if row == before[0] else 0
-            before = (row, number)
+        entries = []
+        for document in documents:
+            here, (row, start, end, number) = whole[document.place], document
             # The pass in which the other parity was replaced.
-            place, apart = (row, slice(start, end)), changed[(number + 1) % 2]
+            apart = changed[(number + 1) % 2][document.place]
             # Without positions and mask, the model counts from 0 by itself.
-            alone = logits(tokens[row, start:end][None])[0]
-            entries.append(
-                (
-                    *(row, start, end - start, int(positions[row, start])),
-                    float((apart[place] - whole[place]).abs().max()),
-                    float((alone - whole[place]).abs().max()),
-                )
+            alone = logits(tokens[document.place][None])[0]
+            leak, difference = (float((some - here).abs().max()) for some in (apart, alone))
+            entries.append((row, start, end - start, int(positions[row, start]), leak, difference))
+    findings = [line for document in documents for line in _of_positions(document, positions)]
+    for document, (*_, leak, difference) in zip(documents, entries, strict=True):
+        if leak > TOLERANCE * scale:
+            findings.append(
+                f"{document.name}: the document sees others, whose tokens change its logits by up "
+                f"to {leak:.2g} (the largest logit is {scale:.2g})"
             )
-    findings = [*_of_positions(documents, positions), *_of_entries(entries, scale)]
+        # A leak makes a difference as well, which then needs no line.
+        elif difference > TOLERANCE * scale:
+            findings.append(
+                f"{document.name}: other tokens next to the document change nothing, yet its "
+                f"logits differ by up to {difference:.2g} from those of the document alone (the "
+                f"largest logit is {scale:.2g}); look at its positions, and at documents further "
+                "away"
+            )
     columns = zip(*entries, strict=True)
     return xr.Dataset(
         {
@@ -136,69 +169,27 @@ def _checked(
     return tokens, mask != 0, positions
 
 
-def _documents(positions: Tensor, mask: Tensor) -> list[tuple[int, int, int]]:
-    """Row, first token and last token + 1 of every document."""
-    found = []
-    for row in range(len(positions)):
-        places, at = mask[row].nonzero()[:, 0].tolist(), positions[row].tolist()
-        # A document begins after padding too; the token before any other one is valid, so that its
-        # position can be compared.
-        starts = [
-            place
-            for number, place in enumerate(places)
-            if number == 0 or place != places[number - 1] + 1 or at[place] <= at[place - 1]
-        ]
-        # Behind the last valid token before the next start: padding belongs to no document.
-        ends = [places[places.index(start) - 1] + 1 for start in starts[1:]] + [
-            place + 1 for place in places[-1:]
-        ]
-        found += [(row, start, end) for start, end in zip(starts, ends, strict=True)]
+def _documents(positions: Tensor, mask: Tensor) -> list[_Document]:
+    """Every run of valid tokens whose positions increase; padding belongs to none."""
+    found: list[_Document] = []
+    for row, (at, valid) in enumerate(zip(positions.tolist(), mask.tolist(), strict=True)):
+        of_row: list[_Document] = []
+        for place in (place for place in range(len(at)) if valid[place]):
+            if place and valid[place - 1] and at[place] > at[place - 1]:
+                of_row[-1] = of_row[-1]._replace(end=place + 1)
+            else:
+                of_row.append(_Document(row, place, place + 1, len(of_row)))
+        found += of_row
     return found
 
 
-def _replaced(
-    tokens: Tensor, documents: list[tuple[int, int, int]], parity: int, vocabulary: int
-) -> Tensor:
-    """The batch with other tokens in every second document of a row."""
-    replaced, number, last = tokens.clone(), -1, -1
-    for row, start, end in documents:
-        number, last = (number + 1 if row == last else 0), row
-        if number % 2 == parity:
-            # The next token of the vocabulary: certainly another one, at every place.
-            replaced[row, start:end] = (tokens[row, start:end] + 1) % vocabulary
-    return replaced
-
-
-def _of_positions(documents: list[tuple[int, int, int]], positions: Tensor) -> list[str]:
-    found = []
-    for row, start, end in documents:
-        at = positions[row, start:end].tolist()
-        named = f"row {row}, tokens {start} to {end - 1}"
-        if at[0] != 0:
-            found.append(f"{named}: the document starts at position {at[0]}; wanted 0")
-        jump = next((place for place, (a, b) in enumerate(pairwise(at)) if b != a + 1), None)
-        if jump is not None:
-            found.append(
-                f"{named}: position {at[jump + 1]} of token {start + jump + 1} follows position "
-                f"{at[jump]}; wanted {at[jump] + 1}"
-            )
-    return found
-
-
-def _of_entries(entries: list[tuple], scale: float) -> list[str]:
-    found = []
-    for row, start, length, _, leak, difference in entries:
-        named = f"row {row}, tokens {start} to {start + length - 1}"
-        if leak > TOLERANCE * scale:
-            found.append(
-                f"{named}: the document sees others, whose tokens change its logits by up to "
-                f"{leak:.2g} (the largest logit is {scale:.2g})"
-            )
-        # A leak makes a difference as well, which then needs no line.
-        elif difference > TOLERANCE * scale:
-            found.append(
-                f"{named}: other tokens next to the document change nothing, yet its logits differ "
-                f"by up to {difference:.2g} from those of the document alone (the largest logit is "
-                f"{scale:.2g}); look at its positions, and at documents further away"
-            )
-    return found
+def _of_positions(document: _Document, positions: Tensor) -> Iterator[str]:
+    at = positions[document.place].tolist()
+    if at[0] != 0:
+        yield f"{document.name}: the document starts at position {at[0]}; wanted 0"
+    jump = next((place for place, (a, b) in enumerate(pairwise(at)) if b != a + 1), None)
+    if jump is not None:
+        yield (
+            f"{document.name}: position {at[jump + 1]} of token {document.start + jump + 1} "
+            f"follows position {at[jump]}; wanted {at[jump] + 1}"
+        )
