@@ -157,7 +157,7 @@ def query_key_means(
     with ExitStack() as stack:
         for site in means:
             stack.enter_context(called_at(model, site, partial(record, site)))
-        decode(model, given, torch.ones_like(given, dtype=torch.bool))
+        decode(model, given)
     return {layer: (mean, means["keys"][layer]) for layer, mean in means["queries"].items()}
 
 

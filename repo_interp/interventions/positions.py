@@ -588,7 +588,7 @@ def positions_of(
         recorded[attention.layer_idx] = positions.clone()
 
     with called_at(model, "positions", record):
-        decode(model, given, torch.ones_like(given, dtype=torch.bool))
+        decode(model, given)
     return recorded
 
 

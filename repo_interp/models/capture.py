@@ -10,6 +10,7 @@ raised.
 from __future__ import annotations
 
 import inspect
+from collections import deque
 from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -78,7 +79,7 @@ class _EndOfPass(Exception):
 def decode(
     model: nn.Module,
     tokens: Int[Tensor, "prompt token"],
-    valid: Bool[Tensor, "prompt token"],
+    valid: Bool[Tensor, "prompt token"] | None = None,
     last_layer: int | None = None,
     position_ids: Int[Tensor, "*axis prompt token"] | None = None,
 ) -> Tensor:
@@ -89,7 +90,7 @@ def decode(
     Args:
         model: Repositioned model or bridge.
         tokens: Token ids [prompt, token].
-        valid: Tokens that are no padding [prompt, token].
+        valid: Tokens that are no padding [prompt, token]; None: all.
         last_layer: The pass ends inside this layer, once its queries, keys and values were
             observed; None: after the final norm.
         position_ids: Positions of the tokens [prompt, token]; None: the token index.
@@ -101,6 +102,7 @@ def decode(
         InputError: Prompts are padded, or several have position ids, and frequencies depend on the
             length of the pass; or the decoder takes no such position ids.
     """
+    valid = torch.ones_like(tokens, dtype=torch.bool) if valid is None else valid
     if position_ids is not None:
         _require_taken(model, position_ids)
     with at_rest(model), in_blocks(model), known_padding(valid):
@@ -169,7 +171,8 @@ def _run_stack(
 
     # An exception ends the pass: what follows would cost time and memory.
     observers.append(finish)
-    with _entering(model) as entered:
+    entered = deque[Tensor](maxlen=1)
+    with entering(model, entered.append):
         try:
             decoder(**inputs)
         except _EndOfPass:
@@ -334,8 +337,8 @@ def observing(
                     )
         receive(inputs)
 
-    with ExitStack() as undo:
-        entered = undo.enter_context(_entering(model))
+    entered = deque[Tensor](maxlen=1)  # by the layer that runs
+    with entering(model, entered.append), ExitStack() as undo:
         for attention in as_decoder(model).layers:
             if layers is None or attention.layer_idx in layers:
                 attention.observers.append(observe)
@@ -344,18 +347,25 @@ def observing(
 
 
 @contextmanager
-def _entering(model: nn.Module) -> Iterator[list[Tensor]]:
-    """Yield a list that holds the hidden states that entered the layer which runs."""
-    entered: list[Tensor] = []
+def entering(model: nn.Module, receive: Callable[[Tensor], object]) -> Iterator[None]:
+    """Hand the hidden states that enter every layer to a receiver while the context lasts.
+
+    Args:
+        model: Repositioned model or bridge.
+        receive: Called before a layer, with [prompt, token, d_model].
+
+    Yields:
+        None.
+    """
 
     def enter(block: nn.Module, arguments: tuple, keywords: dict[str, Any]) -> None:
-        entered[:] = [arguments[0] if arguments else keywords["hidden_states"]]
+        # Families call their layers by position or by keyword.
+        receive(arguments[0] if arguments else keywords["hidden_states"])
 
     with ExitStack() as undo:
         for block in as_decoder(model).blocks:
-            handle = block.register_forward_pre_hook(enter, with_kwargs=True)
-            undo.callback(handle.remove)
-        yield entered
+            undo.callback(block.register_forward_pre_hook(enter, with_kwargs=True).remove)
+        yield
 
 
 def _with_documents(

@@ -20,6 +20,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from repo_interp.models.capture import entering
 from repo_interp.models.decoder import as_decoder
 from repo_interp.models.reposition import at_rest
 
@@ -46,17 +47,10 @@ def record_pass(model: nn.Module, tokens: Int[Tensor, "prompt token"]) -> Record
     Returns:
         The recording: one array [prompt, token, d_model] for every layer.
     """
-    decoder, residuals = as_decoder(model), []
-
-    def keep(layer: nn.Module, arguments: tuple, keywords: dict[str, Any]) -> None:
-        # Families call their layers by position or by keyword.
-        residuals.append(arguments[0] if arguments else keywords["hidden_states"])
-
-    with at_rest(model), ExitStack() as hooks:
-        for layer in decoder.blocks:
-            hooks.callback(layer.register_forward_pre_hook(keep, with_kwargs=True).remove)
-        last_hidden = decoder.stack(input_ids=tokens, use_cache=False).last_hidden_state
-    return Recording(tokens, tuple(residuals), last_hidden)
+    residuals: list[Tensor] = []
+    with at_rest(model), entering(model, residuals.append):
+        output = as_decoder(model).stack(input_ids=tokens, use_cache=False)
+    return Recording(tokens, tuple(residuals), output.last_hidden_state)
 
 
 @torch.no_grad()
