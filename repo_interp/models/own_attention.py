@@ -47,19 +47,32 @@ class InterfaceAttention:
         values: Tensor,
         mask: Tensor | None,
         dropout: float,
+        cache: Any,
+        bias: Tensor | None = None,
     ) -> Any:
         """Call the configured attention function.
 
         Args:
             queries: [batch, head, token, d_head].
-            keys: [batch, kv_head, key, d_head].
-            values: [batch, kv_head, key, d_head].
+            keys: [batch, kv_head, token, d_head].
+            values: [batch, kv_head, token, d_head].
             mask: Boolean or additive; None: causal.
             dropout: Rate of dropout in training.
+            cache: Gives the keys and values of earlier tokens too; None: there are none.
+            bias: Of the stock decoder [batch or 1, head, 1, key], or more keys that stand before.
 
         Returns:
             Outputs with heads side by side [batch, token, width], and the pattern or None.
         """
+        if cache is not None:
+            keys, values = cache.update(keys, values, self.layer_idx)
+        # A scheme adds its own.
+        if bias is not None and scheme_of(self) is None:
+            count = keys.shape[2]
+            seen = visible(queries.shape[2], count, mask, queries.device)
+            bias = bias[..., -count:].to(queries.dtype)
+            # The lowest number rather than -inf, which gives NaN in a row of padding.
+            mask = torch.where(seen, bias, torch.finfo(queries.dtype).min)
         function = ALL_ATTENTION_FUNCTIONS.get_interface(
             self.config._attn_implementation, eager_attention_forward
         )
@@ -76,26 +89,6 @@ class SlopedAttention(InterfaceAttention):
 
     native_scheme = "alibi"
     num_key_value_groups = 1
-
-    def with_bias(
-        self: Any, queries: Tensor, keys: Tensor, bias: Tensor | None, mask: Tensor | None
-    ) -> Tensor | None:
-        """Put the stock bias into the mask, where no scheme adds it.
-
-        Args:
-            queries: [batch, head, token, d_head].
-            keys: [batch, head, key, d_head].
-            bias: Of the stock decoder [batch or 1, head, 1, key].
-            mask: Boolean or additive; None: causal.
-
-        Returns:
-            The mask of the call.
-        """
-        if bias is None or scheme_of(self) is not None:
-            return mask
-        seen = visible(queries.shape[2], keys.shape[2], mask, queries.device)
-        # The lowest number rather than -inf, which gives NaN in a row of padding.
-        return torch.where(seen, bias.to(queries.dtype), torch.finfo(queries.dtype).min)
 
 
 class InterfaceBloom(SlopedAttention, BloomAttention):
@@ -118,12 +111,12 @@ class InterfaceBloom(SlopedAttention, BloomAttention):
     ) -> Any:
         """As the stock class."""
         queries, keys, values = self._reshape(self.query_key_value(hidden_states))
-        if layer_past is not None:
-            keys, values = layer_past.update(keys, values, self.layer_idx)
         # The decoder makes it [batch * head, 1, key].
         bias = None if alibi is None else alibi.view(len(queries), self.num_heads, 1, -1)
-        mask = self.with_bias(queries, keys, bias, attention_mask)
-        attended, weights = self.attend(queries, keys, values, mask, self.attention_dropout.p)
+        rate = self.attention_dropout.p
+        attended, weights = self.attend(
+            queries, keys, values, attention_mask, rate, layer_past, bias
+        )
         output = nn.functional.dropout(self.dense(attended), self.hidden_dropout, self.training)
         return output if residual is None else residual + output, weights
 
@@ -150,11 +143,8 @@ class InterfaceFalcon(InterfaceAttention, FalconAttention):
             part.transpose(1, 2) for part in self._split_heads(self.query_key_value(hidden_states))
         )
         queries, keys = turned_halves(queries, keys, *position_embeddings)
-        if layer_past is not None:
-            keys, values = layer_past.update(keys, values, self.layer_idx)
-        attended, weights = self.attend(
-            queries, keys, values, attention_mask, self.attention_dropout.p
-        )
+        rate = self.attention_dropout.p
+        attended, weights = self.attend(queries, keys, values, attention_mask, rate, layer_past)
         return self.dense(attended), weights
 
 
@@ -189,10 +179,8 @@ class InterfaceGPTJ(InterfaceAttention, GPTJAttention):
         queries, keys, values = (part.transpose(1, 2) for part in (queries, keys, values))
         # transformers renamed `layer_past` in 5.24
         cache = layer_past if cache is None else cache
-        if cache is not None:
-            keys, values = cache.update(keys, values, self.layer_idx)
         attended, weights = self.attend(
-            queries, keys, values, attention_mask, self.config.attn_pdrop
+            queries, keys, values, attention_mask, self.config.attn_pdrop, cache
         )
         return self.resid_dropout(self.out_proj(attended)), weights
 
@@ -222,12 +210,12 @@ class InterfaceMpt(SlopedAttention, MptAttention):
             part.unflatten(-1, (self.n_heads, self.head_dim)).transpose(1, 2)
             for part in projected.chunk(3, dim=-1)
         )
-        if past_key_values is not None:
-            keys, values = past_key_values.update(keys, values, self.layer_idx)
         # The decoder's bias is for its longest prompt and ends at the current token.
-        bias = None if position_bias is None else position_bias[None, ..., -keys.shape[2] :]
-        mask = self.with_bias(queries, keys, bias, attention_mask)
-        attended, weights = self.attend(queries, keys, values, mask, self.attn_dropout_p)
+        bias = None if position_bias is None else position_bias[None]
+        rate = self.attn_dropout_p
+        attended, weights = self.attend(
+            queries, keys, values, attention_mask, rate, past_key_values, bias
+        )
         return self.out_proj(attended), weights
 
 
