@@ -482,12 +482,12 @@ def heads_by_layer(model: nn.Module, heads: Any) -> dict[int, frozenset[int]]:
     Raises:
         InputError: The model lacks one of them.
     """
-    counts = {attention.layer_idx: attention.heads for attention in as_decoder(model).layers}
+    pairs = head_pairs(heads)
+    named = attentions_of(model, {layer for layer, _ in pairs})
+    counts = {attention.layer_idx: attention.heads for attention in named}
     chosen: dict[int, frozenset[int]] = {}
-    for layer, head in head_pairs(heads):
-        # A layer that does not exist is refused later, by attentions_of, with a better message
-        count = counts.get(layer, next(iter(counts.values())))
-        if not 0 <= head < count:
+    for layer, head in pairs:
+        if not 0 <= head < (count := counts[layer]):
             raise InputError(f"head {head} was asked for; the model's are 0 to {count - 1}")
         chosen[layer] = chosen.get(layer, frozenset()) | {head}
     return chosen
@@ -573,19 +573,12 @@ def token_table(tokens: Any) -> Bool[Tensor, "prompt token"]:
     Raises:
         InputError: They are no indices, negative, or too large.
     """
-    if not isinstance(tokens, Iterable):
-        raise InputError(
-            f"tokens are indices from 0, for all prompts or a sequence for each; got {tokens!r}"
-        )
-    named = (
-        [tokens]
-        # A range is not listed: it may be as long as a user's mistake makes it
-        if isinstance(tokens, range)
-        else [each.tolist() if isinstance(each, Tensor) else each for each in tokens]
-    )
-    by_prompt: list[Any] = (
-        list(named) if named and all(hasattr(each, "__len__") for each in named) else [named]
-    )
+    named = []
+    if isinstance(tokens, range):  # not listed: it may be as long as a user's mistake makes it
+        named = [tokens]
+    elif isinstance(tokens, Iterable):
+        named = [each.tolist() if isinstance(each, Tensor) else each for each in tokens]
+    by_prompt: list[Any] = named if all(hasattr(each, "__len__") for each in named) else [named]
     # A range holds whole numbers: its ends say all.
     indices: list[Any] = [
         token
