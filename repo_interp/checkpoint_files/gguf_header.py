@@ -136,13 +136,17 @@ class _Reader:
         # Mapped: a header of a few MB is read, the gigabytes behind it are not.
         self._file, self.data, self.place = file, np.memmap(file, np.uint8, "r"), len(_MAGIC)
 
-    def take(self, size: int) -> memoryview:
-        """Return the next `size` bytes."""
-        # Lengths come from the file: checked first, since a false one may be astronomical.
-        if size > len(self.data) - self.place:
+    def require(self, end: int) -> None:
+        """Raise InputError where the file has fewer than `end` bytes."""
+        if end > len(self.data):
             raise InputError(
                 f"{self._file} cannot be read as GGUF: it ends before all that its header announces"
             )
+
+    def take(self, size: int) -> memoryview:
+        """Return the next `size` bytes."""
+        # Lengths come from the file: checked first, since a false one may be astronomical.
+        self.require(self.place + size)
         self.place += size
         return memoryview(self.data)[self.place - size : self.place]  # pyright: ignore[reportArgumentType]
 
@@ -224,10 +228,7 @@ def _read(file: Path) -> Header:
                 f"{one_line(name, 100)} has shape {list(shape)}, and blocks of {in_block}"
             )
         size = math.prod(shape) // in_block * bytes_of_block
-        if begin + size > len(reader.data):
-            raise InputError(
-                f"{file} cannot be read as GGUF: it ends before all that its header announces"
-            )
+        reader.require(begin + size)
         found[name] = Tensor(shape, kind, begin, size)
         begin += -(-size // alignment) * alignment
     return Header(file, metadata, found)

@@ -512,18 +512,16 @@ def _thetas(config: Any) -> dict[str, float | None]:
         return {}
     if not any(isinstance(value, Mapping) for value in parameters.values()):
         return {"rope_theta": parameters.get("rope_theta")}
-    kinds = [
-        kind
-        # Only types that the model has: parameters of others rotate nothing.
-        for kind in dict.fromkeys(config.layer_types)
+    # Only types that the model has: parameters of others rotate nothing.
+    of_kinds = {
+        kind: parameters.get(kind, {})
+        for kind in config.layer_types
         if kind in parameters or kind in LAYER_TYPES
-    ]
-    # null: a type of layers that does not rotate
-    given = {kind: parameters.get(kind, {}) for kind in kinds}
+    }
     return {
-        f"rope_theta of {kind}": parameters.get("rope_theta")
-        for kind, parameters in given.items()
-        if parameters is not None
+        f"rope_theta of {kind}": of_kind.get("rope_theta")
+        for kind, of_kind in of_kinds.items()
+        if of_kind is not None  # null: a type of layers that does not rotate
     }
 
 

@@ -95,35 +95,29 @@ def _literals(body: ast.Module | ast.ClassDef) -> dict[str, Any]:
     """Names that are assigned directly in `body`, with their literal values."""
     found = {}
     for node in body.body:
-        target = (
-            node.targets[0]
-            if isinstance(node, ast.Assign)
-            else node.target
-            if isinstance(node, ast.AnnAssign)
-            else None
-        )
-        if (
-            isinstance(target, ast.Name)
-            and isinstance(node, ast.Assign | ast.AnnAssign)
-            and node.value is not None
-        ):
-            value = node.value
-            # The pairs inside, since a call is no literal
-            if isinstance(value, ast.Call) and value.args:  # OrderedDict([...])
-                value = value.args[0]
-            if isinstance(value, ast.Dict):
-                found[target.id] = {
-                    _literal(key): _literal(item)
-                    for key, item in zip(value.keys, value.values, strict=True)
-                }
-            else:
-                literal = _literal(value)
-                # Lists of pairs become mappings, as they would be in the OrderedDict.
-                is_pairs = isinstance(literal, list) and all(
-                    isinstance(pair, tuple) and len(pair) == 2 for pair in literal
-                )
-                found[target.id] = dict(literal) if is_pairs and literal else literal
+        match node:
+            case (
+                ast.Assign(targets=[ast.Name(id=name), *_], value=value)
+                | ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value)
+            ):
+                found[name] = _value(value)
     return found
+
+
+def _value(node: ast.expr) -> Any:
+    """The value of a literal, or of an OrderedDict; None for what is none in it."""
+    # The pairs inside, since a call is no literal
+    if isinstance(node, ast.Call) and node.args:  # OrderedDict([...])
+        node = node.args[0]
+    if isinstance(node, ast.Dict):
+        pairs = zip(node.keys, node.values, strict=True)
+        return {_literal(key): _literal(item) for key, item in pairs}
+    literal = _literal(node)
+    # Lists of pairs become mappings, as they would be in the OrderedDict.
+    is_pairs = isinstance(literal, list) and all(
+        isinstance(pair, tuple) and len(pair) == 2 for pair in literal
+    )
+    return dict(literal) if is_pairs and literal else literal
 
 
 def _literal(node: ast.expr | None) -> Any:

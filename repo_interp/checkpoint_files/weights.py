@@ -62,9 +62,8 @@ def fitting_weights(model: nn.Module, directory: Path, described: str) -> dict[s
     """
     # keep_vars gives the parameters themselves, so that tied ones are one object.
     state = model.state_dict(keep_vars=True)
-    shapes = {name: tuple(tensor.shape) for name, tensor in state.items()}
     # Files name weights of schemes without the module that holds them here.
-    parameters = {file_key(name): name for name in shapes}
+    parameters = {file_key(name): name for name in state}
     stored: dict[str, StoredWeight] = {}
     unexpected = []
     prefix = getattr(model, "base_model_prefix", "")  # which transformers adds to names without it
@@ -76,16 +75,16 @@ def fitting_weights(model: nn.Module, directory: Path, described: str) -> dict[s
         if name is None or name in stored:
             unexpected += [] if _is_ignored(model, weight.key) else [weight.key]
             continue
-        if weight.shape != shapes[name]:
+        if weight.shape != (shape := state[name].shape):
             raise InputError(
                 f"{directory}: {weight.key} has shape {list(weight.shape)}, {described} "
-                f"wants {list(shapes[name])}"
+                f"wants {list(shape)}"
             )
         stored[name] = weight
     tied = set(tied_parameters(model))
     # By identity: one of two tied names in the file is enough for both.
-    present = {id(state[name]) for name in (*stored, *(tied if tied & set(stored) else ()))}
-    missing = [key for key, name in parameters.items() if id(state[name]) not in present]
+    present = {state[name] for name in (*stored, *(tied if tied & set(stored) else ()))}
+    missing = [key for key, name in parameters.items() if state[name] not in present]
     require_fit(directory, described, missing=missing, unexpected=unexpected)
     return stored
 
